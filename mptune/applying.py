@@ -15,9 +15,8 @@ from mptune.errors import PlanError
 from mptune.files import full_disk_as_error, read_json, refuse, writing
 from mptune.finding import Finding
 from mptune.graph.casting.value_types import ValueTypes, unsupported
-from mptune.graph.grouping.apart import SUFFIX
 from mptune.graph.grouping.grouped import GroupedModel, plan_of_nodes
-from mptune.graph.grouping.groups import LayerGroup, find_groups
+from mptune.graph.grouping.groups import APART_SUFFIX, LayerGroup, find_groups
 from mptune.graph.hazards.find import Hazard, find_hazards, pinned_by_hazards
 from mptune.graph.hazards.hazard import hazard_findings
 from mptune.graph.loading.model import Model
@@ -322,7 +321,7 @@ def _by_groups(model: Model, plan: PrecisionPlan, nodes: Mapping[str, Precision]
         )
     if nodes:
         by_nodes = plan_of_nodes(model, nodes)
-        is_split = any(group.endswith(SUFFIX) for group in plan.precision)
+        is_split = any(group.endswith(APART_SUFFIX) for group in plan.precision)
         warnings = () if is_split else ("the plan's groups are another version's: its nodes were taken",)
         return ResolvedPlan(by_nodes.groups, by_nodes.plan, (*warnings, *by_nodes.warnings))
     raise PlanError(

@@ -38,8 +38,7 @@ from mptune.engines.jobs.reference_report import TensorRange
 from mptune.engines.timing.latency import Latency, LatencySource, summarise
 from mptune.engines.timing.spread import SessionTiming
 from mptune.graph.fused import FusedNodes
-from mptune.graph.grouping.apart import KIND
-from mptune.graph.grouping.groups import LayerGroup, find_groups
+from mptune.graph.grouping.groups import RANGE_KIND, LayerGroup, find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import LatencySettings
@@ -331,7 +330,7 @@ class FakeToolchain:
 
     def open(self, context: RunContext) -> FakeToolchain:
         """For ``mptune.api.search(open_toolchain=...)``: the law must be of the model's groups."""
-        assert [g.id for g in context.groups if g.kind != KIND] == list(self.law.groups), "and nodes set apart"
+        assert [g.id for g in context.groups if g.kind != RANGE_KIND] == list(self.law.groups), "and nodes set apart"
         self.context = context
         return self
 

@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 import mptune
-import mptune.graph.writing.rewrite
+import mptune.graph.writing.weights
 from mptune.errors import PlanError, RunError
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
@@ -177,7 +177,7 @@ def big(folder: Path) -> Path:
 
 def test_never_overwrites_without_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, out, data = big(tmp_path), tmp_path / "out.onnx", tmp_path / "out.onnx.data"
-    monkeypatch.setattr(mptune.graph.writing.rewrite, "SELF_CONTAINED_LIMIT", 0)  # as if the weights passed 2 GiB
+    monkeypatch.setattr(mptune.graph.writing.weights, "SELF_CONTAINED_LIMIT", 0)  # as if the weights passed 2 GiB
     data.write_text("mine")
     with pytest.raises(RunError, match=r"out\.onnx\.data exists already"):
         mptune.apply(source, None, out)
@@ -196,7 +196,7 @@ def test_never_overwrites_what_it_reads(tmp_path: Path, monkeypatch: pytest.Monk
     before = source.read_bytes(), (tmp_path / "big.onnx.data").read_bytes()
     with pytest.raises(PlanError, match="made from"):
         mptune.apply(source, None, source, force=True)
-    monkeypatch.setattr(mptune.graph.writing.rewrite, "SELF_CONTAINED_LIMIT", 0)
+    monkeypatch.setattr(mptune.graph.writing.weights, "SELF_CONTAINED_LIMIT", 0)
     (tmp_path / "link").symlink_to(tmp_path)
     with pytest.raises(PlanError, match="made from"):
         mptune.apply(source, None, tmp_path / "link" / "big.onnx", force=True)

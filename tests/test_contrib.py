@@ -12,12 +12,12 @@ import pytest
 from mptune.engines.jobs.placement import OperatorTypesJob
 from mptune.engines.loading import load_typed_model
 from mptune.engines.ort.session import OrtSession, SessionOptions
+from mptune.graph.facts import node_rule
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.inference import RuntimeTypes
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.loading.shapes import static_shapes
-from mptune.graph.op_rules import node_rule
 from mptune.graph.plan import Precision
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter

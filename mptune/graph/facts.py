@@ -1,6 +1,6 @@
-"""One cached view of a network: who computes and reads each value, and what each value depends on.
+"""One cached view of a network: who computes and reads each value, what each depends on, and which types may change.
 
-Four notions stand beside each other, since they answer four questions:
+Notions that stand beside each other, since they answer different questions:
 
 - *static*: is a value computed from constants alone? Patterns and hazards ask it: a weight is one, however it is
   written down, also one that is stored quantised.
@@ -9,22 +9,25 @@ Four notions stand beside each other, since they answer four questions:
   depends on a shape that values decide.
 - *shape nodes*: which nodes compute what is used as a shape? These stay FP32, whatever they are computed from.
 - *dependent outputs*: which outputs have a shape that floating-point values decide? Their rows are compared as sets.
+- *rules*: which inputs and outputs of a node may change to a reduced precision, and to which?
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import onnx
 
+from mptune.graph import ops
 from mptune.graph.loading.inference import INLINE_LIMIT
 from mptune.graph.loading.model import Model, Node, once, output_types
 from mptune.graph.loading.tensors import all_graphs, fixed_shape, subgraphs, type_of
-from mptune.graph.ops import ALIASES, COUNTING, FLOAT_TYPES, QUANTISING, RANDOM, SELECTING, SHAPE_OF, operator
+from mptune.graph.ops import SHAPE_OF, NodeRule, OperatorSchema, operator
+from mptune.graph.plan import Precision
 
 _FLOATS = frozenset({"float", "float16", "double", "bfloat16"})
 
@@ -73,6 +76,7 @@ class Facts:
         self.alias_nodes: dict[int, Node] = {}
         self._root: dict[str, str] = {}
         self._outputs = frozenset(output.name for output in model.outputs)
+        self._input_sizes = {dim for info in model.inputs for dim in info.shape or () if isinstance(dim, str)}
         for node in model.nodes:
             if self._is_alias(node):
                 self.alias_nodes[node.index] = node
@@ -82,14 +86,14 @@ class Facts:
         if not node.is_standard or not node.inputs or not node.outputs or node.inputs[0] in self.static:
             return False
         if node.op_type == "Cast":
-            return all(self.model.info(t).dtype in FLOAT_TYPES for t in (node.inputs[0], node.outputs[0]))
-        return node.op_type in ALIASES and not any(node.outputs[1:])
+            return all(self.model.info(t).dtype in ops.FLOAT_TYPES for t in (node.inputs[0], node.outputs[0]))
+        return node.op_type in ops.ALIASES and not any(node.outputs[1:])
 
     def _computed_from(self, values: Collection[str], sources: Collection[str] = ()) -> frozenset[int]:
         """Indices of the nodes that compute from these values, and from what ``sources`` (operators) give, alone."""
         there, indices = set(values), set[int]()
         for node in self.model.nodes:
-            if not node.is_standard or node.op_type in RANDOM or node.has_subgraph:
+            if not node.is_standard or node.op_type in ops.RANDOM or node.has_subgraph:
                 continue
             if node.op_type in sources or all(name in there for name in node.inputs if name):
                 indices.add(node.index)
@@ -205,7 +209,7 @@ class Facts:
     @cached_property
     def folded(self) -> frozenset[str]:
         """Constants, and values that a runtime computes from constants and shapes before it runs the model."""
-        return frozenset(self._shapes.folded)
+        return self._shape_walk[0]
 
     @cached_property
     def folded_nodes(self) -> frozenset[int]:
@@ -215,15 +219,14 @@ class Facts:
     @property
     def deciding_nodes(self) -> tuple[Node, ...]:
         """The nodes whose floating-point inputs decide the shape of what they compute, in topological order."""
-        return tuple(self._shapes.nodes)
+        return self._shape_walk[2]
 
     @cached_property
     def dependent_outputs(self) -> tuple[DependentOutput, ...]:
         """The outputs whose shape such nodes decide, directly or not."""
         order, dependent = {node.name: node.index for node in self.model.nodes}, []
-        sizes = {dim for info in self.model.inputs for dim in info.shape or () if isinstance(dim, str)}
         for info in self.model.outputs:
-            deciding = self._shapes.deciding.get(info.name)
+            deciding = self._shape_walk[1].get(info.name)
             if deciding is None:
                 continue
             index = self.model.producer.get(info.name)
@@ -231,7 +234,8 @@ class Facts:
                 index = self.model.producer.get(self.model.nodes[index].inputs[0])
             source = "" if index is None or not self.model.nodes[index].is_standard else self.model.nodes[index].op_type
             # The first axis whose size is neither fixed nor an input's.
-            open_axes = (k for k, d in enumerate(info.shape or ()) if not isinstance(d, int) and d not in sizes)
+            given = self._input_sizes
+            open_axes = (k for k, d in enumerate(info.shape or ()) if not isinstance(d, int) and d not in given)
             axis = 1 if source == "NonZero" else next(open_axes, None)
             names = tuple(sorted(deciding, key=order.__getitem__))
             columns = (2,) if source == "NonMaxSuppression" else ()
@@ -239,11 +243,53 @@ class Facts:
         return tuple(dependent)
 
     @cached_property
-    def _shapes(self) -> _ShapeWalk:
-        walk = _ShapeWalk(self)
-        for node in self.model.nodes:
-            walk.visit(node)
-        return walk
+    def _shape_walk(self) -> tuple[frozenset[str], dict[str, frozenset[str]], tuple[Node, ...]]:
+        """Folded values; value -> names of the nodes whose floats decide its shape; all these nodes."""
+        model, folded, unknown = self.model, set(self.constants), set[str]()
+        from_floats = {info.name for info in model.inputs if info.dtype in _FLOATS}
+        deciding: dict[str, frozenset[str]] = {}
+        nodes = []
+        for node in model.nodes:
+            outs = [out for out in node.outputs if out]
+            read = [name for name in (*node.inputs, *node.captures) if name]
+            is_measure = node.is_standard and node.op_type in SHAPE_OF
+            if is_measure and read[0] in unknown:
+                from_floats.update(outs if read[0] in deciding else ())
+                continue
+            stays = not node.is_standard or node.has_subgraph or node.op_type in ops.RANDOM | ops.QUANTISING
+            if is_measure or (not stays and (read or node.op_type == "Constant") and folded.issuperset(read)):
+                folded.update(outs)
+                continue
+            from_floats.update(() if from_floats.isdisjoint(read) else outs)
+            from_floats.update(out for out in outs if model.info(out).dtype in _FLOATS)
+            # The inputs whose values, and those whose shapes, decide on the shapes of the outputs.
+            row = operator(node.op_type if node.is_standard else "")
+            inner = {op.op_type for g in subgraphs(node.proto) for graph in all_graphs(g) for op in graph.node}
+            slots = () if node.op_type in ops.COUNTING else sorted(row.sizes)
+            sizing = [node.inputs[k] for k in slots if k < len(node.inputs) and node.inputs[k]]
+            if "selects" in row.traits or not ops.SELECTING.isdisjoint(inner):
+                sizing = read
+            shaping = read if row.shaped_like is None else [node.inputs[k] for k in row.shaped_like]
+            open_outs = [out for out in outs if not self._has_known_shape(out, node)]
+            if not folded.issuperset(sizing) or not unknown.isdisjoint(shaping):
+                unknown.update(open_outs)  # before the run
+            passed = frozenset[str]().union(*(deciding.get(name, ()) for name in shaping))
+            if not from_floats.isdisjoint(sizing):
+                nodes.append(node)
+                passed |= {node.name}
+            if passed:
+                deciding.update(dict.fromkeys(open_outs, passed))
+        return frozenset(folded), deciding, tuple(nodes)
+
+    def _has_known_shape(self, out: str, node: Node) -> bool:
+        """Whether inference finds a shape without unknown sizes. What a file says of its outputs may be one example."""
+        shape = self.model.info(out).shape
+        if out in self._outputs:
+            constants = {name: c for name in node.inputs if (c := self.model.initializers.get(name)) is not None}
+            small = {n: c.numpy() for n, c in constants.items() if c.nbytes <= INLINE_LIMIT and c.dtype != "string"}
+            kind = output_types(self.model, node, {}, small).get(out)
+            shape = None if kind is None else type_of(kind)[1]
+        return shape is not None and all(isinstance(dim, int) or dim in self._input_sizes for dim in shape)
 
     # -- what is used as a shape ----------------------------------------------------------------------------------
 
@@ -296,85 +342,6 @@ def _uses(reader: Node, name: str, shape: bool, data: bool) -> tuple[bool, bool]
     return bool(slots & own) or (others and shape), others and (data or not shape)
 
 
-class _ShapeWalk:
-    """What the shapes of a model depend on, grown node by node in topological order.
-
-    Attributes:
-        folded: see ``Facts``.
-        deciding: value -> names of the nodes whose floating-point inputs decide its shape.
-        nodes: of the model whose output shape depends on floating-point values themselves.
-    """
-
-    def __init__(self, facts: Facts) -> None:
-        self._model = model = facts.model
-        self._outputs = {info.name for info in model.outputs}
-        self._sizes = {dim for info in model.inputs for dim in info.shape or () if isinstance(dim, str)}
-        self._from_floats = {info.name for info in model.inputs if info.dtype in _FLOATS}
-        self._unknown: set[str] = set()  # values of a shape that is not known before the run
-        self.folded = set(facts.constants)
-        self.nodes: list[Node] = []
-        self.deciding: dict[str, frozenset[str]] = {}
-
-    def visit(self, node: Node) -> None:
-        """Add what a node computes."""
-        outs = [out for out in node.outputs if out]
-        read = [name for name in (*node.inputs, *node.captures) if name]
-        is_measure = node.is_standard and node.op_type in SHAPE_OF
-        if is_measure and read[0] in self._unknown:
-            self._from_floats.update(outs if read[0] in self.deciding else ())
-            return
-        if is_measure or self._is_folded(node, read):
-            self.folded.update(outs)
-            return
-        if any(name in self._from_floats for name in read):
-            self._from_floats.update(outs)
-        self._from_floats.update(out for out in outs if self._model.info(out).dtype in _FLOATS)
-        deciding, shaped = self._deciding_inputs(node, read), self._shaping_inputs(node, read)
-        open_outs = [out for out in outs if not self._has_known_shape(out, node)]
-        if any(name not in self.folded for name in deciding) or any(name in self._unknown for name in shaped):
-            self._unknown.update(open_outs)
-        passed = frozenset[str]().union(*(self.deciding.get(name, frozenset()) for name in shaped))
-        if any(name in self._from_floats for name in deciding):
-            self.nodes.append(node)
-            passed |= {node.name}
-        if passed:
-            self.deciding.update(dict.fromkeys(open_outs, passed))
-
-    def _is_folded(self, node: Node, read: list[str]) -> bool:
-        if not node.is_standard or node.has_subgraph or node.op_type in RANDOM | QUANTISING:
-            return False
-        return (bool(read) or node.op_type == "Constant") and all(name in self.folded for name in read)
-
-    def _deciding_inputs(self, node: Node, read: list[str]) -> Iterable[str]:
-        """The inputs whose values decide on the shapes of a node's outputs."""
-        inner = (op.op_type for outer in subgraphs(node.proto) for graph in all_graphs(outer) for op in graph.node)
-        if not SELECTING.isdisjoint(inner) or (node.is_standard and node.op_type in SELECTING):
-            return read
-        if not node.is_standard or node.op_type in COUNTING:
-            return ()
-        slots = sorted(operator(node.op_type).sizes)
-        return [node.inputs[k] for k in slots if k < len(node.inputs) and node.inputs[k]]
-
-    def _shaping_inputs(self, node: Node, read: list[str]) -> Iterable[str]:
-        """The inputs whose shapes decide on the shapes of a node's outputs."""
-        slots = operator(node.op_type).shaped_like if node.is_standard else None
-        return read if slots is None else [node.inputs[k] for k in slots]
-
-    def _has_known_shape(self, out: str, node: Node) -> bool:
-        """Whether inference finds a shape without unknown sizes. What a file says of its outputs may be one example."""
-        shape = self._model.info(out).shape
-        if out in self._outputs:
-            constants = self._model.initializers
-            small = {
-                name: constants[name].numpy()
-                for name in node.inputs
-                if name in constants and constants[name].nbytes <= INLINE_LIMIT and constants[name].dtype != "string"
-            }
-            kind = output_types(self._model, node, {}, small).get(out)
-            shape = None if kind is None else type_of(kind)[1]
-        return shape is not None and all(isinstance(dim, int) or dim in self._sizes for dim in shape)
-
-
 def attribute(node: Node, name: str) -> object:
     """The value of an attribute; None where it is not stated."""
     stated = next((a for a in node.proto.attribute if a.name == name), None)
@@ -385,3 +352,132 @@ def float_attribute(node: Node, name: str, default: float) -> float:
     """The value of a float attribute; the default where it is not stated."""
     stated = attribute(node, name)
     return float(stated) if isinstance(stated, float) else default
+
+
+COMPUTES_SHAPE = "computes a shape: FP16 is not exact above 2048, and TensorRT takes no FP16 shapes"
+
+
+@once
+def node_rules(model: Model) -> tuple[NodeRule, ...]:
+    """What a reduced precision would change about each node, [nodes]; made once per model.
+
+    The operators' own schemas decide: an input or output follows the node's precision when its type constraint admits
+    ``tensor(float)`` and the reduced type, such as ``tensor(float16)``. What the schemas cannot say, the table of
+    operators says, with its reason (``Operator.fp32``).
+    """
+    return tuple(_rule_of(model, node) for node in model.nodes)
+
+
+def node_rule(model: Model, node: Node) -> NodeRule:
+    """What a reduced precision would change about ``node``, one of the model's."""
+    return node_rules(model)[node.index]
+
+
+def _rule_of(model: Model, node: Node) -> NodeRule:
+    schema, info = schema_of(model, node), model.info
+    op_type = node.op_type if node.is_standard else ""
+    row = operator(op_type)
+    float_inputs = tuple(i for i, name in enumerate(node.inputs) if name and info(name).is_float32)
+    float_outputs = tuple(i for i, name in enumerate(node.outputs) if name and info(name).is_float32)
+    # What its place in the model, or its domain, rules out.
+    if schema is None and not node.is_standard:
+        return NodeRule(fixed=f"operator of the domain {node.domain!r}: its types are not known to ONNX")
+    if node.has_subgraph:
+        return NodeRule(fixed=f"{node.op_type} runs a subgraph, which stays FP32")
+    if op_type == "Constant":
+        return NodeRule(fixed="a constant is stored in each type that reads it")
+    if (float_inputs or float_outputs) and node.index in facts_of(model).shape_nodes:
+        return NodeRule(fixed=COMPUTES_SHAPE)
+    if schema is None:
+        return NodeRule(fixed=f"ONNX has no operator {node.op_type!r} at opset {model.opset}")
+    # What the table rules out, or an attribute types.
+    if row.fp32 and not row.fp32_inputs and not dequantises_weights(model, node):
+        return NodeRule(fixed=row.fp32)
+    if is_quantised(node):
+        return NodeRule(fixed="scales must stay FP32: small scales vanish in FP16")
+    if op_type in SHAPE_OF or (op_type == "Cast" and not float_outputs):  # whatever the type is
+        return NodeRule(reads_any=float_inputs)
+    if op_type == "Cast":
+        if info(node.inputs[0]).dtype in ops.FLOAT_TYPES:
+            return NodeRule(reads_any=float_inputs, fixed="computes nothing: goes where a plan makes it needless")
+        if info(node.inputs[0]).dtype == "string":
+            return NodeRule(fixed="parses text; done once in FP32, then cast")
+        return NodeRule(schema.admitted(schema.output_type(0)), (), (0,), (), "to")
+    if op_type == "ConstantOfShape":
+        precisions = schema.admitted(schema.output_type(0))
+        return NodeRule(precisions, (), (0,), (), "value") if float_outputs else NodeRule()
+    # What the schema says: types of inputs decide, and outputs follow.
+    for name in filter(None, (*node.inputs, *node.outputs)):
+        if info(name).dtype in ops.OPAQUE_TYPES:
+            return NodeRule(fixed=f"{name!r} is {ops.OPAQUE_TYPES[info(name).dtype]}")
+    given = {schema.input_type(i) for i, name in enumerate(node.inputs) if name}
+    for i in float_outputs:  # such as a state whose optional input is omitted
+        parameter = schema.output_type(i)
+        if parameter not in given and Precision.FP16 in schema.admitted(parameter):
+            what = f"the type of its output {node.outputs[i]!r} does not follow from those of its inputs"
+            return NodeRule(fixed=what)
+    admitting = (i for i in float_inputs if Precision.FP16 in schema.admitted(schema.input_type(i)))
+    inputs = tuple(i for i in admitting if i not in row.fp32_inputs)
+    if not inputs:
+        return NodeRule(fixed=f"{node.op_type} takes no input that could be FP16" if float_inputs else None)
+    bound = {schema.input_type(i) for i in inputs}
+    outputs = tuple(i for i in float_outputs if schema.output_type(i) in bound)
+    return NodeRule(frozenset.intersection(*map(schema.admitted, bound)), inputs, outputs)
+
+
+def schema_of(model: Model, node: Node) -> OperatorSchema | None:
+    """The schema of a node's operator: ONNX's, else that of the runtime that defines it; None where there is none."""
+    schema = ops.onnx_schema(node.op_type, model.opset) if node.is_standard else None
+    return schema or model.runtime.schemas.get((node.domain, node.op_type))
+
+
+def is_quantised(node: Node) -> bool:
+    """Whether an operator of a runtime computes with quantised values: its FP32 inputs are their scales."""
+    is_named_so = node.op_type.startswith(ops.QUANTISED_NAMES) and node.op_type not in ops.WEIGHTS_ONLY
+    return is_named_so and node.domain.startswith("com.microsoft")
+
+
+def casts_integers(model: Model, node: Node) -> bool:
+    """Whether a node casts integers or truth values to FP32."""
+    if node.op_type != "Cast" or not node.is_standard or not model.info(node.outputs[0]).is_float32:
+        return False
+    return model.info(node.inputs[0]).dtype.startswith(("int", "uint", "bool"))
+
+
+_FP16_SCALES = 19
+"""From this operator set on, scales may be FP16."""
+
+
+def dequantises_weights(model: Model, node: Node) -> bool:
+    """Whether a node dequantises a constant for products of activations that are not quantised, and may do so in FP16.
+
+    Its scales must be normal numbers of FP16: smaller ones lose digits, and vanish.
+    """
+    if node.op_type != "DequantizeLinear" or not node.is_standard or model.opset < _FP16_SCALES:
+        return False
+    weight, scale = (model.initializers.get(name) for name in node.inputs[:2])
+    if weight is None or scale is None or weight.overridable or scale.overridable or scale.dtype != "float":
+        return False
+    (out,) = node.outputs
+    readers = [model.nodes[index] for index in model.consumers.get(out, ())]
+    if attribute(node, "output_dtype") or not readers or out in {output.name for output in model.outputs}:
+        return False
+    for reader in readers:
+        others = [name for name in reader.inputs[:2] if name != out]
+        is_product = reader.op_type in ops.PRODUCTS and reader.is_standard and len(others) == 1
+        if not is_product or out not in reader.inputs[:2] or is_dequantised(model, others[0]):
+            return False
+    values, fp16 = np.abs(scale.numpy()), Precision.FP16
+    return bool(values.size and values.min() >= fp16.smallest_normal and values.max() <= fp16.largest)
+
+
+def is_dequantised(model: Model, tensor: str) -> bool:
+    """Whether a value comes out of DequantizeLinear, maybe through views."""
+    while tensor in model.producer:
+        node = model.nodes[model.producer[tensor]]
+        if node.op_type == "DequantizeLinear":
+            return True
+        if node.op_type not in ops.MOVEMENT or not node.inputs:
+            return False
+        tensor = node.inputs[0]
+    return False

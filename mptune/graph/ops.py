@@ -8,6 +8,7 @@ differs from these stands where it is needed, as a difference with the reason.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -23,7 +24,7 @@ class Operator:
 
     Attributes:
         kind: of operator. Those of ``ANCHORS`` start a layer group of this kind at fusion granularity.
-        traits: what the sets below collect; each says what its trait means.
+        traits: words that the sets below collect; each says what its trait means.
         sizes: inputs whose values are sizes, positions, factors or counts of a shape, by position.
         indices: inputs whose values say which elements are read or written.
         shaped_like: the inputs whose shapes decide on the shapes of the results; None for all.
@@ -32,41 +33,22 @@ class Operator:
     """
 
     kind: str = "other"
-    traits: frozenset[str] = frozenset()
-    sizes: frozenset[int] = frozenset()
-    indices: frozenset[int] = frozenset()
+    traits: str = ""
+    sizes: AbstractSet[int] = frozenset()
+    indices: AbstractSet[int] = frozenset()
     shaped_like: tuple[int, ...] | None = None
     fp32: str = ""
-    fp32_inputs: frozenset[int] = frozenset()
+    fp32_inputs: AbstractSet[int] = frozenset()
 
 
 _TABLE: dict[str, Operator] = {}
 
 
-def _rows(
-    kind: str,
-    names: str,
-    traits: str = "",
-    *,
-    sizes: tuple[int, ...] = (),
-    indices: tuple[int, ...] = (),
-    shaped_like: tuple[int, ...] | None = None,
-    fp32: str = "",
-    fp32_inputs: tuple[int, ...] = (),
-) -> None:
+def _rows(kind: str, names: str, traits: str = "", **columns: Any) -> None:
     """Add operators that differ in nothing but their names; names and traits are separated by spaces."""
-    row = Operator(
-        kind,
-        frozenset(traits.split()),
-        frozenset(sizes),
-        frozenset(indices),
-        shaped_like,
-        fp32,
-        frozenset(fp32_inputs),
-    )
     for name in names.split():
         assert name not in _TABLE, f"{name} has two rows"
-        _TABLE[name] = row
+        _TABLE[name] = Operator(kind, traits, **columns)
 
 
 _rows("conv", "Conv ConvTranspose DeformConv")
@@ -90,47 +72,47 @@ _rows("attention", "LongformerAttention SparseAttention PagedAttention LinearAtt
 _rows("rnn", "LSTM GRU RNN")
 
 # From some operator set on the axes of a reduction are an input.
-_rows("reduce", "ReduceMean ReduceSum", "sums means", sizes=(1,))
-_rows("reduce", "ReduceL1 ReduceL2 ReduceSumSquare", "sums", sizes=(1,))
-_rows("reduce", "ReduceLogSum ReduceLogSumExp ReduceProd", sizes=(1,))
+_rows("reduce", "ReduceMean ReduceSum", "sums means", sizes={1})
+_rows("reduce", "ReduceL1 ReduceL2 ReduceSumSquare", "sums", sizes={1})
+_rows("reduce", "ReduceLogSum ReduceLogSumExp ReduceProd", sizes={1})
 _rows("reduce", "GlobalAveragePool", "sums means")
 _rows("reduce", "GlobalLpPool")
 _rows("reduce", "CumSum", "sums")
 
 _COORDINATES = "scales are coordinates: FP16 would move them"
-_rows("resample", "Resize", sizes=(1, 2, 3), fp32=f"roi and {_COORDINATES}", fp32_inputs=(1, 2))
-_rows("resample", "Upsample", sizes=(1,), fp32=_COORDINATES, fp32_inputs=(1,))
-_rows("resample", "AffineGrid", sizes=(1,), fp32="its results are coordinates: FP16 would move them")
+_rows("resample", "Resize", sizes={1, 2, 3}, fp32=f"roi and {_COORDINATES}", fp32_inputs={1, 2})
+_rows("resample", "Upsample", sizes={1}, fp32=_COORDINATES, fp32_inputs={1})
+_rows("resample", "AffineGrid", sizes={1}, fp32="its results are coordinates: FP16 would move them")
 _rows("resample", "GridSample RoiAlign")
 
 _rows("movement", "Identity", "alias copies")
 _rows("movement", "Dropout", "alias")
 _rows("movement", "Cast")
-_rows("movement", "Reshape Squeeze Unsqueeze", "view reshapes copies", sizes=(1,))
+_rows("movement", "Reshape Squeeze Unsqueeze", "view reshapes copies", sizes={1})
 _rows("movement", "Flatten", "view reshapes copies")
 _rows("movement", "Transpose", "view copies")
-_rows("movement", "Expand", "view copies", sizes=(1,))
-_rows("movement", "Slice", "copies", sizes=(1, 2, 3, 4))
-_rows("movement", "Split Tile", "copies", sizes=(1,))
+_rows("movement", "Expand", "view copies", sizes={1})
+_rows("movement", "Slice", "copies", sizes={1, 2, 3, 4})
+_rows("movement", "Split Tile", "copies", sizes={1})
 _rows("movement", "DepthToSpace SpaceToDepth", "copies")
 
 _rows("pick", "Concat", "copies")
-_rows("pick", "Gather GatherND", "copies", indices=(1,))
-_rows("pick", "GatherElements", "copies", indices=(1,), shaped_like=(1,))
-_rows("pick", "Scatter ScatterElements ScatterND", indices=(1,), shaped_like=(0,))
+_rows("pick", "Gather GatherND", "copies", indices={1})
+_rows("pick", "GatherElements", "copies", indices={1}, shaped_like=(1,))
+_rows("pick", "Scatter ScatterElements ScatterND", indices={1}, shaped_like=(0,))
 _rows("pick", "TensorScatter", shaped_like=(0,))
 _rows("pick", "ArrayFeatureExtractor", shaped_like=(1,))
-_rows("pick", "Pad", sizes=(1, 3))
-_rows("pick", "CenterCropPad", sizes=(1,))
-_rows("pick", "Trilu", "counts", sizes=(1,))
+_rows("pick", "Pad", sizes={1, 3})
+_rows("pick", "CenterCropPad", sizes={1})
+_rows("pick", "Trilu", "counts", sizes={1})
 _rows("pick", "ReverseSequence")
 _rows("pick", "MaxPool GlobalMaxPool MaxRoiPool")
-_rows("pick", "MaxUnpool", sizes=(2,))
-_rows("pick", "ReduceMax ReduceMin", sizes=(1,))
+_rows("pick", "MaxUnpool", sizes={2})
+_rows("pick", "ReduceMax ReduceMin", sizes={1})
 _rows("pick", "ArgMax ArgMin", "extreme")
-_rows("pick", "TopK", sizes=(1,))
+_rows("pick", "TopK", sizes={1})
 _rows("pick", "Compress NonZero Unique", "selects")
-_rows("pick", "NonMaxSuppression", "selects", sizes=(2,), fp32="the operator exists in FP32 only")
+_rows("pick", "NonMaxSuppression", "selects", sizes={2}, fp32="the operator exists in FP32 only")
 
 _rows("elementwise", "Add Sub", "arithmetic adds")
 _rows("elementwise", "Mul Div", "arithmetic")
@@ -158,23 +140,23 @@ _rows("random", "Multinomial", fp32="samples from exact probabilities")
 
 _rows("shape", "Shape Size")
 _rows("fill", "Constant")
-_rows("fill", "ConstantOfShape", sizes=(0,))
+_rows("fill", "ConstantOfShape", sizes={0})
 _rows("fill", "EyeLike", fp32=_DRAWN)
-_rows("fill", "Range", sizes=(0, 1, 2), fp32="counts: FP16 has no odd integer above 2048")
+_rows("fill", "Range", sizes={0, 1, 2}, fp32="counts: FP16 has no odd integer above 2048")
 _COUNTS = "indices and depth count: FP16 has no odd integer above 2048"
-_rows("fill", "OneHot", sizes=(1,), indices=(0,), fp32=_COUNTS, fp32_inputs=(0, 1))
-_rows("fill", "BlackmanWindow HammingWindow HannWindow", sizes=(0,))
+_rows("fill", "OneHot", sizes={1}, indices={0}, fp32=_COUNTS, fp32_inputs={0, 1})
+_rows("fill", "BlackmanWindow HammingWindow HannWindow", sizes={0})
 _rows("fill", "MelWeightMatrix", fp32="its edges are frequencies: FP16 would move them")
 
 _OPTIONAL = "an optional's type is part of its own"
 _rows("other", "Optional OptionalGetElement OptionalHasElement", fp32=_OPTIONAL)
 _rows("other", "BitCast", fp32="reads the bits, which FP16 changes")
-_rows("other", "Col2Im DFT", sizes=(1, 2))
-_rows("other", "STFT", sizes=(1, 3))
-_rows("other", "SplitToSequence", sizes=(1,))
-_rows("other", "SequenceAt SequenceErase", "counts", sizes=(1,))
-_rows("other", "SequenceInsert", "counts", sizes=(2,))
-_rows("other", "Loop", "counts", sizes=(0,))
+_rows("other", "Col2Im DFT", sizes={1, 2})
+_rows("other", "STFT", sizes={1, 3})
+_rows("other", "SplitToSequence", sizes={1})
+_rows("other", "SequenceAt SequenceErase", "counts", sizes={1})
+_rows("other", "SequenceInsert", "counts", sizes={2})
+_rows("other", "Loop", "counts", sizes={0})
 
 _OTHER = Operator()
 
@@ -189,7 +171,7 @@ def _of_kind(*kinds: str) -> frozenset[str]:
 
 
 def _with(trait: str) -> frozenset[str]:
-    return frozenset(name for name, row in _TABLE.items() if trait in row.traits)
+    return frozenset(name for name, row in _TABLE.items() if trait in row.traits.split())
 
 
 ANCHORS = ("conv", "matmul", "norm", "softmax", "attention", "rnn", "reduce", "resample")
@@ -311,6 +293,43 @@ def _at(formal: tuple[str, ...], position: int, *, variadic: bool) -> str:
     if variadic:
         position = min(position, len(formal) - 1)
     return formal[position] if position < len(formal) else ""
+
+
+@dataclass(frozen=True)
+class NodeRule:
+    """What a reduced precision would change about one node (``mptune.graph.facts.node_rules``).
+
+    Attributes:
+        precisions: the reduced precisions that it can run in; none where it has no precision of its own. FP16 is among
+            them if any is: an operator that has BF16 and no FP16 stays FP32.
+        reads_any: positions of FP32 inputs that take any type as it comes, without a Cast.
+        attribute: name of the attribute that states the output's type (``to`` of Cast); None where the
+            inputs' types determine it.
+        fixed: why the node has no precision of its own; None where it has one, or nothing of FP32 type.
+    """
+
+    precisions: frozenset[Precision] = frozenset()
+    inputs: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+    reads_any: tuple[int, ...] = ()
+    attribute: str | None = None
+    fixed: str | None = None
+
+
+QUANTISED_NAMES = ("Q", "DynamicQuantize", "Dequantize", "MatMulInteger", "GemmFloat8")
+"""How the names of quantised operators begin, those of ONNX Runtime's own domain."""
+
+WEIGHTS_ONLY = frozenset({"QuickGelu", "QMoE"})
+"""Operators that are named so and compute with activations that are not quantised."""
+
+_KEEPS = "which keeps its type"
+OPAQUE_TYPES: Mapping[str, str] = {
+    **{kind: f"a {kind}, {_KEEPS}" for kind in ("sequence", "map")},
+    "optional": f"an optional, {_KEEPS}",
+    "sparse_tensor": f"a sparse tensor, {_KEEPS}",
+    "undefined": "of a type that ONNX cannot infer",
+}
+"""Types of values that are no tensors -> what such a value is."""
 
 
 @cache

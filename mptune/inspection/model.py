@@ -19,7 +19,7 @@ from mptune.engines.jobs.reference_report import TensorRange, seen_of
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.finding import Finding
 from mptune.graph.casting.value_types import unsupported, value_types
-from mptune.graph.facts import facts_of
+from mptune.graph.facts import facts_of, node_rule
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_fitting_groups, find_groups
 from mptune.graph.hazards.constants import masked_row_findings
@@ -29,7 +29,6 @@ from mptune.graph.hazards.interface import interface_findings, state_inputs
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.loading.tensors import all_tensors, tensor_nbytes
-from mptune.graph.op_rules import node_rule
 from mptune.graph.plan import DEFAULT_PRECISIONS, PRECISIONS, Precision
 from mptune.inspection.record import InspectedGroup, Inspection, OperatorSummary
 from mptune.settings import DataSettings, Granularity, InMemory, SearchSettings

@@ -107,8 +107,7 @@ def write_chosen(
             if check is not None:
                 with faults.tolerated("chosen/check.npz"):
                     if evaluation.error_source == "emulated":
-                        store = rewriter.beside(evaluation.plan, model_file, metadata)
-                        Emulator(grouped, bank).write(evaluation.plan, fresh / EMULATION_FILE, store)
+                        Emulator(grouped, bank).write(evaluation.plan, fresh / EMULATION_FILE, model_file)
                     write_arrays(fresh / CHECK_FILE, check, zipfile.ZIP_DEFLATED)
             with faults.tolerated("chosen/README.txt"):
                 has_check = (fresh / CHECK_FILE).exists()

@@ -15,11 +15,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from mptune.graph.facts import facts_of
-from mptune.graph.grouping import apart
+from mptune.graph.facts import facts_of, node_rules
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import CASTS_INTEGERS, find_groups
-from mptune.graph.op_rules import node_rules
+from mptune.graph.grouping.groups import CASTS_INTEGERS, RANGE_KIND, find_groups
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.targets.costs import GroupCost, Shape, ShapeTable, group_costs, ungrouped_cost, unit_costs
 from mptune.targets.target import Target
@@ -170,7 +168,7 @@ def roofline(grouped: GroupedModel, target: Target, shapes: Mapping[str, Shape],
     base_ms = sum(true_fp32.ms(cost, Precision.FP32) for cost in of_units.values())
 
     # The free groups that share a unit save together what it does, each about as much as its own nodes would alone.
-    pinned = {group.id for group in grouped.groups if group.pinned is not None and group.kind != apart.KIND}
+    pinned = {group.id for group in grouped.groups if group.pinned is not None and group.kind != RANGE_KIND}
     parts = {name: (units.owners[name], group) for name, group in grouped.owners.items() if group not in pinned}
     of_parts = unit_costs(model, parts, shapes)
     members: dict[str, list[str]] = {}

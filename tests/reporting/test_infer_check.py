@@ -235,7 +235,7 @@ def test_an_emulation_reads_the_weights_of_the_model_beside_it(
 ) -> None:
     """The same values as an emulation with weights of its own, in a file of the nodes' size."""
     if beside:
-        monkeypatch.setattr("mptune.graph.writing.rewrite.SELF_CONTAINED_LIMIT", 0)  # as if they passed 2 GiB
+        monkeypatch.setattr("mptune.graph.writing.weights.SELF_CONTAINED_LIMIT", 0)  # as if they passed 2 GiB
     model = load_model(mlp_path)
     grouped = GroupedModel(model, find_groups(model))
     free = [group.id for group in grouped.groups if group.pinned is None]
@@ -243,7 +243,7 @@ def test_an_emulation_reads_the_weights_of_the_model_beside_it(
     bank = WeightBank.write(model, tmp_path / "weights")
     rewriter, arguments = Rewriter(grouped, bank), (plan, tmp_path / "model.onnx", {"plan": plan.fingerprint})
     mixed = rewriter.export(*arguments)
-    check = Emulator(grouped, bank).write(plan, tmp_path / "check.onnx", rewriter.beside(*arguments))
+    check = Emulator(grouped, bank).write(plan, tmp_path / "check.onnx", mixed)
     stored = onnx.load(check, load_external_data=False).graph.initializer
     locations = {entry.value for tensor in stored for entry in tensor.external_data if entry.key == "location"}
     assert locations == {"model.onnx.data" if beside else "model.onnx"}

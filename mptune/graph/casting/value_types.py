@@ -13,12 +13,11 @@ import onnx
 
 from mptune.errors import PlanError
 from mptune.graph.casting.rescaled import Rescaled, rescale
-from mptune.graph.facts import attribute, facts_of
+from mptune.graph.facts import attribute, casts_integers, facts_of, node_rules
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.loading.model import Model, Node, once
 from mptune.graph.loading.tensors import Initializer, all_graphs
-from mptune.graph.op_rules import NodeRule, casts_integers, node_rules
-from mptune.graph.ops import COPIES, FLOAT_TYPES, RECURRENT, onnx_schema
+from mptune.graph.ops import COPIES, FLOAT_TYPES, RECURRENT, NodeRule, onnx_schema
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision, PrecisionPlan
 
 

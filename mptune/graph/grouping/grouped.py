@@ -9,11 +9,10 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 
 from mptune.errors import PlanError
+from mptune.graph.facts import node_rule
 from mptune.graph.grouping.groups import LayerGroup, find_units
-from mptune.graph.grouping.norms import Pattern
-from mptune.graph.grouping.patterns import QUANTISED
+from mptune.graph.grouping.patterns import QUANTISED, Pattern
 from mptune.graph.loading.model import Model, Node
-from mptune.graph.op_rules import node_rule
 from mptune.graph.ops import MOVEMENT
 from mptune.graph.plan import Precision, PrecisionPlan
 

@@ -1,10 +1,10 @@
 """Layer groups: nodes that always share a precision, the unit of the search.
 
-Indivisible patterns are found first, by structure (``patterns``). At ``op`` granularity each pattern and each other
-node is a group; views belong to the group of their input. At ``fusion`` each pattern and each remaining heavy node
-(convolution, matrix product, norm, ...) starts a group; every other node joins the group of the latest producer among
-its inputs, as a fused epilogue would; a node that reads no group (masks, views of constants) joins its reader. At
-``block`` these groups are merged by module or, where names say nothing, by repeated structure. A coarser granularity
+Indivisible patterns come first, recognised by structure (``patterns``). At ``op`` granularity each pattern and each
+other node is a group; views belong to the group of their input. At ``fusion`` each pattern and each remaining heavy
+node (convolution, matrix product, norm, ...) starts a group; every other node joins the group of the latest producer
+among its inputs, as a fused epilogue would; a node that reads no group (masks, views of constants) joins its reader.
+At ``block`` these groups are merged by module or, where names say nothing, by repeated structure. A coarser granularity
 only ever merges groups of the finer one.
 """
 
@@ -14,205 +14,28 @@ import ast
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import get_args
 
 from mptune.errors import PlanError
-from mptune.graph.facts import facts_of
-from mptune.graph.grouping.norms import Pattern
-from mptune.graph.grouping.patterns import KEPT_QUANTISED, QUANTISED, find_patterns
+from mptune.graph.facts import casts_integers, dequantises_weights, facts_of, node_rules
+from mptune.graph.grouping.patterns import QUANTISED, Pattern, find_patterns
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import fixed_shape
-from mptune.graph.op_rules import casts_integers, dequantises_weights, node_rules
-from mptune.graph.ops import ALIASES, ARITHMETIC, BOUNDS, MOVEMENT, QUANTISING, anchor_kind
+from mptune.graph.ops import ALIASES, ARITHMETIC, BOUNDS, HEAVY, MOVEMENT, QUANTISING, anchor_kind, operator
 from mptune.settings import Granularity
 
 FOLDED = "computed from constants alone: folded before the model runs, so FP16 saves nothing"
 CASTS_INTEGERS = "casts integers: every reader gets them in the type that it needs"
+_KEPT_QUANTISED = "quantised: engines run it in INT8, and a Cast beside it would keep them from fusing it"
+_BEYOND_FP16 = "its values exceed FP16's 65504 on the calibration data"
 
-_SMALL = 64
-"""Integer constants up to this many elements are part of the structure: axes, shapes, indices."""
-
-_MAX_PERIOD = 96
-
-
-def structural_hash(model: Model, nodes: Sequence[Node]) -> str:
-    """16 hexadecimal digits that are equal for groups of the same operators, attributes, wiring and weight shapes.
-
-    Names, weights and the order in which independent nodes stand do not count.
-    """
-    made: dict[str, str] = {}
-    digests = []
-    for node in nodes:
-        if node.op_type in ALIASES and node.is_standard:
-            made[node.outputs[0]] = made.get(node.inputs[0]) or _source_text(model, node.inputs[0])
-            continue
-        seen: dict[str, int] = {}
-        parts = [
-            node.domain,
-            node.op_type,
-            *sorted(a.SerializeToString(deterministic=True).hex() for a in node.proto.attribute),
-        ]
-        for name in node.inputs:
-            parts.append(f"{seen.setdefault(name, len(seen))}:{made.get(name) or _source_text(model, name)}")
-        digest = _digest(parts)
-        digests.append(digest)
-        made.update((out, f"{digest}.{slot}") for slot, out in enumerate(node.outputs) if out)
-    return _digest(sorted(digests))
-
-
-def _digest(parts: Sequence[str]) -> str:
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-
-
-def _source_text(model: Model, name: str) -> str:
-    """What a value from outside the group is: nothing, a constant of some shape, or a computed value."""
-    if not name:
-        return "none"
-    while name in model.producer and name not in model.initializers:
-        maker = model.nodes[model.producer[name]]
-        if maker.op_type not in ALIASES:
-            break
-        name = maker.inputs[0]
-    constant = model.initializers.get(name)
-    if constant is None:
-        return f"value {model.info(name).dtype}"
-    text = f"constant {constant.dtype} {constant.shape}"
-    if constant.dtype in ("int64", "int32", "bool") and constant.nbytes <= 8 * _SMALL:
-        text += f" {constant.numpy().reshape(-1).tolist()}"
-    return text
-
-
-def find_runs(patterns: Sequence[str]) -> list[tuple[int, int]]:
-    """Blocks in a sequence of groups without names: (start, length) of every turn of a run that repeats.
-
-    A run is at least two equal turns of two or more groups, the longest cover first; a last turn that differs in
-    its final group only (the network's output is cut from it) belongs to the run.
-    """
-    turns_found: list[tuple[int, int]] = []
-    alike = [1] * len(patterns)  # how many equal groups begin here
-    for at in range(len(patterns) - 2, -1, -1):
-        alike[at] += alike[at + 1] if patterns[at] == patterns[at + 1] else 0
-    start = 0
-    while start < len(patterns) - 3:
-        turns, period = (1, 1) if alike[start] > _MAX_PERIOD else _best_run(patterns, start)
-        if turns < 2:
-            start += 1
-            continue
-        following = patterns[start + turns * period : start + (turns + 1) * period]
-        if len(following) == period and list(following[:-1]) == list(patterns[start : start + period - 1]):
-            turns += 1
-        turns_found += [(start + turn * period, period) for turn in range(turns)]
-        start += turns * period
-    return turns_found
-
-
-def _best_run(patterns: Sequence[str], start: int) -> tuple[int, int]:
-    """The number of turns and the period of the run from ``start`` that covers most; of equals, the shortest period."""
-    best = (1, 1)
-    for period in range(2, min(_MAX_PERIOD, (len(patterns) - start) // 2) + 1):
-        matched = 0
-        while start + period + matched < len(patterns) and (
-            patterns[start + matched] == patterns[start + period + matched]
-        ):
-            matched += 1
-        turns = 1 + matched // period
-        if turns > 1 and turns * period > best[0] * best[1] and len(set(patterns[start : start + period])) > 1:
-            best = (turns, period)
-    return best
-
-
-Scope = tuple[str, ...]
-
-_NUMBERED = re.compile(r"(^|[._-])\d+$")
-
-_METADATA_KEY = "pkg.torch.onnx.name_scopes"
-
-_MAX_UNNUMBERED = 12
-"""A scope without a number that holds more groups than this is a network, not a block."""
-
-
-def scope_of(node: Node) -> Scope:
-    """The modules that a node lies in, outermost first; empty where nothing says so."""
-    for entry in node.proto.metadata_props:
-        if entry.key == _METADATA_KEY:
-            return _tidy(_innermost(entry.value).split("."))
-    return _tidy(node.name.split("/")[:-1])
-
-
-def _innermost(text: str) -> str:
-    """The path of the innermost module in the metadata: a Python list from "" to the node's own name."""
-    try:
-        scopes = ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return ""
-    modules = [s for s in scopes[:-1] if isinstance(s, str) and s] if isinstance(scopes, list) else []
-    return modules[-1] if modules else ""
-
-
-def _tidy(parts: Sequence[str]) -> Scope:
-    """Without what says nothing new: ``blocks/blocks.0`` and ``blocks/0`` both become ``blocks.0``."""
-    scopes: list[str] = []
-    for part in parts:
-        if not part:
-            continue
-        if scopes and part.isdecimal():
-            scopes[-1] = f"{scopes[-1]}.{part}"
-        elif scopes and part.startswith(f"{scopes[-1]}."):
-            scopes[-1] = part
-        else:
-            scopes.append(part)
-    return tuple(scopes)
-
-
-def group_name(leader: Node, nodes: Sequence[Node]) -> str:
-    """A readable name: the scope of the group, else the leading node's own name."""
-    return "/".join(group_scope(leader, nodes)) or leader.name.strip("/") or leader.name
-
-
-def group_scope(leader: Node, nodes: Sequence[Node]) -> Scope:
-    """The scope of the leading node; of another one where the exporter gave the leading node no name."""
-    if leader.proto.name:
-        return scope_of(leader)
-    return next((scope for node in nodes if (scope := scope_of(node))), ())
-
-
-def unique_names(names: Sequence[str], kinds: Sequence[str]) -> list[str]:
-    """Make the names of groups unique: by their kind, and by number where that is not enough, in order."""
-    shared = Counter(names)
-    names = [f"{name}/{kind}" if shared[name] > 1 else name for name, kind in zip(names, kinds, strict=True)]
-    seen: Counter[str] = Counter()
-    total = Counter(names)
-    result = []
-    for name in names:
-        seen[name] += 1
-        result.append(name if total[name] == 1 else f"{name}#{seen[name]}")
-    return result
-
-
-def block_scopes(scopes: Sequence[Scope]) -> list[Scope | None]:
-    """The block that each group of a model lies in, by the groups' scopes; None for a group on its own.
-
-    A block is the innermost numbered module that holds several groups, such as ``blocks.3`` or ``layers.0/blocks.1``;
-    outside of these, the innermost module that holds a few.
-    """
-    counts = Counter(scope[:depth] for scope in scopes for depth in range(1, len(scope) + 1))
-    levels = zip(*(scope for scope in scopes if scope), strict=False)
-    common = len([*takewhile(lambda modules: len({*modules}) == 1, levels)])  # the outermost modules of all groups
-    numbered = {prefix for prefix, count in counts.items() if count > 1 and _NUMBERED.search(prefix[-1])}
-    around = {prefix[:depth] for prefix in numbered for depth in range(1, len(prefix))}
-
-    def choose(scope: Scope) -> Scope | None:
-        prefixes = [scope[:depth] for depth in range(len(scope), common, -1)]
-        inner = next((p for p in prefixes if p in numbered), None)
-        if inner is not None:
-            return inner
-        return next((p for p in prefixes if 1 < counts[p] <= _MAX_UNNUMBERED and p not in around), None)
-
-    return [choose(scope) for scope in scopes]
-
+RANGE_KIND = "range"
+"""Of the groups of nodes that are set apart."""
+APART_SUFFIX = "-fp32"
+"""Ends their ids."""
 
 GROUPS_PER_BUDGET = 2.0
 """``auto`` takes ``op`` where that makes at most this many free groups per evaluation."""
@@ -223,14 +46,7 @@ and time in every proposal of the sampler. A small budget does not call for bloc
 10 builds reach 1.8 times the hypervolume with 120 groups that they reach with the 20 blocks of these, and blocks that
 are split later do not catch up within 50 builds (``benchmarks.granularity`` of commit 672f8217)."""
 
-_KEEPS_MASKS_OUT = frozenset({"attention", "softmax"})
-
-_KEEPS_SCALINGS_OUT = frozenset({"conv", "matmul"})
-
-_SCALES_OR_MASKS = ARITHMETIC | BOUNDS | {"Where", "Pow", "Neg"}
-
-_FOLDS_INTO = frozenset({"conv", "matmul"})
-"""A BatchNormalization right after one of these is folded into it by every runtime."""
+Scope = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -290,7 +106,8 @@ def find_fitting_groups(model: Model, budget: int | None) -> tuple[Granularity, 
 
 def find_units(model: Model) -> tuple[tuple[LayerGroup, Pattern | None], ...]:
     """The finest partition: every pattern whole, every other node on its own. For plans that name nodes."""
-    return _Partition(model).units()
+    partition, index = _Partition(model), {node.name: node.index for node in model.nodes}
+    return tuple((unit, partition.pattern_of.get(index[unit.nodes[0]])) for unit in partition.units())
 
 
 def groups_sha256(groups: Sequence[LayerGroup]) -> str:
@@ -299,26 +116,83 @@ def groups_sha256(groups: Sequence[LayerGroup]) -> str:
     return hashlib.sha256(content.encode()).hexdigest()
 
 
+# -- nodes that are set apart -------------------------------------------------------------------------------------
+
+
+def find_apart(model: Model, groups: Sequence[LayerGroup], beyond: Mapping[str, Collection[str]]) -> tuple[str, ...]:
+    """The nodes to set apart: those that hold values beyond FP16, with the indivisible patterns around them.
+
+    Of groups in which a heavy operator is left: elsewhere the Casts would cost more than they free.
+
+    Args:
+        beyond: group id -> the nodes of the group that compute or read such values.
+    """
+    around = {name: unit.nodes for unit, _ in find_units(model) for name in unit.nodes}
+    kinds = {node.name: operator(node.op_type).kind for node in model.nodes}
+    names: list[str] = []
+    for group in groups:
+        apart = {name for node in beyond.get(group.id, ()) for name in around[node]}
+        if any(kinds[name] in HEAVY for name in group.nodes if name not in apart):
+            names += [name for name in group.nodes if name in apart]
+    return tuple(names)
+
+
+def set_apart(model: Model, groups: Sequence[LayerGroup], names: Collection[str]) -> tuple[LayerGroup, ...]:
+    """The groups, with nodes of them in groups of their own that are FP32 under any plan; the rest may be FP16."""
+    nodes, parts = {node.name: node for node in model.nodes}, list[LayerGroup]()
+    for group in groups:
+        apart = [nodes[name] for name in group.nodes if name in names]
+        if not apart:
+            parts.append(group)
+            continue
+        own_id, name = group.id + APART_SUFFIX, f"{group.name} in FP32"
+        fp32 = replace(group, id=own_id, name=name, kind=RANGE_KIND, pinned=_BEYOND_FP16)
+        rest = [nodes[name] for name in group.nodes if name not in names]
+        parts += [_with_nodes(model, group, rest), _with_nodes(model, fp32, apart)]
+    return tuple(parts)
+
+
+def _with_nodes(model: Model, group: LayerGroup, nodes: Sequence[Node]) -> LayerGroup:
+    ops = dict(Counter(node.op_type for node in nodes))
+    return replace(group, nodes=tuple(n.name for n in nodes), ops=ops, pattern=_structural_hash(model, nodes))
+
+
+# -- the partition ------------------------------------------------------------------------------------------------
+
+_KEEPS_MASKS_OUT = frozenset({"attention", "softmax"})
+_KEEPS_SCALINGS_OUT = frozenset({"conv", "matmul"})
+_SCALES_OR_MASKS = ARITHMETIC | BOUNDS | {"Where", "Pow", "Neg"}
+
+_FOLDS_INTO = frozenset({"conv", "matmul"})
+"""A BatchNormalization right after one of these is folded into it by every runtime."""
+
+
 @dataclass
 class _Assignment:
-    """Node index -> index of the node that leads its group, -1 without a precision; and leader -> kind of its group."""
+    """Which nodes are in which group.
+
+    Attributes:
+        leader: node index -> index of the node that leads its group; -1 without a precision, [nodes].
+        kind: leader -> kind of its group, where that is not elementwise.
+        title: leader -> name of its group, where that does not follow from its nodes.
+    """
 
     leader: list[int]
     kind: dict[int, str] = field(default_factory=dict)
+    title: dict[int, str] = field(default_factory=dict)
 
 
 class _Partition:
     """What the partitions of one model at every granularity share: patterns, and which nodes have a precision."""
 
     def __init__(self, model: Model) -> None:
-        self._model = model
-        self._facts = facts_of(model)
-        self._folded = self._facts.static
+        self._model, self._facts = model, facts_of(model)
+        self._static = self._facts.static
         if all(fixed_shape(info.shape) is not None for info in model.inputs):
-            self._folded |= self._facts.folded  # shapes are constants then
+            self._static |= self._facts.folded  # shapes are constants then
         self._has_precision = [bool(rule.inputs or rule.outputs) for rule in node_rules(model)]
         self._patterns = find_patterns(model)
-        self._pattern_of = {index: pattern for pattern in self._patterns for index in pattern.nodes}
+        self.pattern_of = {index: pattern for pattern in self._patterns for index in pattern.nodes}
         self._fusion: _Assignment | None = None
 
     def groups(self, granularity: Granularity) -> tuple[LayerGroup, ...]:
@@ -326,26 +200,23 @@ class _Partition:
         if granularity == "op":
             return self._named(self._assign(fuse=False))
         self._fusion = self._fusion or self._assign(fuse=True)
-        return self._named(self._fusion) if granularity == "fusion" else self._blocks(self._fusion)
+        return self._named(self._fusion if granularity == "fusion" else self._blocks(self._fusion))
 
-    def units(self) -> tuple[tuple[LayerGroup, Pattern | None], ...]:
-        """See ``find_units``."""
-        assignment = _Assignment([-1] * len(self._model.nodes))
+    def units(self) -> tuple[LayerGroup, ...]:
+        """The finest partition."""
+        units = _Assignment([-1] * len(self._model.nodes))
         for index, has_precision in enumerate(self._has_precision):
-            pattern = self._pattern_of.get(index)
             if has_precision:
-                lead = index if pattern is None else self._leader_of(pattern)
-                assignment.leader[index] = lead
-                kind = anchor_kind(self._model.nodes[lead].op_type) if pattern is None else pattern.kind
-                assignment.kind.setdefault(lead, "elementwise" if kind in (None, "activation") else str(kind))
-        index_of = {node.name: node.index for node in self._model.nodes}
-        return tuple((group, self._pattern_of.get(index_of[group.nodes[0]])) for group in self._named(assignment))
+                pattern = self.pattern_of.get(index)
+                leader = units.leader[index] = index if pattern is None else self._leader_of(pattern)
+                kind = anchor_kind(self._model.nodes[leader].op_type) if pattern is None else pattern.kind
+                if kind is not None and kind != "activation":
+                    units.kind[leader] = kind
+        return self._named(units)
 
     def _leader_of(self, pattern: Pattern) -> int:
         """The anchor, or the first node with a precision."""
-        if self._has_precision[pattern.anchor]:
-            return pattern.anchor
-        return next((i for i in pattern.nodes if self._has_precision[i]), pattern.anchor)
+        return next((i for i in (pattern.anchor, *pattern.nodes) if self._has_precision[i]), pattern.anchor)
 
     def _assign(self, *, fuse: bool) -> _Assignment:
         model = self._model
@@ -353,8 +224,9 @@ class _Partition:
         leader, kind = assignment.leader, assignment.kind
         for pattern in self._patterns:
             if pattern.kind != "activation":
-                self._take(pattern, self._leader_of(pattern), assignment)
-                kind[self._leader_of(pattern)] = pattern.kind
+                first = self._leader_of(pattern)
+                self._lead(first, pattern, leader)
+                kind[first] = pattern.kind
         sources = []
         for node in model.nodes:
             i = node.index
@@ -363,38 +235,24 @@ class _Partition:
             read = [leader[p] for p in self._producers(node) if leader[p] >= 0]
             producers = [p for p in read if kind.get(p) != QUANTISED]  # nothing joins a quantised part
             latest = max(producers, default=i if read else -1)
-            if self._is_static(node):
-                sources.append(i)
-                continue
-            pattern_here = self._pattern_of.get(i)
             is_folded = node.op_type == "BatchNormalization" and kind.get(latest) in _FOLDS_INTO
             anchor = None if is_folded else anchor_kind(node.op_type)
-            alone = not (node.op_type in MOVEMENT and producers) if not fuse else anchor is not None
-            target = i if alone else latest
-            if target < 0:
+            is_alone = anchor is not None if fuse else not (node.op_type in MOVEMENT and producers)
+            target = i if is_alone else latest
+            if self._is_static(node) or target < 0:
                 sources.append(i)
-            elif pattern_here is not None:  # a decomposed activation
-                self._take(pattern_here, target, assignment)
-            else:
-                leader[i] = target
-            if target == i:
-                kind[i] = anchor or "elementwise"
+                continue
+            self._lead(target, self.pattern_of.get(i, i), leader)  # a decomposed activation is whole
+            if target == i and anchor is not None:
+                kind[i] = anchor
         self._join_readers(sources, assignment)
         return assignment
 
-    def _take(self, pattern: Pattern, leader: int, assignment: _Assignment) -> None:
-        for index in pattern.nodes:
+    def _lead(self, first: int, nodes: Pattern | int, leader: list[int]) -> None:
+        """Give ``first`` the lead of a node, or of a pattern's nodes that have a precision."""
+        for index in (nodes,) if isinstance(nodes, int) else nodes.nodes:
             if self._has_precision[index]:
-                assignment.leader[index] = leader
-
-    def _is_static(self, node: Node) -> bool:
-        return all(out in self._folded for out in node.outputs if out)
-
-    def _producers(self, node: Node) -> list[int]:
-        """The nodes that compute the FP32 values that a node reads, constants folded or not."""
-        model = self._model
-        roots = (self._facts.root(i) for i in node.inputs if i and model.info(i).is_float32)
-        return [model.producer[root] for root in roots if root in model.producer]
+                leader[index] = first
 
     def _join_readers(self, sources: Sequence[int], assignment: _Assignment) -> None:
         """Give nodes that read no group the group of their readers; where these differ, a group of their own.
@@ -405,27 +263,31 @@ class _Partition:
         that two layers share) go with their first reader, whoever else reads them: converting a weight twice costs
         nothing. Only where no other reads them it is a quantised part, which nothing else joins.
         """
-        model, leader, kind = self._model, assignment.leader, assignment.kind
-        folded = {i for i in sources if self._is_folded(model.nodes[i])}
-        others = set(sources) - folded
+        nodes, leader, kind = self._model.nodes, assignment.leader, assignment.kind
+        views = {i for i in sources if self._is_view_of_constant(nodes[i])}
+        single = {i for i in sources if all(self._facts.is_single(out) for out in nodes[i].outputs if out)}  # scales
+        folded = {i for i in sources if self._is_static(nodes[i])} - single - views
+        others = {*sources} - folded
         for i in sources:  # connected sources that feed nothing in a group yet share one leader
             alike = folded if i in folded else others
-            earlier = [leader[p] for p in self._producers(model.nodes[i]) if p in alike and leader[p] >= 0]
-            pattern = self._pattern_of.get(i)
-            leader[i] = i if pattern is not None else max(earlier, default=i)
-            if pattern is not None:
-                self._take(pattern, i, assignment)
+            earlier = [leader[p] for p in self._producers(nodes[i]) if p in alike and leader[p] >= 0]
+            pattern = self.pattern_of.get(i)
+            self._lead(i if pattern else max(earlier, default=i), pattern or i, leader)
         for i in reversed(sources):
-            node = model.nodes[i]
             if i in folded:
                 continue
-            is_view = self._is_view_of_constant(node)
-            readers = {r for r in self._reading_groups(node, leader, through=is_view) if not _is_led_by(i, r, leader)}
-            floats = {r for r in readers if kind.get(r) != QUANTISED}
-            if readers and is_view:
+            readers = self._reading_groups(nodes[i], leader, through=i in views)
+            readers = {reader for reader in readers if not _is_led_by(i, reader, leader)}
+            floats = {reader for reader in readers if kind.get(reader) != QUANTISED}
+            if readers and i in views:
                 leader[i] = min(floats or readers)
-            elif len(floats) == 1 and self._may_join(node, kind.get(min(floats))):
-                leader[i] = floats.pop()
+            elif len(floats) == 1:
+                (reader,) = floats
+                is_kept_out = kind.get(reader) in _KEEPS_MASKS_OUT or (
+                    kind.get(reader) in _KEEPS_SCALINGS_OUT and nodes[i].op_type in _SCALES_OR_MASKS
+                )
+                if i in single or not is_kept_out:
+                    leader[i] = reader
         for i in reversed(sources):  # a leader that joined another group takes along those that it led
             while leader[leader[i]] != leader[i]:
                 leader[i] = leader[leader[i]]
@@ -441,17 +303,13 @@ class _Partition:
                     outputs += reader.outputs
         return leaders
 
-    def _may_join(self, node: Node, kind: str | None) -> bool:
-        """Whether a node may share the precision of its only reader, a group of this kind."""
-        if self._is_single(node):
-            return True
-        if kind in _KEEPS_SCALINGS_OUT:
-            return node.op_type not in _SCALES_OR_MASKS
-        return kind not in _KEEPS_MASKS_OUT
+    def _is_static(self, node: Node) -> bool:
+        return all(out in self._static for out in node.outputs if out)
 
-    def _is_folded(self, node: Node) -> bool:
-        """Whether a node computes a tensor of constants: in FP32, once, before the model runs; rounded only then."""
-        return self._is_static(node) and not self._is_single(node) and not self._is_view_of_constant(node)
+    def _producers(self, node: Node) -> list[int]:
+        """The nodes that compute the FP32 values that a node reads, constants folded or not."""
+        roots = (self._facts.root(i) for i in node.inputs if i and self._model.info(i).is_float32)
+        return [self._model.producer[root] for root in roots if root in self._model.producer]
 
     def _is_view_of_constant(self, node: Node) -> bool:
         """Whether a node shows a constant in another form: a view of it, its dequantised values, or a view of those."""
@@ -465,68 +323,49 @@ class _Partition:
             value = before.inputs[0]
         return value in self._model.initializers
 
-    def _is_single(self, node: Node) -> bool:
-        """Whether a node computes single values: a scale, not a mask."""
-        return all(self._facts.is_single(out) for out in node.outputs if out)
-
-    # -- blocks -------------------------------------------------------------------------------------------------
-
-    def _blocks(self, fusion: _Assignment) -> tuple[LayerGroup, ...]:
+    def _blocks(self, fusion: _Assignment) -> _Assignment:
         """Merge fusion groups by module, and the rest by repeated structure."""
-        fine = self._named(fusion)
-        names = {node.name: node for node in self._model.nodes}
-        leaders = sorted({lead for lead in fusion.leader if lead >= 0})
+        model, fine = self._model, self._named(fusion)
+        nodes = {node.name: node for node in model.nodes}
+        leaders = sorted({leader for leader in fusion.leader if leader >= 0})
+        position = {leader: k for k, leader in enumerate(leaders)}
         scopes = [
-            group_scope(self._model.nodes[lead], [names[name] for name in group.nodes])
-            for group, lead in zip(fine, leaders, strict=True)
+            _group_scope(model.nodes[leader], [nodes[name] for name in group.nodes])
+            for group, leader in zip(fine, leaders, strict=True)
         ]
-        labels: list[tuple[str, ...] | int | None] = [
-            None if group.pinned else scope for group, scope in zip(fine, block_scopes(scopes), strict=True)
-        ]
-        self._keep_shared_out(fusion, leaders, labels)
+        # Of each fusion group: the module that it merges into, or the first group of the run that it belongs to.
+        modules = zip(fine, _block_scopes(scopes), strict=True)
+        labels: list[Scope | int | None] = [None if group.pinned else scope for group, scope in modules]
+        # What reads no group, and is read in another module than its own, is shared (a mask): it stays out of both.
+        reads, read_in = set[int](), [set[Scope | int | None]() for _ in fine]
+        for node in model.nodes:
+            reader = position.get(fusion.leader[node.index], -1)
+            for producer in self._producers(node) if reader >= 0 else ():
+                read = position.get(fusion.leader[producer], reader)
+                if read != reader:
+                    reads.add(reader)
+                    read_in[read].add(labels[reader])
+        labels = [label if k in reads or read_in[k] <= {label} else None for k, label in enumerate(labels)]
         alone = [k for k, label in enumerate(labels) if label is None and fine[k].pinned is None]
         for start, length in find_runs([fine[k].pattern for k in alone]):
             for k in alone[start : start + length]:
                 labels[k] = alone[start]
-        first: dict[tuple[str, ...] | int, int] = {}
-        to_block = {}
+        first, last = dict[Scope | int, int](), dict[Scope | int, int]()
+        block_of = {}
         for k, label in enumerate(labels):
-            to_block[leaders[k]] = leaders[k if label is None else first.setdefault(label, k)]
-        sizes = Counter(to_block.values())
-        assignment = _Assignment(
-            [to_block[lead] if lead >= 0 else -1 for lead in fusion.leader],
-            {lead: "block" if size > 1 else fusion.kind.get(lead, "elementwise") for lead, size in sizes.items()},
+            block_of[leaders[k]] = leaders[k if label is None else first.setdefault(label, k)]
+            last.update({} if label is None else {label: k})
+        sizes = Counter(block_of.values())
+        return _Assignment(
+            [block_of.get(leader, -1) for leader in fusion.leader],
+            {leader: "block" if size > 1 else fusion.kind.get(leader, "elementwise") for leader, size in sizes.items()},
+            {
+                leaders[k]: "/".join(label) if isinstance(label, tuple) else f"{fine[k].name}..{fine[last[label]].name}"
+                for label, k in first.items()
+            },
         )
-        last = {label: k for k, label in enumerate(labels) if label is not None}
-        titles = {
-            leaders[k]: "/".join(label) if isinstance(label, tuple) else f"{fine[k].name}..{fine[last[label]].name}"
-            for label, k in first.items()
-        }
-        return self._named(assignment, titles)
 
-    def _keep_shared_out(
-        self, fusion: _Assignment, leaders: Sequence[int], labels: list[tuple[str, ...] | int | None]
-    ) -> None:
-        """Take nodes that several blocks read (masks, for instance) out of the block that their names put them in."""
-        position = {lead: k for k, lead in enumerate(leaders)}
-        reads = [False] * len(leaders)
-        read_by: list[set[tuple[str, ...] | int | None]] = [set() for _ in leaders]
-        for node in self._model.nodes:
-            if fusion.leader[node.index] < 0:
-                continue
-            at = position[fusion.leader[node.index]]
-            for producer in self._producers(node):
-                lead = fusion.leader[producer]
-                if lead >= 0 and position[lead] != at:
-                    reads[at] = True
-                    read_by[position[lead]].add(labels[at])
-        for k in range(len(leaders)):
-            if not reads[k] and labels[k] is not None and len(read_by[k] - {labels[k]}) > 0:
-                labels[k] = None
-
-    # -- from assignments to groups -----------------------------------------------------------------------------
-
-    def _named(self, assignment: _Assignment, titles: Mapping[int, str] | None = None) -> tuple[LayerGroup, ...]:
+    def _named(self, assignment: _Assignment) -> tuple[LayerGroup, ...]:
         """The groups of an assignment, in topological order of their leaders."""
         model = self._model
         members: dict[int, list[Node]] = {}
@@ -534,26 +373,19 @@ class _Partition:
             if assignment.leader[node.index] >= 0:
                 members.setdefault(assignment.leader[node.index], []).append(node)
         ordered = sorted(members.items())
-        kinds = [assignment.kind.get(lead, "elementwise") for lead, _ in ordered]
-        names = [(titles or {}).get(lead) or group_name(model.nodes[lead], nodes) for lead, nodes in ordered]
-        unique = unique_names(names, kinds)
+        kinds = [assignment.kind.get(leader, "elementwise") for leader, _ in ordered]
+        names = [assignment.title.get(leader) or _group_name(model.nodes[leader], nodes) for leader, nodes in ordered]
         width = max(3, len(str(len(ordered))))
-        return tuple(
-            LayerGroup(
-                id=f"g{position:0{width}d}",
-                name=name,
-                kind=kind,
-                nodes=tuple(n.name for n in nodes),
-                ops=dict(Counter(n.op_type for n in nodes)),
-                pinned=self._reason_for_fp32(kind, nodes),
-                pattern=structural_hash(model, nodes),
-            )
-            for position, ((_, nodes), name, kind) in enumerate(zip(ordered, unique, kinds, strict=True))
-        )
+        groups: list[LayerGroup] = []
+        for (_, nodes), name, kind in zip(ordered, _unique_names(names, kinds), kinds, strict=True):
+            pinned = self._reason_for_fp32(kind, nodes)
+            group = LayerGroup(f"g{len(groups):0{width}d}", name, kind, (), {}, pinned)
+            groups.append(_with_nodes(model, group, nodes))
+        return tuple(groups)
 
     def _reason_for_fp32(self, kind: str, nodes: Sequence[Node]) -> str | None:
         if kind == QUANTISED:
-            return KEPT_QUANTISED
+            return _KEPT_QUANTISED
         moves = MOVEMENT - {"Cast"}
         if nodes[0].op_type == "Cast" and all(n.op_type in moves or casts_integers(self._model, n) for n in nodes):
             return CASTS_INTEGERS
@@ -565,3 +397,158 @@ def _is_led_by(node: int, other: int, leader: Sequence[int]) -> bool:
     while other != node and leader[other] != other:
         other = leader[other]
     return other == node
+
+
+# -- structure that repeats ---------------------------------------------------------------------------------------
+
+_SMALL = 64
+"""Integer constants up to this many elements are part of the structure: axes, shapes, indices."""
+
+_MAX_PERIOD = 96
+
+
+def _structural_hash(model: Model, nodes: Sequence[Node]) -> str:
+    """16 hexadecimal digits that are equal for groups of the same operators, attributes, wiring and weight shapes.
+
+    Names, weights and the order in which independent nodes stand do not count.
+    """
+    text_of: dict[str, str] = {}
+    digests = []
+    for node in nodes:
+        if node.op_type in ALIASES and node.is_standard:
+            text_of[node.outputs[0]] = text_of.get(node.inputs[0]) or _source_text(model, node.inputs[0])
+            continue
+        number: dict[str, int] = {}
+        attributes = sorted(a.SerializeToString(deterministic=True).hex() for a in node.proto.attribute)
+        read = [f"{number.setdefault(i, len(number))}:{text_of.get(i) or _source_text(model, i)}" for i in node.inputs]
+        digest = _digest([node.domain, node.op_type, *attributes, *read])
+        digests.append(digest)
+        text_of.update((out, f"{digest}.{slot}") for slot, out in enumerate(node.outputs) if out)
+    return _digest(sorted(digests))
+
+
+def _digest(parts: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _source_text(model: Model, name: str) -> str:
+    """What a value from outside the group is: nothing, a constant of some shape, or a computed value."""
+    if not name:
+        return "none"
+    while name in model.producer and name not in model.initializers:
+        maker = model.nodes[model.producer[name]]
+        if maker.op_type not in ALIASES:
+            break
+        name = maker.inputs[0]
+    constant = model.initializers.get(name)
+    if constant is None:
+        return f"value {model.info(name).dtype}"
+    text = f"constant {constant.dtype} {constant.shape}"
+    if constant.dtype in ("int64", "int32", "bool") and constant.nbytes <= 8 * _SMALL:
+        text += f" {constant.numpy().reshape(-1).tolist()}"
+    return text
+
+
+def find_runs(patterns: Sequence[str]) -> list[tuple[int, int]]:
+    """Blocks in a sequence of groups without names: (start, length) of every turn of a run that repeats.
+
+    A run is at least two equal turns of two or more groups, the longest cover first; a last turn that differs in
+    its final group only (the network's output is cut from it) belongs to the run.
+    """
+    runs: list[tuple[int, int]] = []
+    start = 0
+    while start < len(patterns) - 3:
+        # Turns and period of the run from here that covers most; of equals, the shortest period.
+        turns, period = 1, 1
+        for length in range(2, min(_MAX_PERIOD, (len(patterns) - start) // 2) + 1):
+            if len(set(patterns[start : start + length])) == 1:
+                continue
+            pairs = zip(patterns[start:], patterns[start + length :], strict=False)
+            repeats = 1 + sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)) // length
+            if repeats > 1 and repeats * length > turns * period:
+                turns, period = repeats, length
+        if turns < 2:
+            start += 1
+            continue
+        following = patterns[start + turns * period : start + (turns + 1) * period]
+        if len(following) == period and list(following[:-1]) == list(patterns[start : start + period - 1]):
+            turns += 1
+        runs += [(start + turn * period, period) for turn in range(turns)]
+        start += turns * period
+    return runs
+
+
+# -- names --------------------------------------------------------------------------------------------------------
+
+_NUMBERED = re.compile(r"(^|[._-])\d+$")
+
+_METADATA_KEY = "pkg.torch.onnx.name_scopes"
+
+_MAX_UNNUMBERED = 12
+"""A scope without a number that holds more groups than this is a network, not a block."""
+
+
+def _scope_of(node: Node) -> Scope:
+    """The modules that a node lies in, outermost first; empty where nothing says so."""
+    parts = node.name.split("/")[:-1]
+    for entry in node.proto.metadata_props:
+        if entry.key == _METADATA_KEY:  # a Python list of paths, from "" to the node's own name
+            try:
+                paths = ast.literal_eval(entry.value)
+            except (ValueError, SyntaxError, MemoryError, RecursionError):
+                paths = None
+            modules = [p for p in paths[:-1] if isinstance(p, str) and p] if isinstance(paths, list) else []
+            parts = modules[-1].split(".") if modules else []
+            break
+    scopes: list[str] = []
+    for part in filter(None, parts):  # blocks/blocks.0 and blocks/0 both become blocks.0
+        if scopes and part.isdecimal():
+            scopes[-1] = f"{scopes[-1]}.{part}"
+        elif scopes and part.startswith(f"{scopes[-1]}."):
+            scopes[-1] = part
+        else:
+            scopes.append(part)
+    return tuple(scopes)
+
+
+def _group_scope(leader: Node, nodes: Sequence[Node]) -> Scope:
+    """The scope of the leading node; of another one where the exporter gave the leading node no name."""
+    if leader.proto.name:
+        return _scope_of(leader)
+    return next((scope for node in nodes if (scope := _scope_of(node))), ())
+
+
+def _group_name(leader: Node, nodes: Sequence[Node]) -> str:
+    """A readable name: the scope of the group, else the leading node's own name."""
+    return "/".join(_group_scope(leader, nodes)) or leader.name.strip("/") or leader.name
+
+
+def _unique_names(names: Sequence[str], kinds: Sequence[str]) -> list[str]:
+    """Make the names of groups unique: by their kind, and by number where that is not enough, in order."""
+    shared = Counter(names)
+    names = [f"{name}/{kind}" if shared[name] > 1 else name for name, kind in zip(names, kinds, strict=True)]
+    number, total = Counter[str](), Counter(names)
+    unique = []
+    for name in names:
+        number[name] += 1
+        unique.append(name if total[name] == 1 else f"{name}#{number[name]}")
+    return unique
+
+
+def _block_scopes(scopes: Sequence[Scope]) -> list[Scope | None]:
+    """The block that each group of a model lies in, by the groups' scopes; None for a group on its own.
+
+    A block is the innermost numbered module that holds several groups, such as ``blocks.3`` or ``layers.0/blocks.1``;
+    outside of these, the innermost module that holds a few.
+    """
+    counts = Counter(scope[:depth] for scope in scopes for depth in range(1, len(scope) + 1))
+    levels = zip(*(scope for scope in scopes if scope), strict=False)
+    common = len([*takewhile(lambda modules: len({*modules}) == 1, levels)])  # the outermost modules of all groups
+    numbered = {prefix for prefix, count in counts.items() if count > 1 and _NUMBERED.search(prefix[-1])}
+    around = {prefix[:depth] for prefix in numbered for depth in range(1, len(prefix))}
+    few = {prefix for prefix, count in counts.items() if 1 < count <= _MAX_UNNUMBERED} - around
+    blocks: list[Scope | None] = []
+    for scope in scopes:
+        inner = [scope[:depth] for depth in range(len(scope), common, -1)]
+        blocks.append(next((p for p in inner if p in numbered), None) or next((p for p in inner if p in few), None))
+    return blocks

@@ -18,10 +18,9 @@ from mptune.findings.wording import Severity
 from mptune.graph.casting.value_types import ValueTypes, value_types
 from mptune.graph.facts import Facts, facts_of, float_attribute
 from mptune.graph.fused import FusedNodes, steps_inside, values_inside
-from mptune.graph.grouping.apart import find_apart, set_apart
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.norms import Pattern
-from mptune.graph.grouping.patterns import find_patterns
+from mptune.graph.grouping.groups import find_apart, set_apart
+from mptune.graph.grouping.patterns import Pattern, find_patterns
 from mptune.graph.hazards.constants import (
     constant_hazards,
     fill_hazards,

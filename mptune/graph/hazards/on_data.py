@@ -13,7 +13,7 @@ import numpy as np
 from mptune.findings.wording import Severity
 from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.facts import Facts, float_attribute
-from mptune.graph.grouping.norms import Pattern
+from mptune.graph.grouping.patterns import Pattern
 from mptune.graph.hazards.hazard import Hazard, group_of, largest, spacing
 from mptune.graph.hazards.interface import state_pairs
 from mptune.graph.hazards.masks import comes_to_softmax

@@ -20,7 +20,7 @@ One file may also serve all plans: a boolean input for each group and precision 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -42,10 +42,9 @@ from mptune.graph.writing.model_file import (
     frame_of,
     rounding_nodes,
     saturate,
-    serialized,
 )
 from mptune.graph.writing.stretches import Waist
-from mptune.graph.writing.weights import ConstantStore, LargeConstant, WeightBank, banked, inline
+from mptune.graph.writing.weights import NeededConstant, WeightBank, constants_of_file, inline_tensor
 
 _FLOAT = onnx.TensorProto.FLOAT
 
@@ -107,7 +106,7 @@ class Emulator:
             name for name, c in model.initializers.items() if c.node_index is not None and name not in in_bank
         )
         """Results of Constant nodes that stay nodes in the emulation of one plan."""
-        self._store = inline if bank is None else banked(bank)
+        self.stored = inline_tensor if bank is None else bank.tensor_or_inline
         self.switches: Mapping[Precision, Mapping[str, str]] = {
             precision: {
                 group.id: group.id + self.suffix[f"{precision}_switch"]
@@ -127,11 +126,11 @@ class Emulator:
             if plan.precision[group] is precision
         )
 
-    def write(self, plan: PrecisionPlan, path: Path, store: ConstantStore | None = None) -> Path:
+    def write(self, plan: PrecisionPlan, path: Path, typed: Path | None = None) -> Path:
         """Write the emulation of one plan to ``path``, which must lie in the weight bank's folder.
 
         Args:
-            store: holds the constants in place of the weight bank; ``path`` may then lie elsewhere.
+            typed: the plan's exported model, in whose folder ``path`` lies: its constants are read in place.
         """
         model = self.types.model
         modes: dict[int, _Modes] = {
@@ -140,7 +139,7 @@ class Emulator:
             if precision is not Precision.FP32 and position not in self.types.lacking(precision)
         }
         writing = _Writing(self, modes, is_fixed=True)
-        return writing.write(path, model.nodes, store or self._store, model.proto.graph.output)
+        return writing.write(path, model.nodes, model.proto.graph.output, typed=typed)
 
     def write_switched(
         self,
@@ -162,14 +161,14 @@ class Emulator:
                 modes[position] = names
         model = self.types.model
         writing = _Writing(self, modes)
-        return writing.write(path, model.nodes[start.last + 1 :], self._store, model.proto.graph.output, start.tensors)
+        return writing.write(path, model.nodes[start.last + 1 :], model.proto.graph.output, start.tensors)
 
     def write_head(self, path: Path, waists: Sequence[Waist]) -> Path:
         """Write the FP32 model whose outputs are the tensors of these waists."""
         model = self.types.model
         tensors = dict.fromkeys(tensor for waist in waists for tensor in waist.tensors)
         nodes = model.nodes[: max(waist.last for waist in waists) + 1]
-        return _Writing(self, {}).write(path, nodes, self._store, [_value(model, tensor) for tensor in tensors])
+        return _Writing(self, {}).write(path, nodes, [_value(model, tensor) for tensor in tensors])
 
 
 class _Writing:
@@ -202,16 +201,17 @@ class _Writing:
         self,
         path: Path,
         nodes: Sequence[Node],
-        store: ConstantStore,
         outputs: Sequence[onnx.ValueInfoProto],
         entered: Sequence[str] = (),
+        typed: Path | None = None,
     ) -> Path:
         """Write these nodes with their roundings; values that are ``entered`` are inputs."""
         for node in nodes:
             is_constant = node.op_type == "Constant" and node.outputs[0] in self._model.initializers
             if not is_constant or node.outputs[0] in self._constant_nodes:
                 self._add(node)
-        return write_bytes(path, self._finish(store, entered, outputs))
+        self._finish(entered, outputs, typed)
+        return write_bytes(path, [self._proto.SerializeToString(deterministic=True)])
 
     def _add(self, node: Node) -> None:
         """Append a node, with the roundings of its inputs and outputs."""
@@ -349,20 +349,22 @@ class _Writing:
         self._made.update(node.output[0] for node in nodes)
         self._graph.node.extend(nodes)
 
-    def _finish(
-        self, store: ConstantStore, entered: Sequence[str], outputs: Sequence[onnx.ValueInfoProto]
-    ) -> Iterator[bytes]:
-        """The model, with inputs and constants for what its nodes read."""
-        model, graph, large = self._model, self._graph, list[LargeConstant]()
+    def _finish(self, entered: Sequence[str], outputs: Sequence[onnx.ValueInfoProto], typed: Path | None) -> None:
+        """Add inputs and constants for what the nodes read."""
+        stored, placed = self._emulator.stored, dict[str, onnx.TensorProto]()
+        if typed is not None:
+            stored, placed = inline_tensor, constants_of_file(typed)
+        model, graph = self._model, self._graph
         read = self._read | {output.name for output in outputs}
         for name, constant in model.initializers.items():
             reduced = [p for p in REDUCED if (name, p) in self._reduced]
-            stored = [store(self._types.in_precision(name, p), name + self._suffix[p], p) for p in reduced]
+            needed: list[NeededConstant] = [
+                (self._types.in_precision(name, p), name + self._suffix[p], p) for p in reduced
+            ]
             is_kept = self._is_fixed and (constant.overridable or (constant.node_index is None and not reduced))
             if (name in read or is_kept) and name not in self._constant_nodes:
-                stored.insert(0, store(constant, name, None))
-            graph.initializer.extend(tensor for tensor in stored if not isinstance(tensor, LargeConstant))
-            large += [tensor for tensor in stored if isinstance(tensor, LargeConstant)]
+                needed.insert(0, (constant, name, None))
+            graph.initializer.extend(placed.get(each[1]) or stored(*each) for each in needed)
         if not self._is_fixed:
             for field in ("input", "sparse_initializer", "value_info"):
                 graph.ClearField(field)
@@ -374,7 +376,6 @@ class _Writing:
         graph.ClearField("output")
         graph.output.extend(outputs)
         declare_rounded_outputs(graph, model)
-        return serialized(self._proto, large)
 
 
 def _node(op_type: str, inputs: Sequence[str], output: str, name: str = "", **attributes: Any) -> onnx.NodeProto:

@@ -1,27 +1,21 @@
-"""The parts of every written model: the frame of the original, nodes, Casts, and the bytes of the file."""
+"""The parts of every written model: the frame of the original, nodes, Casts, roundings."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import onnx
 import onnx.helper
 import onnx.numpy_helper
 
+from mptune.graph.facts import node_rule
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import STANDARD_DOMAINS
-from mptune.graph.op_rules import node_rule
 from mptune.graph.plan import Precision
-from mptune.graph.writing.weights import LargeConstant, Place, external_tensor
 
 _MIN_IR_VERSION = 4
 """From 4 on, constants of the graph need not be among its inputs."""
-_MODEL_GRAPH = 7
-_GRAPH_INITIALIZER = 5
-_TENSOR_RAW_DATA = 9
-"""Field numbers in onnx.proto."""
-
 _CLIP_HAS_INPUTS = 11
 """From this operator set on, Clip reads its limits."""
 
@@ -159,9 +153,8 @@ def declare_rounded_outputs(graph: onnx.GraphProto, model: Model) -> None:
             if node is not None and node.op_type in ("Cast", "Where") and node.domain in STANDARD_DOMAINS:
                 new = {n: makers[n] for n in node.input if n in makers and n not in model.tensors and n not in added}
                 added.update(new)
-                waiting += (
-                    node.input if node.op_type == "Cast" else new
-                )  # a Where of the model may stretch what it reads
+                # A Where of the model may stretch what it reads.
+                waiting += node.input if node.op_type == "Cast" else new
         if any(node.domain not in STANDARD_DOMAINS for node in added.values()):
             for name, node in added.items():
                 declared = graph.value_info.add()
@@ -178,64 +171,3 @@ def add_metadata(proto: onnx.ModelProto, metadata: Mapping[str, str]) -> None:
     """Append entries to ``metadata_props`` in their order; keys get ``METADATA_PREFIX``."""
     for key, value in metadata.items():
         proto.metadata_props.add(key=METADATA_PREFIX + key, value=value.encode("utf-8", "replace").decode("utf-8"))
-
-
-def serialized(proto: onnx.ModelProto, large: Sequence[LargeConstant]) -> Iterator[bytes]:
-    """The bytes of a model with these constants added to its graph, which are read while they are written.
-
-    Protobuf's format is that of protobuf.dev/programming-guides/encoding; the same model gives the same bytes.
-    """
-    yield _start_of(proto, large)
-    for constant in large:
-        yield _head_of(constant)
-        yield from constant.chunks()
-
-
-def _start_of(proto: onnx.ModelProto, large: Sequence[LargeConstant]) -> bytes:
-    """What stands before the first large constant."""
-    frame = onnx.ModelProto()
-    frame.CopyFrom(proto)
-    frame.ClearField("graph")
-    graph = proto.graph.SerializeToString(deterministic=True)
-    size = len(graph) + sum(len(_head_of(constant)) + constant.nbytes for constant in large)
-    return bytes(frame.SerializeToString(deterministic=True) + _opening(_MODEL_GRAPH, size) + graph)
-
-
-def inside(proto: onnx.ModelProto, large: Sequence[LargeConstant], location: str) -> dict[str, onnx.TensorProto]:
-    """References to large constants where they lie in the file ``location`` that has the bytes of ``serialized``.
-
-    ONNX's external data may lie anywhere in any file (onnx/docs/ExternalData.md), also in the middle of a model.
-    """
-    end, tensors = len(_start_of(proto, large)), {}
-    for constant in large:
-        tensor, start = constant.tensor, end + len(_head_of(constant))
-        end = start + constant.nbytes
-        place = Place(start, constant.nbytes)
-        tensors[tensor.name] = external_tensor(tensor.name, tensor.data_type, tuple(tensor.dims), location, place)
-    return tensors
-
-
-def serialized_size(proto: onnx.ModelProto, large: Sequence[LargeConstant]) -> int:
-    """About as many bytes as ``serialized`` gives: only the lengths of fields around large constants are left out."""
-    return int(proto.ByteSize()) + sum(len(_head_of(constant)) + constant.nbytes for constant in large)
-
-
-def _head_of(constant: LargeConstant) -> bytes:
-    """What stands before a constant's data: it is a field of the graph, and its data are the last field in it."""
-    tensor = bytes(constant.tensor.SerializeToString(deterministic=True))
-    tensor += _opening(_TENSOR_RAW_DATA, constant.nbytes)
-    return _opening(_GRAPH_INITIALIZER, len(tensor) + constant.nbytes) + tensor
-
-
-def _opening(field_number: int, size: int) -> bytes:
-    """The tag and the length of a length-delimited field."""
-    return _varint(field_number << 3 | 2) + _varint(size)
-
-
-def _varint(value: int) -> bytes:
-    """A non-negative integer, seven bits a byte, least significant first."""
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes((*out, value))

@@ -9,47 +9,30 @@ a Clip before the Cast of a mask that is made of constants beyond the range (``m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import onnx
 import onnx.helper
-import onnx.numpy_helper
 
-from mptune.files import whole_file, write_bytes, writing
+from mptune.files import write_bytes
 from mptune.graph.casting.value_types import Resolution, add_barrier, needs_barrier, new_suffix, value_types
 from mptune.graph.folded import FoldedValues, LeftOut
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup, find_groups
 from mptune.graph.hazards.masks import is_held
 from mptune.graph.loading.model import Model, Node
-from mptune.graph.loading.tensors import Initializer, fill_value, is_external
+from mptune.graph.loading.tensors import fill_value
 from mptune.graph.plan import PRECISIONS, REDUCED, Precision, PrecisionPlan
-from mptune.graph.writing.model_file import (
-    add_cast,
-    add_metadata,
-    add_node,
-    clip_node,
-    frame_of,
-    inside,
-    saturate,
-    serialized,
-    serialized_size,
-)
+from mptune.graph.writing.model_file import add_cast, add_metadata, add_node, clip_node, frame_of, saturate
 from mptune.graph.writing.weights import (
-    ConstantStore,
-    LargeConstant,
-    NeededConstants,
-    StoredConstant,
+    NeededConstant,
     WeightBank,
-    banked,
-    in_file,
-    inline,
+    inline_tensor,
+    is_self_contained,
     rounded_tensor,
+    write_self_contained,
 )
-
-SELF_CONTAINED_LIMIT = 1_900_000_000
-"""Bytes up to which one file holds the model: protobuf messages end at 2 GiB."""
 
 
 class Rewriter:
@@ -58,12 +41,16 @@ class Rewriter:
     def __init__(self, grouped: GroupedModel, bank: WeightBank | None = None) -> None:
         self.types = value_types(grouped)
         self._model = model = grouped.model
+        self._bank = bank
         self._suffixes = {precision: new_suffix(model, str(precision)) for precision in PRECISIONS}
         self._held = {precision: new_suffix(model, f"{precision}_held") for precision in REDUCED}
         self._barrier, self._zero = new_suffix(model, "barrier"), new_suffix(model, "zero")
         self._frame = frame_of(model)
-        self._constants = NeededConstants(self.types, bank, self._suffixes)
-        self._store: ConstantStore = inline if bank is None else banked(bank)
+        # Constant nodes that the bank holds become constants of the graph; the others stay nodes in FP32.
+        in_bank = {} if bank is None else bank.places[Precision.FP32]
+        by_name = {n: c.node_index for n, c in model.initializers.items() if c.node_index is not None}
+        self._constant_nodes = {name: index for name, index in by_name.items() if name not in in_bank}
+        self._moved = frozenset(index for name, index in by_name.items() if name in in_bank)
 
     def write(self, plan: PrecisionPlan, path: Path, folded: FoldedValues | None = None) -> Path:
         """Write the typed model to ``path``, which must lie in the weight bank's folder.
@@ -71,7 +58,10 @@ class Rewriter:
         Args:
             folded: values that are constants already, in place of the nodes that compute them.
         """
-        return write_bytes(path, serialized(*self._typed(plan, self._store, folded=folded)))
+        proto, constants = self._typed(plan, folded=folded)
+        stored = inline_tensor if self._bank is None else self._bank.tensor_or_inline
+        proto.graph.initializer.extend(stored(*needed) for needed in constants)
+        return write_bytes(path, [proto.SerializeToString(deterministic=True)])
 
     def export(self, plan: PrecisionPlan, path: Path, metadata: Mapping[str, str] | None = None) -> Path:
         """Write the typed model self-contained; past 2 GiB its weights lie in ``path`` + ``.data``.
@@ -79,48 +69,31 @@ class Rewriter:
         Args:
             metadata: what to say of it in ``metadata_props``, whose keys get the prefix ``mptune.``.
         """
-        return write_self_contained(lambda store: self._typed(plan, store, metadata), path)
+        return write_self_contained(*self._typed(plan, metadata), path)
 
-    def exported_files(
-        self, plan: PrecisionPlan, path: Path, metadata: Mapping[str, str] | None = None
-    ) -> tuple[Path, ...]:
+    def exported_files(self, plan: PrecisionPlan, path: Path) -> tuple[Path, ...]:
         """What ``export`` would write and replace: ``path``, and past 2 GiB the file of weights beside it."""
-        if serialized_size(*self._typed(plan, inline, metadata)) <= SELF_CONTAINED_LIMIT:
-            return (path,)
-        return path, path.with_name(path.name + ".data")
+        data_path = path.with_name(path.name + ".data")
+        return (path,) if is_self_contained(*self._typed(plan)) else (path, data_path)
 
-    def beside(self, plan: PrecisionPlan, path: Path, metadata: Mapping[str, str] | None = None) -> ConstantStore:
-        """Constants by reference into what ``export`` wrote with the same arguments; small ones inline."""
-        if len(self.exported_files(plan, path, metadata)) == 1:
-            tensors = inside(*self._typed(plan, inline, metadata), path.name)
-        else:
-            constants = onnx.load(path, load_external_data=False).graph.initializer
-            tensors = {tensor.name: tensor for tensor in constants if is_external(tensor)}
-
-        def store(constant: Initializer, name: str, rounded_to: Precision | None) -> StoredConstant:
-            return tensors.get(name) or inline(constant, name, rounded_to)
-
-        return store
-
-    def exported(self, plan: PrecisionPlan) -> Iterator[bytes]:
-        """The bytes of the typed model, self-contained."""
-        return serialized(*self._typed(plan, inline))
+    def typed(self, plan: PrecisionPlan) -> onnx.ModelProto:
+        """The typed model in memory, self-contained."""
+        proto, constants = self._typed(plan)
+        proto.graph.initializer.extend(inline_tensor(*needed) for needed in constants)
+        return proto
 
     def node_precisions(self, plan: PrecisionPlan) -> dict[str, Precision]:
         """The precision of every node that has one, by node name."""
         return self.types.node_precisions(plan)
 
     def _typed(
-        self,
-        plan: PrecisionPlan,
-        store: ConstantStore,
-        metadata: Mapping[str, str] | None = None,
-        folded: FoldedValues | None = None,
-    ) -> tuple[onnx.ModelProto, list[LargeConstant]]:
-        """The typed model, and the constants whose data are still to be written."""
-        resolution = self.types.resolve(plan.stored)
-        left_out = LeftOut() if folded is None else folded.left_out(self.types, resolution)
-        dropped = self._constants.dropped_nodes(resolution) | resolution.dropped | left_out.nodes
+        self, plan: PrecisionPlan, metadata: Mapping[str, str] | None = None, folded: FoldedValues | None = None
+    ) -> tuple[onnx.ModelProto, list[NeededConstant]]:
+        """The typed model without the constants that it reads of the model, and these."""
+        types, resolution = self.types, self.types.resolve(plan.stored)
+        left_out = LeftOut() if folded is None else folded.left_out(types, resolution)
+        constants, unread = self._constants(resolution)
+        dropped = self._moved | unread | resolution.dropped | left_out.nodes
         proto = onnx.ModelProto()
         proto.CopyFrom(self._frame)
         add_metadata(proto, metadata or {})
@@ -132,7 +105,22 @@ class Rewriter:
             for name in node.outputs:
                 self._add_casts(proto.graph, name, resolution)
         proto.graph.initializer.extend(left_out.values)
-        return proto, self._constants.add_to(proto.graph, resolution, store, left_out.unread)
+        return proto, [needed for needed in constants if needed[0].name not in left_out.unread]
+
+    def _constants(self, resolution: Resolution) -> tuple[list[NeededConstant], frozenset[int]]:
+        """The constants that a plan reads, and the indices of the Constant nodes that it does not need."""
+        types, unread = self.types, set[int]()
+        constants: list[NeededConstant] = []
+        for name, constant in self._model.initializers.items():
+            precisions = resolution.constants.get(name, ()) if name in types.constants else (Precision.FP32,)
+            if name not in self._constant_nodes:
+                constants += [(constant, name, None)] if Precision.FP32 in precisions else []
+            elif Precision.FP32 not in precisions:
+                unread.add(self._constant_nodes[name])
+            for precision in REDUCED:
+                if precision in precisions:
+                    constants.append((types.in_precision(name, precision), name + self._suffixes[precision], precision))
+        return constants, frozenset(unread)
 
     def _name(self, value: str, precision: Precision, computed: Precision) -> str:
         """The name of a value's form in a precision; what must keep its name keeps it in FP32.
@@ -185,29 +173,6 @@ class Rewriter:
             add_cast(graph, source, result, precision, name)
 
 
-def write_self_contained(
-    typed: Callable[[ConstantStore], tuple[onnx.ModelProto, list[LargeConstant]]], path: Path
-) -> Path:
-    """Write a model that holds its constants; past 2 GiB they lie in ``path`` + ``.data``.
-
-    Args:
-        typed: the model with its constants in a store, and those whose data are still to be written.
-    """
-    if serialized_size(*typed(inline)) <= SELF_CONTAINED_LIMIT:
-        return write_bytes(path, serialized(*typed(inline)))
-    data_path = path.with_name(path.name + ".data")
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with (  # The last ends first, so the data have their name before the model has.
-            whole_file(path) as model_file,
-            whole_file(data_path) as data_file,
-            data_file.open("wb") as data,
-            model_file.open("wb") as file,
-        ):
-            file.writelines(serialized(*typed(in_file(data, data_path.name))))
-    return path
-
-
 def _set_output_type(node: onnx.NodeProto, precision: Precision) -> None:
     """Set the attribute that states the type of a node's output."""
     if node.op_type == "Cast":
@@ -225,4 +190,4 @@ def rewrite(model: Model, plan: PrecisionPlan, groups: Sequence[LayerGroup] | No
         PlanError: the plan does not fit the model.
     """
     grouped = GroupedModel(model, find_groups(model) if groups is None else tuple(groups))
-    return onnx.load_model_from_string(b"".join(Rewriter(grouped).exported(plan)))
+    return Rewriter(grouped).typed(plan)

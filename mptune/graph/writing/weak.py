@@ -19,8 +19,7 @@ from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import STANDARD_DOMAINS, Initializer, all_graphs, subgraphs
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.model_file import add_node, frame_of
-from mptune.graph.writing.rewrite import write_self_contained
-from mptune.graph.writing.weights import ConstantStore, LargeConstant, rounding_of
+from mptune.graph.writing.weights import rounding_of, write_self_contained
 
 _OPSET, _IR_VERSION = 17, 8
 """The newest that TensorRT 8.5 and 8.6 document, and the IR version that came with it."""
@@ -70,14 +69,9 @@ class WeakModel:
 
     def write(self, path: Path) -> None:
         """Write the model; past 2 GiB its constants lie in ``path`` + ``.data``."""
-        write_self_contained(self._in_store, path)
-
-    def _in_store(self, store: ConstantStore) -> tuple[onnx.ModelProto, list[LargeConstant]]:
         model = onnx.ModelProto()
         model.CopyFrom(self.proto)
-        stored = [store(constant, name, None) for name, constant in self.constants.items()]
-        model.graph.initializer.extend(each for each in stored if isinstance(each, onnx.TensorProto))
-        return model, [each for each in stored if isinstance(each, LargeConstant)]
+        write_self_contained(model, [(constant, name, None) for name, constant in self.constants.items()], path)
 
 
 def weak_model(grouped: GroupedModel, plan: PrecisionPlan) -> WeakModel:

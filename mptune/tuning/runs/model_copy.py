@@ -15,9 +15,8 @@ from mptune.data.metrics.tasks import CALLABLE, undirected
 from mptune.engines.loading import load_typed_model
 from mptune.errors import ModelError, RunError
 from mptune.files import READ_ERRORS, open_file, read_bytes, read_json, whole_file, write_bytes, write_json, writing
-from mptune.graph.grouping.apart import set_apart
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups, groups_sha256
+from mptune.graph.grouping.groups import find_groups, groups_sha256, set_apart
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision
 from mptune.graph.writing.rewrite import Rewriter

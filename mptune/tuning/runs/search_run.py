@@ -19,9 +19,8 @@ from mptune.engines.workers import Workers
 from mptune.errors import RunError
 from mptune.files import read_bytes, write_bytes, write_json, writing
 from mptune.finding import Finding
-from mptune.graph.grouping.apart import KIND
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import LayerGroup, find_fitting_groups, find_groups, groups_sha256
+from mptune.graph.grouping.groups import RANGE_KIND, LayerGroup, find_fitting_groups, find_groups, groups_sha256
 from mptune.graph.hazards.hazard import Hazard, hazard_findings
 from mptune.graph.hazards.interface import interface_findings
 from mptune.graph.loading.model import Model
@@ -301,7 +300,8 @@ class SearchRun(MeasuringRun):
             self._engines.close()  # its toolchain is of the groups before
             self._toolchain = None
             self._context = self._make_context()
-        self._save(nodes_apart=tuple(name for group in grouped.groups if group.kind == KIND for name in group.nodes))
+        apart = [group for group in grouped.groups if group.kind == RANGE_KIND]
+        self._save(nodes_apart=tuple(name for group in apart for name in group.nodes))
         return hazards
 
     def _settle_study(self) -> None:

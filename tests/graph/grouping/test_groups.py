@@ -9,11 +9,11 @@ import onnx
 import pytest
 
 from mptune.errors import PlanError
+from mptune.graph.facts import node_rule
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import FOLDED, LayerGroup, find_fitting_groups, find_groups, find_units
 from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
 from mptune.graph.loading.model import Model, load_model
-from mptune.graph.op_rules import node_rule
 from tests.graph import models
 from tests.graph.models import constant, node, value, weight
 

@@ -10,8 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from mptune.graph.grouping.norms import Pattern
-from mptune.graph.grouping.patterns import find_patterns
+from mptune.graph.grouping.patterns import Pattern, find_patterns
 from mptune.graph.loading.model import Model, load_model
 from tests.graph import models
 from tests.graph.models import constant, node, value, weight

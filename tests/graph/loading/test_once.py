@@ -7,11 +7,10 @@ import weakref
 from pathlib import Path
 
 from mptune.graph.casting.value_types import value_types
-from mptune.graph.facts import facts_of
+from mptune.graph.facts import facts_of, node_rule, node_rules
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
-from mptune.graph.op_rules import node_rule, node_rules
 from tests.graph.models import mlp, save
 
 

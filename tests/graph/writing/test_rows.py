@@ -11,12 +11,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-import mptune.graph.writing.rewrite
+import mptune.graph.writing.weights
+from mptune.graph.facts import node_rule
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup, find_groups
 from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
 from mptune.graph.loading.model import load_model
-from mptune.graph.op_rules import node_rule
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter
@@ -777,7 +777,7 @@ def test_row_19_external_data_is_referred_to_or_taken_along(tmp_path: Path, monk
     plan = case.plan("one")
     assert case.rewriter.write(plan, case.folder / "typed.onnx").stat().st_size < 2000
     inside = case.rewriter.export(plan, tmp_path / "inside.onnx")
-    monkeypatch.setattr(mptune.graph.writing.rewrite, "SELF_CONTAINED_LIMIT", 0)  # as if the weights passed 2 GiB
+    monkeypatch.setattr(mptune.graph.writing.weights, "SELF_CONTAINED_LIMIT", 0)  # as if the weights passed 2 GiB
     beside = case.rewriter.export(plan, tmp_path / "beside.onnx")
     assert (tmp_path / "beside.onnx.data").stat().st_size == 64 * 64 * 6
     feed = feeds(case.model)
