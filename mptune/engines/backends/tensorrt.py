@@ -22,7 +22,7 @@ from mptune.engines.tensorrt.jobs import (
     TensorRtEngine,
 )
 from mptune.engines.tensorrt.library import AHEAD_OF_TIME, RTX_CAPABILITIES, Kind, install_line, is_installed
-from mptune.engines.tensorrt.operators import CURE, foreign_operators, named_operators, refused_in_bf16
+from mptune.engines.tensorrt.operators import CURE, foreign_operators, refused_in_bf16
 from mptune.engines.tensorrt.session import EngineOptions
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.processes.parent import run_once
@@ -59,11 +59,11 @@ class TensorRt:
                 hint = "search on the device itself, or leave --engine at auto to predict"
             is_unexpected = gpu is not None and bool(title) and runs_on(self.name, gpu)
             return Availability("", title, obstacle, hint, is_unexpected)
-        operators = {} if model is None else foreign_operators(model)
+        operators = "" if model is None else foreign_operators(model)
         if model is not None and operators:
             complaint = run_once(ParseJob(self.name, model.path, place.plugins), PROBE_TIMEOUT_S)
             if complaint is not None:
-                obstacle = f"its parser does not take this model with {named_operators(operators)}: {complaint}"
+                obstacle = f"its parser does not take this model with {operators}: {complaint}"
                 return Availability("", title, obstacle, CURE, is_unexpected=True, is_models_fault=gpu is not None)
         notes = _usable_library(self.name).warnings
         return Availability("builds" if gpu is None else "measures", title, loads_plugins=True, notes=notes)

@@ -17,9 +17,9 @@ import numpy as np
 from mptune.engines.base import EngineError, FailureKind, Progress
 from mptune.engines.jobs.samples import Feed
 from mptune.engines.tensorrt.failures import (
-    ParserComplaint,
     build_failure,
     construct,
+    parser_complaint,
     parser_failure,
     skipped_tactics,
 )
@@ -28,7 +28,6 @@ from mptune.errors import SettingsError
 from mptune.files import whole_file
 from mptune.settings import ShapeRange, TensorRtSettings
 
-_MIB = 1 << 20
 _LOCK_TIMEOUT_S = 60.0
 _LOCK_ERRORS = (OSError, filelock.Timeout)
 _REPORT_EVERY_S = 0.25
@@ -48,10 +47,7 @@ class BuildObjects(list[Any]):
 
 @contextmanager
 def _locked(path: Path) -> Iterator[bytes]:
-    """Hold the lock of a file that the processes of a run share; yields what it holds.
-
-    It is held to read and to write, not while an engine is built.
-    """
+    """Hold the lock of a file that the processes of a run share, to read and to write; yields what it holds."""
     with filelock.FileLock(path.with_name(path.name + ".lock"), timeout=_LOCK_TIMEOUT_S):
         yield path.read_bytes() if path.exists() else b""
 
@@ -89,13 +85,14 @@ def attach_timing_cache(path: Path, config: Any, log: Any, objects: BuildObjects
 def save_timing_cache(path: Path, config: Any) -> list[str]:
     """Write the timing cache, merged with what other processes have written meanwhile; returns warnings."""
     timing_cache = config.get_timing_cache()
+    if timing_cache is None:
+        return []
     try:
         with _locked(path) as content:
-            written = config.create_timing_cache(content) if content and timing_cache is not None else None
+            written = config.create_timing_cache(content) if content else None
             if written is not None:
                 timing_cache.combine(written, ignore_mismatch=False)
-            if timing_cache is not None:
-                _write(path, timing_cache.serialize())
+            _write(path, timing_cache.serialize())
     except _LOCK_ERRORS as error:
         return [f"the timing cache could not be written ({error}): later builds take longer; free some space"]
     return []
@@ -168,11 +165,9 @@ def build_engine(
     objects = BuildObjects() if objects is None else objects
     builder, network, _ = parse_network(library, model, objects)
     log = objects[0]
-    config = builder.create_builder_config()
-    objects.append(config)
+    config, profile = builder.create_builder_config(), builder.create_optimization_profile()
+    objects += [config, profile]
     _configure(library, config, options)
-    profile = builder.create_optimization_profile()
-    objects.append(profile)
     if _fill_profile(network, profile, samples, options.shapes) and config.add_optimization_profile(profile) < 0:
         raise build_failure(log, "TensorRT refuses the optimization profile")
     warnings = list(library.warnings)
@@ -182,9 +177,8 @@ def build_engine(
         warnings += attach_timing_cache(cache_file, config, log, objects)
     monitor = _monitor_class(library.trt)(monotonic() + timeout_s, report)
     config.progress_monitor = monitor
-    objects.append(monitor)
     memory = builder.build_serialized_network(network, config)
-    objects.append(memory)
+    objects += [monitor, memory]
     if monitor.cancelled:
         raise EngineError(FailureKind.TIMEOUT, f"no engine after {timeout_s:g} s: the build was cancelled")
     if memory is None or not memory.nbytes:
@@ -219,7 +213,7 @@ def parse_network(library: Library, model: Path, objects: BuildObjects | None = 
             importer = str(parser_error.func() or "").removeprefix("import")
             operator = parser_error.node_operator() or (importer if onnx.defs.has(importer) else "")
             words, node = parser_error.desc() or "", parser_error.node_name() or ""
-            complaints.append(ParserComplaint(parser_error.code().name, words, node, operator))
+            complaints.append(parser_complaint(parser_error.code().name, words, node, operator))
         raise parser_failure(complaints, log)
     return builder, network, parser
 
@@ -232,7 +226,7 @@ def _configure(library: Library, config: Any, options: BuildOptions) -> None:
     config.builder_optimization_level = settings.optimization_level
     config.avg_timing_iterations = AVERAGED_TIMINGS
     if settings.workspace_mb is not None:
-        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, settings.workspace_mb * _MIB)
+        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, settings.workspace_mb << 20)
     if library.is_rtx and options.capabilities:
         config.num_compute_capabilities = len(options.capabilities)
         for position, capability in enumerate(options.capabilities):
@@ -249,7 +243,7 @@ def _fill_profile(network: Any, profile: Any, samples: Sequence[Feed], shapes: S
     Smallest and largest are those of all samples, the usual one is the first sample's; the user's shapes go before.
     """
     ranges = {shape.name: shape for shape in shapes}
-    dynamic: dict[str, tuple[int, ...]] = {}
+    dynamic: dict[str, str] = {}
     has_values = False
     for position in range(network.num_inputs):
         tensor = network.get_input(position)
@@ -265,15 +259,16 @@ def _fill_profile(network: Any, profile: Any, samples: Sequence[Feed], shapes: S
             _set_values(profile, name, arrays)
             has_values = True
         if -1 in declared:
-            dynamic[name] = declared
+            dynamic[name] = _text(declared)
             usual, smallest, largest = _range([np.array(array.shape) for array in arrays])
             if name in ranges:
-                _check_range(ranges[name], declared, (smallest, largest))
-                smallest, usual, largest = ranges[name].smallest, ranges[name].usual, ranges[name].largest
+                given = ranges[name]
+                _check_range(given, declared, (smallest, largest))
+                smallest, usual, largest = given.smallest, given.usual, given.largest
             profile.set_shape(name, smallest, usual, largest)
     unknown = sorted(set(ranges) - set(dynamic))
     if unknown:
-        names = ", ".join(f"{name} ({_text(shape)})" for name, shape in dynamic.items()) or "none"
+        names = ", ".join(f"{name} ({shape})" for name, shape in dynamic.items()) or "none"
         message = f"names {unknown[0]!r}, which is no dynamic input"
         raise SettingsError(message, f"dynamic inputs: {names}", setting="shapes")
     return has_values or bool(dynamic)
@@ -282,21 +277,16 @@ def _fill_profile(network: Any, profile: Any, samples: Sequence[Feed], shapes: S
 def _set_values(profile: Any, name: str, arrays: Sequence[np.ndarray]) -> None:
     """Set the range of values of an input that is a shape."""
     dtype = arrays[0].dtype
-    if dtype.kind not in "iu":
-        raise EngineError(
-            FailureKind.UNSUPPORTED,
-            f"input {name!r} decides a shape and is of type {dtype}: TensorRT takes INT32 and INT64 there, so cast it"
-            " in the model",
-        )
-    usual, smallest, largest = _range([array.ravel() for array in arrays])
-    try:
-        profile.set_shape_input(name, smallest, usual, largest)
-    except (TypeError, OverflowError) as error:  # before 10.11 pyCore.cpp takes 32 bits
-        raise EngineError(
-            FailureKind.UNSUPPORTED,
-            f"input {name!r} decides a shape and holds {max(map(abs, (*smallest, *largest)))}, and this TensorRT takes"
-            f" INT32 there: give values of at most {np.iinfo(np.int32).max}",
-        ) from error
+    problem = f"is of type {dtype}: TensorRT takes INT32 and INT64 there, so cast it in the model"
+    if dtype.kind in "iu":
+        usual, smallest, largest = _range([array.ravel() for array in arrays])
+        try:
+            profile.set_shape_input(name, smallest, usual, largest)
+            return
+        except (TypeError, OverflowError):  # before 10.11 pyCore.cpp takes 32 bits
+            number, most = max(map(abs, (*smallest, *largest))), np.iinfo(np.int32).max
+            problem = f"holds {number}, and this TensorRT takes INT32 there: give values of at most {most}"
+    raise EngineError(FailureKind.UNSUPPORTED, f"input {name!r} decides a shape and {problem}")
 
 
 def _range(arrays: Sequence[np.ndarray]) -> tuple[tuple[int, ...], ...]:
@@ -308,18 +298,18 @@ def _range(arrays: Sequence[np.ndarray]) -> tuple[tuple[int, ...], ...]:
 def _check_range(given: ShapeRange, declared: tuple[int, ...], observed: Sequence[tuple[int, ...]]) -> None:
     """Raise where the user's range does not fit the model's declaration or the shapes in the data."""
     bounds = list(zip(given.smallest, given.largest, strict=True))
+    message = hint = ""
     if len(bounds) != len(declared) or any(
-        size != -1 and pair != (size, size) for pair, size in zip(bounds, declared, strict=True)
+        n != -1 and pair != (n, n) for n, pair in zip(declared, bounds, strict=True)
     ):
-        message = f"{given.name}: {_text(given.largest)} does not fit the input's shape {_text(declared)}"
-        raise SettingsError(message, "give every dimension, the fixed ones as they are", setting="shapes")
+        message = f"{_text(given.largest)} does not fit the input's shape {_text(declared)}"
+        hint = "give every dimension, the fixed ones as they are"
     for shape in observed:
-        if any(not low <= size <= high for (low, high), size in zip(bounds, shape, strict=True)):
-            raise SettingsError(
-                f"{given.name}: the data hold the shape {_text(shape)}, which is out of range",
-                "widen the range, or give data of the shapes that you will deploy",
-                setting="shapes",
-            )
+        if not message and any(not low <= n <= high for n, (low, high) in zip(shape, bounds, strict=True)):
+            message = f"the data hold the shape {_text(shape)}, which is out of range"
+            hint = "widen the range, or give data of the shapes that you will deploy"
+    if message:
+        raise SettingsError(f"{given.name}: {message}", hint, setting="shapes")
 
 
 def _text(shape: Sequence[int]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from mptune.engines.base import EngineError, FailureKind
@@ -38,12 +37,7 @@ _KINDS = tuple(
     )
 )
 """The first that a logged error matches is its kind; others are classified as CUDA's."""
-_RANKS = {
-    FailureKind.OUT_OF_MEMORY: 0,
-    FailureKind.ERROR: 2,
-    FailureKind.DRIVER: 3,
-    FailureKind.DEVICE_LOST: 4,
-}
+_RANKS = {FailureKind.OUT_OF_MEMORY: 0, FailureKind.ERROR: 2, FailureKind.DRIVER: 3, FailureKind.DEVICE_LOST: 4}
 """Of several errors that are logged, the one of the lowest rank is what failed; all other kinds have rank 1."""
 _SHORT_OF_MEMORY = re.compile(
     r"insuff?i?cient memory|device memory is insufficient|could not be allocated", re.IGNORECASE
@@ -87,8 +81,7 @@ def build_failure(log: Any, otherwise: str = "") -> EngineError:
     kind, message = min(errors, key=lambda error: _RANKS.get(error[0], 1))
     # Too little memory is a warning only, and the layer is then without a kernel.
     if kind is FailureKind.NO_TACTIC and any(_SHORT_OF_MEMORY.search(text) for text in log.warnings):
-        kind = FailureKind.OUT_OF_MEMORY
-        message = f"{message}; tactics were skipped because of too little memory"
+        return EngineError(FailureKind.OUT_OF_MEMORY, f"{message}; tactics were skipped because of too little memory")
     return EngineError(kind, message)
 
 
@@ -99,56 +92,38 @@ def skipped_tactics(warnings: Sequence[str]) -> tuple[str, ...]:
     """
     short = [text for text in warnings if _SHORT_OF_MEMORY.search(text)]
     count = sum("skipping tactic" in text.lower() for text in short) or len(short)
-    if not count:
-        return ()
     tactics = "1 tactic" if count == 1 else f"{count} tactics"
-    return (
+    text = (
         f"TensorRT skipped {tactics} for want of memory, so that another build may choose other kernels: close other"
-        " programs, or set --workspace below what is always free",
+        " programs, or set --workspace below what is always free"
     )
+    return (text,) if count else ()
 
 
-@dataclass(frozen=True)
-class ParserComplaint:
-    """One error of the ONNX parser."""
-
-    code: str
-    words: str
-    node: str = ""
-    operator: str = ""
-
-    @property
-    def kind(self) -> FailureKind:
-        """``UNSUPPORTED`` for an unknown operator, attribute or type, else what the code says."""
-        is_unsupported = self.code.startswith("UNSUPPORTED")
-        if self.operator and (is_unsupported or "Plugin not found" in self.words):
-            return FailureKind.UNSUPPORTED
-        if is_unsupported and "data" in self.words and "type" in self.words:
-            return FailureKind.UNSUPPORTED
-        return FailureKind.OUT_OF_MEMORY if self.code == "MEM_ALLOC_FAILED" else FailureKind.PARSER
-
-    @property
-    def line(self) -> str:
-        """One line, with the node."""
-        lines = [clean(line) for line in self.words.splitlines()]
-        informative = [line for line in lines if line and not line.startswith("Invalid Node - ")]
-        message = informative[0] if informative else clean(self.words)
-        if message in ("false", ""):
-            message = "TensorRT's parser does not support it"
-        node = f" node {self.node!r}" if self.node else ""
-        return f"{self.operator}{node}: {message}" if self.operator else message
+def parser_complaint(code: str, words: str, node: str = "", operator: str = "") -> EngineError:
+    """One error of the ONNX parser; it is about an unknown operator, attribute or type where it is ``UNSUPPORTED``."""
+    kind = FailureKind.OUT_OF_MEMORY if code == "MEM_ALLOC_FAILED" else FailureKind.PARSER
+    if code.startswith("UNSUPPORTED") and (operator or ("data" in words and "type" in words)):
+        kind = FailureKind.UNSUPPORTED
+    if operator and "Plugin not found" in words:
+        kind = FailureKind.UNSUPPORTED
+    lines = [clean(line) for line in words.splitlines()]
+    message = next((line for line in lines if line and not line.startswith("Invalid Node - ")), clean(words))
+    if message in ("false", ""):
+        message = "TensorRT's parser does not support it"
+    where = f"{operator} node {node!r}: " if node else f"{operator}: "
+    return EngineError(kind, f"{where if operator else ''}{message}")
 
 
-def parser_failure(complaints: Sequence[ParserComplaint], log: Any) -> EngineError:
+def parser_failure(complaints: Sequence[EngineError], log: Any) -> EngineError:
     """The error for a model that TensorRT's parser rejects; the first about an unsupported operator counts."""
     if not complaints:
         return build_failure(log, "TensorRT's parser rejects the model without a message")
-    about_operators = (each for each in complaints if each.kind is FailureKind.UNSUPPORTED and each.operator)
-    first = next(about_operators, complaints[0])
+    first = next((each for each in complaints if each.kind is FailureKind.UNSUPPORTED), complaints[0])
     file = next((text for text in log.errors if "Failed to open file" in text), None)
     if file is not None and first.kind is FailureKind.PARSER:
         return EngineError(FailureKind.PARSER, clean(file))
-    return EngineError(first.kind, first.line)
+    return first
 
 
 def classify(text: str) -> FailureKind:

@@ -7,13 +7,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
-from mptune.data.archive import read_samples
 from mptune.engines.base import EngineError, FailureKind, Stage
 from mptune.engines.cuda import runtime as cuda
 from mptune.engines.jobs.layer_times import LayerTime
-from mptune.engines.jobs.samples import Feed, cached_samples
+from mptune.engines.jobs.samples import cached_samples
 from mptune.engines.tensorrt.builder import BuildObjects, BuildOptions, build_engine, parse_network
 from mptune.engines.tensorrt.failures import construct
 from mptune.engines.tensorrt.layers import layer_times, profiler_class, read_layers
@@ -27,8 +24,6 @@ PROFILED_RUNS, UNTIMED_RUNS = 20, 5
 """Executions that a profile averages over, without the longest; warm-up executions before these."""
 _OPEN_SESSIONS = ("baseline", "switched 0", "waists")
 """What stays open in the worker from job to job and holds memory of the device."""
-_SHAPE_VALUES = 64
-"""An integer input of at most this many elements may be a shape; of all others only the shape is needed to build."""
 
 
 @dataclass(frozen=True)
@@ -68,19 +63,15 @@ class LibraryJob:
 
 @dataclass(frozen=True)
 class ParseJob:
-    """Whether the parser of TensorRT or TensorRT-RTX takes a model: None where it does, else why not."""
+    """Parse a model with TensorRT or TensorRT-RTX."""
 
     kind: Kind
     model: Path
     plugins: tuple[Path, ...] = ()
 
-    def run(self, state: WorkerState) -> str | None:
-        library = load_library(self.kind, self.plugins)
-        try:
-            parse_network(library, self.model)
-        except EngineError as error:
-            return error.message
-        return None
+    def run(self, state: WorkerState) -> None:
+        """Raises EngineError: the parser does not take it."""
+        parse_network(load_library(self.kind, self.plugins), self.model, state.transient(BuildObjects))
 
 
 @dataclass(frozen=True)
@@ -110,34 +101,16 @@ class BuildJob:
         for slot in _OPEN_SESSIONS if self.alone else ():
             state.drop(slot)
         library = load_library(self.options.kind, self.options.plugins)
-        outlines = state.cached("outlines", self.samples, lambda: _outlines(self.samples))
+        samples = [sample for path in self.samples for sample in cached_samples(state, path)]
         objects = state.transient(BuildObjects)  # Freed once the answer is sent.
-        started = time.perf_counter()
+        started, limit_s = time.perf_counter(), self.timeout_s
         built = build_engine(
-            library,
-            self.model,
-            self.options,
-            outlines,
-            timeout_s=self.timeout_s,
-            report=state.report,
-            objects=objects,
+            library, self.model, self.options, samples, timeout_s=limit_s, report=state.report, objects=objects
         )
         build_s = time.perf_counter() - started
         with whole_file(self.engine_path) as partial_path:
             partial_path.write_bytes(built.memory)
         return BuildResult(build_s, built.memory.nbytes, built.warnings)
-
-
-def _outlines(paths: tuple[Path, ...]) -> tuple[Feed, ...]:
-    """The samples' shapes as arrays that take no memory; an input that may be a shape keeps its values."""
-
-    def outline(array: np.ndarray) -> np.ndarray:
-        if array.dtype.kind in "iu" and array.size <= _SHAPE_VALUES:
-            return array
-        return np.broadcast_to(np.zeros((), array.dtype), array.shape)
-
-    samples = (sample for path in paths for sample in read_samples(path))
-    return tuple({name: outline(array) for name, array in sample.items()} for sample in samples)
 
 
 @dataclass(frozen=True)

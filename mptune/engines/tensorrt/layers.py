@@ -44,19 +44,16 @@ def read_layers(information: str) -> tuple[Layer, ...]:
         return ()
     layers = []
     for entry in document.get("Layers", ()) if isinstance(document, dict) else ():
-        if isinstance(entry, dict):  # else a name alone
-            parts = map(_NODE.fullmatch, _SEPARATORS.split(str(entry.get("Metadata") or "")))
-            nodes = tuple(match["name"] for match in parts if match)
-            layers.append(Layer(str(entry.get("Name", "")), nodes, _precisions(entry.get("Outputs"))))
+        if not isinstance(entry, dict):  # a name alone
+            continue
+        parts = map(_NODE.fullmatch, _SEPARATORS.split(str(entry.get("Metadata") or "")))
+        nodes = tuple(match["name"] for match in parts if match)
+        types = set()  # without integers and other floats
+        for output in entry.get("Outputs") or ():
+            text = next((str(output[key]) for key in _TYPE_KEYS if output.get(key)), "")
+            types.add(next((precision for precision, form in _TYPES if form.search(text)), None))
+        layers.append(Layer(str(entry.get("Name", "")), nodes, frozenset(p for p in types if p is not None)))
     return tuple(layers)
-
-
-def _precisions(tensors: Any) -> frozenset[Precision]:
-    """The floating types of tensors, without integers and other floats."""
-    entries = [entry for entry in tensors if isinstance(entry, dict)] if isinstance(tensors, list) else []
-    texts = [next((str(entry[key]) for key in _TYPE_KEYS if entry.get(key)), "") for entry in entries]
-    matches = (next((precision for precision, form in _TYPES if form.search(text)), None) for text in texts)
-    return frozenset(precision for precision in matches if precision is not None)
 
 
 def type_warnings(nodes: Mapping[str, Precision], layers: Sequence[Layer]) -> tuple[str, ...]:
@@ -82,32 +79,22 @@ def type_warnings(nodes: Mapping[str, Precision], layers: Sequence[Layer]) -> tu
 
 
 def layer_times(executions: Sequence[Mapping[str, float]], layers: Sequence[Layer]) -> tuple[LayerTime, ...]:
-    """Combine the profiler's times with the inspector's layers."""
-    nodes: dict[str, tuple[str, ...]] = {}
-    types: dict[str, frozenset[Precision]] = {}
-    for layer in layers:
-        nodes[layer.name] = nodes.get(layer.name, ()) + layer.nodes
-        types[layer.name] = types.get(layer.name, frozenset()) | layer.outputs
-    names = dict.fromkeys(name for execution in executions for name in execution)
-    if not any(nodes.get(name) for name in names):
-        reported = f"{len(names)} layers, none of which the inspector traces to the model" if names else "no layers"
+    """Combine the profiler's times with the inspector's layers; several may have one name.
+
+    A time is the mean without the longest, which may come from an interruption; a single one is its own mean.
+    """
+    times = []
+    for name in dict.fromkeys(name for execution in executions for name in execution):
+        named = [layer for layer in layers if layer.name == name]
+        ordered = sorted(execution.get(name, 0.0) for execution in executions)
+        steady = ordered[:-1] or ordered
+        nodes = tuple(node for layer in named for node in layer.nodes)
+        types = tuple(precision for precision in PRECISIONS if any(precision in layer.outputs for layer in named))
+        times.append(LayerTime(nodes, sum(steady) / len(steady), name, types))
+    if not any(time.nodes for time in times):
+        reported = f"{len(times)} layers, none of which the inspector traces to the model" if times else "no layers"
         raise EngineError(FailureKind.UNSUPPORTED, f"the profiler reports {reported}")
-    return tuple(
-        LayerTime(
-            nodes.get(name, ()),
-            _steady_mean([execution.get(name, 0.0) for execution in executions]),
-            name,
-            tuple(precision for precision in PRECISIONS if precision in types.get(name, ())),
-        )
-        for name in names
-    )
-
-
-def _steady_mean(values: Sequence[float]) -> float:
-    """The mean without the largest value, which may come from an interruption; a single value is its own mean."""
-    ordered = sorted(values)
-    steady = ordered[:-1] or ordered
-    return sum(steady) / len(steady)
+    return tuple(times)
 
 
 @cache

@@ -23,14 +23,8 @@ from mptune.targets.detect import Gpu, cuda_series
 Kind = Literal["tensorrt", "tensorrt-rtx"]
 MODULES: Mapping[Kind, str] = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
 
-AHEAD_OF_TIME: Mapping[tuple[int, int], str] = {
-    (7, 5): "SM75",
-    (8, 0): "SM80",
-    (8, 6): "SM86",
-    (8, 9): "SM89",
-    (12, 0): "SM120",
-    (12, 1): "SM121",
-}
+_BUILT_FOR = ((7, 5), (8, 0), (8, 6), (8, 9), (12, 0), (12, 1))
+AHEAD_OF_TIME: Mapping[tuple[int, int], str] = {(major, minor): f"SM{major}{minor}" for major, minor in _BUILT_FOR}
 """Compute capabilities that TensorRT-RTX builds for, by their names in ``ComputeCapability`` (TensorRT-RTX 1.7)."""
 RTX_CAPABILITIES = frozenset({(8, 6), (8, 9), (12, 0), (12, 1)})
 """Compute capabilities of the GPUs that TensorRT-RTX is chosen for.
@@ -89,20 +83,17 @@ def load_library(kind: Kind, plugins: Sequence[Path] = ()) -> Library:
     """
     try:
         trt = importlib.import_module(MODULES[kind])
-    except ModuleNotFoundError as error:
-        is_part = (error.name or "").split(".")[0] != MODULES[kind]
-        message = f"{kind} is installed, but its part {error.name!r} is not" if is_part else f"{kind} is not installed"
-        raise EngineError(FailureKind.UNSUPPORTED, message) from error
     except (ImportError, OSError, RuntimeError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        message = f"{kind} is installed, but a library that it needs does not load: {reason}"
+        message = f"{kind} is not installed"
+        if not isinstance(error, ModuleNotFoundError):
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            message = f"{kind} is installed, but a library that it needs does not load: {reason}"
+        elif (error.name or "").split(".")[0] != MODULES[kind]:
+            message = f"{kind} is installed, but its part {error.name!r} is not"
         raise EngineError(FailureKind.UNSUPPORTED, message) from error
     version = str(getattr(trt, "__version__", ""))
     warnings = check_version(kind, version)
-    if not _register_plugins(trt):
-        warnings += (
-            f"{kind} could not register its plugins: models with RoiAlign and the like fail; install it again",
-        )
+    _register_plugins(trt)
     for path in plugins:
         _load_plugin(trt, path)
     return Library(kind, trt, version, warnings)
@@ -111,28 +102,28 @@ def load_library(kind: Kind, plugins: Sequence[Path] = ()) -> Library:
 def check_version(kind: Kind, version: str) -> tuple[str, ...]:
     """Raise ``EngineError`` for a version that is not supported; warnings about one that is."""
     match = re.match(r"(\d+)\.(\d+)", version)
+    number = (int(match[1]), int(match[2])) if match else (0, 0)
+    problem = ""
     if match is None:
-        raise EngineError(FailureKind.UNSUPPORTED, f"{kind} reports its version as {version!r}: install it again")
-    number = int(match[1]), int(match[2])
-    if kind == "tensorrt-rtx":
+        problem = f"{kind} reports its version as {version!r}: install it again"
+    elif kind == "tensorrt-rtx":
         if number < (1, 7):
-            message = f"TensorRT-RTX {version} is too old, mptune needs 1.7: pip install --upgrade tensorrt-rtx"
-            raise EngineError(FailureKind.UNSUPPORTED, message)
-        return ()
-    if number < (10, 0):
-        export = ", or export a plan for it: `mptune export RUN --for tensorrt-8`" if number[0] == 8 else ""
-        raise EngineError(
-            FailureKind.UNSUPPORTED,
+            problem = f"TensorRT-RTX {version} is too old, mptune needs 1.7: pip install --upgrade tensorrt-rtx"
+    elif number < (10, 0):
+        problem = (
             f"TensorRT {version} has no strongly typed networks, mptune measures with 10.0 or later: on a Jetson update"
-            f" to JetPack 6.1 (TensorRT 10.3) or later{export}",
+            " to JetPack 6.1 (TensorRT 10.3) or later"
         )
-    if number < (10, 12):
+        problem += ", or export a plan for it: `mptune export RUN --for tensorrt-8`" if number[0] == 8 else ""
+    elif number < (10, 12):
         return (
             f"TensorRT {version}: strongly typed networks are fully available from 10.12 on, by NVIDIA's release notes:"
             " look out for warnings about layers that run in another type than asked for",
         )
-    if number >= (12, 0):
+    elif number >= (12, 0):
         return (f"TensorRT {version} is newer than any that this mptune was written for: upgrade mptune",)
+    if problem:
+        raise EngineError(FailureKind.UNSUPPORTED, problem)
     return ()
 
 
@@ -185,10 +176,10 @@ def collector_paused() -> Iterator[None]:
 
 
 @cache
-def _register_plugins(trt: Any) -> bool:
+def _register_plugins(trt: Any) -> None:
     """Register NVIDIA's plugins, once per process and before the first builder or runtime (NvInferPlugin.h)."""
     with collector_paused():
-        return bool(trt.init_libnvinfer_plugins(_log(trt), ""))
+        trt.init_libnvinfer_plugins(_log(trt), "")
 
 
 @cache

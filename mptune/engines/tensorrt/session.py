@@ -136,13 +136,13 @@ class TensorRtSession:
         self._runtime: Any = construct(lambda: trt.Runtime(self._log), self._log)
         try:
             self._load(path)
-            self._context = self._new_context()
             self._stream = cuda.Stream()
         except BaseException:
             self.close()
             raise
 
     def _load(self, path: Path) -> None:
+        """Load the engine and make its context. No variable holds them: they would live as long as a traceback."""
         trt = self.library.trt
         try:
             data = read_bytes(path)
@@ -152,7 +152,6 @@ class TensorRtSession:
         self._engine = self._runtime.deserialize_cuda_engine(data)
         if self._engine is None:
             raise self._refused(f"the engine {path.name} cannot be loaded")
-        # No variable holds the engine: it would live as long as an error's traceback.
         for index in range(self._engine.num_io_tensors):
             name = self._engine.get_tensor_name(index)
             kind = self._engine.get_tensor_dtype(name)
@@ -165,26 +164,22 @@ class TensorRtSession:
             (self.inputs if is_input else self.outputs)[name] = dtype
             if self._engine.get_tensor_location(name) == trt.TensorLocation.HOST:
                 self._on_host.add(name)
-
-    def _new_context(self) -> Any:
-        engine, trt = self._engine, self.library.trt
         if self.library.is_rtx:
-            runtime_config = engine.create_runtime_config()
+            runtime_config = self._engine.create_runtime_config()
             # By default kernels for the very shapes are compiled in the background, and the first runs use slower ones.
             strategies = trt.DynamicShapesKernelSpecializationStrategy
             runtime_config.dynamic_shapes_kernel_specialization_strategy = strategies.EAGER
             if self.options.runtime_cache is not None:
                 self._kernels = open_runtime_cache(self.options.runtime_cache, runtime_config)
-            context = engine.create_execution_context(runtime_config)
+            self._context = self._engine.create_execution_context(runtime_config)
         else:
-            context = engine.create_execution_context()
-        if context is None:
+            self._context = self._engine.create_execution_context()
+        if self._context is None:
             raise build_failure(self._log, "TensorRT made no execution context")
         # Engines are built DETAILED for the inspector, and contexts inherit that: enqueueing would take longer
         # (NvInferRuntime.h, setNvtxVerbosity).
-        if hasattr(context, "nvtx_verbosity"):
-            context.nvtx_verbosity = trt.ProfilingVerbosity.NONE
-        return context
+        if hasattr(self._context, "nvtx_verbosity"):
+            self._context.nvtx_verbosity = trt.ProfilingVerbosity.NONE
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -270,11 +265,21 @@ class TensorRtSession:
         """Copy the feeds to the engine's inputs; new shapes bind all tensors again."""
         stream = self._opened()
         open_log(self.library.trt)  # Messages of other sessions are not about this one.
-        arrays = self._checked(feeds)
+        arrays = {}
+        for name, dtype in self.inputs.items():
+            if name not in feeds:
+                raise EngineError(FailureKind.ERROR, f"no value is given for input {name!r}")
+            array = np.asarray(feeds[name], order="C")
+            arrays[name] = array.astype(dtype, copy=False)
+            if array.dtype == np.float64 and dtype == np.float32:
+                # TensorRT has no FP64: its parser declares such inputs FP32 (onnx-tensorrt's ModelImporter).
+                self._warn(f"input {name!r} is FP64, and FP32 in the engine: give FP32 where you deploy it")
+            # Floats are cast to another width, integers where that keeps their values.
+            elif array.dtype.kind != dtype.kind or (dtype.kind in "iu" and not np.array_equal(arrays[name], array)):
+                message = f"input {name!r} is of type {dtype}, and {array.dtype} was given"
+                raise EngineError(FailureKind.ERROR, message)
         # Shapes of outputs may depend on the values of inputs on the host.
-        key = tuple(
-            (name, array.shape, array.tobytes() if name in self._on_host else b"") for name, array in arrays.items()
-        )
+        key = tuple((name, a.shape, a.tobytes() if name in self._on_host else b"") for name, a in arrays.items())
         if self._bound is None or self._bound.key != key:
             if self._bound is not None:
                 stream.synchronize()  # What was bound may not be released before (NvInferRuntime.h, enqueueV3).
@@ -292,31 +297,21 @@ class TensorRtSession:
                 place.upload(arrays[name], stream)
         return self._bound
 
-    def _checked(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The engine's inputs as contiguous arrays of its types."""
-        arrays = {}
-        for name, dtype in self.inputs.items():
-            if name not in feeds:
-                raise EngineError(FailureKind.ERROR, f"no value is given for input {name!r}")
-            array = np.asarray(feeds[name], order="C")
-            cast = array.astype(dtype, copy=False)
-            if array.dtype == np.float64 and dtype == np.float32:
-                # TensorRT has no FP64: its parser declares such inputs FP32 (onnx-tensorrt's ModelImporter).
-                self._warn(f"input {name!r} is FP64, and FP32 in the engine: give FP32 where you deploy it")
-            # Floats are cast to another width, integers where that keeps their values.
-            elif array.dtype.kind != dtype.kind or (dtype.kind in "iu" and not np.array_equal(cast, array)):
-                message = f"input {name!r} is of type {dtype}, and {array.dtype} was given"
-                raise EngineError(FailureKind.ERROR, message)
-            arrays[name] = cast
-        return arrays
-
     def _bind_all(self, bound: _Bound, arrays: Mapping[str, np.ndarray]) -> None:
         """Set the shapes of inputs and the addresses of all tensors."""
         context = self._context
+
+        def place(name: str, dtype: np.dtype[Any], shape: tuple[int, ...], places: dict[str, Any]) -> None:
+            on_host = name in self._on_host
+            places[name] = host_memory(shape, dtype) if on_host else cuda.DeviceBuffer(shape, dtype)
+            address = places[name].ctypes.data if on_host else places[name].address
+            if not context.set_tensor_address(name, address):
+                raise self._refused(f"the address of {name!r} is refused")
+
         for name, array in arrays.items():
             if not context.set_input_shape(name, array.shape):
                 raise self._refused(f"shape {array.shape} of input {name!r} is not what the engine was built for")
-            self._place(name, self.inputs[name], array.shape, bound.inputs)
+            place(name, self.inputs[name], array.shape, bound.inputs)
             if name in self._on_host:
                 bound.inputs[name][...] = array
         try:
@@ -328,19 +323,11 @@ class TensorRtSession:
         for name, dtype in self.outputs.items():
             shape = tuple(context.get_tensor_shape(name))
             if -1 not in shape:
-                self._place(name, dtype, shape, bound.outputs)
+                place(name, dtype, shape, bound.outputs)
                 continue
             bound.outputs[name] = _allocator_class(self.library.trt)(dtype)
             if not context.set_output_allocator(name, bound.outputs[name]):
                 raise self._refused(f"the memory for {name!r} is refused")
-
-    def _place(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...], places: dict[str, Any]) -> None:
-        """Put memory for a tensor among the places and tell TensorRT its address."""
-        context, is_on_host = self._context, name in self._on_host
-        places[name] = host_memory(shape, dtype) if is_on_host else cuda.DeviceBuffer(shape, dtype)
-        address = places[name].ctypes.data if is_on_host else places[name].address
-        if not context.set_tensor_address(name, address):
-            raise self._refused(f"the address of {name!r} is refused")
 
     def _refused(self, what: str) -> EngineError:
         failure = build_failure(self._log, "TensorRT gives no reason")

@@ -120,14 +120,26 @@ def summarise(
     enqueue_ms: float | None = None,
 ) -> Latency:
     """Statistics of timed values, milliseconds per execution in their order; ``enqueue_ms`` is the host's median."""
-    settings = settings or LatencySettings()
     values = np.asarray(raw_ms, dtype=np.float64)
     if not len(values):
         raise ValueError("there are no values")
     median = float(np.median(values))
     p90, p99 = np.percentile(values, (90, 99), method="inverted_cdf")  # ``sorted[n - 1 - int((1 - p/100) * n)]``
-    mean = float(values.mean())
+    mean, max_cv = float(values.mean()), (settings or LatencySettings()).max_cv
     cv = float(values.std(ddof=1)) / mean if len(values) > 1 and mean > 0 else 0.0
+    warnings = []
+    if cv > max_cv:
+        warnings.append(f"latency varies by {cv:.1%} (limit {max_cv:.1%}): close other programs and lock the clocks")
+    span_ms = median * executions_per_value
+    if span_ms < MIN_SPAN_MS:
+        warnings.append(
+            f"one timed value spans only {span_ms:.3f} ms, close to the cost of the clock: use a larger --batch"
+        )
+    if enqueue_ms is not None and enqueue_ms > HOST_BOUND_RATIO * median:
+        warnings.append(
+            f"host-bound: enqueueing takes {enqueue_ms:.3f} ms of {median:.3f} ms, so precision hardly changes"
+            " it: use a larger --batch, or remove what keeps the model from running as a CUDA graph"
+        )
     return Latency(
         median_ms=median,
         p90_ms=float(p90),
@@ -136,29 +148,8 @@ def summarise(
         cv=cv,
         source="measured",
         raw_ms=tuple(round(float(value), 6) for value in values),
-        warnings=_warnings(median, cv, settings, executions_per_value, enqueue_ms),
+        warnings=tuple(warnings),
     )
-
-
-def _warnings(
-    median: float, cv: float, settings: LatencySettings, executions_per_value: int, enqueue_ms: float | None
-) -> tuple[str, ...]:
-    warnings = []
-    if cv > settings.max_cv:
-        warnings.append(
-            f"latency varies by {cv:.1%} (limit {settings.max_cv:.1%}): close other programs and lock the clocks"
-        )
-    span = median * executions_per_value
-    if span < MIN_SPAN_MS:
-        warnings.append(
-            f"one timed value spans only {span:.3f} ms, close to the cost of the clock: use a larger --batch"
-        )
-    if enqueue_ms is not None and enqueue_ms > HOST_BOUND_RATIO * median:
-        warnings.append(
-            f"host-bound: enqueueing takes {enqueue_ms:.3f} ms of {median:.3f} ms, so precision hardly changes"
-            " it: use a larger --batch, or remove what keeps the model from running as a CUDA graph"
-        )
-    return tuple(warnings)
 
 
 def calibrate(run_once: Callable[[], None], clock: Callable[[], float], settings: LatencySettings) -> Repetitions:
@@ -279,16 +270,11 @@ def pool_latencies(latencies: Sequence[Latency], settings: LatencySettings) -> L
     if len(latencies) == 1 or not all(latency.raw_ms for latency in latencies):
         return latencies[0]
     pooled = summarise([value for latency in latencies for value in latency.raw_ms], settings)
-    medians = [latency.median_ms for latency in latencies]
-    low, high = pooled.ci95_ms
-    return replace(
-        pooled,
-        ci95_ms=(min(low, *medians), max(high, *medians)),
-        warnings=max(latencies, key=lambda latency: latency.cv).warnings,
-    )
+    ends = [*pooled.ci95_ms, *(latency.median_ms for latency in latencies)]
+    warnings = max(latencies, key=lambda latency: latency.cv).warnings
+    return replace(pooled, ci95_ms=(min(ends), max(ends)), warnings=warnings)
 
 
-Bools = NDArray[np.bool_]
 LEVEL = 0.005
 """Share of the pairs of sessions of one plan that may be called different: half of the limit of 1 %, since values are
 not independent and sessions stop early (simulated: ``tests/engines/timing/test_enough.py``)."""
@@ -299,20 +285,16 @@ def is_lower(latency: Latency, other: Latency) -> bool:
     return bool(are_lower([latency, other])[0, 1])
 
 
-def are_lower(latencies: Sequence[Latency]) -> Bools:
+def are_lower(latencies: Sequence[Latency]) -> NDArray[np.bool_]:
     """Whether the row's latency is lower than the column's, as ``is_lower``; shape (latencies, latencies)."""
     medians = np.array([latency.median_ms for latency in latencies])
-    lows, highs = (np.array([latency.ci95_ms[side] for latency in latencies]) for side in (0, 1))
-    below, above = (np.array([_reaches(latency)[side] for latency in latencies]) for side in (0, 1))
-    lower: Bools = (medians[:, None] < medians[None, :]) & (highs[:, None] < lows[None, :])
+    lows, highs = np.array([latency.ci95_ms for latency in latencies]).reshape(-1, 2).T
+    # How far intervals reach below and above their medians where their level is ``LEVEL``.
+    stretch = np.array([_stretch(latency.degrees) for latency in latencies])
+    below, above = stretch * (medians - lows), stretch * (highs - medians)
+    lower: NDArray[np.bool_] = (medians[:, None] < medians[None, :]) & (highs[:, None] < lows[None, :])
     lower &= medians[None, :] - medians[:, None] > np.hypot(above[:, None], below[None, :])
     return lower
-
-
-def _reaches(latency: Latency) -> tuple[float, float]:
-    """How far the interval of a latency reaches below and above its median, in ms, where its level is ``LEVEL``."""
-    stretch, (low, high) = _stretch(latency.degrees), latency.ci95_ms
-    return stretch * (latency.median_ms - low), stretch * (high - latency.median_ms)
 
 
 @lru_cache(maxsize=1024)

@@ -87,7 +87,11 @@ class RatioEstimate:
 class SessionSpread:
     """The spread between sessions of one model on one device, estimated from all of its timings.
 
-    ``sd`` is between sessions, relative; None where no plan was timed more than once.
+    The model is a two-way layout: a plan's log ratio, less the effect of the baseline's session, and noise.
+
+    Attributes:
+        sd: between sessions, relative; None where no plan was timed more than once.
+        residual_variance, degrees: residual mean square of the layout, and its degrees of freedom.
     """
 
     def __init__(self, timings: Mapping[str, Sequence[SessionTiming]], anchor: str | None = None) -> None:
@@ -96,31 +100,39 @@ class SessionSpread:
         first = anchor if anchor is not None or not every else every[0].baseline
         named = dict.fromkeys([*([] if first is None else [first]), *(timing.baseline for timing in every)])
         self._index = {name: number for number, name in enumerate(named)}
-        repeated = [sessions for sessions in timings.values() if len(sessions) > 1]
-        self.residual_variance, self.degrees = _residual(repeated, self._index)
-        within = [timing.sd**2 for sessions in repeated for timing in sessions]
-        self._within = float(np.mean(within)) if within else 0.0
-        self._between = max(0.0, self.residual_variance - self._within) if self.degrees else 0.0
-        # Where timings differ by less than their sessions say, the bootstrap of few values has overstated it.
-        self._scale = min(1.0, self.residual_variance / self._within) if self._within > 0.0 and self.degrees else 1.0
-        self.sd = math.sqrt(self._between) if self.degrees else None
-        self._effects, self._covariance = self._predict(repeated)
-
-    def _predict(self, repeated: Sequence[Sequence[SessionTiming]]) -> tuple[Floats, Floats]:
-        """Effects of the baseline's sessions, shape (sessions,), and their covariance in units of ``sigma^2``."""
         count = len(self._index)
-        precision, response = np.eye(count), np.zeros(count)  # the prior's, in units of 1 / sigma^2
-        if self._between <= 0.0:
-            return np.zeros(count), np.eye(count)
-        weight = self._between / max(self.residual_variance, self._between)
-        for sessions in repeated:  # a plan's own effect is eliminated: nothing is known of it beforehand
-            numbers = [self._index[timing.baseline] for timing in sessions]
-            values = np.array([timing.log_ratio for timing in sessions])
-            design = np.eye(count)[numbers]
-            precision += weight * (design.T @ design - np.outer(design.sum(0), design.sum(0)) / len(sessions))
-            response -= weight * design.T @ (values - values.mean())
-        covariance: Floats = np.linalg.inv(precision).astype(np.float64)
-        return covariance @ response, covariance
+
+        # Plans that were timed again: their effects, those of the baseline's sessions, and what is left of the values.
+        repeated = [sessions for sessions in timings.values() if len(sessions) > 1]
+        values = np.array([timing.log_ratio for plan in repeated for timing in plan])
+        plans = np.array([number for number, plan in enumerate(repeated) for _ in plan], dtype=np.int64)
+        baselines = np.array([self._index[t.baseline] for plan in repeated for t in plan], dtype=np.int64)
+        self.residual_variance, self.degrees = 0.0, 0
+        if repeated:
+            design = np.hstack([np.eye(len(repeated))[plans], np.eye(count)[baselines]])
+            solution, _, rank, _ = np.linalg.lstsq(design, values, rcond=None)
+            self.degrees = len(values) - int(rank)
+            squares = float(np.sum((values - design @ solution) ** 2))
+            self.residual_variance = squares / self.degrees if self.degrees else 0.0
+        within = float(np.mean([timing.sd**2 for plan in repeated for timing in plan])) if repeated else 0.0
+        self._between = max(0.0, self.residual_variance - within) if self.degrees else 0.0
+        # Where timings differ by less than their sessions say, the bootstrap of few values has overstated it.
+        self._scale = min(1.0, self.residual_variance / within) if within > 0.0 and self.degrees else 1.0
+        self.sd = math.sqrt(self._between) if self.degrees else None
+
+        # Effects of the baseline's sessions, shape (sessions,), and their covariance in units of ``_between``: the best
+        # linear prediction, in which a plan's own effect is eliminated, since nothing is known of it beforehand.
+        self._effects, self._covariance = np.zeros(count), np.eye(count)
+        if self._between > 0.0:
+            weight = self._between / max(self.residual_variance, self._between)
+            precision, response = np.eye(count), np.zeros(count)
+            for number in range(len(repeated)):
+                of_plan = values[plans == number]
+                design = np.eye(count)[baselines[plans == number]]
+                precision += weight * (design.T @ design - np.outer(design.sum(0), design.sum(0)) / len(of_plan))
+                response -= weight * design.T @ (of_plan - of_plan.mean())
+            self._covariance = np.linalg.inv(precision).astype(np.float64)
+            self._effects = self._covariance @ response
 
     def estimate(self, sessions: Sequence[SessionTiming]) -> RatioEstimate:
         """The ratio of one plan; ``sessions`` (at least one) are all of its timings that count.
@@ -156,20 +168,6 @@ class SessionSpread:
         return RatioEstimate(log_ratio, math.sqrt(variance), degrees)
 
 
-def _residual(repeated: Sequence[Sequence[SessionTiming]], index: Mapping[str, int]) -> tuple[float, int]:
-    """Residual mean square of the two-way layout of plans and baseline sessions, and its degrees of freedom."""
-    rows = [(number, index[timing.baseline]) for number, plan in enumerate(repeated) for timing in plan]
-    if not rows:
-        return 0.0, 0
-    values = np.array([timing.log_ratio for plan in repeated for timing in plan])
-    plans, baselines = np.array(rows).T
-    design = np.hstack([np.eye(len(repeated))[plans], np.eye(len(index))[baselines]])
-    solution, _, rank, _ = np.linalg.lstsq(design, values, rcond=None)
-    degrees = len(values) - int(rank)
-    squares = float(np.sum((values - design @ solution) ** 2))
-    return (squares / degrees if degrees else 0.0), degrees
-
-
 LEAST_VALUES = 5
 """Values of each engine that every timing takes: the median of fewer is at the mercy of one outlier."""
 CLEAR = 4.0
@@ -198,38 +196,27 @@ class Enough:
     """Of the plan that is timed; NaN where it is not known or not to be judged by it."""
 
     def is_reached(self, values_ms: Sequence[float], baseline_ms: Sequence[float]) -> bool:
-        """Whether values that were taken in turn are enough."""
-        if len(values_ms) < LEAST_VALUES or not _is_look(len(values_ms)):
+        """Whether values that were taken in turn are enough; asked at 5, 7, 10, 14, 19, 27, ... values."""
+        look = float(LEAST_VALUES)
+        while round(look) < len(values_ms):
+            look *= _LOOK_GROWTH
+        if round(look) != len(values_ms):
             return False
         timing = SessionTiming.of_values("", values_ms, baseline_ms)
         if timing.sd <= max(EXACT, _OF_SPREAD * self.spread):
             return True
         # The spread counts twice: that of this session and that of the other plan's.
         margin = CLEAR * math.hypot(timing.sd, math.sqrt(2.0) * self.spread)
-        if timing.log_ratio - self._fastest_as_exact() >= margin:
+        # Far behind the fastest plan whose error is no larger?
+        if timing.log_ratio - min((x for x, error in self.others if error <= self.error), default=math.inf) >= margin:
             return True
-        gaps = [abs(timing.log_ratio - log_ratio) for log_ratio, _ in self._front()]
-        return timing.sd <= COARSE and len(gaps) > 1 and min(gaps) >= margin
-
-    def _fastest_as_exact(self) -> float:
-        """The smallest log ratio of a plan whose error is no larger; infinite where there is none."""
-        return min((log_ratio for log_ratio, error in self.others if error <= self.error), default=math.inf)
-
-    def _front(self) -> list[tuple[float, float]]:
-        """The others that no other one dominates."""
+        # Apart from every plan of the front?
         front: list[tuple[float, float]] = []
         for log_ratio, error in sorted(self.others):
             if not front or error < front[-1][1]:
                 front.append((log_ratio, error))
-        return front
-
-
-def _is_look(count: int) -> bool:
-    """Whether so many values are one of the numbers at which values are looked at: 5, 7, 10, 14, 20, 28, ..."""
-    look = float(LEAST_VALUES)
-    while round(look) < count:
-        look *= _LOOK_GROWTH
-    return round(look) == count
+        gaps = [abs(timing.log_ratio - log_ratio) for log_ratio, _ in front]
+        return timing.sd <= COARSE and len(gaps) > 1 and min(gaps) >= margin
 
 
 class Standings:

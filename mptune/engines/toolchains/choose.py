@@ -14,7 +14,7 @@ from mptune.engines.context import RunContext
 from mptune.engines.environment import cpu_model
 from mptune.engines.ort.cuda_session import PROBE_TIMEOUT_S, ProbeJob, probe
 from mptune.engines.ort.session import Provider
-from mptune.engines.tensorrt.operators import unparsed_operators
+from mptune.engines.tensorrt.operators import foreign_operators
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.engines.workers import Workers, observes_beside
 from mptune.errors import TargetError
@@ -122,9 +122,12 @@ def open_toolchain(target: Target, context: RunContext, workers: Workers | None 
             )
         device = cpu_model() if gpu is None else gpu.name
         return Toolchain(backend, target, context, provider, warnings, gpu=gpu, device=device, workers=workers)
-    unparsed = unparsed_operators(context.model)
-    if backend is None and unparsed:
-        text = f"TensorRT cannot parse {unparsed}: on {target.title} this model runs in ONNX Runtime only"
+    own = foreign_operators(context.model, "com.microsoft")
+    if backend is None and own:
+        text = (
+            f"TensorRT parses few of ONNX Runtime's own operators, and this model has {own}: on {target.title} it may"
+            " run in ONNX Runtime only"
+        )
         warnings = (*warnings, f"{text}; for TensorRT give the model from before ONNX Runtime's optimiser")
     return Toolchain(backend, target, context, provider, warnings, latency_source="predicted", workers=workers)
 

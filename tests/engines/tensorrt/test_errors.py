@@ -10,10 +10,10 @@ import pytest
 
 from mptune.engines.base import EngineError, FailureKind
 from mptune.engines.tensorrt.failures import (
-    ParserComplaint,
     build_failure,
     clean,
     construct,
+    parser_complaint,
     parser_failure,
     skipped_tactics,
 )
@@ -153,18 +153,20 @@ def test_silence_is_a_failure_too() -> None:
 
 def test_parser_errors() -> None:
     plugin = 'creator && "Plugin not found, are the plugin name, version, and namespace correct?"'
-    unknown = ParserComplaint("INVALID_NODE", plugin, "n", "NoSuch")
+    unknown = parser_complaint("INVALID_NODE", plugin, "n", "NoSuch")
     assert unknown.kind is FailureKind.UNSUPPORTED
-    assert unknown.line == ("NoSuch node 'n': Plugin not found, are the plugin name, version, and namespace correct?")
-    older = ParserComplaint("UNSUPPORTED_NODE", f"Assertion failed: {plugin}", "n", "Round")
+    assert unknown.message == (
+        "NoSuch node 'n': Plugin not found, are the plugin name, version, and namespace correct?"
+    )
+    older = parser_complaint("UNSUPPORTED_NODE", f"Assertion failed: {plugin}", "n", "Round")
     assert older.kind is FailureKind.UNSUPPORTED
-    assert older.line.startswith("Round node 'n': Plugin not found")
-    silent = ParserComplaint("UNSUPPORTED_NODE", "false", "d", "Det")
-    assert (silent.kind, silent.line) == (
+    assert older.message.startswith("Round node 'n': Plugin not found")
+    silent = parser_complaint("UNSUPPORTED_NODE", "false", "d", "Det")
+    assert (silent.kind, silent.message) == (
         FailureKind.UNSUPPORTED,
         "Det node 'd': TensorRT's parser does not support it",
     )
-    types = ParserComplaint(
+    types = parser_complaint(
         "INVALID_NODE",
         "Invalid Node - nn\nITensor::getDimensions: Error Code 4: API Usage Error (nn: ElementWiseOperation SUM must"
         " have same input types. But they are of types Float and Half. In validateTypes at /_src/x/node.cpp:40)\n",
@@ -172,18 +174,18 @@ def test_parser_errors() -> None:
         "Add",
     )
     assert types.kind is FailureKind.PARSER
-    assert types.line.startswith("Add node 'nn': nn: ElementWiseOperation SUM must have same input types.")
-    assert ParserComplaint("MEM_ALLOC_FAILED", "words").kind is FailureKind.OUT_OF_MEMORY
+    assert types.message.startswith("Add node 'nn': nn: ElementWiseOperation SUM must have same input types.")
+    assert parser_complaint("MEM_ALLOC_FAILED", "words").kind is FailureKind.OUT_OF_MEMORY
 
 
 def test_the_complaint_about_an_operator_counts_most() -> None:
-    first = ParserComplaint("INVALID_GRAPH", "something follows from it")
-    operator = ParserComplaint("UNSUPPORTED_NODE", "false", "d", "Det")
+    first = parser_complaint("INVALID_GRAPH", "something follows from it")
+    operator = parser_complaint("UNSUPPORTED_NODE", "false", "d", "Det")
     assert parser_failure([first, operator], logged()).message.startswith("Det node")
 
 
 def test_a_weights_file_that_is_not_there_is_named() -> None:
-    complaint = ParserComplaint("INVALID_GRAPH", "Failed to import initializer: w0")
+    complaint = parser_complaint("INVALID_GRAPH", "Failed to import initializer: w0")
     failure = parser_failure([complaint], logged("WeightsContext.cpp:203: Failed to open file: fp16.bin"))
     assert (failure.kind, failure.message) == (FailureKind.PARSER, "Failed to open file: fp16.bin")
 
