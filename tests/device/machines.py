@@ -96,7 +96,7 @@ asked = " ".join(sys.argv)
 if "uuid" in asked:
     print("0, GPU-1, {gpu}, {capability}, {memory}, {driver}")
 elif "clocks.sm" in asked:
-    print("0, {gpu}, {memory}, {used}, {driver}, {clocks}")
+    print("0, {gpu}, {driver}, {memory}, {used}, {clocks}")
 elif "--query" not in asked:
     print("| NVIDIA-SMI {driver}    Driver Version: {driver}    CUDA Version: {cuda} |")
 """

@@ -7,9 +7,9 @@ progress of a long build by ``WorkerState.report``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -61,8 +61,6 @@ class Availability:
     """Its engines take TensorRT plugins."""
     notes: tuple[str, ...] = ()
     """What to know about figures that are measured there."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables of a process in which FP32 engines use no TF32."""
 
 
 @dataclass(frozen=True)
@@ -152,26 +150,24 @@ class ModelBuilder(Builder):
         """``make_engine`` takes the typed model of a plan."""
         self.reference, self.context = reference, reference.context
         self._make_engine = make_engine
-        self._written: dict[tuple[str, bool], Path] = {}
+        self._written: dict[str, Path] = {}
 
     def build(self, plan: PrecisionPlan, *, baseline: bool = False) -> Built | Failure:
         return Built(self._make_engine(self.typed_model(plan, baseline=baseline), plan))
 
     def release(self, plan: PrecisionPlan, *, faulty: bool = False) -> None:
-        path = self._written.pop((plan.fingerprint, False), None)
-        if path is not None:
-            path.unlink(missing_ok=True)
+        self._delete(plan.fingerprint)
 
     def close(self) -> None:
-        while self._written:
-            self._written.popitem()[1].unlink(missing_ok=True)
+        for name in tuple(self._written):
+            self._delete(name)
 
     def typed_model(self, plan: PrecisionPlan, *, baseline: bool = False) -> Path:
         """The typed model of a plan, written where it is not there."""
-        key = (plan.fingerprint, baseline)
-        if key not in self._written:
-            self._written[key] = self.write(plan, "baseline" if baseline else plan.fingerprint)
-        return self._written[key]
+        name = "baseline" if baseline else plan.fingerprint
+        if name not in self._written:
+            self._written[name] = self.write(plan, name)
+        return self._written[name]
 
     @contextmanager
     def written(self, plan: PrecisionPlan, name: str) -> Iterator[Path]:
@@ -185,3 +181,7 @@ class ModelBuilder(Builder):
     def write(self, plan: PrecisionPlan, name: str) -> Path:
         """Write the typed model of a plan beside the weight bank."""
         return self.context.rewriter.write(plan, self.context.scratch(name), self.reference.folded_values)
+
+    def _delete(self, name: str) -> None:
+        if name in self._written:
+            self._written.pop(name).unlink(missing_ok=True)

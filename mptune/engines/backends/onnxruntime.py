@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from mptune.engines.backends.backend import Availability, BackendStatus, ModelBuilder, Place
 from mptune.engines.base import Failure, MissingKernel
 from mptune.engines.jobs.placement import PlacementJob
-from mptune.engines.ort.cuda_session import NO_TF32, OrtEngine, probe
+from mptune.engines.ort.cuda_session import OrtEngine, probe
 from mptune.engines.ort.fusions import FusionsJob, fused_nodes, may_fuse
 from mptune.engines.ort.session import PROVIDERS, SessionOptions, Tf32
 from mptune.graph.facts import attribute
@@ -49,12 +49,12 @@ class OnnxRuntime:
 
     def available(self, place: Place) -> Availability:
         if place.target.kind == "cpu":
-            return Availability("measures", "onnxruntime-cpu", notes=(CPU_WARNING,), environment=NO_TF32)
+            return Availability("measures", "onnxruntime-cpu", notes=(CPU_WARNING,))
         if place.gpu is None:
             return Availability()
         reason = probe("cuda")
         if reason is None:
-            return Availability("measures", "onnxruntime-cuda", environment=NO_TF32)
+            return Availability("measures", "onnxruntime-cuda")
         title = "" if place.gpu.is_jetson else "onnxruntime-cuda"  # a Jetson has no wheel of onnxruntime-gpu
         return Availability("", title, reason, CUDA_INSTALL, is_unexpected=True)
 
