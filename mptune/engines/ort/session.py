@@ -296,7 +296,7 @@ def with_names_apart(path: Path) -> tuple[bytes, str]:
     """
     import onnx
 
-    from mptune.graph.loading.model import name_apart
+    from mptune.graph.loading.reading import name_apart
 
     proto = onnx.load(path, load_external_data=False)
     name_apart(proto.graph)

@@ -36,8 +36,7 @@ _TYPED_AS_CAST: Mapping[str, list[int]] = {
     "RegexFullMatch": [onnx.TensorProto.BOOL],
     "MeanVarianceNormalization": [],
 }
-
-_SHAPE_TYPES = frozenset({onnx.TensorProto.INT64, onnx.TensorProto.INT32})
+"""Where onnx 1.23 fails: it crashes on an input of unknown type, and refuses its own definition of the last."""
 
 _PASSES_INTEGERS = frozenset(
     {"Identity", "Cast", "Gather", "Slice", "Squeeze", "Unsqueeze", "Add", "Sub", "Mul", "Div", "Floor", "Where"}
@@ -60,14 +59,28 @@ def infer_types(
     """
     opaque = frozenset(foreign)
     slim = without_weights(proto, nodes, initializers)
-    slim.graph.value_info.extend(v for v in proto.graph.value_info if v.name in opaque and v.name not in runtime_types)
     outputs = {output.name for output in proto.graph.output}
-    slim.graph.value_info.extend(
-        declaration(runtime_types[n]) for n in opaque if n in runtime_types and n not in outputs
-    )
-    _replace_fragile(slim.graph)
+    slim.graph.value_info.extend(v for v in proto.graph.value_info if v.name in opaque and v.name not in runtime_types)
+    typed_by_runtime = opaque.intersection(runtime_types) - outputs
+    slim.graph.value_info.extend(declaration(runtime_types[name]) for name in typed_by_runtime)
+    for graph in all_graphs(slim.graph):
+        for node in graph.node:
+            if node.op_type in _TYPED_AS_CAST and not node.domain:  # a Cast gives the same type
+                to = [a.i for a in node.attribute if a.name == "dtype"] or _TYPED_AS_CAST[node.op_type]
+                del node.attribute[:]
+                node.op_type = "Cast" if to else "Identity"
+                node.attribute.extend(onnx.helper.make_attribute("to", code) for code in to[:1])
+    infer = partial(onnx.shape_inference.infer_shapes, check_type=True, strict_mode=not opaque)
     try:
-        typed = _inferred(slim, strict=not opaque)
+        if _most_propagated(slim.graph) > _PROPAGATED_LIMIT:
+            typed = infer(slim)
+        else:
+            try:
+                typed = infer(slim, data_prop=True)
+            except onnx.shape_inference.InferenceError:
+                # With values, onnx 1.23 refuses the outer product of two computed FP32 vectors ("Invalid rank for Mul
+                # broadcasting"). So first without; the values then give what is missing, and are not strict about it.
+                typed = onnx.shape_inference.infer_shapes(infer(slim), check_type=True, data_prop=True)
     except Exception as error:  # onnx raises InferenceError, TypeError, RuntimeError and ValueError for a bad model
         raise ModelError(
             f"{path} does not type-check: {last_line(error)}",
@@ -84,19 +97,21 @@ def infer_types(
     return infos
 
 
-def _inferred(slim: onnx.ModelProto, *, strict: bool) -> onnx.ModelProto:
-    """Infer types and shapes, with the values of integers where they are few.
-
-    With values, onnx 1.23 refuses the outer product of two FP32 vectors that are computed ("Invalid rank for Mul
-    broadcasting"). What it refuses so and takes without them, is inferred without; the values give what is missing.
-    """
-    infer = partial(onnx.shape_inference.infer_shapes, check_type=True)
-    if _most_propagated(slim.graph) > _PROPAGATED_LIMIT:
-        return infer(slim, strict_mode=strict)
-    try:
-        return infer(slim, strict_mode=strict, data_prop=True)
-    except onnx.shape_inference.InferenceError:
-        return infer(infer(slim, strict_mode=strict), data_prop=True)
+def _most_propagated(graph: onnx.GraphProto) -> int:
+    """How many integers, at most, the propagation of shapes would hold in one value."""
+    held: dict[str, int] = {}
+    for inner in all_graphs(graph):
+        integers = (t for t in inner.initializer if t.data_type in (onnx.TensorProto.INT64, onnx.TensorProto.INT32))
+        held.update((t.name, math.prod(t.dims)) for t in integers)
+        for node in inner.node:
+            sizes = [held[name] for name in node.input if name in held]
+            if node.output and node.op_type in ("Shape", "Size", "Constant"):
+                held[node.output[0]] = 8
+            elif node.output and node.op_type == "Concat" and len(sizes) == len(node.input):
+                held[node.output[0]] = sum(sizes)
+            elif node.output and node.op_type in _PASSES_INTEGERS and sizes:
+                held[node.output[0]] = max(sizes)
+    return max(held.values(), default=0)
 
 
 def node_types(
@@ -146,56 +161,21 @@ def without_weights(
     large = {n: c for n, c in initializers.items() if c.node_index is not None and c.nbytes > limit}
     graph.node.extend(n for n in nodes if n.op_type != "Constant" or n.output[0] not in large)
     graph.input.extend(proto.graph.input)
-    declared = {i.name for i in graph.input}
-
-    def declare(name: str, data_type: int, shape: Iterable[int]) -> None:
-        if name not in declared:
-            graph.input.append(onnx.helper.make_tensor_value_info(name, data_type, list(shape)))
-
+    graph.output.extend(proto.graph.output)
+    outside = [(name, constant.proto.data_type, constant.shape) for name, constant in large.items()]
     for tensor in proto.graph.initializer:
         if not is_external(tensor) and tensor_nbytes(tensor) <= limit:
             graph.initializer.append(tensor)
         else:
-            declare(tensor.name, tensor.data_type, tensor.dims)
-    for name, constant in large.items():
-        declare(name, constant.proto.data_type, constant.shape)
-    for sparse in proto.graph.sparse_initializer:
-        declare(sparse.values.name, sparse.values.data_type, sparse.dims)
-    graph.output.extend(proto.graph.output)
+            outside.append((tensor.name, tensor.data_type, tuple(tensor.dims)))
+    outside += [(s.values.name, s.values.data_type, tuple(s.dims)) for s in proto.graph.sparse_initializer]
+    declared = {i.name for i in graph.input}
+    graph.input.extend(
+        onnx.helper.make_tensor_value_info(name, data_type, list(shape))
+        for name, data_type, shape in outside
+        if name not in declared
+    )
     return slim
-
-
-def _replace_fragile(graph: onnx.GraphProto) -> None:
-    """Replace nodes by Casts, which give the same type, where onnx 1.23 fails.
-
-    It crashes on an input of unknown type, and refuses its own definition of MeanVarianceNormalization.
-    """
-    for inner in all_graphs(graph):
-        for node in inner.node:
-            if node.op_type in _TYPED_AS_CAST and not node.domain:
-                to = [a.i for a in node.attribute if a.name == "dtype"] or _TYPED_AS_CAST[node.op_type]
-                del node.attribute[:]
-                node.op_type = "Cast" if to else "Identity"
-                node.attribute.extend(onnx.helper.make_attribute("to", code) for code in to[:1])
-
-
-def _most_propagated(graph: onnx.GraphProto) -> int:
-    """How many integers, at most, the propagation of shapes would hold in one value."""
-    held: dict[str, int] = {}
-    for inner in all_graphs(graph):
-        held.update((t.name, math.prod(t.dims)) for t in inner.initializer if t.data_type in _SHAPE_TYPES)
-        for node in inner.node:
-            if not node.output:
-                continue
-            if node.op_type in ("Shape", "Size", "Constant"):
-                held[node.output[0]] = 8
-            elif node.op_type == "Concat" and all(name in held for name in node.input):
-                held[node.output[0]] = sum(held[name] for name in node.input)
-            elif node.op_type in _PASSES_INTEGERS:
-                sizes = [held[name] for name in node.input if name in held]
-                if sizes:
-                    held[node.output[0]] = max(sizes)
-    return max(held.values(), default=0)
 
 
 @dataclass(frozen=True)
@@ -206,8 +186,6 @@ class RuntimeTypes:
     schemas: Mapping[tuple[str, str], OperatorSchema] = field(default_factory=dict)
     failure: str = ""
 
-
-_ELEMENT_TYPES = frozenset(onnx.TensorProto.DataType.keys())
 
 AskRuntime = Callable[[onnx.ModelProto, Sequence[str]], RuntimeTypes]
 """Types these values of a model, the outputs of nodes that ONNX does not define; its large constants are inputs."""
@@ -228,24 +206,22 @@ def types_by_schema(slim: onnx.ModelProto, foreign: Sequence[str], runtime: Runt
             continue
         schema = runtime.schemas.get((node.domain, node.op_type))
         for slot, name in enumerate(node.output):
-            dtype = "" if schema is None or not name else _output_dtype(node, schema, slot, types)
+            if schema is None or not name:
+                continue
+            # That of an input of the same type parameter, or the only one that is admitted.
+            parameter = schema.output_type(slot)
+            like = (n for k, n in enumerate(node.input) if n in types and schema.input_type(k) == parameter)
+            admitted = [*schema.types.get(parameter, {parameter})]
+            alike = next(like, None)
+            dtype = "" if len(admitted) > 1 else element_type(admitted[0])
+            dtype = dtype if alike is None else type_of(types[alike])[0]
             if dtype:
                 types[name] = onnx.helper.make_tensor_type_proto(onnx.TensorProto.DataType.Value(dtype.upper()), None)
                 values.setdefault(name, TensorInfo(name, dtype, None))
     return replace(runtime, values=values)
 
 
-def _output_dtype(node: onnx.NodeProto, schema: OperatorSchema, slot: int, types: Mapping[str, onnx.TypeProto]) -> str:
-    """Element type of an output: that of an input of the same type parameter, or the only one that is admitted."""
-    parameter = schema.output_type(slot)
-    for position, name in enumerate(node.input):
-        if name in types and schema.input_type(position) == parameter:
-            return type_of(types[name])[0]
-    admitted = schema.types.get(parameter, frozenset({parameter}))
-    return element_type(next(iter(admitted))) if len(admitted) == 1 else ""
-
-
 def element_type(text: str) -> str:
     """``TensorInfo``'s dtype of a type as schemas and runtimes write it, such as ``tensor(float)``; "" if no tensor."""
     inner = text.removeprefix("tensor(").removesuffix(")")
-    return inner if text == f"tensor({inner})" and inner.upper() in _ELEMENT_TYPES else ""
+    return inner if text == f"tensor({inner})" and inner.upper() in onnx.TensorProto.DataType.keys() else ""  # noqa: SIM118

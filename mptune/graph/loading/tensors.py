@@ -163,20 +163,17 @@ _TYPE_NAMES: dict[int, str] = {code: name.lower() for name, code in onnx.TensorP
 
 _PACKED_BITS = {"int4": 4, "uint4": 4, "float4e2m1": 4, "int2": 2, "uint2": 2}
 
-_ITEM_BITS = {code: _PACKED_BITS[name] for code, name in _TYPE_NAMES.items() if name in _PACKED_BITS}
-
 
 def tensor_nbytes(tensor: onnx.TensorProto) -> int:
     """Size of the raw data in bytes."""
     count = math.prod(tensor.dims)
     if tensor.data_type == onnx.TensorProto.STRING:
         return sum(len(s) for s in tensor.string_data)
-    try:
-        bits = _ITEM_BITS.get(tensor.data_type) or 8 * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
-    except KeyError:
-        raise ModelError(
-            f"{tensor.name!r} has unknown element type {tensor.data_type}", "export the model again"
-        ) from None
+    name = _TYPE_NAMES.get(tensor.data_type, "undefined")
+    if name == "undefined":
+        text = f"{tensor.name!r} has unknown element type {tensor.data_type}"
+        raise ModelError(text, "export the model again")
+    bits = _PACKED_BITS.get(name) or 8 * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
     return int(count * bits + 7) // 8
 
 
@@ -226,13 +223,13 @@ def make_initializer(
 def constant_value(node: onnx.NodeProto) -> onnx.TensorProto | None:
     """The tensor of a Constant node in whichever attribute it stands; None for strings and sparse tensors."""
     for a in node.attribute:
+        value = onnx.helper.get_attribute_value(a)
         if a.name == "value":
-            return cast("onnx.TensorProto", a.t)
+            return cast("onnx.TensorProto", value)
         if a.name in ("value_float", "value_floats"):
-            values = np.array(a.f if a.name == "value_float" else list(a.floats), np.float32)
-            return onnx.numpy_helper.from_array(values)
+            return onnx.numpy_helper.from_array(np.array(value, np.float32))
         if a.name in ("value_int", "value_ints"):
-            return onnx.numpy_helper.from_array(np.array(a.i if a.name == "value_int" else list(a.ints), np.int64))
+            return onnx.numpy_helper.from_array(np.array(value, np.int64))
     return None
 
 
