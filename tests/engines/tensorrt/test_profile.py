@@ -35,7 +35,7 @@ from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.processes.child import WorkerState
-from mptune.settings import LatencySettings, SearchSettings
+from mptune.settings import LatencySettings
 from mptune.targets.detect import Gpu, detect_gpus
 from mptune.targets.target import load_target
 from tests.device.cuda import FakeCuda
@@ -154,7 +154,7 @@ class LayersJob:
 
 
 @pytest.fixture
-def tools(mlp_context: RunContext, settings: SearchSettings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Toolchain]:
+def tools(mlp_context: RunContext, monkeypatch: pytest.MonkeyPatch) -> Iterator[Toolchain]:
     """TensorRT-RTX, which builds here; only the timing is made up."""
     monkeypatch.setattr(toolchain_module, "MeasureJob", lambda **fields: TimedJob(fields["engine"].path))
     with Toolchain(

@@ -4,7 +4,6 @@ import json
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 
 from mptune.engines.backends.onnxruntime import ONNXRUNTIME, OrtBuilder
-from mptune.engines.base import Failure, FailureKind, Measurement, Stage
+from mptune.engines.base import Failure, Measurement, Stage
 from mptune.engines.context import RunContext
 from mptune.engines.environment import describe_environment
 from mptune.engines.jobs.measure import MeasureJob
@@ -47,12 +46,7 @@ def measured(found: Measurement | Failure) -> Measurement:
     return found
 
 
-def test_the_cpu_is_measured(
-    mlp_context: RunContext,
-    settings: SearchSettings,
-    fp32: PrecisionPlan,
-    fp16: PrecisionPlan,
-) -> None:
+def test_the_cpu_is_measured(mlp_context: RunContext, fp32: PrecisionPlan, fp16: PrecisionPlan) -> None:
     with open_toolchain(load_target("cpu"), mlp_context) as tools:
         assert (tools.name, tools.latency_source, tools.error_source) == ("onnxruntime", "measured", "measured")
         assert not tools.emulation_holds
@@ -84,12 +78,7 @@ def test_the_cpu_is_measured(
     assert not list(mlp_context.logs_dir.glob("*"))
 
 
-def test_a_profile_is_predicted_and_emulated(
-    mlp_context: RunContext,
-    settings: SearchSettings,
-    fp32: PrecisionPlan,
-    fp16: PrecisionPlan,
-) -> None:
+def test_a_profile_is_predicted_and_emulated(mlp_context: RunContext, fp32: PrecisionPlan, fp16: PrecisionPlan) -> None:
     target = load_target("jetson-orin-nano-8gb")
     with open_toolchain(target, mlp_context) as tools:
         assert (tools.latency_source, tools.error_source) == ("predicted", "emulated")
@@ -114,7 +103,7 @@ def test_a_profile_is_predicted_and_emulated(
 
 
 def test_a_busy_gpu_disturbs_no_prediction(
-    mlp_context: RunContext, settings: SearchSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mlp_context: RunContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = f"""
 if 'reasons' in arguments:
@@ -129,7 +118,7 @@ elif '--query-gpu' in arguments:
 
 
 def test_the_prior_of_latencies_is_the_roofline_whatever_the_engine(
-    mlp_context: RunContext, model: Model, groups: tuple[LayerGroup, ...], settings: SearchSettings
+    mlp_context: RunContext, model: Model, groups: tuple[LayerGroup, ...]
 ) -> None:
     target, grouped = load_target("h200"), GroupedModel(model, groups)
     with Toolchain(None, target, mlp_context) as predicted:
@@ -173,11 +162,7 @@ def test_convolutions_leave_tf32_to_the_environment(
 
 @pytest.mark.parametrize("convolves", [False, True])
 def test_only_what_is_timed_leaves_tf32_to_the_environment(
-    convolves: bool,
-    mlp_context: RunContext,
-    settings: SearchSettings,
-    fp16: PrecisionPlan,
-    monkeypatch: pytest.MonkeyPatch,
+    convolves: bool, mlp_context: RunContext, fp16: PrecisionPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With ``convolves`` as the CUDA provider does where convolutions are a good part of the work."""
     seen: dict[str, list[str]] = {}
@@ -201,11 +186,7 @@ def test_only_what_is_timed_leaves_tf32_to_the_environment(
 
 
 @pytest.mark.slow
-def test_latency_is_corrected_for_drift_across_resumed_runs(
-    mlp_context: RunContext,
-    settings: SearchSettings,
-    fp32: PrecisionPlan,
-) -> None:
+def test_latency_is_corrected_for_drift_across_resumed_runs(mlp_context: RunContext, fp32: PrecisionPlan) -> None:
     def evaluate() -> Measurement:
         with open_toolchain(load_target("cpu"), mlp_context) as tools:
             if not mlp_context.reference("search").exists():
@@ -232,11 +213,7 @@ def test_latency_is_corrected_for_drift_across_resumed_runs(
     assert evaluate().drift == 1.0
 
 
-def test_failures_come_back_as_values_and_the_next_call_works(
-    mlp_context: RunContext,
-    settings: SearchSettings,
-    fp16: PrecisionPlan,
-) -> None:
+def test_failures_come_back_as_values_and_the_next_call_works(mlp_context: RunContext, fp16: PrecisionPlan) -> None:
     with open_toolchain(load_target("cpu"), mlp_context) as tools:
         assert not isinstance(tools.reference("search"), Failure)
         mlp_context.weights_dir.mkdir(exist_ok=True)
@@ -255,14 +232,6 @@ def test_failures_come_back_as_values_and_the_next_call_works(
             path.write_bytes(content)
         measured(tools.evaluate(fp16))
     assert not list(mlp_context.weights_dir.glob("*.onnx"))
-
-
-def test_a_deadline_that_passes_is_a_timeout(mlp_context: RunContext, settings: SearchSettings) -> None:
-    hasty = replace(settings, worker=replace(settings.worker, build_timeout_s=0.0, measure_timeout_s=0.0))
-    with open_toolchain(load_target("cpu"), replace(mlp_context, settings=hasty)) as tools:
-        failure = tools.reference("search")
-    assert isinstance(failure, Failure)
-    assert failure.kind is FailureKind.TIMEOUT
 
 
 def test_a_named_target_is_taken_at_its_word() -> None:
@@ -305,7 +274,6 @@ def test_a_gpu_whose_provider_does_not_start_is_predicted(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     mlp_context: RunContext,
-    settings: SearchSettings,
 ) -> None:
     program = tmp_path / "bin" / "nvidia-smi"
     program.parent.mkdir()
@@ -345,12 +313,7 @@ def test_folders_may_have_any_name(mlp_path: Path, tmp_path: Path, settings: Sea
 
 
 @pytest.mark.gpu
-def test_the_gpu_here_is_measured(
-    mlp_context: RunContext,
-    settings: SearchSettings,
-    fp32: PrecisionPlan,
-    fp16: PrecisionPlan,
-) -> None:
+def test_the_gpu_here_is_measured(mlp_context: RunContext, fp32: PrecisionPlan, fp16: PrecisionPlan) -> None:
     choice = choose_target("auto")
     with open_toolchain(choice.target, mlp_context) as tools:
         assert tools.provider == "cuda"

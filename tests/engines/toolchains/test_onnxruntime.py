@@ -30,7 +30,7 @@ from tests.graph.models import constant, node, value, weight
 
 
 @pytest.mark.gpu
-def test_many_measurements_on_a_gpu_crash_no_worker(mlp_context: RunContext, settings: SearchSettings) -> None:
+def test_many_measurements_on_a_gpu_crash_no_worker(mlp_context: RunContext) -> None:
     """Sessions that outlived their streams ended one of about twenty measurements in SIGSEGV on an H200."""
     target = load_target("h200")
     with Toolchain(ONNXRUNTIME, target, mlp_context, "cuda") as toolchain:
@@ -96,7 +96,7 @@ def test_scatters_that_reduce_do_not_run_in_fp16_on_a_cpu(
         session.close()
 
 
-def test_operators_that_no_provider_runs_in_bf16_are_named(mlp_context: RunContext, settings: SearchSettings) -> None:
+def test_operators_that_no_provider_runs_in_bf16_are_named(mlp_context: RunContext) -> None:
     """By the CPU provider, which has next to no BF16 kernels: its session names one node after the other."""
     with Toolchain(ONNXRUNTIME, load_target("cpu"), mlp_context, "cpu") as toolchain:
         assert toolchain.missing_kernels(Precision.BF16) == ()

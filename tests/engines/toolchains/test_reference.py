@@ -13,7 +13,6 @@ from mptune.engines.context import RunContext
 from mptune.engines.jobs.reference import ReferenceJob
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.processes.parent import Worker
-from mptune.settings import SearchSettings
 from mptune.targets.target import load_target
 from tests.engines import faults
 
@@ -33,7 +32,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int | None]]:
 
 
 def test_ranges_that_are_observed_beside_are_the_same(
-    mlp_context: RunContext, settings: SearchSettings, jobs: list[tuple[str, int | None]]
+    mlp_context: RunContext, jobs: list[tuple[str, int | None]]
 ) -> None:
     with Toolchain(ONNXRUNTIME, load_target("cpu"), mlp_context) as toolchain:
         expected = toolchain.observe()
@@ -50,10 +49,7 @@ def test_ranges_that_are_observed_beside_are_the_same(
 
 
 def test_a_model_that_is_observed_in_parts_shows_the_same_ranges(
-    mlp_context: RunContext,
-    settings: SearchSettings,
-    jobs: list[tuple[str, int | None]],
-    monkeypatch: pytest.MonkeyPatch,
+    mlp_context: RunContext, jobs: list[tuple[str, int | None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Toolchain(ONNXRUNTIME, load_target("cpu"), mlp_context) as toolchain:
         expected = toolchain.observe()
@@ -69,7 +65,7 @@ def test_a_model_that_is_observed_in_parts_shows_the_same_ranges(
 
 
 def test_a_look_runs_each_sample_once_and_says_the_same(
-    mlp_context: RunContext, settings: SearchSettings, monkeypatch: pytest.MonkeyPatch
+    mlp_context: RunContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Toolchain(ONNXRUNTIME, load_target("cpu"), mlp_context) as toolchain:
         full, ranges = toolchain.reference("search"), toolchain.observe()
@@ -111,7 +107,7 @@ def test_a_restart_ends_what_is_observed_beside(mlp_context: RunContext, monkeyp
 
 
 def test_a_failure_beside_is_tried_again_where_ranges_are_asked_for(
-    mlp_context: RunContext, settings: SearchSettings, monkeypatch: pytest.MonkeyPatch
+    mlp_context: RunContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mptune.engines.toolchains.reference.observes_beside", lambda provider: True)
     call, workers = Worker.call, list[Worker]()
