@@ -56,6 +56,7 @@ class ReferenceModel:
         if is_first and observer is not None and observes_beside(self.provider):
             pool = ThreadPoolExecutor(1, thread_name_prefix="mptune-observing")
             self._observing = pool.submit(self._observe, observer, self.folded_values)
+            self._observing.add_done_callback(lambda done: observer.close())  # It holds memory of the device.
             pool.shutdown(wait=False)
         return self._reference(which)
 

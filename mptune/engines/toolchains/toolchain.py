@@ -196,26 +196,36 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         With ``profile`` the layer groups are timed, too, where ``profiling`` says so. A profile that fails is a warning
         of the measurement, not a failure.
         """
-        if self.builder is None:
-            return self._with_memory(plan, self._predict(plan, which))
-        built = self.builder.build(plan)
+        built = None if self.builder is None else self.builder.build(plan)
         if isinstance(built, Failure):
             return built
         result: Measurement | Failure | None = None
         try:
-            is_measured = self.latency_source == "measured"
-            result = self._measure(plan, which, built, profile) if is_measured else self._predict(plan, which)
+            if built is None or self.latency_source == "predicted":
+                result = self._predict(plan, which)
+            else:
+                result = self._measure(plan, which, built, profile)
         finally:
-            self.builder.release(plan, faulty=isinstance(result, Failure) and not result.is_machine_fault)
+            if self.builder is not None:
+                self.builder.release(plan, faulty=isinstance(result, Failure) and not result.is_machine_fault)
         if isinstance(result, Failure):
             return result
-        with_engine = replace(
+        # What the plan's engine takes: as its own figures say, else predicted.
+        memory, own = plan_memory(self.context.rewriter.types, plan, self.reference_model.shapes), result.memory
+        if own is not None:
+            memory = replace(memory, context_bytes=own.context_bytes, source=own.source)
+        if built is None:
+            return replace(result, memory=memory)
+        path = built.engine.path if built.is_kept else None
+        if path is not None and path.exists():
+            memory = replace(memory, engine_bytes=path.stat().st_size)
+        return replace(
             result,
             build_s=result.build_s if built.build_s is None else built.build_s,
-            engine_path=built.engine.path if built.is_kept else None,
+            engine_path=path,
             warnings=tuple(dict.fromkeys((*built.warnings, *result.warnings))),
+            memory=memory,
         )
-        return self._with_memory(plan, with_engine)
 
     def _predict(self, plan: PrecisionPlan, which: SampleSet) -> Measurement | Failure:
         terms = self.latency_terms()
@@ -267,18 +277,6 @@ class Toolchain(AbstractContextManager["Toolchain"]):
             enough=self._timer.standings.enough(plan.fingerprint),
             ignored=settings.ignore,
         )
-
-    def _with_memory(self, plan: PrecisionPlan, result: Measurement | Failure) -> Measurement | Failure:
-        """The measurement with what the plan's engine takes: as its own figures say, else predicted."""
-        if isinstance(result, Failure):
-            return result
-        memory = plan_memory(self.context.rewriter.types, plan, self.reference_model.shapes)
-        path, measured = result.engine_path, result.memory
-        if path is not None and path.exists():
-            memory = replace(memory, engine_bytes=path.stat().st_size)
-        if measured is not None:
-            memory = replace(memory, context_bytes=measured.context_bytes, source=measured.source)
-        return replace(result, memory=memory)
 
     @property
     def profiling(self) -> Profiling:
