@@ -45,7 +45,7 @@ from mptune.settings import LatencySettings
 from mptune.targets.memory import plan_memory
 
 if TYPE_CHECKING:
-    from mptune.engines.jobs.reference_report import TensorRange
+    from mptune.graph.hazards.seen import TensorRange
     from mptune.targets.detect import Gpu
     from mptune.targets.roofline import LatencyTerms
     from mptune.targets.target import Target
@@ -269,7 +269,7 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         return MeasureJob(
             engine=built.engine,
             baseline=baseline.engine,
-            scoring=Scoring.of(self.context, which, plan),
+            scoring=Scoring.in_run(self.context, which, plan),
             timing_samples=self.context.samples("search"),
             on_gpu=self.target.kind != "cpu",
             latency=settings.latency,
