@@ -38,7 +38,7 @@ class ErrorsJob:
         scoring, samples = self.scoring, self.scoring.feeds(state)
         # A step of a rollout waits for the last one.
         is_apart = self.provider == "cpu" and scoring.rollout is None
-        side_by_side = SideBySide.of(len(samples), self.run_bytes) if is_apart else SideBySide()
+        side_by_side = SideBySide.for_runs(len(samples), self.run_bytes) if is_apart else SideBySide()
         options = SessionOptions(self.provider, threads=side_by_side.threads)
         errors = []
         for model in self.models:
@@ -74,7 +74,7 @@ class SwitchedErrorsJob:
     def run(self, state: WorkerState) -> tuple[OutputError, ...]:
         scoring, on_cpu = self.scoring, self.provider == "cpu"
         samples = self._samples(state)
-        side_by_side = SideBySide.of(len(samples) * len(self.plans), self.run_bytes) if on_cpu else SideBySide()
+        side_by_side = SideBySide.for_runs(len(samples) * len(self.plans), self.run_bytes) if on_cpu else SideBySide()
         options = SessionOptions(self.provider, "emulation", threads=side_by_side.threads)
         opened = partial(open_session, self.model, options)
         key = (*file_identity(self.model), self.provider)
@@ -91,7 +91,7 @@ class SwitchedErrorsJob:
         calls = [partial(session.run, feed) for plan in runs for feed in plan]
         calls[-1] = partial(calls[-1], gives_back=True)
         threads = session.options.threads  # of the session that was open already, perhaps
-        at_once = SideBySide() if threads is None else SideBySide.of(len(calls), self.run_bytes, threads)
+        at_once = SideBySide() if threads is None else SideBySide.for_runs(len(calls), self.run_bytes, threads)
         outputs = at_once.run(calls)
         starts = range(0, len(outputs), len(feeds))
         return tuple(scoring.error(state, outputs[start : start + len(feeds)]) for start in starts)
@@ -107,7 +107,7 @@ class SwitchedErrorsJob:
         new = [number for number in part if number not in at_waists]
         if new:
             on_cpu = self.provider == "cpu"
-            side_by_side = SideBySide.of(len(new), self.run_bytes) if on_cpu else SideBySide()
+            side_by_side = SideBySide.for_runs(len(new), self.run_bytes) if on_cpu else SideBySide()
             options = SessionOptions(self.provider, "emulation", threads=side_by_side.threads)
             with closing(open_session(self.head, options)) as session:
                 feeds = [{name: every[number][name] for name in session.inputs} for number in new]
