@@ -42,9 +42,7 @@ class ReferenceJob:
 
     def run(self, state: WorkerState) -> ReferenceReport:
         samples = cached_samples(state, self.samples)
-        side_by_side = SideBySide()
-        if self.provider == "cpu" and self.rollout is None:
-            side_by_side = SideBySide.for_runs(len(samples), self.run_bytes)
+        side_by_side = SideBySide.for_runs(len(samples) if self.rollout is None else 1, self.run_bytes)
         options = SessionOptions(self.provider, threads=side_by_side.threads)
         session = state.transient(partial(open_session, self.model, options))
         state.enter(Stage.RUN)
