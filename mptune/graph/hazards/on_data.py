@@ -25,7 +25,7 @@ from mptune.graph.hazards.hazard import (
     spacing,
 )
 from mptune.graph.hazards.interface import state_pairs
-from mptune.graph.hazards.masks import MaskValues, comes_to_softmax, held_bounds, is_limit
+from mptune.graph.hazards.masks import comes_to_softmax, held_bounds, is_limit, mask_values, stays_right
 from mptune.graph.hazards.seen import NodeFacts, Seen
 from mptune.graph.loading.model import Node
 from mptune.graph.ops import ARITHMETIC, BOUNDS, CENTRING_NORMS, COMPARISONS, ELEMENTWISE, MOVEMENT, SUMMING, operator
@@ -70,7 +70,7 @@ _MAX_INDEX_STEPS = 256
 def range_hazards(types: ValueTypes, seen: Seen) -> list[Hazard]:
     """Values that were seen near or beyond FP16's ends, for every group that would hold them in FP16."""
     model, hazards = types.model, list[Hazard]()
-    masks = MaskValues(types.facts, seen.absmax)
+    masks = mask_values(model, seen.absmax)
     in_fp16, in_bf16 = (held_bounds(types, seen.absmax, precision) for precision in (Precision.FP16, Precision.BF16))
     smaller = types.rescaled(Precision.FP16).values
     for tensor, observed in seen.ranges.items():
@@ -99,7 +99,7 @@ def range_hazards(types: ValueTypes, seen: Seen) -> list[Hazard]:
         value = in_bf16.get(tensor, (observed.absmax,))[0] if absmax > BF16_MAX else absmax
         done = set[tuple[str, bool]]()
         for node in touching(types, tensor):
-            group, is_mask = group_of(types, node), is_beyond and masks.may_be_infinite(node, tensor)
+            group, is_mask = group_of(types, node), is_beyond and tensor in masks and stays_right(model, node)
             if group is None or (group.id, is_mask) in done:
                 continue
             done.add((group.id, is_mask))
@@ -116,7 +116,7 @@ def range_hazards(types: ValueTypes, seen: Seen) -> list[Hazard]:
                 hazard = replace(hazard, wording="mask", severity="warning")
             elif is_held:
                 hazard = replace(hazard, evidence={**evidence, "held_as": FP16_MAX})
-            elif is_beyond and masks.is_made_into_one(node, tensor):
+            elif is_beyond and tensor in masks and node.op_type == "Mul" and comes_to_softmax(model, node):
                 hazard = replace(hazard, code="mask")
             hazards.append(hazard)
     return hazards
