@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import Any
@@ -37,17 +37,17 @@ _FEW = 0.01
 """Share of vanishing values up to which a lost epsilon, which is named already, says it all."""
 _LOST_SHARE = 0.5
 _CANCELLATION_FACTOR = 32.0
-_CANCELLATION_ERROR: Mapping[Precision, float] = {Precision.FP16: 0.01, Precision.BF16: 0.03}
-"""Relative error of a difference that rounding its operands makes: FP16's own rounding is 2.8e-4 in the mean, BF16's
-2.3e-3. At eight times FP16's limit BF16 would only fail where FP16 does."""
-_MOVED_NORM: Mapping[Precision, float] = {Precision.FP16: 0.03, Precision.BF16: 0.1}
+_CANCELLATION_ERROR = (0.01, 0.03)
+"""Relative error of a difference that rounding its operands makes, in FP16 and in BF16, as all pairs here: FP16's own
+rounding is 2.8e-4 in the mean, BF16's 2.3e-3. At eight times FP16's limit BF16 would only fail where FP16 does."""
+_MOVED_NORM = (0.03, 0.1)
 """In standard deviations of a norm's results, of which FP16's own rounding is 3e-4, BF16's 2e-3."""
 _ROUNDING_OF_SUMS = 1e-5
 """Share of a mean square below which the variance is what summing in FP32 leaves of nothing."""
-_MOVED_WEIGHTS: Mapping[Precision, float] = {Precision.FP16: 0.01, Precision.BF16: 0.02}
+_MOVED_WEIGHTS = (0.01, 0.02)
 """Share of a softmax's weight that rounding its logits moves, in the mean over the rows. Of 64 normal logits of a
 standard deviation of 3 to 10 BF16 moves 0.3 to 0.4 %."""
-_MOVED_ROWS: Mapping[Precision, float] = {Precision.FP16: 0.05, Precision.BF16: 0.1}
+_MOVED_ROWS = (0.05, 0.1)
 """Share of the rows that rounding decides otherwise. Of normal scores of 10 classes BF16 decides 0.2 % otherwise, of
 1,000 classes 1.2 %."""
 _FEWEST_MOVED = 2.0
@@ -55,13 +55,23 @@ _FAR = 5.0
 """Standard deviations: right data stay below 0.1, pixels of 0..255 instead of 0..1 give 65 and more."""
 _STEP_BY_STEP = ELEMENTWISE - {"Where"} | {"Identity", "Cast"}
 """Functions of single elements. What a Where chooses may have nothing to do with its condition."""
-_MAX_STEPS = 64
 _ONE_SIGNED = frozenset({"ReduceL1", "ReduceL2", "ReduceSumSquare"})
 """Sums of magnitudes or squares, whatever the signs of what is summed."""
 _KEEPS_INDEX = MOVEMENT | ARITHMETIC | BOUNDS | {"Mod", "Where", "Neg", "Concat"}
 _CARRIES_INDEX = _KEEPS_INDEX | {"Floor", "Ceil", "Round", "Abs", "Sum", "ReduceSum", "CumSum", "Gather"} - {"Cast"}
 """Through these the value that becomes an index is computed: what they read and what they give is as large."""
-_MAX_INDEX_STEPS = 256
+_MAX_STEPS = 256
+
+
+def _walk(start: Iterable[str], onward: Callable[[str], Iterable[str]]) -> Iterator[str]:
+    """Values from the first ones on, each once, as far as ``onward`` leads, and not without end."""
+    stack, done = list(start), set[str]()
+    while stack and len(done) < _MAX_STEPS:
+        value = stack.pop()
+        if value not in done:
+            done.add(value)
+            yield value
+            stack += onward(value)
 
 
 # -- ranges -----------------------------------------------------------------------------------------------------------
@@ -191,9 +201,9 @@ def _of_operands(types: ValueTypes, node: Node, hazard: Hazard) -> Iterator[Haza
             yield replace(hazard, place=replace(hazard.place, group=group.id, node=None))
 
 
-def _by_digits(limits: Mapping[Precision, float], precision: Precision) -> float:
-    """The limit of a precision, or of the one whose mantissa is most like its own."""
-    return limits[min(limits, key=lambda row: abs(row.mantissa_bits - precision.mantissa_bits))]
+def _limit(limits: tuple[float, float], precision: Precision) -> float:
+    """Of a pair for FP16 and BF16, that of the one whose mantissa is most like a precision's."""
+    return limits[precision.mantissa_bits - Precision.BF16.mantissa_bits < 2]
 
 
 def _largest(values: Sequence[float]) -> int:
@@ -224,6 +234,13 @@ class _Look:
         )
         return [Hazard(code, place, evidence, value=value, words=words, precision=self.precision, **about)]
 
+    def _relative_error(self) -> float:
+        """Root mean square of what rounding changes of the results, in standard deviations of these; 0 of none."""
+        error, mean, square = self._means("error", "mean", "square")
+        variance = square - mean**2
+        scale = variance if variance > _ROUNDING_OF_SUMS * square else square
+        return math.sqrt(error / scale) if error > 0 and math.isfinite(error + scale) else 0.0
+
     def stagnation(self) -> list[Hazard]:
         """A side that is lost on most elements, as the rounded sum is the other side."""
         facts, node = self.facts, self.node
@@ -252,17 +269,13 @@ class _Look:
 
     def _follows(self, moved: str, kept: str) -> bool:
         """Whether the step is made of the other side element by element, as x + 0.04 x**3 is: nothing is added up."""
-        facts, stack, done = self.facts, [moved], set[str]()
-        wanted = facts.root(kept)
-        while stack and len(done) < _MAX_STEPS:
-            at = facts.root(stack.pop())
-            if at == wanted:
-                return True
-            node = facts.producer(at)
-            if at not in done and node is not None and node.op_type in _STEP_BY_STEP and len(facts.varying(node)) > 0:
-                done.add(at)
-                stack += facts.varying(node)
-        return False
+        facts = self.facts
+
+        def operands(value: str) -> Iterable[str]:
+            node = facts.producer(value)
+            return facts.varying(node) if node is not None and node.op_type in _STEP_BY_STEP else ()
+
+        return any(facts.root(value) == facts.root(kept) for value in _walk([moved], operands))
 
     def cancellation(self) -> list[Hazard]:
         """A result much smaller than its operands, which their rounding changes."""
@@ -271,15 +284,15 @@ class _Look:
             return []
         factor = (math.sqrt(first) + math.sqrt(second)) / math.sqrt(result)
         relative = math.sqrt(error / result)
-        if factor < _CANCELLATION_FACTOR or relative < _by_digits(_CANCELLATION_ERROR, self.precision):
+        if factor < _CANCELLATION_FACTOR or relative < _limit(_CANCELLATION_ERROR, self.precision):
             return []
         evidence = {"factor": factor, "relative_error": relative}
         return self._hazard("cancellation", self.node.outputs[0], evidence, "error", factor)
 
     def removed_offset(self) -> list[Hazard]:
         """A norm that takes a large mean out of values whose differences rounding has changed by then."""
-        relative = math.sqrt(self._means("error")[0])
-        if not _by_digits(_MOVED_NORM, self.precision) <= relative < math.inf:
+        relative = self._relative_error()
+        if relative < _limit(_MOVED_NORM, self.precision):
             return []
         magnitude = self.on_samples["magnitude"][_largest(self.on_samples["error"])]
         evidence = {"magnitude": magnitude, "spacing": spacing(magnitude, self.precision), "relative_error": relative}
@@ -291,7 +304,7 @@ class _Look:
         op_type, share = self.node.op_type, moved / rows if rows else math.nan
         is_softmax, is_comparison = op_type == "Softmax", op_type in COMPARISONS
         limits = _MOVED_WEIGHTS if is_softmax else _MOVED_ROWS
-        if not _by_digits(limits, self.precision) <= share < math.inf or not (is_softmax or moved >= _FEWEST_MOVED):
+        if not _limit(limits, self.precision) <= share < math.inf or not (is_softmax or moved >= _FEWEST_MOVED):
             return []
         worst = _largest(self.on_samples["moved"])
         magnitude, gap = self.on_samples["magnitude"][worst], self.on_samples["gap"][worst]
@@ -315,11 +328,8 @@ class _Look:
         """
         node, precision = self.node, self.precision
         values, lost, vanished = self._sums("values", "lost", "vanished")
-        error, mean, square = self._means("error", "mean", "square")
-        variance = square - mean**2
-        scale = variance if variance > _ROUNDING_OF_SUMS * square else square
-        relative = math.sqrt(error / scale) if error > 0 and math.isfinite(error + scale) else 0.0
-        if not lost and relative < _by_digits(_MOVED_NORM, precision):
+        relative = self._relative_error()
+        if not lost and relative < _limit(_MOVED_NORM, precision):
             return []
         severity: Severity = "warning"
         code, evidence = "cancellation", dict[str, float]()
@@ -397,18 +407,18 @@ def index_hazards(types: ValueTypes, seen: Seen, precisions: Sequence[str]) -> l
         if reader is None or values is None:
             continue
         reached = values.absmax
+
+        def computed_from(value: str) -> Iterable[str]:
+            source = types.facts.producer(value)
+            is_carried = source is not None and source.is_standard and source.op_type in _CARRIES_INDEX
+            return source.inputs if source is not None and is_carried and seen.absmax.get(value, 0.0) > exact else ()
+
         carriers: dict[str, Node] = {}  # groups that hold the value, or what it is computed from, and their last nodes
-        stack, done = [node.inputs[0]], set[str]()
-        while stack and len(done) < _MAX_INDEX_STEPS:
-            at = stack.pop()
-            done.add(at)
-            source = types.facts.producer(at)
-            if source is None or seen.absmax.get(at, 0.0) <= exact:
-                continue
-            if (group := group_of(types, source)) is not None:
+        for value in _walk([node.inputs[0]], computed_from):
+            source = types.facts.producer(value)
+            group = None if source is None or seen.absmax.get(value, 0.0) <= exact else group_of(types, source)
+            if source is not None and group is not None:
                 carriers.setdefault(group.id, source)
-            if source.is_standard and source.op_type in _CARRIES_INDEX:
-                stack += [name for name in source.inputs if name and name not in done]
         hazards += [
             Hazard(
                 "index-in-float",
@@ -426,20 +436,20 @@ def index_hazards(types: ValueTypes, seen: Seen, precisions: Sequence[str]) -> l
 
 def _indexes(facts: Facts, cast: Node) -> Node | None:
     """The node that takes the result of a Cast as an index or a size, through arithmetic on integers; None if none."""
-    if "int" not in facts.model.info(cast.outputs[0]).dtype:
-        return None
-    stack, done = list(cast.outputs), set[str]()
-    while stack and len(done) < _MAX_INDEX_STEPS:
-        at = stack.pop()
-        done.add(at)
-        for reader in facts.readers(at):
+
+    def is_integer(value: str) -> bool:
+        return bool(value) and "int" in facts.model.info(value).dtype
+
+    def onward(value: str) -> Iterable[str]:
+        readers = (reader for reader in facts.readers(value) if reader.op_type in _KEEPS_INDEX)
+        return [out for reader in readers for out in reader.outputs if is_integer(out)]
+
+    for value in _walk(filter(is_integer, cast.outputs), onward):
+        for reader in facts.readers(value):
             row = operator(reader.op_type if reader.is_standard else "")
-            slots = row.sizes | row.indices
-            if any(slot < len(reader.inputs) and facts.root(reader.inputs[slot]) == facts.root(at) for slot in slots):
+            read = [reader.inputs[slot] for slot in row.sizes | row.indices if slot < len(reader.inputs)]
+            if any(facts.root(name) == facts.root(value) for name in read):
                 return reader
-            if reader.op_type in _KEEPS_INDEX:
-                new = (out for out in reader.outputs if out and out not in done)
-                stack += [out for out in new if "int" in facts.model.info(out).dtype]
     return None
 
 
