@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from mptune.finding import CODES, ONLY_BF16, Finding, FindingOrigin, Where
@@ -58,7 +58,6 @@ class Hazard:
     code: str
     place: HazardPlace
     evidence: Mapping[str, int | float | str] = field(default_factory=dict, hash=False)
-    _: KW_ONLY
     wording: str = ""
     severity: Severity = "warning"
     value: float = 0.0

@@ -27,7 +27,7 @@ Numbers = dict[str, float]
 _BLOCK = 1 << 16
 """Elements that are computed at a time: what stays in a core's cache."""
 
-_POLES: Mapping[str, int] = {"Log": 0, "Sqrt": 0, "Reciprocal": 0, "Div": 1, "Pow": 0}
+POLES: Mapping[str, int] = {"Log": 0, "Sqrt": 0, "Reciprocal": 0, "Div": 1, "Pow": 0}
 """Operator -> which of its inputs may not reach zero, or fall below it."""
 
 _FIRST_OPSET = 11
@@ -103,7 +103,7 @@ def probed_nodes(model: Model) -> tuple[ProbedNode, ...]:
             continue
         computed = (name for name in (node.outputs[0], *node.inputs[:2]) if name not in model.initializers)
         key = next((name for name in computed if model.info(name).is_float32), "")
-        if node.op_type in _POLES:
+        if node.op_type in POLES:
             pole = _pole_of(facts, node)
             if pole:
                 probed.append(ProbedNode(node, key, pole, _before_epsilon(model, pole), _steps(model, pole)))
@@ -114,7 +114,7 @@ def probed_nodes(model: Model) -> tuple[ProbedNode, ...]:
 
 def _pole_of(facts: Facts, node: Node) -> str:
     """The computed operand at whose zero a node's result is infinite, or below which it is NaN; "" if none."""
-    name = node.inputs[_POLES[node.op_type]]
+    name = node.inputs[POLES[node.op_type]]
     if facts.is_static(name) or not facts.model.info(name).is_float32:
         return ""
     power = facts.number(node.inputs[1]) if node.op_type == "Pow" else None
@@ -370,7 +370,7 @@ _PROBES: Mapping[str, Callable[[ProbedNode, Arrays, Precision], Numbers]] = {
     "Add": _sum,
     "Sub": _sum,
     "Softmax": _softmax,
-    **dict.fromkeys(_POLES, _pole),
+    **dict.fromkeys(POLES, _pole),
     **dict.fromkeys(EXTREMES, _largest),
     **dict.fromkeys(COMPARISONS, _comparison),
     **dict.fromkeys(CENTRING_NORMS, _norm),
