@@ -172,11 +172,11 @@ def _supported(model: Model, resolved: ResolvedPlan) -> ResolvedPlan:
     if not asked:
         return resolved
     missing = unsupported(ValueTypes(GroupedModel(model, resolved.groups)), Precision.BF16)
-    lacking = [group for group in asked if group in missing.groups]
+    lacking = [group for group in asked if group in missing]
     if not lacking:
         return resolved
-    ops = dict.fromkeys(op for group in lacking for op in missing.groups[group])
-    warning = f"{len(lacking)} of {len(asked)} groups that should be BF16 stay in FP32: {missing.reason(ops)}"
+    reasons = "; ".join(dict.fromkeys(missing[group] for group in lacking))
+    warning = f"{len(lacking)} of {len(asked)} groups that should be BF16 stay in FP32: {reasons}"
     plan = resolved.plan.replace(dict.fromkeys(lacking, Precision.FP32))
     return replace(resolved, plan=plan, warnings=(*resolved.warnings, warning))
 

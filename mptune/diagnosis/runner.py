@@ -124,7 +124,7 @@ class Runner(InWorker):
 
     def throughout(self, precision: Precision) -> PrecisionPlan:
         """A reduced precision wherever the model can have it, as other tools convert: values may overflow."""
-        lacking = unsupported(ValueTypes(self.grouped), precision).groups
+        lacking = unsupported(ValueTypes(self.grouped), precision)
         pinned = [group.id for group in self.grouped.groups if group.pinned is not None]
         kept = {*pinned, *lacking, *pinned_by_hazards(self.constant_hazards, precision, is_measured=True)}
         return self.grouped.uniform(precision).replace(dict.fromkeys(kept, Precision.FP32))

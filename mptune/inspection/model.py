@@ -247,7 +247,7 @@ def _without_bf16(grouped: GroupedModel, hazards: Sequence[Hazard]) -> dict[str,
     """Why groups cannot be BF16 whatever the engine: themselves, their operators at this opset, their values."""
     return {
         **pinned_by_hazards(hazards, Precision.BF16, is_measured=True),
-        **unsupported(value_types(grouped), Precision.BF16).reasons,
+        **unsupported(value_types(grouped), Precision.BF16),
         **{group.id: group.pinned for group in grouped.groups if group.pinned is not None},
     }
 

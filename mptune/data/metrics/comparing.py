@@ -14,28 +14,33 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mptune.data.metrics.accuracy import ALL_OUTPUTS, MATCHED, UNMATCHED, OutputError, TaskMetric
-from mptune.data.metrics.calling import number_of
+from mptune.data.metrics.accuracy import ALL_OUTPUTS, MATCHED, UNMATCHED, ColumnErrors, OutputError, TaskMetric
 from mptune.data.metrics.parts import (
     MOST_COLUMNS,
     WORST_PART,
-    ColumnErrors,
     Floats,
     OutputParts,
     as_columns,
-    belongs_to,
     chunks,
     find_parts,
     part_statistic,
 )
 from mptune.data.metrics.row_sets import AlignedRows, RowSet, aligned_rows
-from mptune.data.metrics.table import STATISTICS
+from mptune.data.metrics.table import STATISTICS, number_of
 from mptune.errors import DataError
 
 # Smallest denominator of ``max_rel``: the smallest normal FP16 number, below which FP16 has no relative precision.
 RELATIVE_FLOOR = 2.0**-14
 
 Arrays = Mapping[str, np.ndarray]
+
+
+class _Sums(NamedTuple):
+    """Of one output of one sample of the reference."""
+
+    squares: Floats  # sum of the squares of the finite values, shape (columns,)
+    counts: NDArray[np.int64]  # of finite values, shape (columns,)
+    finite: NDArray[np.bool_] | None  # which values are, shape (before, columns, behind); None where all are
 
 
 class Reference:
@@ -47,23 +52,7 @@ class Reference:
     def __init__(self, samples: Sequence[Arrays], parts: Mapping[str, OutputParts] | None = None) -> None:
         self.samples = samples
         self.parts = find_parts(samples) if parts is None else parts
-        self.sums: dict[tuple[str, int], _Sums] = {}
-
-
-class _Sums(NamedTuple):
-    """Of one output of one sample of the reference."""
-
-    squares: Floats  # sum of the squares of the finite values, shape (columns,)
-    counts: NDArray[np.int64]  # of finite values, shape (columns,)
-    finite: NDArray[np.bool_] | None  # which values are, shape (before, columns, behind); None where all are
-
-
-class _Differences(NamedTuple):
-    """Of one output of one sample."""
-
-    squares: Floats  # sum of the squared differences, shape (columns,)
-    largest: Floats  # absolute difference, shape (columns,); 0 where only the objective is computed
-    statistics: dict[str, float]  # of all elements, by name
+        self.sums: dict[tuple[str, int], _Sums] = {}  # by output and sample
 
 
 def compare_outputs(
@@ -79,11 +68,10 @@ def compare_outputs(
 ) -> OutputError:
     """Compute every statistic of every output on every sample; outputs that the reference lacks are ignored.
 
-    Metrics of single samples (``extra``) stand under output ``"*"``. Of outputs that are compared as ``row_sets``,
-    ``UNMATCHED`` and ``MATCHED`` are computed, too.
-
     Args:
         reference: a ``Reference`` where several are compared with it; ``parts`` are for another one.
+        extra: metrics of single samples; they stand under output ``"*"``.
+        row_sets: their outputs have ``UNMATCHED`` and ``MATCHED``, too.
         start: number of the first sample; outputs are of consecutive ones.
         any_shape: outputs of another shape have no statistics but ``non_finite``, instead of an error: a metric of the
             user's may know what to do with them.
@@ -95,20 +83,15 @@ def compare_outputs(
     else:
         samples, reference = reference, Reference(reference, parts)
     if len(outputs) != len(samples) or not outputs:
-        raise DataError(
-            f"{len(outputs)} samples cannot be compared with {len(samples)} reference samples",
-            "compute both from the same calibration data, at least one sample",
-        )
-    values: dict[str, dict[str, list[float]]] = {}
-    by_column: dict[str, list[Floats | None]] = {}
+        text = f"{len(outputs)} samples cannot be compared with {len(samples)} reference samples"
+        raise DataError(text, "compute both from the same calibration data, at least one sample")
+    values: dict[str, dict[str, list[float]]] = {}  # output -> statistic -> a value for each sample
+    by_column: dict[str, list[Floats]] = {}  # output -> the errors of its columns on each sample
     for number, (got, wanted) in enumerate(zip(outputs, samples, strict=True), start):
-        missing = next((name for name in wanted if name not in got), None)
-        if missing is not None:
-            has = ", ".join(map(repr, got)) or "none"
-            raise DataError(f"sample {number} has no output {missing!r}", f"it has {has}")
+        for name in wanted.keys() - got.keys():
+            raise DataError(f"sample {number} has no output {name!r}", f"it has {', '.join(map(repr, got)) or 'none'}")
         aligned = aligned_rows(row_sets, got, wanted)
         for name in wanted:
-            columns = None
             if name in aligned:
                 statistics = _of_rows(aligned[name], objective_only=objective_only)
             elif any_shape and np.shape(got[name]) != np.shape(wanted[name]):
@@ -117,27 +100,26 @@ def compare_outputs(
             else:
                 array = np.asarray(got[name])
                 statistics, columns = _of_array(array, reference, name, number, objective_only=objective_only)
-            by_column.setdefault(name, []).append(columns)
+                if columns is not None:
+                    by_column.setdefault(name, []).append(columns)
             for statistic, value in statistics.items():
                 values.setdefault(name, {}).setdefault(statistic, []).append(value)
         for metric, function in (extra or {}).items():
             value = number_of(metric, function, (got, wanted), f" on sample {number}")
             values.setdefault(ALL_OUTPUTS, {}).setdefault(metric, []).append(value)
-    # An output whose rows were compared as sets on some samples only has no parts on those.
+    # Statistics that an output has on some samples only, as its shape was another one on the rest, are left out.
     per_output = {
         output: {name: tuple(each) for name, each in by_name.items() if len(each) == len(outputs)}
         for output, by_name in values.items()
     }
-    for by_name in per_output.values():
-        if "relative_l2" in by_name and not any(belongs_to(name, WORST_PART) for name in by_name):
-            by_name[WORST_PART] = by_name["relative_l2"]
-    column_errors = {}
+    columns_of = {}
     for name, each in by_column.items():
-        if all(errors is not None for errors in each):
-            normalised, relative, largest = np.stack([errors for errors in each if errors is not None], axis=1)
+        if len(each) == len(outputs):
+            normalised, relative, largest = np.stack(each, axis=1)
             figures = normalised.mean(axis=0), relative.mean(axis=0), largest.max(axis=0)
-            column_errors[name] = ColumnErrors(*(tuple(map(float, figure)) for figure in figures))
-    return OutputError(per_output, column_errors)
+            # Four digits are enough to choose by, and a study keeps them of every plan.
+            columns_of[name] = ColumnErrors(*(tuple(float(f"{v:.4g}") for v in figure) for figure in figures))
+    return OutputError(per_output, columns_of)
 
 
 def _of_array(
@@ -146,20 +128,16 @@ def _of_array(
     """The statistics of one output of one sample; the errors of its columns, if it has any, shape (3, columns)."""
     wanted = np.asarray(reference.samples[number][name])
     if got.shape != wanted.shape:
-        raise DataError(
-            f"output {name!r} has shape {got.shape} on sample {number}, the reference has {wanted.shape}",
-            "rows that NMS or NonZero select are compared as sets; other shapes need your own script.py:function",
-        )
-    for array in (got, wanted):
-        if array.dtype.kind in "OSUcMm":
-            raise DataError(f"output {name!r} has type {array.dtype}, not a real number", "leave it out of the model")
+        text = f"output {name!r} has shape {got.shape} on sample {number}, the reference has {wanted.shape}"
+        hint = "rows that NMS or NonZero select are compared as sets; other shapes need your own script.py:function"
+        raise DataError(text, hint)
+    if any(array.dtype.kind in "OSUcMm" for array in (got, wanted)):
+        raise DataError(f"output {name!r} has type {got.dtype}, not a real number", "leave it out of the model")
     parts = reference.parts.get(name)
     has_columns = parts is not None and parts.fits(wanted.shape)
     ours, theirs = (as_columns(array, parts.axis if parts and has_columns else None) for array in (got, wanted))
-    if (name, number) not in reference.sums:
-        reference.sums[name, number] = _sums_of(theirs)
-    sums = reference.sums[name, number]
-    squares, largest, statistics = _differences(ours, theirs, sums, objective_only=objective_only)
+    sums = reference.sums[name, number] = reference.sums.get((name, number)) or _sums_of(theirs)
+    statistics, squares, largest = _differences(ours, theirs, sums, objective_only=objective_only)
     if parts is None:
         return {**statistics, WORST_PART: statistics["relative_l2"]}, None
     with np.errstate(all="ignore"):  # NaN and Inf are results here
@@ -180,13 +158,13 @@ def _of_array(
 def _of_rows(rows: AlignedRows, *, objective_only: bool) -> dict[str, float]:
     """The statistics of an output whose rows were paired; rows where the reference has none: 1 in ``relative_l2``."""
     got, wanted = as_columns(rows.output, None), as_columns(rows.reference, None)
-    _, _, statistics = _differences(got, wanted, _sums_of(wanted), objective_only=objective_only)
+    statistics, _, _ = _differences(got, wanted, _sums_of(wanted), objective_only=objective_only)
     if not rows.reference.any() and math.isinf(statistics["relative_l2"]) and not statistics["non_finite"]:
         statistics["relative_l2"] = 1.0 if rows.unmatched else math.inf
     got, wanted = (as_columns(array[: rows.pairs], None) for array in (rows.output, rows.reference))
-    _, _, of_pairs = _differences(got, wanted, _sums_of(wanted), objective_only=True)
-    matched = {UNMATCHED: float(rows.unmatched), MATCHED: of_pairs["relative_l2"]}
-    return {**statistics, WORST_PART: statistics["relative_l2"], **matched}
+    pairs, _, _ = _differences(got, wanted, _sums_of(wanted), objective_only=True)
+    statistics |= {UNMATCHED: float(rows.unmatched), MATCHED: pairs["relative_l2"]}
+    return {**statistics, WORST_PART: statistics["relative_l2"]}
 
 
 def _sums_of(wanted: np.ndarray) -> _Sums:
@@ -201,8 +179,13 @@ def _sums_of(wanted: np.ndarray) -> _Sums:
 
 def _differences(
     got: np.ndarray, wanted: np.ndarray, sums: _Sums, *, objective_only: bool, is_wide: bool = False
-) -> _Differences:
-    """Compare arrays of the shape (before, columns, behind), a chunk at a time. ``is_wide`` asks for float64."""
+) -> tuple[dict[str, float], Floats, Floats]:
+    """Compare arrays of the shape (before, columns, behind), a chunk at a time. ``is_wide`` asks for float64.
+
+    Returns:
+        The statistics of all elements; the sum of the squared differences of each column; the largest absolute
+        difference of each column, 0 where only the objective is computed.
+    """
     is_wide = is_wide or any(array.dtype not in (np.float32, np.float16) for array in (got, wanted))
     width = np.float64 if is_wide else np.float32
     squares, largest = np.zeros(wanted.shape[1]), np.zeros(wanted.shape[1])
@@ -243,9 +226,12 @@ def _differences(
                 if every.size:
                     every[first:].partition(place - first)
                     at[k], first = float(every[place]), place
-            statistics["max_abs"] = float(every.max(initial=0.0))
-            statistics["mean_abs"] = float(every.sum(dtype=np.float64)) / max(every.size, 1)
-            statistics["median_abs"], statistics["p99_abs"] = (at[0] + at[1]) / 2, at[2]
-            statistics["max_rel"] = max_rel
-            statistics["sqnr_db"] = -20 * math.log10(relative_l2) if relative_l2 else math.inf
-    return _Differences(squares, largest, {**statistics, "non_finite": float(non_finite)})
+            statistics |= {
+                "max_abs": float(every.max(initial=0.0)),
+                "mean_abs": float(every.sum(dtype=np.float64)) / max(every.size, 1),
+                "median_abs": (at[0] + at[1]) / 2,
+                "p99_abs": at[2],
+                "max_rel": max_rel,
+                "sqnr_db": -20 * math.log10(relative_l2) if relative_l2 else math.inf,
+            }
+    return {**statistics, "non_finite": float(non_finite)}, squares, largest

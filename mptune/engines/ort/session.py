@@ -51,15 +51,6 @@ class SessionOptions:
     """An empty folder for the graph as it was optimised."""
 
 
-@dataclass(frozen=True)
-class Placed:
-    """A node of a session's graph."""
-
-    name: str
-    op_type: str
-    provider: str
-
-
 @dataclass(eq=False)
 class Bound:
     """Inputs and outputs bound for one set of feeds.
@@ -140,20 +131,17 @@ class OrtSession:
         self._bound_anywhere.add(bound)
         return HostStopwatch(partial(self._execute, bound))
 
-    def placement(self) -> tuple[Placed, ...]:
-        """Which provider runs which node, of a ``reference``; empty where ONNX Runtime does not say (before 1.24)."""
+    def placement(self) -> dict[str, tuple[str, str]]:
+        """Node -> its operator and the provider that runs it, of a ``reference``; empty before ONNX Runtime 1.24."""
 
-        def read() -> tuple[Placed, ...]:
-            session = self._open_session()
-            if not hasattr(session, "get_provider_graph_assignment_info"):
-                return ()
-            return tuple(
-                Placed(node.name, f"{node.domain}.{node.op_type}" if node.domain else node.op_type, part.ep_name)
-                for part in session.get_provider_graph_assignment_info()
+        def read() -> dict[str, tuple[str, str]]:
+            return {
+                node.name: (f"{node.domain}.{node.op_type}" if node.domain else node.op_type, part.ep_name)
+                for part in getattr(self._open_session(), "get_provider_graph_assignment_info", tuple)()
                 for node in part.get_nodes()
-            )
+            }
 
-        placed: tuple[Placed, ...] = translated(read)
+        placed: dict[str, tuple[str, str]] = translated(read)
         return placed
 
     def close(self) -> None:

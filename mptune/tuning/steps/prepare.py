@@ -53,7 +53,7 @@ def search_space(
     """What may be searched."""
     grouped, precisions = context.grouped, context.precisions
     asked = [precision for precision in REDUCED if precision in precisions]
-    lacking = {p: unsupported(value_types(grouped), p).reasons | kernels.pins(grouped, p) for p in asked}
+    lacking = {p: unsupported(value_types(grouped), p) | kernels.pins(grouped, p) for p in asked}
     lacking.setdefault(Precision.FP16, kernels.pins(grouped))  # its reasons are told of groups that stay in FP32
     space = make_space(grouped, named, hazards, observations.absmax, lacking, precisions, kernels.not_emulated)
     return replace(space, warnings=(*space.warnings, *near_the_end(hazards)))

@@ -168,13 +168,6 @@ def test_a_cache_of_stacked_keys_and_values_has_its_batch_at_axis_1(tmp_path: Pa
     assert set(report.rows.repeated.values()) == set(report.rows.alone.values()) == {0.0}
 
 
-def test_a_model_without_a_batch_is_not_asked_for_rows(tmp_path: Path) -> None:
-    model = save_graph(tmp_path / "m.onnx", [helper.make_node("Relu", ["x"], ["y"])], [1, 3])
-    report = take_reference(model, tmp_path, ramp(1, 3))
-    assert not report.rows.repeated
-    assert not report.rows.alone
-
-
 @pytest.mark.parametrize(
     ("values", "reference", "error"),
     [

@@ -16,7 +16,6 @@ from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.engines.jobs.observing import ObserveJob
 from mptune.engines.ort.fusions import FoldJob
 from mptune.engines.toolchains.toolchain import MeasuredToolchain
-from mptune.graph.facts import facts_of
 from mptune.graph.folded import FoldedValues, is_worthwhile, write_without_weights
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
@@ -131,12 +130,6 @@ def test_outputs_stay_and_what_only_shapes_read_goes(tmp_path: Path) -> None:
     assert path.stat().st_size < 100_000, "weights lie in the bank"
 
 
-def test_shapes_that_are_not_fixed_stay(tmp_path: Path) -> None:
-    model = load_model(make_chains(tmp_path / "chains.onnx", 40, is_fixed=False))
-    assert is_worthwhile(model)
-    assert not folded(model, tmp_path / "work").values
-
-
 @pytest.mark.parametrize("name", ["detr_torchscript_17", "constants", "scan_sum", "chains"])
 def test_what_is_observed_is_the_same(name: str, tmp_path: Path) -> None:
     corpus = CORPUS / f"{name}.onnx"
@@ -182,9 +175,3 @@ def test_a_search_folds_once_and_where_it_pays(
             assert sum(node.op_type == "Concat" for node in nodes_of(typed)) == kept
         assert calls.folds == folds
         assert not list(tmp_path.rglob("*folded*")), "what was written to fold is gone"
-
-
-def test_what_computes_from_values_is_no_shape_arithmetic(tmp_path: Path) -> None:
-    model = load_model(make_chains(tmp_path / "chains.onnx", 2))
-    names = {model.nodes[index].name for index in facts_of(model).folded_nodes}
-    assert names == {*(f"{kind}{k}" for k in range(2) for kind in ("shape", "concat", "cast", "max")), "shapes"}
