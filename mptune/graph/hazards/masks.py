@@ -118,10 +118,10 @@ def _ends_by_name(model: Model) -> dict[str, tuple[float, float]]:
 
 
 def _ends_of(model: Model, name: str) -> tuple[float, float]:
-    known, constant = _ends_by_name(model), model.initializers[name]
-    if name not in known:
-        known[name] = _ends(chunks(constant)) if constant.dtype == "float" and constant.nbytes else (0.0, 0.0)
-    return known[name]
+    ends, constant = _ends_by_name(model), model.initializers[name]
+    if name not in ends:
+        ends[name] = _ends(chunks(constant)) if constant.dtype == "float" and constant.nbytes else (0.0, 0.0)
+    return ends[name]
 
 
 def is_held(model: Model, value: str, precision: Precision) -> bool:
