@@ -20,7 +20,6 @@ from mptune.graph.writing.stretches import find_stretches
 from mptune.graph.writing.weights import WeightBank
 from tests.graph import models
 from tests.graph.helpers import feeds, plans, run
-from tests.graph.models import node, value, weight
 from tests.graph.test_corpus import CORPUS
 from tests.graph.writing.test_saturation import grouped_block, uniform
 
@@ -105,14 +104,15 @@ def test_a_stretch_starts_from_values_that_were_computed_once(path: Path, tmp_pa
             assert_same(session.run(feed), both.expected(plan), both.rtol)
 
 
-def test_what_overflows_does_no_harm_while_it_is_switched_off(tmp_path: Path) -> None:
+def test_overflow_becomes_infinite_and_does_no_harm_while_it_is_switched_off(tmp_path: Path) -> None:
     both = Both(models.save(models.product(np.eye(4) * 300), tmp_path), tmp_path / "bank")
     (group,) = both.groups
     session = Unfused(both.emulator.write_switched(tmp_path / "bank" / "whole.onnx", [group.id]))
-    feed = {"x": np.array([[1, -300, 0, 2]], np.float32)}
+    both.feed = {"x": np.array([[1, -300, 0, 2]], np.float32)}
     (switch,) = both.emulator.switches[Precision.FP16].values()
-    assert session.run({**feed, switch: np.array(False)})["y"].tolist() == [[300, -90000, 0, 600]]
-    assert session.run({**feed, switch: np.array(True)})["y"].tolist() == [[300, -np.inf, 0, 600]]
+    assert session.run({**both.feed, switch: np.array(False)})["y"].tolist() == [[300, -90000, 0, 600]]
+    for values in (session.run({**both.feed, switch: np.array(True)}), both.expected(both.alone(group.id))):
+        assert values["y"].tolist() == [[300, -np.inf, 0, 600]]
 
 
 def test_only_chosen_groups_have_a_switch(tmp_path: Path) -> None:
@@ -137,12 +137,9 @@ def test_one_model_serves_plans_of_three_precisions(name: str, tmp_path: Path) -
 
 def test_nodes_that_are_named_like_their_results(tmp_path: Path) -> None:
     """ONNX Runtime refuses a model with two nodes of one name."""
-    nodes = [node("MatMul", ["x", "w"], "scores", "scores"), node("Tanh", ["scores"], "y", "y")]
-    proto = models.model(nodes, [value("x", [4, 4])], [value("y", [4, 4])], [weight("w", 4, 4)])
-    model = load_model(models.save(proto, tmp_path))
-    grouped = GroupedModel(model, find_groups(model))
-    emulator = Emulator(grouped, WeightBank.write(model, tmp_path))
-    path = emulator.write_switched(tmp_path / "e.onnx", [group.id for group in grouped.groups])
+    graph = "(float[4,4] x) => (float[4,4] y) { [scores] scores = MatMul(x, w) [y] y = Tanh(scores) }"
+    both = Both(models.save(models.text(graph, models.weight("w", 4, 4)), tmp_path), tmp_path)
+    path = both.emulator.write_switched(tmp_path / "e.onnx", [group.id for group in both.groups])
     names = [n.name for n in onnx.load(path, load_external_data=False).graph.node]
     assert len({*names}) == len(names)
     ort.InferenceSession(path)
