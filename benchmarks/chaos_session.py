@@ -24,10 +24,10 @@ from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.backends.onnxruntime import ONNXRUNTIME
 from mptune.engines.base import Failure, Measurement, ReferenceReport, SampleSet, Toolchain
 from mptune.engines.context import RunContext
-from mptune.engines.jobs.reference_report import TensorRange
 from mptune.engines.timing.spread import SessionTiming
 from mptune.engines.toolchains.toolchain import MeasuredToolchain
 from mptune.errors import MptuneError
+from mptune.graph.hazards.seen import TensorRange
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.processes.child import Job
 from mptune.processes.parent import Worker

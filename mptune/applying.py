@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 from mptune.data.samples import CalibrationSet
-from mptune.engines.jobs.reference_report import seen_of
 from mptune.engines.loading import check_written, load_typed_model
 from mptune.errors import PlanError
 from mptune.files import full_disk_as_error, read_json, refuse, writing
@@ -17,8 +16,8 @@ from mptune.finding import Finding
 from mptune.graph.casting.value_types import ValueTypes, unsupported
 from mptune.graph.grouping.grouped import GroupedModel, plan_of_nodes
 from mptune.graph.grouping.groups import APART_SUFFIX, LayerGroup, find_groups
-from mptune.graph.hazards.find import Hazard, find_hazards, pinned_by_hazards
-from mptune.graph.hazards.hazard import hazard_findings
+from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
+from mptune.graph.hazards.hazard import Hazard, hazard_findings
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import external_location, is_external
 from mptune.graph.plan import PLAN_FORMAT, PRECISIONS, REDUCED, Precision, PrecisionPlan
@@ -173,11 +172,11 @@ def _supported(model: Model, resolved: ResolvedPlan) -> ResolvedPlan:
     if not asked:
         return resolved
     missing = unsupported(ValueTypes(GroupedModel(model, resolved.groups)), Precision.BF16)
-    lacking = [group for group in asked if group in missing.groups]
+    lacking = [group for group in asked if group in missing]
     if not lacking:
         return resolved
-    ops = dict.fromkeys(op for group in lacking for op in missing.groups[group])
-    warning = f"{len(lacking)} of {len(asked)} groups that should be BF16 stay in FP32: {missing.reason(ops)}"
+    reasons = "; ".join(dict.fromkeys(missing[group] for group in lacking))
+    warning = f"{len(lacking)} of {len(asked)} groups that should be BF16 stay in FP32: {reasons}"
     plan = resolved.plan.replace(dict.fromkeys(lacking, Precision.FP32))
     return replace(resolved, plan=plan, warnings=(*resolved.warnings, warning))
 
@@ -189,9 +188,8 @@ def _hazards(
     if samples is None:
         return find_hazards(grouped), ()
     named = tuple(map(str, precisions))
-    ranges, about = observe_values(grouped, samples, named)
-    absmax = {name: seen.absmax for name, seen in ranges.items()}
-    hazards = find_hazards(grouped, absmax, seen=seen_of(ranges), precisions=named)
+    seen, about = observe_values(grouped, samples, named)
+    hazards = find_hazards(grouped, seen, named)
     return hazards, (*samples.warnings, *_lines((*samples.findings, *about)))
 
 
@@ -219,7 +217,8 @@ def _ruled_out(hazards: Sequence[Hazard], resolved: ResolvedPlan, precision: Pre
 
 def _finding_lines(hazards: Sequence[Hazard], plan: PrecisionPlan, settled: Collection[str]) -> tuple[str, ...]:
     """What else the values show, by code: of the groups of a plan that are not settled."""
-    left = [h for h in hazards if h.group and h.group not in settled and h.holds_in(plan.precision[h.group])]
+    groups = [(hazard, hazard.place.group) for hazard in hazards]
+    left = [h for h, group in groups if group and group not in settled and h.holds_in(plan.precision[group])]
     return _lines(hazard_findings(left, "apply"))
 
 

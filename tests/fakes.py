@@ -33,11 +33,11 @@ from mptune.engines.base import (
 )
 from mptune.engines.context import RunContext
 from mptune.engines.environment import Environment
-from mptune.engines.jobs.reference_report import TensorRange
 from mptune.engines.timing.latency import Latency, LatencySource, summarise
 from mptune.engines.timing.spread import SessionTiming
 from mptune.graph.fused import FusedNodes
 from mptune.graph.grouping.groups import RANGE_KIND, LayerGroup, find_groups
+from mptune.graph.hazards.seen import TensorRange
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import LatencySettings

@@ -13,10 +13,10 @@ import pytest
 
 import mptune
 from mptune.cli import main
-from mptune.engines.jobs.reference_report import TensorRange
 from mptune.errors import RunError
 from mptune.finding import CODES, Finding
 from mptune.graph.grouping.groups import find_groups
+from mptune.graph.hazards.seen import TensorRange
 from mptune.graph.loading.model import load_model
 from mptune.reporting.terminal.front import print_front
 from mptune.reporting.text import front_warnings

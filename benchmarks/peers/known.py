@@ -18,6 +18,7 @@ from benchmarks.common import MeasuredPlans, one_group_plans
 from benchmarks.measuring import Bench
 from mptune.files import write_json
 from mptune.graph.hazards.find import find_hazards
+from mptune.graph.hazards.seen import Seen
 from mptune.graph.plan import Precision
 from mptune.json_form import decode_float, encode_float
 from mptune.tuning.reasons.reasons import Grounds
@@ -67,7 +68,9 @@ def know(bench: Bench, path: Path) -> None:
     absmax = {tensor: seen.absmax for tensor, seen in bench.ranges.items()}
     grouped = bench.context.grouped
     without_kernel = {Precision.FP16: bench.without_kernel}
-    space = make_space(grouped, load_space("default"), find_hazards(grouped, absmax), absmax, without_kernel)
+    space = make_space(
+        grouped, load_space("default"), find_hazards(grouped, Seen(bench.ranges)), absmax, without_kernel
+    )
     nothing = Sensitivity("relative_l2", {})
     document = Grounds.of(space, make_prior(space, nothing, bench.terms, exact=False)).to_json()
     plans = one_group_plans(bench.model, bench.groups)

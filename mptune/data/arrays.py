@@ -28,6 +28,19 @@ def shape_text(shape: Iterable[int | str | None]) -> str:
     return f"({dims[0]},)" if len(dims) == 1 else f"({', '.join(dims)})"
 
 
+def copied_samples(content: Iterable[Any]) -> tuple[Any, ...]:
+    """The samples of an iterable, copied as they arrive: a loader may fill the same buffer for each of them.
+
+    What cannot be copied stays as it is: ``arrays_of`` refuses it. Those of a list are all there already.
+    """
+    samples = []
+    for sample in content:
+        with contextlib.suppress(Exception):  # each library raises its own
+            sample = sample if isinstance(content, list | tuple) else copy.deepcopy(sample)
+        samples.append(sample)
+    return tuple(samples)
+
+
 def arrays_of(content: Any, inputs: Sequence[TensorInfo]) -> Arrays | tuple[Arrays, ...]:
     """Bring data in memory into one of two forms: one dictionary of concatenated arrays, or one per sample.
 
@@ -36,35 +49,19 @@ def arrays_of(content: Any, inputs: Sequence[TensorInfo]) -> Arrays | tuple[Arra
     copying element by element, such as a CPU tensor of PyTorch.
     """
     if isinstance(content, Mapping) or _is_array(content):
-        return _arrays(content, inputs, "arrays")
+        return _by_name(content, inputs, "arrays")
     given = copied_samples(content) if isinstance(content, Iterable) else ()
     if not given:
         text = f"data of type {type(content).__name__} hold no samples"
         raise DataError(text, f"{_IN_MEMORY}; a generator can be read only once")
-    return tuple(_arrays(sample, inputs, f"arrays, sample {number}") for number, sample in enumerate(given))
-
-
-def copied_samples(content: Iterable[Any]) -> tuple[Any, ...]:
-    """The samples of an iterable, copied as they arrive: a loader may fill the same buffer for each of them.
-
-    What cannot be copied stays as it is: ``arrays_of`` refuses it.
-    """
-
-    def copied(sample: Any) -> Any:
-        with contextlib.suppress(Exception):  # each library raises its own
-            return copy.deepcopy(sample)
-        return sample
-
-    if isinstance(content, (list, tuple)):
-        return tuple(content)  # each of them is there already
-    return tuple(map(copied, content))
+    return tuple(_by_name(sample, inputs, f"arrays, sample {number}") for number, sample in enumerate(given))
 
 
 def _is_array(value: Any) -> bool:
     return hasattr(value, "__array__") or hasattr(value, "__array_interface__")
 
 
-def _arrays(value: Any, inputs: Sequence[TensorInfo], where: str) -> Arrays:
+def _by_name(value: Any, inputs: Sequence[TensorInfo], where: str) -> Arrays:
     if isinstance(value, Mapping):
         return {str(name): _array(array, f"{where}: input {str(name)!r}") for name, array in value.items()}
     if not _is_array(value):
@@ -134,8 +131,17 @@ def cut_samples(
         if name not in several and rows[0].ndim and rows[0].shape[:1] in batches:
             warnings.append(f"{where}: input {name!r} has one sample, which is repeated for all {total}")
     samples = tuple({name: rows[k % len(rows)] for name, rows in parts.items()} for k in range(total))
+    # A symbolic dimension has one size throughout a sample.
     for number, sample in enumerate(samples):
-        _check_agreement(sample, inputs, where if total == 1 else f"{where}, sample {number}")
+        sizes: dict[str, tuple[int, str]] = {}
+        for info in inputs:
+            for dim, size in zip(info.shape or (), sample[info.name].shape, strict=False):
+                other_size, other = sizes.setdefault(dim, (size, info.name)) if isinstance(dim, str) else (size, "")
+                if other_size != size:
+                    place = where if total == 1 else f"{where}, sample {number}"
+                    text = f"{other_size} in input {other!r} and {size} in input {info.name!r}"
+                    hint = "inputs that share a symbolic dimension need the same size there"
+                    raise DataError(f"{place}: dimension {dim!r} is {text}", hint)
     return samples, tuple(warnings)
 
 
@@ -143,10 +149,8 @@ def _checked_values(info: TensorInfo, array: np.ndarray, where: str) -> np.ndarr
     """The array in native byte order and C order, otherwise untouched; type and values are checked."""
     expected, native = info.numpy_dtype, array.dtype.newbyteorder("=")
     if native != expected:
-        raise DataError(
-            f"{where}: expected {expected}, got {native}",
-            f"nothing is cast silently; save it as array.astype(np.{expected.name}) if that is what you mean",
-        )
+        hint = f"nothing is cast silently; save it as array.astype(np.{expected.name}) if that is what you mean"
+        raise DataError(f"{where}: expected {expected}, got {native}", hint)
     # The model may say 0 itself, and a cache is empty at its start along a dynamic axis other than the first.
     dims = info.shape or ()
     may_be_empty = len(dims) == array.ndim and all(
@@ -187,27 +191,12 @@ def _split_rows(info: TensorInfo, array: np.ndarray, batch: int, where: str, *, 
 
 def _check_shape(shape: tuple[int, ...], expected: Dims | None, where: str) -> None:
     """Rank and fixed dimensions; an entry that is no int fits any size, and None any shape."""
-    fixed = [] if expected is None else [(axis, dim) for axis, dim in enumerate(expected) if isinstance(dim, int)]
-    if expected is None or (len(shape) == len(expected) and all(shape[axis] == dim for axis, dim in fixed)):
+    if expected is None:
         return
-    hint = "preprocess the data as for deployment; axis 0 counts the samples"
-    if len(shape) == len(expected) - 1:
-        hint = "add the missing axis, for one sample: array[None]"
-    elif len(shape) == len(expected) + 1:
-        hint = "samples are concatenated along axis 0, not stacked: array.reshape(-1, *array.shape[2:])"
-    elif len(shape) == len(expected) and all(dim in shape for _, dim in fixed):
-        hint = "its axes may be in another order: check the layout, and transpose it"
-    raise DataError(f"{where}: expected shape {shape_text(expected)}, got {shape_text(shape)}", hint)
-
-
-def _check_agreement(sample: Mapping[str, np.ndarray], inputs: Sequence[TensorInfo], where: str) -> None:
-    """A symbolic dimension has one size throughout a sample."""
-    sizes: dict[str, tuple[int, str]] = {}
-    for info in inputs:
-        for dim, size in zip(info.shape or (), sample[info.name].shape, strict=False):
-            other_size, other = sizes.setdefault(dim, (size, info.name)) if isinstance(dim, str) else (size, "")
-            if other_size != size:
-                raise DataError(
-                    f"{where}: dimension {dim!r} is {other_size} in input {other!r} and {size} in input {info.name!r}",
-                    "inputs that share a symbolic dimension need the same size there",
-                )
+    missing = len(expected) - len(shape)
+    if missing or any(isinstance(dim, int) and dim != size for dim, size in zip(expected, shape, strict=True)):
+        hint = {
+            1: "add the missing axis, for one sample: array[None]",
+            -1: "samples are concatenated along axis 0, not stacked: array.reshape(-1, *array.shape[2:])",
+        }.get(missing, "preprocess the data as for deployment, and check the layout; axis 0 counts the samples")
+        raise DataError(f"{where}: expected shape {shape_text(expected)}, got {shape_text(shape)}", hint)

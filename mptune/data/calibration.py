@@ -12,7 +12,6 @@ Each form is read as arrays by input name, which ``cut_samples`` checks against 
 from __future__ import annotations
 
 import base64
-import contextlib
 import io
 import re
 from collections.abc import Collection, Sequence
@@ -39,8 +38,7 @@ _FORMS = (
     ".json and script.py:function"
 )
 _POLYGRAPHY = "write it with `polygraphy run ... --save-inputs inputs.json`"
-_MOST_JSON_BYTES = 2 << 30
-"""Arrays as text may be larger than other JSON."""
+_MOST_JSON_BYTES = 2 << 30  # arrays as text may be larger than other JSON
 
 
 def load_calibration(
@@ -86,18 +84,29 @@ def _from_path(path: Path, inputs: Sequence[TensorInfo], batch: int) -> Calibrat
         return _from_memory(_polygraphy_inputs(path), inputs, batch, path.name)
     if suffix not in (".npz", ".npy"):
         raise DataError(f"{path} is no calibration data" if path.exists() else f"no such file: {path}", _FORMS)
-    samples, warnings = cut_samples(_read_file(path, inputs), inputs, batch, path.name)
-    return CalibrationSet(samples, path.name, warnings=warnings)
+    return _from_memory(_read_file(path, inputs), inputs, batch, path.name)
 
 
 def _read_file(path: Path, inputs: Sequence[TensorInfo]) -> Arrays:
     if path.suffix.lower() == ".npz":
         return read_archive(path)
     if len(inputs) != 1:
-        text = f"{path.name} is one array, the model has {len(inputs)} inputs"
         names = ", ".join(f"{info.name}=..." for info in inputs)
-        raise DataError(text, f"write all inputs by name into one file: np.savez('data.npz', {names})")
+        hint = f"write all inputs by name into one file: np.savez('data.npz', {names})"
+        raise DataError(f"{path.name} is one array, the model has {len(inputs)} inputs", hint)
     return {inputs[0].name: read_array(path)}
+
+
+def _from_memory(content: Any, inputs: Sequence[TensorInfo], batch: int, source: str) -> CalibrationSet:
+    given = arrays_of(content, inputs)
+    if isinstance(given, dict):
+        samples, warnings = cut_samples(given, inputs, batch, source)
+        return CalibrationSet(samples, source, warnings=warnings)
+    parts = [
+        cut_samples(arrays, inputs, batch, f"{source}, sample {number}", is_whole=True)
+        for number, arrays in enumerate(given)
+    ]
+    return CalibrationSet(tuple(sample for samples, _ in parts for sample in samples), source, warnings=parts[0][1])
 
 
 def _from_folder(folder: Path, inputs: Sequence[TensorInfo], batch: int) -> CalibrationSet:
@@ -114,8 +123,7 @@ def _from_folder(folder: Path, inputs: Sequence[TensorInfo], batch: int) -> Cali
     if {".npy", ".npz"} <= set(suffixes):
         raise DataError(f"{folder} holds both .npz and .npy files", "keep one kind in the folder, one file per sample")
 
-    # The last file that was read stays in memory, as its neighbours are often asked for next.
-    @lru_cache(maxsize=1)
+    @lru_cache(maxsize=1)  # its neighbours are often asked for next
     def samples_in(file: Path) -> tuple[tuple[Arrays, ...], tuple[str, ...]]:
         is_shard = file.name.lower().startswith("shard")
         return cut_samples(_read_file(file, inputs), inputs, batch, file.name, is_whole=not is_shard)
@@ -139,18 +147,6 @@ def _from_folder(folder: Path, inputs: Sequence[TensorInfo], batch: int) -> Cali
     return CalibrationSet(LazySamples(read, digests), folder.resolve().name, warnings=warnings, names=names)
 
 
-def _from_memory(content: Any, inputs: Sequence[TensorInfo], batch: int, source: str) -> CalibrationSet:
-    given = arrays_of(content, inputs)
-    if isinstance(given, dict):
-        samples, warnings = cut_samples(given, inputs, batch, source)
-        return CalibrationSet(samples, source, warnings=warnings)
-    parts = [
-        cut_samples(arrays, inputs, batch, f"{source}, sample {number}", is_whole=True)
-        for number, arrays in enumerate(given)
-    ]
-    return CalibrationSet(tuple(sample for samples, _ in parts for sample in samples), source, warnings=parts[0][1])
-
-
 def _polygraphy_inputs(path: Path) -> list[Arrays]:
     """What ``polygraphy run --save-inputs`` writes: a list with one object per sample, input name -> array.
 
@@ -167,8 +163,7 @@ def _polygraphy_inputs(path: Path) -> list[Arrays]:
     for number, feed in enumerate(document):
         for name, value in feed.items():
             try:
-                encoded = value.get("values", value)["array"]
-                content = io.BytesIO(base64.b64decode(encoded, validate=True))
+                content = io.BytesIO(base64.b64decode(value.get("values", value)["array"], validate=True))
                 samples[number][name] = np.lib.format.read_array(content, allow_pickle=False)
             except Exception as error:  # NumPy raises nearly anything for damaged bytes
                 text = f"{path}, sample {number}: input {name!r} is no array of Polygraphy"
@@ -191,20 +186,17 @@ def _random(inputs: Sequence[TensorInfo], settings: DataSettings, seed: int) -> 
             )
         shapes[info.name] = tuple(dim if isinstance(dim, int) else settings.batch for dim in dims)
     generator = np.random.default_rng(seed)
-    samples = tuple(
-        {info.name: _draw(info, shapes[info.name], generator) for info in inputs}
-        for _ in range(settings.random_samples)
-    )
+
+    def drawn(info: TensorInfo) -> np.ndarray:
+        shape, dtype = shapes[info.name], info.numpy_dtype
+        if info.dtype in ("float", "float16", "double", "bfloat16"):
+            return np.asarray(generator.standard_normal(shape), dtype=dtype)
+        if dtype.kind not in "biu":  # complex numbers, and integers of 4 bits, which are none of NumPy's
+            raise DataError(
+                f"random inputs cannot be drawn for input {info.name!r} of type {info.dtype}", "give --data"
+            )
+        return np.asarray(generator.integers(0, 2, shape), dtype=dtype)
+
+    samples = tuple({info.name: drawn(info) for info in inputs} for _ in range(settings.random_samples))
     finding = Finding.of("random-data", "search", Where(inputs=tuple(shapes)), {"samples": len(samples)})
     return CalibrationSet(samples, "random inputs", is_random=True, findings=(finding,))
-
-
-def _draw(info: TensorInfo, shape: tuple[int, ...], generator: np.random.Generator) -> np.ndarray:
-    if info.dtype == "bool":
-        return np.asarray(generator.integers(0, 2, shape), dtype=np.bool_)
-    if info.dtype in ("float", "float16", "double", "bfloat16"):
-        return np.asarray(generator.standard_normal(shape), dtype=info.numpy_dtype)
-    if info.dtype.startswith(("int", "uint")):
-        with contextlib.suppress(TypeError):  # NumPy draws no integers of 4 bits
-            return np.asarray(generator.integers(0, 2, shape, dtype=info.numpy_dtype))
-    raise DataError(f"random inputs cannot be drawn for input {info.name!r} of type {info.dtype}", "give --data")

@@ -29,8 +29,7 @@ MOST_BYTES = 16 << 20
 
 LARGEST_SAMPLE = 64 << 20
 
-_PLAIN = ("relative_l2", "max_abs")
-"""Statistics that are checked beside ``worst_part``."""
+_PLAIN = ("relative_l2", "max_abs")  # statistics that are checked beside ``worst_part``
 
 
 def collect_check(

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from pprint import pformat
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import numpy as np
 import pydantic
@@ -54,13 +54,42 @@ def load_images(declaration: Path, inputs: Sequence[TensorInfo], batch: int) -> 
     """The images of a folder as samples that are read when they are needed."""
     example = 'such as: size = [224, 224]; resize = "crop"; mean = [0.485, 0.456, 0.406]; std = [0.229, 0.224, 0.225]'
     declared = read_toml(declaration, _Declared, DataError, example)
-    spec = _spec(declared, inputs, declaration)
+
+    def refuse(text: str, hint: str) -> NoReturn:
+        raise DataError(f"{declaration}: {text}", hint)
+
+    # The declaration with what the model says: layout, size and type.
     info = inputs[0]
+    shape = info.shape if len(inputs) == 1 else None
+    if shape is None or len(shape) != 4:
+        refuse("images are for a model with one input of rank 4", "write .npz files with one array per input")
+    if declared.input not in (None, info.name):
+        refuse(f"the model has no input {declared.input!r}", f"its input is {info.name!r}")
+    channels = 1 if declared.colour == "GREY" else 3
+    fitting = [layout for layout, axis in (("NCHW", 1), ("NHWC", 3)) if shape[axis] == channels]
+    layout = declared.layout or (fitting[0] if len(fitting) == 1 else None)
+    if layout is None:
+        text = f"which axis of input {info.name!r} holds the {channels} channels is not known"
+        refuse(text, 'declare layout = "NCHW" or "NHWC", and colour')
+    size = declared.size or (shape[2:] if layout == "NCHW" else shape[1:3])
+    if not all(isinstance(dim, int) and dim > 0 for dim in size):
+        refuse("the model leaves the size open", "declare it: size = [HEIGHT, WIDTH]")
+    for name, values in (("mean", declared.mean), ("std", declared.std)):
+        if len(values) not in (1, channels):
+            refuse(f"{name} has {len(values)} numbers", f"give 1 or {channels}")
+    by_default = 1 / 255 if info.numpy_dtype.kind == "f" else 1.0
+    spec = {
+        **declared.model_dump(mode="json", exclude={"input", "folder"}),
+        "size": list(size),
+        "layout": layout,
+        "scale": declared.scale if declared.scale is not None else by_default,
+        "dtype": info.numpy_dtype.name,
+    }
     folder = declaration.parent / (declared.folder or ".")
     if not folder.is_dir():
-        raise DataError(f"{declaration}: there is no folder {folder}", "folder is relative to the file")
+        refuse(f"there is no folder {folder}", "folder is relative to the file")
     files = image_files(folder)
-    rows = info.shape[0] if info.shape and isinstance(info.shape[0], int) else batch
+    rows = shape[0] if isinstance(shape[0], int) else batch
     count, rest = divmod(len(files), rows)
     if not count:
         text = f"{folder} holds {len(files)} images, and one sample takes {rows}"
@@ -81,49 +110,15 @@ def load_images(declaration: Path, inputs: Sequence[TensorInfo], batch: int) -> 
         return cut_samples({info.name: array}, inputs, rows, files_of[index][0].name)[0][0]
 
     read(0)  # a declaration that does not fit is an error at once
-    declared_bytes = repr(sorted(spec.items())).encode()
     hashes = ([hashlib.sha256(read_bytes(file)).digest() for file in sample] for sample in files_of)
-    digests = [hashlib.sha256(b"".join((declared_bytes, *each))).digest() for each in hashes]
+    declared_bytes = repr(sorted(spec.items())).encode()
     return CalibrationSet(
-        LazySamples(read, digests),
+        LazySamples(read, [hashlib.sha256(b"".join((declared_bytes, *each))).digest() for each in hashes]),
         declaration.parent.resolve().name,
         warnings=(f"{rest} images are left over: one sample takes {rows}",) if rest else (),
         preprocessing={**spec, "input": info.name},
         names=tuple(file.relative_to(folder).as_posix() for file in files) if rows == 1 else (),
     )
-
-
-def _spec(declared: _Declared, inputs: Sequence[TensorInfo], declaration: Path) -> dict[str, Any]:
-    """The declaration with what the model says: layout, size and type."""
-    shape = inputs[0].shape if len(inputs) == 1 else None
-    if shape is None or len(shape) != 4:
-        text = f"{declaration}: images are for a model with one input of rank 4"
-        raise DataError(text, "write .npz files with one array per input")
-    info = inputs[0]
-    if declared.input not in (None, info.name):
-        raise DataError(f"{declaration}: the model has no input {declared.input!r}", f"its input is {info.name!r}")
-    channels = 1 if declared.colour == "GREY" else 3
-    fitting = [layout for layout, axis in (("NCHW", 1), ("NHWC", 3)) if shape[axis] == channels]
-    layout = declared.layout or (fitting[0] if len(fitting) == 1 else None)
-    if layout is None:
-        raise DataError(
-            f"{declaration}: which axis of input {info.name!r} holds the {channels} channels is not known",
-            'declare layout = "NCHW" or "NHWC", and colour',
-        )
-    size = declared.size or (shape[2:] if layout == "NCHW" else shape[1:3])
-    if not all(isinstance(dim, int) and dim > 0 for dim in size):
-        raise DataError(f"{declaration}: the model leaves the size open", "declare it: size = [HEIGHT, WIDTH]")
-    for name, values in (("mean", declared.mean), ("std", declared.std)):
-        if len(values) not in (1, channels):
-            raise DataError(f"{declaration}: {name} has {len(values)} numbers", f"give 1 or {channels}")
-    by_default = 1 / 255 if info.numpy_dtype.kind == "f" else 1.0
-    return {
-        **declared.model_dump(mode="json", exclude={"input", "folder"}),
-        "size": list(size),
-        "layout": layout,
-        "scale": declared.scale if declared.scale is not None else by_default,
-        "dtype": info.numpy_dtype.name,
-    }
 
 
 # ``chosen/infer.py`` holds the lines of these three functions, too: they need NumPy and Pillow alone.

@@ -15,8 +15,7 @@ import numpy as np
 
 from mptune.errors import SettingsError
 
-Run = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
-"""One run of the model: inputs to outputs."""
+Run = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]  # one run of the model: inputs to outputs
 
 RunAll = Callable[[Sequence[Callable[[], Mapping[str, np.ndarray]]]], Sequence[Mapping[str, np.ndarray]]]
 """Makes several runs, at once or one after another, and gives their outputs in order."""
@@ -34,10 +33,10 @@ class Rollout:
         cls, texts: Sequence[str], steps: int | None, inputs: Sequence[str], outputs: Sequence[str], samples: int
     ) -> Rollout | None:
         """Read ``OUTPUT:INPUT`` texts, in which names may hold colons; None where nothing is fed back."""
-        if not texts and steps is not None:
-            hint = "write --feedback OUTPUT:INPUT, once for each state, and --steps for the length of a sequence"
-            raise SettingsError(f"is {steps}, and nothing is fed back", hint, setting="steps")
         if not texts:
+            if steps is not None:
+                hint = "write --feedback OUTPUT:INPUT, once for each state, and --steps for the length of a sequence"
+                raise SettingsError(f"is {steps}, and nothing is fed back", hint, setting="steps")
             return None
         pairs: dict[str, str] = {}
         for text in texts:
@@ -53,8 +52,9 @@ class Rollout:
         if wanted < 2:
             raise SettingsError(f"is {wanted}", "give at least 2: one step feeds nothing back", setting="steps")
         if wanted > samples:
-            text = f"{wanted}: the data hold {samples} samples"
-            raise SettingsError(text, f"give at most {samples}", setting="steps")
+            raise SettingsError(
+                f"{wanted}: the data hold {samples} samples", f"give at most {samples}", setting="steps"
+            )
         return cls(tuple((output, name) for name, output in pairs.items()), wanted)
 
     @property

@@ -1,18 +1,7 @@
 """``RUN/outputs.json``: what the outputs of the front's plans look like beside the reference, on held-out samples.
 
-The file, every key always there::
-
-    {"format": 1, "metric": NAME, "unit": "sample" | "sequence", "count": held-out samples,
-     "indices": [which of the user's samples these are], "names": [their file names] or null,
-     "plans": {fingerprint: {"source": "measured" | "emulated", "outputs": {name: SKETCH, the worst first}}},
-     "left_out": [fingerprints whose sketches did not fit into the file]}
-
-The chosen plan comes first. A plan is there if it was run on the held-out samples, and this is its front. ``SKETCH``::
-
-    {"shape": [of the first sample], "as_rows": whether rows are compared as sets, "parts": [PART, the worst first],
-     "part_count": n, "error_map": MAP or null}
-
-``_part`` and ``_error_map`` have the keys of ``PART`` and ``MAP``.
+``RunOutputs.to_json`` makes it, every key always there; the functions below make its parts. A plan is there if it was
+run on the held-out samples, and this is its front; the chosen one comes first.
 """
 
 from __future__ import annotations
@@ -37,8 +26,7 @@ from mptune.json_form import encode_float
 Outputs = Mapping[str, np.ndarray]
 Floats = NDArray[np.float64]
 Source = Literal["measured", "emulated"]
-Sketch: TypeAlias = dict[str, Any]
-"""JSON; see the module."""
+Sketch: TypeAlias = dict[str, Any]  # JSON; see the module
 
 HELD_OUT_NAMES_JSON = "held_out_names.json"
 """In the run's data directory: the file names of the held-out samples, where each was a file."""
@@ -50,7 +38,6 @@ MOST_PARTS, WORST_SAMPLES = 8, 3  # of an output; of a part
 MOST_VALUES = 1 << 17  # of a part that a histogram counts
 BINS = 64  # of histograms; the differences' have one less, so that 0 lies in the middle of one
 GRID = 64  # rows and columns of an error map, at most
-HIGHEST_LEVEL = 255  # an error map holds this many steps above 0
 SMALLEST_IMAGE = 8  # height and width from which an output is like an image
 _TAIL, _FAR = 1e-3, 8.0  # values beyond these tails are left out of a range that they would stretch by this factor
 _LARGEST = 1e300  # ranges end here, so that their width is finite
@@ -72,20 +59,28 @@ def sketch_outputs(
         of_parts = [(each, values) for each, values in statistics.items() if belongs_to(each, shown)]
         if of_parts and all(name in sample for sample in (*outputs, *reference)):
             errors[name] = sorted(of_parts, key=lambda part: -_badness(*part[1]))
+    aligned = [aligned_rows(row_sets, got, wanted) for got, wanted in zip(outputs, reference, strict=True)]
+    as_rows = {name for rows in row_sets for name in rows.names}
     sketches: dict[str, Sketch] = {}
     maps = 0
     for name in sorted(errors, key=lambda name: -_badness(*errors[name][0][1]))[:MOST_OUTPUTS]:
-        rows = [each for each in row_sets if name in each.names]
-        pairs = _pairs(name, outputs, reference, rows)
-        if pairs is None:
+        # The plan's values and the reference's on each sample, where they can be compared value by value.
+        pairs = [
+            (np.asarray(got[name]), np.asarray(wanted[name])) for got, wanted in zip(outputs, reference, strict=True)
+        ]
+        if any(array.dtype.kind not in "fiub" for pair in pairs for array in pair):
             continue
-        error_map = None if rows or maps == MOST_MAPS else _error_map(pairs, errors[name][0][1])
+        if name in as_rows:
+            pairs = [(rows[name].output, rows[name].reference) for rows in aligned if name in rows]
+        if len(pairs) < len(reference) or any(got.shape != wanted.shape for got, wanted in pairs):
+            continue
+        error_map = None if name in as_rows or maps == MOST_MAPS else _error_map(pairs, errors[name][0][1])
         maps += error_map is not None
-        columns = None if rows else parts.get(name)
+        columns = None if name in as_rows else parts.get(name)
         sketches[name] = {
             "shape": list(np.shape(reference[0][name])),
-            "as_rows": bool(rows),
-            "parts": [_part(pairs, columns, bool(rows), *each) for each in errors[name][:MOST_PARTS]],
+            "as_rows": name in as_rows,
+            "parts": [_part(pairs, columns, *each) for each in errors[name][:MOST_PARTS]],
             "part_count": len(errors[name]),
             "error_map": error_map,
         }
@@ -98,56 +93,22 @@ def _badness(*values: float) -> float:
     return math.inf if math.isnan(total) else total
 
 
-def _pairs(
-    name: str, outputs: Sequence[Outputs], reference: Sequence[Outputs], rows: Sequence[RowSet]
-) -> list[tuple[np.ndarray, np.ndarray]] | None:
-    """The plan's values and the reference's on each sample; None where they cannot be compared value by value."""
-    pairs = []
-    for all_got, all_wanted in zip(outputs, reference, strict=True):
-        got, wanted = np.asarray(all_got[name]), np.asarray(all_wanted[name])
-        if got.dtype.kind not in "fiub" or wanted.dtype.kind not in "fiub":
-            return None
-        aligned = aligned_rows(rows, all_got, all_wanted).get(name)
-        if aligned is not None:
-            got, wanted = aligned.output, aligned.reference
-        if got.shape != wanted.shape or (rows and aligned is None):
-            return None
-        pairs.append((got, wanted))
-    return pairs
-
-
 def _part(
-    pairs: Sequence[tuple[np.ndarray, np.ndarray]],
-    parts: OutputParts | None,
-    as_rows: bool,
-    statistic: str,
-    errors: Sequence[float],
+    pairs: Sequence[tuple[np.ndarray, np.ndarray]], parts: OutputParts | None, statistic: str, errors: Sequence[float]
 ) -> dict[str, Any]:
     """One part of an output, from its statistic and the error on each sample.
 
-    Histograms count every ``every``-th value of all samples; ``largest`` is the largest difference of all values, at
-    an index of the whole output.
+    Histograms count every ``every``-th value of all samples.
     """
-    columns, first = columns_of_part(statistic), 0
+    columns = columns_of_part(statistic)
     if columns and parts and parts.axis is not None and all(parts.fits(wanted.shape) for _, wanted in pairs):
-        first = columns[0]
-        place = (slice(None),) * parts.axis + (slice(first, columns[-1] + 1),)
+        place = (slice(None),) * parts.axis + (slice(columns[0], columns[-1] + 1),)
         pairs = [(got[place], wanted[place]) for got, wanted in pairs]
     every = max(1, math.ceil(sum(wanted.size for _, wanted in pairs) / MOST_VALUES))
     while every > 1 and any(math.gcd(every, length) > 1 for length in pairs[0][1].shape if length > 1):
         every += 1  # a step that divides a dimension would see some columns only
     # ``flat`` copies no column of a large output whole.
     got, wanted = (np.concatenate([pair[k].flat[::every].astype(np.float64) for pair in pairs]) for k in (0, 1))
-    largest: dict[str, Any] | None = None
-    most = -1.0
-    for number, pair in enumerate(pairs):
-        apart = _apart(*pair)
-        if apart.size and apart.max() > most:
-            at = tuple(map(int, np.unravel_index(int(apart.argmax()), apart.shape)))
-            most = float(apart[at])
-            index = [k + first * (parts is not None and axis == parts.axis) for axis, k in enumerate(at)]
-            value, expected = encode_float(most), encode_float(float(pair[1][at]))
-            largest = {"value": value, "reference": expected, "sample": number, "index": None if as_rows else index}
     with np.errstate(all="ignore"):
         differences = np.subtract(got, wanted)[np.isfinite(wanted)]
     low, high = _ends(wanted)
@@ -168,32 +129,27 @@ def _part(
         "plan": _histogram(got, *edges),
         "difference": _histogram(differences, -around, around, BINS - 1 if around else 1),
         "every": every,
-        "largest": largest,
     }
 
 
 def _ends(values: Floats) -> tuple[float, float]:
     """A range for values, without far ones, which would squeeze the others into one bin."""
-    finite = np.clip(values[np.isfinite(values)], -_LARGEST, _LARGEST)
+    finite = np.sort(np.clip(values[np.isfinite(values)], -_LARGEST, _LARGEST))
     if not finite.size:
         return 0.0, 0.0
-    low, high = float(finite.min()), float(finite.max())
     cut = int(finite.size * _TAIL)
-    if cut:
-        inner = np.partition(finite, (cut, finite.size - 1 - cut))
-        near, far = float(inner[cut]), float(inner[-1 - cut])
-        if far > near and high - low > _FAR * (far - near):
-            margin = (far - near) / 2
-            return max(low, near - margin), min(high, far + margin)
-    return low, high
+    low, near, far, high = map(float, finite[[0, cut, -1 - cut, -1]])
+    if not far > near or high - low <= _FAR * (far - near):
+        return low, high
+    margin = (far - near) / 2
+    return max(low, near - margin), min(high, far + margin)
 
 
 def _histogram(values: Floats, low: float, high: float, bins: int) -> dict[str, Any]:
     finite = values[np.isfinite(values)]
-    counts, _ = np.histogram(finite, bins, (low, high))
     return {
         "range": [low, high],
-        "counts": counts.tolist(),
+        "counts": np.histogram(finite, bins, (low, high))[0].tolist(),
         "below": int(np.count_nonzero(finite < low)),
         "above": int(np.count_nonzero(finite > high)),
         "non_finite": int(values.size - finite.size),
@@ -207,22 +163,18 @@ def _error_map(pairs: Sequence[tuple[np.ndarray, np.ndarray]], errors: Sequence[
     """
     sample = max(range(len(errors)), key=lambda k: _badness(errors[k]))
     apart = _apart(*pairs[sample])
-    if apart.ndim < 3 or not apart.size:
+    if apart.ndim == 4 and apart.shape[3] <= 4:
+        apart = np.moveaxis(apart, 3, 1)  # channels last
+    if apart.ndim < 3 or min(apart.shape[-2:]) < SMALLEST_IMAGE or not apart.size:
         return None
-    *_, height, width, channels = apart.shape
-    if apart.ndim == 4 and channels <= 4 and min(height, width) >= SMALLEST_IMAGE:
-        apart = apart.max(axis=(0, 3))
-    elif min(width, channels) >= SMALLEST_IMAGE:
-        apart = apart.reshape(-1, width, channels).max(axis=0)
-    else:
-        return None
+    apart = apart.max(axis=tuple(range(apart.ndim - 2)))
     scale = float(np.where(np.isfinite(apart), apart, 0.0).max())
     cells = apart
     for axis, length in enumerate(apart.shape):
         starts = np.arange(min(GRID, length)) * length // min(GRID, length)
         cells = np.maximum.reduceat(cells, starts, axis=axis)
     shares = np.where(np.isfinite(cells), cells / scale if scale else 0.0, 1.0)
-    levels = np.ceil(np.minimum(shares, 1.0) * HIGHEST_LEVEL).astype(np.uint8)
+    levels = np.ceil(np.minimum(shares, 1.0) * 255).astype(np.uint8)
     text = base64.b64encode(levels.tobytes()).decode("ascii")
     return {"sample": sample, "size": list(apart.shape), "scale": scale, "grid": list(levels.shape), "levels": text}
 
@@ -230,9 +182,8 @@ def _error_map(pairs: Sequence[tuple[np.ndarray, np.ndarray]], errors: Sequence[
 def _apart(got: np.ndarray, wanted: np.ndarray) -> Floats:
     """Absolute differences; 0 where the reference is not finite, inf where only the output is not."""
     with np.errstate(all="ignore"):
-        apart: Floats = np.empty(wanted.shape)
-        np.subtract(got, wanted, out=apart, dtype=np.float64)
-        np.abs(apart, out=apart)
+        apart: Floats = np.abs(np.subtract(got, wanted, dtype=np.float64))
+    apart = np.asarray(apart)
     apart[np.isnan(apart)] = np.inf
     apart[~np.isfinite(wanted)] = 0.0
     return apart
@@ -285,7 +236,6 @@ class RunOutputs:
 
     def to_json(self) -> dict[str, Any]:
         """The document, as long as it may be: plans that do not fit are left out, the others keep their order."""
-        left_out: list[str] = []
         plans: dict[str, Any] = {}
         document = {
             "format": FORMAT,
@@ -295,18 +245,16 @@ class RunOutputs:
             "indices": list(self.indices),
             "names": list(self.names) or None,
             "plans": plans,
-            "left_out": left_out,
+            "left_out": list(self.plans),
         }
-        room = MOST_BYTES - len(_text(document).encode()) - sum(len(name) + 4 for name in self.plans)
+        room = MOST_BYTES - len(_text(document).encode())
         for fingerprint, (source, sketches) in self.plans.items():
-            entry = {"source": source, "outputs": sketches}
-            size = len(_text({fingerprint: entry}).encode())
+            entry = {fingerprint: {"source": source, "outputs": sketches}}
+            size = len(_text(entry).encode())
             if size <= room:
                 room -= size
-                plans[fingerprint] = entry
-            else:
-                left_out.append(fingerprint)
-        return document
+                plans |= entry
+        return {**document, "left_out": [fingerprint for fingerprint in self.plans if fingerprint not in plans]}
 
 
 def write_run_outputs(path: Path, outputs: RunOutputs) -> None:

@@ -17,14 +17,11 @@ from mptune.settings import ShapeRange
 if TYPE_CHECKING:
     from mptune.graph.loading.tensors import TensorInfo
 
-Feed = Mapping[str, np.ndarray]
-"""One sample: every input of the model by name."""
+Feed = Mapping[str, np.ndarray]  # one sample: every input of the model by name
 
-_MOST_READ = 64
-"""Samples that are looked at, evenly spaced, where each is read from a file when it is needed."""
-_MIN_VALUES = 1024
-_MIN_RANK = 3
-"""A vector may well hold one number; images, sounds, sequences and feature maps do not."""
+_MOST_READ = 64  # samples that are looked at, evenly spaced, where each is read from a file when it is needed
+# A vector may well hold one number; images, sounds, sequences and feature maps do not.
+_MIN_VALUES, _MIN_RANK = 1024, 3
 
 
 class LazySamples(Sequence[Feed]):
@@ -131,21 +128,18 @@ def data_findings(samples: Sequence[Feed], states: Collection[str] = ()) -> tupl
     ``states`` are inputs that hold a recurrent state, which may well start as one number in every sample.
     """
     looked_at = _looked_at(samples)
-    constant: dict[str, float] = {}
+    findings: list[Finding] = []
     for name, example in looked_at[0].items() if looked_at else ():
         arrays = [sample[name] for sample in looked_at]
         if example.dtype.kind != "f" or example.ndim < _MIN_RANK or sum(array.size for array in arrays) < _MIN_VALUES:
             continue
         value = next(array for array in arrays if array.size).flat[0]
         if not all((array == value).all() for array in arrays):
-            constant = {}
+            findings = []
             break
-        constant[name] = float(value)
-    findings = [
-        Finding.of("constant-data", "search", Where(inputs=(name,)), {"value": value, "samples": len(looked_at)})
-        for name, value in constant.items()
-        if name not in states
-    ]
+        if name not in states:
+            evidence = {"value": float(value), "samples": len(looked_at)}
+            findings.append(Finding.of("constant-data", "search", Where(inputs=(name,)), evidence))
     first: dict[bytes, int] = {}
     digests = samples.digests if isinstance(samples, LazySamples) else [samples_digest([sample]) for sample in samples]
     repeated = tuple(number for number, digest in enumerate(digests) if first.setdefault(digest, number) != number)
@@ -169,9 +163,8 @@ def size_findings(
     axes = [
         (info.name, k)
         for info in inputs
-        if info.shape and info.name not in settled
-        for k, dim in enumerate(info.shape)
-        if k and not isinstance(dim, int) and (not dim or dim not in bound)
+        for k, dim in enumerate(info.shape or ())
+        if k and info.name not in settled and not isinstance(dim, int) and (not dim or dim not in bound)
     ]
     looked_at = _looked_at(samples)
     if not axes or len({tuple(sample[name].shape[k] for name, k in axes) for sample in looked_at}) > 1:

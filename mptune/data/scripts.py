@@ -18,13 +18,13 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from mptune.data.arrays import arrays_of, copied_samples
-from mptune.data.metrics.calling import METRIC_TIMEOUT_S, MetricFailedError, called_number, takes_whole_set
+from mptune.data.metrics.table import METRIC_TIMEOUT_S, MetricFailedError, called_number, takes_whole_set
 from mptune.errors import DataError
 from mptune.processes.child import WorkerState, describe
 from mptune.processes.failure import Failure, FailureKind
@@ -37,28 +37,41 @@ _worker: Worker | None = None
 
 
 @dataclass(frozen=True)
-class _Script:
-    """A function of a script, as it was when it was loaded."""
+class _ScriptJob:
+    """Call a function of a script, as it was when it was loaded, in the scripts' process."""
 
     path: Path
-    shown: Path
-    """As the user gave it."""
+    shown: Path  # as the user gave it
     function: str
     sha256: str
+    arguments: tuple[Any, ...] | None = None  # of a metric; None asks whether it takes the whole set
+    is_loader: bool = False
 
-    def load(self, state: WorkerState, hint: str) -> Any:
-        """The function; in the scripts' process. ``hint`` is shown where it has none of this name, if given."""
+    def run(self, state: WorkerState) -> Any:
         try:
             module: ModuleType = state.cached(f"script {self.path}", self.sha256, self._execute)
         except BaseException as error:  # the user's code may raise anything
-            raise _not_loaded(self, describe(error)[1]) from error
+            raise self.not_loaded(describe(error)[1]) from error
         function = getattr(module, self.function, None)
         if not callable(function):
             names = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
             close = difflib.get_close_matches(self.function, names, 1) or names[:1]
-            hint = hint or (f"did you mean {close[0]!r}?" if close else _SIGNATURE)
+            hint = f"did you mean {close[0]!r}?" if close else _SIGNATURE
+            hint = f"name it: --data {self.shown.name}:FUNCTION; {_LOADER}" if self.is_loader else hint
             raise DataError(f"{self.shown} has no function {self.function!r}", hint)
-        return function
+        if not self.is_loader:
+            return takes_whole_set(function) if self.arguments is None else called_number(function, self.arguments)
+        where = f"{self.shown}:{self.function}"
+        try:
+            content = function()
+            feeds = (content,) if isinstance(content, Mapping) else copied_samples(content)
+        except BaseException as error:  # the user's code may raise anything
+            raise DataError(f"{where} failed: {describe(error)[1]}", _LOADER) from error
+        odd = next((feed for feed in feeds if not isinstance(feed, Mapping)), None)
+        if odd is not None or not feeds:
+            what = "nothing" if not feeds else f"a {type(odd).__name__}"
+            raise DataError(f"{where} gives {what}, not dictionaries of arrays", _LOADER)
+        return arrays_of(feeds, ())
 
     def _execute(self) -> ModuleType:
         """The script as a module of its own. It can import its neighbours, which shadow no installed module."""
@@ -72,38 +85,9 @@ class _Script:
         spec.loader.exec_module(module)
         return module
 
-
-@dataclass(frozen=True)
-class _MetricJob:
-    """Call a metric; without arguments see whether it takes the whole set."""
-
-    script: _Script
-    arguments: tuple[Any, ...] | None = None
-
-    def run(self, state: WorkerState) -> Any:
-        function = self.script.load(state, "")
-        return takes_whole_set(function) if self.arguments is None else called_number(function, self.arguments)
-
-
-@dataclass(frozen=True)
-class _LoadJob:
-    """Call a loader; its samples."""
-
-    script: _Script
-
-    def run(self, state: WorkerState) -> Any:
-        function = self.script.load(state, f"name it: --data {self.script.shown.name}:FUNCTION; {_LOADER}")
-        where = f"{self.script.shown}:{self.script.function}"
-        try:
-            content = function()
-            feeds = (content,) if isinstance(content, Mapping) else copied_samples(content)
-        except BaseException as error:  # the user's code may raise anything
-            raise DataError(f"{where} failed: {describe(error)[1]}", _LOADER) from error
-        odd = next((feed for feed in feeds if not isinstance(feed, Mapping)), None)
-        if odd is not None or not feeds:
-            what = "nothing" if not feeds else f"a {type(odd).__name__}"
-            raise DataError(f"{where} gives {what}, not dictionaries of arrays", _LOADER)
-        return arrays_of(feeds, ())
+    def not_loaded(self, why: str) -> DataError:
+        hint = f"see that `python {self.path.name}` runs in the environment of mptune"
+        return DataError(f"{self.shown} failed to load: {why}", hint)
 
 
 class MetricScript:
@@ -111,16 +95,15 @@ class MetricScript:
 
     def __init__(self, path: Path, function: str, timeout_s: float = METRIC_TIMEOUT_S) -> None:
         """Load the script. A call may take ``timeout_s``."""
-        self._script = _script(path, function)
-        self._timeout_s = timeout_s
+        self._job, self._timeout_s = _job(path, function), timeout_s
         try:
-            self.takes_whole_set = bool(_call(_MetricJob(self._script), METRIC_TIMEOUT_S))
+            self.takes_whole_set = bool(_call(self._job, METRIC_TIMEOUT_S))
         except MetricFailedError as error:
-            raise _not_loaded(self._script, str(error)) from error
+            raise self._job.not_loaded(str(error)) from error
 
     def __call__(self, *arguments: Any) -> float:
         """The function's value; MetricFailedError where there is none."""
-        return float(_call(_MetricJob(self._script, arguments), self._timeout_s))
+        return float(_call(replace(self._job, arguments=arguments), self._timeout_s))
 
 
 def run_loader(path: Path, function: str) -> tuple[Mapping[str, Any], ...]:
@@ -128,7 +111,7 @@ def run_loader(path: Path, function: str) -> tuple[Mapping[str, Any], ...]:
     if not path.is_file():
         raise DataError(f"no such file: {path}", "check the path given to --data")
     try:
-        return tuple(_call(_LoadJob(_script(path, function)), math.inf))
+        return tuple(_call(replace(_job(path, function), is_loader=True), math.inf))
     except MetricFailedError as error:
         raise DataError(f"{path}:{function} failed: {error}", _LOADER) from error
     finally:
@@ -141,16 +124,11 @@ def end_scripts() -> None:
         _worker.close()
 
 
-def _script(path: Path, function: str) -> _Script:
-    return _Script(path.resolve(), path, function, hashlib.sha256(path.read_bytes()).hexdigest())
+def _job(path: Path, function: str) -> _ScriptJob:
+    return _ScriptJob(path.resolve(), path, function, hashlib.sha256(path.read_bytes()).hexdigest())
 
 
-def _not_loaded(script: _Script, why: str) -> DataError:
-    hint = f"see that `python {script.path.name}` runs in the environment of mptune"
-    return DataError(f"{script.shown} failed to load: {why}", hint)
-
-
-def _call(job: _MetricJob | _LoadJob, timeout_s: float) -> Any:
+def _call(job: _ScriptJob, timeout_s: float) -> Any:
     """Run a job in the scripts' process. Where that gives no answer, MetricFailedError says why.
 
     It names the line at which the script stood, where the process showed it, and what was printed last.
@@ -167,12 +145,10 @@ def _call(job: _MetricJob | _LoadJob, timeout_s: float) -> Any:
         shutil.rmtree(result.log_path.parent)
     if result.kind in (FailureKind.WORKER, FailureKind.ERROR, FailureKind.DISK_FULL):
         raise MetricFailedError(result.message)
-    path = str(job.script.path)
-    frame = re.search(rf'File "{re.escape(path)}", line (\d+)', text)
-    place = f" ({path}:{frame[1]}: {linecache.getline(path, int(frame[1])).strip()})" if frame else ""
+    frame = re.search(rf'File "{re.escape(str(job.path))}", line (\d+)', text)
+    place = f" ({job.path}:{frame[1]}: {linecache.getline(str(job.path), int(frame[1])).strip()})" if frame else ""
     if result.kind is FailureKind.TIMEOUT:
         raise MetricFailedError(f"it ran longer than {timeout_s:g} s{place}")
-    printed = text.partition("Fatal Python error: ")[0].splitlines()
-    lines = [line.strip() for line in printed if line.strip()][-_LAST_LINES:]
-    output = f"; its last output: {' | '.join(lines)}" if lines else ""
+    lines = list(filter(str.strip, text.partition("Fatal Python error: ")[0].splitlines()))[-_LAST_LINES:]
+    output = f"; its last output: {' | '.join(map(str.strip, lines))}" if lines else ""
     raise MetricFailedError(f"its process ended: {result.message}{place}{output}")

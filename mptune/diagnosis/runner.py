@@ -16,7 +16,6 @@ from mptune.data.samples import Feed
 from mptune.engines.base import Failure
 from mptune.engines.context import RunContext
 from mptune.engines.jobs.outputs import OutputsJob, RepeatJob
-from mptune.engines.jobs.reference_report import TensorRange, seen_of
 from mptune.engines.ort.cuda_session import NO_TF32, OrtEngine
 from mptune.engines.ort.session import SessionOptions
 from mptune.engines.toolchains.emulation import Emulation
@@ -25,7 +24,9 @@ from mptune.errors import BaselineError
 from mptune.graph.casting.value_types import ValueTypes, unsupported
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
-from mptune.graph.hazards.find import Hazard, find_hazards, pinned_by_hazards
+from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
+from mptune.graph.hazards.hazard import Hazard
+from mptune.graph.hazards.seen import Seen
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import PRECISIONS, REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
@@ -119,12 +120,11 @@ class Runner(InWorker):
     @cached_property
     def planned_fp16(self) -> PrecisionPlan:
         """All-FP16 as a search on these samples plans it: what limits and figures of FP16 are taken from."""
-        absmax = {name: seen.absmax for name, seen in self.ranges.items()}
-        return make_space(self.grouped, load_space("default"), self.hazards, absmax).all_fp16
+        return make_space(self.grouped, load_space("default"), self.hazards, self.seen.absmax).all_fp16
 
     def throughout(self, precision: Precision) -> PrecisionPlan:
         """A reduced precision wherever the model can have it, as other tools convert: values may overflow."""
-        lacking = unsupported(ValueTypes(self.grouped), precision).groups
+        lacking = unsupported(ValueTypes(self.grouped), precision)
         pinned = [group.id for group in self.grouped.groups if group.pinned is not None]
         kept = {*pinned, *lacking, *pinned_by_hazards(self.constant_hazards, precision, is_measured=True)}
         return self.grouped.uniform(precision).replace(dict.fromkeys(kept, Precision.FP32))
@@ -137,8 +137,7 @@ class Runner(InWorker):
     @cached_property
     def hazards(self) -> tuple[Hazard, ...]:
         """What speaks against FP16, in the model and on the samples."""
-        absmax = {name: seen.absmax for name, seen in self.ranges.items()}
-        return find_hazards(self.grouped, absmax, seen=seen_of(self.ranges))
+        return find_hazards(self.grouped, self.seen)
 
     def emulated(self, plan: PrecisionPlan) -> Outputs:
         """Outputs with the roundings of a plan."""
@@ -209,14 +208,14 @@ class Runner(InWorker):
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Value -> its shape on the first sample; empty where the values cannot be observed."""
-        return {name: seen.shape for name, seen in self.ranges.items()}
+        return self.seen.shapes
 
     @cached_property
-    def ranges(self) -> Mapping[str, TensorRange]:
-        """Value -> what was seen of it on the samples; empty where the values cannot be observed."""
+    def seen(self) -> Seen:
+        """What the values were on the samples; empty where they cannot be observed."""
         self.begin("observing the ranges of values")
         ranges = ReferenceModel(self.context, "cpu", self.answer).observe()
-        return {} if isinstance(ranges, Failure) else ranges
+        return Seen() if isinstance(ranges, Failure) else Seen(ranges)
 
     def scratch(self, name: str) -> Path:
         """A path for a model beside the weight bank."""

@@ -29,8 +29,8 @@ from mptune.targets.detect import PowerMode
 from mptune.targets.target import EngineMemory
 
 if TYPE_CHECKING:
-    from mptune.engines.jobs.reference_report import TensorRange
     from mptune.graph.fused import FusedNodes
+    from mptune.graph.hazards.seen import TensorRange
     from mptune.targets.roofline import LatencyTerms
 
 ErrorSource = Literal["measured", "emulated"]

@@ -19,18 +19,30 @@ from mptune.files import write_bytes
 from mptune.graph.casting.value_types import Resolution, ValueTypes
 from mptune.graph.facts import facts_of
 from mptune.graph.loading.inference import without_weights
-from mptune.graph.loading.model import Model, once
+from mptune.graph.loading.model import Model, Node
 from mptune.graph.ops import SHAPE_OF
 from mptune.graph.plan import REDUCED
 
-WORTHWHILE = 100
-"""So many nodes, Constants not counted, are worth a session of their own that folds them."""
+_WORTHWHILE = 100
+"""At least this many nodes, without Constants, are worth a session of their own that folds them."""
 
 _LARGEST_CONSTANT = 1 << 14
 """Constants of more bytes are weights: an input takes their place where ONNX Runtime folds a model."""
 
 _MOST_BYTES = 1 << 22
-"""Larger results are not kept: every trial's model would hold them."""
+"""Larger results are not held: every trial's model would have them."""
+
+
+def is_worthwhile(model: Model) -> bool:
+    """Whether a session that folds what computes shapes saves time."""
+    return sum(model.nodes[index].op_type != "Constant" for index in facts_of(model).folded_nodes) >= _WORTHWHILE
+
+
+def write_without_weights(model: Model, path: Path) -> Path:
+    """Write the model with inputs in place of its weights: folding depends on shapes and small constants alone."""
+    nodes = [node.proto for node in model.nodes]
+    slim = without_weights(model.proto, nodes, model.initializers, _LARGEST_CONSTANT)
+    return write_bytes(path, [slim.SerializeToString(deterministic=True)])
 
 
 @dataclass(frozen=True)
@@ -52,7 +64,7 @@ class FoldedValues:
     """Results of shape arithmetic that ONNX Runtime has folded, by name."""
 
     values: Mapping[str, onnx.TensorProto] = field(default_factory=dict)
-    _left_out_by: dict[tuple[frozenset[int], frozenset[str]], LeftOut] = field(default_factory=dict, repr=False)
+    _by_plan: dict[tuple[frozenset[int], frozenset[str]], LeftOut] = field(default_factory=dict, repr=False)
 
     @classmethod
     def read(cls, path: Path, model: Model) -> FoldedValues:
@@ -69,83 +81,50 @@ class FoldedValues:
         reduced = frozenset(i for i in types.facts.folded_nodes if resolution.node_precisions[i] in REDUCED)
         sources = frozenset(types.own.sources[value] for value in resolution.casts.keys() & types.own.sources.keys())
         key = reduced, sources  # nearly always the same
-        if key not in self._left_out_by:
-            allowed = types.facts.folded_nodes - reduced - {cast.index for cast in types.own.casts}
-            self._left_out_by[key] = self._left_out(types.model, allowed, sources)
-        return self._left_out_by[key]
+        if key not in self._by_plan:
+            staying = reduced | {cast.index for cast in types.own.casts}
+            self._by_plan[key] = self._left_out(types.model, staying, sources)
+        return self._by_plan[key]
 
     def unread(self, model: Model, wanted: Collection[str]) -> LeftOut:
         """What the untouched model needs no more where these values are read, and not its outputs.
 
         A value that is wanted and is folded is a constant then; all others are computed.
         """
-        return self._left_out(model, facts_of(model).folded_nodes, frozenset(wanted)) if self.values else LeftOut()
+        return self._left_out(model, frozenset(), frozenset(wanted)) if self.values else LeftOut()
 
-    def _left_out(self, model: Model, allowed: frozenset[int], wanted: frozenset[str]) -> LeftOut:
+    def _left_out(self, model: Model, staying: frozenset[int], wanted: frozenset[str]) -> LeftOut:
         """Walk back from what is read, as far as it is computed: most of it is folded.
 
-        ``allowed`` nodes, of ``Facts.folded_nodes``, may be left out; ``wanted`` values are needed in any case.
+        ``staying`` nodes are computed, and so is what depends on them but for its shape; ``wanted`` values are needed.
         """
-        folded = _still_computing(model, allowed)
-        outputs = {info.name for info in model.outputs}
-        read = set(_read_outside(model)) | wanted
-        for kept in facts_of(model).folded_nodes - folded:
-            read.update(_reads(model, kept))
-        stack, computed = list(read), set[int]()
+        folded = set(facts_of(model).folded_nodes)
+        stack = list(staying & folded)
+        folded -= staying
         while stack:
-            name = stack.pop()
-            index = model.producer.get(name)
-            if index is None or index not in folded or index in computed:
-                continue
-            if name in self.values and name not in outputs:
+            for name in model.nodes[stack.pop()].outputs:
+                for index in model.consumers.get(name, ()):
+                    if index in folded and model.nodes[index].op_type not in SHAPE_OF:
+                        folded.remove(index)
+                        stack.append(index)
+        outputs = {info.name for info in model.outputs}
+        read = outputs.union(wanted, *(_reads(node) for node in model.nodes if node.index not in folded))
+        names, computed = list(read), set[int]()
+        while names:
+            name = names.pop()
+            index = model.producer.get(name, -1)
+            if index not in folded or index in computed or (name in self.values and name not in outputs):
                 continue
             computed.add(index)
-            more = _reads(model, index) - read
+            more = _reads(model.nodes[index]) - read
             read |= more
-            stack += more
-        left_out = folded - computed
+            names += more
+        left_out = frozenset(folded - computed)
         entered = sorted(name for name in read & self.values.keys() if model.producer[name] in left_out)
         gone = frozenset(name for name in model.initializers.keys() - read if model.consumers.get(name))
         return LeftOut(left_out, gone, tuple(self.values[name] for name in entered))
 
 
-def is_worthwhile(model: Model) -> bool:
-    """Whether so many nodes compute shapes that a session which folds them saves time."""
-    return sum(model.nodes[index].op_type != "Constant" for index in facts_of(model).folded_nodes) >= WORTHWHILE
-
-
-def _still_computing(model: Model, allowed: frozenset[int]) -> frozenset[int]:
-    """Those of the allowed nodes, of ``Facts.folded_nodes``, that depend on no other one but for its shape."""
-    stack = list(facts_of(model).folded_nodes - allowed)
-    lost = set(stack)
-    while stack:
-        for name in model.nodes[stack.pop()].outputs:
-            for index in model.consumers.get(name, ()):
-                if index in allowed and index not in lost and model.nodes[index].op_type not in SHAPE_OF:
-                    lost.add(index)
-                    stack.append(index)
-    return allowed - lost
-
-
-def _reads(model: Model, index: int) -> set[str]:
+def _reads(node: Node) -> set[str]:
     """Values that a node reads, subgraphs included."""
-    node = model.nodes[index]
     return {name for name in (*node.inputs, *node.captures) if name}
-
-
-@once
-def _read_outside(model: Model) -> frozenset[str]:
-    """Outputs, and values that are read by nodes outside of ``Facts.folded_nodes``."""
-    inside = facts_of(model).folded_nodes
-    read = {info.name for info in model.outputs}
-    for node in model.nodes:
-        if node.index not in inside:
-            read |= _reads(model, node.index)
-    return frozenset(read)
-
-
-def write_without_weights(model: Model, path: Path) -> Path:
-    """Write the model with inputs in place of its weights: folding depends on shapes and small constants alone."""
-    nodes = [node.proto for node in model.nodes]
-    slim = without_weights(model.proto, nodes, model.initializers, _LARGEST_CONSTANT)
-    return write_bytes(path, [slim.SerializeToString(deterministic=True)])

@@ -36,7 +36,7 @@ class FusedNodes(JsonForm):
 
 
 def of_model(model: Model, fused: Iterable[FusedNodes]) -> tuple[FusedNodes, ...]:
-    """Those whose nodes the model has: what was kept may be another version's."""
+    """Those whose nodes the model has: what a run stored may be another version's."""
     names = {node.name for node in model.nodes}
     return tuple(operator for operator in fused if operator.nodes and names.issuperset(operator.nodes))
 
@@ -51,11 +51,11 @@ def values_inside(model: Model, fused: Iterable[FusedNodes]) -> frozenset[str]:
 
     A constant that another node reads is not among them.
     """
-    inside, facts = steps_inside(fused), facts_of(model)
-    values = {out for node in model.nodes if node.name in inside for out in node.outputs if out}
-    constants = {i for node in model.nodes if node.name in inside for i in node.inputs if i and facts.is_scalar(i)}
-    values |= {name for name in constants if all(reader.name in inside for reader in facts.readers(name))}
-    return frozenset(values)
+    names, facts = steps_inside(fused), facts_of(model)
+    inside = [node for node in model.nodes if node.name in names]
+    scalars = {i for node in inside for i in node.inputs if i and facts.is_scalar(i)}
+    constants = {name for name in scalars if all(reader.name in names for reader in facts.readers(name))}
+    return frozenset(constants.union(out for node in inside for out in node.outputs if out))
 
 
 def fused_reads(types: ValueTypes, fused: Sequence[FusedNodes]) -> Mapping[int, tuple[str, frozenset[int]]]:
@@ -68,17 +68,13 @@ def fused_reads(types: ValueTypes, fused: Sequence[FusedNodes]) -> Mapping[int, 
     Returns:
         Node that reads a norm's source -> the source, and the nodes beside the norm that may read it reduced.
     """
-    model, own_casts = types.model, {cast.source for cast in types.own.casts}
+    model, cast_sources = types.model, {cast.source for cast in types.own.casts}
     index = {node.name: node.index for node in model.nodes}
     others: dict[int, tuple[str, frozenset[int]]] = {}
     for operator in fused:
         source, members = operator.source, {index[name] for name in operator.nodes}
-        if not source or source in own_casts or source in types.constants:
-            continue
-        readers = {
-            reader
-            for reader in model.consumers.get(source, ())
-            if any(model.nodes[reader].inputs[slot] == source for slot in types.rules[reader].inputs)
-        }
-        others.update(dict.fromkeys(readers & members, (source, frozenset(readers - members))))
+        if source and source not in cast_sources and source not in types.constants:
+            nodes = [model.nodes[k] for k in model.consumers.get(source, ())]
+            readers = {n.index for n in nodes if source in [n.inputs[slot] for slot in types.rules[n.index].inputs]}
+            others.update(dict.fromkeys(readers & members, (source, frozenset(readers - members))))
     return others

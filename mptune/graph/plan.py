@@ -30,7 +30,7 @@ class PrecisionPlan:
     precision: Mapping[str, Precision]
 
     def __post_init__(self) -> None:
-        """Freeze the mapping."""
+        """Copy the mapping, with rows of the table in place of their names."""
         rows = {p: Precision.named(p) for p in {*self.precision.values()}}
         object.__setattr__(self, "precision", {group: rows[p] for group, p in self.precision.items()})
 
@@ -122,11 +122,10 @@ class PrecisionPlan:
             PlanError: not a plan, or of a newer format.
         """
         hint = "plans are written by `mptune search` as chosen/plan.json"
-        if isinstance(document, str):
-            try:
-                document = parse_json(document)
-            except ValueError as error:
-                raise PlanError(f"{source} is not JSON: {error}", hint) from None
+        try:
+            document = parse_json(document) if isinstance(document, str) else document
+        except ValueError as error:
+            raise PlanError(f"{source} is not JSON: {error}", hint) from None
         if not isinstance(document, dict) or not isinstance(document.get("precision"), dict):
             raise PlanError(f"{source} has no 'precision' object", hint)
         if document.get("format") != PLAN_FORMAT:

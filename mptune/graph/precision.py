@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
-from itertools import combinations
+from functools import cached_property
 from typing import Any, ClassVar
 
 from mptune.errors import SettingsError
@@ -97,10 +96,12 @@ class Precision(str):
         """The precision whose ONNX type holds its values: itself, where ONNX has its type."""
         return next(row for row in PRECISIONS if row.dtype == self.dtype)
 
-    @property
+    @cached_property
     def onnx_type(self) -> int:
         """ONNX's element type that holds its values."""
-        return _onnx_type(self.dtype)
+        import onnx  # Slow to import, and a command that only prints needs none.
+
+        return int(onnx.TensorProto.DataType.Value(self.dtype.upper()))
 
     def backs_up(self, preferred: Precision) -> bool:
         """Whether it is of use only where a preferred one overflows: no more exact, no smaller, and it needs Casts."""
@@ -111,13 +112,6 @@ class Precision(str):
     def is_rounded_by_casts(self) -> bool:
         """Whether a Cast to its ONNX type and back rounds as it does; else emulation splits mantissas."""
         return self.stored is self
-
-
-@functools.cache
-def _onnx_type(dtype: str) -> int:
-    import onnx  # Slow to import, and a command that only prints needs none.
-
-    return int(onnx.TensorProto.DataType.Value(dtype.upper()))
 
 
 PRECISIONS: list[Precision] = []
@@ -153,11 +147,11 @@ def precision_set(names: Sequence[str]) -> tuple[Precision, ...]:
     Raises:
         SettingsError: it cannot.
     """
-    counts = range(1, len(REDUCED) + 1)
-    sets = [(Precision.FP32, *reduced) for count in counts for reduced in combinations(REDUCED, count)]
-    if tuple(names) not in sets:
-        raise SettingsError(f"is {','.join(names)}", f"give {' or '.join(map(','.join, sets))}", setting="precisions")
-    return tuple(map(Precision.named, names))
+    reduced = [precision for precision in REDUCED if precision in names]
+    if not reduced or list(names) != [Precision.FP32, *reduced]:
+        cure = f"give fp32, then at least one of {', '.join(REDUCED)}, in this order"
+        raise SettingsError(f"is {','.join(names)}", cure, setting="precisions")
+    return (Precision.FP32, *reduced)
 
 
 DEFAULT_PRECISIONS: tuple[Precision, ...] = (Precision.FP32, Precision.FP16)

@@ -15,17 +15,17 @@ from mptune.data.calibration import load_calibration
 from mptune.data.samples import CalibrationSet
 from mptune.engines.base import Failure
 from mptune.engines.context import RunContext
-from mptune.engines.jobs.reference_report import TensorRange, seen_of
 from mptune.engines.toolchains.toolchain import PredictedToolchain
 from mptune.finding import Finding
 from mptune.graph.casting.value_types import unsupported, value_types
 from mptune.graph.facts import facts_of, node_rule
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_fitting_groups, find_groups
-from mptune.graph.hazards.constants import masked_row_findings
 from mptune.graph.hazards.find import find_split, pinned_by_hazards
 from mptune.graph.hazards.hazard import Hazard, worst_first
 from mptune.graph.hazards.interface import interface_findings, state_inputs
+from mptune.graph.hazards.masks import masked_row_findings
+from mptune.graph.hazards.seen import Seen
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.loading.tensors import all_tensors, tensor_nbytes
@@ -69,20 +69,15 @@ class KnownValues:
         assumed: symbolic dimension -> the size that the shapes are taken for; empty where they were observed.
         samples: what the model was run on; None where it was not run.
         available: how many samples a search would run it on.
-        ranges: name -> what was observed of the value; empty where it was not run.
+        seen: what the values were there; empty where it was not run.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
     assumed: Mapping[str, int] = field(default_factory=dict)
     samples: CalibrationSet | None = None
     available: int = 0
-    ranges: Mapping[str, TensorRange] = field(default_factory=dict)
+    seen: Seen = field(default_factory=Seen)
     findings: tuple[Finding, ...] = ()
-
-    @property
-    def absmax(self) -> dict[str, float]:
-        """Value -> its largest magnitude."""
-        return {name: seen.absmax for name, seen in self.ranges.items()}
 
 
 def known_values(
@@ -101,9 +96,8 @@ def known_values(
     samples = every
     if not all_samples:
         samples = replace(every, samples=every.samples[: _observed_count(grouped, every)])
-    ranges, findings = observe_values(grouped, samples, tuple(map(str, PRECISIONS)), stage)
-    shapes = {name: seen.shape for name, seen in ranges.items()}
-    return KnownValues(shapes, {}, samples, len(every.samples), ranges, findings)
+    seen, findings = observe_values(grouped, samples, tuple(map(str, PRECISIONS)), stage)
+    return KnownValues(seen.shapes, {}, samples, len(every.samples), seen, findings)
 
 
 _OBSERVED_FLOPS = 1.5e11
@@ -131,35 +125,35 @@ def observe_values(
     samples: CalibrationSet,
     precisions: Sequence[str] = DEFAULT_PRECISIONS,
     stage: Callable[[str], object] | None = None,
-) -> tuple[dict[str, TensorRange], tuple[Finding, ...]]:
-    """Run the model over the samples in a worker: the range and shape of every value, and findings about the model."""
+) -> tuple[Seen, tuple[Finding, ...]]:
+    """Run the model over the samples in a worker: what its values are, and findings about the model."""
     with tempfile.TemporaryDirectory(prefix="mptune-inspect-") as folder:
         context = RunContext.in_folder(grouped, Path(folder), SearchSettings(precisions=tuple(precisions)))
         samples.save(context.samples("search"))
         with PredictedToolchain(None, load_target("cpu"), context) as toolchain:
-            reference, ranges = toolchain.reference_model.inspect(stage)
+            ranges = toolchain.reference_model.observe(stage)
+            reference = ranges if isinstance(ranges, Failure) else toolchain.reference_model.reference("search")
     if isinstance(ranges, Failure):
         gone = replace(ranges, log_path=None)
         raise did_not_run("the model cannot be observed in FP32", gone, grouped.model)
     if isinstance(reference, Failure):
-        return dict(ranges), ()
+        return Seen(ranges), ()
     about = check_reference(reference, "inspect", skip=True)
     before = (*about, *training_findings(grouped.model, "inspect", is_run=True))
     optimised = optimisation_findings(reference.optimisation_error, grouped.model, "inspect", earlier=before)
-    return dict(ranges), (*about, *optimised)
+    return Seen(ranges), (*about, *optimised)
 
 
 def model_findings(grouped: GroupedModel, values: KnownValues) -> tuple[Finding, ...]:
     """What is found about the model as a whole, of what is known of its values."""
     samples, shapes, model = values.samples, values.shapes, grouped.model
-    masked = {name: seen.masked for name, seen in values.ranges.items() if seen.masked is not None}
     return without_repetition(
         (
             *nothing_to_tune(grouped, "inspect"),
             *training_findings(model, "inspect", is_run=samples is not None),
             *(() if samples is None else (replace(finding, origin="inspect") for finding in samples.findings)),
             *values.findings,
-            *masked_row_findings(grouped, masked, "inspect", reference_findings=values.findings),
+            *masked_row_findings(grouped, values.seen, "inspect", values.findings),
             *already_mixed_findings(grouped, shapes, "inspect"),
             *quantised_findings(grouped, shapes, "inspect"),
             *out_of_reach_findings(grouped, shapes, "inspect"),
@@ -189,13 +183,13 @@ def inspect_model(
         groups = find_groups(model, granularity)
     grouped = GroupedModel(model, groups)
     values = known_values(grouped, data, batch, stage, all_samples=all_samples)
-    grouped, every = find_split(grouped, values.absmax, seen_of(values.ranges))
+    grouped, every = find_split(grouped, values.seen)
     of_fp16 = [hazard for hazard in every if hazard.precision is Precision.FP16]
     hazards = worst_first(of_fp16)
-    space = make_space(grouped, named, hazards, values.absmax)
+    space = make_space(grouped, named, hazards, values.seen.absmax)
     no_bf16 = _without_bf16(grouped, every)
     precisions = tuple(map(str, PRECISIONS))
-    of_three = make_space(grouped, named, hazards, values.absmax, {Precision.BF16: no_bf16}, precisions)
+    of_three = make_space(grouped, named, hazards, values.seen.absmax, {Precision.BF16: no_bf16}, precisions)
     floats = [t for t in all_tensors(model.proto.graph) if t.data_type in _WEIGHTS]
     samples = values.samples
     return Inspection(
@@ -208,7 +202,9 @@ def inspect_model(
         groups=_inspected_groups(grouped, values.shapes, space, no_bf16, of_three.free),
         operators=summarise_operators(grouped, ShapeTable(model, values.shapes)),
         rest=ungrouped_cost(grouped, values.shapes),
-        hazards=tuple(replace(h, severity="warning") if h.group and h.severity == "error" else h for h in hazards),
+        hazards=tuple(
+            replace(h, severity="warning") if h.place.group and h.severity == "error" else h for h in hazards
+        ),
         assumed=values.assumed,
         unknown_shapes=_unknown(model, values.shapes),
         observed=None if samples is None else samples.source,
@@ -216,7 +212,7 @@ def inspect_model(
         available=values.available,
         warnings=(
             *(samples.warnings if samples else ()),
-            *check_ranges(values.ranges),
+            *check_ranges(values.seen.ranges),
             *space.warnings,
         ),
         about=model_findings(grouped, values),
@@ -251,7 +247,7 @@ def _without_bf16(grouped: GroupedModel, hazards: Sequence[Hazard]) -> dict[str,
     """Why groups cannot be BF16 whatever the engine: themselves, their operators at this opset, their values."""
     return {
         **pinned_by_hazards(hazards, Precision.BF16, is_measured=True),
-        **unsupported(value_types(grouped), Precision.BF16).reasons,
+        **unsupported(value_types(grouped), Precision.BF16),
         **{group.id: group.pinned for group in grouped.groups if group.pinned is not None},
     }
 

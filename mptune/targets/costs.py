@@ -18,11 +18,9 @@ from mptune.graph.ops import ALIASES, RECURRENT, RESHAPES, SHAPE_OF
 Shape = tuple[int, ...]
 K = TypeVar("K")
 
-VIEWS = RESHAPES | ALIASES
-"""Operators that only give their first input another shape: no traffic, no kernel."""
+VIEWS = RESHAPES | ALIASES  # operators that only give their first input another shape: no traffic, no kernel
 
-_METADATA = SHAPE_OF | {"Constant"}
-"""Operators that read and write no element at run time."""
+_METADATA = SHAPE_OF | {"Constant"}  # operators that read and write no element at run time
 
 _PARTIAL_READS = frozenset({"Gather", "GatherElements", "GatherND", "Slice"})
 """Operators that read only those elements of their first input that they return."""

@@ -21,8 +21,7 @@ from mptune.errors import TargetError
 from mptune.json_form import JsonForm
 
 _ROOT = Path("/")
-_TIMEOUT_S = 10.0
-"""A driver that hangs is given up after this long."""
+_TIMEOUT_S = 10.0  # a driver that hangs is given up after this long
 
 _QUERY = ("index", "uuid", "name", "compute_cap", "memory.total", "driver_version")
 _DEVICE_FILES = ("dev/nvidia[0-9]*", "dev/nvhost-gpu", "dev/nvhost-ctrl-gpu", "dev/nvgpu/igpu0/ctrl")

@@ -25,10 +25,8 @@ from mptune.targets.target import Target
 TARGET_CODE = "target-not-here"
 OUT_OF_REACH = "operators-out-of-reach"
 
-NEGLIGIBLE = 0.01
-"""Operators whose types are known and that have less of the FLOPs than this are no finding."""
-_TF32_COUNTS = 0.01
-"""Share of all-FP32's latency that TF32 saves, below which nothing is said of it."""
+NEGLIGIBLE = 0.01  # operators whose types are known and that have less of the FLOPs than this are no finding
+_TF32_COUNTS = 0.01  # share of all-FP32's latency that TF32 saves, below which nothing is said of it
 _RECURRENT_RATIOS = (3, 13)
 """Measured over emulated errors of three LSTM layers, ONNX Runtime's CUDA provider on an H200."""
 _NAMED_OPERATORS = 4

@@ -36,11 +36,9 @@ _VECTOR_SHARE = 0.5
 """Share of the FP32 peak that element-wise arithmetic reaches: the peak counts fused multiply-adds, which are 2 FLOPs
 in one instruction, and most element-wise operations are none. FP16 counts the same: runtimes compute it in FP32."""
 
-TILE_ELEMENTS = 128 * 64
-"""Output elements that one thread block computes of a convolution or matrix product; nominal."""
+TILE_ELEMENTS = 128 * 64  # output elements that one thread block computes of a convolution or matrix product; nominal
 
-_CAST_LAUNCHES = 0.5
-"""Share of Casts that are not fused into a neighbour; nominal."""
+_CAST_LAUNCHES = 0.5  # share of Casts that are not fused into a neighbour; nominal
 
 _CAST_BYTES, _EDGE_BYTES = 4 + 2, 4 - 2
 """A Cast reads each element in one type and writes it in the other. At the model's inputs and outputs there is no

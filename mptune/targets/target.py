@@ -39,8 +39,7 @@ _PEAKS = ("fp16_tflops", "bf16_tflops", "fp32_tflops", "tf32_tflops")
 _MEMORY_TOLERANCE = 0.15
 """What a device reports lies within a tenth of the GB in its name; siblings differ by half or double."""
 
-_CLOCK_TOLERANCE = 0.05
-"""The steps of the clock are finer; profiles round it."""
+_CLOCK_TOLERANCE = 0.05  # the steps of the clock are finer; profiles round it
 
 _Positive = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
 _Part = Annotated[str, pydantic.Field(pattern=r"^p\d{4}-\d{4}$")]

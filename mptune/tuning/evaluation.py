@@ -12,7 +12,7 @@ from typing import Any, Literal
 from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError
 from mptune.data.metrics.paired import Floats, error_interval, pseudo_values
 from mptune.data.metrics.parts import ADD_IN_SQUARES
-from mptune.data.metrics.whole_set import own_value
+from mptune.data.metrics.table import own_value
 from mptune.engines.base import ErrorSource, Measurement
 from mptune.engines.timing.latency import DRIFT_TEXT, Latency
 from mptune.finding import OutputColumns

@@ -23,7 +23,7 @@ from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Origin
 if TYPE_CHECKING:
     from mptune.graph.grouping.grouped import GroupedModel
     from mptune.graph.grouping.groups import LayerGroup
-    from mptune.graph.hazards.find import Hazard
+    from mptune.graph.hazards.hazard import Hazard
 
 PREFIXES = {"quarter": 0.25, "half": 0.5, "three quarters": 0.75}
 """Shares of the groups, from the inputs on, that stay FP32, as in Polygraphy's bisection: few boundaries."""

@@ -14,12 +14,12 @@ from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
-from mptune.graph.writing.observe import write_observing_model
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
 from tests.graph import random_plans, rtx
+from tests.graph.hazards.observed import ranges_on
 from tests.graph.helpers import feeds, plans, relative_l2, run
-from tests.graph.verify import is_inferable, same_graph, verify
+from tests.graph.verify import same_graph, verify
 
 CORPUS = sorted((Path(__file__).parent / "corpus").glob("*.onnx"))
 DISCONTINUOUS = frozenset({"detector", "detector_topk", "qdq"})
@@ -75,15 +75,8 @@ def test_the_fp32_plan_is_the_model(path: Path, tmp_path: Path) -> None:
 def test_every_value_is_observed(path: Path, tmp_path: Path) -> None:
     model = load_model(path)
     bank = WeightBank.write(model, tmp_path)
-    taps = write_observing_model(model, bank, tmp_path / "observing.onnx")
-    if is_inferable(model):
-        onnx.checker.check_model(str(tmp_path / "observing.onnx"), full_check=True)
-    found = run(tmp_path / "observing.onnx", feeds(model))
-    assert all(found[tap.lowest] <= found[tap.highest] for tap in taps)
-    if doubtful := {tap.tensor for tap in taps if not np.isfinite(found[tap.total])}:  # a sum may overflow
-        taps = write_observing_model(model, bank, tmp_path / "observing.onnx", tensors=doubtful, by_element=True)
-        found = run(tmp_path / "observing.onnx", feeds(model))
-        assert [int(found[tap.non_finite]) for tap in taps] == [0] * len(doubtful)
+    ranges = ranges_on(model, [feeds(model)], tmp_path, bank)
+    assert all(seen.lowest <= seen.highest and not seen.non_finite for seen in ranges.values())
 
 
 @pytest.mark.tensorrt_rtx

@@ -10,7 +10,7 @@ import pytest
 from mptune.errors import SpaceError
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup, find_groups
-from mptune.graph.hazards.find import Hazard
+from mptune.graph.hazards.hazard import Hazard, HazardPlace
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Origin
@@ -30,9 +30,12 @@ def write_space(folder: Path, text: str) -> NamedSpace:
     return load_space(str(path))
 
 
+EVIDENCE, WORDS = ("step", "base", "spacing", "share"), dict.fromkeys(("operator", "moved", "unchanged"), "Add")
+
+
 def make_hazard(group: str, severity: str) -> Hazard:
     evidence = {"absmax": 1e6, "fp16_max": 65504.0}
-    return Hazard("overflow", "overflow", group, None, "t", 1e6, evidence, "seen", severity=severity)  # type: ignore[arg-type]
+    return Hazard("overflow", HazardPlace(None, group, "t"), evidence, wording="seen", severity=severity, value=1e6)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("named", list_spaces(), ids=lambda named: named.name)
@@ -153,9 +156,9 @@ def test_with_three_precisions_what_leaves_fp16s_range_may_be_bf16(mlp: tuple[Mo
     model, groups = mlp
     over, lost, lacking = [group.id for group in groups][:3]
     hazards = [
-        replace(make_hazard(over, "error"), kind="range", value=1e5),
-        replace(make_hazard(lost, "error"), kind="stagnation"),
-        replace(make_hazard(lacking, "error"), kind="overflow", value=1e9),
+        replace(make_hazard(over, "error"), value=1e5),
+        replace(make_hazard(lost, "error"), code="stagnation", evidence=dict.fromkeys(EVIDENCE, 1.0), words=WORDS),
+        replace(make_hazard(lacking, "error"), value=1e9),
     ]
     named = load_space("default")
     both = make_space(GroupedModel(model, groups), named, hazards)

@@ -9,18 +9,15 @@ import numpy as np
 import onnx
 import pytest
 
-from mptune.data.samples import CalibrationSet
-from mptune.engines.jobs.reference import ObserveJob
-from mptune.engines.jobs.reference_report import seen_of
 from mptune.finding import Finding
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.hazards.find import find_hazards
 from mptune.graph.hazards.hazard import Hazard, hazard_findings, spacing
+from mptune.graph.hazards.seen import Seen
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision
-from mptune.graph.writing.observe import write_observing_model
-from mptune.processes.child import WorkerState
+from tests.graph.hazards.observed import ranges_on
 from tests.zoo.numbers import SHOWN, Show, _argmax, _cancellation, _spacing, _tracker
 from tests.zoo.numbers.further import _added, _compared, _flow, _running
 
@@ -39,23 +36,20 @@ CASES: dict[str, tuple[str, Callable[[], Show], Callable[[], Show]]] = {
 }
 
 
-OF_DIGITS = ("stagnation", "spacing", "cancellation", "pole")
+OF_DIGITS = ("stagnation", "spacing", "cancellation", "vanishing-values")
 
 
-def hazards_of(show: Show, folder: Path, precisions: Sequence[str], kinds: Sequence[str] = OF_DIGITS) -> list[Hazard]:
-    """Those of some kinds, as a search with these precisions finds them."""
+def hazards_of(show: Show, folder: Path, precisions: Sequence[str], codes: Sequence[str] = OF_DIGITS) -> list[Hazard]:
+    """Those of some codes, as a search with these precisions finds them."""
     show.proto.opset_import[0].version = 22  # convolutions have BF16 from there
     show.proto.ir_version = 10
     onnx.save(show.proto, folder / "model.onnx")
     model = load_model(folder / "model.onnx")
     count = len(next(iter(show.data.values())))
     samples = tuple({name: array[k : k + 1] for name, array in show.data.items()} for k in range(count))
-    CalibrationSet(samples, "here", False, ()).save(folder / "samples.npz")
-    taps = write_observing_model(model, None, folder / "observe.onnx", precisions=precisions)
-    ranges = ObserveJob(folder / "observe.onnx", taps, folder / "samples.npz", "cpu").run(WorkerState()).ranges
-    absmax = {name: seen.absmax for name, seen in ranges.items()}
-    found = find_hazards(GroupedModel(model, find_groups(model)), absmax, seen=seen_of(ranges), precisions=precisions)
-    return [h for h in found if h.kind in kinds]
+    seen = Seen(ranges_on(model, samples, folder, precisions=precisions))
+    found = find_hazards(GroupedModel(model, find_groups(model)), seen, precisions)
+    return [h for h in found if h.code in codes and not h.is_note]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -64,7 +58,7 @@ def test_bf16_breaks_what_fp16_holds(name: str, tmp_path: Path) -> None:
     assert hazards_of(broken(), tmp_path, TWO) == [], "FP16 has digits enough"
     found = hazards_of(broken(), tmp_path, ALL)
     assert {hazard.code for hazard in found} == {code}
-    assert set(broken().nodes) <= {hazard.node for hazard in found}
+    assert set(broken().nodes) <= {hazard.place.node for hazard in found}
     for hazard in found:
         assert "BF16" in hazard.reason
         assert "FP16" not in hazard.reason.replace("BF16", "")
@@ -80,7 +74,9 @@ def test_what_both_break_is_said_once_and_of_fp16(tmp_path: Path) -> None:
     for name in ("stagnation", "spacing before ArgMax", "cancellation"):
         show = SHOWN[name][0]()
         found = hazards_of(show, tmp_path, ALL)
-        assert [(h.kind, h.node) for h in found] == [(h.kind, h.node) for h in hazards_of(show, tmp_path, TWO)]
+        assert [(h.code, h.place.node) for h in found] == [
+            (h.code, h.place.node) for h in hazards_of(show, tmp_path, TWO)
+        ]
         assert all(h.precision is FP16 and h.holds_in(BF16) for h in found)
         assert all(h.precision is BF16 for h in hazards_of(show, tmp_path, BF16_ALONE))
 
@@ -88,7 +84,7 @@ def test_what_both_break_is_said_once_and_of_fp16(tmp_path: Path) -> None:
 def test_what_overflows_is_kept_out_of_fp16_and_not_out_of_bf16(tmp_path: Path) -> None:
     show = SHOWN["overflow"][0]()
     for precisions in (TWO, ALL):
-        found = [h for h in hazards_of(show, tmp_path, precisions, ("range",)) if h.severity == "error"]
+        found = [h for h in hazards_of(show, tmp_path, precisions, ("overflow",)) if h.severity == "error"]
         assert {hazard.cure for hazard in found} == {"the group is kept out of FP16"}
         assert all(hazard.rules_out(FP16) and not hazard.rules_out(BF16) for hazard in found)
 
@@ -96,12 +92,12 @@ def test_what_overflows_is_kept_out_of_fp16_and_not_out_of_bf16(tmp_path: Path) 
 def test_a_plan_without_bf16_there_is_not_warned(tmp_path: Path) -> None:
     hazard, *_ = hazards_of(_argmax(120.0), tmp_path, ALL)
     (finding,) = hazard_findings([hazard], "search")
-    assert hazard.group is not None
+    assert hazard.place.group is not None
     assert Finding.from_json(finding.to_json()) == finding
     assert finding.is_of_bf16_alone
     assert finding.under_plan([], []).severity == "info", "its group is FP16"
-    assert finding.under_plan([hazard.group]).severity == "info"
-    assert finding.under_plan([], [hazard.group]).severity == "warning"
+    assert finding.under_plan([hazard.place.group]).severity == "info"
+    assert finding.under_plan([], [hazard.place.group]).severity == "warning"
 
 
 @pytest.mark.parametrize("precision", [FP16, BF16])

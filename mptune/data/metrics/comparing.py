@@ -14,28 +14,33 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mptune.data.metrics.accuracy import ALL_OUTPUTS, MATCHED, UNMATCHED, OutputError, TaskMetric
-from mptune.data.metrics.calling import number_of
+from mptune.data.metrics.accuracy import ALL_OUTPUTS, MATCHED, UNMATCHED, ColumnErrors, OutputError, TaskMetric
 from mptune.data.metrics.parts import (
     MOST_COLUMNS,
     WORST_PART,
-    ColumnErrors,
     Floats,
     OutputParts,
     as_columns,
-    belongs_to,
     chunks,
     find_parts,
     part_statistic,
 )
 from mptune.data.metrics.row_sets import AlignedRows, RowSet, aligned_rows
-from mptune.data.metrics.table import STATISTICS
+from mptune.data.metrics.table import STATISTICS, number_of
 from mptune.errors import DataError
 
 # Smallest denominator of ``max_rel``: the smallest normal FP16 number, below which FP16 has no relative precision.
 RELATIVE_FLOOR = 2.0**-14
 
 Arrays = Mapping[str, np.ndarray]
+
+
+class _Sums(NamedTuple):
+    """Of one output of one sample of the reference."""
+
+    squares: Floats  # sum of the squares of the finite values, shape (columns,)
+    counts: NDArray[np.int64]  # of finite values, shape (columns,)
+    finite: NDArray[np.bool_] | None  # which values are, shape (before, columns, behind); None where all are
 
 
 class Reference:
@@ -47,23 +52,7 @@ class Reference:
     def __init__(self, samples: Sequence[Arrays], parts: Mapping[str, OutputParts] | None = None) -> None:
         self.samples = samples
         self.parts = find_parts(samples) if parts is None else parts
-        self.sums: dict[tuple[str, int], _Sums] = {}
-
-
-class _Sums(NamedTuple):
-    """Of one output of one sample of the reference."""
-
-    squares: Floats  # sum of the squares of the finite values, shape (columns,)
-    counts: NDArray[np.int64]  # of finite values, shape (columns,)
-    finite: NDArray[np.bool_] | None  # which values are, shape (before, columns, behind); None where all are
-
-
-class _Differences(NamedTuple):
-    """Of one output of one sample."""
-
-    squares: Floats  # sum of the squared differences, shape (columns,)
-    largest: Floats  # absolute difference, shape (columns,); 0 where only the objective is computed
-    statistics: dict[str, float]  # of all elements, by name
+        self.sums: dict[tuple[str, int], _Sums] = {}  # by output and sample
 
 
 def compare_outputs(
@@ -90,17 +79,18 @@ def compare_outputs(
         objective_only: compute ``worst_part``, ``relative_l2``, ``non_finite`` and ``extra`` alone, in a quarter of the
             time. For plans that are only to be proposed.
     """
-    if isinstance(reference, Reference):
-        samples = reference.samples[start : start + len(outputs)]
+    if not isinstance(reference, Reference):
+        reference = Reference(reference, parts)
+        samples = reference.samples
     else:
-        samples, reference = reference, Reference(reference, parts)
+        samples = reference.samples[start : start + len(outputs)]
     if len(outputs) != len(samples) or not outputs:
         raise DataError(
             f"{len(outputs)} samples cannot be compared with {len(samples)} reference samples",
             "compute both from the same calibration data, at least one sample",
         )
-    values: dict[str, dict[str, list[float]]] = {}
-    by_column: dict[str, list[Floats | None]] = {}
+    values: dict[str, dict[str, list[float]]] = {}  # output -> statistic -> a value for each sample
+    by_column: dict[str, list[Floats]] = {}  # output -> the errors of its columns on each sample
     for number, (got, wanted) in enumerate(zip(outputs, samples, strict=True), start):
         missing = next((name for name in wanted if name not in got), None)
         if missing is not None:
@@ -108,7 +98,6 @@ def compare_outputs(
             raise DataError(f"sample {number} has no output {missing!r}", f"it has {has}")
         aligned = aligned_rows(row_sets, got, wanted)
         for name in wanted:
-            columns = None
             if name in aligned:
                 statistics = _of_rows(aligned[name], objective_only=objective_only)
             elif any_shape and np.shape(got[name]) != np.shape(wanted[name]):
@@ -117,26 +106,25 @@ def compare_outputs(
             else:
                 array = np.asarray(got[name])
                 statistics, columns = _of_array(array, reference, name, number, objective_only=objective_only)
-            by_column.setdefault(name, []).append(columns)
+                if columns is not None:
+                    by_column.setdefault(name, []).append(columns)
             for statistic, value in statistics.items():
                 values.setdefault(name, {}).setdefault(statistic, []).append(value)
         for metric, function in (extra or {}).items():
             value = number_of(metric, function, (got, wanted), f" on sample {number}")
             values.setdefault(ALL_OUTPUTS, {}).setdefault(metric, []).append(value)
-    # An output whose rows were compared as sets on some samples only has no parts on those.
+    # Statistics that an output has on some samples only, as its shape was another one on the rest, are left out.
     per_output = {
         output: {name: tuple(each) for name, each in by_name.items() if len(each) == len(outputs)}
         for output, by_name in values.items()
     }
-    for by_name in per_output.values():
-        if "relative_l2" in by_name and not any(belongs_to(name, WORST_PART) for name in by_name):
-            by_name[WORST_PART] = by_name["relative_l2"]
     column_errors = {}
     for name, each in by_column.items():
-        if all(errors is not None for errors in each):
-            normalised, relative, largest = np.stack([errors for errors in each if errors is not None], axis=1)
+        if len(each) == len(outputs):
+            normalised, relative, largest = np.stack(each, axis=1)
             figures = normalised.mean(axis=0), relative.mean(axis=0), largest.max(axis=0)
-            column_errors[name] = ColumnErrors(*(tuple(map(float, figure)) for figure in figures))
+            # Four digits are enough to choose by, and a study keeps them of every plan.
+            column_errors[name] = ColumnErrors(*(tuple(float(f"{v:.4g}") for v in figure) for figure in figures))
     return OutputError(per_output, column_errors)
 
 
@@ -159,7 +147,7 @@ def _of_array(
     if (name, number) not in reference.sums:
         reference.sums[name, number] = _sums_of(theirs)
     sums = reference.sums[name, number]
-    squares, largest, statistics = _differences(ours, theirs, sums, objective_only=objective_only)
+    statistics, squares, largest = _differences(ours, theirs, sums, objective_only=objective_only)
     if parts is None:
         return {**statistics, WORST_PART: statistics["relative_l2"]}, None
     with np.errstate(all="ignore"):  # NaN and Inf are results here
@@ -180,13 +168,13 @@ def _of_array(
 def _of_rows(rows: AlignedRows, *, objective_only: bool) -> dict[str, float]:
     """The statistics of an output whose rows were paired; rows where the reference has none: 1 in ``relative_l2``."""
     got, wanted = as_columns(rows.output, None), as_columns(rows.reference, None)
-    _, _, statistics = _differences(got, wanted, _sums_of(wanted), objective_only=objective_only)
+    statistics, _, _ = _differences(got, wanted, _sums_of(wanted), objective_only=objective_only)
     if not rows.reference.any() and math.isinf(statistics["relative_l2"]) and not statistics["non_finite"]:
         statistics["relative_l2"] = 1.0 if rows.unmatched else math.inf
     got, wanted = (as_columns(array[: rows.pairs], None) for array in (rows.output, rows.reference))
-    _, _, of_pairs = _differences(got, wanted, _sums_of(wanted), objective_only=True)
-    matched = {UNMATCHED: float(rows.unmatched), MATCHED: of_pairs["relative_l2"]}
-    return {**statistics, WORST_PART: statistics["relative_l2"], **matched}
+    pairs, _, _ = _differences(got, wanted, _sums_of(wanted), objective_only=True)
+    statistics |= {UNMATCHED: float(rows.unmatched), MATCHED: pairs["relative_l2"]}
+    return {**statistics, WORST_PART: statistics["relative_l2"]}
 
 
 def _sums_of(wanted: np.ndarray) -> _Sums:
@@ -201,8 +189,13 @@ def _sums_of(wanted: np.ndarray) -> _Sums:
 
 def _differences(
     got: np.ndarray, wanted: np.ndarray, sums: _Sums, *, objective_only: bool, is_wide: bool = False
-) -> _Differences:
-    """Compare arrays of the shape (before, columns, behind), a chunk at a time. ``is_wide`` asks for float64."""
+) -> tuple[dict[str, float], Floats, Floats]:
+    """Compare arrays of the shape (before, columns, behind), a chunk at a time. ``is_wide`` asks for float64.
+
+    Returns:
+        The statistics of all elements; the sum of the squared differences of each column; the largest absolute
+        difference of each column, 0 where only the objective is computed.
+    """
     is_wide = is_wide or any(array.dtype not in (np.float32, np.float16) for array in (got, wanted))
     width = np.float64 if is_wide else np.float32
     squares, largest = np.zeros(wanted.shape[1]), np.zeros(wanted.shape[1])
@@ -243,9 +236,12 @@ def _differences(
                 if every.size:
                     every[first:].partition(place - first)
                     at[k], first = float(every[place]), place
-            statistics["max_abs"] = float(every.max(initial=0.0))
-            statistics["mean_abs"] = float(every.sum(dtype=np.float64)) / max(every.size, 1)
-            statistics["median_abs"], statistics["p99_abs"] = (at[0] + at[1]) / 2, at[2]
-            statistics["max_rel"] = max_rel
-            statistics["sqnr_db"] = -20 * math.log10(relative_l2) if relative_l2 else math.inf
-    return _Differences(squares, largest, {**statistics, "non_finite": float(non_finite)})
+            statistics |= {
+                "max_abs": float(every.max(initial=0.0)),
+                "mean_abs": float(every.sum(dtype=np.float64)) / max(every.size, 1),
+                "median_abs": (at[0] + at[1]) / 2,
+                "p99_abs": at[2],
+                "max_rel": max_rel,
+                "sqnr_db": -20 * math.log10(relative_l2) if relative_l2 else math.inf,
+            }
+    return {**statistics, "non_finite": float(non_finite)}, squares, largest

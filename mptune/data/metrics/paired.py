@@ -1,4 +1,4 @@
-"""How well an error is known that is a mean over few samples, and whether two errors differ beyond that.
+"""How exactly an error is known that is a mean over few samples, and whether two errors differ beyond that.
 
 Both by the jackknife (Miller, Biometrika 61, 1974): leaving out one sample at a time gives as many pseudo-values, whose
 mean and standard error are those of the statistic; Student's t says what few of them are worth. Two plans meet the same
@@ -52,16 +52,13 @@ def pseudo_values(error: OutputError, metric: str) -> Floats | None:
     of the two errors that are shown. None where there is a single sample, a value is not finite, or all samples have
     one value of a metric over the whole set.
     """
-    whole, without = error.value(metric), np.array(error.values_without_one(metric))
-    if not len(without) or not math.isfinite(whole) or not np.isfinite(without).all():
+    is_ratio = is_compared_by_ratio(metric)
+    values = np.array([error.value(metric), *error.values_without_one(metric)])
+    if len(values) < 2 or not np.isfinite(values).all() or (not is_ratio and (values[1:] == values[1]).all()):
         return None
-    if not is_compared_by_ratio(metric) and (without == whole).all():  # one value stands for all samples
-        return None
-    values = np.array([whole, *without])
-    if is_compared_by_ratio(metric):
+    if is_ratio:
         values = np.log(np.maximum(values, LEAST_ERROR))
-    deviations = (len(without) - 1) * (values[1:].mean() - values[1:])
-    pseudo: Floats = values[0] + deviations
+    pseudo: Floats = values[0] + (len(values) - 2) * (values[1:].mean() - values[1:])
     return pseudo
 
 
@@ -76,12 +73,7 @@ def t_quantile(level: float, degrees: float) -> float:
 def error_interval(error: OutputError, metric: str) -> tuple[float, float] | None:
     """The 95 % interval of an error; None where it cannot be known."""
     pseudo = pseudo_values(error, metric)
-    if pseudo is None:
-        return None
-    value, half = error.value(metric), _half_width(pseudo)
-    if not is_compared_by_ratio(metric):
-        return value - half, value + half
-    return value * math.exp(-half), value * math.exp(half)
+    return None if pseudo is None else _around(error.value(metric), pseudo, is_ratio=is_compared_by_ratio(metric))
 
 
 def compare_errors(error: OutputError, other: OutputError, metric: str) -> Difference | None:
@@ -89,13 +81,15 @@ def compare_errors(error: OutputError, other: OutputError, metric: str) -> Diffe
     first, second = pseudo_values(error, metric), pseudo_values(other, metric)
     if first is None or second is None or len(first) != len(second):
         return None
-    half = _half_width(first - second)
-    values = error.value(metric), other.value(metric)
-    if not is_compared_by_ratio(metric):
-        difference = values[0] - values[1]
-        return Difference(difference, (difference - half, difference + half), False)
-    ratio = max(values[0], LEAST_ERROR) / max(values[1], LEAST_ERROR)
-    return Difference(ratio, (ratio * math.exp(-half), ratio * math.exp(half)), True)
+    is_ratio, mine, its = is_compared_by_ratio(metric), error.value(metric), other.value(metric)
+    value = max(mine, LEAST_ERROR) / max(its, LEAST_ERROR) if is_ratio else mine - its
+    return Difference(value, _around(value, first - second, is_ratio=is_ratio), is_ratio)
+
+
+def _around(value: float, pseudo: Floats, *, is_ratio: bool) -> tuple[float, float]:
+    """The 95 % interval around a value, from at least 2 pseudo-values."""
+    half = t_quantile(0.975, len(pseudo) - 1) * float(np.std(pseudo, ddof=1)) / math.sqrt(len(pseudo))
+    return (value * math.exp(-half), value * math.exp(half)) if is_ratio else (value - half, value + half)
 
 
 def is_larger_beyond_noise(error: OutputError, other: OutputError, metric: str) -> bool:
@@ -118,24 +112,14 @@ def significantly_smaller(values: Floats, pseudo: Sequence[Floats | None]) -> ND
             are those that differ in their number of samples.
     """
     smaller = values[:, None] < values[None, :]
-    rows_of: dict[int, list[int]] = {}
-    for row, values_of_plan in enumerate(pseudo):
-        if values_of_plan is not None:
-            rows_of.setdefault(len(values_of_plan), []).append(row)
-    for samples, rows in rows_of.items():
+    for samples in {len(each) for each in pseudo if each is not None}:
+        rows = [row for row, each in enumerate(pseudo) if each is not None and len(each) == samples]
         table = np.array([pseudo[row] for row in rows])
-        centred = table - table.mean(axis=1, keepdims=True)
-        products = centred @ centred.T
-        squares = np.diag(products)
-        variance = np.maximum(squares[:, None] + squares[None, :] - 2.0 * products, 0.0) / (samples - 1) / samples
-        # What rounding leaves of equal series is no doubt.
-        variance[variance < 1e-24 * (squares[:, None] + squares[None, :] + 1.0)] = 0.0
         means = table.mean(axis=1)
-        apart = means[None, :] - means[:, None] > t_quantile(0.975, samples - 1) * np.sqrt(variance)
+        products = (table - means[:, None]) @ (table - means[:, None]).T
+        squares = np.add.outer(np.diag(products), np.diag(products))
+        variance = np.maximum(squares - 2.0 * products, 0.0) / (samples - 1) / samples
+        variance[variance < 1e-24 * (squares + 1.0)] = 0.0  # what rounding leaves of equal series is no doubt
+        apart = t_quantile(0.975, samples - 1) * np.sqrt(variance) < np.subtract.outer(means, means).T
         smaller[np.ix_(rows, rows)] &= apart
     return smaller
-
-
-def _half_width(pseudo: Floats) -> float:
-    """Of the 95 % interval of the mean of at least 2 values."""
-    return t_quantile(0.975, len(pseudo) - 1) * float(np.std(pseudo, ddof=1)) / math.sqrt(len(pseudo))

@@ -12,7 +12,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mptune.files import READ_ERRORS, read_json, write_json
-from mptune.json_form import JsonForm, encode, encode_float
+from mptune.json_form import JsonForm, encode
 
 Floats = NDArray[np.float64]
 
@@ -32,7 +32,7 @@ ADD_IN_SQUARES = ("relative_l2", WORST_PART)
 """Metrics of which the law of squares holds, for each output or part; errors of them above 3e-2 are worth nothing."""
 
 SCALES_DIFFER = 10.0  # largest over smallest standard deviation of the columns from which each column is a part
-MOST_PARTS = 256  # more columns share so many parts, consecutive ones together, each divided by its own scale
+MOST_PARTS = 256  # more columns share this many parts, consecutive ones together, each divided by its own scale
 MOST_COLUMNS = 1024  # of an output whose columns' errors are stored one by one
 LEAST_SHARE = 0.01  # of the scale of columns that share a unit: no column of them is divided by less
 
@@ -75,10 +75,8 @@ class OutputParts(JsonForm):
     def ranges(self) -> tuple[range, ...]:
         """The columns of each part; empty where the output is one part."""
         count = len(self.scales)
-        if not self.is_split:
-            return ()
-        ends = [round(count * k / min(count, MOST_PARTS)) for k in range(min(count, MOST_PARTS) + 1)]
-        return tuple(range(a, b) for a, b in itertools.pairwise(ends))
+        parts = min(count, MOST_PARTS) if self.is_split else 0
+        return tuple(range(round(count * k / parts), round(count * (k + 1) / parts)) for k in range(parts))
 
     def least_scale(self, columns: Sequence[int]) -> float:
         """What columns are divided by at least; 0 where none shares a unit with others."""
@@ -89,19 +87,6 @@ class OutputParts(JsonForm):
         return self.axis is not None and self.axis < len(shape) and shape[self.axis] == len(self.scales)
 
 
-@dataclass(frozen=True)
-class ColumnErrors(JsonForm):
-    """The error of each column of one output under one plan, over all samples: one value per column in each."""
-
-    worst_part: tuple[float, ...]  # root mean square of the difference over the column's scale, mean over the samples
-    relative_l2: tuple[float, ...]  # of the column alone, mean over the samples
-    max_abs: tuple[float, ...]  # the largest on any sample
-
-    def to_json(self) -> dict[str, Any]:
-        """To four digits: non-finite numbers as strings."""
-        return {name: [encode_float(float(f"{v:.4g}")) for v in values] for name, values in asdict(self).items()}
-
-
 def part_statistic(columns: range) -> str:
     """The name of the statistic of a part: ``worst_part[4]``, ``worst_part[0:8]``."""
     return f"{WORST_PART}[{columns.start}]" if len(columns) == 1 else f"{WORST_PART}[{columns.start}:{columns.stop}]"
@@ -110,10 +95,7 @@ def part_statistic(columns: range) -> str:
 def columns_of_part(statistic: str) -> tuple[int, ...] | None:
     """The columns that the statistic of a part is about; None where it is about the whole output."""
     match = _KEY.fullmatch(statistic)
-    if match is None:
-        return None
-    start = int(match[1])
-    return tuple(range(start, start + 1 if match[2] is None else int(match[2])))
+    return match and tuple(range(int(match[1]), int(match[2] or int(match[1]) + 1)))
 
 
 def belongs_to(statistic: str, metric: str) -> bool:
@@ -141,26 +123,26 @@ def find_parts(
     for name in dict.fromkeys(name for sample in reference for name in sample):
         numbers = [k for k, sample in enumerate(reference) if name in sample]
         arrays = [np.asarray(reference[k][name]) for k in numbers]
-        rank, last = arrays[0].ndim, arrays[0].ndim - 1
+        rank = arrays[0].ndim
         if any(array.dtype.kind not in "fiub" for array in arrays):
             continue
         if any(array.ndim != rank for array in arrays):
             parts[name], _ = _parts_along(arrays, None)
             continue
-        is_batch = rank > 0 and (
+        has_batch = rank > 0 and (
             batches is None or all(array.shape[0] in batches[k] for k, array in zip(numbers, arrays, strict=True))
         )
         shape = [sizes[0] if len(set(sizes)) == 1 else 0 for sizes in zip(*(a.shape for a in arrays), strict=True)]
-        axes = [axis for axis in range(int(is_batch), rank) if shape[axis] > 0]
+        axes = [axis for axis in range(int(has_batch), rank) if shape[axis] > 0]
         usual = [axis for axis in axes if axis == 1] if rank >= 4 else axes
-        axis = min(usual, key=lambda axis: (shape[axis], -axis)) if usual else None
-        of_axis = (units or {}).get(name, {})
-        parts[name], _ = _parts_along(arrays, axis, of_axis.get(axis, ()) if axis is not None else ())
+        axis, last = min(usual, key=lambda axis: (shape[axis], -axis), default=None), rank - 1
+        units_along = (units or {}).get(name, {})
+        parts[name], _ = _parts_along(arrays, axis, units_along.get(-1 if axis is None else axis, ()))
         if parts[name].is_split or axis == last or last not in axes or shape[last] > MOST_COLUMNS:
             continue
         # One sample says cheaply that an axis is height, width or time, as most are.
         others = [other for other in axes if other != axis and _parts_along(arrays[:1], other)[1]]
-        along_others = (_parts_along(arrays, other, of_axis.get(other, ())) for other in others)
+        along_others = (_parts_along(arrays, other, units_along.get(other, ())) for other in others)
         stepped = [columns for columns, has_step in along_others if has_step]
         if len(stepped) == 1 and stepped[0].axis == last:
             parts[name] = stepped[0]
@@ -206,6 +188,7 @@ def _parts_along(
             count += n
 
     def together(members: NDArray[np.bool_]) -> float:
+        """The scale of several columns as if they were one."""
         n = count[members]
         apart = total[members] / np.maximum(n, 1) - total[members].sum() / max(n.sum(), 1)
         return _scale(n.sum(), squares[members].sum(), (deviations[members] + n * apart**2).sum())
@@ -213,26 +196,23 @@ def _parts_along(
     whole = together(np.ones(columns, bool))
     if axis is None:
         return OutputParts(None, whole), False
-    scales = [_scale(*column) for column in zip(count, squares, deviations, strict=True)]
-    least = min(_LEAST_SCALE, _CONSTANT * max(scales, default=0.0))
-    scales = [max(scale, least) if scale else 0.0 for scale in scales]
+    scales = np.array([_scale(*column) for column in zip(count, squares, deviations, strict=True)])
+    least = min(_LEAST_SCALE, _CONSTANT * scales.max(initial=0.0))
+    scales[scales > 0] = np.maximum(scales[scales > 0], least)
     spread = np.sqrt(deviations / np.maximum(count, 1))
     spread[spread <= _CONSTANT * np.sqrt(squares / np.maximum(count, 1))] = 0.0
     units = units if len(units) == columns and any(units) else ()
     for unit in set(units) - {0}:
         members = np.array(units) == unit
-        least = LEAST_SHARE * together(members)
-        spread[members] = np.maximum(spread[members], least)
-        scales = [max(scale, least) if member else scale for scale, member in zip(scales, members, strict=True)]
-    if columns < 2:
-        return OutputParts(axis, whole, tuple(scales)), False
-    is_split = bool(spread.max() > SCALES_DIFFER * spread.min())
-    if not is_split and columns > MOST_COLUMNS:
+        for figures in (spread, scales):
+            figures[members] = np.maximum(figures[members], LEAST_SHARE * together(members))
+    is_split = columns > 1 and bool(spread.max() > SCALES_DIFFER * spread.min())
+    if columns > MOST_COLUMNS and not is_split:
         return OutputParts(None, whole), False
     moving = spread[spread > 0]
     steps = np.abs(np.diff(np.log(moving)))
     has_step = moving.size > 1 and moving.max() > SCALES_DIFFER * moving.min() and steps.max() > math.log(_STEP)
-    return OutputParts(axis, whole, tuple(scales), is_split, units), bool(has_step)
+    return OutputParts(axis, whole, tuple(map(float, scales)), is_split, units if columns > 1 else ()), bool(has_step)
 
 
 def _scale(count: float, squares: float, deviations: float) -> float:
@@ -258,10 +238,9 @@ def chunks(*arrays: np.ndarray) -> Iterator[Any]:
     before, columns, behind = arrays[0].shape
     long = max(1, min(behind, _CHUNK // max(1, columns)))
     wide = max(1, _CHUNK // (max(1, columns) * long))
-    for first in range(0, before, wide):
-        for start in range(0, behind, long):
-            views = tuple(array[first : first + wide, :, start : start + long] for array in arrays)
-            yield views[0] if len(views) == 1 else views
+    for first, start in itertools.product(range(0, before, wide), range(0, behind, long)):
+        views = tuple(array[first : first + wide, :, start : start + long] for array in arrays)
+        yield views[0] if len(views) == 1 else views
 
 
 def parts_path(reference: Path) -> Path:
@@ -277,7 +256,6 @@ def save_parts(path: Path, parts: Mapping[str, OutputParts]) -> None:
 def load_parts(path: Path) -> dict[str, OutputParts] | None:
     """What ``save_parts`` wrote; None where there is nothing that can be read."""
     try:
-        outputs = read_json(path)["outputs"]
-        return {name: OutputParts.from_json(part) for name, part in outputs.items()}
+        return {name: OutputParts.from_json(part) for name, part in read_json(path)["outputs"].items()}
     except READ_ERRORS:
         return None

@@ -1,4 +1,4 @@
-"""The metrics: one row each, with how it is computed and how its values are judged.
+"""The metrics: one row each, with how it is computed and how its values are judged; and calling one.
 
 A new metric is a row here, and the function that the row names. Nothing here imports NumPy: the help lists the names.
 """
@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable, Iterable, Mapping
+import inspect
+import linecache
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mptune.errors import SettingsError
+from mptune.errors import DataError, MptuneError, SettingsError
 
-Kind = Literal["element", "sample", "set"]
-
-_PLACE = "mptune.data.metrics.whole_set"
+METRIC_TIMEOUT_S = 300.0  # one call of a script's metric may take this long by default
 
 
 @dataclass(frozen=True)
@@ -23,12 +24,12 @@ class Metric:
     """A metric, built in or of the user's.
 
     ``kind`` is ``element`` for a statistic of every output (``mptune.data.metrics.comparing``), ``sample`` for a value
-    of all outputs of a sample, ``set`` for a value of all samples. ``function`` computes it, or is its place as
-    ``module:function``; built-in ones take ``(outputs, references, inputs, labels)``.
+    of all outputs of a sample, ``set`` for a value of all samples. ``function`` computes it, or is its name in
+    ``mptune.data.metrics.whole_set``; built-in ones take ``(outputs, references, inputs, labels)``.
     """
 
     name: str
-    kind: Kind
+    kind: Literal["element", "sample", "set"]
     function: str | Callable[..., Any] = ""
     larger_is_better: bool = False  # of a sample or set metric the error is the reference's value less the plan's
     is_summed: bool = False  # over the samples; else the mean is taken
@@ -41,12 +42,13 @@ class Metric:
 
     def load(self) -> Callable[..., Any]:
         """The function."""
-        if not isinstance(self.function, str):
-            return self.function
-        module, _, name = self.function.partition(":")
-        function: Callable[..., Any] = getattr(importlib.import_module(module), name)
-        return function
+        if isinstance(self.function, str):
+            function: Callable[..., Any] = getattr(importlib.import_module(_FUNCTIONS), self.function)
+            return function
+        return self.function
 
+
+_FUNCTIONS = "mptune.data.metrics.whole_set"
 
 METRICS: Mapping[str, Metric] = {
     metric.name: metric
@@ -65,18 +67,23 @@ METRICS: Mapping[str, Metric] = {
         Metric("sqnr_db", "element", larger_is_better=True),
         # Values that are NaN or Inf where the reference is finite.
         Metric("non_finite", "element", is_summed=True),
-        Metric("top1_disagreement", "sample", f"{_PLACE}:top1_disagreement"),
-        Metric("endpoint_error", "sample", f"{_PLACE}:endpoint_error", is_set_with_labels=True),
-        Metric("top1_accuracy", "set", f"{_PLACE}:top1_accuracy", larger_is_better=True),
-        Metric("top5_accuracy", "set", f"{_PLACE}:top5_accuracy", larger_is_better=True),
-        Metric("map", "set", f"{_PLACE}:mean_average_precision", larger_is_better=True),
-        Metric("miou", "set", f"{_PLACE}:mean_iou", larger_is_better=True),
+        Metric("top1_disagreement", "sample", "top1_disagreement"),
+        Metric("endpoint_error", "sample", "endpoint_error", is_set_with_labels=True),
+        Metric("top1_accuracy", "set", "top1_accuracy", larger_is_better=True),
+        Metric("top5_accuracy", "set", "top5_accuracy", larger_is_better=True),
+        Metric("map", "set", "mean_average_precision", larger_is_better=True),
+        Metric("miou", "set", "mean_iou", larger_is_better=True),
     )
 }
 """By name, in the order of the help."""
 
 STATISTICS = tuple(name for name, metric in METRICS.items() if metric.kind == "element")
 """Names of those that are taken of every output."""
+
+
+def own_value(metric: str) -> str:
+    """The statistic under which the own value of a metric stands, beside its error."""
+    return f"{metric}:value"
 
 
 def unknown_metric(metric: str, names: Iterable[str]) -> SettingsError:
@@ -86,3 +93,52 @@ def unknown_metric(metric: str, names: Iterable[str]) -> SettingsError:
     close = within[:3] or difflib.get_close_matches(metric, candidates, 3)
     hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(candidates)}"
     return SettingsError(f"unknown metric {metric!r}", f"{hint}; your own: script.py:function")
+
+
+class MetricFailedError(MptuneError):
+    """A metric gave no number. The text says why, without the metric's name."""
+
+
+def number_of(metric: str, function: Callable[..., Any], arguments: Sequence[Any], where: str = "") -> float:
+    """What a metric returns, as one number; ``where`` says on which sample, for the message."""
+    try:
+        return called_number(function, arguments)
+    except MetricFailedError as error:
+        names = "outputs, reference" if len(arguments) == 2 else "outputs, references, inputs, labels"
+        called = f"it is called as function({names}) with arrays by name, and returns one number"
+        raise DataError(f"metric {metric} failed{where}: {error}", called) from error
+
+
+def called_number(function: Callable[..., Any], arguments: Sequence[Any]) -> float:
+    """What a function returns, as one number; MetricFailedError where it raises, or returns something else."""
+    code = getattr(function, "__code__", None)
+    try:
+        value: Any = function(*arguments)
+    except (MptuneError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # the user's code may raise anything
+        text = f"{type(error).__name__}: {error}".replace("\n", " ").removesuffix(": ")
+        # The line of the metric's own file at which it came up.
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if code and f.filename == code.co_filename]
+        place = f" ({code.co_filename}:{frames[-1].lineno}: {frames[-1].line})" if code and frames else ""
+        raise MetricFailedError(f"{text}{place}") from error
+    try:
+        if isinstance(value, str | bytes):
+            raise TypeError
+        return float(value)
+    except (OverflowError, TypeError, ValueError) as error:
+        is_huge = isinstance(error, OverflowError)
+        what = "a number beyond float64" if is_huge else f"{value!r:.60}, which is not one number".replace("\n", " ")
+        line = linecache.getline(code.co_filename, code.co_firstlineno).strip() if code else ""
+        place = f" ({code.co_filename}:{code.co_firstlineno}: {line})" if code else ""
+        raise MetricFailedError(f"it returned {what}{place}") from error
+
+
+def takes_whole_set(function: Callable[..., Any]) -> bool:
+    """Whether a function asks for ``(outputs, references, inputs, labels)``: four arguments that must be given."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return False
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return len(positional) >= 4 and len([p for p in positional if p.default is p.empty]) >= 3

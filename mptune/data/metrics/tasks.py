@@ -10,9 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mptune.data.metrics.accuracy import TaskMetric
-from mptune.data.metrics.calling import METRIC_TIMEOUT_S, takes_whole_set
-from mptune.data.metrics.table import METRICS, Metric, unknown_metric
-from mptune.data.metrics.whole_set import own_value
+from mptune.data.metrics.table import (
+    METRIC_TIMEOUT_S,
+    METRICS,
+    Metric,
+    own_value,
+    takes_whole_set,
+    unknown_metric,
+)
 from mptune.errors import DataError, RunError, SettingsError
 from mptune.files import files_sha256
 
@@ -49,10 +54,21 @@ def refuse_inside(metric: str, run: Path) -> None:
         )
 
 
+def script_sha256(metric: str) -> str | None:
+    """Of the content of a metric's script, whatever its path, and whatever it imports; None where there is none."""
+    script = script_of(metric)
+    return files_sha256(script) if script is not None and script.is_file() else None
+
+
 def callable_name(function: TaskMetric) -> str:
     """The name of a metric that is given as a function: ``callable:`` and the function's own name."""
     name = getattr(function, "__name__", type(function).__name__)
     return CALLABLE + ("lambda" if name == "<lambda>" else name)
+
+
+def is_own(metric: str) -> bool:
+    """Whether a metric is the user's own: a script's, or a function."""
+    return metric not in METRICS
 
 
 def resolve_metric(
@@ -85,6 +101,19 @@ def resolve_metric(
     raise unknown_metric(spec, [*METRICS])
 
 
+def load_metric(spec: str, timeout_s: float = METRIC_TIMEOUT_S) -> MetricScript:
+    """Load a metric from a Python file, given as ``script.py:function``. The script runs with the user's rights."""
+    file, _, name = undirected(spec).rpartition(":")
+    path = Path(file)
+    if path.suffix != ".py" or not name.isidentifier():
+        raise DataError(f"metric {spec!r} names no function", "write it as script.py:function")
+    if not path.is_file():
+        raise DataError(f"no such file: {path} (of metric {spec!r})", "give the path of a Python file, then :function")
+    from mptune.data.scripts import MetricScript  # with what runs processes: reading a run needs none of it
+
+    return MetricScript(path, name, timeout_s)
+
+
 def sample_functions(metric: Metric) -> Mapping[str, TaskMetric]:
     """What is taken of each sample for a metric of single samples, by the statistic's name; nothing for others."""
     if metric.kind != "sample":
@@ -110,27 +139,3 @@ def law_metric(spec: str, function: Any = None, *, has_labels: bool = False) -> 
     """
     metric = resolve_metric(spec, function, has_labels=has_labels)
     return "relative_l2" if metric.kind == "set" or metric.larger_is_better else spec
-
-
-def is_own(spec: str) -> bool:
-    """Whether a metric is the user's own: a script's, or a function."""
-    return spec not in METRICS
-
-
-def script_sha256(spec: str) -> str | None:
-    """Of the content of a metric's script, whatever its path, and whatever it imports; None where there is none."""
-    script = script_of(spec)
-    return files_sha256(script) if script is not None and script.is_file() else None
-
-
-def load_metric(spec: str, timeout_s: float = METRIC_TIMEOUT_S) -> MetricScript:
-    """Load a metric from a Python file, given as ``script.py:function``. The script runs with the user's rights."""
-    file, _, name = undirected(spec).rpartition(":")
-    path = Path(file)
-    if path.suffix != ".py" or not name.isidentifier():
-        raise DataError(f"metric {spec!r} names no function", "write it as script.py:function")
-    if not path.is_file():
-        raise DataError(f"no such file: {path} (of metric {spec!r})", "give the path of a Python file, then :function")
-    from mptune.data.scripts import MetricScript  # with what runs processes: reading a run needs none of it
-
-    return MetricScript(path, name, timeout_s)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from mptune.data.metrics.table import METRICS, Metric
+from mptune.data.metrics.table import METRICS, Metric, own_value
 from mptune.errors import DataError
 
 Arrays: TypeAlias = Mapping[str, np.ndarray]
@@ -25,21 +24,8 @@ _LEAST_SCORE = 0.25  # detections of the reference below this score are no label
 _SCORE, _CLASS = 4, 5  # columns of an image's detections, shape (M, 6), behind the four of the corners
 _GROUPS = 8  # parts of the samples that are left out in turn, at most
 _CLASS_SCORES = "class scores (floating, a batch and a class axis)"
+_FROM_0 = "class numbers begin with 0"
 _NAMES = "name outputs and labels boxes [N, M, 4] (x1, y1, x2, y2), scores [N, M] or [N, M, C], classes [N, M]"
-
-
-@dataclass(frozen=True, eq=False)
-class _Judged:
-    """An output that a metric judges, and its target: a label, or the reference."""
-
-    metric: str
-    name: str
-    output: np.ndarray
-    target: np.ndarray
-    is_label: bool
-
-    def error(self, text: str, hint: str) -> DataError:
-        return DataError(f"{self.metric}: {text}", hint)
 
 
 def _judged(
@@ -51,8 +37,9 @@ def _judged(
     kind: str,
     *,
     is_dense: bool = False,
-) -> Iterator[_Judged]:
-    """The outputs that a metric judges, with their targets: the label of its name, or the only one; else the reference.
+) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Name, values and target of each output that a metric judges: the label of its name, or the only label; without
+    labels the reference.
 
     ``fits`` says by the reference whether an output is of the metric's kind, ``kind`` is that in words. Where
     ``is_dense``, a label is as large as its output: one without its name that is not belongs to another metric, and the
@@ -60,31 +47,26 @@ def _judged(
     """
     fitting = [name for name, array in references.items() if isinstance(array, np.ndarray) and fits(array)]
     if not fitting:
-        raise DataError(
-            f"{metric} found no output of {kind}, of one shape for all samples",
-            "use relative_l2, or your own script.py:function",
-        )
+        hint = "use relative_l2, or your own script.py:function"
+        raise DataError(f"{metric} found no output of {kind}, of one shape for all samples", hint)
     if is_dense and not any(name in labels for name in fitting):
         sizes = {np.size(references[name]) for name in fitting}
         labels = {name: label for name, label in labels.items() if np.size(label) in sizes}
-    targets: Arrays = {name: labels[name] for name in fitting if name in labels}
+    targets: Arrays = {name: array for name, array in (labels or references).items() if name in fitting}
     if len(labels) == len(fitting) == 1:
         targets = {fitting[0]: next(iter(labels.values()))}
-    elif not labels:
-        targets = {name: references[name] for name in fitting}
-    elif not targets:
-        raise DataError(
-            f"{metric} cannot tell which output the labels {', '.join(map(repr, labels))} belong to",
-            f"name them as the outputs are named: {', '.join(map(repr, fitting))}",
-        )
+    if not targets:
+        text = f"{metric} cannot tell which output the labels {', '.join(map(repr, labels))} belong to"
+        raise DataError(text, f"name them as the outputs are named: {', '.join(map(repr, fitting))}")
     for name, target in targets.items():
-        judged = _Judged(metric, name, outputs[name], target, bool(labels))
-        if not isinstance(judged.output, np.ndarray) or not isinstance(target, np.ndarray):
-            raise judged.error(f"the shapes of {name!r} vary between samples", "use your own script.py:function")
-        rows, wanted = len(judged.output), len(target)
-        if rows != wanted:
-            raise judged.error(f"{name!r} has {rows} rows, its target {wanted}", "give one per row")
-        yield judged
+        output: Any = outputs[name]
+        if not isinstance(output, np.ndarray) or not isinstance(target, np.ndarray):
+            hint = "use your own script.py:function"
+            raise DataError(f"{metric}: the shapes of {name!r} vary between samples", hint)
+        if len(output) != len(target):
+            text = f"{metric}: {name!r} has {len(output)} rows, its target {len(target)}"
+            raise DataError(text, "give one per row")
+        yield name, output, target
 
 
 def _is_scores(array: np.ndarray) -> bool:
@@ -93,54 +75,51 @@ def _is_scores(array: np.ndarray) -> bool:
 
 def top1_accuracy(outputs: Arrays, references: Arrays, inputs: Arrays, labels: Arrays) -> float:
     """Share of rows (or pixels, or tokens) whose largest score is that of the label; the smallest over the outputs."""
-    judged = _judged("top1_accuracy", outputs, references, labels, _is_scores, _CLASS_SCORES)
-    return min(_accuracy(each, 1) for each in judged)
+    return min(_accuracies("top1_accuracy", 1, outputs, references, labels))
 
 
 def top5_accuracy(outputs: Arrays, references: Arrays, inputs: Arrays, labels: Arrays) -> float:
     """Share of rows (or pixels, or tokens) whose label is among the 5 largest scores; as ``top1_accuracy``."""
-    judged = _judged("top5_accuracy", outputs, references, labels, _is_scores, _CLASS_SCORES)
-    return min(_accuracy(each, 5) for each in judged)
+    return min(_accuracies("top5_accuracy", 5, outputs, references, labels))
 
 
 def top1_disagreement(outputs: Arrays, references: Arrays, inputs: Arrays, labels: Arrays) -> float:
     """Share of rows whose largest class differs, the largest over the floating outputs of shape (rows, classes)."""
-
-    def fits(array: np.ndarray) -> bool:
-        return array.ndim == 2 and len(array) > 0 and _is_scores(array)
-
-    judged = _judged("top1_disagreement", outputs, references, labels, fits, "shape (rows, classes)")
-    return max(1.0 - _accuracy(each, 1) for each in judged)
+    rows = {name: a for name, a in references.items() if isinstance(a, np.ndarray) and a.ndim == 2 and len(a)}
+    return 1.0 - min(_accuracies("top1_disagreement", 1, outputs, rows, {}, "shape (rows, classes)"))
 
 
-def _accuracy(judged: _Judged, count: int) -> float:
-    """The share of labels among the ``count`` largest scores of an output. A score that is NaN or Inf is a miss."""
-    scores, wanted = _scores_and_classes(judged)
-    valid = wanted >= 0
-    if judged.is_label and valid.any() and wanted.max() >= scores.shape[-1]:
-        text = f"label {int(wanted.max())} of {judged.name!r} is no class of {scores.shape[-1]}"
-        raise judged.error(text, "class numbers begin with 0")
-    if not valid.any():
-        raise judged.error(f"every label of {judged.name!r} is negative", "class numbers begin with 0")
-    clean = np.where(np.isfinite(scores), scores, -np.inf)
-    label = np.maximum(wanted, 0)[..., None]
-    score = np.take_along_axis(clean, label, axis=-1)
-    # Of equal scores the one of the smaller class number comes first, as argmax has it.
-    before = (clean > score) | ((clean == score) & (np.arange(scores.shape[-1]) < label))
-    hit = (before.sum(axis=-1) < min(count, scores.shape[-1])) & np.isfinite(scores).all(axis=-1)
-    return float(hit[valid].mean())
+def _accuracies(
+    metric: str, count: int, outputs: Arrays, references: Arrays, labels: Arrays, kind: str = _CLASS_SCORES
+) -> Iterator[float]:
+    """The share of labels among the ``count`` largest scores of each output. A score that is NaN or Inf is a miss."""
+    for name, output, target in _judged(metric, outputs, references, labels, _is_scores, kind):
+        scores, wanted = _scores_and_classes(metric, name, output, target)
+        valid = wanted >= 0
+        if not valid.any():
+            raise DataError(f"{metric}: every label of {name!r} is negative", _FROM_0)
+        if wanted.max() >= scores.shape[-1]:
+            text = f"label {int(wanted.max())} of {name!r} is no class of {scores.shape[-1]}"
+            raise DataError(f"{metric}: {text}", _FROM_0)
+        clean = np.where(np.isfinite(scores), scores, -np.inf)
+        label = np.maximum(wanted, 0)[..., None]
+        score = np.take_along_axis(clean, label, axis=-1)
+        # Of equal scores the one of the smaller class number comes first, as argmax has it.
+        before = (clean > score) | ((clean == score) & (np.arange(scores.shape[-1]) < label))
+        hit = (before.sum(axis=-1) < min(count, scores.shape[-1])) & np.isfinite(scores).all(axis=-1)
+        yield float(hit[valid].mean())
 
 
-def _scores_and_classes(judged: _Judged) -> tuple[np.ndarray, np.ndarray]:
+def _scores_and_classes(
+    metric: str, name: str, output: np.ndarray, target: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Scores with the classes on the last axis, shape (..., classes), and class numbers, shape (...).
 
-    Labels are class numbers, shape of the output without its class axis (an axis of 1 may stand there), or one-hot,
-    shape of the output; negative ones are left out. The class axis is the one whose removal gives the labels' shape.
-    Without labels, which then are the reference's largest classes, it is axis 1 of outputs of rank 4 and up, else the
-    last.
+    Labels are class numbers, shape of the output without its class axis (an axis of 1 may stand there); negative ones
+    are left out. The class axis is the one whose removal gives the labels' shape. One-hot labels, and the reference
+    where there are none, have the output's shape: the class axis is axis 1 of rank 4 and up, else the last.
     """
-    output, target = judged.output, judged.target
-    if not judged.is_label or target.shape == output.shape:
+    if target.shape == output.shape:
         axis = 1 if output.ndim >= 4 or output.ndim == 2 else output.ndim - 1
         return np.moveaxis(output, axis, -1), np.moveaxis(target, axis, -1).argmax(axis=-1)
     for axis in (1, output.ndim - 1, *range(2, output.ndim - 1)):
@@ -148,10 +127,8 @@ def _scores_and_classes(judged: _Judged) -> tuple[np.ndarray, np.ndarray]:
         if target.shape in ((*before, *after), (*before, 1, *after)):
             scores = np.moveaxis(output, axis, -1)
             return scores, target.reshape(scores.shape[:-1]).astype(np.int64)
-    raise judged.error(
-        f"labels of shape {target.shape} do not fit output {judged.name!r} of shape {output.shape}",
-        "give class numbers in the output's shape without its class axis",
-    )
+    text = f"{metric}: labels of shape {target.shape} do not fit output {name!r} of shape {output.shape}"
+    raise DataError(text, "give class numbers in the output's shape without its class axis")
 
 
 def mean_iou(outputs: Arrays, references: Arrays, inputs: Arrays, labels: Arrays) -> float:
@@ -166,32 +143,25 @@ def mean_iou(outputs: Arrays, references: Arrays, inputs: Arrays, labels: Arrays
         return array.ndim >= 2 and (array.dtype.kind in "iu" or _is_scores(array))
 
     values = []
-    for judged in _judged("miou", outputs, references, labels, fits, "class scores or numbers"):
-        name, output, target = judged.name, judged.output, judged.target
+    for name, output, target in _judged("miou", outputs, references, labels, fits, "class scores or numbers"):
+        got, wanted = output, target
         if output.dtype.kind in "iu":
-            if output.size != target.size:
-                raise judged.error(f"{name!r} has shape {output.shape}, its labels {target.shape}", "give one each")
-            got, wanted, classes = output.reshape(-1), target.reshape(-1), int(max(output.max(), 0)) + 1
+            if got.size != wanted.size:
+                raise DataError(f"miou: {name!r} has shape {got.shape}, its labels {wanted.shape}", "give one each")
+            classes = int(max(got.max(), 0)) + 1
         else:
-            scores, wanted = _scores_and_classes(judged)
-            got = np.where(np.isfinite(scores).all(axis=-1), scores.argmax(axis=-1), -1).reshape(-1)
-            wanted, classes = wanted.reshape(-1), scores.shape[-1]
+            scores, wanted = _scores_and_classes("miou", name, output, target)
+            got, classes = np.where(np.isfinite(scores).all(axis=-1), scores.argmax(axis=-1), -1), scores.shape[-1]
+        got, wanted = got.reshape(-1).astype(np.int64), wanted.reshape(-1).astype(np.int64)
         valid = (wanted >= 0) & ~((wanted == IGNORED) & (classes <= IGNORED))
-        got, wanted = got[valid].astype(np.int64), wanted[valid].astype(np.int64)
-        if not len(wanted):
-            raise judged.error(f"no label of {name!r} is a class", "class numbers begin with 0")
+        if not valid.any():
+            raise DataError(f"miou: no label of {name!r} is a class", _FROM_0)
+        got, wanted = got[valid], wanted[valid]
         size = int(max(classes, wanted.max() + 1))
         hits = np.bincount(wanted[got == wanted], minlength=size)
         union = np.bincount(wanted, minlength=size) + np.bincount(got[got >= 0], minlength=size) - hits
         values.append(float((hits[union > 0] / union[union > 0]).mean()))
     return min(values)
-
-
-def flow_axis(array: np.ndarray) -> int | None:
-    """The axis of the two components of optical flow, [N, 2, H, W] or [N, H, W, 2]; None where it is none."""
-    if array.dtype.kind != "f" or array.ndim != 4:
-        return None
-    return 1 if array.shape[1] == 2 else 3 if array.shape[3] == 2 else None
 
 
 def endpoint_error(outputs: Arrays, references: Arrays, inputs: Arrays, labels: Arrays) -> float:
@@ -201,22 +171,21 @@ def endpoint_error(outputs: Arrays, references: Arrays, inputs: Arrays, labels: 
     al., A Database and Evaluation Methodology for Optical Flow, 2011).
     """
 
+    def components_first(array: np.ndarray) -> np.ndarray:
+        axis = next((axis for axis in (1, 3) if array.ndim == 4 and array.shape[axis] == 2), 0)
+        return np.moveaxis(array, axis, 0)
+
     def fits(array: np.ndarray) -> bool:
-        return flow_axis(array) is not None
+        return array.dtype.kind == "f" and array.ndim == 4 and 2 in (array.shape[1], array.shape[3])
 
     values, kind = [], "shape (N, 2, H, W) or (N, H, W, 2)"
-    for judged in _judged("endpoint_error", outputs, references, labels, fits, kind, is_dense=True):
-        got = np.moveaxis(judged.output, flow_axis(judged.output) or 1, 1).astype(np.float64)
-        axis = flow_axis(judged.target.astype(np.float64))
-        wanted = judged.target if axis is None else np.moveaxis(judged.target, axis, 1)
+    for name, output, target in _judged("endpoint_error", outputs, references, labels, fits, kind, is_dense=True):
+        got, wanted = components_first(output.astype(np.float64)), components_first(target)
         if got.shape != wanted.shape:
-            raise judged.error(
-                f"output {judged.name!r} has shape {got.shape}, its target {wanted.shape}",
-                "give labels of the output's shape, or your own script.py:function",
-            )
-        valid = np.isfinite(wanted).all(axis=1)
+            text = f"endpoint_error: output {name!r} has shape {output.shape}, its target {target.shape}"
+            raise DataError(text, "give labels of the output's shape, or your own script.py:function")
         with np.errstate(invalid="ignore", over="ignore"):
-            distance = np.hypot(*np.moveaxis(got - wanted, 1, 0))[valid]
+            distance = np.hypot(*(got - wanted))[np.isfinite(wanted).all(axis=0)]
         values.append(float(distance.mean()) if distance.size else 0.0)
     return float(np.max(values))  # not max, which may lose NaN
 
@@ -251,36 +220,34 @@ def _detections(arrays: Mapping[str, Any], *, are_labels: bool = False) -> list[
     def named(*words: str) -> Any:
         return next((array for word in words for name, array in arrays.items() if word in name.lower()), None)
 
-    def images(array: Any, rank: int) -> list[np.ndarray]:
-        """One array per image: from [N, ...], or from a list of arrays with or without a batch axis."""
-        several = array if isinstance(array, list) else [array]
-        return [
-            np.asarray(image, np.float64) for part in several for image in (part if part.ndim == rank + 1 else [part])
-        ]
-
     boxes, classes = named("box"), named("class", "label", "cls")
     scores = None if are_labels else named("score", "conf", "prob")
-    if boxes is None or (classes if are_labels else scores) is None:
-        whole = [
-            array for array in arrays.values() if (array[0] if isinstance(array, list) else array).shape[-1:] == (6,)
-        ]
-        if are_labels or len(whole) != 1:
+    is_whole = boxes is None or (classes if are_labels else scores) is None
+    if is_whole:
+        ends = [each for each in arrays.values() if (each[0] if isinstance(each, list) else each).shape[-1:] == (6,)]
+        if are_labels or len(ends) != 1:
             what = "boxes with classes among the labels" if are_labels else "boxes with scores among the outputs"
             raise DataError(f"map found no {what} {', '.join(map(repr, arrays))}", _NAMES)
-        return images(whole[0], 2)
-    corners = images(boxes, 2)
-    kinds = [np.zeros(len(image)) for image in corners] if classes is None else images(classes, 1)
-    marks: list[np.ndarray] = [np.ones(len(image)) for image in corners]
-    if scores is not None:
-        rank = 1 if classes is not None else scores[0].ndim if isinstance(scores, list) else scores.ndim - 1
-        marks = images(scores, min(rank, 2))
+        boxes = ends[0]
+    has_batch = (boxes[0] if isinstance(boxes, list) else boxes).ndim == 3
+
+    def images(array: Any) -> list[np.ndarray]:
+        """One array per image: from [N, ...], or from a list of arrays with or without a batch axis."""
+        several = array if isinstance(array, list) else [array]
+        return [np.asarray(image, np.float64) for part in several for image in (part if has_batch else [part])]
+
+    corners = images(boxes)
+    if is_whole:
+        return corners
+    kinds = [np.zeros(len(image)) for image in corners] if classes is None else images(classes)
+    marks = [np.ones(len(image)) for image in corners] if scores is None else images(scores)
     if not len(corners) == len(marks) == len(kinds):
         raise DataError("map: boxes, scores and classes are of different numbers of images", _NAMES)
     detections = []
     for corner, mark, kind in zip(corners, marks, kinds, strict=True):
         if mark.ndim == 2:  # a score for each class: each is a detection
-            classes_of = np.tile(np.arange(mark.shape[1]), len(corner))
-            corner, kind, mark = np.repeat(corner, mark.shape[1], 0), classes_of, mark.reshape(-1)
+            kind = np.tile(np.arange(mark.shape[1]), len(corner))
+            corner, mark = np.repeat(corner, mark.shape[1], 0), mark.reshape(-1)
         if corner.ndim != 2 or corner.shape[-1] != 4 or not len(corner) == len(mark) == len(kind):
             shapes = f"boxes {corner.shape}, scores {mark.shape} and classes {kind.shape}"
             raise DataError(f"map: an image has {shapes}", _NAMES)
@@ -291,9 +258,8 @@ def _detections(arrays: Mapping[str, Any], *, are_labels: bool = False) -> list[
 def intersection_over_union(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """IoU of boxes (x1, y1, x2, y2), shapes (n, 4) and (m, 4) -> (n, m); 0 where both are empty."""
     low = np.maximum(a[:, None, :2], b[None, :, :2])
-    size = np.maximum(np.minimum(a[:, None, 2:], b[None, :, 2:]) - low, 0.0)
-    shared = size[..., 0] * size[..., 1]
-    areas = [np.maximum(x[:, 2] - x[:, 0], 0.0) * np.maximum(x[:, 3] - x[:, 1], 0.0) for x in (a, b)]
+    shared = np.maximum(np.minimum(a[:, None, 2:], b[None, :, 2:]) - low, 0.0).prod(axis=-1)
+    areas = [np.maximum(boxes[:, 2:] - boxes[:, :2], 0.0).prod(axis=-1) for boxes in (a, b)]
     union = areas[0][:, None] + areas[1][None, :] - shared
     overlaps: np.ndarray = np.divide(shared, union, out=np.zeros_like(shared), where=union > 0)
     return overlaps
@@ -311,7 +277,7 @@ def _average_precisions(detections: Sequence[np.ndarray], truths: Sequence[np.nd
             free = np.ones(overlaps.shape[1], dtype=bool)
             for row, overlap in enumerate(overlaps):
                 candidates = np.where(free & (overlap >= threshold - 1e-10), overlap, -1.0)
-                if candidates.size and candidates.max() >= 0.0:
+                if candidates.max(initial=-1.0) >= 0.0:
                     free[int(candidates.argmax())] = False
                     is_hit[row, k] = True
         hits.append(is_hit)
@@ -324,11 +290,6 @@ def _average_precisions(detections: Sequence[np.ndarray], truths: Sequence[np.nd
     precision = np.concatenate([np.maximum.accumulate(precision[::-1], axis=0)[::-1], np.zeros((1, len(THRESHOLDS)))])
     firsts = [np.searchsorted(recall, _RECALLS - 1e-12, side="left") for recall in (true / total).T]
     return np.array([precision[first, k].mean() for k, first in enumerate(firsts)])
-
-
-def own_value(spec: str) -> str:
-    """The statistic under which a set metric's own value stands, beside its error."""
-    return f"{spec}:value"
 
 
 def together(samples: Sequence[Arrays]) -> dict[str, Any]:
@@ -387,8 +348,7 @@ def errors_of(
 
     ``reference`` are the ``set_values`` of the reference, where the metric is larger for better plans.
     """
-    values = set_values(metric, data, call)
-    errors = values
+    values = errors = set_values(metric, data, call)
     if metric.larger_is_better:
         errors = tuple(wanted - value for wanted, value in zip(reference, values, strict=True))
     return {metric.name: errors, own_value(metric.name): values}

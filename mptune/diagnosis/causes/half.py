@@ -160,20 +160,25 @@ def _seen(sides: Sides, blamed: PrecisionPlan, named: Sequence[str]) -> str:
         return ""
     groups = named[:_NAMED]
     hazards = sides.runner.hazards
-    breaking = [h for h in hazards if h.group in groups and h.severity != "info" and h.code in BREAKING_CODES]
+    breaking = [
+        h
+        for h in hazards
+        if h.place.group in groups and h.severity != "info" and not h.is_note and h.code in BREAKING_CODES
+    ]
 
     def rank(hazard: Hazard) -> tuple[bool, int]:
         # An epsilon that vanishes, a warning, is why a reciprocal overflows; else what is certain comes first.
         is_plain = hazard.severity == "error" or hazard.code == "vanishing-epsilon"
-        return not is_plain, groups.index(hazard.group or "")
+        return not is_plain, groups.index(hazard.place.group or "")
 
     breaking.sort(key=rank)
     if not breaking:
         return ""
     worst = breaking[0]
-    same = [h for h in hazards if (h.code, h.tensor, h.reason) == (worst.code, worst.tensor, worst.reason)]
-    first = next((h for h in same if h.node), worst)  # of a group that computes its operand it names no node
-    return f"{first.code} at {first.node} ({first.group}): {first.reason}"
+    key = worst.code, worst.place.tensor, worst.reason
+    same = [h for h in hazards if (h.code, h.place.tensor, h.reason) == key]
+    first = next((h for h in same if h.place.node), worst)  # of a group that computes its operand it names no node
+    return f"{first.code} at {first.place.node} ({first.place.group}): {first.reason}"
 
 
 def _blamed(sides: Sides, causes: set[Cause]) -> PrecisionPlan:

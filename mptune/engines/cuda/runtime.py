@@ -73,7 +73,7 @@ def unavailable_reason() -> str | None:
 
 def check(result: tuple[Any, ...], call: str) -> Any:
     """Unpack what a cuda-python call returned: nothing, one value or a tuple of values."""
-    code, values = result[0], result[1:]
+    code, *values = result
     if int(code) != 0:
         name = str(getattr(code, "name", code))
         words = ""
@@ -81,28 +81,31 @@ def check(result: tuple[Any, ...], call: str) -> Any:
             text = runtime().cudaGetErrorString(code)[1]
             words = f": {text.decode(errors='replace')}" if text else ""
         raise EngineError(classify(f"CUDA error {int(code)}{words}"), f"{call} failed with {name}{words}")
-    if not values:
-        return None
-    return values[0] if len(values) == 1 else values
+    return None if not values else values[0] if len(values) == 1 else tuple(values)
+
+
+def _call(name: str, *arguments: Any) -> Any:
+    """Call a function of the runtime by its name."""
+    return check(getattr(runtime(), name)(*arguments), name)
 
 
 def multiprocessors() -> int | None:
     """Multiprocessors of the current device that are on, as CUDA reports them; None where it does not."""
     try:
         attribute = runtime().cudaDeviceAttr.cudaDevAttrMultiProcessorCount
-        return int(check(runtime().cudaDeviceGetAttribute(attribute, 0), "cudaDeviceGetAttribute"))
+        return int(_call("cudaDeviceGetAttribute", attribute, 0))
     except EngineError:
         return None
 
 
 def set_device(index: int) -> None:
     """Make a device the current one of this thread."""
-    check(runtime().cudaSetDevice(index), "cudaSetDevice")
+    _call("cudaSetDevice", index)
 
 
 def synchronize_device() -> None:
     """Wait until the current device has finished everything."""
-    check(runtime().cudaDeviceSynchronize(), "cudaDeviceSynchronize")
+    _call("cudaDeviceSynchronize")
 
 
 class _Handle:
@@ -125,7 +128,7 @@ class Stream(_Handle):
 
     def __init__(self) -> None:
         flags = runtime().cudaStreamNonBlocking
-        self.handle = check(runtime().cudaStreamCreateWithFlags(flags), "cudaStreamCreateWithFlags")
+        self.handle = _call("cudaStreamCreateWithFlags", flags)
 
     @property
     def address(self) -> int:
@@ -136,7 +139,7 @@ class Stream(_Handle):
 
     def synchronize(self) -> None:
         """Wait until everything enqueued so far has finished."""
-        check(runtime().cudaStreamSynchronize(self.handle), "cudaStreamSynchronize")
+        _call("cudaStreamSynchronize", self.handle)
 
     def abandon_capture(self) -> None:
         """End a capture that failed, whatever its state; without a capture nothing happens."""
@@ -152,15 +155,15 @@ class Event(_Handle):
     destroy = "cudaEventDestroy"
 
     def __init__(self) -> None:
-        self.handle = check(runtime().cudaEventCreate(), "cudaEventCreate")
+        self.handle = _call("cudaEventCreate")
 
     def record(self, stream: Stream) -> None:
         """Enqueue the event on the stream."""
-        check(runtime().cudaEventRecord(self.handle, stream.handle), "cudaEventRecord")
+        _call("cudaEventRecord", self.handle, stream.handle)
 
     def elapsed_ms(self, end: Event) -> float:
         """Milliseconds from this event to a later one; both must have completed."""
-        return float(check(runtime().cudaEventElapsedTime(self.handle, end.handle), "cudaEventElapsedTime"))
+        return float(_call("cudaEventElapsedTime", self.handle, end.handle))
 
 
 class Graph(_Handle):
@@ -175,15 +178,15 @@ class Graph(_Handle):
         """Capture what ``enqueue`` puts on the stream."""
         cudart = runtime()
         mode = cudart.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
-        check(cudart.cudaStreamBeginCapture(stream.handle, mode), "cudaStreamBeginCapture")
+        _call("cudaStreamBeginCapture", stream.handle, mode)
         try:
             enqueue()
         except BaseException:
             stream.abandon_capture()  # Left open, it would make every later call on the stream fail.
             raise
-        graph = check(cudart.cudaStreamEndCapture(stream.handle), "cudaStreamEndCapture")
+        graph = _call("cudaStreamEndCapture", stream.handle)
         try:
-            self.handle = check(cudart.cudaGraphInstantiate(graph, 0), "cudaGraphInstantiate")
+            self.handle = _call("cudaGraphInstantiate", graph, 0)
         finally:
             cudart.cudaGraphDestroy(graph)
 
@@ -191,7 +194,7 @@ class Graph(_Handle):
         """Enqueue the graph."""
         if self.handle is None:
             raise EngineError(FailureKind.ERROR, "the CUDA graph is closed")
-        check(runtime().cudaGraphLaunch(self.handle, stream.handle), "cudaGraphLaunch")
+        _call("cudaGraphLaunch", self.handle, stream.handle)
 
 
 class DeviceBuffer(_Handle):
@@ -203,7 +206,7 @@ class DeviceBuffer(_Handle):
         self.shape, self.dtype = shape, np.dtype(dtype)
         self.nbytes = int(np.prod(shape, dtype=np.int64)) * self.dtype.itemsize
         # At least one byte: an empty tensor still needs an address that is not null.
-        self.handle = int(check(runtime().cudaMalloc(max(1, self.nbytes)), "cudaMalloc"))
+        self.handle = int(_call("cudaMalloc", max(1, self.nbytes)))
 
     @property
     def address(self) -> int:
@@ -224,7 +227,7 @@ class DeviceBuffer(_Handle):
         return host
 
     def _copy(self, target: int, source: int, kind: Any, stream: Stream) -> None:
-        check(runtime().cudaMemcpyAsync(target, source, self.nbytes, kind, stream.handle), "cudaMemcpyAsync")
+        _call("cudaMemcpyAsync", target, source, self.nbytes, kind, stream.handle)
         stream.synchronize()
 
 

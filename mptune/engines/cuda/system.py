@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import ctypes.util
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_ulonglong, c_void_p
 from functools import partial
 from pathlib import Path
@@ -76,7 +76,7 @@ class SystemRuntime:
 
     def cudaGetErrorString(self, code: int) -> tuple[Code, bytes]:
         """What an error means."""
-        return self._code(0), self._library.cudaGetErrorString(int(code)) or b""
+        return Code(0), self._library.cudaGetErrorString(int(code)) or b""
 
     def _call(self, function: Any, types: tuple[Any, ...], *given: Any) -> tuple[Any, ...]:
         values, written = iter(given), None
@@ -87,27 +87,21 @@ class SystemRuntime:
                 arguments.append(byref(written))
             else:
                 arguments.append(next(values))
-        code = self._code(function(*arguments))
+        code = Code(function(*arguments))
+        name = "cudaSuccess" if code == 0 else (self._library.cudaGetErrorName(code) or b"").decode(errors="replace")
+        code.name = name or f"error {int(code)}"
         return (code,) if written is None else (code, written.value)
 
-    def _code(self, value: int) -> Code:
-        code = Code(value)
-        name = "cudaSuccess" if value == 0 else (self._library.cudaGetErrorName(value) or b"").decode(errors="replace")
-        code.name = name or f"error {value}"
-        return code
 
-
-def system_libraries(root: Path = Path("/")) -> Iterator[str]:
+def system_libraries(root: Path = Path("/")) -> list[str]:
     """Names and paths under which the system may have the library, the newest version first."""
 
     def version(path: Path) -> tuple[int, ...]:
         return tuple(int(part) for part in path.name.partition(".so.")[2].split(".") if part.isdigit())
 
     paths = {path.resolve() for pattern in _FOLDERS for path in root.glob(f"{pattern}/libcudart.so.*")}
-    yield from map(str, sorted(paths, key=version, reverse=True))
     name = ctypes.util.find_library("cudart")
-    if name is not None:
-        yield name
+    return [*map(str, sorted(paths, key=version, reverse=True)), *([] if name is None else [name])]
 
 
 def load_system_runtime(root: Path = Path("/")) -> Any:

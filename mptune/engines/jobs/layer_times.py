@@ -15,7 +15,7 @@ from mptune.json_form import JsonForm
 
 @dataclass(frozen=True)
 class LayerTime(JsonForm):
-    """The time of one layer of an engine."""
+    """One layer of an engine, and its time."""
 
     nodes: tuple[str, ...]
     """Names of the nodes of the typed model that the layer computes; empty where the engine added it (a reformat) and

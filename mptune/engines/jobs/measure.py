@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import time
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mptune.data.rollout import outputs_of
 from mptune.engines.base import DescribesLayers, Engine, EngineSession, Measurement, Stage
 from mptune.engines.cuda import runtime as cuda
-from mptune.engines.environment import GpuState, foreign_gpu_processes, process_warnings, read_gpus, state_warnings
+from mptune.engines.environment import foreign_gpu_processes, process_warnings, read_gpus, state_warnings
 from mptune.engines.jobs.samples import Scoring, cached_samples, file_identity
 from mptune.engines.timing.latency import Latency, Repetitions, calibrate, monotonic_ms, time_in_turn
 from mptune.engines.timing.spread import Enough, SessionTiming
@@ -22,28 +21,19 @@ from mptune.targets.detect import Throttling, read_power_mode, read_throttling, 
 from mptune.targets.target import EngineMemory
 
 STATE_AGE_S = 10.0
-"""The state of the GPUs is read again after this time: nvidia-smi takes 77 ms on an H200, as long as a timing."""
+"""The state of the GPUs is read once in this time: nvidia-smi takes 77 ms on an H200, as long as a timing."""
 
 
-class GpuWatch:
-    """The state of the GPUs while a worker times engines."""
+def gpu_warnings(state: WorkerState) -> tuple[str, ...]:
+    """Warnings about throttling, clocks that fell since the first reading, and other processes."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Read nothing yet; ``clock`` is in seconds, monotonic."""
-        self._clock = clock
-        self._read_at = -math.inf
-        self._first: dict[int, GpuState] = {}
-        self._warnings: tuple[str, ...] = ()
+    def read() -> tuple[str, ...]:
+        gpus = read_gpus()
+        first = state.cached("first state of the gpus", "", lambda: {gpu.index: gpu for gpu in gpus})
+        states = [text for gpu in gpus for text in state_warnings(gpu, first.get(gpu.index))]
+        return (*states, *process_warnings(foreign_gpu_processes()))
 
-    def warnings(self) -> tuple[str, ...]:
-        """Warnings about throttling, clocks that fell since the first reading, and other processes."""
-        if self._clock() - self._read_at >= STATE_AGE_S:
-            gpus = read_gpus()
-            self._first = self._first or {gpu.index: gpu for gpu in gpus}
-            states = [text for gpu in gpus for text in state_warnings(gpu, self._first.get(gpu.index))]
-            self._warnings = (*states, *process_warnings(foreign_gpu_processes()))
-            self._read_at = self._clock()
-        return self._warnings
+    return state.cached("state of the gpus", int(time.monotonic() / STATE_AGE_S), read)
 
 
 @dataclass(frozen=True)
@@ -105,7 +95,7 @@ class MeasureJob:
         jetson_warnings = _jetson_warnings(state, before)
         warnings = [*candidate.warnings, *baseline.session.warnings]
         if self.on_gpu:
-            warnings += state.cached("state of the gpus", "", GpuWatch).warnings()
+            warnings += gpu_warnings(state)
         warnings += jetson_warnings
         mode = read_power_mode() if self.on_gpu else None
         context_bytes = candidate.context_bytes if isinstance(candidate, DescribesLayers) else None

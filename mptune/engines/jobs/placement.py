@@ -34,9 +34,12 @@ class PlacementJob:
         fp16, fp32 = (
             state.transient(partial(open_session, model, options)).placement() for model in (self.fp16, self.fp32)
         )
-        at_home = {node.name for node in fp32 if node.provider == wanted}
-        away = (node for node in fp16 if node.provider != wanted and node.name in at_home)
-        return tuple(MissingKernel(node.name, node.op_type, wanted, node.provider) for node in away)
+        at_home = {name for name, (_, provider) in fp32.items() if provider == wanted}
+        return tuple(
+            MissingKernel(name, op_type, wanted, provider)
+            for name, (op_type, provider) in fp16.items()
+            if provider != wanted and name in at_home
+        )
 
 
 @dataclass(frozen=True)

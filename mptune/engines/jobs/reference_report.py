@@ -1,12 +1,10 @@
-"""What the runs of the untouched model in FP32 showed: ranges by value, and which node is to blame for a fault."""
+"""What the reference runs of the untouched model showed, and which node is to blame for a fault."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-
-from mptune.graph.hazards.seen import MaskedRows, ProbeRecord, Seen, SeenValue
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -79,55 +77,3 @@ class ReferenceReport:
     optimisation_error: Mapping[str, float] = field(default_factory=dict)
     """Floating-point output name -> relative L2 between ONNX Runtime with and without graph optimisations on the first
     sample; empty where that was not taken."""
-
-
-@dataclass(frozen=True)
-class TensorRange:
-    """The values of one tensor over the search samples."""
-
-    absmax: float
-    shape: tuple[int, ...]
-    """Concrete shape on the first sample."""
-    non_finite: int = 0
-    """Number of values that were NaN or infinite."""
-    masked: MaskedRows | None = None
-    """Of a value that a softmax is taken of, its rows that were masked whole; None where there were none."""
-    lowest: float = 0.0
-    highest: float = 0.0
-    sample: int = 0
-    beyond: int = 0
-    """How many samples hold a magnitude beyond FP16's largest value, of ``samples`` that were run."""
-    samples: int = 1
-    records: tuple[ProbeRecord, ...] = ()
-
-
-@dataclass(frozen=True)
-class ObservedRanges:
-    """What one observing model showed."""
-
-    ranges: Mapping[str, TensorRange]
-    doubtful: tuple[str, ...] = ()
-    """Values whose sum was not finite, so that their range says nothing: to be looked at by element."""
-    outputs: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """The model's outputs as ``ReferenceReport.outputs`` has them, where they were asked for."""
-
-    def looked_at_again(self, by_element: ObservedRanges) -> Mapping[str, TensorRange]:
-        """The ranges, with those of ``by_element`` in place of the doubtful ones; rows and answers of probes stay."""
-        again = {
-            tensor: replace(seen, masked=self.ranges[tensor].masked, records=self.ranges[tensor].records)
-            for tensor, seen in by_element.ranges.items()
-        }
-        return {**self.ranges, **again}
-
-
-def seen_of(ranges: Mapping[str, TensorRange], indices: Sequence[int] = ()) -> Seen:
-    """What was observed, as hazards are found in it; ``indices`` are the samples' in the data, where not all are."""
-    return Seen(
-        {
-            tensor: SeenValue(seen.lowest, seen.highest, seen.sample, seen.beyond, seen.samples)
-            for tensor, seen in ranges.items()
-        },
-        {tensor: seen.shape for tensor, seen in ranges.items()},
-        tuple(record for seen in ranges.values() for record in seen.records),
-        tuple(indices),
-    )

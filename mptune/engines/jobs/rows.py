@@ -111,8 +111,8 @@ def _other_rows(first: Feed, axes: Mapping[str, int], samples: Sequence[Feed], m
     if others:
         return others
     flipped = {name: np.flip(first[name], -1) if first[name].ndim > 1 else first[name] for name in axes}
-    made: tuple[Feed, ...] = ({**first, **flipped}, {**first, **_halved(flipped)})
-    return [row for row in made if not _same(row, first)][:1]
+    changed: tuple[Feed, ...] = ({**first, **flipped}, {**first, **_halved(flipped)})
+    return [row for row in changed if not _same(row, first)][:1]
 
 
 def _halved(feed: Feed) -> Feed:
@@ -167,11 +167,11 @@ def check_rows(
     report = RowReport(size, repeated, {name: value_error(many[name][0], alone[name][0]) for name in single})
     if mixed is not None and last is not None:
         end = len(feeds.rows) - 1
-        kept = [name for name in single if mixed[name].shape[:1] == (end + 1,)]
-        of_first = {name: _distance(mixed[name], 0, alone[name][0]) for name in kept}
-        of_last = {name: _distance(mixed[name], end, last[name][0]) for name in kept}
-        worst = {name: max(of_first[name], of_last[name]) for name in kept}
-        is_last = bool(kept) and max(of_last.values()) > max(of_first.values())
+        single = [name for name in single if mixed[name].shape[:1] == (end + 1,)]
+        of_first = {name: _distance(mixed[name], 0, alone[name][0]) for name in single}
+        of_last = {name: _distance(mixed[name], end, last[name][0]) for name in single}
+        worst = {name: max(of_first[name], of_last[name]) for name in single}
+        is_last = bool(single) and max(of_last.values()) > max(of_first.values())
         report = replace(report, mixed=worst, mixed_row=end if is_last else 0)
     return _with_lost(session, report, many, alone, last) if feeds.is_whole else report
 

@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 
 from mptune.data.archive import labels_beside, read_samples
-from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError
-from mptune.data.metrics.calling import METRIC_TIMEOUT_S, number_of, takes_whole_set
+from mptune.data.metrics.accuracy import OutputError
 from mptune.data.metrics.comparing import Reference, compare_outputs
 from mptune.data.metrics.parts import ADD_IN_SQUARES, load_parts, parts_path
 from mptune.data.metrics.row_sets import find_row_sets
-from mptune.data.metrics.table import Metric
+from mptune.data.metrics.table import METRIC_TIMEOUT_S, Metric, number_of, takes_whole_set
 from mptune.data.metrics.tasks import CALLABLE, is_own, resolve_metric, sample_functions
 from mptune.data.metrics.whole_set import SampleSetArrays, errors_of, set_values
 from mptune.data.rollout import Rollout
@@ -88,7 +87,7 @@ class Scoring:
     """File to write what the outputs look like to (``mptune.data.run_outputs``)."""
 
     @classmethod
-    def of(
+    def in_run(
         cls,
         context: RunContext,
         which: SampleSet,
@@ -178,12 +177,12 @@ class Scoring:
         if self.sketches is not None:
             sketches = sketch_outputs(outputs, wanted, error, self.metric, reference.parts, row_sets)
             save_sketches(self.sketches, self.metric, len(outputs), sketches)
-        return error.beside(self._set_errors(state, metrics, outputs, labels))
+        return error.with_metrics(self._set_errors(state, metrics, outputs, labels))
 
     def _set_errors(
         self, state: WorkerState, metrics: Sequence[Metric], outputs: Sequence[Outputs], labels: Path
-    ) -> OutputError | None:
-        """The errors of all metrics over the whole set, under ``"*"``; None where no metric is one."""
+    ) -> dict[str, tuple[float, ...]]:
+        """The errors of all metrics over the whole set, by the statistic's name."""
         errors: dict[str, tuple[float, ...]] = {}
         for metric in metrics:
             if metric.kind != "set":
@@ -204,7 +203,7 @@ class Scoring:
                 make = partial(set_values, metric, data.of_reference(), call)
                 wanted = state.cached(f"{metric.name} of {self.reference}", key, make)
             errors.update(errors_of(metric, data, call, wanted))
-        return OutputError({ALL_OUTPUTS: errors}) if errors else None
+        return errors
 
     def _metric(self, state: WorkerState, spec: str, *, has_labels: bool) -> Metric:
         if not spec.startswith(CALLABLE):

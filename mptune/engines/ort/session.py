@@ -47,19 +47,8 @@ class SessionOptions:
     matrix products may use TF32 at times (``cuda_session``)."""
     cuda_graph: bool = True
     """Capture one, where the preset does and the model allows it."""
-    arena: bool = True
-    """Keep memory of a CPU run for the next; without, a run takes less memory and more time."""
     optimised_dir: Path | None = None
     """An empty folder for the graph as it was optimised."""
-
-
-@dataclass(frozen=True)
-class Placed:
-    """A node of a session's graph."""
-
-    name: str
-    op_type: str
-    provider: str
 
 
 @dataclass(eq=False)
@@ -142,20 +131,17 @@ class OrtSession:
         self._bound_anywhere.add(bound)
         return HostStopwatch(partial(self._execute, bound))
 
-    def placement(self) -> tuple[Placed, ...]:
-        """Which provider runs which node, of a ``reference``; empty where ONNX Runtime does not say (before 1.24)."""
+    def placement(self) -> dict[str, tuple[str, str]]:
+        """Node -> its operator and the provider that runs it, of a ``reference``; empty before ONNX Runtime 1.24."""
 
-        def read() -> tuple[Placed, ...]:
-            session = self._open_session()
-            if not hasattr(session, "get_provider_graph_assignment_info"):
-                return ()
-            return tuple(
-                Placed(node.name, f"{node.domain}.{node.op_type}" if node.domain else node.op_type, part.ep_name)
-                for part in session.get_provider_graph_assignment_info()
+        def read() -> dict[str, tuple[str, str]]:
+            return {
+                node.name: (f"{node.domain}.{node.op_type}" if node.domain else node.op_type, part.ep_name)
+                for part in getattr(self._open_session(), "get_provider_graph_assignment_info", tuple)()
                 for node in part.get_nodes()
-            )
+            }
 
-        placed: tuple[Placed, ...] = translated(read)
+        placed: dict[str, tuple[str, str]] = translated(read)
         return placed
 
     def close(self) -> None:
@@ -235,7 +221,7 @@ def _native_options(options: SessionOptions) -> Any:
     # buffer that was planned for it too small: only the engine that is timed is run as a user would. And which of many
     # values share a buffer is planned in quadratic time (ONNX Runtime 1.31).
     native.enable_mem_reuse = preset == "timed" or (preset == "reference" and not on_cpu)
-    native.enable_cpu_mem_arena = options.arena and preset != "values"
+    native.enable_cpu_mem_arena = preset != "values"
     if preset == "values":
         # Nothing is fused where each value is read. On a GPU what is not folded would go to the host and back.
         levels = onnxruntime.GraphOptimizationLevel

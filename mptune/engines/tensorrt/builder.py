@@ -57,45 +57,30 @@ def _write(path: Path, serialized: Any) -> None:
         partial.write_bytes(bytes(memoryview(serialized)))
 
 
-def attach_timing_cache(path: Path, config: Any, log: Any, objects: BuildObjects) -> list[str]:
-    """Load the run's timing cache into a builder's configuration; returns warnings.
+def attach_timing_cache(path: Path, config: Any, objects: BuildObjects) -> None:
+    """Load the run's timing cache into a builder's configuration; an empty one where the file cannot be used.
 
-    A file that cannot be used (damaged, or of another version or GPU) is replaced by a fresh one.
+    It may be damaged, or of another version of TensorRT or another GPU: builds take longer once, and write it anew.
     """
-    try:
-        with _locked(path) as content:
-            pass
-    except _LOCK_ERRORS as error:
-        return [f"no timing cache ({error}): builds take longer; make {path} readable"]
-    logged = len(log.warnings)
-    timing_cache = config.create_timing_cache(content)
-    problem = ""
-    if timing_cache is None or any("timing cache" in text.lower() for text in log.warnings[logged:]):
-        problem = "is damaged"
-    elif not config.set_timing_cache(timing_cache, ignore_mismatch=False):
-        problem = "was written by another version of TensorRT or on another GPU"
-    if problem:
-        timing_cache = config.create_timing_cache(b"")
-        config.set_timing_cache(timing_cache, ignore_mismatch=False)
-    objects.append(timing_cache)  # The configuration does not own it.
-    replaced = f"the timing cache {problem}: it was replaced by an empty one, nothing is to be done ({path})"
-    return [replaced] if problem else []
+    content = b""
+    with suppress(*_LOCK_ERRORS), _locked(path) as written:
+        content = written
+    for serialized in (content, b""):
+        timing_cache = config.create_timing_cache(serialized)
+        objects.append(timing_cache)  # The configuration does not own it.
+        if timing_cache is not None and config.set_timing_cache(timing_cache, ignore_mismatch=False):
+            return
 
 
-def save_timing_cache(path: Path, config: Any) -> list[str]:
-    """Write the timing cache, merged with what other processes have written meanwhile; returns warnings."""
+def save_timing_cache(path: Path, config: Any) -> None:
+    """Write the timing cache, merged with what other processes have written meanwhile; where that works."""
     timing_cache = config.get_timing_cache()
-    if timing_cache is None:
-        return []
-    try:
-        with _locked(path) as content:
-            written = config.create_timing_cache(content) if content else None
-            if written is not None:
-                timing_cache.combine(written, ignore_mismatch=False)
+    with suppress(*_LOCK_ERRORS), _locked(path) as content:
+        written = config.create_timing_cache(content) if content and timing_cache is not None else None
+        if written is not None:
+            timing_cache.combine(written, ignore_mismatch=False)
+        if timing_cache is not None:
             _write(path, timing_cache.serialize())
-    except _LOCK_ERRORS as error:
-        return [f"the timing cache could not be written ({error}): later builds take longer; free some space"]
-    return []
 
 
 def open_runtime_cache(path: Path, runtime_config: Any) -> Any:
@@ -170,11 +155,10 @@ def build_engine(
     _configure(library, config, options)
     if _fill_profile(network, profile, samples, options.shapes) and config.add_optimization_profile(profile) < 0:
         raise build_failure(log, "TensorRT refuses the optimization profile")
-    warnings = list(library.warnings)
     # TensorRT-RTX times nothing, and its timing cache would need a GPU.
     cache_file = None if library.is_rtx else options.timing_cache
     if cache_file is not None:
-        warnings += attach_timing_cache(cache_file, config, log, objects)
+        attach_timing_cache(cache_file, config, objects)
     monitor = _monitor_class(library.trt)(monotonic() + timeout_s, report)
     config.progress_monitor = monitor
     memory = builder.build_serialized_network(network, config)
@@ -184,8 +168,8 @@ def build_engine(
     if memory is None or not memory.nbytes:
         raise build_failure(log)
     if cache_file is not None:
-        warnings += save_timing_cache(cache_file, config)
-    return BuiltEngine(memory, (*warnings, *skipped_tactics(log.warnings)))
+        save_timing_cache(cache_file, config)
+    return BuiltEngine(memory, (*library.warnings, *skipped_tactics(log.warnings)))
 
 
 @collector_paused()

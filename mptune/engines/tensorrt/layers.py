@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -25,19 +24,8 @@ _NODE = re.compile(r"\s*\[ONNX Layer: (?P<name>.*)\]\s*", re.DOTALL)
 _SEPARATORS = re.compile(r"[\x1e\x1f]")
 
 
-@dataclass(frozen=True)
-class Layer:
-    """One layer of a built engine."""
-
-    name: str
-    nodes: tuple[str, ...]
-    """The ONNX nodes that it came from; empty for a reformat of TensorRT's own."""
-    outputs: frozenset[Precision] = frozenset()
-    """The floating types of what it writes; empty where TensorRT gives none."""
-
-
-def read_layers(information: str) -> tuple[Layer, ...]:
-    """The layers in the inspector's JSON; none where the engine was built without detailed verbosity."""
+def read_layers(information: str) -> tuple[LayerTime, ...]:
+    """The layers in the inspector's JSON, without times; none where the engine was built without detailed verbosity."""
     try:
         document = json.loads(information)
     except ValueError:
@@ -52,11 +40,11 @@ def read_layers(information: str) -> tuple[Layer, ...]:
         for output in entry.get("Outputs") or ():
             text = next((str(output[key]) for key in _TYPE_KEYS if output.get(key)), "")
             types.add(next((precision for precision, form in _TYPES if form.search(text)), None))
-        layers.append(Layer(str(entry.get("Name", "")), nodes, frozenset(p for p in types if p is not None)))
+        layers.append(LayerTime(nodes, 0.0, str(entry.get("Name", "")), tuple(p for p in PRECISIONS if p in types)))
     return tuple(layers)
 
 
-def type_warnings(nodes: Mapping[str, Precision], layers: Sequence[Layer]) -> tuple[str, ...]:
+def type_warnings(nodes: Mapping[str, Precision], layers: Sequence[LayerTime]) -> tuple[str, ...]:
     """Compare an engine with its plan.
 
     Only layers whose nodes all have the same precision count: what is fused across a boundary has both.
@@ -65,12 +53,12 @@ def type_warnings(nodes: Mapping[str, Precision], layers: Sequence[Layer]) -> tu
     for layer in layers:
         planned = {nodes.get(node) for node in layer.nodes}
         precision = planned.pop() if len(planned) == 1 else None
-        if precision is not None and layer.outputs and precision not in layer.outputs:
+        if precision is not None and layer.types and precision not in layer.types:
             others.append((layer, precision))
     if not others:
         return ()
     layer, precision = others[0]
-    actual = ", ".join(sorted(each.value for each in layer.outputs))
+    actual = ", ".join(sorted(each.value for each in layer.types))
     return (
         f"{len(others)} of {len(layers)} layers of the engine run in another type than the plan says, such as"
         f" {layer.name!r} ({actual} in place of {precision.value}): latency and error are those of this engine; update"
@@ -78,7 +66,7 @@ def type_warnings(nodes: Mapping[str, Precision], layers: Sequence[Layer]) -> tu
     )
 
 
-def layer_times(executions: Sequence[Mapping[str, float]], layers: Sequence[Layer]) -> tuple[LayerTime, ...]:
+def layer_times(executions: Sequence[Mapping[str, float]], layers: Sequence[LayerTime]) -> tuple[LayerTime, ...]:
     """Combine the profiler's times with the inspector's layers; several may have one name.
 
     A time is the mean without the longest, which may come from an interruption; a single one is its own mean.
@@ -89,7 +77,7 @@ def layer_times(executions: Sequence[Mapping[str, float]], layers: Sequence[Laye
         ordered = sorted(execution.get(name, 0.0) for execution in executions)
         steady = ordered[:-1] or ordered
         nodes = tuple(node for layer in named for node in layer.nodes)
-        types = tuple(precision for precision in PRECISIONS if any(precision in layer.outputs for layer in named))
+        types = tuple(precision for precision in PRECISIONS if any(precision in layer.types for layer in named))
         times.append(LayerTime(nodes, sum(steady) / len(steady), name, types))
     if not any(time.nodes for time in times):
         reported = f"{len(times)} layers, none of which the inspector traces to the model" if times else "no layers"

@@ -359,16 +359,14 @@ class TensorRtSession:
             graph = cuda.Graph(stream, self._enqueue)
             graph.launch(stream)
             stream.synchronize()
+            return graph
         except EngineError as error:
             if error.kind in _FATAL:
                 raise
             open_log(self.library.trt)
-            self._warn(
-                f"no CUDA graph ({error.message}): latency contains launch costs; keep loops and conditions out of the"
-                " model"
-            )
-            return None
-        return graph
+            why = error.message
+        self._warn(f"no CUDA graph ({why}): latency contains launch costs; keep loops and conditions out of the model")
+        return None
 
     def _save_kernels(self) -> None:
         if self._kernels is not None and self.options.runtime_cache is not None:

@@ -55,14 +55,14 @@ class Stopwatch(Protocol):
         ...
 
     def value_ms(self, executions: int) -> float:
-        """Mean milliseconds per execution of so many back to back.
+        """Mean milliseconds per execution, of this many back to back.
 
         Where they are more than one, an untimed execution precedes them, since another engine has used the caches.
         """
         ...
 
     def span_ms(self, executions: int) -> float:
-        """Milliseconds, by the clock of ``value_ms``, from before the first to after the last of so many executions.
+        """Milliseconds, by the clock of ``value_ms``, from before the first to after the last execution.
 
         Nothing else is between: a host's clock around the call must show the same.
         """

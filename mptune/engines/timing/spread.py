@@ -178,7 +178,7 @@ smaller is wanted where nothing is known of the spread of this model."""
 COARSE = 1.2e-3
 """A standard error above this is never enough for a plan that may be on the front: its interval would look careless."""
 _OF_SPREAD = 0.5
-"""A standard error within a session of at most so much of the spread between sessions widens intervals by 12 %."""
+"""A standard error within a session of this share of the spread between sessions widens intervals by 12 %."""
 _ASSUMED_SPREAD = 1.5e-3
 """Relative standard deviation between sessions where nothing is known of it: as on an H200, rather too large."""
 _LOOK_GROWTH = 1.4

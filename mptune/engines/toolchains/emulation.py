@@ -192,7 +192,7 @@ class Emulation:
         # Absolute tolerances, and those of columns, need more than what orders plans.
         is_proposal = part is not None and not self.context.settings.tolerance
         plan = plans[0] if len(plans) == 1 and part is None else None
-        return Scoring.of(self.context, which, plan, part=part, is_proposal=is_proposal)
+        return Scoring.in_run(self.context, which, plan, part=part, is_proposal=is_proposal)
 
     @cached_property
     def _run_bytes(self) -> int | None:

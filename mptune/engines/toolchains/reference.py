@@ -18,8 +18,9 @@ from mptune.data.rollout import Rollout
 from mptune.engines.base import Failure, SampleSet
 from mptune.engines.context import RunContext
 from mptune.engines.environment import usable_cores
-from mptune.engines.jobs.reference import ObserveJob, ReferenceJob
-from mptune.engines.jobs.reference_report import ObservedRanges, Place, ReferenceReport, TensorRange
+from mptune.engines.jobs.observing import ObserveJob
+from mptune.engines.jobs.reference import ReferenceJob
+from mptune.engines.jobs.reference_report import Place, ReferenceReport
 from mptune.engines.jobs.rows import Question, Sight, SightJob
 from mptune.engines.ort.cuda_session import NO_TF32
 from mptune.engines.ort.fusions import FoldJob
@@ -27,8 +28,9 @@ from mptune.engines.ort.session import Provider
 from mptune.engines.toolchains.emulation import run_bytes
 from mptune.graph.facts import attribute
 from mptune.graph.folded import FoldedValues, is_worthwhile, write_without_weights
+from mptune.graph.hazards.seen import TensorRange
 from mptune.graph.loading.model import Model, Node, needed_nodes
-from mptune.graph.loading.shapes import shared_units
+from mptune.graph.loading.shapes import shared_units, static_shapes
 from mptune.graph.ops import RECURRENT, SHAPE_OF, operator
 from mptune.processes.child import Call
 from mptune.processes.parent import Worker
@@ -41,9 +43,6 @@ ALONG_SEQUENCE, BY_INDEX = "sequence", "index"
 """Values of places where rows meet that are no samples: steps of a sequence, or nodes of a graph."""
 _AT_ONCE = 48
 """Most values that are outputs of one model, and in memory at the same time."""
-_OBSERVED_AT_ONCE = 1000
-"""Most values that one session observes: opening takes time quadratic in its outputs, of which each value has 4 to 30.
-"""
 _SEQUENTIAL = RECURRENT | {"Scan"}
 """Axis 0 of what these read is a sequence, whose steps follow from each other."""
 _KEEP_AXES = frozenset(
@@ -320,14 +319,6 @@ class ReferenceModel:
     _observing: Future[Mapping[str, TensorRange] | Failure] | None = field(default=None, init=False)
     _ranges: Mapping[str, TensorRange] | None = field(default=None, init=False)
 
-    def inspect(
-        self, stage: Callable[[str], object] | None = None
-    ) -> tuple[ReferenceReport | Failure, Mapping[str, TensorRange] | Failure]:
-        """What the search samples show without a search, which needs no reference outputs: each is run once."""
-        outputs: dict[str, Mapping[str, float]] = {}
-        ranges = self._observe(self.call, self.folded_values, stage, outputs)
-        return (ranges, ranges) if isinstance(ranges, Failure) else (self._reference("search", outputs), ranges)
-
     def reference(self, which: SampleSet) -> ReferenceReport | Failure:
         """See ``Toolchain``; with the search samples ranges are observed beside it, where there is room for both."""
         make_worker = self.other_worker
@@ -339,9 +330,7 @@ class ReferenceModel:
             pool.shutdown(wait=False)
         return self._reference(which)
 
-    def _reference(
-        self, which: SampleSet, observed: Mapping[str, Mapping[str, float]] | None = None
-    ) -> ReferenceReport | Failure:
+    def _reference(self, which: SampleSet) -> ReferenceReport | Failure:
         paths = self.context
         files = paths.model_path, paths.samples(which), paths.reference(which)
         is_search = which == "search"
@@ -357,8 +346,6 @@ class ReferenceModel:
             searched_parts=None if is_search else searched,
             units=shared_units(self.context.model, read_sample_shapes(paths.samples(which))[0]) if is_search else {},
             run_bytes=self._run_bytes(which),
-            observed=observed,
-            plain=self._plain if observed is not None and self.provider == "cpu" else None,
         )
         report = self.call(job)
         if isinstance(report, Failure):
@@ -391,66 +378,29 @@ class ReferenceModel:
         return True
 
     def _observe(
-        self,
-        call: Call,
-        folded: FoldedValues,
-        stage: Callable[[str], object] | None = None,
-        outputs: dict[str, Mapping[str, float]] | None = None,
+        self, call: Call, folded: FoldedValues, stage: Callable[[str], object] | None = None
     ) -> Mapping[str, TensorRange] | Failure:
-        """What the observing models show (``write_observing_model``); ``outputs`` receives what they show of these."""
-        from mptune.graph.writing.observe import observed_tensors
+        """The values part by part: each part is a model, and a session, of its own."""
+        from mptune.graph.writing.observe import observed_parts, write_with_outputs
 
+        context, samples = self.context, self.context.samples("search")
+        shapes = max(read_sample_shapes(samples), key=lambda each: sum(map(math.prod, each.values())))
+        parts = observed_parts(context.model, static_shapes(context.model, given=shapes).shapes)
         ranges: dict[str, TensorRange] = {}
-        tensors, run_bytes = observed_tensors(self.context.model), self._run_bytes("search")
-        for start in range(0, len(tensors), _OBSERVED_AT_ONCE):
-            if stage is not None and len(tensors) > _OBSERVED_AT_ONCE:
-                stage(f"observing the ranges of values: {start} of {len(tensors)}")
-            part = tensors[start : start + _OBSERVED_AT_ONCE]
-            with_outputs = outputs is not None and start + _OBSERVED_AT_ONCE >= len(tensors)
-            seen = self._observe_part(call, folded, part, run_bytes, outputs=with_outputs)
-            if isinstance(seen, Failure):
-                return seen
-            again: ObservedRanges | Failure = ObservedRanges({})
-            if seen.doubtful:
-                again = self._observe_part(call, folded, seen.doubtful, run_bytes, by_element=True)
-            if isinstance(again, Failure):
-                return again
-            ranges.update(seen.looked_at_again(again))
-            if outputs is not None:
-                outputs.update(seen.outputs)
-        return ranges
-
-    def _observe_part(
-        self,
-        call: Call,
-        folded: FoldedValues,
-        tensors: Sequence[str],
-        run_bytes: int | None,
-        *,
-        by_element: bool = False,
-        outputs: bool = False,
-    ) -> ObservedRanges | Failure:
-        from mptune.graph.writing.observe import write_observing_model
-
-        context = self.context
-        path = context.scratch("observe")
+        count = sum(len(part.rows) for part in parts)
+        path, run_bytes = context.scratch("observe"), self._run_bytes("search")
         try:
-            taps = write_observing_model(
-                context.model,
-                context.bank,
-                path,
-                tensors=frozenset(tensors),
-                by_element=by_element,
-                outputs=outputs,
-                folded=folded,
-                precisions=context.precisions,
-            )
-            names = frozenset(value.name for value in context.model.outputs) if outputs else frozenset[str]()
-            first = self._plain if outputs else None
-            files = path, taps, context.samples("search")
-            return call(ObserveJob(*files, self.provider, run_bytes, names, self._dependent, first))
+            for part in parts:
+                if stage is not None and len(parts) > 1:
+                    stage(f"observing the ranges of values: {len(ranges)} of {count}")
+                write_with_outputs(context.model, context.bank, path, part.outputs, folded)
+                answer = call(ObserveJob(path, part, samples, self.provider, context.precisions, run_bytes))
+                if isinstance(answer, Failure):
+                    return answer
+                ranges.update(answer)
         finally:
             path.unlink(missing_ok=True)
+        return ranges
 
     @cached_property
     def folded_values(self) -> FoldedValues:
@@ -465,11 +415,6 @@ class ReferenceModel:
         finally:
             for path in paths:
                 path.unlink(missing_ok=True)
-
-    @property
-    def _plain(self) -> Path:
-        """File with the outputs that the observing model has on the first sample."""
-        return self.context.reference("search").with_name("plain.npz")
 
     @cached_property
     def _dependent(self) -> frozenset[str]:

@@ -410,7 +410,7 @@ class MeasuredToolchain(TargetToolchain):
         return MeasureJob(
             engine=built.engine,
             baseline=baseline.engine,
-            scoring=Scoring.of(context, which, plan),
+            scoring=Scoring.in_run(context, which, plan),
             timing_samples=context.samples("search"),
             on_gpu=self.target.kind != "cpu",
             latency=self.settings.latency,

@@ -8,7 +8,7 @@ power of two moves from one to the other, and the value between them is that muc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -21,6 +21,8 @@ from mptune.graph.plan import Precision
 
 _LARGEST_SHIFT = 7
 """Most that ``s`` may be, as a power of two: its square is a variance."""
+
+_FACTORS = ("Mul", "Div")
 
 
 @dataclass(frozen=True)
@@ -38,32 +40,30 @@ class Rescaled:
 
 def rescale(model: Model, group_of: Sequence[int], precision: Precision) -> Rescaled:
     """Rescale what ``precision`` does not hold; ``group_of`` has the position of each node's group, [nodes]."""
-    if not any(n.op_type in ("BatchNormalization", "Mul", "Div") for n in model.nodes):
-        return Rescaled()
-    facts, outputs = facts_of(model), {output.name for output in model.outputs}
+    outputs = {output.name for output in model.outputs}
+    own = {  # constants that a single node reads
+        name: constant
+        for name, constant in model.initializers.items()
+        if not constant.overridable and name not in outputs and len(model.consumers.get(name, ())) == 1
+    }
     constants: dict[str, Initializer] = {}
     values: dict[str, float] = {}
-
-    def own(node: Node, slot: int) -> Initializer | None:
-        """A constant that this node alone reads."""
-        constant = model.initializers.get(node.inputs[slot])
-        is_shared = constant is None or constant.overridable or constant.name in outputs
-        return None if is_shared or model.consumers[node.inputs[slot]] != (node.index,) else constant
-
     for node in model.nodes:
         if not node.is_standard or group_of[node.index] < 0:
             continue
         if node.op_type == "BatchNormalization":
             constants |= _batch_norm(node, own, precision)
-        elif (reader := _second_factor(facts, node)) is not None and group_of[reader.index] == group_of[node.index]:
-            moved = _moved(facts, node, reader, own, precision)
-            if moved is not None and not moved[0].keys() & constants.keys():
-                constants |= moved[0]
-                values[node.outputs[0]] = moved[1]
+        elif node.op_type in _FACTORS:
+            reader = facts_of(model).only_reader(node)
+            is_next = reader is not None and reader.op_type in _FACTORS and reader.is_standard
+            if reader is None or not is_next or node.outputs[0] not in reader.inputs:
+                continue
+            if group_of[reader.index] == group_of[node.index]:
+                moved, factor = _moved(facts_of(model), node, reader, own, precision)
+                if moved and not moved.keys() & constants.keys():
+                    constants |= moved
+                    values[node.outputs[0]] = factor
     return Rescaled(constants, values)
-
-
-_Own = Callable[[Node, int], Initializer | None]
 
 
 def _beyond(constant: Initializer, precision: Precision) -> bool:
@@ -78,8 +78,9 @@ def _with_values(constant: Initializer, values: np.ndarray) -> Initializer:
     return replace(constant, name=f"{constant.name} (rescaled)", proto=tensor)
 
 
-def _batch_norm(node: Node, own: _Own, precision: Precision) -> dict[str, Initializer]:
-    scale, variance = own(node, 1), own(node, 4)
+def _batch_norm(node: Node, own: Mapping[str, Initializer], precision: Precision) -> dict[str, Initializer]:
+    """The scales and variances of a norm that fit, by name; none where they fit as they are, or none do."""
+    scale, variance = own.get(node.inputs[1]), own.get(node.inputs[4])
     if scale is None or variance is None or not (_beyond(scale, precision) or _beyond(variance, precision)):
         return {}
     epsilon = float_attribute(node, "epsilon", 1e-5)
@@ -90,46 +91,38 @@ def _batch_norm(node: Node, own: _Own, precision: Precision) -> dict[str, Initia
     magnitudes = np.where(factors == 0, 1.0, np.abs(factors))
     powers = 2.0 ** np.clip(np.floor(-np.log2(magnitudes)), 0, _LARGEST_SHIFT)
     rescaled = _with_values(scale, factors * powers), _with_values(variance, powers**2 - epsilon)
-    return (
-        {}
-        if any(_beyond(c, precision) for c in rescaled)
-        else dict(zip((scale.name, variance.name), rescaled, strict=True))
-    )
-
-
-def _second_factor(facts: Facts, node: Node) -> Node | None:
-    """The product or quotient that alone reads the result of a product or quotient; None where there is none."""
-    reader = facts.only_reader(node) if node.op_type in ("Mul", "Div") else None
-    is_product = reader is not None and reader.op_type in ("Mul", "Div") and reader.is_standard
-    return reader if is_product and reader is not None and node.outputs[0] in reader.inputs else None
+    if any(_beyond(constant, precision) for constant in rescaled):
+        return {}
+    return dict(zip((scale.name, variance.name), rescaled, strict=True))
 
 
 def _moved(
-    facts: Facts, node: Node, reader: Node, own: _Own, precision: Precision
-) -> tuple[dict[str, Initializer], float] | None:
+    facts: Facts, node: Node, reader: Node, own: Mapping[str, Initializer], precision: Precision
+) -> tuple[dict[str, Initializer], float]:
     """The constant factors of a node and its reader that fit, and the factor by which the value between is smaller."""
     between = reader.inputs.index(node.outputs[0])
     varying = next((slot for slot in (0, 1) if not facts.is_static(node.inputs[slot])), None)
     if varying is None or len({*node.inputs}) < 2 or len({*reader.inputs}) < 2:
-        return None
-    constants = [c for c in (own(node, 1 - varying), own(reader, 1 - between)) if c is not None]
+        return {}, 1.0
+    names = node.inputs[1 - varying], reader.inputs[1 - between]
+    constants = [own[name] for name in names if name in own]
     beyond = [_beyond(constant, precision) for constant in constants]
     if len(constants) < 2 or not any(beyond):
-        return None
+        return {}, 1.0
     # The power of two by which each constant is multiplied: that of the shift, or its reciprocal.
     signs = (-1 if node.op_type == "Mul" or varying == 1 else 1), (1 if reader.op_type == "Mul" else -1)
     least, most, aims = -math.inf, math.inf, []
     for constant, sign, is_beyond in zip(constants, signs, beyond, strict=True):
         magnitudes = np.abs(constant.numpy().astype(np.float64))
         if not np.isfinite(magnitudes).all() or not magnitudes.any():
-            return None
+            return {}, 1.0
         low, high = (math.log2(end) for end in (magnitudes[magnitudes > 0].min(), magnitudes.max()))
         ends = min(math.log2(precision.smallest_normal) - low, 0.0), math.log2(precision.largest) - high
         least, most = max(least, min(sign * e for e in ends)), min(most, max(sign * e for e in ends))
         aims += [-sign * high] if is_beyond else []
     least, most = math.ceil(least), math.floor(most)
     if least > most:
-        return None
+        return {}, 1.0
     shift = min(max(round(aims[0]), least), most)
     rescaled = {
         constant.name: _with_values(constant, constant.numpy() * 2.0 ** (sign * shift))

@@ -5,7 +5,7 @@ The one place that decides it, for the typed model (``rewrite``), its emulation 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
@@ -100,11 +100,6 @@ class Resolution:
         """The precision that an FP32 value of the model is computed in."""
         return self.computed.get(value, Precision.FP32)
 
-    @property
-    def added_casts(self) -> int:
-        """How many Casts the plan adds, less those of the model's own that go."""
-        return sum(map(len, self.casts.values())) - len(self.dropped)
-
 
 _SUFFIX = "__"
 """Begins what ``new_suffix`` gives."""
@@ -151,7 +146,9 @@ class ValueTypes:
                 if name not in index:
                     raise PlanError(f"group {group.id} names a node {name!r} that the model has not")
                 self.group_of[index[name]] = position
-        self._needs = {p: self._needs_in(p) for p in DEFAULT_PRECISIONS}  # of the others when a plan has them
+        self._needs = {
+            p: [self._needs_of(node, p) for node in model.nodes] for p in DEFAULT_PRECISIONS
+        }  # of the others when a plan has them
         self._lacking: dict[Precision, Mapping[int, tuple[str, ...]]] = {Precision.FP32: {}}
         self._rescaled: dict[Precision, Rescaled] = {}
         self._written_from = grouped.written_from
@@ -165,9 +162,6 @@ class ValueTypes:
         if slot in rule.inputs:
             return precision
         return None if slot in rule.reads_any else Precision.FP32
-
-    def _needs_in(self, precision: Precision) -> tuple[_NodeNeeds, ...]:
-        return tuple(self._needs_of(node, precision) for node in self.model.nodes)
 
     def _needs_of(self, node: Node, precision: Precision) -> _NodeNeeds:
         if node.index in self._own_at:  # whether it stays is decided last
@@ -227,7 +221,7 @@ class ValueTypes:
         """Type every value under ``plan``."""
         precisions = self._precisions_of_nodes(plan)
         for precision in {*precisions} - self._needs.keys():
-            self._needs[precision] = self._needs_in(precision)
+            self._needs[precision] = [self._needs_of(node, precision) for node in self.model.nodes]
         computed: dict[str, Precision] = {}
         casts: dict[str, set[Precision]] = {}
         constants: dict[str, set[Precision]] = {name: {Precision.FP32} for name in self._unmoved}
@@ -303,65 +297,37 @@ def new_suffix(model: Model, kind: str) -> str:
 @once
 def _suffixed_names(model: Model) -> frozenset[str]:
     """Names in the model, subgraphs included, that may end with a suffix of ``new_suffix``."""
-    graphs = [*all_graphs(model.proto.graph)]
-    names = {name for graph in graphs for node in graph.node for name in (node.name, *node.output)}
-    names |= {v.name for graph in graphs for v in (*graph.input, *graph.initializer)}
-    names |= {s.values.name for graph in graphs for s in graph.sparse_initializer}
-    names |= {name for node in model.nodes for name in (node.name, *node.outputs)}
+    names = {name for node in model.nodes for name in (node.name, *node.outputs)}
+    for graph in all_graphs(model.proto.graph):
+        names.update(name for node in graph.node for name in (node.name, *node.output))
+        names.update(v.name for v in (*graph.input, *graph.initializer, *(s.values for s in graph.sparse_initializer)))
     return frozenset(name for name in names if _SUFFIX in name)
 
 
-@dataclass(frozen=True)
-class Unsupported:
-    """Groups with operators that lack a precision at the model's operator set (group id -> operators).
-
-    All of these operators have it from operator set ``newer`` on; None where there is no such set.
-    """
-
-    precision: Precision
-    opset: int
-    groups: dict[str, tuple[str, ...]]
-    newer: int | None
-
-    @property
-    def reasons(self) -> dict[str, str]:
-        """Group id -> why it cannot have the precision."""
-        return {group: self.reason(ops) for group, ops in self.groups.items()}
-
-    def reason(self, ops: Iterable[str]) -> str:
-        """Why groups with these operators cannot have the precision, and what to do about it."""
-        name = self.precision.name
-        cure = "" if self.newer is None else f"; --opset {self.newer} raises the model to one that has it"
-        return f"ONNX has no {name} for {', '.join(ops)} at opset {self.opset}{cure}"
+def unsupported(types: ValueTypes, precision: Precision) -> dict[str, str]:
+    """Group id -> why it cannot have a precision: operators that have FP16 and not this one at the operator set."""
+    model, lacking = types.model, types.lacking(precision)
+    newest = onnx.defs.onnx_opset_version()
+    first = model.opset + 1  # the operator set from which on all of these operators have it; beyond the newest, none
+    for node, rule, position in zip(model.nodes, types.rules, types.group_of, strict=True):
+        if position in lacking and rule.precisions and precision not in rule.precisions:
+            while first <= newest and not _admits(node, rule, precision, first):
+                first += 1
+    place = f"at opset {model.opset}"
+    place += f"; --opset {first} raises the model to one that has it" if first <= newest else ""
+    return {
+        types.groups[position].id: f"ONNX has no {precision.name} for {', '.join(operators)} {place}"
+        for position, operators in lacking.items()
+    }
 
 
-def unsupported(types: ValueTypes, precision: Precision) -> Unsupported:
-    """The groups of which some nodes could be FP16, and not this precision."""
-    model = types.model
-    lacking = types.lacking(precision)
-    groups = {types.groups[position].id: ops for position, ops in lacking.items()}
-    firsts = [
-        _first_opset(node, rule, precision, model.opset)
-        for node, rule in zip(model.nodes, types.rules, strict=True)
-        if types.group_of[node.index] in lacking and precision not in rule.precisions and rule.precisions
-    ]
-    opsets = [first for first in firsts if first is not None]
-    newer = max(opsets) if opsets and len(opsets) == len(firsts) else None
-    return Unsupported(precision, model.opset, groups, newer)
-
-
-def _first_opset(node: Node, rule: NodeRule, precision: Precision, above: int) -> int | None:
-    """The first operator set above one at which a node's operator admits a precision; None where there is none."""
-    if not node.is_standard:
-        return None
-    for opset in range(above + 1, onnx.defs.onnx_opset_version() + 1):
-        schema = onnx_schema(node.op_type, opset)
-        if schema is None:
-            continue
-        formal = [*map(schema.input_type, rule.inputs), *map(schema.output_type, rule.outputs)]
-        if formal and all(precision in schema.admitted(type_parameter) for type_parameter in formal):
-            return opset
-    return None
+def _admits(node: Node, rule: NodeRule, precision: Precision, opset: int) -> bool:
+    """Whether a node's operator can have a precision at an operator set."""
+    schema = onnx_schema(node.op_type, opset) if node.is_standard else None
+    if schema is None:
+        return False
+    formal = [*map(schema.input_type, rule.inputs), *map(schema.output_type, rule.outputs)]
+    return bool(formal) and all(precision in schema.admitted(type_parameter) for type_parameter in formal)
 
 
 _MOVES = COPIES | {"Dropout", "MaxPool", "Pad"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from mptune.finding import CODES, ONLY_BF16, Finding, FindingOrigin, Where
@@ -23,11 +23,27 @@ FP16_TINY = Precision.FP16.smallest
 FP16_NORMAL = Precision.FP16.smallest_normal
 """Smallest normal FP16 value: below it, values lose digits."""
 
-_OF_RANGE = frozenset({"overflow", "range"})
-"""Kinds of hazards of severity ``error`` whose value leaves FP16's range."""
+OF_RANGE = frozenset({"overflow", "mask"})
+"""Codes of values that leave FP16's range."""
 
 _OF_DIGITS = frozenset({"stagnation", "cancellation", "spacing", "long-sum", "index-in-float"})
 """Codes of too few digits: what FP16 has too few for, BF16 has."""
+
+
+@dataclass(frozen=True)
+class HazardPlace:
+    """Where a hazard is.
+
+    Attributes:
+        node: None in a group that only computes what the node reads.
+        group: id of the layer group that would be FP16 there; None where no group is.
+        samples: indices into the data of the samples that show it.
+    """
+
+    node: str | None
+    group: str | None
+    tensor: str
+    samples: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -35,34 +51,28 @@ class Hazard:
     """One place where FP16 cannot hold a value, or where a runtime is known to go wrong.
 
     Attributes:
-        kind: of check that names it.
-        row: of ``mptune.finding.CODES``, which has its words; ``wording`` says which of them.
-        group: id of the layer group that would be FP16 there; None where no group is.
-        value: its magnitude, or what the reason says.
+        code: row of ``mptune.finding.CODES``, which has its words; ``wording`` says which of them.
         severity: ``error``: the values do not fit FP16, so the group is pinned to FP32; ``warning``: they may not fit;
             ``info``: good to know.
-        names: what the words name beside the place and the evidence.
-        samples: indices into the data of the samples that show it.
+        value: the magnitude that a precision must hold, or another number of the kind.
+        words: what the wording names beside the place and the evidence.
         precision: BF16 where FP16 has digits enough: it is none in a group that is FP16.
     """
 
-    kind: str
-    row: str
-    group: str | None
-    node: str | None
-    tensor: str
-    value: float
+    code: str
+    place: HazardPlace
     evidence: Mapping[str, int | float | str] = field(default_factory=dict, hash=False)
+    _: KW_ONLY
     wording: str = ""
-    severity: Severity = field(default="warning", kw_only=True)
-    names: Mapping[str, object] = field(default_factory=dict, hash=False, kw_only=True)
-    samples: tuple[int, ...] = field(default=(), kw_only=True)
-    precision: Precision = field(default=Precision.FP16, kw_only=True)
+    severity: Severity = "warning"
+    value: float = 0.0
+    words: Mapping[str, object] = field(default_factory=dict, hash=False)
+    precision: Precision = Precision.FP16
 
     @property
-    def code(self) -> str | None:
-        """Of the finding that it is; None where it is none."""
-        return None if self._wording.is_note else self.row
+    def is_note(self) -> bool:
+        """Whether it is no finding by itself."""
+        return self._wording.is_note
 
     @property
     def reason(self) -> str:
@@ -76,43 +86,17 @@ class Hazard:
 
     @property
     def _wording(self) -> Wording:
-        return CODES[self.row].wording(self.wording)
+        return CODES[self.code].wording(self.wording)
 
     @property
-    def words(self) -> dict[str, object]:
-        """What its wording names beside the place and the evidence."""
+    def _words(self) -> dict[str, object]:
         place = where_to_keep(self.precision.name)
         words = {"keep_out": f"keep the group {place}", "kept": f"the group is kept {place}"}
-        return {"precision": self.precision.name, **words, **self.names}
+        return {"precision": self.precision.name, **words, **self.words}
 
     @property
     def _values(self) -> dict[str, object]:
-        return {**self._where((self,)).first_names(), **self.evidence, **self.words}
-
-    @staticmethod
-    def _where(places: Sequence[Hazard]) -> Where:
-        first = next((hazard for hazard in places if hazard.node), places[0])
-        return Where(
-            nodes=tuple(dict.fromkeys(h.node for h in places if h.node)),
-            groups=tuple(dict.fromkeys(h.group for h in places if h.group)),
-            tensors=(first.tensor,),
-            samples=first.samples,
-        )
-
-    @classmethod
-    def finding(cls, places: Sequence[Hazard], origin: FindingOrigin) -> Finding:
-        """The finding that hazards of one value are; of severity ``info`` where all of them are."""
-        first = next((hazard for hazard in places if hazard.node), places[0])
-        is_harmless = all(hazard.severity == "info" for hazard in places)
-        return Finding.of(
-            first.row,
-            origin,
-            cls._where(places),
-            first.evidence if first.precision is Precision.FP16 else {**first.evidence, **ONLY_BF16},
-            kind=first.wording,
-            severity="info" if is_harmless else None,
-            **first.words,
-        )
+        return {**_where((self,)).first_names(), **self.evidence, **self._words}
 
     def rules_out(self, precision: Precision) -> bool:
         """Whether the group cannot be right in a reduced precision.
@@ -121,11 +105,11 @@ class Hazard:
         """
         if self.severity != "error" or precision.mantissa_bits > self.precision.mantissa_bits:
             return False
-        if self.kind == "index":
+        if self.code == "index-in-float":
             return self.value > precision.exact_integers
-        if self.kind == "pole":
+        if self.code == "vanishing-values":
             return precision is self.precision
-        return precision is Precision.FP16 or self.kind not in _OF_RANGE or self.value > precision.largest
+        return precision is Precision.FP16 or self.code not in OF_RANGE or self.value > precision.largest
 
     def changes_constant(self, precision: Precision) -> bool:
         """Whether the group holds a constant that a reduced precision changes, because it is beyond its range.
@@ -142,11 +126,54 @@ class Hazard:
         return precision is self.precision or (has_as_few and self.code in _OF_DIGITS)
 
     def to_json(self) -> dict[str, Any]:
-        """As ``mptune inspect --json`` prints it."""
-        names = ("severity", "kind", "group", "node", "tensor", "reason", "cure", "code", "samples")
-        fields = {name: getattr(self, name) for name in names}
-        numbers = {"value": encode_float(self.value), "evidence": dict(self.evidence)}
-        return {**fields, **numbers, "precision": str(self.precision)}
+        """As ``mptune inspect --json`` prints it; the code of a note is null."""
+        return {
+            "severity": self.severity,
+            "code": None if self.is_note else self.code,
+            **vars(self.place),
+            "reason": self.reason,
+            "cure": self.cure,
+            "value": encode_float(self.value),
+            "evidence": dict(self.evidence),
+            "precision": str(self.precision),
+        }
+
+
+def _where(hazards: Sequence[Hazard]) -> Where:
+    first = next((hazard.place for hazard in hazards if hazard.place.node), hazards[0].place)
+    return Where(
+        nodes=tuple(dict.fromkeys(h.place.node for h in hazards if h.place.node)),
+        groups=tuple(dict.fromkeys(h.place.group for h in hazards if h.place.group)),
+        tensors=(first.tensor,),
+        samples=first.samples,
+    )
+
+
+def as_finding(hazards: Sequence[Hazard], origin: FindingOrigin) -> Finding:
+    """The finding that hazards of one value are; of severity ``info`` where all of them are."""
+    first = next((hazard for hazard in hazards if hazard.place.node), hazards[0])
+    return Finding.of(
+        first.code,
+        origin,
+        _where(hazards),
+        first.evidence if first.precision is Precision.FP16 else {**first.evidence, **ONLY_BF16},
+        kind=first.wording,
+        severity="info" if all(hazard.severity == "info" for hazard in hazards) else None,
+        **first._words,
+    )
+
+
+def hazard_findings(hazards: Sequence[Hazard], origin: FindingOrigin) -> tuple[Finding, ...]:
+    """The hazards that are no notes, as findings; those of one value with one reason are one finding.
+
+    A hazard of severity ``error`` pins its group, which repairs it: its finding has the code's severity, as a plan may
+    still put the group in FP16.
+    """
+    merged: dict[tuple[str, str, str, str], list[Hazard]] = {}
+    for hazard in hazards:
+        if not hazard.is_note:
+            merged.setdefault((hazard.code, hazard.place.tensor, hazard.reason, hazard.cure), []).append(hazard)
+    return tuple(as_finding(places, origin) for places in merged.values())
 
 
 def worst_first(hazards: Iterable[Hazard]) -> tuple[Hazard, ...]:
@@ -154,48 +181,31 @@ def worst_first(hazards: Iterable[Hazard]) -> tuple[Hazard, ...]:
 
     What a group has stays together: an epsilon that is zero in FP16, a warning, is why the next value overflows.
     """
-    hazards = list(hazards)
-    ranks = [SEVERITIES.index(hazard.severity) for hazard in hazards]
-    worst: dict[str | None, int] = {}
-    for hazard, rank in zip(hazards, ranks, strict=True):
-        worst[hazard.group] = min(rank, worst.get(hazard.group, rank))
-
-    def key(index: int) -> int:
-        is_apart = hazards[index].severity == "info" or hazards[index].group is None
-        return ranks[index] if is_apart else worst[hazards[index].group]
-
-    return tuple(hazards[index] for index in sorted(range(len(hazards)), key=key))
-
-
-def hazard_findings(hazards: Sequence[Hazard], origin: FindingOrigin) -> tuple[Finding, ...]:
-    """The hazards that have a code, as findings; those of one value with one reason are one finding.
-
-    A hazard of severity ``error`` pins its group, which repairs it: its finding has the code's severity, as a plan may
-    still put the group in FP16.
-    """
-    merged: dict[tuple[str, str, str, str], list[Hazard]] = {}
+    hazards, worst = list(hazards), dict[str | None, int]()
     for hazard in hazards:
-        if hazard.code is not None:
-            merged.setdefault((hazard.code, hazard.tensor, hazard.reason, hazard.cure), []).append(hazard)
-    return tuple(Hazard.finding(places, origin) for places in merged.values())
+        rank = SEVERITIES.index(hazard.severity)
+        worst[hazard.place.group] = min(rank, worst.get(hazard.place.group, rank))
+
+    def rank_of(hazard: Hazard) -> int:
+        is_apart = hazard.severity == "info" or hazard.place.group is None
+        return SEVERITIES.index(hazard.severity) if is_apart else worst[hazard.place.group]
+
+    return tuple(sorted(hazards, key=rank_of))
 
 
 def near_the_end(hazards: Sequence[Hazard]) -> tuple[str, ...]:
     """One line of what is finite in FP16 on the samples and near its end: other data may go beyond. None of nothing."""
-    near = [h for h in hazards if (h.kind, h.severity, h.code) == ("range", "warning", None) and h.value <= FP16_MAX]
+    near = [hazard for hazard in hazards if (hazard.code, hazard.wording) == ("overflow", "near")]
     if not near:
         return ()
     largest = max(near, key=lambda hazard: hazard.value)
-    others = len({hazard.tensor for hazard in near}) - 1
+    others = len({hazard.place.tensor for hazard in near}) - 1
     more = f"; so for {others} more value{'s' * (others > 1)}" if others else ""
-    return (f"{fill(AT, vars(largest))}{largest.reason}{more}: {largest.cure}",)
+    return (f"{fill(AT, vars(largest.place))}{largest.reason}{more}: {largest.cure}",)
 
 
 def spacing(value: float, precision: Precision) -> float:
-    """Distance of neighbouring values at a magnitude.
-
-    Of FP16 2**-10 of its power of two, and 2**-24 for subnormals; of BF16 2**-7, and 2**-133.
-    """
+    """Distance of neighbouring values at a magnitude: of FP16 2**-10 of its power of two, and 2**-24 below normal."""
     digits, tiny = precision.mantissa_bits, precision.smallest
     return max(2.0 ** (math.floor(math.log2(abs(value))) - digits), tiny) if value else tiny
 
@@ -210,8 +220,3 @@ def group_of(types: ValueTypes, node: Node) -> LayerGroup | None:
     """The group that would be FP16 there; None where none would be under any plan."""
     position = types.group_of[node.index]
     return types.groups[position] if position >= 0 and types.groups[position].pinned is None else None
-
-
-def largest(values: Sequence[float]) -> int:
-    """Position of the largest finite value."""
-    return max(range(len(values)), key=lambda k: values[k] if math.isfinite(values[k]) else -1.0)

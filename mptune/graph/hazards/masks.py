@@ -8,15 +8,18 @@ what they read (``makes_limit``); the rest follows from these, and from how larg
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from onnx import numpy_helper
 
+from mptune.finding import Finding, FindingOrigin, Where
 from mptune.graph.casting.value_types import ValueTypes
-from mptune.graph.facts import Facts, facts_of
-from mptune.graph.hazards.hazard import group_of
+from mptune.graph.facts import Facts, attribute, facts_of
+from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.hazards.hazard import FP16_MAX, group_of
+from mptune.graph.hazards.seen import Seen
 from mptune.graph.loading.model import Model, Node, once
 from mptune.graph.loading.tensors import fill_value
 from mptune.graph.ops import ADDS, BOUNDS, COPIES, MOVEMENT, SHAPE_OF, SOFTMAX
@@ -287,3 +290,76 @@ def held_bounds(types: ValueTypes, ranges: Mapping[str, float], precision: Preci
             if bound[1]:
                 bounds[out] = min(observed, bound[0]), bound[1]
     return bounds
+
+
+# -- rows that are masked whole ----------------------------------------------------------------------------------------
+
+
+def softmax_rows(model: Model) -> dict[str, tuple[int, ...]]:
+    """FP32 values that a softmax is taken of, or that are added to its scores -> the axes of a row, ascending."""
+    facts = facts_of(model)
+    rows: dict[str, tuple[int, ...]] = {}
+    for node in model.nodes:
+        for tensor, axes in _reads(facts, node):
+            if tensor and model.info(tensor).is_float32 and not facts.is_static(tensor):
+                rows.setdefault(tensor, axes)
+    return rows
+
+
+def _reads(facts: Facts, node: Node) -> list[tuple[str, tuple[int, ...]]]:
+    if node.op_type in SOFTMAX and node.is_standard:
+        stated = attribute(node, "axis")
+        return [(node.inputs[0], (stated if isinstance(stated, int) else -1,))]
+    if node.op_type == "Exp" and node.is_standard:
+        return _written_out(facts, node)
+    mask = mask_input(node)
+    return [(mask, (-1,))] if mask else []
+
+
+def _written_out(facts: Facts, node: Node) -> list[tuple[str, tuple[int, ...]]]:
+    """``exp(x - max(x))``: x, where the largest is taken along the last axis."""
+    shift = facts.producer(node.inputs[0])
+    if shift is None or shift.op_type != "Sub":
+        return []
+    largest = facts.producer(shift.inputs[1])
+    if (
+        largest is None
+        or largest.op_type != "ReduceMax"
+        or facts.root(largest.inputs[0]) != facts.root(shift.inputs[0])
+    ):
+        return []
+    rank = len(facts.model.info(shift.inputs[0]).shape or ())
+    return [(shift.inputs[0], (-1,))] if rank and facts.reduced_axes(largest) == (rank - 1,) else []
+
+
+def masked_row_findings(
+    grouped: GroupedModel, seen: Seen, origin: FindingOrigin, reference_findings: Sequence[Finding] = ()
+) -> tuple[Finding, ...]:
+    """A finding for each value that had rows masked whole.
+
+    ``reference_findings``: of the same model in FP32, where the softmax may be NaN already.
+    """
+    broken = {
+        node for finding in reference_findings if finding.code == "reference-not-finite" for node in finding.where.nodes
+    }
+    model, owners = grouped.model, grouped.owners
+    findings = []
+    for tensor, values in seen.ranges.items():
+        masked = values.masked
+        if masked is None:
+            continue
+        readers = [model.nodes[i] for i in model.consumers.get(tensor, ())]
+        nodes = [n for n in readers if n.op_type in SOFTMAX | {"Sub"} or (n.domain, n.op_type) in MASK_INPUTS]
+        groups = tuple(dict.fromkeys(owners[node.name] for node in nodes if node.name in owners))
+        sample = seen.sample(masked.sample)
+        findings.append(
+            Finding.of(
+                "mask",
+                origin,
+                Where(tuple(n.name for n in nodes), groups, (tensor,), samples=(sample,)),
+                {"masked_rows": masked.rows, "limit": -FP16_MAX},
+                kind="rows in FP32" if broken.intersection(node.name for node in nodes) else "rows",
+                samples=masked.samples if masked.samples > 1 else None,
+            )
+        )
+    return tuple(findings)

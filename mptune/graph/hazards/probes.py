@@ -1,117 +1,373 @@
-"""What is asked of single nodes while the model runs on data."""
+"""What rounding changes at single nodes on data, computed by NumPy from the values that the node reads and gives.
+
+Each probe takes a node's operands and results on one sample and a precision, and gives facts, numbers that
+``mptune.graph.hazards.on_data`` judges over all samples. Elements are taken a block at a time: a value may be large.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
 
-from mptune.graph.facts import Facts, attribute, facts_of
-from mptune.graph.hazards.seen import ProbeKind
+import numpy as np
+
+from mptune.graph.facts import Facts, attribute, facts_of, float_attribute
+from mptune.graph.hazards.seen import MaskedRows, TensorRange
 from mptune.graph.loading.model import Model, Node
-from mptune.graph.ops import CENTRING_NORMS, COMPARISONS, EXTREMES
-from mptune.graph.plan import REDUCED, Precision
+from mptune.graph.loading.tensors import from_stored, to_stored
+from mptune.graph.ops import ARITHMETIC, BOUNDS, CENTRING_NORMS, COMPARISONS, EXTREMES, GUARDS
+from mptune.graph.plan import Precision
 
-_POLES: Mapping[str, int] = {
-    "Log": 0,
-    "Sqrt": 0,
-    "Reciprocal": 0,
-    "Div": 1,
-    "Pow": 0,
-}
+Arrays = Mapping[str, np.ndarray]
+Numbers = dict[str, float]
 
+_BLOCK = 1 << 16
+"""Elements that are computed at a time: what stays in a core's cache."""
+
+_POLES: Mapping[str, int] = {"Log": 0, "Sqrt": 0, "Reciprocal": 0, "Div": 1, "Pow": 0}
 """Operator -> which of its inputs may not reach zero, or fall below it."""
 
-_SINCE = 11
+_FIRST_OPSET = 11
+"""The first operator set whose Equal takes floats, and whose Clip takes its bounds as inputs."""
 
-"""The first operator set whose Equal takes floats."""
+_POLE_DEPTH = 4
+"""Operators before a pole that are computed again: a variance is subtracted, clipped, and an epsilon is added."""
+
+_RECOMPUTED = ARITHMETIC | BOUNDS | {"Neg", "Abs", "Sqrt", "Identity"}
+
+_LEAST = (1e-30, 1e-38)
+"""No precision has a value between zero and one of these; or subnormal ones, which engines take for zero."""
+
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": np.divide, "Pow": np.power,
+    "Neg": np.negative, "Abs": np.abs, "Sqrt": np.sqrt, "Log": np.log, "Reciprocal": np.reciprocal,
+    "Identity": np.positive, "Min": lambda *operands: reduce(np.minimum, operands),
+    "Max": lambda *operands: reduce(np.maximum, operands),
+    "Clip": lambda x, low=-np.inf, high=np.inf: np.clip(x, low, high),
+    "Greater": np.greater, "Less": np.less, "Equal": np.equal,
+    "GreaterOrEqual": np.greater_equal, "LessOrEqual": np.less_equal,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Probe:
-    """One question about one node.
+class ProbedNode:
+    """A node whose operands are rounded.
 
     Attributes:
-        node: its name.
-        key: the FP32 value that the answer is filed under.
-        value: of a pole, the operand that may not reach it; of a BatchNormalization, what it normalises.
-        outputs: fact -> scalar output of the observing model that answers it.
-        vectors: fact -> output of rank 1.
+        key: the FP32 value that its facts are filed under: what it gives, or else reads.
+        pole: the operand at whose zero the result is infinite, or below which it is NaN; "" where there is none.
+        before_epsilon: what a constant is added to, or is the least of, to give ``pole``; else ``pole``.
+        steps: the nodes that compute ``pole``, in topological order, which are computed again of rounded operands.
+        opset: of the model.
     """
 
-    kind: ProbeKind
-    node: str
+    node: Node
     key: str
-    value: str = ""
-    precision: Precision = Precision.FP16
-    outputs: Mapping[str, str] = field(default_factory=dict, hash=False)
-    vectors: Mapping[str, str] = field(default_factory=dict, hash=False)
+    pole: str = ""
+    before_epsilon: str = ""
+    steps: tuple[Node, ...] = ()
+    opset: int = 17
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """The values that a probe is computed from."""
+        names = {*self.node.inputs, self.node.outputs[0], self.before_epsilon, *self.leaves}
+        return frozenset(names - {""})
+
+    @property
+    def leaves(self) -> tuple[str, ...]:
+        """What the steps read of other nodes."""
+        computed = {step.outputs[0] for step in self.steps}
+        return tuple(dict.fromkeys(name for step in self.steps for name in step.inputs if name not in computed))
 
 
-def find_probes(model: Model, precisions: Sequence[str]) -> tuple[Probe, ...]:
-    """The questions about a model's nodes, in topological order; those about roundings once for each precision."""
-    facts, reduced = facts_of(model), [precision for precision in REDUCED if precision in precisions]
-    return tuple(
-        replace(probe, precision=precision)
-        for node in model.nodes
-        for probe in (_of_node(facts, node) if model.opset >= _SINCE else ())
-        for precision in (REDUCED[:1] if probe.kind == "batch-norm" else reduced)
-    )
-
-
-def _of_node(facts: Facts, node: Node) -> Sequence[Probe]:
-    model = facts.model
-    if not node.is_standard or not node.inputs or not node.outputs or not facts.varying(node):
+def probed_nodes(model: Model) -> tuple[ProbedNode, ...]:
+    """The nodes of a model that have a probe, in topological order."""
+    facts = facts_of(model)
+    if model.opset < _FIRST_OPSET:
         return ()
-    first, out = node.inputs[0], node.outputs[0]
-    if not first or not model.info(first).is_float32 or 0 in (model.info(first).shape or ()):
-        return ()
-    probes: list[Probe] = []
-    if node.op_type in ("Add", "Sub") and all(model.info(i).is_float32 for i in node.inputs):
-        probes.append(Probe("sum", node.name, out))
-    if node.op_type in CENTRING_NORMS:
-        probes.append(Probe("norm", node.name, out))
-    if pole := _pole(facts, node):
-        probes.append(Probe("pole", node.name, out, pole))
-    if node.op_type == "Softmax":
-        probes.append(Probe("softmax", node.name, out))
-    elif node.op_type in EXTREMES:
-        probes.append(Probe("largest", node.name, _computed(facts, first)))
-    elif node.op_type in COMPARISONS:
-        second = node.inputs[1]
-        key = second if facts.is_static(first) else first
-        probes.append(Probe("comparison", node.name, _computed(facts, key)))
-    elif node.op_type == "BatchNormalization" and _has_own_statistics(facts, node):
-        probes.append(Probe("batch-norm", node.name, out, first))
-    return [probe for probe in probes if probe.key]
+    probed = []
+    for node in model.nodes:
+        if not node.is_standard or node.op_type not in _PROBES or not facts.varying(node):
+            continue
+        info = model.info(node.inputs[0])
+        if (
+            attribute(node, "training_mode") == 1
+            or not node.inputs[0]
+            or not info.is_float32
+            or 0 in (info.shape or ())
+        ):
+            continue
+        computed = (name for name in (node.outputs[0], *node.inputs[:2]) if name not in model.initializers)
+        key = next((name for name in computed if model.info(name).is_float32), "")
+        if node.op_type in _POLES:
+            pole = _pole_of(facts, node)
+            if pole:
+                probed.append(ProbedNode(node, key, pole, _before_epsilon(model, pole), _steps(model, pole)))
+        elif key:
+            probed.append(ProbedNode(node, key, opset=model.opset))
+    return tuple(probed)
 
 
-def _computed(facts: Facts, tensor: str) -> str:
-    """The value, which is observed where it is an input or computed; "" for a constant."""
-    return "" if tensor in facts.model.initializers else tensor
-
-
-def _pole(facts: Facts, node: Node) -> str:
+def _pole_of(facts: Facts, node: Node) -> str:
     """The computed operand at whose zero a node's result is infinite, or below which it is NaN; "" if none."""
-    at = _POLES.get(node.op_type)
-    if at is None or facts.is_static(node.inputs[at]) or not facts.model.info(node.inputs[at]).is_float32:
+    name = node.inputs[_POLES[node.op_type]]
+    if facts.is_static(name) or not facts.model.info(name).is_float32:
         return ""
     power = facts.number(node.inputs[1]) if node.op_type == "Pow" else None
-    if node.op_type == "Pow" and (power is None or (power > 0 and power == int(power))):
-        return ""
-    return node.inputs[at]
+    has_pole = node.op_type != "Pow" or (power is not None and not (power > 0 and power == int(power)))
+    return name if has_pole else ""
 
 
-def is_root(facts: Facts, node: Node) -> bool:
-    """Whether a pole's operand may be zero, and not below it."""
-    return node.op_type == "Sqrt" or (node.op_type == "Pow" and (facts.number(node.inputs[1]) or 0.0) > 0)
+def _before_epsilon(model: Model, value: str) -> str:
+    node = model.nodes[model.producer[value]] if value in model.producer else None
+    if node is None or node.op_type not in GUARDS or not node.is_standard:
+        return value
+    operands = [name for name in node.inputs if name and name not in model.initializers]
+    return operands[0] if len(operands) == 1 and model.info(operands[0]).is_float32 else value
 
 
-def _has_own_statistics(facts: Facts, node: Node) -> bool:
-    """Whether a BatchNormalization's mean and variance are constants that training has moved off 0 and 1."""
-    if attribute(node, "training_mode") == 1 or not all(facts.is_static(i) for i in node.inputs[3:5]):
-        return False
-    constants = [facts.model.initializers.get(i) for i in node.inputs[3:5]]
-    if not facts.model.info(node.inputs[0]).shape or any(c is None or c.nbytes == 0 for c in constants):
-        return False
-    mean, variance = (c.numpy() for c in constants if c is not None)
-    return bool((mean != 0).any() or (variance != 1).any())
+def _steps(model: Model, value: str) -> tuple[Node, ...]:
+    """Arithmetic before a value, a few operators deep; what reductions give is taken as it is."""
+    steps, values = dict[int, Node](), {value}
+    for _ in range(_POLE_DEPTH):
+        makers = (model.nodes[model.producer[name]] for name in values if name in model.producer)
+        new = [
+            node
+            for node in makers
+            if node.is_standard
+            and node.op_type in _RECOMPUTED
+            and all(name and model.info(name).is_float32 for name in node.inputs)
+        ]
+        steps.update((node.index, node) for node in new)
+        values = {name for node in new for name in node.inputs}
+    return tuple(steps[index] for index in sorted(steps))
+
+
+# -- on one sample ----------------------------------------------------------------------------------------------------
+
+
+def range_of(values: np.ndarray, row_axes: tuple[int, ...] = ()) -> TensorRange:
+    """The range of a value on one sample; ``row_axes`` are those of a row, where a softmax is taken of the value."""
+    lowest, highest, non_finite = 0.0, 0.0, 0
+    if values.size:
+        lowest, highest = float(values.min()), float(values.max())
+    if not np.isfinite(highest - lowest):  # NaN comes through, and an infinity is an end
+        lowest = highest = 0.0
+        for (block,) in _blocks(values):
+            finite = block[np.isfinite(block)]
+            non_finite += block.size - finite.size
+            lowest = min(lowest, float(finite.min(initial=0.0)))
+            highest = max(highest, float(finite.max(initial=0.0)))
+    absmax, limit, masked = max(highest, -lowest, 0.0), Precision.FP16.largest, 0
+    if row_axes and (non_finite or lowest < -limit):
+        masked = int(np.count_nonzero(values.max(axis=row_axes) < -limit))
+    rows = MaskedRows(masked) if masked else None
+    return TensorRange(absmax, values.shape, non_finite, lowest, highest, beyond=int(absmax > limit), masked=rows)
+
+
+def facts_on(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
+    """The facts of a node on one sample; ``values`` holds those that it ``reads``."""
+    with np.errstate(all="ignore"):
+        return _PROBES[probed.node.op_type](probed, values, precision)
+
+
+def rounded(values: np.ndarray, precision: Precision) -> np.ndarray:
+    """FP32 values rounded to the nearest value of a precision, ties to even; overflow gives infinity."""
+    return from_stored(to_stored(values, precision))
+
+
+def _blocks(*arrays: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
+    """The elements of arrays that are broadcast to one shape, a block of each at a time."""
+    reading: Any = [["readonly"]] * len(arrays)
+    with np.nditer(
+        arrays, ["external_loop", "buffered", "zerosize_ok"], reading, order="C", buffersize=_BLOCK
+    ) as blocks:
+        for block in blocks if arrays[0].size else ():
+            yield block if isinstance(block, tuple) else (block,)
+
+
+def _row_blocks(rows: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Rows, [rows, length], some at a time, with the position of the first."""
+    step = max(1, _BLOCK // max(1, rows.shape[1]))
+    for start in range(0, len(rows) if rows.size else 0, step):
+        yield start, rows[start : start + step]
+
+
+def _squares(values: np.ndarray) -> float:
+    return float(np.square(values, dtype=np.float64).sum())
+
+
+def _sum(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
+    """Of Add and Sub: mean squares; and of how many elements a side is lost, as the rounded sum is the other side."""
+    node, operands = probed.node, [values[name] for name in (*probed.node.inputs, probed.node.outputs[0])]
+    names = ("first", "second", "result", "error", "first_steps", "first_lost", "second_steps", "second_lost")
+    facts, size = dict.fromkeys(names, 0.0), 0
+    for first, second, result in _blocks(*operands):
+        a, b = rounded(first, precision), rounded(second, precision)
+        exact = _FUNCTIONS[node.op_type](a, b)
+        total = rounded(exact, precision)
+        facts["first"] += _squares(first)
+        facts["second"] += _squares(second)
+        facts["result"] += _squares(result)
+        facts["error"] += _squares(exact - result)
+        for name, step, base, unchanged in (
+            ("first", first, b, b if node.op_type == "Add" else -b),
+            ("second", second, a, a),
+        ):
+            steps = (np.abs(step) > 0) & (np.abs(base) > 0) & np.isfinite(base)
+            facts[f"{name}_steps"] += np.count_nonzero(steps)
+            facts[f"{name}_lost"] += np.count_nonzero(steps & (total == unchanged))
+        size += result.size
+    return {name: fact / max(1, size) if name in names[:4] else fact for name, fact in facts.items()}
+
+
+def _norm(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
+    """Mean square of what rounding a norm's operand changes of its results, before they are scaled.
+
+    And of a BatchNormalization how far its operand lies off the running mean, in standard deviations.
+    """
+    operand, node = values[probed.node.inputs[0]], probed.node
+    epsilon, shape = float_attribute(node, "epsilon", 1e-5), operand.shape
+    axis, groups = attribute(node, "axis"), attribute(node, "num_groups")
+    is_batch_norm = node.op_type == "BatchNormalization"
+    if is_batch_norm:
+        rows = np.moveaxis(operand, 1, 0).reshape(shape[1], -1)
+    elif node.op_type == "LayerNormalization":
+        rows = operand.reshape(math.prod(shape[: axis if isinstance(axis, int) else -1]), -1)
+    else:  # over one channel of a sample, or over a group of them
+        rows = operand.reshape(shape[0] * (groups if isinstance(groups, int) else shape[1]), -1)
+    mean, variance = (values[name].astype(np.float64) for name in node.inputs[3:5]) if is_batch_norm else (None, None)
+    total = 0.0
+    for start, block in _row_blocks(rows):
+        error = rounded(block, precision) - block
+        if variance is None:
+            spread, error = block.var(-1, dtype=np.float64), error - error.mean(-1, keepdims=True)
+        else:
+            spread = variance[start : start + len(block)]
+        total += float((np.square(error, dtype=np.float64).sum(-1) / (spread + epsilon)).sum())
+    facts = {"error": total / max(1, operand.size), "magnitude": _magnitude(operand)}
+    if mean is not None and variance is not None and operand.size:
+        # The median over the channels: a dead one with a variance near zero says nothing. Statistics of 0 and 1 are
+        # those of a model that was not trained; variances of even powers of two come from ``casting.rescaled``.
+        deviation = np.sqrt(np.abs(variance) + epsilon)
+        is_rescaled = np.allclose(np.log2(deviation), np.round(np.log2(deviation)), atol=1e-3)
+        if not is_rescaled and ((mean != 0).any() or (variance != 1).any()):
+            means = rows.mean(-1, dtype=np.float64)
+            facts["deviations"] = float(np.median(np.abs(means - mean) / deviation))
+    return facts
+
+
+def _pole(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
+    """How many operands rounding brings to a pole; and what their tiny ones change of the results.
+
+    ``lost`` operands come to zero or below, ``vanished`` ones by their own rounding and not by that of a difference.
+    """
+    node, smallest_normal = probed.node, precision.smallest_normal
+    slot, takes_sign = node.inputs.index(probed.pole), node.op_type not in ("Div", "Reciprocal")
+    is_root = node.op_type == "Sqrt" or (node.op_type == "Pow" and values[node.inputs[1]].flat[0] > 0)
+    limit = 0.0 if is_root else next(value for value in _LEAST if value < smallest_normal)  # a root of zero is zero
+    names = ("values", "lost", "vanished", "nonzero", "zeroed", "small", "error", "mean", "square")
+    facts = dict.fromkeys(names, 0.0) | {"smallest": np.inf}
+    for operand, *read in _blocks(values[probed.pole], *(values[name] for name in probed.leaves)):
+        again = {name: rounded(block, precision) for name, block in zip(probed.leaves, read, strict=True)}
+        for step in probed.steps:
+            again[step.outputs[0]] = rounded(_FUNCTIONS[step.op_type](*(again[n] for n in step.inputs)), precision)
+        alone = rounded(operand, precision)
+        before, after, kept = operand, again.get(probed.pole, alone), alone
+        if not takes_sign:
+            before, after, kept = np.abs(before), np.abs(after), np.abs(kept)
+        lost = (before > 0) & (after < limit)  # NaN is below no limit: it was made before
+        facts["values"] += np.count_nonzero(before > 0)
+        facts["lost"] += np.count_nonzero(lost)
+        facts["vanished"] += np.count_nonzero(lost & (kept < limit))
+        facts["smallest"] = min(facts["smallest"], float(np.min(np.abs(operand), where=lost, initial=np.inf)))
+    for (operand,) in _blocks(values[probed.before_epsilon]):
+        magnitude = np.abs(operand)
+        facts["nonzero"] += np.count_nonzero(magnitude > 0)
+        facts["zeroed"] += np.count_nonzero((magnitude > 0) & (rounded(magnitude, precision) == 0))
+        facts["small"] += np.count_nonzero((magnitude > 0) & (magnitude < smallest_normal))
+    size = max(1, values[node.outputs[0]].size)
+    for *operands, result in _blocks(*(values[name] for name in (*node.inputs, node.outputs[0]))):
+        small = np.abs(operands[slot]) < smallest_normal
+        if small.any():
+            operands = [operand[small] for operand in operands]
+            operands[slot] = rounded(operands[slot], precision)
+            moved = _FUNCTIONS[node.op_type](*operands) - result[small]
+            facts["error"] += _squares(moved[np.isfinite(moved)]) / size
+        facts["mean"] += float(result.sum(dtype=np.float64)) / size
+        facts["square"] += _squares(result) / size
+    return facts
+
+
+def _comparison(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
+    """How many answers change. Equal is of few: what is equal is counted, and not what is not."""
+    node, rows, moved, gap, size = probed.node, 0, 0, 0.0, 0
+    for first, second, answer in _blocks(*(values[name] for name in (*node.inputs[:2], node.outputs[0]))):
+        again = _FUNCTIONS[node.op_type](rounded(first, precision), rounded(second, precision))
+        rows += np.count_nonzero(answer | again) if node.op_type == "Equal" else answer.size
+        moved += np.count_nonzero(answer ^ again)
+        gap += float(np.abs(first - second).sum(dtype=np.float64))
+        size += answer.size
+    magnitude = _magnitude(values[node.inputs[0]])
+    return {"rows": float(rows), "moved": float(moved), "magnitude": magnitude, "gap": gap / max(1, size)}
+
+
+def _softmax(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
+    """How much weight moves to other elements of a row."""
+    operand, stated = values[probed.node.inputs[0]], attribute(probed.node, "axis")
+    axis = stated if isinstance(stated, int) else -1
+    if probed.opset < 13:  # a row has all axes from this one on
+        axis = stated if isinstance(stated, int) else 1
+        operand, axis = operand.reshape(math.prod(operand.shape[:axis]), -1), -1
+
+    def moved(block: np.ndarray) -> float:
+        weights = [np.exp(x - x.max(-1, keepdims=True)) for x in (block, rounded(block, precision))]
+        first, second = (each / each.sum(-1, keepdims=True) for each in weights)
+        return float(np.abs(first - second).sum(dtype=np.float64)) / 2
+
+    return _extremes(operand, axis, moved)
+
+
+def _largest(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
+    """In how many rows ArgMax or ArgMin chooses another element."""
+    operand, stated = values[probed.node.inputs[0]], attribute(probed.node, "axis")
+    operand = -operand if probed.node.op_type == "ArgMin" else operand
+
+    def moved(block: np.ndarray) -> float:
+        return float(np.count_nonzero(rounded(block, precision).argmax(-1) != block.argmax(-1)))
+
+    return _extremes(operand, stated if isinstance(stated, int) else 0, moved)
+
+
+def _extremes(operand: np.ndarray, axis: int, moved: Callable[[np.ndarray], float]) -> Numbers:
+    """How many rows there are, the magnitude of their largest, how far the next is in the mean, and what moves."""
+    facts = {"rows": 0.0, "moved": 0.0, "magnitude": 0.0, "gap": 0.0}
+    rows = np.moveaxis(operand, axis, -1).reshape(-1, operand.shape[axis])
+    for _, block in _row_blocks(rows):
+        extreme = block.max(-1, keepdims=True)
+        away = extreme - block
+        facts["rows"] += len(block)
+        facts["moved"] += moved(block)
+        facts["magnitude"] = max(facts["magnitude"], _magnitude(extreme))
+        facts["gap"] += float(np.min(away, -1, where=away > 0, initial=np.inf).sum(dtype=np.float64))
+    return {**facts, "gap": facts["gap"] / max(1.0, facts["rows"])}
+
+
+def _magnitude(values: np.ndarray) -> float:
+    """The largest finite one."""
+    return max((float(np.max(np.abs(b), where=np.isfinite(b), initial=0.0)) for (b,) in _blocks(values)), default=0.0)
+
+
+_PROBES: Mapping[str, Callable[[ProbedNode, Arrays, Precision], Numbers]] = {
+    "Add": _sum,
+    "Sub": _sum,
+    "Softmax": _softmax,
+    **dict.fromkeys(_POLES, _pole),
+    **dict.fromkeys(EXTREMES, _largest),
+    **dict.fromkeys(COMPARISONS, _comparison),
+    **dict.fromkeys(CENTRING_NORMS, _norm),
+}

@@ -26,7 +26,7 @@ from mptune.reporting.terminal.console import (
 from mptune.reporting.text import cut_front
 
 if TYPE_CHECKING:
-    from mptune.graph.hazards.find import Hazard
+    from mptune.graph.hazards.hazard import Hazard
     from mptune.graph.loading.tensors import TensorInfo
     from mptune.inspection.record import Inspection
     from mptune.targets.memory import MemoryNeed
@@ -37,7 +37,7 @@ WIDE = 96
 _MOST_PLACES = 6
 _REASONS = 3
 """Why groups cannot be BF16: so many are shown."""
-_OF_CONSTANTS = frozenset({"overflow", "vanishing", "epsilon", "int64"})
+_OF_CONSTANTS = frozenset({"overflow", "vanishing-epsilon", "int64-range"})
 
 
 def print_inspection(inspection: Inspection, stream: TextIO | None = None) -> None:
@@ -235,7 +235,7 @@ def _hazards(console: Console, inspection: Inspection) -> None:
     for finding in about:
         merged.setdefault((finding.severity, finding.code, finding.text, finding.cure), []).append(_about(finding))
     for hazard in inspection.hazards:
-        key = (hazard.severity, hazard.code or hazard.kind, hazard.reason, hazard.cure)
+        key = (hazard.severity, hazard.code, hazard.reason, hazard.cure)
         merged.setdefault(key, []).append(_where(hazard))
     for (severity, kind, reason, cure), places in merged.items():
         head = Text.assemble((severity, SEVERITY_STYLES[severity]), f" {kind}: {_places(places)}")
@@ -252,7 +252,8 @@ def _about(finding: Finding) -> str:
 
 def _where(hazard: Hazard) -> str:
     """Group and node, and which of the values that the node reads where that is not plain."""
-    parts = [hazard.group, hazard.node, hazard.tensor if hazard.kind in _OF_CONSTANTS or not hazard.node else None]
+    place = hazard.place
+    parts = [place.group, place.node, place.tensor if hazard.code in _OF_CONSTANTS or not place.node else None]
     return " ".join(part for part in parts if part)
 
 

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError
 from mptune.data.metrics.paired import is_larger_beyond_noise
 from mptune.data.metrics.parts import ADD_IN_SQUARES, part_statistic
-from mptune.data.metrics.table import METRICS
+from mptune.data.metrics.table import METRICS, own_value
 from mptune.data.metrics.tasks import undirected
-from mptune.data.metrics.whole_set import own_value
 from mptune.errors import SettingsError
 from mptune.finding import OutputColumns
 from mptune.settings import Tolerance

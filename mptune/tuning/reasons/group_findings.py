@@ -112,7 +112,7 @@ def with_reasons(
     reached: dict[str, list[str]] = {}
     vanished: list[Finding] = []
     for group in large:
-        small = next((hazard for hazard in hazards if hazard.group == group.id and _is_small(hazard)), None)
+        small = next((hazard for hazard in hazards if hazard.place.group == group.id and _is_small(hazard)), None)
         if small is not None:
             vanished.append(_underflow(small, errors[group.id], origin))
             continue
@@ -127,14 +127,17 @@ def with_reasons(
 
 
 def _is_small(hazard: Hazard) -> bool:
-    return hazard.code is None and hazard.kind in ("underflow", "vanishing") and hazard.severity == "warning"
+    is_small = hazard.wording == "weights" or hazard.wording.startswith("underflow")
+    return is_small and hazard.severity == "warning"
 
 
 def _underflow(hazard: Hazard, error: float, origin: FindingOrigin) -> Finding:
     """A hazard that is none of the findings by itself, as one."""
-    evidence, names = {"one_group_error": error, "largest": hazard.value}, {**hazard.evidence, **hazard.names}
-    wording = "weights matter" if hazard.kind == "vanishing" else hazard.wording
-    return hazard.finding([replace(hazard, wording=wording, evidence=evidence, names=names)], origin)
+    from mptune.graph.hazards.hazard import as_finding  # not where a run is read
+
+    evidence, words = {"one_group_error": error, "largest": hazard.value}, {**hazard.evidence, **hazard.words}
+    wording = "weights matter" if hazard.wording == "weights" else hazard.wording
+    return as_finding([replace(hazard, wording=wording, evidence=evidence, words=words)], origin)
 
 
 def _first_place(grouped: GroupedModel, start: Sequence[str], places: Mapping[str, Finding]) -> str | None:

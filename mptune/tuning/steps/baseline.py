@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, ReferenceReport
-from mptune.engines.jobs.reference_report import TensorRange
 from mptune.errors import BaselineError
 from mptune.finding import Finding, FindingOrigin, OutputColumns, Where, by_severity
 from mptune.findings.wording import Severity
+from mptune.graph.hazards.seen import TensorRange
 from mptune.graph.loading.model import Model
 from mptune.graph.ops import QUANTISING
 from mptune.settings import SearchSettings

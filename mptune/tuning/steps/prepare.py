@@ -12,16 +12,15 @@ from mptune.data.samples import CalibrationSet
 from mptune.engines.base import Failure, ReferenceReport, SampleSet, Toolchain
 from mptune.engines.context import RunContext
 from mptune.engines.environment import Environment
-from mptune.engines.jobs.reference_report import seen_of
 from mptune.files import READ_ERRORS, read_json, write_json
 from mptune.finding import Finding
 from mptune.graph.casting.value_types import unsupported, value_types
 from mptune.graph.fused import of_model
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.hazards.constants import masked_row_findings
-from mptune.graph.hazards.find import Hazard, find_split
-from mptune.graph.hazards.hazard import near_the_end
-from mptune.graph.hazards.seen import MaskedRows, Seen
+from mptune.graph.hazards.find import find_split
+from mptune.graph.hazards.hazard import Hazard, near_the_end
+from mptune.graph.hazards.masks import masked_row_findings
+from mptune.graph.hazards.seen import Seen
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import REDUCED, Precision
 from mptune.json_form import JsonForm
@@ -41,7 +40,7 @@ def split_groups(
 ) -> tuple[GroupedModel, tuple[Hazard, ...]]:
     """The groups as they are searched (``find_split``), and their hazards."""
     fused = of_model(context.model, kernels.fused)
-    return find_split(context.grouped, observations.absmax, observations.seen, context.precisions, fused)
+    return find_split(context.grouped, observations.seen, context.precisions, fused)
 
 
 def search_space(
@@ -54,7 +53,7 @@ def search_space(
     """What may be searched."""
     grouped, precisions = context.grouped, context.precisions
     asked = [precision for precision in REDUCED if precision in precisions]
-    lacking = {p: unsupported(value_types(grouped), p).reasons | kernels.pins(grouped, p) for p in asked}
+    lacking = {p: unsupported(value_types(grouped), p) | kernels.pins(grouped, p) for p in asked}
     lacking.setdefault(Precision.FP16, kernels.pins(grouped))  # its reasons are told of groups that stay in FP32
     space = make_space(grouped, named, hazards, observations.absmax, lacking, precisions, kernels.not_emulated)
     return replace(space, warnings=(*space.warnings, *near_the_end(hazards)))
@@ -65,40 +64,36 @@ class Observations(JsonForm):
     """What the untouched model showed on the samples; kept in the run directory, so that it is looked at once.
 
     Attributes:
-        absmax: tensor -> largest finite magnitude on the search samples.
-        shapes: tensor -> concrete shape on the first search sample.
+        seen: what the values were on the search samples.
         warnings: of the checks, one line each.
-        masked: value that a softmax is taken of -> its rows that were masked whole, where there were any.
         optimisation_error: output -> how far ONNX Runtime's graph optimisations change it (``ReferenceReport``).
-        seen: what else the values were, and what the probes of single nodes answered.
         findings: about the model in FP32, of the search samples and the held-out ones.
     """
 
-    absmax: Mapping[str, float]
-    shapes: Mapping[str, tuple[int, ...]]
+    seen: Seen
     warnings: tuple[str, ...] = ()
-    masked: Mapping[str, MaskedRows] = field(default_factory=dict)
     optimisation_error: Mapping[str, float] = field(default_factory=dict)
-    seen: Seen = field(default_factory=Seen)
     findings: tuple[Finding, ...] = ()
+
+    @property
+    def absmax(self) -> Mapping[str, float]:
+        """Tensor -> largest finite magnitude on the search samples."""
+        return self.seen.absmax
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Tensor -> concrete shape on the first search sample."""
+        return self.seen.shapes
 
     def save(self, path: Path) -> None:
         """Write the JSON file that ``load`` reads."""
-        document = self.to_json()
-        shapes = document.pop("shapes")
-        tensors = {t: {"absmax": value, "shape": shapes[t]} for t, value in document.pop("absmax").items()}
-        write_json(path, {"tensors": tensors, **document})
+        write_json(path, self.to_json())
 
     @classmethod
     def load(cls, path: Path) -> Observations | None:
         """Read what ``save`` wrote; None where there is nothing that can be read."""
         try:
-            document = read_json(path)
-            tensors = document["tensors"].items()
-            shapes = {t: tuple(facts["shape"]) for t, facts in tensors}
-            absmax = {t: facts["absmax"] for t, facts in tensors}
-            read = cls.from_json({**document, "absmax": absmax, "shapes": shapes})
-            return replace(read, seen=replace(read.seen, shapes=shapes))
+            return cls.from_json(read_json(path))
         except READ_ERRORS:
             return None
 
@@ -119,7 +114,7 @@ def observed_findings(
     return (
         *observations.findings,
         *optimisation_findings(observations.optimisation_error, grouped.model, "search", first, observations.findings),
-        *masked_row_findings(grouped, observations.masked, "search", indices, observations.findings),
+        *masked_row_findings(grouped, observations.seen, "search", observations.findings),
     )
 
 
@@ -154,12 +149,9 @@ def observe(
         raise did_not_run("the model cannot be observed in FP32", ranges, model)
     warnings = check_ranges(ranges)
     return Observations(
-        {tensor: seen.absmax for tensor, seen in ranges.items()},
-        {tensor: seen.shape for tensor, seen in ranges.items()},
+        Seen(ranges, tuple(indices.get("search", ()))),
         tuple(dict.fromkeys(warnings)),
-        {tensor: seen.masked for tensor, seen in ranges.items() if seen.masked is not None},
         {} if isinstance(reference, Failure) else reference.optimisation_error,
-        seen_of(ranges, indices.get("search", ())),
         without_repetition(findings),
     )
 

@@ -304,7 +304,7 @@ def _holds(note: Mapping[str, Any] | None, metric: str) -> bool:
     """Whether a note is a measurement whose statistics hold the metric."""
     if note is None or "error" not in note:
         return False
-    return any(belongs_to(name, metric) for statistics in note["error"].values() for name in statistics)
+    return any(belongs_to(name, metric) for statistics in note["error"]["per_output"].values() for name in statistics)
 
 
 def _to_note(measurement: Measurement) -> dict[str, Any]:

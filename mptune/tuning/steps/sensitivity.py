@@ -321,7 +321,7 @@ def _spread(error: OutputError, metric: str) -> float | None:
     value = _value(error, metric)
     if error.sample_count < 2 or not ERROR_FLOOR < value < math.inf:
         return None
-    left = np.array(error.values_without_one(metric))
+    left = error.values_without_one(metric)
     if not (left > 0.0).all():  # One sample has all of the error.
         return 1.0
     logs = np.log(left)

@@ -21,83 +21,72 @@ def one(output, reference) -> dict[str, float]:
     return {name: values[0] for name, values in error.per_output["y"].items()}
 
 
-class TestStatistics:
-    def test_all_named_statistics_are_taken(self) -> None:
-        assert sorted(one([1.0], [1.0])) == sorted(STATISTICS)
+def test_against_plain_formulas() -> None:
+    generator = np.random.default_rng(0)
+    r = generator.standard_normal((3, 17, 5)).astype(np.float32)
+    y = (r + 1e-3 * generator.standard_normal(r.shape)).astype(np.float32)
+    got = one(y, r)
+    r64, y64 = r.astype(np.float64).ravel(), y.astype(np.float64).ravel()
+    d = np.abs(y64 - r64)
+    assert got["relative_l2"] == pytest.approx(np.linalg.norm(d) / np.linalg.norm(r64), rel=1e-12)
+    assert got["max_abs"] == d.max()
+    assert got["mean_abs"] == pytest.approx(d.mean(), rel=1e-12)
+    assert got["median_abs"] == np.median(d)
+    assert got["p99_abs"] == sorted(d)[d.size - 1 - int(0.01 * d.size)]
+    assert got["max_rel"] == pytest.approx((d / np.maximum(np.abs(r64), RELATIVE_FLOOR)).max(), rel=1e-6)
+    assert got["sqnr_db"] == pytest.approx(-20 * math.log10(got["relative_l2"]), rel=1e-12)
+    assert got["non_finite"] == 0
+    assert got["worst_part"] == pytest.approx(np.sqrt((d**2).mean()) / r64.std(), rel=1e-9)
+    assert sorted(got) == sorted(STATISTICS)
 
-    def test_against_plain_formulas(self) -> None:
-        generator = np.random.default_rng(0)
-        r = generator.standard_normal((3, 17, 5)).astype(np.float32)
-        y = (r + 1e-3 * generator.standard_normal(r.shape)).astype(np.float32)
-        got = one(y, r)
-        r64, y64 = r.astype(np.float64).ravel(), y.astype(np.float64).ravel()
-        d = np.abs(y64 - r64)
-        assert got["relative_l2"] == pytest.approx(np.linalg.norm(d) / np.linalg.norm(r64), rel=1e-12)
-        assert got["max_abs"] == d.max()
-        assert got["mean_abs"] == pytest.approx(d.mean(), rel=1e-12)
-        assert got["median_abs"] == np.median(d)
-        assert got["p99_abs"] == sorted(d)[d.size - 1 - int(0.01 * d.size)]
-        assert got["max_rel"] == pytest.approx((d / np.maximum(np.abs(r64), RELATIVE_FLOOR)).max(), rel=1e-6)
-        assert got["sqnr_db"] == pytest.approx(-20 * math.log10(got["relative_l2"]), rel=1e-12)
-        assert got["non_finite"] == 0
 
-    def test_equal_outputs(self) -> None:
-        got = one([1.0, -2.0], [1.0, -2.0])
-        assert got.pop("sqnr_db") == math.inf
-        assert set(got.values()) == {0.0}
+@pytest.mark.parametrize("values", [[1.0, -2.0], [0.0, 0.0], np.zeros(0), np.zeros((3, 0, 2))])
+def test_equal_and_empty_outputs_have_no_error(values) -> None:
+    got = one(values, values)
+    assert got.pop("sqnr_db") == math.inf
+    assert set(got.values()) == {0.0}
 
-    def test_reference_all_zero(self) -> None:
-        both = one([0.0, 0.0], [0.0, 0.0])
-        assert (both["relative_l2"], both["sqnr_db"]) == (0.0, math.inf)
-        only = one([1.0, 0.0], [0.0, 0.0])
-        assert (only["relative_l2"], only["sqnr_db"]) == (math.inf, -math.inf)
-        assert only["max_abs"] == 1.0
 
-    @pytest.mark.parametrize("shape", [(0,), (3, 0, 2)])
-    def test_empty_output(self, shape) -> None:
-        got = one(np.zeros(shape), np.zeros(shape))
-        assert got["sqnr_db"] == math.inf
-        assert got["relative_l2"] == got["median_abs"] == got["p99_abs"] == 0.0
+def test_a_reference_that_is_all_zero() -> None:
+    only = one([1.0, 0.0], [0.0, 0.0])
+    assert (only["relative_l2"], only["sqnr_db"], only["max_abs"]) == (math.inf, -math.inf, 1.0)
 
-    @pytest.mark.parametrize(
-        ("output", "reference", "largest"),
-        [
-            (np.float32(3.0), np.float32(2.0), 1.0),
-            (np.array([1, 5]), np.array([1, 2]), 3.0),
-            (np.array([True, False]), np.array([True, True]), 1.0),
-            (np.array([0], np.uint8), np.array([255], np.uint8), 255.0),
-            (np.array([60000], np.float16), np.array([-60000.0], np.float32), 120000.0),
-        ],
+
+@pytest.mark.parametrize(
+    ("output", "reference", "largest"),
+    [
+        (np.float32(3.0), np.float32(2.0), 1.0),
+        (np.array([1, 5]), np.array([1, 2]), 3.0),
+        (np.array([True, False]), np.array([True, True]), 1.0),
+        (np.array([0], np.uint8), np.array([255], np.uint8), 255.0),
+        (np.array([60000], np.float16), np.array([-60000.0], np.float32), 120000.0),
+    ],
+)
+def test_any_type_of_number_is_widened_before_it_is_subtracted(output, reference, largest: float) -> None:
+    assert one(output, reference)["max_abs"] == largest
+
+
+def test_values_that_are_not_finite() -> None:
+    """Those of the candidate count; elements at which the reference has one are left out."""
+    got = one([np.inf, np.nan, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0])
+    assert got["non_finite"] == 2
+    assert all(math.isnan(got[name]) for name in ("relative_l2", "max_abs", "sqnr_db"))
+    got = one([-np.inf, 1.0], [1.0, 1.0])
+    assert got["non_finite"] == 1
+    assert got["relative_l2"] == got["max_abs"] == got["max_rel"] == math.inf == -got["sqnr_db"]
+    got = one([np.nan, 5.0, 1.0], [np.nan, -np.inf, 2.0])
+    assert (got["non_finite"], got["max_abs"], got["relative_l2"]) == (0, 1.0, 0.5)
+
+
+@given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=1, max_size=20), st.data())
+def test_bounds_that_always_hold(reference, data) -> None:
+    output = data.draw(
+        st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=len(reference), max_size=len(reference))
     )
-    def test_any_type_of_number_is_widened_before_it_is_subtracted(self, output, reference, largest: float) -> None:
-        assert one(output, reference)["max_abs"] == largest
-
-    def test_non_finite_candidate(self) -> None:
-        got = one([np.inf, np.nan, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0])
-        assert got["non_finite"] == 2
-        assert math.isnan(got["relative_l2"])
-        assert math.isnan(got["max_abs"])
-        assert math.isnan(got["sqnr_db"])
-        got = one([-np.inf, 1.0], [1.0, 1.0])
-        assert got["non_finite"] == 1
-        assert got["relative_l2"] == got["max_abs"] == got["max_rel"] == math.inf
-        assert got["sqnr_db"] == -math.inf
-
-    def test_elements_at_which_the_reference_is_not_finite_are_left_out(self) -> None:
-        got = one([np.nan, 5.0, 1.0], [np.nan, -np.inf, 2.0])
-        assert got["non_finite"] == 0
-        assert got["max_abs"] == 1.0
-        assert got["relative_l2"] == 0.5
-
-    @given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=1, max_size=20), st.data())
-    def test_bounds_that_always_hold(self, reference, data) -> None:
-        output = data.draw(
-            st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=len(reference), max_size=len(reference))
-        )
-        got = one(np.array(output, np.float32), np.array(reference, np.float32))
-        assert not any(math.isnan(v) for v in got.values())
-        assert 0 <= got["median_abs"] <= got["p99_abs"] <= got["max_abs"]
-        assert got["mean_abs"] <= got["max_abs"] * (1 + 1e-12)
+    got = one(np.array(output, np.float32), np.array(reference, np.float32))
+    assert not any(math.isnan(v) for v in got.values())
+    assert 0 <= got["median_abs"] <= got["p99_abs"] <= got["max_abs"]
+    assert got["mean_abs"] <= got["max_abs"] * (1 + 1e-12)
 
 
 def test_values_that_differ_by_more_than_float32_holds() -> None:
@@ -129,83 +118,62 @@ def test_the_objective_alone_is_what_it_is_among_all_statistics() -> None:
     assert last.per_output["y"]["worst_part[1]"] == objective.per_output["y"]["worst_part[1]"][2:]
 
 
-class TestRefused:
-    def test_another_shape(self) -> None:
-        with pytest.raises(DataError, match=r"'y' has shape \(1, 2\) on sample 0, the reference has \(2,\)") as caught:
-            one([[1.0, 2.0]], [1.0, 2.0])
-        assert "NMS" in caught.value.hint
-
-    def test_missing_output(self) -> None:
-        with pytest.raises(DataError, match="sample 0 has no output 'y'") as caught:
-            compare_outputs([{"z": np.zeros(1)}], [{"y": np.zeros(1)}])
-        assert "'z'" in caught.value.hint
-
-    @pytest.mark.parametrize("counts", [(1, 2), (0, 0)])
-    def test_number_of_samples(self, counts) -> None:
-        outputs, reference = ([{"y": np.zeros(1)}] * n for n in counts)
-        with pytest.raises(DataError, match="cannot be compared") as caught:
-            compare_outputs(outputs, reference)
-        assert caught.value.hint
-
-    def test_strings(self) -> None:
-        with pytest.raises(DataError, match="'y' has type <U1") as caught:
-            one(["a"], ["a"])
-        assert caught.value.hint
+@pytest.mark.parametrize(
+    ("outputs", "reference", "match", "hint"),
+    [
+        ([{"y": np.ones((1, 2))}], [{"y": np.ones(2)}], r"'y' has shape \(1, 2\) on sample 0, the reference", "NMS"),
+        ([{"z": np.zeros(1)}], [{"y": np.zeros(1)}], "sample 0 has no output 'y'", "'z'"),
+        ([{"y": np.zeros(1)}], [{"y": np.zeros(1)}] * 2, "cannot be compared", "same calibration data"),
+        ([], [], "cannot be compared", "at least one sample"),
+        ([{"y": np.array(["a"])}], [{"y": np.array(["a"])}], "'y' has type <U1", "leave it out"),
+    ],
+)
+def test_what_cannot_be_compared(outputs, reference, match: str, hint: str) -> None:
+    with pytest.raises(DataError, match=match) as caught:
+        compare_outputs(outputs, reference)
+    assert hint in caught.value.hint
 
 
-@pytest.fixture
-def error() -> OutputError:
+def test_the_mean_over_samples_then_the_largest_over_outputs() -> None:
     reference = [{"a": np.array([1.0, 1.0]), "b": np.array([2.0])} for _ in range(3)]
     outputs = [
         {"a": np.array([1.0, 2.0]), "b": np.array([2.0])},
         {"a": np.array([1.0, 1.0]), "b": np.array([8.0])},
         {"a": np.array([1.0, 1.0]), "b": np.array([2.0]), "unknown": np.zeros(1)},
     ]
-    return compare_outputs(outputs, reference)
+    error = compare_outputs(outputs, reference)
+    assert error.per_output["a"]["max_abs"] == (1.0, 0.0, 0.0)
+    assert error.per_output["b"]["max_abs"] == (0.0, 6.0, 0.0)
+    assert error.value("max_abs") == 2.0
+    assert error.summary()["a"]["max_abs"] == pytest.approx(1 / 3)
+    assert "unknown" not in error.per_output
+    with pytest.raises(SettingsError, match="unknown metric 'relative_l1'") as caught:
+        error.value("relative_l1")
+    assert "relative_l2" in caught.value.hint
 
 
-class TestAggregation:
-    def test_mean_over_samples_then_largest_over_outputs(self, error: OutputError) -> None:
-        assert error.per_output["a"]["max_abs"] == (1.0, 0.0, 0.0)
-        assert error.per_output["b"]["max_abs"] == (0.0, 6.0, 0.0)
-        assert error.value("max_abs") == 2.0
-        assert error.summary()["a"]["max_abs"] == pytest.approx(1 / 3)
-        assert "unknown" not in error.per_output
-
-    def test_non_finite_values_add_up_and_make_the_norms_say_so(self) -> None:
-        reference = [{"a": np.ones(2), "b": np.ones(2)}] * 2
-        outputs = [{"a": np.array([1, np.nan]), "b": np.array([np.inf, np.inf])}, {"a": np.ones(2), "b": np.ones(2)}]
-        got = compare_outputs(outputs, reference)
-        assert got.non_finite == 3
-        assert got.value("non_finite") == 2.0
-        assert math.isnan(got.value("relative_l2"))
-        assert got.summary()["b"]["relative_l2"] == math.inf
-
-    def test_unknown_metric_has_close_matches(self, error: OutputError) -> None:
-        with pytest.raises(SettingsError, match="unknown metric 'relative_l1'") as caught:
-            error.value("relative_l1")
-        assert "relative_l2" in caught.value.hint
-
-    def test_json_survives_with_non_finite_numbers(self) -> None:
-        reference = [{"y:0": np.array([1.0, 1.0]), "z": np.array([1.0])}]
-        got = compare_outputs([{"y:0": np.array([np.inf, 1.0]), "z": np.array([np.nan])}], reference)
-        text = json.dumps(got.to_json(), allow_nan=False)
-        back = OutputError.from_json(json.loads(text))
-        assert json.dumps(back.to_json()) == text
-        assert back.summary()["y:0"]["relative_l2"] == math.inf
-        assert math.isnan(back.value("relative_l2"))
+def test_counts_add_up_and_json_holds_numbers_that_are_not_finite() -> None:
+    reference = [{"a:0": np.ones(2), "b": np.ones(2)}] * 2
+    outputs = [{"a:0": np.array([1, np.nan]), "b": np.array([np.inf, np.inf])}, {"a:0": np.ones(2), "b": np.ones(2)}]
+    error = compare_outputs(outputs, reference)
+    text = json.dumps(error.to_json(), allow_nan=False)
+    again = OutputError.from_json(json.loads(text))
+    assert json.dumps(again.to_json()) == text
+    for each in (error, again):
+        assert (each.non_finite, each.value("non_finite")) == (3, 2.0)
+        assert math.isnan(each.value("relative_l2"))
+        assert each.summary()["b"]["relative_l2"] == math.inf
 
 
-class TestTaskMetrics:
-    def test_values_stand_under_all_outputs(self) -> None:
-        reference = [{"y": np.array([1.0])}, {"y": np.array([3.0])}]
-        got = compare_outputs(reference, reference, {"mine": lambda outputs, wanted: outputs["y"][0] + wanted["y"][0]})
-        assert got.per_output["*"] == {"mine": (2.0, 6.0)}
-        assert got.value("mine") == 4.0
-        assert got.value("relative_l2") == 0.0
+def test_metrics_of_single_samples_stand_under_all_outputs() -> None:
+    reference = [{"y": np.array([1.0])}, {"y": np.array([3.0])}]
+    got = compare_outputs(reference, reference, {"mine": lambda outputs, wanted: outputs["y"][0] + wanted["y"][0]})
+    assert got.per_output["*"] == {"mine": (2.0, 6.0)}
+    assert (got.value("mine"), got.value("relative_l2")) == (4.0, 0.0)
 
-    @pytest.mark.parametrize("function", [lambda o, r: 1 / 0, lambda o, r: None, lambda o: 1.0, lambda o, r: "x"])
-    def test_a_metric_that_fails_is_named(self, function) -> None:
-        with pytest.raises(DataError, match="metric mine failed on sample 0") as caught:
-            compare_outputs([{"y": np.zeros(1)}], [{"y": np.zeros(1)}], {"mine": function})
-        assert "function(outputs, reference)" in caught.value.hint
+
+@pytest.mark.parametrize("function", [lambda o, r: 1 / 0, lambda o, r: None, lambda o: 1.0, lambda o, r: "x"])
+def test_a_metric_that_fails_is_named(function) -> None:
+    with pytest.raises(DataError, match="metric mine failed on sample 0") as caught:
+        compare_outputs([{"y": np.zeros(1)}], [{"y": np.zeros(1)}], {"mine": function})
+    assert "function(outputs, reference)" in caught.value.hint

@@ -42,22 +42,23 @@ def test_each_column_is_a_part_where_scales_differ() -> None:
         ]
         assert error.per_output["y"][f"worst_part[{column}]"] == pytest.approx(wanted)
         kept = error.columns["y"]
-        assert kept.worst_part[column] == pytest.approx(np.mean(wanted))
+        assert kept.worst_part[column] == pytest.approx(np.mean(wanted), rel=1e-3)
         apart = [np.abs(y[..., column] - r[..., column]).max() for y, r in zip(outputs, reference, strict=True)]
-        assert kept.max_abs[column] == pytest.approx(max(apart))
-    assert error.value("worst_part") == pytest.approx(max(kept.worst_part))
+        assert kept.max_abs[column] == pytest.approx(max(apart), rel=1e-3)
+    assert error.value("worst_part") == pytest.approx(max(kept.worst_part), rel=1e-3)
     assert error.deciding_part("worst_part") == OutputColumns("y", (4,))
     assert error.value("worst_part") > 10 * error.value("relative_l2")
     assert error.summary()["y"]["worst_part"] == error.value("worst_part")
 
 
-def test_an_output_of_one_scale_is_one_part() -> None:
+def test_an_output_of_one_scale_is_one_part_and_outputs_can_be_left_out() -> None:
     reference = [RNG.standard_normal((2, 7)) for _ in range(3)]
-    outputs = [array + 0.01 for array in reference]
-    error = compare_outputs(of(outputs), of(reference))
+    pairs = [{"y": array, "z": array} for array in reference]
+    error = compare_outputs([{"y": array + 0.01, "z": array + 1.0} for array in reference], pairs)
     wanted = 0.01 / np.concatenate(reference).std()
     assert error.per_output["y"]["worst_part"] == pytest.approx((wanted,) * 3)
-    assert error.deciding_part("worst_part") == OutputColumns("y")
+    assert error.deciding_part("worst_part") == OutputColumns("z")
+    assert error.without(["z"]).value("worst_part") == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize(
@@ -124,23 +125,20 @@ def test_a_number_of_columns_that_changes_has_none() -> None:
 
 
 def test_constant_columns_are_divided_by_their_size_or_by_nothing() -> None:
-    reference = np.zeros((1, 100, 3), np.float32)
+    """What FP32 rounding makes of a constant is no scale."""
+    reference = np.zeros((1, 100, 4), np.float32)
     reference[..., 0] = RNG.standard_normal(100)
     reference[..., 1] = 50.0
+    reference[..., 3] = 1000.0
+    reference[0, ::2, 3] = np.nextafter(np.float32(1000), np.float32(2000))
     error = compare_outputs(of([reference + 0.5]), of([reference]))
     by_part = {part.columns: value for part, value in error.by_part("worst_part").items()}
     assert by_part == {
         (0,): pytest.approx(0.5 / reference[..., 0].std(), rel=1e-4),
         (1,): pytest.approx(0.01),
         (2,): pytest.approx(0.5),
+        (3,): pytest.approx(5e-4, rel=1e-3),
     }
-
-
-def test_rounding_of_a_constant_is_no_scale() -> None:
-    reference = np.full((1, 100, 2), 1000.0, np.float32)
-    reference[0, ::2, 1] = np.nextafter(np.float32(1000), np.float32(2000))
-    error = compare_outputs(of([reference + 1.0]), of([reference]))
-    assert error.value("worst_part") == pytest.approx(1e-3, rel=1e-3)
 
 
 def test_what_was_seen_over_all_samples_decides_for_others(tmp_path: Path) -> None:
@@ -149,7 +147,7 @@ def test_what_was_seen_over_all_samples_decides_for_others(tmp_path: Path) -> No
     assert load_parts(tmp_path / "parts.json") == found
     held_out = detections(1)
     error = compare_outputs(of([array + 1.0 for array in held_out]), of(held_out), parts=found)
-    assert error.columns["y"].worst_part == pytest.approx([1.0 / scale for scale in found["y"].scales])
+    assert error.columns["y"].worst_part == pytest.approx([1.0 / scale for scale in found["y"].scales], rel=1e-3)
     assert load_parts(tmp_path / "none.json") is None
 
 
@@ -187,13 +185,6 @@ def test_a_column_that_is_zero_in_all_search_samples_is_measured_by_those_that_h
     assert error.columns["y"].worst_part == pytest.approx([0.0, 0.1, 0.01])
 
 
-def test_columns_of_zeros_hide_no_small_ones() -> None:
-    """The least scale follows the largest column that has one, not what stands in for columns of zeros."""
-    reference = of([np.array([[0.0, 1e-9]]), np.array([[0.0, -1e-9]])])
-    zeroed = of([np.zeros((1, 2))] * 2)
-    assert compare_outputs(zeroed, reference).value("worst_part") == pytest.approx(1.0)
-
-
 def test_held_out_samples_of_other_shapes_and_none_at_all() -> None:
     found = find_parts(of(detections(2)))
     assert cover_held_out(found, []) == found
@@ -214,9 +205,12 @@ def test_a_class_that_is_never_given_does_not_count_when_it_becomes_zero(tiny: f
     assert found == pytest.approx(error, abs=1e-3)
 
 
-def test_small_columns_count_where_all_are_small() -> None:
-    reference = RNG.standard_normal((1, 40, 3)) * np.array([1e-9, 4e-10, 1e-12])
-    output = reference * [1.0, 1.0, 0.0]
+@pytest.mark.parametrize("scales", [[1e-9, 4e-10, 1e-12], [0.0, 1e-9, 0.0]])
+def test_small_columns_count_where_all_are_small(scales: list[float]) -> None:
+    """The least scale follows the largest column that has one, not what stands in for columns of zeros."""
+    reference = RNG.standard_normal((1, 40, 3)) * np.array(scales)
+    smallest = min(range(3), key=lambda k: scales[k] or 1.0)
+    output = reference * np.where(np.arange(3) == smallest, 0.0, 1.0)
     assert compare_outputs(of([output]), of([reference])).value("worst_part") == pytest.approx(1.0, rel=0.1)
 
 
@@ -249,10 +243,3 @@ def test_nan_and_json() -> None:
     again = OutputError.from_json(json.loads(json.dumps(error.to_json(), allow_nan=False)))
     assert again.per_output.keys() == error.per_output.keys()
     assert again.columns["y"].max_abs[0] == error.columns["y"].max_abs[0]
-
-
-def test_outputs_can_be_left_out() -> None:
-    reference = [{"a": RNG.standard_normal((1, 8)), "b": RNG.standard_normal((1, 8))}]
-    outputs = [{"a": reference[0]["a"] + 1, "b": reference[0]["b"] + 1e-3}]
-    error = compare_outputs(outputs, reference)
-    assert error.without(["a"]).value("worst_part") < 0.01 < error.value("worst_part")

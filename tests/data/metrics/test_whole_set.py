@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError
-from mptune.data.metrics.calling import number_of
 from mptune.data.metrics.paired import error_interval
-from mptune.data.metrics.table import METRICS
+from mptune.data.metrics.table import METRICS, number_of, own_value
 from mptune.data.metrics.tasks import is_own, law_metric, load_metric, resolve_metric, sample_functions, script_of
 from mptune.data.metrics.whole_set import (
     SampleSetArrays,
@@ -19,7 +18,6 @@ from mptune.data.metrics.whole_set import (
     intersection_over_union,
     mean_average_precision,
     mean_iou,
-    own_value,
     set_values,
     together,
     top1_accuracy,

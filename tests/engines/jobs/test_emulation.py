@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -10,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from mptune.data.archive import save_samples
 from mptune.engines.base import EngineError, Failure, FailureKind, Stage
@@ -24,9 +21,7 @@ from mptune.engines.jobs.samples import Feed, Outputs, Scoring
 from mptune.engines.ort import side_by_side
 from mptune.engines.ort.session import OrtSession, Provider
 from mptune.engines.toolchains import emulation
-from mptune.engines.toolchains.emulation import QUICK_S, EmulatedSamples, Emulation, one_group_errors_s, rows_per_sample
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.engines.toolchains.emulation import Emulation, rows_per_sample
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision, PrecisionPlan
@@ -145,37 +140,6 @@ def test_plans_of_one_group_share_sessions_and_agree_with_their_own(run: Run) ->
     assert not list(run.context.weights_dir.glob("*.onnx"))
 
 
-def test_an_all_fp32_plan_is_not_run(run: Run) -> None:
-    errors = run.emulation().errors([run.plan(), run.plan(0)])
-    assert values(errors)[0] == 0.0 < values(errors)[1]
-    assert [model is None for model in run.jobs[-1].models] == [True, False]
-
-
-def conv_net(path: Path, size: int) -> GroupedModel:
-    """Eight convolutions of 64 channels on an image of ``size`` by ``size``: small weights, any amount of work."""
-    weight = numpy_helper.from_array(np.ones((64, 64, 3, 3), np.float32), "w")
-    names = ["x", *(f"h{k}" for k in range(7)), "y"]
-    nodes = [helper.make_node("Conv", [a, "w"], [b], name=b, pads=[1, 1, 1, 1]) for a, b in itertools.pairwise(names)]
-    shape = [1, 64, size, size]
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("x", "y"))
-    onnx.save(helper.make_model(helper.make_graph(nodes, "g", [x], [y], [weight])), path)
-    model = load_model(path)
-    return GroupedModel(model, find_groups(model))
-
-
-def test_a_small_model_is_emulated_on_all_samples_at_once(run: Run) -> None:
-    assert run.emulation().samples == EmulatedSamples((range(4),), None)
-
-
-def test_what_is_quick_depends_on_what_the_model_computes(tmp_path: Path) -> None:
-    small, large = (conv_net(tmp_path / f"{size}.onnx", size) for size in (16, 256))
-    assert len(small.groups) == len(large.groups) == 8
-    small_s, large_s = one_group_errors_s(small, {}, 8), one_group_errors_s(large, {}, 8)
-    assert small_s < QUICK_S < large_s
-    assert large_s == pytest.approx(8 * 8 * (8 * 2 * 64 * 64 * 9 * 256 * 256 / 2) / 1.5e10, rel=0.05)
-    assert one_group_errors_s(large, {}, 1) == pytest.approx(large_s / 8)
-
-
 def test_the_parts_of_the_samples_together_are_all_of_them(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mptune.engines.toolchains.emulation.QUICK_S", 0.0)
     many, apart = run.emulation(), run.emulation()
@@ -191,14 +155,6 @@ def test_the_parts_of_the_samples_together_are_all_of_them(run: Run, monkeypatch
             first = first.with_samples_of(other)
         assert first == error
     assert max(len(job.scoring.part) for job in run.jobs[len(run.jobs) // 2 :]) == 2
-
-
-def test_errors_come_in_the_order_of_the_plans(run: Run) -> None:
-    last, whole, first = run.plan(len(run.groups) - 1), run.plan(*range(len(run.groups))), run.plan(0)
-    many = run.emulation()
-    together = values(many.errors([last, whole, first], part=FEW))
-    assert together == [values(many.errors([plan], part=FEW))[0] for plan in (last, whole, first)]
-    assert {ErrorsJob, SwitchedErrorsJob} == set(run.kinds), "a CPU takes plans of the whole model one by one"
 
 
 @pytest.mark.parametrize("part", [None, FEW], ids=["evaluated", "alone"])
@@ -286,22 +242,10 @@ def test_a_plan_that_fails_by_itself_leaves_the_switches_alone(run: Run) -> None
     assert run.kinds == [SwitchedErrorsJob, ErrorsJob, SwitchedErrorsJob]
 
 
-def test_a_fault_of_the_machine_is_handed_on(run: Run) -> None:
-    gone = Failure(Stage.RUN, FailureKind.DEVICE_LOST, "gone")
-    run.answer = lambda job: gone
-    assert run.emulation().errors([run.plan(0)], part=FEW) is gone
-    assert len(run.jobs) == 1
-
-
 def shaped(folder: Path, rows_in: int | str, rows_out: int | str) -> Model:
     node = models.node("ReduceMean", ["x"], "y", "mean", axes=[1])
     proto = models.model([node], [models.value("x", [rows_in, 4])], [models.value("y", [rows_out, 1])], [])
     return load_model(models.save(proto, folder))
-
-
-@pytest.mark.parametrize(("rows", "expected"), [(8, 8), (1, 1), ("n", 5)])
-def test_a_batch_counts_as_its_rows(rows: int | str, expected: int, tmp_path: Path) -> None:
-    assert rows_per_sample(shaped(tmp_path, rows, rows), 5, {}) == expected
 
 
 @pytest.mark.parametrize(
@@ -319,11 +263,3 @@ def test_an_output_whose_rows_the_exporter_did_not_know_has_those_that_were_seen
 ) -> None:
     model = replace(shaped(tmp_path, rows_in, rows_in), outputs=(TensorInfo("y", "float", (rows_out, 1)),))
     assert rows_per_sample(model, 5, {} if seen is None else {"y": (seen, 1)}) == expected
-
-
-def test_a_first_dimension_that_is_no_batch_does_not_count(mlp_path: Path, tmp_path: Path) -> None:
-    model = load_model(mlp_path)
-    assert rows_per_sample(model, 3, {}) == 3
-    node = models.node("ReduceMean", ["x"], "y", "mean", axes=[0])
-    proto = models.model([node], [models.value("x", [500, 4])], [models.value("y", [1, 4])], [])
-    assert rows_per_sample(load_model(models.save(proto, tmp_path)), 3, {"y": (1, 4)}) == 1

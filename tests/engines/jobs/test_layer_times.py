@@ -37,15 +37,6 @@ def test_what_only_goes_along_takes_no_share_but_is_seen() -> None:
     assert group_times([LayerTime(("a/Add", "d/Mul"), 3.0)], OWNERS, minor={"a/Add", "d/Mul"}) == {"g0": 1.5, "g3": 1.5}
 
 
-def test_casts_at_boundaries_and_the_engines_own_layers_are_left_out() -> None:
-    layers = [LayerTime(("x__fp16",), 1.0), LayerTime((), 1.0), LayerTime(("x__fp16", "c/Conv"), 2.0)]
-    assert group_times(layers, OWNERS) == {"g2": 2.0}
-
-
-def test_nothing_seen_is_no_entry() -> None:
-    assert group_times([], OWNERS) == {}
-
-
 def test_a_profile_becomes_group_times_scaled_as_the_latency_and_a_failed_one_a_warning(mlp_path: Path) -> None:
     model = load_model(mlp_path)
     grouped = GroupedModel(model, find_groups(model))

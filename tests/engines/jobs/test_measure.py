@@ -13,7 +13,7 @@ from mptune.data.archive import save_samples
 from mptune.data.samples import CalibrationSet
 from mptune.engines.base import EngineError
 from mptune.engines.jobs import measure
-from mptune.engines.jobs.measure import STATE_AGE_S, GpuWatch, MeasureJob, ReopenJob
+from mptune.engines.jobs.measure import STATE_AGE_S, MeasureJob, ReopenJob
 from mptune.engines.jobs.samples import Scoring
 from mptune.engines.ort.cuda_session import OrtEngine
 from mptune.engines.ort.session import SessionOptions
@@ -97,16 +97,13 @@ esac
     )
     script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    now = [0.0]
-    watch = GpuWatch(lambda: now[0])
-    assert watch.warnings() == ()
-    now[0] = STATE_AGE_S / 2
-    assert watch.warnings() == ()
-    assert len(asked.read_text().split()) == 1
-    now[0] = 2 * STATE_AGE_S
-    (warning,) = watch.warnings()
-    assert "fell from 1900 to 900 MHz" in warning
-    assert watch.warnings() == (warning,), "also for the plans that are timed until the next reading"
+    state, warnings = WorkerState(), []
+    for now in (0.0, STATE_AGE_S / 2, 2 * STATE_AGE_S, 2.5 * STATE_AGE_S):
+        monkeypatch.setattr(measure.time, "monotonic", lambda now=now: now)
+        warnings.append(measure.gpu_warnings(state))
+    assert warnings[:2] == [(), ()]
+    assert "fell from 1900 to 900 MHz" in warnings[2][0]
+    assert warnings[3] == warnings[2], "also for the plans that are timed until the next reading"
     assert len(asked.read_text().split()) == 2
 
 

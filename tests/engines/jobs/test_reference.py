@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,17 +16,17 @@ from mptune.data.metrics.parts import PARTS_JSON, load_parts
 from mptune.data.rollout import Rollout
 from mptune.data.samples import CalibrationSet
 from mptune.engines.base import EngineError, Failure, FailureKind, ReferenceReport, Stage
-from mptune.engines.jobs import reference
+from mptune.engines.jobs import observing
+from mptune.engines.jobs.observing import ObserveJob
 from mptune.engines.jobs.outputs import value_error
-from mptune.engines.jobs.reference import ObserveJob, ReferenceJob
-from mptune.engines.jobs.reference_report import ObservedRanges
+from mptune.engines.jobs.reference import ReferenceJob
 from mptune.engines.jobs.rows import row_feeds
 from mptune.engines.ort import side_by_side
 from mptune.engines.ort.cuda_session import run_probe
 from mptune.engines.ort.session import OrtSession, Provider, SessionOptions
 from mptune.graph.hazards.interface import fixed_rows
 from mptune.graph.loading.model import load_model
-from mptune.graph.writing.observe import write_observing_model
+from mptune.graph.writing.observe import ObservedPart, observed_parts, write_with_outputs
 from mptune.processes.child import WorkerState
 from mptune.tuning.failures import did_not_run
 from mptune.tuning.steps.baseline import check_reference
@@ -168,13 +168,6 @@ def test_a_cache_of_stacked_keys_and_values_has_its_batch_at_axis_1(tmp_path: Pa
     assert set(report.rows.repeated.values()) == set(report.rows.alone.values()) == {0.0}
 
 
-def test_a_model_without_a_batch_is_not_asked_for_rows(tmp_path: Path) -> None:
-    model = save_graph(tmp_path / "m.onnx", [helper.make_node("Relu", ["x"], ["y"])], [1, 3])
-    report = take_reference(model, tmp_path, ramp(1, 3))
-    assert not report.rows.repeated
-    assert not report.rows.alone
-
-
 @pytest.mark.parametrize(
     ("values", "reference", "error"),
     [
@@ -192,35 +185,17 @@ def test_value_error(values: list[float], reference: list[float], error: float) 
     assert value_error(np.array(values), np.array(reference)) == pytest.approx(error)
 
 
-def test_ranges_are_reduced_over_all_samples(tmp_path: Path) -> None:
-    nodes = [helper.make_node("Exp", ["x"], ["e"]), helper.make_node("Neg", ["e"], ["y"])]
-    model = save_graph(tmp_path / "m.onnx", nodes, ["n", 2], output=["n", 2])
-    feeds = [np.array([[0, 1]], np.float32), np.array([[2, 100], [-9, 0]], np.float32), np.array([[3e38, 3e38]])]
-    CalibrationSet(tuple({"x": feed.astype(np.float32)} for feed in feeds), "test", False).save(tmp_path / "s.npz")
-
-    def observe(tensors: Collection[str] | None = None) -> ObservedRanges:
-        path, by_element = tmp_path / "observing.onnx", tensors is not None
-        taps = write_observing_model(load_model(model), None, path, tensors=tensors, by_element=by_element)
-        return ObserveJob(path, taps, tmp_path / "s.npz", "cpu").run(WorkerState())
-
-    seen = observe()
-    assert sorted(seen.doubtful) == ["e", "x", "y"], "not finite on the second and third, and a sum that overflows"
-    ranges = seen.looked_at_again(observe(seen.doubtful))
-    assert (ranges["x"].absmax, ranges["x"].lowest, ranges["x"].sample) == (np.float32(3e38), -9.0, 2)
-    assert (ranges["e"].shape, ranges["e"].non_finite, ranges["e"].sample) == ((1, 2), 3, 1)
-    assert (ranges["x"].non_finite, ranges["y"].non_finite) == (0, 3)
-    assert ranges["y"].lowest == -ranges["e"].highest == pytest.approx(-math.exp(2), rel=1e-5)
-
-
 def test_reference_and_ranges_are_the_same_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(side_by_side, "usable_cores", lambda: 2)
     nodes = [helper.make_node("Exp", ["x"], ["e"]), helper.make_node("Relu", ["e"], ["y"])]
     model, samples = save_graph(tmp_path / "m.onnx", nodes, [1, 2]), tmp_path / "samples.npz"
     feeds = tuple({"x": ramp(1, 2) * k} for k in (3, 100, -1, 2))
     CalibrationSet(feeds, "test", False).save(samples)
-    taps = write_observing_model(load_model(model), None, tmp_path / "observing.onnx")
+    loaded = load_model(model)
+    (part,) = observed_parts(loaded, {})
+    write_with_outputs(loaded, None, tmp_path / "observing.onnx", part.outputs)
     reference = ReferenceJob(model, samples, tmp_path / "reference.npz", "cpu")
-    observe = ObserveJob(tmp_path / "observing.onnx", taps, samples, "cpu")
+    observe = ObserveJob(tmp_path / "observing.onnx", part, samples, "cpu")
     one_by_one = reference.run(WorkerState()), read_samples(reference.outputs), observe.run(WorkerState())
     pairs, together, compute = [], threading.Barrier(2, timeout=30.0), OrtSession.run
 
@@ -269,8 +244,8 @@ def test_ranges_are_observed_with_few_optimisations_where_that_works(
         asked.append(options)
         raise EngineError(FailureKind.UNSUPPORTED, "no kernel")
 
-    monkeypatch.setattr(reference, "open_session", refuse)
+    monkeypatch.setattr(observing, "open_session", refuse)
     with pytest.raises(EngineError):
-        ObserveJob(tmp_path, (), tmp_path, provider)._open(WorkerState(), None)
+        ObserveJob(tmp_path, ObservedPart({}), tmp_path, provider)._open(WorkerState(), None)
     first, then = asked
     assert (first, then) == (SessionOptions(provider, "values"), SessionOptions(provider))

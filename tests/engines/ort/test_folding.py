@@ -13,16 +13,15 @@ import pytest
 from mptune.data.samples import CalibrationSet
 from mptune.engines.backends.onnxruntime import ONNXRUNTIME
 from mptune.engines.base import Failure, FailureKind, Stage
-from mptune.engines.jobs.reference import ObserveJob
+from mptune.engines.jobs.observing import ObserveJob
 from mptune.engines.ort.fusions import FoldJob
 from mptune.engines.toolchains.toolchain import MeasuredToolchain
-from mptune.graph.facts import facts_of
 from mptune.graph.folded import FoldedValues, is_worthwhile, write_without_weights
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision
-from mptune.graph.writing.observe import write_observing_model
+from mptune.graph.writing.observe import observed_parts, write_with_outputs
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
 from mptune.settings import SearchSettings
@@ -131,12 +130,6 @@ def test_outputs_stay_and_what_only_shapes_read_goes(tmp_path: Path) -> None:
     assert path.stat().st_size < 100_000, "weights lie in the bank"
 
 
-def test_shapes_that_are_not_fixed_stay(tmp_path: Path) -> None:
-    model = load_model(make_chains(tmp_path / "chains.onnx", 40, is_fixed=False))
-    assert is_worthwhile(model)
-    assert not folded(model, tmp_path / "work").values
-
-
 @pytest.mark.parametrize("name", ["detr_torchscript_17", "constants", "scan_sum", "chains"])
 def test_what_is_observed_is_the_same(name: str, tmp_path: Path) -> None:
     corpus = CORPUS / f"{name}.onnx"
@@ -146,10 +139,11 @@ def test_what_is_observed_is_the_same(name: str, tmp_path: Path) -> None:
     bank, place = WeightBank.write(model, tmp_path / "bank"), tmp_path / "bank" / "observing.onnx"
     CalibrationSet((feeds(model),), "test", False).save(tmp_path / "samples.npz")
     seen, nodes = [], []
+    (part,) = observed_parts(model, dict.fromkeys(model.tensors, (1,)))
     for values in (None, folded(model, tmp_path / "work")):
-        taps = write_observing_model(model, bank, place, folded=values)
+        write_with_outputs(model, bank, place, part.outputs, values)
         nodes.append(len(nodes_of(place)))
-        seen.append(run_here(ObserveJob(place, taps, tmp_path / "samples.npz", "cpu")))
+        seen.append(run_here(ObserveJob(place, part, tmp_path / "samples.npz", "cpu")))
     assert seen[0] == seen[1]
     assert nodes[0] > nodes[1]
 
@@ -181,9 +175,3 @@ def test_a_search_folds_once_and_where_it_pays(
             assert sum(node.op_type == "Concat" for node in nodes_of(typed)) == kept
         assert calls.folds == folds
         assert not list(tmp_path.rglob("*folded*")), "what was written to fold is gone"
-
-
-def test_what_computes_from_values_is_no_shape_arithmetic(tmp_path: Path) -> None:
-    model = load_model(make_chains(tmp_path / "chains.onnx", 2))
-    names = {model.nodes[index].name for index in facts_of(model).folded_nodes}
-    assert names == {*(f"{kind}{k}" for k in range(2) for kind in ("shape", "concat", "cast", "max")), "shapes"}

@@ -13,7 +13,7 @@ from mptune.engines.jobs.emulation import SwitchedErrorsJob
 from mptune.engines.jobs.reference import ReferenceJob
 from mptune.engines.jobs.samples import Scoring
 from mptune.engines.ort.fusions import FusionsJob, OptimisedNode, fused_nodes, may_fuse
-from mptune.engines.toolchains.toolchain import MeasuredToolchain, PredictedToolchain
+from mptune.engines.toolchains.toolchain import MeasuredToolchain
 from mptune.graph.fused import FusedNodes
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
@@ -91,13 +91,6 @@ def test_other_operators_that_round_once(tmp_path: Path, op_type: str, nodes: tu
     assert fused_nodes(grouped, [found]) == (FusedNodes(names),)
 
 
-def test_a_model_without_such_norms_is_not_asked(mlp_context: RunContext) -> None:
-    assert not may_fuse(mlp_context.grouped)
-    toolchain = MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), mlp_context)
-    assert toolchain.fused_nodes() == ()
-    assert toolchain._worker.pid is None  # no process was started
-
-
 def test_an_error_is_emulated_as_the_engine_computes(tmp_path: Path) -> None:
     """Of a norm whose squares FP16 does not hold: ONNX Runtime keeps them in FP32."""
     context = context_of(rms_norm(tmp_path), tmp_path)
@@ -131,13 +124,6 @@ def test_a_switched_epsilon_is_the_models(tmp_path: Path) -> None:
     switches = tuple(emulator.switches[Precision.FP16].values())
     (error,) = run_here(SwitchedErrorsJob(path, None, (on,), switches, Scoring(*paths[1:])))
     assert 1e-5 < error.value("relative_l2") < 1e-3
-
-
-def test_of_an_engine_that_is_built_elsewhere_each_step_is_emulated(tmp_path: Path) -> None:
-    context = context_of(rms_norm(tmp_path), tmp_path)
-    toolchain = PredictedToolchain(None, load_target("jetson-orin-nano-8gb"), context)
-    assert toolchain.fused_nodes() == ()
-    assert toolchain.predictor.fuses
 
 
 def context_of(model: Model, folder: Path, *, large: bool = True) -> RunContext:

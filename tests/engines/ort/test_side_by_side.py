@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from mptune.engines.ort import side_by_side
-from mptune.engines.ort.side_by_side import SideBySide, available_bytes
+from mptune.engines.ort.side_by_side import SideBySide
 
 MIB = 1 << 20
 
@@ -59,8 +59,3 @@ def test_a_run_that_fails_ends_the_others() -> None:
     with pytest.raises(ValueError, match="no memory"):
         SideBySide(2, 1).run([fail, *(lambda: threading.Event().wait(0.2) for _ in range(2)), *map(call, range(50))])
     assert len(begun) < 50
-
-
-def test_available_memory_is_read_where_the_system_says() -> None:
-    available = available_bytes()
-    assert available is None or 0 <= available < 1 << 50

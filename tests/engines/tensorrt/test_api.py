@@ -129,14 +129,6 @@ def test_tensorrt_rtx_has_every_name() -> None:
     assert sorted(named() - names_in_module(trt)) == []
 
 
-def test_tensorrt_lean_has_every_name_of_its_half() -> None:
-    trt = pytest.importorskip("tensorrt_lean", reason="tensorrt-lean is not installed")
-    here = names_in_module(trt)  # It lacks builder, parser and inspector altogether.
-    wanted = {name for name in named() - RTX_ONLY if name.split(".")[0] in here}
-    assert "IExecutionContext.execute_async_v3" in wanted
-    assert sorted(wanted - here) == []
-
-
 @pytest.mark.parametrize("version", RECORDED)
 def test_recorded_versions_have_every_name(version: str) -> None:
     assert sorted(named() - RTX_ONLY - recorded(version)) == []

@@ -37,7 +37,7 @@ from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
 from mptune.processes.child import TRANSIENT, WorkerState
-from mptune.settings import ShapeRange, TensorRtSettings
+from mptune.settings import ShapeRange
 from tests.graph import rtx
 
 pytestmark = pytest.mark.tensorrt_rtx
@@ -105,13 +105,6 @@ def test_an_input_that_is_an_output_is_refused_by_name(library: Library, mlp_pat
     assert error.message.startswith("TensorRT calls an input '__x', which the model has not")
 
 
-def test_the_header_check_finds_what_is_no_engine(library: Library, mlp_path: Path) -> None:
-    data = bytes(build_engine(library, mlp_path, OPTIONS, rows(1)).memory)
-    assert rtx.engine_faults(library, data) == ()
-    for damaged in (b"no engine" * 100, data[:10], bytes(64) + data[64:]):
-        assert rtx.engine_faults(library, damaged) == ("MALFORMED_ENGINE",)
-
-
 def test_every_capability_that_is_named_is_built_for(library: Library, mlp_path: Path) -> None:
     all_three = BuildOptions("tensorrt-rtx", capabilities=((8, 6), (8, 9), (12, 0)))
     assert build_engine(library, mlp_path, all_three, rows(1)).memory.nbytes
@@ -138,20 +131,6 @@ def test_shapes_come_from_the_user_where_given(library: Library, mlp_path: Path)
         assert caught.value.hint
 
 
-def test_a_static_model_needs_no_profile(library: Library, cnn_path: Path) -> None:
-    feeds = [{"image": np.zeros((2, 3, 16, 16), np.float32)}]
-    assert build_engine(library, cnn_path, OPTIONS, feeds).memory.nbytes
-
-
-def test_an_input_that_is_a_shape_gets_a_range_of_values(library: Library, tmp_path: Path) -> None:
-    inputs = {"x": (FLOAT, ["n", 4]), "shape": (INT64, [2])}
-    path = one_node(tmp_path / "m.onnx", "Reshape", inputs, (FLOAT, ["a", "b"]))
-    feeds = [
-        {"x": np.zeros((count, 4), np.float32), "shape": np.array([2, count * 2], np.int64)} for count in (2, 1, 6)
-    ]
-    assert build_engine(library, path, OPTIONS, feeds).memory.nbytes
-
-
 def test_operators_that_it_does_not_know(library: Library, tmp_path: Path) -> None:
     square, scalar = {"x": (FLOAT, [2, 2])}, (FLOAT, [])
     for op, words in (("NoSuchOp", "Plugin not found"), ("Det", "TensorRT's parser does not support it")):
@@ -160,13 +139,6 @@ def test_operators_that_it_does_not_know(library: Library, tmp_path: Path) -> No
         assert failure.kind is FailureKind.UNSUPPORTED
         assert failure.message.startswith(f"{op} node 'the node': ")
         assert words in failure.message
-
-
-def test_a_type_that_it_does_not_know(library: Library, tmp_path: Path) -> None:
-    path = one_node(
-        tmp_path / "m.onnx", "StringNormalizer", {"x": (TensorProto.STRING, [2])}, (TensorProto.STRING, [2])
-    )
-    assert refusal(lambda: build_engine(library, path, OPTIONS, [])).kind is FailureKind.UNSUPPORTED
 
 
 def test_types_that_do_not_agree_are_a_parser_error(library: Library, tmp_path: Path) -> None:
@@ -237,15 +209,6 @@ def test_nothing_is_collected_while_tensorrt_runs(library: Library, mlp_path: Pa
     assert enabled
     assert not any(enabled)
     assert gc.isenabled()
-
-
-def test_settings_reach_the_builder(library: Library, mlp_path: Path) -> None:
-    def build(**settings: Any) -> bytes:
-        options = BuildOptions("tensorrt-rtx", capabilities=((8, 9),), settings=TensorRtSettings(**settings))
-        return bytes(build_engine(library, mlp_path, options, rows(1)).memory)
-
-    assert build(workspace_mb=64)
-    assert build(optimization_level=0)
 
 
 class Profile:

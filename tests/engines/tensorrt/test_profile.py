@@ -20,11 +20,10 @@ from mptune.engines.context import RunContext
 from mptune.engines.cuda import runtime as cuda
 from mptune.engines.jobs.layer_times import LayerTime, group_times
 from mptune.engines.jobs.measure import MeasureResult
-from mptune.engines.tensorrt import session as tensorrt_session
 from mptune.engines.tensorrt.builder import BuildOptions, build_engine, parse_network
 from mptune.engines.tensorrt.jobs import EngineProfileJob, TensorRtEngine
-from mptune.engines.tensorrt.layers import Layer, layer_times, profiler_class, read_layers
-from mptune.engines.tensorrt.library import MODULES, Kind, Library, load_library
+from mptune.engines.tensorrt.layers import layer_times, profiler_class, read_layers
+from mptune.engines.tensorrt.library import Kind, load_library
 from mptune.engines.tensorrt.session import EngineOptions
 from mptune.engines.timing.latency import Repetitions, summarise
 from mptune.engines.toolchains import toolchain as toolchain_module
@@ -40,22 +39,10 @@ from mptune.targets.detect import Gpu, detect_gpus
 from mptune.targets.target import load_target
 from tests.device.cuda import FakeCuda
 from tests.device.programs import PROGRAMS
-from tests.device.tensorrt import make_module
 from tests.engines.engine_support import run_here
 
 DIGITS = Path(__file__).parents[3] / "benchmarks" / "models" / "digits_vit.onnx"
 QUICK = LatencySettings(warmup_ms=0.0, duration_ms=1.0, min_iterations=10)
-
-
-@pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
-    device = FakeCuda()
-    monkeypatch.setattr(cuda, "runtime", lambda: device)
-    modules = {kind: make_module("10.16.2", device, is_rtx=kind != "tensorrt") for kind in MODULES}
-    monkeypatch.setattr(tensorrt_session, "load_library", lambda kind, plugins: Library(kind, modules[kind], "10.16"))
-    yield device
-    assert device.leaks == []
-    assert device.rules.forbidden == []
 
 
 def job(folder: Path, program: str, kind: Kind = "tensorrt") -> EngineProfileJob:
@@ -68,31 +55,26 @@ def job(folder: Path, program: str, kind: Kind = "tensorrt") -> EngineProfileJob
 
 
 @pytest.mark.parametrize("kind", ["tensorrt", "tensorrt-rtx"])
-def test_each_layer_is_timed_and_traced_to_its_nodes(kind: Kind, device: FakeCuda, tmp_path: Path) -> None:
+def test_each_layer_is_timed_and_traced_to_its_nodes(kind: Kind, fake_cuda: FakeCuda, tmp_path: Path) -> None:
     found = run_here(job(tmp_path, "fused", kind))
     assert found == (
         LayerTime(("/a/MatMul", "/a/Relu"), 0.5, "/a/MatMul_myl0_0"),
         LayerTime((), 0.25, "Reformatting CopyNode for Input Tensor 0 to /b/Conv"),
         LayerTime(("/b/Conv",), 2.0, "/b/Conv_myl0_1"),
     )
-    assert (device.captures, device.launches) == (0, 0)
+    assert (fake_cuda.captures, fake_cuda.launches) == (0, 0)
     assert (tmp_path / "runtime.cache").exists() == (kind == "tensorrt-rtx")
 
 
-def test_an_engine_that_tells_no_layers_is_an_error(device: FakeCuda, tmp_path: Path) -> None:
+def test_an_engine_that_tells_no_layers_is_an_error(fake_cuda: FakeCuda, tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="the profiler reports no layers") as caught:
         run_here(job(tmp_path, "nonzero"))
     assert caught.value.kind is FailureKind.UNSUPPORTED
 
 
-def test_layers_that_lead_nowhere_are_an_error() -> None:
-    with pytest.raises(EngineError, match="reports 1 layers, none of which"):
-        layer_times([{"a": 1.0}], [Layer("b", ("n",))])
-
-
 def test_the_longest_execution_is_left_out_and_what_is_skipped_counts_nothing() -> None:
     executions = [{"a": 1.0, "b": 4.0}, {"a": 90.0}, {"a": 2.0}]
-    layers = [Layer("a", ("m",)), Layer("a", ("n",))]
+    layers = [LayerTime(("m",), 0.0, "a"), LayerTime(("n",), 0.0, "a")]
     assert layer_times(executions, layers) == (LayerTime(("m", "n"), 1.5, "a"), LayerTime((), 0.0, "b"))
 
 
@@ -143,16 +125,6 @@ class TimedJob:
         return MeasureResult(measurement, latency, Repetitions(1, 2))
 
 
-@dataclass(frozen=True)
-class LayersJob:
-    """The same of a profile: the whole engine is one layer."""
-
-    nodes: tuple[str, ...]
-
-    def run(self, state: WorkerState) -> tuple[LayerTime, ...]:
-        return (LayerTime(self.nodes, 7.0),)
-
-
 @pytest.fixture
 def tools(
     mlp_context: RunContext, settings: SearchSettings, monkeypatch: pytest.MonkeyPatch
@@ -175,22 +147,6 @@ def measured(tools: MeasuredToolchain) -> Measurement:
     assert found.engine_path is not None
     assert found.engine_path.exists()
     return found
-
-
-@pytest.mark.tensorrt_rtx
-def test_a_toolchain_profiles_the_engine_that_it_timed(
-    tools: MeasuredToolchain, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engines: list[Path] = []
-
-    def profiled(engine: TensorRtEngine, *rest: object) -> LayersJob:
-        engines.append(engine.path)
-        return LayersJob(tools.context.groups[0].nodes)
-
-    monkeypatch.setattr(tensorrt_backend, "EngineProfileJob", profiled)
-    found = measured(tools)
-    assert engines == [found.engine_path]
-    assert found.group_times_ms == {tools.context.groups[0].id: 7.0}
 
 
 @pytest.mark.tensorrt_rtx

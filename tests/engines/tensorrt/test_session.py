@@ -3,7 +3,6 @@ there is one with TensorRT, the same contract as every session (``test_contract`
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,15 +11,12 @@ import pytest
 
 from mptune.engines.base import EngineError, FailureKind
 from mptune.engines.cuda import runtime as cuda
-from mptune.engines.tensorrt import session as tensorrt_session
 from mptune.engines.tensorrt.builder import BuildOptions, build_engine
-from mptune.engines.tensorrt.library import MODULES, Kind, Library, load_library
+from mptune.engines.tensorrt.library import Kind, load_library
 from mptune.engines.tensorrt.session import EngineOptions, TensorRtSession, host_memory
-from mptune.engines.timing.latency import Repetitions
 from tests.device.cuda import FakeCuda
 from tests.device.programs import PROGRAMS
-from tests.device.tensorrt import make_module
-from tests.engines.stopwatches import QUICK, calibrated, timed
+from tests.engines.stopwatches import timed
 
 KERNELS = b"Mul ReduceSum Reshape"
 """Of ``double``."""
@@ -29,15 +25,9 @@ KERNELS = b"Mul ReduceSum Reshape"
 class Device:
     """A device, and the sessions that are opened on it."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.folder = folder
-        self.cuda = FakeCuda()
+    def __init__(self, folder: Path, fake_cuda: FakeCuda) -> None:
+        self.folder, self.cuda = folder, fake_cuda
         self.sessions: list[TensorRtSession] = []
-        modules = {kind: make_module("10.16.2", self.cuda, is_rtx=kind != "tensorrt") for kind in MODULES}
-        monkeypatch.setattr(cuda, "runtime", lambda: self.cuda)
-        monkeypatch.setattr(
-            tensorrt_session, "load_library", lambda kind, plugins: Library(kind, modules[kind], "10.16")
-        )
 
     def open(self, program: str, kind: Kind = "tensorrt", *, cuda_graph: bool = True) -> TensorRtSession:
         path = self.folder / f"{program}.engine"
@@ -48,13 +38,11 @@ class Device:
 
 
 @pytest.fixture
-def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
-    device = Device(tmp_path, monkeypatch)
+def device(tmp_path: Path, fake_cuda: FakeCuda) -> Iterator[Device]:
+    device = Device(tmp_path, fake_cuda)
     yield device
     for session in device.sessions:
         session.close()
-    assert device.cuda.leaks == []
-    assert device.cuda.rules.forbidden == []
 
 
 def rows(count: int, seed: int = 0) -> dict[str, np.ndarray]:
@@ -86,14 +74,6 @@ def test_a_graph_is_captured_once_a_shape_and_replayed(device: Device) -> None:
     timed(session, rows(2))
     assert device.cuda.captures == 3
     assert session.warnings == ()
-
-
-def test_repetitions_are_calibrated_and_kept(device: Device) -> None:
-    session = device.open("double")
-    repetitions = calibrated(session, rows(2))
-    assert repetitions.iterations * repetitions.executions_per_value >= QUICK.min_iterations
-    latency = timed(session, rows(2), Repetitions(1, 10, executions_per_value=7))
-    assert latency.raw_ms == (1.0,) * 10
 
 
 def test_without_a_graph_the_engine_is_enqueued(device: Device) -> None:
@@ -139,18 +119,6 @@ def test_feeds_that_do_not_fit_are_engine_errors_in_tensorrts_words(device: Devi
         with pytest.raises(EngineError, match=words):
             session.run(feeds)
     np.testing.assert_array_equal(session.run(rows(2))["y"], rows(2)["x"] * 2)
-
-
-def test_feeds_that_are_not_contiguous(device: Device) -> None:
-    session = device.open("double")
-    wide = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
-    np.testing.assert_array_equal(session.run({"x": wide.T})["y"], wide.T * 2)
-
-
-def test_a_type_that_numpy_lacks(device: Device) -> None:
-    with pytest.raises(EngineError, match="'x' is of type BF16, which NumPy lacks") as caught:
-        device.open("odd")
-    assert caught.value.kind is FailureKind.UNSUPPORTED
 
 
 def test_files_that_are_no_engine(device: Device, tmp_path: Path) -> None:
@@ -200,25 +168,13 @@ def test_a_context_that_is_kept_keeps_its_stream_and_is_reported(device: Device)
     device.cuda.cudaStreamDestroy(stream)
 
 
-def test_two_sessions_live_side_by_side(device: Device) -> None:
-    first, second = device.open("double"), device.open("nonzero")
-    for _ in range(2):
-        timed(first, rows(2))
-        timed(second, {"x": np.ones(4, np.float32)})
-    second.close()
-    np.testing.assert_array_equal(first.run(rows(2))["y"], rows(2)["x"] * 2)
-
-
-def test_the_inspector_is_asked_of_the_context(device: Device) -> None:
-    session = device.open("double")
-    assert len(json.loads(session.information())["Layers"]) == 1
-
-
 def test_tensorrt_rtx_compiles_at_once_and_keeps_its_kernels(device: Device) -> None:
     session = device.open("double", "tensorrt-rtx")
     config, strategies = session._context._runtime_config, session.library.trt.DynamicShapesKernelSpecializationStrategy
     assert config.dynamic_shapes_kernel_specialization_strategy is strategies.EAGER
     assert config._cache._kernels == set()
+    # Engines are built for inspection, and run without its cost.
+    assert session._context.nvtx_verbosity is session.library.trt.ProfilingVerbosity.NONE
     session.run(rows(1))
     session.close()
     assert (device.folder / "runtime.cache").read_bytes() == KERNELS
@@ -264,20 +220,6 @@ def test_fp64_is_fp32_for_tensorrt_and_said_once(device: Device) -> None:
         "input 'x' is FP64, and FP32 in the engine: give FP32 where you deploy it"
     ]
     session.close()
-
-
-def test_kernels_are_kept_from_the_first_execution_on(device: Device) -> None:
-    session = device.open("double", "tensorrt-rtx")
-    assert not (device.folder / "runtime.cache").exists()
-    session.run(rows(1))
-    assert (device.folder / "runtime.cache").read_bytes() == KERNELS
-    session.close()
-
-
-@pytest.mark.parametrize("kind", ["tensorrt", "tensorrt-rtx"])
-def test_engines_built_for_inspection_run_without_its_cost(device: Device, kind: Kind) -> None:
-    session = device.open("double", kind)
-    assert session._context.nvtx_verbosity is session.library.trt.ProfilingVerbosity.NONE
 
 
 def test_nothing_is_released_while_the_device_still_works(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:

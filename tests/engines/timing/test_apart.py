@@ -52,8 +52,3 @@ def test_few_degrees_of_freedom_want_more_than_intervals_that_do_not_overlap() -
     assert not is_lower(replace(one, degrees=3.0), few)
     assert not is_lower(one, few), "one of both is enough"
     assert is_lower(replace(one, degrees=3.0), replace(few, median_ms=1.4, ci95_ms=(1.3, 1.5)))
-
-
-def test_what_is_predicted_has_no_noise() -> None:
-    assert is_lower(Latency.predicted(1.0), Latency.predicted(1.0 + 1e-9))
-    assert not is_lower(Latency.predicted(1.0), Latency.predicted(1.0))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -60,37 +59,6 @@ class Machine:
         return standings, known
 
 
-class NoisyMachine(Machine):
-    """Rounds that are noisy in another way than white."""
-
-    def __init__(self, seed: int, kind: str) -> None:
-        super().__init__(seed)
-        self.kind = kind
-
-    def rounds(self) -> Iterator[tuple[float, float]]:
-        draw, sd = self.generator, self.per_value
-        common, own = draw.normal(0.0, 5e-3, (MOST, 1)), draw.normal(0.0, sd, (MOST, 2))
-        if self.kind == "autocorrelated":  # 0.2 to 0.5 and 0 to 0.3 on a CPU with other work
-            for noise, correlation in ((common, 0.9), (own, 0.5)):
-                for before, now in pairwise(noise):
-                    now[:] = correlation * before + math.sqrt(1.0 - correlation**2) * now
-        elif self.kind == "drift":  # by 10 %, and by half a round between the two values of a round
-            share = draw.choice([-0.1, 0.1]) / MOST
-            own += share * (np.arange(MOST)[:, None] + [0.0, 0.5])
-        elif self.kind == "clocks":  # of the device: two, 2 % apart
-            common += 0.02 * (draw.random((MOST, 1)) < 0.4)
-        elif self.kind == "two times":  # of each engine, 1.3 % apart
-            own += 0.013 * (draw.random((MOST, 2)) < 0.4)
-        elif self.kind == "heavy tails":
-            own = sd * draw.standard_t(2, (MOST, 2))
-        elif self.kind == "outliers":
-            own += (draw.random((MOST, 2)) < 0.1) * draw.exponential(1.0, (MOST, 2))
-        off = common + own
-        if self.kind == "coarse clock":
-            off = np.log(np.round(np.exp(off) / 5e-4) * 5e-4)
-        yield from map(tuple, off.tolist())
-
-
 def enough_for(standings: Standings, error: float) -> Enough:
     known = standings.enough("another")
     return Enough(known.spread, known.others, error)
@@ -131,24 +99,6 @@ def test_many_timings_that_stopped_are_known_as_well_as_they_say() -> None:
     assert 0.93 <= held <= 0.97
     assert ranked <= 0.01
     assert abs(bias) <= 3.0 * sd
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind", ["autocorrelated", "drift", "clocks", "two times", "heavy tails", "outliers", "coarse clock"]
-)
-def test_noise_that_is_not_white_is_known_as_well_as_it_says(kind: str) -> None:
-    held, ranked, bias, sd = judge((NoisyMachine(seed, kind) for seed in range(150)), PLACES)
-    assert 0.92 <= held <= 0.99
-    assert ranked <= 0.01
-    assert abs(bias) <= 3.5 * sd
-
-
-def test_few_values_are_enough_where_sessions_differ_by_more() -> None:
-    machine = Machine(0, between=2e-3, per_value=5e-4)
-    standings, _ = machine.begin()
-    counts = [machine.session(-0.349, enough_for(standings, 2e-3))[1] for _ in range(10)]
-    assert max(counts) == LEAST_VALUES
 
 
 def test_a_noisy_plan_beside_another_takes_every_value_and_one_far_behind_the_fewest() -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from itertools import combinations
 
 import numpy as np
 import pytest
 
-from mptune.engines.timing.latency import Latency, are_lower, is_lower
+from mptune.engines.timing.latency import Latency, are_lower
 from mptune.engines.timing.spread import RatioEstimate, SessionSpread, SessionTiming, log_ratio_sd
 
 REOPENED = 6
@@ -125,60 +124,9 @@ def test_a_session_of_few_values_that_scatters_more_than_others_is_not_known_as_
     assert np.median(steady) == pytest.approx(12.0, abs=0.1), "as many as the spread"
 
 
-class Processes(Machine):
-    """Each process has plans of its own speed, as on an H200: it has chosen other kernels, for 0.4 %."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__(seed, between=1.3e-3)
-        self._effects: dict[tuple[str, float], float] = {}
-
-    def session(self, log_ratio: float, baseline: str = "first") -> SessionTiming:
-        effect = self._effects.setdefault((baseline, log_ratio), self._generator.normal(0.0, 4e-3))
-        return super().session(log_ratio + effect, baseline)
-
-    def order(self, log_ratios: list[float], *, apart: bool) -> dict[tuple[float, float], int]:
-        """A search, then two rounds of confirmation; -1 or 1 for the pairs of plans that are called different."""
-        timings = self.begin()
-        rounds: dict[float, list[SessionTiming]] = {}
-        for log_ratio in log_ratios:
-            rounds[log_ratio] = [self.session(log_ratio, f"round {k}" if apart else "first") for k in range(2)]
-            timings[f"plan {log_ratio}"] = [self.session(log_ratio), *rounds[log_ratio]]
-        spread = SessionSpread(timings)
-        known = {log_ratio: latency_of(spread.estimate(sessions)) for log_ratio, sessions in rounds.items()}
-        pairs = combinations(log_ratios, 2)
-        return {(a, b): is_lower(known[b], known[a]) - is_lower(known[a], known[b]) for a, b in pairs}
-
-
-@pytest.mark.parametrize("apart", [True, False])
-def test_two_searches_contradict_each_other_only_if_each_keeps_to_one_process(apart: bool) -> None:
-    contradicted, different = 0, 0
-    for seed in range(20):
-        drawn = np.cumsum(np.random.default_rng(seed).uniform(0.0, 0.02, 12))
-        log_ratios = [float(-value) for value in drawn]
-        one, other = (Processes(2 * seed + k).order(log_ratios, apart=apart) for k in range(2))
-        contradicted += sum(one[pair] * other[pair] < 0 for pair in one)
-        different += sum(one[pair] != 0 for pair in one)
-    assert (contradicted == 0) == apart
-    assert different > 0.7 * 20 * 66
-
-
 def test_the_spread_between_sessions_is_found() -> None:
     found = [SessionSpread(Machine(seed, between=2e-3).begin()).sd or 0.0 for seed in range(400)]
     assert math.sqrt(np.mean(np.square(found))) == pytest.approx(2e-3, rel=0.1)
-
-
-def test_a_session_of_the_baseline_that_was_never_seen_is_as_doubtful_as_any() -> None:
-    machine = Machine(0)
-    spread = SessionSpread(machine.begin())
-    known, unknown = (spread.estimate([SessionTiming(name, -0.3, 1e-4)]) for name in ("first", "another"))
-    assert unknown.log_ratio == pytest.approx(known.log_ratio, abs=3 * machine.between)
-    assert unknown.sd > 1.3 * known.sd
-
-
-def test_a_plan_timed_beside_the_anchor_keeps_its_ratio() -> None:
-    machine = Machine(1)
-    spread = SessionSpread(machine.begin())
-    assert spread.estimate([SessionTiming("first", -0.3, 1e-4)]).log_ratio == pytest.approx(-0.3)
 
 
 def test_nothing_repeated_leaves_the_doubt_within_the_session() -> None:
@@ -197,13 +145,3 @@ def test_what_a_device_does_in_one_round_cancels() -> None:
     assert 5.0 * log_ratio_sd(values, baseline) < log_ratio_sd(values, generator.permutation(baseline))
     assert log_ratio_sd(values, baseline) == log_ratio_sd(values, baseline)
     assert log_ratio_sd([1.0], [2.0]) == 0.0
-
-
-def test_a_clock_that_is_too_coarse_gives_no_error() -> None:
-    assert SessionTiming.of_values("first", [0.0, 0.0], [0.0, 0.0]).log_ratio == 0.0
-
-
-def test_json_and_back() -> None:
-    timing = SessionTiming.of_values("first", [1.0, 1.1, 1.2], [2.0, 2.2, 2.4])
-    assert SessionTiming.from_json(timing.to_json()) == timing
-    assert timing.log_ratio == pytest.approx(math.log(0.5))

@@ -16,7 +16,6 @@ from mptune.engines.base import Failure, FailureKind, Measurement, Stage
 from mptune.engines.context import RunContext
 from mptune.engines.environment import describe_environment
 from mptune.engines.jobs.measure import MeasureJob
-from mptune.engines.jobs.reference_report import TensorRange
 from mptune.engines.ort.session import Provider
 from mptune.engines.tensorrt.jobs import LibraryReport
 from mptune.engines.timing.spread import LEAST_VALUES
@@ -26,6 +25,7 @@ from mptune.engines.toolchains.toolchain import MeasuredToolchain, PredictedTool
 from mptune.errors import TargetError
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup
+from mptune.graph.hazards.seen import TensorRange
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.processes.child import Job

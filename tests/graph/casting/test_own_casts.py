@@ -1,4 +1,4 @@
-"""The model's own Casts between FP32, FP16 and BF16: kept or folded under any plan, never doubled."""
+"""The model's own Casts, between FP32, FP16 and BF16 or from integers: merged under any plan, never doubled."""
 
 from __future__ import annotations
 
@@ -15,24 +15,20 @@ from mptune.errors import ModelError
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
-from mptune.graph.plan import PRECISIONS, REDUCED, Precision
+from mptune.graph.plan import DEFAULT_PRECISIONS, PRECISIONS, REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank, rounded_tensor
 from mptune.graph.writing.widened import write_widened
 from tests.graph.helpers import plans, relative_l2, run
+from tests.graph.models import constant, model, node, save, value, weight
 from tests.graph.net import Net
 from tests.graph.verify import same_graph, verify
 
 ALL = (Precision.FP32, Precision.FP16, Precision.BF16)
 FEED = {"x": np.random.default_rng(0).standard_normal((3, 8), np.float32)}
-FLOAT = TensorProto.FLOAT
+FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 CODES = tuple(precision.onnx_type for precision in PRECISIONS)
-
-
-def _saved(net: Net, folder: Path) -> Path:
-    onnx.save(net.model(), folder / "model.onnx")
-    return folder / "model.onnx"
 
 
 def _stored(net: Net, code: int) -> str:
@@ -49,32 +45,31 @@ def _random_net(seed: int) -> Net:
     rng, net = random.Random(seed), Net(f"casts_{seed}", opset=22, ir_version=10)
     values = [(net.input("x", ["batch", 8]), FLOAT)]
     read: set[str] = set()
-
     cast: set[tuple[str, int]] = set()
 
-    def take() -> tuple[str, int]:
-        value = rng.choice([v for v in values[-5:] + values[:1] if v[1] == FLOAT])
-        read.add(value[0])
-        return value
+    def draw(code: int = FLOAT) -> str:
+        values_of_type = [v for v in values[-5:] + values[:1] if v[1] == code]
+        name = rng.choice(values_of_type)[0]
+        read.add(name)
+        return name
 
     for _ in range(rng.randint(6, 16)):
         kind = rng.random()
         if kind < 0.5:  # a model that casts a value twice to one type keeps what that makes needless
-            of, code = rng.choice([pair for pair in product(CODES, CODES) if pair[0] != pair[1] or FLOAT in pair])
-            found = [v for v in values[-5:] + values[:1] if v[1] == of and (v[0], code) not in cast]
-            if found:
-                source = rng.choice(found)[0]
-                read.add(source)
-                cast.add((source, code))
-                values.append((net.op("Cast", source, to=code), code))
+            pair = rng.choice([pair for pair in product(CODES, CODES) if pair[0] != pair[1] or FLOAT in pair])
+            if any(code == pair[0] and (name, pair[1]) not in cast for name, code in values[-5:] + values[:1]):
+                source = draw(pair[0])
+                if (source, pair[1]) not in cast:
+                    cast.add((source, pair[1]))
+                    values.append((net.op("Cast", source, to=pair[1]), pair[1]))
         elif kind < 0.6:
-            constant = net.op("Cast", _stored(net, rng.choice(CODES[1:])), to=FLOAT)
-            values.append((net.op("Add", take()[0], constant), FLOAT))
+            up = net.op("Cast", _stored(net, rng.choice(CODES[1:])), to=FLOAT)
+            values.append((net.op("Add", draw(), up), FLOAT))
         elif kind < 0.8:
-            values.append((net.linear(take()[0], 8, 8), FLOAT))
+            values.append((net.linear(draw(), 8, 8), FLOAT))
         else:
-            values.append((net.op("Add", net.op("Tanh", take()[0]), take()[0]), FLOAT))
-    values.append((net.linear(take()[0], 8, 8), FLOAT))
+            values.append((net.op("Add", net.op("Tanh", draw()), draw()), FLOAT))
+    values.append((net.linear(draw(), 8, 8), FLOAT))
     for name, code in values[1:]:
         if name not in read or rng.random() < 0.1:
             if rng.random() < 0.5:  # the value itself, with no node between
@@ -84,43 +79,38 @@ def _random_net(seed: int) -> Net:
     return net
 
 
-def _hold(path: Path, folder: Path, count: int) -> None:
-    """Random plans are valid, have no needless Cast, and compute what their emulation does; all-FP32 is the model."""
-    model = load_model(path)
-    bank = WeightBank.write(model, folder / "bank", precisions=REDUCED)
-    is_readable = all(o.dtype != "bfloat16" for o in model.outputs)  # NumPy has no BF16
-    for granularity in ("fusion", "op"):
-        grouped = GroupedModel(model, find_groups(model, granularity))  # type: ignore[arg-type]
-        rewriter, emulator = Rewriter(grouped, bank), Emulator(grouped, bank)
-        assert same_graph(
-            onnx.load(rewriter.export(grouped.uniform(Precision.FP32), folder / "o.onnx")).graph, onnx.load(path).graph
-        )
-        for plan in plans(model, grouped.groups, count, seed=len(granularity), precisions=ALL):
-            typed = rewriter.write(plan, folder / "bank" / "typed.onnx")
-            verify(rewriter, plan, typed)
-            emulated = emulator.write(plan, folder / "bank" / "emulated.onnx")
-            if not is_readable:
-                continue
-            mixed = load_model(typed, any_precision=True)
-            widened = write_widened(mixed, WeightBank.write(mixed, folder / "mixed"), folder / "mixed" / "w.onnx")
-            found = run(widened, FEED)
-            for name, y in run(emulated, FEED).items():
-                assert relative_l2(found[name], y) < 1e-2, (plan, name)
-
-
 @pytest.mark.parametrize("seed", [10, 17, 19, 42, 45, 52])
 def test_random_networks_of_casts(seed: int, tmp_path: Path) -> None:
-    _hold(_saved(_random_net(seed), tmp_path), tmp_path, 4)
+    """Random plans are valid, have no needless Cast, and compute what their emulation does; all-FP32 is the model."""
+    path = save(_random_net(seed).model(), tmp_path)
+    loaded = load_model(path)
+    bank = WeightBank.write(loaded, tmp_path / "bank", precisions=REDUCED)
+    is_readable = all(o.dtype != "bfloat16" for o in loaded.outputs)  # NumPy has no BF16
+    for granularity in ("fusion", "op"):
+        grouped = GroupedModel(loaded, find_groups(loaded, granularity))  # type: ignore[arg-type]
+        rewriter, emulator = Rewriter(grouped, bank), Emulator(grouped, bank)
+        unchanged = rewriter.export(grouped.uniform(Precision.FP32), tmp_path / "o.onnx")
+        assert same_graph(onnx.load(unchanged).graph, onnx.load(path).graph)
+        for plan in plans(loaded, grouped.groups, 4, seed=len(granularity), precisions=ALL):
+            typed = rewriter.write(plan, tmp_path / "bank" / "typed.onnx")
+            verify(rewriter, plan, typed)
+            emulated = emulator.write(plan, tmp_path / "bank" / "emulated.onnx")
+            if is_readable:
+                mixed = load_model(typed, any_precision=True)
+                widened = WeightBank.write(mixed, tmp_path / "mixed")
+                outputs = run(write_widened(mixed, widened, widened.directory / "w.onnx"), FEED)
+                for name, y in run(emulated, FEED).items():
+                    assert relative_l2(outputs[name], y) < 1e-2, (plan, name)
 
 
 @pytest.mark.parametrize("stored", REDUCED)
 @pytest.mark.parametrize("read_in", REDUCED)
 def test_weights_stored_in_a_reduced_type_are_cast_once(stored: Precision, read_in: Precision, tmp_path: Path) -> None:
     net = Net("stored", opset=22, ir_version=10)
-    weight = net.op("Cast", _stored(net, stored.onnx_type), to=FLOAT)
-    net.output(net.op("Mul", net.op("Relu", net.input("x", ["batch", 8])), weight), "y", ["batch", 8])
-    model = load_model(_saved(net, tmp_path))
-    grouped = GroupedModel(model, find_groups(model))
+    up = net.op("Cast", _stored(net, stored.onnx_type), to=FLOAT)
+    net.output(net.op("Mul", net.op("Relu", net.input("x", ["batch", 8])), up), "y", ["batch", 8])
+    loaded = load_model(save(net.model(), tmp_path))
+    grouped = GroupedModel(loaded, find_groups(loaded))
     typed = onnx.load(Rewriter(grouped).export(grouped.uniform(read_in), tmp_path / "typed.onnx"))
     of_weight = [n for n in typed.graph.node if n.op_type == "Cast" and n.input[0].startswith("stored")]
     assert [n.attribute[0].i for n in of_weight] == ([] if stored is read_in else [read_in.onnx_type])
@@ -131,4 +121,52 @@ def test_a_model_that_is_bf16_already_is_refused(tmp_path: Path) -> None:
     x = net.input("x", ["batch", 8], TensorProto.BFLOAT16)
     net.output(net.op("Relu", x), "y", ["batch", 8], TensorProto.BFLOAT16)
     with pytest.raises(ModelError, match="is BF16 already"):
-        load_model(_saved(net, tmp_path))
+        load_model(save(net.model(), tmp_path))
+
+
+@pytest.mark.parametrize("of_cast", DEFAULT_PRECISIONS)
+def test_readers_in_fp32_get_exact_integers_under_any_plan(tmp_path: Path, of_cast: Precision) -> None:
+    """The Cast of ids that two products read is no group to search."""
+    ids = np.array([[1, 2049], [4097, 3]])
+    nodes = [
+        node("Cast", ["ids"], "f", "cast", to=FLOAT),
+        node("MatMul", ["f", "w1"], "y1", "one"),
+        node("MatMul", ["f", "w2"], "y2", "two"),
+    ]
+    outputs = [value("y1", [2, 2]), value("y2", [2, 2])]
+    proto = model(nodes, [value("ids", [2, 2], INT64)], outputs, [constant("w1", np.eye(2)), weight("w2", 2, 2)])
+    loaded = load_model(save(proto, tmp_path))
+    grouped = GroupedModel(loaded, find_groups(loaded))
+    assert "integers" in str(next(g.pinned for g in grouped.groups if g.nodes == ("cast",)))
+    wanted = {"cast": of_cast, "one": Precision.FP32, "two": Precision.FP16}
+    plan = PrecisionPlan(loaded.sha256, {g.id: wanted[g.nodes[0]] for g in grouped.groups})
+    bank = WeightBank.write(loaded, tmp_path)
+    rewriter = Rewriter(grouped, bank)
+    typed = rewriter.write(plan, tmp_path / "typed.onnx")
+    verify(rewriter, plan, typed)
+    casts = [n for n in onnx.load(typed).graph.node if n.op_type == "Cast" and n.input[0] == "ids"]
+    assert sorted(n.attribute[0].i for n in casts) == [FLOAT, TensorProto.FLOAT16]
+    emulated = Emulator(grouped, bank).write(plan, tmp_path / "emulated.onnx")
+    results = [run(path, {"ids": ids}) for path in (typed, emulated)]
+    assert all(np.array_equal(result["y1"], ids.astype(np.float32)) for result in results)
+    assert np.allclose(results[0]["y2"], results[1]["y2"], rtol=2e-3)
+
+
+def test_an_output_that_the_model_has_in_fp16_is_computed_as_it(tmp_path: Path) -> None:
+    nodes = [
+        node("MatMul", ["x", "w"], "h", "product"),
+        node("Cast", ["h"], "y", "own", to=TensorProto.FLOAT16),
+        node("Relu", ["h"], "z", "relu"),
+    ]
+    outputs = [value("y", [2, 4], TensorProto.FLOAT16), value("z", [2, 4])]
+    path = save(model(nodes, [value("x", [2, 4])], outputs, [weight("w", 4, 4)]), tmp_path)
+    loaded = load_model(path)
+    grouped = GroupedModel(loaded, find_groups(loaded))
+    rewriter, plan = Rewriter(grouped), grouped.uniform(Precision.FP16)
+    out = rewriter.export(plan, tmp_path / "typed.onnx")
+    verify(rewriter, plan, out)
+    graph = onnx.load(out).graph
+    assert not [n.name for n in graph.node if n.op_type == "Cast" and "y" in (*n.input, *n.output)]
+    assert next(n for n in graph.node if n.name == "product").output == ["y"]
+    x = np.ones((2, 4), np.float32)
+    assert np.allclose(run(out, {"x": x})["y"], run(path, {"x": x})["y"], atol=1e-2)

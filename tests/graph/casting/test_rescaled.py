@@ -82,14 +82,14 @@ def test_variances_beyond_fp16(variance: float, tmp_path: Path) -> None:
     x = np.clip(np.sqrt(variance) * rng.standard_normal((2, CHANNELS, 8)), -6e4, 6e4).astype(np.float32)
     assert max(errors(batch_norm(variance), {"x": x}, tmp_path).values()) < 2e-3
     hazards = hazards_on(batch_norm(variance), {"x": x}, tmp_path)
-    assert [h.wording for h in hazards if h.tensor == "variance"] == ["rescaled"]
+    assert [h.wording for h in hazards if h.place.tensor == "variance"] == ["rescaled"]
     assert "data-do-not-fit" not in {h.code for h in hazards}
 
 
 def test_a_variance_that_another_node_reads_stays(tmp_path: Path) -> None:
     model = load_model(models.save(batch_norm(5e5, shared=True), tmp_path))
     hazards = find_hazards(GroupedModel(model, find_groups(model)))
-    assert "held_as" in next(h for h in hazards if h.tensor == "variance").evidence
+    assert "held_as" in next(h for h in hazards if h.place.tensor == "variance").evidence
 
 
 @pytest.mark.parametrize(

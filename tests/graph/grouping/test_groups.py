@@ -14,6 +14,7 @@ from mptune.graph.grouping.groups import FOLDED, LayerGroup, find_fitting_groups
 from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
 from mptune.graph.loading.model import Model, load_model
 from tests.graph import models
+from tests.graph.hazards.observed import seen_at
 from tests.graph.models import constant, node, text, value, weight
 
 HERE = Path(__file__).parents[1]
@@ -253,7 +254,7 @@ def test_the_scaling_of_an_input_is_apart_from_the_product_that_it_feeds(tmp_pat
     model = load_model(models.save(text(graph, *constants), tmp_path))
     groups = find_groups(model, granularity)  # type: ignore[arg-type]
     assert [group.nodes for group in groups] == [("centre", "scale"), ("nchw", "conv", "relu")]
-    pinned = pinned_by_hazards(find_hazards(GroupedModel(model, groups), {"image": 65535.0, "scaled": 1.8}))
+    pinned = pinned_by_hazards(find_hazards(GroupedModel(model, groups), seen_at({"image": 65535.0, "scaled": 1.8})))
     assert list(pinned) == [groups[0].id]
 
 
@@ -265,6 +266,6 @@ def test_a_mask_is_apart_from_the_product_that_it_is_added_to(tmp_path: Path) ->
     model, groups = load(text(graph, weight("w", 4, 4)), tmp_path)
     assert ("invert", "mask") in {group.nodes for group in groups}
     hazards = find_hazards(GroupedModel(model, groups))
-    held = {hazard.group for hazard in hazards if "held_as" in hazard.evidence}
+    held = {hazard.place.group for hazard in hazards if "held_as" in hazard.evidence}
     assert [group.nodes for group in groups if group.id in held] == [("invert", "mask")]
     assert not pinned_by_hazards(hazards)  # it is held as -65504

@@ -9,14 +9,13 @@ from onnx import TensorProto
 
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
-from mptune.graph.hazards.find import Hazard, find_hazards, over_threshold, pinned_by_hazards
-from mptune.graph.hazards.seen import Seen, SeenValue
+from mptune.graph.hazards.find import find_hazards, over_threshold, pinned_by_hazards
+from mptune.graph.hazards.hazard import Hazard
+from mptune.graph.hazards.seen import Seen, TensorRange
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision
-from mptune.graph.writing.observe import observed_tensors, write_observing_model
-from mptune.graph.writing.weights import WeightBank
 from tests.graph import models
-from tests.graph.helpers import feeds, run
+from tests.graph.hazards.observed import seen_at
 from tests.graph.models import constant, node, value, weight
 
 
@@ -31,8 +30,8 @@ def test_a_clean_model_has_none(tmp_path: Path) -> None:
 
 def test_weights_that_overflow_pin_their_group_where_nothing_is_measured(tmp_path: Path) -> None:
     _, found = hazards(models.product(np.eye(4) * 1e5), tmp_path)
-    assert [(h.severity, h.kind, h.group, h.tensor, h.value, h.code) for h in found] == [
-        ("warning", "overflow", "g000", "w", 1e5, "overflow")
+    assert [(h.severity, h.place.group, h.place.tensor, h.value, h.code) for h in found] == [
+        ("warning", "g000", "w", 1e5, "overflow")
     ]
     assert "4 of 16 values exceed FP16's 65504 and are held as 65504" in found[0].reason
     assert found[0].evidence["held_as"] == 65504
@@ -55,9 +54,9 @@ def test_infinite_weights_are_no_overflow(tmp_path: Path) -> None:
 def test_weights_that_vanish_are_mentioned(tmp_path: Path) -> None:
     few = np.ones((4, 4))
     few[0] = 1e-9
-    assert [(h.severity, h.kind) for h in hazards(models.product(few), tmp_path)[1]] == [("info", "vanishing")]
+    assert [(h.severity, h.wording) for h in hazards(models.product(few), tmp_path)[1]] == [("info", "weights")]
     most = hazards(models.product(np.full((4, 4), 1e-9)), tmp_path)[1]
-    assert [(h.severity, h.kind) for h in most] == [("warning", "vanishing")]
+    assert [(h.severity, h.wording) for h in most] == [("warning", "weights")]
     assert pinned_by_hazards(most) == {}
 
 
@@ -65,11 +64,11 @@ def test_a_product_with_minus_1e9_pins_nothing(tmp_path: Path) -> None:
     """(1 - mask) * -65504 masks as well; its product reaches 1e9 in FP32 only."""
     seen = {"drop": 1.0, "bias": 1e9, "masked": 1e9, "scaled": 3.0}
     for ranges in ({}, seen, {**seen, "masked": 1e9 + 64}):
-        _, found = hazards(models.attention(-1e9), tmp_path, ranges=ranges)
-        assert [(h.severity, h.kind, h.value, h.code) for h in found] == [("info", "overflow", 1e9, "mask")]
+        _, found = hazards(models.attention(-1e9), tmp_path, seen=seen_at(ranges))
+        assert [(h.severity, h.value, h.code) for h in found] == [("info", 1e9, "mask")]
         assert pinned_by_hazards(found) == {}
-    _, found = hazards(models.attention(-1e9), tmp_path, ranges={**seen, "drop": 7e4})
-    assert {h.tensor for h in found if h.rules_out(Precision.FP16)} >= {"drop"}, "its own values do not fit"
+    _, found = hazards(models.attention(-1e9), tmp_path, seen=seen_at({**seen, "drop": 7e4}))
+    assert {h.place.tensor for h in found if h.rules_out(Precision.FP16)} >= {"drop"}, "its own values do not fit"
 
 
 def test_a_mask_of_many_layers_is_one(tmp_path: Path) -> None:
@@ -86,7 +85,7 @@ def test_a_mask_of_many_layers_is_one(tmp_path: Path) -> None:
 def test_the_lowest_number_fits_bf16_as_its_own_lowest(tmp_path: Path) -> None:
     lowest = float(np.finfo(np.float32).max)
     ranges = {"drop": 1.0, "bias": lowest, "masked": lowest, "scaled": 1e5}
-    _, found = hazards(models.attention(-lowest), tmp_path, ranges=ranges)
+    _, found = hazards(models.attention(-lowest), tmp_path, seen=seen_at(ranges))
     assert pinned_by_hazards(found, Precision.BF16) == {}
     assert pinned_by_hazards(found), "the scores themselves do not fit FP16"
 
@@ -95,7 +94,7 @@ def test_a_limit_is_no_warning(tmp_path: Path) -> None:
     nodes = [node("MatMul", ["x", "w"], "m", "m"), node("Max", ["m", "low"], "y", "max")]
     constants = [weight("w", 4, 4), constant("low", -3.4e38)]
     _, found = hazards(models.model(nodes, [value("x", [1, 4])], [value("y", [1, 4])], constants), tmp_path)
-    assert [(h.severity, h.kind, h.code) for h in found] == [("info", "overflow", None)]
+    assert [(h.severity, h.code, h.is_note) for h in found] == [("info", "overflow", True)]
 
 
 @pytest.mark.parametrize("view", ["Expand", "Slice", "Concat"])
@@ -114,8 +113,8 @@ def test_a_mask_is_one_through_views(view: str, tmp_path: Path) -> None:
     constants += [constant("from", [0], np.int64), constant("to", [4], np.int64)]
     given = [value("x", [4, 4]), value("drop", [4, 4])]
     ranges = {"h": 1e9, "e": 1e9, "a": 1e9, "i": 1e9, "drop": 1.0, "x": 3.0}
-    _, found = hazards(models.model(nodes, given, [value("y", None)], constants), tmp_path, ranges=ranges)
-    assert {(h.severity, h.kind) for h in found} == {("info", "overflow")}
+    _, found = hazards(models.model(nodes, given, [value("y", None)], constants), tmp_path, seen=seen_at(ranges))
+    assert {(h.severity, h.code) for h in found} == {("info", "mask")}
 
 
 def test_adding_a_large_constant_is_a_mask_before_a_softmax_only(tmp_path: Path) -> None:
@@ -129,7 +128,7 @@ def test_adding_a_large_constant_is_a_mask_before_a_softmax_only(tmp_path: Path)
     ]
     constants = [weight("w", 4, 4), constant("huge", -1e9)]
     _, found = hazards(models.model(nodes, [value("x", [4, 4])], [value("y", None)], constants), tmp_path)
-    assert [(h.severity, h.node) for h in found] == [("warning", "shift"), ("info", "mask")]
+    assert [(h.severity, h.place.node) for h in found] == [("warning", "shift"), ("info", "mask")]
 
 
 def test_a_mask_that_is_filled_at_run_time(tmp_path: Path) -> None:
@@ -143,7 +142,7 @@ def test_a_mask_that_is_filled_at_run_time(tmp_path: Path) -> None:
     ]
     inputs = [value("x", ["n", 4]), value("keep", ["n", 4], TensorProto.BOOL)]
     _, found = hazards(models.model(nodes, inputs, [value("y", None)]), tmp_path)
-    assert [(h.severity, h.kind, h.node, h.value) for h in found] == [
+    assert [(h.severity, h.code, h.place.node, h.value) for h in found] == [
         ("warning", "overflow", "fill", 1e9),
         ("warning", "overflow", "fill2", 1e9),
     ], "a quotient is no mask"
@@ -160,7 +159,7 @@ def test_what_is_folded_before_it_runs_is_no_hazard(tmp_path: Path) -> None:
 
 def test_an_epsilon_that_vanishes_is_a_warning(tmp_path: Path) -> None:
     _, found = hazards(models.decomposed_norm(eps=1e-12), tmp_path)
-    assert [(h.severity, h.kind, h.tensor) for h in found if h.kind != "norm"] == [("warning", "epsilon", "eps")]
+    assert [(h.severity, h.place.tensor) for h in found if h.code == "vanishing-epsilon"] == [("warning", "eps")]
 
 
 def test_an_epsilon_in_an_attribute(tmp_path: Path) -> None:
@@ -172,19 +171,19 @@ def test_an_epsilon_in_an_attribute(tmp_path: Path) -> None:
     constants = [weight("s", 4), weight("g", 6)]
     proto = models.model(nodes, [value("x", [2, 4, 6])], [value("y", [2, 4, 6])], constants)
     found = hazards(proto, tmp_path)[1]
-    assert [(h.severity, h.kind, h.node) for h in found] == [("warning", "epsilon", "tiny")]
+    assert [(h.severity, h.code, h.place.node) for h in found] == [("warning", "vanishing-epsilon", "tiny")]
 
 
 @pytest.mark.parametrize("rms", [False, True])
 def test_a_norm_written_out_is_reported_with_its_cure(rms: bool, tmp_path: Path) -> None:
     model, (hazard,) = hazards(models.decomposed_norm(rms=rms), tmp_path)
-    assert (hazard.severity, hazard.kind, hazard.node, hazard.tensor) == ("warning", "norm", "/norm/Pow", "sq")
-    assert hazard.group == next(g.id for g in find_groups(model) if g.kind == "norm")
+    assert (hazard.severity, hazard.place.node, hazard.place.tensor) == ("warning", "/norm/Pow", "sq")
+    assert hazard.place.group == next(g.id for g in find_groups(model) if g.kind == "norm")
     assert f"opset {23 if rms else 17}" in hazard.cure
-    _, (seen,) = hazards(models.decomposed_norm(rms=rms), tmp_path, ranges={"sq": 900.0})
+    _, (seen,) = hazards(models.decomposed_norm(rms=rms), tmp_path, seen=seen_at({"sq": 900.0}))
     assert (seen.severity, seen.value) == ("info", 900.0)
-    _, found = hazards(models.decomposed_norm(rms=rms), tmp_path, ranges={"sq": 1e5})
-    assert [(h.severity, h.kind) for h in found] == [("error", "range"), ("info", "norm")]
+    _, found = hazards(models.decomposed_norm(rms=rms), tmp_path, seen=seen_at({"sq": 1e5}))
+    assert [(h.severity, h.code) for h in found] == [("error", "overflow"), ("info", "norm-written-out")]
 
 
 def stretched(batch: int | str) -> onnx.ModelProto:
@@ -201,7 +200,7 @@ def stretched(batch: int | str) -> onnx.ModelProto:
 
 def test_a_broadcast_with_a_static_batch_of_1(tmp_path: Path) -> None:
     _, found = hazards(stretched(1), tmp_path)
-    assert [(h.severity, h.kind, h.node) for h in found] == [("warning", "broadcast", "pairs")]
+    assert [(h.severity, h.code, h.place.node) for h in found] == [("warning", "broadcast", "pairs")]
     assert "[1, 1, 5] with [1, 5, 1]" in found[0].reason
     assert "Expand" in found[0].cure
     assert hazards(stretched("batch"), tmp_path)[1] == hazards(stretched(2), tmp_path)[1] == ()
@@ -235,7 +234,7 @@ def combined(small: list[int], batch: int = 1, channels: int = 3) -> onnx.ModelP
 def test_what_is_stretched_at_a_static_batch_of_1(small: list[int], is_found: bool, tmp_path: Path) -> None:
     proto = combined(small)
     found = hazards(proto, tmp_path)[1]
-    assert [h.node for h in found if h.kind == "broadcast"] == (["stretch"] if is_found else [])
+    assert [h.place.node for h in found if h.code == "broadcast"] == (["stretch"] if is_found else [])
 
 
 @pytest.mark.parametrize(
@@ -245,7 +244,7 @@ def test_a_stretch_over_more_than_one_axis(state: list[int], is_found: bool, tmp
     nodes = [node("Sigmoid", ["state"], "s", "sigmoid"), node("Add", ["big", "s"], "y", "stretch")]
     inputs = [value("big", [1, 4, 6, 8, 8]), value("state", state)]
     found = hazards(models.model(nodes, inputs, [value("y", None)], []), tmp_path)[1]
-    assert [h.node for h in found if h.kind == "broadcast"] == (["stretch"] if is_found else [])
+    assert [h.place.node for h in found if h.code == "broadcast"] == (["stretch"] if is_found else [])
 
 
 def test_int64_beyond_int32(tmp_path: Path) -> None:
@@ -260,23 +259,23 @@ def test_int64_beyond_int32(tmp_path: Path) -> None:
         constant("table", [5, -(2**40)], np.int64),
     ]  # fmt: skip
     _, found = hazards(models.model(nodes, [value("x", [4])], [value("y", None)], constants), tmp_path)
-    assert [(h.severity, h.kind, h.node, h.tensor, h.value) for h in found] == [
-        ("warning", "int64", "look", "table", -float(2**40))
+    assert [(h.severity, h.code, h.place.node, h.place.tensor, h.value) for h in found] == [
+        ("warning", "int64-range", "look", "table", -float(2**40))
     ], "a Slice to the end may say so with the largest INT64"
 
 
 def test_observed_ranges_pin_producer_and_readers(tmp_path: Path) -> None:
-    _, found = hazards(models.mlp(), tmp_path, ranges={"r": 7e4, "h": 3e4})
-    assert {h.group for h in found} == {"g001", "g002"}
+    _, found = hazards(models.mlp(), tmp_path, seen=seen_at({"r": 7e4, "h": 3e4}))
+    assert {h.place.group for h in found} == {"g001", "g002"}
     assert all(h.severity == "error" and h.value == 7e4 for h in found)
 
 
 def test_ranges_near_the_ends_are_warnings(tmp_path: Path) -> None:
-    _, found = hazards(models.mlp(), tmp_path, ranges={"h": 6e4, "r": 3e-5, "o": 1e-8})
-    assert {(h.severity, h.kind, h.tensor) for h in found} == {
-        ("warning", "range", "h"),
-        ("warning", "underflow", "r"),
-        ("warning", "underflow", "o"),
+    _, found = hazards(models.mlp(), tmp_path, seen=seen_at({"h": 6e4, "r": 3e-5, "o": 1e-8}))
+    assert {(h.severity, h.code, h.place.tensor) for h in found} == {
+        ("warning", "overflow", "h"),
+        ("warning", "vanishing-values", "r"),
+        ("warning", "vanishing-values", "o"),
     }
     assert any("become zero" in h.reason for h in found)
     assert any("lose digits" in h.reason for h in found)
@@ -285,67 +284,6 @@ def test_ranges_near_the_ends_are_warnings(tmp_path: Path) -> None:
 def test_over_threshold_names_groups_that_touch_large_values(tmp_path: Path) -> None:
     model = load_model(models.save(models.mlp(), tmp_path))
     assert over_threshold(GroupedModel(model, find_groups(model)), {"r": 600.0, "y": 10.0}, 512) == ("g001", "g002")
-
-
-@pytest.mark.parametrize("make", [models.mlp, models.cnn, models.attention, models.decomposed_norm])
-@pytest.mark.parametrize("banked", [False, True])
-def test_observing_gives_every_values_range_and_shape(make: object, banked: bool, tmp_path: Path) -> None:
-    path = models.save(make(), tmp_path)  # type: ignore[operator]
-    model = load_model(path)
-    bank = WeightBank.write(model, tmp_path / "bank") if banked else None
-    taps = write_observing_model(model, bank, tmp_path / "bank" / "observe.onnx")
-    feed = feeds(model)
-    out = run(tmp_path / "bank" / "observe.onnx", feed)
-    assert tuple(t.tensor for t in taps) == observed_tensors(model)
-    reference = run(path, feed)
-    for tap in taps:
-        if tap.tensor in feed or tap.tensor in reference:
-            y = feed.get(tap.tensor, reference.get(tap.tensor))
-            assert (out[tap.lowest], out[tap.highest]) == pytest.approx((y.min(), y.max()), rel=1e-6)
-            assert tuple(out[tap.shape]) == y.shape
-            assert np.isfinite(out[tap.total])
-
-
-def test_a_part_holds_what_its_values_need_and_reads_each_at_once(tmp_path: Path) -> None:
-    model = load_model(models.save(models.mlp(), tmp_path))
-    first, *_, last = (node.outputs[0] for node in model.nodes if model.info(node.outputs[0]).is_float32)
-    taps = write_observing_model(model, None, tmp_path / "o.onnx", tensors={first}, outputs=True)
-    whole = onnx.load(tmp_path / "o.onnx").graph
-    write_observing_model(model, None, tmp_path / "o.onnx", tensors={first})
-    part = onnx.load(tmp_path / "o.onnx").graph
-    assert [tap.tensor for tap in taps] == [first]
-    assert {value.name for value in whole.output} - {value.name for value in part.output} == {last}
-    made = [name for node in part.node for name in node.output]
-    assert first in made
-    assert last not in made
-    read = {name for node in part.node for name in node.input}
-    assert {constant.name for constant in part.initializer} <= read
-    names = [name for node in whole.node for name in node.output]
-    later = next(node.outputs[0] for node in model.nodes if first in node.inputs)
-    assert names.index(taps[0].lowest) < names.index(later)
-
-
-@pytest.mark.parametrize(
-    ("given", "non_finite", "lowest", "highest"),
-    [
-        ((0.0, -1.0, 1.0, 2.0), 2, 0.0, np.log(2)),  # -inf, NaN
-        ((np.inf, np.nan, 0.5, 0.25), 2, np.log(0.25), 0.0),
-        ((0.0, np.inf, 0.5, 2.0), 2, np.log(0.5), np.log(2)),  # both infinities, whose sum is NaN
-        ((0.5, 0.25, 0.5, 0.125), 0, np.log(0.125), np.log(0.5)),
-    ],
-)
-def test_observing_counts_what_is_not_finite(
-    given: tuple[float, ...], non_finite: int, lowest: float, highest: float, tmp_path: Path
-) -> None:
-    proto = models.model([models.node("Log", ["x"], "y", "log")], [models.value("x", [4])], [models.value("y", [4])])
-    model = load_model(models.save(proto, tmp_path))
-    feed = {"x": np.array(given, np.float32)}
-    quick = write_observing_model(model, None, tmp_path / "o.onnx")[-1]
-    assert np.isfinite(run(tmp_path / "o.onnx", feed)[quick.total]) == (non_finite == 0)
-    (tap,) = write_observing_model(model, None, tmp_path / "o.onnx", tensors={"y"}, by_element=True)
-    out = run(tmp_path / "o.onnx", feed)
-    assert out[tap.non_finite] == non_finite
-    assert (out[tap.lowest], out[tap.highest]) == pytest.approx((lowest, highest))
 
 
 def _masked_attention(folder: Path, keep: str) -> tuple[Model, dict[str, float]]:
@@ -364,18 +302,20 @@ def _masked_attention(folder: Path, keep: str) -> tuple[Model, dict[str, float]]
 def test_a_finite_mask_seen_on_data_pins_no_attention_core(tmp_path: Path) -> None:
     model, ranges = _masked_attention(tmp_path, "keep")
     grouped = GroupedModel(model, find_groups(model))
-    found = find_hazards(grouped, ranges)
+    found = find_hazards(grouped, seen_at(ranges))
     assert pinned_by_hazards(found) == {}
-    assert {(h.severity, h.kind, h.tensor) for h in found} == {("info", "overflow", "lowest")}
-    far = find_hazards(grouped, {**ranges, "scaled": 100.0})
+    assert {(h.severity, h.code, h.place.tensor) for h in found} == {("info", "overflow", "lowest")}
+    far = find_hazards(grouped, seen_at({**ranges, "scaled": 100.0}))
     assert pinned_by_hazards(far) == {}
-    assert {(h.severity, h.tensor) for h in far if h.kind == "range"} == {("warning", "masked")}, "-65504 - 100 is -inf"
+    assert {(h.severity, h.place.tensor) for h in far if h.severity != "info"} == {("warning", "masked")}, (
+        "-65504 - 100 is -inf"
+    )
 
 
 def test_scores_beyond_fp16_pin_the_attention_core_beside_a_mask(tmp_path: Path) -> None:
     model, ranges = _masked_attention(tmp_path, "keep")
     groups = find_groups(model)
-    pinned = pinned_by_hazards(find_hazards(GroupedModel(model, groups), {**ranges, "scaled": 7e4}))
+    pinned = pinned_by_hazards(find_hazards(GroupedModel(model, groups), seen_at({**ranges, "scaled": 7e4})))
     assert pinned.keys() == {g.id for g in groups if g.kind == "attention"}
 
 
@@ -383,11 +323,11 @@ def test_large_values_that_are_not_added_before_a_softmax_pin_their_group(tmp_pa
     nodes = [node("Where", ["keep", "x", "lowest"], "a", "choose"), node("MatMul", ["a", "w"], "y", "product")]
     inputs = [value("x", [4, 4]), value("keep", [4, 4], TensorProto.BOOL)]
     proto = models.model(nodes, inputs, [value("y", [4, 4])], [constant("lowest", -1e9), weight("w", 4, 4)])
-    _, found = hazards(proto, tmp_path, ranges={"a": 1e9, "x": 1.0})
-    assert {h.node for h in found if h.code == "overflow"} == {"choose", "product"}
-    assert pinned_by_hazards(found).keys() == {h.group for h in found}
+    _, found = hazards(proto, tmp_path, seen=seen_at({"a": 1e9, "x": 1.0}))
+    assert {h.place.node for h in found if h.code == "overflow"} == {"choose", "product"}
+    assert pinned_by_hazards(found).keys() == {h.place.group for h in found}
     assert pinned_by_hazards(found, is_measured=True) == {}
-    _, given = hazards(proto, tmp_path, ranges={"a": 1e9, "x": 7e4})
+    _, given = hazards(proto, tmp_path, seen=seen_at({"a": 1e9, "x": 7e4}))
     assert pinned_by_hazards(given, is_measured=True), "not because of the constant alone"
 
 
@@ -396,7 +336,7 @@ def test_what_goes_wrong_first_is_named_first(tmp_path: Path) -> None:
     nodes = [node(op, inputs, out, f"/norm/{op}") for op, inputs, out in (*steps, ("Div", ["x", "v"], "a"))]
     vectors = value("x", ["batch", 8]), value("a", ["batch", 8])
     proto = models.model(nodes, [vectors[0]], [vectors[1]], [constant("e", 1e-12)])
-    found = hazards(proto, tmp_path, ranges={"z": 1e6, "y": 2e5, "w": 2e5})[1]
-    assert [h.node for h in found if h.code == "overflow"] == ["/norm/Mul", "/norm/ReduceMean", "/norm/Add"]
-    found = hazards(proto, tmp_path, ranges={"a": 1e6}, seen=Seen({"y": SeenValue(0.0, 2.0)}))[1]
-    assert [h.code for h in found if h.code and h.severity != "info"] == ["vanishing-epsilon", "overflow"]
+    found = hazards(proto, tmp_path, seen=seen_at({"z": 1e6, "y": 2e5, "w": 2e5}))[1]
+    assert [h.place.node for h in found if h.code == "overflow"] == ["/norm/Mul", "/norm/ReduceMean", "/norm/Add"]
+    found = hazards(proto, tmp_path, seen=Seen({"a": TensorRange(1e6), "y": TensorRange(2.0, highest=2.0)}))[1]
+    assert [h.code for h in found if not h.is_note and h.severity != "info"] == ["vanishing-epsilon", "overflow"]

@@ -17,12 +17,13 @@ from mptune.graph.hazards.hazard import hazard_findings, near_the_end
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision
 from tests.graph import models
+from tests.graph.hazards.observed import seen_at
 from tests.graph.models import constant, node, value, weight
 
 
 def findings(proto: onnx.ModelProto, folder: Path, ranges: dict[str, float] | None = None) -> tuple[Finding, ...]:
     model = load_model(models.save(proto, folder))
-    return hazard_findings(find_hazards(GroupedModel(model, find_groups(model)), ranges), "inspect")
+    return hazard_findings(find_hazards(GroupedModel(model, find_groups(model)), seen_at(ranges or {})), "inspect")
 
 
 def codes(proto: onnx.ModelProto, folder: Path, ranges: dict[str, float] | None = None) -> list[tuple[str, str]]:
@@ -58,7 +59,7 @@ def test_a_value_near_the_end_of_fp16_is_said_in_the_words_of_its_hazard(
 ) -> None:
     model = load_model(models.save(models.mlp(), tmp_path))
     hazards = find_hazards(
-        GroupedModel(model, find_groups(model)), {"h": 0.9 * reached if is_named else 2e4, "r": reached}
+        GroupedModel(model, find_groups(model)), seen_at({"h": 0.9 * reached if is_named else 2e4, "r": reached})
     )
     said = near_the_end(hazards)
     assert bool(said) == is_named
@@ -183,7 +184,7 @@ def test_whole_numbers_end_earlier_in_bf16(largest: float, found: set[str], tmp_
     model = load_model(models.save(proto, tmp_path))
     grouped = GroupedModel(model, find_groups(model))
     for precision, exact in (("fp16", 2048.0), ("bf16", 256.0)):
-        hazards = find_hazards(grouped, {"at": largest}, precisions=("fp32", precision))
+        hazards = find_hazards(grouped, seen_at({"at": largest}), precisions=("fp32", precision))
         indexes = [f for f in hazard_findings(hazards, "search") if f.code == "index-in-float"]
         assert len(indexes) == (precision in found)
         for finding in indexes:
@@ -209,7 +210,7 @@ def test_what_becomes_an_index_is_kept_out_of_the_precisions_that_do_not_hold_it
     model = load_model(models.save(proto, tmp_path))
     grouped = GroupedModel(model, find_groups(model, "op"))
     ranges = {"x": 60.0, "row": largest / 50.0, "start": largest, "sum": largest, "at": largest}
-    hazards = find_hazards(grouped, ranges, precisions=("fp32", "fp16", "bf16"))
+    hazards = find_hazards(grouped, seen_at(ranges), precisions=("fp32", "fp16", "bf16"))
     nodes_of = {group.id: group.nodes for group in grouped.groups}
     for precision in (Precision.FP16, Precision.BF16):
         pinned = {name for group in pinned_by_hazards(hazards, precision) for name in nodes_of[group]}

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
-from packaging.version import Version
 
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
@@ -29,7 +27,7 @@ def test_a_counter_that_stands_still(start: float, output: str, is_named: bool, 
     proto = models.model(nodes, inputs, outputs, [constant("one", 1.0)])
     feed = {"x": np.ones((4, 4), np.float32), "count": np.float32([[start], [start + 2], [start + 4], [start + 6]])}
     found = hazards_on(proto, feed, tmp_path)
-    assert [hazard.node for hazard in found if hazard.code == "stagnation"] == (["next"] if is_named else [])
+    assert [hazard.place.node for hazard in found if hazard.code == "stagnation"] == (["next"] if is_named else [])
 
 
 def test_the_groups_that_compute_what_cancels_are_named_too(tmp_path: Path) -> None:
@@ -49,7 +47,7 @@ def test_the_groups_that_compute_what_cancels_are_named_too(tmp_path: Path) -> N
     hazards = [hazard for hazard in hazards_on(proto, feed, tmp_path) if hazard.code == "cancellation"]
     model = load_model(tmp_path / "model.onnx")
     owners = GroupedModel(model, find_groups(model)).owners
-    assert {hazard.group for hazard in hazards} == {owners[n.name] for n in nodes if n.name != "/head/MatMul"}
+    assert {hazard.place.group for hazard in hazards} == {owners[n.name] for n in nodes if n.name != "/head/MatMul"}
     (finding,) = hazard_findings(hazards, "inspect")
     assert finding.where.nodes == ("/distance/Sub",)
     assert "at node '/distance/Sub'" in finding.text
@@ -64,11 +62,11 @@ def test_values_that_become_equal_are_counted_against_those_that_are(tmp_path: P
     proto = models.model(nodes, [value("x", ["batch", 8])], [value("y", None)], [], 17)
     rng = np.random.default_rng(0)
     near_one = (1 - 2e-4 * rng.uniform(0.1, 1, (64, 8))).astype(np.float32)
-    (hazard,) = [h for h in hazards_on(proto, {"x": near_one}, tmp_path) if h.node == "it"]
+    (hazard,) = [h for h in hazards_on(proto, {"x": near_one}, tmp_path) if h.place.node == "it"]
     assert hazard.code == "spacing"
     assert "of what Equal finds equal" in hazard.reason
     even = rng.uniform(0.1, 0.9, (64, 8)).astype(np.float32)
-    assert not [h for h in hazards_on(proto, {"x": even}, tmp_path) if h.node == "it"]
+    assert not [h for h in hazards_on(proto, {"x": even}, tmp_path) if h.place.node == "it"]
 
 
 @pytest.mark.parametrize(("deviation", "offset", "is_named"), [(0.3, 300.0, True), (1.0, 3.0, False)])
@@ -78,8 +76,6 @@ def test_a_norm_that_takes_an_offset_out(deviation: float, offset: float, is_nam
     norm = [node("LayerNormalization", ["x", "one", "zero"], "y", "norm", axis=-1)]
     proto = models.model(norm, [value("x", ["batch", 8])], [value("y", ["batch", 8])], constants, 17)
     values = deviation * np.random.default_rng(0).standard_normal((64, 8)) + offset
-    hazards = [hazard for hazard in hazards_on(proto, {"x": values.astype(np.float32)}, tmp_path) if hazard.code]
-    if is_named and Version(onnxruntime.__version__) < Version("1.28"):
-        pytest.skip("ONNX Runtime's LayerNormalization itself gives NaN there on a CPU (seen with 1.21 to 1.25)")
-    assert [(hazard.code, hazard.node) for hazard in hazards] == [("cancellation", "norm")] * is_named
+    hazards = hazards_on(proto, {"x": values.astype(np.float32)}, tmp_path)
+    assert [(hazard.code, hazard.place.node) for hazard in hazards] == [("cancellation", "norm")] * is_named
     assert all("LayerNormalization changes by" in hazard.reason for hazard in hazards)

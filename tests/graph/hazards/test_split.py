@@ -12,9 +12,9 @@ import mptune
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.hazards.find import find_split, pinned_by_hazards
-from mptune.graph.hazards.seen import Seen
 from mptune.graph.loading.model import load_model
 from tests.graph import models
+from tests.graph.hazards.observed import seen_at
 from tests.graph.models import constant, node, value
 
 WIDTH = 64
@@ -38,7 +38,7 @@ def network(scale: float) -> onnx.ModelProto:
 
 def split(scale: float, ranges: dict[str, float], folder: Path) -> tuple[GroupedModel, dict[str, str]]:
     model = load_model(models.save(network(scale), folder))
-    grouped, hazards = find_split(GroupedModel(model, find_groups(model)), ranges, Seen())
+    grouped, hazards = find_split(GroupedModel(model, find_groups(model)), seen_at(ranges))
     return grouped, pinned_by_hazards(hazards)
 
 

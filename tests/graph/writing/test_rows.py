@@ -407,7 +407,7 @@ def test_row_16_weights_keep_signs_and_infinities_and_what_overflows_is_reported
     assert np.signbit(half[1, 3])
     assert np.array_equal(half[2:], np.eye(2, 4))
     hazards = find_hazards(case.grouped)
-    assert {h.tensor for h in hazards if h.kind == "overflow"} == {"extreme", "mask"}
+    assert {h.place.tensor for h in hazards if h.code == "overflow"} == {"extreme", "mask"}
     both = {i.name: numpy_helper.to_array(i) for i in case.typed(case.plan("add")).initializer}
     assert np.array_equal(both["extreme"], extreme)
 

@@ -13,12 +13,14 @@ from mptune.diagnosis.pairs.structure import align
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
+from mptune.graph.hazards.seen import Seen
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
 from tests.graph import models
+from tests.graph.hazards.observed import ranges_on
 from tests.graph.helpers import relative_l2, run
 from tests.graph.models import constant, text, value, weight
 
@@ -157,28 +159,17 @@ def test_all_of_a_masked_block_may_be_reduced(name: str, tmp_path: Path) -> None
         assert np.array_equal(by_switch, emulated)
 
 
-def ranges_of(grouped: GroupedModel, feed: dict[str, np.ndarray], folder: Path) -> dict[str, float]:
-    """The largest finite magnitude of every FP32 value that a node computes, and of the inputs."""
-    model = grouped.model
-    proto = onnx.load(model.path)
-    values = [o for n in model.nodes for o in n.outputs if model.info(o).is_float32]
-    del proto.graph.output[:]
-    proto.graph.output.extend(value(name, None) for name in values)
-    seen = {**run(models.save(proto, folder, "values.onnx"), feed), "x": feed["x"]}
-    return {name: float(np.max(np.abs(y), where=np.isfinite(y), initial=0.0)) for name, y in seen.items()}
-
-
 @pytest.mark.parametrize("name", FORMS)
 def test_a_mask_pins_no_group(name: str, tmp_path: Path) -> None:
     grouped, feed, _ = grouped_block(name, tmp_path)
-    found = find_hazards(grouped, ranges_of(grouped, feed, tmp_path))
+    found = find_hazards(grouped, Seen(ranges_on(grouped.model, [feed], tmp_path)))
     for precision in REDUCED:
         assert pinned_by_hazards(found, precision, is_measured=True) == {}
     if name == "sentinel":  # the smallest of the others is no softmax's mask
         assert {h.code for h in found if h.severity == "warning"} == {"overflow"}
         return
-    assert {h.code for h in found} <= {None, "mask"}
-    assert {h.tensor for h in found if h.severity != "info"} <= {"masked"}, "masked twice: -131008 is -inf"
+    assert {h.code for h in found if not h.is_note} <= {"mask"}
+    assert {h.place.tensor for h in found if h.severity != "info"} <= {"masked"}, "masked twice: -131008 is -inf"
     assert pinned_by_hazards(found) == {}
 
 

@@ -15,10 +15,10 @@ from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
-from mptune.graph.writing.observe import write_observing_model
 from mptune.graph.writing.stretches import find_stretches
 from mptune.graph.writing.weights import WeightBank
 from tests.graph import models
+from tests.graph.hazards.observed import ranges_on
 from tests.graph.helpers import feeds, plans, run
 from tests.graph.test_corpus import CORPUS
 from tests.graph.writing.test_saturation import grouped_block, uniform
@@ -57,9 +57,7 @@ class Both:
         self.rtol = 1e-6 if path.stem in ("lstm", "gru") else 0.0
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        taps = write_observing_model(self.model, self.bank, self.folder / "observing.onnx")
-        found = Unfused(self.folder / "observing.onnx").run(self.feed)
-        return {tap.tensor: tuple(int(d) for d in found[tap.shape]) for tap in taps}
+        return {name: seen.shape for name, seen in ranges_on(self.model, [self.feed], self.folder, self.bank).items()}
 
     def alone(self, group: str) -> PrecisionPlan:
         fp32 = PrecisionPlan.uniform(self.model.sha256, [g.id for g in self.groups], Precision.FP32)

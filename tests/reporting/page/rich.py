@@ -77,7 +77,6 @@ def _outputs(seed: int) -> tuple[Literal["measured"], dict[str, Sketch]]:
         "statistic": "relative_l2", "columns": None, "error": seed / 100,
         "worst_samples": [[2, seed / 50], [0, seed / 60]], "reference": values,
         "plan": {**values, "counts": counts[::-1]}, "difference": {**values, "non_finite": 2}, "every": 1,
-        "largest": {"value": 0.5, "reference": 1.0, "sample": 2, "index": [0, 3]},
     }  # fmt: skip
     levels = base64.b64encode((np.arange(64, dtype=np.uint8) * seed).tobytes()).decode()
     grid = {"sample": 2, "size": [32, 32], "scale": 0.5, "grid": [8, 8], "levels": levels}

@@ -13,7 +13,7 @@ from mptune.engines.context import RunContext
 from mptune.finding import Finding, Where
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
-from mptune.graph.hazards.hazard import Hazard
+from mptune.graph.hazards.hazard import Hazard, HazardPlace
 from mptune.graph.loading.model import load_model
 from mptune.settings import SearchSettings
 from mptune.tuning.reasons.group_findings import with_reasons
@@ -78,8 +78,8 @@ def test_nothing_is_said_where_no_finding_is_on_the_way(tmp_path: Path) -> None:
 
 
 def small(model: GroupedModel, node_name: str) -> Hazard:
-    place = model.owners[node_name], node_name, "a", 1e-9
-    return Hazard("underflow", "vanishing-values", *place, {"absmax": 1e-9}, "underflow become zero")
+    place, evidence = HazardPlace(node_name, model.owners[node_name], "a"), {"absmax": 1e-9}
+    return Hazard("vanishing-values", place, evidence, wording="underflow become zero", value=1e-9)
 
 
 def test_values_that_vanish_are_named_where_the_error_is_large(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def test_a_count_that_is_not_finite_is_no_error(place: Path, capsys: pytest.Capt
     path = RUN / "data" / "sensitivity.json"
     document = json.loads(path.read_text())
     error = next(iter(document["output_errors"].values()))
-    next(iter(error.values()))["non_finite"][0] = "inf"
+    next(iter(error["per_output"].values()))["non_finite"][0] = "inf"
     path.write_text(json.dumps(document))
     assert main(["report", str(RUN)]) == 0
     assert "unexpected" not in capsys.readouterr().err

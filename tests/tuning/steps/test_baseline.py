@@ -10,8 +10,9 @@ import pytest
 
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, FailureKind, ReferenceReport, Stage
-from mptune.engines.jobs.reference_report import Place, RowReport, TensorRange
+from mptune.engines.jobs.reference_report import Place, RowReport
 from mptune.errors import BaselineError
+from mptune.graph.hazards.seen import TensorRange
 from mptune.tuning.steps.baseline import check_baseline, check_reference
 from mptune.tuning.steps.prepare import Observations, observe
 from tests.fakes import Diary, FakeToolchain, Law

@@ -10,10 +10,10 @@ import pytest
 
 import mptune
 from mptune.engines.base import Failure, FailureKind, MissingKernel, Stage
-from mptune.engines.jobs.reference_report import TensorRange
 from mptune.errors import RunError
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
+from mptune.graph.hazards.seen import TensorRange
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision
 from mptune.tuning.explanation import Reason

@@ -39,12 +39,7 @@ function outputBlock(name, output, open) {
 
 function partBlock(name, output, part, map) {
   const what = part.columns === null ? "" : `[${columnsText(part.columns)}] `;
-  const words = [`${part.statistic.replace(/\[.*/, "")} ${formatError(num(part.error))}`];
-  const largest = part.largest;
-  if (largest) {
-    const place = largest.index === null ? "" : ` at [${largest.index.join(", ")}]`;
-    words.push(`largest difference ${formatNumber(num(largest.value))}, where the reference is ${formatNumber(num(largest.reference))}: ${sampleName(largest.sample)}${place}`);
-  }
+  const error = `${part.statistic.replace(/\[.*/, "")} ${formatError(num(part.error))}`;
   const every = part.every > 1 ? ` (every ${part.every}th value)` : "";
   const plots = [
     figure(`values${every}: reference (grey) and plan (blue line)`, (width) => histogram(width, [[part.reference, "reference"], [part.plan, "plan"]], `Histogram of the values of ${cut(name, 60)}`)),
@@ -52,7 +47,7 @@ function partBlock(name, output, part, map) {
     figure("worst samples", (width) => worstSamples(width, part)),
     map ? figure(`largest difference in each place, ${sampleName(map.sample)}`, (width) => errorMap(width, map)) : null,
   ];
-  return h("div", { class: "part" }, h("p", {}, h("b", {}, what), words.join("; "), output.as_rows ? "; rows are compared as sets" : "", "."), h("div", { class: "plots" }, plots));
+  return h("div", { class: "part" }, h("p", {}, h("b", {}, what), error, output.as_rows ? "; rows are compared as sets" : "", "."), h("div", { class: "plots" }, plots));
 }
 
 function columnsText(columns) {

@@ -1,0 +1,350 @@
+"""Hazards that a model alone shows: constants and epsilons that FP16 cannot hold, norms written out, broadcasts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import numpy as np
+
+from mptune.findings.wording import Severity
+from mptune.graph.casting.value_types import ValueTypes
+from mptune.graph.facts import Facts, float_attribute
+from mptune.graph.grouping.patterns import Pattern, find_patterns
+from mptune.graph.hazards.hazard import FP16_MAX, FP16_NORMAL, FP16_TINY, Hazard, HazardPlace, group_of, readers_in_fp16
+from mptune.graph.hazards.masks import makes_limit
+from mptune.graph.hazards.seen import Seen
+from mptune.graph.loading.model import Model, Node
+from mptune.graph.loading.tensors import fill_value, fixed_shape
+from mptune.graph.ops import BOUNDS, ELEMENTWISE, GLUE, GUARDS, RESHAPES
+from mptune.graph.plan import Precision
+from mptune.graph.writing.weights import chunks, rounding_of
+
+_VANISHING_SHARE, _MOSTLY_VANISHING_SHARE = 0.01, 0.5
+_BEFORE_DIVISION = GLUE | {"Sqrt", "Mul"}
+_MAX_STEPS = 32
+
+_SQUARE_LIMIT = 256.0
+"""Squares of larger values leave FP16's range: 256**2 = 65536."""
+
+_EPSILON_DEFAULTS: Mapping[str, float] = dict.fromkeys(
+    ("InstanceNormalization", "GroupNormalization", "BatchNormalization"), 1e-5
+)
+"""Norm operators that compute in the type of their input (ONNX operator reference). LayerNormalization and
+RMSNormalization do not: their stash_type keeps the statistics in FP32."""
+
+_OPERATORS: Mapping[str, tuple[int, str]] = {
+    "LayerNorm written out": (17, "LayerNormalization"),
+    "RMSNorm written out": (23, "RMSNormalization"),
+}
+"""Name of a pattern -> the operator that it could be, and the opset that has it. An L2 norm is no normalisation that
+has an operator with statistics in FP32."""
+
+_INT32 = np.iinfo(np.int32)
+_STARTS_AND_ENDS = slice(1, 3)
+"""The inputs of a Slice that say where it starts and ends. Past the end of an axis all values mean the same, so one
+that INT32 cannot hold means the same clamped: exporters write INT64_MAX for "to the end", and its negative for "to the
+beginning" of a reversed axis."""
+_PUTS_TOGETHER = RESHAPES | {"Concat", "Cast"}
+"""What exporters put between such an end and its Slice."""
+
+
+# -- constants --------------------------------------------------------------------------------------------------------
+
+
+def constant_hazards(types: ValueTypes, seen: Seen) -> list[Hazard]:
+    """Weights and constants that overflow or vanish: one hazard per group that reads them."""
+    hazards: list[Hazard] = []
+    for name in sorted(types.convertible_constants()):
+        rounding = rounding_of(types.model.initializers[name], Precision.FP16)
+        words = {"overflowed": rounding.overflowed, "vanished": rounding.vanished, "size": rounding.size}
+        is_rescaled, done = types.in_precision(name, Precision.FP16) is not types.model.initializers[name], set()
+        for node in readers_in_fp16(types, name):
+            group = group_of(types, node)
+            limits = bool(rounding.overflowed) and makes_limit(types.model, node)
+            if group is None or (group.id, limits) in done:
+                continue
+            done.add((group.id, limits))
+            place = HazardPlace(node.name, group.id, name)
+            absmax = rounding.absmax
+            if is_rescaled:
+                evidence = {"absmax": absmax, "fp16_max": FP16_MAX}
+                rescaled = Hazard(
+                    "overflow", place, evidence, wording="rescaled", severity="info", value=absmax, words=words
+                )
+                hazards += [rescaled] if rounding.overflowed else []
+            elif rounding.overflowed:
+                wording = "constant" if rounding.size == 1 else "constants"
+                hazards.append(_overflow(types.model, place, absmax, wording, [node], words))
+            elif rounding.size == 1 and absmax < FP16_NORMAL and _guards_division(types.facts, node):
+                hazards += _epsilon(types.facts, seen, place, node, absmax)
+            elif rounding.vanished > _VANISHING_SHARE * rounding.size:
+                severity: Severity = (
+                    "warning" if rounding.vanished > _MOSTLY_VANISHING_SHARE * rounding.size else "info"
+                )
+                hazards.append(
+                    Hazard("vanishing-epsilon", place, wording="weights", severity=severity, value=absmax, words=words)
+                )
+    return hazards
+
+
+def _overflow(
+    model: Model, place: HazardPlace, absmax: float, wording: str, readers: Sequence[Node], words: Mapping[str, object]
+) -> Hazard:
+    """A finite constant beyond FP16, which is held as FP16's largest finite value.
+
+    A limit, and a mask on the way to a softmax or the like, mean the same so. Anything else is changed by it.
+    """
+    evidence = {"absmax": absmax, "fp16_max": FP16_MAX, "held_as": FP16_MAX}
+    severity: Severity = "warning"
+    code = "overflow"
+    if readers and all(makes_limit(model, node) for node in readers):
+        severity = "info"
+        if any(node.op_type not in BOUNDS | {"Where"} for node in readers):
+            code = "mask"
+        else:
+            wording += " limit"
+    return Hazard(code, place, evidence, wording=wording, severity=severity, value=absmax, words=words)
+
+
+def fill_hazards(types: ValueTypes) -> list[Hazard]:
+    """ConstantOfShape with a value beyond FP16: a mask that is filled at run time."""
+    hazards = []
+    for node in types.model.nodes:
+        group = group_of(types, node)
+        if node.op_type != "ConstantOfShape" or group is None:
+            continue
+        value = abs(float(fill_value(node.proto).reshape(-1)[0]))
+        if math.isfinite(value) and value > FP16_MAX:
+            place, readers = HazardPlace(node.name, group.id, node.outputs[0]), types.facts.readers(node.outputs[0])
+            hazards.append(_overflow(types.model, place, value, "filled", readers, {}))
+    return hazards
+
+
+# -- epsilons ---------------------------------------------------------------------------------------------------------
+
+
+def _epsilon(facts: Facts, seen: Seen, place: HazardPlace, node: Node, epsilon: float) -> list[Hazard]:
+    """An epsilon below FP16's smallest normal: a hazard unless data show that what it guards stays away from zero.
+
+    One that is subnormal still guards a square root; what is divided by it alone leaves FP16's range, which only data
+    can show.
+    """
+    guarded = [seen.ranges[value].smallest for value in facts.varying(node) if value in seen.ranges]
+    smallest = min(guarded, default=None)
+    if epsilon <= FP16_TINY / 2:
+        wording = "constant"
+        is_harmless = smallest is not None and smallest >= FP16_NORMAL
+    else:
+        wording = "subnormal"
+        is_below = smallest is not None and smallest <= epsilon and epsilon * FP16_MAX < 1
+        is_harmless = not is_below or _takes_root(facts, node)
+    if is_harmless:
+        return []
+    evidence: dict[str, int | float | str] = {"epsilon": epsilon, "fp16_smallest": FP16_TINY}
+    if smallest is not None:
+        evidence["smallest"] = smallest
+    words = {"fp16_normal": FP16_NORMAL}
+    return [Hazard("vanishing-epsilon", place, evidence, wording=wording, value=epsilon, words=words)]
+
+
+def epsilon_hazards(types: ValueTypes) -> list[Hazard]:
+    """Epsilons in the attributes of norm operators that are zero in FP16, where a variance may come down to zero."""
+    hazards = []
+    for node in types.model.nodes:
+        default, group = _EPSILON_DEFAULTS.get(node.op_type), types.group_of[node.index]
+        if default is None or group < 0 or not node.is_standard:
+            continue
+        epsilon = float_attribute(node, "epsilon", default)
+        if 0 < epsilon <= FP16_TINY / 2:
+            # Stored variances may be so far from zero that the epsilon does not matter.
+            is_stored = node.op_type == "BatchNormalization"
+            variance = types.model.initializers.get(node.inputs[4]) if is_stored else None
+            is_safe = variance is not None and variance.nbytes > 0 and float(variance.numpy().min()) > FP16_NORMAL
+            place = HazardPlace(node.name, types.groups[group].id, node.inputs[0])
+            evidence = {"epsilon": epsilon, "fp16_smallest": FP16_TINY}
+            wording, words = "attribute of a safe variance" if is_safe else "attribute", {"operator": node.op_type}
+            hazards.append(Hazard("vanishing-epsilon", place, evidence, wording=wording, value=epsilon, words=words))
+    return hazards
+
+
+def _guards_division(facts: Facts, node: Node) -> bool:
+    """Whether a node adds a constant to, or takes its maximum with, what is divided by later: an epsilon."""
+
+    def divides(reader: Node, tensor: str) -> bool:
+        if reader.op_type == "Div":
+            return facts.root(reader.inputs[1]) == facts.root(tensor)
+        if reader.op_type == "Pow":
+            return (facts.number(reader.inputs[1]) or 0.0) < 0
+        return reader.op_type in ("Reciprocal", "Log")
+
+    return node.op_type in GUARDS | {"Sub"} and _reaches(facts, node, divides)
+
+
+def _takes_root(facts: Facts, node: Node) -> bool:
+    """Whether a square root is taken of what a node guards, so that the guard is the root of the constant."""
+
+    def is_root(reader: Node, _: str) -> bool:
+        power = facts.number(reader.inputs[1]) if reader.op_type == "Pow" else None
+        return reader.op_type == "Sqrt" or abs(power or 0.0) == 0.5
+
+    return _reaches(facts, node, is_root)
+
+
+def _reaches(facts: Facts, node: Node, is_wanted: Callable[[Node, str], bool]) -> bool:
+    """Whether a node's result comes to a wanted reader, through glue, roots and products only."""
+    passed, stack = set[int](), [node.outputs[0]]
+    for _ in range(_MAX_STEPS):  # values, not readers: every layer of a decoder may read one mask
+        if not stack:
+            break
+        tensor = stack.pop()
+        for reader in facts.readers(tensor):
+            if is_wanted(reader, tensor):
+                return True
+            if reader.op_type in _BEFORE_DIVISION and reader.index not in passed and reader.outputs:
+                passed.add(reader.index)
+                stack.append(reader.outputs[0])
+    return False
+
+
+# -- structure --------------------------------------------------------------------------------------------------------
+
+
+def norm_hazards(types: ValueTypes, seen: Seen) -> list[Hazard]:
+    """Norms that were written out: their squares overflow in FP16 where an operator would keep them in FP32."""
+    hazards = []
+    for pattern in find_patterns(types.model):
+        if not pattern.squares:
+            continue
+        node = types.model.nodes[types.model.producer[pattern.squares]]
+        group = types.group_of[node.index]
+        if group < 0:
+            continue
+        evidence: dict[str, float] = {"opset": types.model.opset}
+        words: dict[str, object] = {"pattern": pattern.name, "square_limit": _SQUARE_LIMIT}
+        if is_named := _could_be_operator(types.facts, pattern):
+            evidence["operator_opset"], words["operator"] = _OPERATORS[pattern.name]
+        square = seen.absmax.get(pattern.squares)
+        if square is not None:
+            evidence["largest_square"] = square
+        hazards.append(
+            Hazard(
+                "norm-written-out",
+                HazardPlace(node.name, types.groups[group].id, pattern.squares),
+                evidence,
+                wording="" if is_named else "no operator",
+                severity="warning" if square is None else "info",
+                value=_SQUARE_LIMIT if square is None else square,
+                words=words,
+            )
+        )
+    return hazards
+
+
+def _could_be_operator(facts: Facts, pattern: Pattern) -> bool:
+    """Whether a norm could be an operator at a newer operator set.
+
+    A norm of one position has its mean over the channels, the last axis or axis 1. A root mean square over several
+    axes is the energy of an image, one without an epsilon or of a sum is a length.
+    """
+    squares = facts.producer(pattern.squares)
+    if pattern.name not in _OPERATORS or squares is None or facts.model.opset >= _OPERATORS[pattern.name][0]:
+        return False
+    means = [node for node in facts.readers(pattern.squares) if node.op_type in ("ReduceMean", "ReduceSum")]
+    if len(means) != 1:
+        return False
+    rank, axes = len(facts.model.info(means[0].inputs[0]).shape or ()), facts.reduced_axes(means[0])
+    if pattern.name == "LayerNorm written out":
+        is_per_channel = rank > 3 and axes == tuple(range(2, rank))  # InstanceNormalization has always been there
+        return bool(axes) and not is_per_channel
+    members = [facts.model.nodes[index] for index in pattern.nodes]
+    is_mean = means[0].op_type == "ReduceMean" or any(
+        facts.producer(node.inputs[0]) is means[0] and facts.is_scalar(node.inputs[1])
+        for node in members
+        if node.op_type in ("Div", "Mul")
+    )
+    has_epsilon = any(node.op_type in GUARDS and any(i and facts.is_scalar(i) for i in node.inputs) for node in members)
+    return is_mean and has_epsilon and len(axes) == 1 and axes[0] in (1, rank - 1)
+
+
+def broadcast_hazards(types: ValueTypes) -> list[Hazard]:
+    """Broadcasts of computed values in a model whose batch is fixed at 1, of the kinds that ``_stretched`` names.
+
+    TensorRT has been seen to give wrong values there, where the same model with a dynamic batch is right.
+    """
+    model = types.model
+    if not any(info.shape and info.shape[0] == 1 for info in model.inputs):
+        return []
+    planes = {tuple(info.shape[2:]) for info in model.inputs if info.shape and len(info.shape) == 4}
+    hazards = []
+    for node in model.nodes:
+        if node.op_type not in ELEMENTWISE or not node.is_standard or not node.outputs:
+            continue
+        operands = [name for name in node.inputs if name and not types.facts.is_static(name)]
+        shapes = [shape for name in operands if (shape := fixed_shape(model.info(name).shape)) is not None]
+        output = model.info(node.outputs[0])
+        result = fixed_shape(output.shape)
+        if len(operands) < 2 or len(shapes) < len(operands) or result is None or not output.is_float32:
+            continue
+        if not _stretched(shapes, result, planes):
+            continue
+        group = types.group_of[node.index]
+        place = HazardPlace(node.name, types.groups[group].id if group >= 0 else None, node.outputs[0])
+        text = " with ".join(str(list(shape)) for shape in shapes)
+        evidence: dict[str, int | str] = {"batch": 1, "operands": text, "result": str(list(result))}
+        words = {"operator": node.op_type}
+        hazards.append(Hazard("broadcast", place, evidence, value=float(math.prod(result)), words=words))
+    return hazards
+
+
+def _stretched(operands: Sequence[tuple[int, ...]], result: tuple[int, ...], planes: Collection[object]) -> bool:
+    """Whether operands stretch each other, one is stretched over more than one axis, or is a plane of a whole image.
+
+    Gates, biases and scales of channels, tokens or whole tensors are stretched everywhere, and are right everywhere:
+    what has one axis of its own at most, or the channels and no pixel. A one-channel plane counts where the image has
+    the size of one that the model takes.
+    """
+    if not any(operand == result for operand in operands):
+        return True
+    for operand in operands:
+        aligned = (1,) * (len(result) - len(operand)) + operand
+        own = [axis for axis, size in enumerate(aligned) if size > 1]
+        over = [axis for axis, size in enumerate(aligned) if size == 1 < result[axis]]
+        if len(over) > 1 and len(own) > 1:
+            return True
+        if len(result) == 4 and over == [1] and own == [2, 3] and result[2:] in planes:
+            return True
+    return False
+
+
+def int64_hazards(facts: Facts) -> list[Hazard]:
+    """INT64 constants that INT32 cannot hold, which TensorRT before 10 clamps (its parser's own warning)."""
+    hazards = []
+    for name, constant in facts.model.initializers.items():
+        if constant.dtype != "int64" or constant.nbytes == 0:
+            continue
+        highest = max(int(part.max(initial=0)) for part in chunks(constant))
+        lowest = min(int(part.min(initial=0)) for part in chunks(constant))
+        beyond = highest if highest > _INT32.max else lowest
+        if (beyond == lowest and lowest >= _INT32.min) or _bounds_slices(facts, name):
+            continue
+        place = HazardPlace(next((node.name for node in facts.readers(name)), None), None, name)
+        hazards.append(Hazard("int64-range", place, {"value": beyond, "int32_max": _INT32.max}, value=float(beyond)))
+    return hazards
+
+
+def _bounds_slices(facts: Facts, name: str) -> bool:
+    """Whether a value is only a start or an end of Slices, directly or through operators that assemble them."""
+    done, stack = set[str](), [name]
+    while stack:
+        at = stack.pop()
+        done.add(at)
+        readers = facts.readers(at)
+        if not readers or facts.is_output(at):
+            return False
+        for reader in readers:
+            if reader.op_type in _PUTS_TOGETHER:
+                stack += [out for out in reader.outputs if out and out not in done]
+            elif reader.op_type != "Slice" or reader.inputs.count(at) != reader.inputs[_STARTS_AND_ENDS].count(at):
+                return False
+    return True

@@ -1,0 +1,74 @@
+"""Ranges of values on data: of each value, part by part, and of elements that are not finite."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mptune.graph.hazards.probes import range_of
+from mptune.graph.hazards.seen import MaskedRows, TensorRange
+from mptune.graph.loading.model import load_model
+from mptune.graph.writing import observe
+from mptune.graph.writing.weights import WeightBank
+from tests.graph import models
+from tests.graph.hazards.observed import ranges_on
+from tests.graph.helpers import feeds, run
+
+
+@pytest.mark.parametrize("make", [models.mlp, models.cnn, models.attention, models.decomposed_norm])
+def test_each_value_is_observed_whole_or_in_parts(
+    make: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = models.save(make(), tmp_path)  # type: ignore[operator]
+    model = load_model(path)
+    feed = feeds(model)
+    whole = ranges_on(model, [feed], tmp_path)
+    assert tuple(whole) == observe.observed_tensors(model)
+    for name, values in {**feed, **run(path, feed)}.items():
+        if name in whole:
+            assert (whole[name].lowest, whole[name].highest) == pytest.approx((values.min(), values.max()), rel=1e-6)
+            assert whole[name].shape == values.shape
+    monkeypatch.setattr(observe, "_MOST_OUTPUTS", 3)
+    parts = observe.observed_parts(model, {})
+    assert len(parts) > 1
+    assert [name for part in parts for name in part.rows] == list(whole)
+    bank = WeightBank.write(model, tmp_path / "bank")
+    for name, again in ranges_on(model, [feed], tmp_path / "bank", bank).items():
+        assert again.absmax == pytest.approx(whole[name].absmax, rel=1e-6)
+        assert again.shape == whole[name].shape
+
+
+def test_a_part_holds_as_many_bytes_as_memory_and_a_larger_value_alone(tmp_path: Path) -> None:
+    model = load_model(models.save(models.mlp(), tmp_path))
+    values = observe.observed_tensors(model)
+    for size, count in ((1, 1), (observe._PART_BYTES // 4, len(values))):
+        parts = observe.observed_parts(model, dict.fromkeys((*values, *model.initializers), (size,)))
+        assert len(parts) == count
+
+
+@pytest.mark.parametrize(
+    ("values", "non_finite", "lowest", "highest"),
+    [
+        ((-np.inf, np.nan, 0.0, 0.7), 2, 0.0, 0.7),
+        ((np.inf, np.nan, -0.7, -1.4), 2, -1.4, 0.0),
+        ((-np.inf, np.inf, -0.7, 0.7), 2, -0.7, 0.7),
+        ((-0.7, -1.4, -0.7, -2.1), 0, -2.1, -0.7),
+        ((3e38, 3e38, 3e38, -3e38), 0, -3e38, 3e38),  # a sum that overflows
+        ((), 0, 0.0, 0.0),
+    ],
+)
+def test_what_is_not_finite_is_counted(
+    values: tuple[float, ...], non_finite: int, lowest: float, highest: float
+) -> None:
+    observed = range_of(np.array(values, np.float32))
+    assert (observed.non_finite, observed.shape) == (non_finite, (len(values),))
+    assert (observed.lowest, observed.highest) == pytest.approx((lowest, highest))
+
+
+def test_the_range_over_all_samples_names_the_worst() -> None:
+    samples = [np.float32([[0, 1]]), np.float32([[-7e4, 9], [-np.inf, -1e9]]), np.float32([[-1e5, -1e5]])]
+    each = [range_of(values, (-1,)) for values in samples]
+    expected = TensorRange(1e9, (1, 2), 1, -1e9, 9.0, 1, 2, 3, MaskedRows(2, 1, 2))
+    assert TensorRange.over_samples(each) == expected
