@@ -29,7 +29,7 @@ import onnx.helper
 
 from mptune.files import write_bytes
 from mptune.graph.casting.value_types import ValueTypes, new_suffix, value_types
-from mptune.graph.fused import FUSED_IN, FusedNodes, fused_reads, steps_inside
+from mptune.graph.fused import FUSED_IN, FusedNodes, steps_inside
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.hazards.masks import is_held
 from mptune.graph.loading.model import Model, Node
@@ -71,7 +71,6 @@ class Emulator:
         model = grouped.model
         self.frame = frame_of(model)
         self.inside = steps_inside(fused)
-        self.shared_reads = fused_reads(types, fused)
         self.rounds = frozenset(node.index for node in model.nodes if needs_rounding(types, node))
         self.maker = {
             node.outputs[slot]: types.group_of[node.index]
@@ -80,7 +79,7 @@ class Emulator:
             if node.outputs[slot] not in types.own.sources  # whoever reads these rounds them, in its own precision
         }
         """Value -> position of the group that rounds it where it is computed."""
-        kinds = ["raw", "chosen", "by", "or", "any", "and"]
+        kinds = ["raw", "chosen", "by", "or"]
         kinds += [f"{p}{what}" for p in REDUCED for what in ("", "_rounded", "_held", "_switch")]
         self.suffix = {kind: new_suffix(model, kind) for kind in kinds}
         self.stored = inline_tensor if bank is None else bank.tensor_or_inline
@@ -195,7 +194,7 @@ class _Writing:
         modes = self._modes.get(group, ())
         for slot in rule.inputs if modes else ():
             if emulator.maker.get(inputs[slot]) != group:
-                inputs[slot] = self._read_by(node, inputs[slot], modes)
+                inputs[slot] = self._read_by(group, inputs[slot], modes)
         roundings = modes if node.index in emulator.rounds else ()
         if node.name in emulator.inside:
             roundings = [(precision, switch) for precision, switch in roundings if precision is not FUSED_IN]
@@ -222,23 +221,9 @@ class _Writing:
             sources = {precision: outputs[slot] + suffix for precision, suffix in held.items()}
             self._choose(roundings, outputs[slot], node.outputs[slot], sources)
 
-    def _read_by(self, node: Node, tensor: str, modes: _Modes) -> str:
-        """The name that a node reads in place of a value that another group computes."""
-        group = self._types.group_of[node.index]
-        source, others = self._emulator.shared_reads.get(node.index, ("", ()))
-        readers = sorted({self._types.group_of[index] for index in others})
+    def _read_by(self, group: int, tensor: str, modes: _Modes) -> str:
+        """The name that the nodes of a group read in place of a value that another group computes."""
         result = f"{tensor}.{group}{self._suffix['chosen']}"
-        if source == tensor and group not in readers:
-            # The norm of an engine reads it in FP32, unless another group reads it reduced, too.
-            own, modes = modes, []
-            for precision, switch in own:
-                also = [name for reader in readers for p, name in self._modes.get(reader, ()) if p is precision]
-                if precision is not FUSED_IN:
-                    modes.append((precision, switch))
-                elif also:
-                    modes.append((precision, switch and self._both_on(switch, also, f"{tensor}.{group}")))
-            if not modes:
-                return tensor
         if self._is_fixed:
             if modes[0] in self._modes.get(self._emulator.maker.get(tensor, -1), ()):
                 return tensor
@@ -246,16 +231,6 @@ class _Writing:
             result = tensor + self._suffix[f"{precision}_rounded"]
         if result not in self._made:
             self._choose(modes, tensor, result, {})
-        return result
-
-    def _both_on(self, switch: str, others: Sequence[str], stem: str) -> str:
-        """The name of a value that says whether a switch is on, and one of the others."""
-        result, any_on = stem + self._suffix["and"], others[0]
-        if result not in self._made:
-            for number, other in enumerate(others[1:]):
-                one, any_on = any_on, f"{stem}.{number}{self._suffix['any']}"
-                self._append(_node("Or", [one, other], any_on))
-            self._append(_node("And", [switch, any_on], result))
         return result
 
     def _choose(self, modes: _Modes, tensor: str, result: str, sources: Mapping[Precision, str]) -> None:

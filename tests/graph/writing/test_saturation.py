@@ -22,7 +22,7 @@ from mptune.graph.writing.weights import WeightBank
 from tests.graph import models
 from tests.graph.hazards.observed import ranges_on
 from tests.graph.helpers import relative_l2, run
-from tests.graph.models import constant, text, value, weight
+from tests.graph.models import constant, text, weight
 
 LOWEST = float(np.finfo(np.float32).min)
 LENGTH, WIDTH = 5, 8
