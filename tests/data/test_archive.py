@@ -73,47 +73,47 @@ def test_more_samples_are_declared_than_there_are(tmp_path: Path) -> None:
     assert len(read_samples(tmp_path / "s.npz", 1)) == 1
 
 
-class TestUnreadable:
-    def refused(self, read, path: Path, match: str) -> None:
-        with pytest.raises(DataError, match=match) as caught:
-            read(path)
-        assert path.name in caught.value.message
-        assert caught.value.hint
-        assert "\n" not in caught.value.message
+def refused(read, path: Path, match: str) -> None:
+    with pytest.raises(DataError, match=match) as caught:
+        read(path)
+    assert path.name in caught.value.message
+    assert caught.value.hint
+    assert "\n" not in caught.value.message
 
-    @pytest.mark.parametrize("read", [read_array, read_archive])
-    def test_something_else(self, tmp_path: Path, read) -> None:
-        self.refused(read, tmp_path / "none.npz", "no such file")
-        for content in (b"", b"\x93NUMPY", b"PK\x03\x04", b"hello, world", b"\0" * 100):
-            (tmp_path / "x.npz").write_bytes(content)
-            self.refused(read, tmp_path / "x.npz", "is not a NumPy")
 
-    def test_damaged(self, tmp_path: Path) -> None:
-        path = tmp_path / "x.npy"
-        np.save(path, np.arange(1000.0))
-        path.write_bytes(path.read_bytes()[:4000])
-        self.refused(read_array, path, "truncated")
-        path = tmp_path / "x.npz"
-        np.savez_compressed(path, x=np.arange(1000.0))
-        content = path.read_bytes()
-        for damaged in (content[:500], content[:200] + bytes(20) + content[220:]):
-            path.write_bytes(damaged)
-            self.refused(read_archive, path, "is not a NumPy")
+@pytest.mark.parametrize("read", [read_array, read_archive])
+def test_something_else(tmp_path: Path, read) -> None:
+    refused(read, tmp_path / "none.npz", "no such file")
+    for content in (b"", b"\x93NUMPY", b"PK\x03\x04", b"hello, world", b"\0" * 100):
+        (tmp_path / "x.npz").write_bytes(content)
+        refused(read, tmp_path / "x.npz", "is not a NumPy")
 
-    def test_pickled(self, tmp_path: Path) -> None:
-        objects = np.array([None, "a"], dtype=object)
-        np.savez(tmp_path / "x.npz", objects)
-        self.refused(read_archive, tmp_path / "x.npz", "pickled objects")
-        np.save(tmp_path / "x.npy", objects)
-        self.refused(read_array, tmp_path / "x.npy", "pickled objects")
-        np.array([1.0]).dump(tmp_path / "y.npy")
-        self.refused(read_array, tmp_path / "y.npy", "pickled objects")
 
-    def test_content_of_another_kind(self, tmp_path: Path) -> None:
-        with zipfile.ZipFile(tmp_path / "z.npz", "w") as archive:
-            archive.writestr("readme.txt", "hello")
-        self.refused(read_archive, tmp_path / "z.npz", "'readme.txt' is not an array")
-        np.savez(tmp_path / "x.npz", x=np.zeros(1))
-        np.save(tmp_path / "y.npy", np.zeros(1))
-        self.refused(read_array, (tmp_path / "x.npz").rename(tmp_path / "x.npy"), "several arrays")
-        self.refused(read_archive, (tmp_path / "y.npy").rename(tmp_path / "y.npz"), "one array without a name")
+def test_damaged_files(tmp_path: Path) -> None:
+    path = tmp_path / "x.npy"
+    np.save(path, np.arange(1000.0))
+    path.write_bytes(path.read_bytes()[:4000])
+    refused(read_array, path, "truncated")
+    path = tmp_path / "x.npz"
+    np.savez_compressed(path, x=np.arange(1000.0))
+    content = path.read_bytes()
+    for damaged in (content[:500], content[:200] + bytes(20) + content[220:]):
+        path.write_bytes(damaged)
+        refused(read_archive, path, "is not a NumPy")
+
+
+def test_content_of_another_kind_and_pickled_objects(tmp_path: Path) -> None:
+    objects = np.array([None, "a"], dtype=object)
+    np.savez(tmp_path / "objects.npz", objects)
+    refused(read_archive, tmp_path / "objects.npz", "pickled objects")
+    np.save(tmp_path / "objects.npy", objects)
+    refused(read_array, tmp_path / "objects.npy", "pickled objects")
+    objects.dump(tmp_path / "dumped.npy")
+    refused(read_array, tmp_path / "dumped.npy", "pickled objects")
+    with zipfile.ZipFile(tmp_path / "z.npz", "w") as archive:
+        archive.writestr("readme.txt", "hello")
+    refused(read_archive, tmp_path / "z.npz", "'readme.txt' is not an array")
+    np.savez(tmp_path / "x.npz", x=np.zeros(1))
+    np.save(tmp_path / "y.npy", np.zeros(1))
+    refused(read_array, (tmp_path / "x.npz").rename(tmp_path / "x.npy"), "several arrays")
+    refused(read_archive, (tmp_path / "y.npy").rename(tmp_path / "y.npz"), "one array without a name")

@@ -107,18 +107,12 @@ def script(tmp_path: Path) -> Path:
     return tmp_path / "loader.py"
 
 
-@pytest.mark.parametrize(("function", "count"), [("", 4), (":load_data", 4), (":one", 1)])
+@pytest.mark.parametrize(("function", "count"), [("", 4), (":load_data", 4), (":one", 1), (":filled_again", 4)])
 def test_a_loader_script(function: str, count: int, script: Path) -> None:
     data = load(Path(f"{script}{function}"))
     assert len(data.samples) == count
     assert np.array_equal(data.samples[0]["image"], np.random.default_rng(0).random((1, 3, 4, 4)).astype(np.float32))
-
-
-def test_a_loader_script_that_fills_one_buffer_again_gives_every_sample(script: Path) -> None:
-    data, wanted = load(Path(f"{script}:filled_again")), load(script)
-    for sample, other in zip(data.samples, wanted.samples, strict=True):
-        assert all(np.array_equal(sample[name], other[name]) for name in other)
-    assert not [finding for finding in data.findings if finding.code == "duplicate-samples"]
+    assert data.findings == (), "a buffer that is filled again gives every sample"
 
 
 @pytest.mark.parametrize(

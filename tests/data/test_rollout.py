@@ -27,10 +27,7 @@ def test_each_sequence_starts_at_its_recorded_state_and_goes_on_by_itself() -> N
     assert outputs[1]["next after 2 steps"].tolist() == [502.0]
     assert outputs[1]["y"].tolist() == [1008.0]
     assert len(outputs_of(counted, samples, None)) == 11
-
-
-def test_names_may_hold_colons_and_no_steps_mean_all_samples() -> None:
-    assert Rollout.parse(["next:0:state:0"], None, **NAMES) == Rollout((("next:0", "state:0"),), 10)
+    assert Rollout.parse(["next:0:state:0"], None, **NAMES) == Rollout((("next:0", "state:0"),), 10), "of all samples"
     assert Rollout.parse([], None, **NAMES) is None
 
 

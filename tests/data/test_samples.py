@@ -61,18 +61,14 @@ def test_samples_of_one_size_leave_the_others_untried() -> None:
     assert size_findings([sample, other], [image, mask]) == ()
 
 
-def test_rows_of_a_batch_and_fixed_axes_are_no_size() -> None:
+def test_a_batch_fixed_axes_and_shapes_that_allow_one_size_leave_nothing_untried() -> None:
     assert size_findings([fed(x=(4, 8)), fed(x=(2, 8))], [tensor("x", "n", 8)]) == ()
     assert size_findings([fed(x=(4, 4))], [tensor("x", "n", "n")]) == (), "the batch under its own name"
     rows = [fed(x=(4, 8), y=(4, 2)), fed(x=(2, 8), y=(2, 2))]
     assert len(size_findings(rows, [tensor("x", "n", "t"), tensor("y", "n", 2)])) == 1
-
-
-def test_shapes_that_allow_one_size_leave_nothing_untried() -> None:
     inputs, samples = [tensor("x", "n", "t"), tensor("mask", "n", "t")], [fed(x=(1, 8), mask=(1, 8))]
-    one, several = ShapeRange.parse("x:1x8"), ShapeRange.parse("x:1x4,1x8,1x16")
-    assert size_findings(samples, inputs, [one]) == ()
-    assert len(size_findings(samples, inputs, [several])) == 1
+    for text, count in (("x:1x8", 0), ("x:1x4,1x8,1x16", 1)):
+        assert len(size_findings(samples, inputs, [ShapeRange.parse(text)])) == count
 
 
 def data_of(count: int) -> CalibrationSet:
@@ -99,12 +95,7 @@ def test_parts_are_disjoint_not_empty_capped_and_repeatable(count, seed, fractio
         assert all(first % steps == 0 for first in numbers[::steps])
         assert 0 < len(numbers) <= steps * (cap or count)
     assert cap is not None or len(search) + len(held_out) == count * steps
-
-
-def test_the_fraction_is_held_out_and_seeds_part_differently() -> None:
-    search, held_out = data_of(16).split(0, 0.25, None)
-    assert (len(search.samples), len(held_out.samples)) == (12, 4)
-    assert (search.source, search.warnings, search.findings) == ("s", ("w",), ())
+    assert (parts[0].source, parts[0].warnings, parts[0].findings) == ("s", ("w",), ())
     assert len({data_of(16).split(seed, 0.25, None)[1].indices for seed in range(5)}) > 1
 
 

@@ -23,6 +23,7 @@ from mptune.graph.plan import PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
 from tests.device import program
+from tests.device.blueprint import Blueprint
 from tests.device.cuda import FakeCuda
 from tests.device.machines import Machine
 from tests.device.program import Program
@@ -69,6 +70,9 @@ class Bench:
         """A plan's engine."""
         typed = self._rewriter.write(plan, self._folder / "typed.onnx")
         built = builder.build_engine(load_library("tensorrt"), typed, BuildOptions("tensorrt"), samples)
+        made = Blueprint.from_bytes(bytes(built.memory))
+        assert made is not None
+        assert (made.tf32, made.is_typed) == (False, True), "it would compute something else"
         return bytes(built.memory)
 
     def run(self, plan: PrecisionPlan, samples: Sequence[Feeds]) -> list[dict[str, np.ndarray]]:

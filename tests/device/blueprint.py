@@ -39,7 +39,6 @@ NUMPY_TYPES: Mapping[str, type[Any]] = {
 }
 """NumPy's type of each ``DataType`` that it has."""
 
-_WIDE = {TensorProto.FLOAT16: TensorProto.FLOAT, TensorProto.BFLOAT16: TensorProto.FLOAT}
 _HEAVY = ("MatMul", "Gemm", "Conv", "ConvTranspose", "LSTM", "GRU")
 _FULL_MS, _LIGHT_MS, _CAST_MS = 0.2, 0.04, 0.008
 
@@ -145,7 +144,7 @@ class Blueprint:
 
     def program(self) -> Program:
         """What the engine computes."""
-        return _program(self.model, self.tf32, self.is_typed)
+        return _program(self.model)
 
     def timed_layers(self, program: Program) -> tuple[Layer, ...]:
         """The engine's layers: FP16 takes half the time, a Cast costs a little."""
@@ -153,7 +152,7 @@ class Blueprint:
             return tuple(Layer(name, ms, metadata, (), ()) for name, ms, metadata in self.layers)
         found = []
         for index, (node, *types) in enumerate(program.layers):
-            inputs, outputs = types if self.is_typed else ([_WIDE.get(one, one) for one in some] for some in types)
+            inputs, outputs = types
             is_half = TensorProto.FLOAT16 in outputs
             ms = (_FULL_MS if node.op_type in _HEAVY else _LIGHT_MS) / (2 if is_half else 1)
             metadata = f"[ONNX Layer: {node.name}]" if node.name else ""
@@ -165,9 +164,9 @@ class Blueprint:
 
 
 @lru_cache(maxsize=4)
-def _program(model: bytes, tf32: bool, is_typed: bool) -> Program:
+def _program(model: bytes) -> Program:
     """Engines of one file share what ONNX Runtime compiled: a file is opened dozens of times to be timed."""
-    return Program(ModelProto.FromString(model), tf32=tf32, is_typed=is_typed)
+    return Program(ModelProto.FromString(model))
 
 
 def dimensions(kind: Any) -> tuple[int, ...]:

@@ -1,8 +1,7 @@
 """What an engine computes: a typed ONNX model, run by ONNX Runtime's CPU provider, rounded after each node.
 
 That provider computes FP16 nodes in FP32 and drops the roundings between them, so the model is run in FP32 with an
-explicit pair of Casts behind each node whose type is FP16 or BF16. With TF32, the inputs of products and convolutions
-are rounded to TF32's ten bits of mantissa (NVIDIA A100 Tensor Core GPU Architecture, "TensorFloat-32").
+explicit pair of Casts behind each node whose type is FP16 or BF16.
 """
 
 from __future__ import annotations
@@ -18,13 +17,10 @@ import onnxruntime
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, inliner, numpy_helper
 
 _HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
-_PRODUCTS = ("MatMul", "Gemm", "Conv", "ConvTranspose")
 _BY_VALUES = ("NonZero", "NonMaxSuppression", "Unique", "Compress")
 """Operators whose outputs have a shape that depends on values (IOutputAllocator is for these)."""
 _NOT_CAPTURED = ("If", "Loop", "Scan", *_BY_VALUES)
 """Loops and conditions are no CUDA graph (TensorRT's developer guide, "Limitations of CUDA Graphs")."""
-_TF32_SPLIT = float((1 << 13) + 1)
-"""Veltkamp's constant that leaves 11 of FP32's 24 bits: the leading one and ten of mantissa."""
 
 Shape = tuple[int, ...]
 
@@ -32,18 +28,9 @@ Shape = tuple[int, ...]
 class Program:
     """A model with its weights inside."""
 
-    def __init__(self, model: ModelProto, *, tf32: bool = False, is_typed: bool = True) -> None:
-        """Nothing is compiled yet.
-
-        Args:
-            model: the typed model.
-            tf32: FP32 products and convolutions round their inputs.
-            is_typed: computes in the types of the graph; otherwise all in FP32, as a network of TensorRT 10 without
-                ``STRONGLY_TYPED`` may where no precision flag is set.
-        """
+    def __init__(self, model: ModelProto) -> None:
+        """Nothing is compiled yet."""
         self.model = inliner.inline_local_functions(model) if model.functions else model
-        self._tf32 = tf32
-        self._is_typed = is_typed
         graph = self.model.graph
         constants = {one.name for one in graph.initializer}
         self.inputs = {one.name: one.type.tensor_type for one in graph.input if one.name not in constants}
@@ -113,9 +100,7 @@ class Program:
         options.log_severity_level = 4
         computed = ModelProto()
         computed.CopyFrom(self.model)
-        if self._tf32:
-            _round_to_tf32(computed.graph, self._types)
-        _compute_in_fp32(computed, self._types, rounded=self._is_typed)
+        _compute_in_fp32(computed, self._types)
         data = computed.SerializeToString()
         return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
 
@@ -172,30 +157,7 @@ def _types(graph: GraphProto) -> dict[str, int]:
     return found
 
 
-def _round_to_tf32(graph: GraphProto, types: Mapping[str, int]) -> None:
-    nodes: list[NodeProto] = []
-    rounded: dict[str, str] = {}
-    graph.initializer.append(numpy_helper.from_array(np.float32(_TF32_SPLIT), "tf32.split"))
-    for node in graph.node:
-        if node.op_type in _PRODUCTS:
-            for position, name in enumerate(node.input[:2]):
-                if types.get(name) != TensorProto.FLOAT:
-                    continue
-                if name not in rounded:
-                    wide, low, rounded[name] = (f"{name}.tf32.{part}" for part in ("wide", "low", "high"))
-                    nodes += [
-                        helper.make_node("Mul", [name, "tf32.split"], [wide]),
-                        helper.make_node("Sub", [wide, name], [low]),
-                        helper.make_node("Sub", [wide, low], [rounded[name]]),
-                    ]
-                node.input[position] = rounded[name]
-        nodes.append(node)
-    kept = [copy.deepcopy(node) for node in nodes]
-    del graph.node[:]
-    graph.node.extend(kept)
-
-
-def _compute_in_fp32(model: ModelProto, types: Mapping[str, int], *, rounded: bool) -> None:
+def _compute_in_fp32(model: ModelProto, types: Mapping[str, int]) -> None:
     """Turn every FP16 and BF16 tensor inside into FP32; inputs and outputs of the model keep their types."""
     graph = model.graph
     begin: list[NodeProto] = []
@@ -210,14 +172,14 @@ def _compute_in_fp32(model: ModelProto, types: Mapping[str, int], *, rounded: bo
         if element in _HALVES:
             renamed.setdefault(name, f"{name}.wide")
             end.append(helper.make_node("Cast", [renamed[name]], [name], to=element))
-    _widen(graph, types, renamed, rounded)
+    _widen(graph, types, renamed)
     nodes = [*begin, *(copy.deepcopy(node) for node in graph.node), *end]
     del graph.node[:]
     graph.node.extend(nodes)
     del graph.value_info[:]
 
 
-def _widen(graph: GraphProto, types: Mapping[str, int], renamed: Mapping[str, str], rounded: bool) -> None:
+def _widen(graph: GraphProto, types: Mapping[str, int], renamed: Mapping[str, str]) -> None:
     for tensor in graph.initializer:
         if tensor.data_type in _HALVES:
             tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), tensor.name))
@@ -237,9 +199,9 @@ def _widen(graph: GraphProto, types: Mapping[str, int], renamed: Mapping[str, st
                 if one.type.tensor_type.elem_type in _HALVES:
                     one.type.tensor_type.elem_type = TensorProto.FLOAT
             del inner.value_info[:]
-            _widen(inner, types, renamed, rounded)
+            _widen(inner, types, renamed)
         nodes.append(node)
-        nodes += _rounding(node, types, {new: old for old, new in renamed.items()}) if rounded else []
+        nodes += _rounding(node, types, {new: old for old, new in renamed.items()})
     kept = [copy.deepcopy(node) for node in nodes]
     del graph.node[:]
     graph.node.extend(kept)

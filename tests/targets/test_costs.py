@@ -132,40 +132,28 @@ class TestTraffic:
         assert costs["g0"].fp32_bytes == 4 * (10 + 10)
         assert costs["g1"] == GroupCost()
         assert costs["g2"].fp32_bytes == 4 * (10 + 10)
+        flat = [helper.make_node("Relu", ["x"], ["h"], "a"), helper.make_node("Flatten", ["h"], ["y"], "view")]
+        model = build(flat, {"x": [2, 5]}, {"y": [2, 5]})
+        assert together(model, "a").fp32_bytes == 4 * (10 + 10), "an output is written by its producer"
 
-    def test_a_view_that_is_an_output_is_written_by_its_producer(self, build: Build) -> None:
-        nodes = [helper.make_node("Relu", ["x"], ["h"], "a"), helper.make_node("Flatten", ["h"], ["y"], "view")]
-        model = build(nodes, {"x": [2, 5]}, {"y": [2, 5]})
-        assert together(model, "a").fp32_bytes == 4 * (10 + 10)
-
-    def test_a_lookup_reads_what_it_returns(self, build: Build) -> None:
+    def test_a_lookup_reads_what_it_returns_and_one_tensor_is_read_once(self, build: Build) -> None:
         node = helper.make_node("Gather", ["table", "ids"], ["y"], "look")
         model = build([node], {"ids": [3]}, {"y": [3, 8]}, {"table": [1000, 8]}, types={"ids": TensorProto.INT64})
         got = together(model)
-        assert got.fp32_bytes == 4 * (24 + 24) + 8 * 3
-        assert got.fp16_bytes == 2 * (24 + 24) + 8 * 3
-
-    def test_one_tensor_is_read_once_by_a_group(self, build: Build) -> None:
+        assert (got.fp32_bytes, got.fp16_bytes) == (4 * (24 + 24) + 8 * 3, 2 * (24 + 24) + 8 * 3)
         model = build([helper.make_node("Mul", ["x", "x"], ["y"], "sq")], {"x": [10]}, {"y": [10]})
         assert together(model).fp32_bytes == 4 * (10 + 10)
 
 
-class TestShapes:
-    def test_observed_shapes_win_and_bind_symbols(self, build: Build) -> None:
-        nodes = [helper.make_node("Relu", ["x"], ["h"]), helper.make_node("Neg", ["h"], ["y"])]
-        model = build(nodes, {"x": ["n", 4]}, {"y": ["n", 4]})
-        assert ShapeTable(model, {})["h"] == (1, 4)
-        assert ShapeTable(model, {"x": (6, 4)})["h"] == (6, 4)
-        assert ShapeTable(model, {"x": (6, 4), "h": (5, 4)})["h"] == (5, 4)
-
-    def test_what_is_unknown_counts_one(self, build: Build) -> None:
-        model = build(
-            [helper.make_node("Odd", ["x"], ["h"], domain="mine"), helper.make_node("Relu", ["h"], ["y"])],
-            {"x": [3]},
-            {"y": None},
-        )
-        assert ShapeTable(model, {}).elements("h") == 1
-        assert ShapeTable(model, {}).elements("nothing of that name") == 1
+def test_observed_shapes_win_and_what_is_unknown_counts_one(build: Build) -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["h"]), helper.make_node("Neg", ["h"], ["y"])]
+    model = build(nodes, {"x": ["n", 4]}, {"y": ["n", 4]})
+    assert ShapeTable(model, {})["h"] == (1, 4)
+    assert ShapeTable(model, {"x": (6, 4)})["h"] == (6, 4)
+    assert ShapeTable(model, {"x": (6, 4), "h": (5, 4)})["h"] == (5, 4)
+    nodes = [helper.make_node("Odd", ["x"], ["h"], "odd", domain="mine"), helper.make_node("Relu", ["h"], ["y"], "act")]
+    model = build(nodes, {"x": [30]}, {"y": None})
+    assert ShapeTable(model, {}).elements("h") == ShapeTable(model, {}).elements("nothing of that name") == 1
 
 
 def test_nodes_without_a_precision_are_counted_apart(build: Build) -> None:
@@ -200,7 +188,3 @@ class TestConvolutional:
         )
         assert is_convolutional(model, {"x": (1, 4, 1024), "c": (1, 4, 1024), "z": (1, 64), "y": (1, 64)})
         assert not is_convolutional(model, {"x": (1, 4, 1), "c": (1, 4, 1), "z": (1024, 64), "y": (1024, 64)})
-
-    def test_another_domains_convolution_is_not_known(self, build: Build) -> None:
-        node = helper.make_node("Conv", ["x", "w"], ["y"], domain="custom")
-        assert not is_convolutional(build([node], {"x": [1, 4, 8]}, {"y": [1, 4, 8]}, {"w": [4, 4, 1]}), {})

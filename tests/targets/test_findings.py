@@ -19,20 +19,21 @@ from tests.targets.jetson_files import NANO
 LOCKED = replace(NANO, gpu_min_mhz=1020.0, gpu_mhz=1020.0)
 
 
-def test_the_profile_of_the_device_is_no_warning() -> None:
+def test_the_profile_of_the_device_and_what_is_unknown_are_no_warning_a_floating_clock_is() -> None:
     assert profile_warnings(load_target("jetson-orin-nano-8gb-super"), LOCKED) == ()
+    assert profile_warnings(load_target("jetson-orin-nano-4gb"), JetsonState("NVIDIA Jetson Orin Nano")) == ()
+    (text,) = profile_warnings(load_target("jetson-orin-nano-8gb-super"), NANO)
+    assert "between 306 and 1020 MHz" in text
+    assert "jetson_clocks" in text
 
 
-def test_another_clock() -> None:
+def test_another_clock_or_fewer_multiprocessors() -> None:
     (text,) = profile_warnings(load_target("jetson-orin-nano-8gb"), LOCKED)
     assert "power mode MAXN_SUPER leaves the GPU 1020 MHz, the memory 3199 MHz, and the profile" in text
     assert "jetson-orin-nano-8gb holds for the GPU 625 MHz, the memory 2133 MHz (16.6 of 10.2 TFLOPS in FP16)" in text
     capped = replace(NANO, mode=PowerMode("25W", 8, 408.0, 3199.0), gpu_min_mhz=408.0, part="p3767-0000")
     (text,) = profile_warnings(load_target("jetson-orin-nx-16gb-super"), capped)
     assert "power mode 25W leaves the GPU 408 MHz, and the profile" in text
-
-
-def test_a_mode_that_switches_multiprocessors_off() -> None:
     part = replace(LOCKED, part="p3767-0002", mode=PowerMode("15W", 4, 612.0, 3199.0), gpu_min_mhz=612.0)
     (text,) = profile_warnings(load_target("jetson-orin-nx-16gb"), part)
     assert "power mode 15W leaves 4 SMs, the GPU 612 MHz, and the profile" in text
@@ -60,22 +61,12 @@ def test_another_mode_than_before(now: PowerMode | None, is_told: bool) -> None:
         assert text.startswith(f"the search measured in power mode {mode}, and this is ")
 
 
-def test_a_floating_clock() -> None:
-    (text,) = profile_warnings(load_target("jetson-orin-nano-8gb-super"), NANO)
-    assert "between 306 and 1020 MHz" in text
-    assert "jetson_clocks" in text
-
-
 @pytest.mark.parametrize("state", [LOCKED, replace(LOCKED, part="")], ids=["by part", "by name and memory"])
 @pytest.mark.parametrize("name", ["jetson-orin-nx-8gb-super", "jetson-orin-nano-4gb-super", "h200"])
 def test_another_module(name: str, state: JetsonState) -> None:
     text = profile_warnings(load_target(name), state)[0]
     assert "another module" in text
     assert "7.8 GB" in text
-
-
-def test_what_is_unknown_is_not_held_against_it() -> None:
-    assert profile_warnings(load_target("jetson-orin-nano-4gb"), JetsonState("NVIDIA Jetson Orin Nano")) == ()
 
 
 @pytest.mark.parametrize(("name", "tf32_ms"), [("jetson-orin-nano-8gb", 0.362), ("t4", None), ("cpu", None)])

@@ -13,14 +13,17 @@ from mptune.targets.target import list_targets, match_target
 from tests.targets.jetson_files import NANO, ORIN_NANO_SUPER, put_files
 
 
-def test_everything_is_read(tmp_path: Path) -> None:
-    assert read_jetson(put_files(tmp_path, ORIN_NANO_SUPER)) == NANO
-
-
-def test_a_jetson_that_tells_only_its_name(tmp_path: Path) -> None:
-    state = read_jetson(put_files(tmp_path, {"proc/device-tree/model": "NVIDIA Jetson Next\0"}))
+def test_everything_is_read_and_a_jetson_may_tell_only_its_name(tmp_path: Path) -> None:
+    assert read_power_mode(tmp_path) is read_jetson(tmp_path) is None
+    assert read_jetson(put_files(tmp_path / "nano", ORIN_NANO_SUPER)) == NANO
+    state = read_jetson(put_files(tmp_path / "next", {"proc/device-tree/model": "NVIDIA Jetson Next\0"}))
     assert state == JetsonState("NVIDIA Jetson Next")
     assert state.facts() == [("Jetson", "NVIDIA Jetson Next")]
+    assert JetsonState.from_json(json.loads(json.dumps(NANO.to_json()))) == NANO
+    facts = dict(NANO.facts())
+    assert facts["Jetson"].endswith("Super (p3767-0005)")
+    assert (facts["JetPack"], facts["power mode"]) == ("6.2 (L4T 36.4.3)", "MAXN_SUPER")
+    assert facts["GPU clock"] == "306 of 1020 MHz"
 
 
 @pytest.mark.parametrize(
@@ -53,26 +56,11 @@ def test_without_its_package_jetpack_follows_from_jetson_linux(tmp_path: Path, r
     assert state.jetpack == jetpack
 
 
-def test_jetpack_5_calls_its_gpu_ga10b(tmp_path: Path) -> None:
+def test_jetpack_5_calls_its_gpu_ga10b_and_a_mode_may_have_no_name(tmp_path: Path) -> None:
     files = {name.replace("17000000.gpu", "17000000.ga10b"): text for name, text in ORIN_NANO_SUPER.items()}
-    state = read_jetson(put_files(tmp_path, files))
+    state = read_jetson(put_files(tmp_path, files, nvpmodel_status="pmode:0009"))
     assert state is not None
-    assert (state.gpu_mhz, state.mode.gpu_mhz) == (306.0, 1020.0)
-
-
-def test_a_power_mode_that_the_configuration_lacks(tmp_path: Path) -> None:
-    state = read_jetson(put_files(tmp_path, ORIN_NANO_SUPER, nvpmodel_status="pmode:0009"))
-    assert state is not None
-    assert state.mode.name == ""
-
-
-def test_json_and_facts() -> None:
-    assert JetsonState.from_json(json.loads(json.dumps(NANO.to_json()))) == NANO
-    facts = dict(NANO.facts())
-    assert facts["Jetson"].endswith("Super (p3767-0005)")
-    assert facts["JetPack"] == "6.2 (L4T 36.4.3)"
-    assert facts["power mode"] == "MAXN_SUPER"
-    assert facts["GPU clock"] == "306 of 1020 MHz"
+    assert (state.gpu_mhz, state.mode.gpu_mhz, state.mode.name) == (306.0, 1020.0, "")
 
 
 class TestMatch:
@@ -88,9 +76,7 @@ class TestMatch:
         assert match_target(gpu).name == "jetson-orin-nano-8gb-super"
         assert match_target(replace(gpu, mode=PowerMode(gpu_mhz=612.0))).name == "jetson-orin-nano-8gb"
         assert match_target(replace(gpu, mode=PowerMode())).name == "jetson-orin-nano-8gb", "promises least"
-
-    def test_by_name_and_memory_where_the_number_is_new(self, tmp_path: Path) -> None:
-        compatible = "nvidia,p9999-0000\0nvidia,tegra234\0"
+        compatible = "nvidia,p9999-0000\0nvidia,tegra234\0"  # a new number: by name and memory
         (gpu,) = detect_gpus(put_files(tmp_path, ORIN_NANO_SUPER, **{"device-tree_compatible": compatible}))
         assert match_target(gpu).name == "jetson-orin-nano-8gb-super"
 
@@ -112,10 +98,7 @@ def test_in_a_container_the_device_tree_is_hidden(tmp_path: Path, name: str, tex
     assert gpu.name == model
     assert gpu.compute_capability == (8, 7)
     assert match_target(gpu).kind == "jetson"
-
-
-def test_what_is_not_a_jetson_in_a_container(tmp_path: Path) -> None:
-    assert read_jetson(put_files(tmp_path, {"tmp/nv_jetson_model": "Not a Jetson device\n"})) is None
+    assert read_jetson(put_files(tmp_path / "no", {"tmp/nv_jetson_model": "Not a Jetson device\n"})) is None
 
 
 @pytest.mark.parametrize(
@@ -152,7 +135,3 @@ def test_the_multiprocessors_that_a_mode_leaves(
 def test_the_cap_of_the_memory(place: str, text: str, mhz: float | None, tmp_path: Path) -> None:
     files = {"proc/device-tree/model": "NVIDIA Jetson Orin NX", f"sys/kernel/{place}": text}
     assert read_power_mode(put_files(tmp_path, files)) == PowerMode("", None, None, mhz)
-
-
-def test_no_jetson_has_no_mode(tmp_path: Path) -> None:
-    assert read_power_mode(tmp_path) is None

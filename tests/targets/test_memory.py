@@ -34,57 +34,37 @@ def test_a_chain_holds_its_input_and_two_values(build: Build) -> None:
         {"y": [4, 1, 253]},
     )
     need = memory_need(model, {})
-    assert need.fp32_activations == KB + 4 * KB + 4 * KB
-    assert need.fp32_peak == "b_node"
+    assert (need.fp32_activations, need.fp32_peak) == (KB + 4 * KB + 4 * KB, "b_node")
     # In FP16 a and b are halved, x stays; the output, which stays FP32, makes the last node the peak.
-    assert need.fp16_activations == KB + 2 * KB + 4 * 253 * 4
-    assert need.fp16_peak == "y_node"
+    assert (need.fp16_activations, need.fp16_peak) == (KB + 2 * KB + 4 * 253 * 4, "y_node")
     assert need.fp32_weights == need.fp16_weights == 0
 
 
-def test_a_skip_keeps_its_value_alive(build: Build) -> None:
-    """a is read by the last node, so at c all of x, a, b and c are alive; at y b is gone."""
+@pytest.mark.parametrize(
+    ("nodes", "outputs", "kib", "peak"),
+    [
+        # a is read by the last node, so at c all of x, a, b and c are alive; at y b is gone.
+        (["Relu x a", "Sigmoid a b", "Tanh b c", "Add a,c y"], ["y"], 4, "c_node"),
+        # A view has no memory of its own, but keeps what it looks at.
+        (["Relu x a", "Reshape a,flat v", "Sigmoid x b", "Reshape b,flat w", "Add v,w y"], ["y"], 4, "y_node"),
+        # A view that is an output is a copy.
+        (["Relu x a", "Reshape a,flat y"], ["y"], 3, None),
+        # Outputs stay to the end.
+        (["Relu x y", "Sigmoid x a", "Tanh a z"], ["y", "z"], 4, None),
+    ],
+    ids=["skip", "view", "view that is an output", "output"],
+)
+def test_what_is_alive_at_once(build: Build, nodes: list[str], outputs: list[str], kib: int, peak: str | None) -> None:
+    parts = [text.split() for text in nodes]
     model = build(
-        [node("Relu", "x", "a"), node("Sigmoid", "a", "b"), node("Tanh", "b", "c"), node("Add", "a c", "y")],
+        [node(op, inputs.replace(",", " "), output) for op, inputs, output in parts],
         {"x": [256]},
-        {"y": [256]},
-    )
-    need = memory_need(model, {})
-    assert need.fp32_activations == 4 * KB
-    assert need.fp16_activations == KB + 3 * KB // 2 + KB // 2  # at y: x, y whole, a and c halved
-    assert need.fp32_peak == "c_node"
-
-
-def test_a_view_has_no_memory_of_its_own_but_keeps_what_it_looks_at(build: Build) -> None:
-    model = build(
-        [
-            node("Relu", "x", "a"),
-            node("Reshape", "a flat", "v"),
-            node("Sigmoid", "x", "b"),
-            node("Reshape", "b flat", "w"),
-            node("Add", "v w", "y"),
-        ],
-        {"x": [16, 16]},
-        {"y": [256]},
+        {name: [256] for name in outputs},
         {"flat": np.array([256], np.int64)},
     )
     need = memory_need(model, {})
-    assert need.fp32_activations == 4 * KB
-    assert need.fp32_peak == "y_node"
-
-
-def test_a_view_that_is_an_output_is_a_copy(build: Build) -> None:
-    model = build([node("Relu", "x", "a"), node("Flatten", "a", "y", axis=0)], {"x": [16, 16]}, {"y": [1, 256]})
-    assert memory_need(model, {}).fp32_activations == 3 * KB
-
-
-def test_outputs_stay_to_the_end(build: Build) -> None:
-    model = build(
-        [node("Relu", "x", "y"), node("Sigmoid", "x", "a"), node("Tanh", "a", "z")],
-        {"x": [256]},
-        {"y": [256], "z": [256]},
-    )
-    assert memory_need(model, {}).fp32_activations == 4 * KB
+    assert need.fp32_activations == kib * KB
+    assert peak in (None, need.fp32_peak)
 
 
 def test_weights_and_other_types(build: Build) -> None:
@@ -114,52 +94,34 @@ def test_observed_shapes_count(build: Build) -> None:
     assert memory_need(model, {"x": (32, 4), "y": (32, 4)}).fp32_activations == 2 * 32 * 4 * 4
 
 
-def test_real_models_need_less_in_fp16(mlp_path: Path, cnn_path: Path) -> None:
-    for path in (mlp_path, cnn_path):
-        need = memory_need(load_model(path), {})
-        assert need.fp16_weights == pytest.approx(need.fp32_weights / 2)
-        assert need.fp32_activations / 2 <= need.fp16_activations < need.fp32_activations
-
-
-class TestWarning:
-    @pytest.fixture
-    def need(self, build: Build):
-        return memory_need(build([node("Relu", "x", "y")], {"x": [1]}, {"y": [1]}), {})
-
-    def test_what_fits_is_no_warning(self, need) -> None:
-        for name in ("jetson-orin-nano-4gb", "h200", "cpu"):
-            assert memory_warnings(need, load_target(name)) == ()
-
-    def test_what_does_not_fit(self, need) -> None:
-        large = replace(need, fp32_weights=3_000_000_000, fp16_weights=1_500_000_000, fp32_activations=1_200_000_000)
-        (text,) = memory_warnings(large, load_target("jetson-orin-nano-4gb"))
-        assert "about 4.2 GB of memory (weights 3, activations 1.2" in text
-        assert "has 4 GB, which the system shares; all-FP16 needs 1.5 GB" in text
-        assert "--batch" in text
-        assert memory_warnings(large, load_target("jetson-orin-nano-8gb")) == ()
-
-    def test_not_even_in_fp16(self, need) -> None:
-        huge = replace(need, fp32_weights=400_000_000_000, fp16_weights=200_000_000_000)
-        assert "all-FP16 does not fit either" in memory_warnings(huge, load_target("h200"))[0]
-
-    def test_two_engines_are_held_where_latency_is_measured(self, need) -> None:
-        """The baseline stays loaded beside each candidate."""
-        large = replace(need, fp32_weights=3_000_000_000, fp16_weights=1_500_000_000, fp32_activations=1_200_000_000)
-        orin = load_target("jetson-orin-nano-8gb")
-        assert memory_warnings(large, orin) == ()
-        (text,) = memory_warnings(large, orin, measured=True)
-        assert "up to 8.4 GB of memory together" in text
-        assert "about 6 GB are free" in text
-        assert ": close other programs" in text
-        (text,) = memory_warnings(large, load_target("jetson-orin-nano-4gb"), measured=True)
-        assert "all-FP32, the baseline, needs about 4.2 GB" in text
-        assert memory_warnings(large, load_target("jetson-agx-orin-64gb"), measured=True) == ()
+def test_a_warning_where_a_model_does_not_fit(build: Build) -> None:
+    need = memory_need(build([node("Relu", "x", "y")], {"x": [1]}, {"y": [1]}), {})
+    nano4, nano8, h200 = (load_target(f"{name}") for name in ("jetson-orin-nano-4gb", "jetson-orin-nano-8gb", "h200"))
+    assert [memory_warnings(need, target) for target in (nano4, h200, load_target("cpu"))] == [()] * 3
+    large = replace(need, fp32_weights=3_000_000_000, fp16_weights=1_500_000_000, fp32_activations=1_200_000_000)
+    (text,) = memory_warnings(large, nano4)
+    assert "about 4.2 GB of memory (weights 3, activations 1.2" in text
+    assert "has 4 GB, which the system shares; all-FP16 needs 1.5 GB" in text
+    assert "--batch" in text
+    huge = replace(need, fp32_weights=400_000_000_000, fp16_weights=200_000_000_000)
+    assert "all-FP16 does not fit either" in memory_warnings(huge, h200)[0]
+    # Where latency is measured, the baseline stays loaded beside each candidate.
+    assert memory_warnings(large, nano8) == ()
+    (text,) = memory_warnings(large, nano8, measured=True)
+    assert "up to 8.4 GB of memory together" in text
+    assert "about 6 GB are free" in text
+    assert ": close other programs" in text
+    (text,) = memory_warnings(large, nano4, measured=True)
+    assert "all-FP32, the baseline, needs about 4.2 GB" in text
+    assert memory_warnings(large, load_target("jetson-agx-orin-64gb"), measured=True) == ()
 
 
 def test_the_workspace_is_limited_where_memory_is_shared() -> None:
     assert default_workspace_mb(None) is None
     assert default_workspace_mb(7.8) == 1859
     assert default_workspace_mb(0.001) == 1
+    assert EngineMemory(1000, 50, 900, "measured").total_bytes == 1050, "the file holds the weights"
+    assert EngineMemory(None, 50, 900, "predicted").total_bytes == 950
 
 
 def test_a_plan_lies_between_all_fp16_and_all_fp32(mlp_path: Path, cnn_path: Path) -> None:
@@ -168,6 +130,8 @@ def test_a_plan_lies_between_all_fp16_and_all_fp32(mlp_path: Path, cnn_path: Pat
         grouped = GroupedModel(model, find_groups(model))
         types = ValueTypes(grouped)
         need = memory_need(model, {})
+        assert need.fp16_weights == pytest.approx(need.fp32_weights / 2)
+        assert need.fp32_activations / 2 <= need.fp16_activations < need.fp32_activations
         fp32 = plan_memory(types, grouped.uniform(Precision.FP32), {})
         fp16 = plan_memory(types, grouped.uniform(Precision.FP16), {})
         assert (fp32.weight_bytes, fp32.context_bytes) == (need.fp32_weights, need.fp32_activations)
@@ -179,8 +143,3 @@ def test_a_plan_lies_between_all_fp16_and_all_fp32(mlp_path: Path, cnn_path: Pat
         assert mixed.source == "predicted"
         assert mixed.engine_bytes is None
         assert EngineMemory.from_json(mixed.to_json()) == mixed
-
-
-def test_the_file_holds_the_weights() -> None:
-    assert EngineMemory(1000, 50, 900, "measured").total_bytes == 1050
-    assert EngineMemory(None, 50, 900, "predicted").total_bytes == 950

@@ -28,9 +28,6 @@ def test_names_are_those_of_the_files() -> None:
     for kind in ("spaces", "targets"):
         assert list(resources.names(kind)) == sorted(resources.names(kind))
         assert all(resources.find(kind, name).is_file() for name in resources.names(kind))
-
-
-def test_find_knows_only_names() -> None:
     with pytest.raises(KeyError):
         resources.find("spaces", "targets/h200")
 
@@ -46,46 +43,28 @@ def test_files_are_found_in_an_installed_package(tmp_path: Path) -> None:
     assert names.split() == list(resources.names("spaces"))
 
 
-class TestLocate:
-    def test_by_name(self) -> None:
-        assert resources.locate("targets", "h200", TargetError).name == "h200.toml"
-
-    def test_by_path(self, tmp_path: Path, monkeypatch) -> None:
-        (tmp_path / "mine.toml").write_text("")
-        assert resources.locate("targets", str(tmp_path / "mine.toml"), TargetError) == tmp_path / "mine.toml"
-        monkeypatch.chdir(tmp_path)
-        assert resources.locate("targets", "mine.toml", TargetError) == Path("mine.toml")
-
-    def test_unknown_name_with_close_matches(self) -> None:
-        with pytest.raises(TargetError, match="there is no target 'jetson-orin-nano'") as caught:
-            resources.locate("targets", "jetson-orin-nano", TargetError)
-        assert "jetson-orin-nano-8gb" in caught.value.hint
-        assert "`mptune targets`" in caught.value.hint
-
-    def test_unknown_name_without(self) -> None:
-        with pytest.raises(SpaceError, match="there is no search space 'zzz'") as caught:
-            resources.locate("spaces", "zzz", SpaceError)
-        assert caught.value.hint.startswith("`mptune spaces`")
-
-    def test_no_such_file(self) -> None:
-        with pytest.raises(TargetError, match=r"no such file: none/x\.toml") as caught:
-            resources.locate("targets", "none/x.toml", TargetError)
-        assert "`mptune targets`" in caught.value.hint
+def test_a_file_is_located_by_name_or_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resources.locate("targets", "h200", TargetError).name == "h200.toml"
+    (tmp_path / "mine.toml").write_text("")
+    assert resources.locate("targets", str(tmp_path / "mine.toml"), TargetError) == tmp_path / "mine.toml"
+    monkeypatch.chdir(tmp_path)
+    assert resources.locate("targets", "mine.toml", TargetError) == Path("mine.toml")
+    for kind, name, error, message, hint in (
+        ("targets", "jetson-orin-nano", TargetError, "there is no target 'jetson-orin-nano'", "jetson-orin-nano-8gb"),
+        ("targets", "none/x.toml", TargetError, r"no such file: none/x\.toml", "`mptune targets`"),
+        ("spaces", "zzz", SpaceError, "there is no search space 'zzz'", "`mptune spaces`"),
+    ):
+        with pytest.raises(error, match=message) as caught:
+            resources.locate(kind, name, error)
+        assert hint in caught.value.hint
 
 
-class TestReadToml:
-    def refused(self, path: Path, match: str) -> None:
-        with pytest.raises(TargetError, match=match) as caught:
-            resources.read_toml(path, Schema, TargetError, "copy one")
-        assert caught.value.hint
-        assert path.name in caught.value.message
-        assert "\n" not in caught.value.message
-
-    @pytest.mark.parametrize("content", [b"size =", b"\xff\xfe", b"size = " + b"[" * 10_000])
-    def test_misfit(self, tmp_path: Path, content: bytes) -> None:
-        (tmp_path / "x.toml").write_bytes(content)
-        self.refused(tmp_path / "x.toml", "is not TOML")
-
-    def test_unreadable(self, tmp_path: Path) -> None:
-        (tmp_path / "x.toml").mkdir()
-        self.refused(tmp_path / "x.toml", "cannot be read")
+@pytest.mark.parametrize("content", [b"size =", b"\xff\xfe", b"size = " + b"[" * 10_000, None])
+def test_what_is_no_toml_is_one_line_and_a_hint(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "x.toml"
+    path.mkdir() if content is None else path.write_bytes(content)
+    with pytest.raises(TargetError, match="cannot be read" if content is None else "is not TOML") as caught:
+        resources.read_toml(path, Schema, TargetError, "copy one")
+    assert caught.value.hint
+    assert path.name in caught.value.message
+    assert "\n" not in caught.value.message

@@ -39,10 +39,8 @@ class TestBundled:
         assert set(target.sources) == given
         assert "not stated" not in target.sources.values()
 
-    def test_loads_by_name(self, target: Target) -> None:
-        assert load_target(target.name) == target
-
     def test_what_every_target_needs(self, target: Target) -> None:
+        assert load_target(target.name) == target
         assert target.title
         assert target.note
         if target.kind != "cpu":
@@ -145,6 +143,9 @@ class TestMatch:
         assert got.sources["fp16_tflops"].startswith("‡ inferred")
         assert got.note.startswith("no profile of its own")
         assert got.name not in resources.names("targets")
+        thor = match_target(Gpu("NVIDIA Jetson AGX Thor Developer Kit", (11, 0), 131.0, "L4T 38.2", is_jetson=True))
+        assert (thor.kind, thor.compute_capability) == ("jetson", (11, 0)), "an unknown Jetson takes after a Jetson"
+        assert match_target(Gpu("???", None, None, "")).name == "gpu"
 
     @pytest.mark.parametrize(
         ("gpu", "has_bf16"),
@@ -162,14 +163,6 @@ class TestMatch:
         assert ("bf16_tflops" in got.sources) == has_bf16
         assert got.bf16_tflops in (None, got.fp16_tflops)
         assert (got.tf32_tflops is not None) == ("tf32_tflops" in got.sources) == has_bf16
-
-    def test_an_unknown_jetson_takes_after_a_jetson(self) -> None:
-        got = match_target(Gpu("NVIDIA Jetson AGX Thor Developer Kit", (11, 0), 131.0, "L4T 38.2", is_jetson=True))
-        assert got.kind == "jetson"
-        assert got.compute_capability == (11, 0)
-
-    def test_nothing_but_a_name(self) -> None:
-        assert match_target(Gpu("???", None, None, "")).name == "gpu"
 
 
 @pytest.mark.parametrize(

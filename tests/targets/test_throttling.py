@@ -24,20 +24,15 @@ ORIN = {
 CALM = Throttling(1020.0, {"oc1": 0, "oc2": 15, "oc3": 37})
 
 
-def test_an_orin_is_read(tmp_path: Path) -> None:
-    """Counters count from the start of the device."""
-    state = read_throttling(put_files(tmp_path, ORIN))
-    assert state == CALM
+def test_clocks_and_counters_are_read(tmp_path: Path) -> None:
+    """Counters count from the start of the device; what cannot be read is no event, and a workstation is no Jetson."""
+    assert read_throttling(put_files(tmp_path / "orin", ORIN)) == CALM
     assert throttling_warnings(CALM, CALM, CALM) == ()
-
-
-def test_a_thor_has_its_clock_by_another_name(tmp_path: Path) -> None:
-    state = read_throttling(put_files(tmp_path, {"sys/class/devfreq/gpu-gpc-0/cur_freq": "1575000000"}))
-    assert state == Throttling(1575.0, {})
-
-
-def test_a_workstation_is_no_jetson(tmp_path: Path) -> None:
-    assert read_throttling(put_files(tmp_path, {"sys/class/hwmon/hwmon3/oc1_event_cnt": "0"})) is None
+    thor = put_files(tmp_path / "thor", {"sys/class/devfreq/gpu-gpc-0/cur_freq": "1575000000"})
+    assert read_throttling(thor) == Throttling(1575.0, {})
+    garbled = dict.fromkeys((name for name in ORIN if "hwmon" in name), "not a number")
+    assert read_throttling(put_files(tmp_path / "garbled", {**ORIN, **garbled})) == replace(CALM, events={})
+    assert read_throttling(put_files(tmp_path / "pc", {"sys/class/hwmon/hwmon3/oc1_event_cnt": "0"})) is None
 
 
 @pytest.mark.parametrize(
@@ -63,8 +58,3 @@ def test_what_lowers_the_clocks_is_a_warning_of_the_measurement(
     still = read_throttling(tmp_path)
     later = measure._jetson_warnings(state, still)
     assert (later == ()) is ("oc" in next(iter(changed)))  # events that happened before are none of this timing
-
-
-def test_files_that_cannot_be_read_are_no_events(tmp_path: Path) -> None:
-    files = dict.fromkeys((n for n in ORIN if "hwmon" in n), "not a number")
-    assert read_throttling(put_files(tmp_path, {**ORIN, **files})) == replace(CALM, events={})

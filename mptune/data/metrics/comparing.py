@@ -68,34 +68,28 @@ def compare_outputs(
 ) -> OutputError:
     """Compute every statistic of every output on every sample; outputs that the reference lacks are ignored.
 
-    Metrics of single samples (``extra``) stand under output ``"*"``. Of outputs that are compared as ``row_sets``,
-    ``UNMATCHED`` and ``MATCHED`` are computed, too.
-
     Args:
         reference: a ``Reference`` where several are compared with it; ``parts`` are for another one.
+        extra: metrics of single samples; they stand under output ``"*"``.
+        row_sets: their outputs have ``UNMATCHED`` and ``MATCHED``, too.
         start: number of the first sample; outputs are of consecutive ones.
         any_shape: outputs of another shape have no statistics but ``non_finite``, instead of an error: a metric of the
             user's may know what to do with them.
         objective_only: compute ``worst_part``, ``relative_l2``, ``non_finite`` and ``extra`` alone, in a quarter of the
             time. For plans that are only to be proposed.
     """
-    if not isinstance(reference, Reference):
-        reference = Reference(reference, parts)
-        samples = reference.samples
-    else:
+    if isinstance(reference, Reference):
         samples = reference.samples[start : start + len(outputs)]
+    else:
+        samples, reference = reference, Reference(reference, parts)
     if len(outputs) != len(samples) or not outputs:
-        raise DataError(
-            f"{len(outputs)} samples cannot be compared with {len(samples)} reference samples",
-            "compute both from the same calibration data, at least one sample",
-        )
+        text = f"{len(outputs)} samples cannot be compared with {len(samples)} reference samples"
+        raise DataError(text, "compute both from the same calibration data, at least one sample")
     values: dict[str, dict[str, list[float]]] = {}  # output -> statistic -> a value for each sample
     by_column: dict[str, list[Floats]] = {}  # output -> the errors of its columns on each sample
     for number, (got, wanted) in enumerate(zip(outputs, samples, strict=True), start):
-        missing = next((name for name in wanted if name not in got), None)
-        if missing is not None:
-            has = ", ".join(map(repr, got)) or "none"
-            raise DataError(f"sample {number} has no output {missing!r}", f"it has {has}")
+        for name in wanted.keys() - got.keys():
+            raise DataError(f"sample {number} has no output {name!r}", f"it has {', '.join(map(repr, got)) or 'none'}")
         aligned = aligned_rows(row_sets, got, wanted)
         for name in wanted:
             if name in aligned:
@@ -118,14 +112,14 @@ def compare_outputs(
         output: {name: tuple(each) for name, each in by_name.items() if len(each) == len(outputs)}
         for output, by_name in values.items()
     }
-    column_errors = {}
+    columns_of = {}
     for name, each in by_column.items():
         if len(each) == len(outputs):
             normalised, relative, largest = np.stack(each, axis=1)
             figures = normalised.mean(axis=0), relative.mean(axis=0), largest.max(axis=0)
             # Four digits are enough to choose by, and a study keeps them of every plan.
-            column_errors[name] = ColumnErrors(*(tuple(float(f"{v:.4g}") for v in figure) for figure in figures))
-    return OutputError(per_output, column_errors)
+            columns_of[name] = ColumnErrors(*(tuple(float(f"{v:.4g}") for v in figure) for figure in figures))
+    return OutputError(per_output, columns_of)
 
 
 def _of_array(
@@ -134,19 +128,15 @@ def _of_array(
     """The statistics of one output of one sample; the errors of its columns, if it has any, shape (3, columns)."""
     wanted = np.asarray(reference.samples[number][name])
     if got.shape != wanted.shape:
-        raise DataError(
-            f"output {name!r} has shape {got.shape} on sample {number}, the reference has {wanted.shape}",
-            "rows that NMS or NonZero select are compared as sets; other shapes need your own script.py:function",
-        )
-    for array in (got, wanted):
-        if array.dtype.kind in "OSUcMm":
-            raise DataError(f"output {name!r} has type {array.dtype}, not a real number", "leave it out of the model")
+        text = f"output {name!r} has shape {got.shape} on sample {number}, the reference has {wanted.shape}"
+        hint = "rows that NMS or NonZero select are compared as sets; other shapes need your own script.py:function"
+        raise DataError(text, hint)
+    if any(array.dtype.kind in "OSUcMm" for array in (got, wanted)):
+        raise DataError(f"output {name!r} has type {got.dtype}, not a real number", "leave it out of the model")
     parts = reference.parts.get(name)
     has_columns = parts is not None and parts.fits(wanted.shape)
     ours, theirs = (as_columns(array, parts.axis if parts and has_columns else None) for array in (got, wanted))
-    if (name, number) not in reference.sums:
-        reference.sums[name, number] = _sums_of(theirs)
-    sums = reference.sums[name, number]
+    sums = reference.sums[name, number] = reference.sums.get((name, number)) or _sums_of(theirs)
     statistics, squares, largest = _differences(ours, theirs, sums, objective_only=objective_only)
     if parts is None:
         return {**statistics, WORST_PART: statistics["relative_l2"]}, None

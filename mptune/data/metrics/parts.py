@@ -1,9 +1,8 @@
 """The parts of the outputs: what the metric ``worst_part`` is the worst over.
 
 A part is an output, or a column (channel) of it where the columns' scales differ, as where a detector gives boxes in
-pixels beside scores from 0 to 1. The error of a part is the root mean square of ``y - y_ref`` over a sample, divided by
-the part's scale: its standard deviation over all search samples; where that is 0, its root mean square; where both are,
-1. ``find_parts`` has the rules for the axis that columns lie on.
+pixels beside scores from 0 to 1. Its error is the root mean square of ``y - y_ref`` over a sample, divided by the
+part's standard deviation over all search samples; where that is 0, by its root mean square; where both are, by 1.
 """
 
 from __future__ import annotations
@@ -39,10 +38,8 @@ LEAST_SHARE = 0.01  # of the scale of columns that share a unit: no column of th
 PARTS_JSON = "parts.json"  # in the run's data directory, beside the reference that the parts were found from
 HELD_OUT_PARTS_JSON = "held_out_parts.json"  # the search's parts, with scales that count the held-out samples in
 
-# Ratio of neighbouring columns' scales from which they are of two kinds. Along height, width or time scales glide.
-_STEP = math.sqrt(SCALES_DIFFER)
-# A standard deviation below this share of the root mean square is what FP32 rounding makes of a constant.
-_CONSTANT = 1e-6
+_STEP = math.sqrt(SCALES_DIFFER)  # ratio of neighbours' scales from which they are of two kinds: along height it glides
+_CONSTANT = 1e-6  # a standard deviation below this share of the root mean square is rounding of a constant
 # FP16's smallest positive number, and what a column's scale is at least, beside a column a million times larger: what a
 # softmax gives a class that no sample has, such as 1e-30, is 0 for all that counts.
 _LEAST_SCALE = 2.0**-24
@@ -226,8 +223,7 @@ def as_columns(array: np.ndarray, axis: int | None) -> np.ndarray:
     """The array in the shape (before, columns, behind); all of it is one column where it has no axis of columns."""
     if axis is None:
         return array.reshape(1, 1, array.size)
-    before, behind = math.prod(array.shape[:axis]), math.prod(array.shape[axis + 1 :])
-    return array.reshape(before, array.shape[axis], behind)
+    return array.reshape(math.prod(array.shape[:axis]), array.shape[axis], math.prod(array.shape[axis + 1 :]))
 
 
 def chunks(*arrays: np.ndarray) -> Iterator[Any]:

@@ -23,6 +23,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_every_script_of_a_run_has_to_be_named_in_each_call(place: Path) -> None:
+    assert script_of("a.py:f") == script_of("a.py/:f") == Path("a.py")
+    assert script_of("relative_l2") is script_of("callable:f") is script_of("a.txt:f") is None
     recorded = ("relative_l2", "mine.py:worst")
     assert recorded_metric(recorded, "mine.py:worst", RUN, "confirm") == ("relative_l2", None)
     for given in (None, "relative_l2"):
@@ -48,8 +50,3 @@ def test_a_script_in_the_run_directory_is_never_run(metric: str) -> None:
     for given in (None, metric):
         with pytest.raises(RunError, match="lies in the run directory"):
             recorded_metric((metric,), given, RUN, "confirm")
-
-
-def test_what_is_a_script() -> None:
-    assert script_of("a.py:f") == script_of("a.py/:f") == Path("a.py")
-    assert script_of("relative_l2") is script_of("callable:f") is script_of("a.txt:f") is None
