@@ -17,11 +17,9 @@ _BEFORE = frozenset(("past", "prev", "previous", "old", "last", "init", "initial
 _AFTER = frozenset(("present", "next", "new", "cur", "current", "updated", "update"))
 _DIRECTIONS = _BEFORE | _AFTER | {"in", "out", "input", "output"}
 """Words that tell the state before a step from that after it, and nothing else of it."""
-
 _SAME = {"kv": "", "pastkv": "", "presentkv": "", "cache": "", "states": "state"}
 _FILLERS = (("key", "values"), ("k", "v", "cache"))
 """``past_key_values.0.key`` is ``present.0.key`` afterwards: words that stand for the whole cache."""
-
 _SHOWN = 3
 
 

@@ -23,24 +23,17 @@ from mptune.graph.plan import Precision
 
 Arrays = Mapping[str, np.ndarray]
 Numbers = dict[str, float]
-
 _BLOCK = 1 << 16
 """Elements that are computed at a time: what stays in a core's cache."""
-
 POLES: Mapping[str, int] = {"Log": 0, "Sqrt": 0, "Reciprocal": 0, "Div": 1, "Pow": 0}
 """Operator -> which of its inputs may not reach zero, or fall below it."""
-
 _FIRST_OPSET = 11
 """The first operator set whose Equal takes floats, and whose Clip takes its bounds as inputs."""
-
 _POLE_DEPTH = 4
 """Operators before a pole that are computed again: a variance is subtracted, clipped, and an epsilon is added."""
-
 _RECOMPUTED = ARITHMETIC | BOUNDS | {"Neg", "Abs", "Sqrt", "Identity"}
-
 _LEAST = (1e-30, 1e-38)
 """No precision has a value between zero and one of these; or subnormal ones, which engines take for zero."""
-
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": np.divide, "Pow": np.power,
     "Neg": np.negative, "Abs": np.abs, "Sqrt": np.sqrt, "Log": np.log, "Reciprocal": np.reciprocal,
@@ -93,13 +86,9 @@ def probed_nodes(model: Model) -> tuple[ProbedNode, ...]:
     for node in model.nodes:
         if not node.is_standard or node.op_type not in _PROBES or not facts.varying(node):
             continue
-        info = model.info(node.inputs[0])
-        if (
-            attribute(node, "training_mode") == 1
-            or not node.inputs[0]
-            or not info.is_float32
-            or 0 in (info.shape or ())
-        ):
+        info = model.info(node.inputs[0]) if node.inputs[0] else None
+        is_empty = info is None or not info.is_float32 or 0 in (info.shape or ())
+        if is_empty or attribute(node, "training_mode") == 1:
             continue
         computed = (name for name in (node.outputs[0], *node.inputs[:2]) if name not in model.initializers)
         key = next((name for name in computed if model.info(name).is_float32), "")
@@ -132,19 +121,14 @@ def _before_epsilon(model: Model, value: str) -> str:
 
 def _steps(model: Model, value: str) -> tuple[Node, ...]:
     """Arithmetic before a value, a few operators deep; what reductions give is taken as it is."""
-    steps, values = dict[int, Node](), {value}
+    steps, values = set[int](), {value}
     for _ in range(_POLE_DEPTH):
-        makers = (model.nodes[model.producer[name]] for name in values if name in model.producer)
-        new = [
-            node
-            for node in makers
-            if node.is_standard
-            and node.op_type in _RECOMPUTED
-            and all(name and model.info(name).is_float32 for name in node.inputs)
-        ]
-        steps.update((node.index, node) for node in new)
-        values = {name for node in new for name in node.inputs}
-    return tuple(steps[index] for index in sorted(steps))
+        makers = [model.nodes[model.producer[name]] for name in values if name in model.producer]
+        makers = [node for node in makers if node.is_standard and node.op_type in _RECOMPUTED]
+        makers = [node for node in makers if all(name and model.info(name).is_float32 for name in node.inputs)]
+        steps.update(node.index for node in makers)
+        values = {name for node in makers for name in node.inputs}
+    return tuple(model.nodes[index] for index in sorted(steps))
 
 
 # -- on one sample ----------------------------------------------------------------------------------------------------

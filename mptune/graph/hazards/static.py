@@ -23,23 +23,19 @@ from mptune.graph.writing.weights import chunks, rounding_of
 _VANISHING_SHARE, _MOSTLY_VANISHING_SHARE = 0.01, 0.5
 _BEFORE_DIVISION = GLUE | {"Sqrt", "Mul"}
 _MAX_STEPS = 32
-
 _SQUARE_LIMIT = 256.0
 """Squares of larger values leave FP16's range: 256**2 = 65536."""
-
 _EPSILON_DEFAULTS: Mapping[str, float] = dict.fromkeys(
     ("InstanceNormalization", "GroupNormalization", "BatchNormalization"), 1e-5
 )
 """Norm operators that compute in the type of their input (ONNX operator reference). LayerNormalization and
 RMSNormalization do not: their stash_type keeps the statistics in FP32."""
-
 _OPERATORS: Mapping[str, tuple[int, str]] = {
     "LayerNorm written out": (17, "LayerNormalization"),
     "RMSNorm written out": (23, "RMSNormalization"),
 }
 """Name of a pattern -> the operator that it could be, and the opset that has it. An L2 norm is no normalisation that
 has an operator with statistics in FP32."""
-
 _INT32 = np.iinfo(np.int32)
 _STARTS_AND_ENDS = slice(1, 3)
 """The inputs of a Slice that say where it starts and ends. Past the end of an axis all values mean the same, so one
