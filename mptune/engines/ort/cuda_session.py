@@ -261,16 +261,15 @@ class ProbeJob:
 
     def run(self, state: WorkerState) -> None:
         """Raise ``EngineError`` where it does not start."""
-        from onnx import TensorProto, helper
+        import onnx.parser
 
-        info = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 2]) for name in ("x", "y")]
-        graph = helper.make_graph([helper.make_node("MatMul", ["x", "x"], ["y"])], "probe", info[:1], info[1:])
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        model = onnx.parser.parse_model(_PROBE)
         session = state.transient(partial(open_session, model.SerializeToString(), SessionOptions(self.provider)))
         state.enter(Stage.RUN)
         session.run({"x": np.eye(2, dtype=np.float32)})
 
 
+_PROBE = '<ir_version: 8, opset_import: ["" : 17]> probe (float[2, 2] x) => (float[2, 2] y) { y = MatMul(x, x) }'
 PROBE_TIMEOUT_S = 120.0
 _reasons: dict[Provider, str | None] = {}
 _probing = threading.Lock()

@@ -225,7 +225,7 @@ class Emulation:
 
     @cached_property
     def _emulator(self) -> Emulator:
-        return Emulator(self.computed, self.context.bank, self.fused, branches=self.provider == "cpu")
+        return Emulator(self.computed, self.context.bank, self.fused)
 
     def _write(self, name: str, write: Callable[[Path], Path]) -> Path:
         """A model that stays until ``close``: a restarted worker opens it again."""

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 
 from mptune.data.archive import read_sample_shapes
-from mptune.data.metrics.parts import PARTS_JSON, parts_path
 from mptune.data.rollout import Rollout
 from mptune.engines.base import Failure, SampleSet
 from mptune.engines.context import RunContext
@@ -332,18 +331,15 @@ class ReferenceModel:
 
     def _reference(self, which: SampleSet) -> ReferenceReport | Failure:
         paths = self.context
-        files = paths.model_path, paths.samples(which), paths.reference(which)
         is_search = which == "search"
-        # What is a part is decided by what the search saw, for held-out samples, too.
-        searched = paths.reference("search").with_name(PARTS_JSON)
         job = ReferenceJob(
-            *files,
+            paths.model_path,
+            paths.samples(which),
+            paths.reference(which),
             self.provider,
             self._dependent,
-            unoptimised=is_search,
-            rollout=self.rollout,
-            parts=parts_path(paths.reference(which)),
-            searched_parts=None if is_search else searched,
+            self.rollout,
+            is_held_out=not is_search,
             units=shared_units(self.context.model, read_sample_shapes(paths.samples(which))[0]) if is_search else {},
             run_bytes=self._run_bytes(which),
         )

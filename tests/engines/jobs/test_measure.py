@@ -53,9 +53,9 @@ def test_a_measurement_keeps_the_baselines_session_open(tmp_path: Path) -> None:
     assert len(first.measurement.latency.raw_ms) == first.repetitions.iterations
     assert len(first.baseline.raw_ms) == first.repetitions.iterations
     assert first.measurement.error.value("max_abs") == 0.0
-    frozen = replace(job, repetitions=Repetitions(1, 12, 2))
+    frozen = replace(job, repetitions=Repetitions(12, 2))
     second, third = frozen.run(state), frozen.run(state)
-    assert second.repetitions == third.repetitions == Repetitions(1, 12, 2)
+    assert second.repetitions == third.repetitions == Repetitions(12, 2)
     assert len(third.measurement.latency.raw_ms) == 12
     assert state._cache["baseline"][1] is baseline
     state.close()

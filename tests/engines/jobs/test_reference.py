@@ -226,7 +226,7 @@ def test_the_parts_of_a_rollout_are_those_of_its_sequences(count: int, tmp_path:
     rollout, parts, state = Rollout((("y", "x"),), count // 2), tmp_path / PARTS_JSON, WorkerState()
     try:
         places = tmp_path / "m.onnx", tmp_path / "samples.npz", tmp_path / "reference.npz"
-        ReferenceJob(*places, "cpu", rollout=rollout, parts=parts).run(state)
+        ReferenceJob(*places, "cpu", rollout=rollout).run(state)
         found = load_parts(parts)
         assert found is not None
         assert (found["y"].axis, len(found["y"].scales)) == (1, 4), "axis 0 is the batch"

@@ -122,7 +122,7 @@ class TimedJob:
         assert self.model.exists()
         latency = summarise([1.0, 1.0], QUICK)
         measurement = Measurement(latency, latency, 1.0, OutputError({}), "measured", 0.0)
-        return MeasureResult(measurement, latency, Repetitions(1, 2))
+        return MeasureResult(measurement, latency, Repetitions(2))
 
 
 @pytest.fixture
