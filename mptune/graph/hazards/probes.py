@@ -27,7 +27,7 @@ Numbers = dict[str, float]
 _BLOCK = 1 << 16
 """Elements that are computed at a time: what stays in a core's cache."""
 
-_POLES: Mapping[str, int] = {"Log": 0, "Sqrt": 0, "Reciprocal": 0, "Div": 1, "Pow": 0}
+POLES: Mapping[str, int] = {"Log": 0, "Sqrt": 0, "Reciprocal": 0, "Div": 1, "Pow": 0}
 """Operator -> which of its inputs may not reach zero, or fall below it."""
 
 _FIRST_OPSET = 11
@@ -103,7 +103,7 @@ def probed_nodes(model: Model) -> tuple[ProbedNode, ...]:
             continue
         computed = (name for name in (node.outputs[0], *node.inputs[:2]) if name not in model.initializers)
         key = next((name for name in computed if model.info(name).is_float32), "")
-        if node.op_type in _POLES:
+        if node.op_type in POLES:
             pole = _pole_of(facts, node)
             if pole:
                 probed.append(ProbedNode(node, key, pole, _before_epsilon(model, pole), _steps(model, pole)))
@@ -114,7 +114,7 @@ def probed_nodes(model: Model) -> tuple[ProbedNode, ...]:
 
 def _pole_of(facts: Facts, node: Node) -> str:
     """The computed operand at whose zero a node's result is infinite, or below which it is NaN; "" if none."""
-    name = node.inputs[_POLES[node.op_type]]
+    name = node.inputs[POLES[node.op_type]]
     if facts.is_static(name) or not facts.model.info(name).is_float32:
         return ""
     power = facts.number(node.inputs[1]) if node.op_type == "Pow" else None
@@ -226,39 +226,43 @@ def _sum(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
 
 
 def _norm(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
-    """Mean square of what rounding a norm's operand changes of its results, before they are scaled.
+    """Mean square of what rounding a norm's operand changes of its results before they are scaled; and of these.
 
-    And of a BatchNormalization how far its operand lies off the running mean, in standard deviations.
+    And of a BatchNormalization how far its operand lies off the running mean, in standard deviations: the median over
+    the channels, as a dead one with a variance near zero says nothing.
     """
     operand, node = values[probed.node.inputs[0]], probed.node
-    epsilon, shape = float_attribute(node, "epsilon", 1e-5), operand.shape
+    epsilon, shape, statistics = float_attribute(node, "epsilon", 1e-5), operand.shape, list[np.ndarray]()
     axis, groups = attribute(node, "axis"), attribute(node, "num_groups")
-    is_batch_norm = node.op_type == "BatchNormalization"
-    if is_batch_norm:
+    if node.op_type == "BatchNormalization":
         rows = np.moveaxis(operand, 1, 0).reshape(shape[1], -1)
+        statistics = [values[name].astype(np.float64)[:, None] for name in node.inputs[3:5]]
     elif node.op_type == "LayerNormalization":
         rows = operand.reshape(math.prod(shape[: axis if isinstance(axis, int) else -1]), -1)
     else:  # over one channel of a sample, or over a group of them
         rows = operand.reshape(shape[0] * (groups if isinstance(groups, int) else shape[1]), -1)
-    mean, variance = (values[name].astype(np.float64) for name in node.inputs[3:5]) if is_batch_norm else (None, None)
-    total = 0.0
+
+    def normal(block: np.ndarray, start: int) -> np.ndarray:
+        x = block.astype(np.float64)
+        stored = [each[start : start + len(x)] for each in statistics]
+        centre, spread = stored or (x.mean(-1, keepdims=True), x.var(-1, keepdims=True))
+        normalised: np.ndarray = (x - centre) / np.sqrt(spread + epsilon)
+        return normalised
+
+    facts, shifts, size = dict.fromkeys(("error", "mean", "square"), 0.0), list[float](), max(1, operand.size)
     for start, block in _row_blocks(rows):
-        error = rounded(block, precision) - block
-        if variance is None:
-            spread, error = block.var(-1, dtype=np.float64), error - error.mean(-1, keepdims=True)
-        else:
-            spread = variance[start : start + len(block)]
-        total += float((np.square(error, dtype=np.float64).sum(-1) / (spread + epsilon)).sum())
-    facts = {"error": total / max(1, operand.size), "magnitude": _magnitude(operand)}
-    if mean is not None and variance is not None and operand.size:
-        # The median over the channels: a dead one with a variance near zero says nothing. Statistics of 0 and 1 are
-        # those of a model that was not trained; variances of even powers of two come from ``casting.rescaled``.
-        deviation = np.sqrt(np.abs(variance) + epsilon)
-        is_rescaled = np.allclose(np.log2(deviation), np.round(np.log2(deviation)), atol=1e-3)
-        if not is_rescaled and ((mean != 0).any() or (variance != 1).any()):
-            means = rows.mean(-1, dtype=np.float64)
-            facts["deviations"] = float(np.median(np.abs(means - mean) / deviation))
-    return facts
+        results = normal(block, start)
+        facts["error"] += _squares(normal(rounded(block, precision), start) - results) / size
+        facts["mean"] += float(results.sum()) / size
+        facts["square"] += _squares(results) / size
+        shifts += np.abs(results.mean(-1)).tolist()
+    if statistics and shifts:
+        # Statistics of 0 and 1 are of a model that was not trained; even powers of two come from ``casting.rescaled``.
+        (mean, variance), powers = statistics, np.log2(np.abs(statistics[1]) + epsilon) / 2
+        is_trained = (mean != 0).any() or (variance != 1).any()
+        if is_trained and not np.allclose(powers, np.round(powers), atol=1e-3):
+            facts["deviations"] = float(np.median(shifts))
+    return {**facts, "magnitude": _magnitude(operand)}
 
 
 def _pole(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
@@ -366,7 +370,7 @@ _PROBES: Mapping[str, Callable[[ProbedNode, Arrays, Precision], Numbers]] = {
     "Add": _sum,
     "Sub": _sum,
     "Softmax": _softmax,
-    **dict.fromkeys(_POLES, _pole),
+    **dict.fromkeys(POLES, _pole),
     **dict.fromkeys(EXTREMES, _largest),
     **dict.fromkeys(COMPARISONS, _comparison),
     **dict.fromkeys(CENTRING_NORMS, _norm),

@@ -56,9 +56,10 @@ def constant_hazards(types: ValueTypes, seen: Seen) -> list[Hazard]:
     """Weights and constants that overflow or vanish: one hazard per group that reads them."""
     hazards: list[Hazard] = []
     for name in sorted(types.convertible_constants()):
-        rounding = rounding_of(types.model.initializers[name], Precision.FP16)
+        rounding, done = rounding_of(types.model.initializers[name], Precision.FP16), set[tuple[str, bool]]()
+        absmax, share = rounding.absmax, rounding.vanished / max(1, rounding.size)
         words = {"overflowed": rounding.overflowed, "vanished": rounding.vanished, "size": rounding.size}
-        is_rescaled, done = types.in_precision(name, Precision.FP16) is not types.model.initializers[name], set()
+        is_rescaled = types.in_precision(name, Precision.FP16) is not types.model.initializers[name]
         for node in readers_in_fp16(types, name):
             group = group_of(types, node)
             limits = bool(rounding.overflowed) and makes_limit(types.model, node)
@@ -66,25 +67,19 @@ def constant_hazards(types: ValueTypes, seen: Seen) -> list[Hazard]:
                 continue
             done.add((group.id, limits))
             place = HazardPlace(node.name, group.id, name)
-            absmax = rounding.absmax
-            if is_rescaled:
+            if rounding.overflowed and is_rescaled:
                 evidence = {"absmax": absmax, "fp16_max": FP16_MAX}
-                rescaled = Hazard(
-                    "overflow", place, evidence, wording="rescaled", severity="info", value=absmax, words=words
-                )
-                hazards += [rescaled] if rounding.overflowed else []
+                hazards.append(Hazard("overflow", place, evidence, "rescaled", "info", absmax, words))
             elif rounding.overflowed:
                 wording = "constant" if rounding.size == 1 else "constants"
                 hazards.append(_overflow(types.model, place, absmax, wording, [node], words))
+            elif is_rescaled:
+                continue
             elif rounding.size == 1 and absmax < FP16_NORMAL and _guards_division(types.facts, node):
                 hazards += _epsilon(types.facts, seen, place, node, absmax)
-            elif rounding.vanished > _VANISHING_SHARE * rounding.size:
-                severity: Severity = (
-                    "warning" if rounding.vanished > _MOSTLY_VANISHING_SHARE * rounding.size else "info"
-                )
-                hazards.append(
-                    Hazard("vanishing-epsilon", place, wording="weights", severity=severity, value=absmax, words=words)
-                )
+            elif share > _VANISHING_SHARE:
+                severity: Severity = "warning" if share > _MOSTLY_VANISHING_SHARE else "info"
+                hazards.append(Hazard("vanishing-epsilon", place, {}, "weights", severity, absmax, words))
     return hazards
 
 
@@ -104,7 +99,7 @@ def _overflow(
             code = "mask"
         else:
             wording += " limit"
-    return Hazard(code, place, evidence, wording=wording, severity=severity, value=absmax, words=words)
+    return Hazard(code, place, evidence, wording, severity, absmax, words)
 
 
 def fill_hazards(types: ValueTypes) -> list[Hazard]:
@@ -145,7 +140,7 @@ def _epsilon(facts: Facts, seen: Seen, place: HazardPlace, node: Node, epsilon: 
     if smallest is not None:
         evidence["smallest"] = smallest
     words = {"fp16_normal": FP16_NORMAL}
-    return [Hazard("vanishing-epsilon", place, evidence, wording=wording, value=epsilon, words=words)]
+    return [Hazard("vanishing-epsilon", place, evidence, wording, "warning", epsilon, words)]
 
 
 def epsilon_hazards(types: ValueTypes) -> list[Hazard]:
@@ -164,7 +159,7 @@ def epsilon_hazards(types: ValueTypes) -> list[Hazard]:
             place = HazardPlace(node.name, types.groups[group].id, node.inputs[0])
             evidence = {"epsilon": epsilon, "fp16_smallest": FP16_TINY}
             wording, words = "attribute of a safe variance" if is_safe else "attribute", {"operator": node.op_type}
-            hazards.append(Hazard("vanishing-epsilon", place, evidence, wording=wording, value=epsilon, words=words))
+            hazards.append(Hazard("vanishing-epsilon", place, evidence, wording, "warning", epsilon, words))
     return hazards
 
 
@@ -227,17 +222,10 @@ def norm_hazards(types: ValueTypes, seen: Seen) -> list[Hazard]:
         square = seen.absmax.get(pattern.squares)
         if square is not None:
             evidence["largest_square"] = square
-        hazards.append(
-            Hazard(
-                "norm-written-out",
-                HazardPlace(node.name, types.groups[group].id, pattern.squares),
-                evidence,
-                wording="" if is_named else "no operator",
-                severity="warning" if square is None else "info",
-                value=_SQUARE_LIMIT if square is None else square,
-                words=words,
-            )
-        )
+        place = HazardPlace(node.name, types.groups[group].id, pattern.squares)
+        severity: Severity = "warning" if square is None else "info"
+        wording, value = "" if is_named else "no operator", _SQUARE_LIMIT if square is None else square
+        hazards.append(Hazard("norm-written-out", place, evidence, wording, severity, value, words))
     return hazards
 
 

@@ -13,7 +13,7 @@ from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision
 from mptune.graph.writing.rewrite import Rewriter
 from tests.graph import models
-from tests.graph.models import node, value, weight
+from tests.graph.models import node, text, value, weight
 
 FP16, FP32 = Precision.FP16, Precision.FP32
 
@@ -68,13 +68,8 @@ def test_a_pattern_that_would_be_split_is_fp32_and_named(tmp_path: Path) -> None
 
 
 def test_views_go_with_what_they_view_unless_they_are_named(tmp_path: Path) -> None:
-    nodes = [
-        node("MatMul", ["x", "w"], "a", "product"),
-        node("Transpose", ["a"], "b", "turn"),
-        node("Transpose", ["b"], "c", "back"),
-        node("Relu", ["c"], "y", "relu"),
-    ]
-    proto = models.model(nodes, [value("x", [4, 4])], [value("y", [4, 4])], [weight("w", 4, 4)])
+    nodes = "[product] a = MatMul(x, w) [turn] b = Transpose(a) [back] c = Transpose(b) y = Relu(c)"
+    proto = text(f"(float[4,4] x) => (float[4,4] y) {{ {nodes} }}", weight("w", 4, 4))
     assert planned(proto, tmp_path, product="fp16")[2] == {"product", "turn", "back"}
     assert planned(proto, tmp_path, product="fp16", turn="fp32")[2] == {"product"}
 
@@ -95,8 +90,8 @@ def test_what_names_nothing_is_an_error_with_a_guess(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_fp16_is_told(tmp_path: Path) -> None:
-    nodes = [node("MatMul", ["x", "w"], "a", "m"), node("Mystery", ["a"], "y", "odd", domain="com.example")]
-    proto = models.model(nodes, [value("x", [4, 4])], [value("y", [4, 4])], [weight("w", 4, 4)])
+    nodes = "a = MatMul(x, w) [odd] y = com.example.Mystery(a)"
+    proto = text(f"(float[4,4] x) => (float[4,4] y) {{ {nodes} }}", weight("w", 4, 4))
     _, found, fp16 = planned(proto, tmp_path, odd="fp16")
     assert fp16 == set()
     assert "com.example" in found.warnings[0]

@@ -100,12 +100,3 @@ def test_other_forms_of_a_softmax(softmax: str, opset: int, tmp_path: Path) -> N
     (finding,) = _found(path, _data(-3.4e38))
     assert finding.evidence["masked_rows"] == 1
     assert finding.where.samples == (2,)
-
-
-def test_a_search_has_the_finding_too_and_fp16_of_the_group_is_not_finite(tmp_path: Path) -> None:
-    path = _attention(tmp_path / "model.onnx")
-    data = {name: np.repeat(value, 2, axis=0) for name, value in _data(-3.4e38).items()}
-    front = mptune.search(path, data=data, budget=3, out=tmp_path / "run", target="jetson-orin-nano-8gb")
-    (finding,) = [f for f in front.findings if f.code == "mask" and "masked_rows" in f.evidence]
-    assert finding.origin == "search"
-    assert front.fp16 is None or not front.fp16.is_finite

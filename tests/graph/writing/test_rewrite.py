@@ -72,31 +72,10 @@ def test_the_bank_and_the_export_hold_the_same_weights(tmp_path: Path) -> None:
 
 
 def test_names_that_look_like_ours_are_left_alone(tmp_path: Path) -> None:
-    proto = models.model(
-        [models.node("MatMul", ["x", "w"], "x__fp16", "one"), models.node("MatMul", ["x__fp16", "w"], "y", "two")],
-        [models.value("x", [2, 4])],
-        [models.value("y", [2, 4])],
-        [models.weight("w", 4, 4)],
-    )
-    made, some, folder = rewriter(models.save(proto, tmp_path))
+    graph = "(float[2,4] x) => (float[2,4] y) { x__fp16 = MatMul(x, w) y = MatMul(x__fp16, w) }"
+    made, some, folder = rewriter(models.save(models.text(graph, models.weight("w", 4, 4)), tmp_path))
     for plan in some:
         check(made.write(plan, folder / "t.onnx"))
-
-
-def test_nodes_of_many_inputs_and_of_many_bytes(tmp_path: Path) -> None:
-    """Longer than what a table of openings has, and one so large that it is only read while it is written."""
-    names = [f"{'value' * 40}{i}" for i in range(30)]
-    nodes = [models.node("Relu", ["x"], name, f"relu{i}") for i, name in enumerate(names)]
-    nodes += [models.node("Concat", [*names, "x", names[0]], "all", "concat", axis=0), models.node("Neg", ["all"], "y")]
-    nodes[-1].doc_string = "long " * 20_000
-    proto = models.model(nodes, [models.value("x", [1, 2])], [models.value("y", [32, 2])])
-    model = load_model(models.save(proto, tmp_path))
-    groups = find_groups(model, "op")
-    made = Rewriter(GroupedModel(model, groups))
-    for plan in plans(model, groups, 4):
-        out = made.export(plan, tmp_path / "typed.onnx")
-        verify(made, plan, out)
-        assert [n.doc_string for n in onnx.load(out).graph.node if n.op_type == "Neg"] == [nodes[-1].doc_string]
 
 
 def test_the_order_of_a_plan_does_not_matter(tmp_path: Path) -> None:
