@@ -86,6 +86,7 @@ class _ScriptJob:
         return module
 
     def not_loaded(self, why: str) -> DataError:
+        """The error where the script itself fails."""
         hint = f"see that `python {self.path.name}` runs in the environment of mptune"
         return DataError(f"{self.shown} failed to load: {why}", hint)
 
