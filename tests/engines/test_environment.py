@@ -23,8 +23,8 @@ from mptune.engines.environment import (
 from tests.targets.jetson_files import ORIN_NANO_SUPER, put_files
 
 TWO_GPUS = """\
-0, NVIDIA H200, 143771, 512, 570.86.15, 1980, 1980, 3201, 120.50, 700.00, 35
-1, NVIDIA H200, 143771, 0, 570.86.15, 345, 1980, 3201, [N/A], [Not Supported], 31
+0, NVIDIA H200, 570.86.15, 143771, 512, 1980, 1980, 3201, 120.50, 700.00, 35
+1, NVIDIA H200, 570.86.15, 143771, 0, 345, 1980, 3201, [N/A], [Not Supported], 31
 """
 
 

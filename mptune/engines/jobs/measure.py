@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mptune.data.rollout import outputs_of
-from mptune.engines.base import DescribesLayers, Engine, EngineSession, Measurement, Stage
+from mptune.engines.base import Engine, EngineSession, Measurement, Stage
 from mptune.engines.cuda import runtime as cuda
 from mptune.engines.environment import foreign_gpu_processes, process_warnings, read_gpus, state_warnings
 from mptune.engines.jobs.samples import Scoring, cached_samples, file_identity
@@ -98,7 +98,7 @@ class MeasureJob:
             warnings += gpu_warnings(state)
         warnings += jetson_warnings
         mode = read_power_mode() if self.on_gpu else None
-        context_bytes = candidate.context_bytes if isinstance(candidate, DescribesLayers) else None
+        context_bytes = candidate.context_bytes
         measurement = Measurement(
             latency,
             baseline_latency,

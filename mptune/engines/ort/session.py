@@ -95,6 +95,8 @@ class OrtSession:
     def _start(self) -> None:
         self._load([PROVIDERS["cpu"]])
 
+    context_bytes: int | None = None  # not known
+
     @property
     def warnings(self) -> tuple[str, ...]:
         return tuple(self._warnings)

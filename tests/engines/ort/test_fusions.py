@@ -13,7 +13,7 @@ from mptune.engines.jobs.emulation import SwitchedErrorsJob
 from mptune.engines.jobs.reference import ReferenceJob
 from mptune.engines.jobs.samples import Scoring
 from mptune.engines.ort.fusions import FusionsJob, OptimisedNode, fused_nodes, may_fuse
-from mptune.engines.toolchains.toolchain import MeasuredToolchain
+from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.graph.fused import FusedNodes
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
@@ -94,10 +94,10 @@ def test_other_operators_that_round_once(tmp_path: Path, op_type: str, nodes: tu
 def test_an_error_is_emulated_as_the_engine_computes(tmp_path: Path) -> None:
     """Of a norm whose squares FP16 does not hold: ONNX Runtime keeps them in FP32."""
     context = context_of(rms_norm(tmp_path), tmp_path)
-    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), context) as toolchain:
-        assert not isinstance(toolchain.reference_model.reference("search"), Failure)
-        assert not isinstance(toolchain.reference_model.observe(), Failure)
-        found = toolchain.predictor.emulate([context.grouped.uniform(Precision.FP16)])
+    with Toolchain(ONNXRUNTIME, load_target("cpu"), context) as toolchain:
+        assert not isinstance(toolchain.reference("search"), Failure)
+        assert not isinstance(toolchain.observe(), Failure)
+        found = toolchain.emulate([context.grouped.uniform(Precision.FP16)])
         assert not isinstance(found, Failure), found
         assert 1e-5 < found[0].value("relative_l2") < 1e-3
         assert not list(context.weights_dir.glob("*fusions*"))
@@ -105,7 +105,7 @@ def test_an_error_is_emulated_as_the_engine_computes(tmp_path: Path) -> None:
 
 def test_an_engine_that_does_not_open_is_asked_once(tmp_path: Path) -> None:
     context = context_of(rms_norm(tmp_path), tmp_path)
-    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), context) as toolchain:
+    with Toolchain(ONNXRUNTIME, load_target("cpu"), context) as toolchain:
         toolchain.builder.write = lambda *arguments: tmp_path / "gone.onnx"
         failure = toolchain.fused_nodes()
         assert isinstance(failure, Failure)
