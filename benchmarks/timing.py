@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -63,9 +62,7 @@ class ReadyJob:
         baseline = _baseline(state, self.baseline, options)
         watch = baseline.stopwatch(samples[0])
         found = calibrate(watch.run_once, monotonic_ms, self.latency)
-        share = WARMUP_MS / self.latency.warmup_ms
-        warmups = max(1, math.ceil(found.warmup_iterations * share))
-        repetitions = self.repetitions or replace(found, warmup_iterations=warmups, warmup_ms=WARMUP_MS)
+        repetitions = self.repetitions or replace(found, warmup_ms=WARMUP_MS)
         baseline_ms = time_in_turn([watch], repetitions, self.latency)[0].median_ms
         # Every session collects garbage when it closes, among all that was ever imported: 25 ms each time.
         gc.collect()

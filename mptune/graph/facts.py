@@ -321,13 +321,13 @@ class Facts:
     def shape_inputs(self) -> tuple[str, ...]:
         """The integer inputs of a fixed shape, rank 0 or 1, whose values decide a shape: TensorRT's shape tensors."""
         model = self.model
-
-        def decides(name: str) -> bool:
-            readers = model.consumers.get(name, ())
-            return any(_uses(model.nodes[k], name, k in self.shape_nodes, False)[0] for k in readers)
-
-        small = (i for i in model.inputs if i.dtype.startswith(_INTEGERS) and len(fixed_shape(i.shape) or (0, 0)) <= 1)
-        return tuple(info.name for info in small if decides(info.name))
+        integers = [i for i in model.inputs if i.dtype.startswith(_INTEGERS)]
+        small = [i.name for i in integers if len(fixed_shape(i.shape) or (0, 0)) <= 1]
+        return tuple(
+            name
+            for name in small
+            if any(_uses(model.nodes[k], name, k in self.shape_nodes, False)[0] for k in model.consumers.get(name, ()))
+        )
 
 
 def _uses(reader: Node, name: str, shape: bool, data: bool) -> tuple[bool, bool]:

@@ -11,7 +11,7 @@ from mptune.engines.timing.latency import Latency, Repetitions, calibrate, monot
 from mptune.settings import LatencySettings
 
 QUICK = LatencySettings(warmup_ms=0.0, duration_ms=1.0, min_iterations=10)
-ONCE = Repetitions(1, 10)
+ONCE = Repetitions(10)
 
 
 def calibrated(session: EngineSession, feeds: Mapping[str, np.ndarray]) -> Repetitions:

@@ -32,13 +32,12 @@ class ErrorsJob:
     scoring: Scoring
     provider: Provider = "cpu"
     run_bytes: int | None = None
-    """Memory that one run takes about, bytes; None where that is not known, and runs go one by one."""
+    """Memory that one run takes about on a CPU, bytes; None where runs go one by one."""
 
     def run(self, state: WorkerState) -> tuple[OutputError, ...]:
         scoring, samples = self.scoring, self.scoring.feeds(state)
         # A step of a rollout waits for the last one.
-        is_apart = self.provider == "cpu" and scoring.rollout is None
-        side_by_side = SideBySide.of(len(samples), self.run_bytes) if is_apart else SideBySide()
+        side_by_side = SideBySide.for_runs(len(samples) if scoring.rollout is None else 1, self.run_bytes)
         options = SessionOptions(self.provider, threads=side_by_side.threads)
         errors = []
         for model in self.models:
@@ -72,9 +71,9 @@ class SwitchedErrorsJob:
     it with this job."""
 
     def run(self, state: WorkerState) -> tuple[OutputError, ...]:
-        scoring, on_cpu = self.scoring, self.provider == "cpu"
+        scoring = self.scoring
         samples = self._samples(state)
-        side_by_side = SideBySide.of(len(samples) * len(self.plans), self.run_bytes) if on_cpu else SideBySide()
+        side_by_side = SideBySide.for_runs(len(samples) * len(self.plans), self.run_bytes)
         options = SessionOptions(self.provider, "emulation", threads=side_by_side.threads)
         opened = partial(open_session, self.model, options)
         key = (*file_identity(self.model), self.provider)
@@ -86,12 +85,12 @@ class SwitchedErrorsJob:
             [{**feed, **{name: _ON if name in on else _OFF for name in self.switches}} for feed in feeds]
             for on in self.plans
         ]
-        if not on_cpu:
+        if self.provider != "cpu":
             return tuple(scoring.error(state, [session.replay(feed) for feed in plan]) for plan in runs)
         calls = [partial(session.run, feed) for plan in runs for feed in plan]
         calls[-1] = partial(calls[-1], gives_back=True)
         threads = session.options.threads  # of the session that was open already, perhaps
-        at_once = SideBySide() if threads is None else SideBySide.of(len(calls), self.run_bytes, threads)
+        at_once = SideBySide() if threads is None else SideBySide.for_runs(len(calls), self.run_bytes, threads)
         outputs = at_once.run(calls)
         starts = range(0, len(outputs), len(feeds))
         return tuple(scoring.error(state, outputs[start : start + len(feeds)]) for start in starts)
@@ -106,8 +105,7 @@ class SwitchedErrorsJob:
         at_waists: dict[int, Outputs] = state.cached("waists", key, dict)
         new = [number for number in part if number not in at_waists]
         if new:
-            on_cpu = self.provider == "cpu"
-            side_by_side = SideBySide.of(len(new), self.run_bytes) if on_cpu else SideBySide()
+            side_by_side = SideBySide.for_runs(len(new), self.run_bytes)
             options = SessionOptions(self.provider, "emulation", threads=side_by_side.threads)
             with closing(open_session(self.head, options)) as session:
                 feeds = [{name: every[number][name] for name in session.inputs} for number in new]

@@ -34,7 +34,7 @@ class ObserveJob:
     def run(self, state: WorkerState) -> dict[str, TensorRange]:
         """Value -> its range over all samples."""
         samples = cached_samples(state, self.samples)
-        side_by_side = SideBySide.of(len(samples), self.run_bytes) if self.provider == "cpu" else SideBySide()
+        side_by_side = SideBySide.for_runs(len(samples), self.run_bytes)
         session = self._open(state, side_by_side.threads)
         reduced = [row for row in map(Precision.named, self.precisions) if row is not Precision.FP32]
         asked = [(probed, row) for row in reduced if row.is_rounded_by_casts for probed in self.part.nodes]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from mptune.data.archive import save_samples
-from mptune.data.metrics.parts import OutputParts, cover_held_out, find_parts, load_parts, save_parts
+from mptune.data.metrics.parts import PARTS_JSON, cover_held_out, find_parts, load_parts, parts_path, save_parts
 from mptune.data.rollout import Rollout, outputs_of
 from mptune.engines.base import EngineError, ReferenceReport, Stage
 from mptune.engines.jobs.outputs import value_error
@@ -25,27 +25,24 @@ from mptune.processes.child import WorkerState
 
 @dataclass(frozen=True)
 class ReferenceJob:
-    """Run the untouched model over a set of samples in FP32 without TF32 and write the outputs to a file."""
+    """Run the untouched model over samples in FP32 without TF32; its outputs go to a file, their parts beside it."""
 
     model: Path
     samples: Path
     outputs: Path
     provider: Provider
     dependent: frozenset[str] = frozenset()
-    unoptimised: bool = False
+    """Outputs whose shape depends on values."""
     rollout: Rollout | None = None
-    parts: Path | None = None
-    """File to write the parts of the outputs to; None writes none."""
-    searched_parts: Path | None = None
-    """The parts found on the search samples, for held-out samples; None finds them here."""
+    is_held_out: bool = False
+    """The parts are those of the search samples, with which the optimisations of ONNX Runtime were looked at, too."""
     units: Mapping[str, Units] = field(default_factory=dict)
     run_bytes: int | None = None
+    """Memory that one run takes about, bytes."""
 
     def run(self, state: WorkerState) -> ReferenceReport:
         samples = cached_samples(state, self.samples)
-        side_by_side = SideBySide()
-        if self.provider == "cpu" and self.rollout is None:
-            side_by_side = SideBySide.of(len(samples), self.run_bytes)
+        side_by_side = SideBySide.for_runs(len(samples) if self.rollout is None else 1, self.run_bytes)
         options = SessionOptions(self.provider, threads=side_by_side.threads)
         session = state.transient(partial(open_session, self.model, options))
         state.enter(Stage.RUN)
@@ -54,24 +51,27 @@ class ReferenceJob:
         rows = check_rows(session, samples, self.dependent, outputs[0], self.run_bytes)
         save_samples(self.outputs, outputs)
         session.close()
-        if self.parts is not None:
-            save_parts(self.parts, self._parts_of(samples, outputs))
+
+        # What is a part is decided by what the search saw, for held-out samples, too.
+        searched = load_parts(self.outputs.with_name(PARTS_JSON)) if self.is_held_out else None
+        if searched is not None:
+            parts = cover_held_out(searched, outputs)
+        else:
+            shapes = [{name: array.shape for name, array in sample.items()} for sample in samples]
+            parts = find_parts(outputs, batch_sizes(shapes, len(outputs)), self.units)
+        save_parts(parts_path(self.outputs), parts)
+
+        is_compared = self.rollout is None and not self.is_held_out
         return ReferenceReport(
             provider=PROVIDERS[self.provider],
-            outputs=_facts_of(samples, outputs, self.dependent),
+            outputs={
+                name: _facts(samples, [values[name] for values in outputs], is_selected=name in self.dependent)
+                for name in outputs[0]
+            },
             repeat_error=max(value_error(again[name], outputs[0][name]) for name in again),
             rows=rows,
-            optimisation_error=self._optimisation_error(state, samples[0], outputs[0])
-            if self.unoptimised and self.rollout is None
-            else {},
+            optimisation_error=self._optimisation_error(state, samples[0], outputs[0]) if is_compared else {},
         )
-
-    def _parts_of(self, samples: Sequence[Feed], outputs: Sequence[Mapping[str, np.ndarray]]) -> dict[str, OutputParts]:
-        searched = None if self.searched_parts is None else load_parts(self.searched_parts)
-        if searched is not None:
-            return cover_held_out(searched, outputs)
-        shapes = [{name: array.shape for name, array in sample.items()} for sample in samples]
-        return find_parts(outputs, batch_sizes(shapes, len(outputs)), self.units)
 
     def _optimisation_error(
         self, state: WorkerState, sample: Feed, outputs: Mapping[str, np.ndarray]
@@ -82,22 +82,8 @@ class ReferenceJob:
             plain = state.transient(partial(open_session, self.model, options)).run(sample)
         except EngineError:  # some kernels exist for what the optimiser writes only
             return {}
-        return {
-            name: value_error(values, plain[name])
-            for name, values in outputs.items()
-            if name not in self.dependent
-            and np.issubdtype(values.dtype, np.floating)
-            and values.shape == plain[name].shape
-        }
-
-
-def _facts_of(
-    feeds: Sequence[Feed], outputs: Sequence[Mapping[str, np.ndarray]], dependent: Collection[str]
-) -> dict[str, dict[str, float]]:
-    """``ReferenceReport.outputs``."""
-    return {
-        name: _facts(feeds, [values[name] for values in outputs], is_selected=name in dependent) for name in outputs[0]
-    }
+        floats = {n: v for n, v in outputs.items() if n not in self.dependent and np.issubdtype(v.dtype, np.floating)}
+        return {n: value_error(v, plain[n]) for n, v in floats.items() if v.shape == plain[n].shape}
 
 
 def _facts(feeds: Sequence[Feed], values: Sequence[np.ndarray], *, is_selected: bool) -> dict[str, float]:
@@ -118,17 +104,9 @@ def _facts(feeds: Sequence[Feed], values: Sequence[np.ndarray], *, is_selected: 
         bad = [k for k, array in enumerate(values) if not np.isfinite(array).all()]
         facts["bad_sample"] = float(bad[0] * (len(feeds) // len(values)))  # in a rollout, where the sequence begins
         facts["bad_samples"], facts["samples"] = float(len(bad)), float(len(values))
-    elif count and not is_selected and values[0].dtype.kind == "f" and _is_constant(feeds, values):
-        facts["constant"] = 1.0
+    # A sequence of a rollout has no other to differ from: outputs are fewer than samples then.
+    elif count and not is_selected and values[0].dtype.kind == "f" and len(values) == len(feeds):
+        is_same = all(np.array_equal(array, values[0]) for array in values[1:])
+        if is_same and first_other(feeds) is not None:
+            facts["constant"] = 1.0
     return facts
-
-
-def _is_constant(feeds: Sequence[Feed], values: Sequence[np.ndarray]) -> bool:
-    """Whether an output is the same on all samples although these are not: one that differs is enough to tell.
-
-    False in a rollout, whose outputs are those of sequences: a single sequence would always be the same.
-    """
-    if len(values) != len(feeds):
-        return False
-    same = all(np.array_equal(array, values[0]) for array in values[1:])
-    return same and first_other(feeds) is not None

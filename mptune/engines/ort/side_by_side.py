@@ -28,7 +28,7 @@ class SideBySide:
     """That each computes with, as ``SessionOptions.threads``; None takes all cores."""
 
     @classmethod
-    def of(cls, runs: int, run_bytes: int | None, threads: int = 1) -> SideBySide:
+    def for_runs(cls, runs: int, run_bytes: int | None, threads: int = 1) -> SideBySide:
         """As many as there are cores for, and memory; one after another where the memory of a run is not known.
 
         Args:

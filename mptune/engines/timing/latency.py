@@ -34,8 +34,6 @@ _MAX_PROBES = 1_000_000
 class Repetitions(JsonForm):
     """Numbers of executions for one latency: calibrated once on the baseline, then frozen for every candidate."""
 
-    warmup_iterations: int
-    """Of all engines that are timed in turn, at least."""
     iterations: int
     """Timed values, at most."""
     executions_per_value: int = 1
@@ -168,7 +166,6 @@ def calibrate(run_once: Callable[[], None], clock: Callable[[], float], settings
     once_ms = max(float(np.median(spans[len(spans) // 2 :])), 1e-4)
     executions = max(1, math.ceil(TARGET_SPAN_MS / once_ms))
     return Repetitions(
-        warmup_iterations=max(1, math.ceil(settings.warmup_ms / once_ms)),
         iterations=max(
             LEAST_VALUES,
             math.ceil(settings.min_iterations / executions),
@@ -177,19 +174,6 @@ def calibrate(run_once: Callable[[], None], clock: Callable[[], float], settings
         executions_per_value=executions,
         warmup_ms=settings.warmup_ms,
     )
-
-
-def warm_up(runs: Sequence[Callable[[], None]], clock: Callable[[], float], repetitions: Repetitions) -> None:
-    """Execute engines in turn, untimed, until both the number of iterations and the duration are reached.
-
-    What is warmed up is the device: its clocks, and its caches for each engine.
-    """
-    start = clock()
-    done = 0
-    while done < repetitions.warmup_iterations or (clock() - start < repetitions.warmup_ms and done < _MAX_PROBES):
-        for run in runs:
-            run()
-        done += len(runs)
 
 
 class HostStopwatch:
@@ -221,11 +205,15 @@ def time_in_turn(
     clock: Callable[[], float] = monotonic_ms,
     is_enough: Callable[[Sequence[Sequence[float]]], bool] = lambda values: False,
 ) -> tuple[Latency, ...]:
-    """Warm up the engines, then time one value of each in turn.
+    """Warm up the device, its clocks and its caches for each engine; then time one value of each engine in turn.
 
     ``is_enough`` is asked after each value from ``min_iterations`` executions on, with those of each engine so far.
     """
-    warm_up([watch.run_once for watch in watches], clock, repetitions)
+    start, rounds = clock(), 0
+    while not rounds or (clock() - start < repetitions.warmup_ms and rounds < _MAX_PROBES):
+        for watch in watches:
+            watch.run_once()
+        rounds += 1
     executions = repetitions.executions_per_value
     least = math.ceil((settings or LatencySettings()).min_iterations / executions)
     values_of: list[list[float]] = [[] for _ in watches]

@@ -18,7 +18,7 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.loading.model import Model, Node, once
 from mptune.graph.loading.tensors import Initializer, all_graphs
 from mptune.graph.ops import COPIES, FLOAT_TYPES, RECURRENT, NodeRule, onnx_schema
-from mptune.graph.plan import DEFAULT_PRECISIONS, Precision, PrecisionPlan
+from mptune.graph.plan import Precision, PrecisionPlan
 
 
 @dataclass(frozen=True)
@@ -146,9 +146,7 @@ class ValueTypes:
                 if name not in index:
                     raise PlanError(f"group {group.id} names a node {name!r} that the model has not")
                 self.group_of[index[name]] = position
-        self._needs = {
-            p: [self._needs_of(node, p) for node in model.nodes] for p in DEFAULT_PRECISIONS
-        }  # of the others when a plan has them
+        self._needs: dict[Precision, list[_NodeNeeds]] = {}
         self._lacking: dict[Precision, Mapping[int, tuple[str, ...]]] = {Precision.FP32: {}}
         self._rescaled: dict[Precision, Rescaled] = {}
         self._written_from = grouped.written_from
@@ -162,6 +160,12 @@ class ValueTypes:
         if slot in rule.inputs:
             return precision
         return None if slot in rule.reads_any else Precision.FP32
+
+    def _needs_in(self, precision: Precision) -> list[_NodeNeeds]:
+        """What each node needs in a precision, [nodes]."""
+        if precision not in self._needs:
+            self._needs[precision] = [self._needs_of(node, precision) for node in self.model.nodes]
+        return self._needs[precision]
 
     def _needs_of(self, node: Node, precision: Precision) -> _NodeNeeds:
         if node.index in self._own_at:  # whether it stays is decided last
@@ -220,14 +224,13 @@ class ValueTypes:
     def resolve(self, plan: PrecisionPlan) -> Resolution:
         """Type every value under ``plan``."""
         precisions = self._precisions_of_nodes(plan)
-        for precision in {*precisions} - self._needs.keys():
-            self._needs[precision] = [self._needs_of(node, precision) for node in self.model.nodes]
+        needs_in = {precision: self._needs_in(precision) for precision in {*precisions}}
         computed: dict[str, Precision] = {}
         casts: dict[str, set[Precision]] = {}
         constants: dict[str, set[Precision]] = {name: {Precision.FP32} for name in self._unmoved}
         read_as_they_are: set[str] = set()
         for index, precision in enumerate(precisions):  # in topological order: what a node reads is typed already
-            needs = self._needs[precision][index]
+            needs = needs_in[precision][index]
             for name in needs.outputs:
                 computed[name] = precision
             for name, wanted in needs.values:
@@ -276,7 +279,7 @@ class ValueTypes:
 
         What is read in BF16 under some plan is read in FP16 under another (``NodeRule.precisions``).
         """
-        needs = (need for needs in self._needs[Precision.FP16] for need in needs.constants)
+        needs = (need for needs in self._needs_in(Precision.FP16) for need in needs.constants)
         return frozenset(name for name, wanted in needs if wanted is not Precision.FP32)
 
 

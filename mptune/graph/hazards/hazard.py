@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from mptune.finding import CODES, ONLY_BF16, Finding, FindingOrigin, Where
 from mptune.findings.numbers import where_to_keep
-from mptune.findings.wording import AT, SEVERITIES, Severity, Wording, fill
+from mptune.findings.wording import AT, SEVERITIES, Severity, fill
 from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.grouping.groups import LayerGroup
 from mptune.graph.loading.model import Node
 from mptune.graph.plan import Precision
 from mptune.json_form import encode_float
 
-FP16_MAX, BF16_MAX = Precision.FP16.largest, Precision.BF16.largest
-"""FP32's largest value, 3.4028e38, rounds to infinity in BF16, too."""
-FP16_TINY = Precision.FP16.smallest
-"""Smallest FP16 value above zero (subnormal); half of it rounds to zero."""
-FP16_NORMAL = Precision.FP16.smallest_normal
-"""Smallest normal FP16 value: below it, values lose digits."""
-
+FP16_MAX = Precision.FP16.largest
+FP16_TINY, FP16_NORMAL = Precision.FP16.smallest, Precision.FP16.smallest_normal
+"""Half of the former rounds to zero; below the latter, values lose digits."""
 OF_RANGE = frozenset({"overflow", "mask"})
 """Codes of values that leave FP16's range."""
-
 _OF_DIGITS = frozenset({"stagnation", "cancellation", "spacing", "long-sum", "index-in-float"})
 """Codes of too few digits: what FP16 has too few for, BF16 has."""
 
@@ -62,7 +57,6 @@ class Hazard:
     code: str
     place: HazardPlace
     evidence: Mapping[str, int | float | str] = field(default_factory=dict, hash=False)
-    _: KW_ONLY
     wording: str = ""
     severity: Severity = "warning"
     value: float = 0.0
@@ -72,31 +66,26 @@ class Hazard:
     @property
     def is_note(self) -> bool:
         """Whether it is no finding by itself."""
-        return self._wording.is_note
+        return CODES[self.code].wording(self.wording).is_note
 
     @property
     def reason(self) -> str:
         """What is wrong, without the place."""
-        return fill(self._wording.text, self._values)
+        return self._fill(CODES[self.code].wording(self.wording).text)
 
     @property
     def cure(self) -> str:
         """What to do."""
-        return fill(self._wording.cure, self._values)
+        return self._fill(CODES[self.code].wording(self.wording).cure)
 
-    @property
-    def _wording(self) -> Wording:
-        return CODES[self.code].wording(self.wording)
+    def _fill(self, template: str) -> str:
+        return fill(template, {**_where((self,)).first_names(), **self.evidence, **self._words})
 
     @property
     def _words(self) -> dict[str, object]:
         place = where_to_keep(self.precision.name)
         words = {"keep_out": f"keep the group {place}", "kept": f"the group is kept {place}"}
         return {"precision": self.precision.name, **words, **self.words}
-
-    @property
-    def _values(self) -> dict[str, object]:
-        return {**_where((self,)).first_names(), **self.evidence, **self._words}
 
     def rules_out(self, precision: Precision) -> bool:
         """Whether the group cannot be right in a reduced precision.
@@ -127,16 +116,9 @@ class Hazard:
 
     def to_json(self) -> dict[str, Any]:
         """As ``mptune inspect --json`` prints it; the code of a note is null."""
-        return {
-            "severity": self.severity,
-            "code": None if self.is_note else self.code,
-            **vars(self.place),
-            "reason": self.reason,
-            "cure": self.cure,
-            "value": encode_float(self.value),
-            "evidence": dict(self.evidence),
-            "precision": str(self.precision),
-        }
+        texts = {"code": None if self.is_note else self.code, "reason": self.reason, "cure": self.cure}
+        numbers = {"value": encode_float(self.value), "evidence": dict(self.evidence)}
+        return {"severity": self.severity, **texts, **vars(self.place), **numbers, "precision": str(self.precision)}
 
 
 def _where(hazards: Sequence[Hazard]) -> Where:
@@ -195,13 +177,10 @@ def worst_first(hazards: Iterable[Hazard]) -> tuple[Hazard, ...]:
 
 def near_the_end(hazards: Sequence[Hazard]) -> tuple[str, ...]:
     """One line of what is finite in FP16 on the samples and near its end: other data may go beyond. None of nothing."""
-    near = [hazard for hazard in hazards if (hazard.code, hazard.wording) == ("overflow", "near")]
-    if not near:
-        return ()
-    largest = max(near, key=lambda hazard: hazard.value)
+    near = sorted((h for h in hazards if (h.code, h.wording) == ("overflow", "near")), key=lambda h: -h.value)
     others = len({hazard.place.tensor for hazard in near}) - 1
-    more = f"; so for {others} more value{'s' * (others > 1)}" if others else ""
-    return (f"{fill(AT, vars(largest.place))}{largest.reason}{more}: {largest.cure}",)
+    more = f"; so for {others} more value{'s' * (others > 1)}" if others > 0 else ""
+    return tuple(f"{fill(AT, vars(largest.place))}{largest.reason}{more}: {largest.cure}" for largest in near[:1])
 
 
 def spacing(value: float, precision: Precision) -> float:

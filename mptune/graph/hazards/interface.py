@@ -17,11 +17,9 @@ _BEFORE = frozenset(("past", "prev", "previous", "old", "last", "init", "initial
 _AFTER = frozenset(("present", "next", "new", "cur", "current", "updated", "update"))
 _DIRECTIONS = _BEFORE | _AFTER | {"in", "out", "input", "output"}
 """Words that tell the state before a step from that after it, and nothing else of it."""
-
 _SAME = {"kv": "", "pastkv": "", "presentkv": "", "cache": "", "states": "state"}
 _FILLERS = (("key", "values"), ("k", "v", "cache"))
 """``past_key_values.0.key`` is ``present.0.key`` afterwards: words that stand for the whole cache."""
-
 _SHOWN = 3
 
 
@@ -31,47 +29,38 @@ def interface_findings(model: Model, origin: FindingOrigin, fed: Sequence[tuple[
     Args:
         fed: output and input of each state that is fed back already.
     """
-    return (*_value_dependent(model, origin), *_fed_back(model, origin, fed))
-
-
-def _value_dependent(model: Model, origin: FindingOrigin) -> tuple[Finding, ...]:
-    facts = facts_of(model)
-    if not facts.deciding_nodes:
-        return ()
+    facts, findings = facts_of(model), list[Finding]()
     names = [output.name for output in facts.dependent_outputs]
     deciding = {name for output in facts.dependent_outputs for name in output.nodes}
     nodes = [node for node in facts.deciding_nodes if not names or node.name in deciding]
-    return (
-        Finding.of(
-            "value-dependent-shape",
-            origin,
-            Where(nodes=tuple(node.name for node in nodes), outputs=tuple(OutputColumns(name) for name in names)),
-            {"nodes": len(nodes), "outputs": len(names)},
-            kind="" if names else "inside",
-            names=_listed([repr(name) for name in names]),
-            operators=_listed([f"{node.op_type} {node.name!r}" for node in nodes]),
-        ),
-    )
-
-
-def _fed_back(model: Model, origin: FindingOrigin, fed: Sequence[tuple[str, str]]) -> tuple[Finding, ...]:
+    if nodes:
+        findings.append(
+            Finding.of(
+                "value-dependent-shape",
+                origin,
+                Where(nodes=tuple(node.name for node in nodes), outputs=tuple(map(OutputColumns, names))),
+                {"nodes": len(nodes), "outputs": len(names)},
+                kind="" if names else "inside",
+                names=_listed([repr(name) for name in names]),
+                operators=_listed([f"{node.op_type} {node.name!r}" for node in nodes]),
+            )
+        )
     done = {name for pair in fed for name in pair}
-    pairs = tuple(pair for pair in state_pairs(model) if not done.intersection(pair))
-    if not pairs:
-        return ()
-    options = ["--feedback " + shlex.quote(f"{output}:{given}") for output, given in pairs]
-    return (
-        Finding.of(
-            "state-fed-back",
-            origin,
-            Where(
-                outputs=tuple(OutputColumns(output) for output, _ in pairs), inputs=tuple(given for _, given in pairs)
-            ),
-            {"pairs": len(pairs), **{f"to {given}": output for output, given in pairs}},
-            shown=_listed([f"{output} -> {given}" for output, given in pairs]),
-            options=" ".join(options[:_SHOWN]) + (" and so on" if len(pairs) > _SHOWN else ""),
-        ),
-    )
+    pairs = [pair for pair in state_pairs(model) if not done.intersection(pair)]
+    if pairs:
+        options = ["--feedback " + shlex.quote(f"{output}:{given}") for output, given in pairs]
+        outputs, inputs = zip(*pairs, strict=True)
+        findings.append(
+            Finding.of(
+                "state-fed-back",
+                origin,
+                Where(outputs=tuple(map(OutputColumns, outputs)), inputs=inputs),
+                {"pairs": len(pairs), **{f"to {given}": output for output, given in pairs}},
+                shown=_listed([f"{output} -> {given}" for output, given in pairs]),
+                options=" ".join(options[:_SHOWN]) + (" and so on" if len(pairs) > _SHOWN else ""),
+            )
+        )
+    return tuple(findings)
 
 
 def state_pairs(model: Model) -> tuple[tuple[str, str], ...]:
@@ -94,10 +83,7 @@ def state_pairs(model: Model) -> tuple[tuple[str, str], ...]:
     return tuple((output.name, pairs[output.name]) for output in model.outputs if output.name in pairs)
 
 
-_STATE_SLOTS: Mapping[str, slice] = {
-    **dict.fromkeys(RECURRENT, slice(5, 7)),
-    "Loop": slice(2, None),
-}
+_STATE_SLOTS: Mapping[str, slice] = {**dict.fromkeys(RECURRENT, slice(5, 7)), "Loop": slice(2, None)}
 """Operator -> the inputs that hold the state before its first step; of a Scan they are those before its sequences."""
 
 
@@ -121,14 +107,12 @@ def state_inputs(model: Model) -> frozenset[str]:
 
 def _same_but_direction(output: TensorInfo, given: TensorInfo) -> bool:
     mine, its = _words(output.name), _words(given.name)
-    if mine == its and output.name == given.name:
+    stem, other = ([word for word in words if word not in _DIRECTIONS] for words in (mine, its))
+    if output.name == given.name or stem != other or not _same_shape(output, given, growing=1):
         return False
-    stems = [[word for word in words if word not in _DIRECTIONS] for words in (mine, its)]
-    if stems[0] != stems[1] or not _same_shape(output, given, growing=1):
-        return False
-    if not stems[0]:  # nothing but "past" and "present", not "input" and "output"
-        return bool(_AFTER.intersection(mine)) and bool(_BEFORE.intersection(its))
-    return len(stems[0]) < len(mine) or len(stems[1]) < len(its)
+    if not stem:  # nothing but "past" and "present", not "input" and "output"
+        return not _AFTER.isdisjoint(mine) and not _BEFORE.isdisjoint(its)
+    return len(stem) < max(len(mine), len(its))
 
 
 def _same_but_step(output: TensorInfo, given: TensorInfo) -> bool:
@@ -136,19 +120,15 @@ def _same_but_step(output: TensorInfo, given: TensorInfo) -> bool:
     last = re.fullmatch(r"(.+?)_?(n|N|t1)", output.name)
     first = re.fullmatch(r"(.+?)_?(0|1|t|T)", output.name)
     start = re.fullmatch(r"(.+?)_?(0|t)", given.name)
-    stems = {start[1]} if start else set()
-    if last is not None and last[1] in stems | {given.name}:
-        return _same_shape(output, given, growing=0)
-    return (
-        first is not None and first[1] in stems and output.name != given.name and _same_shape(output, given, growing=0)
-    )
+    stem = start[1] if start else None
+    is_last = last is not None and last[1] in (stem, given.name)
+    is_first = first is not None and first[1] == stem and output.name != given.name
+    return (is_last or is_first) and _same_shape(output, given, growing=0)
 
 
 def _words(name: str) -> list[str]:
     """The words of a name, of the whole cache left out."""
-    split = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name)
-    split = re.sub(r"(?<=[A-Za-z])(?=\d)|(?<=\d)(?=[A-Za-z])", " ", split)
-    words = [w for w in re.split(r"[^A-Za-z0-9]+", split.lower()) if w]
+    words = [word.lower() for word in re.findall(r"[A-Z]*[a-z]+|[A-Z]+|\d+", name)]
     for filler in _FILLERS:
         for k in range(len(words) - len(filler) + 1):
             if tuple(words[k : k + len(filler)]) == filler:

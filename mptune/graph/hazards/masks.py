@@ -8,15 +8,14 @@ what they read (``makes_limit``); the rest follows from these, and from how larg
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from onnx import numpy_helper
 
 from mptune.finding import Finding, FindingOrigin, Where
 from mptune.graph.casting.value_types import ValueTypes
-from mptune.graph.facts import Facts, attribute, facts_of
+from mptune.graph.facts import attribute, facts_of
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.hazards.hazard import FP16_MAX, group_of
 from mptune.graph.hazards.seen import Seen
@@ -24,41 +23,20 @@ from mptune.graph.loading.model import Model, Node, once
 from mptune.graph.loading.tensors import fill_value
 from mptune.graph.ops import ADDS, BOUNDS, COPIES, MOVEMENT, SHAPE_OF, SOFTMAX
 from mptune.graph.plan import Precision
-from mptune.graph.writing.weights import chunks, largest_magnitude
+from mptune.graph.writing.weights import chunks
 
-ANSWERS_INFINITY = SOFTMAX | {"Exp", "ArgMax", "TopK", "ReduceMax", "Max", "Sigmoid"}
+_ANSWERS_INFINITY = SOFTMAX | {"Exp", "ArgMax", "TopK", "ReduceMax", "Max", "Sigmoid"}
 """What -inf is an answer to, so that an added mask may become one."""
-
 _PASSES = MOVEMENT | COPIES | {"Trilu"}
 """What masks pass on their way: they choose, move and repeat."""
-
 _BEFORE_MASKED = _PASSES | ADDS | {"Where"}
-
 _ASSEMBLES = _BEFORE_MASKED | {"Max", "Min", "Mul"}
 """What masks are assembled with. A Mul by a large constant makes one, and is not right itself: 0 * -inf is NaN."""
-
-SELECTS = (
-    COPIES
-    | BOUNDS
-    | frozenset(
-        [
-            "Dropout",
-            "Abs",
-            "Neg",
-            "Pad",
-            "ReduceMax",
-            "ReduceMin",
-            "Relu",
-            "ScatterElements",
-            "ScatterND",
-            "Trilu",
-            "Where",
-        ]
-    )
+_SELECTS = (COPIES | BOUNDS).union(
+    ("Dropout", "Abs", "Neg", "Pad", "ReduceMax", "ReduceMin", "Relu", "ScatterElements", "ScatterND", "Trilu", "Where")
 )
 """Operators whose results have no larger magnitude than the largest of their inputs."""
-
-MASK_INPUTS: Mapping[tuple[str, str], int] = {
+_MASK_INPUTS: Mapping[tuple[str, str], int] = {
     ("", "Attention"): 3,
     ("com.microsoft", "Attention"): 5,
     ("com.microsoft", "MultiHeadAttention"): 5,
@@ -67,52 +45,39 @@ MASK_INPUTS: Mapping[tuple[str, str], int] = {
 """(domain, operator) -> the input that is added to the scores inside the operator."""
 
 
-def mask_input(node: Node) -> str:
+def _mask_input(node: Node) -> str:
     """What an attention operator adds to its scores; "" where a node is none, or has no mask."""
-    slot = MASK_INPUTS.get(("" if node.is_standard else node.domain, node.op_type))
+    slot = _MASK_INPUTS.get(("" if node.is_standard else node.domain, node.op_type))
     return "" if slot is None or len(node.inputs) <= slot else node.inputs[slot]
 
 
-@dataclass(frozen=True)
-class _Paths:
-    """What the walk back from the softmaxes gives.
-
-    Attributes:
-        to_softmax: values that come to a softmax or the like, through what masks pass only.
-        limiting: indices of the nodes that make a limit or a mask of what they read.
-    """
-
-    to_softmax: frozenset[str]
-    limiting: frozenset[int]
-
-
 @once
-def _paths(model: Model) -> _Paths:
+def _walk_back(model: Model) -> tuple[frozenset[str], frozenset[int]]:
+    """The values that come to a softmax or the like, and the nodes that make a limit or a mask of what they read."""
     facts = facts_of(model)
     to_softmax, to_sum, limiting = set[str](), set[str](), set[int]()
     for node in reversed(model.nodes):  # what reads a node's results is done
         readers = [(out, reader) for out in node.outputs if out for reader in facts.readers(out)]
         for out, reader in readers:
             passes = reader.op_type in _BEFORE_MASKED and not to_softmax.isdisjoint(reader.outputs)
-            if passes or reader.op_type in ANSWERS_INFINITY or mask_input(reader) == out:
+            if passes or reader.op_type in _ANSWERS_INFINITY or _mask_input(reader) == out:
                 to_softmax.add(out)
             if reader.op_type in ADDS or (reader.op_type in _PASSES and not to_sum.isdisjoint(reader.outputs)):
                 to_sum.add(out)
         is_masked = bool(node.outputs) and node.outputs[0] in to_softmax
-        if node.op_type in _PASSES - BOUNDS - ANSWERS_INFINITY:
+        if node.op_type in _PASSES - BOUNDS - _ANSWERS_INFINITY:
             limits = bool(readers) and all(reader.index in limiting for _, reader in readers)
         elif node.op_type == "Mul":  # makes a mask where the product is added
             limits = is_masked and node.outputs[0] in to_sum
         else:
-            limits = node.op_type in BOUNDS | ANSWERS_INFINITY or (node.op_type in ADDS | {"Where"} and is_masked)
-        if limits:
-            limiting.add(node.index)
-    return _Paths(frozenset(to_softmax), frozenset(limiting))
+            limits = node.op_type in BOUNDS | _ANSWERS_INFINITY or (node.op_type in ADDS | {"Where"} and is_masked)
+        limiting.update([node.index] if limits else ())
+    return frozenset(to_softmax), frozenset(limiting)
 
 
 def comes_to_softmax(model: Model, node: Node) -> bool:
     """Whether a node's result comes to a softmax or the like, through what masks pass only."""
-    return node.outputs[0] in _paths(model).to_softmax
+    return node.outputs[0] in _walk_back(model)[0]
 
 
 def makes_limit(model: Model, node: Node) -> bool:
@@ -120,7 +85,7 @@ def makes_limit(model: Model, node: Node) -> bool:
 
     So does one that multiplies it, where the product is added.
     """
-    return node.index in _paths(model).limiting
+    return node.index in _walk_back(model)[1]
 
 
 def is_limit(model: Model, tensor: str) -> bool:
@@ -129,7 +94,34 @@ def is_limit(model: Model, tensor: str) -> bool:
     return bool(readers) and all(makes_limit(model, node) for node in readers)
 
 
-# -- what is held at the largest value of a precision ---------------------------------------------------------------
+def stays_right(model: Model, node: Node) -> bool:
+    """Whether a node stays right where a mask that it reads or computes is infinite."""
+    return node.op_type in _ANSWERS_INFINITY or (node.op_type in _ASSEMBLES - {"Mul"} and comes_to_softmax(model, node))
+
+
+# -- how large constants are ------------------------------------------------------------------------------------------
+
+
+def _ends(parts: Iterable[np.ndarray]) -> tuple[float, float]:
+    """The largest magnitude of constants, and the largest finite one; 0 where there is none."""
+    largest = finite = 0.0
+    for magnitudes in map(np.abs, parts):
+        largest = max(largest, float(np.max(magnitudes, initial=0.0)))
+        finite = max(finite, float(np.max(magnitudes, where=np.isfinite(magnitudes), initial=0.0)))
+    return largest, finite
+
+
+@once
+def _ends_by_name(model: Model) -> dict[str, tuple[float, float]]:
+    """Grows with each constant that is asked for."""
+    return {}
+
+
+def _ends_of(model: Model, name: str) -> tuple[float, float]:
+    ends, constant = _ends_by_name(model), model.initializers[name]
+    if name not in ends:
+        ends[name] = _ends(chunks(constant)) if constant.dtype == "float" and constant.nbytes else (0.0, 0.0)
+    return ends[name]
 
 
 def is_held(model: Model, value: str, precision: Precision) -> bool:
@@ -144,31 +136,26 @@ def _masks(model: Model) -> Mapping[str, float]:
     Values with an infinite constant in them are left out: infinities stay.
     """
     magnitudes: dict[str, float] = {}
-    constants: dict[str, float] = {}
     for node in model.nodes:
         is_filled = node.op_type == "ConstantOfShape"
-        if not (is_filled or node.op_type in SELECTS | ADDS | {"Mul"}) or not node.is_standard:
+        if not (is_filled or node.op_type in _SELECTS | ADDS | {"Mul"}) or not node.is_standard:
             continue
         if not model.info(node.outputs[0]).is_float32:
             continue
         made_of = [magnitudes[name] for name in node.inputs if name in magnitudes]
         if is_filled:
-            made_of = [largest_magnitude(fill_value(node.proto))] if is_limit(model, node.outputs[0]) else []
+            made_of = [_ends([fill_value(node.proto)])[0]] if is_limit(model, node.outputs[0]) else []
         elif node.op_type not in BOUNDS:  # the bounds of these are none that values have
-            for name in node.inputs:
-                if name in model.initializers and name not in constants:
-                    constant = model.initializers[name]
-                    is_mask = constant.dtype == "float" and not constant.overridable and is_limit(model, name)
-                    constants[name] = max(map(largest_magnitude, chunks(constant)), default=0.0) if is_mask else 0.0
-            made_of += [constants[name] for name in node.inputs if name in constants]
+            constants = (name for name in node.inputs if name in model.initializers)
+            fixed = (name for name in constants if not model.initializers[name].overridable and is_limit(model, name))
+            made_of += [_ends_of(model, name)[0] for name in fixed]
         magnitude = max(made_of, default=0.0)
         if magnitude > Precision.FP16.largest:
             magnitudes.update(dict.fromkeys(node.outputs, magnitude))
-    to_softmax, nodes = _paths(model).to_softmax, model.nodes
     return {
         name: magnitude
         for name, magnitude in magnitudes.items()
-        if math.isfinite(magnitude) and nodes[model.producer[name]].outputs[0] in to_softmax
+        if math.isfinite(magnitude) and comes_to_softmax(model, model.nodes[model.producer[name]])
     }
 
 
@@ -190,57 +177,36 @@ def _largest_by_node(model: Model) -> dict[int, float]:
     for index in sorted(facts_of(model).folded_nodes):
         node = model.nodes[index]
         inputs = [] if node.op_type in SHAPE_OF else [n for n in node.inputs if n and model.info(n).is_float32]
-        constants = [model.initializers[name] for name in inputs if name in model.initializers]
-        values = [part for constant in constants for part in chunks(constant)]
-        values += [numpy_helper.to_array(a.t) for a in node.proto.attribute if a.HasField("t")]
-        magnitudes = [largest_magnitude(part) for part in values if part.dtype.kind == "f"]
-        magnitudes += [largest[model.producer[name]] for name in inputs if name not in model.initializers]
-        largest[index] = max(magnitudes, default=0.0)
+        tensors = (numpy_helper.to_array(a.t) for a in node.proto.attribute if a.HasField("t"))
+        magnitudes = [_ends(tensor for tensor in tensors if tensor.dtype.kind == "f")[0]]
+        for name in inputs:
+            is_constant = name in model.initializers
+            magnitudes.append(_ends_of(model, name)[0] if is_constant else largest[model.producer[name]])
+        largest[index] = max(magnitudes)
     return largest
 
 
-# -- what was observed ----------------------------------------------------------------------------------------------
+# -- what was observed ------------------------------------------------------------------------------------------------
 
 
-class MaskValues:
-    """Which values beyond FP16 are masks: their large elements come from large constants or inputs alone.
+def mask_values(model: Model, absmax: Mapping[str, float]) -> set[str]:
+    """Inputs and constants, and what is assembled of masks: its elements beyond FP16 come from such ones alone.
 
-    Args of ``__init__``: the facts of the model, and the largest finite magnitude that was observed of each value.
+    ``absmax``: the largest finite magnitude that was observed of each value.
     """
+    masks = {*model.initializers, *(info.name for info in model.inputs)}
 
-    def __init__(self, facts: Facts, ranges: Mapping[str, float]) -> None:
-        self._model = model = facts.model
-        self._assembled: set[str] = set()
+    def is_large(name: str) -> bool:
+        size = _ends_of(model, name)[0] if name in model.initializers else absmax.get(name, 0.0)
+        return size > Precision.FP16.largest
 
-        def is_large(name: str) -> bool:
-            constant = model.initializers.get(name)
-            if constant is None:
-                return ranges.get(name, 0.0) > Precision.FP16.largest
-            is_float = constant.dtype == "float" and constant.nbytes > 0
-            return is_float and bool(abs(constant.numpy()).max() > Precision.FP16.largest)
-
-        for node in model.nodes:
-            is_mask = node.op_type == "ConstantOfShape"
-            if node.op_type in _ASSEMBLES and node.is_standard and any(map(is_large, node.outputs)):
-                large = [name for name in node.inputs if name and is_large(name)]
-                is_mask = bool(large) and all(map(self._is_mask, large))
-            self._assembled.update(node.outputs if is_mask else ())
-
-    def _is_mask(self, tensor: str) -> bool:
-        is_given = tensor in self._model.initializers or tensor not in self._model.producer
-        return is_given or tensor in self._assembled
-
-    def may_be_infinite(self, node: Node, tensor: str) -> bool:
-        """Whether a node that reads or computes ``tensor`` stays right where its values beyond FP16 are infinite."""
-        if not self._is_mask(tensor):
-            return False
-        if node.op_type in ANSWERS_INFINITY:
-            return True
-        return node.op_type in _ASSEMBLES - {"Mul"} and comes_to_softmax(self._model, node)
-
-    def is_made_into_one(self, node: Node, tensor: str) -> bool:
-        """Whether a product makes a mask of ``tensor``, or reads one: not right with infinities, as 0 * inf is NaN."""
-        return node.op_type == "Mul" and self._is_mask(tensor) and comes_to_softmax(self._model, node)
+    for node in model.nodes:
+        is_mask = node.op_type == "ConstantOfShape"
+        if node.op_type in _ASSEMBLES and node.is_standard and any(map(is_large, node.outputs)):
+            large = [name for name in node.inputs if name and is_large(name)]
+            is_mask = bool(large) and masks.issuperset(large)
+        masks.update(node.outputs if is_mask else ())
+    return masks
 
 
 Bound = tuple[float, frozenset[str]]
@@ -248,40 +214,34 @@ Bound = tuple[float, frozenset[str]]
 folded into one."""
 
 
-def held_bounds(types: ValueTypes, ranges: Mapping[str, float], precision: Precision) -> Mapping[str, Bound]:
-    """Values beyond a precision because of constants beyond it -> their bound where it holds these constants.
+def held_bounds(types: ValueTypes, absmax: Mapping[str, float], precision: Precision) -> Mapping[str, Bound]:
+    """Values beyond a precision because of constants beyond it -> their bound where it holds these constants."""
+    model, largest, bounds, unbounded = types.model, precision.largest, dict[str, Bound](), (math.inf, frozenset[str]())
 
-    ``ranges``: the largest finite magnitude that was observed of each value.
-    """
-    model, largest, bounds = types.model, precision.largest, dict[str, Bound]()
-
-    def held(name: str, values: np.ndarray) -> Bound:
-        magnitudes = np.abs(values.astype(np.float64, copy=False))
-        absmax = float(np.max(magnitudes, where=np.isfinite(magnitudes), initial=0.0))
-        return min(largest, absmax), frozenset((name,) if absmax > largest else ())
+    def held(name: str, finite: float) -> Bound:
+        return min(largest, finite), frozenset((name,) if finite > largest else ())
 
     def read(name: str) -> Bound:
         constant = model.initializers.get(name)
-        if constant is not None and name not in bounds:
-            bounds[name] = (math.inf, frozenset()) if constant.overridable else held(name, constant.numpy())
-        return bounds.get(name) or (ranges.get(name, math.inf), frozenset())
+        if constant is not None:
+            return unbounded if constant.overridable else held(name, _ends_of(model, name)[1])
+        return bounds.get(name) or (absmax.get(name, math.inf), frozenset())
 
     for node in model.nodes:
         rule, has_group = types.rules[node.index], group_of(types, node) is not None
         for out in node.outputs:
-            observed = ranges.get(out, math.inf)
+            observed = absmax.get(out, math.inf)
             if observed <= largest or out in model.initializers or not model.info(out).is_float32:
                 continue
-            bound: Bound = math.inf, frozenset()
+            bound: Bound = unbounded
             if not has_group and node.index in types.facts.folded_nodes:
                 bound = largest, frozenset((out,) if comes_from_beyond(model, out, precision) else ())
             elif has_group and rule.outputs and node.op_type == "ConstantOfShape":
-                bound = held(out, fill_value(node.proto))
+                bound = held(out, _ends([fill_value(node.proto)])[1])
             elif has_group and rule.outputs:
                 parts = [read(node.inputs[slot]) for slot in rule.inputs]
-                sources = frozenset[str]().union(*(part[1] for part in parts))
-                magnitudes = [part[0] for part in parts]
-                if node.op_type in SELECTS:
+                magnitudes, sources = [part[0] for part in parts], frozenset[str]().union(*(part[1] for part in parts))
+                if node.op_type in _SELECTS:
                     bound = max(magnitudes, default=math.inf), sources
                 elif node.op_type in ADDS:
                     bound = sum(magnitudes), sources
@@ -292,44 +252,33 @@ def held_bounds(types: ValueTypes, ranges: Mapping[str, float], precision: Preci
     return bounds
 
 
-# -- rows that are masked whole ----------------------------------------------------------------------------------------
+# -- rows that are masked whole ---------------------------------------------------------------------------------------
 
 
 def softmax_rows(model: Model) -> dict[str, tuple[int, ...]]:
     """FP32 values that a softmax is taken of, or that are added to its scores -> the axes of a row, ascending."""
-    facts = facts_of(model)
-    rows: dict[str, tuple[int, ...]] = {}
+    facts, rows = facts_of(model), dict[str, tuple[int, ...]]()
+
+    def values(node: Node) -> Iterator[tuple[str, int]]:
+        if node.op_type in SOFTMAX and node.is_standard:
+            stated = attribute(node, "axis")
+            yield node.inputs[0], stated if isinstance(stated, int) else -1
+        elif node.op_type == "Exp" and node.is_standard:  # of x - max(x), along the last axis
+            shift = facts.producer(node.inputs[0])
+            top = facts.producer(shift.inputs[1]) if shift is not None and shift.op_type == "Sub" else None
+            if shift is not None and top is not None and top.op_type == "ReduceMax":
+                rank = len(model.info(shift.inputs[0]).shape or ())
+                is_same = facts.root(top.inputs[0]) == facts.root(shift.inputs[0])
+                if is_same and rank and facts.reduced_axes(top) == (rank - 1,):
+                    yield shift.inputs[0], -1
+        elif mask := _mask_input(node):
+            yield mask, -1
+
     for node in model.nodes:
-        for tensor, axes in _reads(facts, node):
+        for tensor, axis in values(node):
             if tensor and model.info(tensor).is_float32 and not facts.is_static(tensor):
-                rows.setdefault(tensor, axes)
+                rows.setdefault(tensor, (axis,))
     return rows
-
-
-def _reads(facts: Facts, node: Node) -> list[tuple[str, tuple[int, ...]]]:
-    if node.op_type in SOFTMAX and node.is_standard:
-        stated = attribute(node, "axis")
-        return [(node.inputs[0], (stated if isinstance(stated, int) else -1,))]
-    if node.op_type == "Exp" and node.is_standard:
-        return _written_out(facts, node)
-    mask = mask_input(node)
-    return [(mask, (-1,))] if mask else []
-
-
-def _written_out(facts: Facts, node: Node) -> list[tuple[str, tuple[int, ...]]]:
-    """``exp(x - max(x))``: x, where the largest is taken along the last axis."""
-    shift = facts.producer(node.inputs[0])
-    if shift is None or shift.op_type != "Sub":
-        return []
-    largest = facts.producer(shift.inputs[1])
-    if (
-        largest is None
-        or largest.op_type != "ReduceMax"
-        or facts.root(largest.inputs[0]) != facts.root(shift.inputs[0])
-    ):
-        return []
-    rank = len(facts.model.info(shift.inputs[0]).shape or ())
-    return [(shift.inputs[0], (-1,))] if rank and facts.reduced_axes(largest) == (rank - 1,) else []
 
 
 def masked_row_findings(
@@ -339,27 +288,22 @@ def masked_row_findings(
 
     ``reference_findings``: of the same model in FP32, where the softmax may be NaN already.
     """
-    broken = {
-        node for finding in reference_findings if finding.code == "reference-not-finite" for node in finding.where.nodes
-    }
-    model, owners = grouped.model, grouped.owners
-    findings = []
+    model, owners, findings = grouped.model, grouped.owners, list[Finding]()
+    broken = {n for each in reference_findings if each.code == "reference-not-finite" for n in each.where.nodes}
     for tensor, values in seen.ranges.items():
-        masked = values.masked
-        if masked is None:
+        if not values.masked_rows:
             continue
         readers = [model.nodes[i] for i in model.consumers.get(tensor, ())]
-        nodes = [n for n in readers if n.op_type in SOFTMAX | {"Sub"} or (n.domain, n.op_type) in MASK_INPUTS]
-        groups = tuple(dict.fromkeys(owners[node.name] for node in nodes if node.name in owners))
-        sample = seen.sample(masked.sample)
+        nodes = [n.name for n in readers if n.op_type in SOFTMAX | {"Sub"} or (n.domain, n.op_type) in _MASK_INPUTS]
+        groups = tuple(dict.fromkeys(owners[name] for name in nodes if name in owners))
         findings.append(
             Finding.of(
                 "mask",
                 origin,
-                Where(tuple(n.name for n in nodes), groups, (tensor,), samples=(sample,)),
-                {"masked_rows": masked.rows, "limit": -FP16_MAX},
-                kind="rows in FP32" if broken.intersection(node.name for node in nodes) else "rows",
-                samples=masked.samples if masked.samples > 1 else None,
+                Where(tuple(nodes), groups, (tensor,), samples=(seen.sample(values.masked_sample),)),
+                {"masked_rows": values.masked_rows, "limit": -FP16_MAX},
+                kind="rows in FP32" if broken.intersection(nodes) else "rows",
+                samples=values.masked_samples if values.masked_samples > 1 else None,
             )
         )
     return tuple(findings)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import Any
@@ -13,19 +13,10 @@ from mptune.findings.wording import Severity
 from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.facts import Facts
 from mptune.graph.grouping.patterns import find_patterns
-from mptune.graph.hazards.hazard import (
-    BF16_MAX,
-    FP16_MAX,
-    FP16_NORMAL,
-    FP16_TINY,
-    Hazard,
-    HazardPlace,
-    group_of,
-    readers_in_fp16,
-    spacing,
-)
+from mptune.graph.hazards.hazard import FP16_MAX, Hazard, HazardPlace, group_of, readers_in_fp16, spacing
 from mptune.graph.hazards.interface import state_pairs
-from mptune.graph.hazards.masks import MaskValues, comes_to_softmax, held_bounds, is_limit
+from mptune.graph.hazards.masks import comes_to_softmax, held_bounds, is_limit, mask_values, stays_right
+from mptune.graph.hazards.probes import POLES
 from mptune.graph.hazards.seen import NodeFacts, Seen
 from mptune.graph.loading.model import Node
 from mptune.graph.ops import ARITHMETIC, BOUNDS, CENTRING_NORMS, COMPARISONS, ELEMENTWISE, MOVEMENT, SUMMING, operator
@@ -37,17 +28,17 @@ _FEW = 0.01
 """Share of vanishing values up to which a lost epsilon, which is named already, says it all."""
 _LOST_SHARE = 0.5
 _CANCELLATION_FACTOR = 32.0
-_CANCELLATION_ERROR: Mapping[Precision, float] = {Precision.FP16: 0.01, Precision.BF16: 0.03}
-"""Relative error of a difference that rounding its operands makes: FP16's own rounding is 2.8e-4 in the mean, BF16's
-2.3e-3. At eight times FP16's limit BF16 would only fail where FP16 does."""
-_MOVED_NORM: Mapping[Precision, float] = {Precision.FP16: 0.03, Precision.BF16: 0.1}
+_CANCELLATION_ERROR = (0.01, 0.03)
+"""Relative error of a difference that rounding its operands makes, in FP16 and in BF16, as all pairs here: FP16's own
+rounding is 2.8e-4 in the mean, BF16's 2.3e-3. At eight times FP16's limit BF16 would only fail where FP16 does."""
+_MOVED_NORM = (0.03, 0.1)
 """In standard deviations of a norm's results, of which FP16's own rounding is 3e-4, BF16's 2e-3."""
 _ROUNDING_OF_SUMS = 1e-5
 """Share of a mean square below which the variance is what summing in FP32 leaves of nothing."""
-_MOVED_WEIGHTS: Mapping[Precision, float] = {Precision.FP16: 0.01, Precision.BF16: 0.02}
+_MOVED_WEIGHTS = (0.01, 0.02)
 """Share of a softmax's weight that rounding its logits moves, in the mean over the rows. Of 64 normal logits of a
 standard deviation of 3 to 10 BF16 moves 0.3 to 0.4 %."""
-_MOVED_ROWS: Mapping[Precision, float] = {Precision.FP16: 0.05, Precision.BF16: 0.1}
+_MOVED_ROWS = (0.05, 0.1)
 """Share of the rows that rounding decides otherwise. Of normal scores of 10 classes BF16 decides 0.2 % otherwise, of
 1,000 classes 1.2 %."""
 _FEWEST_MOVED = 2.0
@@ -55,13 +46,23 @@ _FAR = 5.0
 """Standard deviations: right data stay below 0.1, pixels of 0..255 instead of 0..1 give 65 and more."""
 _STEP_BY_STEP = ELEMENTWISE - {"Where"} | {"Identity", "Cast"}
 """Functions of single elements. What a Where chooses may have nothing to do with its condition."""
-_MAX_STEPS = 64
 _ONE_SIGNED = frozenset({"ReduceL1", "ReduceL2", "ReduceSumSquare"})
 """Sums of magnitudes or squares, whatever the signs of what is summed."""
 _KEEPS_INDEX = MOVEMENT | ARITHMETIC | BOUNDS | {"Mod", "Where", "Neg", "Concat"}
 _CARRIES_INDEX = _KEEPS_INDEX | {"Floor", "Ceil", "Round", "Abs", "Sum", "ReduceSum", "CumSum", "Gather"} - {"Cast"}
 """Through these the value that becomes an index is computed: what they read and what they give is as large."""
-_MAX_INDEX_STEPS = 256
+_MAX_STEPS = 256
+
+
+def _walk(start: Iterable[str], onward: Callable[[str], Iterable[str]]) -> Iterator[str]:
+    """Values from the first ones on, each once, as far as ``onward`` leads, and not without end."""
+    stack, done = list(start), set[str]()
+    while stack and len(done) < _MAX_STEPS:
+        value = stack.pop()
+        if value not in done:
+            done.add(value)
+            yield value
+            stack += onward(value)
 
 
 # -- ranges -----------------------------------------------------------------------------------------------------------
@@ -69,8 +70,7 @@ _MAX_INDEX_STEPS = 256
 
 def range_hazards(types: ValueTypes, seen: Seen) -> list[Hazard]:
     """Values that were seen near or beyond FP16's ends, for every group that would hold them in FP16."""
-    model, hazards = types.model, list[Hazard]()
-    masks = MaskValues(types.facts, seen.absmax)
+    model, hazards, masks = types.model, list[Hazard](), mask_values(types.model, seen.absmax)
     in_fp16, in_bf16 = (held_bounds(types, seen.absmax, precision) for precision in (Precision.FP16, Precision.BF16))
     smaller = types.rescaled(Precision.FP16).values
     for tensor, observed in seen.ranges.items():
@@ -80,43 +80,35 @@ def range_hazards(types: ValueTypes, seen: Seen) -> list[Hazard]:
         is_held = is_beyond and bound < Precision.FP16.overflows_at
         if is_held and all(is_limit(model, constant) for constant in sources):
             continue  # these constants are hazards of their own
-        severity: Severity = "error" if is_beyond else "warning"
-        code, wording = "overflow", "seen"
+        severity: Severity = "warning"
+        code, evidence = "overflow", {"absmax": absmax, "fp16_max": FP16_MAX}
+        if observed.beyond:
+            evidence |= {"samples_beyond": observed.beyond, "samples": observed.samples}
         if is_held:  # as constants are held as FP16's largest finite value
-            wording, severity = "held", "warning"
-        elif FP16_MAX >= absmax > FP16_MAX / _HEADROOM:
+            wording, evidence["held_as"] = "held", FP16_MAX
+        elif is_beyond:
+            wording, severity = "seen", "error"
+        elif absmax > FP16_MAX / _HEADROOM:
             wording = "near"
-        elif 0 < absmax <= FP16_NORMAL:
-            wording = "underflow become zero" if absmax <= FP16_TINY / 2 else "underflow lose digits"
+        elif 0 < absmax <= Precision.FP16.smallest_normal:
+            wording = "underflow become zero" if absmax <= Precision.FP16.smallest / 2 else "underflow lose digits"
             code = "vanishing-values"
-        elif not is_beyond:
+        else:
             continue
         sample = seen.sample(observed.sample)
         words = {"in_samples": in_samples(observed.beyond, observed.samples, sample)}
-        evidence: dict[str, int | float | str] = {"absmax": absmax, "fp16_max": FP16_MAX}
-        if observed.beyond:
-            evidence |= {"samples_beyond": observed.beyond, "samples": observed.samples}
-        value = in_bf16.get(tensor, (observed.absmax,))[0] if absmax > BF16_MAX else absmax
+        value = in_bf16.get(tensor, (observed.absmax,))[0] if absmax > Precision.BF16.largest else absmax
         done = set[tuple[str, bool]]()
         for node in touching(types, tensor):
-            group, is_mask = group_of(types, node), is_beyond and masks.may_be_infinite(node, tensor)
+            group, is_mask = group_of(types, node), is_beyond and tensor in masks and stays_right(model, node)
             if group is None or (group.id, is_mask) in done:
                 continue
             done.add((group.id, is_mask))
-            hazard = Hazard(
-                code,
-                HazardPlace(node.name, group.id, tensor, (sample,)),
-                evidence,
-                wording=wording,
-                severity=severity,
-                value=value,
-                words=words,
-            )
+            place = HazardPlace(node.name, group.id, tensor, (sample,))
+            hazard = Hazard(code, place, evidence, wording, severity, value, words)
             if is_mask:
                 hazard = replace(hazard, wording="mask", severity="warning")
-            elif is_held:
-                hazard = replace(hazard, evidence={**evidence, "held_as": FP16_MAX})
-            elif is_beyond and masks.is_made_into_one(node, tensor):
+            elif wording == "seen" and tensor in masks and node.op_type == "Mul" and comes_to_softmax(model, node):
                 hazard = replace(hazard, code="mask")
             hazards.append(hazard)
     return hazards
@@ -138,7 +130,7 @@ def touching(types: ValueTypes, tensor: str) -> list[Node]:
 def probe_hazards(types: ValueTypes, seen: Seen, guarded: Collection[str | None]) -> list[Hazard]:
     """What rounding changes at single nodes, for the groups that would hold the operands in FP16 or BF16.
 
-    ``guarded``: groups with an epsilon that vanishes: what is not zero before it vanishes by itself.
+    ``guarded``: groups with an epsilon that vanishes.
     """
     facts, nodes = types.facts, {node.name: node for node in types.model.nodes}
     patterns = (pattern for pattern in find_patterns(types.model) if pattern.kind in ("activation", "norm"))
@@ -154,34 +146,27 @@ def probe_hazards(types: ValueTypes, seen: Seen, guarded: Collection[str | None]
             continue  # that is an overflow, and rounded figures say nothing more
         look = _Look(facts, seen, record, node, group.id)
         if node.op_type in ("Add", "Sub"):
-            hazards += [] if node.index in inside else look.stagnation()
-            hazards += look.cancellation()
+            hazards += [*(() if node.index in inside else look.stagnation()), *look.cancellation()]
         elif node.op_type in CENTRING_NORMS:
             hazards += look.removed_offset()
-        elif "lost" in record.facts:
-            is_aside = group.id in guarded and look.zero_share <= _FEW
-            poles = [] if is_aside else look.pole()
-            hazards += [h for h in poles if h.code == "vanishing-values" or group.id not in guarded]
+        elif node.op_type in POLES:
+            hazards += look.pole(is_guarded=group.id in guarded)
         else:
             hazards += look.spacing()
     in_fp16 = {(hazard.code, hazard.place.node) for hazard in hazards if hazard.precision is Precision.FP16}
     hazards = [h for h in hazards if h.precision is Precision.FP16 or (h.code, h.place.node) not in in_fp16]
-    return hazards + [
-        other for hazard in hazards for other in _of_operands(types, nodes[hazard.place.node or ""], hazard)
-    ]
+    return hazards + [h for hazard in hazards for h in _of_operands(types, nodes[hazard.place.node or ""], hazard)]
 
 
 def _of_operands(types: ValueTypes, node: Node, hazard: Hazard) -> Iterator[Hazard]:
     """The same for the groups that compute what a node reads: rounded there, it is as wrong as rounded here."""
-    is_pole = "lost" in hazard.evidence or hazard.code == "vanishing-values"
+    is_pole = node.op_type in POLES
     if hazard.code not in (("vanishing-values",) if is_pole else ("cancellation", "spacing")):
         return
     facts, done = types.facts, {hazard.place.group}
     for name in (hazard.place.tensor,) if is_pole else facts.varying(node):
         source = facts.producer(name)
-        for _ in range(_MAX_STEPS):
-            if source is None or source.op_type not in MOVEMENT or not source.inputs:
-                break
+        while source is not None and source.op_type in MOVEMENT and source.inputs:
             source = facts.producer(source.inputs[0])
         group = None if source is None or not types.model.info(name).is_float32 else group_of(types, source)
         if source is None or group is None or types.group_of[source.index] in types.lacking(hazard.precision):
@@ -191,9 +176,9 @@ def _of_operands(types: ValueTypes, node: Node, hazard: Hazard) -> Iterator[Haza
             yield replace(hazard, place=replace(hazard.place, group=group.id, node=None))
 
 
-def _by_digits(limits: Mapping[Precision, float], precision: Precision) -> float:
-    """The limit of a precision, or of the one whose mantissa is most like its own."""
-    return limits[min(limits, key=lambda row: abs(row.mantissa_bits - precision.mantissa_bits))]
+def _limit(limits: tuple[float, float], precision: Precision) -> float:
+    """Of a pair for FP16 and BF16, that of the one whose mantissa is most like a precision's."""
+    return limits[precision.mantissa_bits - Precision.BF16.mantissa_bits < 2]
 
 
 def _largest(values: Sequence[float]) -> int:
@@ -202,7 +187,7 @@ def _largest(values: Sequence[float]) -> int:
 
 
 class _Look:
-    """One node with its facts on data, looked at for one cause after another; each gives a hazard or none."""
+    """One node with its facts on data, looked at for one cause after another."""
 
     def __init__(self, facts: Facts, seen: Seen, record: NodeFacts, node: Node, group: str) -> None:
         self.facts, self.seen, self.node, self.group = facts, seen, node, group
@@ -214,23 +199,32 @@ class _Look:
     def _means(self, *names: str) -> list[float]:
         return [fmean(self.on_samples[name]) for name in names]
 
+    def _relative_error(self) -> float:
+        """Root mean square of what rounding changes of the results, in standard deviations of these; 0 of none."""
+        error, mean, square = self._means("error", "mean", "square")
+        variance = square - mean**2
+        scale = variance if variance > _ROUNDING_OF_SUMS * square else square
+        return math.sqrt(error / scale) if error > 0 and math.isfinite(error + scale) else 0.0
+
     def _hazard(
         self, code: str, tensor: str, evidence: Mapping[str, float], worst_by: str, value: float, **about: Any
-    ) -> list[Hazard]:
+    ) -> Hazard:
         """A hazard at the node; ``worst_by``: the fact that is largest on the sample that is named."""
         words = {"operator": self.node.op_type, **about.pop("words", {})}
-        place = HazardPlace(
-            self.node.name, self.group, tensor, (self.seen.sample(_largest(self.on_samples[worst_by])),)
-        )
-        return [Hazard(code, place, evidence, value=value, words=words, precision=self.precision, **about)]
+        sample = self.seen.sample(_largest(self.on_samples[worst_by]))
+        place = HazardPlace(self.node.name, self.group, tensor, (sample,))
+        return Hazard(code, place, evidence, value=value, words=words, precision=self.precision, **about)
 
-    def stagnation(self) -> list[Hazard]:
+    def stagnation(self) -> Iterator[Hazard]:
         """A side that is lost on most elements, as the rounded sum is the other side."""
         facts, node = self.facts, self.node
+        outputs = {given: output for output, given in state_pairs(facts.model)}
         sides = zip(("first", "second"), ("second", "first"), node.inputs, reversed(node.inputs), strict=True)
         for step, base, moved, kept in sides:
+            # What comes back as the input of the next step is counted up, as a clock or a running sum is.
+            is_counted = facts.root(outputs.get(facts.root(kept), "")) == facts.root(node.outputs[0])
             is_aside = facts.is_static(moved) or facts.is_vector(kept) or facts.is_single(kept)
-            if (is_aside or comes_to_softmax(facts.model, node)) and not self._is_counted_up(kept):
+            if (is_aside or comes_to_softmax(facts.model, node)) and not is_counted:
                 continue
             if node.op_type == "Sub" and step == "first":
                 continue  # what is left is the negated base: a difference, not a step
@@ -240,95 +234,73 @@ class _Look:
             size, at = (math.sqrt(mean) for mean in self._means(step, base))
             evidence = {"share": lost / steps, "elements": int(steps), "step": size, "base": at}
             evidence["spacing"] = spacing(at, self.precision)
-            words = {"moved": moved, "unchanged": kept}
-            place = node.outputs[0], evidence, f"{step}_lost", at
-            return self._hazard("stagnation", *place, severity="error", words=words)
-        return []
-
-    def _is_counted_up(self, kept: str) -> bool:
-        """Whether what the node adds to comes back as its input in the next step: a counter, a clock, a running sum."""
-        facts, outputs = self.facts, {given: output for output, given in state_pairs(self.facts.model)}
-        return facts.root(outputs.get(facts.root(kept), "")) == facts.root(self.node.outputs[0])
+            words, place = {"moved": moved, "unchanged": kept}, (node.outputs[0], evidence, f"{step}_lost", at)
+            yield self._hazard("stagnation", *place, severity="error", words=words)
+            return
 
     def _follows(self, moved: str, kept: str) -> bool:
         """Whether the step is made of the other side element by element, as x + 0.04 x**3 is: nothing is added up."""
-        facts, stack, done = self.facts, [moved], set[str]()
-        wanted = facts.root(kept)
-        while stack and len(done) < _MAX_STEPS:
-            at = facts.root(stack.pop())
-            if at == wanted:
-                return True
-            node = facts.producer(at)
-            if at not in done and node is not None and node.op_type in _STEP_BY_STEP and len(facts.varying(node)) > 0:
-                done.add(at)
-                stack += facts.varying(node)
-        return False
+        facts = self.facts
 
-    def cancellation(self) -> list[Hazard]:
+        def operands(value: str) -> Iterable[str]:
+            node = facts.producer(value)
+            return facts.varying(node) if node is not None and node.op_type in _STEP_BY_STEP else ()
+
+        return any(facts.root(value) == facts.root(kept) for value in _walk([moved], operands))
+
+    def cancellation(self) -> Iterator[Hazard]:
         """A result much smaller than its operands, which their rounding changes."""
         first, second, result, error = self._sums("first", "second", "result", "error")
-        if not math.isfinite(first + second + result + error) or result <= 0:
-            return []
-        factor = (math.sqrt(first) + math.sqrt(second)) / math.sqrt(result)
-        relative = math.sqrt(error / result)
-        if factor < _CANCELLATION_FACTOR or relative < _by_digits(_CANCELLATION_ERROR, self.precision):
-            return []
-        evidence = {"factor": factor, "relative_error": relative}
-        return self._hazard("cancellation", self.node.outputs[0], evidence, "error", factor)
+        if math.isfinite(first + second + result + error) and result > 0:
+            factor, relative = (math.sqrt(first) + math.sqrt(second)) / math.sqrt(result), math.sqrt(error / result)
+            if factor >= _CANCELLATION_FACTOR and relative >= _limit(_CANCELLATION_ERROR, self.precision):
+                evidence = {"factor": factor, "relative_error": relative}
+                yield self._hazard("cancellation", self.node.outputs[0], evidence, "error", factor)
 
-    def removed_offset(self) -> list[Hazard]:
+    def removed_offset(self) -> Iterator[Hazard]:
         """A norm that takes a large mean out of values whose differences rounding has changed by then."""
-        relative = math.sqrt(self._means("error")[0])
-        if not _by_digits(_MOVED_NORM, self.precision) <= relative < math.inf:
-            return []
-        magnitude = self.on_samples["magnitude"][_largest(self.on_samples["error"])]
-        evidence = {"magnitude": magnitude, "spacing": spacing(magnitude, self.precision), "relative_error": relative}
-        return self._hazard("cancellation", self.node.inputs[0], evidence, "error", relative, wording="norm")
+        relative = self._relative_error()
+        if relative >= _limit(_MOVED_NORM, self.precision):
+            magnitude = self.on_samples["magnitude"][_largest(self.on_samples["error"])]
+            evidence = {"magnitude": magnitude, "spacing": spacing(magnitude, self.precision)}
+            evidence["relative_error"] = relative
+            yield self._hazard("cancellation", self.node.inputs[0], evidence, "error", relative, wording="norm")
 
-    def spacing(self) -> list[Hazard]:
+    def spacing(self) -> Iterator[Hazard]:
         """Decisions that rounding changes: a softmax's weights, the largest element, a comparison."""
         moved, rows = self._sums("moved", "rows")
         op_type, share = self.node.op_type, moved / rows if rows else math.nan
-        is_softmax, is_comparison = op_type == "Softmax", op_type in COMPARISONS
-        limits = _MOVED_WEIGHTS if is_softmax else _MOVED_ROWS
-        if not _by_digits(limits, self.precision) <= share < math.inf or not (is_softmax or moved >= _FEWEST_MOVED):
-            return []
-        worst = _largest(self.on_samples["moved"])
-        magnitude, gap = self.on_samples["magnitude"][worst], self.on_samples["gap"][worst]
-        evidence = {"magnitude": magnitude, "spacing": spacing(magnitude, self.precision), "share": share}
-        if math.isfinite(gap):
-            evidence["gap"] = gap
-        wording = "softmax" if is_softmax else "comparison" if is_comparison else "largest"
-        wording += " Equal" if op_type == "Equal" else ""
-        return self._hazard("spacing", self.node.inputs[0], evidence, "moved", magnitude, wording=wording)
+        is_softmax = op_type == "Softmax"
+        least = _limit(_MOVED_WEIGHTS if is_softmax else _MOVED_ROWS, self.precision)
+        if least <= share < math.inf and (is_softmax or moved >= _FEWEST_MOVED):
+            worst = _largest(self.on_samples["moved"])
+            magnitude, gap = self.on_samples["magnitude"][worst], self.on_samples["gap"][worst]
+            evidence = {"magnitude": magnitude, "spacing": spacing(magnitude, self.precision), "share": share}
+            evidence |= {"gap": gap} if math.isfinite(gap) else {}
+            wording = "softmax" if is_softmax else "comparison" if op_type in COMPARISONS else "largest"
+            wording += " Equal" if op_type == "Equal" else ""
+            yield self._hazard("spacing", self.node.inputs[0], evidence, "moved", magnitude, wording=wording)
 
-    @property
-    def zero_share(self) -> float:
-        """Share of a pole's operands that become zero."""
-        nonzero, zeroed = self._sums("nonzero", "zeroed")
-        return zeroed / max(1, nonzero)
-
-    def pole(self) -> list[Hazard]:
+    def pole(self, *, is_guarded: bool) -> Iterator[Hazard]:
         """Operands that a precision brings to zero or below it, where FP32 does not, and what then gives Inf or NaN.
 
-        And those of which so many are below the smallest normal value that the results change.
+        And those of which so many are below the smallest normal value that the results change. ``is_guarded``: by an
+        epsilon that vanishes, which is named already: only values that are not zero before it vanish by themselves.
         """
-        node, precision = self.node, self.precision
-        values, lost, vanished = self._sums("values", "lost", "vanished")
-        error, mean, square = self._means("error", "mean", "square")
-        variance = square - mean**2
-        scale = variance if variance > _ROUNDING_OF_SUMS * square else square
-        relative = math.sqrt(error / scale) if error > 0 and math.isfinite(error + scale) else 0.0
-        if not lost and relative < _by_digits(_MOVED_NORM, precision):
-            return []
-        severity: Severity = "warning"
-        code, evidence = "cancellation", dict[str, float]()
+        node, relative = self.node, self._relative_error()
+        values, lost, vanished, nonzero, zeroed, small = self._sums(
+            "values", "lost", "vanished", "nonzero", "zeroed", "small"
+        )
+        zero_share = zeroed / max(1, nonzero)
+        if not lost and relative < _limit(_MOVED_NORM, self.precision):
+            return
+        if is_guarded and (2 * vanished < lost or zero_share <= _FEW):
+            return
+        code, severity, evidence = "cancellation", "warning", dict[str, float]()
         if 2 * vanished >= lost:
-            code = "vanishing-values"
-            nonzero, zeroed, small = self._sums("nonzero", "zeroed", "small")
-            evidence["zero_share"] = self.zero_share
-            evidence["subnormal_share"] = (small - zeroed) / max(1, nonzero)
-            evidence["smallest_normal"] = precision.smallest_normal
+            code, subnormal_share = "vanishing-values", (small - zeroed) / max(1, nonzero)
+            evidence = {"zero_share": zero_share, "subnormal_share": subnormal_share}
+            evidence["smallest_normal"] = self.precision.smallest_normal
             # What limits the results takes the infinite ones, too: their error shows what that does.
             readers = self.facts.readers(node.outputs[0])
             is_limited = bool(readers) and all(reader.op_type in BOUNDS | {"Where"} for reader in readers)
@@ -338,8 +310,8 @@ class _Look:
         else:
             evidence["relative_error"] = relative
         wording, worst_by = (f"pole {node.op_type}", "lost") if lost else ("", "error")
-        operand = node.inputs[1] if node.op_type == "Div" else node.inputs[0]
-        return self._hazard(code, operand, evidence, worst_by, lost, wording=wording, severity=severity)
+        operand = node.inputs[POLES[node.op_type]]
+        yield self._hazard(code, operand, evidence, worst_by, lost, wording=wording, severity=severity)
 
 
 # -- sums, indices, preprocessing -------------------------------------------------------------------------------------
@@ -347,21 +319,24 @@ class _Look:
 
 def long_sum_hazards(types: ValueTypes, seen: Seen, precisions: Sequence[str]) -> list[Hazard]:
     """Sums of so many values of one sign that a term is below half of the spacing at the sum, in FP16 or in BF16."""
-    hazards, narrowest = [], _narrowest(precisions)
+    hazards, narrowest, shapes = [], _narrowest(precisions), seen.shapes
     exact = narrowest.exact_integers
     for node in types.model.nodes:
         group = group_of(types, node)
-        if group is None or node.op_type not in SUMMING or not node.is_standard:
+        if group is None or node.op_type not in SUMMING or not node.is_standard or node.inputs[0] not in shapes:
             continue
-        terms, values = _terms(types, node, seen), seen.ranges.get(node.inputs[0])
-        if terms < exact or values is None or values.lowest == values.highest == 0:
-            continue
-        if node.op_type not in _ONE_SIGNED and values.lowest < 0 < values.highest:
+        values, shape, out = seen.ranges[node.inputs[0]], shapes[node.inputs[0]], shapes.get(node.outputs[0])
+        axis = types.model.initializers.get(node.inputs[1]) if node.op_type == "CumSum" else None
+        terms = 0 if out is None else math.prod(shape) // max(1, math.prod(out))
+        if node.op_type == "CumSum":
+            terms = 0 if axis is None else int(shape[int(axis.numpy().reshape(-1)[0])])
+        is_of_one_sign = node.op_type in _ONE_SIGNED or not values.lowest < 0 < values.highest
+        if terms < exact or not is_of_one_sign or values.lowest == values.highest == 0:
             continue
         place = HazardPlace(node.name, group.id, node.inputs[0], (seen.sample(values.sample),))
         evidence = {"terms": terms, "lowest": values.lowest, "highest": values.highest}
         words = {"operator": node.op_type, "narrowest": narrowest.name, "exact_to": exact}
-        hazards.append(Hazard("long-sum", place, evidence, severity="info", value=float(terms), words=words))
+        hazards.append(Hazard("long-sum", place, evidence, "", "info", float(terms), words))
     return hazards
 
 
@@ -370,90 +345,64 @@ def _narrowest(precisions: Sequence[str]) -> Precision:
     return min((Precision.FP16, *map(Precision.named, precisions)), key=lambda precision: precision.mantissa_bits)
 
 
-def _terms(types: ValueTypes, node: Node, seen: Seen) -> int:
-    """How many values one sum has; 0 where it is not known."""
-    shape = seen.shapes.get(node.inputs[0])
-    if shape is None or not node.outputs or not math.prod(shape):
-        return 0
-    if node.op_type == "CumSum":
-        axis = types.model.initializers.get(node.inputs[1])
-        return 0 if axis is None else int(shape[int(axis.numpy().reshape(-1)[0])])
-    out = seen.shapes.get(node.outputs[0])
-    return 0 if out is None else math.prod(shape) // max(1, math.prod(out))
-
-
 def index_hazards(types: ValueTypes, seen: Seen, precisions: Sequence[str]) -> list[Hazard]:
     """Casts to integers that become an index or a size, of values above the whole numbers that FP16 or BF16 holds.
 
     The groups that compute such a value are kept in FP32, back to where values are smaller or no index yet.
     """
-    hazards, narrowest = [], _narrowest(precisions)
+    hazards, narrowest, facts = list[Hazard](), _narrowest(precisions), types.facts
     exact = narrowest.exact_integers
+    large = {tensor for tensor, absmax in seen.absmax.items() if absmax > exact}
+
+    def carried_from(value: str) -> Iterable[str]:
+        source = facts.producer(value)
+        is_carried = source is not None and source.is_standard and source.op_type in _CARRIES_INDEX
+        return [name for name in source.inputs if name in large] if source is not None and is_carried else ()
+
     for node in types.model.nodes:
-        if node.op_type != "Cast" or not node.is_standard or not types.model.info(node.inputs[0]).is_float32:
+        tensor = node.inputs[0] if node.op_type == "Cast" and node.is_standard else ""
+        reader = _indexes(facts, node) if tensor in large else None
+        if reader is None:
             continue
-        values = seen.ranges.get(node.inputs[0])
-        reader = _indexes(types.facts, node) if values is not None and values.absmax > exact else None
-        if reader is None or values is None:
-            continue
-        reached = values.absmax
         carriers: dict[str, Node] = {}  # groups that hold the value, or what it is computed from, and their last nodes
-        stack, done = [node.inputs[0]], set[str]()
-        while stack and len(done) < _MAX_INDEX_STEPS:
-            at = stack.pop()
-            done.add(at)
-            source = types.facts.producer(at)
-            if source is None or seen.absmax.get(at, 0.0) <= exact:
-                continue
-            if (group := group_of(types, source)) is not None:
+        for source in map(facts.producer, _walk([tensor], carried_from)):
+            group = None if source is None else group_of(types, source)
+            if source is not None and group is not None:
                 carriers.setdefault(group.id, source)
-            if source.is_standard and source.op_type in _CARRIES_INDEX:
-                stack += [name for name in source.inputs if name and name not in done]
-        hazards += [
-            Hazard(
-                "index-in-float",
-                HazardPlace(source.name, group_id, node.inputs[0], (seen.sample(values.sample),)),
-                {"largest": reached, "exact_to": exact, "reader": reader.name},
-                severity="error",
-                value=reached,
-                words={"narrowest": narrowest.name},
-                precision=Precision.FP16 if reached > Precision.FP16.exact_integers else narrowest,
-            )
-            for group_id, source in carriers.items()
-        ]
+        reached, sample = seen.absmax[tensor], seen.sample(seen.ranges[tensor].sample)
+        evidence: dict[str, float | str] = {"largest": reached, "exact_to": exact, "reader": reader.name}
+        precision = Precision.FP16 if reached > Precision.FP16.exact_integers else narrowest
+        for group_id, source in carriers.items():
+            place, words = HazardPlace(source.name, group_id, tensor, (sample,)), {"narrowest": narrowest.name}
+            hazards.append(Hazard("index-in-float", place, evidence, "", "error", reached, words, precision))
     return hazards
 
 
 def _indexes(facts: Facts, cast: Node) -> Node | None:
     """The node that takes the result of a Cast as an index or a size, through arithmetic on integers; None if none."""
-    if "int" not in facts.model.info(cast.outputs[0]).dtype:
-        return None
-    stack, done = list(cast.outputs), set[str]()
-    while stack and len(done) < _MAX_INDEX_STEPS:
-        at = stack.pop()
-        done.add(at)
-        for reader in facts.readers(at):
+
+    def is_integer(value: str) -> bool:
+        return bool(value) and "int" in facts.model.info(value).dtype
+
+    def onward(value: str) -> Iterable[str]:
+        readers = (reader for reader in facts.readers(value) if reader.op_type in _KEEPS_INDEX)
+        return [out for reader in readers for out in reader.outputs if is_integer(out)]
+
+    for value in _walk(filter(is_integer, cast.outputs), onward):
+        for reader in facts.readers(value):
             row = operator(reader.op_type if reader.is_standard else "")
-            slots = row.sizes | row.indices
-            if any(slot < len(reader.inputs) and facts.root(reader.inputs[slot]) == facts.root(at) for slot in slots):
+            read = [reader.inputs[slot] for slot in row.sizes | row.indices if slot < len(reader.inputs)]
+            if any(facts.root(name) == facts.root(value) for name in read):
                 return reader
-            if reader.op_type in _KEEPS_INDEX:
-                new = (out for out in reader.outputs if out and out not in done)
-                stack += [out for out in new if "int" in facts.model.info(out).dtype]
     return None
 
 
 def fit_hazards(types: ValueTypes, seen: Seen) -> list[Hazard]:
     """The first BatchNormalization whose input lies far off its running mean, in its own standard deviations."""
-    far = {
-        record.node: fmean(record.facts["deviations"])
-        for record in seen.probes
-        if "deviations" in record.facts and fmean(record.facts["deviations"]) > _FAR
-    }
-    first = next((node for node in types.model.nodes if node.name in far), None)
-    if first is None:
+    deviations = {each.node: fmean(each.facts["deviations"]) for each in seen.probes if "deviations" in each.facts}
+    far = [node for node in types.model.nodes if deviations.get(node.name, 0.0) > _FAR]
+    if not far:
         return []
-    evidence = {"standard_deviations": far[first.name], "limit": _FAR, "nodes": len(far)}
-    place = HazardPlace(first.name, None, first.inputs[0])
-    words = {"more": len(far) - 1 or None}
-    return [Hazard("data-do-not-fit", place, evidence, wording="norm", value=far[first.name], words=words)]
+    off, place = deviations[far[0].name], HazardPlace(far[0].name, None, far[0].inputs[0])
+    evidence, words = {"standard_deviations": off, "limit": _FAR, "nodes": len(far)}, {"more": len(far) - 1 or None}
+    return [Hazard("data-do-not-fit", place, evidence, "norm", value=off, words=words)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -13,7 +13,7 @@ import onnx.numpy_helper
 
 from mptune.files import write_bytes
 from mptune.graph.casting.value_types import new_suffix
-from mptune.graph.loading.model import Model, Node, needed_nodes
+from mptune.graph.loading.model import Model
 from mptune.graph.ops import PRODUCTS
 from mptune.graph.plan import REDUCED, Precision
 from mptune.graph.writing.model_file import add_cast, declare_rounded_outputs
@@ -21,15 +21,8 @@ from mptune.graph.writing.observe import without_outputs
 from mptune.graph.writing.weights import WeightBank
 
 Rounding = Literal["nearest", "truncated"]
-
 ROUNDINGS: tuple[Rounding, ...] = get_args(Rounding)
-
-_OPERANDS = 2
-
-"""A bias is added in FP32."""
-
 _SPLIT = float((1 << 13) + 1)
-
 """Veltkamp's constant: splits off the upper 24 - 13 = 11 significant bits of an FP32 number (10 are stored)."""
 
 
@@ -46,56 +39,48 @@ def write_tf32(model: Model, bank: WeightBank, path: Path, rounding: Rounding) -
     graph.output.extend(model.proto.graph.output)
     copies = list(graph.node)
     del graph.node[:]
-    names = {key: f"{key}{suffix}" for key in ("split", "shrink")}
     for key, number in (("split", _SPLIT), ("shrink", 1 - 2.0**-11)):
-        graph.initializer.append(onnx.numpy_helper.from_array(np.array(number, np.float32), names[key]))
+        graph.initializer.append(onnx.numpy_helper.from_array(np.array(number, np.float32), key + suffix))
     done: dict[str, str] = {}
     for node, copy in zip(model.nodes, copies, strict=True):
         if node.op_type in PRODUCTS and node.is_standard and model.info(node.outputs[0]).is_float32:
-            operands = len(node.inputs) if node.op_type == "Einsum" else _OPERANDS
+            operands = len(node.inputs) if node.op_type == "Einsum" else 2  # a bias is added in FP32
             for slot, name in enumerate(node.inputs[:operands]):
                 if name not in done:
-                    done[name] = _round(graph, name, suffix, names, rounding)
+                    done[name] = _round(graph, name, suffix, rounding)
                 copy.input[slot] = done[name]
         graph.node.append(copy)
     write_bytes(path, [proto.SerializeToString(deterministic=True)])
     return path
 
 
-def _round(graph: onnx.GraphProto, value: str, suffix: str, names: dict[str, str], rounding: Rounding) -> str:
+def _round(graph: onnx.GraphProto, value: str, suffix: str, rounding: Rounding) -> str:
     """Append the nodes that round one value; returns the name of the result."""
-
-    def add(op: str, inputs: list[str], what: str, **attributes: Any) -> str:
-        out = f"{value}.{what}{suffix}"
-        graph.node.append(onnx.helper.make_node(op, inputs, [out], name=out, **attributes))
-        return out
-
-    scaled = add("Mul", [value, names["split"]], "scaled")
-    rest = add("Sub", [scaled, value], "rest")
-    nearest = add("Sub", [scaled, rest], "nearest")
-    if rounding == "nearest":
-        return nearest
-    # Where rounding went away from zero, one unit less: 11 bits times (1 - 2^-11), to the nearest 11 bits below.
-    smaller = add("Mul", [nearest, names["shrink"]], "smaller")
-    again = add("Mul", [smaller, names["split"]], "again")
-    over = add("Sub", [again, smaller], "over")
-    below = add("Sub", [again, over], "below")
-    is_above = add("Greater", [add("Abs", [nearest], "size"), add("Abs", [value], "given")], "is_above")
-    return add("Where", [is_above, below, nearest], "truncated")
+    steps = [
+        ("scaled", "Mul", ["", "split"]),
+        ("rest", "Sub", ["scaled", ""]),
+        ("nearest", "Sub", ["scaled", "rest"]),
+        # Where rounding went away from zero, one unit less: 11 bits times (1 - 2^-11), to the nearest 11 bits below.
+        ("smaller", "Mul", ["nearest", "shrink"]),
+        ("again", "Mul", ["smaller", "split"]),
+        ("over", "Sub", ["again", "smaller"]),
+        ("below", "Sub", ["again", "over"]),
+        ("size", "Abs", ["nearest"]),
+        ("given", "Abs", [""]),
+        ("is_above", "Greater", ["size", "given"]),
+        ("truncated", "Where", ["is_above", "below", "nearest"]),
+    ]
+    names = {name: f"{value}.{name}{suffix}" for name, _, _ in steps}
+    names |= {"": value, "split": f"split{suffix}", "shrink": f"shrink{suffix}"}
+    for name, op_type, inputs in steps[: 3 if rounding == "nearest" else None]:
+        graph.node.append(onnx.helper.make_node(op_type, [names[k] for k in inputs], [names[name]], name=names[name]))
+    return names[rounding]
 
 
 _FLOAT = onnx.TensorProto.FLOAT
-
 _PRECISIONS: Mapping[str, Precision] = {p.dtype: p for p in REDUCED if p.stored is p}
-
 """By element type."""
-
 _REDUCED_CODES = frozenset(precision.onnx_type for precision in _PRECISIONS.values())
-
-_INLINE_BYTES = 1 << 30
-
-"""Widened constants of more stay outside of the file, as they are, and are cast: protobuf ends at 2 GiB."""
-
 _TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype"})
 
 
@@ -112,54 +97,56 @@ def reduced_in_subgraphs(model: Model) -> bool:
 def write_widened(model: Model, bank: WeightBank, path: Path, outputs: Sequence[str] | None = None) -> Path:
     """Write the model, computing in FP32, to ``path`` in the bank's folder.
 
+    FP16 and BF16 results are computed in FP32 under another name, and rounded; constants of these types are cast.
+
     Args:
         outputs: values of the main graph that become the only outputs, and nodes that none of them needs are left
             out; None for the model's own outputs.
     """
     reduced = {} if reduced_in_subgraphs(model) else reduced_values(model)
-    suffixes = new_suffix(model, "raw"), new_suffix(model, "half")
-    proto = onnx.ModelProto(ir_version=max(model.proto.ir_version, 4))
-    proto.opset_import.extend(model.proto.opset_import)
+    raw, half = new_suffix(model, "raw"), new_suffix(model, "half")
+    proto = without_outputs(model, bank, "widened", outputs)
     graph = proto.graph
-    graph.name = "widened"
-    graph.sparse_initializer.extend(model.proto.graph.sparse_initializer)
-    kept = [*model.nodes] if outputs is None else needed_nodes(model, outputs)
-    read = {name for node in kept for name in (*node.inputs, *node.captures)} | set(outputs or ())
-    entries = [info.name for info in model.inputs if info.name in reduced]
-    for info in model.inputs:
-        value = next(v for v in model.proto.graph.input if v.name == info.name)
-        given = graph.input.add()
-        given.CopyFrom(value)
-        if info.name in reduced:
-            given.type.tensor_type.elem_type = _FLOAT
-    is_large = (
-        sum(2 * constant.nbytes for name, constant in model.initializers.items() if name in reduced) > _INLINE_BYTES
-    )
-    for constant in model.initializers.values():
-        if constant.node_index is None and (outputs is None or constant.name in read):
-            if constant.name in reduced and is_large:
-                stored = constant.name + suffixes[1]
-                graph.initializer.append(bank.tensor_or_inline(constant, stored))
-                add_cast(graph, stored, constant.name, Precision.FP32, stored)
-            elif constant.name in reduced:
-                wide = np.asarray(constant.numpy(), np.float32)
-                graph.initializer.append(onnx.numpy_helper.from_array(wide, constant.name))
-            else:
-                graph.initializer.append(bank.tensor_or_inline(constant, constant.name))
-    for name in entries:
-        _add_rounding(graph, name, name + suffixes[0], reduced[name], *suffixes)
-    for node in kept:
-        _add(graph, node, reduced, entries, *suffixes)
+    nodes = list(graph.node)
+    del graph.node[:]
+
+    def add_rounding(source: str, result: str, precision: Precision) -> None:
+        add_cast(graph, source, source + half, precision, source + half)
+        add_cast(graph, source + half, result, Precision.FP32, source + half + raw)
+
+    for constant in graph.initializer:
+        if constant.name in reduced:
+            add_cast(graph, constant.name + half, constant.name, Precision.FP32, constant.name + half)
+            constant.name += half
+    given_values = [given for given in graph.input if given.name not in model.initializers]
+    del graph.input[:]
+    graph.input.extend(given_values)
+    entries = [given for given in graph.input if given.name in reduced]
+    renamed = {given.name: given.name + raw for given in entries}
+    for given in entries:
+        given.type.tensor_type.elem_type = _FLOAT
+        add_rounding(given.name, renamed[given.name], reduced[given.name])
+    for node in nodes:
+        results = [name for name in node.output if name in reduced]
+        node.input[:] = [renamed.get(name, name) for name in node.input]
+        node.output[:] = [name + raw if name in reduced else name for name in node.output]
+        for attribute in node.attribute if reduced else ():
+            if results and attribute.name in _TYPE_ATTRIBUTES and attribute.i in _REDUCED_CODES:
+                attribute.i = _FLOAT
+            if attribute.type == onnx.AttributeProto.TENSOR and attribute.t.data_type in _REDUCED_CODES:
+                wide = onnx.numpy_helper.to_array(attribute.t).astype(np.float32)
+                attribute.t.CopyFrom(onnx.numpy_helper.from_array(wide))
+        graph.node.append(node)
+        for name in results:
+            add_rounding(name + raw, name, reduced[name])
     if outputs is None:
-        for value in model.proto.graph.output:
-            kind = graph.output.add()
-            kind.CopyFrom(value)
+        graph.output.extend(model.proto.graph.output)
+        for value in graph.output:
             if value.name in reduced:
-                kind.type.tensor_type.elem_type = _FLOAT
-    else:
-        for name in outputs:
-            code = _FLOAT if name in reduced else onnx.TensorProto.DataType.Value(model.info(name).dtype.upper())
-            graph.output.append(onnx.helper.make_tensor_value_info(name, code, None))
+                value.type.tensor_type.elem_type = _FLOAT
+    for name in outputs or ():
+        code = _FLOAT if name in reduced else onnx.TensorProto.DataType.Value(model.info(name).dtype.upper())
+        graph.output.append(onnx.helper.make_tensor_value_info(name, code, None))
     declare_rounded_outputs(graph, model)
     write_bytes(path, [proto.SerializeToString(deterministic=True)])
     return path
@@ -182,16 +169,20 @@ def write_changed(
     """
     proto = onnx.load(widened, load_external_data=False)
     tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
+    wide: dict[str, onnx.TensorProto] = {}  # FP16 constants, which are cast to FP32
     for node in proto.graph.node:
+        if node.op_type == "Cast" and node.input[0] in tensors:
+            wide[node.output[0]] = tensors[node.input[0]]
         for attribute in node.attribute if node.op_type == "Constant" else ():
             if attribute.type == onnx.AttributeProto.TENSOR:
                 tensors[node.output[0]] = attribute.t
+    tensors |= wide
     nodes = {node.name: node for node in proto.graph.node}
     if is_part:
         constants = {name: array for name, array in constants.items() if name in tensors}
         attributes = [each for each in attributes if each[0] in nodes]
     for name, array in constants.items():
-        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensors[name].data_type)
+        dtype = np.float32 if name in wide else onnx.helper.tensor_dtype_to_np_dtype(tensors[name].data_type)
         tensors[name].CopyFrom(onnx.numpy_helper.from_array(np.asarray(array, dtype), tensors[name].name))
     for name, attribute, setting in attributes:
         kept = [each for each in nodes[name].attribute if each.name != attribute]
@@ -200,31 +191,3 @@ def write_changed(
         nodes[name].attribute.extend([*kept, *given])
     write_bytes(path, [proto.SerializeToString(deterministic=True)])
     return path
-
-
-def _add(
-    graph: onnx.GraphProto, node: Node, reduced: Mapping[str, Precision], entries: Collection[str], raw: str, half: str
-) -> None:
-    """Append a node; FP16 and BF16 results are computed in FP32 under another name, and rounded."""
-    rounded = [name for name in node.outputs if name in reduced]
-    proto = graph.node.add()
-    proto.CopyFrom(node.proto)
-    proto.name = node.name
-    if entries:
-        proto.input[:] = [name + raw if name in entries else name for name in node.inputs]
-    if rounded:
-        proto.output[:] = [name + raw if name in reduced else name for name in node.outputs]
-    if reduced:
-        for attribute in proto.attribute:
-            if attribute.name in _TYPE_ATTRIBUTES and attribute.i in _REDUCED_CODES and rounded:
-                attribute.i = _FLOAT
-            if attribute.type == onnx.AttributeProto.TENSOR and attribute.t.data_type in _REDUCED_CODES:
-                wide = onnx.numpy_helper.to_array(attribute.t).astype(np.float32)
-                attribute.t.CopyFrom(onnx.numpy_helper.from_array(wide))
-    for name in rounded:
-        _add_rounding(graph, name + raw, name, reduced[name], raw, half)
-
-
-def _add_rounding(graph: onnx.GraphProto, source: str, result: str, precision: Precision, raw: str, half: str) -> None:
-    add_cast(graph, source, source + half, precision, source + half)
-    add_cast(graph, source + half, result, Precision.FP32, source + half + raw)

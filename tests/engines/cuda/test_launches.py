@@ -58,7 +58,7 @@ def test_no_launch_is_inside(launch_us: float, executions: int, monkeypatch: pyt
     monkeypatch.setattr(cuda, "runtime", lambda: device)
     stream = cuda.Stream()
     watches = [StreamStopwatch(lambda ms=ms: device.enqueue(ms), stream, lambda: device.host_ms) for ms in (12.0, 3.0)]
-    repetitions = Repetitions(1, 10, executions)
+    repetitions = Repetitions(10, executions)
     baseline, candidate = time_in_turn(watches, repetitions, LatencySettings(warmup_ms=0.0))
     assert baseline.median_ms == pytest.approx(12.0)
     assert candidate.median_ms == pytest.approx(3.0)

@@ -53,9 +53,9 @@ def test_a_measurement_keeps_the_baselines_session_open(tmp_path: Path) -> None:
     assert len(first.measurement.latency.raw_ms) == first.repetitions.iterations
     assert len(first.baseline.raw_ms) == first.repetitions.iterations
     assert first.measurement.error.value("max_abs") == 0.0
-    frozen = replace(job, repetitions=Repetitions(1, 12, 2))
+    frozen = replace(job, repetitions=Repetitions(12, 2))
     second, third = frozen.run(state), frozen.run(state)
-    assert second.repetitions == third.repetitions == Repetitions(1, 12, 2)
+    assert second.repetitions == third.repetitions == Repetitions(12, 2)
     assert len(third.measurement.latency.raw_ms) == 12
     assert state._cache["baseline"][1] is baseline
     state.close()
@@ -90,7 +90,7 @@ def test_the_state_of_the_gpus_is_read_again_once_it_is_old(monkeypatch: pytest.
         f"""#!/bin/sh
 case "$*" in
   *--query-gpu=index*) echo . >> {asked}; [ $(wc -l < {asked}) -gt 1 ] && mhz=900 || mhz=1900
-    echo "0, H200, 143000, 100, 580, $mhz, 1980, 3201, 100, 700, 40";;
+    echo "0, H200, 580, 143000, 100, $mhz, 1980, 3201, 100, 700, 40";;
   *throttle*) echo 0x0;;
 esac
 """

@@ -30,11 +30,11 @@ def test_cores_runs_and_memory_limit_what_goes_at_a_time(
 ) -> None:
     monkeypatch.setattr(side_by_side, "usable_cores", lambda: 8)
     monkeypatch.setattr(side_by_side, "available_bytes", lambda: 16 << 30)
-    assert SideBySide.of(runs, run_bytes, threads) == expected
+    assert SideBySide.for_runs(runs, run_bytes, threads) == expected
     monkeypatch.setattr(side_by_side, "available_bytes", lambda: 5 * MIB)
-    assert SideBySide.of(12, MIB) == SideBySide(2, 4)
+    assert SideBySide.for_runs(12, MIB) == SideBySide(2, 4)
     monkeypatch.setattr(side_by_side, "available_bytes", lambda: None)
-    assert SideBySide.of(runs, run_bytes, threads) == SideBySide()
+    assert SideBySide.for_runs(runs, run_bytes, threads) == SideBySide()
 
 
 def test_results_come_in_order_from_runs_that_overlap() -> None:

@@ -17,7 +17,6 @@ from mptune.engines.timing.latency import (
     calibrate,
     summarise,
     time_in_turn,
-    warm_up,
 )
 from mptune.engines.timing.spread import bootstrap_median_interval
 from mptune.files import write_json
@@ -87,9 +86,9 @@ def test_each_warning_ends_with_what_to_do(make: Callable[[], Latency], words: s
 
 def test_calibration_reaches_both_the_count_and_the_duration() -> None:
     slow = calibrate(*parts(Engine(100.0)), SETTINGS)
-    assert slow == Repetitions(2, 10, 1, 200.0)
+    assert slow == Repetitions(10, 1, 200.0)
     middling = calibrate(*parts(Engine(5.0)), SETTINGS)
-    assert middling == Repetitions(40, 40, 2, 200.0)
+    assert middling == Repetitions(40, 2, 200.0)
 
 
 @pytest.mark.parametrize(("once_ms", "values", "executions"), [(20.0, 30, 1), (2.5, 8, 4), (0.125, 5, 80)])
@@ -103,13 +102,12 @@ def test_calibration_ignores_the_first_execution() -> None:
     assert calibrate(*parts(Engine(5.0, first_ms=60_000.0)), SETTINGS).iterations == 40
 
 
-def test_a_faster_candidate_is_still_warmed_up_for_the_full_duration() -> None:
-    engine = Engine(0.5)
-    warm_up([engine.run], engine.clock, Repetitions(3, 10, 1, warmup_ms=200.0))
-    assert engine.runs == 400
-    slow = Engine(500.0)
-    warm_up([slow.run], slow.clock, Repetitions(3, 10, 1, warmup_ms=200.0))
-    assert slow.runs == 3
+@pytest.mark.parametrize(("once_ms", "warm_ups"), [(0.5, 400), (500.0, 1)])
+def test_any_engine_is_warmed_up_for_the_full_duration(once_ms: float, warm_ups: int) -> None:
+    engine = Engine(once_ms)
+    repetitions = Repetitions(1, warmup_ms=200.0)
+    time_in_turn([HostStopwatch(engine.run, engine.clock)], repetitions, clock=engine.clock)
+    assert engine.runs == warm_ups + 1
 
 
 def test_timing_stops_when_its_values_are_enough() -> None:
@@ -121,18 +119,18 @@ def test_timing_stops_when_its_values_are_enough() -> None:
         return len(values[1]) == 7
 
     watches = [HostStopwatch(device.run, device.clock) for _ in range(2)]
-    latencies = time_in_turn(watches, Repetitions(1, 40, 3), SETTINGS, device.clock, is_enough)
+    latencies = time_in_turn(watches, Repetitions(40, 3), SETTINGS, device.clock, is_enough)
     assert [len(latency.raw_ms) for latency in latencies] == [7, 7]
     assert seen == [4, 5, 6, 7], "not asked before 10 executions"
-    latencies = time_in_turn(watches, Repetitions(1, 5), clock=device.clock, is_enough=lambda values: False)
+    latencies = time_in_turn(watches, Repetitions(5), clock=device.clock, is_enough=lambda values: False)
     assert [len(latency.raw_ms) for latency in latencies] == [5, 5]
 
 
 def test_timing_gives_the_time_of_one_execution() -> None:
     engine = Engine(0.5, first_ms=9.0)
-    (latency,) = time_in_turn([HostStopwatch(engine.run, engine.clock)], Repetitions(4, 6, 8), clock=engine.clock)
+    (latency,) = time_in_turn([HostStopwatch(engine.run, engine.clock)], Repetitions(6, 8), clock=engine.clock)
     assert latency.raw_ms == (0.5,) * 6
-    assert engine.runs == 4 + 6 * (1 + 8)  # an untimed one before each value
+    assert engine.runs == 1 + 6 * (1 + 8)  # an untimed one before each value
 
 
 def test_engines_are_timed_in_turn_so_that_what_slows_the_device_slows_all() -> None:
@@ -146,7 +144,7 @@ def test_engines_are_timed_in_turn_so_that_what_slows_the_device_slows_all() -> 
         return once
 
     watches = [HostStopwatch(run(share), device.clock) for share in (2.0, 1.0)]
-    slow, fast = time_in_turn(watches, Repetitions(1, 11, 3), clock=device.clock)
+    slow, fast = time_in_turn(watches, Repetitions(11, 3), clock=device.clock)
     assert slow.median_ms > 2.1
     assert slow.median_ms / fast.median_ms == pytest.approx(2.0, rel=0.02)
     assert len(slow.raw_ms) == len(fast.raw_ms) == 11
@@ -157,7 +155,7 @@ def parts(engine: Engine) -> tuple[Callable[[], None], Callable[[], float]]:
 
 
 def test_a_record_counts_for_the_settings_that_it_was_taken_with(tmp_path: Path) -> None:
-    path, record = tmp_path / "timing.json", TimingRecord(Repetitions(1, 2), 3.0, LatencySettings())
+    path, record = tmp_path / "timing.json", TimingRecord(Repetitions(2), 3.0, LatencySettings())
     write_json(path, record.to_json())
     assert TimingRecord.read(path, LatencySettings()) == record
     assert TimingRecord.read(path, LatencySettings(duration_ms=1.0)) is None

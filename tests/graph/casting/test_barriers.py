@@ -37,8 +37,9 @@ def written(folder: Path, op: str, direction: str, between: str, fp16: tuple[str
     """A product, what stands between, and a recurrent layer; typed with the groups of these nodes in FP16."""
     directions, gates = 2 if direction == "bidirectional" else 1, GATES[op] * HIDDEN
     layer = node(op, ["h", "k", "r", "b"], "y", "layer", hidden_size=HIDDEN, direction=direction)
-    taken = node("Identity", ["y"], "layer__barrier", "layer__barrier")  # a name that mptune would give
-    nodes = [node("MatMul", ["x", "w"], "h0" if BETWEEN[between] else "h", "product"), *BETWEEN[between], layer, taken]
+    clash = node("Identity", ["y"], "layer__barrier", "layer__barrier")  # that mptune would give
+    product = node("MatMul", ["x", "w"], "h0" if BETWEEN[between] else "h", "product")
+    nodes = [product, *BETWEEN[between], layer, clash]
     weights = [weight("w", WIDTH, WIDTH), weight("k", directions, gates, WIDTH), weight("r", directions, gates, HIDDEN)]
     weights += [weight("b", directions, 2 * gates), constant("one", [1], np.int64), constant("two", [2], np.int64)]
     outputs = [value(name, [STEPS, directions, "batch", HIDDEN]) for name in ("y", "layer__barrier")]

@@ -57,12 +57,6 @@ def test_a_product_whose_own_result_is_beyond_stays_whole(tmp_path: Path) -> Non
     assert set(pinned) == {"g000"}
 
 
-def test_nothing_is_set_apart_where_all_fits(tmp_path: Path) -> None:
-    grouped, pinned = split(1.0, {"a": 8.0, "b": 8.0, "c": 64.0, "t": 1.0}, tmp_path)
-    assert [group.id for group in grouped.groups] == ["g000", "g001"]
-    assert not pinned
-
-
 @pytest.mark.slow
 def test_a_search_of_a_split_group_is_resumed_picked_and_applied(tmp_path: Path) -> None:
     path = models.save(network(100.0), tmp_path)

@@ -131,7 +131,7 @@ def probabilities(folder: Path, *, boxes: bool) -> tuple[list[dict[str, np.ndarr
     feeds = tuple({"x": RNG.standard_normal((1, 50, 6)).astype(np.float32)} for _ in range(4))
     CalibrationSet(feeds, "test", False).save(samples)
     units = shared_units(load_model(model), {"x": (1, 50, 6)})
-    run_here(ReferenceJob(model, samples, reference, "cpu", parts=folder / "parts.json", units=units))
+    run_here(ReferenceJob(model, samples, reference, "cpu", units=units))
     parts = load_parts(folder / "parts.json")
     assert parts is not None
     return list(read_samples(reference)), parts["y"]
