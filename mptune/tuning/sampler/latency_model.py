@@ -28,6 +28,9 @@ _ROOFLINE_WIDTH = 0.6
 _PROFILE_NOISE = 0.07
 """Standard deviation of a group's time in a profile, as a share of it: noise, and what its neighbours do."""
 
+_FEWEST_TIMINGS = 4
+"""Timings that can contradict a profile."""
+
 _FP16_SAVES, _BOUNDARY_COST = 0.4, 0.1
 """Without a prior: share of the base latency that all groups save together, and a boundary's cost as a share of a
 group's gain."""
@@ -143,7 +146,8 @@ class LatencyModel:
         weighed[:n_groups] += trust * (scale * gains - mean[:n_groups])
         weighed_sd[:n_groups] = np.where(is_known, np.sqrt(own * (1.0 - trust)), sd[:n_groups])
         misses = [float(np.median(np.abs(saved - design @ terms))) for terms in (weighed, mean)]
-        return (weighed, weighed_sd) if misses[0] <= misses[1] else (mean, sd)
+        contradicts = len(saved) >= _FEWEST_TIMINGS and misses[0] > misses[1] + _FIRST_NOISE * self.base_ms
+        return (mean, sd) if contradicts else (weighed, weighed_sd)
 
     def _design(self, plans: Bools) -> NDArray[np.float32]:
         """Coefficient of each term in each plan, shape (n_terms, n_plans); exact in float32: 0, 1 and -1."""
