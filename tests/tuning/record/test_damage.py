@@ -135,7 +135,7 @@ def test_other_files_of_a_run_may_hold_anything(place: Path, text: str, capsys: 
         path.write_bytes(before)
 
 
-@pytest.mark.parametrize("key", ["groups", "gains_ms", "boundaries", "boundary_costs_ms", "precisions"])
+@pytest.mark.parametrize("key", ["groups", "gains_ms", "boundaries", "boundary_costs_ms"])
 def test_terms_that_do_not_fit_together_explain_nothing(place: Path, key: str) -> None:
     path = RUN / "data" / "explain.json"
     document = json.loads(path.read_text())
