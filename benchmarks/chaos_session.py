@@ -22,10 +22,10 @@ import mptune
 from benchmarks.chaos_jobs import FAULTS, Busy, Faulty
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.backends.onnxruntime import ONNXRUNTIME
-from mptune.engines.base import Failure, Measurement, ReferenceReport, SampleSet, Toolchain
+from mptune.engines.base import Failure, Measurement, ReferenceReport, SampleSet
 from mptune.engines.context import RunContext
 from mptune.engines.timing.spread import SessionTiming
-from mptune.engines.toolchains.toolchain import MeasuredToolchain
+from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.errors import MptuneError
 from mptune.graph.hazards.seen import TensorRange
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -99,7 +99,7 @@ class Diary:
         return result
 
 
-class RealToolchain(MeasuredToolchain):
+class RealToolchain(Toolchain):
     """ONNX Runtime on the CPU, with a diary."""
 
     log: Diary
@@ -146,7 +146,7 @@ class KilledToolchain(FakeToolchain):
         return self.log.around("reopen", plan, job)
 
     def restart(self) -> None:
-        self.worker.close()
+        self.worker.restart()
         super().restart()
 
     def close(self) -> None:
@@ -197,7 +197,7 @@ def meet_faults(session: Session) -> Any:
     generator = random.Random(f"{session.seed} {session.number}")
     original = Worker.call
 
-    def call(worker: Worker, job: Job[Any], timeout_s: float) -> Any:
+    def call(worker: Worker, job: Job[Any], timeout_s: float | None = None) -> Any:
         if generator.random() < session.fault_rate:
             (fault,) = generator.choices(list(FAULTS), list(FAULTS.values()))
             job = Faulty(job, fault)

@@ -44,7 +44,7 @@ from mptune.engines.backends.onnxruntime import ONNXRUNTIME
 from mptune.engines.context import RunContext
 from mptune.engines.environment import read_gpus
 from mptune.engines.ort.session import Provider
-from mptune.engines.toolchains.toolchain import MeasuredToolchain
+from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup, find_groups
 from mptune.graph.loading.model import load_model
@@ -110,8 +110,8 @@ def measure(context: RunContext, random: int) -> list[Pair]:
     plans += [("random", plan_of(model, groups, bits)) for bits in random_plans(groups, random, seed=0)]
     pairs = []
     target = load_target("h200")
-    with MeasuredToolchain(ONNXRUNTIME, target, context, "cuda", device=gpus[0].name) as toolchain:
-        require(toolchain.reference_model.reference("search"))
+    with Toolchain(ONNXRUNTIME, target, context, "cuda", device=gpus[0].name) as toolchain:
+        require(toolchain.reference("search"))
         for kind, plan in plans:
             pairs.append(Pair(kind, bits_of(groups, plan), value(require(toolchain.evaluate(plan)).error)))
     return pairs
@@ -120,14 +120,14 @@ def measure(context: RunContext, random: int) -> list[Pair]:
 def emulate(context: RunContext, plans: Sequence[PrecisionPlan], *, few: bool) -> list[float]:
     provider: Provider = "cuda" if read_gpus() else "cpu"
     toolchain = Emulating(ONNXRUNTIME, load_target("h200"), context, provider)
-    toolchain.predictor.fuses = False  # as the CUDA provider, since that is what was measured, on any device
+    toolchain.fuses = False  # as the CUDA provider, since that is what was measured, on any device
     with toolchain:
-        require(toolchain.reference_model.reference("search"))
-        require(toolchain.reference_model.observe())
+        require(toolchain.reference("search"))
+        require(toolchain.observe())
         started = time.perf_counter()
         if few:
             parts = [plans[k : k + _AT_A_TIME] for k in range(0, len(plans), _AT_A_TIME)]
-            errors = [error for part in parts for error in require(toolchain.predictor.emulate(part))]
+            errors = [error for part in parts for error in require(toolchain.emulate(part))]
         else:
             errors = [toolchain.emulate_all(plan) for plan in plans]
         taken_s = time.perf_counter() - started

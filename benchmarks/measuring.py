@@ -23,13 +23,12 @@ from mptune.engines.base import Failure, SampleSet
 from mptune.engines.environment import read_gpus
 from mptune.engines.ort.session import Provider
 from mptune.engines.timing.latency import Repetitions
-from mptune.engines.toolchains.toolchain import MeasuredToolchain
+from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.graph.fused import FusedNodes
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import PrecisionPlan
-from mptune.processes.parent import Worker
 from mptune.settings import LatencySettings, SearchSettings, WorkerSettings
 from mptune.targets.target import load_target
 from mptune.tuning.steps.kernels import KERNELS_JSON, MissingKernels, ask_for_kernels
@@ -39,17 +38,12 @@ JOB_TIMEOUT_S = 120.0
 _NORMAL_95 = 1.96
 
 
-class Emulating(MeasuredToolchain):
+class Emulating(Toolchain):
     """Emulates as mptune does for this engine."""
-
-    @property
-    def worker(self) -> Worker:
-        """The process that does it; it may be given other jobs too."""
-        return self._worker
 
     def emulate_all(self, plan: PrecisionPlan) -> OutputError:
         """On all samples; the tool does so before a build on a few."""
-        return require(self.predictor.emulation.errors([plan]))[0]
+        return require(self.emulation.errors([plan]))[0]
 
 
 class Bench:
@@ -78,9 +72,9 @@ class Bench:
         target = load_target(options.target)
         self._emulating = Emulating(ONNXRUNTIME, target, self.context, self.provider)
         for one in dict.fromkeys(("search", which)):
-            require(self._emulating.reference_model.reference(one))
-        self.ranges = require(self._emulating.reference_model.observe())
-        self.terms = require(self._emulating.predictor.latency_terms())
+            require(self._emulating.reference(one))
+        self.ranges = require(self._emulating.observe())
+        self.terms = require(self._emulating.latency_terms())
         self.kernels = self._missing_kernels()
         self.without_kernel = self.kernels.pins(self.context.grouped)
         self._tf32_by_environment = self._emulating.builder.tf32_by_environment

@@ -64,12 +64,8 @@ CAUSES: tuple[tuple[str, str], ...] = (
     ("tuning/steps/sensitivity", "sampler: prior"),
     ("tuning/steps/emulated", "sampler: prior"),
     ("tuning/runs/search_run:_guide", "sampler: prior"),
-    ("processes/process:close", "processes: end"),
-    ("processes/process:kill", "processes: end"),
-    ("processes/parent:_wait_for_end", "processes: end"),
+    ("processes/parent:end", "processes: end"),
     ("processes/parent:kill", "processes: end"),
-    ("processes/once", "GPU: wait for the probe"),
-    ("engines/toolchains/probing", "GPU: wait for the probe"),
     ("engines/toolchains/choose", "GPU: detect, choose the target"),
     ("targets/detect", "GPU: detect, choose the target"),
     ("engines/environment", "GPU: detect, choose the target"),
@@ -203,7 +199,7 @@ class Clock:
             received = receive(of)
             return watch(received) if name == "_receive" else map(watch, received)
 
-        def called(of: Any, job: Any, timeout_s: float) -> Any:
+        def called(of: Any, job: Any, timeout_s: float | None = None) -> Any:
             if threading.current_thread() is not threading.main_thread():  # beside what the search does
                 return call(of, job, timeout_s)
             self._job = type(job).__name__
@@ -220,18 +216,18 @@ class Clock:
     def running(self, toolchain: type | None = None) -> Iterator[None]:
         """Times a search of whichever checkout is imported, on ONNX Runtime, or on another toolchain of a class."""
         from mptune.engines.toolchains.reference import ReferenceModel
-        from mptune.engines.toolchains.toolchain import MeasuredToolchain, TargetPredictor
+        from mptune.engines.toolchains.toolchain import Toolchain
         from mptune.processes import parent
         from mptune.tuning.sampler.precision import PrecisionSampler
 
         parts: tuple[tuple[str, type, str], ...] = (
             ("thinking", PrecisionSampler, "sample_relative"),
-            ("emulation", TargetPredictor, "emulate"),
-            ("builds, measuring", MeasuredToolchain, "evaluate"),
-            ("builds, measuring", MeasuredToolchain, "reopen"),
-            ("builds, measuring", MeasuredToolchain, "missing_kernels"),
-            ("builds, measuring", MeasuredToolchain, "fused_nodes"),
-            ("builds, measuring", MeasuredToolchain, "restart"),
+            ("emulation", Toolchain, "emulate"),
+            ("builds, measuring", Toolchain, "evaluate"),
+            ("builds, measuring", Toolchain, "reopen"),
+            ("builds, measuring", Toolchain, "missing_kernels"),
+            ("builds, measuring", Toolchain, "fused_nodes"),
+            ("builds, measuring", Toolchain, "restart"),
             (FP32, ReferenceModel, "reference"),
             (FP32, ReferenceModel, "observe"),
         )

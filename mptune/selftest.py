@@ -25,7 +25,7 @@ from mptune.engines.environment import cpu_model
 from mptune.engines.jobs.samples import cached_samples
 from mptune.engines.ort.cuda_session import probe
 from mptune.engines.timing.latency import Stopwatch
-from mptune.engines.toolchains.toolchain import MeasuredToolchain
+from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
@@ -161,7 +161,7 @@ def run_engine(each: Engines, folder: Path, progress: Callable[[str], None]) -> 
     fp32 = grouped.uniform(Precision.FP32)
     free = [group.id for group in grouped.groups if group.pinned is None]
     tested = []
-    with _Toolchain(
+    with Toolchain(
         each.backend,
         each.place.target,
         context,
@@ -171,7 +171,7 @@ def run_engine(each: Engines, folder: Path, progress: Callable[[str], None]) -> 
     ) as toolchain:
         for plan, reduced in ((FP32, []), ("half", free[::2]), ("all-fp16", free)):
             progress(f"{name}: {plan}")
-            tested.append(toolchain.tested(name, plan, fp32.replace(dict.fromkeys(reduced, Precision.FP16))))
+            tested.append(evaluate_plan(toolchain, name, plan, fp32.replace(dict.fromkeys(reduced, Precision.FP16))))
     return tested
 
 
@@ -181,31 +181,31 @@ def _require(result: T | Failure) -> T:
     return result
 
 
-class _Toolchain(MeasuredToolchain):
-    """A search's toolchain, which looks at its engines as well."""
-
-    def tested(self, engine: str, name: str, plan: PrecisionPlan) -> Figures:
-        """Everything about one plan."""
-        try:
-            _require(self.reference_model.reference("search"))
-            measured = _require(self.evaluate(plan))
-            (emulated,) = _require(self.predictor.emulation.errors([plan]))
-            built = _require(self.builder.build(plan))
-            change, span_ratio = _require(self._call(LookJob(built.engine, self.context.samples("search"))))
-            self.builder.release(plan)
-        except EngineError as failure:
-            return Figures(engine, name, str(failure))
-        return Figures(
-            engine,
-            name,
-            build_s=measured.build_s,
-            latency_ms=measured.latency.median_ms,
-            error=math.inf if measured.error.non_finite else measured.error.value("relative_l2"),
-            emulated_error=emulated.value("relative_l2"),
-            change=change,
-            span_ratio=span_ratio,
-            warnings=measured.warnings,
-        )
+def evaluate_plan(toolchain: Toolchain, engine: str, name: str, plan: PrecisionPlan) -> Figures:
+    """Evaluate one plan, and look at its engine as well."""
+    builder = toolchain.builder
+    assert builder is not None
+    try:
+        _require(toolchain.reference("search"))
+        measured = _require(toolchain.evaluate(plan))
+        (emulated,) = _require(toolchain.emulation.errors([plan]))
+        built = _require(builder.build(plan))
+        look = LookJob(built.engine, toolchain.context.samples("search"))
+        change, span_ratio = _require(toolchain.worker.call(look))
+        builder.release(plan)
+    except EngineError as failure:
+        return Figures(engine, name, str(failure))
+    return Figures(
+        engine,
+        name,
+        build_s=measured.build_s,
+        latency_ms=measured.latency.median_ms,
+        error=math.inf if measured.error.non_finite else measured.error.value("relative_l2"),
+        emulated_error=emulated.value("relative_l2"),
+        change=change,
+        span_ratio=span_ratio,
+        warnings=measured.warnings,
+    )
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -194,15 +195,19 @@ def opened_here() -> Iterator[None]:
     from mptune.engines.base import EngineError, Failure, Stage
     from mptune.processes.child import WorkerState
 
-    def open_here(job: loading.OpenJob) -> Failure | None:
-        try:
-            job.run(WorkerState())
-        except EngineError as error:
-            return Failure(Stage.BUILD, error.kind, error.message)
-        return None
+    class Here(AbstractContextManager["Here"]):
+        def call(self, job: loading.OpenJob, timeout_s: float) -> Failure | None:
+            try:
+                job.run(WorkerState())
+            except EngineError as error:
+                return Failure(Stage.BUILD, error.kind, error.message)
+            return None
+
+        def __exit__(self, *exception: object) -> None:
+            pass
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loading, "_in_own_worker", open_here)
+        patch.setattr(loading, "Worker", Here)
         yield
 
 

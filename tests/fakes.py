@@ -1,6 +1,7 @@
 """A toolchain that runs nothing: plans obey an additive law, and it fails, lies or drifts where it is told to.
 
-It implements ``mptune.engines.base.Toolchain`` whole, so that everything above the engines is tested for real.
+It has what a search uses of ``mptune.engines.toolchains.toolchain.Toolchain``, so that everything above the engines is
+tested for real.
 """
 
 from __future__ import annotations
@@ -189,16 +190,6 @@ class FakeToolchain:
         number, self.jobs = self.jobs, self.jobs + 1
         is_killed = self.killed(number) if callable(self.killed) else number in self.killed
         return Failure(Stage.RUN, FailureKind.CRASH, "killed by SIGKILL", Path("worker.log")) if is_killed else None
-
-    @property
-    def reference_model(self) -> FakeToolchain:
-        """Itself, which knows the reference and the ranges."""
-        return self
-
-    @property
-    def predictor(self) -> FakeToolchain:
-        """Itself, which emulates."""
-        return self
 
     def reference(self, which: SampleSet) -> ReferenceReport | Failure:
         if self.context is not None:

@@ -16,7 +16,7 @@ import pytest
 import mptune
 from mptune.engines.base import Failure, FailureKind, Measurement, SampleSet
 from mptune.engines.context import RunContext
-from mptune.engines.toolchains.toolchain import PredictedToolchain
+from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import PrecisionPlan
@@ -122,7 +122,7 @@ def test_the_outputs_of_the_front_are_sketched_as_the_front_says(digits_run: Pat
     assert len(outputs["indices"]) == outputs["count"] < len(images)
 
 
-class Misbehaving(PredictedToolchain):
+class Misbehaving(Toolchain):
     """The real toolchain, but some groups in FP16 bring the worker down, each in another way."""
 
     faults: dict[str, Any]

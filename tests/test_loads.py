@@ -16,6 +16,7 @@ from mptune.cli import main
 from mptune.engines import loading
 from mptune.errors import ModelError
 from mptune.graph.writing.rewrite import Rewriter
+from mptune.processes.parent import Worker
 from tests.graph import models
 
 LAYERNORM = Path(__file__).parent / "graph" / "corpus" / "layernorm_13.onnx"
@@ -173,8 +174,13 @@ def test_a_search_ships_nothing_that_does_not_load(
 
 def test_a_search_opens_its_model_once(mlp: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[Path] = []
-    run_job = loading._in_own_worker
-    monkeypatch.setattr(loading, "_in_own_worker", lambda job: (opened.append(job.model), run_job(job))[1])
+    call = Worker.call
+
+    def noted(worker: Worker, job: object, timeout_s: float | None = None) -> object:
+        opened.extend([job.model] if isinstance(job, loading.OpenJob) else [])
+        return call(worker, job, timeout_s)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Worker, "call", noted)
     path, data = mlp
     for _ in range(2):
         mptune.search(path, data=data, out=tmp_path / "run", budget=3, target="jetson-orin-nano-8gb")

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mptune.engines.backends.backend import Availability, Bench
+from mptune.engines.backends.backend import Availability
 from mptune.engines.backends.onnxruntime import ONNXRUNTIME
 from mptune.engines.base import EngineSession
 from mptune.engines.ort import session as ort_session
@@ -96,8 +96,8 @@ class FaultyBackend:
     fault: str
     name: str = "onnxruntime"
 
-    def builder(self, bench: Bench) -> object:
-        builder = ONNXRUNTIME.builder(bench)
+    def builder(self, *run: object) -> object:
+        builder = ONNXRUNTIME.builder(*run)
         build = builder.build
         builder.build = lambda plan, **more: replace(
             built := build(plan, **more), engine=FaultyEngine(built.engine.path, built.engine.options, self.fault)

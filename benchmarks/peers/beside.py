@@ -50,9 +50,9 @@ class AsOnDevice(Emulating):
         grouped = GroupedModel(model, find_groups(model))
         context = make_context(grouped, options.data, options.folder, options.samples, options.batch)
         super().__init__(ONNXRUNTIME, load_target(options.target), context, "cpu")
-        self.predictor.fuses = False  # as the CUDA provider
+        self.fuses = False  # as the CUDA provider
         self.builder._fused = fused
-        require(self.reference_model.reference("search"))
+        require(self.reference("search"))
 
     def relative_l2(self, bits: str) -> float:
         """Of a plan; infinite where it is not finite."""

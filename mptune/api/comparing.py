@@ -214,7 +214,7 @@ def _open(
         right = None if other is None else _runner(other, _name(candidate), left, folder, batch, ignore, listener)
         if right is not None:
             stack.enter_context(right)
-        loading = check_loads(right.model.path, right.name, right.answer) if isinstance(right, Runner) else ()
+        loading = check_loads(right.model.path, right.name, right.worker) if isinstance(right, Runner) else ()
         sides = make_sides(
             left,
             right,

@@ -225,8 +225,7 @@ def search(
     with contextlib.ExitStack() as stack:
         stack.callback(end_scripts)
         stack.enter_context(only_gpu(settings.gpus[0] if settings.gpus else None))
-        if open_toolchain is None:
-            stack.enter_context(probed_ahead(settings.target, tf32=settings.tf32))
+        workers = None if open_toolchain is not None else stack.enter_context(probed_ahead(settings))
         loaded = stack.enter_context(loaded_model(model, settings.opset))
         outputs = [output.name for output in loaded.outputs]
         check_tolerances(settings.tolerance, settings.ignore, settings.metric, outputs)
@@ -236,7 +235,7 @@ def search(
         stack.enter_context(full_disk_as_error(path))
         run = stack.enter_context(open_run(path, fresh=settings.fresh))
         placed = placed_model(loaded, model, run)
-        session = SearchRun(run, placed, settings, listens, open_toolchain, starter and starter(run))
+        session = SearchRun(run, placed, settings, listens, open_toolchain, starter and starter(run), workers)
         stack.enter_context(contextlib.closing(session))
         stack.enter_context(findings_kept(run))
         return write_run_files(run, session.run(), session.record, session.grouped, session.environment)

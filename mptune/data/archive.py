@@ -56,16 +56,12 @@ def _opened(path: Path, what: str) -> Iterator[Any]:
         text = (getattr(error, "strerror", None) or str(error) or "it does not fit into memory").lower()
         raise DataError(f"{path} cannot be read: {text}", "check its path, its permissions and its size") from None
     except Exception as error:  # NumPy and zipfile raise nearly anything for a damaged file, tokenizer errors included
-        text = " ".join(str(error).splitlines()[:1]) or type(error).__name__
+        text = f"it is truncated: {' '.join(str(error).splitlines()[:1]) or type(error).__name__}"
+        hint = "write it again with np.savez or np.save, and check that the copy is complete"
         if "pickle" in str(error) or "Object arrays" in text:  # also what NumPy says of a file without its magic bytes
-            raise DataError(
-                f"{path} is not a NumPy {what}, or it holds pickled objects: mptune loads none, as that can run code",
-                "save plain arrays: np.savez(path, name=np.asarray(values, dtype=np.float32))",
-            ) from None
-        raise DataError(
-            f"{path} is not a NumPy {what}, or it is truncated: {text}",
-            "write it again with np.savez or np.save, and check that the copy is complete",
-        ) from None
+            text = "it holds pickled objects: mptune loads none, as that can run code"
+            hint = "save plain arrays: np.savez(path, name=np.asarray(values, dtype=np.float32))"
+        raise DataError(f"{path} is not a NumPy {what}, or {text}", hint) from None
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], compression: int = zipfile.ZIP_STORED) -> None:
@@ -82,14 +78,13 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], compression: int 
 
 def save_samples(path: Path, samples: Sequence[Mapping[str, np.ndarray]]) -> None:
     """Write one dictionary of arrays per sample, inputs or outputs; the file is there whole or not at all."""
-    shapes: list[dict[str, tuple[int, ...]]] = []
     arrays: dict[str, np.ndarray] = {}
     for number, sample in enumerate(samples):
-        for name, array in sample.items():
+        for k, (name, array) in enumerate(sample.items()):
             if array.dtype.hasobject or array.dtype.kind == "V":
                 raise DataError(f"{name!r} has type {array.dtype}, which .npz cannot hold", "use numeric tensors only")
-        shapes.append({name: array.shape for name, array in sample.items()})
-        arrays.update({f"{number}_{k}": array for k, array in enumerate(sample.values())})
+            arrays[f"{number}_{k}"] = array
+    shapes = [{name: array.shape for name, array in sample.items()} for sample in samples]
     header = json.dumps({"format": _FORMAT, "samples": shapes}).encode()
     write_arrays(path, {"header": np.frombuffer(header, np.uint8), **arrays})
 
@@ -125,12 +120,13 @@ def load_labels(path: Path, samples: int) -> tuple[dict[str, np.ndarray], ...]:
     arrays = read_archive(path)
     if not arrays:
         raise DataError(f"{path} holds no labels", "write the file with np.savez(path, NAME=labels)")
+    parts = {}
     for name, array in arrays.items():
         rows = array.shape[0] if array.ndim else 0
         if not rows or rows % samples:
             text = f"{path}: {name!r} has {rows} rows, the data have {samples} samples"
             raise DataError(text, "give as many rows as the data have, in the same order")
-    parts = {name: np.split(array, samples) for name, array in arrays.items()}
+        parts[name] = np.split(array, samples)
     return tuple({name: parts[name][number] for name in parts} for number in range(samples))
 
 

@@ -175,27 +175,22 @@ def _random(inputs: Sequence[TensorInfo], settings: DataSettings, seed: int) -> 
     """Standard normal floats, integers 0 or 1, which every embedding has, fair booleans."""
     # The batch stands where dimension 0 is dynamic, and where another has the name of one; the rest must be fixed.
     batch_names = {info.shape[0] for info in inputs if info.shape and isinstance(info.shape[0], str)}
-    shapes: dict[str, tuple[int, ...]] = {}
+    floats, shapes = ("float", "float16", "double", "bfloat16"), dict[str, tuple[int, ...]]()
     for info in inputs:
-        dims = info.shape
+        dims, text = info.shape, f"random inputs cannot be drawn for input {info.name!r} of"
         if dims is None or not all(isinstance(dim, int) or dim in batch_names for dim in dims[1:]):
             shape = "unknown rank" if dims is None else f"shape {shape_text(dims)}"
-            raise DataError(
-                f"random inputs cannot be drawn for input {info.name!r} of {shape}",
-                "give inputs of the sizes that you will deploy with --data, or fix the dimensions when exporting",
-            )
+            hint = "give inputs of the sizes that you will deploy with --data, or fix the dimensions when exporting"
+            raise DataError(f"{text} {shape}", hint)
+        if info.dtype not in floats and info.numpy_dtype.kind not in "biu":  # integers of 4 bits are none of NumPy's
+            raise DataError(f"{text} type {info.dtype}", "give --data")
         shapes[info.name] = tuple(dim if isinstance(dim, int) else settings.batch for dim in dims)
     generator = np.random.default_rng(seed)
 
     def drawn(info: TensorInfo) -> np.ndarray:
-        shape, dtype = shapes[info.name], info.numpy_dtype
-        if info.dtype in ("float", "float16", "double", "bfloat16"):
-            return np.asarray(generator.standard_normal(shape), dtype=dtype)
-        if dtype.kind not in "biu":  # complex numbers, and integers of 4 bits, which are none of NumPy's
-            raise DataError(
-                f"random inputs cannot be drawn for input {info.name!r} of type {info.dtype}", "give --data"
-            )
-        return np.asarray(generator.integers(0, 2, shape), dtype=dtype)
+        shape = shapes[info.name]
+        values = generator.standard_normal(shape) if info.dtype in floats else generator.integers(0, 2, shape)
+        return np.asarray(values, dtype=info.numpy_dtype)
 
     samples = tuple({info.name: drawn(info) for info in inputs} for _ in range(settings.random_samples))
     finding = Finding.of("random-data", "search", Where(inputs=tuple(shapes)), {"samples": len(samples)})

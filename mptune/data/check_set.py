@@ -8,7 +8,7 @@ sample has ``steps`` runs.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from mptune.data.metrics.accuracy import UNMATCHED, OutputError
 from mptune.data.metrics.parts import WORST_PART, OutputParts, belongs_to, columns_of_part, load_parts, parts_path
 from mptune.data.rollout import Rollout
 from mptune.errors import DataError
-from mptune.json_form import encode_float
+from mptune.json_form import encode, encode_float
 
 FORMAT = 1
 
@@ -64,11 +64,9 @@ def collect_check(
         count += 1
     inputs, references = inputs[: count * steps], references[:count]
     compared = [name for name in references[0] if name not in ignored] if inputs else []
-    names = [
-        name
-        for name in compared
-        if _is_plain(error.per_output.get(name, {}), [outputs.get(name) for outputs in references])
-    ]
+    # Value by value: no sets of rows, and numbers on every sample.
+    by_name = {name: error.per_output.get(name, {}) for name in compared}
+    names = [name for name, by in by_name.items() if "relative_l2" in by and UNMATCHED not in by]
     if not names:
         return None
     parts, first = load_parts(parts_path(reference)) or {}, error.of_first(count)
@@ -101,26 +99,19 @@ def collect_check(
     return arrays
 
 
-def _is_plain(statistics: Collection[str], arrays: Sequence[np.ndarray | None]) -> bool:
-    """Whether an output is compared value by value: numbers, and no sets of rows."""
-    is_number = all(array is not None and array.dtype.kind in "fiub" for array in arrays)
-    return is_number and UNMATCHED not in statistics and "relative_l2" in statistics
-
-
 def _output(name: str, errors: Mapping[str, Sequence[float]], parts: OutputParts | None) -> dict[str, Any]:
     """The mean of each statistic that is checked, and where its part lies."""
-    figures: dict[str, float | str] = {}
     places: dict[str, Any] = {}
-    for statistic, values in errors.items():
-        is_part = parts is not None and belongs_to(statistic, WORST_PART)
-        if is_part or statistic in _PLAIN:
-            figures[statistic] = encode_float(float(sum(values)) / len(values))
-        if parts is None or not is_part:
-            continue
-        columns = columns_of_part(statistic)
-        place = {"axis": None, "start": 0, "stop": 0, "scales": [encode_float(parts.divisor)]}
-        if columns is not None:
-            scales = [encode_float(float(parts.divisors[k])) for k in columns]
-            place = {"axis": parts.axis, "start": columns[0], "stop": columns[-1] + 1, "scales": scales}
-        places[statistic] = place
+    for statistic in errors:
+        if parts is not None and belongs_to(statistic, WORST_PART):
+            columns, place = (
+                columns_of_part(statistic),
+                {"axis": None, "start": 0, "stop": 0, "scales": [parts.divisor]},
+            )
+            if columns is not None:
+                scales = [float(parts.divisors[k]) for k in columns]
+                place = {"axis": parts.axis, "start": columns[0], "stop": columns[-1] + 1, "scales": scales}
+            places[statistic] = encode(place)
+    checked = {statistic: values for statistic, values in errors.items() if statistic in (*_PLAIN, *places)}
+    figures = {statistic: encode_float(float(sum(values)) / len(values)) for statistic, values in checked.items()}
     return {"name": name, "figures": figures, "parts": places}

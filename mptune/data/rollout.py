@@ -49,12 +49,11 @@ class Rollout:
                 raise SettingsError(f"feeds input {pair[1]!r} twice", "give each input once", setting="feedback")
             pairs[pair[1]] = pair[0]
         wanted = samples if steps is None else steps
-        if wanted < 2:
-            raise SettingsError(f"is {wanted}", "give at least 2: one step feeds nothing back", setting="steps")
-        if wanted > samples:
-            raise SettingsError(
-                f"{wanted}: the data hold {samples} samples", f"give at most {samples}", setting="steps"
-            )
+        if not 2 <= wanted <= samples:
+            text, hint = f"{wanted}: the data hold {samples} samples", f"give at most {samples}"
+            if wanted < 2:
+                text, hint = f"is {wanted}", "give at least 2: one step feeds nothing back"
+            raise SettingsError(text, hint, setting="steps")
         return cls(tuple((output, name) for name, output in pairs.items()), wanted)
 
     @property

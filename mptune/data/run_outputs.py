@@ -135,13 +135,9 @@ def _part(
 def _ends(values: Floats) -> tuple[float, float]:
     """A range for values, without far ones, which would squeeze the others into one bin."""
     finite = np.sort(np.clip(values[np.isfinite(values)], -_LARGEST, _LARGEST))
-    if not finite.size:
-        return 0.0, 0.0
     cut = int(finite.size * _TAIL)
-    low, near, far, high = map(float, finite[[0, cut, -1 - cut, -1]])
-    if not far > near or high - low <= _FAR * (far - near):
-        return low, high
-    margin = (far - near) / 2
+    low, near, far, high = map(float, finite[[0, cut, -1 - cut, -1]]) if finite.size else (0.0,) * 4
+    margin = (far - near) / 2 if high - low > _FAR * (far - near) > 0 else math.inf
     return max(low, near - margin), min(high, far + margin)
 
 

@@ -86,6 +86,7 @@ class _ScriptJob:
         return module
 
     def not_loaded(self, why: str) -> DataError:
+        """The error where the script itself fails."""
         hint = f"see that `python {self.path.name}` runs in the environment of mptune"
         return DataError(f"{self.shown} failed to load: {why}", hint)
 
@@ -121,7 +122,7 @@ def run_loader(path: Path, function: str) -> tuple[Mapping[str, Any], ...]:
 def end_scripts() -> None:
     """End the scripts' process, if there is one; a later call starts a new one."""
     if _worker is not None:
-        _worker.close()
+        _worker.restart()
 
 
 def _job(path: Path, function: str) -> _ScriptJob:

@@ -93,7 +93,7 @@ class EngineRunner(InWorker):
         for kind in self._kinds:
             engine = TensorRtEngine(self._path, EngineOptions(kind))
             job = OutputsJob(engine, self._model.samples_path, into, self._names)
-            count = self.answer(job)
+            count = self.worker.call(job)
             if not isinstance(count, Failure):
                 return kind, read_samples(into)
             failures.append(count)
@@ -106,7 +106,7 @@ class EngineRunner(InWorker):
         isolated, samples = self._folder / "exact.npz", self._model.samples_path
         engine = TensorRtEngine(self._path, EngineOptions(kind))
         job = RepeatJob(engine, samples, isolated, times, threads, worst, self._names)
-        error = self.answer(job)
+        error = self.worker.call(job)
         if isinstance(error, Failure):
             raise self._error(error)
         return error, read_samples(worst) if error > 0 else None

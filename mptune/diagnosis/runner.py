@@ -33,7 +33,7 @@ from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.widened import Rounding, uses_products, write_changed, write_tf32, write_widened
 from mptune.processes.child import Job
 from mptune.processes.parent import Worker
-from mptune.settings import DataSettings, SearchSettings, WorkerSettings
+from mptune.settings import DataSettings, SearchSettings
 from mptune.tuning.failures import did_not_run
 from mptune.tuning.listener import Listener, Silent
 from mptune.tuning.space import load_space, make_space
@@ -50,17 +50,13 @@ class InWorker:
 
     def __init__(self, worker: Worker) -> None:
         """Take the worker, whose process starts at the first call."""
-        self._limits, self._worker = WorkerSettings(), worker
+        self.worker = worker
 
     def __enter__(self: R) -> R:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._worker.close()
-
-    def answer(self, job: Job[T], /) -> T | Failure:
-        """Run a job; a failure is a value."""
-        return self._worker.call(job, self._limits.build_timeout_s + self._limits.measure_timeout_s)
+        self.worker.close()
 
 
 class Runner(InWorker):
@@ -100,7 +96,7 @@ class Runner(InWorker):
 
     def call(self, job: Job[T]) -> T:
         """Run a job in the worker."""
-        result = self.answer(job)
+        result = self.worker.call(job)
         if isinstance(result, Failure):
             raise did_not_run(f"{self.name} does not run on these data", replace(result, log_path=None), self.model)
         return result
@@ -184,7 +180,7 @@ class Runner(InWorker):
         save_samples(self.context.reference("search"), self.exact)
         used = {str(precision) for plan in plans for precision in plan.precision.values()}
         context = self.context.with_settings(precisions=tuple(sorted(used)))  # a switch that nobody turns costs time
-        emulation = Emulation(context, self.grouped, "cpu", self.answer, lambda: self.shapes)
+        emulation = Emulation(context, self.grouped, "cpu", self.worker, self.shapes)
         errors = emulation.errors(plans, part=emulation.samples.parts[0])
         if isinstance(errors, Failure):
             raise did_not_run(f"{self.name} cannot be emulated", replace(errors, log_path=None))
@@ -214,7 +210,7 @@ class Runner(InWorker):
     def seen(self) -> Seen:
         """What the values were on the samples; empty where they cannot be observed."""
         self.begin("observing the ranges of values")
-        ranges = ReferenceModel(self.context, "cpu", self.answer).observe()
+        ranges = ReferenceModel(self.context, "cpu", self.worker).observe()
         return Seen() if isinstance(ranges, Failure) else Seen(ranges)
 
     def scratch(self, name: str) -> Path:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -24,14 +24,18 @@ _PACKAGES = ("mptune", "numpy", "onnx", "optuna", "cuda-bindings")
 _ENGINE_PACKAGES = ("onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-lean", "tensorrt-rtx")
 _VARIANTS = ("", "-cu12", "-cu13")
 """TensorRT's packages for one CUDA bring the same module, without the package of the plain name."""
-_GPU_FIELDS = (
-    "index,name,memory.total,memory.used,driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.draw,power.limit,"
-    "temperature.gpu"
-)
-_GPU_NUMBERS = (
-    *("memory_mb", "memory_used_mb", "sm_clock_mhz", "max_sm_clock_mhz", "memory_clock_mhz"),
-    *("power_w", "power_limit_w", "temperature_c"),
-)
+_GPU_FIELDS = {
+    "memory_mb": "memory.total",
+    "memory_used_mb": "memory.used",
+    "sm_clock_mhz": "clocks.sm",
+    "max_sm_clock_mhz": "clocks.max.sm",
+    "memory_clock_mhz": "clocks.mem",
+    "power_w": "power.draw",
+    "power_limit_w": "power.limit",
+    "temperature_c": "temperature.gpu",
+}
+"""Number of ``GpuState`` -> what nvidia-smi calls it."""
+_CSV = ("--format=csv,noheader,nounits",)
 # Bits of nvmlClocksEventReasons (nvml.h) that mean throttling. Idle, application clocks and sync boost do not.
 _THROTTLE_BITS = {
     0x04: "power cap",
@@ -80,22 +84,16 @@ class Environment(JsonForm):
 def describe_environment(root: Path = Path("/")) -> Environment:
     """Describe the machine. Does not raise for what is missing."""
     with ThreadPoolExecutor(2) as pool:  # each waits for nvidia-smi
-        driver, foreign = pool.submit(_cuda_of_driver), pool.submit(foreign_gpu_processes)
+        summary, others = pool.submit(ask_nvidia_smi), pool.submit(process_warnings)
         gpus = read_gpus()
-    versions = {"python": platform.python_version(), **installed_versions()}
-    if gpus and driver.result():
-        versions["cuda driver"] = str(driver.result())
-    warnings = [warning for gpu in gpus for warning in state_warnings(gpu)]
-    warnings += process_warnings(foreign.result()) if gpus else []
-    return Environment(
-        versions=versions,
-        os=platform.platform(),
-        cpu=cpu_model(),
-        cpu_count=usable_cores(),
-        gpus=gpus,
-        warnings=tuple(warnings),
-        jetson=read_jetson(root),
-    )
+    versions, warnings = {"python": platform.python_version(), **installed_versions()}, list[str]()
+    if gpus:
+        cuda = re.search(r"CUDA Version:\s*([0-9.]+)", summary.result() or "")
+        versions |= {"cuda driver": cuda[1]} if cuda else {}
+        warnings += [warning for gpu in gpus for warning in state_warnings(gpu)]
+        warnings += others.result()
+    system = platform.platform(), cpu_model(), usable_cores()
+    return Environment(versions, *system, gpus, tuple(warnings), read_jetson(root))
 
 
 def installed_versions() -> dict[str, str]:
@@ -116,25 +114,30 @@ def engine_packages() -> tuple[str, ...]:
 
 def read_gpus() -> tuple[GpuState, ...]:
     """The state of every GPU that nvidia-smi shows; empty where there is none."""
-    text = ask_nvidia_smi(f"--query-gpu={_GPU_FIELDS}", "--format=csv,noheader,nounits")
+    text = ask_nvidia_smi(f"--query-gpu={','.join(('index,name,driver_version', *_GPU_FIELDS.values()))}", *_CSV)
     # Asked for apart: drivers renamed the field, and nvidia-smi refuses a whole query for one unknown field.
-    reasons = ask_nvidia_smi("--query-gpu=clocks_throttle_reasons.active", "--format=csv,noheader") or ask_nvidia_smi(
-        "--query-gpu=clocks_event_reasons.active", "--format=csv,noheader"
-    )
-    return parse_gpus(text or "", reasons or "")
+    fields = ("clocks_throttle_reasons.active", "clocks_event_reasons.active")
+    reasons = (ask_nvidia_smi(f"--query-gpu={field}", "--format=csv,noheader") for field in fields)
+    return parse_gpus(text or "", next(filter(None, reasons), ""))
 
 
 def parse_gpus(text: str, reasons: str = "") -> tuple[GpuState, ...]:
-    """Read nvidia-smi's CSV: one line per GPU in ``_GPU_FIELDS``, and one hexadecimal bit mask per GPU."""
+    """Read nvidia-smi's CSV: a line per GPU (index, name, driver, ``_GPU_FIELDS``), and a hexadecimal bit mask each."""
     masks = [line.strip() for line in reasons.splitlines() if line.strip()]
     gpus: list[GpuState] = []
     for line in text.splitlines():
         fields = [field.strip() for field in line.split(",")]
-        if len(fields) != len(_GPU_FIELDS.split(",")) or not fields[0].isdigit():
+        if len(fields) != 3 + len(_GPU_FIELDS) or not fields[0].isdigit():
             continue
-        numbers = {name: _number(field) for name, field in zip(_GPU_NUMBERS, (*fields[2:4], *fields[5:]), strict=True)}
-        throttle = _throttle(masks[len(gpus)]) if len(gpus) < len(masks) else ()
-        gpus.append(GpuState(int(fields[0]), fields[1], driver=fields[4], throttle=throttle, **numbers))
+        numbers: dict[str, float] = {}
+        for name, field in zip(_GPU_FIELDS, fields[3:], strict=True):
+            with suppress(ValueError):  # [N/A]
+                numbers[name] = float(field)
+        bits = 0
+        with suppress(ValueError, IndexError):
+            bits = int(masks[len(gpus)], 16)
+        throttle = tuple(reason for bit, reason in _THROTTLE_BITS.items() if bits & bit)
+        gpus.append(GpuState(int(fields[0]), fields[1], driver=fields[2], throttle=throttle, **numbers))
     return tuple(gpus)
 
 
@@ -153,60 +156,23 @@ def state_warnings(now: GpuState, before: GpuState | None = None) -> tuple[str, 
     return tuple(warnings)
 
 
-def foreign_gpu_processes() -> tuple[tuple[int, str], ...]:
-    """Compute processes on the visible GPUs other than this one, its parents and its children: (pid, name)."""
+def process_warnings() -> tuple[str, ...]:
+    """A warning for compute processes on the visible GPUs other than this one, its parents and its children."""
+    import psutil  # type: ignore[import-untyped]
+
     query = ["--query-compute-apps=pid,process_name", "--format=csv,noheader"]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     if re.fullmatch(r"(\d+|GPU-[\w-]+)(,(\d+|GPU-[\w-]+))*", visible):
         query.append(f"--id={visible}")  # Who uses another GPU, such as another worker, disturbs nothing.
-    text = ask_nvidia_smi(*query)
-    import psutil  # type: ignore[import-untyped]
-
-    listed = parse_processes(text or "")
+    rows = [line.partition(",") for line in (ask_nvidia_smi(*query) or "").splitlines()]
+    listed = {int(pid): Path(name.strip()).name for pid, _, name in rows if pid.strip().isdigit()}
     if not listed:
         return ()
     me = psutil.Process()
     related = {me.pid, *(p.pid for p in me.parents()), *(p.pid for p in me.children(recursive=True))}
     # In a container nvidia-smi shows the host's process numbers: one that is unknown here may be our own.
-    return tuple((pid, name) for pid, name in listed if pid not in related and psutil.pid_exists(pid))
-
-
-def parse_processes(text: str) -> tuple[tuple[int, str], ...]:
-    """Read nvidia-smi's CSV of compute processes."""
-    processes = []
-    for line in text.splitlines():
-        pid, _, name = line.partition(",")
-        if pid.strip().isdigit():
-            processes.append((int(pid), Path(name.strip()).name))
-    return tuple(processes)
-
-
-def process_warnings(processes: Sequence[tuple[int, str]]) -> list[str]:
-    """A warning for other processes on the GPU."""
-    if not processes:
-        return []
-    names = ", ".join(f"{name} ({pid})" for pid, name in processes)
-    return [f"other processes use the GPU and disturb the timing: stop {names}"]
-
-
-def _throttle(mask: str) -> tuple[str, ...]:
-    try:
-        bits = int(mask, 16)
-    except ValueError:
-        return ()
-    return tuple(reason for bit, reason in _THROTTLE_BITS.items() if bits & bit)
-
-
-def _number(field: str) -> float | None:
-    try:
-        return float(field)
-    except ValueError:
-        return None
-
-
-def _cuda_of_driver() -> str | None:
-    match = re.search(r"CUDA Version:\s*([0-9.]+)", ask_nvidia_smi() or "")
-    return match.group(1) if match else None
+    others = [f"{listed[pid]} ({pid})" for pid in listed if pid not in related and psutil.pid_exists(pid)]
+    return (f"other processes use the GPU and disturb the timing: stop {', '.join(others)}",) if others else ()
 
 
 def cpu_model() -> str:

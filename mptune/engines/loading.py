@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mptune.engines.base import EngineError, Failure, FailureKind
+from mptune.engines.base import EngineError, FailureKind
 from mptune.errors import ModelError
 from mptune.graph.loading.inference import RuntimeTypes
 from mptune.graph.loading.model import Model, load_model
+from mptune.processes.parent import Worker, run_once
 
 if TYPE_CHECKING:
     import onnx
@@ -35,7 +36,6 @@ def load_typed_model(path: str | Path, *, any_precision: bool = False, opset: in
 
 def _ask(slim: onnx.ModelProto, values: Sequence[str]) -> RuntimeTypes:
     from mptune.engines.jobs.placement import OperatorTypesJob
-    from mptune.processes.parent import run_once
 
     answer = run_once(OperatorTypesJob(slim.SerializeToString(), tuple(values), "cpu"), _TIMEOUT_S)
     return RuntimeTypes(failure=answer) if isinstance(answer, str) else answer
@@ -58,27 +58,27 @@ class OpenJob:
         if not self.optimise:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         try:
-            opened = partial(onnxruntime.InferenceSession, str(self.model), options, providers=[PROVIDERS["cpu"]])
-            translated(opened)
+            translated(partial(onnxruntime.InferenceSession, str(self.model), options, providers=[PROVIDERS["cpu"]]))
         except EngineError as error:
-            if error.kind is not FailureKind.UNSUPPORTED and not self._is_written_out_in_bf16(error):
+            if error.kind is FailureKind.UNSUPPORTED:
+                return
+            # ONNX Runtime writes out an operator without a BF16 kernel with others, which may admit no BF16.
+            if "bfloat16" not in error.message or not _is_valid(self.model):
                 raise
 
-    def _is_written_out_in_bf16(self, error: EngineError) -> bool:
-        """Whether ONNX Runtime writes out an operator without a BF16 kernel with others that admit no BF16."""
-        import onnx.checker
 
-        if "bfloat16" not in error.message:
-            return False
-        try:
-            onnx.checker.check_model(str(self.model), full_check=True)
-        except Exception:  # onnx raises several kinds
-            return False
-        return True
+def _is_valid(model: Path) -> bool:
+    import onnx.checker
+
+    try:
+        onnx.checker.check_model(str(model), full_check=True)
+    except Exception:  # onnx raises several kinds
+        return False
+    return True
 
 
-def check_loads(path: Path, name: str, call: Callable[[OpenJob], Failure | None] | None = None) -> tuple[str, ...]:
-    """Open a model once as a user would.
+def check_loads(path: Path, name: str, worker: Worker | None = None) -> tuple[str, ...]:
+    """Open a model once as a user would, in a worker of its own where none is given.
 
     Returns:
         A warning where it loads without ONNX Runtime's graph optimisations only.
@@ -86,15 +86,15 @@ def check_loads(path: Path, name: str, call: Callable[[OpenJob], Failure | None]
     Raises:
         ModelError: it does not load.
     """
-    call = call or _in_own_worker
-    failure = call(OpenJob(path))
-    if failure is None or failure.kind not in _OF_THE_MODEL:
-        return ()
-    plain = call(OpenJob(path, optimise=False))
-    if plain is not None and plain.kind not in _OF_THE_MODEL:
-        return ()
+    with Worker() if worker is None else nullcontext(worker) as opening:
+        failure = opening.call(OpenJob(path), _TIMEOUT_S)
+        if failure is None or failure.kind not in _OF_THE_MODEL:
+            return ()
+        plain = opening.call(OpenJob(path, optimise=False), _TIMEOUT_S)
     if plain is None:
         return (f"{name} loads in ONNX Runtime without graph optimisations only: {failure.message}",)
+    if plain.kind not in _OF_THE_MODEL:
+        return ()
     hint = f"onnxruntime.InferenceSession({str(path)!r}) says the same: convert or export it again"
     if any(words in plain.message for words in _UNKNOWN_OPERATOR):
         hint = "ONNX Runtime itself must know every operator: export the model with ONNX's own, or with local functions"
@@ -121,10 +121,3 @@ def check_written(path: Path, name: str, source: Path) -> tuple[str, ...]:
     except ModelError:
         return (f"{fault}; nor does {source}, so it is not shown that the rewritten model is sound",)
     raise ModelError(fault, f"{source} loads, so this is a fault of mptune: report it with the model and the plan")
-
-
-def _in_own_worker(job: OpenJob) -> Failure | None:
-    from mptune.processes.parent import Worker
-
-    with tempfile.TemporaryDirectory(prefix="mptune-open-") as folder, Worker(Path(folder)) as worker:
-        return worker.call(job, _TIMEOUT_S)

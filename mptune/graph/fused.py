@@ -9,10 +9,9 @@ for hazards. It holds in FP16: the same nodes in BF16 are not always fused, so e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.facts import facts_of
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision
@@ -28,11 +27,9 @@ class FusedNodes(JsonForm):
 
     Attributes:
         nodes: names of the nodes, all of one group, in topological order; the last one computes the result.
-        source: the value that a norm normalises, which its kernel may read in FP32 (``fused_reads``); else "".
     """
 
     nodes: tuple[str, ...]
-    source: str = ""
 
 
 def of_model(model: Model, fused: Iterable[FusedNodes]) -> tuple[FusedNodes, ...]:
@@ -56,25 +53,3 @@ def values_inside(model: Model, fused: Iterable[FusedNodes]) -> frozenset[str]:
     scalars = {i for node in inside for i in node.inputs if i and facts.is_scalar(i)}
     constants = {name for name in scalars if all(reader.name in names for reader in facts.readers(name))}
     return frozenset(constants.union(out for node in inside for out in node.outputs if out))
-
-
-def fused_reads(types: ValueTypes, fused: Sequence[FusedNodes]) -> Mapping[int, tuple[str, frozenset[int]]]:
-    """Where a norm takes the FP32 value that it normalises as it is, though its group is FP16.
-
-    ONNX Runtime takes a Cast in front of a norm into the norm's kernel, which reads FP32 beside FP16 weights, where
-    nothing else reads what the Cast computes (``layer_norm_fusion.cc``: has_leading_cast). So the value is not rounded
-    if no node but the norm's own reads it in FP16 (``benchmarks.roundings`` of commit 672f8217).
-
-    Returns:
-        Node that reads a norm's source -> the source, and the nodes beside the norm that may read it reduced.
-    """
-    model, cast_sources = types.model, {cast.source for cast in types.own.casts}
-    index = {node.name: node.index for node in model.nodes}
-    others: dict[int, tuple[str, frozenset[int]]] = {}
-    for operator in fused:
-        source, members = operator.source, {index[name] for name in operator.nodes}
-        if source and source not in cast_sources and source not in types.constants:
-            nodes = [model.nodes[k] for k in model.consumers.get(source, ())]
-            readers = {n.index for n in nodes if source in [n.inputs[slot] for slot in types.rules[n.index].inputs]}
-            others.update(dict.fromkeys(readers & members, (source, frozenset(readers - members))))
-    return others

@@ -15,7 +15,7 @@ from mptune.data.calibration import load_calibration
 from mptune.data.samples import CalibrationSet
 from mptune.engines.base import Failure
 from mptune.engines.context import RunContext
-from mptune.engines.toolchains.toolchain import PredictedToolchain
+from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.finding import Finding
 from mptune.graph.casting.value_types import unsupported, value_types
 from mptune.graph.facts import facts_of, node_rule
@@ -130,9 +130,9 @@ def observe_values(
     with tempfile.TemporaryDirectory(prefix="mptune-inspect-") as folder:
         context = RunContext.in_folder(grouped, Path(folder), SearchSettings(precisions=tuple(precisions)))
         samples.save(context.samples("search"))
-        with PredictedToolchain(None, load_target("cpu"), context) as toolchain:
-            ranges = toolchain.reference_model.observe(stage)
-            reference = ranges if isinstance(ranges, Failure) else toolchain.reference_model.reference("search")
+        with Toolchain(None, load_target("cpu"), context) as toolchain:
+            ranges = toolchain.observe(stage)
+            reference = ranges if isinstance(ranges, Failure) else toolchain.reference("search")
     if isinstance(ranges, Failure):
         gone = replace(ranges, log_path=None)
         raise did_not_run("the model cannot be observed in FP32", gone, grouped.model)

@@ -37,14 +37,6 @@ class Job(Protocol[T_co]):
         ...
 
 
-class Call(Protocol):
-    """Runs a job in the worker; in the parent."""
-
-    def __call__(self, job: Job[T], /) -> T | Failure:
-        """Its result, or the failure."""
-        ...
-
-
 class WorkerState:
     """What the worker keeps from job to job, and its end of the connection (None where a job runs without a parent)."""
 

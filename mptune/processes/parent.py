@@ -24,7 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Pipe, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -49,7 +49,7 @@ _END_TIMEOUT_S = 10.0
 _SHOWING_S = 0.2
 _RETIRING = frozenset({FailureKind.OUT_OF_MEMORY, FailureKind.DEVICE_LOST, FailureKind.CRASH})
 """After these the process is replaced: its CUDA context may be lost, or its memory exhausted."""
-_ABORTED = Failure(Stage.START, FailureKind.WORKER, "the worker was stopped")
+_CLOSED = Failure(Stage.START, FailureKind.WORKER, "the worker was closed")
 T = TypeVar("T")
 
 
@@ -57,165 +57,155 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
     """The parent's end. Starts the process at the first call, and again after a crash, a timeout or ``max_jobs``.
 
     Thread-safe: calls queue up. The process ends when the worker is closed or the parent ends, however that ends.
+
+    Attributes:
+        logs_dir: where logs of failed jobs are written; None writes none.
+        settings: deadlines, and how many jobs a process gets.
+        on_progress: called with the progress of a long job, in the thread that waits for it.
+        on_question: answers what a job asks (``WorkerState.ask``), in that thread. Its time does not count.
+        is_closed: no job runs any more.
     """
 
     def __init__(
-        self, logs_dir: Path, settings: WorkerSettings | None = None, environment: Mapping[str, str] | None = None
+        self,
+        logs_dir: Path | None = None,
+        settings: WorkerSettings | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
-        """The process starts at the first call, with more environment variables than this one's."""
+        """``environment`` has more variables of the process than this one's."""
+        self.logs_dir = logs_dir
+        self.settings = settings or WorkerSettings()
         self.on_progress: Callable[[Progress], None] = lambda progress: None
-        """Called with the progress of a long job, in the thread that waits for it."""
         self.on_question: Callable[[Any], Any] = lambda question: None
-        """Answers what a job asks (``WorkerState.ask``), in the thread that waits for it. Its time does not count."""
-        self._logs_dir = logs_dir
-        self._settings = settings or WorkerSettings()
         self._environment = dict(environment or {})
         self._lock = threading.Lock()
         self._process: WorkerProcess | None = None
-        self._ending: WorkerProcess | None = None
-        self._is_aborted = False
+        self.is_closed = False
 
     @property
     def pid(self) -> int | None:
         """Process number of the worker; None while there is none."""
         return None if self._process is None else self._process.popen.pid
 
-    def call(self, job: Job[T], timeout_s: float) -> T | Failure:
+    def call(self, job: Job[T], timeout_s: float | None = None) -> T | Failure:
         """Run a job in the worker; raises an ``MptuneError`` that the job raised.
 
-        ``timeout_s`` is from its start until its result is read; until its start the worker has ``start_timeout_s``.
+        ``timeout_s`` is from its start until its result is read, by default what a build and a measurement may take;
+        until its start the worker has ``start_timeout_s``.
         """
+        if timeout_s is None:
+            timeout_s = self.settings.build_timeout_s + self.settings.measure_timeout_s
         with self._lock:
             try:
                 return self._call(job, timeout_s)
             except BaseException as error:
                 # An MptuneError is an answer. Anything else (Ctrl-C) left a job running whose result nobody reads.
                 if not isinstance(error, MptuneError):
-                    self._free()
+                    self._end(kills=True)
                 raise
 
     def restart(self) -> None:
-        """Have the next call start a new process; this one ends while that one starts."""
+        """End the process; the next call starts a new one."""
         with self._lock:
             self._end()
-
-    def leave(self) -> None:
-        """Leave the process, with the libraries that it has loaded, to another worker; ``end_idle`` ends it."""
-        with self._lock:
-            process, self._process = self._process, None
-            if process is not None:
-                _idle.append(process)
 
     def close(self) -> None:
-        """Let the process end by itself, else kill it. Idempotent; a later call starts a new one."""
-        with self._lock:
-            self._end()
-            self._wait_for_end()
+        """End the process for good: by itself, or killed where another thread waits for its job. Idempotent.
 
-    def abort(self) -> None:
-        """Kill the process from another thread than that of a call, which fails then, as every later one does."""
-        self._is_aborted = True
-        process = self._process
-        if process is not None:
+        That job fails then, as every later one does.
+        """
+        self.is_closed = True
+        if self._lock.acquire(blocking=False):
+            try:
+                self._end()
+            finally:
+                self._lock.release()
+        elif (process := self._process) is not None:
             kill_tree(process.popen)
 
     def __exit__(self, *exception: object) -> None:
         self.close()
 
     def _call(self, job: Job[T], timeout_s: float) -> T | Failure:
-        if self._process is not None and self._process.jobs == self._settings.max_jobs:
+        if self._process is not None and self._process.jobs == self.settings.max_jobs:
             self._end()
         while True:
             if self._process is not None and not self._process.is_alive:
-                self._free()
-            left = self._process or _take_idle(self._environment)
+                self._end(kills=True)
+            used = self._process
             try:
-                process = self._process = left or WorkerProcess(self._environment)
+                process = self._process = used or WorkerProcess(self._environment)
             except OSError as error:
                 return Failure(Stage.START, FailureKind.WORKER, f"the worker process could not be started: {error}")
-            self._wait_for_end()  # No two processes of a worker have jobs: they share the device and its memory.
-            result: T | Failure = _ABORTED
-            if not self._is_aborted:  # After this ``abort`` kills the process itself.
-                result = process.exchange(job, self._settings.start_timeout_s, timeout_s, self)
-            if self._is_aborted:
-                self._free()
-                return _ABORTED
+            result: T | Failure = _CLOSED
+            if not self.is_closed:  # After this ``close`` kills the process itself.
+                result = process.exchange(job, timeout_s, self)
+            if self.is_closed:
+                self._end(kills=True)
+                return _CLOSED
             if not isinstance(result, Failure):
                 return result
             # A process that does not begin a job crashed, or is stuck, in what the last one left: a new one takes it.
-            if left is None or process.stage is not Stage.START:
+            if used is None or process.stage is not Stage.START:
                 break
-        log_path = process.write_log(self._logs_dir, type(job).__name__)
         if process.stage is Stage.START:
             text = f"the worker process did not start: {result.message}"
-            return Failure(Stage.START, FailureKind.WORKER, text, log_path)
-        return replace(result, log_path=log_path)
+            result = Failure(Stage.START, FailureKind.WORKER, text)
+        return replace(result, log_path=process.write_log(self.logs_dir, type(job).__name__))
 
-    def _end(self) -> None:
-        """Have the process end by itself."""
+    def _end(self, *, kills: bool = False) -> None:
         process, self._process = self._process, None
         if process is not None:
-            self._wait_for_end()
-            process.connection.close()
-            self._ending = process
-
-    def _wait_for_end(self) -> None:
-        process, self._ending = self._ending, None
-        if process is not None:
-            process.close()
-
-    def _free(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.free()
+            process.end(kills=kills)
 
 
 class WorkerProcess:
     """A process that runs jobs, one after the other.
 
     Attributes:
-        environment: the variables that it got beside those of this process.
         jobs: number of jobs that it was given.
         stage: that the job in work has reached; ``START`` until the process begins it.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         """Start it; OSError where that cannot be done."""
-        self.environment = environment
         self.jobs = 0
         self.stage = Stage.START
-        with contextlib.ExitStack() as stack:
-            ours, theirs = map(stack.enter_context, socket.socketpair())
-            # A file without a name, to which the process appends what it prints, native code and its children included.
-            output = stack.enter_context(tempfile.TemporaryFile())
-            fcntl.fcntl(output, fcntl.F_SETFL, fcntl.fcntl(output, fcntl.F_GETFL) | os.O_APPEND)
+        self.connection, theirs = Pipe()
+        # A file without a name, to which the process appends what it prints, native code and its children included.
+        self._output, path = tempfile.mkstemp()
+        Path(path).unlink()
+        fcntl.fcntl(self._output, fcntl.F_SETFL, fcntl.fcntl(self._output, fcntl.F_GETFL) | os.O_APPEND)
+        variables = {
+            "ORT_DISABLE_TELEMETRY": "1",  # ONNX Runtime 1.29 and later collect facts about models and the machine.
+            "PYTHONPATH": os.pathsep.join(absolute_sys_path()),
+            "PYTHONSAFEPATH": "1",  # The working directory must not shadow modules (Python 3.11 and up).
+        }
+        try:
             self.popen = subprocess.Popen(
                 [sys.executable, "-m", "mptune.processes", str(theirs.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
+                stdout=self._output,
+                stderr=self._output,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,  # Ctrl-C reaches the parent alone.
-                env={
-                    **os.environ,
-                    **environment,
-                    # Keeps ONNX Runtime 1.29 and later from collecting names of models and facts about the machine.
-                    "ORT_DISABLE_TELEMETRY": "1",
-                    "PYTHONPATH": os.pathsep.join(absolute_sys_path()),
-                    "PYTHONSAFEPATH": "1",  # The working directory must not shadow modules (Python 3.11 and up).
-                },
+                env={**os.environ, **environment, **variables},
             )
+        except OSError:
+            os.close(self._output)
+            raise
+        finally:
+            theirs.close()
+        with socket.socket(fileno=os.dup(self.connection.fileno())) as ours:
             for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
                 ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", _STALL_S, 0))
-            self._output = os.dup(output.fileno())
-            self.connection = Connection(ours.detach())
 
     @property
     def is_alive(self) -> bool:
         """Whether it can take a job."""
         return not self.connection.closed and self.popen.poll() is None
 
-    def exchange(self, job: Job[T], start_timeout_s: float, timeout_s: float, worker: Worker) -> T | Failure:
+    def exchange(self, job: Job[T], timeout_s: float, worker: Worker) -> T | Failure:
         """Run a job; ``worker`` receives its progress and answers its questions. Raises the job's ``MptuneError``.
 
         After a failure the process is killed, unless it is fit for the next job.
@@ -226,7 +216,7 @@ class WorkerProcess:
         self.stage = Stage.START
         try:
             self._send(job)
-            limit_s = left_s = start_timeout_s
+            limit_s = left_s = worker.settings.start_timeout_s
             turned = time.monotonic()
             while left_s > -_OVERTIME_S:
                 is_ready = bool(wait([self.connection], min(max(left_s, 0.0), _TICK_S)))
@@ -241,7 +231,13 @@ class WorkerProcess:
                     if not self.is_alive:  # There is no end of file where a process that it forked holds the socket.
                         left_s = min(left_s, 0.0)
                     continue
-                kind, value = self._receive()
+                try:
+                    kind, value = pickle.loads(self.connection.recv_bytes())
+                except Exception as error:
+                    if isinstance(error, (EOFError, OSError)) and not isinstance(error, BlockingIOError):
+                        raise self._cause_of_death() from None
+                    text = f"the worker's answer cannot be read: {type(error).__name__}: {error}"
+                    raise EngineError(FailureKind.ERROR, text) from error
                 if kind == "stage":
                     if self.stage is Stage.START:
                         limit_s = left_s = timeout_s
@@ -275,17 +271,6 @@ class WorkerProcess:
         with contextlib.suppress(OSError):  # A process that is gone, or does not read, gives no answer either.
             self.connection.send_bytes(message)
 
-    def _receive(self) -> tuple[str, Any]:
-        """The next message; EngineError where there is none."""
-        try:
-            kind, value = pickle.loads(self.connection.recv_bytes())
-        except Exception as error:
-            if isinstance(error, (EOFError, OSError)) and not isinstance(error, BlockingIOError):  # end of file
-                raise self._cause_of_death() from None
-            text = f"the worker's answer cannot be read: {type(error).__name__}: {error}"
-            raise EngineError(FailureKind.ERROR, text) from error
-        return kind, value
-
     def _cause_of_death(self) -> EngineError:
         """Why the process is gone, by its exit status and what it printed last."""
         try:
@@ -309,33 +294,31 @@ class WorkerProcess:
             with contextlib.suppress(OSError):  # a full disk
                 os.write(self._output, f"\n[... at least {size - 2 * KEEP_BYTES} bytes left out ...]\n".encode() + end)
 
-    def write_log(self, folder: Path, name: str) -> Path | None:
+    def write_log(self, folder: Path | None, name: str) -> Path | None:
         """Write what the job printed to a new file; None where that fails: a full disk must not hide the failure."""
+        if folder is None:
+            return None
         self._shorten_output(2 * KEEP_BYTES)
         path = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{self.popen.pid}-{self.jobs:03d}-{name}.log"
-        try:
+        with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
             path.write_bytes(os.pread(self._output, 3 * KEEP_BYTES, 0))
-        except OSError:
-            return None
-        return path
+            return path
+        return None
 
     def kill(self) -> None:
         """Kill the whole tree; what was printed stays."""
         kill_tree(self.popen)
         self.connection.close()
 
-    def free(self) -> None:
-        """Kill the whole tree, and forget what was printed."""
-        self.kill()
-        os.close(self._output)
-
-    def close(self) -> None:
-        """Let the process end by itself (end of file on its connection), within a limit; then kill what is left."""
+    def end(self, *, kills: bool = False) -> None:
+        """Let the process end by itself (end of file on its connection) for a while; then kill what is left."""
         self.connection.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.popen.wait(_END_TIMEOUT_S)
-        self.free()
+        if not kills:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.popen.wait(_END_TIMEOUT_S)
+        kill_tree(self.popen)
+        os.close(self._output)
 
 
 def kill_tree(process: subprocess.Popen[bytes]) -> None:
@@ -363,26 +346,8 @@ def absolute_sys_path() -> tuple[str, ...]:
     return tuple(str(Path(entry).absolute()) if entry else str(Path.cwd()) for entry in sys.path)
 
 
-_idle: list[WorkerProcess] = []
-"""Processes that a worker left (``leave``) to the next one that wants the same environment variables."""
-
-
-def _take_idle(environment: Mapping[str, str]) -> WorkerProcess | None:
-    for process in _idle:
-        if process.environment == environment and process.is_alive:
-            _idle.remove(process)
-            return process
-    return None
-
-
-def end_idle() -> None:
-    """End the processes that no worker took."""
-    while _idle:
-        _idle.pop().close()
-
-
 def run_once(job: Job[T], timeout_s: float) -> T | str:
     """The result of a job in a worker of its own, or why it failed."""
-    with tempfile.TemporaryDirectory(prefix="mptune-probe-") as folder, Worker(Path(folder)) as worker:
+    with Worker() as worker:
         result = worker.call(job, timeout_s)
-        return result.message if isinstance(result, Failure) else result  # The log goes with the folder.
+    return result.message if isinstance(result, Failure) else result

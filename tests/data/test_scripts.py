@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -163,3 +164,38 @@ def scripts_processes() -> list[psutil.Process]:
 
 def test_a_process_that_a_script_forked_ends_with_it(script: Path) -> None:
     assert load_metric(f"{script}:forks")({}, {}) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "spec", "match", "hint"),
+    [
+        ("", "none.py:f", "no such file", "Python file"),
+        ("def f(o, r): ...", "metrics.py", "names no function", "script.py:function"),
+        ("def endpoint(o, r): ...", "metrics.py:endpont", "has no function 'endpont'", "'endpoint'"),
+        ("x = 1", "metrics.py:f", "has no function 'f'", "def metric(outputs, reference)"),
+        ("f = 3", "metrics.py:f", "has no function 'f'", "def metric"),
+        ("", "metric.txt:f", "names no function", ".py"),
+        ("def f(:", "metrics.py:f", "failed to load: SyntaxError", "python metrics.py"),
+        ("import no_such_module_here", "metrics.py:f", "failed to load: ModuleNotFoundError", "python metrics.py"),
+        ("raise SystemExit(3)", "metrics.py:f", "failed to load: SystemExit: 3", "python metrics.py"),
+    ],
+)
+def test_what_is_no_metric(text: str, spec: str, match: str, hint: str, tmp_path: Path) -> None:
+    (tmp_path / "metrics.py").write_text(text)
+    before = list(sys.path)
+    with pytest.raises(DataError, match=match) as caught:
+        load_metric(str(tmp_path / spec))
+    assert hint in caught.value.hint
+    assert "\n" not in caught.value.message
+    assert sys.path == before
+
+
+def test_a_script_can_import_its_neighbours_and_hold_dataclasses(tmp_path: Path) -> None:
+    (tmp_path / "mptune_test_neighbour.py").write_text("FACTOR = 2.0")
+    (tmp_path / "metrics.py").write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+        "from mptune_test_neighbour import FACTOR\n"
+        "@dataclass\nclass Scale:\n    by: float\n"
+        "def metric(outputs, reference):\n    return Scale(FACTOR).by\n"
+    )
+    assert load_metric(f"{tmp_path / 'metrics.py'}:metric")({}, {}) == 2.0

@@ -22,11 +22,10 @@ from typing import Any
 import pytest
 
 from mptune.diagnosis import engines as diagnosed_engines
-from mptune.engines import environment
+from mptune.engines import environment, workers
 from mptune.engines.backends import tensorrt as tensorrt_backend
 from mptune.engines.cuda import runtime
 from mptune.engines.ort import cuda_session
-from mptune.engines.toolchains import toolchain
 from mptune.processes import child, parent
 from mptune.processes.child import WorkerState
 from mptune.processes.failure import Progress
@@ -97,7 +96,7 @@ asked = " ".join(sys.argv)
 if "uuid" in asked:
     print("0, GPU-1, {gpu}, {capability}, {memory}, {driver}")
 elif "clocks.sm" in asked:
-    print("0, {gpu}, {memory}, {used}, {driver}, {clocks}")
+    print("0, {gpu}, {driver}, {memory}, {used}, {clocks}")
 elif "--query" not in asked:
     print("| NVIDIA-SMI {driver}    Driver Version: {driver}    CUDA Version: {cuda} |")
 """
@@ -150,7 +149,7 @@ def become(name: str, folder: Path, *, is_alone: bool = False) -> Iterator[Here]
         if is_alone:
             patch.setitem(sys.modules, "tensorrt", tensorrt())
             patch.setattr(runtime, "runtime", cuda_runtime)
-            for module in (parent, toolchain, diagnosed_engines):
+            for module in (parent, workers, diagnosed_engines):
                 patch.setattr(module, "Worker", _WorkerHere)
         yield Here(machine, folder / "broken.log")
     _forget()
@@ -175,7 +174,7 @@ class _WorkerHere(parent.Worker):
 
     _state: WorkerState | None = None
 
-    def call(self, job: Any, timeout_s: float) -> Any:
+    def call(self, job: Any, timeout_s: float | None = None) -> Any:
         self._state = self._state or _StateHere(self)
         answer = child.run_job(pickle.dumps(job), self._state)
         self._state.drop(child.TRANSIENT)
@@ -263,4 +262,4 @@ def _forget() -> None:
     importlib.invalidate_caches()
     for found in (tensorrt_backend.find_library, runtime.runtime, cuda_runtime):
         found.cache_clear()
-    cuda_session.forget_probes()
+    cuda_session._reasons.clear()

@@ -33,6 +33,16 @@ def run_here(job: Job[T]) -> T:
         state.close()
 
 
+class InProcess:
+    """Stands for a worker, and runs its jobs in this process."""
+
+    def __init__(self, state: WorkerState) -> None:
+        self.state = state
+
+    def call(self, job: Job[T], timeout_s: float | None = None) -> T:
+        return job.run(self.state)
+
+
 def make_context(
     model: Model, folder: Path, samples: dict[str, np.ndarray], count: int = 4, settings: SearchSettings | None = None
 ) -> RunContext:

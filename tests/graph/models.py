@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 from onnx import TensorProto, helper, numpy_helper
 
 
@@ -44,6 +45,14 @@ def model(
     proto = helper.make_graph(list(nodes), "test", list(inputs), list(outputs), list(initializers), **graph)
     imports = [helper.make_opsetid("", opset), helper.make_opsetid("com.example", 1)]
     return helper.make_model(proto, opset_imports=imports, ir_version=9, producer_name="tests")
+
+
+def text(graph: str, *constants: onnx.TensorProto, opset: int = 17) -> onnx.ModelProto:
+    """A model in ONNX's text form, from its inputs on, with these constants besides those that it states."""
+    domains = f'"" : {opset}, "com.example" : 1, "com.microsoft" : 1'
+    proto: onnx.ModelProto = onnx.parser.parse_model(f"<ir_version: 9, opset_import: [{domains}]> test {graph}")
+    proto.graph.initializer.extend(constants)
+    return proto
 
 
 def save(proto: onnx.ModelProto, folder: Path, name: str = "model.onnx") -> Path:

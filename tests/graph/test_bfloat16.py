@@ -10,12 +10,13 @@ import pytest
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
-from mptune.graph.hazards.hazard import BF16_MAX
 from mptune.graph.loading.tensors import from_stored, to_stored
 from mptune.graph.precision import Precision, add_precision, remove_precision
 from mptune.graph.writing.model_file import rounding_nodes
 from tests.graph.helpers import run
 from tests.graph.models import model, value
+
+BF16_MAX = Precision.BF16.largest
 
 RNG = np.random.default_rng(0)
 EDGES = np.array([0.0, -0.0, np.inf, -np.inf, BF16_MAX, 3.4028235e38, -3.4028235e38, 1e-45, 9.2e-41, 1.0], np.float32)

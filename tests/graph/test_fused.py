@@ -20,7 +20,7 @@ from tests.graph.hazards.observed import seen_at
 from tests.graph.helpers import run
 from tests.graph.norms_written_out import GAIN, LARGE, ROWS, WIDTH, X, rms_norm
 
-NORM = FusedNodes(("n_q", "n_m", "n_a", "n_s", "n_d", "n_y"), "h")
+NORM = FusedNodes(("n_q", "n_m", "n_a", "n_s", "n_d", "n_y"))
 INSIDE = {"q", "m", "a", "s", "d", "two", "eps"}
 H = X  # the product before the norm is one with the identity
 GENERATOR = np.random.default_rng(1)
@@ -56,40 +56,22 @@ class Case:
         return self.grouped.uniform(Precision.FP32).replace(chosen)
 
     def emulated(self, plan: PrecisionPlan) -> dict[str, np.ndarray]:
-        """By one model for the plan, and the same by switches of both kinds."""
-        path = Emulator(self.grouped, self.bank, self.norms).write(plan, self.folder / "emulated.onnx")
-        values = run(path, {"x": self.x})
-        for branches in (False, True):
-            emulator = Emulator(self.grouped, self.bank, branches=branches, fused=self.norms)
-            path = emulator.write_switched(self.folder / "switched.onnx", [group.id for group in self.grouped.groups])
-            on = emulator.on(plan)
-            switches = {name: np.array(name in on) for name in emulator.switches[Precision.FP16].values()}
-            for name, other in run(path, {"x": self.x, **switches}, ["SimplifiedLayerNormFusion"]).items():
-                np.testing.assert_allclose(other, values[name], rtol=1e-6, err_msg=f"{name}, branches={branches}")
+        """By one model for the plan, and the same by switches."""
+        emulator = Emulator(self.grouped, self.bank, self.norms)
+        values = run(emulator.write(plan, self.folder / "emulated.onnx"), {"x": self.x})
+        path = emulator.write_switched(self.folder / "switched.onnx", [group.id for group in self.grouped.groups])
+        on = emulator.on(plan)
+        switches = {name: np.array(name in on) for name in emulator.switches[Precision.FP16].values()}
+        for name, other in run(path, {"x": self.x, **switches}, ["SimplifiedLayerNormFusion"]).items():
+            np.testing.assert_allclose(other, values[name], rtol=1e-6, err_msg=name)
         return values
 
 
-def test_its_steps_are_not_rounded_and_what_it_reads_alone_is_not_either(tmp_path: Path) -> None:
-    case = Case(rms_norm(tmp_path), tmp_path, (NORM,))
-    (values,) = case.emulated(case.plan("n_y")).values()
-    assert same(values, kernel(H)) > 0.99 > same(values, kernel(half(H)))
-
-
-def test_what_others_read_in_fp16_too_is_rounded(tmp_path: Path) -> None:
+def test_its_steps_are_not_rounded_and_what_it_reads_is(tmp_path: Path) -> None:
     case = Case(rms_norm(tmp_path, read_twice=True), tmp_path, (NORM,))
-    both = case.emulated(case.plan("n_y", "n_z"))
-    assert same(both["y"], kernel(half(H))) > 0.99
-    alone = case.emulated(case.plan("n_y"))
-    assert same(alone["y"], kernel(H)) > 0.99
-    np.testing.assert_array_equal(alone["z"], H * GAIN)
-    other = case.emulated(case.plan("n_z"))
-    np.testing.assert_array_equal(other["z"], half(half(H) * half(GAIN)))
-
-
-def test_what_it_reads_is_rounded_where_that_is_computed_in_fp16(tmp_path: Path) -> None:
-    case = Case(rms_norm(tmp_path), tmp_path, (NORM,))
-    (values,) = case.emulated(case.plan("n_h", "n_y")).values()
-    assert same(values, kernel(half(H))) > 0.99
+    for nodes in (["n_y"], ["n_y", "n_z"], ["n_h", "n_y"]):
+        assert same(case.emulated(case.plan(*nodes))["y"], kernel(half(H))) > 0.99 > same(kernel(H), kernel(half(H)))
+    np.testing.assert_array_equal(case.emulated(case.plan("n_y"))["z"], H * GAIN)
 
 
 def test_node_by_node_its_squares_overflow(tmp_path: Path) -> None:
@@ -139,16 +121,16 @@ def test_what_it_reads_is_one_all_the_same(tmp_path: Path) -> None:
 
 def test_a_constant_that_others_read_is_not_inside(tmp_path: Path) -> None:
     model = rms_norm(tmp_path, end="by the inverse")
-    norm = FusedNodes(("n_q", "n_m", "n_a", "n_s", "n_r", "n_d", "n_y"), "h")
+    norm = FusedNodes(("n_q", "n_m", "n_a", "n_s", "n_r", "n_d", "n_y"))
     assert values_inside(model, (norm,)) == INSIDE | {"r", "one"}
-    part = FusedNodes(("n_q", "n_m", "n_a"), "h")
+    part = FusedNodes(("n_q", "n_m", "n_a"))
     assert "one" not in values_inside(model, (part,))
 
 
 def test_as_json(tmp_path: Path) -> None:
-    norms = (NORM, FusedNodes(NORM.nodes, "h"), FusedNodes(("gone", "n_y"), "h"))
+    norms = (NORM, FusedNodes(("gone", "n_y")))
     assert tuple(FusedNodes.from_json(norm.to_json()) for norm in norms) == norms
-    assert of_model(rms_norm(tmp_path), norms) == norms[:2]
+    assert of_model(rms_norm(tmp_path), norms) == norms[:1]
 
 
 @pytest.mark.parametrize("norms", [(), (NORM,)])

@@ -22,6 +22,7 @@ from mptune.processes.child import WorkerState
 from mptune.settings import DataSettings, SearchSettings
 from mptune.tuning.reasons.reference import training_findings, without_repetition
 from mptune.tuning.steps.baseline import check_reference
+from tests.engines.engine_support import InProcess
 from tests.graph import models
 from tests.zoo.fp32 import Specimen, specimens
 
@@ -45,7 +46,7 @@ def in_process(specimen: Specimen, folder: Path) -> tuple[Finding, ...]:
     data.save(context.samples("search"))
     state = WorkerState()
     try:
-        report = ReferenceModel(context, "cpu", lambda job: job.run(state)).reference("search")
+        report = ReferenceModel(context, "cpu", InProcess(state)).reference("search")
     finally:
         state.close()
     findings = (*training_findings(model, "inspect", is_run=True), *check_reference(report, "inspect", skip=True))

@@ -31,7 +31,7 @@ LEAST_IOU = 0.5  # intersection over union from which two boxes are the same, as
 # Rows further apart, root mean square over the columns in standard deviations of each, are different rows; nearer than
 # the second, they are the same, boxes without an area included.
 MOST_DISTANCE, SAME_DISTANCE = 1.0, 0.05
-_MOST_PAIRS = 4_000_000  # costs that are held at a time, 32 MiB; more rows are paired with their nearest neighbours
+_MOST_PAIRS = 4_000_000  # costs that are held at a time, 32 MiB; more rows are compared in their order
 _OTHER_COLUMNS = 0.1  # weight of a row's other columns beside intersection over union, which is at most 1
 _MOST_COLUMNS = 64  # of an output, by which rows are distinguished; masks and features have thousands
 _FAR = 1e9  # stands for NaN and Inf: such rows have no partner
@@ -175,12 +175,9 @@ class RowSet:
                 members.setdefault(key.tobytes(), ([], []))[side].append(k)
         pairs = [np.zeros((2, 0), np.intp)]
         for a, b in members.values():
-            if not self.floats:
-                together = np.tile(np.arange(min(len(a), len(b))), (2, 1))
-            elif len(a) * len(b) <= _MOST_PAIRS:
+            together = np.tile(np.arange(min(len(a), len(b))), (2, 1))
+            if self.floats and len(a) * len(b) <= _MOST_PAIRS:
                 together = _assign(floats[a], its_floats[b], boxes[a], its_boxes[b])
-            else:
-                together = _nearest(floats[a], its_floats[b])
             pairs.append(np.stack([np.array(a, np.intp)[together[0]], np.array(b, np.intp)[together[1]]]))
         return np.concatenate(pairs, axis=1)
 
@@ -218,17 +215,6 @@ def _assign(floats: Floats, its_floats: Floats, boxes: Floats, its_boxes: Floats
         possible = (overlap >= LEAST_IOU) | (apart <= SAME_DISTANCE)
     a, b = linear_sum_assignment(np.where(possible, costs, 1e6))  # it needs finite costs
     return np.stack([a, b])[:, possible[a, b]]
-
-
-def _nearest(mine: Floats, its: Floats) -> Indices:
-    """The pairs of rows that are each other's nearest, shape (2, pairs): for more rows than costs can be held of."""
-    from scipy.spatial import cKDTree  # Slow to import, and few models need it.
-
-    distance, nearest = cKDTree(its).query(mine, distance_upper_bound=MOST_DISTANCE * math.sqrt(mine.shape[1]))
-    _, back = cKDTree(mine).query(its)
-    near = np.flatnonzero(np.isfinite(distance))
-    near = near[back[nearest[near]] == near]
-    return np.stack([near, nearest[near]])
 
 
 def aligned_rows(row_sets: Sequence[RowSet], got: Arrays, wanted: Arrays) -> dict[str, AlignedRows]:

@@ -35,23 +35,14 @@ def _judged(
     labels: Arrays,
     fits: Callable[[np.ndarray], bool],
     kind: str,
-    *,
-    is_dense: bool = False,
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """Name, values and target of each output that a metric judges: the label of its name, or the only label; without
-    labels the reference.
-
-    ``fits`` says by the reference whether an output is of the metric's kind, ``kind`` is that in words. Where
-    ``is_dense``, a label is as large as its output: one without its name that is not belongs to another metric, and the
-    reference is the target.
+    labels the reference. ``fits`` says by the reference whether an output is of the metric's kind.
     """
     fitting = [name for name, array in references.items() if isinstance(array, np.ndarray) and fits(array)]
     if not fitting:
         hint = "use relative_l2, or your own script.py:function"
         raise DataError(f"{metric} found no output of {kind}, of one shape for all samples", hint)
-    if is_dense and not any(name in labels for name in fitting):
-        sizes = {np.size(references[name]) for name in fitting}
-        labels = {name: label for name, label in labels.items() if np.size(label) in sizes}
     targets: Arrays = {name: array for name, array in (labels or references).items() if name in fitting}
     if len(labels) == len(fitting) == 1:
         targets = {fitting[0]: next(iter(labels.values()))}
@@ -179,7 +170,7 @@ def endpoint_error(outputs: Arrays, references: Arrays, inputs: Arrays, labels: 
         return array.dtype.kind == "f" and array.ndim == 4 and 2 in (array.shape[1], array.shape[3])
 
     values, kind = [], "shape (N, 2, H, W) or (N, H, W, 2)"
-    for name, output, target in _judged("endpoint_error", outputs, references, labels, fits, kind, is_dense=True):
+    for name, output, target in _judged("endpoint_error", outputs, references, labels, fits, kind):
         got, wanted = components_first(output.astype(np.float64)), components_first(target)
         if got.shape != wanted.shape:
             text = f"endpoint_error: output {name!r} has shape {output.shape}, its target {target.shape}"
@@ -194,9 +185,9 @@ def mean_average_precision(outputs: Arrays, references: Arrays, inputs: Arrays, 
     """Mean average precision over the classes and the IoU thresholds 0.5 to 0.95, 0 to 1, as of COCO.
 
     Outputs: by name, ``boxes`` [N, M, 4] as corners, ``scores`` [N, M] with ``classes`` [N, M], or ``scores``
-    [N, M, C]; or one tensor [N, M, 6] of corners, score and class. Names need only contain these words. Arrays may also
-    be lists with one image's each. Labels: ``boxes`` [N, G, 4] and ``classes`` [N, G]; a negative class is no box.
-    Without labels the reference's detections with a score of at least 0.25 are the labels.
+    [N, M, C]; or one tensor [N, M, 6] of corners, score and class. Names need only contain these words. Where images
+    differ in their number of boxes, there are lists of such arrays. Labels: ``boxes`` [N, G, 4] and ``classes`` [N, G];
+    a negative class is no box. Without labels the reference's detections with a score of at least 0.25 are the labels.
     """
     detections = []
     for image in _detections(outputs):
@@ -229,12 +220,11 @@ def _detections(arrays: Mapping[str, Any], *, are_labels: bool = False) -> list[
             what = "boxes with classes among the labels" if are_labels else "boxes with scores among the outputs"
             raise DataError(f"map found no {what} {', '.join(map(repr, arrays))}", _NAMES)
         boxes = ends[0]
-    has_batch = (boxes[0] if isinstance(boxes, list) else boxes).ndim == 3
 
     def images(array: Any) -> list[np.ndarray]:
-        """One array per image: from [N, ...], or from a list of arrays with or without a batch axis."""
+        """One array per image: from [N, ...], or from a list of such arrays."""
         several = array if isinstance(array, list) else [array]
-        return [np.asarray(image, np.float64) for part in several for image in (part if has_batch else [part])]
+        return [np.asarray(image, np.float64) for part in several for image in part]
 
     corners = images(boxes)
     if is_whole:

@@ -1,31 +1,26 @@
 """What a backend is: it says what it can do for a target here, builds an engine of each plan, and opens it.
 
-``Backend.available`` and ``Builder.build`` run in the parent, ``Engine.open`` runs in the worker. A session may also be
-a ``DescribesLayers``. Any job reports the progress of a long build by ``WorkerState.report``.
+``Backend.available`` and ``Builder.build`` run in the parent, ``Engine.open`` runs in the worker. Any job reports the
+progress of a long build by ``WorkerState.report``.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from mptune.engines.base import Engine, Failure, MissingKernel, Profiling
-from mptune.engines.context import RunContext
 from mptune.engines.jobs.layer_times import LayerTime
-from mptune.engines.ort.session import Provider
-from mptune.graph.folded import FoldedValues
 from mptune.graph.fused import FusedNodes
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.processes.child import Call
-from mptune.processes.parent import Worker
-from mptune.targets.costs import Shape
 
 if TYPE_CHECKING:
+    from mptune.engines.toolchains.reference import ReferenceModel
     from mptune.targets.detect import Gpu
     from mptune.targets.target import Target
 
@@ -66,8 +61,6 @@ class Availability:
     """Its engines take TensorRT plugins."""
     notes: tuple[str, ...] = ()
     """What to know about figures that are measured there."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables of a process in which FP32 engines use no TF32."""
 
 
 @dataclass(frozen=True)
@@ -79,24 +72,6 @@ class BackendStatus:
     reason: str
     install: str = ""
     """The command that installs it; empty where nothing is missing."""
-
-
-@dataclass(frozen=True)
-class Bench:
-    """What a builder works with."""
-
-    target: Target
-    gpu: Gpu | None
-    context: RunContext
-    provider: Provider
-    """ONNX Runtime's, which computes the reference."""
-    worker: Worker
-    call: Call
-    """Runs a job in the worker, within the time that a build and a measurement may take."""
-    shapes: Callable[[], Mapping[str, Shape]]
-    """Concrete shapes of FP32 values; asks the worker the first time."""
-    folded_values: Callable[[], FoldedValues]
-    """Constants that no session needs to fold anew; asks the worker the first time."""
 
 
 @dataclass(frozen=True)
@@ -142,11 +117,11 @@ class Builder(ABC):
         return ()
 
     def missing_kernels(self, precision: Precision) -> tuple[MissingKernel, ...] | Failure:
-        """See ``NamesKernels``."""
+        """See ``Toolchain``."""
         return ()
 
     def fused_nodes(self) -> tuple[FusedNodes, ...] | Failure:
-        """See ``NamesKernels``."""
+        """See ``Toolchain``."""
         return ()
 
 
@@ -163,38 +138,36 @@ class Backend(Protocol):
         """What it can do on this machine, for ``mptune doctor``."""
         ...
 
-    def builder(self, bench: Bench) -> Builder:
-        """What builds the engines of one run."""
+    def builder(self, reference: ReferenceModel, target: Target, gpu: Gpu | None) -> Builder:
+        """What builds the engines of one run: of the model of ``reference``, in its worker."""
         ...
 
 
 class ModelBuilder(Builder):
     """Builds for a backend that opens the typed model itself: it is written for each plan and deleted afterwards."""
 
-    def __init__(self, bench: Bench, make_engine: Callable[[Path, PrecisionPlan], Engine]) -> None:
+    def __init__(self, reference: ReferenceModel, make_engine: Callable[[Path, PrecisionPlan], Engine]) -> None:
         """``make_engine`` takes the typed model of a plan."""
-        self.bench = bench
+        self.reference, self.context = reference, reference.context
         self._make_engine = make_engine
-        self._written: dict[tuple[str, bool], Path] = {}
+        self._written: dict[str, Path] = {}
 
     def build(self, plan: PrecisionPlan, *, baseline: bool = False) -> Built | Failure:
         return Built(self._make_engine(self.typed_model(plan, baseline=baseline), plan))
 
     def release(self, plan: PrecisionPlan, *, faulty: bool = False) -> None:
-        path = self._written.pop((plan.fingerprint, False), None)
-        if path is not None:
-            path.unlink(missing_ok=True)
+        self._delete(plan.fingerprint)
 
     def close(self) -> None:
-        while self._written:
-            self._written.popitem()[1].unlink(missing_ok=True)
+        for name in tuple(self._written):
+            self._delete(name)
 
     def typed_model(self, plan: PrecisionPlan, *, baseline: bool = False) -> Path:
         """The typed model of a plan, written where it is not there."""
-        key = (plan.fingerprint, baseline)
-        if key not in self._written:
-            self._written[key] = self.write(plan, "baseline" if baseline else plan.fingerprint)
-        return self._written[key]
+        name = "baseline" if baseline else plan.fingerprint
+        if name not in self._written:
+            self._written[name] = self.write(plan, name)
+        return self._written[name]
 
     @contextmanager
     def written(self, plan: PrecisionPlan, name: str) -> Iterator[Path]:
@@ -207,5 +180,8 @@ class ModelBuilder(Builder):
 
     def write(self, plan: PrecisionPlan, name: str) -> Path:
         """Write the typed model of a plan beside the weight bank."""
-        context = self.bench.context
-        return context.rewriter.write(plan, context.scratch(name), self.bench.folded_values())
+        return self.context.rewriter.write(plan, self.context.scratch(name), self.reference.folded_values)
+
+    def _delete(self, name: str) -> None:
+        if name in self._written:
+            self._written.pop(name).unlink(missing_ok=True)

@@ -8,14 +8,14 @@ import shutil
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from functools import cached_property
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mptune.engines.backends.backend import Availability, BackendStatus, Bench, ModelBuilder, Place
+from mptune.engines.backends.backend import Availability, BackendStatus, ModelBuilder, Place
 from mptune.engines.base import Failure, MissingKernel
+from mptune.engines.environment import installed_versions
 from mptune.engines.jobs.placement import PlacementJob
-from mptune.engines.ort.cuda_session import NO_TF32, OrtEngine, probe
+from mptune.engines.ort.cuda_session import OrtEngine, probe
 from mptune.engines.ort.fusions import FusionsJob, fused_nodes, may_fuse
 from mptune.engines.ort.session import PROVIDERS, SessionOptions, Tf32
 from mptune.graph.facts import attribute
@@ -26,7 +26,9 @@ from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.targets.costs import is_convolution, is_convolutional
 
 if TYPE_CHECKING:
+    from mptune.engines.toolchains.reference import ReferenceModel
     from mptune.targets.detect import Gpu
+    from mptune.targets.target import Target
 
 INSTALL = "pip install onnxruntime-gpu" if platform.machine() in ("x86_64", "AMD64") else "pip install onnxruntime"
 CUDA_INSTALL = "pip install 'onnxruntime-gpu[cuda,cudnn]' and a driver for its CUDA version"
@@ -47,17 +49,18 @@ class OnnxRuntime:
 
     def available(self, place: Place) -> Availability:
         if place.target.kind == "cpu":
-            return Availability("measures", "onnxruntime-cpu", notes=(CPU_WARNING,), environment=NO_TF32)
+            return Availability("measures", "onnxruntime-cpu", notes=(CPU_WARNING,))
         if place.gpu is None:
             return Availability()
         reason = probe("cuda")
         if reason is None:
-            return Availability("measures", "onnxruntime-cuda", environment=NO_TF32)
+            return Availability("measures", "onnxruntime-cuda")
         title = "" if place.gpu.is_jetson else "onnxruntime-cuda"  # a Jetson has no wheel of onnxruntime-gpu
         return Availability("", title, reason, CUDA_INSTALL, is_unexpected=True)
 
     def statuses(self, gpus: Sequence[Gpu]) -> tuple[BackendStatus, ...]:
-        installed = _version("onnxruntime-gpu") or _version("onnxruntime")
+        versions = installed_versions()
+        installed = versions.get("onnxruntime-gpu") or versions.get("onnxruntime")
         if installed is None:
             return (BackendStatus("onnxruntime-cpu", False, "not installed", INSTALL),)
         reason = probe("cuda") if gpus else "no GPU was found"
@@ -69,8 +72,8 @@ class OnnxRuntime:
             BackendStatus("onnxruntime-cpu", True, f"{installed}: measures with --target cpu, emulates FP16 errors"),
         )
 
-    def builder(self, bench: Bench) -> OrtBuilder:
-        return OrtBuilder(bench)
+    def builder(self, reference: ReferenceModel, target: Target, gpu: Gpu | None) -> OrtBuilder:
+        return OrtBuilder(reference)
 
 
 ONNXRUNTIME = OnnxRuntime()
@@ -79,17 +82,17 @@ ONNXRUNTIME = OnnxRuntime()
 class OrtBuilder(ModelBuilder):
     """Sessions of typed models; the provider that computes the reference computes the candidates, too."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, reference: ReferenceModel) -> None:
         """Nothing is written or asked yet."""
-        super().__init__(bench, self._engine)
-        self.provider = bench.provider
-        self.fuses = bench.provider != "cuda"  # The CUDA provider runs a kernel for each node.
+        super().__init__(reference, self._engine)
+        self.provider = reference.provider
+        self.fuses = self.provider != "cuda"  # The CUDA provider runs a kernel for each node.
         # The CPU provider computes FP16 in FP32, and leaves out roundings between nodes.
-        self.emulation_holds = bench.provider != "cpu"
-        self._grouped = bench.context.grouped
+        self.emulation_holds = self.provider != "cpu"
+        self._grouped = self.context.grouped
 
     def _engine(self, path: Path, plan: PrecisionPlan) -> OrtEngine:
-        settings = self.bench.context.settings
+        settings = self.context.settings
         # The all-FP32 plan is built as the baseline is.
         uses_tf32 = settings.tf32 and bool(plan.reduced_groups)
         tf32: Tf32 = "on" if uses_tf32 else "off by environment" if self.tf32_by_environment else "off"
@@ -103,18 +106,18 @@ class OrtBuilder(ModelBuilder):
         Where convolutions are a good part of the work, both should be as fast as possible without TF32. Elsewhere it
         matters more that no matrix product ever uses TF32.
         """
-        model = self.bench.context.model
+        model = self.context.model
         has_convolution = self.provider == "cuda" and any(is_convolution(node) for node in model.nodes)
-        shapes = self.bench.shapes() if has_convolution else {}
+        shapes = self.reference.shapes if has_convolution else {}
         return is_convolutional(model, shapes) if shapes else has_convolution
 
     def missing_kernels(self, precision: Precision) -> tuple[MissingKernel, ...] | Failure:
-        """See ``NamesKernels``; no node can leave the CPU provider, the last one, but some do not run there in FP16.
+        """See ``Toolchain``; no node can leave the CPU provider, the last one, but some do not run there in FP16.
 
         Of BF16 the CPU is not asked: no profile of a CPU has it.
         """
         if self.provider == "cpu":
-            return _refused_by_cpu(self.bench.context.model) if precision is Precision.FP16 else ()
+            return _refused_by_cpu(self.context.model) if precision is Precision.FP16 else ()
         return self.unopened_in_bf16() if precision is Precision.BF16 else self._moved(precision, frozenset())[0]
 
     def _moved(
@@ -128,7 +131,9 @@ class OrtBuilder(ModelBuilder):
         reduced = [g for g in grouped.groups if g.pinned is None and lacking.isdisjoint(g.ops)]
         fp32 = grouped.uniform(Precision.FP32)
         with self.written(fp32.replace({g.id: precision for g in reduced}), f"all-{precision.value}") as path:
-            answer = self.bench.call(PlacementJob(path, self.typed_model(fp32, baseline=True), self.provider))
+            answer = self.reference.worker.call(
+                PlacementJob(path, self.typed_model(fp32, baseline=True), self.provider)
+            )
         return answer, frozenset(op for group in reduced for op in group.ops)
 
     def unopened_in_bf16(self) -> tuple[MissingKernel, ...] | Failure:
@@ -155,11 +160,11 @@ class OrtBuilder(ModelBuilder):
                 return answer
 
     def fused_nodes(self) -> tuple[FusedNodes, ...] | Failure:
-        """See ``NamesKernels``; asks a session of the all-FP16 plan once, if the model has such nodes."""
         return self._fused
 
     @cached_property
     def _fused(self) -> tuple[FusedNodes, ...] | Failure:
+        """See ``Toolchain``; asks a session of the all-FP16 plan, if the model has such nodes."""
         grouped = self._grouped
         if not may_fuse(grouped):
             return ()
@@ -167,7 +172,7 @@ class OrtBuilder(ModelBuilder):
             folder = path.with_suffix(".session")  # for what the session writes
             try:
                 folder.mkdir()
-                answer = self.bench.call(FusionsJob(path, folder, self.provider))
+                answer = self.reference.worker.call(FusionsJob(path, folder, self.provider))
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
         return answer if isinstance(answer, Failure) else fused_nodes(grouped, answer)
@@ -175,14 +180,9 @@ class OrtBuilder(ModelBuilder):
 
 def _refused_by_cpu(model: Model) -> tuple[MissingKernel, ...]:
     """The nodes whose FP16 kernel refuses to run: "MLFloat16 data type is not supported"."""
+    text = "ONNX Runtime's CPU provider does not run {} with this reduction in FP16"
     return tuple(
-        MissingKernel(
-            node.name,
-            node.op_type,
-            PROVIDERS["cpu"],
-            "",
-            f"ONNX Runtime's CPU provider does not run {node.op_type} with this reduction in FP16",
-        )
+        MissingKernel(node.name, node.op_type, PROVIDERS["cpu"], "", text.format(node.op_type))
         for node in model.nodes
         if node.is_standard and attribute(node, "reduction") in _REFUSED_BY_CPU.get(node.op_type, ())
     )
@@ -192,10 +192,3 @@ def _without_kernel(answer: object) -> str:
     """The operator that ONNX Runtime names as one that no provider has a kernel for; "" at every other answer."""
     named = _NO_KERNEL.search(answer.message) if isinstance(answer, Failure) else None
     return "" if named is None else named["op"]
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None

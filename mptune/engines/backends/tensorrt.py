@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mptune.engines.backends.backend import Availability, BackendStatus, Bench, Builder, Built, Place
+from mptune.engines.backends.backend import Availability, BackendStatus, Builder, Built, Place
 from mptune.engines.base import Failure, MissingKernel, Profiling
 from mptune.engines.jobs.layer_times import LayerTime
 from mptune.engines.ort.cuda_session import PROBE_TIMEOUT_S
@@ -29,7 +29,9 @@ from mptune.processes.parent import run_once
 from mptune.targets.memory import default_workspace_mb
 
 if TYPE_CHECKING:
+    from mptune.engines.toolchains.reference import ReferenceModel
     from mptune.targets.detect import Gpu
+    from mptune.targets.target import Target
 
 TIMING_CACHE = "timing.cache"
 """Of a run, in its folder of engines."""
@@ -92,8 +94,8 @@ class TensorRt:
             return (BackendStatus(name, True, text),)
         return (BackendStatus(name, False, f"{version}: {obstacle}"),)
 
-    def builder(self, bench: Bench) -> TensorRtBuilder:
-        return TensorRtBuilder(self.name, bench)
+    def builder(self, reference: ReferenceModel, target: Target, gpu: Gpu | None) -> TensorRtBuilder:
+        return TensorRtBuilder(self.name, reference, target, gpu)
 
 
 TENSORRT, TENSORRT_RTX = TensorRt("tensorrt"), TensorRt("tensorrt-rtx")
@@ -140,56 +142,48 @@ class TensorRtBuilder(Builder):
 
     profiling: Profiling = "along"
 
-    def __init__(self, kind: Kind, bench: Bench) -> None:
-        self._kind, self._bench = kind, bench
+    def __init__(self, kind: Kind, reference: ReferenceModel, target: Target, gpu: Gpu | None) -> None:
+        self._kind, self._target, self._gpu = kind, target, gpu
+        self._context, self._worker = reference.context, reference.worker
         self._version = _usable_library(kind).version
-        self._context = bench.context
-        self._timeout_s = bench.context.settings.worker.build_timeout_s
+        self._timeout_s = self._context.settings.worker.build_timeout_s
 
     def build(self, plan: PrecisionPlan, *, baseline: bool = False) -> Built | Failure:
-        """The file of a plan where there is one, else built."""
-        context, path = self._context, self._path(plan)
-        options = EngineOptions(
+        """The file of a plan where there is one, else built: for the GPU here, else for the target."""
+        context, settings, gpu, path = self._context, self._context.settings, self._gpu, self._path(plan)
+        is_rtx = self._kind == "tensorrt-rtx"
+        opened_with = EngineOptions(
             self._kind,
-            self._context.settings.latency.cuda_graph,
-            self._context.engines_dir / _RUNTIME_CACHE if self._kind == "tensorrt-rtx" else None,
-            self._context.settings.plugins,
+            settings.latency.cuda_graph,
+            context.engines_dir / _RUNTIME_CACHE if is_rtx else None,
+            settings.plugins,
             context.rewriter.node_precisions(plan),
         )
-        engine = TensorRtEngine(path, options)
+        engine = TensorRtEngine(path, opened_with)
         if path.exists():
             return Built(engine, 0.0, is_kept=True)
-        model = context.rewriter.write(plan, self._context.scratch(f"build-{path.stem}"))
-        try:
-            job = BuildJob(
-                model=model,
-                engine_path=path,
-                options=self._build_options(plan),
-                samples=(self._context.samples("search"), self._context.samples("held_out")),
-                timeout_s=self._timeout_s,
-                alone=self._bench.gpu is not None and self._bench.gpu.is_jetson,
-            )
-            built = self._bench.worker.call(job, self._timeout_s + _GRACE_S)
-        finally:
-            model.unlink(missing_ok=True)
-        return built if isinstance(built, Failure) else Built(engine, built.build_s, built.warnings, is_kept=True)
-
-    def _build_options(self, plan: PrecisionPlan) -> BuildOptions:
-        """How the engine of a plan is built: for the GPU here, else for the target."""
-        gpu, settings = self._bench.gpu, self._context.settings
-        capability = self._bench.target.compute_capability if gpu is None else gpu.compute_capability
+        capability = self._target.compute_capability if gpu is None else gpu.compute_capability
         shared_gb = gpu.memory_gb if gpu is not None and gpu.is_jetson else None
         limit = settings.tensorrt.workspace_mb or default_workspace_mb(shared_gb)
-        return BuildOptions(
+        options = BuildOptions(
             kind=self._kind,
             # The all-FP32 plan is the baseline, which never uses TF32.
             tf32=settings.tf32 and bool(plan.reduced_groups),
-            capabilities=(capability,) if self._kind == "tensorrt-rtx" and capability is not None else (),
+            capabilities=(capability,) if is_rtx and capability is not None else (),
             shapes=settings.shapes,
             settings=replace(settings.tensorrt, workspace_mb=limit),
             plugins=settings.plugins,
-            timing_cache=self._context.engines_dir / TIMING_CACHE if settings.tensorrt.timing_cache else None,
+            timing_cache=context.engines_dir / TIMING_CACHE if settings.tensorrt.timing_cache else None,
         )
+        samples = context.samples("search"), context.samples("held_out")
+        model = context.rewriter.write(plan, context.scratch(f"build-{path.stem}"))
+        try:
+            alone = gpu is not None and gpu.is_jetson
+            job = BuildJob(model, path, options, samples, self._timeout_s, alone)
+            built = self._worker.call(job, self._timeout_s + _GRACE_S)
+        finally:
+            model.unlink(missing_ok=True)
+        return built if isinstance(built, Failure) else Built(engine, built.build_s, built.warnings, is_kept=True)
 
     def release(self, plan: PrecisionPlan, *, faulty: bool = False) -> None:
         """A faulty file is deleted, any other stays."""
@@ -201,10 +195,10 @@ class TensorRtBuilder(Builder):
 
     def layer_times(self, built: Built) -> tuple[LayerTime, ...] | Failure:
         assert isinstance(built.engine, TensorRtEngine)
-        return self._bench.call(EngineProfileJob(built.engine, self._context.samples("search")))
+        return self._worker.call(EngineProfileJob(built.engine, self._context.samples("search")))
 
     def missing_kernels(self, precision: Precision) -> tuple[MissingKernel, ...] | Failure:
-        """See ``NamesKernels``; by operator, as TensorRT's parser refuses them."""
+        """See ``Toolchain``; by operator, as TensorRT's parser refuses them."""
         return refused_in_bf16(self._context.model, self._kind) if precision is Precision.BF16 else ()
 
     def _path(self, plan: PrecisionPlan) -> Path:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mptune.data.rollout import outputs_of
-from mptune.engines.base import DescribesLayers, Engine, EngineSession, Measurement, Stage
+from mptune.engines.base import Engine, EngineSession, Measurement, Stage
 from mptune.engines.cuda import runtime as cuda
-from mptune.engines.environment import foreign_gpu_processes, process_warnings, read_gpus, state_warnings
+from mptune.engines.environment import process_warnings, read_gpus, state_warnings
 from mptune.engines.jobs.samples import Scoring, cached_samples, file_identity
 from mptune.engines.timing.latency import Latency, Repetitions, calibrate, monotonic_ms, time_in_turn
 from mptune.engines.timing.spread import Enough, SessionTiming
@@ -31,7 +31,7 @@ def gpu_warnings(state: WorkerState) -> tuple[str, ...]:
         gpus = read_gpus()
         first = state.cached("first state of the gpus", "", lambda: {gpu.index: gpu for gpu in gpus})
         states = [text for gpu in gpus for text in state_warnings(gpu, first.get(gpu.index))]
-        return (*states, *process_warnings(foreign_gpu_processes()))
+        return (*states, *process_warnings())
 
     return state.cached("state of the gpus", int(time.monotonic() / STATE_AGE_S), read)
 
@@ -98,7 +98,7 @@ class MeasureJob:
             warnings += gpu_warnings(state)
         warnings += jetson_warnings
         mode = read_power_mode() if self.on_gpu else None
-        context_bytes = candidate.context_bytes if isinstance(candidate, DescribesLayers) else None
+        context_bytes = candidate.context_bytes
         measurement = Measurement(
             latency,
             baseline_latency,

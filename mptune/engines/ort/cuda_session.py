@@ -13,6 +13,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -275,29 +276,28 @@ _reasons: dict[Provider, str | None] = {}
 _probing = threading.Lock()
 
 
-def probe(provider: Provider, leave_to: Mapping[str, str] | None = None) -> str | None:
+def probe(provider: Provider, worker: Worker | None = None) -> str | None:
     """Run a tiny model in a worker; None where that works, else the reason. Run once in this process.
 
-    The process, with CUDA's libraries, is left to a worker that wants the environment variables ``leave_to``, if given.
+    ``worker`` keeps its process, with CUDA's libraries; without one the process ends.
     """
     with _probing:
-        if provider not in _reasons:
-            _reasons[provider] = run_probe(provider, leave_to)
-        return _reasons[provider]
+        if provider in _reasons:
+            return _reasons[provider]
+        with Worker() if worker is None else nullcontext(worker) as probing:
+            reason = run_probe(provider, probing)
+            if not probing.is_closed:  # Else it was ended for another reason.
+                _reasons[provider] = reason
+        return reason
 
 
-def forget_probes() -> None:
-    """Have the next ``probe`` run again."""
-    _reasons.clear()
-
-
-def run_probe(provider: Provider, leave_to: Mapping[str, str] | None) -> str | None:
+def run_probe(provider: Provider, worker: Worker) -> str | None:
     """See ``probe``; it runs each time."""
-    with tempfile.TemporaryDirectory(prefix="mptune-probe-") as folder, Worker(Path(folder), None, leave_to) as worker:
+    with tempfile.TemporaryDirectory(prefix="mptune-probe-") as folder:
+        worker.logs_dir, logs_dir = Path(folder), worker.logs_dir
         failure = worker.call(ProbeJob(provider), PROBE_TIMEOUT_S)
+        worker.logs_dir = logs_dir
         if failure is None:
-            if leave_to is not None:
-                worker.leave()
             return None
         # ONNX Runtime logs the library that does not load; its exception names no cause.
         log = "" if failure.log_path is None else failure.log_path.read_text(encoding="utf-8", errors="replace")

@@ -139,7 +139,7 @@ def optimised_nodes(typed: onnx.GraphProto, optimised: onnx.GraphProto) -> Itera
 
 def fused_nodes(grouped: GroupedModel, optimised: Iterable[OptimisedNode]) -> tuple[FusedNodes, ...]:
     """The nodes of a model that are fused under every plan that has them in FP16."""
-    model, facts = grouped.model, facts_of(grouped.model)
+    model = grouped.model
     named = {node.name: node for node in model.nodes}
     fused = []
     for fusion in optimised:
@@ -150,9 +150,5 @@ def fused_nodes(grouped: GroupedModel, optimised: Iterable[OptimisedNode]) -> tu
             members = [node for node in members if grouped.in_one_group((node, members[-1]))]
         if len(members) < 2 or members[-1].name != fusion.result or not grouped.in_one_group(members):
             continue
-        # Of a norm: the first value that the nodes read from elsewhere and that varies.
-        inner = {out for node in members for out in node.outputs}
-        read = (name for node in members for name in facts.varying(node) if name not in inner)
-        source = next((name for name in read if model.info(name).is_float32), "") if fusion.op_type in _NORMS else ""
-        fused.append(FusedNodes(tuple(node.name for node in members), source))
+        fused.append(FusedNodes(tuple(node.name for node in members)))
     return tuple(fused)

@@ -109,7 +109,7 @@ class _Bound:
 
 
 class TensorRtSession:
-    """A loaded engine. Implements ``EngineSession`` and ``DescribesLayers``.
+    """A loaded engine. Implements ``EngineSession``.
 
     One set of input shapes is bound at a time: other shapes bind anew and capture a new CUDA graph.
     """

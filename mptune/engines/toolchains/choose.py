@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from threading import Thread
 
 from mptune.engines.backends.backend import Availability, Backend, BackendStatus, Place
 from mptune.engines.backends.registry import find_backends
 from mptune.engines.context import RunContext
 from mptune.engines.environment import cpu_model
-from mptune.engines.ort.cuda_session import probe, run_probe
+from mptune.engines.ort.cuda_session import PROBE_TIMEOUT_S, ProbeJob, probe
 from mptune.engines.ort.session import Provider
 from mptune.engines.tensorrt.operators import foreign_operators
-from mptune.engines.toolchains.reference import observes_beside, worker_environment
-from mptune.engines.toolchains.toolchain import MeasuredToolchain, PredictedToolchain
+from mptune.engines.toolchains.toolchain import Toolchain
+from mptune.engines.workers import Workers, observes_beside
 from mptune.errors import TargetError
-from mptune.processes.parent import end_idle
-from mptune.settings import EngineChoice
+from mptune.settings import EngineChoice, SearchSettings
 from mptune.targets.detect import Gpu, detect_gpus, hidden_gpu
 from mptune.targets.target import Target, check_precisions, in_power_mode, load_target, match_target, same_memory
 
@@ -72,30 +72,28 @@ def refuse_hidden_gpu(otherwise: str) -> None:
 
 
 @contextmanager
-def probed_ahead(target: str, *, tf32: bool) -> Iterator[None]:
-    """Probe CUDA in a thread, and leave its processes to the workers of a search; those that none took end with this.
-
-    So each of them imports, and loads CUDA's libraries, while the model is read.
-    """
+def probed_ahead(settings: SearchSettings) -> Iterator[Workers]:
+    """The workers of a search; while the model is read, each loads CUDA's libraries, where there is a GPU."""
+    workers, target = Workers(settings), settings.target
 
     def ask() -> None:
         with suppress(Exception):  # whoever asks again gets it
             if (target != "auto" and load_target(target).kind == "cpu") or not detect_gpus():
                 return
-            environment = worker_environment(tf32=tf32)
             if observes_beside("cuda"):
-                Thread(target=run_probe, args=("cuda", environment), daemon=True).start()
-            probe("cuda", environment)
+                warm_up = partial(workers.observer.call, ProbeJob("cuda"), PROBE_TIMEOUT_S)
+                Thread(target=warm_up, daemon=True).start()
+            probe("cuda", workers.main)
 
     Thread(target=ask, daemon=True).start()
     try:
-        yield
+        yield workers
     finally:
-        end_idle()
+        workers.close()
 
 
-def open_toolchain(target: Target, context: RunContext) -> MeasuredToolchain | PredictedToolchain:
-    """Open the toolchain for a target: one that measures where the device is here, else one that predicts.
+def open_toolchain(target: Target, context: RunContext, workers: Workers | None = None) -> Toolchain:
+    """Open the toolchain for a target: it measures where the device is here, else it predicts.
 
     Raises:
         TargetError: the engine that was asked for is not available; the message says why. Or the target has no BF16.
@@ -123,7 +121,7 @@ def open_toolchain(target: Target, context: RunContext) -> MeasuredToolchain | P
                 f"run again with CUDA_VISIBLE_DEVICES={gpu.index}",
             )
         device = cpu_model() if gpu is None else gpu.name
-        return MeasuredToolchain(backend, target, context, provider, warnings, gpu=gpu, device=device)
+        return Toolchain(backend, target, context, provider, warnings, gpu=gpu, device=device, workers=workers)
     own = foreign_operators(context.model, "com.microsoft")
     if backend is None and own:
         text = (
@@ -131,7 +129,7 @@ def open_toolchain(target: Target, context: RunContext) -> MeasuredToolchain | P
             " run in ONNX Runtime only"
         )
         warnings = (*warnings, f"{text}; for TensorRT give the model from before ONNX Runtime's optimiser")
-    return PredictedToolchain(backend, target, context, provider, warnings)
+    return Toolchain(backend, target, context, provider, warnings, latency_source="predicted", workers=workers)
 
 
 def _choose(choice: EngineChoice, place: Place) -> tuple[Backend | None, Availability, tuple[str, ...]]:

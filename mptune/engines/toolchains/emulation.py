@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from mptune.data.archive import read_sample_shapes
@@ -22,7 +22,7 @@ from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.stretches import Stretch, Waist, find_stretches
-from mptune.processes.child import Call
+from mptune.processes.parent import Worker
 from mptune.targets.costs import Shape, group_costs
 from mptune.targets.memory import memory_need
 
@@ -61,18 +61,8 @@ _KEPT_BYTES = 1 << 30
 QUICK_S = 10.0
 """Where all one-group errors take no longer, they are taken at once: parts would cost more than they save."""
 _FLOPS_PER_S, _S_PER_NODE = 1.5e10, 2e-5
-"""Of one core."""
-
-
-def one_group_errors_s(grouped: GroupedModel, shapes: Mapping[str, Shape], samples: int) -> float:
-    """How long the one-group errors of all groups take about on one core of a CPU, in seconds.
-
-    An estimate from the model alone, so that a search does the same on every machine, under any load, and when it is
-    resumed. Emulating one group computes about half of the model, as it begins at a waist before the group.
-    """
-    flops = sum(cost.flops for cost in group_costs(grouped, shapes).values())
-    seconds = flops / 2 / _FLOPS_PER_S + len(grouped.model.nodes) * _S_PER_NODE
-    return len(grouped.groups) * samples * seconds
+"""Of one core: an estimate from the model alone, so that a search does the same on every machine, under any load, and
+when it is resumed."""
 
 
 @dataclass(eq=False)
@@ -83,8 +73,9 @@ class Emulation:
     computed: GroupedModel
     """The same model and groups with a node for each step after which the target's engine rounds."""
     provider: Provider
-    call: Call
-    shapes: Callable[[], Mapping[str, Shape]]
+    worker: Worker
+    shapes: Mapping[str, Shape]
+    """Concrete shapes of the FP32 values; empty where they are not known."""
     fused: Sequence[FusedNodes] = ()
     unshared: Failure | None = field(default=None, init=False)
     _written: dict[str, Path] = field(default_factory=dict, init=False)
@@ -93,13 +84,24 @@ class Emulation:
         self, plans: Sequence[PrecisionPlan], which: SampleSet = "search", part: range | None = None
     ) -> tuple[OutputError, ...] | Failure:
         """The errors of plans on a set of samples, or on a part of ``samples``."""
-        by_plan: dict[int, OutputError] = {}
-        for stretch, members in self._by_stretch(plans, few=part is not None).items():
-            errors = self._errors_of(stretch, [plans[index] for index in members], which, part)
-            if isinstance(errors, Failure):
-                return errors
-            by_plan.update(zip(members, errors, strict=True))
-        return tuple(by_plan[index] for index in range(len(plans)))
+        errors: dict[int, OutputError] = {}
+        for stretch, numbers in self._by_stretch(plans, few=part is not None).items():
+            members = [plans[number] for number in numbers]
+            # On a CPU the switches of a whole model cost more than a session for each plan. And nothing is fused around
+            # a switch, so an all-FP32 plan matches the reference bit by bit only in a session of its own. What is fed
+            # back changes the values at waists, and every step runs the whole model.
+            apart = stretch is None and (self.provider == "cpu" or not any(plan.reduced_groups for plan in members))
+            is_shared = not apart and self.unshared is None and self.context.settings.rollout is None
+            run = partial(self._switched, stretch) if is_shared else self._one_by_one
+            answer = run(members, which, part)
+            if is_shared and isinstance(answer, Failure) and not answer.is_machine_fault:
+                fault, answer = answer, self._one_by_one(members, which, part)
+                if not isinstance(answer, Failure):  # Where that works, it was the switches that failed.
+                    self.unshared = fault
+            if isinstance(answer, Failure):
+                return answer
+            errors.update(zip(numbers, answer, strict=True))
+        return tuple(errors[number] for number in range(len(plans)))
 
     def close(self) -> None:
         """Delete what was written. Idempotent."""
@@ -119,25 +121,6 @@ class Emulation:
             members.setdefault(home, []).append(index)
         return members
 
-    def _errors_of(
-        self, stretch: Stretch | None, plans: Sequence[PrecisionPlan], which: SampleSet, part: range | None
-    ) -> tuple[OutputError, ...] | Failure:
-        # On a CPU the switches of a whole model cost more than a session for each plan. And nothing is fused around a
-        # switch, so an all-FP32 plan matches the reference bit by bit only in a session of its own.
-        # What is fed back changes the values at waists, and every step runs the whole model.
-        if self.context.settings.rollout is not None:
-            return self._one_by_one(plans, which, part)
-        apart = stretch is None and (self.provider == "cpu" or not any(plan.reduced_groups for plan in plans))
-        if apart or self.unshared is not None:
-            return self._one_by_one(plans, which, part)
-        shared = self._switched(stretch, plans, which, part)
-        if not isinstance(shared, Failure) or shared.is_machine_fault:
-            return shared
-        errors = self._one_by_one(plans, which, part)
-        if not isinstance(errors, Failure):  # Where that works, it was the switches that failed.
-            self.unshared = shared
-        return errors
-
     def _one_by_one(
         self, plans: Sequence[PrecisionPlan], which: SampleSet, part: range | None
     ) -> tuple[OutputError, ...] | Failure:
@@ -149,7 +132,8 @@ class Emulation:
             for plan in plans
         ]
         try:
-            return self.call(ErrorsJob(tuple(paths), self._scoring(which, part, plans), self.provider, self._run_bytes))
+            scoring = self._scoring(which, part, plans)
+            return self.worker.call(ErrorsJob(tuple(paths), scoring, self.provider, self._run_bytes))
         finally:
             for path in filter(None, paths):
                 path.unlink(missing_ok=True)
@@ -157,7 +141,7 @@ class Emulation:
     def _switched(
         self, stretch: Stretch | None, plans: Sequence[PrecisionPlan], which: SampleSet, part: range | None
     ) -> tuple[OutputError, ...] | Failure:
-        emulator = self._emulator
+        emulator, bank = self._emulator, self.context.bank
         # All of the run's, whatever these plans have: a session for each kind of plan would be opened at every change.
         wanted = {*self.context.precisions, *(p for plan in plans for p in plan.precision.values())}
         precisions = tuple(p for p in REDUCED if p in wanted) or REDUCED[:1]
@@ -167,6 +151,10 @@ class Emulation:
         model = self._write(name, lambda path: emulator.write_switched(path, groups, start, precisions))
         starts = [each.start for each in self._stretches] if start.tensors else []
         head = self._write("head", lambda path: emulator.write_head(path, starts)) if starts else None
+        # As many sessions stay open as their weights leave room for; on a GPU one, as engines need the memory.
+        room = _KEPT_BYTES // max(sum(place.length for place in bank.places[Precision.FP32].values()), 1)
+        room = room if self.provider == "cpu" else min(room, 1)
+        number = 0 if stretch is None else self._stretches.index(stretch) + 1
         job = SwitchedErrorsJob(
             model,
             head,
@@ -175,18 +163,9 @@ class Emulation:
             self._scoring(which, part, plans),
             self.provider,
             self._run_bytes,
-            self._slot(stretch),
+            f"switched {number % room}" if room else None,
         )
-        return self.call(job)
-
-    def _slot(self, stretch: Stretch | None) -> str | None:
-        """Where the session of a stretch stays open: as many sessions do as their weights leave room for."""
-        weights = sum(place.length for place in self.context.bank.places[Precision.FP32].values())
-        room = _KEPT_BYTES // max(weights, 1)
-        if self.provider != "cpu":  # Engines that are measured need the memory.
-            room = min(room, 1)
-        number = 0 if stretch is None else self._stretches.index(stretch) + 1
-        return f"switched {number % room}" if room else None
+        return self.worker.call(job)
 
     def _scoring(self, which: SampleSet, part: range | None, plans: Sequence[PrecisionPlan]) -> Scoring:
         # Absolute tolerances, and those of columns, need more than what orders plans.
@@ -196,9 +175,7 @@ class Emulation:
 
     @cached_property
     def _run_bytes(self) -> int | None:
-        if self.provider != "cpu":
-            return None
-        return run_bytes(self.context.model, self.context.samples("search"))
+        return run_bytes(self.context.model, self.context.samples("search")) if self.provider == "cpu" else None
 
     @cached_property
     def samples(self) -> EmulatedSamples:
@@ -208,24 +185,28 @@ class Emulation:
         count //= steps
         # A sequence is many runs; two say how far sequences differ.
         few = min(self._few if rollout is None else 2, count)
-        seconds = one_group_errors_s(self.context.grouped, self.shapes(), few * steps)
-        if self.provider != "cpu" or seconds <= QUICK_S:  # On a GPU each part would open its sessions again.
+        # Emulating one group computes about half of the model, as it begins at a waist before the group.
+        grouped = self.context.grouped
+        flops = sum(cost.flops for cost in group_costs(grouped, self.shapes).values())
+        group_s = flops / 2 / _FLOPS_PER_S + len(grouped.model.nodes) * _S_PER_NODE
+        is_quick = len(grouped.groups) * few * steps * group_s <= QUICK_S
+        if self.provider != "cpu" or is_quick:  # On a GPU each part would open its sessions again.
             return EmulatedSamples((range(few),), None)
         return EmulatedSamples(in_parts(few), count)
 
     @cached_property
     def _few(self) -> int:
         batch = self.context.settings.data_settings.batch
-        return math.ceil(EMULATED_ROWS / rows_per_sample(self.computed.model, batch, self.shapes()))
+        return math.ceil(EMULATED_ROWS / rows_per_sample(self.computed.model, batch, self.shapes))
 
     @cached_property
     def _stretches(self) -> tuple[Stretch, ...]:
         count = min(STRETCHES, math.ceil(len(self.computed.groups) / 2))
-        return find_stretches(self.computed, self.shapes(), count, _WAIST_BYTES // self._few)
+        return find_stretches(self.computed, self.shapes, count, _WAIST_BYTES // self._few)
 
     @cached_property
     def _emulator(self) -> Emulator:
-        return Emulator(self.computed, self.context.bank, self.fused, branches=self.provider == "cpu")
+        return Emulator(self.computed, self.context.bank, self.fused)
 
     def _write(self, name: str, write: Callable[[Path], Path]) -> Path:
         """A model that stays until ``close``: a restarted worker opens it again."""

@@ -1,18 +1,17 @@
-"""The toolchains: one that measures with the engines of a backend, one that predicts; and their parts."""
+"""The toolchain: builds, runs and times plans for one target with a backend's engines, or predicts them."""
 
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from mptune.data.metrics.accuracy import OutputError
-from mptune.engines.backends.backend import Backend, Bench, Builder, Built
+from mptune.engines.backends.backend import Backend, Built
 from mptune.engines.base import (
     EmulatedSamples,
     ErrorSource,
@@ -22,6 +21,7 @@ from mptune.engines.base import (
     MissingKernel,
     Profiling,
     Progress,
+    ReferenceReport,
     SampleSet,
     Stage,
 )
@@ -35,110 +35,41 @@ from mptune.engines.tensorrt.operators import refused_in_bf16
 from mptune.engines.timing.latency import DRIFT_TEXT, Latency, LatencySource, Repetitions, TimingRecord
 from mptune.engines.timing.spread import SessionTiming, Standings
 from mptune.engines.toolchains.emulation import Emulation
-from mptune.engines.toolchains.reference import ReferenceModel, worker_environment
+from mptune.engines.toolchains.reference import ReferenceModel
+from mptune.engines.workers import Workers
 from mptune.errors import MptuneError
 from mptune.files import write_json
 from mptune.graph.fused import FusedNodes
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.processes.child import Job
-from mptune.processes.parent import Worker
 from mptune.settings import LatencySettings
-from mptune.targets.costs import Shape
 from mptune.targets.memory import plan_memory
 
 if TYPE_CHECKING:
+    from mptune.graph.hazards.seen import TensorRange
     from mptune.targets.detect import Gpu
     from mptune.targets.roofline import LatencyTerms
     from mptune.targets.target import Target
 
-T = TypeVar("T")
-ToolchainT = TypeVar("ToolchainT", bound="TargetToolchain")
-_STARVED = frozenset({FailureKind.OUT_OF_MEMORY, FailureKind.CRASH, FailureKind.DEVICE_LOST})
-"""What a job may end in for what runs beside it: then that is ended, and the job gets another try."""
+DRIFT_WARNING = 0.1
+"""A baseline whose latency has changed by more than this share since its first timing is a warning."""
 
 
-class TargetPredictor:
-    """Emulated errors and the roofline of one target. Implements ``Predictor``; nothing runs before it is needed."""
+class Toolchain(AbstractContextManager["Toolchain"]):
+    """Evaluates plans for one target. Lives in the parent process.
 
-    def __init__(self, bench: Bench, reference: ReferenceModel, builder: Builder | None) -> None:
-        """Where engines round, the builder says; without one, as TensorRT's do."""
-        self._bench = bench
-        self._reference = reference
-        self._builder = builder
-        self.fuses = builder is None or builder.fuses
-        self.emulation_holds = builder is None or builder.emulation_holds
-        self._terms: LatencyTerms | None = None
+    Every method that builds or runs anything does so in a worker process under a deadline; a plan that fails comes
+    back as a ``Failure``. Methods may be called in any order, and nothing starts before it is needed.
 
-    @property
-    def unshared(self) -> Failure | None:
-        return self.emulation.unshared
+    Measured, it times the engines of its backend. Predicted, the roofline gives latencies and emulation the errors: no
+    device is needed. With a backend engines are built then, too, as a plan whose engine cannot be built has failed.
 
-    @cached_property
-    def emulation(self) -> Emulation:
-        """Emulates plans; made when it is first needed."""
-        bench, fused = self._bench, self.fused_nodes()
-        nodes = () if isinstance(fused, Failure) else fused  # where the engine does not say, each step is rounded
-        grouped = bench.context.grouped
-        if not self.fuses:
-            from mptune.graph.writing.rounding_steps import with_rounding_steps
-
-            grouped = with_rounding_steps(grouped, nodes, bench.context.precisions)
-        return Emulation(bench.context, grouped, bench.provider, bench.call, bench.shapes, nodes)
-
-    @property
-    def emulated_samples(self) -> EmulatedSamples:
-        return self.emulation.samples
-
-    def emulate(self, plans: Sequence[PrecisionPlan], part: range | None = None) -> tuple[OutputError, ...] | Failure:
-        return self.emulation.errors(plans, part=range(self.emulation.samples.count) if part is None else part)
-
-    def latency_terms(self) -> LatencyTerms | Failure:
-        from mptune.targets.roofline import roofline
-
-        if self._terms is None:
-            ranges = self._reference.observe()
-            if isinstance(ranges, Failure):
-                return replace(ranges, stage=Stage.TIME)
-            bench = self._bench
-            grouped, tf32 = bench.context.grouped, bench.context.settings.tf32
-            self._terms = roofline(grouped, bench.target, bench.shapes(), tf32=tf32)
-        return self._terms
-
-    def fused_nodes(self) -> tuple[FusedNodes, ...] | Failure:
-        return () if self._builder is None else self._builder.fused_nodes()
-
-    def predict(self, plan: PrecisionPlan, which: SampleSet) -> Measurement | Failure:
-        """The roofline's latency of a plan, and its emulated error on a set of samples."""
-        terms = self.latency_terms()
-        if isinstance(terms, Failure):
-            return terms
-        errors = self.emulation.errors([plan], which)
-        if isinstance(errors, Failure):
-            return errors
-        return Measurement(
-            latency=Latency.predicted(terms.predict(plan)),
-            baseline=None,
-            drift=1.0,
-            error=errors[0],
-            error_source="emulated",
-            build_s=0.0,
-        )
-
-    def close(self) -> None:
-        """Delete the models that were written."""
-        if "emulation" in vars(self):
-            self.emulation.close()
-
-
-class TargetToolchain(ABC):
-    """What is the same whether latency is measured or predicted. Implements ``Toolchain`` and all that it may have.
-
-    It is put together from parts: the worker, the reference model, the predictor; and, where there is a backend, its
-    builder.
+    Attributes:
+        name: of the backend, or ``emulation``.
+        device: name of the GPU or CPU that is timed; the target's where none is.
+        fuses: whether engines fuse nodes into one kernel; else the result of each node is rounded.
+        emulation_holds: whether engines round every value that a plan puts in FP16, so that emulated errors predict
+            theirs.
     """
-
-    latency_source: LatencySource
-    error_source: ErrorSource
 
     def __init__(
         self,
@@ -148,146 +79,255 @@ class TargetToolchain(ABC):
         provider: Provider = "cpu",
         warnings: Sequence[str] = (),
         *,
+        latency_source: LatencySource = "measured",
         gpu: Gpu | None = None,
         device: str = "",
+        workers: Workers | None = None,
     ) -> None:
-        """Make the toolchain; nothing starts before it is needed.
+        """Make the toolchain.
 
         Args:
-            backend: builds the engines; None where none are built.
+            backend: builds the engines; None where none are built, and latency is predicted.
+            provider: ONNX Runtime's, which computes the reference and emulations.
             gpu: that engines are built for and timed on; None for the target's, which is not here, and for a CPU.
-            device: name of the GPU or CPU that is timed; the target's where none is.
+            workers: of this run, which end with the toolchain; None makes them.
         """
         self.name = "emulation" if backend is None else backend.name
         self.device = device or target.title
-        self.target = target
-        self.context = context
-        self.settings = settings = context.settings
-        self.provider = provider
+        self.latency_source: LatencySource = "predicted" if backend is None else latency_source
+        self.error_source: ErrorSource = "measured" if self.latency_source == "measured" else "emulated"
+        self.target, self.context, self.provider = target, context, provider
         self._warnings = tuple(warnings)
-        self._worker = self._new_worker()
-        function = settings.metric_function
+        self._workers = workers or Workers(context.settings)
+        self._workers.log_to(context.logs_dir)
+        self.worker = self._workers.main
+        function = context.settings.metric_function
         if function is not None:
-            self._worker.on_question = lambda question: question.answer(settings.metric, function)
-        self.reference_model = ReferenceModel(
-            context, provider, self._call, settings.rollout, self._timeout_s, self._new_worker
-        )
-        folded = lambda: self.reference_model.folded_values  # noqa: E731
-        bench = Bench(target, gpu, context, provider, self._worker, self._call, self._shapes, folded)
-        self._bench = bench
-        self.builder = None if backend is None else backend.builder(bench)
-        self.predictor = TargetPredictor(bench, self.reference_model, self.builder)
+            self.worker.on_question = lambda question: question.answer(context.settings.metric, function)
+        self.reference_model = ReferenceModel(context, provider, self.worker, self._workers.observer)
+        self.builder = None if backend is None else backend.builder(self.reference_model, target, gpu)
+        # Without a builder engines are taken to round as TensorRT's do.
+        self.fuses = self.builder is None or self.builder.fuses
+        self.emulation_holds = self.builder is None or self.builder.emulation_holds
         self._fp32 = context.grouped.uniform(Precision.FP32)
-        self._timer = Timer(context.data_dir, self.name, self.device, settings.latency)
+        self._timer = Timer(context.data_dir, self.name, self.device, context.settings.latency)
+        self._can_profile = True
 
-    def evaluate(
-        self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False
-    ) -> Measurement | Failure:
-        """See ``Toolchain``. An engine whose plan failed is faulty, unless the machine was at fault."""
-        built = None if self.builder is None else self.builder.build(plan)
-        if isinstance(built, Failure):
-            return built
-        result: Measurement | Failure | None = None
-        try:
-            result = self._measured(plan, which, profile, built)
-        finally:
-            if self.builder is not None:
-                self.builder.release(plan, faulty=isinstance(result, Failure) and not result.is_machine_fault)
-        if isinstance(result, Failure):
-            return result
-        if built is not None:
-            result = replace(
-                result,
-                build_s=result.build_s if built.build_s is None else built.build_s,
-                engine_path=built.engine.path if built.is_kept else None,
-                warnings=tuple(dict.fromkeys((*built.warnings, *result.warnings))),
-            )
-        return self._with_memory(plan, result)
+    # -- the untouched model ------------------------------------------------------------------------------------
 
-    @abstractmethod
-    def _measured(
-        self, plan: PrecisionPlan, which: SampleSet, profile: bool, built: Built | None
-    ) -> Measurement | Failure:
-        """Evaluate a plan with its engine, where there is a builder."""
+    def reference(self, which: SampleSet) -> ReferenceReport | Failure:
+        """Compute the reference outputs of a set of samples, in FP32 without TF32, and write them to the context."""
+        return self.reference_model.reference(which)
 
-    @property
-    def profiling(self) -> Profiling:
-        return "none"
+    def observe(self, stage: Callable[[str], object] | None = None) -> Mapping[str, TensorRange] | Failure:
+        """Run the model over the search samples and reduce each float tensor to its range; ``stage`` gets the progress.
 
-    def environment(self) -> Environment:
-        environment = describe_environment()
-        if self.latency_source == "predicted":  # nothing is timed here: a busy or hot GPU disturbs nothing
-            environment = replace(environment, warnings=())
-        return environment.with_warnings(*self._warnings)
-
-    def reopen(self, plan: PrecisionPlan, count: int) -> tuple[SessionTiming, ...] | Failure:
-        """See ``Reopens``; a predicted latency has no sessions."""
-        return ()
+        A large model is observed in parts.
+        """
+        return self.reference_model.observe(stage)
 
     def missing_kernels(self, precision: Precision) -> tuple[MissingKernel, ...] | Failure:
-        """See ``NamesKernels``; without a backend as TensorRT's parser refuses them, for a device that is predicted."""
+        """The nodes that another execution provider runs in a reduced precision than in FP32, or none in BF16.
+
+        Without a backend as TensorRT's parser refuses them, for a device that is predicted.
+        """
         if self.builder is None:
             return refused_in_bf16(self.context.model, "tensorrt") if precision is Precision.BF16 else ()
         return self.builder.missing_kernels(precision)
 
     def fused_nodes(self) -> tuple[FusedNodes, ...] | Failure:
-        return self.predictor.fused_nodes()
+        """The nodes that the engine computes as one, with FP32 inside, wherever they are FP16, such as norms."""
+        return () if self.builder is None else self.builder.fused_nodes()
+
+    def environment(self) -> Environment:
+        """Versions, driver, clocks and warnings."""
+        environment = describe_environment()
+        if self.latency_source == "predicted":  # nothing is timed here: a busy or hot GPU disturbs nothing
+            environment = replace(environment, warnings=())
+        return environment.with_warnings(*self._warnings)
+
+    # -- what is predicted of plans without building them -------------------------------------------------------
+
+    @cached_property
+    def emulation(self) -> Emulation:
+        """Emulates plans; made when it is first needed."""
+        fused = self.fused_nodes()
+        nodes = () if isinstance(fused, Failure) else fused  # where the engine does not say, each step is rounded
+        grouped = self.context.grouped
+        if not self.fuses:
+            from mptune.graph.writing.rounding_steps import with_rounding_steps
+
+            grouped = with_rounding_steps(grouped, nodes, self.context.precisions)
+        return Emulation(self.context, grouped, self.provider, self.worker, self.reference_model.shapes, nodes)
+
+    @property
+    def emulated_samples(self) -> EmulatedSamples:
+        """The first few search samples, on which ``emulate`` takes errors; known once they are written."""
+        return self.emulation.samples
+
+    @property
+    def unshared(self) -> Failure | None:
+        """Why plans are emulated in a session each, which takes longer; None where they may share one."""
+        return self.emulation.unshared
+
+    def emulate(self, plans: Sequence[PrecisionPlan], part: range | None = None) -> tuple[OutputError, ...] | Failure:
+        """Emulated errors of plans on ``emulated_samples``, or on one part of them; no engine is built."""
+        return self.emulation.errors(plans, part=range(self.emulated_samples.count) if part is None else part)
+
+    def latency_terms(self) -> LatencyTerms | Failure:
+        """The roofline's terms for the target: a prior where latency is measured, else latency is computed from it."""
+        ranges = self.observe()
+        return replace(ranges, stage=Stage.TIME) if isinstance(ranges, Failure) else self._terms
+
+    @cached_property
+    def _terms(self) -> LatencyTerms:
+        from mptune.targets.roofline import roofline
+
+        shapes, tf32 = self.reference_model.shapes, self.context.settings.tf32
+        return roofline(self.context.grouped, self.target, shapes, tf32=tf32)
+
+    # -- evaluating plans ---------------------------------------------------------------------------------------
+
+    def evaluate(
+        self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False
+    ) -> Measurement | Failure:
+        """Build, run and time one plan. An engine whose plan failed is faulty, unless the machine was at fault.
+
+        With ``profile`` the layer groups are timed, too, where ``profiling`` says so. A profile that fails is a warning
+        of the measurement, not a failure.
+        """
+        built = None if self.builder is None else self.builder.build(plan)
+        if isinstance(built, Failure):
+            return built
+        result: Measurement | Failure | None = None
+        try:
+            if built is None or self.latency_source == "predicted":
+                result = self._predict(plan, which)
+            else:
+                result = self._measure(plan, which, built, profile)
+        finally:
+            if self.builder is not None:
+                self.builder.release(plan, faulty=isinstance(result, Failure) and not result.is_machine_fault)
+        if isinstance(result, Failure):
+            return result
+        # What the plan's engine takes: as its own figures say, else predicted.
+        memory, own = plan_memory(self.context.rewriter.types, plan, self.reference_model.shapes), result.memory
+        if own is not None:
+            memory = replace(memory, context_bytes=own.context_bytes, source=own.source)
+        if built is None:
+            return replace(result, memory=memory)
+        path = built.engine.path if built.is_kept else None
+        if path is not None and path.exists():
+            memory = replace(memory, engine_bytes=path.stat().st_size)
+        return replace(
+            result,
+            build_s=result.build_s if built.build_s is None else built.build_s,
+            engine_path=path,
+            warnings=tuple(dict.fromkeys((*built.warnings, *result.warnings))),
+            memory=memory,
+        )
+
+    def _predict(self, plan: PrecisionPlan, which: SampleSet) -> Measurement | Failure:
+        terms = self.latency_terms()
+        if isinstance(terms, Failure):
+            return terms
+        errors = self.emulation.errors([plan], which)
+        if isinstance(errors, Failure):
+            return errors
+        return Measurement(Latency.predicted(terms.predict(plan)), None, 1.0, errors[0], "emulated", build_s=0.0)
+
+    def _measure(self, plan: PrecisionPlan, which: SampleSet, built: Built, profile: bool) -> Measurement | Failure:
+        assert self.builder is not None
+        job = self._measure_job(built, plan, which)
+        if isinstance(job, Failure):
+            return job
+        result = self.worker.call(job)
+        # The file that does not load may be the baseline's. That one alone: another one has other tactics.
+        if built.is_kept and _cannot_be_loaded(result) and _cannot_be_loaded(self.worker.call(ReopenJob(job, 0))):
+            self.builder.release(self._fp32, faulty=True)
+        if isinstance(result, Failure):
+            return result
+        measurement = self._timer.corrected(plan, result)
+        if not profile or self.profiling == "none":
+            return measurement
+        try:
+            layers = self.builder.layer_times(built)
+        except (MptuneError, OSError) as error:
+            message = error.message if isinstance(error, MptuneError) else str(error)
+            layers = Failure(Stage.TIME, FailureKind.ERROR, message)
+        self._can_profile = not isinstance(layers, Failure)
+        if not isinstance(layers, Failure) and built.is_kept:
+            write_json(EngineLayers.path(built.engine.path), EngineLayers(plan.fingerprint, layers).to_json())
+        return with_group_times(measurement, layers, self.context.grouped)
+
+    def _measure_job(self, built: Built, plan: PrecisionPlan, which: SampleSet) -> MeasureJob | Failure:
+        assert self.builder is not None
+        baseline = self.builder.build(self._fp32, baseline=True)
+        if isinstance(baseline, Failure):
+            return baseline
+        settings = self.context.settings
+        return MeasureJob(
+            engine=built.engine,
+            baseline=baseline.engine,
+            scoring=Scoring.in_run(self.context, which, plan),
+            timing_samples=self.context.samples("search"),
+            on_gpu=self.target.kind != "cpu",
+            latency=settings.latency,
+            repetitions=self._timer.repetitions,
+            enough=self._timer.standings.enough(plan.fingerprint),
+            ignored=settings.ignore,
+        )
+
+    @property
+    def profiling(self) -> Profiling:
+        """``along``: the engine of any plan that is timed; ``none``: no profiler is usable, or it has failed.
+
+        After one failure nothing is profiled any more: each try may cost the worker.
+        """
+        usable = self.builder is not None and self.latency_source == "measured" and self._can_profile
+        return self.builder.profiling if self.builder is not None and usable else "none"
+
+    def reopen(self, plan: PrecisionPlan, count: int) -> tuple[SessionTiming, ...] | Failure:
+        """Open the engine of a plan that was evaluated anew, this many times, and time each session: they differ.
+
+        Empty where latency is predicted.
+        """
+        if self.builder is None or self.latency_source == "predicted":
+            return ()
+        built = self.builder.build(plan)
+        if isinstance(built, Failure):
+            return built
+        try:
+            job = self._measure_job(built, plan, "search")
+            timings = job if isinstance(job, Failure) else self.worker.call(ReopenJob(job, count))
+            if not isinstance(timings, Failure):
+                self._timer.standings.add(plan.fingerprint, timings)
+            return timings
+        finally:
+            self.builder.release(plan)
+
+    # -- the worker ---------------------------------------------------------------------------------------------
 
     def listen(self, callback: Callable[[Progress], None]) -> None:
-        self._worker.on_progress = callback
+        """Call this with the progress of long builds: while ``evaluate`` waits for them, and in its thread."""
+        self.worker.on_progress = callback
 
     def restart(self) -> None:
-        self._worker.restart()
+        """End the worker process; the next job starts a new one. What runs beside it is ended, too."""
+        self.reference_model.stop_observing()
+        self.worker.restart()
 
     def close(self) -> None:
+        """End the workers, and delete what is not kept. Idempotent."""
+        self._workers.close()
         self.reference_model.stop_observing()
-        self._worker.close()
-        self.predictor.close()
+        if "emulation" in vars(self):
+            self.emulation.close()
         if self.builder is not None:
             self.builder.close()
 
-    def __enter__(self: ToolchainT) -> ToolchainT:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
-
-    def _call(self, job: Job[T], /) -> T | Failure:
-        """Run a job in the worker, within the time that a build and a measurement may take."""
-        result = self._worker.call(job, self._timeout_s)
-        if isinstance(result, Failure) and result.kind in _STARVED and self.reference_model.stop_observing():
-            return self._worker.call(job, self._timeout_s)
-        return result
-
-    @property
-    def _timeout_s(self) -> float:
-        limits = self.settings.worker
-        return limits.build_timeout_s + limits.measure_timeout_s
-
-    def _new_worker(self) -> Worker:
-        settings = self.settings
-        return Worker(self.context.logs_dir, settings.worker, worker_environment(tf32=settings.tf32))
-
-    def _with_memory(self, plan: PrecisionPlan, measurement: Measurement) -> Measurement:
-        """The measurement with what the plan's engine takes: as its own figures say, else predicted."""
-        memory = plan_memory(self.context.rewriter.types, plan, self._shapes())
-        path, measured = measurement.engine_path, measurement.memory
-        if path is not None and path.exists():
-            memory = replace(memory, engine_bytes=path.stat().st_size)
-        if measured is not None:
-            memory = replace(memory, context_bytes=measured.context_bytes, source=measured.source)
-        return replace(measurement, memory=memory)
-
-    def _shapes(self) -> dict[str, Shape]:
-        """Concrete shapes of the FP32 values; empty where they cannot be observed."""
-        ranges = self.reference_model.observe()
-        return {} if isinstance(ranges, Failure) else {tensor: seen.shape for tensor, seen in ranges.items()}
-
-
-DRIFT_WARNING = 0.1
-"""A baseline whose latency has changed by more than this share since its first timing is a warning."""
 
 
 class Timer:
@@ -306,10 +346,8 @@ class Timer:
         self.standings = Standings()
         """What was timed in this process, which tells how exact the next timing has to be."""
 
-    def corrected(self, plan: PrecisionPlan, result: MeasureResult | Failure) -> Measurement | Failure:
+    def corrected(self, plan: PrecisionPlan, result: MeasureResult) -> Measurement:
         """The measurement of a plan, corrected for drift; the first one freezes the repetitions."""
-        if isinstance(result, Failure):
-            return result
         session = result.measurement.latency.session
         if session is not None:
             self.standings.add(plan.fingerprint, [session], result.objective)
@@ -331,93 +369,6 @@ class Timer:
         """The frozen repetitions; None before the first timing."""
         self._record = self._record or TimingRecord.read(self._path, self._settings)
         return None if self._record is None else self._record.repetitions
-
-
-class PredictedToolchain(TargetToolchain):
-    """Predicts latency by the target's roofline and emulates FP16 rounding: needs no device of that kind.
-
-    With a backend its engines are built, too: a plan whose engine cannot be built has failed, whatever its prediction.
-    """
-
-    latency_source: LatencySource = "predicted"
-    error_source: ErrorSource = "emulated"
-
-    def _measured(
-        self, plan: PrecisionPlan, which: SampleSet, profile: bool, built: Built | None
-    ) -> Measurement | Failure:
-        return self.predictor.predict(plan, which)
-
-
-class MeasuredToolchain(TargetToolchain):
-    """Builds, computes and times with a backend on the GPU or the CPU here.
-
-    The reference, the observed ranges and emulated errors are ONNX Runtime's.
-    """
-
-    latency_source: LatencySource = "measured"
-    error_source: ErrorSource = "measured"
-    builder: Builder
-    _can_profile = True
-    """After one failure nothing is profiled any more: each try may cost the worker."""
-
-    @property
-    def profiling(self) -> Profiling:
-        return self.builder.profiling if self._can_profile else "none"
-
-    def _measured(
-        self, plan: PrecisionPlan, which: SampleSet, profile: bool, built: Built | None
-    ) -> Measurement | Failure:
-        assert built is not None
-        job = self._measure_job(built, plan, which)
-        if isinstance(job, Failure):
-            return job
-        result = self._call(job)
-        if built.is_kept and _cannot_be_loaded(result) and _cannot_be_loaded(self._call(ReopenJob(job, 0))):
-            self.builder.release(self._fp32, faulty=True)  # The baseline alone: another one has other tactics.
-        measurement = self._timer.corrected(plan, result)
-        if isinstance(measurement, Failure) or not profile or self.profiling == "none":
-            return measurement
-        try:
-            layers = self.builder.layer_times(built)
-        except (MptuneError, OSError) as error:
-            message = error.message if isinstance(error, MptuneError) else str(error)
-            layers = Failure(Stage.TIME, FailureKind.ERROR, message)
-        self._can_profile = not isinstance(layers, Failure)
-        if not isinstance(layers, Failure) and built.is_kept:
-            write_json(EngineLayers.path(built.engine.path), EngineLayers(plan.fingerprint, layers).to_json())
-        return with_group_times(measurement, layers, self.context.grouped)
-
-    def reopen(self, plan: PrecisionPlan, count: int) -> tuple[SessionTiming, ...] | Failure:
-        built = self.builder.build(plan)
-        if isinstance(built, Failure):
-            return built
-        try:
-            job = self._measure_job(built, plan, "search")
-            if isinstance(job, Failure):
-                return job
-            timings = self._call(ReopenJob(job, count))
-            if not isinstance(timings, Failure):
-                self._timer.standings.add(plan.fingerprint, timings)
-            return timings
-        finally:
-            self.builder.release(plan)
-
-    def _measure_job(self, built: Built, plan: PrecisionPlan, which: SampleSet) -> MeasureJob | Failure:
-        baseline = self.builder.build(self._fp32, baseline=True)
-        if isinstance(baseline, Failure):
-            return baseline
-        context = self.context
-        return MeasureJob(
-            engine=built.engine,
-            baseline=baseline.engine,
-            scoring=Scoring.in_run(context, which, plan),
-            timing_samples=context.samples("search"),
-            on_gpu=self.target.kind != "cpu",
-            latency=self.settings.latency,
-            repetitions=self._timer.repetitions,
-            enough=self._timer.standings.enough(plan.fingerprint),
-            ignored=self.settings.ignore,
-        )
 
 
 def _cannot_be_loaded(result: object) -> bool:

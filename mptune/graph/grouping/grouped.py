@@ -11,7 +11,7 @@ from functools import cached_property
 from mptune.errors import PlanError
 from mptune.graph.facts import node_rule
 from mptune.graph.grouping.groups import LayerGroup, find_units
-from mptune.graph.grouping.patterns import QUANTISED, Pattern
+from mptune.graph.grouping.patterns import QUANTISED
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.ops import MOVEMENT
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -61,82 +61,51 @@ def plan_of_nodes(model: Model, wanted: Mapping[str, Precision], source: str = "
     """
     units = find_units(model)
     unit_of = {name: k for k, (group, _) in enumerate(units) for name in group.nodes}
-    explicit, warnings = _explicit(model, wanted, unit_of, source)
-    chosen: list[Precision] = []
     nodes = {node.name: node for node in model.nodes}
-    for k, (group, pattern) in enumerate(units):
-        precision, warning = _of_unit(group, pattern, explicit)
-        if warning:
-            warnings.append(warning)
-        if precision is None:
-            viewed = _viewed(model, nodes, unit_of, group)
-            precision = chosen[viewed] if viewed is not None and viewed < k else Precision.FP32
+    explicit: dict[str, Precision] = {}
+    warnings = []
+    for key, precision in wanted.items():
+        names = _matching(model.nodes, key)
+        if not names:
+            close = difflib.get_close_matches(key, nodes, 1)
+            hint = f"did you mean {close[0]!r}?" if close else "`mptune inspect MODEL --json` lists the nodes"
+            raise PlanError(f"{source}: {key!r} names no node of {model.path}", hint)
+        explicit.update((name, precision) for name in names if name in unit_of)
+        if precision is not Precision.FP32 and unit_of.keys().isdisjoint(names):
+            reason = node_rule(model, nodes[names[0]]).fixed or "it computes nothing in FP32"
+            warnings.append(f"{key!r} names only nodes that cannot be {precision.name}: {reason}")
+    chosen: list[Precision] = []
+    for group, pattern in units:
+        asked = [explicit.get(name) for name in group.nodes]
+        stated = {precision for precision in asked if precision is not None}
+        reduced = [precision.name for precision in asked if precision not in (None, Precision.FP32)]
+        first, precision = nodes[group.nodes[0]], Precision.FP32
+        is_layer = pattern is not None and pattern.kind in ("conv", "matmul")
+        if not stated:
+            viewed = first.inputs[0] if len(group.nodes) == 1 and first.op_type in MOVEMENT and first.inputs else ""
+            maker = unit_of.get(model.nodes[model.producer[viewed]].name) if viewed in model.producer else None
+            precision = chosen[maker] if maker is not None and maker < len(chosen) else Precision.FP32
+        elif group.kind == QUANTISED:
+            asks = f"{group.name} stays in FP32 although the plan asks for"
+            warnings += [f"{asks} {reduced[0]}: {group.pinned}"] if reduced else []
+        elif len(stated) == 1 and (is_layer or None not in asked or stated == {Precision.FP32}):
+            (precision,) = stated
+        else:
+            what = pattern.name if pattern is not None else group.kind
+            warnings.append(
+                f"{group.name} ({what}) is indivisible, and the plan has {len(reduced)} of its {len(group.nodes)} nodes"
+                f" in {' or '.join(dict.fromkeys(reduced))}: it is FP32 as a whole"
+            )
         chosen.append(precision)
     groups = tuple(group for group, _ in units)
     plan = PrecisionPlan(model.sha256, {g.id: p for g, p in zip(groups, chosen, strict=True)})
     return NodesPlan(groups, plan, tuple(warnings))
 
 
-def _explicit(
-    model: Model, wanted: Mapping[str, Precision], unit_of: Mapping[str, int], source: str
-) -> tuple[dict[str, Precision], list[str]]:
-    """Node name -> the precision that is asked for; and warnings about keys without effect."""
-    explicit: dict[str, Precision] = {}
-    warnings = []
-    for key, precision in wanted.items():
-        matching = _matching(model.nodes, key)
-        if not matching:
-            close = difflib.get_close_matches(key, [node.name for node in model.nodes], 1)
-            hint = f"did you mean {close[0]!r}?" if close else "`mptune inspect MODEL --json` lists the nodes"
-            raise PlanError(f"{source}: {key!r} names no node of {model.path}", hint)
-        explicit.update((node.name, precision) for node in matching if node.name in unit_of)
-        if precision is not Precision.FP32 and not any(node.name in unit_of for node in matching):
-            reason = node_rule(model, matching[0]).fixed or "it computes nothing in FP32"
-            warnings.append(f"{key!r} names only nodes that cannot be {precision.name}: {reason}")
-    return explicit, warnings
-
-
-def _matching(nodes: Sequence[Node], key: str) -> list[Node]:
-    """The nodes that a key names: by exact name first, since names may hold brackets."""
-    exact = [node for node in nodes if node.name == key]
+def _matching(nodes: Sequence[Node], key: str) -> list[str]:
+    """The names of the nodes that a key names: by exact name first, since names may hold brackets."""
+    exact = [node.name for node in nodes if node.name == key]
     if exact:
         return exact
-    prefix, _, rest = key.partition(":")
-    if prefix == "op":
-        return [node for node in nodes if node.op_type == rest]
-    return [node for node in nodes if fnmatchcase(node.name, key)]
-
-
-def _of_unit(
-    group: LayerGroup, pattern: Pattern | None, explicit: Mapping[str, Precision]
-) -> tuple[Precision | None, str]:
-    """The precision of a group, None where no key matches it; and a warning where the plan would split it."""
-    asked = [explicit.get(name) for name in group.nodes]
-    stated = {precision for precision in asked if precision is not None}
-    if not stated:
-        return None, ""
-    reduced = [precision.name for precision in asked if precision not in (None, Precision.FP32)]
-    if group.kind == QUANTISED:
-        warning = (
-            f"{group.name} stays in FP32 although the plan asks for {reduced[0]}: {group.pinned}" if reduced else ""
-        )
-        return Precision.FP32, warning
-    follows = pattern is not None and pattern.kind in ("conv", "matmul")
-    if len(stated) == 1 and (follows or None not in asked or stated == {Precision.FP32}):
-        return stated.pop(), ""
-    what = pattern.name if pattern is not None else group.kind
-    warning = (
-        f"{group.name} ({what}) is indivisible, and the plan has {len(reduced)} of its {len(group.nodes)} nodes in"
-        f" {' or '.join(dict.fromkeys(reduced))}:"
-        " it is FP32 as a whole"
-    )
-    return Precision.FP32, warning
-
-
-def _viewed(model: Model, nodes: Mapping[str, Node], unit_of: Mapping[str, int], group: LayerGroup) -> int | None:
-    """The position of the group that computes the input of a view; None where the group is no view."""
-    node = nodes[group.nodes[0]]
-    if len(group.nodes) > 1 or node.op_type not in MOVEMENT or not node.inputs:
-        return None
-    producer = model.producer.get(node.inputs[0])
-    return None if producer is None else unit_of.get(model.nodes[producer].name)
+    prefix, _, op_type = key.partition(":")
+    return [n.name for n in nodes if (n.op_type == op_type if prefix == "op" else fnmatchcase(n.name, key))]

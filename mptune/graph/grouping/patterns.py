@@ -358,6 +358,9 @@ def _layer(facts: Facts, start: Node, claimed: Container[int], activations: Mapp
 _SCORE_OPS = ARITHMETIC | BOUNDS | GLUE | {"Where", "Tanh"}
 """What stands between the score product and the softmax: scale, mask, position bias, soft cap, views."""
 
+_SUMS = frozenset({"ReduceSum", "Add", "Max", "Clip", "Reciprocal"})
+"""What computes the denominator of a softmax: an epsilon, and a reciprocal in place of the division."""
+
 
 def _attention(facts: Facts, node: Node) -> Pattern | None:
     """The attention core (or the softmax with its scale) around a softmax, seen from Softmax or Exp."""
@@ -388,25 +391,20 @@ def _softmax(facts: Facts, node: Node) -> tuple[set[int], str, Node] | None:
         return {node.index}, node.inputs[0], node
     if node.op_type != "Exp" or not facts.varying(node):
         return None
-    exponentials, entry = node.outputs[0], node.inputs[0]
-    readers = facts.readers(exponentials)
-    total = next((r for r in readers if r.op_type == "ReduceSum"), None)
-    if total is None:
-        return None
-    inside, sums = {node.index, total.index}, {total.outputs[0]}
-    for reader in facts.readers(total.outputs[0]):  # an epsilon, or a reciprocal in place of the division
-        if reader.op_type in ("Add", "Max", "Clip", "Reciprocal") and len(facts.varying(reader)) == 1:
-            inside.add(reader.index)
-            sums.add(reader.outputs[0])
-    divisions = [r for r in readers if r.op_type in ("Div", "Mul") and facts.root(facts.other(r, exponentials)) in sums]
-    if not divisions:
-        return None
-    shift = facts.producer(entry)
-    largest = facts.producer(shift.inputs[1]) if shift is not None and shift.op_type == "Sub" else None
-    if shift is not None and largest is not None and largest.op_type == "ReduceMax":
-        inside |= {shift.index, largest.index}
-        entry = shift.inputs[0]
-    return inside | {divisions[0].index}, entry, divisions[0]
+    exponentials, entry, shift = node.outputs[0], node.inputs[0], facts.producer(node.inputs[0])
+    if shift is not None and shift.op_type == "Sub":  # the largest value is subtracted
+        entry = (
+            shift.inputs[0] if between(facts, facts.root(shift.inputs[0]), shift.inputs[1], {"ReduceMax"}) else entry
+        )
+    for division in facts.readers(exponentials):
+        other = facts.other(division, exponentials)
+        total = between(facts, exponentials, other, _SUMS) if other and division.op_type in ("Div", "Mul") else None
+        if any(facts.model.nodes[i].op_type == "ReduceSum" for i in total or ()):
+            inside = between(
+                facts, facts.root(entry), division.outputs[0], _SUMS | {"Sub", "ReduceMax", "Exp", "Div", "Mul"}
+            )
+            return (inside, entry, division) if inside else None
+    return None
 
 
 def _scores(facts: Facts, entry: str) -> tuple[list[Node], set[int]]:
@@ -487,7 +485,7 @@ def _quantised_parts(facts: Facts) -> tuple[Pattern, ...]:
             products.add(node.index)
         makers = [_maker(facts, name) for name in values if not is_dequantised(model, name)]
         joins = node.op_type in _POOLS or anchor_kind(node.op_type) is None
-        if values and all(joins and maker in fed | products for maker in makers):
+        if values and all(joins and (maker in fed or maker in products) for maker in makers):
             rule = node_rule(model, node)
             fed.update([node.index] if rule.inputs and rule.outputs else [])
     # Of that, what is quantised again, from the last node to the first.

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import onnx
@@ -30,7 +29,7 @@ import onnx.helper
 
 from mptune.files import write_bytes
 from mptune.graph.casting.value_types import ValueTypes, new_suffix, value_types
-from mptune.graph.fused import FUSED_IN, FusedNodes, fused_reads, steps_inside
+from mptune.graph.fused import FUSED_IN, FusedNodes, steps_inside
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.hazards.masks import is_held
 from mptune.graph.loading.model import Model, Node
@@ -46,7 +45,8 @@ from mptune.graph.writing.model_file import (
 from mptune.graph.writing.stretches import Waist
 from mptune.graph.writing.weights import NeededConstant, WeightBank, constants_of_file, inline_tensor
 
-_FLOAT = onnx.TensorProto.FLOAT
+_Modes = Sequence[tuple[Precision, str]]
+"""The precisions that a group may have, each with the input that turns its roundings on; "" where they always are."""
 
 
 def needs_rounding(types: ValueTypes, node: Node) -> bool:
@@ -57,39 +57,20 @@ def needs_rounding(types: ValueTypes, node: Node) -> bool:
     return node.op_type not in COPIES | {"Relu"} or not floats <= set(types.rules[node.index].inputs)
 
 
-_BEFORE_ALL = Waist()
-
-_Modes = Sequence[tuple[Precision, str]]
-
-"""The precisions that a group may have, each with the input that turns its roundings on; "" where they always are."""
-
-_NOTHING: Mapping[Any, str] = MappingProxyType({})
-
-
 class Emulator:
     """Writes emulations of one model's plans. Made once; a plan then takes milliseconds."""
 
-    def __init__(
-        self,
-        grouped: GroupedModel,
-        bank: WeightBank | None = None,
-        fused: Sequence[FusedNodes] = (),
-        *,
-        branches: bool = False,
-    ) -> None:
+    def __init__(self, grouped: GroupedModel, bank: WeightBank | None = None, fused: Sequence[FusedNodes] = ()) -> None:
         """Prepare for one model.
 
         Args:
             grouped: the model and its groups; what a node with ``rounds=False`` computes is not rounded.
             fused: nodes that the engine computes as one in FP16.
-            branches: switched roundings stand in branches of an If, not beside a Where.
         """
         self.types = types = value_types(grouped)
         model = grouped.model
-        self.branches = branches
         self.frame = frame_of(model)
         self.inside = steps_inside(fused)
-        self.shared_reads = fused_reads(types, fused)
         self.rounds = frozenset(node.index for node in model.nodes if needs_rounding(types, node))
         self.maker = {
             node.outputs[slot]: types.group_of[node.index]
@@ -98,15 +79,15 @@ class Emulator:
             if node.outputs[slot] not in types.own.sources  # whoever reads these rounds them, in its own precision
         }
         """Value -> position of the group that rounds it where it is computed."""
-        kinds = ["raw", "same", "chosen", "by", "or", "any", "and"]
+        kinds = ["raw", "chosen", "by", "or"]
         kinds += [f"{p}{what}" for p in REDUCED for what in ("", "_rounded", "_held", "_switch")]
         self.suffix = {kind: new_suffix(model, kind) for kind in kinds}
+        self.stored = inline_tensor if bank is None else bank.tensor_or_inline
         in_bank = {} if bank is None else bank.places[Precision.FP32]
         self.constant_nodes = frozenset(
             name for name, c in model.initializers.items() if c.node_index is not None and name not in in_bank
         )
         """Results of Constant nodes that stay nodes in the emulation of one plan."""
-        self.stored = inline_tensor if bank is None else bank.tensor_or_inline
         self.switches: Mapping[Precision, Mapping[str, str]] = {
             precision: {
                 group.id: group.id + self.suffix[f"{precision}_switch"]
@@ -119,12 +100,8 @@ class Emulator:
 
     def on(self, plan: PrecisionPlan) -> frozenset[str]:
         """The switches that are on under a plan."""
-        return frozenset(
-            switch
-            for precision, switches in self.switches.items()
-            for group, switch in switches.items()
-            if plan.precision[group] is precision
-        )
+        by_precision = self.switches.items()
+        return frozenset(s for p, switches in by_precision for g, s in switches.items() if plan.precision[g] is p)
 
     def write(self, plan: PrecisionPlan, path: Path, typed: Path | None = None) -> Path:
         """Write the emulation of one plan to ``path``, which must lie in the weight bank's folder.
@@ -134,9 +111,9 @@ class Emulator:
         """
         model = self.types.model
         modes: dict[int, _Modes] = {
-            position: [(precision, "")]
-            for position, precision in enumerate(plan.precision[group.id] for group in self.types.groups)
-            if precision is not Precision.FP32 and position not in self.types.lacking(precision)
+            position: [(plan.precision[group.id], "")]
+            for position, group in enumerate(self.types.groups)
+            if group.id in self.switches.get(plan.precision[group.id], ())
         }
         writing = _Writing(self, modes, is_fixed=True)
         return writing.write(path, model.nodes, model.proto.graph.output, typed=typed)
@@ -145,7 +122,7 @@ class Emulator:
         self,
         path: Path,
         switched: Collection[str],
-        start: Waist = _BEFORE_ALL,
+        start: Waist | None = None,
         precisions: Sequence[Precision] = (Precision.FP16,),
     ) -> Path:
         """Write the emulation of all plans with no group but these reduced to ``path``, in the weight bank's folder.
@@ -154,14 +131,13 @@ class Emulator:
             switched: ids of the groups that have switches; none of their nodes lies before ``start``.
             start: its tensors become inputs, and no node before it is there.
         """
-        modes: dict[int, _Modes] = {}
-        for position, group in enumerate(self.types.groups):
-            names = [(p, self.switches[p][group.id]) for p in precisions if group.id in self.switches[p]]
-            if names and group.id in switched:
-                modes[position] = names
-        model = self.types.model
-        writing = _Writing(self, modes)
-        return writing.write(path, model.nodes[start.last + 1 :], model.proto.graph.output, start.tensors)
+        modes: dict[int, _Modes] = {
+            position: [(p, self.switches[p][group.id]) for p in precisions if group.id in self.switches[p]]
+            for position, group in enumerate(self.types.groups)
+            if group.id in switched
+        }
+        model, start = self.types.model, start or Waist()
+        return _Writing(self, modes).write(path, model.nodes[start.last + 1 :], model.proto.graph.output, start.tensors)
 
     def write_head(self, path: Path, waists: Sequence[Waist]) -> Path:
         """Write the FP32 model whose outputs are the tensors of these waists."""
@@ -174,26 +150,19 @@ class Emulator:
 class _Writing:
     """One model while it is written."""
 
-    def __init__(
-        self,
-        emulator: Emulator,
-        modes: Mapping[int, _Modes],
-        *,
-        is_fixed: bool = False,
-    ) -> None:
+    def __init__(self, emulator: Emulator, modes: Mapping[int, _Modes], *, is_fixed: bool = False) -> None:
         """Begin.
 
         ``modes`` are those of the groups, by position. ``is_fixed``: of one plan, each group has one mode at most, and
         the model keeps all its inputs.
         """
         self._emulator, self._types, self._model = emulator, emulator.types, emulator.types.model
-        self._suffix = emulator.suffix
-        self._modes, self._is_fixed = modes, is_fixed
+        self._suffix, self._modes, self._is_fixed = emulator.suffix, modes, is_fixed
         self._constant_nodes = emulator.constant_nodes if is_fixed else frozenset()
         self._proto = onnx.ModelProto()
         self._proto.CopyFrom(emulator.frame)
         self._graph = self._proto.graph
-        self._made: set[str] = set()
+        self._computed: set[str] = set()
         self._read: set[str] = set()
         self._reduced: set[tuple[str, Precision]] = set()
 
@@ -210,7 +179,12 @@ class _Writing:
             is_constant = node.op_type == "Constant" and node.outputs[0] in self._model.initializers
             if not is_constant or node.outputs[0] in self._constant_nodes:
                 self._add(node)
-        self._finish(entered, outputs, typed)
+        self._graph.ClearField("output")
+        self._graph.output.extend(outputs)
+        self._read.update(output.name for output in outputs)
+        self._add_constants(typed)
+        self._add_inputs(entered)
+        declare_rounded_outputs(self._graph, self._model)
         return write_bytes(path, [self._proto.SerializeToString(deterministic=True)])
 
     def _add(self, node: Node) -> None:
@@ -220,172 +194,117 @@ class _Writing:
         modes = self._modes.get(group, ())
         for slot in rule.inputs if modes else ():
             if emulator.maker.get(inputs[slot]) != group:
-                inputs[slot] = self._read_by(node, inputs[slot], group, modes)
-        rounding = modes if node.index in emulator.rounds else ()
+                inputs[slot] = self._read_by(group, inputs[slot], modes)
+        roundings = modes if node.index in emulator.rounds else ()
         if node.name in emulator.inside:
-            rounding = [(precision, switch) for precision, switch in rounding if precision is not FUSED_IN]
-        behind = [slot for slot in rule.outputs if rounding and outputs[slot] in emulator.maker]
-        for slot in behind:
+            roundings = [(precision, switch) for precision, switch in roundings if precision is not FUSED_IN]
+        rounded = [slot for slot in rule.outputs if roundings and outputs[slot] in emulator.maker]
+        for slot in rounded:
             outputs[slot] += self._suffix["raw"]
         self._read.update(inputs, node.captures)
         proto = self._graph.node.add()
         proto.CopyFrom(node.proto)
         proto.name = node.name
         proto.input[:], proto.output[:] = inputs, outputs
-        suffixes = self._saturated(proto, rounding if behind and not self._is_fixed else ())
-        if self._is_fixed and modes:
-            saturate(proto, modes[0][0])
-        for slot in behind:
-            sources = {precision: outputs[slot] + suffix for precision, suffix in suffixes.items()}
-            self._choose(rounding, outputs[slot], node.outputs[slot], sources)
-
-    def _saturated(self, node: onnx.NodeProto, modes: _Modes) -> dict[Precision, str]:
-        """Append a node again for each precision that cannot hold its attributes; what its outputs' names end with."""
-        suffixes = {}
-        for precision, _ in modes:
+        held: dict[Precision, str] = {}  # the ends of names: results with attributes that a precision can hold
+        if self._is_fixed:
+            saturate(proto, modes[0][0] if modes else Precision.FP32)
+        for precision, _ in roundings if rounded and not self._is_fixed else ():
             copy = onnx.NodeProto()
-            copy.CopyFrom(node)
+            copy.CopyFrom(proto)
             if saturate(copy, precision):
-                suffixes[precision] = self._suffix[f"{precision}_held"]
-                copy.name += suffixes[precision]
-                copy.output[:] = [name + suffixes[precision] for name in node.output]
+                held[precision] = self._suffix[f"{precision}_held"]
+                copy.name += held[precision]
+                copy.output[:] = [name + held[precision] for name in proto.output]
                 self._append(copy)
-        return suffixes
+        for slot in rounded:
+            sources = {precision: outputs[slot] + suffix for precision, suffix in held.items()}
+            self._choose(roundings, outputs[slot], node.outputs[slot], sources)
 
-    def _read_by(self, node: Node, tensor: str, group: int, modes: _Modes) -> str:
-        """The name that a node reads in place of a value that another group computes."""
-        source, others = self._emulator.shared_reads.get(node.index, ("", ()))
-        by = {self._types.group_of[index] for index in others}
-        if source != tensor or group in by:
-            return self._chosen(tensor, group, modes)
-        shared: list[tuple[Precision, str]] = []
-        for precision, switch in modes:
-            also = [name for position in sorted(by) for p, name in self._modes.get(position, ()) if p is precision]
-            if precision is not FUSED_IN:
-                shared.append((precision, switch))
-            elif also:
-                shared.append((precision, switch and self._both_on(switch, also, f"{tensor}.{group}")))
-        return self._chosen(tensor, group, shared) if shared else tensor
-
-    def _both_on(self, switch: str, others: Sequence[str], stem: str) -> str:
-        """The name of a value that says whether a switch is on, and one of the others."""
-        result = stem + self._suffix["and"]
-        if result not in self._made:
-            on = others[0]
-            for number, other in enumerate(others[1:]):
-                self._append(_node("Or", [on, other], f"{stem}.{number}{self._suffix['any']}"))
-                on = f"{stem}.{number}{self._suffix['any']}"
-            self._append(_node("And", [switch, on], result))
-        return result
-
-    def _chosen(self, tensor: str, group: int, modes: _Modes) -> str:
+    def _read_by(self, group: int, tensor: str, modes: _Modes) -> str:
         """The name that the nodes of a group read in place of a value that another group computes."""
         result = f"{tensor}.{group}{self._suffix['chosen']}"
         if self._is_fixed:
-            ((precision, _),) = modes
             if modes[0] in self._modes.get(self._emulator.maker.get(tensor, -1), ()):
                 return tensor
+            ((precision, _),) = modes
             result = tensor + self._suffix[f"{precision}_rounded"]
-        if result not in self._made:
-            self._choose(modes, tensor, result)
+        if result not in self._computed:
+            self._choose(modes, tensor, result, {})
         return result
 
-    def _choose(self, modes: _Modes, tensor: str, result: str, sources: Mapping[Precision, str] = _NOTHING) -> None:
+    def _choose(self, modes: _Modes, tensor: str, result: str, sources: Mapping[Precision, str]) -> None:
         """Append the nodes that compute ``result``: the value, rounded as the switch says that is on.
 
         ``sources`` are values that are rounded in place of ``tensor``.
         """
         otherwise = tensor
         for number, (precision, switch) in enumerate(modes, 1):
+            if not switch:
+                self._round(tensor, precision, result)
+                return
+            self._read.add(sources.get(precision, tensor))
+            rounded = self._round(sources.get(precision, tensor), precision)
             chosen = result if number == len(modes) else f"{result}.{precision}{self._suffix['or']}"
-            self._choose_between(precision, switch, sources.get(precision, tensor), otherwise, chosen)
+            # A node of the model may have the name of its result.
+            self._append(_node("Where", [switch, rounded, otherwise], chosen, chosen + self._suffix["by"]))
             otherwise = chosen
 
-    def _choose_between(self, precision: Precision, switch: str, tensor: str, otherwise: str, result: str) -> None:
-        """Append the nodes that compute ``result``: ``tensor`` rounded where the switch is on, else ``otherwise``."""
-        if switch or tensor not in self._types.constants:
-            self._read.add(tensor)
-        name = result + self._suffix["by"]  # a node of the model may have the name of its result
-        if not switch:
-            self._append(*self._rounding(precision, tensor, tensor, result))
-        elif self._emulator.branches:
-            same = result + self._suffix["same"]
-            branches = {
-                "then_branch": _branch(self._rounding(precision, tensor, result)),
-                "else_branch": _branch([_node("Identity", [otherwise], same)]),
-            }
-            self._append(_node("If", [switch], result, name, **branches))
-        else:
-            rounding = self._rounding(precision, tensor, tensor)
-            rounded = rounding[-1].output[0]
-            if rounded not in self._made:
-                self._append(*rounding)
-            self._append(_node("Where", [switch, rounded, otherwise], result, name))
-
-    def _rounding(self, precision: Precision, tensor: str, stem: str, result: str = "") -> list[onnx.NodeProto]:
-        """The nodes that cast a value to a reduced precision and back; constants are stored in it too."""
-        reduced = stem + self._suffix[precision]
-        result = result or stem + self._suffix[f"{precision}_rounded"]
-        name = stem + self._suffix[f"{precision}_rounded"]
+    def _round(self, tensor: str, precision: Precision, result: str = "") -> str:
+        """Append the nodes that cast a value to a reduced precision and back; constants are stored in it too."""
+        reduced, name = tensor + self._suffix[precision], tensor + self._suffix[f"{precision}_rounded"]
+        result = result or name
+        if result in self._computed:
+            return result
         if tensor in self._types.constants:
             self._reduced.add((tensor, precision))
-            return [_node("Cast", [tensor + self._suffix[precision]], result, name, to=_FLOAT)]
-        modes = self._modes.get(self._emulator.maker.get(tensor, -1), ())
-        held, source = list[onnx.NodeProto](), tensor
-        if self._is_held(tensor, precision) and not (self._is_fixed and modes):
-            source = stem + self._suffix[f"{precision}_held"]
-            held = clip_node(tensor, source, precision, self._model.opset)
+            self._append(_node("Cast", [reduced], result, name, to=onnx.TensorProto.FLOAT))
+            return result
+        self._read.add(tensor)
+        source, modes = tensor, self._modes.get(self._emulator.maker.get(tensor, -1), ())
+        is_mask = tensor not in self._types.own.sources and is_held(self._model, tensor, precision)
+        if is_mask and not (self._is_fixed and modes):
+            source = tensor + self._suffix[f"{precision}_held"]
+            self._append(*clip_node(tensor, source, precision, self._model.opset))
             for _, switch in modes:  # only what is FP32 is limited
                 limited, source = source, f"{source}.{switch}"
-                held.append(_node("Where", [switch, tensor, limited], source))
+                self._append(_node("Where", [switch, tensor, limited], source))
         rounding = rounding_nodes(source, reduced, result, precision)
         rounding[-1].name = name
-        return [*held, *rounding]
-
-    def _is_held(self, tensor: str, precision: Precision) -> bool:
-        return tensor not in self._types.own.sources and is_held(self._model, tensor, precision)
+        self._append(*rounding)
+        return result
 
     def _append(self, *nodes: onnx.NodeProto) -> None:
-        self._made.update(node.output[0] for node in nodes)
+        self._computed.update(node.output[0] for node in nodes)
         self._graph.node.extend(nodes)
 
-    def _finish(self, entered: Sequence[str], outputs: Sequence[onnx.ValueInfoProto], typed: Path | None) -> None:
-        """Add inputs and constants for what the nodes read."""
+    def _add_constants(self, typed: Path | None) -> None:
         stored, placed = self._emulator.stored, dict[str, onnx.TensorProto]()
         if typed is not None:
             stored, placed = inline_tensor, constants_of_file(typed)
-        model, graph = self._model, self._graph
-        read = self._read | {output.name for output in outputs}
-        for name, constant in model.initializers.items():
+        for name, constant in self._model.initializers.items():
             reduced = [p for p in REDUCED if (name, p) in self._reduced]
-            needed: list[NeededConstant] = [
-                (self._types.in_precision(name, p), name + self._suffix[p], p) for p in reduced
-            ]
             is_kept = self._is_fixed and (constant.overridable or (constant.node_index is None and not reduced))
-            if (name in read or is_kept) and name not in self._constant_nodes:
-                needed.insert(0, (constant, name, None))
-            graph.initializer.extend(placed.get(each[1]) or stored(*each) for each in needed)
+            is_read = (name in self._read or is_kept) and name not in self._constant_nodes
+            needed: list[NeededConstant] = [(constant, name, None)] if is_read else []
+            needed += [(self._types.in_precision(name, p), name + self._suffix[p], p) for p in reduced]
+            self._graph.initializer.extend(placed.get(each[1]) or stored(*each) for each in needed)
+
+    def _add_inputs(self, entered: Sequence[str]) -> None:
+        model, graph = self._model, self._graph
         if not self._is_fixed:
             for field in ("input", "sparse_initializer", "value_info"):
                 graph.ClearField(field)
-            graph.sparse_initializer.extend(s for s in model.proto.graph.sparse_initializer if s.values.name in read)
-            graph.input.extend(value for value in model.proto.graph.input if value.name in read)
-        graph.input.extend(_value(model, name) for name in entered if name in read)
-        for switch in (switch for modes in self._modes.values() for _, switch in modes if switch):
-            graph.input.append(onnx.helper.make_tensor_value_info(switch, onnx.TensorProto.BOOL, []))
-        graph.ClearField("output")
-        graph.output.extend(outputs)
-        declare_rounded_outputs(graph, model)
+            sparse = model.proto.graph.sparse_initializer
+            graph.sparse_initializer.extend(each for each in sparse if each.values.name in self._read)
+            graph.input.extend(value for value in model.proto.graph.input if value.name in self._read)
+        graph.input.extend(_value(model, name) for name in entered if name in self._read)
+        switches = [switch for modes in self._modes.values() for _, switch in modes if switch]
+        graph.input.extend(onnx.helper.make_tensor_value_info(s, onnx.TensorProto.BOOL, []) for s in switches)
 
 
 def _node(op_type: str, inputs: Sequence[str], output: str, name: str = "", **attributes: Any) -> onnx.NodeProto:
     return onnx.helper.make_node(op_type, inputs, [output], name=name or output, **attributes)
-
-
-def _branch(nodes: Sequence[onnx.NodeProto]) -> onnx.GraphProto:
-    """A subgraph that reads the graph around it, and whose last node computes its FP32 output."""
-    output = onnx.helper.make_tensor_value_info(nodes[-1].output[0], _FLOAT, None)
-    return onnx.helper.make_graph(nodes, nodes[-1].name, [], [output])
 
 
 def _value(model: Model, name: str) -> onnx.ValueInfoProto:

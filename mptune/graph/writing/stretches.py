@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from mptune.errors import ModelError
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.loading.model import Model
+from mptune.graph.loading.tensors import fixed_shape
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,7 @@ class Stretch:
 
 
 def find_stretches(
-    grouped: GroupedModel,
-    shapes: Mapping[str, Sequence[int]],
-    count: int,
-    max_bytes: int,
+    grouped: GroupedModel, shapes: Mapping[str, Sequence[int]], count: int, max_bytes: int
 ) -> tuple[Stretch, ...]:
     """Divide the groups into about ``count`` stretches of about as many groups each, at waists.
 
@@ -75,33 +73,27 @@ def find_stretches(
 
 def _waists(model: Model, shapes: Mapping[str, Sequence[int]]) -> list[Waist]:
     """The cuts of the graph before the first output of the model whose tensors all have known sizes."""
-    outputs = {output.name for output in model.outputs}
-    last_read: dict[str, int] = {}
+    outputs, last_read = {output.name for output in model.outputs}, dict[str, int]()
     for node in model.nodes:
-        for name in (*node.inputs, *node.captures):
-            if name in model.producer and name not in model.initializers:
-                last_read[name] = node.index
+        read = (*node.inputs, *node.captures)
+        last_read.update((n, node.index) for n in read if n in model.producer and n not in model.initializers)
     waists: list[Waist] = []
-    live: dict[str, int | None] = {}
+    live: dict[str, float] = {}
     for node in model.nodes:
-        live.update((name, _nbytes(model, name, shapes)) for name in node.outputs if name in last_read)
-        live = {name: size for name, size in live.items() if last_read[name] > node.index}
         if not outputs.isdisjoint(node.outputs):
             break
-        sizes = [size for size in live.values() if size is not None]
-        if live and len(sizes) == len(live):
-            waists.append(Waist(node.index, tuple(live), sum(sizes)))
+        live.update((name, _nbytes(model, name, shapes)) for name in node.outputs if name in last_read)
+        live = {name: nbytes for name, nbytes in live.items() if last_read[name] > node.index}
+        if live and math.isfinite(sum(live.values())):
+            waists.append(Waist(node.index, tuple(live), int(sum(live.values()))))
     return waists
 
 
-def _nbytes(model: Model, name: str, shapes: Mapping[str, Sequence[int]]) -> int | None:
-    """Size of a value; None where it is not known, or no tensor."""
+def _nbytes(model: Model, name: str, shapes: Mapping[str, Sequence[int]]) -> float:
+    """Size of a value; infinite where it is not known, or no tensor."""
     info = model.info(name)
-    shape = shapes.get(name, info.shape)
+    sizes = fixed_shape(tuple(shapes[name]) if name in shapes else info.shape)
     try:
-        itemsize = info.numpy_dtype.itemsize
+        return math.inf if sizes is None else math.prod(sizes) * info.numpy_dtype.itemsize
     except ModelError:
-        return None
-    if shape is None or not all(isinstance(dim, int) for dim in shape):
-        return None
-    return math.prod(int(dim or 0) for dim in shape) * itemsize
+        return math.inf

@@ -17,7 +17,7 @@ import onnx.helper
 import onnx.numpy_helper
 
 from mptune.errors import ModelError
-from mptune.files import READ_ERRORS, files_sha256, read_json, whole_file, write_bytes, writing
+from mptune.files import READ_ERRORS, read_json, whole_file, write_bytes, writing
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import (
     EXTERNAL_HINT,
@@ -305,7 +305,6 @@ class WeightBank:
             document = {
                 "model_sha256": model.sha256,
                 **{str(p): {n: [at.offset, at.length] for n, at in placed.items()} for p, placed in places.items()},
-                "sha256": {bank_file(p): files_sha256(directory / bank_file(p)) for p in wanted},
             }
             with whole_file(directory / INDEX_FILE) as part:
                 part.write_text(json.dumps(document))
@@ -313,16 +312,16 @@ class WeightBank:
 
     @classmethod
     def _read(cls, model: Model, directory: Path) -> WeightBank | None:
-        """The bank that is there, if it is this model's and its files are what was written."""
+        """The bank that is there, if it is this model's and its files have their sizes: they are written whole."""
         try:
             document = read_json(directory / INDEX_FILE)
-            if document["model_sha256"] != model.sha256:
-                return None
-            if not all(_is_intact(directory / name, sha256) for name, sha256 in document["sha256"].items()):
-                return None
-            written = [precision for precision in PRECISIONS if bank_file(precision) in document["sha256"]]
+            written = [precision for precision in PRECISIONS if str(precision) in document]
             places = {p: {name: Place(*place) for name, place in document[str(p)].items()} for p in written}
-            return cls(directory, places)
+            for precision, placed in places.items():
+                nbytes = max((place.offset + place.length for place in placed.values()), default=0)
+                if (directory / bank_file(precision)).stat().st_size != nbytes:
+                    return None
+            return cls(directory, places) if document["model_sha256"] == model.sha256 else None
         except READ_ERRORS:
             return None
 
@@ -334,16 +333,3 @@ class WeightBank:
         place = self.places.get(precision, {}).get(constant.name)
         needed = constant, name, rounded_to
         return inline_tensor(*needed) if place is None else _reference(needed, bank_file(precision), place)
-
-
-_intact: set[tuple[str, int, int, str]] = set()
-"""Files that this process has compared with their hash: path, time of change, size, hash."""
-
-
-def _is_intact(path: Path, sha256: str) -> bool:
-    """Whether a file still has the content of this hash; read once in a process, unless it is written again."""
-    facts = path.stat()
-    key = (str(path.resolve()), facts.st_mtime_ns, facts.st_size, sha256)
-    if key not in _intact and files_sha256(path) == sha256:
-        _intact.add(key)
-    return key in _intact

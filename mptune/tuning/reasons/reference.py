@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mptune.engines.jobs.reference_report import Place, ReferenceReport
-from mptune.engines.toolchains.reference import ALONG_SEQUENCE, BY_INDEX
+from mptune.engines.toolchains.blame import ALONG_SEQUENCE, BY_INDEX
 from mptune.finding import Evidence, Finding, FindingOrigin, OutputColumns, Where
 from mptune.findings.wording import Severity
 from mptune.graph.facts import attribute

@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import Any
 
 from mptune.choice import Choice
-from mptune.engines.base import ReportsProgress, Toolchain
 from mptune.engines.context import RunContext
 from mptune.engines.environment import Environment
 from mptune.engines.toolchains.choose import (
@@ -26,6 +25,7 @@ from mptune.engines.toolchains.choose import (
     open_toolchain,
     refuse_hidden_gpu,
 )
+from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.errors import RunError, TargetError
 from mptune.files import link_or_copy, writing
 from mptune.graph.grouping.grouped import GroupedModel
@@ -209,8 +209,7 @@ class ConfirmRun(MeasuringRun):
             lent_samples(self._run, self.directory, self.grouped, settings) as context,
             contextlib.closing(self._open(context)) as toolchain,
         ):
-            if isinstance(toolchain, ReportsProgress):
-                toolchain.listen(self._listener.building)
+            toolchain.listen(self._listener.building)
             self._listener.stage(f"measuring {len(space.seeds)} plans on {toolchain.device}")
             if left:
                 Tuner(record, space, toolchain, settings, self._listener, limits=limits).run()

@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from mptune.engines.base import Toolchain
 from mptune.engines.context import RunContext
 from mptune.engines.environment import Environment
 from mptune.engines.toolchains.choose import TargetChoice
+from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.errors import EndedEarlyError
 from mptune.finding import FindingOrigin
 from mptune.graph.grouping.grouped import GroupedModel

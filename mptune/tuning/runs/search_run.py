@@ -11,9 +11,11 @@ from mptune.choice import Choice
 from mptune.data.images import PREPROCESS_JSON
 from mptune.data.metrics.tasks import law_metric
 from mptune.data.samples import CalibrationSet, size_findings
-from mptune.engines.base import Failure, ReportsProgress, SampleSet, Toolchain
+from mptune.engines.base import Failure, SampleSet
 from mptune.engines.context import RunContext
 from mptune.engines.toolchains.choose import choose_target, open_toolchain
+from mptune.engines.toolchains.toolchain import Toolchain
+from mptune.engines.workers import Workers
 from mptune.errors import RunError
 from mptune.files import read_bytes, write_bytes, write_json, writing
 from mptune.finding import Finding
@@ -23,7 +25,6 @@ from mptune.graph.hazards.hazard import Hazard, hazard_findings
 from mptune.graph.hazards.interface import interface_findings
 from mptune.graph.loading.model import Model
 from mptune.identity import check_data, check_same, check_target, identity_of, plugins_sha256, refuse_confirmation
-from mptune.processes.parent import end_idle
 from mptune.run_json import DataSection, FixedSettings, ModelSection, RunFile
 from mptune.rundir import LateFaults, RunDirectory, has_workers
 from mptune.settings import Granularity, SearchSettings
@@ -95,8 +96,10 @@ class SearchRun(MeasuringRun):
         listener: Listener,
         opener: OpenToolchain | None = None,
         start_worker: StartWorker | None = None,
+        workers: Workers | None = None,
     ) -> None:
         super().__init__(listener, opener)
+        self._workers = workers
         self._start_worker = start_worker
         self.directory = run
         if model is not None:
@@ -347,7 +350,6 @@ class SearchRun(MeasuringRun):
             record.set_note(START_NOTE, time.time() - self._limits.elapsed_s)
             record.set_note(BUDGET_NOTE, settings.budget)
         toolchain = self._open_toolchain()
-        end_idle()
         if self._start_worker is not None:
             toolchain.restart()  # The workers check theirs against it, and take its GPU.
             Crew(self._start_worker, settings.gpus, record, settings, self._listener).run()
@@ -375,14 +377,14 @@ class SearchRun(MeasuringRun):
             metric, self._settings.metric_function, has_labels=self.file.fixed_settings.labels_sha256 is not None
         )
         path = self._context.data_dir / SENSITIVITY_JSON
-        terms = in_fresh_processes(toolchain.predictor.latency_terms, toolchain, self._listener, "predicting latencies")
+        terms = in_fresh_processes(toolchain.latency_terms, toolchain, self._listener, "predicting latencies")
         if isinstance(terms, Failure):
             self._warn(f"no latency can be predicted, so the search learns it from builds alone: {terms.message}")
         latency_terms = None if isinstance(terms, Failure) else terms
         searched, limits = SearchedError.of_settings(self._settings, law), self._limits
         shared = SharedErrors(self.record, searched.kept_key)
         errors = OneGroupErrors(space, toolchain, law, path, self._listener, shared, searched=searched, limits=limits)
-        if toolchain.error_source == "measured" and toolchain.predictor.emulation_holds:
+        if toolchain.error_source == "measured" and toolchain.emulation_holds:
             self._emulator = PlanEmulator(space, toolchain, law, self._listener, limits=limits, searched=searched)
         guide = Guide(
             self.record,
@@ -404,8 +406,7 @@ class SearchRun(MeasuringRun):
             opener = self._opener or self._open_by_target
             toolchain = opener(self._context)
             self._engines.callback(toolchain.close)
-            if isinstance(toolchain, ReportsProgress):
-                toolchain.listen(self._listener.building)
+            toolchain.listen(self._listener.building)
             section = self._target_section(toolchain, self._settings.target)
             if not self._is_worker and has_evaluation(self.directory, self.file, self._settings.storage):
                 check_target(self.directory.path, self.file, section)
@@ -420,4 +421,5 @@ class SearchRun(MeasuringRun):
 
     def _open_by_target(self, context: RunContext) -> Toolchain:
         target = self._target or self._settle(choose_target(context.settings.target))
-        return open_toolchain(target, context)
+        workers, self._workers = self._workers, None  # they end with the toolchain
+        return open_toolchain(target, context, workers)

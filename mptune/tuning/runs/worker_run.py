@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from mptune.data.metrics.accuracy import TaskMetric
-from mptune.engines.base import Toolchain
 from mptune.engines.context import RunContext
 from mptune.engines.environment import Environment, engine_packages
+from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.errors import RunError
 from mptune.identity import target_text
 from mptune.run_json import RunFile, TargetSection

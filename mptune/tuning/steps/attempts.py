@@ -8,7 +8,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
-from mptune.engines.base import Failure, FailureKind, Measurement, Toolchain
+from mptune.engines.base import Failure, FailureKind, Measurement
+from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.errors import RunError
 from mptune.graph.plan import PrecisionPlan
 from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation, Origin

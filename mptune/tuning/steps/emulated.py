@@ -9,7 +9,8 @@ from dataclasses import replace
 from functools import partial
 
 from mptune.data.metrics.accuracy import OutputError
-from mptune.engines.base import Failure, Toolchain
+from mptune.engines.base import Failure
+from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.errors import RunError
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.tuning.evaluation import EmulatedError, Evaluation
@@ -134,12 +135,10 @@ def emulate_outputs(
     # Of several, one may crash: they are emulated one by one then.
     alone = len(plans) == 1
     what = f"emulating {f'plan {plans[0].fingerprint}' if alone else 'plans'}"
-    before = toolchain.predictor.unshared
+    before = toolchain.unshared
     of_part = () if part is None else (part,)
-    result = in_fresh_processes(
-        lambda: toolchain.predictor.emulate(plans, *of_part), toolchain, listener, what, crashes=alone
-    )
-    if before is None and (fault := toolchain.predictor.unshared) is not None:
+    result = in_fresh_processes(lambda: toolchain.emulate(plans, *of_part), toolchain, listener, what, crashes=alone)
+    if before is None and (fault := toolchain.unshared) is not None:
         log = "" if fault.log_path is None else f"; log: {fault.log_path}"
         listener.warning(
             "plans are emulated in a session each from here on, which takes longer: the session that they shared "
@@ -156,7 +155,7 @@ def emulate_outputs(
         failures = failures + 1 if errors[-1] is None else 0
         if failures == FAULTS_IN_A_ROW:
             fp32 = plan.replace(dict.fromkeys(plan.reduced_groups, Precision.FP32))
-            run_control(partial(toolchain.predictor.emulate, [fp32], *of_part), toolchain, listener, failures)
+            run_control(partial(toolchain.emulate, [fp32], *of_part), toolchain, listener, failures)
             failures = 0
     return errors
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from statistics import median
 
-from mptune.engines.base import Toolchain
+from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.settings import SearchSettings
 from mptune.targets.roofline import LatencyTerms
 from mptune.tuning.evaluation import ORIGIN_SAMPLER
@@ -80,7 +80,7 @@ class Guide:
         self._terms = terms
         self._emulator = emulator
         self._searched = searched
-        self._per_plan = toolchain.predictor.emulated_samples.per_plan
+        self._per_plan = toolchain.emulated_samples.per_plan
         self._told = ""
         self.prior: Prior = self._guide()
         """What the sampler knows beside the evaluations."""

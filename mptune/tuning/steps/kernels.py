@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mptune.engines.base import Failure, MissingKernel, NamesKernels, Toolchain
+from mptune.engines.base import Failure, MissingKernel
+from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.files import read_form, write_json
 from mptune.finding import Finding, Where
 from mptune.graph.fused import FusedNodes
@@ -81,7 +82,7 @@ def keep_kernels(toolchain: Toolchain, precisions: Sequence[str], data_dir: Path
 def ask_for_kernels(toolchain: Toolchain, precisions: Sequence[str] = ("fp32", "fp16")) -> MissingKernels:
     """Ask the engine, in a fresh process where the first one fails; a second failure is a warning."""
     answers = {Precision.FP16: _ask(toolchain, Precision.FP16)}
-    answer = toolchain.fused_nodes() if isinstance(toolchain, NamesKernels) else ()
+    answer = toolchain.fused_nodes()
     if isinstance(answer, Failure):
         toolchain.restart()
     fused = () if isinstance(answer, Failure) else answer
@@ -90,14 +91,12 @@ def ask_for_kernels(toolchain: Toolchain, precisions: Sequence[str] = ("fp32", "
     answers |= {precision: _ask(toolchain, precision) for precision in others}
     warnings = tuple(line for _, lines in answers.values() for line in lines)
     # Their kernels approximate sigmoid and tanh (``benchmarks.roundings`` of commit 672f8217).
-    is_measured = toolchain.error_source == "measured" and toolchain.predictor.emulation_holds
+    is_measured = toolchain.error_source == "measured" and toolchain.emulation_holds
     not_emulated = tuple(sorted(RECURRENT)) if is_measured else ()
     return MissingKernels({p: nodes for p, (nodes, _) in answers.items() if nodes}, warnings, fused, not_emulated)
 
 
 def _ask(toolchain: Toolchain, precision: Precision) -> tuple[tuple[MissingKernel, ...], tuple[str, ...]]:
-    if not isinstance(toolchain, NamesKernels):
-        return (), ()
     answer = toolchain.missing_kernels(precision)
     if isinstance(answer, Failure):
         toolchain.restart()

@@ -9,9 +9,10 @@ from types import MappingProxyType
 
 from mptune.data.run_outputs import HELD_OUT_NAMES_JSON
 from mptune.data.samples import CalibrationSet
-from mptune.engines.base import Failure, ReferenceReport, SampleSet, Toolchain
+from mptune.engines.base import Failure, ReferenceReport, SampleSet
 from mptune.engines.context import RunContext
 from mptune.engines.environment import Environment
+from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.files import READ_ERRORS, read_json, write_json
 from mptune.finding import Finding
 from mptune.graph.casting.value_types import unsupported, value_types
@@ -142,9 +143,7 @@ def observe(
     )
     meanwhile()
     listener.stage("observing the ranges of values")
-    ranges = in_fresh_processes(
-        lambda: toolchain.reference_model.observe(listener.stage), toolchain, listener, "observing ranges"
-    )
+    ranges = in_fresh_processes(lambda: toolchain.observe(listener.stage), toolchain, listener, "observing ranges")
     if isinstance(ranges, Failure):
         raise did_not_run("the model cannot be observed in FP32", ranges, model)
     warnings = check_ranges(ranges)
@@ -157,9 +156,7 @@ def observe(
 
 
 def _reference(toolchain: Toolchain, which: SampleSet, listener: Listener) -> ReferenceReport | Failure:
-    return in_fresh_processes(
-        lambda: toolchain.reference_model.reference(which), toolchain, listener, "taking the reference"
-    )
+    return in_fresh_processes(lambda: toolchain.reference(which), toolchain, listener, "taking the reference")
 
 
 def describe_device(toolchain: Toolchain, target: Target | None) -> Environment:

@@ -17,8 +17,9 @@ from typing import Any
 
 from mptune.data.metrics.accuracy import OutputError
 from mptune.data.metrics.parts import belongs_to
-from mptune.engines.base import Failure, Measurement, Toolchain
+from mptune.engines.base import Failure, Measurement
 from mptune.engines.timing.latency import Latency, pool_latencies
+from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.graph.plan import PrecisionPlan
 from mptune.json_form import encode_float
 from mptune.settings import LatencySettings, SearchSettings, Tolerance

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from mptune.data.metrics.accuracy import OutputError
-from mptune.engines.base import Toolchain
+from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.files import read_json, write_json
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.json_form import JsonForm
@@ -134,7 +134,7 @@ class OneGroupErrors:
         self._listener = listener
         self._shared = shared
         self._sleep = sleep
-        self._parts = toolchain.predictor.emulated_samples.parts
+        self._parts = toolchain.emulated_samples.parts
         recorded = Sensitivity.load(path, metric)
         kept = {g: error for g, error in recorded.output_errors.items() if g in space.free}
         # Under tolerances that the search did not have before, errors are taken anew.
@@ -201,7 +201,7 @@ class OneGroupErrors:
         first_of = {group.pattern or group.id: group.id for group in reversed(self._space.groups) if group.id in free}
         firsts = set(first_of.values())
         lists = [g for g in self._space.free if g in firsts], [g for g in self._space.free if g not in firsts]
-        if self._toolchain.predictor.emulated_samples.per_plan is None:
+        if self._toolchain.emulated_samples.per_plan is None:
             lists = [*self._space.free], []
         doubts = self._doubts()
         lacking: list[tuple[str, range, tuple[str, ...]]] = []
@@ -224,9 +224,7 @@ class OneGroupErrors:
         """Whether this is the next part of a group that needs one."""
         if group in self._failed or self._samples(group) != part.start:
             return False
-        return (
-            part.start == 0 or self._toolchain.predictor.emulated_samples.per_plan is None or doubts[group] > KNOWN_WELL
-        )
+        return part.start == 0 or self._toolchain.emulated_samples.per_plan is None or doubts[group] > KNOWN_WELL
 
     def _samples(self, group: str) -> int:
         return self._errors[group].sample_count if group in self._errors else 0

@@ -12,7 +12,8 @@ from functools import partial
 
 import numpy as np
 
-from mptune.engines.base import Failure, Measurement, Reopens, TimesLayers, Toolchain
+from mptune.engines.base import Failure, Measurement
+from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.errors import BaselineError, SettingsError
 from mptune.graph.ops import MOVEMENT
 from mptune.graph.plan import PrecisionPlan
@@ -215,7 +216,7 @@ class Tuner:
         return doubt(self._judged(proposal, measurement), tf32=self._settings.tf32)
 
     def _is_profiled(self) -> bool:
-        return isinstance(self._toolchain, TimesLayers) and self._toolchain.profiling == "along"
+        return self._toolchain.profiling == "along"
 
     def _measured(self, proposal: Proposal, measurement: Measurement, faults: int) -> None:
         measurement = anchored(self._record, measurement)
@@ -258,8 +259,6 @@ class Tuner:
 
     def _reopen(self, plan: PrecisionPlan, count: int) -> None:
         """Learn how far sessions of one plan differ."""
-        if not isinstance(self._toolchain, Reopens):
-            return
         timings = self._toolchain.reopen(plan, count)
         if isinstance(timings, Failure):
             self._failed_to_reopen += 1

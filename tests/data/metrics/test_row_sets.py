@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 
 import numpy as np
 import pytest
@@ -165,17 +164,6 @@ def test_rows_without_boxes_pair_by_the_nearest() -> None:
     found = error(got, wanted, outputs(0, "y"))
     assert found.unmatched_rows == 2
     assert statistic(found, "y", "matched_relative_l2") == pytest.approx(1e-3, rel=0.1)
-
-
-def test_very_many_rows_pair_in_seconds() -> None:
-    random = np.random.default_rng(10)
-    wanted = {"y": random.uniform(0, 100, (30_000, 3)).astype(np.float32)}
-    got = {"y": np.delete(wanted["y"], slice(5), axis=0)[::-1] + np.float32(1e-4)}
-    started = time.process_time()
-    found = error(got, wanted, outputs(0, "y"))
-    assert time.process_time() - started < 20
-    assert found.unmatched_rows <= 9  # five are lost
-    assert statistic(found, "y", "matched_relative_l2") < 1e-4
 
 
 def test_boxes_without_an_area_find_themselves() -> None:

@@ -23,7 +23,7 @@ from mptune.data.metrics.whole_set import (
     top1_accuracy,
     top5_accuracy,
 )
-from mptune.errors import DataError
+from mptune.errors import DataError, SettingsError
 
 
 def scores(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
@@ -109,7 +109,7 @@ def test_average_precision_by_hand() -> None:
 
 
 def test_images_may_have_other_numbers_of_boxes() -> None:
-    lists = {name: [array[0], array[1][:1]] for name, array in detections().items()}
+    lists = {name: [array[:1], array[1:, :1]] for name, array in detections().items()}
     assert mean_average_precision(lists, lists, {}, TRUTH) == pytest.approx(1.0)
     with pytest.raises(DataError, match="no boxes with scores"):
         mean_average_precision({"y": scores((2, 3))}, {"y": scores((2, 3))}, {}, TRUTH)
@@ -168,6 +168,9 @@ def test_names_resolve(tmp_path) -> None:
             assert metric.larger_is_better == (name not in ("endpoint_error", "top1_disagreement"))
             assert list(sample_functions(row)) == ([] if row.kind == "set" else [name])
     assert resolve_metric("endpoint_error").kind == "sample", "of single samples without labels"
+    with pytest.raises(SettingsError, match="sqnr_db cannot be the objective") as caught:
+        resolve_metric("sqnr_db")
+    assert "relative_l2" in caught.value.hint
     whole = resolve_metric(f"{script}:whole:max")
     assert (whole.kind, whole.larger_is_better) == ("set", True)
     each = resolve_metric(f"{script}:each:max")
@@ -195,3 +198,36 @@ def test_a_metric_that_takes_for_ever_or_leaves_is_one_error(tmp_path) -> None:
         assert words in caught.value.message
         assert f"{script}:" in caught.value.message
         assert "\n" not in caught.value.message
+
+
+top1_disagreement = sample_functions(resolve_metric("top1_disagreement"))["top1_disagreement"]
+of_sample = sample_functions(resolve_metric("endpoint_error"))["endpoint_error"]
+
+
+@pytest.mark.parametrize(
+    ("metric", "shape", "kind"),
+    [(top1_disagreement, (3,), r"shape \(rows, classes\)"), (of_sample, (1, 3, 4, 4), r"shape \(N, 2, H, W\)")],
+)
+def test_no_output_of_the_metrics_kind(metric, shape: tuple[int, ...], kind: str) -> None:
+    with pytest.raises(DataError, match=f"no output of {kind}") as caught:
+        metric({}, {"y": np.ones(shape, np.float32)})
+    assert caught.value.hint
+
+
+def test_top1_disagreement_is_that_of_the_worst_output_of_its_kind() -> None:
+    a = np.array([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]], np.float32)
+    reference = {"a": a, "b": a, "features": np.ones((1, 2, 3), np.float32), "label": np.array([[1, 2]])}
+    assert top1_disagreement({**reference, "b": np.concatenate([a[:1, ::-1], a[1:]])}, reference) == 0.25
+    assert top1_disagreement({**reference, "b": a[:, ::-1]}, reference) == 1.0
+
+
+def test_the_end_point_error_of_a_sample_leaves_out_invalid_pixels_of_the_reference_only() -> None:
+    reference = np.zeros((1, 2, 1, 2), np.float32)
+    reference[0, 1, 0, 0] = np.nan
+    output = np.zeros_like(reference)
+    output[0, 0, 0, 1] = 2
+    assert of_sample({"flow": output}, {"flow": reference}) == 2.0
+    assert math.isnan(of_sample({"flow": np.full_like(reference, np.nan)}, {"flow": reference}))
+    with pytest.raises(DataError, match=r"'flow' has shape .*, its target") as caught:
+        of_sample({"flow": np.ones((1, 2, 3, 3))}, {"flow": np.ones((1, 2, 4, 4), np.float32)})
+    assert caught.value.hint

@@ -96,8 +96,8 @@ class Run:
             context,
             context.grouped,
             self.provider,
-            self.call,
-            lambda: shapes,
+            self,
+            shapes,
         )
 
     def call(self, job: Any) -> Any:

@@ -28,6 +28,7 @@ from mptune.graph.hazards.interface import fixed_rows
 from mptune.graph.loading.model import load_model
 from mptune.graph.writing.observe import ObservedPart, observed_parts, write_with_outputs
 from mptune.processes.child import WorkerState
+from mptune.processes.parent import Worker
 from mptune.tuning.failures import did_not_run
 from mptune.tuning.steps.baseline import check_reference
 from tests.engines.engine_support import save_graph
@@ -214,7 +215,8 @@ def test_reference_and_ranges_are_the_same_side_by_side(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize("provider", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_provider_that_starts_has_no_obstacle(provider: Provider) -> None:
-    assert run_probe(provider, None) is None
+    with Worker() as worker:
+        assert run_probe(provider, worker) is None
 
 
 @pytest.mark.parametrize("count", [8, 7])

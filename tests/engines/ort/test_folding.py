@@ -15,7 +15,7 @@ from mptune.engines.backends.onnxruntime import ONNXRUNTIME
 from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.engines.jobs.observing import ObserveJob
 from mptune.engines.ort.fusions import FoldJob
-from mptune.engines.toolchains.toolchain import MeasuredToolchain
+from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.graph.folded import FoldedValues, is_worthwhile, write_without_weights
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
@@ -151,11 +151,11 @@ def test_what_is_observed_is_the_same(name: str, tmp_path: Path) -> None:
 class Calls:
     """Counts the jobs that fold, and lets them fail where asked."""
 
-    def __init__(self, toolchain: MeasuredToolchain, *, fails: bool) -> None:
+    def __init__(self, toolchain: Toolchain, *, fails: bool) -> None:
         self.folds = 0
-        self._call, self._fails = toolchain._call, fails
+        self._call, self._fails = toolchain.worker.call, fails
 
-    def __call__(self, job: object, /) -> object:
+    def call(self, job: object) -> object:
         self.folds += isinstance(job, FoldJob)
         if self._fails and isinstance(job, FoldJob):
             return Failure(Stage.BUILD, FailureKind.ERROR, "no kernel")
@@ -168,8 +168,8 @@ def test_a_search_folds_once_and_where_it_pays(
 ) -> None:
     path = make_chains(tmp_path / "chains.onnx", chains)
     context = make_context(load_model(path), tmp_path, {"x": np.ones((2, 96), np.float32)}, settings=settings)
-    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), context) as toolchain:
-        toolchain.reference_model.call = calls = Calls(toolchain, fails=fails)
+    with Toolchain(ONNXRUNTIME, load_target("cpu"), context) as toolchain:
+        toolchain.reference_model.worker = calls = Calls(toolchain, fails=fails)
         for precision in (Precision.FP32, Precision.FP16):
             typed = toolchain.builder.write(context.grouped.uniform(precision), str(precision))
             assert sum(node.op_type == "Concat" for node in nodes_of(typed)) == kept

@@ -13,7 +13,7 @@ from mptune.engines.jobs.emulation import SwitchedErrorsJob
 from mptune.engines.jobs.reference import ReferenceJob
 from mptune.engines.jobs.samples import Scoring
 from mptune.engines.ort.fusions import FusionsJob, OptimisedNode, fused_nodes, may_fuse
-from mptune.engines.toolchains.toolchain import MeasuredToolchain
+from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.graph.fused import FusedNodes
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
@@ -43,7 +43,7 @@ def asked(model: Model, folder: Path) -> tuple[FusedNodes, ...]:
 def test_an_rms_norm_is_fused(tmp_path: Path, opset: int, end: str) -> None:
     (norm,) = asked(rms_norm(tmp_path, opset=opset, end=end), tmp_path)
     steps = STEPS if end == "divided" else ("n_q", "n_m", "n_a", "n_s", "n_r", "n_d", "n_y")
-    assert norm == FusedNodes(steps, "h")
+    assert norm == FusedNodes(steps)
 
 
 def test_one_whose_square_is_a_product_is_not(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_below_opset_17_it_counts(tmp_path: Path) -> None:
     steps = ("n_mu", "n_c", "n_q", "n_m", "n_a", "n_s", "n_d", "n_e", "n_y")
     found = OptimisedNode("LayerNormalization", steps[::-1], "n_y")
     grouped = GroupedModel(model, find_groups(model))
-    assert fused_nodes(grouped, [found]) == (FusedNodes(steps, "h"),)
+    assert fused_nodes(grouped, [found]) == (FusedNodes(steps),)
     assert fused_nodes(grouped, [OptimisedNode(found.op_type, ("n_h", *steps), "n_y")]) == ()  # of two groups
 
 
@@ -71,7 +71,7 @@ def test_a_sum_that_is_fused_with_a_norm_may_be_of_another_group(tmp_path: Path)
     model = layer_norm(tmp_path, opset=13)
     steps = ("n_mu", "n_c", "n_q", "n_m", "n_a", "n_s", "n_d", "n_e", "n_y")
     found = OptimisedNode("SkipLayerNormalization", ("n_h", *steps), "n_y")
-    assert fused_nodes(GroupedModel(model, find_groups(model)), [found]) == (FusedNodes(steps, "h"),)
+    assert fused_nodes(GroupedModel(model, find_groups(model)), [found]) == (FusedNodes(steps),)
 
 
 @pytest.mark.parametrize(
@@ -94,10 +94,10 @@ def test_other_operators_that_round_once(tmp_path: Path, op_type: str, nodes: tu
 def test_an_error_is_emulated_as_the_engine_computes(tmp_path: Path) -> None:
     """Of a norm whose squares FP16 does not hold: ONNX Runtime keeps them in FP32."""
     context = context_of(rms_norm(tmp_path), tmp_path)
-    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), context) as toolchain:
-        assert not isinstance(toolchain.reference_model.reference("search"), Failure)
-        assert not isinstance(toolchain.reference_model.observe(), Failure)
-        found = toolchain.predictor.emulate([context.grouped.uniform(Precision.FP16)])
+    with Toolchain(ONNXRUNTIME, load_target("cpu"), context) as toolchain:
+        assert not isinstance(toolchain.reference("search"), Failure)
+        assert not isinstance(toolchain.observe(), Failure)
+        found = toolchain.emulate([context.grouped.uniform(Precision.FP16)])
         assert not isinstance(found, Failure), found
         assert 1e-5 < found[0].value("relative_l2") < 1e-3
         assert not list(context.weights_dir.glob("*fusions*"))
@@ -105,7 +105,7 @@ def test_an_error_is_emulated_as_the_engine_computes(tmp_path: Path) -> None:
 
 def test_an_engine_that_does_not_open_is_asked_once(tmp_path: Path) -> None:
     context = context_of(rms_norm(tmp_path), tmp_path)
-    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), context) as toolchain:
+    with Toolchain(ONNXRUNTIME, load_target("cpu"), context) as toolchain:
         toolchain.builder.write = lambda *arguments: tmp_path / "gone.onnx"
         failure = toolchain.fused_nodes()
         assert isinstance(failure, Failure)
@@ -118,7 +118,7 @@ def test_a_switched_epsilon_is_the_models(tmp_path: Path) -> None:
     grouped = context.grouped
     paths = context.model_path, context.samples("search"), context.reference("search")
     run_here(ReferenceJob(*paths, "cpu"))
-    emulator = Emulator(grouped, context.bank, branches=True, fused=(FusedNodes(STEPS, "h"),))
+    emulator = Emulator(grouped, context.bank, fused=(FusedNodes(STEPS),))
     path = emulator.write_switched(context.scratch("switched"), [group.id for group in grouped.groups])
     on = emulator.on(grouped.uniform(Precision.FP16))
     switches = tuple(emulator.switches[Precision.FP16].values())

@@ -27,14 +27,14 @@ from mptune.engines.tensorrt.library import Kind, load_library
 from mptune.engines.tensorrt.session import EngineOptions
 from mptune.engines.timing.latency import Repetitions, summarise
 from mptune.engines.toolchains import toolchain as toolchain_module
-from mptune.engines.toolchains.toolchain import MeasuredToolchain
+from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.processes.child import WorkerState
-from mptune.settings import LatencySettings, SearchSettings
+from mptune.settings import LatencySettings
 from mptune.targets.detect import Gpu, detect_gpus
 from mptune.targets.target import load_target
 from tests.device.cuda import FakeCuda
@@ -126,12 +126,10 @@ class TimedJob:
 
 
 @pytest.fixture
-def tools(
-    mlp_context: RunContext, settings: SearchSettings, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[MeasuredToolchain]:
+def tools(mlp_context: RunContext, monkeypatch: pytest.MonkeyPatch) -> Iterator[Toolchain]:
     """TensorRT-RTX, which builds here; only the timing is made up."""
     monkeypatch.setattr(toolchain_module, "MeasureJob", lambda **fields: TimedJob(fields["engine"].path))
-    with MeasuredToolchain(
+    with Toolchain(
         tensorrt_backend.TENSORRT_RTX,
         load_target("rtx-4500-ada"),
         mlp_context,
@@ -141,7 +139,7 @@ def tools(
         yield tools
 
 
-def measured(tools: MeasuredToolchain) -> Measurement:
+def measured(tools: Toolchain) -> Measurement:
     found = tools.evaluate(tools._fp32, profile=True)
     assert isinstance(found, Measurement), found
     assert found.engine_path is not None
@@ -151,7 +149,7 @@ def measured(tools: MeasuredToolchain) -> Measurement:
 
 @pytest.mark.tensorrt_rtx
 @pytest.mark.skipif(cuda.unavailable_reason() is None, reason="needs a machine without a GPU")
-def test_a_profile_for_want_of_a_device_is_a_warning(tools: MeasuredToolchain) -> None:
+def test_a_profile_for_want_of_a_device_is_a_warning(tools: Toolchain) -> None:
     found = measured(tools)
     assert found.group_times_ms is None
     assert sum("could not be profiled" in text for text in found.warnings) == 1

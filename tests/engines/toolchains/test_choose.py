@@ -4,7 +4,6 @@ import json
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 
 from mptune.engines.backends.onnxruntime import ONNXRUNTIME, OrtBuilder
-from mptune.engines.base import Failure, FailureKind, Measurement, Stage
+from mptune.engines.base import Failure, Measurement, Stage
 from mptune.engines.context import RunContext
 from mptune.engines.environment import describe_environment
 from mptune.engines.jobs.measure import MeasureJob
@@ -21,7 +20,7 @@ from mptune.engines.tensorrt.jobs import LibraryReport
 from mptune.engines.timing.spread import LEAST_VALUES
 from mptune.engines.toolchains import choose as toolchain
 from mptune.engines.toolchains.choose import choose_target, list_toolchains, open_toolchain
-from mptune.engines.toolchains.toolchain import MeasuredToolchain, PredictedToolchain
+from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.errors import TargetError
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup
@@ -47,19 +46,13 @@ def measured(found: Measurement | Failure) -> Measurement:
     return found
 
 
-def test_the_cpu_is_measured(
-    mlp_context: RunContext,
-    settings: SearchSettings,
-    fp32: PrecisionPlan,
-    fp16: PrecisionPlan,
-) -> None:
+def test_the_cpu_is_measured(mlp_context: RunContext, fp32: PrecisionPlan, fp16: PrecisionPlan) -> None:
     with open_toolchain(load_target("cpu"), mlp_context) as tools:
-        assert isinstance(tools, MeasuredToolchain)
         assert (tools.name, tools.latency_source, tools.error_source) == ("onnxruntime", "measured", "measured")
-        assert not tools.predictor.emulation_holds
+        assert not tools.emulation_holds
         assert any("seldom faster on a CPU" in warning for warning in tools.environment().warnings)
         for which in ("search", "held_out"):
-            assert not isinstance(tools.reference_model.reference(which), Failure)
+            assert not isinstance(tools.reference(which), Failure)
         base = measured(tools.evaluate(fp32))
         assert base.latency.source == "measured"
         assert base.baseline is not None
@@ -85,21 +78,15 @@ def test_the_cpu_is_measured(
     assert not list(mlp_context.logs_dir.glob("*"))
 
 
-def test_a_profile_is_predicted_and_emulated(
-    mlp_context: RunContext,
-    settings: SearchSettings,
-    fp32: PrecisionPlan,
-    fp16: PrecisionPlan,
-) -> None:
+def test_a_profile_is_predicted_and_emulated(mlp_context: RunContext, fp32: PrecisionPlan, fp16: PrecisionPlan) -> None:
     target = load_target("jetson-orin-nano-8gb")
     with open_toolchain(target, mlp_context) as tools:
-        assert isinstance(tools, PredictedToolchain)
         assert (tools.latency_source, tools.error_source) == ("predicted", "emulated")
-        assert tools.predictor.emulation_holds
+        assert tools.emulation_holds
         assert not any("predicted" in warning for warning in tools.environment().warnings), "the search's finding"
         for which in ("search", "held_out"):
-            assert not isinstance(tools.reference_model.reference(which), Failure)
-        ranges = tools.reference_model.observe()
+            assert not isinstance(tools.reference(which), Failure)
+        ranges = tools.observe()
         assert not isinstance(ranges, Failure)
         assert ranges["x"].shape == (3, 32)
         base, mixed = measured(tools.evaluate(fp32)), measured(tools.evaluate(fp16))
@@ -116,7 +103,7 @@ def test_a_profile_is_predicted_and_emulated(
 
 
 def test_a_busy_gpu_disturbs_no_prediction(
-    mlp_context: RunContext, settings: SearchSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mlp_context: RunContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = f"""
 if 'reasons' in arguments:
@@ -126,26 +113,26 @@ elif '--query-gpu' in arguments:
 """
     fake_nvidia_smi(tmp_path, script, monkeypatch)
     assert any("throttled" in warning for warning in describe_environment().warnings)
-    with PredictedToolchain(None, load_target("jetson-orin-nano-8gb"), mlp_context) as predicted:
+    with Toolchain(None, load_target("jetson-orin-nano-8gb"), mlp_context) as predicted:
         assert predicted.environment().warnings == ()
 
 
 def test_the_prior_of_latencies_is_the_roofline_whatever_the_engine(
-    mlp_context: RunContext, model: Model, groups: tuple[LayerGroup, ...], settings: SearchSettings
+    mlp_context: RunContext, model: Model, groups: tuple[LayerGroup, ...]
 ) -> None:
     target, grouped = load_target("h200"), GroupedModel(model, groups)
-    with PredictedToolchain(None, target, mlp_context) as predicted:
-        ranges = predicted.reference_model.observe()
+    with Toolchain(None, target, mlp_context) as predicted:
+        ranges = predicted.observe()
         assert not isinstance(ranges, Failure)
         shapes = {name: seen.shape for name, seen in ranges.items()}
-        assert predicted.predictor.latency_terms() == roofline(grouped, target, shapes)
-    with PredictedToolchain(None, target, mlp_context.with_settings(tf32=True)) as predicted:
+        assert predicted.latency_terms() == roofline(grouped, target, shapes)
+    with Toolchain(None, target, mlp_context.with_settings(tf32=True)) as predicted:
         with_tf32 = roofline(grouped, target, shapes, tf32=True)
-        assert predicted.predictor.latency_terms() == with_tf32
+        assert predicted.latency_terms() == with_tf32
         assert with_tf32.tf32_gain_ms > 0
-    with MeasuredToolchain(ONNXRUNTIME, target, mlp_context, "cuda") as tools:
+    with Toolchain(ONNXRUNTIME, target, mlp_context, "cuda") as tools:
         tools.reference_model._ranges = ranges  # the CUDA provider need not run here
-        assert tools.predictor.latency_terms() == roofline(grouped, target, shapes)
+        assert tools.latency_terms() == roofline(grouped, target, shapes)
 
 
 @pytest.mark.parametrize(("name", "expected"), [("mlp", False), ("cnn", True), ("digits", False)])
@@ -157,13 +144,13 @@ def test_convolutions_leave_tf32_to_the_environment(
     target = load_target("h200")
     feed = {v.name: np.ones([d if isinstance(d, int) else 2 for d in v.shape or ()], np.float32) for v in model.inputs}
     context = make_context(model, tmp_path, feed, settings=settings)
-    with PredictedToolchain(None, target, context) as predicted:
-        ranges = predicted.reference_model.observe()
+    with Toolchain(None, target, context) as predicted:
+        ranges = predicted.observe()
     assert not isinstance(ranges, Failure)
 
     def rule(provider: Provider, seen: Mapping[str, TensorRange]) -> bool:
         """Whether the CUDA provider, which need not run here, knows the shapes, or knows none."""
-        with MeasuredToolchain(ONNXRUNTIME, target, context, provider) as tools:
+        with Toolchain(ONNXRUNTIME, target, context, provider) as tools:
             tools.reference_model._ranges = seen
             assert isinstance(tools.builder, OrtBuilder)
             return tools.builder.tf32_by_environment
@@ -175,25 +162,21 @@ def test_convolutions_leave_tf32_to_the_environment(
 
 @pytest.mark.parametrize("convolves", [False, True])
 def test_only_what_is_timed_leaves_tf32_to_the_environment(
-    convolves: bool,
-    mlp_context: RunContext,
-    settings: SearchSettings,
-    fp16: PrecisionPlan,
-    monkeypatch: pytest.MonkeyPatch,
+    convolves: bool, mlp_context: RunContext, fp16: PrecisionPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With ``convolves`` as the CUDA provider does where convolutions are a good part of the work."""
     seen: dict[str, list[str]] = {}
-    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), mlp_context) as tools:
+    with Toolchain(ONNXRUNTIME, load_target("cpu"), mlp_context) as tools:
         monkeypatch.setattr(tools.builder, "tf32_by_environment", convolves)
-        call = tools._worker.call
+        call = tools.worker.call
 
-        def heard(job: Job[T], timeout_s: float) -> T | Failure:
+        def heard(job: Job[T], timeout_s: float | None = None) -> T | Failure:
             engines = (job.engine, job.baseline) if isinstance(job, MeasureJob) else ()
             seen[type(job).__name__] = [engine.options.tf32 for engine in engines]
             return call(job, timeout_s)
 
-        monkeypatch.setattr(tools._worker, "call", heard)
-        assert not isinstance(tools.reference_model.reference("search"), Failure)
+        monkeypatch.setattr(tools.worker, "call", heard)
+        assert not isinstance(tools.reference("search"), Failure)
         measured(tools.evaluate(fp16))
     assert seen == {
         "ReferenceJob": [],
@@ -203,15 +186,11 @@ def test_only_what_is_timed_leaves_tf32_to_the_environment(
 
 
 @pytest.mark.slow
-def test_latency_is_corrected_for_drift_across_resumed_runs(
-    mlp_context: RunContext,
-    settings: SearchSettings,
-    fp32: PrecisionPlan,
-) -> None:
+def test_latency_is_corrected_for_drift_across_resumed_runs(mlp_context: RunContext, fp32: PrecisionPlan) -> None:
     def evaluate() -> Measurement:
         with open_toolchain(load_target("cpu"), mlp_context) as tools:
             if not mlp_context.reference("search").exists():
-                tools.reference_model.reference("search")
+                tools.reference("search")
             return measured(tools.evaluate(fp32))
 
     first = evaluate()
@@ -234,13 +213,9 @@ def test_latency_is_corrected_for_drift_across_resumed_runs(
     assert evaluate().drift == 1.0
 
 
-def test_failures_come_back_as_values_and_the_next_call_works(
-    mlp_context: RunContext,
-    settings: SearchSettings,
-    fp16: PrecisionPlan,
-) -> None:
+def test_failures_come_back_as_values_and_the_next_call_works(mlp_context: RunContext, fp16: PrecisionPlan) -> None:
     with open_toolchain(load_target("cpu"), mlp_context) as tools:
-        assert not isinstance(tools.reference_model.reference("search"), Failure)
+        assert not isinstance(tools.reference("search"), Failure)
         mlp_context.weights_dir.mkdir(exist_ok=True)
         measured(tools.evaluate(fp16))
         weights = {path: path.read_bytes() for path in mlp_context.weights_dir.glob("fp*.bin")}
@@ -257,14 +232,6 @@ def test_failures_come_back_as_values_and_the_next_call_works(
             path.write_bytes(content)
         measured(tools.evaluate(fp16))
     assert not list(mlp_context.weights_dir.glob("*.onnx"))
-
-
-def test_a_deadline_that_passes_is_a_timeout(mlp_context: RunContext, settings: SearchSettings) -> None:
-    hasty = replace(settings, worker=replace(settings.worker, build_timeout_s=0.0, measure_timeout_s=0.0))
-    with open_toolchain(load_target("cpu"), replace(mlp_context, settings=hasty)) as tools:
-        failure = tools.reference_model.reference("search")
-    assert isinstance(failure, Failure)
-    assert failure.kind is FailureKind.TIMEOUT
 
 
 def test_a_named_target_is_taken_at_its_word() -> None:
@@ -307,7 +274,6 @@ def test_a_gpu_whose_provider_does_not_start_is_predicted(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     mlp_context: RunContext,
-    settings: SearchSettings,
 ) -> None:
     program = tmp_path / "bin" / "nvidia-smi"
     program.parent.mkdir()
@@ -324,7 +290,6 @@ def test_a_gpu_whose_provider_does_not_start_is_predicted(
     with pytest.raises(TargetError, match="cannot be used for NVIDIA H200"):
         open_toolchain(choice.target, mlp_context.with_settings(engine="onnxruntime"))
     with open_toolchain(choice.target, mlp_context) as tools:
-        assert isinstance(tools, PredictedToolchain)
         assert tools.provider == "cpu"
         assert any("passed over for NVIDIA H200: " in warning for warning in tools.environment().warnings)
 
@@ -343,24 +308,18 @@ def test_folders_may_have_any_name(mlp_path: Path, tmp_path: Path, settings: Sea
     path = Path(shutil.copy(mlp_path, folder / "the model.onnx"))
     context = make_context(load_model(path), folder, {"x": np.ones((2, 32), np.float32)}, 2, settings)
     with open_toolchain(load_target("cpu"), context) as tools:
-        assert not isinstance(tools.reference_model.reference("search"), Failure)
+        assert not isinstance(tools.reference("search"), Failure)
         measured(tools.evaluate(context.grouped.uniform(Precision.FP16)))
 
 
 @pytest.mark.gpu
-def test_the_gpu_here_is_measured(
-    mlp_context: RunContext,
-    settings: SearchSettings,
-    fp32: PrecisionPlan,
-    fp16: PrecisionPlan,
-) -> None:
+def test_the_gpu_here_is_measured(mlp_context: RunContext, fp32: PrecisionPlan, fp16: PrecisionPlan) -> None:
     choice = choose_target("auto")
     with open_toolchain(choice.target, mlp_context) as tools:
-        assert isinstance(tools, MeasuredToolchain), choice.why
         assert tools.provider == "cuda"
         for which in ("search", "held_out"):
-            assert not isinstance(tools.reference_model.reference(which), Failure)
-        assert not isinstance(tools.reference_model.observe(), Failure)
+            assert not isinstance(tools.reference(which), Failure)
+        assert not isinstance(tools.observe(), Failure)
         base, mixed = measured(tools.evaluate(fp32)), measured(tools.evaluate(fp16))
         assert base.error.value("relative_l2") < 1e-5
         assert 1e-5 < mixed.error.value("relative_l2") < 1e-1

@@ -13,7 +13,7 @@ from mptune.engines.backends.onnxruntime import ONNXRUNTIME
 from mptune.engines.base import EngineError, Failure
 from mptune.engines.context import RunContext
 from mptune.engines.ort.session import OrtSession, SessionOptions
-from mptune.engines.toolchains.toolchain import MeasuredToolchain
+from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
@@ -30,17 +30,17 @@ from tests.graph.models import constant, node, value, weight
 
 
 @pytest.mark.gpu
-def test_many_measurements_on_a_gpu_crash_no_worker(mlp_context: RunContext, settings: SearchSettings) -> None:
+def test_many_measurements_on_a_gpu_crash_no_worker(mlp_context: RunContext) -> None:
     """Sessions that outlived their streams ended one of about twenty measurements in SIGSEGV on an H200."""
     target = load_target("h200")
-    with MeasuredToolchain(ONNXRUNTIME, target, mlp_context, "cuda") as toolchain:
-        assert not isinstance(toolchain.reference_model.reference("search"), Failure)
+    with Toolchain(ONNXRUNTIME, target, mlp_context, "cuda") as toolchain:
+        assert not isinstance(toolchain.reference("search"), Failure)
         plans = [mlp_context.grouped.uniform(precision) for precision in (Precision.FP32, Precision.FP16)]
         pids = set()
         for number in range(150):
             result = toolchain.evaluate(plans[number % 2])
             assert not isinstance(result, Failure), result
-            pids.add(toolchain._worker.pid)
+            pids.add(toolchain.worker.pid)
     assert len(pids) == 1, "the worker died between two jobs"
 
 
@@ -82,7 +82,7 @@ def test_scatters_that_reduce_do_not_run_in_fp16_on_a_cpu(
     model = load_model(models.save(proto, tmp_path))
     context = make_context(model, tmp_path, feed)
     grouped = context.grouped
-    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), context, "cpu") as toolchain:
+    with Toolchain(ONNXRUNTIME, load_target("cpu"), context, "cpu") as toolchain:
         found = toolchain.missing_kernels(Precision.FP16)
     assert not isinstance(found, Failure)
     assert {one.node for one in found} == refused
@@ -96,9 +96,9 @@ def test_scatters_that_reduce_do_not_run_in_fp16_on_a_cpu(
         session.close()
 
 
-def test_operators_that_no_provider_runs_in_bf16_are_named(mlp_context: RunContext, settings: SearchSettings) -> None:
+def test_operators_that_no_provider_runs_in_bf16_are_named(mlp_context: RunContext) -> None:
     """By the CPU provider, which has next to no BF16 kernels: its session names one node after the other."""
-    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), mlp_context, "cpu") as toolchain:
+    with Toolchain(ONNXRUNTIME, load_target("cpu"), mlp_context, "cpu") as toolchain:
         assert toolchain.missing_kernels(Precision.BF16) == ()
         found = toolchain.builder.unopened_in_bf16()
     assert not isinstance(found, Failure), found

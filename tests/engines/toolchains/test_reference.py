@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from mptune.engines.backends.onnxruntime import ONNXRUNTIME
 from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.engines.context import RunContext
 from mptune.engines.jobs.reference import ReferenceJob
-from mptune.engines.toolchains.toolchain import MeasuredToolchain
+from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.processes.parent import Worker
-from mptune.settings import SearchSettings
 from mptune.targets.target import load_target
+from tests.engines import faults
 
 
 @pytest.fixture
@@ -20,7 +22,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int | None]]:
     monkeypatch.setattr("mptune.engines.toolchains.reference.observes_beside", lambda provider: True)
     called, call = list[tuple[str, int | None]](), Worker.call
 
-    def noted(worker: Worker, job: object, timeout_s: float) -> object:
+    def noted(worker: Worker, job: object, timeout_s: float | None = None) -> object:
         called.append((type(job).__name__, id(worker)))
         return call(worker, job, timeout_s)  # type: ignore[arg-type]
 
@@ -29,75 +31,75 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int | None]]:
 
 
 def test_ranges_that_are_observed_beside_are_the_same(
-    mlp_context: RunContext, settings: SearchSettings, jobs: list[tuple[str, int | None]]
+    mlp_context: RunContext, jobs: list[tuple[str, int | None]]
 ) -> None:
-    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), mlp_context) as toolchain:
-        expected = toolchain.reference_model.observe()
-    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), mlp_context) as toolchain:
+    with Toolchain(ONNXRUNTIME, load_target("cpu"), mlp_context) as toolchain:
+        expected = toolchain.observe()
+    with Toolchain(ONNXRUNTIME, load_target("cpu"), mlp_context) as toolchain:
         jobs.clear()
-        assert not isinstance(toolchain.reference_model.reference("search"), Failure)
-        assert toolchain.reference_model.observe() == expected
-        assert toolchain.reference_model.observe() == expected
-        assert not isinstance(toolchain.reference_model.reference("held_out"), Failure)
-        assert not isinstance(toolchain.reference_model.reference("search"), Failure)
+        assert not isinstance(toolchain.reference("search"), Failure)
+        assert toolchain.observe() == expected
+        assert toolchain.observe() == expected
+        assert not isinstance(toolchain.reference("held_out"), Failure)
+        assert not isinstance(toolchain.reference("search"), Failure)
     assert sorted(name for name, _ in jobs) == ["ObserveJob", "ReferenceJob", "ReferenceJob", "ReferenceJob"]
     assert len({worker for name, worker in jobs if name == "ReferenceJob"}) == 1
     assert len({worker for _, worker in jobs}) == 2
 
 
 def test_a_model_that_is_observed_in_parts_shows_the_same_ranges(
-    mlp_context: RunContext,
-    settings: SearchSettings,
-    jobs: list[tuple[str, int | None]],
-    monkeypatch: pytest.MonkeyPatch,
+    mlp_context: RunContext, jobs: list[tuple[str, int | None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), mlp_context) as toolchain:
-        expected = toolchain.reference_model.observe()
+    with Toolchain(ONNXRUNTIME, load_target("cpu"), mlp_context) as toolchain:
+        expected = toolchain.observe()
     assert not isinstance(expected, Failure)
     monkeypatch.setattr("mptune.graph.writing.observe._MOST_OUTPUTS", 5)
     jobs.clear()
     stages: list[str] = []
-    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), mlp_context) as toolchain:
-        assert toolchain.reference_model.observe(stages.append) == expected
+    with Toolchain(ONNXRUNTIME, load_target("cpu"), mlp_context) as toolchain:
+        assert toolchain.observe(stages.append) == expected
     assert len(stages) > 1
     assert all(stage.startswith("observing the ranges of values: ") for stage in stages)
     assert [name for name, _ in jobs] == ["ObserveJob"] * len(stages)
 
 
-@pytest.mark.parametrize("kind", [FailureKind.OUT_OF_MEMORY, FailureKind.ERROR])
-def test_what_starves_beside_it_is_tried_again_alone(
-    kind: FailureKind, mlp_context: RunContext, settings: SearchSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_restart_ends_what_is_observed_beside(mlp_context: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What starves beside it is tried again in a fresh process, alone."""
     monkeypatch.setattr("mptune.engines.toolchains.reference.observes_beside", lambda provider: True)
-    call, failure, called = Worker.call, Failure(Stage.RUN, kind, "no room"), list[str]()
+    call, first = Worker.call, list[Worker]()
 
-    def crowded(worker: Worker, job: object, timeout_s: float) -> object:
-        called.append(type(job).__name__)
-        first = called.count("ReferenceJob") == 1 and isinstance(job, ReferenceJob)
-        return failure if first else call(worker, job, timeout_s)  # type: ignore[arg-type]
+    def crowded(worker: Worker, job: object, timeout_s: float | None = None) -> object:
+        if isinstance(job, ReferenceJob):
+            return Failure(Stage.RUN, FailureKind.OUT_OF_MEMORY, "no room")
+        first.append(worker)
+        if len(first) == 1:
+            job = faults.Hang(mlp_context.logs_dir / "pids")
+        return call(worker, job, timeout_s)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Worker, "call", crowded)
-    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), mlp_context) as toolchain:
-        found = toolchain.reference_model.reference("search")
-        assert isinstance(found, Failure) == (kind is FailureKind.ERROR)
-        assert (toolchain.reference_model._observing is None) == (kind is not FailureKind.ERROR)
-        assert not isinstance(toolchain.reference_model.observe(), Failure)
+    with Toolchain(ONNXRUNTIME, load_target("cpu"), mlp_context) as toolchain:
+        assert isinstance(toolchain.reference("search"), Failure)
+        while not first:
+            time.sleep(0.01)
+        toolchain.restart()
+        assert not isinstance(toolchain.observe(), Failure)
+        assert [worker is toolchain.worker for worker in first] == [False, True]
 
 
 def test_a_failure_beside_is_tried_again_where_ranges_are_asked_for(
-    mlp_context: RunContext, settings: SearchSettings, monkeypatch: pytest.MonkeyPatch
+    mlp_context: RunContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mptune.engines.toolchains.reference.observes_beside", lambda provider: True)
     call, workers = Worker.call, list[Worker]()
 
-    def failing(worker: Worker, job: object, timeout_s: float) -> object:
+    def failing(worker: Worker, job: object, timeout_s: float | None = None) -> object:
         if isinstance(job, ReferenceJob):
             return call(worker, job, timeout_s)
         workers.append(worker)
         return call(worker, job, timeout_s) if len(workers) > 1 else Failure(Stage.RUN, FailureKind.CRASH, "killed")  # type: ignore[arg-type]
 
     monkeypatch.setattr(Worker, "call", failing)
-    with MeasuredToolchain(ONNXRUNTIME, load_target("cpu"), mlp_context) as toolchain:
-        assert not isinstance(toolchain.reference_model.reference("search"), Failure)
-        assert not isinstance(toolchain.reference_model.observe(), Failure)
+    with Toolchain(ONNXRUNTIME, load_target("cpu"), mlp_context) as toolchain:
+        assert not isinstance(toolchain.reference("search"), Failure)
+        assert not isinstance(toolchain.observe(), Failure)
     assert len(set(workers)) == 2

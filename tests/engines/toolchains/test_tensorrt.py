@@ -22,7 +22,7 @@ from mptune.engines.tensorrt.operators import refused_in_bf16
 from mptune.engines.tensorrt.session import EngineOptions, TensorRtSession
 from mptune.engines.toolchains import choose as toolchain
 from mptune.engines.toolchains.choose import list_toolchains, open_toolchain
-from mptune.engines.toolchains.toolchain import MeasuredToolchain, PredictedToolchain
+from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.errors import SettingsError, TargetError
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
@@ -48,20 +48,19 @@ without_gpu = pytest.mark.skipif(not NO_GPU, reason="needs a machine without a G
 
 
 @pytest.fixture
-def ahead(mlp_context: RunContext, settings: SearchSettings) -> Iterator[PredictedToolchain]:
+def ahead(mlp_context: RunContext) -> Iterator[Toolchain]:
     target = load_target("rtx-4500-ada")
     with open_toolchain(target, mlp_context) as tools:
-        assert isinstance(tools, PredictedToolchain)
-        assert not isinstance(tools.reference_model.reference("search"), Failure)
+        assert not isinstance(tools.reference("search"), Failure)
         yield tools
 
 
 @pytest.mark.tensorrt_rtx
 def test_engines_are_built_beside_predictions(
-    ahead: PredictedToolchain, fp32: PrecisionPlan, fp16: PrecisionPlan, mlp_context: RunContext
+    ahead: Toolchain, fp32: PrecisionPlan, fp16: PrecisionPlan, mlp_context: RunContext
 ) -> None:
     assert (ahead.name, ahead.latency_source, ahead.error_source) == ("tensorrt-rtx", "predicted", "emulated")
-    assert not isinstance(ahead.reference_model.reference("held_out"), Failure)
+    assert not isinstance(ahead.reference("held_out"), Failure)
     heard: list[Progress] = []
     ahead.listen(heard.append)
     library = load_library("tensorrt-rtx")
@@ -87,7 +86,7 @@ def test_engines_are_built_beside_predictions(
 
 @pytest.mark.tensorrt_rtx
 def test_a_folder_that_vanished_is_one_clear_failure(
-    ahead: PredictedToolchain, fp16: PrecisionPlan, mlp_context: RunContext
+    ahead: Toolchain, fp16: PrecisionPlan, mlp_context: RunContext
 ) -> None:
     shutil.rmtree(mlp_context.engines_dir)
     failure = ahead.evaluate(fp16)
@@ -137,16 +136,13 @@ def test_a_build_past_its_deadline_is_cancelled_then_killed(mlp_path: Path, mlp_
 def test_tensorrt_is_not_for_cpus(
     engine: EngineChoice,
     mlp_context: RunContext,
-    settings: SearchSettings,
 ) -> None:
     with pytest.raises(TargetError, match=f"--engine {engine} cannot be used for .*: it is for NVIDIA GPUs"):
         open_toolchain(load_target("cpu"), mlp_context.with_settings(engine=engine))
 
 
 @without_gpu
-def test_what_cannot_be_built_here_is_refused_with_the_way_out(
-    mlp_context: RunContext, settings: SearchSettings
-) -> None:
+def test_what_cannot_be_built_here_is_refused_with_the_way_out(mlp_context: RunContext) -> None:
     jetson, rtx = load_target("jetson-orin-nano-8gb"), load_target("rtx-4500-ada")
     with pytest.raises(TargetError, match="TensorRT builds engines on the device") as caught:
         open_toolchain(jetson, mlp_context.with_settings(engine="tensorrt"))
@@ -154,24 +150,20 @@ def test_what_cannot_be_built_here_is_refused_with_the_way_out(
     with pytest.raises(TargetError, match="it builds for compute capability"):
         open_toolchain(jetson, mlp_context.with_settings(engine="tensorrt-rtx"))
     with open_toolchain(rtx, mlp_context.with_settings(engine="onnxruntime")) as tools:
-        assert type(tools) is PredictedToolchain
+        assert tools.builder is None
 
 
 @pytest.mark.tensorrt_rtx
 @without_gpu
 @pytest.mark.parametrize("name", ["t4", "a100-40gb", "h100"])
-def test_auto_builds_for_rtx_gpus_alone(name: str, mlp_context: RunContext, settings: SearchSettings) -> None:
+def test_auto_builds_for_rtx_gpus_alone(name: str, mlp_context: RunContext) -> None:
     with open_toolchain(load_target(name), mlp_context) as tools:
-        assert type(tools) is PredictedToolchain
+        assert tools.builder is None
 
 
 @pytest.mark.tensorrt_rtx
 @without_gpu
-def test_turing_has_no_fp32_engine(
-    mlp_context: RunContext,
-    settings: SearchSettings,
-    fp32: PrecisionPlan,
-) -> None:
+def test_turing_has_no_fp32_engine(mlp_context: RunContext, fp32: PrecisionPlan) -> None:
     """The reason why 7.5 is not among ``RTX_CAPABILITIES``."""
     with open_toolchain(load_target("t4"), mlp_context.with_settings(engine="tensorrt-rtx")) as tools:
         failure = tools.evaluate(fp32)
@@ -193,18 +185,15 @@ def gpu_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_gpu_here_is_measured_by_tensorrt_where_it_is_installed(
     monkeypatch: pytest.MonkeyPatch,
     mlp_context: RunContext,
-    settings: SearchSettings,
 ) -> None:
     target = load_target("rtx-4500-ada")
 
-    def opened(choice: EngineChoice = "auto") -> MeasuredToolchain:
+    def opened(choice: EngineChoice = "auto") -> Toolchain:
         with open_toolchain(target, mlp_context.with_settings(engine=choice)) as tools:
-            assert isinstance(tools, MeasuredToolchain)
             assert (tools.latency_source, tools.error_source) == ("measured", "measured")
             return tools
 
     install(monkeypatch, tensorrt=LibraryReport("10.16.2"), tensorrt_rtx=LibraryReport("1.7.1"))
-    assert isinstance(opened(), MeasuredToolchain)
     assert opened().name == "tensorrt"
     assert opened("tensorrt-rtx").name == "tensorrt-rtx"
     assert opened("onnxruntime").name == "onnxruntime"
@@ -226,20 +215,16 @@ def test_a_gpu_here_is_measured_by_tensorrt_where_it_is_installed(
 @without_gpu
 @pytest.mark.usefixtures("gpu_here")
 def test_a_fault_of_the_machine_costs_no_engine(
-    monkeypatch: pytest.MonkeyPatch,
-    mlp_context: RunContext,
-    settings: SearchSettings,
-    fp16: PrecisionPlan,
+    monkeypatch: pytest.MonkeyPatch, mlp_context: RunContext, fp16: PrecisionPlan
 ) -> None:
     """TensorRT-RTX builds here, and there is no device to load the engine on."""
     pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
     install(monkeypatch, "no CUDA", tensorrt_rtx=LibraryReport("1.7.1"))
     target = load_target("rtx-4500-ada")
     with open_toolchain(target, mlp_context.with_settings(engine="tensorrt-rtx")) as tools:
-        assert isinstance(tools, MeasuredToolchain)
         assert tools.provider == "cpu"
         assert not any("seldom faster on a CPU" in warning for warning in tools.environment().warnings)
-        assert not isinstance(tools.reference_model.reference("search"), Failure)
+        assert not isinstance(tools.reference("search"), Failure)
         failure = tools.evaluate(fp16)
         again = tools.reopen(fp16, 2)
     assert isinstance(failure, Failure)
@@ -262,7 +247,7 @@ def test_a_damaged_engine_is_a_failure_and_not_found_again(
     quick = replace(settings, engine="tensorrt", latency=replace(settings.latency, warmup_ms=0.0))
     with become("ada", tmp_path / "machine", is_alone=True) as here:
         with open_toolchain(load_target("rtx-4500-ada"), replace(mlp_context, settings=quick)) as tools:
-            assert not isinstance(tools.reference_model.reference("search"), Failure)
+            assert not isinstance(tools.reference("search"), Failure)
             measured = tools.evaluate(fp16)
             assert isinstance(measured, Measurement)
             assert measured.engine_path is not None
@@ -321,20 +306,15 @@ def test_nothing_is_open_during_a_build_that_shares_the_memory(
 @without_gpu
 @pytest.mark.parametrize(("is_jetson", "given", "wanted"), [(False, None, None), (True, None, 1859), (True, 64, 64)])
 def test_builds_on_a_jetson_are_alone_and_limited(
-    is_jetson: bool,
-    given: int | None,
-    wanted: int | None,
-    mlp_context: RunContext,
-    settings: SearchSettings,
-    monkeypatch: pytest.MonkeyPatch,
+    is_jetson: bool, given: int | None, wanted: int | None, mlp_context: RunContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu = Gpu("NVIDIA Jetson Orin Nano", (8, 7), 7.8, "L4T 36.4.3", is_jetson=is_jetson)
     target = load_target("jetson-orin-nano-8gb")
     limited = mlp_context.with_settings(tensorrt=TensorRtSettings(workspace_mb=given))
     install(monkeypatch, tensorrt=LibraryReport("10.3.0"))
     jobs: list[object] = []
-    with MeasuredToolchain(TENSORRT, target, limited, gpu=gpu) as tools:
-        monkeypatch.setattr(tools._worker, "call", lambda job, timeout_s: jobs.append(job) or FAILURE)
+    with Toolchain(TENSORRT, target, limited, gpu=gpu) as tools:
+        monkeypatch.setattr(tools.worker, "call", lambda job, timeout_s: jobs.append(job) or FAILURE)
         assert tools.evaluate(mlp_context.grouped.uniform(Precision.FP16)) is FAILURE
     (job,) = jobs
     assert isinstance(job, BuildJob)
@@ -375,7 +355,7 @@ def test_a_gru_is_kept_out_of_bf16(tmp_path: Path) -> None:
     said = rtx.refusal(rtx.library(), typed, build=False)
     assert "must have same input types" in str(said)
     context = make_context(loaded, tmp_path, {})
-    with PredictedToolchain(None, load_target("jetson-orin-nano-8gb"), context) as predicted:
+    with Toolchain(None, load_target("jetson-orin-nano-8gb"), context) as predicted:
         missing = predicted.missing_kernels(Precision.BF16)
     assert not isinstance(missing, Failure)
     assert {node.op_type for node in missing} == {"GRU"}

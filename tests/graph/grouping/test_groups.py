@@ -4,7 +4,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
 
@@ -16,7 +15,7 @@ from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
 from mptune.graph.loading.model import Model, load_model
 from tests.graph import models
 from tests.graph.hazards.observed import seen_at
-from tests.graph.models import constant, node, value, weight
+from tests.graph.models import constant, node, text, value, weight
 
 HERE = Path(__file__).parents[1]
 FILES = [*sorted((HERE / "exported").glob("*.onnx")), *sorted((HERE / "corpus").glob("*.onnx"))]
@@ -97,7 +96,7 @@ def test_coarser_groups_are_made_of_finer_ones(path: Path) -> None:
         fine = coarse
 
 
-def test_bias_activation_and_residual_join_their_product(tmp_path: Path) -> None:
+def test_bias_activation_batch_norm_and_residual_join_their_layer(tmp_path: Path) -> None:
     _, groups = load(models.mlp(), tmp_path)
     assert [(g.name, g.kind, dict(g.ops)) for g in groups] == [
         ("block/norm", "norm", {"LayerNormalization": 1}),
@@ -105,9 +104,6 @@ def test_bias_activation_and_residual_join_their_product(tmp_path: Path) -> None
         ("block/fc2", "matmul", {"MatMul": 1, "Add": 1}),
         ("head", "softmax", {"Softmax": 1}),
     ]
-
-
-def test_batch_norm_and_activation_join_their_convolution(tmp_path: Path) -> None:
     _, groups = load(models.cnn(), tmp_path)
     assert [g.kind for g in groups] == ["conv", "reduce", "matmul"]
     assert groups[0].nodes == ("/conv/Conv", "/bn/BatchNormalization", "/relu/Relu")
@@ -158,22 +154,13 @@ def test_blocks_without_names_are_what_repeats(cut: bool, tmp_path: Path) -> Non
 
 
 def test_a_repeat_is_a_repeat_with_other_weights_only(tmp_path: Path) -> None:
-    nodes = [
-        node("MatMul", ["x", "a"], "h", "one"),
-        node("MatMul", ["h", "b"], "i", "two"),
-        node("MatMul", ["i", "c"], "j", "three"),
-        node("Gemm", ["j", "a"], "k", "four"),
-        node("Gemm", ["k", "a"], "y", "five", transB=1),
-    ]
-    weights = [weight("a", 4, 4), weight("b", 4, 4), weight("c", 4, 4)]
-    _, groups = load(models.model(nodes, [value("x", [2, 4])], [value("y", None)], weights), tmp_path)
-    one, two, three, four, five = (g.pattern for g in groups)
-    assert one == two == three
-    assert len({one, four, five}) == 3
-    weights[1] = weight("b", 4, 6)
-    weights[2] = weight("c", 6, 4)
-    _, groups = load(models.model(nodes, [value("x", [2, 4])], [value("y", None)], weights), tmp_path)
-    assert len({g.pattern for g in groups[:3]}) == 3, "weights of another shape"
+    nodes = "h = MatMul(x, a) i = MatMul(h, b) j = MatMul(i, c) k = Gemm(j, a) y = Gemm<transB = 1>(k, a)"
+    for inner in (4, 6):
+        weights = [weight("a", 4, 4), weight("b", 4, inner), weight("c", inner, 4)]
+        _, groups = load(text(f"(float[2,4] x) => (float[2,4] y) {{ {nodes} }}", *weights), tmp_path)
+        one, two, three, four, five = (g.pattern for g in groups)
+        assert len({one, four, five}) == 3
+        assert len({one, two, three}) == (1 if inner == 4 else 3), "3 where the weights are of another shape"
 
 
 def test_an_identity_before_a_shared_weight_is_no_group_and_no_difference(tmp_path: Path) -> None:
@@ -191,39 +178,25 @@ def test_an_identity_before_a_shared_weight_is_no_group_and_no_difference(tmp_pa
 
 def test_what_is_computed_from_constants_alone_is_not_searched(tmp_path: Path) -> None:
     """A causal mask that two attention cores share: folded before the model runs."""
-    nodes = [node("Mul", ["below", "low"], "mask", "/mask/Mul")]
-    for k in "ab":
-        nodes += [
-            node("MatMul", ["x", f"w{k}"], f"q{k}", f"/{k}/q/MatMul"),
-            node("Transpose", ["x"], f"t{k}", f"/{k}/Transpose", perm=[1, 0]),
-            node("MatMul", [f"q{k}", f"t{k}"], f"s{k}", f"/{k}/MatMul"),
-            node("Add", [f"s{k}", "mask"], f"m{k}", f"/{k}/Add"),
-            node("Softmax", [f"m{k}"], f"p{k}", f"/{k}/Softmax"),
-            node("MatMul", [f"p{k}", "x"], f"y{k}", f"/{k}/MatMul_1"),
-        ]
+    cores = "".join(
+        f"q{k} = MatMul(x, w{k}) t{k} = Transpose<perm = [1, 0]>(x) s{k} = MatMul(q{k}, t{k})"
+        f" m{k} = Add(s{k}, mask) p{k} = Softmax(m{k}) y{k} = MatMul(p{k}, x) "
+        for k in "ab"
+    )
     constants = [weight("wa", 4, 4), weight("wb", 4, 4), constant("low", -1e4), weight("below", 2, 2)]
-    proto = models.model(nodes, [value("x", [2, 4])], [value("ya", None), value("yb", None)], constants)
-    _, groups = load(proto, tmp_path)
+    graph = f"(float[2,4] x) => (float[2,4] ya, float[2,4] yb) {{ [mask] mask = Mul(below, low) {cores} }}"
+    _, groups = load(text(graph, *constants), tmp_path)
     assert [(g.name, g.pinned) for g in groups if g.pinned] == [("mask", FOLDED)]
 
 
 @pytest.mark.parametrize("rows", [2, "rows"])
 def test_what_is_computed_from_fixed_shapes_alone_is_not_searched(rows: int | str, tmp_path: Path) -> None:
     """A window mask, as exporters write it: from the shape of the input, which only a fixed shape makes a constant."""
-    nodes = [
-        node("Shape", ["x"], "shape", "/Shape"),
-        node("ConstantOfShape", ["shape"], "zeros", "/mask/ConstantOfShape"),
-        node("ScatterND", ["zeros", "where", "low"], "scattered", "/mask/ScatterND"),
-        node("Mul", ["scattered", "scattered"], "mask", "/mask/Mul"),
-        node("MatMul", ["x", "w"], "p", "/a/MatMul"),
-        node("Add", ["p", "mask"], "y", "/a/Add"),
-        node("MatMul", ["y", "w"], "q", "/b/MatMul"),
-        node("Add", ["q", "mask"], "z", "/b/Add"),
-    ]
-    where = onnx.numpy_helper.from_array(np.array([[0, 1]]), "where")
-    constants = [weight("w", 4, 4), where, onnx.numpy_helper.from_array(np.array([-1e4], np.float32), "low")]
-    proto = models.model(nodes, [value("x", [rows, 4])], [value("z", None)], constants)
-    _, groups = load(proto, tmp_path)
+    graph = f"""(float[{rows},4] x) => (float[{rows},4] z) <int64[1,2] place = {{0, 1}}, float[1] low = {{-10000}}> {{
+        shape = Shape(x) [mask] zeros = ConstantOfShape(shape) scattered = ScatterND(zeros, place, low)
+        mask = Mul(scattered, scattered) p = MatMul(x, w) y = Add(p, mask) q = MatMul(y, w) z = Add(q, mask)
+    }}"""
+    _, groups = load(text(graph, weight("w", 4, 4)), tmp_path)
     assert [(g.name, g.pinned) for g in groups if "ScatterND" in g.ops] == [("mask", FOLDED if rows == 2 else None)]
     assert [g.pinned for g in groups if "MatMul" in g.ops] == [None, None]
 
@@ -241,6 +214,8 @@ def test_auto_is_fusion_but_for_a_large_budget_or_very_many_groups(
         assert groups == find_groups(model, granularity) == find_groups(model, "auto", budget)
     with pytest.raises(PlanError, match="needs a budget"):
         find_groups(model, "auto")
+    with pytest.raises(PlanError, match="granularity"):
+        find_groups(model, "layer")  # type: ignore[arg-type]
 
 
 def test_is_the_same_in_every_process(tmp_path: Path) -> None:
@@ -261,42 +236,22 @@ def test_is_the_same_in_every_process(tmp_path: Path) -> None:
     assert len(printed) == 1
 
 
-def test_refuses_an_unknown_granularity(tmp_path: Path) -> None:
-    model, _ = load(models.mlp(), tmp_path)
-    with pytest.raises(PlanError, match="granularity"):
-        find_groups(model, "layer")  # type: ignore[arg-type]
-
-
 def test_sources_that_feed_each_others_readers_are_one_group(tmp_path: Path) -> None:
     """Each would join the group of its readers, which is led by the other: that once had no end."""
-    nodes = [
-        node("Shape", ["x"], "s"),
-        node("Reshape", ["x", "s"], "r"),
-        node("Relu", ["x"], "a"),
-        node("Greater", ["x", "a"], "g"),
-        node("Where", ["g", "x", "r"], "w"),
-        node("Add", ["r", "a"], "y"),
-    ]
-    _, (group,) = load(models.model(nodes, [value("x", [2, 4])], [value("w", [2, 4]), value("y", [2, 4])]), tmp_path)
+    nodes = "s = Shape(x) r = Reshape(x, s) a = Relu(x) g = Greater(x, a) w = Where(g, x, r) y = Add(r, a)"
+    _, (group,) = load(text(f"(float[2,4] x) => (float[2,4] w, float[2,4] y) {{ {nodes} }}"), tmp_path)
     assert len(group.nodes) == 5
 
 
 @pytest.mark.parametrize("granularity", ["fusion", "block"])
 def test_the_scaling_of_an_input_is_apart_from_the_product_that_it_feeds(tmp_path: Path, granularity: str) -> None:
     """In 16 bits per channel, pixels pass 65504: the scaling must be FP32 where the convolution need not be."""
-    proto = models.model(
-        [
-            node("Sub", ["image", "mean"], "centred", "centre"),
-            node("Div", ["centred", "deviation"], "scaled", "scale"),
-            node("Transpose", ["scaled"], "nchw", "nchw", perm=[0, 3, 1, 2]),
-            node("Conv", ["nchw", "w"], "c", "conv"),
-            node("Relu", ["c"], "y", "relu"),
-        ],
-        [value("image", ["n", 8, 8, 3])],
-        [value("y", ["n", 4, 6, 6])],
-        [constant("mean", [3e4] * 3), constant("deviation", [2e4] * 3), weight("w", 4, 3, 3, 3)],
-    )
-    model = load_model(models.save(proto, tmp_path))
+    graph = """(float[n,8,8,3] image) => (float[n,4,6,6] y) {
+        [centre] centred = Sub(image, mean) [scale] scaled = Div(centred, deviation)
+        [nchw] nchw = Transpose<perm = [0, 3, 1, 2]>(scaled) [conv] c = Conv(nchw, w) [relu] y = Relu(c)
+    }"""
+    constants = [constant("mean", [3e4] * 3), constant("deviation", [2e4] * 3), weight("w", 4, 3, 3, 3)]
+    model = load_model(models.save(text(graph, *constants), tmp_path))
     groups = find_groups(model, granularity)  # type: ignore[arg-type]
     assert [group.nodes for group in groups] == [("centre", "scale"), ("nchw", "conv", "relu")]
     pinned = pinned_by_hazards(find_hazards(GroupedModel(model, groups), seen_at({"image": 65535.0, "scaled": 1.8})))
@@ -304,19 +259,11 @@ def test_the_scaling_of_an_input_is_apart_from_the_product_that_it_feeds(tmp_pat
 
 
 def test_a_mask_is_apart_from_the_product_that_it_is_added_to(tmp_path: Path) -> None:
-    proto = models.model(
-        [
-            node("Sub", ["one", "keep"], "drop", "invert"),
-            node("Mul", ["drop", "huge"], "bias", "mask"),
-            node("MatMul", ["x", "w"], "h", "product"),
-            node("Add", ["h", "bias"], "s", "add"),
-            node("Sigmoid", ["s"], "y", "sigmoid"),
-        ],
-        [value("x", ["n", 4]), value("keep", ["n", 4])],
-        [value("y", ["n", 4])],
-        [constant("one", 1.0), constant("huge", -1e9), weight("w", 4, 4)],
-    )
-    model, groups = load(proto, tmp_path)
+    graph = """(float[n,4] x, float[n,4] keep) => (float[n,4] y) <float one = {1}, float huge = {-1000000000}> {
+        [invert] drop = Sub(one, keep) [mask] bias = Mul(drop, huge)
+        h = MatMul(x, w) s = Add(h, bias) y = Sigmoid(s)
+    }"""
+    model, groups = load(text(graph, weight("w", 4, 4)), tmp_path)
     assert ("invert", "mask") in {group.nodes for group in groups}
     hazards = find_hazards(GroupedModel(model, groups))
     held = {hazard.place.group for hazard in hazards if "held_as" in hazard.evidence}

@@ -1,45 +1,39 @@
-"""Indivisible patterns, each as exporters write it. All names are taken away: structure alone must do."""
+"""Indivisible patterns, each as exporters write it, without names: structure alone must do."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto
 
 from mptune.graph.grouping.patterns import Pattern, find_patterns
 from mptune.graph.loading.model import Model, load_model
 from tests.graph import models
-from tests.graph.models import constant, node, value, weight
+from tests.graph.models import constant, text, weight
 
-Nodes = list[onnx.NodeProto]
+NUMBERS = {
+    "zero": 0.0, "half": 0.5, "one": 1.0, "two": 2.0, "three": 3.0, "six": 6.0, "minus_half": -0.5, "eps": 1e-5,
+    "cubic": 0.044715, "root_pi": 0.7978846, "root2": 1.4142135,
+}  # fmt: skip
+CONSTANTS = [
+    *(constant(name, number) for name, number in NUMBERS.items()),
+    *(constant(name, np.linspace(0.5, 1.5, 8)) for name in ("gamma", "beta", "bias")),
+    *(weight(f"w{k}", 8, 8) for k in range(5)),
+    constant("last", [-1], np.int64),
+    constant("heads", [2, 6, 2, 4], np.int64),
+    constant("whole", [2, 6, 8], np.int64),
+    constant("mask", np.triu(np.full((6, 6), -1e4), 1)),
+]
 
 
-def found(
-    nodes: Sequence[onnx.NodeProto], folder: Path, *, inputs: object = None, outputs: object = None, opset: int = 17
+def patterns_of(
+    nodes: str, folder: Path, inputs: str = "float[2,6,8] x", outputs: str = "float[] y", opset: int = 17
 ) -> tuple[Model, list[Pattern]]:
-    """Load nodes that read ``x`` (2 x 6 x 8) and the constants below, without names; and find their patterns."""
-    for proto in nodes:
-        proto.name = ""
-    constants = [
-        *(constant(f"c{v:g}", v) for v in (0.0, 0.5, 1.0, 2.0, 3.0, 6.0, -0.5, 1e-5, 0.044715, 0.7978846, 1.4142135)),
-        *(constant(name, np.linspace(0.5, 1.5, 8)) for name in ("gamma", "beta", "bias")),
-        *(weight(f"w{k}", 8, 8) for k in range(5)),
-        constant("last", [-1], np.int64),
-        constant("heads", [2, 6, 2, 4], np.int64),
-        constant("whole", [2, 6, 8], np.int64),
-        constant("mask", np.triu(np.full((6, 6), -1e4), 1)),
-    ]
-    proto = models.model(
-        nodes,
-        inputs or [value("x", [2, 6, 8])],  # type: ignore[arg-type]
-        outputs or [value("y", None)],  # type: ignore[arg-type]
-        constants,
-        opset,
-    )
+    """Load nodes that read ``x`` and the constants above, and find their patterns."""
+    proto = text(f"({inputs}) => ({outputs}) {{ {nodes} }}", *CONSTANTS, opset=opset)
+    for output in proto.graph.output:
+        output.type.tensor_type.ClearField("shape")
     model = load_model(models.save(proto, folder))
     return model, list(find_patterns(model))
 
@@ -48,325 +42,210 @@ def ops(model: Model, pattern: Pattern) -> list[str]:
     return [model.nodes[i].op_type for i in pattern.nodes]
 
 
-def product(source: str, k: int, result: str) -> onnx.NodeProto:
-    return node("MatMul", [source, f"w{k}"], result)
-
-
-MEAN = {"axes": [-1]}
-NORMS: dict[str, tuple[str, Nodes]] = {
+MEAN = "ReduceMean<axes = [-1]>"
+NORMS = {
     "layer norm, opset 13": (
         "LayerNorm written out",
-        [
-            node("ReduceMean", ["a"], "m", **MEAN), node("Sub", ["a", "m"], "d"), node("Pow", ["d", "c2"], "s"),
-            node("ReduceMean", ["s"], "v", **MEAN), node("Add", ["v", "c1e-05"], "e"), node("Sqrt", ["e"], "r"),
-            node("Div", ["d", "r"], "n"), node("Mul", ["n", "gamma"], "g"), node("Add", ["g", "beta"], "b"),
-        ],
+        f"m = {MEAN}(a) d = Sub(a, m) s = Pow(d, two) v = {MEAN}(s) e = Add(v, eps) r = Sqrt(e)"
+        " n = Div(d, r) g = Mul(n, gamma) b = Add(g, beta)",
     ),
     "layer norm with x.float() around, and a reciprocal": (
         "LayerNorm written out",
-        [
-            node("Cast", ["a"], "f", to=TensorProto.FLOAT),
-            node("ReduceMean", ["f"], "m", **MEAN), node("Sub", ["f", "m"], "d"), node("Mul", ["d", "d"], "s"),
-            node("ReduceMean", ["s"], "v", **MEAN), node("Add", ["v", "c1e-05"], "e"), node("Sqrt", ["e"], "r"),
-            node("Reciprocal", ["r"], "i"), node("Mul", ["d", "i"], "n"),
-            node("Cast", ["n"], "h", to=TensorProto.FLOAT),
-            node("Mul", ["h", "gamma"], "g"), node("Add", ["g", "beta"], "b"),
-        ],
+        f"f = Cast<to = 1>(a) m = {MEAN}(f) d = Sub(f, m) s = Mul(d, d) v = {MEAN}(s) e = Add(v, eps) r = Sqrt(e)"
+        " i = Reciprocal(r) n = Mul(d, i) h = Cast<to = 1>(n) g = Mul(h, gamma) b = Add(g, beta)",
     ),
     "layer norm as TensorFlow batch-normalises": (
         "LayerNorm written out",
-        [
-            node("ReduceMean", ["a"], "m", **MEAN), node("Sub", ["a", "m"], "d"), node("Mul", ["d", "d"], "s"),
-            node("ReduceMean", ["s"], "v", **MEAN), node("Add", ["v", "c1e-05"], "e"), node("Sqrt", ["e"], "r"),
-            node("Reciprocal", ["r"], "i"), node("Mul", ["i", "gamma"], "k"), node("Mul", ["a", "k"], "p"),
-            node("Mul", ["m", "k"], "q"), node("Sub", ["beta", "q"], "t"), node("Add", ["p", "t"], "b"),
-        ],
+        f"m = {MEAN}(a) d = Sub(a, m) s = Mul(d, d) v = {MEAN}(s) e = Add(v, eps) r = Sqrt(e) i = Reciprocal(r)"
+        " k = Mul(i, gamma) p = Mul(a, k) q = Mul(m, k) t = Sub(beta, q) b = Add(p, t)",
     ),
     "variance as difference of means": (
         "LayerNorm written out",
-        [
-            node("ReduceMean", ["a"], "m", **MEAN), node("Mul", ["a", "a"], "s"),
-            node("ReduceMean", ["s"], "v2", **MEAN),
-            node("Mul", ["m", "m"], "mm"), node("Sub", ["v2", "mm"], "v"), node("Add", ["v", "c1e-05"], "e"),
-            node("Sqrt", ["e"], "r"), node("Sub", ["a", "m"], "d"), node("Div", ["d", "r"], "n"),
-            node("Mul", ["n", "gamma"], "b"),
-        ],
+        f"m = {MEAN}(a) s = Mul(a, a) v2 = {MEAN}(s) mm = Mul(m, m) v = Sub(v2, mm) e = Add(v, eps) r = Sqrt(e)"
+        " d = Sub(a, m) n = Div(d, r) b = Mul(n, gamma)",
     ),
     "RMSNorm": (
         "RMSNorm written out",
-        [
-            node("Pow", ["a", "c2"], "s"), node("ReduceMean", ["s"], "v", **MEAN), node("Add", ["v", "c1e-05"], "e"),
-            node("Sqrt", ["e"], "r"), node("Div", ["c1", "r"], "i"), node("Mul", ["a", "i"], "n"),
-            node("Mul", ["gamma", "n"], "b"),
-        ],
+        f"s = Pow(a, two) v = {MEAN}(s) e = Add(v, eps) r = Sqrt(e) i = Div(one, r) n = Mul(a, i) b = Mul(gamma, n)",
     ),
     "RMSNorm by a negative power": (
         "RMSNorm written out",
-        [
-            node("Mul", ["a", "a"], "s"), node("ReduceMean", ["s"], "v", **MEAN), node("Add", ["v", "c1e-05"], "e"),
-            node("Pow", ["e", "c-0.5"], "r"), node("Mul", ["a", "r"], "n"), node("Mul", ["n", "gamma"], "b"),
-        ],
+        f"s = Mul(a, a) v = {MEAN}(s) e = Add(v, eps) r = Pow(e, minus_half) n = Mul(a, r) b = Mul(n, gamma)",
     ),
     "RMSNorm by the sum of squares": (
         "RMSNorm written out",
-        [
-            node("ReduceSumSquare", ["a"], "s", **MEAN), node("Div", ["s", "c6"], "v"),
-            node("Add", ["v", "c1e-05"], "e"),
-            node("Sqrt", ["e"], "r"), node("Div", ["a", "r"], "b"),
-        ],
+        "s = ReduceSumSquare<axes = [-1]>(a) v = Div(s, six) e = Add(v, eps) r = Sqrt(e) b = Div(a, r)",
     ),
     "L2 norm": (
         "L2 norm written out",
-        [
-            node("ReduceL2", ["a"], "l", **MEAN), node("Max", ["l", "c1e-05"], "e"), node("Shape", ["a"], "shape"),
-            node("Expand", ["e", "shape"], "r"), node("Div", ["a", "r"], "b"),
-        ],
+        "l = ReduceL2<axes = [-1]>(a) e = Max(l, eps) shape = Shape(a) r = Expand(e, shape) b = Div(a, r)",
     ),
     "instance norm between reshapes": (
         "InstanceNormalization with its scale and shift",
-        [
-            node("InstanceNormalization", ["a", "six", "six"], "i"), node("Reshape", ["i", "whole"], "n"),
-            node("Mul", ["n", "gamma"], "g"), node("Add", ["g", "beta"], "b"),
-        ],
+        "to6 = Constant<value_ints = [6]>() start = Constant<value_ints = [0]>() six_ones = Slice(gamma, start, to6)"
+        " i = InstanceNormalization(a, six_ones, six_ones) n = Reshape(i, whole) g = Mul(n, gamma) b = Add(g, beta)",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", NORMS)
 def test_a_norm_is_whole(case: str, tmp_path: Path) -> None:
     """From the first node of the norm to its shift; what stands before and the residual after are not in it."""
     name, nodes = NORMS[case]
-    if "six" in nodes[0].input:
-        nodes = [node("Slice", ["gamma", "zero", "to6"], "six"), *nodes]
-        nodes.insert(0, node("Constant", [], "zero", value_ints=[0]))
-        nodes.insert(0, node("Constant", [], "to6", value_ints=[6]))
-    before = product("x", 0, "a")
-    after = [node("Add", ["b", "a"], "z"), product("z", 1, "y")]
-    copies = [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes]
-    model, patterns = found([before, *copies, *after], tmp_path, opset=13)
+    whole = f"a = MatMul(x, w0) {nodes} z = Add(b, a) y = MatMul(z, w1)"
+    model, patterns = patterns_of(whole, tmp_path, opset=13)
     norms = [p for p in patterns if p.kind == "norm"]
     assert [p.name for p in norms] == [name]
-    expected = sorted(n.op_type for n in nodes if n.op_type not in ("Shape", "Constant", "Slice"))
-    assert sorted(ops(model, norms[0])) == expected
+    outside = {"a", "z", "y", "shape", "to6", "start", "six_ones"}
+    assert {model.nodes[i].outputs[0] for i in norms[0].nodes} == {n.outputs[0] for n in model.nodes} - outside
     assert (norms[0].squares != "") == ("InstanceNormalization" not in name)
 
 
 def test_a_standard_deviation_alone_is_no_norm(tmp_path: Path) -> None:
-    nodes = [
-        node("Mul", ["x", "x"], "s"), node("ReduceMean", ["s"], "v", **MEAN), node("Sqrt", ["v"], "r"),
-        node("MatMul", ["q", "w0"], "y"), node("Expand", ["r", "whole"], "q"),
-    ]  # fmt: skip
-    assert found(nodes, tmp_path)[1] == []
+    nodes = f"s = Mul(x, x) v = {MEAN}(s) r = Sqrt(v) y = MatMul(q, w0) q = Expand(r, whole)"
+    assert patterns_of(nodes, tmp_path)[1] == []
 
 
-GELU = [
-    node("Div", ["a", "c1.41421"], "u"), node("Erf", ["u"], "f"), node("Add", ["f", "c1"], "o"),
-    node("Mul", ["a", "o"], "p"), node("Mul", ["p", "c0.5"], "b"),
-]  # fmt: skip
-ACTIVATIONS: dict[str, tuple[str, Nodes]] = {
-    "GELU": ("GELU written out", GELU),
+ACTIVATIONS = {
+    "GELU": ("GELU written out", "u = Div(a, root2) f = Erf(u) o = Add(f, one) p = Mul(a, o) b = Mul(p, half)"),
     "GELU, x halved first": (
         "GELU written out",
-        [
-            node("Mul", ["a", "c0.5"], "half"), node("Div", ["a", "c1.41421"], "u"), node("Erf", ["u"], "f"),
-            node("Add", ["f", "c1"], "o"), node("Mul", ["half", "o"], "b"),
-        ],
+        "h = Mul(a, half) u = Div(a, root2) f = Erf(u) o = Add(f, one) b = Mul(h, o)",
     ),
     "GELU, tanh": (
         "GELU (tanh) written out",
-        [
-            node("Pow", ["a", "c3"], "cube"), node("Mul", ["cube", "c0.044715"], "k"), node("Add", ["a", "k"], "s"),
-            node("Mul", ["s", "c0.797885"], "u"), node("Tanh", ["u"], "t"), node("Add", ["t", "c1"], "o"),
-            node("Mul", ["a", "o"], "p"), node("Mul", ["p", "c0.5"], "b"),
-        ],
+        "cube = Pow(a, three) k = Mul(cube, cubic) s = Add(a, k) u = Mul(s, root_pi) t = Tanh(u) o = Add(t, one)"
+        " p = Mul(a, o) b = Mul(p, half)",
     ),
     "GELU, tanh, the cube by products": (
         "GELU (tanh) written out",
-        [
-            node("Mul", ["a", "a"], "sq"), node("Mul", ["sq", "a"], "cube"), node("Mul", ["c0.044715", "cube"], "k"),
-            node("Add", ["k", "a"], "s"), node("Mul", ["s", "c0.797885"], "u"), node("Tanh", ["u"], "t"),
-            node("Add", ["c1", "t"], "o"), node("Mul", ["a", "c0.5"], "half"), node("Mul", ["half", "o"], "b"),
-        ],
+        "sq = Mul(a, a) cube = Mul(sq, a) k = Mul(cubic, cube) s = Add(k, a) u = Mul(s, root_pi) t = Tanh(u)"
+        " o = Add(one, t) h = Mul(a, half) b = Mul(h, o)",
     ),
-    "SiLU": ("SiLU written out", [node("Sigmoid", ["a"], "s"), node("Mul", ["a", "s"], "b")]),
-    "quick GELU": (
-        "SiLU written out",
-        [node("Mul", ["a", "c1.41421"], "u"), node("Sigmoid", ["u"], "s"), node("Mul", ["s", "a"], "b")],
-    ),
-    "Mish": (
-        "Mish written out",
-        [node("Softplus", ["a"], "s"), node("Tanh", ["s"], "t"), node("Mul", ["a", "t"], "b")],
-    ),
+    "SiLU": ("SiLU written out", "s = Sigmoid(a) b = Mul(a, s)"),
+    "quick GELU": ("SiLU written out", "u = Mul(a, root2) s = Sigmoid(u) b = Mul(s, a)"),
+    "Mish": ("Mish written out", "s = Softplus(a) t = Tanh(s) b = Mul(a, t)"),
     "hard swish by Clip": (
         "hard swish written out",
-        [
-            node("Add", ["a", "c3"], "p"), node("Clip", ["p", "c0", "c6"], "q"), node("Mul", ["a", "q"], "r"),
-            node("Div", ["r", "c6"], "b"),
-        ],
+        "p = Add(a, three) q = Clip(p, zero, six) r = Mul(a, q) b = Div(r, six)",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", ACTIVATIONS)
 def test_an_activation_is_whole_and_belongs_to_its_layer(case: str, tmp_path: Path) -> None:
     name, nodes = ACTIVATIONS[case]
-    _, patterns = found(
-        [node("Concat", ["x", "x"], "a0", axis=2), node("Slice", ["a0", "one", "eight", "last"], "a"), *nodes,
-         node("Constant", [], "one", value_ints=[0]), node("Constant", [], "eight", value_ints=[8]),
-         node("Add", ["b", "a"], "z"), product("z", 1, "y")],
-        tmp_path,
-    )  # fmt: skip
-    assert [(p.kind, p.name) for p in patterns] == [("activation", name)], "with a residual beside it"
-    assert len(patterns[0].nodes) == len(nodes)
-    layer = [product("x", 0, "m"), node("Add", ["m", "bias"], "a"), *nodes, product("b", 1, "y")]
-    _, patterns = found(layer, tmp_path)
+    count = nodes.count("=")
+    alone = f"""
+        a0 = Concat<axis = 2>(x, x) start = Constant<value_ints = [0]>() end = Constant<value_ints = [8]>()
+        a = Slice(a0, start, end, last) {nodes} z = Add(b, a) y = MatMul(z, w1)
+    """
+    _, patterns = patterns_of(alone, tmp_path)
+    assert [(p.kind, p.name, len(p.nodes)) for p in patterns] == [("activation", name, count)], "a residual beside it"
+    _, patterns = patterns_of(f"m = MatMul(x, w0) a = Add(m, bias) {nodes} y = MatMul(b, w1)", tmp_path)
     assert [p.name for p in patterns] == ["matrix product with its bias and activation"]
-    assert len(patterns[0].nodes) == len(nodes) + 2
+    assert len(patterns[0].nodes) == count + 2
 
 
-def test_a_gate_is_no_activation(tmp_path: Path) -> None:
-    """Squeeze and excite, and gated linear units: the sigmoid is of something else than what it scales."""
-    nodes = [product("x", 0, "a"), product("x", 1, "g"), node("Sigmoid", ["g"], "s"), node("Mul", ["a", "s"], "y")]
-    _, patterns = found(nodes, tmp_path)
+def test_where_a_layer_ends(tmp_path: Path) -> None:
+    """At a gate, whose sigmoid is of something else than what it scales; at what others read, too, or is an output."""
+    _, patterns = patterns_of("a = MatMul(x, w0) g = MatMul(x, w1) s = Sigmoid(g) y = Mul(a, s)", tmp_path)
     assert [p.name for p in patterns] == ["matrix product with its activation"]
-
-
-def test_what_others_read_too_ends_a_layer(tmp_path: Path) -> None:
-    nodes = [
-        product("x", 0, "m"),
-        node("Add", ["m", "bias"], "a"),
-        node("Relu", ["a"], "r"),
-        node("Add", ["r", "a"], "y"),
-    ]
-    model, (pattern,) = found(nodes, tmp_path)
+    model, (pattern,) = patterns_of("m = MatMul(x, w0) a = Add(m, bias) r = Relu(a) y = Add(r, a)", tmp_path)
     assert ops(model, pattern) == ["MatMul", "Add"]
-    outputs = [value("m", None), value("y", None)]
-    assert found([product("x", 0, "m"), node("Relu", ["m"], "y")], tmp_path, outputs=outputs)[1] == []
+    assert patterns_of("m = MatMul(x, w0) y = Relu(m)", tmp_path, outputs="float[] m, float[] y")[1] == []
 
 
 def test_an_identity_before_a_shared_weight_hides_nothing(tmp_path: Path) -> None:
-    nodes = [
-        node("Identity", ["w0"], "shared"), node("Identity", ["bias"], "shared_bias"),
-        node("MatMul", ["x", "w0"], "a"), node("Add", ["a", "bias"], "b"),
-        node("MatMul", ["b", "shared"], "c"), node("Add", ["c", "shared_bias"], "y"),
-    ]  # fmt: skip
-    _, patterns = found(nodes, tmp_path)
+    nodes = """
+        shared = Identity(w0) shared_bias = Identity(bias) a = MatMul(x, w0) b = Add(a, bias)
+        c = MatMul(b, shared) y = Add(c, shared_bias)
+    """
+    _, patterns = patterns_of(nodes, tmp_path)
     assert [p.name for p in patterns] == ["matrix product with its bias"] * 2
 
 
-def heads(source: str, name: str, perm: Sequence[int] = (0, 2, 1, 3)) -> Nodes:
-    return [
-        node("Reshape", [source, "heads"], f"{name}_r"), node("Transpose", [f"{name}_r"], name, perm=list(perm)),
-    ]  # fmt: skip
-
-
-def core(between: Nodes, last: str, k: str = "kt", v: str = "v") -> Nodes:
-    """Scores of q and k, what stands between, softmax, values; 2 heads of 4."""
-    return [
-        product("x", 0, "q0"), product("x", 1, "k0"), product("x", 2, "v0"),
-        *heads("q0", "q"), *heads("k0", "kt", (0, 2, 3, 1)), *heads("v0", "v"),
-        node("MatMul", ["q", k], "scores"), *between, node("Softmax", [last], "p", axis=-1),
-        node("MatMul", ["p", v], "o"), node("Transpose", ["o"], "ot", perm=[0, 2, 1, 3]),
-        node("Reshape", ["ot", "whole"], "om"), product("om", 3, "y"),
-    ]  # fmt: skip
-
-
-CORES: dict[str, tuple[Nodes, str, list[str]]] = {
-    "plain": ([], "scores", ["MatMul", "Softmax", "MatMul"]),
-    "scale and constant mask": (
-        [node("Mul", ["scores", "c0.5"], "s"), node("Add", ["s", "mask"], "t")], "t",
-        ["MatMul", "Mul", "Add", "Softmax", "MatMul"],
-    ),
+# Scores of q and k, what stands between, softmax, values; 2 heads of 4.
+CORE = """
+    q0 = MatMul(x, w0) k0 = MatMul(x, w1) v0 = MatMul(x, w2)
+    q_r = Reshape(q0, heads) q = Transpose<perm = [0, 2, 1, 3]>(q_r)
+    k_r = Reshape(k0, heads) kt = Transpose<perm = [0, 2, 3, 1]>(k_r)
+    v_r = Reshape(v0, heads) v = Transpose<perm = [0, 2, 1, 3]>(v_r)
+    scores = MatMul(q, kt) {} o = MatMul(p, v)
+    ot = Transpose<perm = [0, 2, 1, 3]>(o) om = Reshape(ot, whole) y = MatMul(om, w3)
+"""
+SOFTMAX = "p = Softmax<axis = -1>"
+CORES = {
+    "plain": (f"{SOFTMAX}(scores)", "Softmax"),
+    "scale and constant mask": (f"s = Mul(scores, half) t = Add(s, mask) {SOFTMAX}(t)", "Mul Add Softmax"),
     "soft cap": (
-        [node("Div", ["scores", "c6"], "s"), node("Tanh", ["s"], "t"), node("Mul", ["t", "c6"], "u")], "u",
-        ["MatMul", "Div", "Tanh", "Mul", "Softmax", "MatMul"],
+        f"s = Div(scores, six) t = Tanh(s) u = Mul(t, six) {SOFTMAX}(u)",
+        "Div Tanh Mul Softmax",
     ),
-    "softmax in FP32 by a Cast": (
-        [node("Cast", ["scores"], "s", to=TensorProto.FLOAT)], "s", ["MatMul", "Cast", "Softmax", "MatMul"],
-    ),
+    "softmax in FP32 by a Cast": (f"s = Cast<to = 1>(scores) {SOFTMAX}(s)", "Cast Softmax"),
     "position bias from a weighted layer": (
-        [product("x", 4, "b0"), node("ReduceMean", ["b0"], "b1", axes=[0, 2]), node("Add", ["scores", "b1"], "t")], "t",
-        ["MatMul", "Add", "Softmax", "MatMul"],
+        f"b0 = MatMul(x, w4) b1 = ReduceMean<axes = [0, 2]>(b0) t = Add(scores, b1) {SOFTMAX}(t)",
+        "Add Softmax",
     ),
     "scores as a sum of two products": (
-        [node("MatMul", ["q", "kt"], "more"), node("Add", ["scores", "more"], "t")], "t",
-        ["MatMul", "MatMul", "Add", "Softmax", "MatMul"],
+        f"more = MatMul(q, kt) t = Add(scores, more) {SOFTMAX}(t)",
+        "MatMul Add Softmax",
     ),
     "windows: a view, a shift mask, a view back": (
-        [
-            node("Constant", [], "to5", value_ints=[2, 1, 2, 6, 6]),
-            node("Constant", [], "to4", value_ints=[2, 2, 6, 6]),
-            node("Reshape", ["scores", "to5"], "s"), node("Add", ["s", "mask"], "t"),
-            node("Reshape", ["t", "to4"], "u"),
-        ], "u", ["MatMul", "Reshape", "Add", "Reshape", "Softmax", "MatMul"],
+        "to5 = Constant<value_ints = [2, 1, 2, 6, 6]>() to4 = Constant<value_ints = [2, 2, 6, 6]>()"
+        f" s = Reshape(scores, to5) t = Add(s, mask) u = Reshape(t, to4) {SOFTMAX}(u)",
+        "Reshape Add Reshape Softmax",
     ),
     "a softmax that is guarded against rows without keys": (
-        [], "scores", ["MatMul", "Softmax", "IsNaN", "Where", "MatMul"],
+        "soft = Softmax<axis = -1>(scores) bad = IsNaN(soft) p = Where(bad, zero, soft)",
+        "Softmax IsNaN Where",
     ),
-    "a softmax written out": ([], "scores", ["MatMul", "ReduceMax", "Sub", "Exp", "ReduceSum", "Div", "MatMul"]),
-}  # fmt: skip
+    "a softmax written out": (
+        "mx = ReduceMax<axes = [-1]>(scores) sh = Sub(scores, mx) ex = Exp(sh) su = ReduceSum(ex, last)"
+        " p = Div(ex, su)",
+        "ReduceMax Sub Exp ReduceSum Div",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", CORES)
 def test_an_attention_core_is_whole(case: str, tmp_path: Path) -> None:
-    between, last, expected = CORES[case]
-    nodes = core(between, last)
-    if "guarded" in case:
-        at = next(k for k, n in enumerate(nodes) if n.op_type == "Softmax") + 1
-        nodes[at : at + 1] = [
-            node("IsNaN", ["p"], "bad"), node("Where", ["bad", "c0", "p"], "safe"), node("MatMul", ["safe", "v"], "o"),
-        ]  # fmt: skip
-    if "written out" in case:
-        at = next(k for k, n in enumerate(nodes) if n.op_type == "Softmax")
-        nodes[at : at + 1] = [
-            node("ReduceMax", ["scores"], "mx", axes=[-1]), node("Sub", ["scores", "mx"], "sh"),
-            node("Exp", ["sh"], "ex"),
-            node("ReduceSum", ["ex", "last"], "su"), node("Div", ["ex", "su"], "p"),
-        ]  # fmt: skip
-    copies = [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes]
-    model, patterns = found(copies, tmp_path)
+    between, expected = CORES[case]
+    model, patterns = patterns_of(CORE.format(between), tmp_path)
     (pattern,) = (p for p in patterns if p.kind == "attention")
-    assert sorted(ops(model, pattern)) == sorted(expected)
+    assert ops(model, pattern) == ["MatMul", *expected.split(), "MatMul"]
     assert pattern.name == "attention core"
 
 
 def test_grouped_queries_and_einsum(tmp_path: Path) -> None:
     """Keys and values stretched over heads by Expand; products by Einsum, the projections too."""
-    nodes = [
-        node("Einsum", ["x", "w0"], "q0", equation="bnc,cd->bnd"), product("x", 1, "k0"), product("x", 2, "v0"),
-        *heads("q0", "q"),
-        node("Constant", [], "narrow", value_ints=[2, 6, 1, 8]), node("Constant", [], "wide", value_ints=[2, 6, 2, 8]),
-        node("Reshape", ["k0", "narrow"], "k1"), node("Expand", ["k1", "wide"], "k2"),
-        node("Constant", [], "cut", value_ints=[2, 12, 2, 4]), node("Reshape", ["k2", "cut"], "k"),
-        node("Reshape", ["v0", "narrow"], "v1"), node("Expand", ["v1", "wide"], "v2"),
-        node("Reshape", ["v2", "cut"], "v"),
-        node("Einsum", ["q", "k"], "s", equation="bhnd,bmhd->bhnm"), node("Mul", ["s", "c0.5"], "t"),
-        node("Softmax", ["t"], "p", axis=-1), node("Einsum", ["p", "v"], "y", equation="bhnm,bmhd->bnhd"),
-    ]  # fmt: skip
-    model, patterns = found(nodes, tmp_path)
+    nodes = """
+        q0 = Einsum<equation = "bnc,cd->bnd">(x, w0) k0 = MatMul(x, w1) v0 = MatMul(x, w2)
+        q_r = Reshape(q0, heads) q = Transpose<perm = [0, 2, 1, 3]>(q_r)
+        narrow = Constant<value_ints = [2, 6, 1, 8]>() wide = Constant<value_ints = [2, 6, 2, 8]>()
+        cut = Constant<value_ints = [2, 12, 2, 4]>()
+        k1 = Reshape(k0, narrow) k2 = Expand(k1, wide) k = Reshape(k2, cut)
+        v1 = Reshape(v0, narrow) v2 = Expand(v1, wide) v = Reshape(v2, cut)
+        s = Einsum<equation = "bhnd,bmhd->bhnm">(q, k) t = Mul(s, half) p = Softmax<axis = -1>(t)
+        y = Einsum<equation = "bhnm,bmhd->bnhd">(p, v)
+    """
+    model, patterns = patterns_of(nodes, tmp_path)
     (pattern,) = (p for p in patterns if p.kind == "attention")
     assert ops(model, pattern) == ["Einsum", "Mul", "Softmax", "Einsum"]
 
 
-def test_weights_that_are_looked_at_too_stay_a_core(tmp_path: Path) -> None:
-    """need_weights=True: the mean over heads leaves the model, and is not part of the core."""
-    nodes = [*core([], "scores"), node("ReduceMean", ["p"], "seen", axes=[1])]
-    model, patterns = found(nodes, tmp_path, outputs=[value("y", None), value("seen", None)])
+def test_what_is_beside_a_core_and_what_is_none(tmp_path: Path) -> None:
+    """need_weights=True: the mean over heads leaves the model. Gemm, Softmax, Gemm: the first is a weighted layer."""
+    nodes = CORE.format(f"{SOFTMAX}(scores) mean = ReduceMean<axes = [1]>(p)")
+    model, patterns = patterns_of(nodes, tmp_path, outputs="float[] y, float[] mean")
     (pattern,) = (p for p in patterns if p.kind == "attention")
     assert ops(model, pattern) == ["MatMul", "Softmax", "MatMul"]
-
-
-def test_a_classifier_in_the_middle_is_no_attention(tmp_path: Path) -> None:
-    """Gemm, Softmax, Gemm: the product before the softmax is a weighted layer."""
-    nodes = [
-        node("Gemm", ["x", "w0", "bias"], "a"), node("Mul", ["a", "c0.5"], "s"), node("Softmax", ["s"], "p", axis=-1),
-        node("Gemm", ["p", "w1", "bias"], "y"),
-    ]  # fmt: skip
-    model, patterns = found(nodes, tmp_path, inputs=[value("x", [6, 8])])
+    nodes = f"a = Gemm(x, w0, bias) s = Mul(a, half) {SOFTMAX}(s) y = Gemm(p, w1, bias)"
+    model, patterns = patterns_of(nodes, tmp_path, inputs="float[6,8] x")
     assert [(p.kind, ops(model, p)) for p in patterns] == [("softmax", ["Mul", "Softmax"])]
 
 
-def test_patterns_never_overlap(tmp_path: Path) -> None:
+def test_patterns_never_overlap() -> None:
     for path in sorted((Path(__file__).parents[1] / "exported").glob("*.onnx")):
         patterns = find_patterns(load_model(path))
         indices = [i for p in patterns for i in p.nodes]

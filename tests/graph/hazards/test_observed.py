@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mptune.graph.hazards.probes import range_of
-from mptune.graph.hazards.seen import MaskedRows, TensorRange
+from mptune.graph.hazards.seen import TensorRange
 from mptune.graph.loading.model import load_model
 from mptune.graph.writing import observe
 from mptune.graph.writing.weights import WeightBank
@@ -70,5 +70,5 @@ def test_what_is_not_finite_is_counted(
 def test_the_range_over_all_samples_names_the_worst() -> None:
     samples = [np.float32([[0, 1]]), np.float32([[-7e4, 9], [-np.inf, -1e9]]), np.float32([[-1e5, -1e5]])]
     each = [range_of(values, (-1,)) for values in samples]
-    expected = TensorRange(1e9, (1, 2), 1, -1e9, 9.0, 1, 2, 3, MaskedRows(2, 1, 2))
+    expected = TensorRange(1e9, (1, 2), 1, -1e9, 9.0, 1, 2, 3, masked_rows=2, masked_sample=1, masked_samples=2)
     assert TensorRange.over_samples(each) == expected

@@ -24,10 +24,11 @@ from mptune.graph.writing.weights import WeightBank
 from mptune.settings import Granularity
 from tests.graph import models
 from tests.graph.helpers import feeds, plans, relative_l2, run
-from tests.graph.models import constant, node, value, weight
+from tests.graph.models import constant, text, value, weight
 from tests.graph.verify import typed_graph, value_types, verify
 
-FLOAT, FLOAT16, INT64, BOOL = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT64, TensorProto.BOOL
+FLOAT, FLOAT16 = TensorProto.FLOAT, TensorProto.FLOAT16
+W = weight("w", 4, 4)
 
 
 class Case:
@@ -50,8 +51,8 @@ class Case:
 
     def plan(self, *fp16: str) -> PrecisionPlan:
         """The plan whose FP16 nodes are the named ones; no names: all that can be."""
-        known = {name for group in self.groups for name in group.nodes}
-        assert known >= set(fp16), "names that no group has"
+        names = {name for group in self.groups for name in group.nodes}
+        assert names >= set(fp16), "names that no group has"
         chosen = {g.id for g in self.groups if not fp16 or set(g.nodes) & set(fp16)}
         return PrecisionPlan(
             self.model.sha256, {g.id: Precision.named("fp16" if g.id in chosen else "fp32") for g in self.groups}
@@ -77,194 +78,110 @@ class Case:
                         assert relative_l2(y, reference[output]) < bound, (name, output)
 
 
-def sequence_of(graph: onnx.GraphProto) -> list[str]:
+def ops(graph: onnx.GraphProto) -> list[str]:
     return [n.op_type for n in graph.node]
 
 
-def mlp(nodes: Sequence[onnx.NodeProto], *extra: onnx.TensorProto, outputs: Sequence[str] = ("y",)) -> onnx.ModelProto:
+def mlp(nodes: str, *constants: onnx.TensorProto, outputs: Sequence[str] = ("y",)) -> onnx.ModelProto:
     """``nodes`` from x to y, all [2, 4], with the weight w."""
-    return models.model(nodes, [value("x", [2, 4])], [value(o, [2, 4]) for o in outputs], [weight("w", 4, 4), *extra])
+    ends = ", ".join(f"float[2,4] {name}" for name in outputs)
+    return text(f"(float[2,4] x) => ({ends}) {{ {nodes} }}", W, *constants)
 
 
 def test_row_01_fp32_to_fp32_never_passes_through_fp16(tmp_path: Path) -> None:
-    case = Case(
-        mlp(
-            [
-                node("MatMul", ["x", "w"], "a", "one"),
-                node("Relu", ["a"], "b", "two"),
-                node("MatMul", ["b", "w"], "y", "three"),
-            ]
-        ),
-        tmp_path,
-    )
-    assert sequence_of(case.typed(case.plan("three"))) == ["MatMul", "Relu", "Cast", "MatMul", "Cast"]
-    branch = Case(
-        mlp(
-            [
-                node("Relu", ["x"], "a", "one"),
-                node("Neg", ["a"], "b", "two"),
-                node("Exp", ["a"], "c", "three"),
-                node("Add", ["b", "c"], "y", "four"),
-            ]
-        ),
-        tmp_path,
-    )
+    case = Case(mlp("a = MatMul(x, w) b = Relu(a) [three] y = MatMul(b, w)"), tmp_path)
+    assert ops(case.typed(case.plan("three"))) == ["MatMul", "Relu", "Cast", "MatMul", "Cast"]
+    branch = Case(mlp("a = Relu(x) [two] b = Neg(a) [three] c = Exp(a) y = Add(b, c)"), tmp_path)
     graph = branch.typed(branch.plan("two"))
     assert next(n for n in graph.node if n.name == "three").input[0] == "a"
     branch.holds()
 
 
 def test_row_02_one_cast_for_many_consumers_and_for_two_uses_in_one(tmp_path: Path) -> None:
-    nodes = [
-        node("Relu", ["x"], "a", "one"),
-        node("Mul", ["a", "a"], "b", "square"),
-        node("Neg", ["a"], "c", "neg"),
-        node("Abs", ["a"], "d", "abs"),
-        node("Sum", ["b", "c", "d"], "y", "sum"),
-    ]
-    case = Case(mlp(nodes), tmp_path)
-    assert sequence_of(case.typed(case.plan("square", "neg", "abs", "sum"))).count("Cast") == 2
+    case = Case(mlp("[r] a = Relu(x) [m] b = Mul(a, a) [n] c = Neg(a) [a] d = Abs(a) [s] y = Sum(b, c, d)"), tmp_path)
+    assert ops(case.typed(case.plan("m", "n", "a", "s"))).count("Cast") == 2
     case.holds()
 
 
 def test_row_03_unnamed_and_equally_named_nodes(tmp_path: Path) -> None:
-    nodes = [
-        node("Relu", ["x"], "a", "same"),
-        node("Neg", ["a"], "b", "same"),
-        node("Abs", ["b"], "c"),
-        node("Neg", ["c"], "y"),
-    ]
-    case = Case(mlp(nodes), tmp_path)
+    case = Case(mlp("[same] a = Relu(x) [same] b = Neg(a) c = Abs(b) y = Neg(c)"), tmp_path)
     assert [n.name for n in case.model.nodes][:2] == ["same", "same_2"]
     case.holds()
-
-
-def test_row_03_equally_named_nodes_of_a_subgraph(tmp_path: Path) -> None:
-    inner = [node("Neg", ["a"], "n", "same"), node("Abs", ["n"], "t", "same")]
-    then = helper.make_graph(inner, "then", [], [value("t", [2, 4])])
-    other = helper.make_graph([node("Abs", ["a"], "e", "same")], "else", [], [value("e", [2, 4])])
-    nodes = [node("MatMul", ["x", "w"], "a", "product")]
-    nodes.append(node("If", ["flag"], "i", "if", then_branch=then, else_branch=other))
-    case = Case(mlp([*nodes, node("Relu", ["i"], "y")], constant("flag", True, np.bool_)), tmp_path)
+    branches = (
+        "then_branch: graph = t () => (float[2,4] t) { [same] n = Neg(a) [same] t = Abs(n) },"
+        " else_branch: graph = e () => (float[2,4] e) { [same] e = Abs(a) }"
+    )
+    nodes = f"a = MatMul(x, w) i = If(flag) <{branches}> y = Relu(i)"
+    case = Case(mlp(nodes, constant("flag", True, np.bool_)), tmp_path)
     for graph in (a.g for n in case.typed(case.plan()).node for a in n.attribute if a.HasField("g")):
         names = [n.name for n in graph.node]
         assert len(set(names)) == len(names)
 
 
-def branches(outer: str) -> dict[str, onnx.GraphProto]:
-    return {
-        f"{name}_branch": helper.make_graph([node(op, [outer], name, op)], name, [], [value(name, [2, 4])])
-        for name, op in (("then", "Neg"), ("else", "Abs"))
-    }
+BRANCHES = (
+    "then_branch: graph = t () => (float[2,4] then) { then = Neg(outer) },"
+    " else_branch: graph = e () => (float[2,4] else) { else = Abs(outer) }"
+)
 
 
 def test_row_04_what_a_subgraph_captures_stays_fp32_under_its_name(tmp_path: Path) -> None:
-    proto = models.model(
-        [
-            node("MatMul", ["x", "w"], "outer", "product"),
-            node("If", ["c"], "picked", "if", **branches("outer")),
-            node("MatMul", ["picked", "w"], "m", "after"),
-            node("Add", ["m", "outer"], "y", "add"),
-        ],
-        [value("x", [2, 4]), value("c", [], BOOL)],
-        [value("y", [2, 4])],
-        [weight("w", 4, 4)],
-    )
-    case = Case(proto, tmp_path)
+    nodes = f"outer = MatMul(x, w) p = If(c) <{BRANCHES}> m = MatMul(p, w) y = Add(m, outer)"
+    case = Case(text(f"(float[2,4] x, bool c) => (float[2,4] y) {{ {nodes} }}", W), tmp_path)
     graph = case.typed(case.plan())
     assert value_types(graph)["outer"] == FLOAT
-    assert sequence_of(graph).index("If") > sequence_of(graph).index("MatMul")
+    assert ops(graph).index("If") > ops(graph).index("MatMul")
     case.holds()
 
 
 def test_row_04_a_subgraph_that_captures_through_another(tmp_path: Path) -> None:
-    inner = helper.make_graph([node("If", ["c"], "t", "inner", **branches("outer"))], "yes", [], [value("t", [2, 4])])
-    other = helper.make_graph([node("Identity", ["outer"], "e")], "no", [], [value("e", [2, 4])])
-    proto = models.model(
-        [
-            node("If", ["c"], "picked", "if", then_branch=inner, else_branch=other),
-            node("Add", ["picked", "x"], "y", "add"),
-            node("Relu", ["x"], "outer", "relu"),
-        ],
-        [value("x", [2, 4]), value("c", [], BOOL)],
-        [value("y", [2, 4])],
+    """And nodes that do not stand in topological order."""
+    inner = (
+        f"then_branch: graph = yes () => (float[2,4] t) {{ t = If(c) <{BRANCHES}> }},"
+        " else_branch: graph = no () => (float[2,4] e) { e = Identity(outer) }"
     )
-    case = Case(proto, tmp_path)
+    nodes = f"[if] p = If(c) <{inner}> [add] y = Add(p, x) [relu] outer = Relu(x)"
+    case = Case(text(f"(float[2,4] x, bool c) => (float[2,4] y) {{ {nodes} }}"), tmp_path)
     assert [n.name for n in case.model.nodes] == ["relu", "if", "add"]
     case.holds()
 
 
-def test_row_05_loop_and_scan_state_stays_fp32(tmp_path: Path) -> None:
-    step = [
-        node("Mul", ["state", "state"], "squared"),
-        node("Tanh", ["squared"], "next"),
-        node("Identity", ["go"], "go_on"),
-    ]
-    state = [value(n, [2, 4]) for n in ("state", "next")]
-    flags = [value(n, [], BOOL) for n in ("go", "go_on")]
-    body = helper.make_graph(step, "body", [value("i", [], INT64), flags[0], state[0]], [flags[1], state[1]])
-    rows = [node("Add", ["total", "row"], "sum"), node("Identity", ["sum"], "out")]
-    scan = helper.make_graph(
-        rows, "scan", [value("total", [4]), value("row", [4])], [value("sum", [4]), value("out", [4])]
+def test_row_05_loop_scan_sequences_and_optionals_stay_fp32(tmp_path: Path) -> None:
+    body = (
+        "body: graph = b (int64 i, bool go, float[2,4] state) => (bool go_on, float[2,4] next)"
+        " { squared = Mul(state, state) next = Tanh(squared) go_on = Identity(go) }"
     )
-    proto = mlp(
-        [
-            node("MatMul", ["x", "w"], "h", "before"),
-            node("Loop", ["n", "", "h"], "last", "loop", body=body),
-            node("Scan", ["zero", "last"], ["total_", "stack"], "scan", body=scan, num_scan_inputs=1),
-            node("MatMul", ["stack", "w"], "y", "after"),
-        ],
-        constant("n", 3, np.int64),
-        constant("zero", np.zeros(4)),
+    rows = (
+        "num_scan_inputs = 1, body: graph = s (float[4] total, float[4] row) => (float[4] sum, float[4] out)"
+        " { sum = Add(total, row) out = Identity(sum) }"
     )
-    case = Case(proto, tmp_path)
-    assert set(case.rewriter.node_precisions(case.plan())) == {"before", "after"}
-    case.holds()
-
-
-def test_row_05_sequences_and_optionals_stay_fp32(tmp_path: Path) -> None:
-    proto = mlp(
-        [
-            node("MatMul", ["x", "w"], "h", "before"),
-            node("SplitToSequence", ["h", "two"], "parts", "split", axis=1),
-            node("SequenceInsert", ["parts", "h"], "more", "insert"),
-            node("ConcatFromSequence", ["more"], "joined", "concat", axis=1),
-            node("SequenceConstruct", ["joined", "joined"], "pair", "construct"),
-            node("SequenceAt", ["pair", "zero"], "first", "at"),
-            node("Optional", ["first"], "box", "box"),
-            node("OptionalGetElement", ["box"], "opened", "open"),
-            node("MatMul", ["opened", "w2"], "y", "after"),
-        ],
-        constant("two", 2, np.int64),
-        constant("zero", 0, np.int64),
-        weight("w2", 8, 4),
-    )
-    case = Case(proto, tmp_path)
-    assert set(case.rewriter.node_precisions(case.plan())) == {"before", "after"}
-    case.holds()
+    loops = f"last = Loop(n, , h) <{body}> end, stack = Scan(zero, last) <{rows}> [after] y = MatMul(stack, w)"
+    sequences = """
+        parts = SplitToSequence<axis = 1>(h, n) more = SequenceInsert(parts, h)
+        joined = ConcatFromSequence<axis = 1>(more) pair = SequenceConstruct(joined, joined)
+        first = SequenceAt(pair, none) box = Optional(first) opened = OptionalGetElement(box)
+        [after] y = MatMul(opened, w2)
+    """
+    constants = [constant("n", 2, np.int64), constant("none", 0, np.int64), constant("zero", np.zeros(4))]
+    for nodes in (loops, sequences):
+        read = [c for c in (*constants, weight("w2", 8, 4)) if c.name in nodes]
+        case = Case(mlp(f"[before] h = MatMul(x, w) {nodes}", *read), tmp_path)
+        assert set(case.rewriter.node_precisions(case.plan())) == {"before", "after"}
+        case.holds()
 
 
 def test_row_06_an_initializer_on_both_sides_exists_once_in_each_type(tmp_path: Path) -> None:
-    case = Case(mlp([node("MatMul", ["x", "w"], "a", "one"), node("MatMul", ["a", "w"], "y", "two")]), tmp_path)
+    case = Case(mlp("[one] a = MatMul(x, w) y = MatMul(a, w)"), tmp_path)
     graph = case.typed(case.plan("one"))
     assert {i.name: i.data_type for i in graph.initializer} == {"w": FLOAT, "w__fp16": FLOAT16}
-    kept = next(i for i in graph.initializer if i.name == "w")
-    assert np.array_equal(numpy_helper.to_array(kept), case.model.initializers["w"].numpy()), "never rounded"
+    fp32 = next(i for i in graph.initializer if i.name == "w")
+    assert np.array_equal(numpy_helper.to_array(fp32), case.model.initializers["w"].numpy()), "never rounded"
     case.holds()
 
 
 def test_row_07_initializers_that_are_inputs_or_outputs_and_inputs_that_are_outputs(tmp_path: Path) -> None:
-    proto = models.model(
-        [
-            node("MatMul", ["x", "given"], "a", "one"),
-            node("Add", ["a", "shown"], "b", "two"),
-            node("Mul", ["b", "x"], "y", "three"),
-        ],
-        [value("x", [2, 4]), value("given", [4, 4])],
-        [value("y", [2, 4]), value("shown", [4]), value("x", [2, 4])],
-        [weight("given", 4, 4), weight("shown", 4)],
-    )
-    case = Case(proto, tmp_path)
+    ends = "(float[2,4] x, float[4,4] given) => (float[2,4] y, float[4] shown, float[2,4] x)"
+    nodes = "a = MatMul(x, given) b = Add(a, shown) y = Mul(b, x)"
+    case = Case(text(f"{ends} {{ {nodes} }}", weight("given", 4, 4), weight("shown", 4)), tmp_path)
     assert [i.name for i in case.model.inputs] == ["x"]
     case.holds()
     out = case.rewriter.write(case.plan(), case.folder / "typed.onnx")
@@ -276,92 +193,60 @@ def test_row_07_initializers_that_are_inputs_or_outputs_and_inputs_that_are_outp
 
 
 def test_row_08_an_output_that_is_also_used_inside_keeps_name_and_type(tmp_path: Path) -> None:
-    nodes = [node("MatMul", ["x", "w"], "mid", "one"), node("MatMul", ["mid", "w"], "y", "two")]
-    case = Case(mlp(nodes, outputs=("y", "mid")), tmp_path)
+    case = Case(mlp("mid = MatMul(x, w) [two] y = MatMul(mid, w)", outputs=("y", "mid")), tmp_path)
     graph = case.typed(case.plan())
     assert next(n for n in graph.node if n.name == "two").input[0] != "mid", "reads the FP16 value, not the output"
     case.holds()
 
 
 def test_row_09_constant_nodes_are_handled_like_initializers(tmp_path: Path) -> None:
-    nodes = [
-        helper.make_node("Constant", [], ["a"], "ca", value_float=0.5),
-        helper.make_node("Constant", [], ["b"], "cb", value_floats=[1.0, 2.0, 3.0, 4.0]),
-        helper.make_node("Constant", [], ["t"], "ct", value=numpy_helper.from_array(np.eye(4, dtype=np.float32))),
-        helper.make_node("Constant", [], ["s"], "cs", value_ints=[2, 4]),
-        node("MatMul", ["x", "t"], "m", "product"),
-        node("Mul", ["m", "a"], "ma", "mul"),
-        node("Add", ["ma", "b"], "mb", "add"),
-        node("Reshape", ["mb", "s"], "y", "reshape"),
-    ]
+    nodes = """
+        a = Constant<value_float = 0.5>() b = Constant<value_floats = [1.0, 2.0, 3.0, 4.0]>()
+        t = Constant<value = float[4,1] {1, 0, 2, 1}>() s = Constant<value_ints = [2, 4]>()
+        m = MatMul(x, t) ma = Mul(m, a) mb = Add(ma, b) y = Reshape(mb, s)
+    """
     case = Case(mlp(nodes), tmp_path)
     graph = case.typed(case.plan())
-    assert sequence_of(graph) == ["Cast", "Constant", "MatMul", "Mul", "Add", "Reshape", "Cast"]
+    assert ops(graph) == ["Cast", "Constant", "MatMul", "Mul", "Add", "Reshape", "Cast"]
     assert {"a__fp16", "b__fp16", "t__fp16"} <= {i.name for i in graph.initializer}
     case.holds()
 
 
-@pytest.mark.parametrize("filled", [{}, {"value": numpy_helper.from_array(np.full(1, 0.1, np.float32))}])
-def test_row_09_filled_tensors_take_the_plans_type(filled: dict[str, onnx.TensorProto], tmp_path: Path) -> None:
-    nodes = [
-        node("ConstantOfShape", ["shape"], "fill", "fill", **filled),
-        node("Add", ["x", "fill"], "a", "add"),
-        node("Sub", ["a", "fill"], "y", "sub"),
-    ]
+@pytest.mark.parametrize("filled", ["", "<value = float[1] {0.1}>"])
+def test_row_09_filled_tensors_take_the_plans_type(filled: str, tmp_path: Path) -> None:
+    nodes = f"fill = ConstantOfShape{filled}(shape) [add] a = Add(x, fill) y = Sub(a, fill)"
     case = Case(mlp(nodes, constant("shape", [2, 4], np.int64)), tmp_path)
     assert value_types(case.typed(case.plan()))["fill"] == FLOAT16
     assert value_types(case.typed(case.plan("add")))["fill"] == FLOAT
     case.holds()
 
 
-def test_row_09_what_reads_a_sparse_constant_is_pinned(tmp_path: Path) -> None:
+def test_row_09_sparse_constants(tmp_path: Path) -> None:
+    """What reads a sparse initializer is pinned; the result of a sparse Constant node is cast."""
     values = numpy_helper.from_array(np.array([1, 2], np.float32), "sparse")
     indices = numpy_helper.from_array(np.array([[0, 1], [3, 2]], np.int64), "indices")
-    proto = mlp([node("MatMul", ["x", "sparse"], "a", "product"), node("Exp", ["a"], "y", "exp")])
+    proto = mlp("a = MatMul(x, sparse) [exp] y = Exp(a)")
     proto.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [4, 4]))
     case = Case(proto, tmp_path)
     assert set(case.rewriter.node_precisions(case.plan())) == {"exp"}
     case.holds()
-
-
-def test_row_09_a_sparse_constant_node_is_cast(tmp_path: Path) -> None:
-    sparse = helper.make_sparse_tensor(
-        numpy_helper.from_array(np.array([1, 2], np.float32), ""),
-        numpy_helper.from_array(np.array([1, 14], np.int64), ""),
-        [4, 4],
-    )
-    nodes = [
-        helper.make_node("Constant", [], ["s"], "sparse", sparse_value=sparse),
-        node("MatMul", ["x", "s"], "a", "product"),
-        node("Exp", ["a"], "y", "exp"),
-    ]
-    case = Case(mlp(nodes), tmp_path)
-    assert sequence_of(case.typed(case.plan("product"))) == ["Cast", "Constant", "Cast", "MatMul", "Cast", "Exp"]
+    flat = numpy_helper.from_array(np.array([1, 14], np.int64), "")
+    proto = mlp("[product] a = MatMul(x, s) y = Exp(a)")
+    stated = helper.make_sparse_tensor(numpy_helper.from_array(np.array([1, 2], np.float32), ""), flat, [4, 4])
+    proto.graph.node.insert(0, helper.make_node("Constant", [], ["s"], sparse_value=stated))
+    case = Case(proto, tmp_path)
+    assert ops(case.typed(case.plan("product"))) == ["Cast", "Constant", "Cast", "MatMul", "Cast", "Exp"]
     case.holds()
 
 
 def test_row_10_empty_optional_inputs_empty_tensors_and_scalars(tmp_path: Path) -> None:
-    nodes = [
-        node("Clip", ["x", "", "top"], "a", "clip"),
-        node("Concat", ["a", "nothing"], "b", "concat", axis=1),
-        node("Mul", ["b", "scale"], "c", "mul"),
-        node("Dropout", ["c", "", ""], ["d", ""], "dropout"),
-        node("Slice", ["d", "zero", "zero", "one"], "none", "slice"),
-        node("ReduceSum", ["d"], "y", "sum", keepdims=0),
-    ]
-    proto = models.model(
-        nodes,
-        [value("x", [2, 4])],
-        [value("y", []), value("none", [2, 0])],
-        [
-            constant("top", 0.5),
-            constant("nothing", np.zeros((2, 0))),
-            constant("scale", 0.1),
-            constant("zero", [0], np.int64),
-            constant("one", [1], np.int64),
-        ],
-    )
-    case = Case(proto, tmp_path)
+    nodes = """
+        a = Clip(x, , top) b = Concat<axis = 1>(a, nothing) c = Mul(b, scale) d = Dropout(c, , )
+        none = Slice(d, zero, zero, one) y = ReduceSum<keepdims = 0>(d)
+    """
+    constants = [constant("top", 0.5), constant("nothing", np.zeros((2, 0))), constant("scale", 0.1)]
+    constants += [constant("zero", [0], np.int64), constant("one", [1], np.int64)]
+    case = Case(text(f"(float[2,4] x) => (float y, float[2,0] none) {{ {nodes} }}", *constants), tmp_path)
     graph = case.typed(case.plan())
     assert next(n for n in graph.node if n.op_type == "Clip").input[1] == ""
     shapes = {i.name: list(i.dims) for i in graph.initializer}
@@ -370,34 +255,21 @@ def test_row_10_empty_optional_inputs_empty_tensors_and_scalars(tmp_path: Path) 
 
 
 def test_row_11_a_cast_from_integers_takes_the_plans_type(tmp_path: Path) -> None:
-    nodes = [
-        node("Cast", ["i"], "f", "cast", to=FLOAT),
-        node("MatMul", ["f", "w"], "y", "product"),
-        node("Cast", ["flag"], "g", "cast_flag", to=FLOAT),
-        node("Mul", ["y", "g"], "z", "mul"),
-    ]
-    proto = models.model(
-        nodes, [value("i", [2, 4], INT64), value("flag", [2, 4], BOOL)], [value("z", [2, 4])], [weight("w", 4, 4)]
-    )
-    case = Case(proto, tmp_path)
+    nodes = "[cast] f = Cast<to = 1>(i) y = MatMul(f, w) g = Cast<to = 1>(flag) z = Mul(y, g)"
+    case = Case(text(f"(int64[2,4] i, bool[2,4] flag) => (float[2,4] z) {{ {nodes} }}", W), tmp_path)
     graph = case.typed(case.plan())
-    assert sequence_of(graph).count("Cast") == 3, "one more than the model has, for the output"
+    assert ops(graph).count("Cast") == 3, "one more than the model has, for the output"
     assert value_types(graph)["f"] == FLOAT16
     assert value_types(case.typed(case.plan("cast")))["f"] == FLOAT16
     case.holds()
 
 
 def test_row_11_types_stated_in_attributes_stay_fp32_with_a_cast_after(tmp_path: Path) -> None:
-    nodes = [
-        node("MatMul", ["x", "w"], "h", "product"),
-        node("RandomNormalLike", ["h"], "noise", "noise", dtype=FLOAT, seed=1.0),
-        node("RandomUniformLike", ["h"], "more", "more", seed=1.0),
-        node("EyeLike", ["w"], "eye", "eye", dtype=FLOAT),
-        node("Bernoulli", ["chance"], "coin", "coin", seed=1.0),
-        node("RandomNormal", [], "row", "row", shape=[4], seed=1.0),
-        node("MatMul", ["h", "eye"], "e", "after"),
-        node("Sum", ["e", "noise", "more", "coin", "row"], "y", "sum"),
-    ]
+    nodes = """
+        h = MatMul(x, w) noise = RandomNormalLike<dtype = 1, seed = 1.0>(h) more = RandomUniformLike<seed = 1.0>(h)
+        eye = EyeLike<dtype = 1>(w) coin = Bernoulli<seed = 1.0>(chance)
+        row = RandomNormal<shape = [4], seed = 1.0>() e = MatMul(h, eye) y = Sum(e, noise, more, coin, row)
+    """
     case = Case(mlp(nodes, constant("chance", np.full((2, 4), 0.5))), tmp_path)
     types = value_types(case.typed(case.plan()))
     assert {types[n] for n in ("noise", "more", "eye", "coin", "row")} == {FLOAT}
@@ -405,34 +277,14 @@ def test_row_11_types_stated_in_attributes_stay_fp32_with_a_cast_after(tmp_path:
 
 
 def test_row_12_inputs_that_must_keep_their_type_do(tmp_path: Path) -> None:
-    nodes = [
-        node("Relu", ["x"], "r", "relu"),
-        node("Resize", ["r", "", "scales"], "big", "resize"),
-        node("Pow", ["big", "three"], "p", "pow"),
-        node("TopK", ["p", "k"], ["values", "indices"], "topk"),
-        node("LayerNormalization", ["values", "g"], ["n", "mean", "inv"], "norm"),
-        node("Celu", ["n"], "celu", "celu"),
-        node("OneHot", ["labels", "depth", "off_on"], "hot", "hot"),
-    ]
-    proto = models.model(
-        nodes,
-        [value("x", [1, 1, 4, 4]), value("labels", [3])],
-        [
-            value("celu", [1, 1, 8, 4]),
-            value("mean", [1, 1, 8, 1]),
-            value("hot", [3, 5]),
-            value("indices", [1, 1, 8, 4], INT64),
-        ],
-        [
-            constant("scales", [1, 1, 2, 2]),
-            constant("three", 3, np.int64),
-            constant("k", [4], np.int64),
-            weight("g", 4),
-            constant("depth", 5.0),
-            constant("off_on", [0.0, 1.0]),
-        ],
-    )
-    case = Case(proto, tmp_path)
+    graph = """(float[1,1,4,4] x, float[3] labels)
+        => (float[1,1,8,4] celu, float[1,1,8,1] mean, float[3,5] hot, int64[1,1,8,4] indices)
+        <float[4] scales = {1, 1, 2, 2}, int64 three = {3}, int64[1] k = {4}, float depth = {5}, float[2] ends = {0, 1}>
+    {
+        r = Relu(x) big = Resize(r, , scales) p = Pow(big, three) values, indices = TopK(p, k)
+        n, mean, inv = LayerNormalization(values, g) celu = Celu(n) hot = OneHot(labels, depth, ends)
+    }"""
+    case = Case(text(graph, weight("g", 4)), tmp_path)
     types = value_types(case.typed(case.plan()))
     assert {types[n] for n in ("scales", "mean", "inv", "celu", "labels", "depth")} == {FLOAT}
     assert {types[n] for n in ("r", "big", "p", "values", "n")} == {FLOAT16}
@@ -440,29 +292,14 @@ def test_row_12_inputs_that_must_keep_their_type_do(tmp_path: Path) -> None:
 
 
 def test_row_12_lengths_boxes_and_thresholds(tmp_path: Path) -> None:
-    nodes = [
-        node("LSTM", ["x", "w", "r", "", "lengths"], ["", "h"], "lstm", hidden_size=2),
-        node("Reshape", ["h", "to_boxes"], "boxes", "reshape"),
-        node("NonMaxSuppression", ["boxes", "scores", "k", "iou", "least"], "kept", "nms"),
-        node("Cast", ["kept"], "kept_f", "cast", to=FLOAT),
-        node("ReduceSum", ["kept_f"], "total", "sum", keepdims=0),
-    ]
-    proto = models.model(
-        nodes,
-        [value("x", [3, 2, 4])],
-        [value("total", []), value("h", [1, 2, 2])],
-        [
-            weight("w", 1, 8, 4),
-            weight("r", 1, 8, 2),
-            constant("lengths", [3, 2], np.int32),
-            constant("to_boxes", [1, 1, 4], np.int64),
-            constant("scores", [[[0.9]]]),
-            constant("k", [3], np.int64),
-            constant("iou", [0.5]),
-            constant("least", [0.1]),
-        ],
-    )
-    case = Case(proto, tmp_path)
+    graph = """(float[3,2,4] x) => (float total, float[1,2,2] h)
+        <int32[2] lengths = {3, 2}, int64[3] shape = {1, 1, 4}, float[1,1,1] scores = {0.9}, int64[1] k = {3},
+         float[1] iou = {0.5}, float[1] least = {0.1}> {
+        skip, h = LSTM<hidden_size = 2>(x, w, r, , lengths) boxes = Reshape(h, shape)
+        chosen = NonMaxSuppression(boxes, scores, k, iou, least)
+        f = Cast<to = 1>(chosen) total = ReduceSum<keepdims = 0>(f)
+    }"""
+    case = Case(text(graph, weight("w", 1, 8, 4), weight("r", 1, 8, 2)), tmp_path)
     types = value_types(case.typed(case.plan()))
     assert {types[n] for n in ("iou", "least", "scores")} == {FLOAT}
     case.holds(bound=None)
@@ -471,37 +308,20 @@ def test_row_12_lengths_boxes_and_thresholds(tmp_path: Path) -> None:
 @pytest.mark.skipif(onnx.defs.onnx_opset_version() < 27, reason="LinearAttention came with opset 27")
 def test_row_12_a_state_has_the_type_of_an_input_that_may_be_omitted(tmp_path: Path) -> None:
     """Then ONNX's inference gives it the type of the query, in FP16 too, and the interface would change."""
-    nodes = [
-        node("MatMul", ["x", "w"], "h", "product"),
-        node(
-            "LinearAttention",
-            ["h", "h", "h"],
-            ["y", "state"],
-            "attention",
-            q_num_heads=2,
-            kv_num_heads=2,
-            update_rule="linear",
-        ),
-    ]
-    outputs = [value("y", [2, 3, 4]), value("state", [2, 2, 2, 2])]
-    proto = models.model(nodes, [value("x", [2, 3, 4])], outputs, [weight("w", 4, 4)], 27)
-    case = Case(proto, tmp_path)
+    heads = 'q_num_heads = 2, kv_num_heads = 2, update_rule = "linear"'
+    nodes = f"h = MatMul(x, w) y, state = LinearAttention<{heads}>(h, h, h)"
+    graph = f"(float[2,3,4] x) => (float[2,3,4] y, float[2,2,2,2] state) {{ {nodes} }}"
+    case = Case(text(graph, W, opset=27), tmp_path)
     types = value_types(case.typed(case.plan()))
     assert (types["y"], types["state"]) == (FLOAT, FLOAT)
 
 
 def test_row_12_coordinates_stay_fp32(tmp_path: Path) -> None:
     """And ONNX Runtime fails to run an AffineGrid in FP16 (1.31)."""
-    nodes = [
-        node("AffineGrid", ["theta", "size"], "grid", "affine"),
-        node("Flatten", ["grid"], "flat", "flatten", axis=3),
-        node("MatMul", ["flat", "w"], "y", "product"),
-    ]
-    constants = [constant("size", [1, 1, 2, 3], np.int64), weight("w", 2, 4)]
-    proto = models.model(nodes, [value("theta", [1, 2, 3])], [value("y", [6, 4])], constants, 20)
-    case = Case(proto, tmp_path)
-    types = value_types(case.typed(case.plan()))
-    assert types["grid"] == FLOAT
+    nodes = "grid = AffineGrid(theta, size) flat = Flatten<axis = 3>(grid) y = MatMul(flat, w2)"
+    graph = f"(float[1,2,3] theta) => (float[6,4] y) <int64[4] size = {{1, 1, 2, 3}}> {{ {nodes} }}"
+    case = Case(text(graph, weight("w2", 2, 4), opset=20), tmp_path)
+    assert value_types(case.typed(case.plan()))["grid"] == FLOAT
     case.holds()
 
 
@@ -536,44 +356,24 @@ def test_row_12_the_schemas_say_what_every_other_operator_does() -> None:
 
 @pytest.mark.parametrize("opset", [13, 21])
 def test_row_13_quantisation_stays_fp32(opset: int, tmp_path: Path) -> None:
-    nodes = [
-        node("Relu", ["x"], "r", "relu"),
-        node("QuantizeLinear", ["r", "scale", "zero"], "q", "q"),
-        node("DequantizeLinear", ["q", "scale", "zero"], "d", "dq"),
-        node("DequantizeLinear", ["qw", "tiny"], "w_d", "dq_w"),
-        node("MatMul", ["d", "w_d"], "y", "product"),
-    ]
-    proto = models.model(
-        nodes,
-        [value("x", [2, 4])],
-        [value("y", [2, 4])],
-        [
-            constant("scale", 0.02),
-            constant("zero", 0, np.uint8),
-            constant("qw", np.arange(-8, 8).reshape(4, 4), np.int8),
-            constant("tiny", 1e-9),
-        ],
-        opset,
-    )
-    case = Case(proto, tmp_path)
-    graph = case.typed(case.plan())
-    types = value_types(graph)
+    graph = """(float[2,4] x) => (float[2,4] y) <float scale = {0.02}, uint8 zero = {0}> {
+        r = Relu(x) q = QuantizeLinear(r, scale, zero) d = DequantizeLinear(q, scale, zero)
+        w_d = DequantizeLinear(qw, tiny) y = MatMul(d, w_d)
+    }"""
+    constants = [constant("qw", np.arange(-8, 8).reshape(4, 4), np.int8), constant("tiny", 1e-9)]
+    case = Case(text(graph, *constants, opset=opset), tmp_path)
+    typed = case.typed(case.plan())
+    types = value_types(typed)
     assert {types[n] for n in ("scale", "tiny", "d", "w_d")} == {FLOAT}
-    assert next(numpy_helper.to_array(i) for i in graph.initializer if i.name == "tiny") == np.float32(1e-9)
+    assert next(numpy_helper.to_array(i) for i in typed.initializer if i.name == "tiny") == np.float32(1e-9)
     case.holds(bound=None)
 
 
 def test_row_14_local_functions_are_inlined(tmp_path: Path) -> None:
-    domain, opset = "example.functions", [helper.make_opsetid("", 17)]
-    body = [node("MatMul", ["a", "b"], "m", "product"), node("Relu", ["m"], "c", "relu")]
-    proto = mlp(
-        [
-            helper.make_node("Layer", ["x", "w"], ["h"], "first", domain=domain),
-            helper.make_node("Layer", ["h", "w"], ["y"], "second", domain=domain),
-        ]
-    )
-    proto.functions.append(helper.make_function(domain, "Layer", ["a", "b"], ["c"], body, opset))
-    proto.opset_import.append(helper.make_opsetid(domain, 1))
+    body = [models.node("MatMul", ["a", "b"], "m", "product"), models.node("Relu", ["m"], "c", "relu")]
+    proto = mlp("h = com.example.Layer(x, w) y = com.example.Layer(h, w)")
+    opset = [helper.make_opsetid("", 17)]
+    proto.functions.append(helper.make_function("com.example", "Layer", ["a", "b"], ["c"], body, opset))
     case = Case(proto, tmp_path)
     assert [n.op_type for n in case.model.nodes] == ["MatMul", "Relu"] * 2
     case.holds()
@@ -581,37 +381,23 @@ def test_row_14_local_functions_are_inlined(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stated", [True, False])
 def test_row_15_other_domains_are_pinned_and_never_renamed(stated: bool, tmp_path: Path) -> None:
-    nodes = [
-        node("MatMul", ["x", "w"], "a", "before"),
-        helper.make_node("Gelu", ["a"], ["g"], "gelu", domain="com.microsoft"),
-        node("Add", ["g", "a"], "b", "add"),
-        node("Softmax", ["a"], "s", "softmax"),
-        node("Mul", ["b", "s"], "y", "mul"),
-    ]
-    proto = mlp(nodes)
-    proto.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    nodes = "[before] a = MatMul(x, w) [gelu] g = com.microsoft.Gelu(a) [add] b = Add(g, a)"
+    proto = mlp(f"{nodes} [softmax] s = Softmax(a) [mul] y = Mul(b, s)")
     if stated:
         proto.graph.value_info.append(value("g", [2, 4]))
     case = Case(proto, tmp_path)
     free = {"before", "add", "softmax", "mul"} if stated else {"before", "softmax"}
     assert set(case.rewriter.node_precisions(case.plan())) == free, "what reads a value of unknown type is pinned"
-    kept = next(n for n in case.typed(case.plan()).node if n.name == "gelu")
-    assert (kept.op_type, kept.domain) == ("Gelu", "com.microsoft")
+    gelu = next(n for n in case.typed(case.plan()).node if n.name == "gelu")
+    assert (gelu.op_type, gelu.domain) == ("Gelu", "com.microsoft")
     case.holds()
-
-
-def test_row_15_an_operator_that_nobody_knows(tmp_path: Path) -> None:
-    nodes = [
-        node("MatMul", ["x", "w"], "m", "product"),
-        helper.make_node("Mystery", ["m"], ["y"], "mystery", domain="com.example"),
-    ]
-    case = Case(mlp(nodes), tmp_path)
-    assert sequence_of(case.typed(case.plan())) == ["Cast", "MatMul", "Cast", "Mystery"]
+    case = Case(mlp("m = MatMul(x, w) y = com.example.Mystery(m)"), tmp_path)
+    assert ops(case.typed(case.plan())) == ["Cast", "MatMul", "Cast", "Mystery"]
 
 
 def test_row_16_weights_keep_signs_and_infinities_and_what_overflows_is_reported(tmp_path: Path) -> None:
     extreme = np.array([[-1e9, -np.inf, 1e5, 1e-9], [65504, -65504, 6e-8, -0.0], *np.eye(2, 4)], np.float32)
-    nodes = [node("MatMul", ["x", "extreme"], "a", "product"), node("Add", ["a", "mask"], "y", "add")]
+    nodes = "a = MatMul(x, extreme) [add] y = Add(a, mask)"
     case = Case(mlp(nodes, constant("extreme", extreme), constant("mask", -1e9)), tmp_path)
     written = {i.name: numpy_helper.to_array(i) for i in case.typed(case.plan()).initializer}
     half = written["extreme__fp16"]
@@ -626,17 +412,15 @@ def test_row_16_weights_keep_signs_and_infinities_and_what_overflows_is_reported
     assert np.array_equal(both["extreme"], extreme)
 
 
-def island(*more: onnx.NodeProto, outputs: Sequence[onnx.ValueInfoProto] = ()) -> onnx.ModelProto:
-    """FP32, an island of FP16 between the model's own Casts, FP32."""
-    nodes = [
-        node("MatMul", ["x", "w"], "a", "before"),
-        node("Cast", ["a"], "half", "down", to=FLOAT16),
-        node("Tanh", ["half"], "t", "island"),
-        node("Cast", ["t"], "b", "up", to=FLOAT),
-        node("MatMul", ["b", "w"], "y", "after"),
-        *more,
-    ]
-    return models.model(nodes, [value("x", [2, 4])], [value("y", [2, 4]), *outputs], [weight("w", 4, 4)])
+ISLAND = """
+    [before] a = MatMul(x, w) [down] half = Cast<to = 10>(a) [island] t = Tanh(half) [up] b = Cast<to = 1>(t)
+    [after] y = MatMul(b, w)
+"""
+"""FP32, an island of FP16 between the model's own Casts, FP32."""
+
+
+def island(more: str = "", outputs: str = "") -> onnx.ModelProto:
+    return text(f"(float[2,4] x) => (float[2,4] y {outputs}) {{ {ISLAND} {more} }}", W)
 
 
 def test_row_17_an_fp16_island_loses_the_casts_that_a_plan_makes_needless(tmp_path: Path) -> None:
@@ -647,25 +431,19 @@ def test_row_17_an_fp16_island_loses_the_casts_that_a_plan_makes_needless(tmp_pa
         ("before",): ["Cast", "MatMul", "Tanh", "Cast", "MatMul"],
         ("after",): ["MatMul", "Cast", "Tanh", "MatMul", "Cast"],
     }
-    for fp16, ops in expected.items():
-        assert sequence_of(case.typed(case.plan(*fp16))) == ops
+    for fp16, written in expected.items():
+        assert ops(case.typed(case.plan(*fp16))) == written
     case.holds()
 
 
 def test_row_17_an_island_that_others_read_too(tmp_path: Path) -> None:
-    more = [
-        node("Neg", ["a"], "n", "reads_before"),
-        node("Abs", ["b"], "c", "reads_after"),
-        node("Relu", ["half"], "inside", "in_island"),
-        node("Cast", ["inside"], "d", "up_again", to=FLOAT),
-        node("Sum", ["n", "c", "d"], "z", "sum"),
-        node("Shape", ["b"], "s", "shape"),
-        node("Cast", ["b"], "i", "integers", to=INT64),
-    ]
-    outputs = [value("z", [2, 4]), value("s", [2], INT64), value("i", [2, 4], INT64)]
-    case = Case(island(*more, outputs=outputs), tmp_path)
+    more = """
+        [reads_before] n = Neg(a) [reads_after] c = Abs(b) [in_island] inside = Relu(half) d = Cast<to = 1>(inside)
+        [sum] z = Sum(n, c, d) s = Shape(b) i = Cast<to = 7>(b)
+    """
+    case = Case(island(more, ", float[2,4] z, int64[2] s, int64[2,4] i"), tmp_path)
     graph = case.typed(case.plan("reads_before"))
-    assert sequence_of(graph).count("Cast") == 5, "the model's Cast to FP16 serves the new reader"
+    assert ops(graph).count("Cast") == 5, "the model's Cast to FP16 serves the new reader"
     every = [n for g in case.groups for n in g.nodes]
     for count in range(len(every) + 1):
         for fp16 in itertools.combinations(every, count):
@@ -674,13 +452,8 @@ def test_row_17_an_island_that_others_read_too(tmp_path: Path) -> None:
 
 
 def test_row_17_casts_that_are_outputs_or_captured_stay(tmp_path: Path) -> None:
-    more = [
-        node("Neg", ["a"], "n", "reads_before"),
-        node("Abs", ["b"], "c", "reads_after"),
-        node("Add", ["n", "c"], "z", "add"),
-    ]
-    outputs = [value("half", [2, 4], FLOAT16), value("b", [2, 4]), value("z", [2, 4])]
-    case = Case(island(*more, outputs=outputs), tmp_path)
+    more = "[reads_before] n = Neg(a) [reads_after] c = Abs(b) [add] z = Add(n, c)"
+    case = Case(island(more, ", float16[2,4] half, float[2,4] b, float[2,4] z"), tmp_path)
     graph = case.typed(case.plan("reads_before", "reads_after", "add"))
     assert next(n for n in graph.node if n.name == "reads_before").input[0] == "half"
     assert next(n for n in graph.node if n.name == "reads_after").input[0] == "t"
@@ -688,39 +461,28 @@ def test_row_17_casts_that_are_outputs_or_captured_stay(tmp_path: Path) -> None:
 
 
 def test_row_17_a_value_rounded_on_purpose_stays_rounded(tmp_path: Path) -> None:
-    nodes = [
-        node("Cast", ["x"], "half", "down", to=FLOAT16),
-        node("Cast", ["half"], "rounded", "up", to=FLOAT),
-        node("Sub", ["x", "rounded"], "rest", "sub"),
-        node("Mul", ["rounded", "w2"], "m", "mul"),
-        node("Add", ["rest", "m"], "y", "add"),
-    ]
+    nodes = """
+        half = Cast<to = 10>(x) rounded = Cast<to = 1>(half) [sub] rest = Sub(x, rounded)
+        [mul] m = Mul(rounded, w2) [add] y = Add(rest, m)
+    """
     case = Case(mlp(nodes, weight("w2", 4)), tmp_path)
     feed = feeds(case.model)
     for fp16 in (["mul"], ["add"], ["mul", "add"]):
-        out = case.rewriter.write(case.plan(*fp16), case.folder / "typed.onnx")
-        verify(case.rewriter, case.plan(*fp16), out)
-        graph = typed_graph(out, case.model)
+        graph = case.typed(case.plan(*fp16))
         assert list(next(n for n in graph.node if n.name == "sub").input) == ["x", "rounded"]
-        assert relative_l2(run(out, feed)["y"], run(case.path, feed)["y"]) < 1e-2
+        assert relative_l2(run(case.folder / "typed.onnx", feed)["y"], run(case.path, feed)["y"]) < 1e-2
     case.holds()
 
 
 def test_row_17_casts_of_constants_and_casts_that_change_nothing(tmp_path: Path) -> None:
-    nodes = [
-        node("Cast", ["w"], "w16", "weight_down", to=FLOAT16),
-        node("Cast", ["x"], "x16", "down", to=FLOAT16),
-        node("MatMul", ["x16", "w16"], "m16", "product"),
-        node("Cast", ["m16"], "m", "up", to=FLOAT),
-        node("Cast", ["m"], "again", "nothing", to=FLOAT),
-        node("MatMul", ["again", "w"], "b", "other"),
-        node("Cast", ["w"], "w_same", "weight_same", to=FLOAT),
-        node("MatMul", ["b", "w_same"], "c", "third"),
-        node("Add", ["c", "x"], "y", "add"),
-    ]
+    nodes = """
+        w16 = Cast<to = 10>(w) x16 = Cast<to = 10>(x) m16 = MatMul(x16, w16) m = Cast<to = 1>(m16)
+        again = Cast<to = 1>(m) [other] b = MatMul(again, w) w_same = Cast<to = 1>(w)
+        [third] c = MatMul(b, w_same) [add] y = Add(c, x)
+    """
     case = Case(mlp(nodes), tmp_path)
     graph = case.typed(case.plan())
-    assert sequence_of(graph).count("Cast") == 3, "one at each end, and the one of the weight, which runtimes fold"
+    assert ops(graph).count("Cast") == 3, "one at each end, and the one of the weight, which runtimes fold"
     assert {i.name for i in graph.initializer} == {"w", "w__fp16"}
     for fp16 in (["other"], ["third"], ["add"], ["other", "third"]):
         case.typed(case.plan(*fp16))
@@ -728,49 +490,35 @@ def test_row_17_casts_of_constants_and_casts_that_change_nothing(tmp_path: Path)
 
 
 def test_row_17_fp64_and_bfloat16_paths_are_left_alone(tmp_path: Path) -> None:
-    nodes = [
-        node("MatMul", ["x", "w"], "a", "before"),
-        node("Cast", ["a"], "wide", "to_double", to=TensorProto.DOUBLE),
-        node("Mul", ["wide", "wide"], "squared", "double"),
-        node("Cast", ["squared"], "b", "from_double", to=FLOAT),
-        node("Cast", ["a"], "short", "to_bfloat16", to=TensorProto.BFLOAT16),
-        node("Cast", ["short"], "c", "from_bfloat16", to=FLOAT),
-        node("Add", ["b", "c"], "y", "add"),
-    ]
+    nodes = """
+        a = MatMul(x, w) wide = Cast<to = 11>(a) [double] squared = Mul(wide, wide) b = Cast<to = 1>(squared)
+        short = Cast<to = 16>(a) c = Cast<to = 1>(short) y = Add(b, c)
+    """
     case = Case(mlp(nodes), tmp_path)
     assert "double" not in case.rewriter.node_precisions(case.plan())
     graph = case.typed(case.plan())
     types = value_types(graph)
     assert (types["wide"], types["short"]) == (TensorProto.DOUBLE, TensorProto.BFLOAT16)
-    assert sequence_of(graph).count("Cast") == 6, "one more at each end; the others take or give FP16 themselves"
+    assert ops(graph).count("Cast") == 6, "one more at each end; the others take or give FP16 themselves"
     case.holds()
 
 
 def test_row_18_old_types_and_invented_dimension_names_are_dropped(tmp_path: Path) -> None:
     """The same name for two different sizes makes ONNX Runtime reuse a buffer that is too small."""
-    proto = models.model(
-        [
-            node("MatMul", ["x", "w"], "a", "one"),
-            node("Relu", ["a"], "b", "two"),
-            node("MatMul", ["b", "w2"], "y", "three"),
-        ],
-        [value("x", ["n", 4])],
-        [value("y", ["n", 4])],
-        [weight("w", 4, 64), weight("w2", 64, 4)],
-    )
+    graph = "(float[n,4] x) => (float[n,4] y) { a = MatMul(x, wide) b = Relu(a) y = MatMul(b, back) }"
+    proto = text(graph, weight("wide", 4, 64), weight("back", 64, 4))
     proto.graph.value_info.extend([value("a", ["n", "n"]), value("b", ["n", "unk__7"])])
     case = Case(proto, tmp_path)
-    feed = {"x": np.ones((5, 4), np.float32)}
     for plan in plans(case.model, case.groups, 4):
         out = case.rewriter.write(plan, case.folder / "typed.onnx")
         assert not onnx.load(out, load_external_data=False).graph.value_info
         verify(case.rewriter, plan, out)
-        assert run(out, feed)["y"].shape == (5, 4)
+        assert run(out, {"x": np.ones((5, 4), np.float32)})["y"].shape == (5, 4)
 
 
 def test_row_19_external_data_is_referred_to_or_taken_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nodes = [node("MatMul", ["x", "big"], "a", "one"), node("MatMul", ["a", "big"], "y", "two")]
-    proto = models.model(nodes, [value("x", [2, 64])], [value("y", [2, 64])], [weight("big", 64, 64, scale=0.1)])
+    graph = "(float[2,64] x) => (float[2,64] y) { [one] a = MatMul(x, big) y = MatMul(a, big) }"
+    proto = text(graph, weight("big", 64, 64, scale=0.1))
     onnx.save(proto, tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
     case = Case(tmp_path / "m.onnx", tmp_path)
     case.holds()

@@ -20,7 +20,6 @@ from mptune.graph.writing.weights import WeightBank
 from tests.graph import models
 from tests.graph.hazards.observed import ranges_on
 from tests.graph.helpers import feeds, plans, run
-from tests.graph.models import node, value, weight
 from tests.graph.test_corpus import CORPUS
 from tests.graph.writing.test_saturation import grouped_block, uniform
 
@@ -47,14 +46,13 @@ class Unfused:
 class Both:
     """Both forms of one model's emulation."""
 
-    def __init__(self, path: Path, folder: Path, *, branches: bool = False) -> None:
+    def __init__(self, path: Path, folder: Path) -> None:
         self.folder = folder
         self.model = load_model(path)
         self.groups = find_groups(self.model)
         self.grouped = GroupedModel(self.model, self.groups)
         self.bank = WeightBank.write(self.model, folder)
         self.emulator = Emulator(self.grouped, self.bank)
-        self.switched = Emulator(self.grouped, self.bank, branches=branches)
         self.feed = feeds(self.model)
         self.rtol = 1e-6 if path.stem in ("lstm", "gru") else 0.0
 
@@ -69,7 +67,7 @@ class Both:
         return Unfused(self.emulator.write(plan, self.folder / "plan.onnx")).run(self.feed)
 
     def switches(self, plan: PrecisionPlan) -> dict[str, np.ndarray]:
-        switches = self.switched.switches[Precision.FP16]
+        switches = self.emulator.switches[Precision.FP16]
         return {s: np.array(plan.precision[g] is Precision.FP16) for g, s in switches.items()}
 
 
@@ -80,25 +78,23 @@ def assert_same(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray], 
         np.testing.assert_allclose(values, other[name], rtol=rtol, err_msg=name)
 
 
-@pytest.mark.parametrize("branches", [False, True], ids=["where", "if"])
 @pytest.mark.parametrize("path", SWITCHED, ids=lambda p: p.stem)
-def test_one_model_serves_every_plan(path: Path, branches: bool, tmp_path: Path) -> None:
-    both = Both(path, tmp_path, branches=branches)
-    session = Unfused(both.switched.write_switched(tmp_path / "whole.onnx", both.switched.switches[Precision.FP16]))
+def test_one_model_serves_every_plan(path: Path, tmp_path: Path) -> None:
+    both = Both(path, tmp_path)
+    session = Unfused(both.emulator.write_switched(tmp_path / "whole.onnx", both.emulator.switches[Precision.FP16]))
     for plan in plans(both.model, both.groups, 3):
         assert_same(session.run({**both.feed, **both.switches(plan)}), both.expected(plan), both.rtol)
 
 
-@pytest.mark.parametrize("branches", [False, True], ids=["where", "if"])
 @pytest.mark.parametrize("path", SWITCHED, ids=lambda p: p.stem)
-def test_a_stretch_starts_from_values_that_were_computed_once(path: Path, branches: bool, tmp_path: Path) -> None:
-    both = Both(path, tmp_path, branches=branches)
+def test_a_stretch_starts_from_values_that_were_computed_once(path: Path, tmp_path: Path) -> None:
+    both = Both(path, tmp_path)
     stretches = find_stretches(both.grouped, both.shapes(), 3, 1 << 20)
     assert sorted(g for s in stretches for g in s.groups) == [g.id for g in both.groups]
     started = [s.start for s in stretches if s.start.tensors]
-    values = Unfused(both.switched.write_head(tmp_path / "head.onnx", started)).run(both.feed) if started else {}
+    values = Unfused(both.emulator.write_head(tmp_path / "head.onnx", started)).run(both.feed) if started else {}
     for stretch in stretches:
-        session = Unfused(both.switched.write_switched(tmp_path / "stretch.onnx", stretch.groups, stretch.start))
+        session = Unfused(both.emulator.write_switched(tmp_path / "stretch.onnx", stretch.groups, stretch.start))
         assert set(stretch.start.tensors) <= session.inputs
         for group in stretch.groups:
             plan = both.alone(group)
@@ -106,70 +102,62 @@ def test_a_stretch_starts_from_values_that_were_computed_once(path: Path, branch
             assert_same(session.run(feed), both.expected(plan), both.rtol)
 
 
-@pytest.mark.parametrize("branches", [False, True], ids=["where", "if"])
-def test_what_overflows_does_no_harm_while_it_is_switched_off(branches: bool, tmp_path: Path) -> None:
-    both = Both(models.save(models.product(np.eye(4) * 300), tmp_path), tmp_path / "bank", branches=branches)
+def test_overflow_becomes_infinite_and_does_no_harm_while_it_is_switched_off(tmp_path: Path) -> None:
+    both = Both(models.save(models.product(np.eye(4) * 300), tmp_path), tmp_path / "bank")
     (group,) = both.groups
-    session = Unfused(both.switched.write_switched(tmp_path / "bank" / "whole.onnx", [group.id]))
-    feed = {"x": np.array([[1, -300, 0, 2]], np.float32)}
-    (switch,) = both.switched.switches[Precision.FP16].values()
-    assert session.run({**feed, switch: np.array(False)})["y"].tolist() == [[300, -90000, 0, 600]]
-    assert session.run({**feed, switch: np.array(True)})["y"].tolist() == [[300, -np.inf, 0, 600]]
+    session = Unfused(both.emulator.write_switched(tmp_path / "bank" / "whole.onnx", [group.id]))
+    both.feed = {"x": np.array([[1, -300, 0, 2]], np.float32)}
+    (switch,) = both.emulator.switches[Precision.FP16].values()
+    assert session.run({**both.feed, switch: np.array(False)})["y"].tolist() == [[300, -90000, 0, 600]]
+    for values in (session.run({**both.feed, switch: np.array(True)}), both.expected(both.alone(group.id))):
+        assert values["y"].tolist() == [[300, -np.inf, 0, 600]]
 
 
 def test_only_chosen_groups_have_a_switch(tmp_path: Path) -> None:
     both = Both(models.save(models.mlp(), tmp_path), tmp_path / "bank")
     chosen = [both.groups[1].id]
-    session = Unfused(both.switched.write_switched(tmp_path / "bank" / "few.onnx", chosen))
-    assert session.inputs == {"x", both.switched.switches[Precision.FP16][chosen[0]]}
+    session = Unfused(both.emulator.write_switched(tmp_path / "bank" / "few.onnx", chosen))
+    assert session.inputs == {"x", both.emulator.switches[Precision.FP16][chosen[0]]}
 
 
-@pytest.mark.parametrize("branches", [False, True], ids=["where", "if"])
 @pytest.mark.parametrize("name", ["vit", "constants"])
-def test_one_model_serves_plans_of_three_precisions(name: str, branches: bool, tmp_path: Path) -> None:
-    both = Both(next(p for p in SWITCHED if p.stem == name), tmp_path, branches=branches)
+def test_one_model_serves_plans_of_three_precisions(name: str, tmp_path: Path) -> None:
+    both = Both(next(p for p in SWITCHED if p.stem == name), tmp_path)
     all_three = (Precision.BF16, Precision.FP32, Precision.FP16)
     groups = [group.id for group in both.groups]
-    session = Unfused(both.switched.write_switched(tmp_path / "whole.onnx", groups, precisions=REDUCED))
-    switches = {s for of in both.switched.switches.values() for s in of.values()}
+    session = Unfused(both.emulator.write_switched(tmp_path / "whole.onnx", groups, precisions=REDUCED))
+    switches = {s for of in both.emulator.switches.values() for s in of.values()}
     assert switches <= session.inputs
     for plan in plans(both.model, both.groups, 3, precisions=all_three):
-        on = both.switched.on(plan)
+        on = both.emulator.on(plan)
         assert_same(session.run({**both.feed, **{s: np.array(s in on) for s in switches}}), both.expected(plan), 0.0)
 
 
-@pytest.mark.parametrize("branches", [False, True])
-def test_nodes_that_are_named_like_their_results(branches: bool, tmp_path: Path) -> None:
+def test_nodes_that_are_named_like_their_results(tmp_path: Path) -> None:
     """ONNX Runtime refuses a model with two nodes of one name."""
-    nodes = [node("MatMul", ["x", "w"], "scores", "scores"), node("Tanh", ["scores"], "y", "y")]
-    proto = models.model(nodes, [value("x", [4, 4])], [value("y", [4, 4])], [weight("w", 4, 4)])
-    model = load_model(models.save(proto, tmp_path))
-    grouped = GroupedModel(model, find_groups(model))
-    emulator = Emulator(grouped, WeightBank.write(model, tmp_path), branches=branches)
-    path = emulator.write_switched(tmp_path / "e.onnx", [group.id for group in grouped.groups])
+    graph = "(float[4,4] x) => (float[4,4] y) { [scores] scores = MatMul(x, w) [y] y = Tanh(scores) }"
+    both = Both(models.save(models.text(graph, models.weight("w", 4, 4)), tmp_path), tmp_path)
+    path = both.emulator.write_switched(tmp_path / "e.onnx", [group.id for group in both.groups])
     names = [n.name for n in onnx.load(path, load_external_data=False).graph.node]
     assert len({*names}) == len(names)
     ort.InferenceSession(path)
 
 
-@pytest.mark.parametrize("branches", [False, True], ids=["where", "if"])
 @pytest.mark.parametrize("maker", REDUCED)
 @pytest.mark.parametrize("reader", REDUCED)
-def test_only_masks_in_fp32_are_held_at_their_casts(
-    reader: Precision, maker: Precision, branches: bool, tmp_path: Path
-) -> None:
+def test_only_masks_in_fp32_are_held_at_their_casts(reader: Precision, maker: Precision, tmp_path: Path) -> None:
     """One emulation of all plans and the emulation of each agree on rows masked whole, whatever computes the mask."""
     grouped, feed, _ = grouped_block("causal and padding", tmp_path)
     feed = {**feed, "mask": np.array([[0, 0, 0, 0, 0], [1, 1, 0, 0, 0]], np.int64)}
     (attention,) = [g.id for g in grouped.groups if "softmax" in g.nodes]
     bank = WeightBank.write(grouped.model, tmp_path, precisions=REDUCED)
-    switched = Emulator(grouped, bank, branches=branches)
+    emulator = Emulator(grouped, bank)
     ids = [group.id for group in grouped.groups]
-    path = switched.write_switched(tmp_path / "switched.onnx", ids, precisions=REDUCED)
+    path = emulator.write_switched(tmp_path / "switched.onnx", ids, precisions=REDUCED)
     known = {i.name for i in onnx.load(path, load_external_data=False).graph.input}
     for of_mask in (maker, Precision.FP32):
         plan = uniform(grouped, of_mask).replace({attention: reader})
-        expected = run(Emulator(grouped, bank).write(plan, tmp_path / "one.onnx"), feed)["y"]
-        on = {s: np.array(s in switched.on(plan)) for of in switched.switches.values() for s in of.values()}
+        expected = run(emulator.write(plan, tmp_path / "one.onnx"), feed)["y"]
+        on = {s: np.array(s in emulator.on(plan)) for of in emulator.switches.values() for s in of.values()}
         y = run(path, {name: value for name, value in {**feed, **on}.items() if name in known})["y"]
         np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)

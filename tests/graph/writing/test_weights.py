@@ -104,14 +104,14 @@ def test_the_bank_holds_large_constants_in_both_types_and_is_used_again(tmp_path
     assert (tmp_path / "bank" / bank_file(Precision.FP32)).stat().st_mtime_ns == before
 
 
-@pytest.mark.parametrize("damage", ["truncated", "changed", "index", "other model"])
+@pytest.mark.parametrize("damage", ["truncated", "index", "other model"])
 def test_a_damaged_bank_is_written_anew(damage: str, tmp_path: Path) -> None:
     model = load_model(models.save(models.product(RNG.standard_normal((64, 64))), tmp_path))
     bank = WeightBank.write(model, tmp_path / "bank")
     half, index = tmp_path / "bank" / bank_file(Precision.FP16), tmp_path / "bank" / INDEX_FILE
     content = half.read_bytes()
-    if damage in ("truncated", "changed"):
-        half.write_bytes(b"" if damage == "truncated" else bytes(len(content)))
+    if damage == "truncated":
+        half.write_bytes(content[:-1])
     else:
         changed = json.loads(index.read_text()) | {"model_sha256": "0"}
         index.write_text("{" if damage == "index" else json.dumps(changed))

@@ -16,7 +16,6 @@ from mptune.errors import RunError
 from mptune.files import whole_file
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
-from mptune.graph.writing.weights import WeightBank
 from tests import fakes
 from tests.fakes import Diary, FakeToolchain, Law
 
@@ -100,30 +99,6 @@ def test_where_the_data_are_not_at_hand_it_is_refused(place: Path, name: str) ->
     assert not Path("out.tar.gz").exists()
     with pytest.raises(RunError, match=f"{name}.npz is missing or damaged"):
         mptune.confirm("model.mptune", open_toolchain=Referring().open)
-
-
-@pytest.mark.parametrize("name", ["fp16.bin", "fp32.bin"])
-def test_weights_that_became_zeros_are_written_anew(place: Path, name: str) -> None:
-    path = Path("model.mptune/weights") / name
-    before = path.read_bytes()
-    zero(path)
-    search(13)
-    assert path.read_bytes() == before
-
-
-def test_a_bank_is_read_whole_once_in_a_process(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import mptune.graph.writing.weights as module
-
-    read: list[Path] = []
-    real = module.files_sha256
-    monkeypatch.setattr(module, "files_sha256", lambda path: read.append(path) or real(path))
-    model, folder = load_model("model.onnx"), Path("model.mptune/weights")
-    module._intact.clear()
-    WeightBank.write(model, folder)
-    assert read
-    read.clear()
-    WeightBank.write(model, folder)
-    assert not read
 
 
 def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,11 +11,13 @@ import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
 
-from mptune.engines.backends.backend import Availability, BackendStatus, Bench, ModelBuilder, Place
+from mptune.engines.backends.backend import Availability, BackendStatus, ModelBuilder, Place
 from mptune.engines.base import EngineError, FailureKind
 from mptune.engines.timing.latency import HostStopwatch
+from mptune.engines.toolchains.reference import ReferenceModel
 from mptune.graph.plan import PrecisionPlan
 from mptune.targets.detect import Gpu
+from mptune.targets.target import Target
 
 
 class Session:
@@ -27,6 +29,7 @@ class Session:
         except Exception as error:
             raise EngineError(FailureKind.ERROR, str(error)) from error
         self.warnings: tuple[str, ...] = ()
+        self.context_bytes = None
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         outputs = self._evaluator.run(None, dict(feeds))
@@ -62,8 +65,8 @@ class Evaluator:
     def statuses(self, gpus: Sequence[Gpu]) -> tuple[BackendStatus, ...]:
         return (BackendStatus("evaluator", True, f"onnx {onnx.__version__}: measures with --target cpu"),)
 
-    def builder(self, bench: Bench) -> ModelBuilder:
-        return ModelBuilder(bench, self._engine)
+    def builder(self, reference: ReferenceModel, target: Target, gpu: Gpu | None) -> ModelBuilder:
+        return ModelBuilder(reference, self._engine)
 
     def _engine(self, path: Path, plan: PrecisionPlan) -> Engine:
         return Engine(path)
