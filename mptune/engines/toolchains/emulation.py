@@ -188,8 +188,8 @@ class Emulation:
         # Emulating one group computes about half of the model, as it begins at a waist before the group.
         grouped = self.context.grouped
         flops = sum(cost.flops for cost in group_costs(grouped, self.shapes).values())
-        one_s = flops / 2 / _FLOPS_PER_S + len(grouped.model.nodes) * _S_PER_NODE
-        is_quick = len(grouped.groups) * few * steps * one_s <= QUICK_S
+        group_s = flops / 2 / _FLOPS_PER_S + len(grouped.model.nodes) * _S_PER_NODE
+        is_quick = len(grouped.groups) * few * steps * group_s <= QUICK_S
         if self.provider != "cpu" or is_quick:  # On a GPU each part would open its sessions again.
             return EmulatedSamples((range(few),), None)
         return EmulatedSamples(in_parts(few), count)
