@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -84,14 +84,14 @@ class Environment(JsonForm):
 def describe_environment(root: Path = Path("/")) -> Environment:
     """Describe the machine. Does not raise for what is missing."""
     with ThreadPoolExecutor(2) as pool:  # each waits for nvidia-smi
-        summary, foreign = pool.submit(ask_nvidia_smi), pool.submit(foreign_gpu_processes)
+        summary, others = pool.submit(ask_nvidia_smi), pool.submit(process_warnings)
         gpus = read_gpus()
     versions, warnings = {"python": platform.python_version(), **installed_versions()}, list[str]()
     if gpus:
         cuda = re.search(r"CUDA Version:\s*([0-9.]+)", summary.result() or "")
         versions |= {"cuda driver": cuda[1]} if cuda else {}
         warnings += [warning for gpu in gpus for warning in state_warnings(gpu)]
-        warnings += process_warnings(foreign.result())
+        warnings += others.result()
     system = platform.platform(), cpu_model(), usable_cores()
     return Environment(versions, *system, gpus, tuple(warnings), read_jetson(root))
 
@@ -156,35 +156,23 @@ def state_warnings(now: GpuState, before: GpuState | None = None) -> tuple[str, 
     return tuple(warnings)
 
 
-def foreign_gpu_processes() -> tuple[tuple[int, str], ...]:
-    """Compute processes on the visible GPUs other than this one, its parents and its children: (pid, name)."""
+def process_warnings() -> tuple[str, ...]:
+    """A warning for compute processes on the visible GPUs other than this one, its parents and its children."""
     import psutil  # type: ignore[import-untyped]
 
     query = ["--query-compute-apps=pid,process_name", "--format=csv,noheader"]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     if re.fullmatch(r"(\d+|GPU-[\w-]+)(,(\d+|GPU-[\w-]+))*", visible):
         query.append(f"--id={visible}")  # Who uses another GPU, such as another worker, disturbs nothing.
-    listed = parse_processes(ask_nvidia_smi(*query) or "")
+    rows = [line.partition(",") for line in (ask_nvidia_smi(*query) or "").splitlines()]
+    listed = {int(pid): Path(name.strip()).name for pid, _, name in rows if pid.strip().isdigit()}
     if not listed:
         return ()
     me = psutil.Process()
     related = {me.pid, *(p.pid for p in me.parents()), *(p.pid for p in me.children(recursive=True))}
     # In a container nvidia-smi shows the host's process numbers: one that is unknown here may be our own.
-    return tuple((pid, name) for pid, name in listed if pid not in related and psutil.pid_exists(pid))
-
-
-def parse_processes(text: str) -> tuple[tuple[int, str], ...]:
-    """Read nvidia-smi's CSV of compute processes."""
-    rows = (line.partition(",") for line in text.splitlines())
-    return tuple((int(pid), Path(name.strip()).name) for pid, _, name in rows if pid.strip().isdigit())
-
-
-def process_warnings(processes: Sequence[tuple[int, str]]) -> list[str]:
-    """A warning for other processes on the GPU."""
-    if not processes:
-        return []
-    names = ", ".join(f"{name} ({pid})" for pid, name in processes)
-    return [f"other processes use the GPU and disturb the timing: stop {names}"]
+    others = [f"{listed[pid]} ({pid})" for pid in listed if pid not in related and psutil.pid_exists(pid)]
+    return (f"other processes use the GPU and disturb the timing: stop {', '.join(others)}",) if others else ()
 
 
 def cpu_model() -> str:

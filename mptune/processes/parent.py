@@ -139,7 +139,7 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
                 return Failure(Stage.START, FailureKind.WORKER, f"the worker process could not be started: {error}")
             result: T | Failure = _CLOSED
             if not self.is_closed:  # After this ``close`` kills the process itself.
-                result = process.exchange(job, self.settings.start_timeout_s, timeout_s, self)
+                result = process.exchange(job, timeout_s, self)
             if self.is_closed:
                 self._end(kills=True)
                 return _CLOSED
@@ -148,11 +148,10 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
             # A process that does not begin a job crashed, or is stuck, in what the last one left: a new one takes it.
             if used is None or process.stage is not Stage.START:
                 break
-        log_path = None if self.logs_dir is None else process.write_log(self.logs_dir, type(job).__name__)
         if process.stage is Stage.START:
             text = f"the worker process did not start: {result.message}"
-            return Failure(Stage.START, FailureKind.WORKER, text, log_path)
-        return replace(result, log_path=log_path)
+            result = Failure(Stage.START, FailureKind.WORKER, text)
+        return replace(result, log_path=process.write_log(self.logs_dir, type(job).__name__))
 
     def _end(self, *, kills: bool = False) -> None:
         process, self._process = self._process, None
@@ -206,7 +205,7 @@ class WorkerProcess:
         """Whether it can take a job."""
         return not self.connection.closed and self.popen.poll() is None
 
-    def exchange(self, job: Job[T], start_timeout_s: float, timeout_s: float, worker: Worker) -> T | Failure:
+    def exchange(self, job: Job[T], timeout_s: float, worker: Worker) -> T | Failure:
         """Run a job; ``worker`` receives its progress and answers its questions. Raises the job's ``MptuneError``.
 
         After a failure the process is killed, unless it is fit for the next job.
@@ -217,7 +216,7 @@ class WorkerProcess:
         self.stage = Stage.START
         try:
             self._send(job)
-            limit_s = left_s = start_timeout_s
+            limit_s = left_s = worker.settings.start_timeout_s
             turned = time.monotonic()
             while left_s > -_OVERTIME_S:
                 is_ready = bool(wait([self.connection], min(max(left_s, 0.0), _TICK_S)))
@@ -232,7 +231,13 @@ class WorkerProcess:
                     if not self.is_alive:  # There is no end of file where a process that it forked holds the socket.
                         left_s = min(left_s, 0.0)
                     continue
-                kind, value = self._receive()
+                try:
+                    kind, value = pickle.loads(self.connection.recv_bytes())
+                except Exception as error:
+                    if isinstance(error, (EOFError, OSError)) and not isinstance(error, BlockingIOError):
+                        raise self._cause_of_death() from None
+                    text = f"the worker's answer cannot be read: {type(error).__name__}: {error}"
+                    raise EngineError(FailureKind.ERROR, text) from error
                 if kind == "stage":
                     if self.stage is Stage.START:
                         limit_s = left_s = timeout_s
@@ -266,17 +271,6 @@ class WorkerProcess:
         with contextlib.suppress(OSError):  # A process that is gone, or does not read, gives no answer either.
             self.connection.send_bytes(message)
 
-    def _receive(self) -> tuple[str, Any]:
-        """The next message; EngineError where there is none."""
-        try:
-            kind, value = pickle.loads(self.connection.recv_bytes())
-        except Exception as error:
-            if isinstance(error, (EOFError, OSError)) and not isinstance(error, BlockingIOError):  # end of file
-                raise self._cause_of_death() from None
-            text = f"the worker's answer cannot be read: {type(error).__name__}: {error}"
-            raise EngineError(FailureKind.ERROR, text) from error
-        return kind, value
-
     def _cause_of_death(self) -> EngineError:
         """Why the process is gone, by its exit status and what it printed last."""
         try:
@@ -300,16 +294,17 @@ class WorkerProcess:
             with contextlib.suppress(OSError):  # a full disk
                 os.write(self._output, f"\n[... at least {size - 2 * KEEP_BYTES} bytes left out ...]\n".encode() + end)
 
-    def write_log(self, folder: Path, name: str) -> Path | None:
+    def write_log(self, folder: Path | None, name: str) -> Path | None:
         """Write what the job printed to a new file; None where that fails: a full disk must not hide the failure."""
+        if folder is None:
+            return None
         self._shorten_output(2 * KEEP_BYTES)
         path = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{self.popen.pid}-{self.jobs:03d}-{name}.log"
-        try:
+        with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
             path.write_bytes(os.pread(self._output, 3 * KEEP_BYTES, 0))
-        except OSError:
-            return None
-        return path
+            return path
+        return None
 
     def kill(self) -> None:
         """Kill the whole tree; what was printed stays."""

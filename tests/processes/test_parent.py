@@ -101,7 +101,7 @@ def test_a_job_asks_the_parent_however_large_the_question_and_long_the_answer(wo
         return len(question)
 
     worker.on_question = answer
-    assert worker.call(faults.Ask(bytes(1 << 22)), 2.0) == 1 << 22
+    assert worker.call(faults.Ask(bytes(1 << 22)), 2.9) == 1 << 22
     with pytest.raises(ModelError, match="the question is odd"):
         worker.call(faults.Ask(b""), PLENTY_S)
 

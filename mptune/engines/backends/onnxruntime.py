@@ -8,12 +8,12 @@ import shutil
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from functools import cached_property
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mptune.engines.backends.backend import Availability, BackendStatus, ModelBuilder, Place
 from mptune.engines.base import Failure, MissingKernel
+from mptune.engines.environment import installed_versions
 from mptune.engines.jobs.placement import PlacementJob
 from mptune.engines.ort.cuda_session import OrtEngine, probe
 from mptune.engines.ort.fusions import FusionsJob, fused_nodes, may_fuse
@@ -59,7 +59,8 @@ class OnnxRuntime:
         return Availability("", title, reason, CUDA_INSTALL, is_unexpected=True)
 
     def statuses(self, gpus: Sequence[Gpu]) -> tuple[BackendStatus, ...]:
-        installed = _version("onnxruntime-gpu") or _version("onnxruntime")
+        versions = installed_versions()
+        installed = versions.get("onnxruntime-gpu") or versions.get("onnxruntime")
         if installed is None:
             return (BackendStatus("onnxruntime-cpu", False, "not installed", INSTALL),)
         reason = probe("cuda") if gpus else "no GPU was found"
@@ -159,11 +160,11 @@ class OrtBuilder(ModelBuilder):
                 return answer
 
     def fused_nodes(self) -> tuple[FusedNodes, ...] | Failure:
-        """See ``Toolchain``; asks a session of the all-FP16 plan once, if the model has such nodes."""
         return self._fused
 
     @cached_property
     def _fused(self) -> tuple[FusedNodes, ...] | Failure:
+        """See ``Toolchain``; asks a session of the all-FP16 plan, if the model has such nodes."""
         grouped = self._grouped
         if not may_fuse(grouped):
             return ()
@@ -179,14 +180,9 @@ class OrtBuilder(ModelBuilder):
 
 def _refused_by_cpu(model: Model) -> tuple[MissingKernel, ...]:
     """The nodes whose FP16 kernel refuses to run: "MLFloat16 data type is not supported"."""
+    text = "ONNX Runtime's CPU provider does not run {} with this reduction in FP16"
     return tuple(
-        MissingKernel(
-            node.name,
-            node.op_type,
-            PROVIDERS["cpu"],
-            "",
-            f"ONNX Runtime's CPU provider does not run {node.op_type} with this reduction in FP16",
-        )
+        MissingKernel(node.name, node.op_type, PROVIDERS["cpu"], "", text.format(node.op_type))
         for node in model.nodes
         if node.is_standard and attribute(node, "reduction") in _REFUSED_BY_CPU.get(node.op_type, ())
     )
@@ -196,10 +192,3 @@ def _without_kernel(answer: object) -> str:
     """The operator that ONNX Runtime names as one that no provider has a kernel for; "" at every other answer."""
     named = _NO_KERNEL.search(answer.message) if isinstance(answer, Failure) else None
     return "" if named is None else named["op"]
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None

@@ -149,49 +149,41 @@ class TensorRtBuilder(Builder):
         self._timeout_s = self._context.settings.worker.build_timeout_s
 
     def build(self, plan: PrecisionPlan, *, baseline: bool = False) -> Built | Failure:
-        """The file of a plan where there is one, else built."""
-        context, path = self._context, self._path(plan)
-        options = EngineOptions(
+        """The file of a plan where there is one, else built: for the GPU here, else for the target."""
+        context, settings, gpu, path = self._context, self._context.settings, self._gpu, self._path(plan)
+        is_rtx = self._kind == "tensorrt-rtx"
+        opened_with = EngineOptions(
             self._kind,
-            self._context.settings.latency.cuda_graph,
-            self._context.engines_dir / _RUNTIME_CACHE if self._kind == "tensorrt-rtx" else None,
-            self._context.settings.plugins,
+            settings.latency.cuda_graph,
+            context.engines_dir / _RUNTIME_CACHE if is_rtx else None,
+            settings.plugins,
             context.rewriter.node_precisions(plan),
         )
-        engine = TensorRtEngine(path, options)
+        engine = TensorRtEngine(path, opened_with)
         if path.exists():
             return Built(engine, 0.0, is_kept=True)
-        model = context.rewriter.write(plan, self._context.scratch(f"build-{path.stem}"))
+        capability = self._target.compute_capability if gpu is None else gpu.compute_capability
+        shared_gb = gpu.memory_gb if gpu is not None and gpu.is_jetson else None
+        limit = settings.tensorrt.workspace_mb or default_workspace_mb(shared_gb)
+        options = BuildOptions(
+            kind=self._kind,
+            # The all-FP32 plan is the baseline, which never uses TF32.
+            tf32=settings.tf32 and bool(plan.reduced_groups),
+            capabilities=(capability,) if is_rtx and capability is not None else (),
+            shapes=settings.shapes,
+            settings=replace(settings.tensorrt, workspace_mb=limit),
+            plugins=settings.plugins,
+            timing_cache=context.engines_dir / TIMING_CACHE if settings.tensorrt.timing_cache else None,
+        )
+        samples = context.samples("search"), context.samples("held_out")
+        model = context.rewriter.write(plan, context.scratch(f"build-{path.stem}"))
         try:
-            job = BuildJob(
-                model=model,
-                engine_path=path,
-                options=self._build_options(plan),
-                samples=(self._context.samples("search"), self._context.samples("held_out")),
-                timeout_s=self._timeout_s,
-                alone=self._gpu is not None and self._gpu.is_jetson,
-            )
+            alone = gpu is not None and gpu.is_jetson
+            job = BuildJob(model, path, options, samples, self._timeout_s, alone)
             built = self._worker.call(job, self._timeout_s + _GRACE_S)
         finally:
             model.unlink(missing_ok=True)
         return built if isinstance(built, Failure) else Built(engine, built.build_s, built.warnings, is_kept=True)
-
-    def _build_options(self, plan: PrecisionPlan) -> BuildOptions:
-        """How the engine of a plan is built: for the GPU here, else for the target."""
-        gpu, settings = self._gpu, self._context.settings
-        capability = self._target.compute_capability if gpu is None else gpu.compute_capability
-        shared_gb = gpu.memory_gb if gpu is not None and gpu.is_jetson else None
-        limit = settings.tensorrt.workspace_mb or default_workspace_mb(shared_gb)
-        return BuildOptions(
-            kind=self._kind,
-            # The all-FP32 plan is the baseline, which never uses TF32.
-            tf32=settings.tf32 and bool(plan.reduced_groups),
-            capabilities=(capability,) if self._kind == "tensorrt-rtx" and capability is not None else (),
-            shapes=settings.shapes,
-            settings=replace(settings.tensorrt, workspace_mb=limit),
-            plugins=settings.plugins,
-            timing_cache=self._context.engines_dir / TIMING_CACHE if settings.tensorrt.timing_cache else None,
-        )
 
     def release(self, plan: PrecisionPlan, *, faulty: bool = False) -> None:
         """A faulty file is deleted, any other stays."""

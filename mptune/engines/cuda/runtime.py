@@ -127,8 +127,7 @@ class Stream(_Handle):
     destroy = "cudaStreamDestroy"
 
     def __init__(self) -> None:
-        flags = runtime().cudaStreamNonBlocking
-        self.handle = _call("cudaStreamCreateWithFlags", flags)
+        self.handle = _call("cudaStreamCreateWithFlags", runtime().cudaStreamNonBlocking)
 
     @property
     def address(self) -> int:
@@ -176,8 +175,7 @@ class Graph(_Handle):
 
     def __init__(self, stream: Stream, enqueue: Callable[[], None]) -> None:
         """Capture what ``enqueue`` puts on the stream."""
-        cudart = runtime()
-        mode = cudart.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
+        mode = runtime().cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         _call("cudaStreamBeginCapture", stream.handle, mode)
         try:
             enqueue()
@@ -188,7 +186,7 @@ class Graph(_Handle):
         try:
             self.handle = _call("cudaGraphInstantiate", graph, 0)
         finally:
-            cudart.cudaGraphDestroy(graph)
+            runtime().cudaGraphDestroy(graph)
 
     def launch(self, stream: Stream) -> None:
         """Enqueue the graph."""
@@ -218,17 +216,16 @@ class DeviceBuffer(_Handle):
         host = np.asarray(array, dtype=self.dtype, order="C")
         if host.shape != self.shape:
             raise ValueError(f"shape {host.shape} does not fit a buffer of shape {self.shape}")
-        self._copy(self.address, host.ctypes.data, runtime().cudaMemcpyKind.cudaMemcpyHostToDevice, stream)
+        kind = runtime().cudaMemcpyKind.cudaMemcpyHostToDevice
+        _call("cudaMemcpyAsync", self.address, host.ctypes.data, self.nbytes, kind, stream.handle)
+        stream.synchronize()
 
     def download(self, stream: Stream) -> np.ndarray:
         """Wait for the stream and copy to a new host array."""
-        host = np.empty(self.shape, self.dtype)
-        self._copy(host.ctypes.data, self.address, runtime().cudaMemcpyKind.cudaMemcpyDeviceToHost, stream)
-        return host
-
-    def _copy(self, target: int, source: int, kind: Any, stream: Stream) -> None:
-        _call("cudaMemcpyAsync", target, source, self.nbytes, kind, stream.handle)
+        host, kind = np.empty(self.shape, self.dtype), runtime().cudaMemcpyKind.cudaMemcpyDeviceToHost
+        _call("cudaMemcpyAsync", host.ctypes.data, self.address, self.nbytes, kind, stream.handle)
         stream.synchronize()
+        return host
 
 
 DELAY_US = 200

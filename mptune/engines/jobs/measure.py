@@ -11,7 +11,7 @@ from pathlib import Path
 from mptune.data.rollout import outputs_of
 from mptune.engines.base import Engine, EngineSession, Measurement, Stage
 from mptune.engines.cuda import runtime as cuda
-from mptune.engines.environment import foreign_gpu_processes, process_warnings, read_gpus, state_warnings
+from mptune.engines.environment import process_warnings, read_gpus, state_warnings
 from mptune.engines.jobs.samples import Scoring, cached_samples, file_identity
 from mptune.engines.timing.latency import Latency, Repetitions, calibrate, monotonic_ms, time_in_turn
 from mptune.engines.timing.spread import Enough, SessionTiming
@@ -31,7 +31,7 @@ def gpu_warnings(state: WorkerState) -> tuple[str, ...]:
         gpus = read_gpus()
         first = state.cached("first state of the gpus", "", lambda: {gpu.index: gpu for gpu in gpus})
         states = [text for gpu in gpus for text in state_warnings(gpu, first.get(gpu.index))]
-        return (*states, *process_warnings(foreign_gpu_processes()))
+        return (*states, *process_warnings())
 
     return state.cached("state of the gpus", int(time.monotonic() / STATE_AGE_S), read)
 

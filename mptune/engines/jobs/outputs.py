@@ -177,14 +177,10 @@ def value_error(values: np.ndarray, expected: np.ndarray) -> float:
         y = b[start : start + _BLOCK].astype(np.float64)
         with np.errstate(invalid="ignore"):
             gap = x - y
-        square = float(np.einsum("i,i->", gap, gap))
-        if not math.isfinite(square):
-            gap = np.where((x == y) | (np.isnan(x) & np.isnan(y)), 0.0, gap)
-            if not np.isfinite(gap).all():
-                return math.inf
-            square, y = float(np.einsum("i,i->", gap, gap)), np.where(np.isfinite(y), y, 0.0)
-        difference += square
+        if not np.isfinite(gap).all():
+            gap, y = np.where((x == y) | (np.isnan(x) & np.isnan(y)), 0.0, gap), np.where(np.isfinite(y), y, 0.0)
+        difference += float(np.einsum("i,i->", gap, gap))
         total += float(np.einsum("i,i->", y, y))
     if difference == 0:
         return 0.0
-    return math.sqrt(difference / total) if total > 0 else math.inf
+    return math.sqrt(difference / total) if total > 0 and math.isfinite(difference) else math.inf

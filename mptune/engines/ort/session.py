@@ -31,6 +31,7 @@ Tf32 = Literal["off", "off by environment", "on"]
 OPTIMISED_MODEL = "optimised.onnx"
 """In ``optimised_dir`` of ``SessionOptions``: the graph that is run, large constants beside it."""
 _LOG_WARNING = 2
+_NO_QUANTISED_KERNEL = ("find kernel for com.microsoft.Q", "find kernel for QLinear", "Type 'tensor(float8")
 _NORM_FUSIONS = ("LayerNormFusionL1", "LayerNormFusionL2", "SimplifiedLayerNormFusion")
 
 
@@ -252,18 +253,13 @@ def _native_options(options: SessionOptions) -> Any:
 
 def _faulty_optimisers(message: str, *, on_cpu: bool) -> tuple[list[str], str]:
     """The optimisers that make a valid model fail to load (ONNX Runtime 1.31.1), and the warning; none otherwise."""
-    if on_cpu and "Failed to find kernel for com.microsoft.Q" in message:
-        # With x64quantprecision a Gemm of INT8 activations gets UINT8 weights, and no kernel takes both.
-        return ["QDQSelectorActionTransformer"], (
-            "ONNX Runtime has no INT8 kernel for a quantised layer of this model on a CPU: all of its quantised layers"
-            " compute in FP32 between QuantizeLinear and DequantizeLinear"
-        )
-    if on_cpu and ("Failed to find kernel for QLinear" in message or "Type 'tensor(float8" in message):
-        # Layers of FP8 activations are fused as those of INT8 are. And a Relu before FP8 is dropped as one before UINT8
-        # is, where QuantizeLinear gives no negative values.
+    if on_cpu and any(words in message for words in _NO_QUANTISED_KERNEL):
+        # With x64quantprecision a Gemm of INT8 activations gets UINT8 weights, and no kernel takes both. Layers of FP8
+        # activations are fused as those of INT8 are; and a Relu before FP8 is dropped as one before UINT8 is, where
+        # QuantizeLinear gives no negative values.
         return ["QDQSelectorActionTransformer", "ReluQuantRewrite"], (
-            "ONNX Runtime has no FP8 kernels on a CPU: the quantised layers of this model compute in FP32 between"
-            " QuantizeLinear and DequantizeLinear"
+            "ONNX Runtime has no kernel on a CPU for an INT8 or FP8 layer of this model: all quantised layers compute"
+            " in FP32 between QuantizeLinear and DequantizeLinear"
         )
     if "LayerNormFusion/" in message:
         # The node that a fusion makes is named so. From opset 17 on, a norm written out behind a Cast is fused with the

@@ -16,13 +16,7 @@ import numpy as np
 
 from mptune.engines.base import EngineError, FailureKind, Progress
 from mptune.engines.jobs.samples import Feed
-from mptune.engines.tensorrt.failures import (
-    build_failure,
-    construct,
-    parser_complaint,
-    parser_failure,
-    skipped_tactics,
-)
+from mptune.engines.tensorrt.failures import build_failure, construct, parser_complaint, parser_failure, skipped_tactics
 from mptune.engines.tensorrt.library import AHEAD_OF_TIME, Kind, Library, collector_paused, open_log
 from mptune.errors import SettingsError
 from mptune.files import whole_file

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -65,7 +65,7 @@ class Locator:
             sights = self._look("constant", which, stuck)
             varying = {name for name, sight in sights.items() if not sight.is_equal}
             for name in stuck:
-                places["output-constant", name] = _nearest(model, name, varying, lambda name: "constant")
+                places["output-constant", name] = _nearest(model, name, varying, "constant")
         worst, error = rows.worst_mixed
         if not error <= ROWS_WARNING:
             sights = self._look("rows", which, [worst], rows.mixed_row)
@@ -79,9 +79,11 @@ class Locator:
         if rows.lost:
             sights = self._look("batch", which, list(rows.lost))
             batched = {name for name, sight in sights.items() if sight.keeps_rows}
-            shapes = {name: str(list(sight.shapes[-1])) for name, sight in sights.items()}
             for name in rows.lost:
-                places["batch-not-kept", name] = _nearest(model, name, batched, lambda name: shapes.get(name, ""))
+                place = _nearest(model, name, batched, "")
+                if place is not None and place.tensor in sights:
+                    place = replace(place, value=str(list(sights[place.tensor].shapes[-1])))
+                places["batch-not-kept", name] = place
         return replace(report, places={key: place for key, place in places.items() if place is not None})
 
     def _look(self, question: Question, which: SampleSet, outputs: Sequence[str], index: int = 0) -> Sights:
@@ -209,8 +211,8 @@ def _source(model: Model, sights: Sights, limit: float, outputs: Iterable[str]) 
     return _place(model.nodes[position], name, sights[name].difference)
 
 
-def _nearest(model: Model, output: str, sound: Collection[str], value: Callable[[str], str]) -> Place | None:
-    """The node nearest to the output, breadth first, that reads one of the sound values; ``value`` describes its own.
+def _nearest(model: Model, output: str, sound: Collection[str], value: str) -> Place | None:
+    """The node nearest to the output, breadth first, that reads one of the sound values.
 
     Float values come first. Arithmetic on shapes and what it is computed from is left out.
     """
@@ -225,6 +227,6 @@ def _nearest(model: Model, output: str, sound: Collection[str], value: Callable[
             continue
         reads = [read for read in _reads(node) if read not in model.initializers]
         if any(read in sound for read in reads):
-            return _place(node, name, value(name))
+            return _place(node, name, value)
         queue += sorted(reads, key=lambda read: not model.info(read).is_float32)
     return None

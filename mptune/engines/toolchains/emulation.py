@@ -61,18 +61,8 @@ _KEPT_BYTES = 1 << 30
 QUICK_S = 10.0
 """Where all one-group errors take no longer, they are taken at once: parts would cost more than they save."""
 _FLOPS_PER_S, _S_PER_NODE = 1.5e10, 2e-5
-"""Of one core."""
-
-
-def one_group_errors_s(grouped: GroupedModel, shapes: Mapping[str, Shape], samples: int) -> float:
-    """How long the one-group errors of all groups take about on one core of a CPU, in seconds.
-
-    An estimate from the model alone, so that a search does the same on every machine, under any load, and when it is
-    resumed. Emulating one group computes about half of the model, as it begins at a waist before the group.
-    """
-    flops = sum(cost.flops for cost in group_costs(grouped, shapes).values())
-    seconds = flops / 2 / _FLOPS_PER_S + len(grouped.model.nodes) * _S_PER_NODE
-    return len(grouped.groups) * samples * seconds
+"""Of one core: an estimate from the model alone, so that a search does the same on every machine, under any load, and
+when it is resumed."""
 
 
 @dataclass(eq=False)
@@ -195,8 +185,12 @@ class Emulation:
         count //= steps
         # A sequence is many runs; two say how far sequences differ.
         few = min(self._few if rollout is None else 2, count)
-        seconds = one_group_errors_s(self.context.grouped, self.shapes, few * steps)
-        if self.provider != "cpu" or seconds <= QUICK_S:  # On a GPU each part would open its sessions again.
+        # Emulating one group computes about half of the model, as it begins at a waist before the group.
+        grouped = self.context.grouped
+        flops = sum(cost.flops for cost in group_costs(grouped, self.shapes).values())
+        group_s = flops / 2 / _FLOPS_PER_S + len(grouped.model.nodes) * _S_PER_NODE
+        is_quick = len(grouped.groups) * few * steps * group_s <= QUICK_S
+        if self.provider != "cpu" or is_quick:  # On a GPU each part would open its sessions again.
             return EmulatedSamples((range(few),), None)
         return EmulatedSamples(in_parts(few), count)
 

@@ -93,7 +93,7 @@ class ReferenceModel:
     def shapes(self) -> Mapping[str, Shape]:
         """Concrete shapes of the FP32 values; empty where they cannot be observed."""
         ranges = self.observe()
-        return {} if isinstance(ranges, Failure) else {tensor: seen.shape for tensor, seen in ranges.items()}
+        return {} if isinstance(ranges, Failure) else {name: value.shape for name, value in ranges.items()}
 
     def _observe(
         self, worker: Worker, folded: FoldedValues, stage: Callable[[str], object] | None = None

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mptune.graph.casting.value_types import value_types
-from mptune.graph.facts import Facts
 from mptune.graph.fused import FusedNodes, steps_inside, values_inside
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_apart, set_apart
@@ -38,7 +37,7 @@ def find_hazards(
     """
     model, types = grouped.model, value_types(grouped)
     facts = types.facts
-    hazards = [*static.constant_hazards(types, seen), *static.epsilon_hazards(types), *static.fill_hazards(types)]
+    hazards = [*static.constant_hazards(types, seen), *static.node_hazards(types)]
     guarded = {h.place.group for h in hazards if h.code == "vanishing-epsilon" and h.wording != "weights"}
     hazards += on_data.range_hazards(types, seen)
     hazards += on_data.probe_hazards(types, seen, guarded)
@@ -48,7 +47,12 @@ def find_hazards(
     hazards += static.norm_hazards(types, seen)
     hazards += static.broadcast_hazards(types)
     hazards += static.int64_hazards(facts)
-    hazards = _outside(hazards, facts, fused)
+    inside, steps = values_inside(model, fused), steps_inside(fused)
+
+    def is_fused(hazard: Hazard) -> bool:  # what the nodes read is not: that is FP16 where it is computed in FP16
+        of_step = hazard.code == "long-sum" or facts.is_scalar(hazard.place.tensor)
+        return hazard.place.tensor in inside or (hazard.place.node in steps and of_step)
+
     groups = {group.id: position for position, group in enumerate(grouped.groups)}
     nodes = {node.name: node.index for node in model.nodes}
 
@@ -57,21 +61,7 @@ def find_hazards(
         group, node = groups.get(place.group or "", len(groups)), nodes.get(place.node or "", len(nodes))
         return group, is_norm, node, hazard.code, place.tensor
 
-    return worst_first(sorted(hazards, key=position))
-
-
-def _outside(hazards: Sequence[Hazard], facts: Facts, fused: Sequence[FusedNodes]) -> list[Hazard]:
-    """The hazards without those of what fused nodes keep in FP32: results of the steps inside, and their constants.
-
-    What they read is not among these: that is FP16 where it is computed in FP16.
-    """
-    values, steps = values_inside(facts.model, fused), steps_inside(fused)
-
-    def is_inside(hazard: Hazard) -> bool:
-        by_step = hazard.place.node in steps and (hazard.code == "long-sum" or facts.is_scalar(hazard.place.tensor))
-        return by_step or hazard.place.tensor in values
-
-    return [hazard for hazard in hazards if not is_inside(hazard)]
+    return worst_first(sorted((hazard for hazard in hazards if not is_fused(hazard)), key=position))
 
 
 def find_split(

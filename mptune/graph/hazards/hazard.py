@@ -16,8 +16,7 @@ from mptune.graph.loading.model import Node
 from mptune.graph.plan import Precision
 from mptune.json_form import encode_float
 
-FP16_MAX, BF16_MAX = Precision.FP16.largest, Precision.BF16.largest
-"""FP32's largest value, 3.4028e38, rounds to infinity in BF16, too."""
+FP16_MAX = Precision.FP16.largest
 FP16_TINY, FP16_NORMAL = Precision.FP16.smallest, Precision.FP16.smallest_normal
 """Half of the former rounds to zero; below the latter, values lose digits."""
 OF_RANGE = frozenset({"overflow", "mask"})

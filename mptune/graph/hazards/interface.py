@@ -17,11 +17,9 @@ _BEFORE = frozenset(("past", "prev", "previous", "old", "last", "init", "initial
 _AFTER = frozenset(("present", "next", "new", "cur", "current", "updated", "update"))
 _DIRECTIONS = _BEFORE | _AFTER | {"in", "out", "input", "output"}
 """Words that tell the state before a step from that after it, and nothing else of it."""
-
 _SAME = {"kv": "", "pastkv": "", "presentkv": "", "cache": "", "states": "state"}
 _FILLERS = (("key", "values"), ("k", "v", "cache"))
 """``past_key_values.0.key`` is ``present.0.key`` afterwards: words that stand for the whole cache."""
-
 _SHOWN = 3
 
 
@@ -109,14 +107,12 @@ def state_inputs(model: Model) -> frozenset[str]:
 
 def _same_but_direction(output: TensorInfo, given: TensorInfo) -> bool:
     mine, its = _words(output.name), _words(given.name)
-    if mine == its and output.name == given.name:
+    stem, other = ([word for word in words if word not in _DIRECTIONS] for words in (mine, its))
+    if output.name == given.name or stem != other or not _same_shape(output, given, growing=1):
         return False
-    stems = [[word for word in words if word not in _DIRECTIONS] for words in (mine, its)]
-    if stems[0] != stems[1] or not _same_shape(output, given, growing=1):
-        return False
-    if not stems[0]:  # nothing but "past" and "present", not "input" and "output"
-        return bool(_AFTER.intersection(mine)) and bool(_BEFORE.intersection(its))
-    return len(stems[0]) < len(mine) or len(stems[1]) < len(its)
+    if not stem:  # nothing but "past" and "present", not "input" and "output"
+        return not _AFTER.isdisjoint(mine) and not _BEFORE.isdisjoint(its)
+    return len(stem) < max(len(mine), len(its))
 
 
 def _same_but_step(output: TensorInfo, given: TensorInfo) -> bool:
@@ -132,9 +128,7 @@ def _same_but_step(output: TensorInfo, given: TensorInfo) -> bool:
 
 def _words(name: str) -> list[str]:
     """The words of a name, of the whole cache left out."""
-    split = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name)
-    split = re.sub(r"(?<=[A-Za-z])(?=\d)|(?<=\d)(?=[A-Za-z])", " ", split)
-    words = [w for w in re.split(r"[^A-Za-z0-9]+", split.lower()) if w]
+    words = [word.lower() for word in re.findall(r"[A-Z]*[a-z]+|[A-Z]+|\d+", name)]
     for filler in _FILLERS:
         for k in range(len(words) - len(filler) + 1):
             if tuple(words[k : k + len(filler)]) == filler:

@@ -291,8 +291,7 @@ def masked_row_findings(
     model, owners, findings = grouped.model, grouped.owners, list[Finding]()
     broken = {n for each in reference_findings if each.code == "reference-not-finite" for n in each.where.nodes}
     for tensor, values in seen.ranges.items():
-        masked = values.masked
-        if masked is None:
+        if not values.masked_rows:
             continue
         readers = [model.nodes[i] for i in model.consumers.get(tensor, ())]
         nodes = [n.name for n in readers if n.op_type in SOFTMAX | {"Sub"} or (n.domain, n.op_type) in _MASK_INPUTS]
@@ -301,10 +300,10 @@ def masked_row_findings(
             Finding.of(
                 "mask",
                 origin,
-                Where(tuple(nodes), groups, (tensor,), samples=(seen.sample(masked.sample),)),
-                {"masked_rows": masked.rows, "limit": -FP16_MAX},
+                Where(tuple(nodes), groups, (tensor,), samples=(seen.sample(values.masked_sample),)),
+                {"masked_rows": values.masked_rows, "limit": -FP16_MAX},
                 kind="rows in FP32" if broken.intersection(nodes) else "rows",
-                samples=masked.samples if masked.samples > 1 else None,
+                samples=values.masked_samples if values.masked_samples > 1 else None,
             )
         )
     return tuple(findings)

@@ -13,17 +13,7 @@ from mptune.findings.wording import Severity
 from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.facts import Facts
 from mptune.graph.grouping.patterns import find_patterns
-from mptune.graph.hazards.hazard import (
-    BF16_MAX,
-    FP16_MAX,
-    FP16_NORMAL,
-    FP16_TINY,
-    Hazard,
-    HazardPlace,
-    group_of,
-    readers_in_fp16,
-    spacing,
-)
+from mptune.graph.hazards.hazard import FP16_MAX, Hazard, HazardPlace, group_of, readers_in_fp16, spacing
 from mptune.graph.hazards.interface import state_pairs
 from mptune.graph.hazards.masks import comes_to_softmax, held_bounds, is_limit, mask_values, stays_right
 from mptune.graph.hazards.probes import POLES
@@ -100,14 +90,14 @@ def range_hazards(types: ValueTypes, seen: Seen) -> list[Hazard]:
             wording, severity = "seen", "error"
         elif absmax > FP16_MAX / _HEADROOM:
             wording = "near"
-        elif 0 < absmax <= FP16_NORMAL:
-            wording = "underflow become zero" if absmax <= FP16_TINY / 2 else "underflow lose digits"
+        elif 0 < absmax <= Precision.FP16.smallest_normal:
+            wording = "underflow become zero" if absmax <= Precision.FP16.smallest / 2 else "underflow lose digits"
             code = "vanishing-values"
         else:
             continue
         sample = seen.sample(observed.sample)
         words = {"in_samples": in_samples(observed.beyond, observed.samples, sample)}
-        value = in_bf16.get(tensor, (observed.absmax,))[0] if absmax > BF16_MAX else absmax
+        value = in_bf16.get(tensor, (observed.absmax,))[0] if absmax > Precision.BF16.largest else absmax
         done = set[tuple[str, bool]]()
         for node in touching(types, tensor):
             group, is_mask = group_of(types, node), is_beyond and tensor in masks and stays_right(model, node)

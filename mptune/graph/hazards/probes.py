@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from mptune.graph.facts import Facts, attribute, facts_of, float_attribute
-from mptune.graph.hazards.seen import MaskedRows, TensorRange
+from mptune.graph.hazards.seen import TensorRange
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import from_stored, to_stored
 from mptune.graph.ops import ARITHMETIC, BOUNDS, CENTRING_NORMS, COMPARISONS, EXTREMES, GUARDS
@@ -23,24 +23,17 @@ from mptune.graph.plan import Precision
 
 Arrays = Mapping[str, np.ndarray]
 Numbers = dict[str, float]
-
 _BLOCK = 1 << 16
 """Elements that are computed at a time: what stays in a core's cache."""
-
 POLES: Mapping[str, int] = {"Log": 0, "Sqrt": 0, "Reciprocal": 0, "Div": 1, "Pow": 0}
 """Operator -> which of its inputs may not reach zero, or fall below it."""
-
 _FIRST_OPSET = 11
 """The first operator set whose Equal takes floats, and whose Clip takes its bounds as inputs."""
-
 _POLE_DEPTH = 4
 """Operators before a pole that are computed again: a variance is subtracted, clipped, and an epsilon is added."""
-
 _RECOMPUTED = ARITHMETIC | BOUNDS | {"Neg", "Abs", "Sqrt", "Identity"}
-
 _LEAST = (1e-30, 1e-38)
 """No precision has a value between zero and one of these; or subnormal ones, which engines take for zero."""
-
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": np.divide, "Pow": np.power,
     "Neg": np.negative, "Abs": np.abs, "Sqrt": np.sqrt, "Log": np.log, "Reciprocal": np.reciprocal,
@@ -93,13 +86,9 @@ def probed_nodes(model: Model) -> tuple[ProbedNode, ...]:
     for node in model.nodes:
         if not node.is_standard or node.op_type not in _PROBES or not facts.varying(node):
             continue
-        info = model.info(node.inputs[0])
-        if (
-            attribute(node, "training_mode") == 1
-            or not node.inputs[0]
-            or not info.is_float32
-            or 0 in (info.shape or ())
-        ):
+        info = model.info(node.inputs[0]) if node.inputs[0] else None
+        is_empty = info is None or not info.is_float32 or 0 in (info.shape or ())
+        if is_empty or attribute(node, "training_mode") == 1:
             continue
         computed = (name for name in (node.outputs[0], *node.inputs[:2]) if name not in model.initializers)
         key = next((name for name in computed if model.info(name).is_float32), "")
@@ -132,19 +121,14 @@ def _before_epsilon(model: Model, value: str) -> str:
 
 def _steps(model: Model, value: str) -> tuple[Node, ...]:
     """Arithmetic before a value, a few operators deep; what reductions give is taken as it is."""
-    steps, values = dict[int, Node](), {value}
+    steps, values = set[int](), {value}
     for _ in range(_POLE_DEPTH):
-        makers = (model.nodes[model.producer[name]] for name in values if name in model.producer)
-        new = [
-            node
-            for node in makers
-            if node.is_standard
-            and node.op_type in _RECOMPUTED
-            and all(name and model.info(name).is_float32 for name in node.inputs)
-        ]
-        steps.update((node.index, node) for node in new)
-        values = {name for node in new for name in node.inputs}
-    return tuple(steps[index] for index in sorted(steps))
+        makers = [model.nodes[model.producer[name]] for name in values if name in model.producer]
+        makers = [node for node in makers if node.is_standard and node.op_type in _RECOMPUTED]
+        makers = [node for node in makers if all(name and model.info(name).is_float32 for name in node.inputs)]
+        steps.update(node.index for node in makers)
+        values = {name for node in makers for name in node.inputs}
+    return tuple(model.nodes[index] for index in sorted(steps))
 
 
 # -- on one sample ----------------------------------------------------------------------------------------------------
@@ -165,8 +149,9 @@ def range_of(values: np.ndarray, row_axes: tuple[int, ...] = ()) -> TensorRange:
     absmax, limit, masked = max(highest, -lowest, 0.0), Precision.FP16.largest, 0
     if row_axes and (non_finite or lowest < -limit):
         masked = int(np.count_nonzero(values.max(axis=row_axes) < -limit))
-    rows = MaskedRows(masked) if masked else None
-    return TensorRange(absmax, values.shape, non_finite, lowest, highest, beyond=int(absmax > limit), masked=rows)
+    return TensorRange(
+        absmax, values.shape, non_finite, lowest, highest, beyond=int(absmax > limit), masked_rows=masked
+    )
 
 
 def facts_on(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
@@ -188,6 +173,10 @@ def _blocks(*arrays: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
     ) as blocks:
         for block in blocks if arrays[0].size else ():
             yield block if isinstance(block, tuple) else (block,)
+
+
+def _as_rows(values: np.ndarray, count: int) -> np.ndarray:
+    return values.reshape(count, values.size // max(1, count))
 
 
 def _row_blocks(rows: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
@@ -235,12 +224,12 @@ def _norm(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
     epsilon, shape, statistics = float_attribute(node, "epsilon", 1e-5), operand.shape, list[np.ndarray]()
     axis, groups = attribute(node, "axis"), attribute(node, "num_groups")
     if node.op_type == "BatchNormalization":
-        rows = np.moveaxis(operand, 1, 0).reshape(shape[1], -1)
+        rows = _as_rows(np.moveaxis(operand, 1, 0), shape[1])
         statistics = [values[name].astype(np.float64)[:, None] for name in node.inputs[3:5]]
     elif node.op_type == "LayerNormalization":
-        rows = operand.reshape(math.prod(shape[: axis if isinstance(axis, int) else -1]), -1)
+        rows = _as_rows(operand, math.prod(shape[: axis if isinstance(axis, int) else -1]))
     else:  # over one channel of a sample, or over a group of them
-        rows = operand.reshape(shape[0] * (groups if isinstance(groups, int) else shape[1]), -1)
+        rows = _as_rows(operand, shape[0] * (groups if isinstance(groups, int) else shape[1]))
 
     def normal(block: np.ndarray, start: int) -> np.ndarray:
         x = block.astype(np.float64)
@@ -320,43 +309,32 @@ def _comparison(probed: ProbedNode, values: Arrays, precision: Precision) -> Num
     return {"rows": float(rows), "moved": float(moved), "magnitude": magnitude, "gap": gap / max(1, size)}
 
 
-def _softmax(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
-    """How much weight moves to other elements of a row."""
-    operand, stated = values[probed.node.inputs[0]], attribute(probed.node, "axis")
-    axis = stated if isinstance(stated, int) else -1
-    if probed.opset < 13:  # a row has all axes from this one on
-        axis = stated if isinstance(stated, int) else 1
-        operand, axis = operand.reshape(math.prod(operand.shape[:axis]), -1), -1
+def _rows(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
+    """Of Softmax how much weight moves to other elements, of ArgMax and ArgMin in how many rows another one is chosen.
 
-    def moved(block: np.ndarray) -> float:
-        weights = [np.exp(x - x.max(-1, keepdims=True)) for x in (block, rounded(block, precision))]
-        first, second = (each / each.sum(-1, keepdims=True) for each in weights)
-        return float(np.abs(first - second).sum(dtype=np.float64)) / 2
-
-    return _extremes(operand, axis, moved)
-
-
-def _largest(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
-    """In how many rows ArgMax or ArgMin chooses another element."""
-    operand, stated = values[probed.node.inputs[0]], attribute(probed.node, "axis")
-    operand = -operand if probed.node.op_type == "ArgMin" else operand
-
-    def moved(block: np.ndarray) -> float:
-        return float(np.count_nonzero(rounded(block, precision).argmax(-1) != block.argmax(-1)))
-
-    return _extremes(operand, stated if isinstance(stated, int) else 0, moved)
-
-
-def _extremes(operand: np.ndarray, axis: int, moved: Callable[[np.ndarray], float]) -> Numbers:
-    """How many rows there are, the magnitude of their largest, how far the next is in the mean, and what moves."""
+    And how many rows there are, the magnitude of their largest, and how far the next one is in the mean.
+    """
+    operand, op_type = values[probed.node.inputs[0]], probed.node.op_type
+    is_softmax, axis = op_type == "Softmax", attribute(probed.node, "axis")
+    if is_softmax and probed.opset < 13:  # a row has all axes from this one on
+        operand = _as_rows(operand, math.prod(operand.shape[: axis if isinstance(axis, int) else 1]))
+    else:
+        default = -1 if is_softmax else 0
+        axis = axis if isinstance(axis, int) else default
+        operand = _as_rows(np.moveaxis(operand, axis, -1), operand.size // max(1, operand.shape[axis]))
     facts = {"rows": 0.0, "moved": 0.0, "magnitude": 0.0, "gap": 0.0}
-    rows = np.moveaxis(operand, axis, -1).reshape(-1, operand.shape[axis])
-    for _, block in _row_blocks(rows):
-        extreme = block.max(-1, keepdims=True)
-        away = extreme - block
-        facts["rows"] += len(block)
-        facts["moved"] += moved(block)
-        facts["magnitude"] = max(facts["magnitude"], _magnitude(extreme))
+    for _, block in _row_blocks(operand):
+        rows = -block if op_type == "ArgMin" else block
+        near, largest = rounded(rows, precision), rows.max(-1, keepdims=True)
+        if is_softmax:
+            weights = [np.exp(each - each.max(-1, keepdims=True)) for each in (rows, near)]
+            exact, again = (each / each.sum(-1, keepdims=True) for each in weights)
+            facts["moved"] += float(np.abs(exact - again).sum(dtype=np.float64)) / 2
+        else:
+            facts["moved"] += np.count_nonzero(near.argmax(-1) != rows.argmax(-1))
+        away = largest - rows
+        facts["rows"] += len(rows)
+        facts["magnitude"] = max(facts["magnitude"], _magnitude(largest))
         facts["gap"] += float(np.min(away, -1, where=away > 0, initial=np.inf).sum(dtype=np.float64))
     return {**facts, "gap": facts["gap"] / max(1.0, facts["rows"])}
 
@@ -369,9 +347,9 @@ def _magnitude(values: np.ndarray) -> float:
 _PROBES: Mapping[str, Callable[[ProbedNode, Arrays, Precision], Numbers]] = {
     "Add": _sum,
     "Sub": _sum,
-    "Softmax": _softmax,
+    "Softmax": _rows,
     **dict.fromkeys(POLES, _pole),
-    **dict.fromkeys(EXTREMES, _largest),
+    **dict.fromkeys(EXTREMES, _rows),
     **dict.fromkeys(COMPARISONS, _comparison),
     **dict.fromkeys(CENTRING_NORMS, _norm),
 }

@@ -11,21 +11,6 @@ from mptune.json_form import JsonForm
 
 
 @dataclass(frozen=True)
-class MaskedRows:
-    """Rows of a value that a softmax is taken of, in which no element lies within FP16's range.
-
-    Attributes:
-        rows: how many, over all samples.
-        sample: index of the first sample with one.
-        samples: how many samples have one.
-    """
-
-    rows: int
-    sample: int = 0
-    samples: int = 1
-
-
-@dataclass(frozen=True)
 class NodeFacts(JsonForm):
     """What rounding its operands changes at one node; and other facts about it (``mptune.graph.hazards.probes``).
 
@@ -51,7 +36,8 @@ class TensorRange(JsonForm):
         sample: position of the sample with the largest magnitude among those that were run.
         beyond: how many samples hold a magnitude beyond FP16's largest value.
         samples: how many were run.
-        masked: of a value that a softmax is taken of, its rows that are masked whole; None where there are none.
+        masked_rows: of a value that a softmax is taken of, how many of its rows have no element within FP16's range.
+        masked_sample: position of the first sample with one, of ``masked_samples``.
         probes: facts about the node that computes it, or reads it and computes no FP32.
     """
 
@@ -63,7 +49,9 @@ class TensorRange(JsonForm):
     sample: int = 0
     beyond: int = 0
     samples: int = 1
-    masked: MaskedRows | None = None
+    masked_rows: int = 0
+    masked_sample: int = 0
+    masked_samples: int = 0
     probes: tuple[NodeFacts, ...] = ()
 
     @property
@@ -74,7 +62,7 @@ class TensorRange(JsonForm):
     @classmethod
     def over_samples(cls, samples: Sequence[TensorRange], probes: Sequence[NodeFacts] = ()) -> TensorRange:
         """The range over all samples of a value, of its range on each."""
-        masked = [(position, each.masked) for position, each in enumerate(samples) if each.masked]
+        masked = [position for position, each in enumerate(samples) if each.masked_rows]
         return cls(
             absmax=max(each.absmax for each in samples),
             shape=samples[0].shape,
@@ -84,7 +72,9 @@ class TensorRange(JsonForm):
             sample=max(range(len(samples)), key=lambda position: samples[position].absmax),
             beyond=sum(each.beyond for each in samples),
             samples=len(samples),
-            masked=MaskedRows(sum(rows.rows for _, rows in masked), masked[0][0], len(masked)) if masked else None,
+            masked_rows=sum(each.masked_rows for each in samples),
+            masked_sample=min(masked, default=0),
+            masked_samples=len(masked),
             probes=tuple(probes),
         )
 

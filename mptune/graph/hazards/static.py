@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -23,23 +23,17 @@ from mptune.graph.writing.weights import chunks, rounding_of
 _VANISHING_SHARE, _MOSTLY_VANISHING_SHARE = 0.01, 0.5
 _BEFORE_DIVISION = GLUE | {"Sqrt", "Mul"}
 _MAX_STEPS = 32
-
 _SQUARE_LIMIT = 256.0
 """Squares of larger values leave FP16's range: 256**2 = 65536."""
-
-_EPSILON_DEFAULTS: Mapping[str, float] = dict.fromkeys(
-    ("InstanceNormalization", "GroupNormalization", "BatchNormalization"), 1e-5
-)
+_WITH_EPSILON = frozenset(("InstanceNormalization", "GroupNormalization", "BatchNormalization"))
 """Norm operators that compute in the type of their input (ONNX operator reference). LayerNormalization and
 RMSNormalization do not: their stash_type keeps the statistics in FP32."""
-
 _OPERATORS: Mapping[str, tuple[int, str]] = {
     "LayerNorm written out": (17, "LayerNormalization"),
     "RMSNorm written out": (23, "RMSNormalization"),
 }
 """Name of a pattern -> the operator that it could be, and the opset that has it. An L2 norm is no normalisation that
 has an operator with statistics in FP32."""
-
 _INT32 = np.iinfo(np.int32)
 _STARTS_AND_ENDS = slice(1, 3)
 """The inputs of a Slice that say where it starts and ends. Past the end of an axis all values mean the same, so one
@@ -75,7 +69,7 @@ def constant_hazards(types: ValueTypes, seen: Seen) -> list[Hazard]:
                 hazards.append(_overflow(types.model, place, absmax, wording, [node], words))
             elif is_rescaled:
                 continue
-            elif rounding.size == 1 and absmax < FP16_NORMAL and _guards_division(types.facts, node):
+            elif rounding.size == 1 and absmax < FP16_NORMAL and _divides(types.facts, node):
                 hazards += _epsilon(types.facts, seen, place, node, absmax)
             elif share > _VANISHING_SHARE:
                 severity: Severity = "warning" if share > _MOSTLY_VANISHING_SHARE else "info"
@@ -102,20 +96,6 @@ def _overflow(
     return Hazard(code, place, evidence, wording, severity, absmax, words)
 
 
-def fill_hazards(types: ValueTypes) -> list[Hazard]:
-    """ConstantOfShape with a value beyond FP16: a mask that is filled at run time."""
-    hazards = []
-    for node in types.model.nodes:
-        group = group_of(types, node)
-        if node.op_type != "ConstantOfShape" or group is None:
-            continue
-        value = abs(float(fill_value(node.proto).reshape(-1)[0]))
-        if math.isfinite(value) and value > FP16_MAX:
-            place, readers = HazardPlace(node.name, group.id, node.outputs[0]), types.facts.readers(node.outputs[0])
-            hazards.append(_overflow(types.model, place, value, "filled", readers, {}))
-    return hazards
-
-
 # -- epsilons ---------------------------------------------------------------------------------------------------------
 
 
@@ -133,7 +113,7 @@ def _epsilon(facts: Facts, seen: Seen, place: HazardPlace, node: Node, epsilon: 
     else:
         wording = "subnormal"
         is_below = smallest is not None and smallest <= epsilon and epsilon * FP16_MAX < 1
-        is_harmless = not is_below or _takes_root(facts, node)
+        is_harmless = not is_below or _divides(facts, node, by_root=True)
     if is_harmless:
         return []
     evidence: dict[str, int | float | str] = {"epsilon": epsilon, "fp16_smallest": FP16_TINY}
@@ -143,58 +123,45 @@ def _epsilon(facts: Facts, seen: Seen, place: HazardPlace, node: Node, epsilon: 
     return [Hazard("vanishing-epsilon", place, evidence, wording, "warning", epsilon, words)]
 
 
-def epsilon_hazards(types: ValueTypes) -> list[Hazard]:
-    """Epsilons in the attributes of norm operators that are zero in FP16, where a variance may come down to zero."""
+def node_hazards(types: ValueTypes) -> list[Hazard]:
+    """Masks beyond FP16 that a ConstantOfShape fills at run time; and epsilons of norm operators that are zero in FP16.
+
+    These matter where a variance may come down to zero, which those that a BatchNormalization stores may not.
+    """
     hazards = []
     for node in types.model.nodes:
-        default, group = _EPSILON_DEFAULTS.get(node.op_type), types.group_of[node.index]
-        if default is None or group < 0 or not node.is_standard:
+        group = group_of(types, node)
+        if group is None or not node.is_standard:
             continue
-        epsilon = float_attribute(node, "epsilon", default)
-        if 0 < epsilon <= FP16_TINY / 2:
-            # Stored variances may be so far from zero that the epsilon does not matter.
+        if node.op_type == "ConstantOfShape":
+            value = abs(float(fill_value(node.proto).reshape(-1)[0]))
+            place, readers = HazardPlace(node.name, group.id, node.outputs[0]), types.facts.readers(node.outputs[0])
+            if FP16_MAX < value < math.inf:
+                hazards.append(_overflow(types.model, place, value, "filled", readers, {}))
+        elif node.op_type in _WITH_EPSILON and 0 < (epsilon := float_attribute(node, "epsilon", 1e-5)) <= FP16_TINY / 2:
             is_stored = node.op_type == "BatchNormalization"
             variance = types.model.initializers.get(node.inputs[4]) if is_stored else None
             is_safe = variance is not None and variance.nbytes > 0 and float(variance.numpy().min()) > FP16_NORMAL
-            place = HazardPlace(node.name, types.groups[group].id, node.inputs[0])
-            evidence = {"epsilon": epsilon, "fp16_smallest": FP16_TINY}
+            place, evidence = HazardPlace(node.name, group.id, node.inputs[0]), {"epsilon": epsilon}
+            evidence["fp16_smallest"] = FP16_TINY
             wording, words = "attribute of a safe variance" if is_safe else "attribute", {"operator": node.op_type}
             hazards.append(Hazard("vanishing-epsilon", place, evidence, wording, "warning", epsilon, words))
     return hazards
 
 
-def _guards_division(facts: Facts, node: Node) -> bool:
-    """Whether a node adds a constant to, or takes its maximum with, what is divided by later: an epsilon."""
+def _divides(facts: Facts, node: Node, *, by_root: bool = False) -> bool:
+    """Whether a node adds a constant to, or takes its maximum with, what is divided by later: an epsilon.
 
-    def divides(reader: Node, tensor: str) -> bool:
-        if reader.op_type == "Div":
-            return facts.root(reader.inputs[1]) == facts.root(tensor)
-        if reader.op_type == "Pow":
-            return (facts.number(reader.inputs[1]) or 0.0) < 0
-        return reader.op_type in ("Reciprocal", "Log")
-
-    return node.op_type in GUARDS | {"Sub"} and _reaches(facts, node, divides)
-
-
-def _takes_root(facts: Facts, node: Node) -> bool:
-    """Whether a square root is taken of what a node guards, so that the guard is the root of the constant."""
-
-    def is_root(reader: Node, _: str) -> bool:
-        power = facts.number(reader.inputs[1]) if reader.op_type == "Pow" else None
-        return reader.op_type == "Sqrt" or abs(power or 0.0) == 0.5
-
-    return _reaches(facts, node, is_root)
-
-
-def _reaches(facts: Facts, node: Node, is_wanted: Callable[[Node, str], bool]) -> bool:
-    """Whether a node's result comes to a wanted reader, through glue, roots and products only."""
-    passed, stack = set[int](), [node.outputs[0]]
+    Through glue, roots and products only. ``by_root``: whether a square root is taken of it.
+    """
+    passed, stack = set[int](), [node.outputs[0]] if by_root or node.op_type in GUARDS | {"Sub"} else []
     for _ in range(_MAX_STEPS):  # values, not readers: every layer of a decoder may read one mask
-        if not stack:
-            break
-        tensor = stack.pop()
-        for reader in facts.readers(tensor):
-            if is_wanted(reader, tensor):
+        tensor = stack.pop() if stack else ""
+        for reader in facts.readers(tensor) if tensor else ():
+            power = facts.number(reader.inputs[1]) or 0.0 if reader.op_type == "Pow" else 0.0
+            is_divisor = reader.op_type == "Div" and facts.root(reader.inputs[1]) == facts.root(tensor)
+            is_divided = is_divisor or power < 0 or reader.op_type in ("Reciprocal", "Log")
+            if (reader.op_type == "Sqrt" or abs(power) == 0.5) if by_root else is_divided:
                 return True
             if reader.op_type in _BEFORE_DIVISION and reader.index not in passed and reader.outputs:
                 passed.add(reader.index)

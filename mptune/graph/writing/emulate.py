@@ -162,7 +162,7 @@ class _Writing:
         self._proto = onnx.ModelProto()
         self._proto.CopyFrom(emulator.frame)
         self._graph = self._proto.graph
-        self._made: set[str] = set()
+        self._computed: set[str] = set()
         self._read: set[str] = set()
         self._reduced: set[tuple[str, Precision]] = set()
 
@@ -229,7 +229,7 @@ class _Writing:
                 return tensor
             ((precision, _),) = modes
             result = tensor + self._suffix[f"{precision}_rounded"]
-        if result not in self._made:
+        if result not in self._computed:
             self._choose(modes, tensor, result, {})
         return result
 
@@ -254,7 +254,7 @@ class _Writing:
         """Append the nodes that cast a value to a reduced precision and back; constants are stored in it too."""
         reduced, name = tensor + self._suffix[precision], tensor + self._suffix[f"{precision}_rounded"]
         result = result or name
-        if result in self._made:
+        if result in self._computed:
             return result
         if tensor in self._types.constants:
             self._reduced.add((tensor, precision))
@@ -275,7 +275,7 @@ class _Writing:
         return result
 
     def _append(self, *nodes: onnx.NodeProto) -> None:
-        self._made.update(node.output[0] for node in nodes)
+        self._computed.update(node.output[0] for node in nodes)
         self._graph.node.extend(nodes)
 
     def _add_constants(self, typed: Path | None) -> None:

@@ -37,10 +37,8 @@ def frame_of(model: Model) -> onnx.ModelProto:
             getattr(frame, descriptor.name).extend(value)
         else:
             setattr(frame, descriptor.name, value)
-    kept = [entry for entry in model.proto.metadata_props if not entry.key.startswith(METADATA_PREFIX)]
-    if len(kept) < len(frame.metadata_props):
-        del frame.metadata_props[:]
-        frame.metadata_props.extend(kept)
+    del frame.metadata_props[:]
+    frame.metadata_props.extend(e for e in model.proto.metadata_props if not e.key.startswith(METADATA_PREFIX))
     frame.ir_version = max(frame.ir_version, _MIN_IR_VERSION)
     graph = frame.graph
     graph.name = source.name or "graph"
@@ -50,16 +48,16 @@ def frame_of(model: Model) -> onnx.ModelProto:
     graph.output.extend(source.output)
     graph.sparse_initializer.extend(source.sparse_initializer)
     graph.quantization_annotation.extend(source.quantization_annotation)
-    # Old types would be wrong now. Only where ONNX cannot infer them are they kept: nothing changes type there.
-    opaque = {out for node in model.nodes if not node.is_standard for out in _fixed_outputs(model, node)}
+    # Old types would be wrong now. Only where ONNX cannot infer them do they stay: no plan changes a type there.
+    opaque = {
+        name
+        for node in model.nodes
+        if not node.is_standard
+        for slot, name in enumerate(node.outputs)
+        if slot not in node_rule(model, node).outputs
+    }
     graph.value_info.extend(v for v in source.value_info if v.name in opaque)
     return frame
-
-
-def _fixed_outputs(model: Model, node: Node) -> list[str]:
-    """The outputs of a node whose types no plan changes."""
-    follow = node_rule(model, node).outputs
-    return [name for slot, name in enumerate(node.outputs) if slot not in follow]
 
 
 def add_node(graph: onnx.GraphProto, node: Node, inputs: Sequence[str], outputs: Sequence[str]) -> onnx.NodeProto:

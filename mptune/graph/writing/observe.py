@@ -19,10 +19,8 @@ from mptune.graph.writing.weights import WeightBank, inline_tensor
 
 _PART_BYTES = 1 << 28
 """Memory for the values of one part on one sample, bytes; a larger value is a part of its own."""
-
 _MOST_OUTPUTS = 1000
 """Of one session: opening it takes time quadratic in their number."""
-
 _UNKNOWN_BYTES = _PART_BYTES // 48
 """For a value whose size is not known before the run."""
 

@@ -21,11 +21,8 @@ from mptune.graph.writing.observe import without_outputs
 from mptune.graph.writing.weights import WeightBank
 
 Rounding = Literal["nearest", "truncated"]
-
 ROUNDINGS: tuple[Rounding, ...] = get_args(Rounding)
-
 _SPLIT = float((1 << 13) + 1)
-
 """Veltkamp's constant: splits off the upper 24 - 13 = 11 significant bits of an FP32 number (10 are stored)."""
 
 

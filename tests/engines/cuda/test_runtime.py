@@ -17,10 +17,6 @@ from mptune.processes.parent import Worker
 from tests.device.cuda import FakeCuda
 
 
-def has_device() -> bool:
-    return cuda.unavailable_reason() is None
-
-
 def test_calls_are_unpacked_and_checked() -> None:
     bindings = pytest.importorskip("cuda.bindings.runtime", reason="needs cuda-python")
     success = bindings.cudaError_t.cudaSuccess

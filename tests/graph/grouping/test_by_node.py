@@ -21,15 +21,15 @@ FP16, FP32 = Precision.FP16, Precision.FP32
 def planned(proto: onnx.ModelProto, folder: Path, **wanted: str) -> tuple[Model, NodesPlan, set[str]]:
     """The plan for ``wanted`` (key -> precision), and the nodes that it has in FP16."""
     model = load_model(models.save(proto, folder))
-    found = plan_of_nodes(model, {key: Precision.named(p) for key, p in wanted.items()})
-    precisions = Rewriter(GroupedModel(model, found.groups)).node_precisions(found.plan)
-    return model, found, {name for name, precision in precisions.items() if precision is FP16}
+    result = plan_of_nodes(model, {key: Precision.named(p) for key, p in wanted.items()})
+    precisions = Rewriter(GroupedModel(model, result.groups)).node_precisions(result.plan)
+    return model, result, {name for name, precision in precisions.items() if precision is FP16}
 
 
 def test_names_globs_and_operators(tmp_path: Path) -> None:
-    _, found, fp16 = planned(models.mlp(), tmp_path, **{"/head/Softmax": "fp16", "*/norm/*": "fp16"})
+    _, result, fp16 = planned(models.mlp(), tmp_path, **{"/head/Softmax": "fp16", "*/norm/*": "fp16"})
     assert fp16 == {"/head/Softmax", "/block/norm/LayerNormalization"}
-    assert found.warnings == ()
+    assert result.warnings == ()
     _, _, fp16 = planned(models.mlp(), tmp_path, **{"op:Softmax": "fp16"})
     assert fp16 == {"/head/Softmax"}
 
@@ -40,27 +40,27 @@ def test_the_last_line_that_names_a_node_counts(tmp_path: Path) -> None:
 
 
 def test_bias_and_activation_go_with_their_product(tmp_path: Path) -> None:
-    _, found, fp16 = planned(models.mlp(), tmp_path, **{"op:MatMul": "fp16"})
+    _, result, fp16 = planned(models.mlp(), tmp_path, **{"op:MatMul": "fp16"})
     assert fp16 == {"/block/fc1/MatMul", "/block/fc1/Add", "/block/act/Relu", "/block/fc2/MatMul"}
-    assert found.warnings == ()
-    _, found, fp16 = planned(models.mlp(), tmp_path, **{"op:MatMul": "fp16", "op:Relu": "fp32"})
+    assert result.warnings == ()
+    _, result, fp16 = planned(models.mlp(), tmp_path, **{"op:MatMul": "fp16", "op:Relu": "fp32"})
     assert fp16 == {"/block/fc2/MatMul"}
-    assert found.warnings == (
+    assert result.warnings == (
         "block/fc1 (matrix product with its bias and activation) is indivisible, and the plan has 1 of its 3 nodes in"
         " FP16: it is FP32 as a whole",
     )
 
 
 def test_a_pattern_that_would_be_split_is_fp32_and_named(tmp_path: Path) -> None:
-    _, found, fp16 = planned(models.attention(mask=-1e4), tmp_path, **{"*": "fp16", "*/Softmax": "fp32"})
+    _, result, fp16 = planned(models.attention(mask=-1e4), tmp_path, **{"*": "fp16", "*/Softmax": "fp32"})
     assert "/attn/MatMul" not in fp16
     assert {"/attn/q/MatMul", "/mask/Mul"} <= fp16
-    (warning,) = found.warnings
+    (warning,) = result.warnings
     assert "attention core" in warning
     assert "4 of its 5" in warning
-    _, found, fp16 = planned(models.decomposed_norm(), tmp_path, **{"op:Pow": "fp16"})
+    _, result, fp16 = planned(models.decomposed_norm(), tmp_path, **{"op:Pow": "fp16"})
     assert fp16 == set()
-    assert "LayerNorm written out" in found.warnings[0]
+    assert "LayerNorm written out" in result.warnings[0]
     assert planned(models.decomposed_norm(), tmp_path, **{"*": "fp16", "op:Pow": "fp32"})[2] == {
         "/fc1/MatMul",
         "/fc2/MatMul",
@@ -92,6 +92,6 @@ def test_what_names_nothing_is_an_error_with_a_guess(tmp_path: Path) -> None:
 def test_what_cannot_be_fp16_is_told(tmp_path: Path) -> None:
     nodes = "a = MatMul(x, w) [odd] y = com.example.Mystery(a)"
     proto = text(f"(float[4,4] x) => (float[4,4] y) {{ {nodes} }}", weight("w", 4, 4))
-    _, found, fp16 = planned(proto, tmp_path, odd="fp16")
+    _, result, fp16 = planned(proto, tmp_path, odd="fp16")
     assert fp16 == set()
-    assert "com.example" in found.warnings[0]
+    assert "com.example" in result.warnings[0]

@@ -22,7 +22,7 @@ from mptune.targets.findings import quantised_findings
 from mptune.tuning.space import load_space, make_space
 from tests.graph import rtx
 from tests.graph.helpers import run
-from tests.graph.models import constant, model, node, save, value, weight
+from tests.graph.models import constant, model, node, save, text, value, weight
 from tests.networks.networks import filled
 
 CORPUS = Path(__file__).parent.parent / "corpus"
@@ -255,18 +255,14 @@ def test_weights_alone_dequantised_leave_a_product_free(tmp_path: Path) -> None:
 
 def test_sums_of_dynamic_quantisation_are_rescaled_in_fp32(tmp_path: Path) -> None:
     """As quantize_dynamic writes a product: its INT32 sums are past FP16's range until they are scaled."""
-    net, inner = _Quantiser(), 512
-    weights = np.random.default_rng(1).integers(-127, 128, (inner, 16))
-    net.constants.append(helper.make_tensor("w_int8", TensorProto.INT8, weights.shape, weights.ravel().tolist()))
-    outputs = ["x_int8", "x_scale", "x_zero"]
-    net.nodes.append(helper.make_node("DynamicQuantizeLinear", ["x"], outputs, "quantise"))
-    sums = net.op("MatMulInteger", "x_int8", "w_int8", "x_zero", "zero", name="product")
-    scale = net.op("Mul", "x_scale", "scale", name="scales")
-    y = net.op("Mul", net.op("Cast", sums, name="cast", to=TensorProto.FLOAT), scale, name="rescale")
-    net.constants.append(constant("bias", np.linspace(-1, 1, 16)))
-    net.constants.append(constant("w", np.eye(16) / 4))
-    net.op("MatMul", net.op("Relu", net.op("Add", y, "bias", name="add"), name="relu"), "w", name="last")
-    made = model(net.nodes, [value("x", (1, inner))], [value("last_out", (1, 16))], net.constants)
+    inner = 512
+    graph = f"""(float[1,{inner}] x) => (float[1,16] last_out) <float scale = {{0.05}}, int8 zero = {{0}}> {{
+        x_int8, x_scale, x_zero = DynamicQuantizeLinear(x) sums = MatMulInteger(x_int8, w_int8, x_zero, zero)
+        [scales] s = Mul(x_scale, scale) [cast] f = Cast<to = 1>(sums) [rescale] y = Mul(f, s)
+        a = Add(y, bias) r = Relu(a) last_out = MatMul(r, w)
+    }}"""
+    weights = constant("w_int8", np.random.default_rng(1).integers(-127, 128, (inner, 16)), np.int8)
+    made = text(graph, weights, constant("bias", np.linspace(-1, 1, 16)), constant("w", np.eye(16) / 4))
     loaded = load_model(save(made, tmp_path))
     groups = find_groups(loaded)
     (part,) = [group for group in groups if group.kind == "quantised"]
@@ -283,15 +279,12 @@ def test_sums_of_dynamic_quantisation_are_rescaled_in_fp32(tmp_path: Path) -> No
 
 def test_operators_on_integers_are_counted_where_no_group_is_quantised(tmp_path: Path) -> None:
     """As quantize_static writes a convolution in its operator format: its FLOPs are those of the convolution."""
-    net = _Quantiser()
-    net.constants.append(helper.make_tensor("w_int8", TensorProto.INT8, (8, 3, 3, 3), [3] * 216))
-    quantised = net.op("QuantizeLinear", "x", "scale", "zero", name="q")
-    names = (quantised, "scale", "zero", "w_int8", "scale", "zero", "scale", "zero")
-    conv = net.op("QLinearConv", *names, name="conv", pads=[1] * 4)
-    net.op("DequantizeLinear", conv, "scale", "zero", name="dq")
-    net.op("Relu", "dq_out", name="relu")
-    shapes = {"x": (1, 3, 16, 16)}
-    made = model(net.nodes, [value("x", shapes["x"])], [value("relu_out", (1, 8, 16, 16))], net.constants)
+    graph = """(float[1,3,16,16] x) => (float[1,8,16,16] y) <float scale = {0.05}, int8 zero = {0}> {
+        q = QuantizeLinear(x, scale, zero)
+        c = QLinearConv<pads = [1, 1, 1, 1]>(q, scale, zero, w_int8, scale, zero, scale, zero)
+        d = DequantizeLinear(c, scale, zero) y = Relu(d)
+    }"""
+    made = text(graph, constant("w_int8", np.full((8, 3, 3, 3), 3), np.int8))
     loaded = load_model(save(made, tmp_path))
     (finding,) = quantised_findings(GroupedModel(loaded, find_groups(loaded)), static_shapes(loaded).shapes, "inspect")
     assert (finding.evidence["parts"], finding.evidence["operators"]) == (0, 1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 
 from mptune.engines.tensorrt.builder import parse_network
@@ -17,34 +16,20 @@ from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter
 from tests.graph import rtx
 from tests.graph.helpers import relative_l2, run
-from tests.graph.models import constant, model, node, save, value
+from tests.graph.models import constant, save, text
 
 
 def _network(folder: Path, opset: int = 19, scale: float = 0.01, *, quantised: bool = False) -> GroupedModel:
     """Two products with weights in INT8; ``quantised``: the first one's activation comes out of INT8, too."""
     rng = np.random.default_rng(0)
-    constants = [
-        constant("w1", rng.integers(-127, 128, (8, 8)), np.int8),
-        constant("w2", rng.integers(-127, 128, (8, 4)), np.int8),
-        constant("scale", scale),
-        constant("zero", 0, np.int8),
-    ]
-    nodes: list[onnx.NodeProto] = []
-    x = "x"
-    if quantised:
-        nodes += [
-            node("QuantizeLinear", ["x", "scale", "zero"], "xq", "q"),
-            node("DequantizeLinear", ["xq", "scale", "zero"], "xd", "dq"),
-        ]
-        x = "xd"
-    nodes += [
-        node("DequantizeLinear", ["w1", "scale", "zero"], "d1", "dq1"),
-        node("MatMul", [x, "d1"], "h", "fc1"),
-        node("Relu", ["h"], "r", "relu"),
-        node("DequantizeLinear", ["w2", "scale", "zero"], "d2", "dq2"),
-        node("MatMul", ["r", "d2"], "y", "fc2"),
-    ]
-    made = model(nodes, [value("x", [2, 8])], [value("y", [2, 4])], constants, opset=opset)
+    first = "[q] xq = QuantizeLinear(x, scale, zero) [dq] xd = DequantizeLinear(xq, scale, zero)" if quantised else ""
+    nodes = f"""{first}
+        [dq1] d1 = DequantizeLinear(w1, scale, zero) [fc1] h = MatMul({"xd" if quantised else "x"}, d1)
+        [relu] r = Relu(h) [dq2] d2 = DequantizeLinear(w2, scale, zero) [fc2] y = MatMul(r, d2)
+    """
+    weights = [constant(n, rng.integers(-127, 128, (8, size)), np.int8) for n, size in (("w1", 8), ("w2", 4))]
+    graph = f"(float[2,8] x) => (float[2,4] y) <int8 zero = {{0}}> {{ {nodes} }}"
+    made = text(graph, *weights, constant("scale", scale), opset=opset)
     loaded = load_model(save(made, folder))
     return GroupedModel(loaded, find_groups(loaded))
 

@@ -187,27 +187,6 @@ def test_what_is_stretched_at_a_static_batch_of_1(small: list[int], is_found: bo
     assert [h.place.node for h in found if h.code == "broadcast"] == (["stretch"] if is_found else [])
 
 
-@pytest.mark.parametrize(
-    ("state", "is_found"), [([1, 4, 1, 8, 1], True), ([1, 4, 1, 1, 1], False), ([4, 6, 8, 1], False)]
-)
-def test_a_stretch_over_more_than_one_axis(state: list[int], is_found: bool, tmp_path: Path) -> None:
-    nodes = [node("Sigmoid", ["state"], "s", "sigmoid"), node("Add", ["big", "s"], "y", "stretch")]
-    inputs = [value("big", [1, 4, 6, 8, 8]), value("state", state)]
-    found = hazards(models.model(nodes, inputs, [value("y", None)], []), tmp_path)[1]
-    assert [h.place.node for h in found if h.code == "broadcast"] == (["stretch"] if is_found else [])
-
-
-def test_ranges_near_the_ends_are_warnings(tmp_path: Path) -> None:
-    _, found = hazards(models.mlp(), tmp_path, seen=seen_at({"h": 6e4, "r": 3e-5, "o": 1e-8}))
-    assert {(h.severity, h.code, h.place.tensor) for h in found} == {
-        ("warning", "overflow", "h"),
-        ("warning", "vanishing-values", "r"),
-        ("warning", "vanishing-values", "o"),
-    }
-    assert any("become zero" in h.reason for h in found)
-    assert any("lose digits" in h.reason for h in found)
-
-
 def test_over_threshold_names_groups_that_touch_large_values(tmp_path: Path) -> None:
     model = load_model(models.save(models.mlp(), tmp_path))
     assert over_threshold(GroupedModel(model, find_groups(model)), {"r": 600.0, "y": 10.0}, 512) == ("g001", "g002")
@@ -237,13 +216,6 @@ def test_a_finite_mask_seen_on_data_pins_no_attention_core(tmp_path: Path) -> No
     assert {(h.severity, h.place.tensor) for h in far if h.severity != "info"} == {("warning", "masked")}, (
         "-65504 - 100 is -inf"
     )
-
-
-def test_scores_beyond_fp16_pin_the_attention_core_beside_a_mask(tmp_path: Path) -> None:
-    model, ranges = _masked_attention(tmp_path, "keep")
-    groups = find_groups(model)
-    pinned = pinned_by_hazards(find_hazards(GroupedModel(model, groups), seen_at({**ranges, "scaled": 7e4})))
-    assert pinned.keys() == {g.id for g in groups if g.kind == "attention"}
 
 
 def test_large_values_that_are_not_added_before_a_softmax_pin_their_group(tmp_path: Path) -> None:

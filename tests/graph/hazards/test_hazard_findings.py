@@ -88,15 +88,6 @@ def test_a_small_number_that_guards_nothing_is_no_epsilon(tmp_path: Path) -> Non
     assert codes(above, tmp_path) == [], "the numerator may be zero"
 
 
-@pytest.mark.parametrize(("variance", "found"), [(1.0, []), (0.0, [("vanishing-epsilon", "warning")])])
-def test_the_epsilon_of_a_batch_norm_matters_where_a_variance_is_near_zero(
-    variance: float, found: list[tuple[str, str]], tmp_path: Path
-) -> None:
-    nodes = [node("BatchNormalization", ["x", "one", "one", "one", "var"], "y", "bn", epsilon=1e-12)]
-    constants = [constant("one", np.ones(4)), constant("var", [1.0, 1.0, variance, 1.0])]
-    assert codes(chain(*nodes, constants=constants), tmp_path) == found
-
-
 def test_a_mask_that_is_chosen_and_a_limit_are_none(tmp_path: Path) -> None:
     nodes = [
         node("Where", ["keep", "x", "low"], "m", "where"),

@@ -90,31 +90,14 @@ def test_named_with_its_count(nodes: list[object], x: np.ndarray, code: str, wor
     ("nodes", "x"),
     [
         (probability("Log"), logits(1.0)),
-        (complement("Log"), logits(4.0)),
         (complement("Div"), logits(4.0)),
         (variance(), logits(3.0)),
-        (power(0.5), np.full((4, COLUMNS), 1e-3, np.float32)),
-        (power(0.5), np.where(logits(3.0) > 0, 1.0, 1e-5).astype(np.float32)),
+        (power(0.5), np.where(logits(3.0) > 0, 1.0, 1e-5).astype(np.float32)),  # a root of a few tiny values
         (power(-1.0), 1 + logits(0.5)),
-        (squares("Log", "eps"), logits(3.0) * 1e-3),
-        (squares("Log"), 1 + logits(0.5)),
+        (squares("Log", "eps"), logits(3.0) * 1e-3),  # and an epsilon that FP16 holds
         (squares("Reciprocal", "half"), logits(3.0) * 1e-5),
-        ([node("Sqrt", ["x"], "y", "pole")], np.zeros((4, COLUMNS), np.float32)),
+        ([node("Sqrt", ["x"], "y", "pole")], np.zeros((4, COLUMNS), np.float32)),  # zero in FP32 already
         ([node("Log", ["x"], "y", "pole")], np.zeros((0, COLUMNS), np.float32)),
-    ],
-    ids=[
-        "probability",
-        "complement",
-        "division",
-        "variance",
-        "root of small values",
-        "root of a few tiny values",
-        "one over values far from zero",
-        "log of squares and an epsilon that FP16 holds",
-        "log of squares far from zero",
-        "denominator that its epsilon keeps from zero",
-        "zero in FP32 already",
-        "nothing",
     ],
 )
 def test_a_sound_twin_is_silent(nodes: list[object], x: np.ndarray, tmp_path: Path) -> None:
@@ -144,12 +127,6 @@ def test_values_that_lose_digits_are_named_where_the_results_change(nodes: list[
     assert (hazard.code, hazard.severity) == ("vanishing-values", "warning")
     assert hazard.evidence["subnormal_share"] == (0.0 if nodes[-1].op_type == "Sqrt" else 1.0)  # type: ignore[attr-defined]
     assert hazard.evidence["relative_error"] > 0.03  # type: ignore[operator]
-
-
-def test_infinite_results_that_a_limit_takes_pin_nothing(tmp_path: Path) -> None:
-    log, limit = node("Log", ["x"], "l", "pole"), node("Max", ["l", "one"], "y", "limit")
-    (hazard,) = poles([log, limit], abs(logits(1.0)) * 1e-7, tmp_path)
-    assert (hazard.code, hazard.severity) == ("vanishing-values", "warning")
 
 
 def test_the_group_that_computes_the_values_is_pinned_too(tmp_path: Path) -> None:

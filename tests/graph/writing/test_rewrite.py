@@ -34,22 +34,22 @@ def rewriter(path: Path, *, bank: bool = True) -> tuple[Rewriter, tuple[Precisio
     model = load_model(path)
     groups = find_groups(model)
     folder = path.parent / "weights"
-    made = Rewriter(GroupedModel(model, groups), WeightBank.write(model, folder) if bank else None)
-    return made, tuple(plans(model, groups, 6)), folder
+    writer = Rewriter(GroupedModel(model, groups), WeightBank.write(model, folder) if bank else None)
+    return writer, tuple(plans(model, groups, 6)), folder
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.smoke
 def test_any_plan_checks_runs_and_keeps_the_interface(family: str, tmp_path: Path) -> None:
     path = models.save(FAMILIES[family](), tmp_path)
-    made, some, folder = rewriter(path)
-    model = made.types.model
+    writer, candidates, folder = rewriter(path)
+    model = writer.types.model
     feed = feeds(model)
     reference = run(path, feed)
     original = onnx.load(path).graph
-    for number, plan in enumerate(some):
-        out = made.write(plan, folder / f"{number}.onnx")
-        verify(made, plan, out)
+    for number, plan in enumerate(candidates):
+        out = writer.write(plan, folder / f"{number}.onnx")
+        verify(writer, plan, out)
         typed = check(out).graph
         assert list(typed.input) == list(original.input)
         assert [(o.name, o.type.tensor_type.elem_type) for o in typed.output] == [
@@ -60,10 +60,10 @@ def test_any_plan_checks_runs_and_keeps_the_interface(family: str, tmp_path: Pat
 
 
 def test_the_bank_and_the_export_hold_the_same_weights(tmp_path: Path) -> None:
-    made, some, folder = rewriter(models.save(models.cnn(), tmp_path))
-    for plan in some:
-        referring = onnx.load(made.write(plan, folder / "a.onnx"))
-        contained = onnx.load(made.export(plan, folder / "b.onnx"))
+    writer, candidates, folder = rewriter(models.save(models.cnn(), tmp_path))
+    for plan in candidates:
+        referring = onnx.load(writer.write(plan, folder / "a.onnx"))
+        contained = onnx.load(writer.export(plan, folder / "b.onnx"))
         arrays = [{i.name: onnx.numpy_helper.to_array(i) for i in m.graph.initializer} for m in (referring, contained)]
         assert arrays[0].keys() == arrays[1].keys()
         assert all(
@@ -73,27 +73,29 @@ def test_the_bank_and_the_export_hold_the_same_weights(tmp_path: Path) -> None:
 
 def test_names_that_look_like_ours_are_left_alone(tmp_path: Path) -> None:
     graph = "(float[2,4] x) => (float[2,4] y) { x__fp16 = MatMul(x, w) y = MatMul(x__fp16, w) }"
-    made, some, folder = rewriter(models.save(models.text(graph, models.weight("w", 4, 4)), tmp_path))
-    for plan in some:
-        check(made.write(plan, folder / "t.onnx"))
+    writer, candidates, folder = rewriter(models.save(models.text(graph, models.weight("w", 4, 4)), tmp_path))
+    for plan in candidates:
+        check(writer.write(plan, folder / "t.onnx"))
 
 
 def test_the_order_of_a_plan_does_not_matter(tmp_path: Path) -> None:
-    made, some, folder = rewriter(models.save(models.attention(), tmp_path))
-    for plan in some:
+    writer, candidates, folder = rewriter(models.save(models.attention(), tmp_path))
+    for plan in candidates:
         turned = PrecisionPlan(plan.model_sha256, dict(reversed(plan.precision.items())))
-        assert made.write(turned, folder / "a.onnx").read_bytes() == made.write(plan, folder / "b.onnx").read_bytes()
+        assert (
+            writer.write(turned, folder / "a.onnx").read_bytes() == writer.write(plan, folder / "b.onnx").read_bytes()
+        )
 
 
 def test_refuses_another_models_plan_and_incomplete_plans(tmp_path: Path) -> None:
-    made, some, _ = rewriter(models.save(models.mlp(), tmp_path))
-    types: ValueTypes = made.types
+    writer, candidates, _ = rewriter(models.save(models.mlp(), tmp_path))
+    types: ValueTypes = writer.types
     with pytest.raises(PlanError, match="another model"):
-        types.resolve(PrecisionPlan("0" * 64, some[0].precision))
+        types.resolve(PrecisionPlan("0" * 64, candidates[0].precision))
     with pytest.raises(PlanError, match="lacks"):
         types.resolve(PrecisionPlan(types.model.sha256, {"g000": Precision.FP16}))
     with pytest.raises(PlanError, match="has not"):
-        types.resolve(PrecisionPlan(types.model.sha256, {**some[0].precision, "g999": Precision.FP16}))
+        types.resolve(PrecisionPlan(types.model.sha256, {**candidates[0].precision, "g999": Precision.FP16}))
 
 
 def test_rewrite_in_memory(tmp_path: Path) -> None:

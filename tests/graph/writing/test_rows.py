@@ -51,8 +51,8 @@ class Case:
 
     def plan(self, *fp16: str) -> PrecisionPlan:
         """The plan whose FP16 nodes are the named ones; no names: all that can be."""
-        known = {name for group in self.groups for name in group.nodes}
-        assert known >= set(fp16), "names that no group has"
+        names = {name for group in self.groups for name in group.nodes}
+        assert names >= set(fp16), "names that no group has"
         chosen = {g.id for g in self.groups if not fp16 or set(g.nodes) & set(fp16)}
         return PrecisionPlan(
             self.model.sha256, {g.id: Precision.named("fp16" if g.id in chosen else "fp32") for g in self.groups}

@@ -162,15 +162,15 @@ def test_all_of_a_masked_block_may_be_reduced(name: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("name", FORMS)
 def test_a_mask_pins_no_group(name: str, tmp_path: Path) -> None:
     grouped, feed, _ = grouped_block(name, tmp_path)
-    found = find_hazards(grouped, Seen(ranges_on(grouped.model, [feed], tmp_path)))
+    hazards = find_hazards(grouped, Seen(ranges_on(grouped.model, [feed], tmp_path)))
     for precision in REDUCED:
-        assert pinned_by_hazards(found, precision, is_measured=True) == {}
+        assert pinned_by_hazards(hazards, precision, is_measured=True) == {}
     if name == "sentinel":  # the smallest of the others is no softmax's mask
-        assert {h.code for h in found if h.severity == "warning"} == {"overflow"}
+        assert {h.code for h in hazards if h.severity == "warning"} == {"overflow"}
         return
-    assert {h.code for h in found if not h.is_note} <= {"mask"}
-    assert {h.place.tensor for h in found if h.severity != "info"} <= {"masked"}, "masked twice: -131008 is -inf"
-    assert pinned_by_hazards(found) == {}
+    assert {h.code for h in hazards if not h.is_note} <= {"mask"}
+    assert {h.place.tensor for h in hazards if h.severity != "info"} <= {"masked"}, "masked twice: -131008 is -inf"
+    assert pinned_by_hazards(hazards) == {}
 
 
 def written(grouped: GroupedModel, plan: PrecisionPlan, path: Path) -> dict[str, np.ndarray]:

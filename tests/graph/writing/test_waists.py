@@ -29,23 +29,23 @@ def chain(folder: Path, layers: int, outputs: str = "", rows: int | str = 1) -> 
 
 def stretches(model: Model, count: int = 4, max_bytes: int = 1 << 20) -> tuple[Stretch, ...]:
     groups = find_groups(model)
-    found = find_stretches(GroupedModel(model, groups), {}, count, max_bytes)
-    assert [g for s in found for g in s.groups] == [g.id for g in groups]
-    return found
+    result = find_stretches(GroupedModel(model, groups), {}, count, max_bytes)
+    assert [g for s in result for g in s.groups] == [g.id for g in groups]
+    return result
 
 
 def test_waists_are_where_little_crosses(tmp_path: Path) -> None:
     model = chain(tmp_path, 4)
-    found = stretches(model)
-    assert [s.start.tensors for s in found] == [(), ("x1",), ("x2",), ("x3",)]
-    assert [s.start.nbytes for s in found] == [0, 4 * WIDTH, 4 * WIDTH, 4 * WIDTH]
-    assert [len(s.groups) for s in found] == [2, 2, 2, 2]
+    result = stretches(model)
+    assert [s.start.tensors for s in result] == [(), ("x1",), ("x2",), ("x3",)]
+    assert [s.start.nbytes for s in result] == [0, 4 * WIDTH, 4 * WIDTH, 4 * WIDTH]
+    assert [len(s.groups) for s in result] == [2, 2, 2, 2]
 
 
 def test_none_takes_more_than_there_is_room_for(tmp_path: Path) -> None:
     model = chain(tmp_path, 4)
-    found = stretches(model, max_bytes=2 * 4 * WIDTH)
-    assert [s.start.tensors for s in found] == [(), ("x1",), ("x2",), ("x2",)]
+    result = stretches(model, max_bytes=2 * 4 * WIDTH)
+    assert [s.start.tensors for s in result] == [(), ("x1",), ("x2",), ("x2",)]
     assert {s.start for s in stretches(model, max_bytes=0)} == {Waist()}
 
 
@@ -60,8 +60,8 @@ def test_sizes_must_be_known(tmp_path: Path) -> None:
     model = chain(tmp_path, 4, rows="rows")
     assert {s.start for s in stretches(model)} == {Waist()}
     shapes = {f"x{i}": (3, WIDTH) for i in range(5)}
-    found = find_stretches(GroupedModel(model, find_groups(model)), shapes, 4, 1 << 20)
-    assert [s.start.nbytes for s in found] == [0, *[3 * 4 * WIDTH] * 3]
+    result = find_stretches(GroupedModel(model, find_groups(model)), shapes, 4, 1 << 20)
+    assert [s.start.nbytes for s in result] == [0, *[3 * 4 * WIDTH] * 3]
 
 
 @pytest.mark.parametrize("count", [1, 2, 50])
@@ -69,7 +69,7 @@ def test_every_group_is_in_one_stretch_after_its_waist(count: int, tmp_path: Pat
     model = chain(tmp_path, 3)
     groups = {g.id: g for g in find_groups(model)}
     index = {n.name: n.index for n in model.nodes}
-    found = stretches(model, count)
-    assert len(found) <= count
-    for stretch in found:
+    result = stretches(model, count)
+    assert len(result) <= count
+    for stretch in result:
         assert all(index[name] > stretch.start.last for g in stretch.groups for name in groups[g].nodes)
