@@ -55,16 +55,15 @@ def mlp(tmp_path: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "says"),
+    ("command", "spoil", "says"),
     [
-        (stale, "candidate.onnx does not load: Type Error"),
-        (unknown_operator, "candidate.onnx does not load: Fatal error: com.example:MyRelu"),
-        (shared_name, "candidate.onnx does not load: "),
-        (mixed_operands, "candidate.onnx does not type-check"),
-        (lost_weights, "weights.bin"),
+        ("check", stale, "candidate.onnx does not load: Type Error"),
+        ("compare", unknown_operator, "candidate.onnx does not load: Fatal error: com.example:MyRelu"),
+        ("check", shared_name, "candidate.onnx does not load: "),
+        ("compare", mixed_operands, "candidate.onnx does not type-check"),
+        ("check", lost_weights, "weights.bin"),
     ],
 )
-@pytest.mark.parametrize("command", ["check", "compare"])
 def test_a_candidate_that_does_not_load_is_an_error(
     command: str,
     spoil: Callable[[onnx.ModelProto], None],

@@ -104,22 +104,6 @@ class Resolution:
 _SUFFIX = "__"
 """Begins what ``new_suffix`` gives."""
 
-_Needs = tuple[tuple[str, Precision], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _NodeNeeds:
-    """What one node needs of FP32 values and computes when it runs in one precision.
-
-    Attributes:
-        as_they_are: FP32 results of the model's own Casts that it reads as the Cast gives them.
-    """
-
-    values: _Needs = ()
-    constants: _Needs = ()
-    as_they_are: tuple[str, ...] = ()
-    outputs: tuple[str, ...] = ()
-
 
 class ValueTypes:
     """The typing of one model under any plan. Made once; resolving a plan is one pass over the nodes.
@@ -146,7 +130,13 @@ class ValueTypes:
                 if name not in index:
                     raise PlanError(f"group {group.id} names a node {name!r} that the model has not")
                 self.group_of[index[name]] = position
-        self._needs: dict[Precision, list[_NodeNeeds]] = {}
+        # Of each node: the FP32 values that it reads, whether in its own precision, and whether in any type.
+        self._reads: list[tuple[tuple[str, bool, bool], ...]] = []
+        for node, rule in zip(model.nodes, self.rules, strict=True):
+            slots = (*enumerate(node.inputs), *((-1, captured) for captured in node.captures))
+            floats = [(slot, name) for slot, name in slots if name and model.info(name).is_float32]
+            reads = ((name, slot in rule.inputs, slot in rule.reads_any) for slot, name in floats)
+            self._reads.append(tuple(dict.fromkeys(reads)))
         self._lacking: dict[Precision, Mapping[int, tuple[str, ...]]] = {Precision.FP32: {}}
         self._rescaled: dict[Precision, Rescaled] = {}
         self._written_from = grouped.written_from
@@ -160,34 +150,6 @@ class ValueTypes:
         if slot in rule.inputs:
             return precision
         return None if slot in rule.reads_any else Precision.FP32
-
-    def _needs_in(self, precision: Precision) -> list[_NodeNeeds]:
-        """What each node needs in a precision, [nodes]."""
-        if precision not in self._needs:
-            self._needs[precision] = [self._needs_of(node, precision) for node in self.model.nodes]
-        return self._needs[precision]
-
-    def _needs_of(self, node: Node, precision: Precision) -> _NodeNeeds:
-        if node.index in self._own_at:  # whether it stays is decided last
-            return _NodeNeeds()
-        values: dict[tuple[str, Precision], None] = {}
-        constants: dict[tuple[str, Precision], None] = {}
-        as_they_are: dict[str, None] = {}
-        for slot, name in (*enumerate(node.inputs), *((-1, c) for c in node.captures)):
-            if not name or not self.model.info(name).is_float32:
-                continue
-            wanted = self.precision_of_input(node, slot, precision)
-            if name in self._own_fp32 and wanted in (None, Precision.FP32):
-                as_they_are[name] = None
-                continue
-            value = self.own.same.get(name, name)
-            if value in self.constants:
-                constants[value, wanted or Precision.FP32] = None
-            elif wanted is not None and (value, wanted) not in self.own.reduced:
-                values[value, wanted] = None
-        rule = self.rules[node.index]
-        outputs = () if precision is Precision.FP32 else tuple(node.outputs[slot] for slot in rule.outputs)
-        return _NodeNeeds(tuple(values), tuple(constants), tuple(as_they_are), outputs)
 
     def lacking(self, precision: Precision) -> Mapping[int, tuple[str, ...]]:
         """Position of each group that cannot have a precision -> its operators that could be FP16 and not this."""
@@ -224,25 +186,31 @@ class ValueTypes:
     def resolve(self, plan: PrecisionPlan) -> Resolution:
         """Type every value under ``plan``."""
         precisions = self._precisions_of_nodes(plan)
-        needs_in = {precision: self._needs_in(precision) for precision in {*precisions}}
+        own, fp32 = self.own, Precision.FP32
         computed: dict[str, Precision] = {}
         casts: dict[str, set[Precision]] = {}
-        constants: dict[str, set[Precision]] = {name: {Precision.FP32} for name in self._unmoved}
-        read_as_they_are: set[str] = set()
+        constants: dict[str, set[Precision]] = {name: {fp32} for name in self._unmoved}
+        read_as_they_are: set[str] = set()  # FP32 results of the model's own Casts
         for index, precision in enumerate(precisions):  # in topological order: what a node reads is typed already
-            needs = needs_in[precision][index]
-            for name in needs.outputs:
-                computed[name] = precision
-            for name, wanted in needs.values:
-                if computed.get(name, Precision.FP32) is not wanted:
-                    casts.setdefault(name, set()).add(wanted)
-            for name, wanted in needs.constants:
-                constants.setdefault(name, set()).add(wanted)
-            read_as_they_are.update(needs.as_they_are)
+            if index in self._own_at:  # whether it stays is decided last
+                continue
+            if precision is not fp32:
+                outputs = self.model.nodes[index].outputs
+                computed.update((outputs[slot], precision) for slot in self.rules[index].outputs)
+            for name, is_own, is_any in self._reads[index]:
+                wanted = precision if is_own else fp32
+                if name in self._own_fp32 and wanted is fp32:
+                    read_as_they_are.add(name)
+                    continue
+                value = own.same.get(name, name)
+                if value in self.constants:
+                    constants.setdefault(value, set()).add(wanted)
+                elif not is_any and computed.get(value, fp32) is not wanted and (value, wanted) not in own.reduced:
+                    casts.setdefault(value, set()).add(wanted)
         for name in self._outputs:
             if name in computed:
-                casts.setdefault(name, set()).add(Precision.FP32)
-        own, dropped = self.own, set[int]()
+                casts.setdefault(name, set()).add(fp32)
+        dropped: set[int] = set()
         for cast in reversed(own.casts):  # the last first, since one that stays needs what it reads
             value = own.same.get(cast.source, cast.source)
             is_idle = cast.result not in self.model.consumers
@@ -279,8 +247,8 @@ class ValueTypes:
 
         What is read in BF16 under some plan is read in FP16 under another (``NodeRule.precisions``).
         """
-        needs = (need for needs in self._needs_in(Precision.FP16) for need in needs.constants)
-        return frozenset(name for name, wanted in needs if wanted is not Precision.FP32)
+        names = {name for reads in self._reads for name, is_own, _ in reads if is_own}
+        return frozenset(self.own.same.get(name, name) for name in names).intersection(self.constants)
 
 
 @once

@@ -37,7 +37,7 @@ def find_hazards(
     """
     model, types = grouped.model, value_types(grouped)
     facts = types.facts
-    hazards = [*static.constant_hazards(types, seen), *static.epsilon_hazards(types), *static.fill_hazards(types)]
+    hazards = [*static.constant_hazards(types, seen), *static.node_hazards(types)]
     guarded = {h.place.group for h in hazards if h.code == "vanishing-epsilon" and h.wording != "weights"}
     hazards += on_data.range_hazards(types, seen)
     hazards += on_data.probe_hazards(types, seen, guarded)

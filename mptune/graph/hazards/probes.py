@@ -175,6 +175,10 @@ def _blocks(*arrays: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
             yield block if isinstance(block, tuple) else (block,)
 
 
+def _as_rows(values: np.ndarray, count: int) -> np.ndarray:
+    return values.reshape(count, values.size // max(1, count))
+
+
 def _row_blocks(rows: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
     """Rows, [rows, length], some at a time, with the position of the first."""
     step = max(1, _BLOCK // max(1, rows.shape[1]))
@@ -220,12 +224,12 @@ def _norm(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
     epsilon, shape, statistics = float_attribute(node, "epsilon", 1e-5), operand.shape, list[np.ndarray]()
     axis, groups = attribute(node, "axis"), attribute(node, "num_groups")
     if node.op_type == "BatchNormalization":
-        rows = np.moveaxis(operand, 1, 0).reshape(shape[1], -1)
+        rows = _as_rows(np.moveaxis(operand, 1, 0), shape[1])
         statistics = [values[name].astype(np.float64)[:, None] for name in node.inputs[3:5]]
     elif node.op_type == "LayerNormalization":
-        rows = operand.reshape(math.prod(shape[: axis if isinstance(axis, int) else -1]), -1)
+        rows = _as_rows(operand, math.prod(shape[: axis if isinstance(axis, int) else -1]))
     else:  # over one channel of a sample, or over a group of them
-        rows = operand.reshape(shape[0] * (groups if isinstance(groups, int) else shape[1]), -1)
+        rows = _as_rows(operand, shape[0] * (groups if isinstance(groups, int) else shape[1]))
 
     def normal(block: np.ndarray, start: int) -> np.ndarray:
         x = block.astype(np.float64)
@@ -313,11 +317,11 @@ def _rows(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
     operand, op_type = values[probed.node.inputs[0]], probed.node.op_type
     is_softmax, axis = op_type == "Softmax", attribute(probed.node, "axis")
     if is_softmax and probed.opset < 13:  # a row has all axes from this one on
-        operand = operand.reshape(math.prod(operand.shape[: axis if isinstance(axis, int) else 1]), -1)
+        operand = _as_rows(operand, math.prod(operand.shape[: axis if isinstance(axis, int) else 1]))
     else:
         default = -1 if is_softmax else 0
         axis = axis if isinstance(axis, int) else default
-        operand = np.moveaxis(operand, axis, -1).reshape(-1, operand.shape[axis])
+        operand = _as_rows(np.moveaxis(operand, axis, -1), operand.size // max(1, operand.shape[axis]))
     facts = {"rows": 0.0, "moved": 0.0, "magnitude": 0.0, "gap": 0.0}
     for _, block in _row_blocks(operand):
         rows = -block if op_type == "ArgMin" else block

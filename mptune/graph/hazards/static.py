@@ -25,9 +25,7 @@ _BEFORE_DIVISION = GLUE | {"Sqrt", "Mul"}
 _MAX_STEPS = 32
 _SQUARE_LIMIT = 256.0
 """Squares of larger values leave FP16's range: 256**2 = 65536."""
-_EPSILON_DEFAULTS: Mapping[str, float] = dict.fromkeys(
-    ("InstanceNormalization", "GroupNormalization", "BatchNormalization"), 1e-5
-)
+_WITH_EPSILON = frozenset(("InstanceNormalization", "GroupNormalization", "BatchNormalization"))
 """Norm operators that compute in the type of their input (ONNX operator reference). LayerNormalization and
 RMSNormalization do not: their stash_type keeps the statistics in FP32."""
 _OPERATORS: Mapping[str, tuple[int, str]] = {
@@ -98,20 +96,6 @@ def _overflow(
     return Hazard(code, place, evidence, wording, severity, absmax, words)
 
 
-def fill_hazards(types: ValueTypes) -> list[Hazard]:
-    """ConstantOfShape with a value beyond FP16: a mask that is filled at run time."""
-    hazards = []
-    for node in types.model.nodes:
-        group = group_of(types, node)
-        if node.op_type != "ConstantOfShape" or group is None:
-            continue
-        value = abs(float(fill_value(node.proto).reshape(-1)[0]))
-        if math.isfinite(value) and value > FP16_MAX:
-            place, readers = HazardPlace(node.name, group.id, node.outputs[0]), types.facts.readers(node.outputs[0])
-            hazards.append(_overflow(types.model, place, value, "filled", readers, {}))
-    return hazards
-
-
 # -- epsilons ---------------------------------------------------------------------------------------------------------
 
 
@@ -139,21 +123,27 @@ def _epsilon(facts: Facts, seen: Seen, place: HazardPlace, node: Node, epsilon: 
     return [Hazard("vanishing-epsilon", place, evidence, wording, "warning", epsilon, words)]
 
 
-def epsilon_hazards(types: ValueTypes) -> list[Hazard]:
-    """Epsilons in the attributes of norm operators that are zero in FP16, where a variance may come down to zero."""
+def node_hazards(types: ValueTypes) -> list[Hazard]:
+    """Masks beyond FP16 that a ConstantOfShape fills at run time; and epsilons of norm operators that are zero in FP16.
+
+    These matter where a variance may come down to zero, which those that a BatchNormalization stores may not.
+    """
     hazards = []
     for node in types.model.nodes:
-        default, group = _EPSILON_DEFAULTS.get(node.op_type), types.group_of[node.index]
-        if default is None or group < 0 or not node.is_standard:
+        group = group_of(types, node)
+        if group is None or not node.is_standard:
             continue
-        epsilon = float_attribute(node, "epsilon", default)
-        if 0 < epsilon <= FP16_TINY / 2:
-            # Stored variances may be so far from zero that the epsilon does not matter.
+        if node.op_type == "ConstantOfShape":
+            value = abs(float(fill_value(node.proto).reshape(-1)[0]))
+            place, readers = HazardPlace(node.name, group.id, node.outputs[0]), types.facts.readers(node.outputs[0])
+            if FP16_MAX < value < math.inf:
+                hazards.append(_overflow(types.model, place, value, "filled", readers, {}))
+        elif node.op_type in _WITH_EPSILON and 0 < (epsilon := float_attribute(node, "epsilon", 1e-5)) <= FP16_TINY / 2:
             is_stored = node.op_type == "BatchNormalization"
             variance = types.model.initializers.get(node.inputs[4]) if is_stored else None
             is_safe = variance is not None and variance.nbytes > 0 and float(variance.numpy().min()) > FP16_NORMAL
-            place = HazardPlace(node.name, types.groups[group].id, node.inputs[0])
-            evidence = {"epsilon": epsilon, "fp16_smallest": FP16_TINY}
+            place, evidence = HazardPlace(node.name, group.id, node.inputs[0]), {"epsilon": epsilon}
+            evidence["fp16_smallest"] = FP16_TINY
             wording, words = "attribute of a safe variance" if is_safe else "attribute", {"operator": node.op_type}
             hazards.append(Hazard("vanishing-epsilon", place, evidence, wording, "warning", epsilon, words))
     return hazards

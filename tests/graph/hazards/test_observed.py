@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import TensorProto
 
 from mptune.graph.hazards.probes import range_of
 from mptune.graph.hazards.seen import TensorRange
@@ -13,8 +14,9 @@ from mptune.graph.loading.model import load_model
 from mptune.graph.writing import observe
 from mptune.graph.writing.weights import WeightBank
 from tests.graph import models
-from tests.graph.hazards.observed import ranges_on
+from tests.graph.hazards.observed import hazards_on, ranges_on
 from tests.graph.helpers import feeds, run
+from tests.graph.models import constant, node, value
 
 
 @pytest.mark.parametrize("make", [models.mlp, models.cnn, models.attention, models.decomposed_norm])
@@ -72,3 +74,16 @@ def test_the_range_over_all_samples_names_the_worst() -> None:
     each = [range_of(values, (-1,)) for values in samples]
     expected = TensorRange(1e9, (1, 2), 1, -1e9, 9.0, 1, 2, 3, masked_rows=2, masked_sample=1, masked_samples=2)
     assert TensorRange.over_samples(each) == expected
+
+
+def test_nodes_without_elements_have_no_hazard(tmp_path: Path) -> None:
+    """As what reads the boxes of an image without any."""
+    nodes = [
+        node("LayerNormalization", ["x", "one"], "n", "norm"), node("Softmax", ["n"], "s", "softmax"),
+        node("ArgMax", ["s"], "a", "largest", axis=1), node("Greater", ["s", "n"], "g", "comparison"),
+        node("Add", ["s", "n"], "t", "sum"), node("Sqrt", ["t"], "y", "root"),
+    ]  # fmt: skip
+    outputs = [value("y", None), value("a", None, TensorProto.INT64), value("g", None, TensorProto.BOOL)]
+    proto = models.model(nodes, [value("x", ["boxes", 4])], outputs, [constant("one", np.ones(4))])
+    assert hazards_on(proto, {"x": np.zeros((0, 4), np.float32)}, tmp_path) == ()
+    assert len(ranges_on(load_model(tmp_path / "model.onnx"), [{"x": np.ones((2, 4), np.float32)}], tmp_path)) == 5
