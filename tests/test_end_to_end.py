@@ -132,7 +132,7 @@ class Misbehaving(Toolchain):
     ) -> Measurement | Failure:
         for group, fault in self.faults.items():
             if group in plan.fp16_groups:
-                failure = self._worker.call(fault, 0.5 if isinstance(fault, faults.Hang) else 20.0)
+                failure = self._worker.call(fault, 0.5 if fault.name == "hang" else 20.0)
                 assert isinstance(failure, Failure)
                 return failure
         return super().evaluate(plan, which, profile=profile)
@@ -157,10 +157,10 @@ class Heard(Silent):
 def test_the_search_goes_on_whatever_the_worker_does(tmp_path: Path) -> None:
     groups = find_groups(load_model(DIGITS))
     bad = {  # the seeds meet each: all-FP16, then those with more and more of the first groups in FP32
-        groups[0].id: faults.Hang(tmp_path / "pids"),
-        groups[9].id: faults.Gorge(3 << 30),
-        groups[24].id: faults.Babble(8, fails=True),
-        groups[30].id: faults.Abort("terminate called"),
+        groups[0].id: faults.hang(tmp_path / "pids"),
+        groups[9].id: faults.gorge(3 << 30),
+        groups[24].id: faults.babble(8, True),
+        groups[30].id: faults.abort("terminate called"),
     }
 
     def opened(context: RunContext) -> Misbehaving:

@@ -1,11 +1,10 @@
-"""``search``, ``pick``, ``infer.py``, ``confirm`` and the self-test on three machines with TensorRT."""
+"""``search``, ``pick``, ``infer.py``, ``confirm``, ``compare`` and the self-test on three machines with TensorRT."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,29 +14,21 @@ import pytest
 
 import mptune
 from mptune.cli import main
+from mptune.errors import BaselineError, ModelError, SettingsError, TargetError
 from mptune.selftest import engines_here, run_selftest
-from mptune.settings import LatencySettings
 from mptune.targets.detect import detect_gpus
 from mptune.tuning.front import Front
 from tests.device.blueprint import Blueprint
-from tests.device.machines import HOPPER, MACHINES, Here, become
+from tests.device.machines import MACHINES, Here, Machine, become
+from tests.device.program import load_model
+from tests.engines.engine_support import QUICK
 
 pytestmark = [
     pytest.mark.tensorrt_rtx,
     pytest.mark.skipif(bool(detect_gpus()), reason="needs a machine without a GPU"),
 ]
 
-QUICK = LatencySettings(warmup_ms=0.0, duration_ms=1.0, min_iterations=10)
-
-
-EACH = [pytest.param(name, marks=() if name == "orin" else pytest.mark.slow) for name in MACHINES]
-"""An Orin is the machine that the tool is for: it is tested each time."""
-
-
-@pytest.fixture(params=EACH)
-def here(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Here]:
-    with become(request.param, tmp_path / "machine", is_alone=True) as here:
-        yield here
+ROWS = 12
 
 
 def search(model: Path, data: Path, run: Path, **settings: Any) -> Front:
@@ -47,10 +38,7 @@ def search(model: Path, data: Path, run: Path, **settings: Any) -> Front:
 def test_a_search_measures_picks_and_deploys(here: Here, mlp_path: Path, mlp_data: Path, tmp_path: Path) -> None:
     machine, run = here.machine, tmp_path / "run"
     front = search(mlp_path, mlp_data, run, budget=3)
-    assert here.broken() == []
     assert (front.target, front.engine) == (machine.target, "tensorrt")
-    assert front.fp32 is not None
-    assert front.fp16 is not None
     for point in (front.fp32, front.fp16):
         assert (point.latency.source, point.error_source) == ("measured", "measured")
         assert point.engine_path is not None
@@ -62,10 +50,8 @@ def test_a_search_measures_picks_and_deploys(here: Here, mlp_path: Path, mlp_dat
     assert (environment["jetson"] is not None) is machine.is_jetson
 
     chosen, chosen_dir = mptune.pick(run, max_error=1e-9).chosen, run / "chosen"
-    assert chosen is not None
     assert not chosen.plan.fp16_groups
     engine = Blueprint.from_bytes((chosen_dir / "model.engine").read_bytes())
-    assert engine is not None
     assert (engine.version, engine.capability) == (machine.tensorrt, machine.capability)
     assert (engine.tf32, engine.is_typed, engine.is_detailed, engine.averaged) == (False, True, True, 8)
     assert engine.shapes == {"x": ((1, 32), (1, 32), (1, 32))}
@@ -84,7 +70,6 @@ def test_the_layers_of_the_chosen_plans_engine_are_shown(
     run = tmp_path / "run"
     front = search(mlp_path, mlp_data, run, budget=2)
     half = front.fp16
-    assert half is not None
     mptune.pick(run, plan=half.plan.fingerprint)
     capsys.readouterr()
     assert main(["report", str(run), "--layers", "--json"]) == 0
@@ -129,7 +114,6 @@ def test_what_was_predicted_elsewhere_is_confirmed_there(
 ) -> None:
     machine, run = MACHINES[name], tmp_path / "run"
     predicted = search(mlp_path, mlp_data, run, budget=12, target=machine.target)
-    assert predicted.fp32 is not None
     assert predicted.fp32.latency.source == "predicted"
     with become(name, tmp_path / "machine") as here:
         confirmed = mptune.confirm(run)
@@ -151,17 +135,82 @@ def test_the_selftest_holds_there(name: str, tmp_path: Path) -> None:
     assert len(result.checks) == 5
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_several_shapes_and_a_long_search(mlp_path: Path, tmp_path: Path) -> None:
-    """Samples of several batch sizes: each shape is bound and captured anew."""
-    data = tmp_path / "data"
-    data.mkdir()
-    generator = np.random.default_rng(0)
-    for number in range(6):
-        np.savez(data / f"{number}.npz", x=generator.normal(size=(1 + number % 3, 32)).astype(np.float32))
-    with become("hopper", tmp_path / "machine") as here:
-        front = search(mlp_path, data, tmp_path / "run", budget=16)
-        assert here.machine is HOPPER
-        assert here.broken() == []
-    assert len(front.points) >= 3
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    values = np.random.default_rng(5).standard_normal((ROWS, 32)).astype(np.float32)
+    np.savez(tmp_path / "data.npz", x=values)
+    return tmp_path / "data.npz"
+
+
+def write_engine(path: Path, model: onnx.ModelProto, machine: Machine, rows: int = ROWS, name: str = "x") -> Path:
+    shapes = {name: ((1, 32), (1, 32), (rows, 32))}
+    made = Blueprint.of_model(model, shapes=shapes, version=machine.tensorrt, capability=machine.capability)
+    path.write_bytes(made.to_bytes())
+    return path
+
+
+def changed(path: Path, factor: float) -> onnx.ModelProto:
+    """The model with one weight multiplied."""
+    model = load_model(str(path))
+    weight = next(one for one in model.graph.initializer if one.name == "block0.w1")
+    weight.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(weight) * np.float32(factor), weight.name))
+    return model
+
+
+def test_an_engine_agrees_if_it_computes_the_model(here: Here, mlp_path: Path, data: Path, tmp_path: Path) -> None:
+    engine = write_engine(tmp_path / "m.engine", load_model(str(mlp_path)), here.machine)
+    found = mptune.compare(mlp_path, engine, data=data, repeat=2, stress=True)
+    assert (found.verdict, found.candidate) == ("agrees", str(engine))
+    assert found.outputs["y"]["error"] < 1e-5
+    assert [finding.code for finding in found.findings] == ["agrees"]
+    engine = write_engine(tmp_path / "m.plan", changed(mlp_path, 1.2), here.machine)
+    other = mptune.compare(mlp_path, engine, data=data)
+    assert other.verdict == "differs"
+    assert other.outputs["y"]["error"] > other.outputs["y"]["limit"]
+
+
+def test_inputs_and_outputs_correspond_by_name_else_by_place(
+    here: Here, mlp_path: Path, data: Path, tmp_path: Path
+) -> None:
+    other = load_model(str(mlp_path))
+    other.graph.input[0].name, other.graph.output[0].name = "in", "out"
+    for node in other.graph.node:
+        node.input[:] = ["in" if name == "x" else name for name in node.input]
+        node.output[:] = ["out" if name == "y" else name for name in node.output]
+    engine = write_engine(tmp_path / "m.trt", other, here.machine, rows=4, name="in")
+    found = mptune.compare(mlp_path, engine, data=data, batch=4)
+    assert (found.verdict, list(found.outputs)) == ("agrees", ["y"])
+
+
+def test_what_an_engine_cannot_take_is_one_clear_error(here: Here, mlp_path: Path, data: Path, tmp_path: Path) -> None:
+    proto = load_model(str(mlp_path))
+    engine = write_engine(tmp_path / "m.engine", proto, here.machine, rows=1)
+    with pytest.raises(BaselineError, match="is not what the engine was built for") as error:
+        mptune.compare(mlp_path, engine, data=data, batch=4)
+    assert "batch" in error.value.hint
+    other = next(machine for machine in MACHINES.values() if machine.tensorrt != here.machine.tensorrt)
+    foreign = write_engine(tmp_path / "foreign.engine", proto, other)
+    with pytest.raises(BaselineError, match="cannot be loaded"):
+        mptune.compare(mlp_path, foreign, data=data)
+    (tmp_path / "cut.engine").write_bytes(engine.read_bytes()[:-7])
+    (tmp_path / "engine.bin").write_bytes(b"ftrt" + bytes(64))  # an engine by its first bytes
+    for name in ("cut.engine", "engine.bin"):
+        with pytest.raises(BaselineError, match="cannot be loaded"):
+            mptune.compare(mlp_path, tmp_path / name, data=data)
+    here.log.unlink(missing_ok=True)  # what the device refused is what was tried
+
+
+def test_an_engine_needs_a_device(
+    mlp_path: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = write_engine(tmp_path / "m.engine", load_model(str(mlp_path)), MACHINES["ada"])
+    with pytest.raises(SettingsError, match="needs two ONNX models"):
+        mptune.compare(mlp_path, engine, data=data, trace=True)
+    with pytest.raises(TargetError, match="no NVIDIA GPU is here"):
+        mptune.compare(mlp_path, engine, data=data)
+    with pytest.raises(ModelError, match="no such file"):
+        mptune.compare(mlp_path, tmp_path / "missing.engine", data=data)
+    assert main(["compare", str(mlp_path), str(engine), "--data", str(data)]) == 1
+    shown = capsys.readouterr().err
+    assert "--outputs FILE" in shown
+    assert "Traceback" not in shown

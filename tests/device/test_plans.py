@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto
 
 from tests.device.bench import Bench
 from tests.device.machines import MACHINES, ORIN
-from tests.graph import helpers
+from tests.graph import helpers, models
+from tests.graph.models import node, value
 
 pytestmark = pytest.mark.tensorrt_rtx
 
@@ -48,22 +48,18 @@ def test_a_plan_on_each_machine(bench: Bench) -> None:
 def test_values_that_are_shapes(tmp_path: Path) -> None:
     """An input on the host decides the shape of an output. TensorRT-RTX takes no shapes that depend on other values."""
     generator = np.random.default_rng(0)
-    weights = [numpy_helper.from_array(generator.normal(size=(8, 8)).astype(np.float32), "a")]
     nodes = [
-        helper.make_node("MatMul", ["x", "a"], ["h"], "product"),
-        helper.make_node("Relu", ["h"], ["r"], "relu"),
-        helper.make_node("Reshape", ["r", "shape"], ["y"], "reshape"),
+        node("MatMul", ["x", "a"], "h", "product"),
+        node("Relu", ["h"], "r", "relu"),
+        node("Reshape", ["r", "shape"], "y", "reshape"),
     ]
-    inputs = [("x", TensorProto.FLOAT, ["rows", 8]), ("shape", TensorProto.INT64, [2])]
-    outputs = [("y", TensorProto.FLOAT, ["a", "b"])]
-    infos = [[helper.make_tensor_value_info(*one) for one in named] for named in (inputs, outputs)]
-    graph = helper.make_graph(nodes, "g", *infos, weights)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
+    inputs = [value("x", ["rows", 8]), value("shape", [2], TensorProto.INT64)]
+    proto = models.model(nodes, inputs, [value("y", ["a", "b"])], [models.weight("a", 8, 8)])
     samples = [
         {"x": generator.normal(size=(rows, 8)).astype(np.float32), "shape": np.array(shape)}
         for rows, shape in ((2, (4, 4)), (3, (2, 12)), (2, (8, 2)))
     ]
-    with Bench(ORIN, tmp_path / "m.onnx", tmp_path) as bench:
+    with Bench(ORIN, models.save(proto, tmp_path), tmp_path) as bench:
         for plan in helpers.plans(bench.model, bench.groups, 0):
             found = bench.run(plan, samples)
             assert [one["y"].shape for one in found] == [(4, 4), (2, 12), (8, 2)]

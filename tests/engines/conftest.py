@@ -1,15 +1,21 @@
-"""Fixtures for the engine floor: quick settings, and the MLP with samples."""
+"""Fixtures for the engine floor: quick settings, the MLP with samples, a device on which TensorRT's sessions open."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mptune.engines.context import RunContext
+from mptune.engines.cuda import runtime as cuda
+from mptune.engines.tensorrt import session as tensorrt_session
+from mptune.engines.tensorrt.library import MODULES, Library
 from mptune.graph.loading.model import load_model
 from mptune.settings import LatencySettings, SearchSettings, WorkerSettings
+from tests.device.cuda import FakeCuda
+from tests.device.tensorrt import make_module
 from tests.engines.engine_support import make_context
 
 QUICK = LatencySettings(warmup_ms=1.0, duration_ms=1.0, min_iterations=10)
@@ -26,3 +32,15 @@ def mlp_context(mlp_path: Path, tmp_path: Path, settings: SearchSettings) -> Run
     """The MLP with four search and four held-out samples of three rows, and those settings."""
     rows = np.random.default_rng(3).normal(size=(3, 32)).astype(np.float32)
     return make_context(load_model(mlp_path), tmp_path, {"x": rows}, settings=settings)
+
+
+@pytest.fixture
+def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
+    """A device in host memory; in the end nothing is left on it, and no rule of TensorRT's was broken."""
+    device = FakeCuda()
+    monkeypatch.setattr(cuda, "runtime", lambda: device)
+    modules = {kind: make_module("10.16.2", device, is_rtx=kind != "tensorrt") for kind in MODULES}
+    monkeypatch.setattr(tensorrt_session, "load_library", lambda kind, plugins: Library(kind, modules[kind], "10.16"))
+    yield device
+    assert device.leaks == []
+    assert device.rules.forbidden == []

@@ -1,7 +1,8 @@
-"""Small models with samples, for tests of jobs and toolchains."""
+"""Small models with samples, engines and latencies of one session, for tests of jobs and toolchains."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,16 +13,23 @@ from onnx import NodeProto, TensorProto, ValueInfoProto, helper
 
 from mptune.data.samples import CalibrationSet
 from mptune.engines.backends import onnxruntime, tensorrt
+from mptune.engines.base import EngineError, EngineSession
 from mptune.engines.context import RunContext
+from mptune.engines.tensorrt.builder import BuildOptions, build_engine
 from mptune.engines.tensorrt.jobs import LibraryReport
+from mptune.engines.tensorrt.library import RTX_CAPABILITIES, Kind, load_library
+from mptune.engines.timing.latency import Latency, Repetitions, time_in_turn
 from mptune.engines.toolchains import choose
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import Model
 from mptune.processes.child import Job, WorkerState
-from mptune.settings import SearchSettings
+from mptune.settings import LatencySettings, SearchSettings
+from mptune.targets.detect import detect_gpus
 
 T = TypeVar("T")
+QUICK = LatencySettings(warmup_ms=0.0, duration_ms=1.0, min_iterations=10)
+ONCE = Repetitions(10)
 
 
 def run_here(job: Job[T]) -> T:
@@ -77,6 +85,20 @@ def save_graph(
     return path
 
 
+def build_here(kind: Kind, model: Path, path: Path, samples: Sequence[Mapping[str, np.ndarray]]) -> Path:
+    """An engine for the GPU here; skips the test where there is none with such a TensorRT."""
+    try:
+        library = load_library(kind)
+    except EngineError as error:
+        pytest.skip(error.message)
+    capability = detect_gpus()[0].compute_capability
+    if kind == "tensorrt-rtx" and capability not in RTX_CAPABILITIES:
+        pytest.skip(f"TensorRT-RTX does not run on compute capability {capability}")
+    options = BuildOptions(kind, capabilities=() if capability is None else (capability,))
+    path.write_bytes(build_engine(library, model, options, samples).memory)
+    return path
+
+
 def install(monkeypatch: pytest.MonkeyPatch, no_cuda: str | None = None, **reports: LibraryReport | str) -> None:
     """Stand for the packages of this machine: what ``find_library`` says of each, and why there is no CUDA provider."""
     known = {kind.replace("_", "-"): report for kind, report in reports.items()}
@@ -84,3 +106,8 @@ def install(monkeypatch: pytest.MonkeyPatch, no_cuda: str | None = None, **repor
     monkeypatch.setattr(tensorrt, "is_installed", lambda kind: kind in known)
     for module in (onnxruntime, choose):
         monkeypatch.setattr(module, "probe", lambda provider: no_cuda)
+
+
+def timed(session: EngineSession, feeds: Mapping[str, np.ndarray], repetitions: Repetitions = ONCE) -> Latency:
+    """The latency of a session alone."""
+    return time_in_turn([session.stopwatch(feeds)], repetitions, QUICK)[0]

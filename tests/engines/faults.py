@@ -1,4 +1,4 @@
-"""Jobs that misbehave, to be run in a real worker."""
+"""Jobs that misbehave, to be run in a real worker: ``faults.echo(3)`` is a job that calls ``echo`` there."""
 
 from __future__ import annotations
 
@@ -9,279 +9,200 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mptune.engines.base import EngineError, FailureKind, Progress, Stage
-from mptune.errors import ModelError
+from mptune.engines.base import Progress, Stage
 from mptune.processes.child import WorkerState
 
+_FUNCTIONS: dict[str, Callable[..., Any]] = {}
+_SLEEP = [sys.executable, "-c", "import time; time.sleep(3600)"]
+
 
 @dataclass(frozen=True)
-class Echo:
-    """Behaves."""
+class Fault:
+    """Calls a function of this module in the worker."""
 
-    value: Any
+    name: str
+    arguments: tuple[Any, ...]
 
     def run(self, state: WorkerState) -> Any:
-        sys.stdout.write("this is printed, and nobody should see it")
-        return self.value
+        return _FUNCTIONS[self.name](state, *self.arguments)
 
 
-@dataclass(frozen=True)
-class Report:
+def fault(function: Callable[..., Any]) -> Callable[..., Fault]:
+    """What makes jobs of a function that takes the worker's state first."""
+    _FUNCTIONS[function.__name__] = function
+    return lambda *arguments: Fault(function.__name__, arguments)
+
+
+@fault
+def echo(state: WorkerState, value: Any) -> Any:
+    """Behaves."""
+    sys.stdout.write("this is printed, and nobody should see it")
+    return value
+
+
+@fault
+def report(state: WorkerState, threads: int, steps: int) -> str:
     """Tells its progress from several threads at once, as builders do."""
 
-    threads: int
-    steps: int
+    def tell(name: str) -> None:
+        for step in range(steps):
+            state.report(Progress(name, step + 1, steps))
 
-    def run(self, state: WorkerState) -> str:
-        def tell(name: str) -> None:
-            for step in range(self.steps):
-                state.report(Progress(name, step + 1, self.steps))
-
-        tellers = [threading.Thread(target=tell, args=(f"phase {k}",)) for k in range(self.threads)]
-        for teller in tellers:
-            teller.start()
-        for teller in tellers:
-            teller.join()
-        return "told"
+    tellers = [threading.Thread(target=tell, args=(f"phase {k}",)) for k in range(threads)]
+    for teller in tellers:
+        teller.start()
+    for teller in tellers:
+        teller.join()
+    return "told"
 
 
-@dataclass(frozen=True)
-class ReportOn:
+@fault
+def report_on(state: WorkerState, answer: bytes) -> bytes:
     """Goes on telling its progress while its answer, larger than a pipe holds, is written."""
+    begun = threading.Event()
 
-    answer: bytes
+    def tell() -> None:
+        for step in range(20_000):
+            state.report(Progress("behind", step + 1, 20_000))
+            begun.set()
 
-    def run(self, state: WorkerState) -> bytes:
-        begun = threading.Event()
-
-        def tell() -> None:
-            for step in range(20_000):
-                state.report(Progress("behind", step + 1, 20_000))
-                begun.set()
-
-        threading.Thread(target=tell, daemon=True).start()
-        begun.wait()
-        return self.answer
+    threading.Thread(target=tell, daemon=True).start()
+    begun.wait()
+    return answer
 
 
-@dataclass(frozen=True)
-class Pid:
-    def run(self, state: WorkerState) -> int:
-        return os.getpid()
+@fault
+def pid(state: WorkerState) -> int:
+    return os.getpid()
 
 
-@dataclass(frozen=True)
-class Variable:
-    name: str
-
-    def run(self, state: WorkerState) -> str | None:
-        return os.environ.get(self.name)
+@fault
+def surroundings(state: WorkerState, name: str) -> tuple[str | None, list[str]]:
+    """A variable of the environment, and where modules are looked for."""
+    return os.environ.get(name), sys.path
 
 
-@dataclass(frozen=True)
-class SysPath:
-    def run(self, state: WorkerState) -> list[str]:
-        return sys.path
-
-
-@dataclass(frozen=True)
-class Count:
+@fault
+def count(state: WorkerState, key: int) -> int:
     """How often the worker's cache was filled."""
-
-    key: int
-
-    def run(self, state: WorkerState) -> int:
-        calls = state.cached("calls", 0, list)
-        state.cached("counted", self.key, lambda: calls.append(self.key))
-        return len(calls)
+    calls = state.cached("calls", 0, list)
+    state.cached("counted", key, lambda: calls.append(key))
+    return len(calls)
 
 
-@dataclass(frozen=True)
-class Ask:
-    question: bytes
-
-    def run(self, state: WorkerState) -> Any:
-        return state.ask(self.question)
+@fault
+def ask(state: WorkerState, question: bytes) -> Any:
+    return state.ask(question)
 
 
-@dataclass(frozen=True)
-class Work:
+@fault
+def work(state: WorkerState, steps: int) -> str:
     """Takes its time, in small steps: a process that is stopped gets no further."""
-
-    steps: int
-
-    def run(self, state: WorkerState) -> str:
-        for _ in range(self.steps):
-            time.sleep(0.1)
-        return "done"
+    for _ in range(steps):
+        time.sleep(0.1)
+    return "done"
 
 
-@dataclass(frozen=True)
-class Signalled:
+@fault
+def die(state: WorkerState, number: int, stage: Stage = Stage.RUN) -> None:
     """Is killed by a signal in a stage."""
-
-    number: int
-    stage: Stage = Stage.RUN
-
-    def run(self, state: WorkerState) -> None:
-        state.enter(self.stage)
-        os.write(1, b"last words")
-        os.kill(os.getpid(), self.number)
+    state.enter(stage)
+    os.write(1, b"last words")
+    os.kill(os.getpid(), number)
 
 
-@dataclass(frozen=True)
-class Abort:
+@fault
+def abort(state: WorkerState, words: str = "") -> None:
     """Ends as C++ does that throws past its last handler."""
-
-    words: str = ""
-
-    def run(self, state: WorkerState) -> None:
-        os.write(2, self.words.encode())
-        os.abort()
+    os.write(2, words.encode())
+    os.abort()
 
 
-@dataclass(frozen=True)
-class Hang:
+@fault
+def hang(state: WorkerState, pids: Path, apart: bool = True) -> None:
     """Never returns; starts processes first, one of them in a session of its own if ``apart``."""
-
-    pids: Path
-    apart: bool = True
-
-    def run(self, state: WorkerState) -> None:
-        state.enter(Stage.TIME)
-        command = [sys.executable, "-c", "import time; time.sleep(3600)"]
-        started = [subprocess.Popen(command)]
-        if self.apart:
-            started.append(subprocess.Popen(command, start_new_session=True))
-        self.pids.write_text(" ".join(str(pid) for pid in (os.getpid(), *(p.pid for p in started))))
-        while True:
-            pass
+    state.enter(Stage.TIME)
+    started = [subprocess.Popen(_SLEEP)]
+    if apart:
+        started.append(subprocess.Popen(_SLEEP, start_new_session=True))
+    pids.write_text(" ".join(str(pid) for pid in (os.getpid(), *(p.pid for p in started))))
+    while True:
+        pass
 
 
-@dataclass(frozen=True)
-class StartAndLeave:
-    """Returns while a process that it started goes on."""
-
-    pids: Path
-
-    def run(self, state: WorkerState) -> None:
-        command = [sys.executable, "-c", "import time; time.sleep(3600)"]
-        self.pids.write_text(str(subprocess.Popen(command).pid))
-
-
-@dataclass(frozen=True)
-class OrphanAndCrash:
-    """Crashes and leaves a process behind that holds every inherited descriptor."""
-
-    pids: Path
-
-    def run(self, state: WorkerState) -> None:
-        command = [sys.executable, "-c", "import time; time.sleep(3600)"]
-        self.pids.write_text(str(subprocess.Popen(command, close_fds=False).pid))
+@fault
+def start_and_leave(state: WorkerState, pids: Path, crashes: bool) -> None:
+    """Returns or crashes while a process that it started goes on, with every inherited descriptor if it crashes."""
+    pids.write_text(str(subprocess.Popen(_SLEEP, close_fds=not crashes).pid))
+    if crashes:
         os.kill(os.getpid(), signal.SIGSEGV)
 
 
-@dataclass(frozen=True)
-class ForkAndCrash:
-    """As ``OrphanAndCrash``, in a fork with a session of its own."""
-
-    pids: Path
-
-    def run(self, state: WorkerState) -> None:
-        if not os.fork():
-            os.setsid()
-            self.pids.write_text(str(os.getpid()))
-            time.sleep(3600)
-        while not self.pids.exists() or not self.pids.read_text():
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGSEGV)
+@fault
+def fork_and_crash(state: WorkerState, pids: Path) -> None:
+    """As ``start_and_leave``, in a fork with a session of its own."""
+    if not os.fork():
+        os.setsid()
+        pids.write_text(str(os.getpid()))
+        time.sleep(3600)
+    while not pids.exists() or not pids.read_text():
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGSEGV)
 
 
-@dataclass(frozen=True)
-class Fork:
+@fault
+def fork(state: WorkerState) -> None:
     """Forks, and both raise: one answer must come."""
-
-    def run(self, state: WorkerState) -> None:
-        child = os.fork()
-        if not child:
-            raise ValueError("in the child")
-        os.waitpid(child, 0)
-        raise RuntimeError("in the parent")
+    child = os.fork()
+    if not child:
+        raise ValueError("in the child")
+    os.waitpid(child, 0)
+    raise RuntimeError("in the parent")
 
 
-@dataclass(frozen=True)
-class CloseAll:
+@fault
+def close_all(state: WorkerState) -> None:
     """Closes its connection and its output."""
-
-    def run(self, state: WorkerState) -> None:
-        os.closerange(1, 100)
+    os.closerange(1, 100)
 
 
-@dataclass(frozen=True)
-class Gorge:
+@fault
+def gorge(state: WorkerState, limit_bytes: int) -> None:
     """Allocates until it is stopped, at so much address space: the machine itself should not run out."""
-
-    limit_bytes: int
-
-    def run(self, state: WorkerState) -> None:
-        resource.setrlimit(resource.RLIMIT_AS, (self.limit_bytes, self.limit_bytes))
-        eaten = []
-        while True:
-            eaten.append(np.zeros(1 << 24))  # Address space is what is limited: no page needs to be touched.
+    resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))
+    eaten = []
+    while True:
+        eaten.append(np.zeros(1 << 24))  # Address space is what is limited: no page needs to be touched.
 
 
-@dataclass(frozen=True)
-class Babble:
+@fault
+def babble(state: WorkerState, megabytes: int, fails: bool) -> str:
     """Prints megabytes past Python, then does as told."""
-
-    megabytes: int
-    fails: bool
-
-    def run(self, state: WorkerState) -> str:
-        os.write(1, b"the beginning\n")
-        for _ in range(self.megabytes):
-            line = b"x" * 1023 + b"\n"
-            os.write(1, line * 1024)
-        os.write(2, b"the end\n")
-        if self.fails:
-            raise ValueError("first line\nsecond line")
-        return "done"
+    os.write(1, b"the beginning\n")
+    for _ in range(megabytes):
+        os.write(1, (b"x" * 1023 + b"\n") * 1024)
+    os.write(2, b"the end\n")
+    if fails:
+        raise ValueError("first line\nsecond line")
+    return "done"
 
 
-@dataclass(frozen=True)
-class Raise:
-    error: BaseException
-
-    def run(self, state: WorkerState) -> None:
-        raise self.error
+@fault
+def fail(state: WorkerState, error: BaseException, stage: Stage = Stage.BUILD) -> None:
+    state.enter(stage)
+    raise error
 
 
-@dataclass(frozen=True)
-class RaiseEngineError:
-    kind: FailureKind
-    stage: Stage = Stage.BUILD
-
-    def run(self, state: WorkerState) -> None:
-        state.enter(self.stage)
-        raise EngineError(self.kind, "in its own words")
-
-
-@dataclass(frozen=True)
-class RaiseModelError:
-    def run(self, state: WorkerState) -> None:
-        raise ModelError("the model is odd", "mend it")
-
-
-@dataclass(frozen=True)
-class Unpicklable:
-    def run(self, state: WorkerState) -> Any:
-        return threading.Lock()
+@fault
+def unpicklable(state: WorkerState) -> Any:
+    return threading.Lock()
 
 
 class Trap:
@@ -291,76 +212,38 @@ class Trap:
         return int, ("not a number",)
 
 
-@dataclass(frozen=True)
-class ReturnTrap:
-    def run(self, state: WorkerState) -> Any:
-        return Trap()
+@fault
+def return_trap(state: WorkerState) -> Any:
+    return Trap()
 
 
-@dataclass(frozen=True)
-class BeTrap:
-    """Cannot be unpickled in the worker."""
-
-    trap: Trap
-
-    def run(self, state: WorkerState) -> None:
-        raise AssertionError
+@fault
+def exit_with(state: WorkerState, leave: Callable[[int], None], status: int) -> None:
+    """Ends its process by ``sys.exit`` or ``os._exit``."""
+    leave(status)
 
 
-@dataclass(frozen=True)
-class Exit:
-    status: int
-
-    def run(self, state: WorkerState) -> None:
-        sys.exit(self.status)
-
-
-@dataclass(frozen=True)
-class HardExit:
-    status: int
-
-    def run(self, state: WorkerState) -> None:
-        os._exit(self.status)
-
-
-@dataclass(frozen=True)
-class Garble:
+@fault
+def garble(state: WorkerState) -> None:
     """Writes rubbish where answers go."""
-
-    def run(self, state: WorkerState) -> None:
-        os.write(int(sys.argv[1]), b"\xff" * 64)
+    os.write(int(sys.argv[1]), b"\xff" * 64)
 
 
-class _FatalToClose:
-    """Takes its process down when it is closed, as a session does whose stream is gone."""
+class _HardToClose:
+    """Takes its process down when it is closed, as a session does whose stream is gone, or is never closed."""
+
+    def __init__(self, hangs: bool) -> None:
+        self._hangs = hangs
 
     def close(self) -> None:
-        os.kill(os.getpid(), signal.SIGSEGV)
-
-
-@dataclass(frozen=True)
-class CrashInTeardown:
-    """Gives its result; what it used crashes when it is torn down."""
-
-    value: Any
-
-    def run(self, state: WorkerState) -> Any:
-        state.transient(_FatalToClose)
-        return self.value
-
-
-class _HangsToClose:
-    def close(self) -> None:
+        if not self._hangs:
+            os.kill(os.getpid(), signal.SIGSEGV)
         while True:
             time.sleep(3600)
 
 
-@dataclass(frozen=True)
-class HangInTeardown:
-    """Gives its result; what it used is never torn down."""
-
-    value: Any
-
-    def run(self, state: WorkerState) -> Any:
-        state.transient(_HangsToClose)
-        return self.value
+@fault
+def fail_in_teardown(state: WorkerState, value: Any, hangs: bool) -> Any:
+    """Gives its result; what it used crashes or hangs when it is torn down."""
+    state.transient(lambda: _HardToClose(hangs))
+    return value

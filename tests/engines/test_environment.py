@@ -26,27 +26,19 @@ TWO_GPUS = """\
 """
 
 
-def test_the_environment_names_what_is_here_and_survives_json() -> None:
+def test_the_environment_names_what_is_here_and_survives_json(tmp_path: Path) -> None:
     environment = describe_environment()
     assert environment.versions["python"] == ".".join(map(str, sys.version_info[:3]))
     assert {"numpy", "onnx"} <= environment.versions.keys()
     assert environment.cpu
     assert environment.cpu_count >= 1
-    assert Environment.from_json(json.loads(json.dumps(environment.to_json()))) == environment
-
-
-def test_an_environment_with_gpus_survives_json() -> None:
-    environment = Environment({"python": "3.12"}, "Linux", "a CPU", 2, parse_gpus(TWO_GPUS, "0x4\n0x0\n"), ("a: b",))
-    assert Environment.from_json(json.loads(json.dumps(environment.to_json()))) == environment
-    assert environment.with_warnings("c: d").warnings == ("a: b", "c: d")
-
-
-def test_a_jetson_is_described_and_survives_json(tmp_path: Path) -> None:
-    environment = describe_environment(put_files(tmp_path, ORIN_NANO_SUPER))
-    assert environment.jetson is not None
-    assert environment.jetson.mode.name == "MAXN_SUPER"
-    assert Environment.from_json(json.loads(json.dumps(environment.to_json()))) == environment
+    with_gpus = Environment({"python": "3.12"}, "Linux", "a CPU", 2, parse_gpus(TWO_GPUS, "0x4\n0x0\n"), ("a: b",))
+    jetson = describe_environment(put_files(tmp_path, ORIN_NANO_SUPER))
+    assert jetson.jetson.mode.name == "MAXN_SUPER"
     assert describe_environment(tmp_path / "elsewhere").jetson is None
+    for made in (environment, with_gpus, jetson):
+        assert Environment.from_json(json.loads(json.dumps(made.to_json()))) == made
+    assert with_gpus.with_warnings("c: d").warnings == ("a: b", "c: d")
 
 
 def test_gpus_are_read_with_what_the_driver_leaves_out() -> None:
@@ -55,9 +47,6 @@ def test_gpus_are_read_with_what_the_driver_leaves_out() -> None:
     assert (first.sm_clock_mhz, first.power_w, first.temperature_c) == (1980.0, 120.5, 35.0)
     assert first.throttle == ("hardware slowdown", "hardware thermal limit")
     assert (second.power_w, second.power_limit_w, second.throttle) == (None, None, ())
-
-
-def test_unreadable_answers_are_no_gpus() -> None:
     assert parse_gpus("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.") == ()
     assert parse_gpus(TWO_GPUS, "[N/A]\n")[0].throttle == ()
 
@@ -101,28 +90,20 @@ else:
     assert any("throttled" in warning for warning in environment.warnings)
     # Our own process and one that does not exist here are not foreign. In a container 1 may be a parent.
     assert process_warnings() in ((), ("other processes use the GPU and disturb the timing: stop init (1)",))
-
-
-def test_a_driver_that_fails_is_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_nvidia_smi(tmp_path, "sys.exit(9)", monkeypatch)
-    assert read_gpus() == ()
-    assert process_warnings() == ()
+    assert read_gpus() == process_warnings() == ()
 
 
-@pytest.mark.parametrize(
-    ("visible", "asked"), [("1", ["--id=1"]), ("GPU-3f", ["--id=GPU-3f"]), ("", []), ("MIG-1", [])]
-)
-def test_who_uses_a_gpu_that_is_not_visible_is_not_asked_for(
-    monkeypatch: pytest.MonkeyPatch, visible: str, asked: list[str]
-) -> None:
+def test_who_uses_a_gpu_that_is_not_visible_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setattr("mptune.engines.environment.ask_nvidia_smi", lambda *query: seen.extend(query))
-    assert process_warnings() == ()
-    assert [option for option in seen if option.startswith("--id")] == asked
+    for visible in ("1", "GPU-3f", "", "MIG-1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert process_warnings() == ()
+    assert [option for option in seen if option.startswith("--id")] == ["--id=1", "--id=GPU-3f"]
 
 
-@pytest.mark.parametrize("variant", ["tensorrt", "tensorrt-cu12", "tensorrt-cu13"])
+@pytest.mark.parametrize("variant", ["tensorrt", "tensorrt-cu12"])
 def test_tensorrt_is_found_under_each_name_of_its_package(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def version(package: str) -> str:
         if package != variant:

@@ -1,19 +1,32 @@
-"""What is here: read from real programs and files that stand where the driver's would."""
+"""What is here: read from real programs and files that stand where the driver's and a Jetson's would."""
 
 from __future__ import annotations
 
-import sys
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from mptune.targets.detect import Gpu, detect_gpus, hidden_gpu
+from mptune.engines.jobs import measure
+from mptune.processes.child import WorkerState
+from mptune.targets.detect import (
+    Gpu,
+    JetsonState,
+    PowerMode,
+    Throttling,
+    detect_gpus,
+    hidden_gpu,
+    read_jetson,
+    read_power_mode,
+    read_throttling,
+    throttling_warnings,
+)
+from mptune.targets.target import list_targets, match_target
 from tests.targets.jetson_files import NANO, ORIN_NANO_SUPER, put_files
 
 H200 = "0, GPU-aaaa, NVIDIA H200, 9.0, 143771, 570.124.06"
 L4 = "1, GPU-bbbb, NVIDIA L4, 8.9, 23034, 570.124.06"
-
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the stand-in for nvidia-smi is a shell script")
 
 
 @pytest.fixture(autouse=True)
@@ -39,17 +52,12 @@ def prints(*lines: str) -> str:
 
 def test_rows_become_gpus(smi, tmp_path: Path) -> None:
     assert detect_gpus(tmp_path) == (), "no driver"
-    smi(prints(H200, L4, "2, GPU-c, NVIDIA GB10, [N/A], [N/A], 580.1"))
+    smi(f'echo "$@" > "{tmp_path}/asked"\n' + prints(H200, L4, "2, GPU-c, NVIDIA GB10, [N/A], [N/A], 580.1"))
     assert detect_gpus(tmp_path) == (
         Gpu("NVIDIA H200", (9, 0), 150.8, "570.124.06", 0),
         Gpu("NVIDIA L4", (8, 9), 24.2, "570.124.06", 1),
         Gpu("NVIDIA GB10", None, None, "580.1", 2),
     )
-
-
-def test_it_is_asked_for_plain_csv(smi, tmp_path: Path) -> None:
-    smi(f'echo "$@" > "{tmp_path}/asked"')
-    detect_gpus(tmp_path)
     query, form = (tmp_path / "asked").read_text().split()
     assert query.startswith("--query-gpu=index,uuid,name,compute_cap")
     assert form == "--format=csv,noheader,nounits"
@@ -78,12 +86,10 @@ def test_a_driver_in_trouble_is_no_gpu(smi, tmp_path: Path, body: str) -> None:
 @pytest.mark.parametrize(
     ("visible", "names"),
     [
-        ("1", ["NVIDIA L4"]),
         ("1,0", ["NVIDIA L4", "NVIDIA H200"]),
         ("GPU-bb", ["NVIDIA L4"]),
         ("0,7,1", ["NVIDIA H200"]),
         ("", []),
-        ("-1", []),
         ("MIG-1234", ["NVIDIA H200", "NVIDIA L4"]),
     ],
 )
@@ -96,22 +102,14 @@ def test_cuda_visible_devices(smi, tmp_path: Path, monkeypatch, visible: str, na
 
 
 def test_a_jetson_is_known_by_its_device_tree(smi, tmp_path: Path) -> None:
-    smi(prints("0, [N/A], Orin (nvgpu), [N/A], [N/A], 540.4.0"))
+    next_one = put_files(tmp_path / "next", {"proc/device-tree/model": "NVIDIA Jetson Next"})
+    assert detect_gpus(next_one) == (Gpu("NVIDIA Jetson Next", None, None, "", is_jetson=True),)
+    assert detect_gpus(put_files(tmp_path / "pi", {"proc/device-tree/model": "Raspberry Pi 5 Model B"})) == ()
     put_files(tmp_path, ORIN_NANO_SUPER)
+    smi(prints("0, [N/A], Orin (nvgpu), [N/A], [N/A], 540.4.0"))
     name = "NVIDIA Jetson Orin Nano Engineering Reference Developer Kit Super"
     gpu = Gpu(name, (8, 7), 7.8, "L4T 36.4.3", is_jetson=True, part="p3767-0005", mode=NANO.mode)
     assert detect_gpus(tmp_path) == (gpu,)
-
-
-@pytest.mark.parametrize(
-    ("model", "gpus"),
-    [
-        ("NVIDIA Jetson Next", (Gpu("NVIDIA Jetson Next", None, None, "", is_jetson=True),)),
-        ("Raspberry Pi 5 Model B", ()),
-    ],
-)
-def test_a_board_that_tells_only_its_name(tmp_path: Path, model: str, gpus: tuple[Gpu, ...]) -> None:
-    assert detect_gpus(put_files(tmp_path, {"proc/device-tree/model": model})) == gpus
 
 
 @pytest.mark.parametrize("name", ["dev/nvidia0", "dev/nvhost-gpu", "dev/nvgpu/igpu0/ctrl"])
@@ -127,3 +125,160 @@ def test_a_gpu_that_nothing_names_is_not_overlooked(smi, name: str, tmp_path: Pa
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     smi(prints(H200))  # found
     assert hidden_gpu(tmp_path) is None
+
+
+def test_everything_is_read_and_a_jetson_may_tell_only_its_name(tmp_path: Path) -> None:
+    assert read_power_mode(tmp_path) is read_jetson(tmp_path) is None
+    assert read_jetson(put_files(tmp_path / "nano", ORIN_NANO_SUPER)) == NANO
+    state = read_jetson(put_files(tmp_path / "next", {"proc/device-tree/model": "NVIDIA Jetson Next\0"}))
+    assert state == JetsonState("NVIDIA Jetson Next")
+    assert state.facts() == [("Jetson", "NVIDIA Jetson Next")]
+    assert JetsonState.from_json(json.loads(json.dumps(NANO.to_json()))) == NANO
+    facts = dict(NANO.facts())
+    assert facts["Jetson"].endswith("Super (p3767-0005)")
+    assert (facts["JetPack"], facts["power mode"]) == ("6.2 (L4T 36.4.3)", "MAXN_SUPER")
+    assert facts["GPU clock"] == "306 of 1020 MHz"
+
+
+@pytest.mark.parametrize(
+    ("changed", "fact", "value"),
+    [
+        ({"device-tree_compatible": "nvidia,p3737-0000+p3701-0005\0nvidia,p3701-0005\0"}, "part", "p3701-0005"),
+        ({"device-tree_compatible": "acme,board\0nvidia,p3767-0003\0nvidia,tegra234\0"}, "part", "p3767-0003"),
+        ({"device-tree_compatible": "acme,board\0nvidia,tegra234\0"}, "part", ""),
+        ({"etc_nv_tegra_release": "# R35 (release), REVISION: 4.1, GCID: 1"}, "jetpack", "5"),
+        ({"etc_nv_tegra_release": "# R39 (release), REVISION: 0, GCID: 1"}, "jetpack", "7"),
+        ({"etc_nv_tegra_release": "# R99 (release), REVISION: 1.0, GCID: 1"}, "jetpack", ""),
+        ({"etc_nv_tegra_release": "nonsense"}, "jetpack", ""),
+    ],
+)
+def test_the_module_on_any_board_and_without_its_package_jetpack_by_jetson_linux(
+    tmp_path: Path, changed: dict[str, str], fact: str, value: str
+) -> None:
+    state = read_jetson(put_files(tmp_path, ORIN_NANO_SUPER, dpkg_status=None, **changed))
+    assert getattr(state, fact) == value
+
+
+def test_jetpack_5_calls_its_gpu_ga10b_and_a_mode_may_have_no_name(tmp_path: Path) -> None:
+    files = {name.replace("17000000.gpu", "17000000.ga10b"): text for name, text in ORIN_NANO_SUPER.items()}
+    state = read_jetson(put_files(tmp_path, files, nvpmodel_status="pmode:0009"))
+    assert (state.gpu_mhz, state.mode.gpu_mhz, state.mode.name) == (306.0, 1020.0, "")
+
+
+class TestMatch:
+    @pytest.mark.parametrize("target", [t for t in list_targets() if t.kind == "jetson"], ids=lambda t: t.name)
+    def test_every_module_is_known_by_its_number_and_clock(self, target) -> None:
+        for part in target.part_numbers:
+            mode = PowerMode(gpu_mhz=target.gpu_mhz)
+            gpu = Gpu("NVIDIA Jetson on a board of ours", target.compute_capability, None, "", 0, True, part, mode)
+            assert match_target(gpu) == target
+
+    def test_super_by_the_clock_that_the_power_mode_allows(self, tmp_path: Path) -> None:
+        (gpu,) = detect_gpus(put_files(tmp_path, ORIN_NANO_SUPER))
+        assert match_target(gpu).name == "jetson-orin-nano-8gb-super"
+        assert match_target(replace(gpu, mode=PowerMode(gpu_mhz=612.0))).name == "jetson-orin-nano-8gb"
+        assert match_target(replace(gpu, mode=PowerMode())).name == "jetson-orin-nano-8gb", "promises least"
+        compatible = "nvidia,p9999-0000\0nvidia,tegra234\0"  # a new number: by name and memory
+        (gpu,) = detect_gpus(put_files(tmp_path, ORIN_NANO_SUPER, **{"device-tree_compatible": compatible}))
+        assert match_target(gpu).name == "jetson-orin-nano-8gb-super"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "model"),
+    [
+        ("tmp/nv_jetson_model", "NVIDIA Jetson AGX Orin Developer Kit\0", "NVIDIA Jetson AGX Orin Developer Kit"),
+        ("sys/devices/soc0/machine", "NVIDIA Jetson Orin NX\n", "NVIDIA Jetson Orin NX"),
+    ],
+)
+def test_in_a_container_the_device_tree_is_hidden(tmp_path: Path, name: str, text: str, model: str) -> None:
+    root = put_files(tmp_path, {name: text, "proc/meminfo": ORIN_NANO_SUPER["proc/meminfo"]})
+    state = read_jetson(root)
+    assert (state.model, state.memory_gb) == (model, 7.8)
+    (gpu,) = detect_gpus(root)
+    assert gpu.is_jetson
+    assert gpu.name == model
+    assert gpu.compute_capability == (8, 7)
+    assert match_target(gpu).kind == "jetson"
+    assert read_jetson(put_files(tmp_path / "no", {"tmp/nv_jetson_model": "Not a Jetson device\n"})) is None
+
+
+@pytest.mark.parametrize(
+    ("model", "mask", "sms"),
+    [
+        ("NVIDIA Jetson Orin NX", "252\n", 4),
+        ("NVIDIA Jetson AGX Orin 32GB", "128\n", 14),
+        ("NVIDIA Jetson AGX Orin Developer Kit", "248\n", 6),
+        ("NVIDIA Jetson AGX Orin Developer Kit", None, None),
+        ("NVIDIA Jetson AGX Thor Developer Kit", "252\n", None),
+    ],
+)
+@pytest.mark.parametrize("place", ["gpu.0", "platform/gpu.0", "platform/17000000.gpu", "platform/bus@0/17000000.gpu"])
+def test_the_multiprocessors_that_a_mode_leaves(
+    model: str, mask: str | None, sms: int | None, place: str, tmp_path: Path
+) -> None:
+    """Masks by NVIDIA's nvpmodel files; Thor has other TPCs, so that its mask says nothing here."""
+    files = {"proc/device-tree/model": model, f"sys/devices/{place}/tpc_pg_mask": mask or ""}
+    mode = read_power_mode(put_files(tmp_path, {name: text for name, text in files.items() if text}))
+    assert mode == PowerMode("", sms)
+
+
+@pytest.mark.parametrize(
+    ("place", "text", "mhz"),
+    [
+        ("nvpmodel_clk_cap/emc", "2133000000\n", 2133.0),
+        ("nvpmodel_emc_cap/emc_iso_cap", "2133000000\n", 2133.0),
+        ("nvpmodel_clk_cap/emc", "0\n", None),
+        ("nvpmodel_clk_cap/emc", "9223372036854775807\n", None),
+    ],
+)
+def test_the_cap_of_the_memory(place: str, text: str, mhz: float | None, tmp_path: Path) -> None:
+    files = {"proc/device-tree/model": "NVIDIA Jetson Orin NX", f"sys/kernel/{place}": text}
+    assert read_power_mode(put_files(tmp_path, files)) == PowerMode("", None, None, mhz)
+
+
+ORIN = {
+    "sys/class/devfreq/17000000.gpu/cur_freq": "1020000000\n",
+    "sys/class/devfreq/17000000.gpu/min_freq": "306000000\n",
+    "sys/class/devfreq/17000000.gpu/max_freq": "1020000000\n",
+    "sys/class/hwmon/hwmon3/name": "soctherm_oc\n",
+    "sys/class/hwmon/hwmon3/oc1_event_cnt": "0\n",
+    "sys/class/hwmon/hwmon3/oc2_event_cnt": "15\n",
+    "sys/class/hwmon/hwmon3/oc3_event_cnt": "37\n",
+}
+CALM = Throttling(1020.0, {"oc1": 0, "oc2": 15, "oc3": 37})
+
+
+def test_clocks_and_counters_are_read(tmp_path: Path) -> None:
+    """Counters count from the start of the device; what cannot be read is no event, and a workstation is no Jetson."""
+    assert read_throttling(put_files(tmp_path / "orin", ORIN)) == CALM
+    assert throttling_warnings(CALM, CALM, CALM) == ()
+    thor = put_files(tmp_path / "thor", {"sys/class/devfreq/gpu-gpc-0/cur_freq": "1575000000"})
+    assert read_throttling(thor) == Throttling(1575.0, {})
+    garbled = dict.fromkeys((name for name in ORIN if "hwmon" in name), "not a number")
+    assert read_throttling(put_files(tmp_path / "garbled", {**ORIN, **garbled})) == replace(CALM, events={})
+    assert read_throttling(put_files(tmp_path / "pc", {"sys/class/hwmon/hwmon3/oc1_event_cnt": "0"})) is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"hwmon3_oc1_event_cnt": "1"}, "over-current, oc1: 1 times"),
+        ({"hwmon3_oc2_event_cnt": "18"}, "over-current, oc2: 3 times"),
+        ({"hwmon3_oc3_event_cnt": "216"}, "over-current, oc3: 179 times"),
+        ({"17000000_gpu_cur_freq": "612000000"}, "fell from 1020 to 612 MHz since the first timing"),
+    ],
+)
+def test_what_lowers_the_clocks_is_a_warning_of_the_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, str], words: str
+) -> None:
+    monkeypatch.setattr(measure, "read_throttling", lambda: read_throttling(tmp_path))
+    state = WorkerState()
+    before = read_throttling(put_files(tmp_path, ORIN))
+    assert measure._jetson_warnings(state, before) == ()  # the first timing
+    put_files(tmp_path, ORIN, **changed)
+    (warning,) = measure._jetson_warnings(state, before)
+    assert words in warning
+    assert ": " in warning
+    still = read_throttling(tmp_path)
+    later = measure._jetson_warnings(state, still)
+    assert (later == ()) is ("oc" in next(iter(changed)))  # events that happened before are none of this timing

@@ -70,27 +70,26 @@ def test_another_module(name: str, state: JetsonState) -> None:
 
 
 @pytest.mark.parametrize(("name", "tf32_ms"), [("jetson-orin-nano-8gb", 0.362), ("t4", None), ("cpu", None)])
-def test_all_fp32_is_held_beside_tf32_where_the_device_has_it(name: str, tf32_ms: float | None) -> None:
+def test_a_device_is_not_measured_and_all_fp32_is_held_beside_tf32_where_the_device_has_it(
+    name: str, tf32_ms: float | None
+) -> None:
     model = load_model(Path(__file__).parents[2] / "benchmarks/models/digits_vit.onnx")
     grouped, target = GroupedModel(model, find_groups(model)), load_target(name)
-    (finding,) = not_here_findings(not_measured("a device"), grouped, target, {})
-    assert (finding == not_measured("a device")) == (tf32_ms is None)
+    plain = not_measured("a device")
+    assert (plain.code, plain.severity, plain.origin) == ("target-not-here", "info", "search")
+    assert plain.message.startswith("a device is not measured here: latency is predicted")
+    assert "`mptune confirm`" in plain.cure
+    (finding,) = not_here_findings(plain, grouped, target, {})
+    assert (finding == plain) == (tf32_ms is None)
     if tf32_ms is not None:
         assert finding.evidence["target"] == "a device"
         assert finding.evidence["fp32_ms"] == pytest.approx(0.379, abs=1e-3)
         assert finding.evidence["tf32_ms"] == pytest.approx(tf32_ms, abs=1e-3)
         assert "true FP32, 0.379 ms: in TF32, TensorRT's own default, the model would take 0.362 ms" in finding.text
-        (allowed,) = not_here_findings(not_measured("a device"), grouped, target, {}, tf32=True)
+        (allowed,) = not_here_findings(plain, grouped, target, {}, tf32=True)
         assert allowed.text.endswith("emulated errors leave out what it rounds")
     # A finished search that is read again opens no target: what it said stays.
     assert not_here_findings(finding, grouped, None, {}) == (finding,)
-
-
-def test_a_device_that_is_not_measured() -> None:
-    finding = not_measured("Jetson Orin Nano 8 GB")
-    assert (finding.code, finding.severity, finding.origin) == ("target-not-here", "info", "search")
-    assert finding.message.startswith("Jetson Orin Nano 8 GB is not measured here: latency is predicted")
-    assert "`mptune confirm`" in finding.cure
 
 
 @pytest.mark.parametrize(("name", "operator"), [("gru", "GRU"), ("lstm", "LSTM"), ("vit", "")])

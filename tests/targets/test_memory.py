@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.grouping.grouped import GroupedModel
@@ -17,13 +17,15 @@ from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision
 from mptune.targets.memory import default_workspace_mb, memory_need, memory_warnings, plan_memory
 from mptune.targets.target import EngineMemory, load_target
+from tests.graph import models
 from tests.targets.conftest import Build
 
 KB = 1024
 
 
 def node(op: str, inputs: str, outputs: str, **attributes) -> onnx.NodeProto:
-    return helper.make_node(op, inputs.split(), outputs.split(), outputs.split()[0] + "_node", **attributes)
+    names = outputs.split()
+    return models.node(op, inputs.split(), names, f"{names[0]}_node", **attributes)
 
 
 def test_a_chain_holds_its_input_and_two_values(build: Build) -> None:
@@ -38,6 +40,8 @@ def test_a_chain_holds_its_input_and_two_values(build: Build) -> None:
     # In FP16 a and b are halved, x stays; the output, which stays FP32, makes the last node the peak.
     assert (need.fp16_activations, need.fp16_peak) == (KB + 2 * KB + 4 * 253 * 4, "y_node")
     assert need.fp32_weights == need.fp16_weights == 0
+    model = build([node("Relu", "x", "y")], {"x": ["batch", 4]}, {"y": ["batch", 4]})
+    assert memory_need(model, {"x": (32, 4), "y": (32, 4)}).fp32_activations == 2 * 32 * 4 * 4, "observed shapes count"
 
 
 @pytest.mark.parametrize(
@@ -87,11 +91,6 @@ def test_weights_and_other_types(build: Build) -> None:
     assert need.fp16_activations == 64 * 4 + 256 * 2 + 32 * 2 + 32 * 8
     assert need.total(Precision.FP16) == need.fp16_weights + need.fp16_activations
     assert need.total(Precision.FP32) == need.fp32_weights + need.fp32_activations
-
-
-def test_observed_shapes_count(build: Build) -> None:
-    model = build([node("Relu", "x", "y")], {"x": ["batch", 4]}, {"y": ["batch", 4]})
-    assert memory_need(model, {"x": (32, 4), "y": (32, 4)}).fp32_activations == 2 * 32 * 4 * 4
 
 
 def test_a_warning_where_a_model_does_not_fit(build: Build) -> None:

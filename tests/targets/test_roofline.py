@@ -106,15 +106,6 @@ class TestKernels:
         whole = Kernels(DEVICE.model_copy(update={"sm_count": None}))
         assert whole.ms(one, Precision.FP32) == pytest.approx(time[FULL])
 
-    def test_a_network_takes_longer_than_its_large_kernels_by_one_factor(self) -> None:
-        product, moving = GroupCost(8e9, 0, 4, 2, FULL, 1), GroupCost(0, 10, 4e8, 2e8, 0, 1)
-        whole, half = (Kernels(DEVICE, network_share=share) for share in (1.0, 0.5))
-        for cost in (product, moving):
-            assert half.ms(cost, Precision.FP16) == pytest.approx(2 * whole.ms(cost, Precision.FP16))
-        assert half.cast_ms(10**6) == pytest.approx(2 * whole.cast_ms(10**6))
-        launches = 2e-3 / 0.5 - 2e-3
-        assert half.ms(product, Precision.FP32) == pytest.approx(whole.ms(product, Precision.FP32) + launches)
-
     @pytest.mark.parametrize("name", ["digits_vit", "line_encoder"])
     def test_it_orders_plans_measured_in_another_engine(self, name: str) -> None:
         """ONNX Runtime's CUDA provider on an H200, which fuses less than TensorRT; small models, all launches."""
@@ -197,6 +188,11 @@ class TestTf32:
 
 class TestLaw:
     def test_all_fp16_saves_all_gains_and_pays_the_fixed_boundaries(self, grouped: GroupedModel) -> None:
+        """Pinned groups gain nothing, and slow FP16 less."""
+        pinned = tuple(replace(g, pinned="because") for g in grouped.groups)
+        assert set(roofline(replace(grouped, groups=pinned), DEVICE, {}).gains_ms.values()) == {0.0}
+        slow = DEVICE.model_copy(update={"fp16_tflops": 0.001, "fp32_tflops": 1.0, "sm_count": None})
+        assert min(roofline(grouped, slow, {"x": (1024, 64)}).gains_ms.values()) < 0
         terms = roofline(grouped, DEVICE, {"x": (4096, 64)})
         assert terms.predict(plan_of(grouped, ())) == terms.base_ms > 0
         every = {g.id for g in grouped.groups}
@@ -237,19 +233,12 @@ class TestLaw:
         assert found["r"].fp32_consumer
         assert not found["s"].fp32_consumer
         assert "w" not in found  # weights are converted, never cast
-
-    def test_a_cast_at_the_models_edge_costs_only_what_fp32_moves_more(self, grouped: GroupedModel) -> None:
+        # A Cast at the model's edge costs only what FP32 moves more.
         shapes = {"x": (64, 64), **dict.fromkeys("hskron", (64, 64))}
         costs_ms = {b.tensor: b.cost_ms for b in roofline(grouped, DEVICE, shapes).boundaries}
         edge_ms, whole_ms = KERNELS.moving_ms(64 * 64 * 2), KERNELS.cast_ms(64 * 64)
         assert (costs_ms["x"], costs_ms["n"]) == pytest.approx((edge_ms, edge_ms))  # an input; an output nobody reads
         assert (costs_ms["k"], costs_ms["o"]) == pytest.approx((whole_ms, whole_ms))  # an output that is read; no input
-
-    def test_pinned_groups_gain_nothing_and_slow_fp16_less(self, grouped: GroupedModel) -> None:
-        pinned = tuple(replace(g, pinned="because") for g in grouped.groups)
-        assert set(roofline(replace(grouped, groups=pinned), DEVICE, {}).gains_ms.values()) == {0.0}
-        slow = DEVICE.model_copy(update={"fp16_tflops": 0.001, "fp32_tflops": 1.0, "sm_count": None})
-        assert min(roofline(grouped, slow, {"x": (1024, 64)}).gains_ms.values()) < 0
 
     @pytest.mark.parametrize("target", list_targets(), ids=lambda target: target.name)
     def test_every_profile_predicts(self, grouped: GroupedModel, target: Target) -> None:

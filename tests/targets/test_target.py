@@ -23,23 +23,17 @@ launch_us = 4
 """
 
 
-@pytest.fixture
-def profile(tmp_path: Path):
-    def write(text: str) -> str:
-        (tmp_path / "mine.toml").write_text(text, encoding="utf-8")
-        return str(tmp_path / "mine.toml")
-
-    return write
+def write(folder: Path, text: str) -> str:
+    (folder / "mine.toml").write_text(text, encoding="utf-8")
+    return str(folder / "mine.toml")
 
 
 @pytest.mark.parametrize("target", list_targets(), ids=lambda target: target.name)
 class TestBundled:
-    def test_every_figure_has_a_source(self, target: Target) -> None:
-        given = {figure for figure in FIGURES if getattr(target, figure)}
-        assert set(target.sources) == given
-        assert "not stated" not in target.sources.values()
-
     def test_what_every_target_needs(self, target: Target) -> None:
+        given = {figure for figure in FIGURES if getattr(target, figure)}
+        assert set(target.sources) == given, "every figure has a source"
+        assert "not stated" not in target.sources.values()
         assert load_target(target.name) == target
         assert target.title
         assert target.note
@@ -49,11 +43,7 @@ class TestBundled:
             assert target.memory_gb
             assert target.gpu_names
             assert target.fp16_tflops > target.fp32_tflops
-
-    def test_jetson_peaks_follow_from_multiprocessors_and_clock(self, target: Target) -> None:
-        if target.kind == "jetson":
-            assert target.sm_count is not None
-            assert target.gpu_mhz is not None
+        if target.kind == "jetson":  # its peaks follow from multiprocessors and clock
             assert target.part_numbers
             clock_ghz = target.gpu_mhz / 1000
             assert target.memory_mhz is not None
@@ -65,7 +55,6 @@ class TestBundled:
 
 def test_the_profiles_that_are_promised() -> None:
     kinds = {t.name: t.kind for t in list_targets()}
-    assert kinds["jetson-orin-nano-8gb"] == kinds["jetson-agx-orin-64gb"] == "jetson"
     assert kinds["h200"] == "gpu"
     modules = {"agx-orin-64gb", "agx-orin-32gb", "agx-orin-devkit-32gb", "agx-orin-industrial", "agx-thor"}
     modules |= {f"orin-{m}{s}" for m in ("nx-16gb", "nx-8gb", "nano-8gb", "nano-4gb") for s in ("", "-super")}
@@ -76,8 +65,8 @@ def test_the_profiles_that_are_promised() -> None:
 
 
 class TestFileOfTheUser:
-    def test_only_the_figures_of_the_roofline_are_needed(self, profile) -> None:
-        got = load_target(profile(MINE + '[sources]\nbandwidth_gbps = "measured"\n'))
+    def test_only_the_figures_of_the_roofline_are_needed(self, tmp_path: Path) -> None:
+        got = load_target(write(tmp_path, MINE + '[sources]\nbandwidth_gbps = "measured"\n'))
         assert (got.name, got.title, got.compute_capability, got.bandwidth_gbps) == ("mine", "My board", (8, 7), 50.0)
         assert got.sources["bandwidth_gbps"] == "measured"
         assert got.sources["fp16_tflops"] == "not stated"
@@ -89,7 +78,6 @@ class TestFileOfTheUser:
         [
             ("format = 1", "format = 2", "format: Input should be 1"),
             ("bandwidth_gbps = 50", "bandwidth_gbps = 0", "bandwidth_gbps: Input should be greater than 0"),
-            ("bandwidth_gbps = 50", "bandwidth_gbps = inf", "bandwidth_gbps: Input should be a finite number"),
             ("bandwidth_gbps = 50", "", "bandwidth_gbps: Field required"),
             ('kind = "jetson"', 'kind = "tpu"', "kind: Input should be 'jetson', 'gpu' or 'cpu'"),
             ('"8.7"', '"87"', "compute_capability: String should match"),
@@ -99,8 +87,8 @@ class TestFileOfTheUser:
             ("launch_us = 4", 'launch_us = 4\n[sources]\nspeed = "x"', "sources names 'speed'"),
         ],
     )
-    def test_misfit(self, profile, old: str, new: str, match: str) -> None:
-        path = profile(MINE.replace(old, new))
+    def test_misfit(self, tmp_path: Path, old: str, new: str, match: str) -> None:
+        path = write(tmp_path, MINE.replace(old, new))
         with pytest.raises(TargetError, match=match) as caught:
             load_target(path)
         assert "mine.toml" in caught.value.message
@@ -113,15 +101,11 @@ class TestMatch:
         [
             (Gpu("NVIDIA H200", (9, 0), 150.8, "570"), "h200"),
             (Gpu("NVIDIA H100 80GB HBM3", (9, 0), 85.5, "570"), "h100"),
-            (Gpu("NVIDIA A100-PCIE-40GB", (8, 0), 42.9, "570"), "a100-40gb"),
             (Gpu("Tesla T4", (7, 5), 16.1, "570"), "t4"),
-            (Gpu("NVIDIA L4", (8, 9), 24.2, "570"), "l4"),
             (Gpu("NVIDIA GeForce RTX 4090", None, 25.8, "470"), "rtx-4090"),
             (Gpu("NVIDIA Jetson AGX Orin Developer Kit", (8, 7), 65.9, "L4T 36.4"), "jetson-agx-orin-64gb"),
             (Gpu("NVIDIA Jetson AGX Orin Developer Kit", (8, 7), 32.1, "L4T 36.4"), "jetson-agx-orin-devkit-32gb"),
-            (Gpu("NVIDIA Jetson AGX Orin", (8, 7), 32.1, "L4T 36.4"), "jetson-agx-orin-32gb"),
             (Gpu("NVIDIA Jetson AGX Thor Developer Kit", (11, 0), 131.9, "L4T 38.2.1"), "jetson-agx-thor"),
-            (Gpu("NVIDIA Jetson AGX Orin Industrial", (8, 7), 65.9, ""), "jetson-agx-orin-industrial"),
             (Gpu("NVIDIA Jetson Orin Nano Developer Kit", (8, 7), 7.99, "L4T 36.4"), "jetson-orin-nano-8gb"),
             (Gpu("NVIDIA Jetson Orin Nano Developer Kit", (8, 7), None, "L4T 36.4"), "jetson-orin-nano-4gb"),
         ],
@@ -154,7 +138,6 @@ class TestMatch:
             (Gpu("NVIDIA GeForce RTX 2080 Ti", (7, 5), 11.8, "550"), False),
             (Gpu("NVIDIA Jetson AGX Xavier", (7, 2), 33.0, "L4T 35.4", is_jetson=True), False),
             (Gpu("NVIDIA Jetson Orin Nano Developer Kit", (8, 7), 7.99, "L4T 36.4"), True),
-            (Gpu("Tesla T4", (7, 5), 16.1, "570"), False),
         ],
     )
     def test_bf16_is_there_from_ampere_on(self, gpu: Gpu, has_bf16: bool) -> None:
@@ -174,6 +157,7 @@ class TestMatch:
         ("jetson-agx-orin-64gb", PowerMode("30W", 8, 612.0, 3199.0), 8, 10.0, 204.8),
         ("jetson-agx-orin-32gb", PowerMode("MAXN", 16, None, None), 14, 26.7, 204.8),
         ("jetson-agx-orin-64gb", PowerMode(), 16, 42.6, 204.8),
+        ("h200", PowerMode("15W", None, 612.0, 2133.0), 132, 989.5, 4800),  # a device without power modes
     ],
 )
 def test_a_profile_in_a_power_mode(name: str, mode: PowerMode, sms: int, tflops: float, gbps: float) -> None:
@@ -186,7 +170,3 @@ def test_a_profile_in_a_power_mode(name: str, mode: PowerMode, sms: int, tflops:
     changed = {figure for figure in FIGURES if getattr(got, figure) != getattr(target, figure)}
     assert changed == {f for f, source in got.sources.items() if source.endswith(f"scaled to power mode {mode}")}
     assert (got.figures_sha256 == target.figures_sha256) == (not changed)
-
-
-def test_a_profile_of_a_device_without_power_modes_stays() -> None:
-    assert in_power_mode(load_target("h200"), PowerMode("15W", None, 612.0, 2133.0)) == load_target("h200")

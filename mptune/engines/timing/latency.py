@@ -265,7 +265,7 @@ def pool_latencies(latencies: Sequence[Latency], settings: LatencySettings) -> L
 
 LEVEL = 0.005
 """Share of the pairs of sessions of one plan that may be called different: half of the limit of 1 %, since values are
-not independent and sessions stop early (simulated: ``tests/engines/timing/test_enough.py``)."""
+not independent and sessions stop early (simulated: ``tests/engines/timing/test_spread.py``)."""
 
 
 def is_lower(latency: Latency, other: Latency) -> bool:

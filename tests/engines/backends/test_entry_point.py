@@ -26,10 +26,6 @@ mptune.search(model, data=data, out=out, engine="evaluator", target="cpu", budge
 """
 
 
-def mptune(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return run("-m", "mptune", *arguments)
-
-
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """Run Python where the backend is installed."""
     path = os.pathsep.join((str(FOLDER), os.environ.get("PYTHONPATH", ""), str(Path(__file__).parents[3])))
@@ -61,25 +57,24 @@ def test_it_is_searched_end_to_end(mlp_path: Path, mlp_data: Path, tmp_path: Pat
 
 
 def test_doctor_lists_it() -> None:
-    done = mptune("doctor", "--json")
+    done = run("-m", "mptune", "doctor", "--json")
     assert done.returncode == 0, done.stderr
     status = {one["name"]: one for one in json.loads(done.stdout)["toolchains"]}["evaluator"]
     assert status["available"]
     assert "measures with --target cpu" in status["reason"]
 
 
-def test_a_name_that_nobody_has_is_refused_with_those_there_are(mlp_path: Path) -> None:
+def test_a_name_that_nobody_has_and_a_place_that_a_backend_refuses_are_errors(
+    mlp_path: Path, mlp_data: Path, tmp_path: Path
+) -> None:
     assert backend_names() == ("tensorrt", "tensorrt-rtx", "onnxruntime")
     with pytest.raises(TargetError, match="there is no engine 'evaluator'") as caught:
         find_backends("evaluator")
     assert "tensorrt-rtx, onnxruntime" in caught.value.hint
-    done = mptune("search", mlp_path, "--engine", "openvino")
+    done = run("-m", "mptune", "search", mlp_path, "--engine", "openvino")
     assert done.returncode == 2
     assert "'auto', 'tensorrt', 'tensorrt-rtx', 'onnxruntime', 'evaluator'" in done.stderr
-
-
-def test_a_place_that_it_refuses_is_an_error(mlp_path: Path, mlp_data: Path, tmp_path: Path) -> None:
     options = ("--engine", "evaluator", "--target", "jetson-orin-nano-8gb", "--out", tmp_path / "run")
-    done = mptune("search", mlp_path, "--data", mlp_data, *options)
+    done = run("-m", "mptune", "search", mlp_path, "--data", mlp_data, *options)
     assert done.returncode == 1
     assert "it runs on a CPU" in done.stderr

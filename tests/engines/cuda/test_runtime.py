@@ -1,7 +1,11 @@
+# ruff: noqa: N802, N815 (the names are CUDA's)
+"""CUDA calls, TF32, and launches that lie outside of the interval that is timed."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,10 +15,11 @@ from mptune.engines.cuda import runtime as cuda
 from mptune.engines.cuda.runtime import StreamStopwatch, enqueue_delay
 from mptune.engines.ort.cuda_session import NO_TF32, CudaSession, provider_options
 from mptune.engines.ort.session import SessionOptions, Tf32
-from mptune.engines.timing.latency import monotonic_ms
+from mptune.engines.timing.latency import Repetitions, monotonic_ms, time_in_turn
 from mptune.processes.child import WorkerState
 from mptune.processes.parent import Worker
-from tests.device.cuda import FakeCuda
+from mptune.settings import LatencySettings
+from tests.graph import models
 
 
 def test_calls_are_unpacked_and_checked() -> None:
@@ -41,9 +46,8 @@ def test_a_delay_keeps_the_stream_busy() -> None:
         thing.close()
 
 
-def test_what_waits_inside_is_enqueued_behind_a_delay(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = FakeCuda()
-    monkeypatch.setattr(cuda, "runtime", lambda: device)
+@pytest.mark.usefixtures("fake_cuda")
+def test_what_waits_inside_is_enqueued_behind_a_delay() -> None:
     stream = cuda.Stream()
     done: list[str] = []
     watch = StreamStopwatch(lambda: done.append("run"), stream, monotonic_ms, delay=lambda: done.append("delay"))
@@ -51,19 +55,6 @@ def test_what_waits_inside_is_enqueued_behind_a_delay(monkeypatch: pytest.Monkey
     assert done == ["run", "delay", "run", "delay", "run"]
     assert watch.enqueue_ms is None
     stream.close()
-
-
-@pytest.fixture
-def product(tmp_path: Path) -> Path:
-    """A model that multiplies a 512 x 512 matrix by itself."""
-    import onnx
-    from onnx import TensorProto, helper
-
-    info = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [512, 512]) for name in ("x", "y")]
-    graph = helper.make_graph([helper.make_node("MatMul", ["x", "x"], ["y"])], "g", info[:1], info[1:])
-    path = tmp_path / "m.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    return path
 
 
 @pytest.mark.parametrize(
@@ -109,16 +100,66 @@ class ProductError:
 
 
 @pytest.mark.gpu
-def test_tf32_changes_the_result_and_is_off_by_default(product: Path) -> None:
+def test_tf32_changes_the_result_and_the_environment_variable_switches_it_off(tmp_path: Path) -> None:
+    nodes = [models.node("MatMul", ["x", "x"], "y")]
+    infos = ([models.value(name, [512, 512])] for name in ("x", "y"))
+    product = models.save(models.model(nodes, *infos), tmp_path)
     assert product_error(product, tf32="off") < 1e-6
     assert product_error(product, tf32="on") > 1e-5  # Compute capability 8.0 and up; an older GPU has no TF32.
-
-
-@pytest.mark.gpu
-def test_the_environment_variable_switches_tf32_off_whatever_the_option_says(product: Path, tmp_path: Path) -> None:
     with Worker(tmp_path / "logs", environment=NO_TF32) as worker:
         tf32: Tf32
         for tf32 in ("off", "on"):
             error = worker.call(ProductError(product, tf32), 60.0)
             assert isinstance(error, float), error
             assert error < 1e-6
+
+
+class SlowLaunches:
+    """A host and a device, each with a clock: a call costs the host time, and arrives when the host has made it."""
+
+    cudaStreamNonBlocking = 1
+
+    def __init__(self, launch_us: float) -> None:
+        self.launch_ms = launch_us / 1000
+        self.host_ms = self.device_ms = 0.0
+
+    def enqueue(self, work_ms: float) -> None:
+        self.host_ms += self.launch_ms
+        self.device_ms = max(self.device_ms, self.host_ms) + work_ms
+
+    def cudaStreamCreateWithFlags(self, flags: int) -> tuple[int, int]:
+        return 0, 1
+
+    def cudaStreamDestroy(self, stream: int) -> tuple[int]:
+        return (0,)
+
+    def cudaStreamSynchronize(self, stream: int) -> tuple[int]:
+        self.host_ms = max(self.host_ms, self.device_ms)
+        return (0,)
+
+    def cudaEventCreate(self) -> tuple[int, list[float]]:
+        return 0, []
+
+    def cudaEventRecord(self, event: list[float], stream: int) -> tuple[int]:
+        event[:] = [max(self.device_ms, self.host_ms)]
+        return (0,)
+
+    def cudaEventElapsedTime(self, start: list[float], end: list[float]) -> tuple[int, float]:
+        return 0, end[0] - start[0]
+
+    def cudaEventDestroy(self, event: Any) -> tuple[int]:
+        return (0,)
+
+
+@pytest.mark.parametrize("launch_us", [20.0, 150.0])
+@pytest.mark.parametrize("executions", [1, 2, 4])
+def test_no_launch_is_inside(launch_us: float, executions: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """12 ms against 3 ms, as a baseline and its candidate: both must come out as they are."""
+    device = SlowLaunches(launch_us)
+    monkeypatch.setattr(cuda, "runtime", lambda: device)
+    stream = cuda.Stream()
+    watches = [StreamStopwatch(lambda ms=ms: device.enqueue(ms), stream, lambda: device.host_ms) for ms in (12.0, 3.0)]
+    repetitions = Repetitions(10, executions)
+    baseline, candidate = time_in_turn(watches, repetitions, LatencySettings(warmup_ms=0.0))
+    assert baseline.median_ms == pytest.approx(12.0)
+    assert candidate.median_ms == pytest.approx(3.0)

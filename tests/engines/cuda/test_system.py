@@ -62,13 +62,17 @@ class CLibrary:
         return getattr(self.device, name)(*values)  # type: ignore[no-any-return]
 
 
-@pytest.fixture
-def no_bindings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """cuda-python is not installed."""
-    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+@pytest.fixture(autouse=True)
+def _forget() -> Iterator[None]:
     cuda.runtime.cache_clear()
     yield
     cuda.runtime.cache_clear()
+
+
+@pytest.fixture
+def no_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuda-python is not installed."""
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
 
 
 def bindings(monkeypatch: pytest.MonkeyPatch, *, count: tuple[int, int], driver: int) -> Any:
@@ -86,12 +90,6 @@ def bindings(monkeypatch: pytest.MonkeyPatch, *, count: tuple[int, int], driver:
     monkeypatch.setattr(cuda, "load_system_runtime", lambda: None)
     cuda.runtime.cache_clear()
     return module
-
-
-@pytest.fixture(autouse=True)
-def _forget() -> Iterator[None]:
-    yield
-    cuda.runtime.cache_clear()
 
 
 def test_a_driver_that_is_too_old_is_told_with_the_package_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,16 +122,14 @@ def test_the_systems_library_takes_the_place_of_refused_bindings(monkeypatch: py
     assert cuda.unavailable_reason() is None
     working = bindings(monkeypatch, count=(0, 1), driver=13000)
     assert cuda.runtime() is working is not module
-
-
-@pytest.mark.usefixtures("no_bindings")
-def test_without_either_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda, "load_system_runtime", lambda: None)
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)  # without either the package is named
+    cuda.runtime.cache_clear()
     assert "pip install 'cuda-bindings<13'" in (cuda.unavailable_reason() or "")
 
 
 @pytest.mark.usefixtures("no_bindings")
 def test_an_engine_runs_on_the_systems_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And its errors have CUDA's name and words."""
     device = FakeCuda()
     found = SystemRuntime(CLibrary(device))
     monkeypatch.setattr(cuda, "load_system_runtime", lambda: found)
@@ -149,12 +145,6 @@ def test_an_engine_runs_on_the_systems_library(tmp_path: Path, monkeypatch: pyte
     session.close()
     assert device.leaks == []
     assert device.rules.forbidden == device.rules.refused == []
-
-
-@pytest.mark.usefixtures("no_bindings")
-def test_errors_have_cudas_name_and_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = FakeCuda()
-    monkeypatch.setattr(cuda, "load_system_runtime", lambda: SystemRuntime(CLibrary(device)))
     stream = cuda.Stream()
     with pytest.raises(EngineError, match="failed with cudaErrorStreamCaptureInvalidated: words of CUDA"):
         cuda.Graph(stream, lambda: device.cudaMalloc(1))

@@ -1,4 +1,4 @@
-"""Emulated errors: the jobs, and which of them a plan takes."""
+"""Emulated errors: the jobs, which of them a plan takes, and what one run of a model takes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
 
 from mptune.data.archive import save_samples
+from mptune.data.samples import CalibrationSet
 from mptune.engines.base import EngineError, Failure, FailureKind, Stage
 from mptune.engines.context import RunContext
 from mptune.engines.jobs import emulation as jobs
@@ -21,44 +24,42 @@ from mptune.engines.jobs.samples import Feed, Outputs, Scoring
 from mptune.engines.ort import side_by_side
 from mptune.engines.ort.session import OrtSession, Provider
 from mptune.engines.toolchains import emulation
-from mptune.engines.toolchains.emulation import Emulation, rows_per_sample
-from mptune.graph.loading.model import Model, load_model
+from mptune.engines.toolchains.emulation import Emulation, rows_per_sample, run_bytes
+from mptune.graph.loading.model import load_model
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision, PrecisionPlan
 from mptune.processes.child import WorkerState
 from mptune.settings import DataSettings
 from tests.engines.jobs.test_measure import prepare
 from tests.graph import models
+from tests.graph.models import node, value
 
 FEW = range(4)
 """The samples that errors are emulated on before a plan is built: here all that there are."""
 
 
-def test_errors_are_taken_per_sample(tmp_path: Path) -> None:
+def test_errors_are_taken_per_sample_and_files_that_changed_are_read_again(tmp_path: Path) -> None:
     model, samples, reference = prepare(tmp_path, shift=1.0)
-    one, other = ErrorsJob((model, model), Scoring(samples, reference)).run(WorkerState())
+    state, job = WorkerState(), ErrorsJob((model, model), Scoring(samples, reference))
+    one, other = job.run(state)
     assert one == other
     assert one.per_output["y"]["max_abs"] == (1.0, 1.0)
     (few,) = ErrorsJob((model,), Scoring(samples, reference, part=range(1))).run(WorkerState())
     assert few.per_output["y"]["max_abs"] == (1.0,)
-
-
-def test_the_reference_itself_has_no_error_and_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, samples, reference = prepare(tmp_path)
-    expected = ErrorsJob((model,), Scoring(samples, reference)).run(WorkerState())
-    (few,) = ErrorsJob((model,), Scoring(samples, reference, part=range(1, 2))).run(WorkerState())
-    monkeypatch.delattr(jobs, "open_session")
-    assert ErrorsJob((None,), Scoring(samples, reference)).run(WorkerState()) == expected
-    assert ErrorsJob((None,), Scoring(samples, reference, part=range(1, 2))).run(WorkerState()) == (few,)
-
-
-def test_files_that_changed_are_read_again(tmp_path: Path) -> None:
-    model, samples, reference = prepare(tmp_path)
-    state, job = WorkerState(), ErrorsJob((model,), Scoring(samples, reference))
-    assert job.run(state)[0].value("max_abs") == 0.0
     reference.unlink()
     prepare(tmp_path, shift=2.0)
     assert job.run(state)[0].value("max_abs") == 2.0
+
+
+@pytest.mark.parametrize("part", [None, range(1, 2)])
+def test_the_reference_itself_has_no_error_and_is_not_run(
+    part: range | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, samples, reference = prepare(tmp_path)
+    scoring = Scoring(samples, reference, part=part)
+    expected = ErrorsJob((model,), scoring).run(WorkerState())
+    monkeypatch.delattr(jobs, "open_session")
+    assert ErrorsJob((None,), scoring).run(WorkerState()) == expected
 
 
 def test_a_users_metric_is_taken_too(tmp_path: Path) -> None:
@@ -92,13 +93,7 @@ class Run:
     def emulation(self, batch: int = 1, precisions: tuple[str, ...] = DEFAULT_PRECISIONS) -> Emulation:
         context = self.context.with_settings(precisions=precisions, data_settings=DataSettings(batch=batch))
         shapes = dict.fromkeys(("x", "block0.narrow", "block1.narrow"), (3, 32))
-        return Emulation(
-            context,
-            context.grouped,
-            self.provider,
-            self,
-            shapes,
-        )
+        return Emulation(context, context.grouped, self.provider, self, shapes)
 
     def call(self, job: Any) -> Any:
         self.jobs.append(job)
@@ -222,44 +217,56 @@ def test_a_session_stays_open_for_the_next_job_unless_its_weights_are_large(
 
 
 def test_where_switches_do_not_work_each_plan_has_a_session_of_its_own(run: Run) -> None:
-    crash = Failure(Stage.RUN, FailureKind.CRASH, "no such kernel")
-    run.answer = lambda job: crash if isinstance(job, SwitchedErrorsJob) else job.run(run.state)
-    many = run.emulation()
-    assert many.unshared is None
-    assert values(many.errors([run.plan(0)], part=FEW))[0] > 0
-    assert many.unshared is crash
-    many.errors([run.plan(1)], part=FEW)
-    assert run.kinds == [SwitchedErrorsJob, ErrorsJob, ErrorsJob]
-
-
-def test_a_plan_that_fails_by_itself_leaves_the_switches_alone(run: Run) -> None:
+    """A plan that fails by itself leaves the switches alone."""
     run.answer = lambda job: Failure(Stage.RUN, FailureKind.ERROR, "another shape")
     many = run.emulation()
     assert isinstance(many.errors([run.plan(0)], part=FEW), Failure)
     assert many.unshared is None
-    run.answer = lambda job: job.run(run.state)
-    many.errors([run.plan(0)], part=FEW)
-    assert run.kinds == [SwitchedErrorsJob, ErrorsJob, SwitchedErrorsJob]
-
-
-def shaped(folder: Path, rows_in: int | str, rows_out: int | str) -> Model:
-    node = models.node("ReduceMean", ["x"], "y", "mean", axes=[1])
-    proto = models.model([node], [models.value("x", [rows_in, 4])], [models.value("y", [rows_out, 1])], [])
-    return load_model(models.save(proto, folder))
+    crash = Failure(Stage.RUN, FailureKind.CRASH, "no such kernel")
+    run.answer = lambda job: crash if isinstance(job, SwitchedErrorsJob) else job.run(run.state)
+    assert values(many.errors([run.plan(0)], part=FEW))[0] > 0
+    assert many.unshared is crash
+    many.errors([run.plan(1)], part=FEW)
+    assert run.kinds == [SwitchedErrorsJob, ErrorsJob, SwitchedErrorsJob, ErrorsJob, ErrorsJob]
 
 
 @pytest.mark.parametrize(
     ("rows_in", "rows_out", "seen", "expected"),
-    [
-        (8, "Gemmy_dim_0", 8, 8),
-        ("n", "Gemmy_dim_0", 5, 5),
-        (8, "Gemmy_dim_0", 3, 1),
-        (8, "Gemmy_dim_0", None, 1),
-        (8, 3, 8, 1),
-    ],
+    [(8, "Gemm_0", 8, 8), ("n", "Gemm_0", 5, 5), (8, "Gemm_0", 3, 1), (8, "Gemm_0", None, 1), (8, 3, 8, 1)],
 )
 def test_an_output_whose_rows_the_exporter_did_not_know_has_those_that_were_seen(
     rows_in: int | str, rows_out: int | str, seen: int | None, expected: int, tmp_path: Path
 ) -> None:
-    model = replace(shaped(tmp_path, rows_in, rows_in), outputs=(TensorInfo("y", "float", (rows_out, 1)),))
+    nodes = [models.node("ReduceMean", ["x"], "y", "mean", axes=[1])]
+    proto = models.model(nodes, [models.value("x", [rows_in, 4])], [models.value("y", [rows_in, 1])])
+    outputs = (TensorInfo("y", "float", (rows_out, 1)),)
+    model = replace(load_model(models.save(proto, tmp_path)), outputs=outputs)
     assert rows_per_sample(model, 5, {} if seen is None else {"y": (seen, 1)}) == expected
+
+
+def taken(proto: onnx.ModelProto, folder: Path, *shapes: tuple[int, ...]) -> int | None:
+    samples = folder / "samples.npz"
+    CalibrationSet(tuple({"x": np.zeros(shape, np.float32)} for shape in shapes), "test", False).save(samples)
+    return run_bytes(load_model(models.save(proto, folder)), samples)
+
+
+def chain(shape: list[int | str]) -> onnx.ModelProto:
+    nodes = [node("Exp", ["x"], "a", "a"), node("Relu", ["a"], "b", "b"), node("Neg", ["b"], "y", "y")]
+    return models.model(nodes, [value("x", shape)], [value("y", None)])
+
+
+def test_it_is_what_lives_at_once_on_the_largest_sample(tmp_path: Path) -> None:
+    one = taken(chain([1, 1000]), tmp_path, (1, 1000))
+    assert one == 3 * 4 * 3 * 1000, "the input, which the caller keeps, and two values, each in three forms"
+    assert taken(chain(["batch", 1000]), tmp_path, (1, 1000), (5, 1000), (2, 1000)) == 5 * one
+
+
+def test_it_is_unknown_where_a_size_depends_on_values_or_a_branch_has_values_of_its_own(tmp_path: Path) -> None:
+    selected = [node("NonZero", ["x"], "n", "n"), node("Cast", ["n"], "y", "y", to=TensorProto.FLOAT)]
+    assert taken(models.model(selected, [value("x", [4, 4])], [value("y", None)]), tmp_path, (4, 4)) is None
+    branch = helper.make_graph([node("Exp", ["x"], "e", "e")], "branch", [], [value("e", [4, 4])])
+    choice = node("If", ["which"], "y", "if", then_branch=branch, else_branch=branch)
+    either = models.model(
+        [choice], [value("x", [4, 4])], [value("y", None)], [models.constant("which", True, np.bool_)]
+    )
+    assert taken(either, tmp_path, (4, 4)) is None

@@ -14,19 +14,14 @@ OWNERS = {"a/MatMul": "g0", "a/Add": "g0", "b/Norm": "g1", "c/Conv": "g2", "d/Mu
 
 
 def test_the_layers_of_a_group_add_up() -> None:
+    """Groups that nothing tells apart are left out; one that is mostly alone keeps its share of the rest."""
     layers = [LayerTime(("a/MatMul",), 2.0), LayerTime(("a/Add",), 0.5), LayerTime(("b/Norm",), 1.0)]
     assert group_times(layers, OWNERS) == {"g0": 2.5, "g1": 1.0}
-
-
-def test_groups_that_nothing_tells_apart_are_left_out() -> None:
     block = LayerTime(("a/MatMul", "b/Norm", "c/Conv"), 9.0)
     assert group_times([block], OWNERS) == {}
     assert group_times([block, LayerTime(("d/Mul",), 1.0)], OWNERS) == {"g3": 1.0}
-
-
-def test_a_group_that_is_mostly_alone_keeps_its_share_of_the_rest() -> None:
-    layers = [LayerTime(("a/MatMul", "b/Norm"), 2.0), LayerTime(("a/Add",), 5.0)]
-    assert group_times(layers, OWNERS) == {"g0": 6.0}
+    shared = [LayerTime(("a/MatMul", "b/Norm"), 2.0), LayerTime(("a/Add",), 5.0)]
+    assert group_times(shared, OWNERS) == {"g0": 6.0}
 
 
 def test_what_only_goes_along_takes_no_share_but_is_seen() -> None:

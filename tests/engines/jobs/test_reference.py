@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import helper
 
 from mptune.data.archive import read_samples
 from mptune.data.metrics.parts import PARTS_JSON, load_parts
@@ -31,19 +31,15 @@ from mptune.processes.child import WorkerState
 from mptune.processes.parent import Worker
 from mptune.tuning.failures import did_not_run
 from mptune.tuning.steps.baseline import check_reference
-from tests.engines.engine_support import save_graph
+from tests.engines.engine_support import run_here, save_graph
+from tests.graph import models
 
-FLOAT = TensorProto.FLOAT
 
-
-def take_reference(model: Path, folder: Path, *feeds: np.ndarray) -> ReferenceReport:
+def take_reference(model: Path, folder: Path, *feeds: np.ndarray | dict[str, np.ndarray]) -> ReferenceReport:
     samples = folder / "samples.npz"
-    CalibrationSet(tuple({"x": feed} for feed in feeds), "test", False).save(samples)
-    state = WorkerState()
-    try:
-        return ReferenceJob(model, samples, folder / "reference.npz", "cpu").run(state)
-    finally:
-        state.close()
+    named = tuple(feed if isinstance(feed, dict) else {"x": feed} for feed in feeds)
+    CalibrationSet(named, "test", False).save(samples)
+    return run_here(ReferenceJob(model, samples, folder / "reference.npz", "cpu"))
 
 
 def ramp(*shape: int) -> np.ndarray:
@@ -61,14 +57,10 @@ def test_the_reference_is_kept_and_described(tmp_path: Path) -> None:
     first, second = read_samples(tmp_path / "reference.npz")
     np.testing.assert_array_equal(first["y"], np.maximum(ramp(2, 4), 0))
     np.testing.assert_array_equal(second["y"], 2 * first["y"])
-
-
-def test_what_is_not_finite_is_counted(tmp_path: Path) -> None:
-    model = save_graph(tmp_path / "m.onnx", [helper.make_node("Log", ["x"], ["y"])], [4])
+    model = save_graph(tmp_path / "log.onnx", [helper.make_node("Log", ["x"], ["y"])], [4])
     report = take_reference(model, tmp_path, np.array([-1, 0, 1, np.e], np.float32))
-    assert report.outputs["y"]["non_finite"] == 2.0
+    assert (report.outputs["y"]["non_finite"], report.repeat_error) == (2.0, 0.0)
     assert report.outputs["y"]["absmax"] == pytest.approx(1.0)
-    assert report.repeat_error == 0.0
 
 
 def test_a_broken_broadcast_shows_in_identical_rows(tmp_path: Path) -> None:
@@ -145,26 +137,13 @@ def test_an_ir_version_beyond_onnx_runtimes_is_told_with_the_one_that_it_reads(t
 
 
 def test_a_cache_of_stacked_keys_and_values_has_its_batch_at_axis_1(tmp_path: Path) -> None:
-    nodes = [
-        helper.make_node("Gather", ["past", "first"], ["key"], axis=0),
-        helper.make_node("Add", ["x", "key"], ["y"]),
-        helper.make_node("Neg", ["past"], ["present"]),
-    ]
-    shapes = {"x": ["batch", 3], "past": [2, "batch", 3], "y": ["batch", 3], "present": [2, "batch", 3]}
-    values = {name: helper.make_tensor_value_info(name, FLOAT, shape) for name, shape in shapes.items()}
-    graph = helper.make_graph(
-        nodes, "cache", [values["x"], values["past"]], [values["y"], values["present"]],
-        [helper.make_tensor("first", TensorProto.INT64, [], [0])],
-    )  # fmt: skip
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
-    feed = {"x": ramp(1, 3), "past": ramp(2, 1, 3)}
-    CalibrationSet((feed,), "test", False).save(tmp_path / "samples.npz")
-    state = WorkerState()
-    try:
-        job = ReferenceJob(tmp_path / "m.onnx", tmp_path / "samples.npz", tmp_path / "reference.npz", "cpu")
-        report = job.run(state)
-    finally:
-        state.close()
+    graph = """(float[batch, 3] x, float[2, batch, 3] past) => (float[batch, 3] y, float[2, batch, 3] present) {
+        key = Gather <axis = 0> (past, first)
+        y = Add (x, key)
+        present = Neg (past)
+    }"""
+    model = models.save(models.text(graph, models.constant("first", 0, np.int64)), tmp_path)
+    report = take_reference(model, tmp_path, {"x": ramp(1, 3), "past": ramp(2, 1, 3)})
     assert not report.rows.failure
     assert set(report.rows.repeated.values()) == set(report.rows.alone.values()) == {0.0}
 
@@ -172,12 +151,10 @@ def test_a_cache_of_stacked_keys_and_values_has_its_batch_at_axis_1(tmp_path: Pa
 @pytest.mark.parametrize(
     ("values", "reference", "error"),
     [
-        ([1.0, 2.0], [1.0, 2.0], 0.0),
         ([0.0, 0.0], [0.0, 0.0], 0.0),
         ([1.0, 0.0], [0.0, 0.0], math.inf),
         ([3.0, 5.0], [3.0, 4.0], 0.2),
         ([math.nan, 1.0], [math.nan, 1.0], 0.0),
-        ([math.inf, 1.0], [math.inf, 2.0], 0.5),
         ([math.nan, 1.0], [1.0, 1.0], math.inf),
         ([1.0], [1.0, 1.0], math.inf),
     ],
@@ -222,18 +199,13 @@ def test_a_provider_that_starts_has_no_obstacle(provider: Provider) -> None:
 @pytest.mark.parametrize("count", [8, 7])
 def test_the_parts_of_a_rollout_are_those_of_its_sequences(count: int, tmp_path: Path) -> None:
     """Two sequences of three steps or four: there are fewer outputs than samples."""
-    save_graph(tmp_path / "m.onnx", [helper.make_node("Add", ["x", "x"], ["y"])], [1, 4])
-    feeds = tuple({"x": ramp(1, 4) * k} for k in range(1, count + 1))
-    CalibrationSet(feeds, "test", False).save(tmp_path / "samples.npz")
-    rollout, parts, state = Rollout((("y", "x"),), count // 2), tmp_path / PARTS_JSON, WorkerState()
-    try:
-        places = tmp_path / "m.onnx", tmp_path / "samples.npz", tmp_path / "reference.npz"
-        ReferenceJob(*places, "cpu", rollout=rollout).run(state)
-        found = load_parts(parts)
-        assert found is not None
-        assert (found["y"].axis, len(found["y"].scales)) == (1, 4), "axis 0 is the batch"
-    finally:
-        state.close()
+    model = save_graph(tmp_path / "m.onnx", [helper.make_node("Add", ["x", "x"], ["y"])], [1, 4])
+    samples = tmp_path / "samples.npz"
+    CalibrationSet(tuple({"x": ramp(1, 4) * k} for k in range(1, count + 1)), "test", False).save(samples)
+    rollout = Rollout((("y", "x"),), count // 2)
+    run_here(ReferenceJob(model, samples, tmp_path / "reference.npz", "cpu", rollout=rollout))
+    found = load_parts(tmp_path / PARTS_JSON)
+    assert (found["y"].axis, len(found["y"].scales)) == (1, 4), "axis 0 is the batch"
 
 
 @pytest.mark.parametrize("provider", ["cpu", "cuda"])

@@ -1,30 +1,48 @@
-"""What ONNX Runtime says that it fuses, of real sessions."""
+"""What ONNX Runtime says that it fuses, of real sessions; and what it folds is folded once: typed models without it
+compute the same, bit by bit, in the same kernels.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
+import onnx
+import onnxruntime
 import pytest
+from onnx import TensorProto
 
+from mptune.data.samples import CalibrationSet
 from mptune.engines.backends.onnxruntime import ONNXRUNTIME
-from mptune.engines.base import Failure
+from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.engines.context import RunContext
 from mptune.engines.jobs.emulation import SwitchedErrorsJob
+from mptune.engines.jobs.observing import ObserveJob
 from mptune.engines.jobs.reference import ReferenceJob
 from mptune.engines.jobs.samples import Scoring
-from mptune.engines.ort.fusions import FusionsJob, OptimisedNode, fused_nodes, may_fuse
+from mptune.engines.ort.fusions import FoldJob, FusionsJob, OptimisedNode, fused_nodes, may_fuse
 from mptune.engines.toolchains.toolchain import Toolchain
+from mptune.graph.folded import FoldedValues, is_worthwhile, write_without_weights
 from mptune.graph.fused import FusedNodes
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
-from mptune.graph.loading.model import Model
+from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision
 from mptune.graph.writing.emulate import Emulator
+from mptune.graph.writing.observe import observed_parts, write_with_outputs
 from mptune.graph.writing.rewrite import Rewriter
+from mptune.graph.writing.weights import WeightBank
 from mptune.processes.child import WorkerState
+from mptune.settings import SearchSettings
 from mptune.targets.target import load_target
 from tests.engines.engine_support import make_context, run_here
+from tests.graph import models
+from tests.graph.helpers import feeds, plans, run
+from tests.graph.models import node, value
 from tests.graph.norms_written_out import FORMS, LARGE, X, layer_norm, rms_norm, save
+from tests.networks.networks import filled
 
 STEPS = ("n_q", "n_m", "n_a", "n_s", "n_d", "n_y")
 
@@ -57,21 +75,17 @@ def test_a_layer_norm_that_a_cast_before_it_would_break_does_not_count(tmp_path:
 
 
 def test_below_opset_17_it_counts(tmp_path: Path) -> None:
-    """As the CUDA provider says; the CPU provider fuses a part of it."""
+    """As the CUDA provider says; the CPU provider fuses a part of it. A sum that is fused with it may be of another
+    group: under a plan that has the sum in FP32 a SkipLayerNormalization is a LayerNormalization."""
     model = layer_norm(tmp_path, opset=13)
     steps = ("n_mu", "n_c", "n_q", "n_m", "n_a", "n_s", "n_d", "n_e", "n_y")
-    found = OptimisedNode("LayerNormalization", steps[::-1], "n_y")
     grouped = GroupedModel(model, find_groups(model))
-    assert fused_nodes(grouped, [found]) == (FusedNodes(steps),)
-    assert fused_nodes(grouped, [OptimisedNode(found.op_type, ("n_h", *steps), "n_y")]) == ()  # of two groups
-
-
-def test_a_sum_that_is_fused_with_a_norm_may_be_of_another_group(tmp_path: Path) -> None:
-    """SkipLayerNormalization; under a plan that has the sum in FP32 it is a LayerNormalization."""
-    model = layer_norm(tmp_path, opset=13)
-    steps = ("n_mu", "n_c", "n_q", "n_m", "n_a", "n_s", "n_d", "n_e", "n_y")
-    found = OptimisedNode("SkipLayerNormalization", ("n_h", *steps), "n_y")
-    assert fused_nodes(GroupedModel(model, find_groups(model)), [found]) == (FusedNodes(steps),)
+    for op_type, nodes, expected in (
+        ("LayerNormalization", steps[::-1], (FusedNodes(steps),)),
+        ("LayerNormalization", ("n_h", *steps), ()),
+        ("SkipLayerNormalization", ("n_h", *steps), (FusedNodes(steps),)),
+    ):
+        assert fused_nodes(grouped, [OptimisedNode(op_type, nodes, "n_y")]) == expected
 
 
 @pytest.mark.parametrize(
@@ -129,3 +143,131 @@ def test_a_switched_epsilon_is_the_models(tmp_path: Path) -> None:
 def context_of(model: Model, folder: Path, *, large: bool = True) -> RunContext:
     samples = {"x": X if large else X / LARGE}
     return make_context(model, folder, samples, count=1)
+
+
+CORPUS = Path(__file__).resolve().parents[2] / "graph" / "corpus"
+SHAPES = "shapes"
+
+
+def path_of(name: str, folder: Path) -> Path:
+    """Of a network with weights."""
+    corpus = CORPUS / f"{name}.onnx"
+    return corpus if corpus.exists() else filled(name, folder)
+
+
+def folded(model: Model, folder: Path) -> FoldedValues:
+    folder.mkdir(exist_ok=True)
+    run_here(FoldJob(write_without_weights(model, folder / "unfolded.onnx"), folder / "folded.onnx"))
+    return FoldedValues.read(folder / "folded.onnx", model)
+
+
+def nodes_of(path: Path) -> list[onnx.NodeProto]:
+    return list(onnx.load(path, load_external_data=False).graph.node)
+
+
+def optimised(path: Path) -> Counter[tuple[str, str]]:
+    """The operators that a session runs, by domain and type."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.optimized_model_filepath = str(path.with_suffix(".optimised"))
+    onnxruntime.InferenceSession(
+        path, options, providers=["CPUExecutionProvider"], disabled_optimizers=["MatmulTransposeFusion"]
+    )
+    return Counter((node.domain, node.op_type) for node in nodes_of(path.with_suffix(".optimised")))
+
+
+@pytest.mark.parametrize("name", ["detr_torchscript_17", "constants", "scan_sum", "dynamic_sequence"])
+def test_every_plan_computes_the_same_bits_with_the_same_operators(name: str, tmp_path: Path) -> None:
+    model = load_model(path_of(name, tmp_path))
+    groups = find_groups(model)
+    values = folded(model, tmp_path / "work")
+    assert values.values
+    rewriter = Rewriter(GroupedModel(model, groups), WeightBank.write(model, tmp_path / "weights"))
+    feed = feeds(model)
+    for plan in plans(model, groups, 1):
+        whole = rewriter.write(plan, tmp_path / "weights" / "whole.onnx")
+        short = rewriter.write(plan, tmp_path / "weights" / "short.onnx", values)
+        assert len(nodes_of(short)) <= len(nodes_of(whole))
+        assert optimised(short) == optimised(whole)
+        expected = run(whole, feed)
+        for output, found in run(short, feed).items():
+            assert found.dtype == expected[output].dtype
+            assert np.array_equal(found, expected[output], equal_nan=found.dtype.kind == "f"), output
+
+
+def make_chains(folder: Path, count: int) -> Path:
+    """``count`` times three nodes that compute the shape of x, and a product of x and a weight, in FP16 or not.
+
+    A float is computed from each shape and added, whose group a plan may put in FP16.
+    """
+    nodes, last = [], "x"
+    for k in range(count):
+        nodes += [
+            node("Shape", [last], f"s{k}", f"shape{k}"),
+            node("Concat", [f"s{k}", "none"], f"c{k}", f"concat{k}", axis=0),
+            node("Cast", [f"s{k}"], f"f{k}", f"cast{k}", to=TensorProto.FLOAT),
+            node("ReduceMax", [f"f{k}"], f"m{k}", f"max{k}", keepdims=0),
+            node("MatMul", [last, "w"], f"p{k}", f"product{k}"),
+            node("Div", [f"p{k}", f"m{k}"], f"d{k}", f"scale{k}"),
+            node("Reshape", [f"d{k}", f"c{k}"], f"r{k}", f"reshape{k}"),
+        ]
+        last = f"r{k}"
+    nodes += [node("Identity", [last], "y", "last"), node("Shape", ["y"], SHAPES, "shapes")]
+    weights = [models.constant("w", np.eye(96)), models.constant("none", np.zeros(0), np.int64)]
+    outputs = [value("y", None), value(SHAPES, [2], TensorProto.INT64)]
+    return models.save(models.model(nodes, [value("x", [2, 96])], outputs, weights), folder, "chains.onnx")
+
+
+def test_outputs_stay_and_what_only_shapes_read_goes(tmp_path: Path) -> None:
+    model = load_model(make_chains(tmp_path, 40))
+    grouped = GroupedModel(model, find_groups(model))
+    values = folded(model, tmp_path / "work")
+    rewriter = Rewriter(grouped, WeightBank.write(model, tmp_path / "weights"))
+    assert is_worthwhile(model)
+    assert "w" not in values.values
+    path = rewriter.write(grouped.uniform(Precision.FP32), tmp_path / "weights" / "fp32.onnx", values)
+    proto = onnx.load(path, load_external_data=False)
+    left = Counter(node.op_type for node in proto.graph.node)
+    assert left == {"MatMul": 40, "Div": 40, "Reshape": 40, "Identity": 1, "Shape": 1}
+    assert "none" not in {tensor.name for tensor in proto.graph.initializer}
+    assert run(path, {"x": np.ones((2, 96), np.float32)})[SHAPES].tolist() == [2, 96]
+    assert path.stat().st_size < 100_000, "weights lie in the bank"
+
+
+@pytest.mark.parametrize("name", ["detr_torchscript_17", "constants", "scan_sum", "chains"])
+def test_what_is_observed_is_the_same(name: str, tmp_path: Path) -> None:
+    model = load_model(make_chains(tmp_path, 40) if name == "chains" else path_of(name, tmp_path))
+    (tmp_path / "bank").mkdir()
+    bank, place = WeightBank.write(model, tmp_path / "bank"), tmp_path / "bank" / "observing.onnx"
+    CalibrationSet((feeds(model),), "test", False).save(tmp_path / "samples.npz")
+    seen, nodes = [], []
+    (part,) = observed_parts(model, dict.fromkeys(model.tensors, (1,)))
+    for values in (None, folded(model, tmp_path / "work")):
+        write_with_outputs(model, bank, place, part.outputs, values)
+        nodes.append(len(nodes_of(place)))
+        seen.append(run_here(ObserveJob(place, part, tmp_path / "samples.npz", "cpu")))
+    assert seen[0] == seen[1]
+    assert nodes[0] > nodes[1]
+
+
+@pytest.mark.parametrize(("chains", "fails", "kept", "jobs"), [(40, False, 0, 1), (40, True, 40, 1), (3, False, 3, 0)])
+def test_a_search_folds_once_and_where_it_pays(
+    chains: int, fails: bool, kept: int, jobs: int, settings: SearchSettings, tmp_path: Path
+) -> None:
+    path = make_chains(tmp_path, chains)
+    context = make_context(load_model(path), tmp_path, {"x": np.ones((2, 96), np.float32)}, settings=settings)
+    with Toolchain(ONNXRUNTIME, load_target("cpu"), context) as toolchain:
+        folds, call = list[FoldJob](), toolchain.worker.call
+
+        def heard(job: object) -> object:
+            if not isinstance(job, FoldJob):
+                return call(job)
+            folds.append(job)
+            return Failure(Stage.BUILD, FailureKind.ERROR, "no kernel") if fails else call(job)
+
+        toolchain.reference_model.worker = SimpleNamespace(call=heard)
+        for precision in (Precision.FP32, Precision.FP16):
+            typed = toolchain.builder.write(context.grouped.uniform(precision), str(precision))
+            assert sum(node.op_type == "Concat" for node in nodes_of(typed)) == kept
+        assert len(folds) == jobs
+        assert not list(tmp_path.rglob("*folded*")), "what was written to fold is gone"

@@ -1,7 +1,7 @@
 """Every attribute of TensorRT that the code names exists: in the packages here, and in recorded versions.
 
 Nothing here runs TensorRT proper, and much of the code needs a GPU: a misspelt name would otherwise show on a user's
-machine only.
+machine only. The device of the tests has the names and values of CUDA and TensorRT that mptune uses, and no others.
 """
 
 from __future__ import annotations
@@ -12,6 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from mptune.engines.cuda.system import CALLS, SystemRuntime
+from tests.device import handles
+from tests.device.cuda import FakeCuda
+from tests.device.tensorrt import make_module
 from tests.engines.tensorrt.api.record import HERE, names_in_module
 
 SOURCES = sorted((Path(__file__).resolve().parents[3] / "mptune" / "engines" / "tensorrt").glob("*.py"))
@@ -103,23 +107,15 @@ def test_the_code_names_what_it_should() -> None:
         "Builder",
         "NetworkDefinitionCreationFlag.STRONGLY_TYPED",
         "IBuilderConfig.progress_monitor",
-        "OnnxParser.parse_from_file",
-        "ParserError.node_operator",
-        "ITimingCache.combine",
+        "IBuilderConfig.avg_timing_iterations",
         "IExecutionContext.execute_async_v3",
-        "EngineInspector.get_engine_information",
         "DynamicShapesKernelSpecializationStrategy.EAGER",
         "IRuntimeCache.serialize",
         "IOutputAllocator",
         "init_libnvinfer_plugins",
+        "IPluginRegistry.load_library",
     } <= named()
-    assert {"IPluginRegistry.load_library", "IBuilderConfig.avg_timing_iterations"} <= named()
     assert named() >= RTX_ONLY
-
-
-def test_nothing_that_is_gone_in_11_is_named() -> None:
-    gone = {name for name in recorded("10.16") - recorded("11.4") if "." in name or name[:1].isupper()}
-    assert not gone & named()
 
 
 @pytest.mark.tensorrt_rtx
@@ -132,3 +128,33 @@ def test_tensorrt_rtx_has_every_name() -> None:
 @pytest.mark.parametrize("version", RECORDED)
 def test_recorded_versions_have_every_name(version: str) -> None:
     assert sorted(named() - RTX_ONLY - recorded(version)) == []
+
+
+ASKED_BY_TEXT = {"ICudaEngine.device_memory_size", "ICudaEngine.device_memory_size_v2"}
+"""What the code asks for by ``getattr``."""
+BUFFER = {f"IHostMemory.{name}" for name in dir(bytes) if not name.startswith("_")}
+"""The buffer protocol is no name; before Python 3.12 only a type in C has it, so that ``bytes`` is inherited from."""
+
+
+def test_cudas_names_and_values() -> None:
+    names = {name for name in dir(FakeCuda) if name.startswith("cuda")}
+    assert names == {*CALLS, "cudaGetErrorString", *(name for name in vars(SystemRuntime) if name.startswith("cuda"))}
+    bindings = pytest.importorskip("cuda.bindings.runtime", reason="needs cuda-python")
+    assert names <= set(dir(bindings))
+    for ours in (handles.cudaError_t, handles.cudaMemcpyKind, handles.cudaStreamCaptureMode):
+        theirs = getattr(bindings, ours.__name__)
+        assert {one.name: int(one) for one in ours} == {one.name: int(getattr(theirs, one.name)) for one in ours}
+    assert FakeCuda.cudaStreamNonBlocking == bindings.cudaStreamNonBlocking
+
+
+@pytest.mark.parametrize("version", RECORDED[1:])  # the machines here have 10.3 and later
+def test_tensorrts_names(version: str) -> None:
+    found = names_in_module(make_module(f"{version}.0", FakeCuda())) - BUFFER
+    assert found <= recorded(version)
+    used = named() - RTX_ONLY
+    assert found - ASKED_BY_TEXT == used | {name.partition(".")[0] for name in used}
+
+
+def test_rtxs_names_are_there_too() -> None:
+    wanted = {name for name in RTX_ONLY if name.split(".")[0] in ("IRuntimeConfig", "IRuntimeCache", "ICudaEngine")}
+    assert wanted <= names_in_module(make_module("1.7.1", FakeCuda(), is_rtx=True))

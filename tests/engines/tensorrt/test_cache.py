@@ -24,56 +24,38 @@ from tests.device.tensorrt import make_module
 pytestmark = pytest.mark.filterwarnings("ignore:Use Deprecated in TensorRT-RTX:DeprecationWarning")
 
 
-@pytest.fixture(scope="module")
-def trt() -> Any:
-    return load_library("tensorrt-rtx").trt
-
-
-class Build:
-    """What a build has at hand: a log and a configuration."""
-
-    def __init__(self, trt: Any) -> None:
-        self.builder = trt.Builder(open_log(trt))
-        self.config = self.builder.create_builder_config()
-        self.objects = BuildObjects()
-
-    def attach(self, path: Path) -> None:
-        attach_timing_cache(path, self.config, self.objects)
-
-    def save(self, path: Path) -> None:
-        save_timing_cache(path, self.config)
+def attached(trt: Any, path: Path) -> tuple[Any, BuildObjects]:
+    """The configuration of a build that has the cache of a file, and what lives as long as the build."""
+    builder = trt.Builder(open_log(trt))
+    objects = BuildObjects([builder, builder.create_builder_config()])
+    attach_timing_cache(path, objects[1], objects)
+    return objects[1], objects
 
 
 def test_what_another_process_wrote_meanwhile_is_merged(tmp_path: Path) -> None:
     path = tmp_path / "timing.cache"
-    builds = {name: Build(make_module("10.16.2", FakeCuda())) for name in ("mine", "theirs")}
-    for name, build in builds.items():
-        build.attach(path)
-        build.config.get_timing_cache()._tactics.add(name)
-    for build in builds.values():
-        build.save(path)
+    builds = {name: attached(make_module("10.16.2", FakeCuda()), path) for name in ("mine", "theirs")}
+    for name, (config, _) in builds.items():
+        config.get_timing_cache()._tactics.add(name)
+        save_timing_cache(path, config)
     assert json.loads(path.read_bytes()) == ["10.16.2", ["mine", "theirs"]]
-    another = Build(make_module("10.3.0", FakeCuda()))
-    another.attach(path)
-    another.save(path)
+    save_timing_cache(path, attached(make_module("10.3.0", FakeCuda()), path)[0])
     assert json.loads(path.read_bytes())[0] == "10.3.0", "one of another version is replaced"
 
 
 @pytest.mark.tensorrt_rtx
-def test_a_damaged_file_is_replaced_and_one_that_cannot_be_written_costs_the_cache_only(
-    trt: Any, tmp_path: Path
-) -> None:
-    path, build = tmp_path / "engines" / "timing.cache", Build(trt)
+def test_a_damaged_file_is_replaced_and_one_that_cannot_be_written_costs_the_cache_only(tmp_path: Path) -> None:
+    trt, path = load_library("tensorrt-rtx").trt, tmp_path / "engines" / "timing.cache"
     path.parent.mkdir()
     path.write_bytes(b"no cache at all")
-    build.attach(path)
-    build.save(path)
+    config, _objects = attached(trt, path)
+    save_timing_cache(path, config)
     assert path.read_bytes() != b"no cache at all"
     assert {entry.name for entry in path.parent.iterdir()} <= {"timing.cache", "timing.cache.lock"}
     shutil.rmtree(path.parent)
     path.parent.write_text("a file is in the way")
-    build.save(path)
-    Build(trt).attach(path)
+    save_timing_cache(path, config)
+    attached(trt, path)
 
 
 def test_the_baselines_old_copy_does_not_overwrite_the_candidates_kernels(tmp_path: Path) -> None:

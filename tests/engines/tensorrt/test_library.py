@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -42,26 +43,24 @@ def refused(kind: tensorrt.Kind = "tensorrt") -> str:
     return caught.value.message
 
 
-def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(tensorrt.MODULES, "tensorrt", "no_such_tensorrt")  # type: ignore[misc]
-    assert not is_installed("tensorrt")
-    assert refused() == "tensorrt is not installed"
-
-
 @pytest.mark.parametrize(
     ("code", "words"),
     [
         ("raise ImportError('libnvinfer.so.10: no such file')", "a library that it needs does not load: libnvinfer.so"),
-        ("raise OSError('libnvinfer.so.10: no such file')", "a library that it needs does not load: libnvinfer.so"),
         ("raise RuntimeError('libnvinfer.so.10: no such file')", "a library that it needs does not load: libnvinfer"),
         ("import tensorrt_bindings_of_nobody", "its part 'tensorrt_bindings_of_nobody' is not"),
         ("", "reports its version as '': install it again"),
     ],
 )
-def test_a_package_that_does_not_load(code: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_does_not_load_or_is_missing(
+    code: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     install(tmp_path, monkeypatch, code)
     assert is_installed("tensorrt")
     assert words in refused()
+    monkeypatch.setitem(tensorrt.MODULES, "tensorrt", "no_such_tensorrt")  # type: ignore[misc]
+    assert not is_installed("tensorrt")
+    assert refused() == "tensorrt is not installed"
 
 
 def test_plugins_are_registered_once_and_with_the_process_logger(
@@ -91,21 +90,13 @@ def test_versions_that_are_refused(kind: tensorrt.Kind, version: str, words: str
         check_version(kind, version)
 
 
-@pytest.mark.parametrize(
-    ("kind", "version", "words"),
-    [
-        ("tensorrt", "10.0.1", "fully available from 10.12"),
-        ("tensorrt", "10.11.0.33", "fully available from 10.12"),
-        ("tensorrt", "10.12.0", ""),
-        ("tensorrt", "11.4.1.5", ""),
-        ("tensorrt", "12.0.0", "upgrade mptune"),
-        ("tensorrt-rtx", "1.7.1.116", ""),
-    ],
-)
-def test_versions_that_warn(kind: tensorrt.Kind, version: str, words: str) -> None:
-    warnings = check_version(kind, version)
-    assert len(warnings) == bool(words)
-    assert all(words in warning for warning in warnings)
+def test_versions_that_warn() -> None:
+    for version, words in (("10.0.1", "fully available from 10.12"), ("12.0.0", "upgrade mptune")):
+        (warning,) = check_version("tensorrt", version)
+        assert words in warning
+    assert len(check_version("tensorrt", "10.11.0.33")) == 1
+    assert check_version("tensorrt", "10.12.0") == check_version("tensorrt", "11.4.1.5") == ()
+    assert check_version("tensorrt-rtx", "1.7.1.116") == ()
 
 
 @pytest.mark.tensorrt_rtx
@@ -139,19 +130,18 @@ class Builder:
 
 
 @pytest.mark.parametrize(
-    ("errors", "begins", "ends"),
+    ("errors", "words"),
     [
-        ([], "", ""),
+        ([], ""),
         (
             ["CUDA initialization failure with error: 35"],
-            "it makes no builder (CUDA init",
-            ": pip install tensorrt-cu12",
+            r"it makes no builder \(CUDA init.*: pip install tensorrt-cu12",
         ),
-        (["Error Code 6: API Usage Error (no)"], "it makes no builder (no)", "(no)"),
+        (["Error Code 6: API Usage Error (no)"], r"it makes no builder \(no\)"),
     ],
 )
 def test_a_library_is_ready_only_if_it_makes_a_builder(
-    errors: list[str], begins: str, ends: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    errors: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The name of the constructor and its argument are in the recorded APIs (``test_api.py``)."""
     install(tmp_path, monkeypatch, WITH_BUILDER.replace("{errors}", repr(errors)))
@@ -160,5 +150,4 @@ def test_a_library_is_ready_only_if_it_makes_a_builder(
     report = LibraryJob("tensorrt").run(WorkerState())
     obstacle = report.cuda_obstacle or ""
     assert bool(obstacle) == bool(errors)
-    assert obstacle.startswith(begins)
-    assert ends in obstacle
+    assert re.match(words, obstacle)

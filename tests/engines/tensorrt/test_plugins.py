@@ -21,10 +21,11 @@ from mptune.engines.tensorrt.library import exports_creators
 from mptune.engines.toolchains.choose import open_toolchain
 from mptune.errors import RunError, TargetError
 from mptune.processes.parent import Worker
-from mptune.settings import LatencySettings, WorkerSettings
+from mptune.settings import WorkerSettings
 from mptune.targets.detect import detect_gpus
 from mptune.targets.target import load_target
 from tests.device.machines import become
+from tests.engines.engine_support import QUICK
 from tests.reporting import trtexec
 
 REGISTERS_ITSELF = """
@@ -57,7 +58,7 @@ def compiled(tmp_path: Path) -> Compile:
 
 @pytest.mark.tensorrt_rtx
 @pytest.mark.parametrize("code", [REGISTERS_ITSELF, IS_ASKED])
-def test_a_plugin_is_loaded_for_build_and_parser(compiled: Compile, code: str, mlp_path: Path, tmp_path: Path) -> None:
+def test_a_plugin_is_loaded_or_why_not_is_told(compiled: Compile, code: str, mlp_path: Path, tmp_path: Path) -> None:
     library, loaded = compiled(code), tmp_path / "loaded"
     assert exports_creators(library) is (code is IS_ASKED)
     save_samples(tmp_path / "samples.npz", [{"x": np.zeros((1, 32), np.float32)}])
@@ -71,16 +72,12 @@ def test_a_plugin_is_loaded_for_build_and_parser(compiled: Compile, code: str, m
         worker.restart()
         assert worker.call(ParseJob("tensorrt-rtx", mlp_path, (library,)), 120.0) is None
         assert loaded.exists()
-
-
-@pytest.mark.tensorrt_rtx
-def test_what_does_not_load_is_told(mlp_path: Path, tmp_path: Path) -> None:
-    (tmp_path / "plugin.so").write_bytes(b"no library")
-    with Worker(tmp_path / "logs", WorkerSettings()) as worker:
-        result = worker.call(ParseJob("tensorrt-rtx", mlp_path, (tmp_path / "plugin.so",)), 120.0)
-    assert isinstance(result, Failure)
-    assert result.kind is FailureKind.UNSUPPORTED
-    assert result.message.startswith(f"the plugin {tmp_path / 'plugin.so'} does not load: ")
+        library.write_bytes(b"no library")
+        worker.restart()
+        failure = worker.call(ParseJob("tensorrt-rtx", mlp_path, (library,)), 120.0)
+    assert isinstance(failure, Failure)
+    assert failure.kind is FailureKind.UNSUPPORTED
+    assert failure.message.startswith(f"the plugin {library} does not load: ")
 
 
 @pytest.mark.parametrize("target", ["cpu", "jetson-orin-nano-8gb"])
@@ -97,8 +94,7 @@ def test_a_search_loads_them_and_build_sh_names_them(
 ) -> None:
     """On a machine with TensorRT: build and run; resumed without them, or with others, it is another run."""
     library, run = compiled(REGISTERS_ITSELF), tmp_path / "run"
-    quick = LatencySettings(warmup_ms=0.0, duration_ms=1.0, min_iterations=10)
-    given = {"data": mlp_data, "out": run, "budget": 2, "confirm_rounds": 1, "latency": quick}
+    given = {"data": mlp_data, "out": run, "budget": 2, "confirm_rounds": 1, "latency": QUICK}
     with become("orin", tmp_path / "machine", is_alone=True) as here:
         mptune.search(mlp_path, plugins=library, **given)
         assert (tmp_path / "loaded").exists()

@@ -1,4 +1,4 @@
-"""The usual model and two plans of it."""
+"""Two plans of the usual model, and a GPU."""
 
 from __future__ import annotations
 
@@ -6,26 +6,24 @@ from pathlib import Path
 
 import pytest
 
-from mptune.graph.grouping.groups import LayerGroup, find_groups
-from mptune.graph.loading.model import Model, load_model
+from mptune.engines.context import RunContext
 from mptune.graph.plan import Precision, PrecisionPlan
+from tests.device.machines import ADA, write_nvidia_smi
 
 
 @pytest.fixture
-def model(mlp_path: Path) -> Model:
-    return load_model(mlp_path)
+def fp32(mlp_context: RunContext) -> PrecisionPlan:
+    return mlp_context.grouped.uniform(Precision.FP32)
 
 
 @pytest.fixture
-def groups(model: Model) -> tuple[LayerGroup, ...]:
-    return find_groups(model)
+def fp16(mlp_context: RunContext) -> PrecisionPlan:
+    return mlp_context.grouped.uniform(Precision.FP16)
 
 
 @pytest.fixture
-def fp32(model: Model, groups: tuple[LayerGroup, ...]) -> PrecisionPlan:
-    return PrecisionPlan.uniform(model.sha256, [group.id for group in groups], Precision.FP32)
-
-
-@pytest.fixture
-def fp16(fp32: PrecisionPlan, groups: tuple[LayerGroup, ...]) -> PrecisionPlan:
-    return fp32.replace({group.id: Precision.FP16 for group in groups if group.pinned is None})
+def gpu_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """nvidia-smi shows an RTX 4500 Ada; nothing can run on it."""
+    write_nvidia_smi(ADA, tmp_path / "bin" / "nvidia-smi")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1")  # it alone, also where the tests run with a GPU hidden

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -17,15 +16,14 @@ from mptune.engines.environment import describe_environment
 from mptune.engines.jobs.measure import MeasureJob
 from mptune.engines.ort.session import Provider
 from mptune.engines.tensorrt.jobs import LibraryReport
+from mptune.engines.tensorrt.library import is_installed
 from mptune.engines.timing.spread import LEAST_VALUES
 from mptune.engines.toolchains import choose as toolchain
 from mptune.engines.toolchains.choose import choose_target, list_toolchains, open_toolchain
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.errors import TargetError
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import LayerGroup
 from mptune.graph.hazards.seen import TensorRange
-from mptune.graph.loading.model import Model, load_model
+from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.processes.child import Job
 from mptune.settings import SearchSettings
@@ -46,7 +44,14 @@ def measured(found: Measurement | Failure) -> Measurement:
     return found
 
 
-def test_the_cpu_is_measured(mlp_context: RunContext, fp32: PrecisionPlan, fp16: PrecisionPlan) -> None:
+def test_the_cpu_is_measured(
+    mlp_path: Path, tmp_path: Path, settings: SearchSettings, fp32: PrecisionPlan, fp16: PrecisionPlan
+) -> None:
+    """Folders may have any name."""
+    folder = tmp_path / "a folder with spaces and ümlauts"
+    folder.mkdir()
+    model = load_model(Path(shutil.copy(mlp_path, folder / "the model.onnx")))
+    mlp_context = make_context(model, folder, {"x": np.ones((3, 32), np.float32)}, settings=settings)
     with open_toolchain(load_target("cpu"), mlp_context) as tools:
         assert (tools.name, tools.latency_source, tools.error_source) == ("onnxruntime", "measured", "measured")
         assert not tools.emulation_holds
@@ -55,11 +60,9 @@ def test_the_cpu_is_measured(mlp_context: RunContext, fp32: PrecisionPlan, fp16:
             assert not isinstance(tools.reference(which), Failure)
         base = measured(tools.evaluate(fp32))
         assert base.latency.source == "measured"
-        assert base.baseline is not None
         assert base.drift == 1.0
         assert base.error.value("relative_l2") < 1e-6
         mixed = measured(tools.evaluate(fp16))
-        assert mixed.baseline is not None
         assert 1e-6 < mixed.error.value("relative_l2") < 1e-1
         assert LEAST_VALUES <= len(mixed.latency.raw_ms) <= 10
         assert len(mixed.latency.raw_ms) == len(mixed.baseline.raw_ms)
@@ -67,11 +70,9 @@ def test_the_cpu_is_measured(mlp_context: RunContext, fp32: PrecisionPlan, fp16:
         assert held_out.error != mixed.error
         reopened = tools.reopen(fp16, 2)
         assert not isinstance(reopened, Failure)
-        assert base.latency.session is not None
         assert [session.baseline for session in reopened] == [base.latency.session.baseline] * 2
         tools.restart()
         another = measured(tools.evaluate(fp16)).latency.session
-        assert another is not None
         assert another.baseline != base.latency.session.baseline
     left = {path.suffix for path in mlp_context.weights_dir.iterdir()}
     assert ".onnx" not in left
@@ -117,10 +118,8 @@ elif '--query-gpu' in arguments:
         assert predicted.environment().warnings == ()
 
 
-def test_the_prior_of_latencies_is_the_roofline_whatever_the_engine(
-    mlp_context: RunContext, model: Model, groups: tuple[LayerGroup, ...]
-) -> None:
-    target, grouped = load_target("h200"), GroupedModel(model, groups)
+def test_the_prior_of_latencies_is_the_roofline_whatever_the_engine(mlp_context: RunContext) -> None:
+    target, grouped = load_target("h200"), mlp_context.grouped
     with Toolchain(None, target, mlp_context) as predicted:
         ranges = predicted.observe()
         assert not isinstance(ranges, Failure)
@@ -196,17 +195,11 @@ def test_latency_is_corrected_for_drift_across_resumed_runs(mlp_context: RunCont
     first = evaluate()
     (record,) = mlp_context.data_dir.glob("timing-*.json")
     document = json.loads(record.read_text())
-    assert first.baseline is not None
     assert document["baseline_ms"] == first.baseline.median_ms
     document["baseline_ms"] = 1000.0
     record.write_text(json.dumps(document))
     later = evaluate()
-    assert later.baseline is not None
     assert later.drift == pytest.approx(1000.0 / later.baseline.median_ms)
-    # Whatever the machine did: the all-FP32 plan takes about what the baseline took when it was first measured.
-    assert later.latency.median_ms / later.drift == pytest.approx(
-        np.median(later.latency.raw_ms) / later.drift, rel=1e-3
-    )
     assert any("as long as when it was first measured" in warning for warning in later.warnings)
     assert len(later.latency.raw_ms) == len(first.latency.raw_ms)
     record.write_text("damaged")
@@ -234,18 +227,15 @@ def test_failures_come_back_as_values_and_the_next_call_works(mlp_context: RunCo
     assert not list(mlp_context.weights_dir.glob("*.onnx"))
 
 
-def test_a_named_target_is_taken_at_its_word() -> None:
+def test_a_named_target_is_taken_at_its_word_and_without_a_gpu_auto_is_a_jetson() -> None:
     choice = choose_target("cpu")
     assert (choice.target.name, choice.why) == ("cpu", "")
     with pytest.raises(TargetError):
         choose_target("no-such-device")
-
-
-@pytest.mark.skipif(not NO_GPU, reason="needs a machine without a GPU")
-def test_without_a_gpu_auto_predicts_a_jetson_and_says_so() -> None:
-    choice = choose_target("auto")
-    assert choice.target.name == "jetson-orin-nano-8gb"
-    assert "no GPU" in choice.why
+    if NO_GPU:
+        choice = choose_target("auto")
+        assert choice.target.name == "jetson-orin-nano-8gb"
+        assert "no GPU" in choice.why
 
 
 def test_a_device_file_without_a_name_is_no_reason_to_predict(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,28 +260,19 @@ def test_what_keeps_tensorrt_from_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.skipif(not NO_GPU, reason="needs a machine without a GPU")
+@pytest.mark.usefixtures("gpu_here")
 def test_a_gpu_whose_provider_does_not_start_is_predicted(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    mlp_context: RunContext,
+    monkeypatch: pytest.MonkeyPatch, mlp_context: RunContext
 ) -> None:
-    program = tmp_path / "bin" / "nvidia-smi"
-    program.parent.mkdir()
-    program.write_text(
-        f"#!{sys.executable}\nimport sys\nif 'uuid' in ' '.join(sys.argv):\n"
-        "    print('0, GPU-1, NVIDIA H200, 9.0, 143771, 570.86.15')\n"
-    )
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1")  # it alone, also where the tests run with a GPU hidden
+    install(monkeypatch, "no CUDA")
     choice = choose_target("auto")
-    assert "H200" in choice.why
+    assert "RTX 4500 Ada" in choice.why
     assert "cannot be measured" in choice.why
-    with pytest.raises(TargetError, match="cannot be used for NVIDIA H200"):
+    with pytest.raises(TargetError, match="cannot be used for NVIDIA RTX 4500 Ada"):
         open_toolchain(choice.target, mlp_context.with_settings(engine="onnxruntime"))
     with open_toolchain(choice.target, mlp_context) as tools:
         assert tools.provider == "cpu"
-        assert any("passed over for NVIDIA H200: " in warning for warning in tools.environment().warnings)
+        assert any("passed over for NVIDIA RTX 4500 Ada" in warning for warning in tools.environment().warnings)
 
 
 def test_every_toolchain_says_how_it_stands() -> None:
@@ -300,27 +281,8 @@ def test_every_toolchain_says_how_it_stands() -> None:
     assert all(status.reason for status in statuses.values())
     assert statuses.keys() == {"onnxruntime-cuda", "onnxruntime-cpu", "tensorrt", "tensorrt-rtx"}
     assert all(status.available or status.install or "no GPU" in status.reason for status in statuses.values())
-
-
-def test_folders_may_have_any_name(mlp_path: Path, tmp_path: Path, settings: SearchSettings) -> None:
-    folder = tmp_path / "a folder with spaces and ümlauts"
-    folder.mkdir()
-    path = Path(shutil.copy(mlp_path, folder / "the model.onnx"))
-    context = make_context(load_model(path), folder, {"x": np.ones((2, 32), np.float32)}, 2, settings)
-    with open_toolchain(load_target("cpu"), context) as tools:
-        assert not isinstance(tools.reference("search"), Failure)
-        measured(tools.evaluate(context.grouped.uniform(Precision.FP16)))
-
-
-@pytest.mark.gpu
-def test_the_gpu_here_is_measured(mlp_context: RunContext, fp32: PrecisionPlan, fp16: PrecisionPlan) -> None:
-    choice = choose_target("auto")
-    with open_toolchain(choice.target, mlp_context) as tools:
-        assert tools.provider == "cuda"
-        for which in ("search", "held_out"):
-            assert not isinstance(tools.reference(which), Failure)
-        assert not isinstance(tools.observe(), Failure)
-        base, mixed = measured(tools.evaluate(fp32)), measured(tools.evaluate(fp16))
-        assert base.error.value("relative_l2") < 1e-5
-        assert 1e-5 < mixed.error.value("relative_l2") < 1e-1
-        measured(tools.evaluate(fp16, "held_out"))
+    if NO_GPU and is_installed("tensorrt-rtx"):
+        assert "builds ahead of time for compute capability 7.5, 8.0, 8.6, 8.9" in statuses["tensorrt-rtx"].reason
+    if not is_installed("tensorrt"):
+        assert statuses["tensorrt"].reason == "tensorrt is not installed"
+        assert "pip install tensorrt" in statuses["tensorrt"].install

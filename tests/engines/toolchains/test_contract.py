@@ -8,34 +8,44 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from mptune.engines.base import EngineError, EngineSession
 from mptune.engines.ort.cuda_session import graph_obstacle, open_session
 from mptune.engines.ort.session import Provider, SessionOptions
-from mptune.engines.tensorrt.builder import BuildOptions, build_engine
-from mptune.engines.tensorrt.library import RTX_CAPABILITIES, Kind, load_library
+from mptune.engines.tensorrt.library import Kind
 from mptune.engines.tensorrt.session import EngineOptions, TensorRtSession
+from mptune.engines.timing.latency import calibrate, monotonic_ms
 from mptune.settings import LatencySettings
-from mptune.targets.detect import detect_gpus
-from tests.engines.stopwatches import QUICK, calibrated, timed
+from tests.device.blueprint import Blueprint
+from tests.device.program import load_model
+from tests.engines.engine_support import QUICK, build_here, timed
+from tests.graph import models
+from tests.graph.models import node, value
 from tests.graph.rtx import outlines
 
 Opener = Callable[[Path], EngineSession]
 
 
-ON_GPU = ("cuda", "cuda-no-graph", "tensorrt", "tensorrt-no-graph", "tensorrt-rtx")
+ON_GPU = [
+    pytest.param(name, marks=pytest.mark.gpu)
+    for name in ("cuda", "cuda-no-graph", "tensorrt", "tensorrt-no-graph", "tensorrt-rtx")
+]
 
 
-@pytest.fixture(params=["cpu", *(pytest.param(name, marks=pytest.mark.gpu) for name in ON_GPU)])
+@pytest.fixture(
+    params=["cpu", "device", "device-no-graph", *(pytest.param(name, marks=pytest.mark.gpu) for name in ON_GPU)]
+)
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
-    """Opens sessions of one implementation and closes them in the end."""
+    """Opens sessions of one implementation and closes them in the end; on ``device``, TensorRT's in host memory."""
     name = request.param.removesuffix("-no-graph")
     latency = LatencySettings(**{**vars(QUICK), "cuda_graph": name == request.param})
     sessions: list[EngineSession] = []
-    if name in ("tensorrt", "tensorrt-rtx"):
+    if name == "device":
+        request.getfixturevalue("fake_cuda")
+        open_one = _device_opener(latency, tmp_path)
+    elif name in ("tensorrt", "tensorrt-rtx"):
         open_one = _tensorrt_opener(name, latency, tmp_path)
     else:
         provider: Provider = "cpu" if name == "cpu" else "cuda"
@@ -54,34 +64,29 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
 
 def _tensorrt_opener(kind: Kind, latency: LatencySettings, folder: Path) -> Opener:
     """Builds an engine for one to four rows, then opens it."""
-    try:
-        library = load_library(kind)
-    except EngineError as error:
-        pytest.skip(error.message)
-    capability = detect_gpus()[0].compute_capability
-    if kind == "tensorrt-rtx" and capability not in RTX_CAPABILITIES:
-        pytest.skip(f"TensorRT-RTX does not run on compute capability {capability}")
-    options = BuildOptions(kind, capabilities=() if capability is None else (capability,))
 
     def open_one(model: Path) -> EngineSession:
         samples = () if not model.exists() else outlines(model)
-        path = folder / f"{model.stem}.engine"
-        path.write_bytes(build_engine(library, model, options, samples).memory)
+        path = build_here(kind, model, folder / f"{model.stem}.engine", samples)
         return TensorRtSession(path, EngineOptions(kind, latency.cuda_graph))
+
+    return open_one
+
+
+def _device_opener(latency: LatencySettings, folder: Path) -> Opener:
+    """Takes any model as one that was built."""
+
+    def open_one(model: Path) -> EngineSession:
+        path = folder / f"{model.stem}.engine"
+        if model.exists():
+            path.write_bytes(Blueprint.of_model(load_model(str(model))).to_bytes())
+        return TensorRtSession(path, EngineOptions("tensorrt", latency.cuda_graph))
 
     return open_one
 
 
 def rows(count: int, seed: int = 0) -> dict[str, np.ndarray]:
     return {"x": np.random.default_rng(seed).normal(size=(count, 32)).astype(np.float32)}
-
-
-def save(
-    path: Path, nodes: list[onnx.NodeProto], inputs: list[onnx.ValueInfoProto], outputs: list[onnx.ValueInfoProto]
-) -> Path:
-    graph = helper.make_graph(nodes, "g", inputs, outputs)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    return path
 
 
 def test_run_gives_every_output_by_name_as_the_cpu_does(opened: Opener, mlp_path: Path, cnn_path: Path) -> None:
@@ -110,6 +115,7 @@ def test_run_and_time_may_be_mixed(opened: Opener, mlp_path: Path) -> None:
     timed(session, rows(2, seed=9))
     timed(session, rows(3, seed=9))
     timed(session, rows(2, seed=8))
+    assert [warning for warning in session.warnings if ": " not in warning] == [], "each names a cure"
     np.testing.assert_allclose(session.run(rows(2))["y"], before["y"], rtol=1e-5, atol=1e-6)
 
 
@@ -125,7 +131,7 @@ def test_two_sessions_live_side_by_side(opened: Opener, mlp_path: Path, cnn_path
 
 def test_time_takes_as_many_values_as_told(opened: Opener, mlp_path: Path) -> None:
     session = opened(mlp_path)
-    repetitions = calibrated(session, rows(2))
+    repetitions = calibrate(session.stopwatch(rows(2)).run_once, monotonic_ms, QUICK)
     assert repetitions.iterations * repetitions.executions_per_value >= QUICK.min_iterations
     latency = timed(session, rows(2), repetitions)
     assert len(latency.raw_ms) == repetitions.iterations
@@ -144,16 +150,9 @@ def test_feeds_that_are_not_contiguous_are_understood(opened: Opener, mlp_path: 
 
 
 def test_outputs_whose_shape_depends_on_values(opened: Opener, tmp_path: Path) -> None:
-    path = save(
-        tmp_path / "m.onnx",
-        [helper.make_node("NonZero", ["x"], ["where"]), helper.make_node("Relu", ["x"], ["y"])],
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])],
-        [
-            helper.make_tensor_value_info("where", TensorProto.INT64, [1, "found"]),
-            helper.make_tensor_value_info("y", TensorProto.FLOAT, [4]),
-        ],
-    )
-    session = opened(path)
+    nodes = [node("NonZero", ["x"], "where"), node("Relu", ["x"], "y")]
+    outputs = [value("where", [1, "found"], TensorProto.INT64), value("y", [4])]
+    session = opened(models.save(models.model(nodes, [value("x", [4])], outputs), tmp_path))
     for values, found in (([0, 1, 2, 0], 2), ([1, 1, 1, 1], 4), ([0, 0, 0, 0], 0)):
         feeds = {"x": np.array(values, np.float32)}
         assert session.run(feeds)["where"].shape == (1, found)
@@ -161,24 +160,14 @@ def test_outputs_whose_shape_depends_on_values(opened: Opener, tmp_path: Path) -
 
 
 def test_types_other_than_float(opened: Opener, tmp_path: Path) -> None:
-    path = save(
-        tmp_path / "m.onnx",
-        [
-            helper.make_node("Gather", ["table", "index"], ["row"]),
-            helper.make_node("Cast", ["row"], ["half"], to=TensorProto.FLOAT16),
-            helper.make_node("Not", ["flag"], ["inverse"]),
-        ],
-        [
-            helper.make_tensor_value_info("table", TensorProto.FLOAT, [5, 2]),
-            helper.make_tensor_value_info("index", TensorProto.INT64, ["n"]),
-            helper.make_tensor_value_info("flag", TensorProto.BOOL, []),
-        ],
-        [
-            helper.make_tensor_value_info("half", TensorProto.FLOAT16, ["n", 2]),
-            helper.make_tensor_value_info("inverse", TensorProto.BOOL, []),
-        ],
-    )
-    session = opened(path)
+    nodes = [
+        node("Gather", ["table", "index"], "row"),
+        node("Cast", ["row"], "half", to=TensorProto.FLOAT16),
+        node("Not", ["flag"], "inverse"),
+    ]
+    inputs = [value("table", [5, 2]), value("index", ["n"], TensorProto.INT64), value("flag", [], TensorProto.BOOL)]
+    outputs = [value("half", ["n", 2], TensorProto.FLOAT16), value("inverse", [], TensorProto.BOOL)]
+    session = opened(models.save(models.model(nodes, inputs, outputs), tmp_path))
     feeds = {
         "table": np.arange(10, dtype=np.float32).reshape(5, 2),
         "index": np.array([4, 0], np.int64),
@@ -192,22 +181,14 @@ def test_types_other_than_float(opened: Opener, tmp_path: Path) -> None:
         timed(session, feeds)
 
 
-def test_wrong_feeds_are_engine_errors(opened: Opener, mlp_path: Path) -> None:
+def test_wrong_feeds_and_a_missing_file_are_engine_errors(opened: Opener, mlp_path: Path, tmp_path: Path) -> None:
+    with pytest.raises(EngineError):
+        opened(tmp_path / "none.onnx")
     session = opened(mlp_path)
-    for feeds in ({"x": np.zeros((2, 31), np.float32)}, {"x": np.zeros((2, 32), np.float64)}):
+    for feeds in ({"x": np.zeros((2, 31), np.float32)}, {"x": np.zeros((2, 32), np.int64)}):
         with pytest.raises(EngineError):
             session.run(feeds)
     assert session.run(rows(2))["y"].shape == (2, 8)
-
-
-def test_a_closed_session_says_so_and_closes_again(opened: Opener, mlp_path: Path) -> None:
-    session = opened(mlp_path)
-    session.close()
-    session.close()
-    with pytest.raises(EngineError, match="closed"):
-        session.run(rows(1))
-    with pytest.raises(EngineError, match="closed"):
-        timed(session, rows(1))
 
 
 def inner(session: EngineSession) -> Any:
@@ -215,13 +196,18 @@ def inner(session: EngineSession) -> Any:
     return session._context if isinstance(session, TensorRtSession) else session._session  # type: ignore[attr-defined]
 
 
-def test_a_closed_session_is_gone_though_a_stopwatch_is_kept(opened: Opener, mlp_path: Path) -> None:
+def test_a_closed_session_says_so_and_is_gone_though_a_stopwatch_is_kept(opened: Opener, mlp_path: Path) -> None:
     session = opened(mlp_path)
     watches = [session.stopwatch(rows(count)) for count in (1, 2, 1)]
     watches[-1].run_once()
     reference = weakref.ref(inner(session))
     session.close()
+    session.close()
     assert reference() is None
+    with pytest.raises(EngineError, match="closed"):
+        session.run(rows(1))
+    with pytest.raises(EngineError, match="closed"):
+        timed(session, rows(1))
     for watch in watches:
         with pytest.raises(EngineError, match="closed"):
             watch.run_once()
@@ -242,6 +228,7 @@ def test_a_closed_session_is_gone_though_an_exception_of_it_is_kept(opened: Open
     del watch
 
 
+@pytest.mark.parametrize("opened", ["cpu", *ON_GPU], indirect=True)
 def test_an_object_that_keeps_a_session_alive_is_reported(opened: Opener, mlp_path: Path) -> None:
     session = opened(mlp_path)
     kept = inner(session)
@@ -252,24 +239,9 @@ def test_an_object_that_keeps_a_session_alive_is_reported(opened: Opener, mlp_pa
     del kept
 
 
-def test_a_missing_file_is_an_engine_error(opened: Opener, tmp_path: Path) -> None:
-    with pytest.raises(EngineError):
-        opened(tmp_path / "none.onnx")
-
-
-def test_warnings_name_a_cure(opened: Opener, mlp_path: Path) -> None:
-    session = opened(mlp_path)
-    timed(session, rows(1))
-    assert [warning for warning in session.warnings if ": " not in warning] == []
-
-
 def test_what_a_cuda_graph_cannot_capture_is_named(mlp_path: Path, tmp_path: Path) -> None:
     assert graph_obstacle(mlp_path) is None
-    path = save(
-        tmp_path / "m.onnx",
-        [helper.make_node("NonZero", ["x"], ["y"], "find")],
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])],
-        [helper.make_tensor_value_info("y", TensorProto.INT64, [1, "n"])],
-    )
+    outputs = [value("y", [1, "n"], TensorProto.INT64)]
+    path = models.save(models.model([node("NonZero", ["x"], "y", "find")], [value("x", [4])], outputs), tmp_path)
     assert graph_obstacle(path) == "NonZero (find)"
     assert graph_obstacle(path.read_bytes()) == "NonZero (find)"

@@ -16,10 +16,15 @@ from mptune.targets.target import load_target
 from tests.engines import faults
 
 
+@pytest.fixture(autouse=True)
+def _observes_beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU observes beside the reference, as a GPU does."""
+    monkeypatch.setattr("mptune.engines.toolchains.reference.observes_beside", lambda provider: True)
+
+
 @pytest.fixture
 def jobs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int | None]]:
-    """Jobs in their order with the number of the worker, where a CPU observes beside the reference as a GPU does."""
-    monkeypatch.setattr("mptune.engines.toolchains.reference.observes_beside", lambda provider: True)
+    """Jobs in their order with the number of the worker."""
     called, call = list[tuple[str, int | None]](), Worker.call
 
     def noted(worker: Worker, job: object, timeout_s: float | None = None) -> object:
@@ -65,7 +70,6 @@ def test_a_model_that_is_observed_in_parts_shows_the_same_ranges(
 
 def test_a_restart_ends_what_is_observed_beside(mlp_context: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
     """What starves beside it is tried again in a fresh process, alone."""
-    monkeypatch.setattr("mptune.engines.toolchains.reference.observes_beside", lambda provider: True)
     call, first = Worker.call, list[Worker]()
 
     def crowded(worker: Worker, job: object, timeout_s: float | None = None) -> object:
@@ -73,7 +77,7 @@ def test_a_restart_ends_what_is_observed_beside(mlp_context: RunContext, monkeyp
             return Failure(Stage.RUN, FailureKind.OUT_OF_MEMORY, "no room")
         first.append(worker)
         if len(first) == 1:
-            job = faults.Hang(mlp_context.logs_dir / "pids")
+            job = faults.hang(mlp_context.logs_dir / "pids")
         return call(worker, job, timeout_s)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Worker, "call", crowded)
@@ -89,7 +93,6 @@ def test_a_restart_ends_what_is_observed_beside(mlp_context: RunContext, monkeyp
 def test_a_failure_beside_is_tried_again_where_ranges_are_asked_for(
     mlp_context: RunContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mptune.engines.toolchains.reference.observes_beside", lambda provider: True)
     call, workers = Worker.call, list[Worker]()
 
     def failing(worker: Worker, job: object, timeout_s: float | None = None) -> object:

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from mptune.engines.backends.tensorrt import TENSORRT
 from mptune.engines.base import Failure, FailureKind, Measurement, Progress, Stage
 from mptune.engines.context import RunContext
 from mptune.engines.tensorrt.builder import BuildOptions
 from mptune.engines.tensorrt.jobs import BuildJob, BuildResult, LibraryReport
-from mptune.engines.tensorrt.library import is_installed, load_library
+from mptune.engines.tensorrt.library import load_library
 from mptune.engines.tensorrt.operators import refused_in_bf16
 from mptune.engines.tensorrt.session import EngineOptions, TensorRtSession
 from mptune.engines.toolchains import choose as toolchain
-from mptune.engines.toolchains.choose import list_toolchains, open_toolchain
+from mptune.engines.toolchains.choose import open_toolchain
 from mptune.engines.toolchains.toolchain import Toolchain
-from mptune.errors import SettingsError, TargetError
+from mptune.errors import TargetError
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
@@ -31,14 +28,14 @@ from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.processes.child import WorkerState
 from mptune.processes.parent import Worker
-from mptune.settings import EngineChoice, SearchSettings, ShapeRange, TensorRtSettings, WorkerSettings
+from mptune.settings import EngineChoice, TensorRtSettings, WorkerSettings
 from mptune.targets.detect import Gpu
 from mptune.targets.target import load_target
 from mptune.tuning.steps.kernels import MissingKernels
 from tests.device.bench import Bench
-from tests.device.machines import ADA, ORIN, become, write_nvidia_smi
+from tests.device.machines import ORIN, become
 from tests.engines.engine_support import install, make_context
-from tests.graph import rtx
+from tests.graph import models, rtx
 
 NO_GPU = not toolchain.detect_gpus()
 PLENTY_S = 120.0
@@ -47,69 +44,46 @@ FAILURE = Failure(Stage.BUILD, FailureKind.DEVICE_LOST, "gone")
 without_gpu = pytest.mark.skipif(not NO_GPU, reason="needs a machine without a GPU")
 
 
-@pytest.fixture
-def ahead(mlp_context: RunContext) -> Iterator[Toolchain]:
-    target = load_target("rtx-4500-ada")
-    with open_toolchain(target, mlp_context) as tools:
-        assert not isinstance(tools.reference("search"), Failure)
-        yield tools
+def failed(result: object) -> Failure:
+    assert isinstance(result, Failure), result
+    return result
 
 
 @pytest.mark.tensorrt_rtx
 def test_engines_are_built_beside_predictions(
-    ahead: Toolchain, fp32: PrecisionPlan, fp16: PrecisionPlan, mlp_context: RunContext
+    fp32: PrecisionPlan, fp16: PrecisionPlan, mlp_context: RunContext
 ) -> None:
-    assert (ahead.name, ahead.latency_source, ahead.error_source) == ("tensorrt-rtx", "predicted", "emulated")
-    assert not isinstance(ahead.reference("held_out"), Failure)
+    """A folder that vanished is one clear failure."""
+    library, engines = load_library("tensorrt-rtx"), mlp_context.engines_dir
     heard: list[Progress] = []
-    ahead.listen(heard.append)
-    library = load_library("tensorrt-rtx")
-    for plan in (fp32, fp16):
-        found = ahead.evaluate(plan)
-        assert isinstance(found, Measurement), found
-        assert found.latency.source == "predicted"
-        assert found.build_s > 0
-        assert found.engine_path is not None
-        assert found.engine_path.parent == mlp_context.engines_dir
-        assert rtx.engine_faults(library, found.engine_path.read_bytes()) == ()
-        written = found.engine_path.stat().st_mtime_ns
-        again = ahead.evaluate(plan, "held_out")
-        assert isinstance(again, Measurement)
-        assert (again.engine_path, again.build_s) == (found.engine_path, 0.0)
-        assert again.error != found.error or plan is fp32
-        assert found.engine_path.stat().st_mtime_ns == written
-    assert len(list(mlp_context.engines_dir.glob("*.engine"))) == 2
-    assert not list(mlp_context.weights_dir.glob("*.onnx"))
-    assert not list(mlp_context.engines_dir.glob("*.tmp"))
-    assert heard
-
-
-@pytest.mark.tensorrt_rtx
-def test_a_folder_that_vanished_is_one_clear_failure(
-    ahead: Toolchain, fp16: PrecisionPlan, mlp_context: RunContext
-) -> None:
-    shutil.rmtree(mlp_context.engines_dir)
-    failure = ahead.evaluate(fp16)
-    assert isinstance(failure, Failure)
-    assert failure.stage is Stage.BUILD
-    assert str(mlp_context.engines_dir) in failure.message
-    mlp_context.engines_dir.mkdir()
-    assert isinstance(ahead.evaluate(fp16), Measurement)
-
-
-@pytest.mark.tensorrt_rtx
-def test_shapes_that_do_not_fit_are_the_users_to_mend(
-    mlp_context: RunContext,
-    settings: SearchSettings,
-    fp32: PrecisionPlan,
-) -> None:
-    narrow = replace(settings, shapes=(ShapeRange.parse("x:1x32,1x32,2x32"),))
-    target = load_target("rtx-4500-ada")
-    with (
-        open_toolchain(target, replace(mlp_context, settings=narrow)) as tools,
-        pytest.raises(SettingsError, match="the data hold the shape 3x32"),
-    ):
-        tools.evaluate(fp32)
+    with open_toolchain(load_target("rtx-4500-ada"), mlp_context) as ahead:
+        assert (ahead.name, ahead.latency_source, ahead.error_source) == ("tensorrt-rtx", "predicted", "emulated")
+        assert not isinstance(ahead.reference("search"), Failure)
+        assert not isinstance(ahead.reference("held_out"), Failure)
+        ahead.listen(heard.append)
+        for plan in (fp32, fp16):
+            found = ahead.evaluate(plan)
+            assert isinstance(found, Measurement), found
+            assert found.latency.source == "predicted"
+            assert found.build_s > 0
+            assert found.engine_path.parent == engines
+            assert rtx.engine_faults(library, found.engine_path.read_bytes()) == ()
+            written = found.engine_path.stat().st_mtime_ns
+            again = ahead.evaluate(plan, "held_out")
+            assert isinstance(again, Measurement)
+            assert (again.engine_path, again.build_s) == (found.engine_path, 0.0)
+            assert again.error != found.error or plan is fp32
+            assert found.engine_path.stat().st_mtime_ns == written
+        assert len(list(engines.glob("*.engine"))) == 2
+        assert not list(mlp_context.weights_dir.glob("*.onnx"))
+        assert not list(engines.glob("*.tmp"))
+        assert heard
+        shutil.rmtree(engines)
+        failure = failed(ahead.evaluate(fp16))
+        assert failure.stage is Stage.BUILD
+        assert str(engines) in failure.message
+        engines.mkdir()
+        assert isinstance(ahead.evaluate(fp16), Measurement)
 
 
 @pytest.mark.tensorrt_rtx
@@ -119,30 +93,23 @@ def test_a_build_past_its_deadline_is_cancelled_then_killed(mlp_path: Path, mlp_
     samples = (mlp_context.samples("search"),)
     with Worker(mlp_context.logs_dir, WorkerSettings()) as worker:
         cancelled = worker.call(BuildJob(mlp_path, engine, options, samples, timeout_s=0.0), PLENTY_S)
-        assert isinstance(cancelled, Failure)
-        assert cancelled.kind is FailureKind.TIMEOUT
+        assert failed(cancelled).kind is FailureKind.TIMEOUT
         assert "was cancelled" in cancelled.message
         pid = worker.pid
         killed = worker.call(BuildJob(mlp_path, engine, options, samples, timeout_s=PLENTY_S), 0.0)
-        assert isinstance(killed, Failure)
-        assert (killed.kind, killed.message) == (FailureKind.TIMEOUT, "no result after 0 s")
+        assert (failed(killed).kind, killed.message) == (FailureKind.TIMEOUT, "no result after 0 s")
         built = worker.call(BuildJob(mlp_path, engine, options, samples, timeout_s=PLENTY_S), PLENTY_S)
         assert isinstance(built, BuildResult)
         assert built.nbytes == engine.stat().st_size
         assert worker.pid != pid
 
 
-@pytest.mark.parametrize("engine", ["tensorrt", "tensorrt-rtx"])
-def test_tensorrt_is_not_for_cpus(
-    engine: EngineChoice,
-    mlp_context: RunContext,
-) -> None:
-    with pytest.raises(TargetError, match=f"--engine {engine} cannot be used for .*: it is for NVIDIA GPUs"):
-        open_toolchain(load_target("cpu"), mlp_context.with_settings(engine=engine))
-
-
 @without_gpu
 def test_what_cannot_be_built_here_is_refused_with_the_way_out(mlp_context: RunContext) -> None:
+    engine: EngineChoice
+    for engine in ("tensorrt", "tensorrt-rtx"):
+        with pytest.raises(TargetError, match=f"--engine {engine} cannot be used for .*: it is for NVIDIA GPUs"):
+            open_toolchain(load_target("cpu"), mlp_context.with_settings(engine=engine))
     jetson, rtx = load_target("jetson-orin-nano-8gb"), load_target("rtx-4500-ada")
     with pytest.raises(TargetError, match="TensorRT builds engines on the device") as caught:
         open_toolchain(jetson, mlp_context.with_settings(engine="tensorrt"))
@@ -151,14 +118,9 @@ def test_what_cannot_be_built_here_is_refused_with_the_way_out(mlp_context: RunC
         open_toolchain(jetson, mlp_context.with_settings(engine="tensorrt-rtx"))
     with open_toolchain(rtx, mlp_context.with_settings(engine="onnxruntime")) as tools:
         assert tools.builder is None
-
-
-@pytest.mark.tensorrt_rtx
-@without_gpu
-@pytest.mark.parametrize("name", ["t4", "a100-40gb", "h100"])
-def test_auto_builds_for_rtx_gpus_alone(name: str, mlp_context: RunContext) -> None:
-    with open_toolchain(load_target(name), mlp_context) as tools:
-        assert tools.builder is None
+    for name in ("t4", "a100-40gb", "h100"):  # auto builds for RTX GPUs alone
+        with open_toolchain(load_target(name), mlp_context) as tools:
+            assert tools.builder is None
 
 
 @pytest.mark.tensorrt_rtx
@@ -166,25 +128,15 @@ def test_auto_builds_for_rtx_gpus_alone(name: str, mlp_context: RunContext) -> N
 def test_turing_has_no_fp32_engine(mlp_context: RunContext, fp32: PrecisionPlan) -> None:
     """The reason why 7.5 is not among ``RTX_CAPABILITIES``."""
     with open_toolchain(load_target("t4"), mlp_context.with_settings(engine="tensorrt-rtx")) as tools:
-        failure = tools.evaluate(fp32)
-    assert isinstance(failure, Failure)
+        failure = failed(tools.evaluate(fp32))
     assert failure.kind is FailureKind.UNSUPPORTED
     assert "Turing (SM75): FP32 GEMM is not supported" in failure.message
-
-
-@pytest.fixture
-def gpu_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """nvidia-smi shows an RTX 4500 Ada; nothing can run on it."""
-    write_nvidia_smi(ADA, tmp_path / "bin" / "nvidia-smi")
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1")  # it alone, also where the tests run with a GPU hidden
 
 
 @without_gpu
 @pytest.mark.usefixtures("gpu_here")
 def test_a_gpu_here_is_measured_by_tensorrt_where_it_is_installed(
-    monkeypatch: pytest.MonkeyPatch,
-    mlp_context: RunContext,
+    monkeypatch: pytest.MonkeyPatch, mlp_context: RunContext
 ) -> None:
     target = load_target("rtx-4500-ada")
 
@@ -225,10 +177,7 @@ def test_a_fault_of_the_machine_costs_no_engine(
         assert tools.provider == "cpu"
         assert not any("seldom faster on a CPU" in warning for warning in tools.environment().warnings)
         assert not isinstance(tools.reference("search"), Failure)
-        failure = tools.evaluate(fp16)
-        again = tools.reopen(fp16, 2)
-    assert isinstance(failure, Failure)
-    assert isinstance(again, Failure)
+        failure, again = failed(tools.evaluate(fp16)), failed(tools.reopen(fp16, 2))
     assert again.kind is failure.kind
     assert failure.is_machine_fault
     assert "cudaSetDevice" in failure.message or "cuda-python" in failure.message
@@ -238,51 +187,29 @@ def test_a_fault_of_the_machine_costs_no_engine(
 @pytest.mark.tensorrt_rtx
 @without_gpu
 def test_a_damaged_engine_is_a_failure_and_not_found_again(
-    tmp_path: Path,
-    mlp_context: RunContext,
-    settings: SearchSettings,
-    fp32: PrecisionPlan,
-    fp16: PrecisionPlan,
+    tmp_path: Path, mlp_context: RunContext, fp32: PrecisionPlan, fp16: PrecisionPlan
 ) -> None:
-    quick = replace(settings, engine="tensorrt", latency=replace(settings.latency, warmup_ms=0.0))
     with become("ada", tmp_path / "machine", is_alone=True) as here:
-        with open_toolchain(load_target("rtx-4500-ada"), replace(mlp_context, settings=quick)) as tools:
+        with open_toolchain(load_target("rtx-4500-ada"), mlp_context.with_settings(engine="tensorrt")) as tools:
             assert not isinstance(tools.reference("search"), Failure)
             measured = tools.evaluate(fp16)
             assert isinstance(measured, Measurement)
-            assert measured.engine_path is not None
             measured.engine_path.write_bytes(measured.engine_path.read_bytes()[:-1])
-            failure = tools.evaluate(fp16)
-            assert isinstance(failure, Failure)
+            failure = failed(tools.evaluate(fp16))
             assert failure.stage is Stage.BUILD
             assert "cannot be loaded: Serialization" in failure.message
             (baseline,) = mlp_context.engines_dir.glob("*.engine")  # another one would have other tactics
             assert baseline.name.startswith(fp32.fingerprint)
             tools.builder._timeout_s = 1e-3
-            failure = tools.evaluate(fp16)
-            assert isinstance(failure, Failure)
+            failure = failed(tools.evaluate(fp16))
             assert (failure.stage, failure.kind) == (Stage.BUILD, FailureKind.TIMEOUT)
             assert baseline.exists(), "the plan's own build failed"
             tools.builder._timeout_s = PLENTY_S
             assert isinstance(tools.evaluate(fp16), Measurement)
             baseline.write_bytes(baseline.read_bytes()[:-1])
-            failure = tools.evaluate(fp16)
-            assert isinstance(failure, Failure)
-            assert f"{baseline.name} cannot be loaded" in failure.message
+            assert f"{baseline.name} cannot be loaded" in failed(tools.evaluate(fp16)).message
             assert not baseline.exists()
         assert here.broken() == []
-
-
-@pytest.mark.tensorrt_rtx
-@without_gpu
-def test_doctor_says_what_tensorrt_rtx_is_good_for_here() -> None:
-    statuses = {status.name: status for status in list_toolchains()}
-    rtx = statuses["tensorrt-rtx"]
-    assert rtx.available
-    assert "builds ahead of time for compute capability 7.5, 8.0, 8.6, 8.9" in rtx.reason
-    if not is_installed("tensorrt"):
-        assert statuses["tensorrt"].reason == "tensorrt is not installed"
-        assert "pip install tensorrt" in statuses["tensorrt"].install
 
 
 @pytest.mark.tensorrt_rtx
@@ -321,27 +248,28 @@ def test_builds_on_a_jetson_are_alone_and_limited(
     assert (job.alone, job.options.settings.workspace_mb) == (is_jetson, wanted)
 
 
+def refused_alone(grouped: GroupedModel, pins: Mapping[str, str], folder: Path) -> str:
+    """What TensorRT-RTX's parser says of the model in BF16, which it takes with those groups in FP32."""
+    bf16, typed = grouped.uniform(Precision.BF16), folder / "typed.onnx"
+    kept = bf16.replace(dict.fromkeys(pins, Precision.FP32))
+    assert rtx.refusal(rtx.library(), Rewriter(grouped).export(kept, typed), build=False) is None
+    return str(rtx.refusal(rtx.library(), Rewriter(grouped).export(bf16, typed), build=False))
+
+
 @pytest.mark.tensorrt_rtx
 def test_a_hard_swish_is_kept_out_of_bf16(tmp_path: Path) -> None:
     nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["h"], name="fc"),
-        helper.make_node("HardSwish", ["h"], ["a"], name="activate"),
-        helper.make_node("MatMul", ["a", "v"], ["y"], name="head"),
+        models.node("MatMul", ["x", "w"], "h", "fc"),
+        models.node("HardSwish", ["h"], "a", "activate"),
+        models.node("MatMul", ["a", "v"], "y", "head"),
     ]
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 8]) for name in "xy")
-    weights = [numpy_helper.from_array(np.eye(8, dtype=np.float32), name) for name in "wv"]
-    proto = helper.make_model(
-        helper.make_graph(nodes, "g", [x], [y], weights), opset_imports=[helper.make_opsetid("", 22)], ir_version=10
-    )
-    onnx.save(proto, tmp_path / "m.onnx")
-    loaded = load_model(tmp_path / "m.onnx")
+    x, y = (models.value(name, [1, 8]) for name in "xy")
+    proto = models.model(nodes, [x], [y], [models.constant(name, np.eye(8)) for name in "wv"], opset=22)
+    loaded = load_model(models.save(proto, tmp_path))
     grouped = GroupedModel(loaded, find_groups(loaded))
-    typed = Rewriter(grouped).export(grouped.uniform(Precision.BF16), tmp_path / "typed.onnx")
-    assert "HardSwish" in str(rtx.refusal(rtx.library(), typed, build=False))
     pins = MissingKernels({Precision.BF16: refused_in_bf16(loaded, "tensorrt-rtx")}).pins(grouped, Precision.BF16)
     assert pins.keys() == {grouped.owners["activate"]}
-    taken = grouped.uniform(Precision.BF16).replace(dict.fromkeys(pins, Precision.FP32))
-    assert rtx.refusal(rtx.library(), Rewriter(grouped).export(taken, typed), build=False) is None
+    assert "HardSwish" in refused_alone(grouped, pins, tmp_path)
 
 
 @pytest.mark.tensorrt_rtx
@@ -349,12 +277,7 @@ def test_a_gru_is_kept_out_of_bf16(tmp_path: Path) -> None:
     """The parser refuses it; where a later one no longer does, nothing is to be done."""
     path = tmp_path / "gru.onnx"
     shutil.copy(Path(__file__).parents[2] / "graph" / "corpus" / "gru.onnx", path)
-    loaded = load_model(path, opset=22)
-    grouped = GroupedModel(loaded, find_groups(loaded))
-    typed = Rewriter(grouped).export(grouped.uniform(Precision.BF16), tmp_path / "typed.onnx")
-    said = rtx.refusal(rtx.library(), typed, build=False)
-    assert "must have same input types" in str(said)
-    context = make_context(loaded, tmp_path, {})
+    context = make_context(load_model(path, opset=22), tmp_path, {})
     with Toolchain(None, load_target("jetson-orin-nano-8gb"), context) as predicted:
         missing = predicted.missing_kernels(Precision.BF16)
     assert not isinstance(missing, Failure)
@@ -362,9 +285,8 @@ def test_a_gru_is_kept_out_of_bf16(tmp_path: Path) -> None:
     kernels = MissingKernels({Precision.BF16: missing})
     kernels.save(tmp_path / "kernels.json")
     assert MissingKernels.load(tmp_path / "kernels.json") == kernels
-    pins = kernels.pins(grouped, Precision.BF16)
-    said_of_it = "the ONNX parser of TensorRT-RTX 1.7 refuses GRU in BF16; TensorRT's own has not been tried"
-    assert set(pins.values()) == {said_of_it}
-    assert [finding.text for finding in kernels.findings(grouped)] == [said_of_it]
-    taken = grouped.uniform(Precision.BF16).replace(dict.fromkeys(pins, Precision.FP32))
-    assert rtx.refusal(rtx.library(), Rewriter(grouped).export(taken, typed), build=False) is None
+    pins = kernels.pins(context.grouped, Precision.BF16)
+    text = "the ONNX parser of TensorRT-RTX 1.7 refuses GRU in BF16; TensorRT's own has not been tried"
+    assert set(pins.values()) == {text}
+    assert [finding.text for finding in kernels.findings(context.grouped)] == [text]
+    assert "must have same input types" in refused_alone(context.grouped, pins, tmp_path)

@@ -1,13 +1,17 @@
-"""TensorRT's profiler: its class against the installed module, the session on a device in host memory, and the names of
-a real network's layers. What a GPU says is for machines that have one with TensorRT."""
+"""Layers of an engine, as the inspector and the profiler tell them.
+
+The inspector's documents have the form of 10 by NVIDIA's guide and public engine dumps, of 11 by its guide "Migrating
+IEngineInspector Usage from TensorRT 10.x to 11.x". The profiler: its class against the installed module, the session on
+a device in host memory, and the names of a real network's layers.
+"""
 
 from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,9 +24,9 @@ from mptune.engines.context import RunContext
 from mptune.engines.cuda import runtime as cuda
 from mptune.engines.jobs.layer_times import LayerTime, group_times
 from mptune.engines.jobs.measure import MeasureResult
-from mptune.engines.tensorrt.builder import BuildOptions, build_engine, parse_network
+from mptune.engines.tensorrt.builder import parse_network
 from mptune.engines.tensorrt.jobs import EngineProfileJob, TensorRtEngine
-from mptune.engines.tensorrt.layers import layer_times, profiler_class, read_layers
+from mptune.engines.tensorrt.layers import layer_times, profiler_class, read_layers, type_warnings
 from mptune.engines.tensorrt.library import Kind, load_library
 from mptune.engines.tensorrt.session import EngineOptions
 from mptune.engines.timing.latency import Repetitions, summarise
@@ -34,15 +38,13 @@ from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.processes.child import WorkerState
-from mptune.settings import LatencySettings
-from mptune.targets.detect import Gpu, detect_gpus
+from mptune.targets.detect import Gpu
 from mptune.targets.target import load_target
 from tests.device.cuda import FakeCuda
 from tests.device.programs import PROGRAMS
-from tests.engines.engine_support import run_here
+from tests.engines.engine_support import QUICK, build_here, run_here
 
 DIGITS = Path(__file__).parents[3] / "benchmarks" / "models" / "digits_vit.onnx"
-QUICK = LatencySettings(warmup_ms=0.0, duration_ms=1.0, min_iterations=10)
 
 
 def job(folder: Path, program: str, kind: Kind = "tensorrt") -> EngineProfileJob:
@@ -125,50 +127,103 @@ class TimedJob:
         return MeasureResult(measurement, latency, Repetitions(2))
 
 
-@pytest.fixture
-def tools(mlp_context: RunContext, monkeypatch: pytest.MonkeyPatch) -> Iterator[Toolchain]:
-    """TensorRT-RTX, which builds here; only the timing is made up."""
-    monkeypatch.setattr(toolchain_module, "MeasureJob", lambda **fields: TimedJob(fields["engine"].path))
-    with Toolchain(
-        tensorrt_backend.TENSORRT_RTX,
-        load_target("rtx-4500-ada"),
-        mlp_context,
-        gpu=Gpu("NVIDIA RTX 4500 Ada Generation", (8, 9), 24.0, "570.86.15"),
-    ) as tools:
-        assert tools.profiling == "along"
-        yield tools
-
-
-def measured(tools: Toolchain) -> Measurement:
-    found = tools.evaluate(tools._fp32, profile=True)
-    assert isinstance(found, Measurement), found
-    assert found.engine_path is not None
-    assert found.engine_path.exists()
-    return found
-
-
 @pytest.mark.tensorrt_rtx
 @pytest.mark.skipif(cuda.unavailable_reason() is None, reason="needs a machine without a GPU")
-def test_a_profile_for_want_of_a_device_is_a_warning(tools: Toolchain) -> None:
-    found = measured(tools)
-    assert found.group_times_ms is None
-    assert sum("could not be profiled" in text for text in found.warnings) == 1
-    assert tools.profiling == "none"
-    assert not any("could not be profiled" in text for text in measured(tools).warnings)
+def test_a_profile_for_want_of_a_device_is_a_warning(mlp_context: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorRT-RTX builds here; only the timing is made up."""
+    monkeypatch.setattr(toolchain_module, "MeasureJob", lambda **fields: TimedJob(fields["engine"].path))
+    gpu = Gpu("NVIDIA RTX 4500 Ada Generation", (8, 9), 24.0, "570.86.15")
+    target, fp32 = load_target("rtx-4500-ada"), mlp_context.grouped.uniform(Precision.FP32)
+    with Toolchain(tensorrt_backend.TENSORRT_RTX, target, mlp_context, gpu=gpu) as tools:
+        assert tools.profiling == "along"
+        for is_first in (True, False):
+            found = tools.evaluate(fp32, profile=True)
+            assert isinstance(found, Measurement), found
+            assert found.group_times_ms is None
+            assert sum("could not be profiled" in text for text in found.warnings) == is_first
+            assert tools.profiling == "none"
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["tensorrt", "tensorrt-rtx"])
 def test_a_gpu_tells_what_its_layers_take(kind: Kind, mlp_path: Path, mlp_context: RunContext, tmp_path: Path) -> None:
-    try:
-        library = load_library(kind)
-    except EngineError as error:
-        pytest.skip(error.message)
-    capability = detect_gpus()[0].compute_capability
-    options = BuildOptions(kind, capabilities=(capability,) if kind == "tensorrt-rtx" and capability else ())
-    path = tmp_path / "x.engine"
-    path.write_bytes(build_engine(library, mlp_path, options, [{"x": np.zeros((3, 32), np.float32)}]).memory)
+    path = build_here(kind, mlp_path, tmp_path / "x.engine", [{"x": np.zeros((3, 32), np.float32)}])
     found = run_here(EngineProfileJob(TensorRtEngine(path, EngineOptions(kind)), mlp_context.samples("search")))
     model = load_model(mlp_path)
     owners = {node: group.id for group in find_groups(model) for node in group.nodes}
     assert sum(group_times(found, owners).values()) > 0
+
+
+HALF, SINGLE = Precision.FP16, Precision.FP32
+
+IN_10 = {HALF: "Row major linear FP16 format", SINGLE: "Row major linear FP32"}
+IN_11 = {HALF: "Half", SINGLE: "Float"}
+
+
+def tensor(version: int, name: str, precision: Precision) -> dict[str, Any]:
+    facts: dict[str, Any] = {"Name": name, "Location": "Device", "Dimensions": [1, 8]}
+    if version == 10:
+        return {**facts, "Format/Datatype": IN_10[precision]}
+    return {**facts, "Format": "Row major linear (kLINEAR)", "Datatype": IN_11[precision]}
+
+
+def document(version: int, *layers: tuple[str, Precision, Precision]) -> str:
+    """Layers as (ONNX nodes with a plus between them, type of the input, type of the output)."""
+    described = [
+        {
+            "Name": f"{nodes}_myl0_{position}",
+            "LayerType": "gemm",
+            "Inputs": [tensor(version, "a", taken)],
+            "Outputs": [tensor(version, "b", given)],
+            "TacticName": "sm80_xmma_gemm_f16f16_f16f32_f32",
+            "StreamId": 0,
+            "Metadata": "\x1e".join(f"[ONNX Layer: {node}]" for node in nodes.split("+")) if nodes else "",
+        }
+        for position, (nodes, taken, given) in enumerate(layers)
+    ]
+    if version == 10:
+        return json.dumps({"Layers": described, "Bindings": ["a", "b"]})
+    return json.dumps({"Layers": described, "I/O Tensors": [{"Name": "a", "IOMode": "Input", "DataType": "Float"}]})
+
+
+@pytest.mark.parametrize(
+    ("text", "precision"),
+    [
+        ("Two wide channel vectorized row major FP16 format", HALF),
+        ("Row major linear FP32", SINGLE),
+        ("Float", SINGLE),
+        ("Half", HALF),
+        ("BFloat16", Precision.BF16),
+        ("Row major linear BF16", Precision.BF16),
+        ("Row major Int32 format", None),
+        ("Thirty-two wide channel vectorized row major Int8 format.", None),
+        ("N/A due to dynamic shapes", None),
+        ("Bool", None),
+    ],
+)
+def test_the_types_in_tensorrts_words(text: str, precision: Precision | None) -> None:
+    for key in ("Format/Datatype", "Datatype", "DataType"):
+        entry = {"Name": "l", "Inputs": [], "Outputs": [{"Name": "y", key: text}]}
+        (layer,) = read_layers(json.dumps({"Layers": [entry]}))
+        assert layer.types == (() if precision is None else (precision,))
+
+
+@pytest.mark.parametrize("text", ["", "no JSON", "[]", '{"Layers": ["a name only", "another"]}', '{"Bindings": []}'])
+def test_what_tells_no_types_gives_no_layers_and_no_warnings(text: str) -> None:
+    assert read_layers(text) == ()
+    assert type_warnings({"n": HALF}, read_layers(text)) == ()
+
+
+@pytest.mark.parametrize("version", [10, 11])
+def test_a_layer_in_another_type_is_told_and_an_engine_that_does_what_the_plan_says_is_not(version: int) -> None:
+    nodes = {"a": HALF, "b": HALF, "c": SINGLE}
+    layers = read_layers(document(version, ("a", HALF, HALF), ("b", SINGLE, SINGLE), ("c", SINGLE, SINGLE)))
+    (warning,) = type_warnings(nodes, layers)
+    assert warning.startswith("1 of 3 layers")
+    assert "'b_myl0_1' (fp32 in place of fp16)" in warning
+    assert type_warnings({**nodes, "b": SINGLE}, layers) == ()
+
+
+def test_what_is_fused_over_a_boundary_is_not_judged() -> None:
+    layers = read_layers(document(10, ("a+b", HALF, SINGLE), ("c+/c/cast", HALF, SINGLE), ("d", HALF, HALF)))
+    assert type_warnings({"a": HALF, "b": SINGLE, "c": HALF, "d": HALF}, layers) == ()

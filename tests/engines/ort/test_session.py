@@ -1,0 +1,349 @@
+"""What sessions of ONNX Runtime are opened with, faults that they steer around, their errors, and runs side by side."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import NodeProto, TensorProto, helper, version_converter
+
+from mptune.data.archive import save_samples
+from mptune.engines.base import EngineError, Failure, FailureKind
+from mptune.engines.jobs.emulation import ErrorsJob
+from mptune.engines.jobs.reference import ReferenceJob
+from mptune.engines.jobs.samples import Scoring
+from mptune.engines.ort import side_by_side
+from mptune.engines.ort.cuda_session import open_session
+from mptune.engines.ort.session import OPTIMISED_MODEL, OrtSession, Preset, SessionOptions, classify, first_words
+from mptune.engines.ort.side_by_side import SideBySide
+from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.loading.model import load_model
+from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.writing.rewrite import Rewriter
+from mptune.graph.writing.weights import WeightBank
+from mptune.processes.parent import Worker
+from mptune.settings import WorkerSettings
+from tests.graph import models
+from tests.graph.helpers import relative_l2, run
+from tests.graph.models import node, value
+from tests.reporting.infer_support import infer_module
+
+
+@pytest.mark.parametrize(("preset", "is_fused"), [("reference", True), ("values", False), ("emulation", False)])
+def test_where_values_or_epsilons_are_read_norms_are_not_fused(preset: Preset, is_fused: bool, tmp_path: Path) -> None:
+    path = models.save(models.decomposed_norm(), tmp_path)
+    folder = tmp_path / "optimised"
+    folder.mkdir()
+    OrtSession(path, SessionOptions(preset=preset, optimised_dir=folder)).close()
+    graph = onnx.load(folder / OPTIMISED_MODEL, load_external_data=False).graph
+    ops = {node.op_type for node in graph.node}
+    assert ("Pow" in ops) is not is_fused  # a norm's variance
+
+
+def test_layers_may_share_an_int8_weight(tmp_path: Path) -> None:
+    """As the heads of a detector do, which its levels share; and their products are exact."""
+    rng = np.random.default_rng(0)
+    weight, scale = rng.integers(-127, 128, (64, 64)), np.float32(0.05)
+    constants = [models.constant("scale", scale), models.constant("w", weight, np.int8)]
+    graph = """(float[4, 64] x) => (float[4, 64] y) <int8 zero = {0}> {
+        wf = DequantizeLinear (w, scale, zero)
+        x_q = QuantizeLinear (x, scale, zero)
+        x_dq = DequantizeLinear (x_q, scale, zero)
+        a = MatMul (x_dq, wf)
+        a_q = QuantizeLinear (a, scale, zero)
+        a_dq = DequantizeLinear (a_q, scale, zero)
+        b_q = QuantizeLinear (a_dq, scale, zero)
+        b_dq = DequantizeLinear (b_q, scale, zero)
+        b = MatMul (b_dq, wf)
+        y_q = QuantizeLinear (b, scale, zero)
+        y = DequantizeLinear (y_q, scale, zero)
+    }"""
+    x = rng.uniform(-6, 6, (4, 64)).astype(np.float32)
+    session = OrtSession(models.save(models.text(graph, *constants), tmp_path), SessionOptions())
+    native = session._open_session().get_session_options()  # products saturate on no processor, with VNNI or without
+    assert native.get_session_config_entry("session.x64quantprecision") == "1"
+    y = session.run({"x": x})["y"]
+    session.close()
+
+    def rounded(values: np.ndarray) -> np.ndarray:
+        return np.clip(np.rint(values / scale), -128, 127)
+
+    first = rounded(rounded(x) @ weight * scale * scale)
+    assert np.array_equal(np.rint(y / scale), rounded(first @ weight * scale * scale))
+
+
+def test_a_gemm_of_int8_activations_opens_and_is_exact(tmp_path: Path) -> None:
+    """Its weights have a scale for each channel; the product beside it reads UINT8, and must not saturate either."""
+    rng = np.random.default_rng(0)
+    scale, scales = np.float32(0.05), rng.uniform(0.01, 0.05, 32).astype(np.float32)
+    constants = [models.constant(name, rng.integers(-127, 128, (32, 32)), np.int8) for name in ("w", "v")]
+    constants += [models.constant("b", rng.integers(-999, 999, 32), np.int32), models.constant("bs", scales * scale)]
+    constants += [models.constant("scale", scale), models.constant("scales", scales)]
+    constants += [models.constant("zeros", np.zeros(32), np.int8), models.constant("zeros32", np.zeros(32), np.int32)]
+    graph = """(float[4, 32] x) => (float[4, 32] a_dq, float[4, 32] c_dq) <int8 zero = {0}, uint8 middle = {128}> {
+        wf = DequantizeLinear <axis = 0> (w, scales, zeros)
+        vf = DequantizeLinear (v, scale, zero)
+        bf = DequantizeLinear <axis = 0> (b, bs, zeros32)
+        x_q = QuantizeLinear (x, scale, zero)
+        x_dq = DequantizeLinear (x_q, scale, zero)
+        a = Gemm <transB = 1> (x_dq, wf, bf)
+        a_q = QuantizeLinear (a, scale, zero)
+        a_dq = DequantizeLinear (a_q, scale, zero)
+        u = QuantizeLinear (x, scale, middle)
+        u_dq = DequantizeLinear (u, scale, middle)
+        c = MatMul (u_dq, vf)
+        c_q = QuantizeLinear (c, scale, middle)
+        c_dq = DequantizeLinear (c_q, scale, middle)
+    }"""
+    path = models.save(models.text(graph, *constants), tmp_path)
+    x, found = rng.uniform(-6, 6, (4, 32)).astype(np.float32), []
+    presets: tuple[Preset, ...] = ("reference", "values")
+    for preset in presets:
+        session = OrtSession(path, SessionOptions(preset=preset))
+        found.append(session.run({"x": x}))
+        session.close()
+    for name, plain in found[1].items():
+        apart = np.abs(found[0][name] - plain)
+        assert apart.max() < 1.01 * scale, name  # one step, where a rounding is a tie
+        assert np.count_nonzero(apart > scale / 2) <= 2, name
+
+
+def test_nodes_may_share_a_name(tmp_path: Path) -> None:
+    """ONNX lets them; ONNX Runtime 1.31 does not. Weights outside the file are still found."""
+    graph = models.mlp()
+    for layer in graph.graph.node:
+        layer.name = "layer"
+    path = tmp_path / "model.onnx"
+    onnx.save(graph, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    with pytest.raises(Exception, match="same node name"):  # where this no longer fails, nothing is to be done
+        onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    session = OrtSession(path, SessionOptions())
+    x = np.ones((2, *session.inputs["x"][1][1:]), np.float32)
+    found = session.run({"x": x})
+    session.close()
+    plain = onnxruntime.InferenceSession(models.mlp().SerializeToString(), providers=["CPUExecutionProvider"])
+    for name, reference in zip(found, plain.run(list(found), {"x": x}), strict=True):
+        np.testing.assert_allclose(found[name], reference, rtol=1e-5)
+
+
+@pytest.mark.parametrize("op_type", ["MatMul", "Gemm", "Conv"])
+def test_the_session_and_the_script_open_fp8_activations_and_keep_their_relu(op_type: str, tmp_path: Path) -> None:
+    """ONNX Runtime's CPU provider fuses them as if they were INT8."""
+    shapes = {"Conv": ([1, 16, 4, 4], [8, 16, 1, 1], [1, 8, 4, 4])}
+    given, weights, out = shapes.get(op_type, ([4, 16], [16, 8], [4, 8]))
+    zero = helper.make_tensor("zero", TensorProto.FLOAT8E4M3FN, [], [0.0])
+    constants = [models.weight("w", *weights), models.constant("scale", 0.05), zero]
+    nodes = []
+    for before, after in (("x", "a"), ("w", "b"), ("relu", "y")):
+        if after == "y":
+            nodes += [models.node(op_type, ["a", "b"], "product"), models.node("Relu", ["product"], "relu")]
+        nodes.append(models.node("QuantizeLinear", [before, "scale", "zero"], f"{after}_q"))
+        nodes.append(models.node("DequantizeLinear", [f"{after}_q", "scale", "zero"], after))
+    graph = models.model(nodes, [models.value("x", given)], [models.value("y", out)], constants, opset=21)
+    path = models.save(graph, tmp_path)
+    with pytest.raises(Exception, match=r"float8|QLinearMatMul"):  # where this no longer fails, nothing is to be done
+        onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    feeds, found = {"x": np.random.default_rng(0).standard_normal(given).astype(np.float32)}, []
+    presets: tuple[Preset, ...] = ("reference", "values")
+    for preset in presets:
+        session = OrtSession(path, SessionOptions(preset=preset))
+        found.append(session.run(feeds)["y"])
+        assert any("FP8" in warning for warning in session.warnings) is (preset == "reference")
+        session.close()
+    script = infer_module(path, tmp_path)
+    by_script = script["opened"](path, onnxruntime.SessionOptions(), ["CPUExecutionProvider"], [])
+    found.append(by_script.run(None, feeds)[0])
+    assert found[1].min() == 0, "a Relu before FP8 is dropped as one before UINT8 is"
+    assert np.array_equal(found[0], found[1])
+    assert np.array_equal(found[2], found[1])
+
+
+LAYERNORM = Path(__file__).parents[2] / "graph" / "corpus" / "layernorm_13.onnx"
+
+
+@pytest.fixture
+def raised(tmp_path: Path) -> Path:
+    path = tmp_path / "raised.onnx"
+    onnx.save(version_converter.convert_version(onnx.load(LAYERNORM), 17), path)
+    return path
+
+
+def mixed(path: Path, fp16_norms: bool) -> Path:
+    """The model with its norms in one precision and all else in the other."""
+    model = load_model(path)
+    groups = find_groups(model)
+    plan = {g.id: Precision.FP16 if (g.kind == "norm") is fp16_norms else Precision.FP32 for g in groups}
+    bank = WeightBank.write(model, path.parent)
+    rewriter = Rewriter(GroupedModel(model, groups), bank)
+    return rewriter.write(PrecisionPlan(model.sha256, plan), path.parent / "typed.onnx")
+
+
+@pytest.mark.parametrize("fp16_norms", [True, False])
+def test_the_session_and_the_script_open_mixed_norms(raised: Path, tmp_path: Path, fp16_norms: bool) -> None:
+    """Norms written out at opset 17 and up, in another precision than what they read (LayerNormFusion)."""
+    typed = mixed(raised, fp16_norms)
+    with pytest.raises(Exception, match="/LayerNormFusion/"):  # where this no longer fails, nothing is to be done
+        onnxruntime.InferenceSession(str(typed), providers=["CPUExecutionProvider"])
+    feeds = {"x": np.random.default_rng(0).standard_normal((2, 9, 16), np.float32)}
+    session = OrtSession(typed, SessionOptions())
+    outputs = session.run(feeds)
+    assert any("LayerNormFusion" in warning for warning in session.warnings)
+    session.close()
+    script = infer_module(raised, tmp_path)
+    by_script = script["opened"](typed, onnxruntime.SessionOptions(), ["CPUExecutionProvider"], [])
+    names = [output.name for output in by_script.get_outputs()]
+    for given in (outputs, dict(zip(names, by_script.run(None, feeds), strict=True))):
+        for name, reference in run(raised, feeds).items():
+            assert relative_l2(given[name], reference) < 1e-2
+
+
+def norm_then_products(folder: Path) -> Path:
+    """A norm whose result reaches a product through a transpose: what the crashing fusion looks for."""
+    nodes = [
+        models.node("LayerNormalization", ["x", "gamma", "beta"], "n", "norm", axis=-1),
+        models.node("Transpose", ["n"], "t", "transpose", perm=[1, 0, 2]),
+        models.node("MatMul", ["t", "w"], "y", "product"),
+    ]
+    constants = [models.weight("gamma", 16), models.weight("beta", 16), models.weight("w", 16, 16)]
+    proto = models.model(nodes, [models.value("x", [4, 3, 16])], [models.value("y", [3, 4, 16])], constants)
+    return models.save(proto, folder)
+
+
+def test_an_fp16_norm_before_a_product_neither_crashes_nor_changes_from_run_to_run(tmp_path: Path) -> None:
+    path = norm_then_products(tmp_path)
+    model = load_model(path)
+    groups = find_groups(model)
+    plan = PrecisionPlan.uniform(model.sha256, [g.id for g in groups], Precision.FP16)
+    typed = Rewriter(GroupedModel(model, groups)).export(plan, tmp_path / "typed.onnx")
+    sample = {"x": np.random.default_rng(0).standard_normal((4, 3, 16)).astype(np.float32)}
+    save_samples(tmp_path / "samples.npz", [sample] * 4)
+    with Worker(tmp_path / "logs", WorkerSettings()) as worker:
+        reference = worker.call(ReferenceJob(path, tmp_path / "samples.npz", tmp_path / "reference.npz", "cpu"), 60)
+        assert not isinstance(reference, Failure), reference
+        job = ErrorsJob((typed,), Scoring(tmp_path / "samples.npz", tmp_path / "reference.npz"))
+        result = worker.call(job, 60)
+    assert not isinstance(result, Failure), result
+    errors = result[0].per_output["y"]["relative_l2"]
+    assert len(set(errors)) == 1, "the same sample gives the same error every time"
+    assert 0 < errors[0] < 1e-2
+
+
+CASES = [
+    (
+        "[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : Could not find an implementation for Foo(1) node with name 'n'",
+        FailureKind.UNSUPPORTED,
+        "Could not find an implementation for Foo(1) node with name 'n'",
+    ),
+    (
+        "[ONNXRuntimeError] : 1 : FAIL : Load model from /tmp/a b/x.onnx failed:Type Error: Type parameter (T) of"
+        " Optype (Add) bound to different types (tensor(float) and tensor(float16) in node (n).",
+        FailureKind.INVALID_MODEL,
+        "Type Error: Type parameter (T) of Optype (Add) bound to different types (tensor(float) and tensor(float16)"
+        " in node (n).",
+    ),
+    (
+        "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Non-zero status code returned while running Conv node."
+        " Name:'c1' Status Message: /onnxruntime_src/onnxruntime/core/framework/bfc_arena.cc:376 void*"
+        " onnxruntime::BFCArena::AllocateRawInternal(size_t, bool, onnxruntime::Stream*) Failed to allocate memory"
+        " for requested buffer of size 123\n\nmore",
+        FailureKind.OUT_OF_MEMORY,
+        "Conv node 'c1': Failed to allocate memory for requested buffer of size 123",
+    ),
+    (
+        "CUDA failure 2: out of memory ; GPU=0 ; hostname=box ; file=/src/cuda_allocator.cc ; line=47 ;"
+        " expr=cudaMalloc((void**)&p, size);",
+        FailureKind.OUT_OF_MEMORY,
+        "CUDA failure 2: out of memory",
+    ),
+    ("CUDA failure 100: no CUDA-capable device is detected ; GPU=0", FailureKind.DEVICE_LOST, "CUDA failure 100"),
+    ("CUDA failure 700: an illegal memory access was encountered ; GPU=0", FailureKind.CRASH, "CUDA failure 700"),
+    ("write failed: No space left on device", FailureKind.DISK_FULL, "No space left on device"),
+]
+
+
+@pytest.mark.parametrize(("text", "kind", "words"), CASES)
+def test_kind_and_words(text: str, kind: FailureKind, words: str) -> None:
+    assert classify(text) is kind
+    assert words in first_words(text)
+    assert not any(noise in first_words(text) for noise in ("onnxruntime_src", "hostname", "ONNXRuntimeError", "\n"))
+
+
+def model(*nodes: NodeProto) -> bytes:
+    shape = models.constant("shape", [3], np.int64)
+    return models.model(nodes, [value("x", ["n"])], [value("y", None)], [shape]).SerializeToString()
+
+
+@pytest.mark.parametrize(
+    "bad", [b"no model", model(node("NoSuchOp", ["x"], "y")), model(node("Add", ["x", "nowhere"], "y"))]
+)
+def test_onnx_runtimes_own_refusals(bad: bytes) -> None:
+    with pytest.raises(EngineError) as caught:
+        open_session(bad, SessionOptions())
+    assert caught.value.kind is FailureKind.INVALID_MODEL
+    assert caught.value.message
+
+
+def test_a_failing_node_is_named() -> None:
+    session = open_session(model(node("Reshape", ["x", "shape"], "y", "the/reshape")), SessionOptions())
+    with pytest.raises(EngineError, match="the/reshape") as caught:
+        session.run({"x": np.zeros(4, np.float32)})
+    assert caught.value.kind is FailureKind.ERROR
+    assert ".cc" not in caught.value.message
+    session.close()
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("runs", "run_bytes", "threads", "expected"),
+    [
+        (12, MIB, 1, SideBySide(8, 1)),
+        (3, MIB, 1, SideBySide(3, 2)),
+        (12, 300 * MIB, 1, SideBySide(2, 4)),
+        (12, MIB, 4, SideBySide(2, 4)),
+        (12, 400 * MIB, 1, SideBySide()),
+        (1, MIB, 1, SideBySide()),
+        (12, None, 1, SideBySide()),
+    ],
+)
+def test_cores_runs_and_memory_limit_what_goes_at_a_time(
+    runs: int, run_bytes: int | None, threads: int, expected: SideBySide, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(side_by_side, "usable_cores", lambda: 8)
+    monkeypatch.setattr(side_by_side, "available_bytes", lambda: 16 << 30)
+    assert SideBySide.for_runs(runs, run_bytes, threads) == expected
+    monkeypatch.setattr(side_by_side, "available_bytes", lambda: 5 * MIB)
+    assert SideBySide.for_runs(12, MIB) == SideBySide(2, 4)
+    monkeypatch.setattr(side_by_side, "available_bytes", lambda: None)
+    assert SideBySide.for_runs(runs, run_bytes, threads) == SideBySide()
+
+
+def test_results_come_in_order_from_runs_that_overlap() -> None:
+    together = threading.Barrier(2, timeout=30.0)
+
+    def call(number: int) -> Callable[[], int]:
+        return lambda: (together.wait(), number)[1]
+
+    assert SideBySide(2, 1).run([call(number) for number in range(6)]) == list(range(6))
+    assert SideBySide().run([lambda: 1, lambda: 2]) == [1, 2]
+
+
+def test_a_run_that_fails_ends_the_others() -> None:
+    begun: list[int] = []
+
+    def fail() -> None:
+        raise ValueError("no memory")
+
+    def call(number: int) -> Callable[[], None]:
+        return lambda: (begun.append(number), threading.Event().wait(0.2))[0]  # another thread sees the failure first
+
+    with pytest.raises(ValueError, match="no memory"):
+        SideBySide(2, 1).run([fail, *map(call, range(50))])
+    assert len(begun) < 50
