@@ -13,6 +13,7 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter, rewrite
 from mptune.graph.writing.weights import WeightBank
 from tests.graph import models
@@ -41,22 +42,27 @@ def rewriter(path: Path, *, bank: bool = True) -> tuple[Rewriter, tuple[Precisio
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.smoke
 def test_any_plan_checks_runs_and_keeps_the_interface(family: str, tmp_path: Path) -> None:
+    """And its emulation, of which the one in FP32 is exact."""
     path = models.save(FAMILIES[family](), tmp_path)
     writer, candidates, folder = rewriter(path)
     model = writer.types.model
     feed = feeds(model)
     reference = run(path, feed)
-    original = onnx.load(path).graph
-    for number, plan in enumerate(candidates):
-        out = writer.write(plan, folder / f"{number}.onnx")
+    groups = find_groups(model)
+    emulator = Emulator(GroupedModel(model, groups))
+    for plan in candidates:
+        out = writer.write(plan, folder / "typed.onnx")
         verify(writer, plan, out)
-        typed = check(out).graph
-        assert list(typed.input) == list(original.input)
-        assert [(o.name, o.type.tensor_type.elem_type) for o in typed.output] == [
-            (o.name, o.type.tensor_type.elem_type) for o in original.output
-        ]
         for name, y in run(out, feed).items():
             assert relative_l2(y, reference[name]) < 2e-2, plan
+        out = emulator.write(plan, tmp_path / "emulated.onnx")
+        check(out)
+        for name, y in run(out, feed).items():
+            error = relative_l2(y, reference[name])
+            assert error < 2e-2
+            assert (error > 0) == bool(plan.fp16_groups)
+            if plan.precision[groups[-1].id] is Precision.FP16:
+                assert np.array_equal(y, y.astype(np.float16)), "an FP16 output holds FP16 values"
 
 
 def test_the_bank_and_the_export_hold_the_same_weights(tmp_path: Path) -> None:
@@ -82,9 +88,9 @@ def test_the_order_of_a_plan_does_not_matter(tmp_path: Path) -> None:
     writer, candidates, folder = rewriter(models.save(models.attention(), tmp_path))
     for plan in candidates:
         turned = PrecisionPlan(plan.model_sha256, dict(reversed(plan.precision.items())))
-        assert (
-            writer.write(turned, folder / "a.onnx").read_bytes() == writer.write(plan, folder / "b.onnx").read_bytes()
-        )
+        for write in (writer.write, writer.export):
+            one, other = write(turned, folder / "a.onnx"), write(plan, folder / "b.onnx")
+            assert one.read_bytes() == other.read_bytes()
 
 
 def test_refuses_another_models_plan_and_incomplete_plans(tmp_path: Path) -> None:
