@@ -189,13 +189,6 @@ def test_row_07_initializers_that_are_inputs_or_outputs_and_inputs_that_are_outp
     assert np.array_equal(given["x"], x)
 
 
-def test_row_08_an_output_that_is_also_used_inside_keeps_name_and_type(tmp_path: Path) -> None:
-    case = Case(mlp("mid = MatMul(x, w) [two] y = MatMul(mid, w)", outputs=("y", "mid")), tmp_path)
-    graph = case.typed(case.plan())
-    assert next(n for n in graph.node if n.name == "two").input[0] != "mid", "reads the FP16 value, not the output"
-    case.holds()
-
-
 def test_row_09_constant_nodes_are_handled_like_initializers(tmp_path: Path) -> None:
     nodes = """
         a = Constant<value_float = 0.5>() b = Constant<value_floats = [1.0, 2.0, 3.0, 4.0]>()
