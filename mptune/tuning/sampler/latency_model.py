@@ -11,7 +11,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from mptune.tuning.sampler.cuts.boundaries import Counts, Crossings
+from mptune.tuning.sampler.boundaries import Counts, Crossings
 from mptune.tuning.sampler.plan_rows import Bools, Floats
 from mptune.tuning.sampler.posterior import BuiltPlans, LinearGaussian, Prior
 
