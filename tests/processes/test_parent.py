@@ -97,11 +97,12 @@ def test_a_job_asks_the_parent_however_large_the_question_and_long_the_answer(wo
     def answer(question: bytes) -> int:
         if not question:
             raise ModelError("the question is odd", "mend it")
-        time.sleep(3.0)
+        time.sleep(5.0)
         return len(question)
 
     worker.on_question = answer
-    assert worker.call(faults.Ask(bytes(1 << 22)), 2.9) == 1 << 22
+    worker.call(faults.Pid(), PLENTY_S)
+    assert worker.call(faults.Ask(bytes(1 << 22)), 4.5) == 1 << 22
     with pytest.raises(ModelError, match="the question is odd"):
         worker.call(faults.Ask(b""), PLENTY_S)
 
@@ -187,6 +188,7 @@ def test_an_mptune_error_is_raised_in_the_parent_as_it_is(worker: Worker, logs: 
 def test_a_hang_is_killed_with_everything_it_started_and_the_log_shows_where_it_stood(
     worker: Worker, tmp_path: Path
 ) -> None:
+    worker.call(faults.Pid(), PLENTY_S)
     failure = fail(worker, faults.Hang(tmp_path / "pids"), timeout_s=3.0)
     assert (failure.stage, failure.kind, failure.message) == (Stage.TIME, FailureKind.TIMEOUT, "no result after 3 s")
     assert "faults.py" in log_of(failure)
