@@ -44,8 +44,8 @@ from mptune.tuning.fronts.hypervolume import (
     hypervolume_improvement,
     pareto_staircase,
 )
-from mptune.tuning.sampler.cuts.boundaries import Boundary, Crossings
-from mptune.tuning.sampler.cuts.min_cut import CutSolver
+from mptune.tuning.sampler.boundaries import Boundary, Crossings
+from mptune.tuning.sampler.min_cut import CutSolver
 from mptune.tuning.sampler.plan_rows import PRECISIONS, Bools, Columns, Floats, unique_plans
 from mptune.tuning.sampler.posterior import Prior
 from mptune.tuning.sampler.trials import TIMING_ATTR, set_feasible

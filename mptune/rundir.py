@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import filelock
 
@@ -20,9 +21,11 @@ from mptune.engines.base import SKETCHES
 from mptune.engines.context import RunContext
 from mptune.errors import RunError
 from mptune.files import delete_scratch, is_disk_full, read_json, read_text, write_json, write_text, writing
-from mptune.graph.grouping.grouped import GroupedModel
 from mptune.run_json import RunFile, damaged_hint, parse_run_file
 from mptune.settings import SearchSettings
+
+if TYPE_CHECKING:
+    from mptune.graph.grouping.grouped import GroupedModel
 
 HOME = "../.."
 """The way from ``RUN/confirmed/DEVICE`` to ``RUN``."""

@@ -13,7 +13,7 @@ import numpy as np
 from scipy.optimize import least_squares, lsq_linear
 
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
-from mptune.tuning.sampler.cuts.boundaries import Boundary, Crossings
+from mptune.tuning.sampler.boundaries import Boundary, Crossings
 from mptune.tuning.sampler.plan_rows import Bools, Columns, Floats
 from mptune.tuning.sampler.posterior import Prior
 

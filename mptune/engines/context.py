@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from mptune.engines.base import SKETCHES, SampleSet
 from mptune.files import scratch_name
-from mptune.graph.facts import DependentOutput, facts_of
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import LayerGroup
-from mptune.graph.loading.model import Model
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # onnx is slow to import, and a run that is only read needs none
+    from mptune.graph.facts import DependentOutput
+    from mptune.graph.grouping.grouped import GroupedModel
+    from mptune.graph.grouping.groups import LayerGroup
+    from mptune.graph.loading.model import Model
     from mptune.graph.writing.rewrite import Rewriter
     from mptune.graph.writing.weights import WeightBank
 
@@ -68,6 +68,8 @@ class RunContext:
     @cached_property
     def dependent_outputs(self) -> tuple[DependentOutput, ...]:
         """The model's outputs whose shape depends on values."""
+        from mptune.graph.facts import facts_of
+
         return facts_of(self.model).dependent_outputs
 
     @cached_property

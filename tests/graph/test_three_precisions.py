@@ -25,8 +25,7 @@ from mptune.graph.writing.weights import WeightBank
 from mptune.graph.writing.widened import write_widened
 from tests.graph import rtx
 from tests.graph.helpers import feeds, plans, relative_l2, run
-from tests.graph.test_corpus import CORPUS, DISCONTINUOUS, NOT_IN_TENSORRT_RTX
-from tests.graph.test_exported import EXPORTED
+from tests.graph.test_corpus import CORPUS, DISCONTINUOUS, EXPORTED, NOT_IN_TENSORRT_RTX, feed_of
 from tests.graph.verify import verify
 
 ALL = (Precision.BF16, Precision.FP32, Precision.FP16)
@@ -39,9 +38,7 @@ def hold(path: Path, opset: int | None, tmp_path: Path, count: int) -> int:
     """Random plans are valid, ideal, realised, and the typed model computes what its emulation does; how many run."""
     model = load_model(path, opset=opset)
     bank = WeightBank.write(model, tmp_path, precisions=REDUCED)
-    feed = feeds(model)
-    if "keep" in feed:
-        feed["keep"][..., 0] = 1
+    feed = feed_of(path, model)
     reference = run(path, feed) if path in CORPUS else None
     done = 0
     for granularity in ("fusion", "op"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mptune.tuning.sampler.cuts.boundaries import Boundary
+from mptune.tuning.sampler.boundaries import Boundary
 from mptune.tuning.sampler.posterior import BuiltPlans, Prior
 
 GROUPS = 10

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from tests.graph import models
-from tests.graph.models import node, value
+from tests.graph.models import constant, text
 from tests.zoo.voice import frames, voice
 
 WIDTH = 8
@@ -32,173 +31,122 @@ class Specimen:
     node: str = ""
 
 
-def _random(*shape: int, low: float = -1.0, high: float = 1.0) -> np.ndarray:
-    return np.random.default_rng(11).uniform(low, high, shape).astype(np.float32)
+def _random(*shape: int) -> np.ndarray:
+    return np.random.default_rng(11).uniform(-1.0, 1.0, shape).astype(np.float32)
 
 
 def _weights(seed: int = 3) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal((WIDTH, WIDTH)).astype(np.float32) / 3
 
 
-def _model(
-    nodes: list[onnx.NodeProto],
-    constants: Mapping[str, object],
-    x: list[int | str | None] | None = None,
-    y: list[int | str | None] | None = None,
-    extra: Mapping[str, list[int | str | None]] | None = None,
-) -> onnx.ModelProto:
-    """A product with weights, then these nodes from ``h`` to ``y``."""
-    first = node("MatMul", ["x", "w"], "h", "first")
-    held = [models.constant("w", _weights())]
-    held += [models.constant(name, np.asarray(v), np.asarray(v).dtype) for name, v in constants.items()]
-    outputs = [value("y", y or ["B", WIDTH]), *(value(name, dims) for name, dims in (extra or {}).items())]
-    made: onnx.ModelProto = models.model([first, *nodes], [value("x", x or ["B", WIDTH])], outputs, held)
-    return made
+def _specimen(
+    nodes: str,
+    code: str = "",
+    named: str = "",
+    given: str = "",
+    *constants: onnx.TensorProto,
+    ends: tuple[str, str] = ("B,8", "B,8"),
+    more: str = "",
+) -> Specimen:
+    """A product with weights, then these nodes from ``h`` to ``y``.
 
-
-def f32(*values: float) -> np.ndarray:
-    return np.array(values[0] if len(values) == 1 else values, np.float32)
-
-
-def i64(*values: int) -> np.ndarray:
-    return np.array(values, np.int64)
+    Args:
+        nodes: in ONNX's text form.
+        code: the finding that it shows.
+        named: the node that the finding names.
+        given: constants in ONNX's text form.
+        constants: further ones.
+        ends: the shapes of ``x`` and ``y``.
+        more: outputs besides ``y``.
+    """
+    graph = f"(float[{ends[0]}] x) => (float[{ends[1]}] y {more}) <{given}> {{ h = MatMul(x, w) {nodes} }}"
+    proto = text(graph.replace("<>", ""), constant("w", _weights()), *constants)
+    x = _random(8, *map(int, ends[0].split(",")[1:]))
+    return Specimen(proto, {"x": x}, code, named if code else "")
 
 
 def _exp(scale: float, code: str = "") -> Specimen:
-    nodes = [
-        node("Mul", ["h", "scale"], "s", "scaled"),
-        node("Exp", ["s"], "e", "exp"),
-        node("ReduceSum", ["e", "last"], "t", "total", keepdims=1),
-        node("Div", ["e", "t"], "y", "share"),
-    ]
-    made = _model(nodes, {"scale": f32(scale), "last": i64(-1)})
-    return Specimen(made, {"x": _random(8, WIDTH)}, code, "exp" if code else "")
+    nodes = "s = Mul(h, scale) [exp] e = Exp(s) t = ReduceSum<keepdims = 1>(e, last) y = Div(e, t)"
+    return _specimen(nodes, code, "exp", f"float scale = {{{scale}}}, int64[1] last = {{-1}}")
 
 
 def _masked(whole: bool) -> Specimen:
     """A softmax over masked scores: NaN begins where all of a row is masked, and not at the mask."""
     mask = np.zeros((1, WIDTH), np.float32)
     mask[:, : WIDTH if whole else WIDTH // 2] = -np.inf
-    nodes = [node("Add", ["h", "mask"], "m", "masked"), node("Softmax", ["m"], "y", "softmax", axis=-1)]
-    made = _model(nodes, {"mask": mask})
-    return Specimen(made, {"x": _random(8, WIDTH)}, *(("reference-not-finite", "softmax") if whole else ()))
+    nodes = "m = Add(h, mask) [softmax] y = Softmax<axis = -1>(m)"
+    return _specimen(nodes, "reference-not-finite" if whole else "", "softmax", "", constant("mask", mask))
 
 
 def _noise(scale: float, code: str = "") -> Specimen:
-    nodes = [
-        node("RandomNormalLike", ["h"], "r", "noise", scale=1.0),
-        node("Mul", ["r", "scale"], "n", "scaled"),
-        node("Add", ["h", "n"], "y", "add"),
-    ]
-    return Specimen(_model(nodes, {"scale": f32(scale)}), {"x": _random(8, WIDTH)}, code, "noise" if code else "")
+    nodes = "[noise] r = RandomNormalLike<scale = 1.0>(h) n = Mul(r, scale) y = Add(h, n)"
+    return _specimen(nodes, code, "noise", f"float scale = {{{scale}}}")
 
 
 def _dropout(training: bool) -> Specimen:
-    nodes = [node("Dropout", ["h", "ratio", "training"], "d", "dropout"), node("Relu", ["d"], "y", "relu")]
-    made = _model(nodes, {"ratio": f32(0.4), "training": np.array(training)})
-    return Specimen(made, {"x": _random(8, WIDTH)}, *(("not-deterministic", "dropout") if training else ()))
+    nodes = "[dropout] d = Dropout(h, ratio, training) y = Relu(d)"
+    code = "not-deterministic" if training else ""
+    return _specimen(nodes, code, "dropout", "float ratio = {0.4}", constant("training", training, bool))
 
 
 def _batch_norm(training: bool) -> Specimen:
-    constants = {"s": np.ones(WIDTH, np.float32), "b": np.zeros(WIDTH, np.float32), "m": np.zeros(WIDTH, np.float32)}
-    attributes = {"training_mode": 1} if training else {}
-    outputs = ["y", "m2", "v2"] if training else "y"
-    nodes = [node("BatchNormalization", ["h", "s", "b", "m", "s2"], outputs, "norm", **attributes)]
-    made = _model(nodes, {**constants, "s2": np.ones(WIDTH, np.float32)})
-    return Specimen(made, {"x": _random(8, WIDTH)}, *(("not-deterministic", "norm") if training else ()))
+    ones = [constant(name, np.ones(WIDTH)) for name in ("s", "s2")]
+    zeros = [constant(name, np.zeros(WIDTH)) for name in ("b", "m")]
+    norm = "y, m2, v2 = BatchNormalization<training_mode = 1>" if training else "y = BatchNormalization"
+    code = "not-deterministic" if training else ""
+    return _specimen(f"[norm] {norm}(h, s, b, m, s2)", code, "norm", "", *ones, *zeros)
 
 
 def _dead(zero: float, code: str = "") -> Specimen:
-    nodes = [
-        node("Mul", ["h", "gate"], "g", "gate_by"),
-        node("MatMul", ["g", "w"], "k", "second"),
-        node("Relu", ["k"], "y", "relu"),
-    ]
-    return Specimen(_model(nodes, {"gate": f32(zero)}), {"x": _random(8, WIDTH)}, code, "gate_by" if code else "")
+    nodes = "[gate_by] g = Mul(h, gate) k = MatMul(g, w) y = Relu(k)"
+    return _specimen(nodes, code, "gate_by", f"float gate = {{{zero}}}")
 
 
 def _stuck(bias: float, code: str = "") -> Specimen:
     """Two outputs, one behind a sigmoid that is saturated."""
-    nodes = [
-        node("Add", ["h", "bias"], "s", "shifted"),
-        node("Clip", ["s", "low", "high"], "c", "clip"),
-        node("Add", ["c", "low"], "z", "offset"),
-        node("Relu", ["h"], "y", "relu"),
-    ]
-    made = _model(nodes, {"bias": f32(bias), "low": f32(-2), "high": f32(2)}, extra={"z": ["B", WIDTH]})
-    return Specimen(made, {"x": _random(8, WIDTH)}, code, "clip" if code else "")
+    nodes = "s = Add(h, bias) [clip] c = Clip(s, low, high) z = Add(c, low) y = Relu(h)"
+    given = f"float bias = {{{bias}}}, float low = {{-2}}, float high = {{2}}"
+    return _specimen(nodes, code, "clip", given, more=", float[B,8] z")
 
 
 def _anchors() -> Specimen:
     """A table that is the same for all samples, as anchors are, and one made of the shape alone."""
-    nodes = [
-        node("Identity", ["table"], "z", "anchors"),
-        node("Shape", ["h"], "n", "shape"),
-        node("Cast", ["n"], "size", "size", to=onnx.TensorProto.FLOAT),
-        node("Relu", ["h"], "y", "relu"),
-    ]
-    made = _model(nodes, {"table": _weights(5)}, extra={"z": [WIDTH, WIDTH], "size": [2]})
-    return Specimen(made, {"x": _random(8, WIDTH)})
+    nodes = "z = Identity(table) n = Shape(h) size = Cast<to = 1>(n) y = Relu(h)"
+    return _specimen(nodes, "", "", "", constant("table", _weights(5)), more=", float[8,8] z, float[2] size")
 
 
 def _centred(axis: int, batch: int | str = "B") -> Specimen:
     """Less the mean: of the batch, identical rows stay identical, and equal to the row alone."""
-    nodes = [
-        node("ReduceMean", ["h"], "m", "mean", axes=[axis], keepdims=1),
-        node("Sub", ["h", "m"], "d", "centred"),
-        node("Add", ["d", "x"], "y", "residual"),
-    ]
-    made = _model(nodes, {}, [batch, WIDTH], [batch, WIDTH])
-    return Specimen(made, {"x": _random(8, WIDTH)}, *(("rows-mix", "mean") if axis == 0 else ()))
+    nodes = f"[mean] m = ReduceMean<axes = [{axis}]>(h) d = Sub(h, m) y = Add(d, x)"
+    return _specimen(nodes, "" if axis else "rows-mix", "mean", ends=(f"{batch},8", f"{batch},8"))
 
 
 def _running(axis: int) -> Specimen:
-    nodes = [node("CumSum", ["h", "axis"], "c", "running"), node("Tanh", ["c"], "y", "tanh")]
-    made = _model(nodes, {"axis": np.array(axis, np.int64)})
-    return Specimen(made, {"x": _random(8, WIDTH)}, *(("rows-mix", "running") if axis == 0 else ()))
+    nodes = "[running] c = CumSum(h, axis) y = Tanh(c)"
+    return _specimen(nodes, "" if axis else "rows-mix", "running", f"int64 axis = {{{axis}}}")
 
 
 def _attention(mixes: bool) -> Specimen:
     """Attention over the tokens of a row, or, where a Transpose is forgotten, over the rows of the batch."""
-    turn = [1, 0, 2] if mixes else [0, 1, 2]
-    nodes = [
-        node("Transpose", ["h"], "q", "turned", perm=turn),
-        node("Transpose", ["q"], "k", "keys", perm=[0, 2, 1]),
-        node("MatMul", ["q", "k"], "s", "scores"),
-        node("Softmax", ["s"], "p", "softmax", axis=-1),
-        node("MatMul", ["p", "q"], "o", "mixed"),
-        node("Transpose", ["o"], "y", "back", perm=turn),
-    ]
-    made = _model(nodes, {}, ["B", 3, WIDTH], ["B", 3, WIDTH])
-    return Specimen(made, {"x": _random(8, 3, WIDTH)}, *(("rows-mix", "scores") if mixes else ()))
+    turn = "Transpose<perm = [1, 0, 2]>" if mixes else "Transpose<perm = [0, 1, 2]>"
+    nodes = f"""
+        q = {turn}(h) k = Transpose<perm = [0, 2, 1]>(q) [scores] s = MatMul(q, k)
+        p = Softmax<axis = -1>(s) o = MatMul(p, q) y = {turn}(o)
+    """
+    return _specimen(nodes, "rows-mix" if mixes else "", "scores", ends=("B,3,8", "B,3,8"))
 
 
-def _pooled(shape: tuple[int, ...]) -> Specimen:
+def _pooled(shape: str) -> Specimen:
     """Features of three tokens, pooled; exported for one row, the Reshape takes the rows for tokens."""
-    nodes = [
-        node("Reshape", ["h", "shape"], "r", "flatten"),
-        node("ReduceMean", ["r"], "m", "pool", axes=[1], keepdims=0),
-        node("MatMul", ["m", "w"], "y", "head"),
-    ]
-    made = _model(nodes, {"shape": i64(*shape)}, ["B", 3, WIDTH], ["B", WIDTH])
-    data = {"x": _random(8, 3, WIDTH)}
-    return Specimen(made, data, *(("batch-not-kept", "flatten") if shape[0] == 1 else ()))
+    nodes = "[flatten] r = Reshape(h, shape) m = ReduceMean<axes = [1], keepdims = 0>(r) y = MatMul(m, w)"
+    code = "batch-not-kept" if shape.startswith("1") else ""
+    return _specimen(nodes, code, "flatten", f"int64[3] shape = {{{shape}}}", ends=("B,3,8", "B,8"))
 
 
-def _summed(keeps: bool) -> Specimen:
-    nodes = [
-        node("ReduceMean", ["h"], "m", "mean", axes=[1 if keeps else 0], keepdims=0 if not keeps else 1),
-        node("Tanh", ["m"], "y", "tanh"),
-    ]
-    made = _model(nodes, {}, y=["B", 1] if keeps else [WIDTH])
-    return Specimen(made, {"x": _random(8, WIDTH)})
-
-
-def _lost(by: str) -> Specimen:
-    """[1, 10]-like outputs for any number of rows, declared [B, 10]."""
-    kept = {"ReduceMax": {"axes": [0], "keepdims": 1}}
-    nodes = [node(by, ["h"], "m", "reduced", **kept[by]), node("MatMul", ["m", "w"], "y", "head")]
-    return Specimen(_model(nodes, {}), {"x": _random(8, WIDTH)}, "batch-not-kept", "reduced")
+def _max_over_batch() -> Specimen:
+    """[1, 8] for any number of rows, declared [B, 8]."""
+    nodes = "[reduced] m = ReduceMax<axes = [0]>(h) y = MatMul(m, w)"
+    return _specimen(nodes, "batch-not-kept", "reduced")
 
 
 def specimens() -> dict[str, Specimen]:
@@ -228,8 +176,8 @@ def specimens() -> dict[str, Specimen]:
         "running_twin": _running(1),
         "attention": _attention(True),
         "attention_twin": _attention(False),
-        "pooled": _pooled((1, -1, WIDTH)),
-        "pooled_twin": _pooled((-1, 3, WIDTH)),
-        "max_over_batch": _lost("ReduceMax"),
+        "pooled": _pooled("1, -1, 8"),
+        "pooled_twin": _pooled("-1, 3, 8"),
+        "max_over_batch": _max_over_batch(),
         "voice_twin": Specimen(voice(), frames()),
     }

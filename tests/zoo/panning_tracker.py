@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime
-from onnx import TensorProto, helper, numpy_helper
+
+from tests.graph.models import constant, text
 
 FEATURES, HIDDEN, COORDINATES, DESCRIPTOR, STEPS = 64, 512, 512, 1024, 500
 
@@ -19,38 +20,21 @@ FEATURES, HIDDEN, COORDINATES, DESCRIPTOR, STEPS = 64, 512, 512, 1024, 500
 def save_tracker(path: Path, seed: int = 0) -> None:
     """``frame`` [1, 64] and ``position`` [1, 512] -> ``next_position`` [1, 512] and ``descriptor`` [1, 1024]."""
     rng = np.random.default_rng(seed)
-    constants: dict[str, np.ndarray] = {}
-
-    def weight(name: str, rows: int, columns: int, scale: float = 1.0) -> str:
-        return constant(name, rng.normal(size=(rows, columns)) * scale / np.sqrt(rows))
-
-    def constant(name: str, value: object) -> str:
-        constants[name] = np.array(value, np.float32)
-        return name
-
-    node = helper.make_node
-    nodes = [
-        node("Mul", ["position", constant("per_pixel", 1e-3)], ["where"], "locate/Mul"),
-        node("MatMul", ["where", weight("wp", COORDINATES, HIDDEN, 0.3)], ["context"], "locate/MatMul"),
-        node("MatMul", ["frame", weight("w1", FEATURES, HIDDEN)], ["encoded"], "encode/MatMul"),
-        node("Add", ["encoded", "context"], ["joined"], "encode/Add"),
-        node("Relu", ["joined"], ["a1"], "encode/Relu"),
-        node("MatMul", ["a1", weight("w2", HIDDEN, HIDDEN)], ["hidden"], "trunk/MatMul"),
-        node("Relu", ["hidden"], ["a2"], "trunk/Relu"),
-        node("MatMul", ["a2", weight("w3", HIDDEN, COORDINATES)], ["motion"], "motion/MatMul"),
-        node("Tanh", ["motion"], ["own"], "motion/Tanh"),
-        node("Mul", ["own", constant("share", 0.04)], ["own_step"], "motion/Mul"),
-        node("Add", ["own_step", constant("pan", 0.38)], ["step"], "motion/Add"),
-        node("Add", ["position", "step"], ["next_position"], "update/Add"),
-        node("MatMul", ["a2", weight("w4", HIDDEN, DESCRIPTOR)], ["raw"], "describe/MatMul"),
-        node("Add", ["raw", constant("level", 30.0)], ["logits"], "describe/Add"),
-        node("Softmax", ["logits"], ["descriptor"], "describe/Softmax"),
+    sizes = {"wp": (COORDINATES, HIDDEN, 0.3), "w1": (FEATURES, HIDDEN, 1), "w2": (HIDDEN, HIDDEN, 1)}
+    sizes |= {"w3": (HIDDEN, COORDINATES, 1), "w4": (HIDDEN, DESCRIPTOR, 1)}
+    weights = [
+        constant(name, rng.normal(size=(rows, columns)) * scale / np.sqrt(rows))
+        for name, (rows, columns, scale) in sizes.items()
     ]
-    shapes = {"frame": FEATURES, "position": COORDINATES, "next_position": COORDINATES, "descriptor": DESCRIPTOR}
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, size]) for name, size in shapes.items()]
-    initializers = [numpy_helper.from_array(array, name) for name, array in constants.items()]
-    graph = helper.make_graph(nodes, "panning", values[:2], values[2:], initializers)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    graph = f"""(float[1,{FEATURES}] frame, float[1,{COORDINATES}] position)
+        => (float[1,{COORDINATES}] next_position, float[1,{DESCRIPTOR}] descriptor)
+        <float per_pixel = {{1e-3}}, float share = {{0.04}}, float pan = {{0.38}}, float level = {{30}}> {{
+        where = Mul(position, per_pixel) context = MatMul(where, wp) encoded = MatMul(frame, w1)
+        joined = Add(encoded, context) a1 = Relu(joined) hidden = MatMul(a1, w2) a2 = Relu(hidden)
+        motion = MatMul(a2, w3) own = Tanh(motion) own_step = Mul(own, share) step = Add(own_step, pan)
+        next_position = Add(position, step) raw = MatMul(a2, w4) logits = Add(raw, level) descriptor = Softmax(logits)
+    }}"""
+    onnx.save(text(graph, *weights), path)
 
 
 def frames(seed: int) -> np.ndarray:

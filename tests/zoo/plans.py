@@ -19,7 +19,7 @@ from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.weights import WeightBank
 from mptune.tuning.evaluation import Evaluation
-from tests.graph.models import constant, model, node, value
+from tests.graph.models import constant, text
 from tests.tuning.factory import make_evaluation
 from tests.zoo import detector
 from tests.zoo.numbers import Show, rows, weights
@@ -30,32 +30,22 @@ SEARCH = 8
 
 def _gated(*outliers: int) -> Show:
     """Features beside a gate that only outliers open: then both are in the thousands, where FP16 steps by 4."""
-    nodes = [
-        node("MatMul", ["x", "w"], "h", "features"),
-        node("MatMul", ["x", "first"], "f", "strength"),
-        node("Sub", ["f", "five"], "s", "beyond"),
-        node("Relu", ["s"], "g", "gate"),
-        node("Mul", ["g", "thousand"], "k", "scaled"),
-        node("Add", ["h", "k"], "z", "raise"),
-        node("Sub", ["z", "k"], "y", "lower"),
-    ]
-    first = np.zeros((16, 1), np.float32)
-    first[0] = 1.0
-    constants = [weights("w", 16, 8), constant("first", first), constant("five", 5.0), constant("thousand", 1000.0)]
+    graph = """(float[1,16] x) => (float[1,8] y) <float five = {5}, float thousand = {1000}> {
+        h = MatMul(x, w) f = MatMul(x, first) s = Sub(f, five) g = Relu(s) k = Mul(g, thousand)
+        z = Add(h, k) y = Sub(z, k)
+    }"""
     x = rows(16, samples=12)
     x[:, 0] = np.clip(x[:, 0], -1, 1)
     x[list(outliers), 0] = 10.0
-    return Show(model(nodes, [value("x", [1, 16])], [value("y", [1, 8])], constants), {"x": x})
+    return Show(text(graph, weights("w", 16, 8), constant("first", np.eye(16, 1))), {"x": x})
 
 
 def _two_scales(scale: float) -> Show:
     """Six columns near 1 and two of ``scale``."""
-    nodes = [node("MatMul", ["x", "w"], "h", "features"), node("Tanh", ["h"], "t", "tanh")]
-    nodes.append(node("MatMul", ["t", "v"], "y", "head"))
     v = np.random.default_rng(5).normal(0, 0.25, (16, 8)).astype(np.float32)
     v[:, 6:] *= scale
-    proto = model(nodes, [value("x", [1, 16])], [value("y", [1, 8])], [weights("w", 16, 16), constant("v", v)])
-    return Show(proto, {"x": rows(16, samples=12)})
+    graph = "(float[1,16] x) => (float[1,8] y) { h = MatMul(x, w) t = Tanh(h) y = MatMul(t, v) }"
+    return Show(text(graph, weights("w", 16, 16), constant("v", v)), {"x": rows(16, samples=12)})
 
 
 def _detections(layout: detector.Layout) -> Show:
@@ -64,9 +54,8 @@ def _detections(layout: detector.Layout) -> Show:
 
 def _detections_alike() -> Show:
     """Channels of one scale, each as exact as the whole."""
-    nodes = [node("Conv", ["image", "w"], "c", "conv"), node("Tanh", ["c"], "y", "tanh")]
-    proto = model(nodes, [value("image", [1, 3, 32, 32])], [value("y", [1, 8, 32, 32])], [weights("w", 8, 3, 1, 1)])
-    return Show(proto, {"image": detector.images(12)})
+    graph = "(float[1,3,32,32] image) => (float[1,8,32,32] y) { c = Conv(image, w) y = Tanh(c) }"
+    return Show(text(graph, weights("w", 8, 3, 1, 1)), {"image": detector.images(12)})
 
 
 PLANS: dict[str, tuple[Callable[[], Show], Callable[[], Show]]] = {

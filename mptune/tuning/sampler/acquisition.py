@@ -19,8 +19,8 @@ from mptune.tuning.fronts.hypervolume import (
     pareto_staircase,
 )
 from mptune.tuning.sampler.error_model import ErrorModel
-from mptune.tuning.sampler.group_tests.overflow_model import FailureModel, OverflowModel
 from mptune.tuning.sampler.latency_model import LatencyModel
+from mptune.tuning.sampler.overflow_model import FailureModel, OverflowModel
 from mptune.tuning.sampler.plan_rows import Bools, Floats, plan_keys
 from mptune.tuning.sampler.posterior import BuiltPlans, Prior
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mptune.tuning.sampler.acquisition import EhviEstimator
-from mptune.tuning.sampler.cuts.min_cut import CutSolver
+from mptune.tuning.sampler.min_cut import CutSolver
 from mptune.tuning.sampler.plan_rows import Bools, Floats, plan_keys
 from mptune.tuning.sampler.posterior import Prior
 

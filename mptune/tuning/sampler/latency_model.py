@@ -11,16 +11,20 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from mptune.tuning.sampler.cuts.boundaries import Counts, Crossings
+from mptune.tuning.sampler.boundaries import Counts, Crossings
 from mptune.tuning.sampler.plan_rows import Bools, Floats
 from mptune.tuning.sampler.posterior import BuiltPlans, LinearGaussian, Prior
 
 _WIDTH = 0.4
 """Prior standard deviation of a term, as a share of its unit."""
 
-_BROKEN_FUSION = 0.1
+_BROKEN_FUSION = 0.04
 """Standard deviation of what every boundary costs beyond what the prior knows of, as a share of a group's gain: it may
 break a fusion."""
+
+_ALL_GAINS, _ALL_COSTS = 0.2, 0.5
+"""Standard deviations of a common factor of all gains, and of all boundary costs: a roofline that is wrong is wrong for
+all of them, and a few builds tell."""
 
 _ROOFLINE_WIDTH = 0.6
 """Standard deviation of a roofline's gain where it is weighed against a profiled one, as a share of its unit."""
@@ -68,15 +72,24 @@ class LatencyModel:
         timed &= is_mixed | (built.latency_ms != built.base_ms) if prior.fixed_gain_ms else is_mixed
         design = self._design(built.plans[timed]).T.astype(float)  # (n_timed, n_terms)
         saved, measured_ms = built.base_ms - built.latency_ms[timed], built.latency_sd_ms[timed]
-        mean, sd = self._prior_terms(design, saved, None if prior.exact else built)
-        self._terms, is_outlier = LinearGaussian(mean, sd), np.zeros(len(saved), dtype=bool)
+        self._mean, sd = self._prior_terms(design, saved, None if prior.exact else built)
+        # The terms are their means, plus a deviation of each, plus what all gains and all costs have in common.
+        common = np.zeros((len(sd), 2))
+        common[: self._n_groups, 0], common[self._n_groups : -1, 1] = (
+            self._mean[: self._n_groups],
+            self._mean[self._n_groups : -1],
+        )
+        self._mixing = np.hstack([np.eye(len(sd)), common])  # (n_terms, n_terms + 2)
+        sd = np.append(sd, (1e-9, 1e-9) if prior.exact else (_ALL_GAINS, _ALL_COSTS))
+        self._deviations, is_outlier = LinearGaussian(np.zeros(len(sd)), sd), np.zeros(len(saved), dtype=bool)
+        residuals, mixed = saved - design @ self._mean, design @ self._mixing
         law_ms = (1e-6 if prior.exact else _FIRST_NOISE) * self.base_ms
         noise_ms = np.hypot(measured_ms, law_ms)
         for _ in range(_ROUNDS if len(saved) else 0):
-            self._terms.update(design, saved, noise_ms)
+            self._deviations.update(mixed, residuals, noise_ms)
             if prior.exact:
                 break
-            residual_ms, predicted_sd_ms = self._terms.leave_one_out(saved)
+            residual_ms, predicted_sd_ms = self._deviations.leave_one_out(residuals)
             # What is left of the residuals' spread, taken by medians, beyond what the terms' doubts explain.
             spread_ms = _MAD_TO_SD * float(np.median(np.abs(residual_ms)))
             left = spread_ms**2 - float(np.median(predicted_sd_ms**2 + measured_ms**2))
@@ -161,17 +174,17 @@ class LatencyModel:
 
     def mean(self) -> Floats:
         """Gains, costs (>= 0) and the fixed gain in ms, shape (n_terms,)."""
-        return self._clipped(self._terms.posterior_mean)
+        return self._clipped(self._mean + self._mixing @ self._deviations.posterior_mean)
 
     def base(self, terms: Floats) -> Floats:
         """Latency of all-FP32 in each draw, in ms: the error of its timing is part of the fixed gain."""
-        share = (self._base_sd_ms / self._terms.sd[-1]) ** 2
-        base: Floats = self.base_ms - share * (terms[:, -1] - self._terms.mean[-1])
+        share = (self._base_sd_ms / self._deviations.sd[len(self._mean) - 1]) ** 2
+        base: Floats = self.base_ms - share * (terms[:, -1] - self._mean[-1])
         return base
 
     def sample(self, generator: np.random.Generator, n_draws: int) -> Floats:
         """Draws of the terms, shape (n_draws, n_terms)."""
-        return self._clipped(self._terms.sample(generator, n_draws))
+        return self._clipped(self._mean + self._deviations.sample(generator, n_draws) @ self._mixing.T)
 
     def _clipped(self, terms: Floats) -> Floats:
         """A copy of the terms, shape (..., n_terms), with costs of at least 0."""

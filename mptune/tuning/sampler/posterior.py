@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from mptune.tuning.sampler.cuts.boundaries import Boundary
+from mptune.tuning.sampler.boundaries import Boundary
 from mptune.tuning.sampler.plan_rows import Bools, Columns, Floats
 
 

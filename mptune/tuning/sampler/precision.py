@@ -40,9 +40,9 @@ from mptune.json_form import encode_float
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, REFERENCE_ERROR
 from mptune.tuning.sampler.acquisition import EhviEstimator, taught_by
 from mptune.tuning.sampler.candidates import find_candidates
+from mptune.tuning.sampler.emulation_design import design_plans
 from mptune.tuning.sampler.error_model import ErrorModel
-from mptune.tuning.sampler.group_tests.emulation_design import design_plans
-from mptune.tuning.sampler.group_tests.overflow_model import OverflowModel
+from mptune.tuning.sampler.overflow_model import OverflowModel
 from mptune.tuning.sampler.plan_rows import Bools, Floats, to_bits
 from mptune.tuning.sampler.posterior import BuiltPlans, Prior
 from mptune.tuning.sampler.trials import EHVI_ATTR, Judge, TrialReader, emulated_attr, is_precision

@@ -12,7 +12,7 @@ from mptune.data.metrics.parts import ADD_IN_SQUARES
 from mptune.graph.plan import Precision
 from mptune.targets.roofline import LatencyTerms
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
-from mptune.tuning.sampler.cuts.boundaries import Boundary, Crossings, End
+from mptune.tuning.sampler.boundaries import Boundary, Crossings, End
 from mptune.tuning.sampler.plan_rows import Floats
 from mptune.tuning.sampler.posterior import Prior
 from mptune.tuning.space import SearchSpace

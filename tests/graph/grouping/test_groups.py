@@ -96,6 +96,13 @@ def test_coarser_groups_are_made_of_finer_ones(path: Path) -> None:
         fine = coarse
 
 
+@pytest.mark.parametrize("path", sorted((HERE / "exported").glob("*.onnx")), ids=lambda p: p.stem)
+def test_groups_are_what_a_person_would_draw(path: Path) -> None:
+    kinds = [group.kind for group in find_groups(load_model(path))]
+    expected = {"conv": 5, "resample": 1} if path.stem.startswith("cnn") else {"attention": 3, "norm": 5}
+    assert {kind: kinds.count(kind) for kind in expected} == expected
+
+
 def test_bias_activation_batch_norm_and_residual_join_their_layer(tmp_path: Path) -> None:
     _, groups = load(models.mlp(), tmp_path)
     assert [(g.name, g.kind, dict(g.ops)) for g in groups] == [

@@ -1,11 +1,11 @@
+"""Hazards of a model and of what is seen of its values: where they are, how severe, and what they pin."""
+
 from __future__ import annotations
 
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto
 
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
@@ -16,7 +16,7 @@ from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision
 from tests.graph import models
 from tests.graph.hazards.observed import seen_at
-from tests.graph.models import constant, node, value, weight
+from tests.graph.models import constant, text, weight
 
 
 def hazards(proto: object, folder: Path, **given: object) -> tuple[Model, tuple[Hazard, ...]]:
@@ -36,19 +36,14 @@ def test_weights_that_overflow_pin_their_group_where_nothing_is_measured(tmp_pat
     assert pinned_by_hazards(found, Precision.BF16) == {}, "BF16 holds them"
 
 
-def test_infinite_weights_are_no_overflow(tmp_path: Path) -> None:
-    w = np.eye(4)
-    w[0, 0] = -np.inf
-    assert hazards(models.product(w), tmp_path)[1] == ()
-
-
-def test_weights_that_vanish_are_mentioned(tmp_path: Path) -> None:
-    few = np.ones((4, 4))
-    few[0] = 1e-9
-    assert [(h.severity, h.wording) for h in hazards(models.product(few), tmp_path)[1]] == [("info", "weights")]
-    most = hazards(models.product(np.full((4, 4), 1e-9)), tmp_path)[1]
-    assert [(h.severity, h.wording) for h in most] == [("warning", "weights")]
-    assert pinned_by_hazards(most) == {}
+def test_infinite_weights_are_no_overflow_and_those_that_vanish_are_mentioned(tmp_path: Path) -> None:
+    infinite, few, most = np.eye(4), np.ones((4, 4)), np.full((4, 4), 1e-9)
+    infinite[0, 0], few[0] = -np.inf, 1e-9
+    expected = ((infinite, []), (few, [("info", "weights")]), (most, [("warning", "weights")]))
+    for weights, said in expected:
+        found = hazards(models.product(weights), tmp_path)[1]
+        assert [(h.severity, h.wording) for h in found] == said
+        assert pinned_by_hazards(found) == {}
 
 
 def test_a_product_with_minus_1e9_pins_nothing(tmp_path: Path) -> None:
@@ -62,62 +57,44 @@ def test_a_product_with_minus_1e9_pins_nothing(tmp_path: Path) -> None:
     assert {h.place.tensor for h in found if h.rules_out(Precision.FP16)} >= {"drop"}, "its own values do not fit"
 
 
+HUGE = constant("huge", -1e9)
+
+
 def test_a_mask_of_many_layers_is_one(tmp_path: Path) -> None:
     """A decoder's layers, more than forty, read one mask."""
-    nodes = [node("Mul", ["drop", "huge"], "bias", "mask")]
-    for k in range(45):
-        nodes.append(node("Add", [f"p{k}" if k else "x", "bias"], f"a{k}", f"add{k}"))
-        nodes.append(node("Softmax", [f"a{k}"], f"p{k + 1}", f"softmax{k}"))
-    inputs = [value("x", [4, 4]), value("drop", [4, 4])]
-    _, found = hazards(models.model(nodes, inputs, [value("p45", [4, 4])], [constant("huge", -1e9)]), tmp_path)
+    layers = " ".join(f"a{k} = Add(p{k}, bias) p{k + 1} = Softmax(a{k})" for k in range(45))
+    graph = f"(float[4,4] p0, float[4,4] drop) => (float[4,4] p45) {{ bias = Mul(drop, huge) {layers} }}"
+    _, found = hazards(text(graph, HUGE), tmp_path)
     assert [(h.severity, h.code) for h in found] == [("info", "mask")]
 
 
-@pytest.mark.parametrize("view", ["Expand", "Slice", "Concat"])
+@pytest.mark.parametrize("view", ["Expand(h, shape)", "Slice(h, start, end)", "Concat<axis = 0>(h)"])
 def test_a_mask_is_one_through_views(view: str, tmp_path: Path) -> None:
     """A constant that is moved and repeated before it is added to the scores, and the sum before the softmax."""
-    inputs = {"Expand": ["h", "shape"], "Slice": ["h", "from", "to"], "Concat": ["h"]}[view]
-    axis = {"axis": 0} if view == "Concat" else {}
-    nodes = [
-        node("Mul", ["drop", "huge"], "h", "mul"),
-        node(view, inputs, "e", "view", **axis),
-        node("Add", ["x", "e"], "a", "add"),
-        node("Identity", ["a"], "i", "identity"),
-        node("Softmax", ["i"], "y", "softmax"),
-    ]
-    constants = [constant("huge", -1e9), constant("shape", [4, 4], np.int64)]
-    constants += [constant("from", [0], np.int64), constant("to", [4], np.int64)]
-    given = [value("x", [4, 4]), value("drop", [4, 4])]
+    graph = f"""(float[4,4] x, float[4,4] drop) => (float[4,4] y)
+        <int64[2] shape = {{4, 4}}, int64[1] start = {{0}}, int64[1] end = {{4}}>
+        {{ h = Mul(drop, huge) e = {view} a = Add(x, e) i = Identity(a) y = Softmax(i) }}"""
     ranges = {"h": 1e9, "e": 1e9, "a": 1e9, "i": 1e9, "drop": 1.0, "x": 3.0}
-    _, found = hazards(models.model(nodes, given, [value("y", None)], constants), tmp_path, seen=seen_at(ranges))
+    _, found = hazards(text(graph, HUGE), tmp_path, seen=seen_at(ranges))
     assert {(h.severity, h.code) for h in found} == {("info", "mask")}
 
 
 def test_adding_a_large_constant_is_a_mask_before_a_softmax_only(tmp_path: Path) -> None:
-    nodes = [
-        node("MatMul", ["x", "w"], "m", "m"),
-        node("Add", ["m", "huge"], "a", "mask"),
-        node("Transpose", ["a"], "t", "t"),
-        node("Softmax", ["t"], "p", "softmax"),
-        node("MatMul", ["p", "w"], "b", "b"),
-        node("Sub", ["b", "huge"], "y", "shift"),
-    ]
-    constants = [weight("w", 4, 4), constant("huge", -1e9)]
-    _, found = hazards(models.model(nodes, [value("x", [4, 4])], [value("y", None)], constants), tmp_path)
+    graph = """(float[4,4] x) => (float[4,4] y) {
+        m = MatMul(x, w) [mask] a = Add(m, huge) t = Transpose(a) p = Softmax(t) b = MatMul(p, w)
+        [shift] y = Sub(b, huge)
+    }"""
+    _, found = hazards(text(graph, weight("w", 4, 4), HUGE), tmp_path)
     assert [(h.severity, h.place.node) for h in found] == [("warning", "shift"), ("info", "mask")]
 
 
 def test_a_mask_that_is_filled_at_run_time(tmp_path: Path) -> None:
-    nodes = [
-        node("Shape", ["x"], "s", "shape"),
-        node("ConstantOfShape", ["s"], "low", "fill", value=constant("v", [-1e9])),
-        node("Where", ["keep", "x", "low"], "m", "where"),
-        node("ConstantOfShape", ["s"], "high", "fill2", value=constant("v", [1e9])),
-        node("Div", ["m", "high"], "d", "divide"),
-        node("Softmax", ["d"], "y", "softmax"),
-    ]
-    inputs = [value("x", ["n", 4]), value("keep", ["n", 4], TensorProto.BOOL)]
-    _, found = hazards(models.model(nodes, inputs, [value("y", None)]), tmp_path)
+    fill = "ConstantOfShape<value = float[1] {LOW}>(s)"
+    graph = f"""(float[n,4] x, bool[n,4] keep) => (float[n,4] y) {{
+        s = Shape(x) [fill] low = {fill.replace("LOW", "-1e9")} m = Where(keep, x, low)
+        [fill2] high = {fill.replace("LOW", "1e9")} d = Div(m, high) y = Softmax(d)
+    }}"""
+    _, found = hazards(text(graph), tmp_path)
     assert [(h.severity, h.code, h.place.node, h.value) for h in found] == [
         ("warning", "overflow", "fill", 1e9),
         ("warning", "overflow", "fill2", 1e9),
@@ -125,66 +102,35 @@ def test_a_mask_that_is_filled_at_run_time(tmp_path: Path) -> None:
 
 
 def test_an_epsilon_in_an_attribute(tmp_path: Path) -> None:
-    nodes = [
-        node("InstanceNormalization", ["x", "s", "s"], "a", "tiny", epsilon=1e-12),
-        node("InstanceNormalization", ["a", "s", "s"], "b", "usual"),
-        node("LayerNormalization", ["b", "g"], "y", "in FP32 inside", epsilon=1e-12),
-    ]
-    constants = [weight("s", 4), weight("g", 6)]
-    proto = models.model(nodes, [value("x", [2, 4, 6])], [value("y", [2, 4, 6])], constants)
-    found = hazards(proto, tmp_path)[1]
+    graph = """(float[2,4,6] x) => (float[2,4,6] y) {
+        [tiny] a = InstanceNormalization<epsilon = 1e-12>(x, s, s) b = InstanceNormalization(a, s, s)
+        [in_fp32_inside] y = LayerNormalization<epsilon = 1e-12>(b, g)
+    }"""
+    found = hazards(text(graph, weight("s", 4), weight("g", 6)), tmp_path)[1]
     assert [(h.severity, h.code, h.place.node) for h in found] == [("warning", "vanishing-epsilon", "tiny")]
-
-
-def stretched(batch: int | str) -> onnx.ModelProto:
-    """Differences of all pairs: both operands are stretched, and both are computed."""
-    nodes = [
-        node("Unsqueeze", ["x", "one"], "a", "rows"),
-        node("Unsqueeze", ["x", "two"], "b", "columns"),
-        node("Sub", ["a", "b"], "d", "pairs"),
-        node("Add", ["d", "bias"], "y", "bias"),
-    ]
-    constants = [constant("one", [1], np.int64), constant("two", [2], np.int64), weight("bias", 1, 5, 5)]
-    return models.model(nodes, [value("x", [batch, 5])], [value("y", None)], constants)
-
-
-def test_a_broadcast_with_a_static_batch_of_1(tmp_path: Path) -> None:
-    _, found = hazards(stretched(1), tmp_path)
-    assert [(h.severity, h.code, h.place.node) for h in found] == [("warning", "broadcast", "pairs")]
-    assert "[1, 1, 5] with [1, 5, 1]" in found[0].reason
-    assert "Expand" in found[0].cure
-    assert hazards(stretched("batch"), tmp_path)[1] == hazards(stretched(2), tmp_path)[1] == ()
-
-
-def combined(small: list[int], batch: int = 1, channels: int = 3) -> onnx.ModelProto:
-    """An image of 8x8 and a computed value of this shape that is stretched to it."""
-    nodes = [
-        node("Conv", ["image", "w"], "c", "conv"),
-        node("Reshape", ["state", "shape"], "r", "reshape"),
-        node("Sigmoid", ["r"], "s", "sigmoid"),
-        node("Mul", ["c", "s"], "y", "stretch"),
-    ]
-    constants = [weight("w", channels, 3, 1, 1), constant("shape", small, np.int64)]
-    inputs = [value("image", [batch, 3, 8, 8]), value("state", [int(np.prod(small))])]
-    return models.model(nodes, inputs, [value("y", [batch, channels, 8, 8])], constants)
 
 
 @pytest.mark.parametrize(
     ("small", "is_found"),
     [
-        ([1, 1, 8, 8], True),  # an image against a one-channel plane
-        ([3, 8, 1], False),  # stretched over one axis
-        ([1, 3, 1, 1], False),  # a squeeze-and-excite gate
-        ([3, 1, 1], False),
-        ([1, 1, 1, 1], False),  # a temperature
-        ([1, 1, 1, 8], False),  # a scale of columns
-        ([1, 3, 8, 8], False),
+        ("1,1,8,8", True),  # an image against a one-channel plane
+        ("3,8,1", False),  # stretched over one axis
+        ("1,3,1,1", False),  # a squeeze-and-excite gate
+        ("1,1,1,1", False),  # a temperature
+        ("1,1,1,8", False),  # a scale of columns
+        ("1,3,8,8", False),
     ],
 )
-def test_what_is_stretched_at_a_static_batch_of_1(small: list[int], is_found: bool, tmp_path: Path) -> None:
-    proto = combined(small)
-    found = hazards(proto, tmp_path)[1]
-    assert [h.place.node for h in found if h.code == "broadcast"] == (["stretch"] if is_found else [])
+def test_what_is_stretched_at_a_static_batch_of_1(small: str, is_found: bool, tmp_path: Path) -> None:
+    """An image of 8x8 and a computed value of this shape that is stretched to it."""
+    graph = f"""(float[1,3,8,8] image, float[{small}] state) => (float[1,3,8,8] y) {{
+        c = Conv(image, w) s = Sigmoid(state) [stretch] y = Mul(c, s)
+    }}"""
+    found = [h for h in hazards(text(graph, weight("w", 3, 3, 1, 1)), tmp_path)[1] if h.code == "broadcast"]
+    assert [h.place.node for h in found] == (["stretch"] if is_found else [])
+    for hazard in found:
+        assert "[1, 3, 8, 8] with [1, 1, 8, 8]" in hazard.reason
+        assert "Expand" in hazard.cure
 
 
 def test_over_threshold_names_groups_that_touch_large_values(tmp_path: Path) -> None:
@@ -192,22 +138,18 @@ def test_over_threshold_names_groups_that_touch_large_values(tmp_path: Path) -> 
     assert over_threshold(GroupedModel(model, find_groups(model)), {"r": 600.0, "y": 10.0}, 512) == ("g001", "g002")
 
 
-def _masked_attention(folder: Path, keep: str) -> tuple[Model, dict[str, float]]:
-    """An attention core whose mask a Where chooses, with what FP32 shows of its values."""
-    proto = models.attention(-1e9)
-    graph = proto.graph
-    for k in reversed(range(len(graph.node))):
-        if graph.node[k].name in ("/mask/Cast", "/mask/Sub", "/mask/Mul"):
-            del graph.node[k]
-    graph.node.insert(0, node("Where", [keep, "none", "lowest"], "bias", "/mask/Where"))
-    graph.initializer.extend([constant("none", 0.0), constant("lowest", np.finfo(np.float32).min)])
-    lowest = -float(np.finfo(np.float32).min)
-    return load_model(models.save(proto, folder)), {"bias": lowest, "masked": lowest, "scaled": 3.0, "scores": 9.0}
-
-
 def test_a_finite_mask_seen_on_data_pins_no_attention_core(tmp_path: Path) -> None:
-    model, ranges = _masked_attention(tmp_path, "keep")
+    """An attention core whose mask a Where chooses."""
+    graph = """(float[n,5,8] x, bool[n,1,5] keep) => (float[n,5,8] y) <float none = {0}, float scale = {0.35}> {
+        bias = Where(keep, none, lowest) q = MatMul(x, w) k = MatMul(x, u) kt = Transpose<perm = [0, 2, 1]>(k)
+        scores = MatMul(q, kt) scaled = Mul(scores, scale) masked = Add(scaled, bias) p = Softmax<axis = -1>(masked)
+        v = MatMul(x, w) y = MatMul(p, v)
+    }"""
+    lowest = float(np.finfo(np.float32).min)
+    proto = text(graph, weight("w", 8, 8), weight("u", 8, 8), constant("lowest", lowest))
+    model = load_model(models.save(proto, tmp_path))
     grouped = GroupedModel(model, find_groups(model))
+    ranges = {"bias": -lowest, "masked": -lowest, "scaled": 3.0, "scores": 9.0}
     found = find_hazards(grouped, seen_at(ranges))
     assert pinned_by_hazards(found) == {}
     assert {(h.severity, h.code, h.place.tensor) for h in found} == {("info", "overflow", "lowest")}
@@ -219,9 +161,8 @@ def test_a_finite_mask_seen_on_data_pins_no_attention_core(tmp_path: Path) -> No
 
 
 def test_large_values_that_are_not_added_before_a_softmax_pin_their_group(tmp_path: Path) -> None:
-    nodes = [node("Where", ["keep", "x", "lowest"], "a", "choose"), node("MatMul", ["a", "w"], "y", "product")]
-    inputs = [value("x", [4, 4]), value("keep", [4, 4], TensorProto.BOOL)]
-    proto = models.model(nodes, inputs, [value("y", [4, 4])], [constant("lowest", -1e9), weight("w", 4, 4)])
+    nodes = "[choose] a = Where(keep, x, huge) [product] y = MatMul(a, w)"
+    proto = text(f"(float[4,4] x, bool[4,4] keep) => (float[4,4] y) {{ {nodes} }}", HUGE, weight("w", 4, 4))
     _, found = hazards(proto, tmp_path, seen=seen_at({"a": 1e9, "x": 1.0}))
     assert {h.place.node for h in found if h.code == "overflow"} == {"choose", "product"}
     assert pinned_by_hazards(found).keys() == {h.place.group for h in found}
@@ -231,11 +172,9 @@ def test_large_values_that_are_not_added_before_a_softmax_pin_their_group(tmp_pa
 
 
 def test_what_goes_wrong_first_is_named_first(tmp_path: Path) -> None:
-    steps = [("Mul", ["x", "x"], "z"), ("ReduceMean", ["z"], "y"), ("Add", ["y", "e"], "w"), ("Sqrt", ["w"], "v")]
-    nodes = [node(op, inputs, out, f"/norm/{op}") for op, inputs, out in (*steps, ("Div", ["x", "v"], "a"))]
-    vectors = value("x", ["batch", 8]), value("a", ["batch", 8])
-    proto = models.model(nodes, [vectors[0]], [vectors[1]], [constant("e", 1e-12)])
+    nodes = "[Mul] z = Mul(x, x) [Mean] y = ReduceMean(z) [Add] w = Add(y, e) v = Sqrt(w) a = Div(x, v)"
+    proto = text(f"(float[n,8] x) => (float[n,8] a) <float e = {{1e-12}}> {{ {nodes} }}")
     found = hazards(proto, tmp_path, seen=seen_at({"z": 1e6, "y": 2e5, "w": 2e5}))[1]
-    assert [h.place.node for h in found if h.code == "overflow"] == ["/norm/Mul", "/norm/ReduceMean", "/norm/Add"]
+    assert [h.place.node for h in found if h.code == "overflow"] == ["Mul", "Mean", "Add"]
     found = hazards(proto, tmp_path, seen=Seen({"a": TensorRange(1e6), "y": TensorRange(2.0, highest=2.0)}))[1]
     assert [h.code for h in found if not h.is_note and h.severity != "info"] == ["vanishing-epsilon", "overflow"]

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from mptune.data.calibration import load_calibration
 from mptune.data.rollout import Rollout
@@ -22,20 +20,13 @@ Shapes = dict[str, list[int | str]]
 
 def model(path: Path, inputs: Shapes, outputs: Shapes) -> Model:
     """A model with this interface; what it computes does not matter."""
-    first = next(iter(inputs))
-    nodes = [helper.make_node("ReduceMean", [first], ["m"], "mean", keepdims=0)]
-    constants = [numpy_helper.from_array(np.array(2, np.float32), "two")]
+    nodes = [models.node("ReduceMean", [next(iter(inputs))], "m", keepdims=0)]
+    constants = []
     for name, shape in outputs.items():
-        sizes = numpy_helper.from_array(np.array([d if isinstance(d, int) else 1 for d in shape]), f"{name}.shape")
-        constants.append(sizes)
-        nodes.append(helper.make_node("Mul", ["m", "two"], [f"{name}.half"], f"{name}.mul"))
-        nodes.append(helper.make_node("Expand", [f"{name}.half", sizes.name], [name], f"{name}.expand"))
-    values = [
-        [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in side.items()] for side in (inputs, outputs)
-    ]
-    graph = helper.make_graph(nodes, "g", *values, constants)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
-    return load_model(path)
+        constants.append(models.constant(f"{name}.shape", [d if isinstance(d, int) else 1 for d in shape], np.int64))
+        nodes.append(models.node("Expand", ["m", f"{name}.shape"], name))
+    ends = [[models.value(name, shape) for name, shape in side.items()] for side in (inputs, outputs)]
+    return load_model(models.save(models.model(nodes, *ends, constants), path.parent))
 
 
 PAST: list[int | str] = ["batch", 4, "past", 16]

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import helper
 
 from mptune.finding import Finding
 from mptune.graph.grouping.grouped import GroupedModel
@@ -15,40 +13,24 @@ from mptune.graph.grouping.groups import find_groups
 from mptune.graph.hazards.masks import masked_row_findings
 from mptune.graph.hazards.seen import Seen
 from mptune.graph.loading.model import load_model
-from tests.graph import models
 from tests.graph.hazards.observed import ranges_on
-from tests.graph.models import constant, node, value
+from tests.graph.models import constant, save, text
 
 LENGTH = 4
-SHAPE = ["batch", LENGTH, LENGTH]
 MASKED = {
-    "Softmax": [node("Add", ["x", "mask"], "m", "add"), node("Softmax", ["m"], "y", "softmax", axis=2)],
-    "filled": [
-        node("Less", ["mask", "zero"], "hidden", "less"),
-        node("Where", ["hidden", "infinite", "x"], "m", "where"),
-        node("Softmax", ["m"], "y", "softmax", axis=2),
-    ],
-    "written out": [
-        node("Add", ["x", "mask"], "m", "add"),
-        node("ReduceMax", ["m"], "largest", "max", axes=[-1]),
-        node("Sub", ["m", "largest"], "shifted", "shift"),
-        node("Exp", ["shifted"], "y", "exp"),
-    ],
-    "MultiHeadAttention": [
-        node("Unsqueeze", ["mask", "axis"], "bias", "unsqueeze"),
-        helper.make_node(
-            "MultiHeadAttention", ["x", "x", "x", "", "", "bias"], ["y"], "core", domain="com.microsoft", num_heads=2
-        ),
-    ],
+    "Softmax": "m = Add(x, mask) [softmax] y = Softmax<axis = 2>(m)",
+    "filled": "hidden = Less(mask, zero) m = Where(hidden, infinite, x) [softmax] y = Softmax<axis = 2>(m)",
+    "written out": "m = Add(x, mask) largest = ReduceMax<axes = [-1]>(m) [shift] sh = Sub(m, largest) y = Exp(sh)",
+    "MultiHeadAttention": """bias = Unsqueeze(mask, axis)
+        [core] y = com.microsoft.MultiHeadAttention<num_heads = 2>(x, x, x, , , bias)""",
 }
 
 
 def found(form: str, lowest: float, folder: Path, opset: int = 17) -> tuple[Finding, ...]:
     """On four samples, the first row of each masked but for one element; in the third the last row is masked whole."""
-    constants = [constant("zero", 0.0), constant("infinite", -np.inf), constant("axis", [1], np.int64)]
-    proto = models.model(MASKED[form], [value("x", SHAPE), value("mask", SHAPE)], [value("y", None)], constants, opset)
-    proto.opset_import.append(helper.make_opsetid("com.microsoft", 1))
-    onnx.save(proto, folder / "model.onnx")
+    ends = "(float[n,4,4] x, float[n,4,4] mask) => (float[n,4,4] y) <float zero = {0}, int64[1] axis = {1}>"
+    proto = text(f"{ends} {{ {MASKED[form]} }}", constant("infinite", -np.inf), opset=opset)
+    save(proto, folder)
     model = load_model(folder / "model.onnx")
     mask = np.zeros((4, LENGTH, LENGTH), np.float32)
     mask[2, -1, :] = mask[:, 0, 1:] = lowest

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import TensorProto
 
 from mptune.graph.hazards.probes import range_of
 from mptune.graph.hazards.seen import TensorRange
@@ -16,7 +15,6 @@ from mptune.graph.writing.weights import WeightBank
 from tests.graph import models
 from tests.graph.hazards.observed import hazards_on, ranges_on
 from tests.graph.helpers import feeds, run
-from tests.graph.models import constant, node, value
 
 
 @pytest.mark.parametrize("make", [models.mlp, models.cnn, models.attention, models.decomposed_norm])
@@ -78,12 +76,10 @@ def test_the_range_over_all_samples_names_the_worst() -> None:
 
 def test_nodes_without_elements_have_no_hazard(tmp_path: Path) -> None:
     """As what reads the boxes of an image without any."""
-    nodes = [
-        node("LayerNormalization", ["x", "one"], "n", "norm"), node("Softmax", ["n"], "s", "softmax"),
-        node("ArgMax", ["s"], "a", "largest", axis=1), node("Greater", ["s", "n"], "g", "comparison"),
-        node("Add", ["s", "n"], "t", "sum"), node("Sqrt", ["t"], "y", "root"),
-    ]  # fmt: skip
-    outputs = [value("y", None), value("a", None, TensorProto.INT64), value("g", None, TensorProto.BOOL)]
-    proto = models.model(nodes, [value("x", ["boxes", 4])], outputs, [constant("one", np.ones(4))])
+    graph = """(float[boxes,4] x) => (float[boxes,4] y, int64[boxes,1] a, bool[boxes,4] g) {
+        n = LayerNormalization(x, one) s = Softmax(n) a = ArgMax<axis = 1>(s) g = Greater(s, n)
+        t = Add(s, n) y = Sqrt(t)
+    }"""
+    proto = models.text(graph, models.constant("one", np.ones(4)))
     assert hazards_on(proto, {"x": np.zeros((0, 4), np.float32)}, tmp_path) == ()
     assert len(ranges_on(load_model(tmp_path / "model.onnx"), [{"x": np.ones((2, 4), np.float32)}], tmp_path)) == 5

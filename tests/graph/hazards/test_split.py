@@ -15,7 +15,7 @@ from mptune.graph.hazards.find import find_split, pinned_by_hazards
 from mptune.graph.loading.model import load_model
 from tests.graph import models
 from tests.graph.hazards.observed import seen_at
-from tests.graph.models import constant, node, value
+from tests.graph.models import constant, text
 
 WIDTH = 64
 
@@ -23,17 +23,10 @@ WIDTH = 64
 def network(scale: float) -> onnx.ModelProto:
     """A product, whose result is enlarged, passed through a Tanh, and read by another product."""
     rng = np.random.default_rng(0)
-    nodes = [
-        node("MatMul", ["x", "w"], "a", "first/MatMul"),
-        node("Mul", ["a", "scale"], "b", "first/enlarge"),
-        node("Mul", ["b", "b"], "c", "first/square"),
-        node("Tanh", ["c"], "t", "first/tanh"),
-        node("MatMul", ["t", "v"], "y", "second/MatMul"),
-    ]
     weights = [constant(n, rng.standard_normal((WIDTH, WIDTH)).astype(np.float32) / 8) for n in ("w", "v")]
-    return models.model(
-        nodes, [value("x", ["batch", WIDTH])], [value("y", ["batch", WIDTH])], [*weights, constant("scale", scale)]
-    )
+    nodes = "[first] a = MatMul(x, w) [enlarge] b = Mul(a, scale) [square] c = Mul(b, b) [tanh] t = Tanh(c)"
+    graph = f"(float[batch,{WIDTH}] x) => (float[batch,{WIDTH}] y) {{ {nodes} y = MatMul(t, v) }}"
+    return text(graph, *weights, constant("scale", scale))
 
 
 def split(scale: float, ranges: dict[str, float], folder: Path) -> tuple[GroupedModel, dict[str, str]]:
@@ -45,8 +38,8 @@ def split(scale: float, ranges: dict[str, float], folder: Path) -> tuple[Grouped
 def test_what_is_left_of_the_group_is_free(tmp_path: Path) -> None:
     grouped, pinned = split(100.0, {"a": 8.0, "b": 800.0, "c": 640_000.0, "t": 1.0}, tmp_path)
     owners = grouped.owners
-    assert owners["first/square"] == owners["first/tanh"] == "g000-fp32"
-    assert owners["first/MatMul"] == owners["first/enlarge"] == "g000"
+    assert owners["square"] == owners["tanh"] == "g000-fp32"
+    assert owners["first"] == owners["enlarge"] == "g000"
     assert [group.id for group in grouped.groups if group.pinned] == ["g000-fp32"]
     assert set(pinned) == {"g000-fp32"}
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from mptune.tuning.sampler.acquisition import EhviEstimator
+from mptune.tuning.sampler.boundaries import Boundary
 from mptune.tuning.sampler.candidates import CandidatePool, exact_optima, find_candidates
-from mptune.tuning.sampler.cuts.boundaries import Boundary
-from mptune.tuning.sampler.cuts.min_cut import CutSolver
+from mptune.tuning.sampler.min_cut import CutSolver
 from mptune.tuning.sampler.plan_rows import plan_keys
 from mptune.tuning.sampler.posterior import BuiltPlans, Prior
 

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mptune.tuning.sampler.cuts.boundaries import Boundary, Crossings, End
-from mptune.tuning.sampler.cuts.min_cut import CutSolver
+from mptune.tuning.sampler.boundaries import Boundary, Crossings, End
+from mptune.tuning.sampler.min_cut import CutSolver
 from mptune.tuning.sampler.plan_rows import Columns
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mptune.tuning.sampler.group_tests.group_test import hitting_sets
-from mptune.tuning.sampler.group_tests.overflow_model import FailureModel, OverflowModel
+from mptune.tuning.sampler.group_test import hitting_sets
+from mptune.tuning.sampler.overflow_model import FailureModel, OverflowModel
 from mptune.tuning.sampler.plan_rows import Bools, Floats
 from mptune.tuning.sampler.posterior import BuiltPlans, Prior
 

@@ -16,7 +16,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from mptune.tuning.evaluation import ORIGIN_SAMPLER
 from mptune.tuning.fronts.hypervolume import dominated_area, exactness, gains
-from mptune.tuning.sampler.cuts.boundaries import Boundary
+from mptune.tuning.sampler.boundaries import Boundary
 from mptune.tuning.sampler.posterior import Prior
 from mptune.tuning.sampler.precision import PrecisionSampler
 from mptune.tuning.sampler.stock import make_sampler

@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from mptune.tuning.sampler.cuts.boundaries import Boundary, End, storage_types
+from mptune.tuning.sampler.boundaries import Boundary, End, storage_types
 from mptune.tuning.sampler.plan_rows import Bools, Columns, Floats
 
 _SOURCE, _SINK = -1, -2

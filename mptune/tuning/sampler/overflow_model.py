@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mptune.graph.precision import Precision
-from mptune.tuning.sampler.group_tests.group_test import GroupTest
+from mptune.tuning.sampler.group_test import GroupTest
 from mptune.tuning.sampler.posterior import BuiltPlans, Prior
 
 _OVERFLOW, _EMULATED_OVERFLOW = 0.01, 0.97
