@@ -75,14 +75,3 @@ def check(path: Path) -> onnx.ModelProto:
     """Full check with strict inference; returns the typed graph."""
     onnx.checker.check_model(str(path), full_check=True)
     return onnx.shape_inference.infer_shapes(onnx.load(path), strict_mode=True, check_type=True)
-
-
-def types(path: Path) -> dict[str, int]:
-    proto = check(path)
-    values = (*proto.graph.value_info, *proto.graph.input, *proto.graph.output)
-    found = {v.name: v.type.tensor_type.elem_type for v in values}
-    return found | {i.name: i.data_type for i in proto.graph.initializer}
-
-
-def casts(path: Path, original: int = 0) -> int:
-    return sum(n.op_type == "Cast" for n in onnx.load(path, load_external_data=False).graph.node) - original

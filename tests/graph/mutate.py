@@ -14,7 +14,6 @@ from typing import Any
 
 import onnx
 from google.protobuf.message import Message
-from onnx import TensorProto, helper
 
 from mptune.cli import main
 from tests.graph import models
@@ -22,42 +21,6 @@ from tests.graph import models
 _INTEGERS = (0, 1, -1, 2, 3, 7, 10, 11, 16, 17, 127, 255, 2**31 - 1, -(2**31), 2**40, 2**62, -(2**62))
 _FLOATS = (float("nan"), float("inf"), 0.0, -1.0, 1e30)
 _TEXTS = ("", "x", "y", "é\u2028", "Relu", "If", "Loop", "Constant", "Resize", "ai.onnx.ml", "com.microsoft", "value")
-
-
-def _with_subgraphs() -> onnx.ModelProto:
-    """A Loop whose state is FP32, an If on its result, a product."""
-    vector, flag = models.value("s", [2]), models.value("c", [], TensorProto.BOOL)
-    body = helper.make_graph(
-        [models.node("Add", ["s", "s"], "s2"), models.node("Identity", ["c"], "c2")],
-        "body",
-        [models.value("i", [], TensorProto.INT64), flag, vector],
-        [models.value("c2", [], TensorProto.BOOL), models.value("s2", [2])],
-    )
-    then = helper.make_graph([models.node("Neg", ["l"], "t")], "then", [], [models.value("t", [2])])
-    other = helper.make_graph([models.node("Abs", ["l"], "e")], "else", [], [models.value("e", [2])])
-    nodes = [
-        models.node("Loop", ["n", "k", "x"], "l", "loop", body=body),
-        models.node("If", ["k"], "z", "if", then_branch=then, else_branch=other),
-        models.node("MatMul", ["z", "w"], "y", "product"),
-    ]
-    inputs = [
-        models.value("x", [2]),
-        models.value("n", [], TensorProto.INT64),
-        models.value("k", [], TensorProto.BOOL),
-    ]
-    return models.model(nodes, inputs, [models.value("y", [2])], [models.weight("w", 2, 2)])
-
-
-def _with_functions() -> onnx.ModelProto:
-    """A local function that calls another."""
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.example", 1)]
-    inner = helper.make_function("com.example", "Act", ["a"], ["b"], [helper.make_node("Relu", ["a"], ["b"])], opsets)
-    calls = [helper.make_node("Act", ["a"], ["c"], domain="com.example"), helper.make_node("Relu", ["c"], ["b"])]
-    outer = helper.make_function("com.example", "Twice", ["a"], ["b"], calls, opsets)
-    call = helper.make_node("Twice", ["x"], ["y"], domain="com.example")
-    proto = models.model([call], [models.value("x", [2])], [models.value("y", [2])])
-    proto.functions.extend([inner, outer])
-    return proto
 
 
 @cache
@@ -70,8 +33,6 @@ def originals() -> dict[str, bytes]:
         "cnn": models.cnn(),
         "attention": models.attention(-1e9),
         "norm": models.decomposed_norm(),
-        "subgraphs": _with_subgraphs(),
-        "functions": _with_functions(),
     }
     return found | {name: proto.SerializeToString() for name, proto in made.items()}
 

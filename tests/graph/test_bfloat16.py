@@ -5,16 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 from mptune.graph.loading.tensors import from_stored, to_stored
 from mptune.graph.precision import Precision, add_precision, remove_precision
 from mptune.graph.writing.model_file import rounding_nodes
 from tests.graph.helpers import run
-from tests.graph.models import model, value
+from tests.graph.models import model, save, text, value
 
 BF16_MAX = Precision.BF16.largest
 
@@ -31,15 +29,9 @@ def patterns(count: int) -> np.ndarray:
 def test_rounds_as_onnx_runtime_does(optimised: bool, tmp_path: Path) -> None:
     """So a pair of Casts is a rounding: it is not optimised away, and ties go to even."""
     x = np.concatenate([EDGES, patterns(200_000)])
-    nodes = [
-        helper.make_node("Cast", ["x"], ["low"], to=TensorProto.BFLOAT16),
-        helper.make_node("Cast", ["low"], ["y" if not optimised else "back"], to=TensorProto.FLOAT),
-    ]
-    if optimised:
-        nodes.append(helper.make_node("Neg", ["back"], ["y"]))
-    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"]) for name in ("x", "y")]
-    graph = helper.make_graph(nodes, "casts", value[:1], value[1:])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), tmp_path / "m.onnx")
+    last = "y = Cast<to = 1>(low)" if not optimised else "back = Cast<to = 1>(low) y = Neg(back)"
+    graph = f"(float[n] x) => (float[n] y) {{ low = Cast<to = 16>(x) {last} }}"
+    save(text(graph, opset=13), tmp_path, "m.onnx")
     y = run(tmp_path / "m.onnx", {"x": x})["y"]
     ours = from_stored(to_stored(x, Precision.BF16))
     np.testing.assert_array_equal(-y if optimised else y, ours)

@@ -73,7 +73,7 @@ def test_plans_are_valid_ideal_and_run(path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", CORPUS, ids=lambda p: p.stem)
-def test_the_fp32_plan_is_the_model(path: Path, tmp_path: Path) -> None:
+def test_the_fp32_plan_is_the_model_and_every_value_is_observed(path: Path, tmp_path: Path) -> None:
     model = load_model(path)
     groups = find_groups(model)
     fp32 = PrecisionPlan.uniform(model.sha256, [g.id for g in groups], Precision.FP32)
@@ -84,13 +84,7 @@ def test_the_fp32_plan_is_the_model(path: Path, tmp_path: Path) -> None:
         assert np.array_equal(y, reference[name])
     if path.stem not in ("local_functions", "external_data"):
         assert same_graph(onnx.load(out).graph, onnx.load(path).graph)
-
-
-@pytest.mark.parametrize("path", CORPUS, ids=lambda p: p.stem)
-def test_every_value_is_observed(path: Path, tmp_path: Path) -> None:
-    model = load_model(path)
-    bank = WeightBank.write(model, tmp_path)
-    ranges = ranges_on(model, [feeds(model)], tmp_path, bank)
+    ranges = ranges_on(model, [feed], tmp_path, WeightBank.write(model, tmp_path))
     assert all(seen.lowest <= seen.highest and not seen.non_finite for seen in ranges.values())
 
 

@@ -42,12 +42,8 @@ def same(values: np.ndarray, others: np.ndarray) -> float:
 
 
 class Case:
-    def __init__(
-        self, model: Model, folder: Path, norms: tuple[FusedNodes, ...], x: np.ndarray = X, cuda: bool = False
-    ) -> None:
+    def __init__(self, model: Model, folder: Path, norms: tuple[FusedNodes, ...], x: np.ndarray = X) -> None:
         self.grouped = GroupedModel(model, find_groups(model))
-        if cuda:
-            self.grouped = with_rounding_steps(self.grouped, norms)
         self.norms, self.folder, self.x = norms, folder, x
         self.bank = WeightBank.write(model, folder)
 
@@ -135,9 +131,8 @@ def test_as_json(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("norms", [(), (NORM,)])
 def test_all_in_fp32_is_the_model(tmp_path: Path, norms: tuple[FusedNodes, ...]) -> None:
-    case = Case(rms_norm(tmp_path, read_twice=True), tmp_path, norms)
     x = GENERATOR.normal(size=(ROWS, WIDTH)).astype(np.float32)
-    case.x = x
+    case = Case(rms_norm(tmp_path, read_twice=True), tmp_path, norms, x)
     reference = run(case.grouped.model.path, {"x": x})
     for name, values in case.emulated(case.plan()).items():
         np.testing.assert_array_equal(values, reference[name])

@@ -10,7 +10,8 @@ from typing import Literal
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+
+from tests.graph.models import constant, text
 
 Layout = Literal["rows", "columns", "apart", "heatmap"]
 
@@ -28,71 +29,46 @@ def detector(layout: Layout, seed: int = 0) -> onnx.ModelProto:
     """The model: input ``image`` [1, 3, 32, 32] in 0..1."""
     rng = np.random.default_rng(seed)
     constants: list[onnx.TensorProto] = []
-    nodes: list[onnx.NodeProto] = []
-
-    def constant(name: str, value: np.ndarray) -> str:
-        dtype = np.int64 if value.dtype.kind == "i" else np.float32
-        constants.append(numpy_helper.from_array(np.asarray(value, dtype), name))
-        return name
-
-    def node(op: str, inputs: list[str], output: str, **attributes: object) -> str:
-        nodes.append(helper.make_node(op, inputs, [output], name=output, **attributes))
-        return output
 
     def conv(x: str, name: str, n_in: int, n_out: int, kernel: int = 1, stride: int = 1, scale: float = 1.0) -> str:
         weight = rng.standard_normal((n_out, n_in, kernel, kernel)) * scale / np.sqrt(n_in * kernel * kernel)
-        inputs = [x, constant(f"{name}.w", weight), constant(f"{name}.b", 0.1 * rng.standard_normal(n_out))]
-        pads = [kernel // 2] * 4
-        return node("Conv", inputs, name, kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=pads)
+        constants.append(constant(f"{name}_w", weight))
+        constants.append(constant(f"{name}_b", 0.1 * rng.standard_normal(n_out)))
+        shape = f"strides = [{stride}, {stride}], pads = {[kernel // 2] * 4}"
+        return f"{name} = Conv<{shape}>({x}, {name}_w, {name}_b)"
 
-    x = node("Relu", [conv("image", "stem", 3, CHANNELS, 3, 2)], "stem.act")
-    for number in range(3):
-        stride = 2 if number == 0 else 1
-        y = node("Relu", [conv(x, f"block{number}", CHANNELS, CHANNELS, 3, stride, 1.4)], f"block{number}.act")
-        x = y if stride == 2 else node("Add", [x, y], f"block{number}.sum")
+    blocks = [conv("image", "stem", 3, CHANNELS, 3, 2), "stem_act = Relu(stem)"]
+    blocks += [conv("stem_act", "block0", CHANNELS, CHANNELS, 3, 2, 1.4), "x0 = Relu(block0)"]
+    for number in (1, 2):
+        x = f"x{number - 1}"
+        blocks.append(conv(x, f"block{number}", CHANNELS, CHANNELS, 3, 1, 1.4))
+        blocks.append(f"act{number} = Relu(block{number}) x{number} = Add({x}, act{number})")
     # Boxes: 4 numbers in pixels, hundreds of them.
-    box = node(
-        "Mul",
-        [
-            conv(node("Relu", [conv(x, "box.conv", CHANNELS, CHANNELS)], "box.act"), "box.head", CHANNELS, 4),
-            constant("box.scale", np.array([200.0])),
-        ],
-        "box.pixels",
-    )
+    boxes = f"""
+        {conv("x2", "box_conv", CHANNELS, CHANNELS)} box_act = Relu(box_conv)
+        {conv("box_act", "box_head", CHANNELS, 4)} boxes = Mul(box_head, box_scale)
+    """
     # Objectness: the difference of two large sums, as an energy against its threshold.
-    high = node(
-        "Mul",
-        [node("Relu", [conv(x, "obj.conv", CHANNELS, CHANNELS)], "obj.act"), constant("obj.scale", np.array([300.0]))],
-        "obj.large",
-    )
-    offset = node("Add", [high, constant("obj.offset", np.array([40000.0]))], "obj.shifted")
-    energy = node("Sub", [offset, constant("obj.threshold", np.array([40160.0]))], "obj.margin")
-    score = node("Sigmoid", [conv(energy, "obj.head", CHANNELS, 1, scale=0.05)], "obj.score")
-    classes = node("Sigmoid", [conv(x, "cls.head", CHANNELS, CLASSES)], "cls.score")
-    columns = 5 + CLASSES
-    if layout == "apart":
-        outputs = {"boxes": box, "objectness": score, "classes": classes}
-        for name, value in outputs.items():
-            node("Identity", [value], name)
-        infos = [
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, n, CELLS, CELLS])
-            for name, n in (("boxes", 4), ("objectness", 1), ("classes", CLASSES))
-        ]
-    else:
-        whole = "detections" if layout == "heatmap" else "all"
-        node("Concat", [box, score, classes], whole, axis=1)
-        shape = [1, columns, CELLS, CELLS]
-        if layout != "heatmap":
-            flat = constant("flat", np.array([1, columns, CELLS * CELLS]))
-            node("Reshape", [whole, flat], "detections" if layout == "columns" else "flattened")
-            shape = [1, columns, CELLS * CELLS]
-        if layout == "rows":
-            node("Transpose", ["flattened"], "detections", perm=[0, 2, 1])
-            shape = [1, CELLS * CELLS, columns]
-        infos = [helper.make_tensor_value_info("detections", TensorProto.FLOAT, shape)]
-    image = helper.make_tensor_value_info("image", TensorProto.FLOAT, [1, 3, SIZE, SIZE])
-    graph = helper.make_graph(nodes, "detector", [image], infos, constants)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    objectness = f"""
+        {conv("x2", "obj_conv", CHANNELS, CHANNELS)} obj_act = Relu(obj_conv) large = Mul(obj_act, obj_scale)
+        shifted = Add(large, offset) margin = Sub(shifted, threshold)
+        {conv("margin", "obj_head", CHANNELS, 1, scale=0.05)} objectness = Sigmoid(obj_head)
+    """
+    classes = f"{conv('x2', 'cls_head', CHANNELS, CLASSES)} classes = Sigmoid(cls_head)"
+    columns, cells = 5 + CLASSES, CELLS * CELLS
+    whole = "whole = Concat<axis = 1>(boxes, objectness, classes)"
+    flat = f"{whole} flat = Reshape(whole, shape)"
+    ends = {
+        "apart": ("", ", ".join(f"float[1,{n},8,8] {k}" for k, n in (("boxes", 4), ("objectness", 1), ("classes", 3)))),
+        "heatmap": (f"{whole} detections = Identity(whole)", f"float[1,{columns},8,8] detections"),
+        "columns": (f"{flat} detections = Identity(flat)", f"float[1,{columns},{cells}] detections"),
+        "rows": (f"{flat} detections = Transpose<perm = [0, 2, 1]>(flat)", f"float[1,{cells},{columns}] detections"),
+    }
+    end, outputs = ends[layout]
+    given = "float[1] box_scale = {200}, float[1] obj_scale = {300}, float[1] offset = {40000}"
+    given += f", float[1] threshold = {{40160}}, int64[3] shape = {{1, {columns}, {cells}}}"
+    nodes = " ".join([*blocks, boxes, objectness, classes, end])
+    model = text(f"(float[1,3,{SIZE},{SIZE}] image) => ({outputs}) <{given}> {{ {nodes} }}", *constants)
     onnx.checker.check_model(model, full_check=True)
     return model
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 
 import mptune
-from tests.graph.models import constant, model, node, save, value
+from tests.graph.models import constant, save, text
 
 RNG = np.random.default_rng(0)
 
@@ -21,8 +20,8 @@ def test_a_sequence_along_axis_0_is_no_batch(operator: str, tmp_path: Path) -> N
         constant("w", RNG.standard_normal((1, gates * 4, 3)).astype(np.float32)),
         constant("r", RNG.standard_normal((1, gates * 4, 4)).astype(np.float32)),
     ]
-    nodes = [node(operator, ["x", "w", "r"], "y", "recurrent", hidden_size=4)]
-    proto = model(nodes, [value("x", [10, 1, 3])], [value("y", [10, 1, 1, 4])], constants)
+    nodes = f"[recurrent] y = {operator}<hidden_size = 4>(x, w, r)"
+    proto = text(f"(float[10,1,3] x) => (float[10,1,1,4] y) {{ {nodes} }}", *constants)
     data = np.cumsum(RNG.standard_normal((40, 1, 3)), axis=0).astype(np.float32)
     found = [one for one in mptune.inspect(save(proto, tmp_path), data={"x": data}).findings if one.code == "rows-mix"]
     assert [one.severity for one in found] == ["warning"]
@@ -32,46 +31,30 @@ def test_a_sequence_along_axis_0_is_no_batch(operator: str, tmp_path: Path) -> N
 def test_a_row_that_is_infinite_throughout_is_not_called_a_matter_of_fp16(tmp_path: Path) -> None:
     keep = np.zeros((8, 6), np.float32)
     keep[3] = 1.0
-    nodes = [
-        node("Greater", ["keep", "half"], "hole", "is masked"),
-        node("Where", ["hole", "low", "x"], "s", "masked"),
-        node("Softmax", ["s"], "y", "weights", axis=-1),
-    ]
-    constants = [constant("half", 0.5), constant("low", -np.inf)]
-    inputs = [value(name, ["batch", 6]) for name in ("x", "keep")]
-    proto = model(nodes, inputs, [value("y", ["batch", 6])], constants)
+    nodes = "hole = Greater(keep, half) s = Where(hole, low, x) y = Softmax<axis = -1>(s)"
+    graph = f"(float[n,6] x, float[n,6] keep) => (float[n,6] y) <float half = {{0.5}}> {{ {nodes} }}"
+    proto = text(graph, constant("low", -np.inf))
     data = {"x": RNG.standard_normal((8, 6)).astype(np.float32), "keep": keep}
     found = {one.code: one for one in mptune.inspect(save(proto, tmp_path), data=data).findings}
     assert "a row that is -inf throughout" in found["reference-not-finite"].text
     assert "in FP32 already" in found["mask"].text
 
 
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("is_fed", [True, False])
-def test_rows_that_are_taken_by_indices_are_nodes_of_a_graph(is_fed: bool, seed: int, tmp_path: Path) -> None:
+def test_rows_that_are_taken_by_indices_are_nodes_of_a_graph(is_fed: bool, tmp_path: Path) -> None:
     """Messages along the edges of one graph; with neighbours that the values themselves choose, rows are samples."""
-    rng = np.random.default_rng(seed)
-    edges = [node("Gather", ["edges", "first"], "from", axis=1), node("Gather", ["edges", "second"], "to", axis=1)]
+    rng = np.random.default_rng(0)
+    edges, inputs = "from = Gather<axis = 1>(edges, zero) to = Gather<axis = 1>(edges, one)", ", int64[10,2] edges"
     if not is_fed:
-        edges = [
-            node("ReduceSum", ["x", "second"], "sums", keepdims=0),
-            node("TopK", ["sums", "ten"], ["top", "from"], "order"),
-            node("Identity", ["rows"], "to"),
-        ]
-    nodes = [
-        *edges,
-        node("Gather", ["x", "from"], "message", "messages", axis=0),
-        node("Unsqueeze", ["to", "last"], "at"),
-        node("Expand", ["at", "shape"], "places"),
-        node("ScatterElements", ["x", "places", "message"], "sum", "sum", axis=0, reduction="add"),
-        node("MatMul", ["sum", "w"], "y", "product"),
-    ]
-    constants = [constant("first", 0, np.int64), constant("second", [1] if not is_fed else 1, np.int64)]
-    constants += [constant("last", [1], np.int64), constant("shape", [10, 4], np.int64)]
-    constants += [constant("rows", np.arange(10), np.int64), constant("ten", [10], np.int64)]
-    constants.append(constant("w", rng.standard_normal((4, 3)).astype(np.float32)))
-    inputs = [value("x", [10, 4])] + [value("edges", [10, 2], onnx.TensorProto.INT64)] * is_fed
-    proto = model(nodes, inputs, [value("y", [10, 3])], constants)
+        edges = "sums = ReduceSum<keepdims = 0>(x, last) top, from = TopK(sums, ten) to = Identity(rows)"
+        inputs = ""
+    given = "int64 zero = {0}, int64 one = {1}, int64[1] last = {1}, int64[1] ten = {10}, int64[2] shape = {10, 4}"
+    graph = f"""(float[10,4] x {inputs}) => (float[10,3] y) <{given}> {{
+        {edges} message = Gather<axis = 0>(x, from) at = Unsqueeze(to, last) places = Expand(at, shape)
+        sum = ScatterElements<axis = 0, reduction = "add">(x, places, message) y = MatMul(sum, w)
+    }}"""
+    constants = [constant("rows", np.arange(10), np.int64), constant("w", rng.standard_normal((4, 3)))]
+    proto = text(graph, *constants)
     data = {"x": rng.standard_normal((40, 4)).astype(np.float32)}
     if is_fed:
         data["edges"] = np.tile(rng.integers(0, 10, (10, 2)), (4, 1))

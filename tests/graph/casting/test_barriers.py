@@ -16,34 +16,30 @@ from mptune.graph.plan import Precision
 from mptune.graph.writing.rewrite import Rewriter
 from tests.graph import rtx
 from tests.graph.helpers import feeds, run
-from tests.graph.models import constant, model, node, save, value, weight
+from tests.graph.models import save, text, weight
 from tests.graph.verify import verify
 
 STEPS, WIDTH, HIDDEN = 6, 8, 4
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
-BETWEEN: dict[str, list[NodeProto]] = {
-    "nothing": [],
-    "views": [
-        node("Unsqueeze", ["h0", "one"], "h1"),
-        node("Transpose", ["h1"], "h2", perm=[0, 2, 1, 3]),
-        node("Squeeze", ["h2", "two"], "h"),
-    ],
-    "what changes nothing": [node("Concat", ["h0"], "h1", axis=0), node("MaxPool", ["h1"], "h", kernel_shape=[1])],
-    "a computation": [node("Softmax", ["h0"], "h", axis=-1)],
+BETWEEN = {
+    "nothing": "h = MatMul(x, w)",
+    "views": "h0 = MatMul(x, w) h1 = Unsqueeze(h0, one) h2 = Transpose<perm = [0, 2, 1, 3]>(h1) h = Squeeze(h2, two)",
+    "what changes nothing": "h0 = MatMul(x, w) h1 = Concat<axis = 0>(h0) h = MaxPool<kernel_shape = [1]>(h1)",
+    "a computation": "h0 = MatMul(x, w) h = Softmax<axis = -1>(h0)",
 }
 
 
 def written(folder: Path, op: str, direction: str, between: str, fp16: tuple[str, ...] = ("product",)) -> Path:
     """A product, what stands between, and a recurrent layer; typed with the groups of these nodes in FP16."""
     directions, gates = 2 if direction == "bidirectional" else 1, GATES[op] * HIDDEN
-    layer = node(op, ["h", "k", "r", "b"], "y", "layer", hidden_size=HIDDEN, direction=direction)
-    clash = node("Identity", ["y"], "layer__barrier", "layer__barrier")  # that mptune would give
-    product = node("MatMul", ["x", "w"], "h0" if BETWEEN[between] else "h", "product")
-    nodes = [product, *BETWEEN[between], layer, clash]
+    shape = f"float[{STEPS},{directions},batch,{HIDDEN}]"
+    graph = f"""(float[{STEPS},batch,{WIDTH}] x) => ({shape} y, {shape} layer__barrier)
+        <int64[1] one = {{1}}, int64[1] two = {{2}}> {{
+        [product] {BETWEEN[between]} [layer] y = {op}<hidden_size = {HIDDEN}, direction = "{direction}">(h, k, r, b)
+        [layer__barrier] layer__barrier = Identity(y)
+    }}"""  # a name that mptune would give
     weights = [weight("w", WIDTH, WIDTH), weight("k", directions, gates, WIDTH), weight("r", directions, gates, HIDDEN)]
-    weights += [weight("b", directions, 2 * gates), constant("one", [1], np.int64), constant("two", [2], np.int64)]
-    outputs = [value(name, [STEPS, directions, "batch", HIDDEN]) for name in ("y", "layer__barrier")]
-    loaded = load_model(save(model(nodes, [value("x", [STEPS, "batch", WIDTH])], outputs, weights), folder))
+    loaded = load_model(save(text(graph, *weights, weight("b", directions, 2 * gates)), folder))
     grouped = GroupedModel(loaded, find_groups(loaded, "op"))
     half = {group.id: Precision.FP16 for group in grouped.groups if set(group.nodes) & set(fp16)}
     rewriter, plan = Rewriter(grouped), grouped.uniform(Precision.FP32).replace(half)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from mptune.errors import ModelError
 from mptune.graph.grouping.grouped import GroupedModel
@@ -21,37 +21,48 @@ from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank, rounded_tensor
 from mptune.graph.writing.widened import write_widened
 from tests.graph.helpers import plans, relative_l2, run
-from tests.graph.models import constant, model, node, save, value, weight
-from tests.graph.net import Net
+from tests.graph.models import constant, save, text, weight
 from tests.graph.verify import same_graph, verify
 
 ALL = (Precision.FP32, Precision.FP16, Precision.BF16)
 FEED = {"x": np.random.default_rng(0).standard_normal((3, 8), np.float32)}
-FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
+FLOAT = TensorProto.FLOAT
 CODES = tuple(precision.onnx_type for precision in PRECISIONS)
+TYPES = {FLOAT: "float", TensorProto.FLOAT16: "float16", TensorProto.BFLOAT16: "bfloat16"}
 
 
-def _stored(net: Net, code: int) -> str:
+def _stored(code: int, numbers: np.random.Generator, name: str) -> onnx.TensorProto:
     """A constant that the model stores in this type."""
     precision = next(p for p in PRECISIONS if p.onnx_type == code)
-    tensor = rounded_tensor(net.rng.standard_normal(8).astype(np.float32), precision)
-    tensor.name = net.fresh("stored")
-    net.constants.append(tensor)
-    return tensor.name
+    tensor = rounded_tensor(numbers.standard_normal(8).astype(np.float32), precision)
+    tensor.name = name
+    return tensor
 
 
-def _random_net(seed: int) -> Net:
+def _random_network(seed: int) -> onnx.ModelProto:
     """Computing in FP32, with chains of Casts between, before and behind it, and at outputs."""
-    rng, net = random.Random(seed), Net(f"casts_{seed}", opset=22, ir_version=10)
-    values = [(net.input("x", ["batch", 8]), FLOAT)]
+    rng, numbers = random.Random(seed), np.random.default_rng(seed)
+    nodes: list[str] = []
+    constants: list[onnx.TensorProto] = []
+    outputs: list[tuple[str, int]] = []
+    values = [("x", FLOAT)]
     read: set[str] = set()
     cast: set[tuple[str, int]] = set()
 
     def draw(code: int = FLOAT) -> str:
-        values_of_type = [v for v in values[-5:] + values[:1] if v[1] == code]
-        name = rng.choice(values_of_type)[0]
+        name = rng.choice([v for v in values[-5:] + values[:1] if v[1] == code])[0]
         read.add(name)
         return name
+
+    def add(operator: str, *inputs: str) -> str:
+        nodes.append(f"[n{len(nodes)}] v{len(nodes)} = {operator}({', '.join(inputs)})")
+        return f"v{len(nodes) - 1}"
+
+    def linear(x: str) -> str:
+        name = f"w{len(nodes)}"
+        constants.append(weight(name, 8, 8))
+        constants.append(weight(f"b{name}", 8, scale=0.1))
+        return add("Add", add("MatMul", x, name), f"b{name}")
 
     for _ in range(rng.randint(6, 16)):
         kind = rng.random()
@@ -61,28 +72,26 @@ def _random_net(seed: int) -> Net:
                 source = draw(pair[0])
                 if (source, pair[1]) not in cast:
                     cast.add((source, pair[1]))
-                    values.append((net.op("Cast", source, to=pair[1]), pair[1]))
+                    values.append((add(f"Cast<to = {pair[1]}>", source), pair[1]))
         elif kind < 0.6:
-            up = net.op("Cast", _stored(net, rng.choice(CODES[1:])), to=FLOAT)
-            values.append((net.op("Add", draw(), up), FLOAT))
+            constants.append(_stored(rng.choice(CODES[1:]), numbers, f"stored{len(nodes)}"))
+            values.append((add("Add", draw(), add("Cast<to = 1>", constants[-1].name)), FLOAT))
         elif kind < 0.8:
-            values.append((net.linear(draw(), 8, 8), FLOAT))
+            values.append((linear(draw()), FLOAT))
         else:
-            values.append((net.op("Add", net.op("Tanh", draw()), draw()), FLOAT))
-    values.append((net.linear(draw(), 8, 8), FLOAT))
+            values.append((add("Add", add("Tanh", draw()), draw()), FLOAT))
+    values.append((linear(draw()), FLOAT))
     for name, code in values[1:]:
-        if name not in read or rng.random() < 0.1:
-            if rng.random() < 0.5:  # the value itself, with no node between
-                net.outputs.append(helper.make_tensor_value_info(name, code, ["batch", 8]))
-            else:
-                net.output(name, f"{name}_out", ["batch", 8], code)
-    return net
+        if name not in read or rng.random() < 0.1:  # the value itself, or with a node between
+            outputs.append((name if rng.random() < 0.5 else add("Identity", name), code))
+    ends = ", ".join(f"{TYPES[code]}[batch,8] {name}" for name, code in outputs)
+    return text(f"(float[batch,8] x) => ({ends}) {{ {' '.join(nodes)} }}", *constants, opset=22)
 
 
 @pytest.mark.parametrize("seed", [10, 17, 19, 42, 45, 52])
 def test_random_networks_of_casts(seed: int, tmp_path: Path) -> None:
     """Random plans are valid, have no needless Cast, and compute what their emulation does; all-FP32 is the model."""
-    path = save(_random_net(seed).model(), tmp_path)
+    path = save(_random_network(seed), tmp_path)
     loaded = load_model(path)
     bank = WeightBank.write(loaded, tmp_path / "bank", precisions=REDUCED)
     is_readable = all(o.dtype != "bfloat16" for o in loaded.outputs)  # NumPy has no BF16
@@ -106,35 +115,28 @@ def test_random_networks_of_casts(seed: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("stored", REDUCED)
 @pytest.mark.parametrize("read_in", REDUCED)
 def test_weights_stored_in_a_reduced_type_are_cast_once(stored: Precision, read_in: Precision, tmp_path: Path) -> None:
-    net = Net("stored", opset=22, ir_version=10)
-    up = net.op("Cast", _stored(net, stored.onnx_type), to=FLOAT)
-    net.output(net.op("Mul", net.op("Relu", net.input("x", ["batch", 8])), up), "y", ["batch", 8])
-    loaded = load_model(save(net.model(), tmp_path))
+    graph = "(float[batch,8] x) => (float[batch,8] y) { r = Relu(x) up = Cast<to = 1>(stored) y = Mul(r, up) }"
+    constants = _stored(stored.onnx_type, np.random.default_rng(0), "stored")
+    loaded = load_model(save(text(graph, constants, opset=22), tmp_path))
     grouped = GroupedModel(loaded, find_groups(loaded))
     typed = onnx.load(Rewriter(grouped).export(grouped.uniform(read_in), tmp_path / "typed.onnx"))
-    of_weight = [n for n in typed.graph.node if n.op_type == "Cast" and n.input[0].startswith("stored")]
+    of_weight = [n for n in typed.graph.node if n.op_type == "Cast" and n.input[0] == "stored"]
     assert [n.attribute[0].i for n in of_weight] == ([] if stored is read_in else [read_in.onnx_type])
 
 
 def test_a_model_that_is_bf16_already_is_refused(tmp_path: Path) -> None:
-    net = Net("bf16", opset=22, ir_version=10)
-    x = net.input("x", ["batch", 8], TensorProto.BFLOAT16)
-    net.output(net.op("Relu", x), "y", ["batch", 8], TensorProto.BFLOAT16)
+    proto = text("(bfloat16[n,8] x) => (bfloat16[n,8] y) { y = Relu(x) }", opset=22)
     with pytest.raises(ModelError, match="is BF16 already"):
-        load_model(save(net.model(), tmp_path))
+        load_model(save(proto, tmp_path))
 
 
 @pytest.mark.parametrize("of_cast", DEFAULT_PRECISIONS)
 def test_readers_in_fp32_get_exact_integers_under_any_plan(tmp_path: Path, of_cast: Precision) -> None:
     """The Cast of ids that two products read is no group to search."""
     ids = np.array([[1, 2049], [4097, 3]])
-    nodes = [
-        node("Cast", ["ids"], "f", "cast", to=FLOAT),
-        node("MatMul", ["f", "w1"], "y1", "one"),
-        node("MatMul", ["f", "w2"], "y2", "two"),
-    ]
-    outputs = [value("y1", [2, 2]), value("y2", [2, 2])]
-    proto = model(nodes, [value("ids", [2, 2], INT64)], outputs, [constant("w1", np.eye(2)), weight("w2", 2, 2)])
+    nodes = "[cast] f = Cast<to = 1>(ids) [one] y1 = MatMul(f, w1) [two] y2 = MatMul(f, w2)"
+    graph = f"(int64[2,2] ids) => (float[2,2] y1, float[2,2] y2) {{ {nodes} }}"
+    proto = text(graph, constant("w1", np.eye(2)), weight("w2", 2, 2))
     loaded = load_model(save(proto, tmp_path))
     grouped = GroupedModel(loaded, find_groups(loaded))
     assert "integers" in str(next(g.pinned for g in grouped.groups if g.nodes == ("cast",)))
@@ -153,13 +155,9 @@ def test_readers_in_fp32_get_exact_integers_under_any_plan(tmp_path: Path, of_ca
 
 
 def test_an_output_that_the_model_has_in_fp16_is_computed_as_it(tmp_path: Path) -> None:
-    nodes = [
-        node("MatMul", ["x", "w"], "h", "product"),
-        node("Cast", ["h"], "y", "own", to=TensorProto.FLOAT16),
-        node("Relu", ["h"], "z", "relu"),
-    ]
-    outputs = [value("y", [2, 4], TensorProto.FLOAT16), value("z", [2, 4])]
-    path = save(model(nodes, [value("x", [2, 4])], outputs, [weight("w", 4, 4)]), tmp_path)
+    nodes = "[product] h = MatMul(x, w) y = Cast<to = 10>(h) z = Relu(h)"
+    graph = f"(float[2,4] x) => (float16[2,4] y, float[2,4] z) {{ {nodes} }}"
+    path = save(text(graph, weight("w", 4, 4)), tmp_path)
     loaded = load_model(path)
     grouped = GroupedModel(loaded, find_groups(loaded))
     rewriter, plan = Rewriter(grouped), grouped.uniform(Precision.FP16)

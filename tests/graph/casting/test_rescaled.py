@@ -21,7 +21,7 @@ from mptune.graph.writing.weights import WeightBank
 from tests.graph import models
 from tests.graph.hazards.observed import hazards_on
 from tests.graph.helpers import relative_l2, run
-from tests.graph.models import constant, node, value
+from tests.graph.models import constant, node, text, value
 
 CHANNELS = 300
 """More than a kilobyte for each constant, so that a weight bank would hold them."""
@@ -35,16 +35,15 @@ def batch_norm(variance: float) -> onnx.ModelProto:
         "mean": np.sqrt(variance) * rng.standard_normal(CHANNELS),
         "variance": variance * rng.uniform(0.1, 1, CHANNELS),
     }
-    nodes = [node("BatchNormalization", ["x", *vectors], "n", "norm"), node("Relu", ["n"], "y", "relu")]
-    constants = [constant(name, values.astype(np.float32)) for name, values in vectors.items()]
-    return models.model(nodes, [value("x", ["batch", CHANNELS, 8])], [value("y", ["batch", CHANNELS, 8])], constants)
+    shape = f"float[batch,{CHANNELS},8]"
+    nodes = "n = BatchNormalization(x, scale, bias, mean, variance) y = Relu(n)"
+    return text(f"({shape} x) => ({shape} y) {{ {nodes} }}", *(constant(name, v) for name, v in vectors.items()))
 
 
 def factors(first: float, second: float, operators: tuple[str, str]) -> onnx.ModelProto:
-    nodes = [node(operators[0], ["x", "a"], "t", "first"), node(operators[1], ["t", "b"], "y", "second")]
-    return models.model(
-        nodes, [value("x", ["batch", 8])], [value("y", ["batch", 8])], [constant("a", first), constant("b", second)]
-    )
+    nodes = f"t = {operators[0]}(x, a) y = {operators[1]}(t, b)"
+    graph = f"(float[batch,8] x) => (float[batch,8] y) {{ {nodes} }}"
+    return text(graph, constant("a", first), constant("b", second))
 
 
 def errors(proto: onnx.ModelProto, feed: Mapping[str, np.ndarray], folder: Path) -> dict[str, float]:

@@ -156,16 +156,6 @@ def test_where_a_layer_ends(tmp_path: Path) -> None:
     assert patterns_of("m = MatMul(x, w0) y = Relu(m)", tmp_path, outputs="float[] m, float[] y")[1] == []
 
 
-def test_an_identity_before_a_shared_weight_hides_nothing(tmp_path: Path) -> None:
-    nodes = """
-        shared = Identity(w0) shared_bias = Identity(bias) a = MatMul(x, w0) b = Add(a, bias)
-        c = MatMul(b, shared) y = Add(c, shared_bias)
-    """
-    _, patterns = patterns_of(nodes, tmp_path)
-    assert [p.name for p in patterns] == ["matrix product with its bias"] * 2
-
-
-# Scores of q and k, what stands between, softmax, values; 2 heads of 4.
 CORE = """
     q0 = MatMul(x, w0) k0 = MatMul(x, w1) v0 = MatMul(x, w2)
     q_r = Reshape(q0, heads) q = Transpose<perm = [0, 2, 1, 3]>(q_r)

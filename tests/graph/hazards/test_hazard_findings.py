@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto
 
 from mptune.finding import Finding
 from mptune.graph.grouping.grouped import GroupedModel
@@ -18,7 +17,7 @@ from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision
 from tests.graph import models
 from tests.graph.hazards.observed import seen_at
-from tests.graph.models import constant, node, value, weight
+from tests.graph.models import constant, text, weight
 
 
 def findings(proto: onnx.ModelProto, folder: Path, ranges: dict[str, float] | None = None) -> tuple[Finding, ...]:
@@ -30,8 +29,8 @@ def codes(proto: onnx.ModelProto, folder: Path, ranges: dict[str, float] | None 
     return [(f.code, f.severity) for f in findings(proto, folder, ranges)]
 
 
-def chain(*nodes: onnx.NodeProto, constants: list[onnx.TensorProto], opset: int = 17) -> onnx.ModelProto:
-    return models.model(list(nodes), [value("x", ["n", 4])], [value("y", None)], constants, opset=opset)
+def chain(nodes: str, *constants: onnx.TensorProto, opset: int = 17) -> onnx.ModelProto:
+    return text(f"(float[n,4] x) => (float[n,4] y) {{ {nodes} }}", *constants, opset=opset)
 
 
 @pytest.mark.parametrize("make", [models.mlp, models.cnn, models.attention])
@@ -63,40 +62,33 @@ def test_a_value_near_the_end_of_fp16_is_said_in_the_words_of_its_hazard(
     )
     said = near_the_end(hazards)
     assert bool(said) == is_named
-    for text in said:
-        assert text.startswith("value 'r' at node ")
-        assert any(f": {hazard.reason}; so for 1 more value: {hazard.cure}" in text for hazard in hazards)
+    for line in said:
+        assert line.startswith("value 'r' at node ")
+        assert any(f": {hazard.reason}; so for 1 more value: {hazard.cure}" in line for hazard in hazards)
 
 
-@pytest.mark.parametrize(
-    ("op", "inputs"), [("Div", ["x", "g"]), ("Reciprocal", ["g"]), ("Pow", ["g", "minus"])], ids=lambda x: str(x)
-)
-def test_an_epsilon_guards_a_denominator(op: str, inputs: list[str], tmp_path: Path) -> None:
-    nodes = [node("Add", ["x", "eps"], "a", "/eps/Add"), node("Sqrt", ["a"], "g", "/root"), node(op, inputs, "y", "/d")]
-    constants = [constant("eps", 1e-9), constant("minus", -0.5)]
-    (finding,) = findings(chain(*nodes, constants=constants), tmp_path)
-    assert (finding.code, finding.severity, finding.where.nodes) == ("vanishing-epsilon", "warning", ("/eps/Add",))
+@pytest.mark.parametrize("end", ["Div(x, g)", "Reciprocal(g)", "Pow(g, minus)"])
+def test_an_epsilon_guards_a_denominator(end: str, tmp_path: Path) -> None:
+    def guarded(eps: float) -> onnx.ModelProto:
+        return chain(f"[add] a = Add(x, eps) g = Sqrt(a) y = {end}", constant("eps", eps), constant("minus", -0.5))
+
+    (finding,) = findings(guarded(1e-9), tmp_path)
+    assert (finding.code, finding.severity, finding.where.nodes) == ("vanishing-epsilon", "warning", ("add",))
     assert finding.evidence["epsilon"] == pytest.approx(1e-9)
-    assert codes(chain(*nodes, constants=[constant("eps", 1e-5), constants[1]]), tmp_path) == []
+    assert codes(guarded(1e-5), tmp_path) == []
 
 
 def test_a_small_number_that_guards_nothing_is_no_epsilon(tmp_path: Path) -> None:
     tiny = constant("tiny", 1e-9)
-    scaled = chain(node("Mul", ["x", "tiny"], "m", "m"), node("Div", ["x", "m"], "y", "d"), constants=[tiny])
-    assert codes(scaled, tmp_path) == []
-    above = chain(node("Add", ["x", "tiny"], "m", "m"), node("Div", ["m", "x"], "y", "d"), constants=[tiny])
-    assert codes(above, tmp_path) == [], "the numerator may be zero"
+    assert codes(chain("m = Mul(x, tiny) y = Div(x, m)", tiny), tmp_path) == []
+    assert codes(chain("m = Add(x, tiny) y = Div(m, x)", tiny), tmp_path) == [], "the numerator may be zero"
 
 
 def test_a_mask_that_is_chosen_and_a_limit_are_none(tmp_path: Path) -> None:
-    nodes = [
-        node("Where", ["keep", "x", "low"], "m", "where"),
-        node("Softmax", ["m"], "p", "softmax"),
-        node("Clip", ["p", "low", "high"], "y", "clip"),
-    ]
-    inputs = [value("x", [2, 4]), value("keep", [2, 4], TensorProto.BOOL)]
-    constants = [constant("low", -3.4e38), constant("high", 3.4e38)]
-    assert codes(models.model(nodes, inputs, [value("y", None)], constants), tmp_path) == []
+    nodes = "m = Where(keep, x, low) p = Softmax(m) y = Clip(p, low, high)"
+    proto = text(f"(float[2,4] x, bool[2,4] keep) => (float[2,4] y) {{ {nodes} }}")
+    proto.graph.initializer.extend([constant("low", -3.4e38), constant("high", 3.4e38)])
+    assert codes(proto, tmp_path) == []
 
 
 @pytest.mark.parametrize(("rms", "opset"), [(False, 17), (True, 23)])
@@ -113,21 +105,13 @@ def test_a_norm_written_out_names_the_opset(rms: bool, opset: int, tmp_path: Pat
 
 
 def test_the_end_of_a_slice_behind_unsqueeze_and_concat_means_nothing(tmp_path: Path) -> None:
-    nodes = [
-        node("Shape", ["x"], "s", "shape"),
-        node("Gather", ["s", "zero"], "n", "rows"),
-        node("Unsqueeze", ["n", "axis"], "n1", "rows1"),
-        node("Unsqueeze", ["end", "axis"], "e1", "end1"),
-        node("Concat", ["n1", "e1"], "ends", "ends", axis=0),
-        node("Slice", ["x", "starts", "ends"], "y", "slice"),
-    ]
-    constants = [
-        constant("zero", 0, np.int64), constant("axis", [0], np.int64), constant("starts", [0, 1], np.int64),
-        constant("end", 2**63 - 1, np.int64),
-    ]  # fmt: skip
-    assert codes(chain(*nodes, constants=constants), tmp_path) == []
-    gathered = [*nodes[:-1], node("Gather", ["x", "ends"], "y", "gather")]
-    assert codes(chain(*gathered, constants=constants), tmp_path) == [("int64-range", "warning")]
+    ends = """s = Shape(x) n = Gather(s, zero) n1 = Unsqueeze(n, axis) e1 = Unsqueeze(end, axis)
+        ends = Concat<axis = 0>(n1, e1)"""
+    constants = [constant("zero", 0, np.int64), constant("axis", [0], np.int64)]
+    constants += [constant("starts", [0, 1], np.int64), constant("end", 2**63 - 1, np.int64)]
+    assert codes(chain(f"{ends} y = Slice(x, starts, ends)", *constants), tmp_path) == []
+    gathered = text(f"(float[n,4] x) => (float[2,4] y) {{ {ends} y = Gather(x, ends) }}", *constants[:2], constants[3])
+    assert codes(gathered, tmp_path) == [("int64-range", "warning")]
 
 
 @pytest.mark.parametrize(("largest", "ruled_out"), [(200.0, set()), (1000.0, {"bf16"}), (3000.0, {"fp16", "bf16"})])
@@ -135,16 +119,10 @@ def test_what_becomes_an_index_is_kept_out_of_the_precisions_that_do_not_hold_it
     largest: float, ruled_out: set[str], tmp_path: Path
 ) -> None:
     """A flat index of a row and a column: the product, the sum and the rounding, and not what the table is used for."""
-    proto = chain(
-        node("Relu", ["x"], "row", "/row/Relu"),
-        node("Mul", ["row", "width"], "start", "/start/Mul"),
-        node("Add", ["start", "column"], "sum", "/sum/Add"),
-        node("Floor", ["sum"], "at", "/at/Floor"),
-        node("Cast", ["at"], "index", "/cast/Cast", to=TensorProto.INT64),
-        node("Gather", ["table", "index"], "found", "/gather/Gather"),
-        node("Exp", ["found"], "y", "/exp/Exp"),
-        constants=[constant("width", np.array(50.0)), constant("column", np.array(3.0)), weight("table", 4096, 2)],
-    )
+    nodes = """row = Relu(x) [start] start = Mul(row, width) [sum] sum = Add(start, column) [at] at = Floor(sum)
+        index = Cast<to = 7>(at) read = Gather(table, index) y = Exp(read)"""
+    given = "float width = {50}, float column = {3}"
+    proto = text(f"(float[n,4] x) => (float[n,4,2] y) <{given}> {{ {nodes} }}", weight("table", 4096, 2))
     model = load_model(models.save(proto, tmp_path))
     grouped = GroupedModel(model, find_groups(model, "op"))
     ranges = {"x": 60.0, "row": largest / 50.0, "start": largest, "sum": largest, "at": largest}
@@ -152,4 +130,4 @@ def test_what_becomes_an_index_is_kept_out_of_the_precisions_that_do_not_hold_it
     nodes_of = {group.id: group.nodes for group in grouped.groups}
     for precision in (Precision.FP16, Precision.BF16):
         pinned = {name for group in pinned_by_hazards(hazards, precision) for name in nodes_of[group]}
-        assert pinned == ({"/start/Mul", "/sum/Add", "/at/Floor"} if str(precision) in ruled_out else set())
+        assert pinned == ({"start", "sum", "at"} if str(precision) in ruled_out else set())

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx
-import onnx.parser
 import pytest
 from onnx import TensorProto, external_data_helper, helper
 
@@ -23,14 +21,6 @@ from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import rewrite
 from tests.graph import models
 from tests.graph.helpers import run
-
-
-def network(
-    text: str, inputs: Sequence[onnx.ValueInfoProto], shape: Sequence[int | str] | None, *constants: onnx.TensorProto
-) -> onnx.ModelProto:
-    """Nodes as text, whose last value ``y`` is the output."""
-    nodes = [onnx.parser.parse_node(line) for line in text.split(";")]
-    return models.model(nodes, inputs, [models.value("y", shape)], constants)
 
 
 def test_types_every_value(tmp_path: Path) -> None:
@@ -71,12 +61,8 @@ def test_hash_covers_external_data(tmp_path: Path) -> None:
 
 
 def test_names_nodes_uniquely_and_sorts_them(tmp_path: Path) -> None:
-    nodes = [
-        models.node("Relu", ["b"], "y"),
-        models.node("Relu", ["x"], "a", "same"),
-        models.node("Relu", ["a"], "b", "same"),
-    ]
-    path = models.save(models.model(nodes, [models.value("x", [2])], [models.value("y", [2])]), tmp_path)
+    nodes = "y = Relu(b) [same] a = Relu(x) [same] b = Relu(a)"
+    path = models.save(models.text(f"(float[2] x) => (float[2] y) {{ {nodes} }}"), tmp_path)
     assert [n.name for n in load_model(path).nodes] == ["same", "same_2", "Relu_0"]
 
 
@@ -106,20 +92,26 @@ def _opset(version: int) -> onnx.ModelProto:
     return proto
 
 
-X = [models.value("x", [2])]
-FP16_X = [models.value("x", [2], TensorProto.FLOAT16)]
+def _relu(shape: list[int]) -> onnx.ModelProto:
+    return models.model([models.node("Relu", ["x"], "y")], [models.value("x", shape)], [models.value("y", None)])
 
 
 @pytest.mark.parametrize(
     ("proto", "says"),
     [
-        (models.model([models.node("Relu", ["x"], "y")], FP16_X, [models.value("y", [2], 10)]), "FP16 already"),
+        (models.text("(float16[2] x) => (float16[2] y) { y = Relu(x) }"), "FP16 already"),
         (_opset(7), "needs 9"),
         (_opset(999), "knows up to"),
-        (network("y = MatMul(x, w)", [models.value("x", [2, 3])], [2, 2], models.weight("w", 4, 2)), "type-check"),
-        (network("a = Add(x, y); y = Relu(a)", X, [2]), "cycle"),
-        (network("y = Relu(nowhere)", [], [2]), "nothing computes"),
-        (network("y = Relu(x)", [models.value("x", [-2])], None), "negative dimension"),
+        (
+            models.text("(float[2,3] x) => (float[2,2] y) { y = MatMul(x, w) }", models.weight("w", 4, 2)),
+            "type-check",
+        ),
+        (models.text("(float[2] x) => (float[2] y) { a = Add(x, y) y = Relu(a) }"), "cycle"),
+        (models.text("() => (float[2] y) { y = Relu(nowhere) }"), "nothing computes"),
+        (
+            models.model([models.node("Relu", ["x"], "y")], [models.value("x", [-2])], [models.value("y", None)]),
+            "negative",
+        ),
     ],
     ids=["FP16", "old", "new", "types", "cycle", "missing", "negative"],
 )
@@ -158,13 +150,8 @@ def test_types_around_a_large_constant_node(tmp_path: Path) -> None:
 
 def test_types_what_onnx_fails_on(tmp_path: Path) -> None:
     """onnx 1.23 ends the process at an EyeLike of unknown type, and refuses its own MeanVarianceNormalization."""
-    nodes = [
-        models.node("Custom", ["x"], "u", "custom", domain="com.example"),
-        models.node("EyeLike", ["u"], "e", "eye", dtype=TensorProto.FLOAT),
-        models.node("MeanVarianceNormalization", ["x"], "m", "norm"),
-        models.node("Add", ["m", "e"], "y", "add"),
-    ]
-    path = models.save(models.model(nodes, [models.value("x", [2, 2])], [models.value("y", [2, 2])]), tmp_path)
+    nodes = "u = com.example.Custom(x) e = EyeLike<dtype = 1>(u) m = MeanVarianceNormalization(x) y = Add(m, e)"
+    path = models.save(models.text(f"(float[2,2] x) => (float[2,2] y) {{ {nodes} }}"), tmp_path)
     model = load_model(path)
     assert [model.info(name).is_float32 for name in ("e", "m")] == [True, True]
     assert {"EyeLike", "MeanVarianceNormalization"} < {node.op_type for node in model.nodes}
@@ -172,10 +159,11 @@ def test_types_what_onnx_fails_on(tmp_path: Path) -> None:
 
 def test_types_the_outer_product_of_two_computed_vectors(tmp_path: Path) -> None:
     """onnx 1.23 takes their values for a shape, and refuses the product."""
-    text = """column = Unsqueeze(x, last); row = Unsqueeze(v, first); outer = Mul(column, row); shape = Shape(outer);
-    width = Gather(shape, last); y = Reshape(v, width)"""
-    constants = models.constant("last", [1], np.int64), models.constant("first", [0], np.int64)
-    proto = network(text, [models.value("x", [6]), models.value("v", [4])], None, *constants)
+    graph = """(float[6] x, float[4] v) => (float[n] y) <int64[1] last = {1}, int64[1] first = {0}> {
+        column = Unsqueeze(x, last) row = Unsqueeze(v, first) outer = Mul(column, row) shape = Shape(outer)
+        width = Gather(shape, last) y = Reshape(v, width)
+    }"""
+    proto = models.text(graph)
     with pytest.raises(onnx.shape_inference.InferenceError, match="Invalid rank for Mul"):  # else nothing is to be done
         onnx.shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True)
     model = load_model(models.save(proto, tmp_path))
@@ -185,11 +173,9 @@ def test_types_the_outer_product_of_two_computed_vectors(tmp_path: Path) -> None
 
 def test_a_group_norm_is_not_raised_to_where_its_scale_means_channels(tmp_path: Path) -> None:
     """onnx 1.23 converts it without a word, and the model fails when it is run."""
-    nodes = [models.node("GroupNormalization", ["x", "scale", "bias"], "y", "norm", num_groups=2)]
-    shape = [1, 4, 3]
-    constants = [models.weight("scale", 2), models.weight("bias", 2)]
-    proto = models.model(nodes, [models.value("x", shape)], [models.value("y", shape)], constants, opset=18)
-    path = models.save(proto, tmp_path)
+    nodes = "[norm] y = GroupNormalization<num_groups = 2>(x, scale, bias)"
+    graph = f"(float[1,4,3] x) => (float[1,4,3] y) {{ {nodes} }}"
+    path = models.save(models.text(graph, models.weight("scale", 2), models.weight("bias", 2), opset=18), tmp_path)
     assert load_model(path, opset=20).opset == 20
     with pytest.raises(ModelError, match="'norm' has a scale for each group, from 21 on one for each channel"):
         load_model(path, opset=22)
@@ -197,11 +183,10 @@ def test_a_group_norm_is_not_raised_to_where_its_scale_means_channels(tmp_path: 
 
 def test_refuses_a_subgraph_that_reads_or_gives_out_what_it_cannot(tmp_path: Path) -> None:
     def with_branch(read: str, out: str) -> Path:
-        then = helper.make_graph([models.node("Neg", [read], "t")], "then", [], [models.value(out, [2])])
-        other = helper.make_graph([models.node("Abs", ["x"], "e")], "else", [], [models.value("e", [2])])
-        nodes = [models.node("If", ["c"], "y", "if", then_branch=then, else_branch=other)]
-        inputs = [models.value("x", [2]), models.value("c", [], TensorProto.BOOL)]
-        return models.save(models.model(nodes, inputs, [models.value("y", [2])]), tmp_path)
+        then = f"then_branch: graph = a () => (float[2] {out}) {{ t = Neg({read}) }}"
+        other = "else_branch: graph = b () => (float[2] e) { e = Abs(x) }"
+        graph = f"(float[2] x, bool c) => (float[2] y) {{ y = If(c) <{then}, {other}> }}"
+        return models.save(models.text(graph), tmp_path)
 
     assert "nothing computes" in refused(with_branch("nowhere", "t"))
     assert "does not compute" in refused(with_branch("x", "x"))

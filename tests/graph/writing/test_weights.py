@@ -83,12 +83,8 @@ def test_a_constant_stays_what_it_is(code: str, limit: int, tmp_path: Path, monk
 
 
 def test_the_bank_holds_large_constants_in_both_types_and_is_used_again(tmp_path: Path) -> None:
-    proto = models.model(
-        [models.node("MatMul", ["x", "w"], "m", "m"), models.node("Add", ["m", "b"], "y", "a")],
-        [models.value("x", [1, 64])],
-        [models.value("y", [1, 64])],
-        [models.weight("w", 64, 64), models.weight("b", 64)],
-    )
+    graph = "(float[1,64] x) => (float[1,64] y) { m = MatMul(x, w) y = Add(m, b) }"
+    proto = models.text(graph, models.weight("w", 64, 64), models.weight("b", 64))
     model = load_model(models.save(proto, tmp_path))
     bank = WeightBank.write(model, tmp_path / "bank")
     assert {p: set(places) for p, places in bank.places.items()} == {p: {"w"} for p in DEFAULT_PRECISIONS}

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
 
-from tests.graph.models import constant, model, node, value
+from tests.graph.models import constant, text
 
 POINTS, FEATURES, HIDDEN = 32, 16, 32
 SEED = 15
@@ -21,19 +21,11 @@ def tracker(scale: float = 1.0) -> onnx.ModelProto:
     rng = np.random.default_rng(SEED)
     first = rng.normal(0, FEATURES**-0.5, (FEATURES, HIDDEN))
     second = rng.normal(0, HIDDEN**-0.5, (HIDDEN, 2))
-    return model(
-        [
-            node("MatMul", ["features", "w1"], "h", "hidden"),
-            node("Relu", ["h"], "r", "activation"),
-            node("MatMul", ["r", "w2"], "s", "head"),
-            node("Tanh", ["s"], "t", "bounded"),
-            node("Mul", ["t", "gain"], "step", "step"),
-            node("Add", ["pos", "step"], "next_pos", "advance"),
-        ],
-        [value("pos", [1, POINTS, 2]), value("features", [1, POINTS, FEATURES])],
-        [value("next_pos", [1, POINTS, 2])],
-        [constant("w1", first), constant("w2", second), constant("gain", 0.15 * scale)],
-    )
+    graph = f"""(float[1,{POINTS},2] pos, float[1,{POINTS},{FEATURES}] features) => (float[1,{POINTS},2] next_pos) {{
+        h = MatMul(features, w1) r = Relu(h) s = MatMul(r, w2) t = Tanh(s) step = Mul(t, gain)
+        [advance] next_pos = Add(pos, step)
+    }}"""
+    return text(graph, constant("w1", first), constant("w2", second), constant("gain", 0.15 * scale))
 
 
 def recorded(steps: int = 500, at: float = 900.0, scale: float = 1.0) -> dict[str, np.ndarray]:
