@@ -132,7 +132,7 @@ class Misbehaving(Toolchain):
     ) -> Measurement | Failure:
         for group, fault in self.faults.items():
             if group in plan.fp16_groups:
-                failure = self._worker.call(fault, 0.5 if fault.name == "hang" else 20.0)
+                failure = self.worker.call(fault, 0.5 if fault.name == "hang" else 120.0)
                 assert isinstance(failure, Failure)
                 return failure
         return super().evaluate(plan, which, profile=profile)
