@@ -15,7 +15,7 @@ import numpy as np
 
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 from mptune.tuning.sampler.plan_rows import Bools, Floats
-from mptune.tuning.sampler.posterior import BuiltPlans, LinearGaussian, Prior
+from mptune.tuning.sampler.posterior import BuiltPlans, LinearGaussian, Prior, robust_sd
 
 _PRIOR_WIDTHS = (0.15, 0.6, 2.0, 4.5)
 """Standard deviations of ``u`` that are tried: from an emulation that is right to 8 % to one that knows nothing (4.5 is
@@ -32,9 +32,6 @@ _EMULATION_NOISE = 0.06
 
 _EMULATION_WEIGHT = 4
 """So many plans that were both emulated and measured weigh as much as the assumption above."""
-
-_MAD_TO_SD = 1.4826
-"""Standard deviation of a normal distribution, in median absolute deviations."""
 
 _STEPS, _LARGEST_STEP = 8, 2.0
 """Gauss-Newton steps, and how far one may move any ``u``: past that the linearisation says nothing."""
@@ -167,5 +164,5 @@ def _emulation_accuracy(ratios: Floats) -> tuple[float, float]:
     """
     deviations, share = 2.0 * np.log(ratios), len(ratios) / (_EMULATION_WEIGHT + len(ratios))
     middle = float(np.median(deviations)) if len(deviations) else 0.0
-    spread = _MAD_TO_SD * float(np.median(np.abs(deviations - middle))) if len(deviations) else 0.0
+    spread = robust_sd(deviations - middle) if len(deviations) else 0.0
     return share * middle, math.sqrt((1.0 - share) * _EMULATION_NOISE**2 + share * spread**2)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mptune.tuning.sampler.boundaries import Counts, Crossings
 from mptune.tuning.sampler.plan_rows import Bools, Floats
-from mptune.tuning.sampler.posterior import BuiltPlans, LinearGaussian, Prior
+from mptune.tuning.sampler.posterior import BuiltPlans, LinearGaussian, Prior, robust_sd
 
 _WIDTH = 0.4
 """Prior standard deviation of a term, as a share of its unit."""
@@ -50,16 +50,9 @@ _OUTLIER = 3.0
 """Standard deviations between a latency and what all others predict of it, beyond which it is given a larger noise:
 engines are not always what their plans say, and machines not always what they were."""
 
-_MAD_TO_SD = 1.4826
-"""Standard deviation of a normal distribution, in median absolute deviations."""
-
 
 class LatencyModel:
-    """Posterior of ``latency saved against all-FP32 = gains - boundary costs``, in milliseconds.
-
-    Attributes:
-        outliers: which plans took longer or shorter than the law can explain, shape (n_plans,).
-    """
+    """Posterior of ``latency saved against all-FP32 = gains - boundary costs``, in milliseconds."""
 
     def __init__(self, prior: Prior, built: BuiltPlans) -> None:
         """Condition the prior on what has been timed, and profiled."""
@@ -72,27 +65,23 @@ class LatencyModel:
         timed &= is_mixed | (built.latency_ms != built.base_ms) if prior.fixed_gain_ms else is_mixed
         design = self._design(built.plans[timed]).T.astype(float)  # (n_timed, n_terms)
         saved, measured_ms = built.base_ms - built.latency_ms[timed], built.latency_sd_ms[timed]
-        self._mean, sd = self._prior_terms(design, saved, None if prior.exact else built)
+        self._mean, sd = self._prior_terms(design, saved, built)
         # The terms are their means, plus a deviation of each, plus what all gains and all costs have in common.
-        common = np.zeros((len(sd), 2))
-        common[: self._n_groups, 0], common[self._n_groups : -1, 1] = (
-            self._mean[: self._n_groups],
-            self._mean[self._n_groups : -1],
-        )
-        self._mixing = np.hstack([np.eye(len(sd)), common])  # (n_terms, n_terms + 2)
+        self._common = np.zeros((len(sd), 2))
+        gains, costs = slice(self._n_groups), slice(self._n_groups, -1)
+        self._common[gains, 0], self._common[costs, 1] = self._mean[gains], self._mean[costs]
         sd = np.append(sd, (1e-9, 1e-9) if prior.exact else (_ALL_GAINS, _ALL_COSTS))
         self._deviations, is_outlier = LinearGaussian(np.zeros(len(sd)), sd), np.zeros(len(saved), dtype=bool)
-        residuals, mixed = saved - design @ self._mean, design @ self._mixing
+        residuals, extended = saved - design @ self._mean, np.hstack([design, design @ self._common])
         law_ms = (1e-6 if prior.exact else _FIRST_NOISE) * self.base_ms
         noise_ms = np.hypot(measured_ms, law_ms)
         for _ in range(_ROUNDS if len(saved) else 0):
-            self._deviations.update(mixed, residuals, noise_ms)
+            self._deviations.update(extended, residuals, noise_ms)
             if prior.exact:
                 break
             residual_ms, predicted_sd_ms = self._deviations.leave_one_out(residuals)
             # What is left of the residuals' spread, taken by medians, beyond what the terms' doubts explain.
-            spread_ms = _MAD_TO_SD * float(np.median(np.abs(residual_ms)))
-            left = spread_ms**2 - float(np.median(predicted_sd_ms**2 + measured_ms**2))
+            left = robust_sd(residual_ms) ** 2 - float(np.median(predicted_sd_ms**2 + measured_ms**2))
             weight = len(saved) / (len(saved) + self._n_groups / 4)
             estimate = (1 - weight) * (_FIRST_NOISE * self.base_ms) ** 2 + weight * max(left, 0.0)
             law_ms = float(np.clip(math.sqrt(estimate), _LEAST_NOISE * self.base_ms, _LARGEST_NOISE * self.base_ms))
@@ -102,10 +91,8 @@ class LatencyModel:
             noise_ms = np.where(is_outlier, np.maximum(noise_ms, np.abs(residual_ms)), noise_ms)
             if (is_outlier == before).all() and np.allclose(noise_ms, last_ms, rtol=0.05):
                 break
-        self.outliers: Bools = np.zeros(len(timed), dtype=bool)
-        self.outliers[timed] = is_outlier
 
-    def _prior_terms(self, design: Floats, saved: Floats, profiled: BuiltPlans | None) -> tuple[Floats, Floats]:
+    def _prior_terms(self, design: Floats, saved: Floats, built: BuiltPlans) -> tuple[Floats, Floats]:
         """Mean and standard deviation of gains, costs and the fixed gain, in milliseconds of this machine."""
         prior, n_groups = self._prior, self._n_groups
         gains = np.ones(n_groups) if prior.gains_ms is None else np.array(prior.gains_ms, dtype=float)
@@ -130,20 +117,19 @@ class LatencyModel:
         unit = np.abs(mean) + 0.25 * typical
         sd = _WIDTH * unit
         sd[n_groups:-1] = np.hypot(sd[n_groups:-1], _BROKEN_FUSION * _mean(np.abs(gains)))
-        if profiled is not None and profiled.group_ms is not None:
+        if built.group_ms is not None:
+            profiled = profiled_gains(built.plans, built.group_ms)
             mean, sd = self._weighed(mean, sd, unit, design, saved, profiled)
         # All savings are against one timing of the baseline, and share its error: the fixed gain takes it up.
         sd[-1] = math.hypot(sd[-1], self._base_sd_ms)
         return mean, np.maximum(sd, 1e-9 * self.base_ms)
 
     def _weighed(
-        self, mean: Floats, sd: Floats, unit: Floats, design: Floats, saved: Floats, built: BuiltPlans
+        self, mean: Floats, sd: Floats, unit: Floats, design: Floats, saved: Floats, profiled: tuple[Floats, Floats]
     ) -> tuple[Floats, Floats]:
         """Profiled gains and the prior's, weighed by their precision; the prior's where the timings speak for them."""
-        assert built.group_ms is not None
-        gains, gains_sd = profiled_gains(built.plans, built.group_ms)
-        is_known, n_groups = np.isfinite(gains), self._n_groups
-        gains, gains_sd = (np.where(is_known, figures, 0.0) for figures in (gains, gains_sd))
+        is_known, n_groups = np.isfinite(profiled[0]), self._n_groups
+        gains, gains_sd = (np.where(is_known, figures, 0.0) for figures in profiled)
         others = mean.copy()
         others[:n_groups][is_known] = 0.0
         expected = design[:, :n_groups] @ gains
@@ -174,7 +160,7 @@ class LatencyModel:
 
     def mean(self) -> Floats:
         """Gains, costs (>= 0) and the fixed gain in ms, shape (n_terms,)."""
-        return self._clipped(self._mean + self._mixing @ self._deviations.posterior_mean)
+        return self._terms(self._deviations.posterior_mean)
 
     def base(self, terms: Floats) -> Floats:
         """Latency of all-FP32 in each draw, in ms: the error of its timing is part of the fixed gain."""
@@ -184,13 +170,14 @@ class LatencyModel:
 
     def sample(self, generator: np.random.Generator, n_draws: int) -> Floats:
         """Draws of the terms, shape (n_draws, n_terms)."""
-        return self._clipped(self._mean + self._deviations.sample(generator, n_draws) @ self._mixing.T)
+        return self._terms(self._deviations.sample(generator, n_draws))
 
-    def _clipped(self, terms: Floats) -> Floats:
-        """A copy of the terms, shape (..., n_terms), with costs of at least 0."""
-        clipped: Floats = terms.copy()
-        clipped[..., self._n_groups : -1] = np.maximum(clipped[..., self._n_groups : -1], 0.0)
-        return clipped
+    def _terms(self, deviations: Floats) -> Floats:
+        """The terms, shape (..., n_terms), of such deviations; costs are at least 0."""
+        own, in_common = deviations[..., :-2], deviations[..., -2:]
+        terms: Floats = self._mean + own + in_common @ self._common.T
+        terms[..., self._n_groups : -1] = np.maximum(terms[..., self._n_groups : -1], 0.0)
+        return terms
 
     def predict(self, plans: Bools, terms: Floats) -> Floats:
         """Latency in ms, shape (n_draws, n_plans), by draws of the terms, shape (n_draws, n_terms)."""

@@ -183,6 +183,11 @@ class LinearGaussian:
         return drawn
 
 
+def robust_sd(deviations: Floats) -> float:
+    """Standard deviation of normal deviations from their middle, by their median: a few outliers do not count."""
+    return 1.4826 * float(np.median(np.abs(deviations)))
+
+
 def _solved(factor: Floats, values: Floats) -> Floats:
     """``values`` times the inverse of the matrix that has the lower Cholesky factor."""
     from scipy.linalg.lapack import dpotrs  # Slow to import, and a run that is only read needs none.
