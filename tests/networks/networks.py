@@ -25,11 +25,6 @@ def filled(stem: str, folder: Path) -> Path:
     return path
 
 
-def network_of(stem: str) -> str:
-    """The name of the network that a file holds: all exports of one have the same groups."""
-    return stem.split("_torchscript_")[0].split("_dynamo_")[0]
-
-
 def shapes_of(path: Path, feed: dict[str, np.ndarray]) -> dict[str, tuple[int, ...]]:
     """The shape of every value that a node computes, at one sample."""
     model = onnx.load(path)

@@ -106,11 +106,6 @@ def rounding_of(constant: Initializer, precision: Precision) -> Rounding:
     return Rounding(constant.name, absmax, overflowed, vanished, size)
 
 
-def largest_magnitude(values: np.ndarray) -> float:
-    """Zero where there are no values."""
-    return float(np.max(np.abs(values), initial=0.0))
-
-
 # -- reading ------------------------------------------------------------------------------------------------------
 
 

@@ -92,10 +92,6 @@ def _opset(version: int) -> onnx.ModelProto:
     return proto
 
 
-def _relu(shape: list[int]) -> onnx.ModelProto:
-    return models.model([models.node("Relu", ["x"], "y")], [models.value("x", shape)], [models.value("y", None)])
-
-
 @pytest.mark.parametrize(
     ("proto", "says"),
     [
