@@ -17,7 +17,7 @@ from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_SAMPLER, Evaluation, Origin
 from mptune.tuning.front import Front
 from mptune.tuning.listener import Listener
-from mptune.tuning.record.study_trials import Proposal
+from mptune.tuning.record.record import Proposal
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.sensitivity import OneGroupErrors, Sensitivity
 from tests.fakes import SHA, FakeToolchain
@@ -60,7 +60,7 @@ def find_sensitivity(
 ) -> Sensitivity:
     """All one-group errors, known well enough; what an earlier call wrote is not done again."""
     errors = OneGroupErrors(space, toolchain, metric, path, listener, *shared)
-    errors.take(math.inf, wait=True)
+    errors.take(math.inf)
     return errors.sensitivity()
 
 

@@ -13,7 +13,6 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from mptune.choice import Choice
 from mptune.engines.context import RunContext
@@ -137,7 +136,7 @@ class ConfirmRun(MeasuringRun):
         file = self._fresh_file(section, environment)
         self.directory = RunDirectory(path, path / HOME)
         earlier = self.directory.load()
-        is_other = earlier is not None and _identity(earlier) != _identity(file)
+        is_other = earlier is not None and identity_of(earlier) != identity_of(file)
         self._stack.enter_context(open_run(path, fresh=is_other))
         recorded = self.directory.load()
         if recorded is None:
@@ -310,8 +309,3 @@ def lent_samples(
         for _, place in lent:
             with contextlib.suppress(OSError):
                 place.unlink(missing_ok=True)
-
-
-def _identity(file: RunFile) -> dict[str, Any]:
-    """What must be the same for a confirmation to go on."""
-    return {**identity_of(file), "metric": file.search.metric}

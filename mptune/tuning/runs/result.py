@@ -14,6 +14,7 @@ from mptune.data.samples import split_indices
 from mptune.errors import PlanError, RunError
 from mptune.finding import Finding, FindingOrigin
 from mptune.findings.engine import NOTHING
+from mptune.identity import identity_of
 from mptune.run_json import FixedSettings, RunFile
 from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings, Tolerance
@@ -42,7 +43,6 @@ from mptune.tuning.reasons.group_findings import in_order
 from mptune.tuning.reasons.plan_findings import SampleIndices, plan_findings
 from mptune.tuning.reasons.reasons import explain
 from mptune.tuning.reasons.unconfirmed import Unconfirmed, unconfirmed_warnings
-from mptune.tuning.record.attributes import plan_count
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.sessions import drift_warning
 from mptune.tuning.record.storage import same_storage, storage_url
@@ -102,7 +102,7 @@ def has_evaluation(run: RunDirectory, file: RunFile, storage: str | None = None)
         return False
     try:
         url = storage_url(file.storage, same_storage(file.storage, storage))
-        return has_outcome(name=file.study, journal=run.journal, url=url)
+        return has_outcome(name=file.study, identity=identity_of(file), journal=run.journal, url=url)
     except RunError:
         return True
 
@@ -151,7 +151,7 @@ def build_front(
         choice=choice,
         hint=_hint_of_exactness(points, chosen, choice.kind, run.path),
         evaluations=record.spent,
-        failures=len(record.trials.failed()),
+        failures=len(record.failed()),
         hypervolume=hypervolume(points, fp32, reference_error_of(record.metric, plans.every)),
         warnings=_warnings(file, record, plans, chosen, choice, findings, explanation),
         findings=_shown_findings(run, file, findings, chosen, fp32, explanation),
@@ -240,7 +240,7 @@ def _warnings(
         reduced=" or ".join(name.upper() for name in file.fixed_settings.precisions if name != "fp32"),
         is_cut_short=record.spent < file.search.budget,
         sampled_failures=sum(origin == ORIGIN_SAMPLER for _, origin, _ in failures),
-        plan_count=plan_count(record.trials.every()),
+        plan_count=record.plan_count,
         is_untunable=any(finding.code == NOTHING for finding in findings),
         frees=_options_that_free(file.fixed_settings),
     )

@@ -47,7 +47,6 @@ from mptune.tuning.record.study import (
     START_NOTE,
     check_metrics,
     open_study,
-    settle_study,
     shared_granularity,
     study_name,
 )
@@ -124,7 +123,8 @@ class SearchRun(MeasuringRun):
         one_size = size_findings(data.samples, self._model.inputs, self._settings.shapes)
         about_data = (*self._check_data(samples, observations), *one_size)
         hazards = self._split(observations)
-        self._settle_study()
+        if not has_evaluation(self.directory, self.file, self._settings.storage):
+            self._open_toolchain()  # The identity of the study that is begun holds its target.
         space = search_space(self._context, named, hazards, observations, self._kernels)
         self._save(findings=(*about_data, *self._about_target(observations), *self._about_model(observations, hazards)))
         self._warn(*self._kernels.warnings, *space.warnings)
@@ -208,7 +208,7 @@ class SearchRun(MeasuringRun):
         place = self.directory.path
         refuse_confirmation(place, recorded)
         if recorded is not None:
-            check = partial(check_same, place, recorded, model.sha256, fixed)
+            check = partial(check_same, place, recorded, model.sha256, fixed, settings.metric)
             recorded = recorded if self._holds(check, recorded) else None
         self._url = named_storage(settings.storage, is_journal=recorded is not None and recorded.storage is None)
         storage = None if self._url is None else check_opens(self._url)  # only what has opened is written down
@@ -218,8 +218,8 @@ class SearchRun(MeasuringRun):
         self._asked: Choice = given if recorded is None else recorded.choice.asked_again(given)
         self._settings = settings = self._asked.limit(settings)
         parsed_limits(self._asked, (settings.metric, *settings.reported_metrics), [o.name for o in model.outputs])
-        begun = earlier.study if earlier is not None and earlier.storage == storage else self._name
-        study = begun if storage is None else study_name(begun, is_new=settings.fresh)
+        is_same = earlier is not None and earlier.storage == storage
+        study = earlier.study if is_same and earlier else study_name(self._name, is_new=settings.fresh)
         section = ModelSection(path=str(model.path.resolve()), sha256=model.sha256)
         file = RunFile.of(settings, section, fixed, storage, study)
         if recorded is not None:
@@ -304,13 +304,6 @@ class SearchRun(MeasuringRun):
         self._save(nodes_apart=tuple(name for group in apart for name in group.nodes))
         return hazards
 
-    def _settle_study(self) -> None:
-        """Name the study, by an identity that is complete now."""
-        if self._url is not None and not has_evaluation(self.directory, self.file, self._settings.storage):
-            # The study of runs with this run's name and identity in the database is shared, or begun there.
-            self._open_toolchain()
-            self._save(study=settle_study(self.file.study, identity_of(self.file), self._url))
-
     @property
     def _kernels(self) -> MissingKernels:
         return MissingKernels.load(self._context.data_dir / KERNELS_JSON)
@@ -330,6 +323,7 @@ class SearchRun(MeasuringRun):
                 is_shared=self._is_worker or has_workers(self.directory),
             )
         )
+        self._save(study=self.record.name)
         check_metrics(self.record, (settings.metric, *settings.reported_metrics))
 
     def _confirm(self) -> None:

@@ -15,9 +15,7 @@ from mptune.graph.plan import PrecisionPlan
 from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation, Origin
 from mptune.tuning.failures import describe, machine_error
 from mptune.tuning.listener import Listener
-from mptune.tuning.record.attributes import origin_of
-from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.record.study_trials import Proposal, failed_attempts
+from mptune.tuning.record.record import Proposal, StudyRecord, failed_attempts, origin_of
 from mptune.tuning.steps.baseline import check_baseline
 
 T = TypeVar("T")
@@ -150,12 +148,12 @@ class Attempts:
             raise
 
     def _needed(self, proposal: Proposal, failure: Failure) -> int:
-        needed = MOST_ATTEMPTS if self._record.trials.has_faults() else ATTEMPTS
+        needed = MOST_ATTEMPTS if self._record.has_faults() else ATTEMPTS
         if failure.kind is FailureKind.TIMEOUT:  # The deadline may be an hour away.
             return needed
         if proposal.origin == ORIGIN_FP32:
             return max(needed, _FP32_ATTEMPTS)
-        checked = sum(failed_attempts(trial) >= MOST_ATTEMPTS for trial in self._record.trials.failed())
+        checked = sum(failed_attempts(trial) >= MOST_ATTEMPTS for trial in self._record.failed())
         return needed if checked >= _CHECKED else MOST_ATTEMPTS
 
     def check_machine(self, proposal: Proposal, failure: Failure) -> None:
@@ -176,9 +174,9 @@ class Attempts:
 
     def reconsider(self) -> None:
         """Enqueue plans whose failures are too few to be their own fault, now that the machine has shown faults."""
-        if not self._record.trials.has_faults():
+        if not self._record.has_faults():
             return
-        for trial in self._record.trials.failed():
+        for trial in self._record.failed():
             if 0 < (failures := failed_attempts(trial)) < MOST_ATTEMPTS:
-                plan, origin = self._record.trials.plan_of(trial), origin_of(trial.user_attrs)
+                plan, origin = self._record.plan_of(trial), origin_of(trial.user_attrs)
                 self._record.enqueue(plan, origin, failures=failures)

@@ -11,8 +11,7 @@ from mptune.targets.roofline import LatencyTerms
 from mptune.tuning.evaluation import ORIGIN_SAMPLER
 from mptune.tuning.fronts.searched_error import SearchedError
 from mptune.tuning.listener import Listener
-from mptune.tuning.record.attributes import origin_of
-from mptune.tuning.record.record import StudyRecord
+from mptune.tuning.record.record import StudyRecord, origin_of
 from mptune.tuning.sampler.posterior import Prior
 from mptune.tuning.space import SearchSpace, Seed
 from mptune.tuning.steps.emulated import PlanEmulator
@@ -42,7 +41,7 @@ def due_seeds(record: StudyRecord, space: SearchSpace, first: int | None = None)
     The baseline comes alone: nothing is worth a build before it is known to be sound. Where another worker has it in
     work, this one takes the other seeds meanwhile.
     """
-    started = record.states()
+    started = record.started()
     seeds = [seed for seed in space.seeds if seed.plan.fingerprint not in started]
     if seeds[:1] == list(space.seeds[:1]):
         return seeds[:1]
@@ -53,7 +52,7 @@ def due_seeds(record: StudyRecord, space: SearchSpace, first: int | None = None)
 
 def has_proposed(record: StudyRecord) -> bool:
     """Whether a plan of the sampler has been evaluated, or failed."""
-    return any(origin_of(trial.user_attrs) == ORIGIN_SAMPLER for trial in record.trials.settled())
+    return any(origin_of(trial.user_attrs) == ORIGIN_SAMPLER for trial in record.settled())
 
 
 class Guide:
@@ -98,7 +97,7 @@ class Guide:
         is_first = not self._told
         if self._emulator is not None:
             self._emulator.learn_measured(self._record.evaluations())
-        if self._errors.take(self._allowed(), wait=is_first) or is_first:
+        if self._errors.take(self._allowed()) or is_first:
             self.prior = self._guide()
             self._tell()
 

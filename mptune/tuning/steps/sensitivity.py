@@ -8,8 +8,8 @@ left is taken between plans, in proportion to them, so that a resumed search goe
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+import random
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,8 +34,6 @@ SENSITIVITY_JSON = "sensitivity.json"
 
 KNOWN_WELL = 0.15
 """A one-group error whose relative doubt is at most this needs no more samples: the law of squares is no better."""
-
-_WAIT_S = 0.3
 
 _AT_A_TIME = 8
 """Groups per job: an interrupted run repeats at most one job, and progress is reported after each."""
@@ -121,7 +119,6 @@ class OneGroupErrors:
         path: Path,
         listener: Listener,
         shared: SharedErrors | None = None,
-        sleep: Callable[[float], None] = time.sleep,
         searched: SearchedError | None = None,
         limits: Limits | None = None,
     ) -> None:
@@ -133,7 +130,6 @@ class OneGroupErrors:
         self._path = path
         self._listener = listener
         self._shared = shared
-        self._sleep = sleep
         self._parts = toolchain.emulated_samples.parts
         recorded = Sensitivity.load(path, metric)
         kept = {g: error for g, error in recorded.output_errors.items() if g in space.free}
@@ -150,20 +146,16 @@ class OneGroupErrors:
         """Emulations so far, each of one group on one sample; those of all workers, and of earlier runs."""
         return sum(map(self._samples, self._errors)) + len(self._failed - self._errors.keys())
 
-    def take(self, allowed: float, *, wait: bool = False) -> bool:
-        """Emulate what is wanted most while ``spent`` stays within what is allowed; whether more is known than before.
-
-        Where other workers have all in work that is still wanted, ``wait`` for them.
-        """
+    def take(self, allowed: float) -> bool:
+        """Emulate what is wanted most while ``spent`` stays within what is allowed; whether more is known then."""
         before = self.spent
         while self._limits is None or self._limits.reached() is None:
             self._read_shared()
             jobs = [job for job in self._wanted() if self.spent + job.cost <= allowed]
-            job = self._claim(jobs)
+            # Workers that begin at the same time take different jobs.
+            job = random.choice(jobs) if jobs and self._shared and not self._shared.is_alone else next(iter(jobs), None)
             if job is not None:
                 self._do(job)
-            elif jobs and wait:
-                self._sleep(_WAIT_S)
             else:
                 break
         self._save()
@@ -258,12 +250,6 @@ class OneGroupErrors:
 
     # -- taking it ----------------------------------------------------------------------------------------------
 
-    def _claim(self, jobs: Sequence[_Job]) -> _Job | None:
-        if self._shared is None:
-            return jobs[0] if jobs else None
-        key = self._shared.claim([job.key for job in jobs])
-        return next((job for job in jobs if job.key == key), None)
-
     def _do(self, job: _Job) -> None:
         tried, free = self._failed | self._errors.keys(), len(self._space.free)
         text = f"one-group errors: {len(tried)} of {free} groups"
@@ -278,7 +264,7 @@ class OneGroupErrors:
         for group, error in errors.items():
             self._add(group, job.part, error)
         if self._shared is not None:
-            self._shared.keep(job.key, job.part, errors)
+            self._shared.keep(job.part, errors)
         self._save()
 
     def _add(self, group: str, part: range, error: OutputError | None) -> None:

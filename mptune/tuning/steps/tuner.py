@@ -23,9 +23,8 @@ from mptune.tuning.failures import describe, did_not_run, machine_error
 from mptune.tuning.front import pareto
 from mptune.tuning.fronts.limits import check_columns
 from mptune.tuning.listener import Listener
-from mptune.tuning.record.record import StudyRecord
+from mptune.tuning.record.record import Proposal, StudyRecord
 from mptune.tuning.record.sessions import Sessions, anchored, keep_reopened, reopened_baselines
-from mptune.tuning.record.study_trials import Proposal
 from mptune.tuning.sampler.trials import ehvi_of
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.attempts import ATTEMPTS, Attempts, doubt
@@ -98,7 +97,7 @@ class Tuner:
         if (baseline := self._record.baseline()) is not None:
             check_columns(self._settings.tolerance, baseline.error)
         limits, failures = self._limits or Limits(self._settings, clock=self._clock), len(self._record.failures())
-        self._record.heal(stale_after_s=self._longest_trial_s())
+        self._record.heal(is_first=True)
         while True:
             self._attempts.reconsider()
             if self._record.spent >= self._settings.budget:
@@ -120,7 +119,7 @@ class Tuner:
                 self._record.release(proposal)
                 return limit
             if proposal is None:
-                if not self._record.trials.running():
+                if not self._record.running():
                     return Stop.EXHAUSTED
                 self._wait()  # A plan comes back if the worker that has it in work dies.
             elif self._is_shared_out(proposal):
@@ -135,7 +134,7 @@ class Tuner:
     def _is_shared_out(self, proposal: Proposal | None = None) -> bool:
         """Whether what others have in work, ``proposal`` not counted, would spend the rest of the budget."""
         own = None if proposal is None else proposal.number
-        others = sum(trial.number != own for trial in self._record.trials.running())
+        others = sum(trial.number != own for trial in self._record.running())
         return self._record.spent + others >= self._settings.budget
 
     def _wait(self) -> None:
@@ -145,12 +144,7 @@ class Tuner:
         self._heal()
 
     def _heal(self) -> None:
-        self._record.heal(self._longest_trial_s(), is_first=False)
-
-    def _longest_trial_s(self) -> float:
-        worker = self._settings.worker
-        # All-FP32 is measured beside every candidate, so the longest living trial builds and measures twice.
-        return 2 * (worker.start_timeout_s + worker.build_timeout_s + worker.measure_timeout_s)
+        self._record.heal()
 
     # -- proposals ----------------------------------------------------------------------------------------------
 
@@ -160,14 +154,14 @@ class Tuner:
             if is_exhausted(self._record, self._space):
                 return None
             self._enqueue_seeds()
-            if self._before_proposal is not None and (not self._record.trials.waiting() or has_proposed(self._record)):
+            if self._before_proposal is not None and (not self._record.waiting() or has_proposed(self._record)):
                 self._before_proposal()
             proposal = self._record.ask()
-            if proposal.plan.fingerprint not in self._record.states(but=proposal.number):
+            if proposal.plan.fingerprint not in self._record.started(before=proposal.number):
                 return proposal
             self._record.tell_duplicate(proposal)
             if repeats % DUPLICATES_IN_A_ROW == 0:
-                unseen = self._unseen(set(self._record.states()))
+                unseen = self._unseen(self._record.started())
                 if unseen is None:
                     return None
                 self._record.enqueue(unseen, ORIGIN_SAMPLER)
@@ -175,16 +169,15 @@ class Tuner:
 
     def _enqueue_seeds(self) -> None:
         due = due_seeds(self._record, self._space, self._seeds_first)
-        if {seed.plan.fingerprint for seed in due} <= self._record.trials.waiting():
+        if {seed.plan.fingerprint for seed in due} <= self._record.waiting():
             return
-        with self._record.turn():  # Another worker may have been faster.
-            for seed in due_seeds(self._record, self._space, self._seeds_first):
-                self._record.enqueue(seed.plan, seed.origin)
+        for seed in due:
+            self._record.enqueue(seed.plan, seed.origin)
 
     def _unseen(self, started: set[str]) -> PrecisionPlan | None:
         """A plan that is not known: any of few, else one that differs in as few groups as need be from the front."""
         space = self._space
-        generator = np.random.default_rng([self._settings.seed, len(self._record.trials.every())])
+        generator = np.random.default_rng([self._settings.seed, len(self._record.trials())])
         if len(space.free) <= _ENUMERABLE:
             rows = itertools.product(*space.options.values())
             every = (space.plan(dict(zip(space.free, row, strict=True))) for row in rows)
@@ -317,15 +310,15 @@ def has_converged(record: StudyRecord, settings: SearchSettings) -> bool:
     baseline = record.baseline()
     if baseline is None or baseline.latency.source != "measured":
         return False
-    expected = [ehvi for t in record.trials.settled() if (ehvi := ehvi_of(t)) is not None][-PATIENCE:]
+    expected = [ehvi for t in record.settled() if (ehvi := ehvi_of(t)) is not None][-PATIENCE:]
     return settings.sampler == "precision" and len(expected) == PATIENCE and max(expected) < LEAST_IMPROVEMENT
 
 
 def is_exhausted(record: StudyRecord, space: SearchSpace) -> bool:
     """Whether every plan of the space is known already, or being evaluated."""
-    if record.baseline() is None or len(record.trials.every()) < space.size:
+    if record.baseline() is None or len(record.trials()) < space.size:
         return False
-    started = record.states()
+    started = record.started()
     # All-FP32 is always evaluated, also where the pins leave it out of the space.
     outside = sum(1 for seed in space.seeds if seed.plan.fingerprint in started and not space.holds(seed.plan))
     return len(started) - outside >= space.size

@@ -33,7 +33,7 @@ def test_one_kill_is_no_plans_fault(open_record: OpenRecord, space: SearchSpace,
     make_tuner(record, space, toolchain, diary).run()
     undisturbed = open_record(sampler="precision", name="undisturbed")
     make_tuner(undisturbed, space, make_toolchain(space)).run()
-    assert len(record.trials.failed()) == 0
+    assert len(record.failed()) == 0
     assert [e.plan for e in record.evaluations()] == [e.plan for e in undisturbed.evaluations()]
     assert sum("killed by SIGKILL" in text and "fresh process" in text for text in diary.warnings) == 1
     assert toolchain.restarts == 1
@@ -210,10 +210,10 @@ def test_device_losses_count_as_faults_of_the_machine(open_record: OpenRecord, s
     record = open_record()
     full = make_toolchain(space, faults=1, fault_kind=FailureKind.DISK_FULL)
     make_tuner(record, space, full, Diary(), budget=4).run()
-    assert not record.trials.has_faults(), "a full disk is no fault that comes now and then"
+    assert not record.has_faults(), "a full disk is no fault that comes now and then"
     make_tuner(record, space, make_toolchain(space, faults=2), Diary(), budget=6).run()
-    assert record.trials.has_faults()
-    assert open_record().trials.has_faults(), "the next session sees it"
+    assert record.has_faults()
+    assert open_record().has_faults(), "the next session sees it"
 
 
 def test_a_driver_that_is_too_old_has_a_hint_of_its_own() -> None:

@@ -273,7 +273,7 @@ def test_when_the_time_is_over_during_emulations_no_plan_is_built(open_record: O
     )
     assert tuner.run() is Stop.TIMEOUT
     assert len(record.evaluations()) == len(space.seeds)
-    assert not record.trials.running()
+    assert not record.running()
 
 
 def test_of_a_group_that_cannot_be_emulated_that_is_said(
