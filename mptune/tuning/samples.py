@@ -1,0 +1,116 @@
+"""Search and held-out samples with their labels; whole sequences of them where outputs are fed back."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from mptune.data.archive import load_labels, save_labels
+from mptune.data.calibration import load_calibration
+from mptune.data.metrics.parts import HELD_OUT_PARTS_JSON, PARTS_JSON
+from mptune.data.rollout import Rollout
+from mptune.data.run_outputs import HELD_OUT_NAMES_JSON
+from mptune.data.samples import CalibrationSet, size_findings
+from mptune.engines.context import RunContext
+from mptune.errors import RunError, SettingsError
+from mptune.files import open_file, write_json
+from mptune.finding import Finding
+from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.hazards.interface import state_inputs
+from mptune.graph.loading.model import Model
+from mptune.graph.loading.tensors import TensorInfo
+from mptune.settings import SearchSettings
+from mptune.targets.findings import nothing_to_tune
+
+_ARCHIVES = ("search.npz", "held_out.npz", "search_reference.npz", "held_out_reference.npz")
+_OPTIONAL = ("search_labels.npz", "held_out_labels.npz", PARTS_JSON, HELD_OUT_PARTS_JSON)
+
+
+@dataclass(frozen=True)
+class SampleSets:
+    """What plans are evaluated on, what only the front meets, and the labels of both, if any.
+
+    ``sizes`` is the finding that all samples have one size, where others are possible.
+    """
+
+    search: CalibrationSet
+    held_out: CalibrationSet
+    sizes: tuple[Finding, ...] = ()
+    labels: tuple[Sequence[dict[str, np.ndarray]], Sequence[dict[str, np.ndarray]]] = ((), ())
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Of both sets, each once."""
+        return tuple(dict.fromkeys((*self.search.warnings, *self.held_out.warnings)))
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Of both sets, each once."""
+        return tuple(dict.fromkeys((*self.search.findings, *self.held_out.findings)))
+
+    def save(self, context: RunContext) -> None:
+        """Write samples and labels where jobs find them."""
+        self.search.save(context.samples("search"))
+        self.held_out.save(context.samples("held_out"))
+        if self.held_out.names:
+            write_json(context.data_dir / HELD_OUT_NAMES_JSON, list(self.held_out.names))
+        save_labels(context.samples("search"), self.labels[0])
+        save_labels(context.samples("held_out"), self.labels[1])
+
+
+def load_data(settings: SearchSettings, grouped: GroupedModel) -> CalibrationSet:
+    """The samples of a search. A finding comes first where the model has nothing to tune."""
+    model, inputs = grouped.model, grouped.model.inputs
+    fed = {info.name for info in inputs if any(pair.endswith(f":{info.name}") for pair in settings.feedback)}
+    data = load_calibration(settings.data, inputs, settings.data_settings, settings.seed, state_inputs(model) | fed)
+    return replace(data, findings=(*nothing_to_tune(grouped, "search"), *data.findings))
+
+
+def split_data(data: CalibrationSet, settings: SearchSettings, inputs: Sequence[TensorInfo]) -> SampleSets:
+    """Split the samples by seed (``CalibrationSet.split``); of a rollout whole sequences, and no label."""
+    options = settings.seed, settings.data_settings.held_out_fraction, settings.data_settings.max_search_samples
+    if settings.rollout is not None and settings.labels is not None:
+        raise SettingsError("cannot be given where a state is fed back", "leave one of them away", setting="labels")
+    search, held_out = data.split(*options, 1 if settings.rollout is None else settings.rollout.steps)
+    sizes = size_findings(data.samples, inputs, settings.shapes)
+    if settings.labels is None:
+        return SampleSets(search, held_out, sizes)
+    labels = load_labels(settings.labels, len(data.samples))
+    of_search, of_held_out = ([labels[k] for k in part.indices] for part in (search, held_out))
+    return SampleSets(search, held_out, sizes, (of_search, of_held_out))
+
+
+def with_rollout(settings: SearchSettings, model: Model, samples: int) -> SearchSettings:
+    """The settings with ``rollout`` as the model and the data have it."""
+    inputs, outputs = ([tensor.name for tensor in tensors] for tensors in (model.inputs, model.outputs))
+    return replace(settings, rollout=Rollout.parse(settings.feedback, settings.steps, inputs, outputs, samples))
+
+
+def sample_files(data_dir: Path) -> tuple[Path, ...]:
+    """The files of samples and of reference outputs that a run has; others than the first four may be missing."""
+    present = (data_dir / name for name in _OPTIONAL)
+    return (*(data_dir / name for name in _ARCHIVES), *(path for path in present if path.is_file()))
+
+
+def refuse_damaged(data_dir: Path) -> None:
+    """Refuse samples or references that are missing or damaged. Members are stored: none unfolds to more than its file.
+
+    They may come from a stranger.
+    """
+    for path in (path for path in sample_files(data_dir) if path.suffix == ".npz"):
+        try:
+            with open_file(path) as stream, zipfile.ZipFile(stream) as archive:
+                is_stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in archive.infolist())
+                is_whole = is_stored and archive.testzip() is None
+        except Exception:  # zipfile raises nearly anything for a damaged file
+            is_whole = False
+        if not is_whole:
+            raise RunError(
+                f"{path} is missing or damaged",
+                f"copy the run directory again; where the search ran, delete {data_dir}: the same `mptune search` "
+                "prepares it again",
+            )
