@@ -53,18 +53,17 @@ class Opener:
         return found
 
 
-class VersionedToolchain(FakeToolchain):
-    """A fake one of another version of ONNX Runtime."""
-
-    def environment(self) -> Environment:
-        return Environment(versions={"onnxruntime": "1.99"}, os="none", cpu="none", cpu_count=1)
-
-
+@dataclass(frozen=True)
 class VersionedOpener(Opener):
-    """Opens fake toolchains of another version."""
+    """Opens fake toolchains with a version of ONNX Runtime."""
+
+    version: str = "1.98"
 
     def __call__(self, context: RunContext) -> FakeToolchain:
-        return VersionedToolchain(Law([group.id for group in context.groups]), noise=0.0, device=self.device)
+        toolchain = super().__call__(context)
+        environment = Environment(versions={"onnxruntime": self.version}, os="none", cpu="none", cpu_count=1)
+        toolchain.environment = lambda: environment  # type: ignore[method-assign]
+        return toolchain
 
 
 class ByGpu(Opener):
@@ -279,8 +278,9 @@ def test_another_device_or_version_is_refused_in_one_line(
     mlp_path: Path, mlp_data: Path, tmp_path: Path, opener: Opener
 ) -> None:
     place, folder = tmp_path / "run.mptune", opener.folder
-    search(mlp_path, mlp_data, place, opener, budget=2)
-    for other, named in ((Opener(folder, device="Fake 2000"), "another target"), (VersionedOpener(folder), "1.99")):
+    search(mlp_path, mlp_data, place, VersionedOpener(folder), budget=2)
+    other_version, other_device = (VersionedOpener(folder, version="1.99"), Opener(folder, device="Fake 2000"))
+    for other, named in ((other_device, "another target"), (other_version, r"onnxruntime \(1.98 there, 1.99 here\)")):
         with pytest.raises(RunError, match=f"differs from the one that the search was prepared on.*{named}") as raised:
             mptune.worker(place, open_toolchain=other, wait_s=0.0)
         assert "\n" not in raised.value.message

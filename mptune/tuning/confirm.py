@@ -18,7 +18,6 @@ from mptune.choice import Choice
 from mptune.engines.context import RunContext
 from mptune.engines.toolchains import choose
 from mptune.errors import TargetError
-from mptune.files import link_or_copy, writing
 from mptune.identity import identity_of, plugins_sha256
 from mptune.run_json import RunFile
 from mptune.rundir import HOME, RunDirectory, open_run
@@ -92,25 +91,22 @@ class Confirm:
             settings = replace(self._settings, budget=max(1, record.spent + len(left)))
             settings = samples.with_rollout(settings, self.grouped.model, count)
             limit = limits.Limits(settings, self.directory.path, elapsed_s=time.monotonic() - self._began_s)
-            with self._lent_samples(settings) as context:
-                toolchain = measuring.Measuring.open(context, target, listener, self._opener).toolchain
-                with contextlib.closing(toolchain):
-                    listener.stage(f"measuring {len(seeds)} plans on {device}")
-                    if left:
-                        tuner.Tuner(record, space, toolchain, settings, listener, limits=limit).run()
-                        if record.baseline() is None:
-                            raise measuring.ended_early(limit, self.directory.path)
-                    failed: set[str] = set()
-                    for number in range(rounds):
-                        missing = remeasure.missing(record, self._sound(), rounds)
-                        todo = [(k, e) for k, e in missing if k == number and e.plan.fingerprint not in failed]
-                        if todo and (stop := limit.reached()) is not None:
-                            listener.stage(f"stopped confirming: {stop.value}; the same command goes on with it")
-                            break
-                        if todo:
-                            listener.stage(f"round {number + 1} of {rounds}: a fresh process, held-out samples")
-                            failed |= remeasure.measure_again(todo, record, toolchain, settings, listener, limit)
-            if (fp32 := record.baseline()) is not None:
+            samples.refuse_damaged(run.data)
+            context = self.directory.context(self.grouped, settings)
+            toolchain = measuring.Measuring.open(context, target, listener, self._opener).toolchain
+            with contextlib.closing(toolchain):
+                listener.stage(f"measuring {len(seeds)} plans on {device}")
+                if left:
+                    tuner.Tuner(record, space, toolchain, settings, listener, limits=limit).run()
+                    if record.baseline() is None:
+                        raise measuring.ended_early(limit, self.directory.path)
+                if todo := remeasure.missing(record, self._sound(), rounds):
+                    listener.stage(f"{rounds} rounds: each a fresh process, held-out samples")
+                    remeasure.measure_again(todo, record, toolchain, settings, listener, limit)
+                    if (stop := limit.reached()) is not None:
+                        listener.stage(f"stopped confirming: {stop.value}; the same command goes on with it")
+            fp32 = record.baseline()
+            if fp32 is not None:
                 findings = measuring.with_engine_findings(self.file.findings, fp32, settings, "confirm")
                 self.file = self.file.model_copy(update={"findings": findings})
                 self.directory.save(self.file)
@@ -204,26 +200,3 @@ class Confirm:
         """What is worth measuring again, the baseline first and the rest by its latency."""
         sound = [each for each in self.record.evaluations() if each.is_finite]
         return sorted(sound, key=lambda each: (each.origin != ORIGIN_FP32, each.latency.median_ms))
-
-    @contextlib.contextmanager
-    def _lent_samples(self, settings: SearchSettings) -> Iterator[RunContext]:
-        """What the engines work on: samples and references are lent by the search meanwhile.
-
-        They lie in a folder of the confirmation, beside what the toolchain notes there of this device and power mode.
-        """
-        samples.refuse_damaged(self._run.data)
-        own = [self.directory.path.resolve() / name for name in ("data", "engines", "logs")]
-        context = RunContext(self.grouped, settings, self._run.weights, *own)
-        lent = {context.data_dir / path.name: path for path in samples.sample_files(self._run.data)}
-        try:
-            with writing(self.directory.path):
-                for folder in own:
-                    folder.mkdir(exist_ok=True)
-                for place, source in lent.items():
-                    place.unlink(missing_ok=True)
-                    link_or_copy(str(source), str(place))
-            yield context
-        finally:
-            for place in lent:
-                with contextlib.suppress(OSError):
-                    place.unlink(missing_ok=True)

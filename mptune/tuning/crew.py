@@ -10,14 +10,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
 from mptune.data.metrics.tasks import script_of
-from mptune.errors import BaselineError, MptuneError, RunError
+from mptune.engines.base import Failure
+from mptune.errors import MptuneError, RunError
 from mptune.files import RESUME_HINT, read_text, writing
+from mptune.graph.plan import PrecisionPlan
 from mptune.processes.parent import absolute_sys_path, kill_tree
 from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings
+from mptune.tuning.evaluation import Evaluation, Origin
 from mptune.tuning.listener import Listener
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.storage import STORAGE_VARIABLE
@@ -37,9 +39,9 @@ def run_workers(
     variables: Mapping[str, str],
     listener: Listener,
 ) -> None:
-    """Run a worker on each GPU until all have ended. Their outcomes, and those of other hosts, come from the study.
+    """Run a worker on each GPU until all have ended. What they evaluate, as those of other hosts, the study has.
 
-    One that ends early is reported in a line, and the others go on.
+    One that ends early is reported in a line, and the others go on. All that they print is in ``logs/``.
 
     Args:
         url: of the study's database, which goes to them in their environment: a command line may be read by anyone.
@@ -53,13 +55,13 @@ def run_workers(
     command = [*PROGRAM, "worker", str(run.path.resolve()), "--wait", "0s"]
     command += [f"--metric={name}" for name in (settings.metric, *settings.reported_metrics) if script_of(name)]
     command += [f"--plugin={path}" for path in settings.plugins]
-    logs = {gpu: run.logs / f"worker-gpu{gpu}.log" for gpu in settings.gpus}
-    told = dict.fromkeys(settings.gpus, 0)
     running: dict[int, subprocess.Popen[bytes]] = {}
-    seen, failed = {evaluation.number for evaluation in record.evaluations()}, len(record.failures())
+    reported = {each.plan.fingerprint for each in record.evaluations()}
+    reported |= {plan.fingerprint for plan, _, _ in record.failures()}
     errors: list[MptuneError] = []
     try:
-        for gpu, log in logs.items():
+        for gpu in settings.gpus:
+            log = run.logs / f"worker-gpu{gpu}.log"
             with writing(log), log.open("wb") as output:
                 running[gpu] = subprocess.Popen(
                     [*command, f"--gpu={gpu}"],
@@ -72,37 +74,27 @@ def run_workers(
         while running:
             time.sleep(_POLL_S)
             ended = [gpu for gpu, process in running.items() if process.poll() is not None]
-
-            # Outcomes that are new in the study.
-            before = done = failed + len(seen)
-            for evaluation in record.evaluations():
-                if evaluation.number in seen:
+            outcomes: list[tuple[PrecisionPlan, Origin, Evaluation | Failure]]
+            outcomes = [(each.plan, each.origin, each) for each in record.evaluations()]
+            before = len(reported)
+            for plan, origin, outcome in (*outcomes, *record.failures()):
+                if plan.fingerprint in reported:
                     continue
-                seen.add(evaluation.number)
-                done += 1
-                if evaluation.is_finite:
-                    listener.evaluated(evaluation, done, settings.budget)
+                reported.add(plan.fingerprint)
+                if isinstance(outcome, Failure):
+                    listener.failed(plan, origin, outcome, len(reported), settings.budget)
+                elif outcome.is_finite:
+                    listener.evaluated(outcome, len(reported), settings.budget)
                 else:
-                    text = f"its {evaluation.metric} is {evaluation.error_value}"
-                    listener.failed(evaluation.plan, evaluation.origin, text, done, settings.budget)
-            for plan, origin, failure in record.failures()[failed:]:
-                failed += 1
-                done += 1
-                listener.failed(plan, origin, failure, done, settings.budget)
-            if done > before:
+                    text = f"its {outcome.metric} is {outcome.error_value}"
+                    listener.failed(plan, origin, text, len(reported), settings.budget)
+            if len(reported) > before:
                 announce(listener, record, settings)
-
-            for gpu, log in logs.items():
-                lines = [line for line in read_text(log).splitlines(keepends=True) if line.endswith("\n")]
-                for line in lines[told[gpu] :]:
-                    if line.startswith("warning: "):
-                        listener.warning(f"GPU {gpu}: {line.removeprefix('warning: ').rstrip()}")
-                told[gpu] = len(lines)
             for gpu in ended:
                 process = running.pop(gpu)
                 kill_tree(process)  # what it may have left
                 if process.returncode:
-                    errors.append(_error_of(gpu, process.returncode, logs[gpu]))
+                    errors.append(_error_of(run, gpu, process.returncode))
                     listener.warning(errors[-1].message)
     finally:
         for process in running.values():
@@ -111,30 +103,28 @@ def run_workers(
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_END_TIMEOUT_S)
             kill_tree(process)
-    if len(errors) == len(logs):
+    if len(errors) == len(settings.gpus):
         raise errors[0]
 
 
-def _error_of(gpu: int, status: int, log: Path) -> MptuneError:
-    """What a worker ended with: the last error in its log, if it wrote one."""
-    lines = read_text(log).splitlines()
-    places = [number for number, line in enumerate(lines) if line.startswith("error: ")]
-    if status < 0 or not places:
+def _error_of(run: RunDirectory, gpu: int, status: int) -> MptuneError:
+    """What a worker ended with: the last error in its log, if it came to write one."""
+    log = run.logs / f"worker-gpu{gpu}.log"
+    before, _, rest = read_text(log).rpartition("error: ")
+    message, *hints = rest.splitlines() or [""]
+    if status < 0 or not (before or message):
         text = f"the worker on GPU {gpu} died (exit status {status}); its log is {log}"
         return RunError(text, f"when that is repaired, {RESUME_HINT}")
-    text, *rest = lines[places[-1] :]
-    hint = next((line.removeprefix("hint: ") for line in rest if line.startswith("hint: ")), RESUME_HINT)
-    kind = BaselineError if status == BaselineError.exit_code else RunError
-    return kind(f"the worker on GPU {gpu} stopped: {text.removeprefix('error: ')}", hint)
+    error = RunError(f"the worker on GPU {gpu} stopped: {message}", "".join(hints[:1]).removeprefix("hint: "))
+    error.exit_code = status
+    return error
 
 
 def end_with_search() -> None:
     """Interrupt this process when the search that started it ends, however that ends; nothing where none did."""
     parent = os.environ.pop(_PARENT, None)
-    if parent is None:
-        return
-    if sys.platform == "linux":
+    if parent is not None and sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
-    if os.getppid() != int(parent):
+    if parent is not None and os.getppid() != int(parent):
         raise KeyboardInterrupt

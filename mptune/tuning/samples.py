@@ -11,7 +11,6 @@ import numpy as np
 
 from mptune.data.archive import load_labels, save_labels
 from mptune.data.calibration import load_calibration
-from mptune.data.metrics.parts import HELD_OUT_PARTS_JSON, PARTS_JSON
 from mptune.data.rollout import Rollout
 from mptune.data.run_outputs import HELD_OUT_NAMES_JSON
 from mptune.data.samples import CalibrationSet, size_findings
@@ -27,7 +26,6 @@ from mptune.settings import SearchSettings
 from mptune.targets.findings import nothing_to_tune
 
 _ARCHIVES = ("search.npz", "held_out.npz", "search_reference.npz", "held_out_reference.npz")
-_OPTIONAL = ("search_labels.npz", "held_out_labels.npz", PARTS_JSON, HELD_OUT_PARTS_JSON)
 
 
 @dataclass(frozen=True)
@@ -90,18 +88,13 @@ def with_rollout(settings: SearchSettings, model: Model, samples: int) -> Search
     return replace(settings, rollout=Rollout.parse(settings.feedback, settings.steps, inputs, outputs, samples))
 
 
-def sample_files(data_dir: Path) -> tuple[Path, ...]:
-    """The files of samples and of reference outputs that a run has; others than the first four may be missing."""
-    present = (data_dir / name for name in _OPTIONAL)
-    return (*(data_dir / name for name in _ARCHIVES), *(path for path in present if path.is_file()))
-
-
 def refuse_damaged(data_dir: Path) -> None:
     """Refuse samples or references that are missing or damaged. Members are stored: none unfolds to more than its file.
 
     They may come from a stranger.
     """
-    for path in (path for path in sample_files(data_dir) if path.suffix == ".npz"):
+    labels = (path for path in data_dir.glob("*_labels.npz") if path.is_file())
+    for path in (*(data_dir / name for name in _ARCHIVES), *labels):
         try:
             with open_file(path) as stream, zipfile.ZipFile(stream) as archive:
                 is_stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in archive.infolist())

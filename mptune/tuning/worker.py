@@ -1,4 +1,4 @@
-"""One worker of a search that another process prepared: it opens the run's own copies and writes to the study alone."""
+"""A worker of a search that another process prepared: it opens the run's own copies, and writes to the study alone."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from dataclasses import replace
 from mptune.engines.environment import Environment, engine_packages
 from mptune.engines.toolchains.choose import choose_target
 from mptune.errors import RunError
-from mptune.identity import target_text
-from mptune.run_json import RunFile
+from mptune.identity import TARGET, differences, target_text
 from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings, Tolerance
 from mptune.tuning import copies, facts, loop, measuring, model_findings, samples
@@ -50,92 +49,76 @@ def work(
     samples.refuse_damaged(run.data)
     observations = facts.Observations.load(run.observed_json)
     grouped = copies.load_grouped(run, file)
+    fixed, search = file.fixed_settings, file.search
     named = load_space(str(run.data / copies.SPACE_FILE))
-    if observations is None or named.sha256 != file.fixed_settings.space_sha256:
+    if observations is None or named.sha256 != fixed.space_sha256:
         raise RunError(f"the copies in {run.data} are not those that are searched", "copy the run directory again")
-    settings = _as_searched(settings, file)
+    kept = ("budget", "sampler", "timeout_s", "max_disk_bytes", "ignore", "max_error")
+    settings = replace(
+        settings,
+        **{**file.measured_settings, **{name: getattr(search, name) for name in kept}},
+        tolerance=tuple(map(Tolerance.parse, search.tolerance)),
+        target=fixed.target,
+        engine=fixed.engine,
+    )
     settings = samples.with_rollout(settings, grouped.model, 0 if file.data is None else file.data.samples)
     context = run.context(grouped, settings)
 
     with contextlib.ExitStack() as stack:
         target = None
         if opener is None:  # by its copy: a file of this name may be another one here
-            target = choose_target(copies.target_copy(run, settings.target)).target
-        opened = measuring.Measuring.open(context, target, listener, opener)
-        stack.callback(opened.toolchain.close)
-        for text in opened.environment.warnings:
+            target = choose_target(copies.target_copy(run, fixed.target)).target
+        here = measuring.Measuring.open(context, target, listener, opener)
+        stack.callback(here.toolchain.close)
+        for text in here.environment.warnings:
             listener.warning(text)
-        _refuse_unlike(file, opened)
-        named = replace(named, name=file.fixed_settings.space)
-        space = model_findings.search_space(context, named, observations).space
+        prepared = {TARGET: target_text(file.target), **_versions(file.environment)}
+        own = {TARGET: target_text(here.section), **_versions(here.environment)}
+        for name, values in differences(prepared, own, "there", "here").items():
+            raise RunError(
+                f"this host differs from the one that the search was prepared on: another {name}{values}",
+                "install the same versions on the same kind of device, or search in a run directory of its own here",
+            )
+        space = model_findings.search_space(context, replace(named, name=fixed.space), observations).space
         record = loop.open_record(run, file, space, settings, settings.storage, is_shared=True)
         stack.callback(record.close)
 
         # Whoever prepares a search with a small budget, then searches with the real one, starts workers between.
         budget = record.note(BUDGET_NOTE)
-        reason = "" if budget is None else f"the search's budget of {budget} plans is spent"
-        for _ in _pauses(wait_s, listener, reason):
+        spent = f"the search's budget of {budget} plans is spent"
+        for _ in _pauses(wait_s, listener, "" if budget is None else f"{spent}: "):
             budget = record.note(BUDGET_NOTE)
             if budget is not None and record.spent < budget:
                 break
         else:
             if budget is None:
                 raise RunError(f"the storage holds no search of {run.path} yet", _PREPARE)
-            listener.stage(f"nothing to do: the search's budget of {budget} plans is spent")
+            listener.stage(f"nothing to do: {spent}")
             return
         settings, start_s = replace(settings, budget=int(budget)), record.note(START_NOTE)
-        if is_exhausted(record, space) or has_converged(record, settings):
-            return
         elapsed_s = 0.0 if start_s is None else time.time() - start_s  # the time limit is that of the search
         limits = Limits(settings, run.path, elapsed_s=elapsed_s)
-        stop = loop.make_tuner(run, file, record, opened.toolchain, settings, listener, limits).run()
-        listener.stage(f"stopped: {stop.value}")
+        if not is_exhausted(record, space) and not has_converged(record, settings):
+            stop = loop.make_tuner(run, file, record, here.toolchain, settings, listener, limits).run()
+            listener.stage(f"stopped: {stop.value}")
 
 
 def _pauses(wait_s: float, listener: Listener, reason: str = "") -> Iterator[None]:
-    """Once at first, then again and again for as long as a worker waits, which is told."""
+    """Once at first, then again and again for as long as a worker waits, which the listener is told."""
     until_s, is_told = time.monotonic() + wait_s, False
     yield
     while (left_s := until_s - time.monotonic()) > 0:
         if not is_told:
-            listener.stage(f"{reason and f'{reason}: '}waiting up to {left_s:.0f} s for the search to have work")
+            listener.stage(f"{reason}waiting up to {left_s:.0f} s for the search to have work")
             is_told = True
         time.sleep(min(_POLL_S, left_s))
         yield
 
 
-def _as_searched(own: SearchSettings, file: RunFile) -> SearchSettings:
-    """The settings of the search as run.json has them, with a worker's own metric, plugins and storage."""
-    search = ("budget", "sampler", "timeout_s", "max_disk_bytes", "ignore", "max_error")
-    return replace(
-        own,
-        **{**file.measured_settings, **{name: getattr(file.search, name) for name in search}},
-        tolerance=tuple(map(Tolerance.parse, file.search.tolerance)),
-        target=file.fixed_settings.target,
-        engine=file.fixed_settings.engine,
-    )
-
-
-def _refuse_unlike(file: RunFile, here: measuring.Measuring) -> None:
-    """Refuse a host whose figures cannot be compared with those of the host that the search was prepared on."""
-    differs = ""
-    if file.target is not None and file.target != here.section:
-        differs = f"another target ({target_text(file.target)} there, {target_text(here.section)} here)"
-    elif file.environment is not None:
-        before, now = _versions(file.environment), _versions(here.environment)
-        for name in sorted({*before, *now}, reverse=True):
-            if before.get(name) != now.get(name):
-                differs = f"{name} {before.get(name, 'is missing')} there, {now.get(name, 'is missing')} here"
-    if differs:
-        raise RunError(
-            f"this host differs from the one that the search was prepared on: {differs}",
-            "install the same versions on the same kind of device, or search here with a run directory of its own",
-        )
-
-
-def _versions(environment: Environment) -> dict[str, str]:
+def _versions(environment: Environment | None) -> dict[str, str]:
     """The versions that change figures, and the drivers of the GPUs."""
-    drivers = sorted({gpu.driver for gpu in environment.gpus if gpu.driver})
+    if environment is None:
+        return {}
     names = {"mptune", "cuda driver", *engine_packages()}
-    compared = {name: version for name, version in environment.versions.items() if name in names}
-    return {**compared, "driver": ", ".join(drivers)} if drivers else compared
+    drivers = ", ".join(sorted({gpu.driver for gpu in environment.gpus if gpu.driver}))
+    return {"driver": drivers, **{name: version for name, version in environment.versions.items() if name in names}}
