@@ -21,7 +21,7 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.hazards.find import find_split
 from mptune.graph.hazards.hazard import Hazard, near_the_end
 from mptune.graph.hazards.masks import masked_row_findings
-from mptune.graph.hazards.seen import Seen
+from mptune.graph.hazards.observed_values import ObservedValues
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import REDUCED, Precision
 from mptune.json_form import JsonForm
@@ -41,7 +41,7 @@ def split_groups(
 ) -> tuple[GroupedModel, tuple[Hazard, ...]]:
     """The groups as they are searched (``find_split``), and their hazards."""
     fused = of_model(context.model, kernels.fused)
-    return find_split(context.grouped, observations.seen, context.precisions, fused)
+    return find_split(context.grouped, observations.observed, context.precisions, fused)
 
 
 def search_space(
@@ -65,13 +65,13 @@ class Observations(JsonForm):
     """What the untouched model showed on the samples; kept in the run directory, so that it is looked at once.
 
     Attributes:
-        seen: what the values were on the search samples.
+        observed: what the values were on the search samples.
         warnings: of the checks, one line each.
         optimisation_error: output -> how far ONNX Runtime's graph optimisations change it (``ReferenceReport``).
         findings: about the model in FP32, of the search samples and the held-out ones.
     """
 
-    seen: Seen
+    observed: ObservedValues
     warnings: tuple[str, ...] = ()
     optimisation_error: Mapping[str, float] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
@@ -79,12 +79,12 @@ class Observations(JsonForm):
     @property
     def absmax(self) -> Mapping[str, float]:
         """Tensor -> largest finite magnitude on the search samples."""
-        return self.seen.absmax
+        return self.observed.absmax
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Tensor -> concrete shape on the first search sample."""
-        return self.seen.shapes
+        return self.observed.shapes
 
     def save(self, path: Path) -> None:
         """Write the JSON file that ``load`` reads."""
@@ -115,7 +115,7 @@ def observed_findings(
     return (
         *observations.findings,
         *optimisation_findings(observations.optimisation_error, grouped.model, "search", first, observations.findings),
-        *masked_row_findings(grouped, observations.seen, "search", observations.findings),
+        *masked_row_findings(grouped, observations.observed, "search", observations.findings),
     )
 
 
@@ -148,7 +148,7 @@ def observe(
         raise did_not_run("the model cannot be observed in FP32", ranges, model)
     warnings = check_ranges(ranges)
     return Observations(
-        Seen(ranges, tuple(indices.get("search", ()))),
+        ObservedValues(ranges, tuple(indices.get("search", ()))),
         tuple(dict.fromkeys(warnings)),
         {} if isinstance(reference, Failure) else reference.optimisation_error,
         without_repetition(findings),

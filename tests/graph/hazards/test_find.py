@@ -11,7 +11,7 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.hazards.find import find_hazards, over_threshold, pinned_by_hazards
 from mptune.graph.hazards.hazard import Hazard
-from mptune.graph.hazards.seen import Seen, TensorRange
+from mptune.graph.hazards.observed_values import ObservedValues, TensorRange
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision
 from tests.graph import models
@@ -176,5 +176,7 @@ def test_what_goes_wrong_first_is_named_first(tmp_path: Path) -> None:
     proto = text(f"(float[n,8] x) => (float[n,8] a) <float e = {{1e-12}}> {{ {nodes} }}")
     found = hazards(proto, tmp_path, seen=seen_at({"z": 1e6, "y": 2e5, "w": 2e5}))[1]
     assert [h.place.node for h in found if h.code == "overflow"] == ["Mul", "Mean", "Add"]
-    found = hazards(proto, tmp_path, seen=Seen({"a": TensorRange(1e6), "y": TensorRange(2.0, highest=2.0)}))[1]
+    found = hazards(proto, tmp_path, seen=ObservedValues({"a": TensorRange(1e6), "y": TensorRange(2.0, highest=2.0)}))[
+        1
+    ]
     assert [h.code for h in found if not h.is_note and h.severity != "info"] == ["vanishing-epsilon", "overflow"]

@@ -12,7 +12,7 @@ import pytest
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, FailureKind, ReferenceReport, SampleSet, Stage
 from mptune.errors import BaselineError, RunError
-from mptune.graph.hazards.seen import TensorRange
+from mptune.graph.hazards.observed_values import TensorRange
 from mptune.graph.plan import PrecisionPlan
 from mptune.tuning.failures import did_not_run, machine_error
 from mptune.tuning.front import pareto

@@ -12,7 +12,7 @@ from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, FailureKind, ReferenceReport, Stage
 from mptune.engines.jobs.reference_report import Place, RowReport
 from mptune.errors import BaselineError
-from mptune.graph.hazards.seen import TensorRange
+from mptune.graph.hazards.observed_values import TensorRange
 from mptune.tuning.steps.baseline import check_baseline, check_reference
 from mptune.tuning.steps.prepare import Observations, observe
 from tests.fakes import Diary, FakeToolchain, Law

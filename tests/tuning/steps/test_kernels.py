@@ -13,7 +13,7 @@ from mptune.engines.base import Failure, FailureKind, MissingKernel, Stage
 from mptune.errors import RunError
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
-from mptune.graph.hazards.seen import TensorRange
+from mptune.graph.hazards.observed_values import TensorRange
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision
 from mptune.tuning.explanation import Reason
