@@ -71,9 +71,8 @@ def _walk(start: Iterable[str], onward: Callable[[str], Iterable[str]]) -> Itera
 def range_hazards(types: ValueTypes, observed: ObservedValues) -> list[Hazard]:
     """Values that were seen near or beyond FP16's ends, for every group that would hold them in FP16."""
     model, hazards, masks = types.model, list[Hazard](), mask_values(types.model, observed.absmax)
-    in_fp16, in_bf16 = (
-        held_bounds(types, observed.absmax, precision) for precision in (Precision.FP16, Precision.BF16)
-    )
+    in_fp16 = held_bounds(types, observed.absmax, Precision.FP16)
+    in_bf16 = held_bounds(types, observed.absmax, Precision.BF16)
     smaller = types.rescaled(Precision.FP16).values
     for tensor, value_range in observed.ranges.items():
         absmax = value_range.absmax / smaller.get(tensor, 1.0)

@@ -23,7 +23,7 @@ from tests.graph import models
 from tests.graph.helpers import run
 
 
-def seen_at(magnitudes: Mapping[str, float]) -> ObservedValues:
+def magnitudes_of(magnitudes: Mapping[str, float]) -> ObservedValues:
     """Values of which nothing but the largest magnitudes is known."""
     return ObservedValues({tensor: TensorRange(absmax) for tensor, absmax in magnitudes.items()})
 

@@ -42,9 +42,8 @@ def test_a_device_that_is_predicted_is_not_this_machine() -> None:
 @pytest.mark.parametrize(("gb", "count"), [(1.0, 0), (1e-5, 1)])
 def test_a_model_that_does_not_fit_is_told(mlp_path: Path, gb: float, count: int) -> None:
     target = load_target("jetson-orin-nano-4gb").model_copy(update={"memory_gb": gb})
-    seen = check_memory(
-        Observations(ObservedValues({"x": TensorRange(0.0, (1, 32))}), ("first",)), load_model(mlp_path), target
-    )
+    observed = ObservedValues({"x": TensorRange(0.0, (1, 32))})
+    seen = check_memory(Observations(observed, ("first",)), load_model(mlp_path), target)
     assert seen.warnings[0] == "first"
     assert len(seen.warnings) == 1 + count
     assert check_memory(seen, load_model(mlp_path), None) is seen
