@@ -11,7 +11,7 @@ from mptune.choice import Choice
 from mptune.data.images import PREPROCESS_JSON
 from mptune.data.metrics.tasks import law_metric
 from mptune.data.samples import CalibrationSet, size_findings
-from mptune.engines.base import Failure, SampleSet
+from mptune.engines.base import SampleSet
 from mptune.engines.context import RunContext
 from mptune.engines.toolchains.choose import choose_target, open_toolchain
 from mptune.engines.toolchains.toolchain import Toolchain
@@ -37,7 +37,6 @@ from mptune.targets.findings import (
     quantised_findings,
 )
 from mptune.tuning.front import Front
-from mptune.tuning.fronts.searched_error import SearchedError
 from mptune.tuning.listener import Listener
 from mptune.tuning.reasons.group_findings import with_reasons
 from mptune.tuning.reasons.reasons import keep_grounds
@@ -58,10 +57,7 @@ from mptune.tuning.runs.result import front_of, has_evaluation, parsed_limits
 from mptune.tuning.runs.sample_files import damaged_file
 from mptune.tuning.sample_sets import SampleSets, labels_sha256, load_data, rollout_of, split_data
 from mptune.tuning.space import NamedSpace, SearchSpace, load_space
-from mptune.tuning.steps.attempts import in_fresh_processes
 from mptune.tuning.steps.baseline import stop_at_errors
-from mptune.tuning.steps.emulated import PlanEmulator
-from mptune.tuning.steps.guide import Guide
 from mptune.tuning.steps.kernels import KERNELS_JSON, MissingKernels, keep_kernels
 from mptune.tuning.steps.limits import Limits
 from mptune.tuning.steps.prepare import (
@@ -73,9 +69,8 @@ from mptune.tuning.steps.prepare import (
     search_space,
     split_groups,
 )
+from mptune.tuning.steps.prior import Knowledge
 from mptune.tuning.steps.remeasure import confirm, rounds_needed, to_measure
-from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, OneGroupErrors
-from mptune.tuning.steps.shared_errors import SharedErrors
 from mptune.tuning.steps.tuner import Tuner, has_converged, is_exhausted
 
 SPACE_FILE = "space.toml"
@@ -107,7 +102,6 @@ class SearchRun(MeasuringRun):
         self._settings = settings
         self._limits = Limits(settings, run.path)
         self._toolchain: Toolchain | None = None
-        self._emulator: PlanEmulator | None = None
         self._url: str | None = None
         self._granularity: Granularity
         self._context: RunContext
@@ -354,51 +348,16 @@ class SearchRun(MeasuringRun):
             toolchain.restart()  # The workers check theirs against it, and take its GPU.
             Crew(self._start_worker, settings.gpus, record, settings, self._listener).run()
             return
-        guide = self._guide(space) if settings.sampler == "precision" else None
-        stop = Tuner(
-            record,
-            space,
-            toolchain,
-            settings,
-            self._listener,
-            emulated=None if self._emulator is None else self._emulator.recall,
-            limits=self._limits,
-            before_proposal=None if guide is None else guide.before_proposal,
-            seeds_first=None if guide is None else guide.seeds_first,
-        ).run()
+        knowledge = None
+        # A sampler that proposes nothing needs to know nothing.
+        if settings.sampler == "precision" and space.free and settings.budget > len(space.seeds):
+            has_labels = self.file.fixed_settings.labels_sha256 is not None
+            law = law_metric(settings.metric, settings.metric_function, has_labels=has_labels)
+            place = self._context.data_dir
+            knowledge = Knowledge(record, space, toolchain, settings, self._listener, law, place, self._limits)
+            keep_grounds(space, knowledge.prior, place, knowledge.terms)
+        stop = Tuner(record, space, toolchain, settings, self._listener, self._limits, knowledge).run()
         self._listener.stage(f"stopped: {stop.value}")
-
-    def _guide(self, space: SearchSpace) -> Guide | None:
-        """What gives the sampler one-group errors and the roofline's terms; None where it proposes nothing."""
-        if not space.free or self._settings.budget <= len(space.seeds):
-            return None
-        toolchain, metric = self._open_toolchain(), self._settings.metric
-        law = law_metric(
-            metric, self._settings.metric_function, has_labels=self.file.fixed_settings.labels_sha256 is not None
-        )
-        path = self._context.data_dir / SENSITIVITY_JSON
-        terms = in_fresh_processes(toolchain.latency_terms, toolchain, self._listener, "predicting latencies")
-        if isinstance(terms, Failure):
-            self._warn(f"no latency can be predicted, so the search learns it from builds alone: {terms.message}")
-        latency_terms = None if isinstance(terms, Failure) else terms
-        searched, limits = SearchedError.of_settings(self._settings, law), self._limits
-        shared = SharedErrors(self.record, searched.kept_key)
-        errors = OneGroupErrors(space, toolchain, law, path, self._listener, shared, searched=searched, limits=limits)
-        if toolchain.error_source == "measured" and toolchain.emulation_holds:
-            self._emulator = PlanEmulator(space, toolchain, law, self._listener, limits=limits, searched=searched)
-        guide = Guide(
-            self.record,
-            space,
-            toolchain,
-            self._settings,
-            self._listener,
-            errors,
-            latency_terms,
-            self._emulator,
-            searched,
-        )
-        keep_grounds(space, guide.prior, self._context.data_dir, latency_terms)
-        return guide
 
     def _open_toolchain(self) -> Toolchain:
         """The toolchain, opened when it is first needed: a run that is finished already needs none."""
