@@ -274,7 +274,7 @@ from mptune.tuning.steps.prior import make_prior
 from mptune.tuning.steps.tuner import Tuner
 from tests.fakes import FakeToolchain, Law
 from tests.tuning.conftest import make_small_space
-from tests.tuning.factory import find_sensitivity
+from tests.tuning.factory import find_sensitivity, propose_with
 
 url, folder, number = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
 
@@ -287,7 +287,7 @@ toolchain = FakeToolchain(Law(space.free), delay_s=0.05, diary=folder / "diary")
 sensitivity = find_sensitivity(space, toolchain, "relative_l2", folder / number, Silent())
 with waits_told_to(tell):
     record = open_study(space, name=folder.name, metric="relative_l2", identity={}, journal=folder / "no", url=url)
-    record.guide(make_prior(space, sensitivity, toolchain.latency_terms(), exact=False), 0)
+    propose_with(record, make_prior(space, sensitivity, toolchain.latency_terms(), exact=False))
     Tuner(record, space, toolchain, SearchSettings(budget=40), Silent()).run()
     record.close()
 """

@@ -25,7 +25,7 @@ from mptune.settings import SearchSettings
 from mptune.targets.detect import detect_gpus
 from mptune.targets.findings import TARGET_CODE
 from mptune.targets.target import Target, load_target, other_mode
-from mptune.tuning import copies, loop, measuring, samples
+from mptune.tuning import copies, measuring, samples
 from mptune.tuning.confirmation import Confirmation, read_confirmation, read_searched
 from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation
 from mptune.tuning.listener import Listener
@@ -81,7 +81,7 @@ class Confirm:
         groups = self.grouped.groups
         seeds = tuple(Seed(each.origin, each.plan) for each in searched)
         space = SearchSpace(search.model.sha256, groups, tuple(group.id for group in groups), {}, seeds)
-        self.record = record = loop.open_record(self.directory, self.file, space, self._settings)
+        self.record = record = measuring.open_record(self.directory, self.file, space, self._settings)
         self._stack.callback(record.close)
         done = {each.plan for each in record.evaluations()} | {plan for plan, _, _ in record.failures()}
         left = [seed for seed in seeds if seed.plan not in done]
@@ -97,7 +97,7 @@ class Confirm:
             with contextlib.closing(toolchain):
                 listener.stage(f"measuring {len(seeds)} plans on {device}")
                 if left:
-                    tuner.Tuner(record, space, toolchain, settings, listener, limits=limit).run()
+                    tuner.Tuner(record, space, toolchain, settings, listener, limit).run()
                     if record.baseline() is None:
                         raise measuring.ended_early(limit, self.directory.path)
                 if todo := remeasure.missing(record, self._sound(), rounds):

@@ -16,7 +16,7 @@ from mptune.files import read_form, write_json
 from mptune.finding import Finding, Where
 from mptune.graph.fused import FusedNodes
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.hazards.seen import Seen
+from mptune.graph.hazards.observed_values import ObservedValues
 from mptune.graph.loading.model import Model
 from mptune.graph.ops import RECURRENT
 from mptune.graph.plan import REDUCED, Precision
@@ -119,14 +119,14 @@ class Observations(JsonForm):
     """What the untouched model showed on the samples; kept in the run directory, so that it is looked at once.
 
     Attributes:
-        seen: what the values were on the search samples.
+        observed: what the values were on the search samples.
         warnings: of the checks, one line each.
         optimisation_error: output -> how far ONNX Runtime's graph optimisations change it (``ReferenceReport``).
         findings: about the model in FP32, of the search samples and the held-out ones.
         kernels: what the engine lacks.
     """
 
-    seen: Seen
+    observed: ObservedValues
     warnings: tuple[str, ...] = ()
     optimisation_error: Mapping[str, float] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
@@ -135,12 +135,12 @@ class Observations(JsonForm):
     @property
     def absmax(self) -> Mapping[str, float]:
         """Tensor -> largest finite magnitude on the search samples."""
-        return self.seen.absmax
+        return self.observed.absmax
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Tensor -> concrete shape on the first search sample."""
-        return self.seen.shapes
+        return self.observed.shapes
 
     def save(self, path: Path) -> None:
         """Write the JSON file that ``load`` reads."""
@@ -187,7 +187,7 @@ def observe(
     if isinstance(ranges, Failure):
         raise did_not_run("the model cannot be observed in FP32", ranges, model)
     return Observations(
-        Seen(ranges, tuple(indices.get("search", ()))),
+        ObservedValues(ranges, tuple(indices.get("search", ()))),
         check_ranges(ranges),
         {} if isinstance(reference, Failure) else reference.optimisation_error,
         without_repetition(findings),

@@ -1,4 +1,4 @@
-"""What a search, its workers and a confirmation hold: an open toolchain, and what its figures are taken on."""
+"""What a search, its workers and a confirmation share: an open toolchain, an open study, what evaluates plans."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from mptune.data.metrics.tasks import law_metric
 from mptune.engines.context import RunContext
 from mptune.engines.environment import Environment
 from mptune.engines.toolchains.choose import open_toolchain
@@ -13,14 +14,22 @@ from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.engines.workers import Workers
 from mptune.errors import EndedEarlyError
 from mptune.finding import Finding, FindingOrigin
-from mptune.run_json import TargetSection
+from mptune.identity import identity_of
+from mptune.run_json import RunFile, TargetSection
+from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings
 from mptune.targets.target import Target, profile_warnings
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.fronts.stopped import with_suspects
 from mptune.tuning.listener import Listener
+from mptune.tuning.reasons.reasons import keep_grounds
+from mptune.tuning.record.record import StudyRecord
+from mptune.tuning.record.study import check_metrics, open_study
+from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.baseline import ENGINE_CODE, check_baseline
 from mptune.tuning.steps.limits import Limits
+from mptune.tuning.steps.prior import Knowledge
+from mptune.tuning.steps.tuner import Tuner
 
 OpenToolchain = Callable[[RunContext], Toolchain]
 """What a caller brings in place of the toolchain of a target."""
@@ -90,3 +99,52 @@ def with_engine_findings(
     """
     differing = check_baseline(fp32.error, tf32=settings.tf32, origin=origin, skip=settings.skip_checks)
     return with_suspects((*(finding for finding in findings if finding.code != ENGINE_CODE), *differing))
+
+
+def open_record(
+    run: RunDirectory,
+    file: RunFile,
+    space: SearchSpace,
+    settings: SearchSettings,
+    url: str | None = None,
+    *,
+    is_shared: bool = False,
+) -> StudyRecord:
+    """Open the study of a run, or begin it. A script under the name of a metric must be what it was.
+
+    Args:
+        url: of its database; None for the journal in the run directory.
+        is_shared: other processes write the journal, too.
+    """
+    record = open_study(
+        space,
+        name=file.study,
+        metric=settings.metric,
+        identity=identity_of(file),
+        journal=run.journal,
+        url=url,
+        sampler=settings.sampler,
+        seed=settings.seed,
+        is_shared=is_shared,
+    )
+    check_metrics(record, (settings.metric, *settings.reported_metrics))
+    return record
+
+
+def make_tuner(
+    run: RunDirectory,
+    file: RunFile,
+    record: StudyRecord,
+    toolchain: Toolchain,
+    settings: SearchSettings,
+    listener: Listener,
+    limits: Limits,
+) -> Tuner:
+    """What proposes plans and evaluates them; it asks first for what the sampler has to know, if that proposes any."""
+    space, knowledge = record.space, None
+    if settings.sampler == "precision" and space.free and settings.budget > len(space.seeds):
+        has_labels = file.fixed_settings.labels_sha256 is not None
+        law = law_metric(settings.metric, settings.metric_function, has_labels=has_labels)
+        knowledge = Knowledge(record, space, toolchain, settings, listener, law, run.data, limits)
+        keep_grounds(space, knowledge.prior, run.data, knowledge.terms)
+    return Tuner(record, space, toolchain, settings, listener, limits, knowledge)

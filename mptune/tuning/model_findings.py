@@ -42,7 +42,7 @@ def observed_findings(
     return (
         *observations.findings,
         *optimisation_findings(errors, grouped.model, "search", first, observations.findings),
-        *masked_row_findings(grouped, observations.seen, "search", observations.findings),
+        *masked_row_findings(grouped, observations.observed, "search", observations.findings),
     )
 
 
@@ -83,7 +83,7 @@ def search_space(context: RunContext, named: NamedSpace, observations: Observati
     """What may be searched: nodes that hold values beyond FP16 are set apart (``find_split``), then groups pinned."""
     kernels, precisions = observations.kernels, context.precisions
     fused = of_model(context.model, kernels.fused)
-    grouped, hazards = find_split(context.grouped, observations.seen, precisions, fused)
+    grouped, hazards = find_split(context.grouped, observations.observed, precisions, fused)
     asked = [precision for precision in REDUCED if precision in precisions]
     lacking = {p: unsupported(value_types(grouped), p) | kernels.pins(grouped, p) for p in asked}
     lacking.setdefault(Precision.FP16, kernels.pins(grouped))  # its reasons are told of groups that stay in FP32

@@ -19,7 +19,7 @@ from mptune.rundir import LateFaults, RunDirectory, has_workers
 from mptune.settings import SearchSettings
 from mptune.targets.findings import TARGET_CODE, not_measured
 from mptune.targets.target import Target
-from mptune.tuning import beginning, copies, crew, facts, loop, measuring, model_findings, samples, space
+from mptune.tuning import beginning, copies, crew, facts, measuring, model_findings, samples, space
 from mptune.tuning.front import Front
 from mptune.tuning.listener import Listener
 from mptune.tuning.reasons import group_findings, reasons
@@ -78,7 +78,7 @@ class Search:
         self._save(findings=(*findings, *about_model))
         reasons.keep_grounds(searched.space, None, run.data)
         settings, is_shared = self._settings, has_workers(run)
-        record = loop.open_record(run, self.file, searched.space, settings, begun.url, is_shared=is_shared)
+        record = measuring.open_record(run, self.file, searched.space, settings, begun.url, is_shared=is_shared)
         self.record = record
         self._stack.callback(record.close)
 
@@ -92,7 +92,7 @@ class Search:
                 toolchain.restart()  # the workers compare theirs with it, and take its GPU
                 crew.run_workers(run, record, settings, begun.url, self._variables, listener)
             else:
-                stop = loop.make_tuner(run, self.file, record, toolchain, settings, listener, self._limits).run()
+                stop = measuring.make_tuner(run, self.file, record, toolchain, settings, listener, self._limits).run()
                 listener.stage(f"stopped: {stop.value}")
 
         # The front once more: in fresh processes, and on the samples that only it meets.

@@ -13,7 +13,7 @@ from mptune.errors import RunError
 from mptune.identity import TARGET, differences, target_text
 from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings, Tolerance
-from mptune.tuning import copies, facts, loop, measuring, model_findings, samples
+from mptune.tuning import copies, facts, measuring, model_findings, samples
 from mptune.tuning.listener import Listener
 from mptune.tuning.record.study import BUDGET_NOTE, START_NOTE
 from mptune.tuning.space import load_space
@@ -80,7 +80,7 @@ def work(
                 "install the same versions on the same kind of device, or search in a run directory of its own here",
             )
         space = model_findings.search_space(context, replace(named, name=fixed.space), observations).space
-        record = loop.open_record(run, file, space, settings, settings.storage, is_shared=True)
+        record = measuring.open_record(run, file, space, settings, settings.storage, is_shared=True)
         stack.callback(record.close)
 
         # Whoever prepares a search with a small budget, then searches with the real one, starts workers between.
@@ -99,7 +99,7 @@ def work(
         elapsed_s = 0.0 if start_s is None else time.time() - start_s  # the time limit is that of the search
         limits = Limits(settings, run.path, elapsed_s=elapsed_s)
         if not is_exhausted(record, space) and not has_converged(record, settings):
-            stop = loop.make_tuner(run, file, record, here.toolchain, settings, listener, limits).run()
+            stop = measuring.make_tuner(run, file, record, here.toolchain, settings, listener, limits).run()
             listener.stage(f"stopped: {stop.value}")
 
 

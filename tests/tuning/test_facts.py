@@ -17,7 +17,7 @@ from mptune.engines.environment import Environment
 from mptune.errors import BaselineError, RunError
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
-from mptune.graph.hazards.seen import Seen, TensorRange
+from mptune.graph.hazards.observed_values import ObservedValues, TensorRange
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision
 from mptune.settings import SearchSettings
@@ -176,7 +176,8 @@ def test_a_profile_that_the_device_belies_is_a_warning() -> None:
 @pytest.mark.parametrize(("gb", "count"), [(1.0, 0), (1e-5, 1)])
 def test_a_model_that_does_not_fit_is_told(mlp_path: Path, gb: float, count: int) -> None:
     target = load_target("jetson-orin-nano-4gb").model_copy(update={"memory_gb": gb})
-    seen = check_memory(Observations(Seen({"x": TensorRange(0.0, (1, 32))}), ("first",)), load_model(mlp_path), target)
+    observed = ObservedValues({"x": TensorRange(0.0, (1, 32))})
+    seen = check_memory(Observations(observed, ("first",)), load_model(mlp_path), target)
     assert seen.warnings[0] == "first"
     assert len(seen.warnings) == 1 + count
     assert check_memory(seen, load_model(mlp_path), None) is seen
