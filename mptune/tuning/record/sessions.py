@@ -87,11 +87,6 @@ def anchored(record: StudyRecord, measurement: Measurement) -> Measurement:
     return measurement.with_drift(first["ms"] / baseline.median_ms)
 
 
-def reopened_baselines(record: StudyRecord) -> set[str]:
-    """The sessions of the baseline beside which sessions of a plan were opened anew."""
-    return {SessionTiming.from_json(timing).baseline for _, timing in record.note(_REOPENED) or ()}
-
-
 def keep_reopened(record: StudyRecord, plan: PrecisionPlan, timings: Sequence[SessionTiming]) -> None:
     """Note the sessions of a plan that were opened anew. Of two workers that do so at once, one may be overwritten."""
     added = [[plan.fingerprint, timing.to_json()] for timing in timings]
