@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 
 from mptune.choice import Choice
@@ -26,7 +25,7 @@ from mptune.graph.hazards.interface import interface_findings
 from mptune.graph.loading.model import Model
 from mptune.identity import check_data, check_same, check_target, identity_of, plugins_sha256, refuse_confirmation
 from mptune.run_json import DataSection, FixedSettings, ModelSection, RunFile
-from mptune.rundir import LateFaults, RunDirectory, has_workers
+from mptune.rundir import RunDirectory, has_workers
 from mptune.settings import Granularity, SearchSettings
 from mptune.targets.findings import (
     TARGET_CODE,
@@ -39,7 +38,6 @@ from mptune.targets.findings import (
 from mptune.tuning.front import Front
 from mptune.tuning.fronts.searched_error import SearchedError
 from mptune.tuning.listener import Listener
-from mptune.tuning.reasons.group_findings import with_reasons
 from mptune.tuning.reasons.reasons import keep_grounds
 from mptune.tuning.record.storage import check_opens, check_storage, named_storage
 from mptune.tuning.record.study import (
@@ -135,15 +133,11 @@ class SearchRun(MeasuringRun):
         self._check_begun(self._limits)
         self._engines.close()
         self._check_engine(self._settings, "search")
-        faults, reasons = LateFaults(self.directory.logs), self.file.findings
-        with faults.tolerated("the reasons for groups in FP32"):
-            reasons = with_reasons(self._context, reasons, hazards, self._settings.metric, self.record.baseline())
         host = () if self.environment is None else self.environment.warnings
         about_model = *self._kernels.warnings, *space.warnings
         warnings = (*samples.warnings, *observations.warnings, *host, *about_model)
-        self._save(findings=reasons, warnings=tuple(dict.fromkeys(warnings)))
-        front = self._front()
-        return replace(front, warnings=(*front.warnings, *faults.warnings))
+        self._save(warnings=tuple(dict.fromkeys(warnings)))
+        return self._front()
 
     def _front(self) -> Front:
         return front_of(self.directory, self.file, self.record, asked=self._asked, is_again=True)
@@ -397,7 +391,7 @@ class SearchRun(MeasuringRun):
             self._emulator,
             searched,
         )
-        keep_grounds(space, guide.prior, self._context.data_dir, latency_terms)
+        keep_grounds(space, guide.prior, self._context.data_dir)
         return guide
 
     def _open_toolchain(self) -> Toolchain:
