@@ -40,7 +40,7 @@ class ObserveJob:
         asked = [(probed, row) for row in reduced if row.is_rounded_by_casts for probed in self.part.nodes]
 
         def observe(sample: Feed) -> list[Any]:
-            values = session.run(sample)
+            values = session.run(sample, is_transient=True)
             ranges = [partial(range_of, values[tensor], axes) for tensor, axes in self.part.rows.items()]
             facts = [partial(facts_on, probed, values, precision) for probed, precision in asked]
             return SideBySide(max(1, usable_cores() // side_by_side.count)).run([*ranges, *facts])
