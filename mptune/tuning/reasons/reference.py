@@ -17,13 +17,10 @@ from mptune.graph.ops import RANDOM
 REPEAT_WARNING, REPEAT_LIMIT = 1e-5, 1e-2
 """Two runs on the same sample that differ by more than the limit: the model is not deterministic, and errors mean
 nothing. Below, a node that draws random numbers is an error, too, and anything else a warning."""
-
 ROWS_WARNING, ROWS_LIMIT = 1e-4, 1e-2
 """Rows of a batch that depend on the other rows: relative L2."""
-
 _BEYOND_REPEATS = 10.0
 """How many times more than two runs rows differ, to depend on the other rows."""
-
 _STEPS = frozenset({"QuantizeLinear", "Round", "Floor", "Ceil"})
 """What takes each element to a step by itself: rows that first differ there differ by rounding before it."""
 
@@ -31,8 +28,7 @@ _STEPS = frozenset({"QuantizeLinear", "Round", "Floor", "Ceil"})
 def training_findings(model: Model, origin: FindingOrigin, *, is_run: bool) -> tuple[Finding, ...]:
     """Nodes that are left in training mode or draw random numbers, as the graph alone shows them.
 
-    Where the model is run twice, too, that shows what random numbers do; what is in training mode may repeat in one
-    runtime, and is wrong in another all the same.
+    ``is_run``: the model is run twice, too, which shows what random numbers do, but not what training mode does.
     """
     needed = needed_nodes(model, [info.name for info in model.outputs])
     wrong = [(n, k) for n in needed if (k := _training_kind(model, n)) and not (k == "random" and is_run)]
@@ -63,8 +59,7 @@ def without_repetition(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """The findings without what runs showed of nodes that the graph alone names: a code and a place are named once."""
     kept: list[Finding] = []
     for finding in findings:
-        is_named = any(other.code == finding.code and other.where.nodes for other in kept)
-        if finding.code != "not-deterministic" or not is_named:
+        if finding.code != "not-deterministic" or not any(f.code == finding.code and f.where.nodes for f in kept):
             kept.append(finding)
     return tuple(kept)
 
@@ -72,7 +67,7 @@ def without_repetition(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 def reference_findings(
     report: ReferenceReport, origin: FindingOrigin, indices: Sequence[int] = ()
 ) -> tuple[Finding, ...]:
-    """What the reference runs on a set of samples showed; ``indices`` are those of the samples in the data."""
+    """What the reference runs on samples showed; ``indices`` are those of the samples in the data."""
     return (*_about_values(report, origin, indices), *_about_rows(report, origin))
 
 
@@ -87,10 +82,8 @@ def _about_values(report: ReferenceReport, origin: FindingOrigin, indices: Seque
         sample, count = int(facts.get("bad_sample", 0)), int(facts.get("bad_samples", 1))
         sample = indices[sample] if sample < len(indices) else sample
         evidence: dict[str, int | float | str] = {"non_finite": bad[name], "sample": sample}
-        kind = ""
-        if place is not None:
-            evidence["value"] = place.value
-            kind = f"{place.op_type} {str(place.value).removeprefix('-')}"
+        kind = "" if place is None else f"{place.op_type} {str(place.value).removeprefix('-')}"
+        evidence |= {} if place is None else {"value": place.value}
         counts = {"bad_samples": count, "of_samples": int(facts["samples"])} if count > 1 else {}
         code = "reference-not-finite"
         yield _finding(origin, code, bad, evidence, kind, place, samples=(sample,), output=name, **counts)
@@ -100,9 +93,8 @@ def _about_values(report: ReferenceReport, origin: FindingOrigin, indices: Seque
     zero = [name for name, facts in outputs.items() if facts["zero_fraction"] >= 1.0]
     if empty and len(empty) == len(outputs):
         yield _finding(origin, "reference-zero", empty, {"size": 0}, "empty")
-    else:
-        for name in empty:
-            yield _finding(origin, "output-constant", [name], {"size": 0}, "empty")
+    for name in empty if len(empty) < len(outputs) else ():
+        yield _finding(origin, "output-constant", [name], {"size": 0}, "empty")
     if zero and len(zero) == len(outputs):
         place = next((p for name in zero if (p := places.get(("output-constant", name))) is not None), None)
         yield _finding(origin, "reference-zero", zero, {"zero_fraction": 1.0}, place=place)
@@ -114,7 +106,7 @@ def _about_values(report: ReferenceReport, origin: FindingOrigin, indices: Seque
                 shares = {"absmax": facts["absmax"], "zero_fraction": facts["zero_fraction"]}
                 yield _finding(origin, "output-constant", [name], shares, "zero" if name in zero else "", place)
 
-    if report.repeat_error > REPEAT_WARNING or math.isnan(report.repeat_error):
+    if not report.repeat_error <= REPEAT_WARNING:
         place = places.get(("not-deterministic", ""))
         draws = place is not None and place.op_type in RANDOM | {"Dropout"}
         kind = "" if draws or not report.repeat_error <= REPEAT_LIMIT else "noise"
@@ -125,12 +117,12 @@ def _about_values(report: ReferenceReport, origin: FindingOrigin, indices: Seque
 def _about_rows(report: ReferenceReport, origin: FindingOrigin) -> Iterator[Finding]:
     """Rows that depend on the other rows of their batch, and outputs that lost the batch or do not run with one."""
     rows = report.rows
-    worst = {"mixed": rows.worst_mixed}
-    for kind, errors in (("alone", rows.alone), ("repeated", rows.repeated)):
-        worst[kind] = max(errors.items(), key=lambda item: (item[1] != item[1], item[1]), default=("", 0.0))
-    # Rows that differ as two runs do say nothing of their batch.
+    # Rows that differ as two runs do say nothing of their batch. NaN counts as the worst.
     least = max(ROWS_WARNING, _BEYOND_REPEATS * report.repeat_error)
-    wrong = {kind: each for kind, each in worst.items() if not each[1] <= least}
+    wrong: dict[str, tuple[str, float]] = {}
+    for kind, errors in (("mixed", rows.mixed), ("alone", rows.alone), ("repeated", rows.repeated)):
+        worst = max(errors.items(), key=lambda item: (item[1] != item[1], item[1]), default=("", 0.0))
+        wrong |= {} if worst[1] <= least else {kind: worst}
     if wrong:
         # The first that is beyond the limit, else the first: what is named is what a user does, feed different rows.
         kind = next((kind for kind, (_, error) in wrong.items() if not error <= ROWS_LIMIT), next(iter(wrong)))
