@@ -93,13 +93,13 @@ class StudyRecord:
         """Fingerprints of the plans that are enqueued."""
         return self._fingerprints([trial for trial in self.trials() if trial.state is TrialState.WAITING])
 
-    def started(self, before: int | None = None) -> set[str]:
+    def started(self, but: int | None = None) -> set[str]:
         """Fingerprints of the plans that need no build any more, or that a process works on.
 
-        ``before`` is the number of a running trial: of those that run, only earlier ones count. So of two workers that
-        propose one plan at the same time, exactly one builds it.
+        The running trial number ``but`` does not count. Of two workers that come to one plan at the same time, and ask
+        when it is written down, at least one sees the other's, and drops it.
         """
-        running = [t for t in self.running() if before is None or t.number < before]
+        running = [trial for trial in self.running() if trial.number != but]
         return self._fingerprints([*self.settled(), *running])
 
     def evaluations(self) -> tuple[Evaluation, ...]:

@@ -146,7 +146,7 @@ class Tuner:
             if knowledge is not None and (not record.waiting() or has_proposed(record)):
                 sampler = knowledge.sampler()
             proposal = record.ask(sampler)
-            if proposal.plan.fingerprint not in record.started(before=proposal.number):
+            if proposal.plan.fingerprint not in record.started(but=proposal.number):
                 if not self._is_shared_out(proposal):
                     return proposal
                 record.release(proposal)  # another worker asked at the same time

@@ -157,14 +157,15 @@ def test_a_trial_that_names_no_owner_is_orphaned_after_a_while(
     assert record.running() == []
 
 
-def test_of_two_workers_with_one_plan_the_first_builds_it(two: tuple[StudyRecord, StudyRecord]) -> None:
+def test_a_plan_that_another_has_in_work_is_seen(two: tuple[StudyRecord, StudyRecord]) -> None:
     plan, proposals = make_plan("01010101"), []
     for record in two:  # Both thought at the same time.
         record.enqueue(plan, Origin("seed", "mine"))
         proposals.append(record.ask())
     assert [p.plan for p in proposals] == [plan, plan]
-    assert [plan.fingerprint in two[0].started(before=p.number) for p in proposals] == [False, True]
+    assert plan.fingerprint in two[1].started(but=proposals[1].number)
     two[1].tell_duplicate(proposals[1])
+    assert plan.fingerprint not in two[0].started(but=proposals[0].number)
     assert (two[0].spent, two[0].failures()) == (0, ())
 
 
