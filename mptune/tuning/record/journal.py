@@ -67,10 +67,7 @@ def cut_torn_tail(file: BinaryIO) -> None:
         file.seek(start)
         end = file.read().rfind(_END)
         block *= 16
-    whole = start + end + len(_END) if end >= 0 else 0
-    if whole < size:
-        file.truncate(whole)
-    file.seek(whole)
+    file.truncate(file.seek(start + end + len(_END) if end >= 0 else 0))
 
 
 def open_journal(path: Path, *, is_locked: bool) -> JournalStorage:
@@ -87,7 +84,7 @@ def open_journal(path: Path, *, is_locked: bool) -> JournalStorage:
     try:
         return JournalStorage(file)
     except _UNREADABLE as error:
-        raise damaged_line(path, file.line) from error
+        raise RunError(f"line {file.line} of {path} is damaged", damaged_hint(path.parent)) from error
 
 
 def copy_journal(journal: Path, copy: Path) -> None:
@@ -98,20 +95,12 @@ def copy_journal(journal: Path, copy: Path) -> None:
     write_bytes(copy, [whole, end])
 
 
-def damaged_line(journal: Path, line: int | None, what: str = "") -> RunError:
-    """The error for a line of a journal that is not what mptune writes; ``what`` cannot be read."""
-    place = f"{journal}" if line is None else f"line {line} of {journal}"
-    why = f": {what} cannot be read" if what else ""
-    return RunError(f"{place} is damaged{why}", damaged_hint(journal.parent))
-
-
-def line_of_attribute(journal: Path, trial_id: int, attribute: str) -> int | None:
-    """The last line that gives a trial this attribute; None where none does."""
-    last = None
+def line_of_attribute(journal: Path, trial_id: int, attribute: str) -> int:
+    """The last line that gives a trial this attribute; 0 where none does."""
+    last = 0
     with open_file(journal) as file:
         for number, line in enumerate(file, start=1):
-            if attribute.encode() in line:
-                record = parse_json(line)
-                if record.get("trial_id") == trial_id and attribute in record.get("user_attr", {}):
-                    last = number
+            record = parse_json(line) if attribute.encode() in line else {}
+            if record.get("trial_id") == trial_id and attribute in record.get("user_attr", {}):
+                last = number
     return last

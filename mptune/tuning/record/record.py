@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import optuna
 import psutil  # type: ignore[import-untyped]
@@ -34,11 +33,13 @@ from mptune.tuning.sampler.posterior import BuiltPlans
 from mptune.tuning.sampler.trials import OUTCOME_ATTR, PLAN_ATTR, outcome_of, read_plans, set_outcome
 from mptune.tuning.space import SearchSpace
 
+if TYPE_CHECKING:
+    from mptune.tuning.record.database import RetryingStorage
+
 _OWNER = "owner"
 """Trial attribute: the process that works on it."""
 
 _NAMELESS = timedelta(seconds=60)
-"""A trial that has run for this time and names no owner is orphaned: it does so within milliseconds."""
 
 _SETTLED = (TrialState.COMPLETE, TrialState.PRUNED)
 
@@ -65,7 +66,6 @@ class StudyRecord:
     ) -> None:
         self._study, self._storage, self._where = study, storage, where
         self.name, self.space, self.metric, self.is_alone = study.study_name, space, metric, is_alone
-        self._heartbeat = None if isinstance(storage, JournalStorage) else _Heartbeat(storage)
         # What has been read of trials, by their ids: what a plan costs must not grow with the plans before it.
         self._plans: dict[int, PrecisionPlan] = {}
         self._evaluations: dict[int, Evaluation | None] = {}
@@ -162,9 +162,9 @@ class StudyRecord:
         with storing(self._where):
             self._study.sampler = sampler or self._study.sampler
             trial = self._study.ask()
-            trial.set_user_attr(_OWNER, this_process())  # at once: proposing may take long
-            if self._heartbeat is not None:
-                self._heartbeat.begin(trial._trial_id)
+            trial.set_user_attr(_OWNER, _this_process())  # at once: proposing may take long
+            if not isinstance(self._storage, JournalStorage):
+                cast("RetryingStorage", self._storage).keep_alive(trial._trial_id)
             options = self.space.options.items()
             choices = {group: trial.suggest_categorical(group, precisions) for group, precisions in options}
             attrs = trial.user_attrs
@@ -241,15 +241,8 @@ class StudyRecord:
         with storing(self._where):
             self._study.set_user_attr(key, value)
 
-    def copy_to(self, storage: BaseStorage) -> None:
-        """Copy the whole study into another storage."""
-        with storing(self._where):
-            optuna.copy_study(from_study_name=self.name, from_storage=self._storage, to_storage=storage)
-
     def close(self) -> None:
         """Let go of the storage. Idempotent."""
-        if self._heartbeat is not None:
-            self._heartbeat.end()
         close_storage(self._storage)
 
     # -- trials -------------------------------------------------------------------------------------------------
@@ -284,19 +277,19 @@ class StudyRecord:
         """The running trials that no process works on any more.
 
         A worker of a database has a heartbeat. A journal has none: its workers are on one host, where a process can be
-        looked up.
+        looked up. A trial that names no owner for a minute lost it before: it does so within milliseconds.
         """
-        stale: set[int] = set()
-        if running and self._heartbeat is not None:
+        stale: set[int] | None = None
+        if running and not isinstance(self._storage, JournalStorage):
             with storing(self._where):
-                stale = set(self._heartbeat.storage._get_stale_trial_ids(self._study._study_id))
+                stale = set(cast("Any", self._storage)._get_stale_trial_ids(self._study._study_id))
         orphans = []
         for trial in running:
             owner, started = trial.user_attrs.get(_OWNER), trial.datetime_start
             if owner is None:
                 is_orphan = started is not None and datetime.now(started.tzinfo) - started > _NAMELESS
             else:
-                is_orphan = not is_alive(owner) if self._heartbeat is None else trial._trial_id in stale
+                is_orphan = trial._trial_id in stale if stale is not None else not _is_alive(owner)
             orphans += [trial] if is_orphan else []
         return orphans
 
@@ -315,49 +308,16 @@ class StudyRecord:
             raise damaged_trial(trial, OUTCOME_ATTR, self._where) from error
 
 
-class _Heartbeat:
-    """Tells a database, again and again, that this process works on its trial."""
-
-    def __init__(self, storage: Any) -> None:
-        self.storage = storage
-        self._trial_id = -1
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._beat, daemon=True)
-
-    def begin(self, trial_id: int) -> None:
-        """Work on this trial from now on."""
-        self._trial_id = trial_id
-        self.storage.record_heartbeat(trial_id)
-        if not self._thread.is_alive():
-            self._thread.start()
-
-    def end(self) -> None:
-        """Wait, not for ever, until the thread has given its connection back. Idempotent."""
-        self._ended.set()
-        if self._thread.is_alive():
-            self._thread.join(5.0)
-
-    def _beat(self) -> None:
-        while not self._ended.wait(self.storage.get_heartbeat_interval()):
-            # A database that is away for a moment misses a beat or two; whoever writes a result raises the error.
-            with suppress(Exception):
-                self.storage.record_heartbeat(self._trial_id)
-        with suppress(Exception):
-            self.storage.remove_session()  # of this thread
-
-
-def this_process() -> dict[str, Any]:
-    """Host, process id and start of this process, as JSON types."""
+def _this_process() -> dict[str, Any]:
     return {"host": socket.gethostname(), "pid": os.getpid(), "started": psutil.Process().create_time()}
 
 
-def is_alive(owner: Mapping[str, Any]) -> bool:
-    """Whether a process that ``this_process`` described lives on this host."""
-    try:
+def _is_alive(owner: Mapping[str, Any]) -> bool:
+    """Whether a process that ``_this_process`` described lives on this host."""
+    with suppress(psutil.NoSuchProcess):
         is_same = abs(psutil.Process(owner["pid"]).create_time() - owner["started"]) <= 1.0
-    except psutil.NoSuchProcess:
-        return False
-    return bool(is_same and owner["host"] == socket.gethostname())
+        return bool(is_same and owner["host"] == socket.gethostname())
+    return False
 
 
 def origin_of(attrs: Mapping[str, Any]) -> Origin:
