@@ -17,6 +17,8 @@ from optuna.storages import RDBStorage, get_storage
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, PendingRollbackError
 
+from mptune.errors import RunError
+from mptune.files import RESUME_HINT
 from mptune.tuning.record.waiting import tell_wait
 
 HEARTBEAT_S, GRACE_S = 20, 120
@@ -53,9 +55,12 @@ class RetryingStorage:
     the trial of a dead worker.
     """
 
-    def __init__(self, url: str, reason_of: Callable[[BaseException], str]) -> None:
-        """Open it, as patiently as each call. ``reason_of``: what may be shown of an error."""
-        self._reason_of, self._patience_s = reason_of, PATIENCE_S
+    def __init__(self, url: str, shown: str, reason_of: Callable[[BaseException], str]) -> None:
+        """Open it, as patiently as each call.
+
+        ``shown`` is what errors show of the URL, once it has opened; ``reason_of`` what may be shown of an error.
+        """
+        self._shown, self._reason_of, self._patience_s = shown, reason_of, PATIENCE_S
         self._database: RDBStorage | None = None
         self._database = self._retried(_open, url)
         self._storage = get_storage(self._database)  # with Optuna's cache of finished trials
@@ -94,17 +99,18 @@ class RetryingStorage:
                 try:
                     return call(*args, **kwargs)
                 except (StorageInternalError, DBAPIError, PendingRollbackError) as error:
-                    if not _is_away(error):
-                        raise
                     if self._database is not None:
                         with suppress(Exception):
                             self._database.remove_session()  # with its broken transaction
-                    if time.monotonic() >= deadline:
-                        raise error if isinstance(error, StorageInternalError) else StorageInternalError from error
+                    reason, left_s = self._reason_of(error.__cause__ or error), deadline - time.monotonic()
+                    if not _is_away(error) or left_s <= 0.0:
+                        if self._database is None:  # Whoever opens it says what may be wrong with the URL.
+                            raise
+                        hint = f"when it is back, {RESUME_HINT}"
+                        raise RunError(f"the storage {self._shown} does not answer: {reason}", hint) from error
                     if not is_told:
-                        is_told, reason = True, self._reason_of(error.__cause__ or error)
-                        left_s = deadline - time.monotonic()
                         tell_wait(f"the storage does not answer ({reason}): waiting up to {left_s:.0f} s for it")
+                        is_told = True
                 time.sleep(wait_s * random.uniform(0.5, 1.0))  # jittered back-off
                 wait_s = min(2 * wait_s, 10.0)
         except KeyboardInterrupt:

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from optuna.storages.journal._file import get_lock_file
 
 from mptune.errors import RunError
 from mptune.files import open_file, parse_json, read_bytes, write_bytes, writing
@@ -39,23 +40,20 @@ class _JournalFile(JournalFileBackend):
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:  # type: ignore[override]
         self.line = log_number_from + 1
-        for record in super().read_logs(log_number_from):
-            yield record
-            self.line += 1
+        with writing(self._path):
+            for record in super().read_logs(log_number_from):
+                yield record
+                self.line += 1
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         lines = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs)
-        self._append_lock.acquire()
-        try:
-            with self._path.open("r+b") as file:
-                cut_torn_tail(file)
-                file.write(lines.encode())
-                file.flush()
-                # A plan has a record for each group: they go to the disk together with what follows them.
-                if any("param_name" not in log for log in logs):
-                    os.fsync(file.fileno())
-        finally:
-            self._append_lock.release()
+        with writing(self._path), get_lock_file(self._append_lock), self._path.open("r+b") as file:
+            cut_torn_tail(file)
+            file.write(lines.encode())
+            file.flush()
+            # A plan has a record for each group: they go to the disk together with what follows them.
+            if any("param_name" not in log for log in logs):
+                os.fsync(file.fileno())
 
 
 def cut_torn_tail(file: BinaryIO) -> None:
@@ -76,11 +74,10 @@ def open_journal(path: Path, *, is_locked: bool) -> JournalStorage:
     ``is_locked``: the caller holds the lock of the run directory. Then a lock that a killed process left beside the
     journal is deleted: Optuna would wait for its grace period before every write.
     """
-    if is_locked:
-        with writing(path):
-            for leftover in path.parent.glob(f"{path.name}.lock*"):
-                leftover.unlink(missing_ok=True)
-    file = _JournalFile(path)
+    with writing(path):
+        for leftover in path.parent.glob(f"{path.name}.lock*") if is_locked else ():
+            leftover.unlink(missing_ok=True)
+        file = _JournalFile(path)
     try:
         return JournalStorage(file)
     except _UNREADABLE as error:

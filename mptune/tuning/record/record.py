@@ -27,7 +27,7 @@ from mptune.errors import PlanError
 from mptune.files import READ_ERRORS
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.tuning.evaluation import ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation, Origin
-from mptune.tuning.record.storage import close_storage, damaged_trial, storing
+from mptune.tuning.record.storage import close_storage, damaged_trial
 from mptune.tuning.sampler.plan_rows import Columns
 from mptune.tuning.sampler.posterior import BuiltPlans
 from mptune.tuning.sampler.trials import OUTCOME_ATTR, PLAN_ATTR, outcome_of, read_plans, set_outcome
@@ -57,14 +57,17 @@ class Proposal:
 class StudyRecord:
     """One search's evaluations and failures, kept by Optuna. Made by ``open_study``.
 
-    Every method raises ``RunError`` where the disk is full or the database does not answer. ``is_alone`` says that no
-    other process writes the study.
+    Every method raises ``RunError`` where the disk is full or the database does not answer. A trial that others took up
+    in the meantime, taking this process for dead, is theirs: what is told of it then is dropped.
+
+    Attributes:
+        is_alone: no other process writes the study.
     """
 
     def __init__(
         self, study: optuna.Study, storage: BaseStorage, space: SearchSpace, metric: str, where: str, *, is_alone: bool
     ) -> None:
-        self._study, self._storage, self._where = study, storage, where
+        self._study, self.storage, self._where = study, storage, where
         self.name, self.space, self.metric, self.is_alone = study.study_name, space, metric, is_alone
         # What has been read of trials, by their ids: what a plan costs must not grow with the plans before it.
         self._plans: dict[int, PrecisionPlan] = {}
@@ -74,8 +77,7 @@ class StudyRecord:
 
     def trials(self) -> list[FrozenTrial]:
         """All trials, in their order, not to be changed."""
-        with storing(self._where):
-            return self._study.get_trials(deepcopy=False)
+        return self._study.get_trials(deepcopy=False)
 
     def settled(self) -> list[FrozenTrial]:
         """The trials of plans that were evaluated, or failed through their own fault."""
@@ -154,20 +156,18 @@ class StudyRecord:
         attrs: dict[str, Any] = {"origin": str(origin)}
         if not self.space.holds(plan):
             attrs[PLAN_ATTR] = {group: str(precision) for group, precision in plan.precision.items()}
-        with storing(self._where):
-            self._study.enqueue_trial(self.space.choices(plan), user_attrs=attrs)
+        self._study.enqueue_trial(self.space.choices(plan), user_attrs=attrs)
 
     def ask(self, sampler: BaseSampler | None = None) -> Proposal:
         """Take the next enqueued plan, else let a sampler propose one: the given one, or the one before."""
-        with storing(self._where):
-            self._study.sampler = sampler or self._study.sampler
-            trial = self._study.ask()
-            trial.set_user_attr(_OWNER, _this_process())  # at once: proposing may take long
-            if not isinstance(self._storage, JournalStorage):
-                cast("RetryingStorage", self._storage).keep_alive(trial._trial_id)
-            options = self.space.options.items()
-            choices = {group: trial.suggest_categorical(group, precisions) for group, precisions in options}
-            attrs = trial.user_attrs
+        self._study.sampler = sampler or self._study.sampler
+        trial = self._study.ask()
+        trial.set_user_attr(_OWNER, _this_process())  # at once: proposing may take long
+        if not isinstance(self.storage, JournalStorage):
+            cast("RetryingStorage", self.storage).keep_alive(trial._trial_id)
+        options = self.space.options.items()
+        choices = {group: trial.suggest_categorical(group, precisions) for group, precisions in options}
+        attrs = trial.user_attrs
         plan = self._whole_plan(attrs[PLAN_ATTR]) if PLAN_ATTR in attrs else self.space.plan(choices)
         return Proposal(plan, trial.number, origin_of(attrs), trial)
 
@@ -195,12 +195,12 @@ class StudyRecord:
 
         This one ends as FAIL, which samplers ignore: with its values twice, TPE would propose it ever more often.
         """
-        with self._finishing():
+        with suppress(UpdateFinishedTrialError):
             self._study.tell(proposal.number, state=TrialState.FAIL)
 
     def release(self, proposal: Proposal, fault: Failure | None = None) -> None:
         """Give a plan back that was not evaluated to its end: it is enqueued again, and its trial ends as FAIL."""
-        with self._finishing():
+        with suppress(UpdateFinishedTrialError):
             if fault is not None:
                 proposal.trial.set_user_attr("fault", fault.to_json())
             self.enqueue(proposal.plan, proposal.origin)
@@ -215,7 +215,7 @@ class StudyRecord:
         running = self.running()
         orphans = running if is_first and self.is_alone else self._orphans(running)
         for trial in orphans:
-            with self._finishing():  # Another worker may be faster.
+            with suppress(UpdateFinishedTrialError):  # Another worker may be faster.
                 if OUTCOME_ATTR in trial.user_attrs:
                     self._finish(trial.number, outcome_of(trial))
                     continue
@@ -232,18 +232,17 @@ class StudyRecord:
 
     def notes(self, prefix: str = "") -> dict[str, Any]:
         """All JSON values whose key starts with ``prefix``, not to be changed."""
-        with storing(self._where):  # ``Study.user_attrs`` would copy all of them, each time.
-            notes = self._storage.get_study_user_attrs(self._study._study_id)
+        # ``Study.user_attrs`` would copy all of them, each time.
+        notes = self.storage.get_study_user_attrs(self._study._study_id)
         return {key: value for key, value in notes.items() if key.startswith(prefix)}
 
     def set_note(self, key: str, value: Any) -> None:
         """Keep a JSON value with the study."""
-        with storing(self._where):
-            self._study.set_user_attr(key, value)
+        self._study.set_user_attr(key, value)
 
     def close(self) -> None:
         """Let go of the storage. Idempotent."""
-        close_storage(self._storage)
+        close_storage(self.storage)
 
     # -- trials -------------------------------------------------------------------------------------------------
 
@@ -265,7 +264,7 @@ class StudyRecord:
         return PrecisionPlan(self.space.model_sha256, named)
 
     def _tell(self, proposal: Proposal, outcome: Mapping[str, Any]) -> None:
-        with self._finishing():
+        with suppress(UpdateFinishedTrialError):
             set_outcome(proposal.trial, outcome)
             self._finish(proposal.number, outcome)
 
@@ -280,9 +279,8 @@ class StudyRecord:
         looked up. A trial that names no owner for a minute lost it before: it does so within milliseconds.
         """
         stale: set[int] | None = None
-        if running and not isinstance(self._storage, JournalStorage):
-            with storing(self._where):
-                stale = set(cast("Any", self._storage)._get_stale_trial_ids(self._study._study_id))
+        if running and not isinstance(self.storage, JournalStorage):
+            stale = set(cast("Any", self.storage)._get_stale_trial_ids(self._study._study_id))
         orphans = []
         for trial in running:
             owner, started = trial.user_attrs.get(_OWNER), trial.datetime_start
@@ -292,12 +290,6 @@ class StudyRecord:
                 is_orphan = trial._trial_id in stale if stale is not None else not _is_alive(owner)
             orphans += [trial] if is_orphan else []
         return orphans
-
-    @contextmanager
-    def _finishing(self) -> Iterator[None]:
-        """A trial that others took up in the meantime, taking this process for dead, is theirs now."""
-        with storing(self._where), suppress(UpdateFinishedTrialError):
-            yield
 
     @contextmanager
     def _reading(self, trial: FrozenTrial) -> Iterator[None]:

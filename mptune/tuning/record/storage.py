@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 from urllib.parse import quote
 
-from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage, JournalStorage
 from optuna.trial import FrozenTrial
 
 from mptune.errors import RunError
-from mptune.files import RESUME_HINT, disk_error
 from mptune.identity import refuse_other
 from mptune.run_json import damaged_hint
 from mptune.tuning.record.journal import line_of_attribute, open_journal
@@ -81,13 +78,12 @@ def open_storage(url: str | None, journal: Path, *, is_locked: bool = True) -> B
     ``is_locked``: the caller holds the run directory's lock, so locks that dead processes left may be deleted.
     """
     if url is None:
-        with storing(str(journal)):
-            return open_journal(journal, is_locked=is_locked)
+        return open_journal(journal, is_locked=is_locked)
     shown = _scheme(url)
     try:
         from mptune.tuning.record.database import RetryingStorage  # SQLAlchemy is slow to import.
 
-        return cast("BaseStorage", RetryingStorage(url, lambda error: shown_message(url, error)))
+        return cast("BaseStorage", RetryingStorage(url, without_secrets(url), partial(shown_message, url)))
     except ImportError as error:
         raise RunError(
             f"cannot open the storage {shown}: its driver is not installed ({shown_message(url, error)})",
@@ -122,18 +118,6 @@ def shown_message(url: str, error: BaseException) -> str:
     secrets = [str(value) for value in (parsed.password, *parsed.query.values()) if value]
     is_secret = any(form in message for secret in secrets for form in (secret, quote(secret, safe="")))
     return type(error).__name__ if is_secret else message
-
-
-@contextmanager
-def storing(where: str) -> Iterator[None]:
-    """Turn what a storage raises when it cannot be written or read into a ``RunError`` about ``where``."""
-    try:
-        yield
-    except OSError as error:
-        raise disk_error(error, Path(where)) from error
-    except StorageInternalError as error:
-        cause = _first_line(error.__cause__ or error)
-        raise RunError(f"the storage {where} does not answer: {cause}", f"when it is back, {RESUME_HINT}") from error
 
 
 def damaged_trial(trial: FrozenTrial, attribute: str, where: str) -> RunError:

@@ -19,7 +19,7 @@ from mptune.errors import RunError
 from mptune.identity import SPACE, differences
 from mptune.settings import Granularity
 from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.record.storage import close_storage, open_storage, storing, without_secrets
+from mptune.tuning.record.storage import close_storage, open_storage, without_secrets
 from mptune.tuning.sampler.stock import derive_seed, make_sampler
 from mptune.tuning.space import SearchSpace
 
@@ -73,22 +73,20 @@ def open_study(
         RunError: the storage cannot be opened or written, or holds another run under this name.
         SettingsError: there is no such sampler.
     """
-    storage = open_storage(url, journal, is_locked=not is_shared)
-    where = _where(journal, url)
-    with storing(where):
-        study = _load_or_create(name, storage, identity)
-        changed = differences(study.user_attrs.get(_IDENTITY, {}), identity, "there", "here")
-        if changed and any(trial.state in _BEGUN for trial in study.get_trials(deepcopy=False)):
-            close_storage(storage)
-            others = ", ".join(f"another {key}{values}" for key, values in changed.items())
-            raise RunError(
-                f"the study {name!r} in {where} was made with {others}",
-                f"go on with the same {', '.join(changed)}, give this run another name with --out DIR, or start a "
-                "study of its own with --fresh (nothing is deleted)",
-            )
-        if changed:  # by a search that has not come to anything
-            study = _load_or_create(study_name(name, is_new=True), storage, identity)
-        study.sampler = make_sampler(sampler, derive_seed(seed, len(study.get_trials(deepcopy=False))))
+    storage, where = open_storage(url, journal, is_locked=not is_shared), _where(journal, url)
+    study = _load_or_create(name, storage, identity)
+    changed = differences(study.user_attrs.get(_IDENTITY, {}), identity, "there", "here")
+    if changed and any(trial.state in _BEGUN for trial in study.get_trials(deepcopy=False)):
+        close_storage(storage)
+        others = ", ".join(f"another {key}{values}" for key, values in changed.items())
+        raise RunError(
+            f"the study {name!r} in {where} was made with {others}",
+            f"go on with the same {', '.join(changed)}, give this run another name with --out DIR, or start a study of "
+            "its own with --fresh (nothing is deleted)",
+        )
+    if changed:  # by a search that has not come to anything
+        study = _load_or_create(study_name(name, is_new=True), storage, identity)
+    study.sampler = make_sampler(sampler, derive_seed(seed, len(study.get_trials(deepcopy=False))))
     return StudyRecord(study, storage, space, metric, where, is_alone=url is None and not is_shared)
 
 
@@ -112,11 +110,10 @@ def read_study(*, model_sha256: str, name: str, metric: str, journal: Path, url:
     if url is None and not journal.exists():
         raise RunError(f"{journal} is missing: the run holds no study yet", "let `mptune search` go on with it first")
     storage, where = open_storage(url, journal, is_locked=False), _where(journal, url)
-    with storing(where):
-        try:
-            study = optuna.load_study(study_name=name, storage=storage)
-        except KeyError:
-            raise RunError(f"{where} holds no study {name}", "let `mptune search` go on with it first") from None
+    if name not in optuna.get_all_study_names(storage):
+        close_storage(storage)
+        raise RunError(f"{where} holds no study {name}", "let `mptune search` go on with it first")
+    study = optuna.load_study(study_name=name, storage=storage)
     return StudyRecord(study, storage, SearchSpace(model_sha256, (), (), {}, ()), metric, where, is_alone=False)
 
 
@@ -137,14 +134,13 @@ def shared_granularity(run: str, url: str | None, model_sha256: str, space_sha25
 def _look(name: str, journal: Path, url: str | None) -> tuple[dict[str, Any], list[FrozenTrial]]:
     """What a study was made with, and its trials; nothing where there is no such study."""
     storage = open_storage(url, journal, is_locked=False)
-    with storing(_where(journal, url)):
-        try:
-            study = optuna.load_study(study_name=name, storage=storage)
-            return study.user_attrs.get(_IDENTITY, {}), study.get_trials(deepcopy=False)
-        except KeyError:
-            return {}, []
-        finally:
-            close_storage(storage)
+    made_with: dict[str, Any] = {}
+    trials: list[FrozenTrial] = []
+    if name in optuna.get_all_study_names(storage):
+        study = optuna.load_study(study_name=name, storage=storage)
+        made_with, trials = study.user_attrs.get(_IDENTITY, {}), study.get_trials(deepcopy=False)
+    close_storage(storage)
+    return made_with, trials
 
 
 def copy_to_memory(*, name: str, journal: Path, url: str | None = None) -> Study:
@@ -160,11 +156,9 @@ def copy_study(name: str, url: str, journal: Path) -> None:
 
 
 def _copy(name: str, journal: Path, url: str | None, target: BaseStorage) -> None:
-    read_study(model_sha256="", name=name, metric="", journal=journal, url=url).close()  # It is there.
-    source = open_storage(url, journal, is_locked=False)
-    with storing(_where(journal, url)):
-        optuna.copy_study(from_study_name=name, from_storage=source, to_storage=target)
-    close_storage(source)
+    source = read_study(model_sha256="", name=name, metric="", journal=journal, url=url)
+    optuna.copy_study(from_study_name=name, from_storage=source.storage, to_storage=target)
+    source.close()
 
 
 def check_metrics(record: StudyRecord, metrics: Sequence[str]) -> None:

@@ -120,7 +120,7 @@ def test_a_living_worker_keeps_its_trial(two: tuple[StudyRecord, StudyRecord], s
 def test_a_worker_is_dead_when_its_heartbeat_stops(two: tuple[StudyRecord, StudyRecord], space: SearchSpace) -> None:
     one, other = two
     proposal = one.ask()
-    with one._storage._database.engine.begin() as connection:  # type: ignore[attr-defined]
+    with one.storage._database.engine.begin() as connection:  # type: ignore[attr-defined]
         connection.execute(text("UPDATE trial_heartbeats SET heartbeat = '2020-01-01 00:00:00.000000'"))
     assert other.heal() == 1
     assert other.waiting() == {proposal.plan.fingerprint}
