@@ -22,7 +22,6 @@ from mptune.graph.writing.weights import WeightBank, bank_files
 from mptune.resources import is_path
 from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory
-from mptune.tuning.record.journal import copy_journal
 from mptune.tuning.record.storage import storage_url
 from mptune.tuning.record.study import copy_study
 from mptune.tuning.samples import refuse_damaged
@@ -84,16 +83,13 @@ def load_grouped(run: RunDirectory, file: RunFile) -> GroupedModel:
 def pack(run: RunDirectory, file: RunFile, out: Path, storage: str | None = None) -> None:
     """Write ``out``, a .tar.gz with the run's directory in it: record, samples, references, model and weights.
 
-    A study that is kept in a database is copied into a journal, so that the device needs no database. A search may be
-    writing meanwhile: the record is what it was at one moment, and each file is whole.
+    The study is copied into a journal, so that the device needs no database. A search may be writing meanwhile: the
+    record is what it was at one moment, and each file is whole.
     """
     url = storage_url(file.storage, storage)
     with tempfile.TemporaryDirectory(prefix="mptune-export-") as folder:
         members = {run.journal.name: Path(folder) / run.journal.name}
-        if url is None:
-            copy_journal(run.journal, members[run.journal.name])
-        else:
-            copy_study(file.study, url, members[run.journal.name])
+        copy_study(file.study, run.journal, url, members[run.journal.name])
         for name in (*bank_files(file.fixed_settings.precisions), MODEL_FILE):
             members[f"{run.weights.name}/{name}"] = run.weights / name
         for path in sorted((*run.data.glob("*"), *run.data.glob(f"{TARGETS}/*"))):

@@ -13,7 +13,7 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.storages.journal._file import get_lock_file
 
 from mptune.errors import RunError
-from mptune.files import open_file, parse_json, read_bytes, write_bytes, writing
+from mptune.files import open_file, parse_json, writing
 from mptune.run_json import damaged_hint
 
 _END = b"}\n"
@@ -82,14 +82,6 @@ def open_journal(path: Path, *, is_locked: bool) -> JournalStorage:
         return JournalStorage(file)
     except _UNREADABLE as error:
         raise RunError(f"line {file.line} of {path} is damaged", damaged_hint(path.parent)) from error
-
-
-def copy_journal(journal: Path, copy: Path) -> None:
-    """Copy a journal as it is at one moment: to the end of the last record that is whole, while others may append."""
-    if not journal.exists():
-        raise RunError(f"{journal} is missing: the run is not whole", "let `mptune search` go on with it first")
-    whole, end, _ = read_bytes(journal).rpartition(_END)
-    write_bytes(copy, [whole, end])
 
 
 def line_of_attribute(journal: Path, trial_id: int, attribute: str) -> int:

@@ -6,8 +6,6 @@ a trial either still runs, and is taken up again, or its outcome is known; nothi
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -15,7 +13,6 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 import optuna
-import psutil  # type: ignore[import-untyped]
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage, JournalStorage
@@ -24,7 +21,7 @@ from optuna.trial import FrozenTrial, TrialState
 from mptune.data.metrics.paired import LEAST_ERROR
 from mptune.engines.base import Failure
 from mptune.errors import PlanError
-from mptune.files import READ_ERRORS
+from mptune.files import READ_ERRORS, is_left, scratch_name
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.tuning.evaluation import ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation, Origin
 from mptune.tuning.record.storage import close_storage, damaged_trial
@@ -71,7 +68,7 @@ class StudyRecord:
         self.name, self.space, self.metric, self.is_alone = study.study_name, space, metric, is_alone
         # What has been read of trials, by their ids: what a plan costs must not grow with the plans before it.
         self._plans: dict[int, PrecisionPlan] = {}
-        self._evaluations: dict[int, Evaluation | None] = {}
+        self._evaluations: dict[int, Evaluation] = {}
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -106,25 +103,22 @@ class StudyRecord:
 
     def evaluations(self) -> tuple[Evaluation, ...]:
         """All evaluations, in the order of their trials, those with non-finite outputs included."""
-        settled = self.settled()
+        settled = [trial for trial in self.settled() if "evaluation" in outcome_of(trial)]
         for trial in settled:
             if trial._trial_id not in self._evaluations:
-                with self._reading(trial):
-                    outcome = outcome_of(trial)
-                    evaluation = Evaluation.from_json(outcome["evaluation"]) if "evaluation" in outcome else None
-                    if evaluation is not None:
-                        evaluation.to_point()  # with the figures that every reader asks for
-                        sum(outcome.get("group_ms", {}).values())
-                    self._evaluations[trial._trial_id] = evaluation
-        return tuple([e for trial in settled if (e := self._evaluations[trial._trial_id]) is not None])
+                with self._reading(trial) as outcome:
+                    evaluation = Evaluation.from_json(outcome["evaluation"])
+                    evaluation.to_point()  # with the figures that every reader asks for
+                    sum(outcome.get("group_ms", {}).values())
+                self._evaluations[trial._trial_id] = evaluation
+        return tuple([self._evaluations[trial._trial_id] for trial in settled])
 
     def failures(self) -> tuple[tuple[PrecisionPlan, Origin, Failure], ...]:
         """The plans that failed through their own fault, with their origin."""
         failures = []
         for trial in self.failed():
-            outcome = outcome_of(trial)
-            if "failure" in outcome:
-                with self._reading(trial):
+            if "failure" in outcome_of(trial):
+                with self._reading(trial) as outcome:
                     plan, origin = self._whole_plan(outcome["plan"]), Origin.parse(outcome["origin"])
                     failures.append((plan, origin, Failure.from_json(outcome["failure"])))
         return tuple(failures)
@@ -162,7 +156,7 @@ class StudyRecord:
         """Take the next enqueued plan, else let a sampler propose one: the given one, or the one before."""
         self._study.sampler = sampler or self._study.sampler
         trial = self._study.ask()
-        trial.set_user_attr(_OWNER, _this_process())  # at once: proposing may take long
+        trial.set_user_attr(_OWNER, scratch_name("trial", ".owner"))  # at once: proposing may take long
         if not isinstance(self.storage, JournalStorage):
             cast("RetryingStorage", self.storage).keep_alive(trial._trial_id)
         options = self.space.options.items()
@@ -269,8 +263,8 @@ class StudyRecord:
             self._finish(proposal.number, outcome)
 
     def _finish(self, number: int, outcome: Mapping[str, Any]) -> None:
-        values = outcome["values"]
-        self._study.tell(number, values, TrialState.PRUNED if values is None else None, skip_if_finished=True)
+        state = TrialState.PRUNED if outcome["values"] is None else None
+        self._study.tell(number, outcome["values"], state, skip_if_finished=True)
 
     def _orphans(self, running: Sequence[FrozenTrial]) -> list[FrozenTrial]:
         """The running trials that no process works on any more.
@@ -278,38 +272,22 @@ class StudyRecord:
         A worker of a database has a heartbeat. A journal has none: its workers are on one host, where a process can be
         looked up. A trial that names no owner for a minute lost it before: it does so within milliseconds.
         """
-        stale: set[int] | None = None
-        if running and not isinstance(self.storage, JournalStorage):
-            stale = set(cast("Any", self.storage)._get_stale_trial_ids(self._study._study_id))
-        orphans = []
-        for trial in running:
-            owner, started = trial.user_attrs.get(_OWNER), trial.datetime_start
-            if owner is None:
-                is_orphan = started is not None and datetime.now(started.tzinfo) - started > _NAMELESS
-            else:
-                is_orphan = trial._trial_id in stale if stale is not None else not _is_alive(owner)
-            orphans += [trial] if is_orphan else []
-        return orphans
+        nameless = [trial for trial in running if _OWNER not in trial.user_attrs]
+        orphans = [
+            t for t in nameless if (start := t.datetime_start) and datetime.now(start.tzinfo) - start > _NAMELESS
+        ]
+        if isinstance(self.storage, JournalStorage):
+            return orphans + [trial for trial in running if is_left(trial.user_attrs.get(_OWNER, ""))]
+        stale = cast("Any", self.storage)._get_stale_trial_ids(self._study._study_id) if running else ()
+        return orphans + [trial for trial in running if trial._trial_id in stale]
 
     @contextmanager
-    def _reading(self, trial: FrozenTrial) -> Iterator[None]:
-        """An outcome that is not what mptune writes is a ``RunError`` that names its place."""
+    def _reading(self, trial: FrozenTrial) -> Iterator[Mapping[str, Any]]:
+        """The outcome of a trial; one that is not what mptune writes is a ``RunError`` that names its place."""
         try:
-            yield
+            yield outcome_of(trial)
         except (*READ_ERRORS, AssertionError, RecursionError, PlanError) as error:
             raise damaged_trial(trial, OUTCOME_ATTR, self._where) from error
-
-
-def _this_process() -> dict[str, Any]:
-    return {"host": socket.gethostname(), "pid": os.getpid(), "started": psutil.Process().create_time()}
-
-
-def _is_alive(owner: Mapping[str, Any]) -> bool:
-    """Whether a process that ``_this_process`` described lives on this host."""
-    with suppress(psutil.NoSuchProcess):
-        is_same = abs(psutil.Process(owner["pid"]).create_time() - owner["started"]) <= 1.0
-        return bool(is_same and owner["host"] == socket.gethostname())
-    return False
 
 
 def origin_of(attrs: Mapping[str, Any]) -> Origin:

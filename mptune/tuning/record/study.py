@@ -143,22 +143,13 @@ def _look(name: str, journal: Path, url: str | None) -> tuple[dict[str, Any], li
     return made_with, trials
 
 
-def copy_to_memory(*, name: str, journal: Path, url: str | None = None) -> Study:
-    """Copy the study of a run into memory: what is done to the copy changes nothing in the run."""
-    memory = optuna.storages.InMemoryStorage()
-    _copy(name, journal, url, memory)
-    return optuna.load_study(study_name=name, storage=memory)
-
-
-def copy_study(name: str, url: str, journal: Path) -> None:
-    """Copy the study of a run in a database into a journal file of its own."""
-    _copy(name, journal, url, open_storage(None, journal))
-
-
-def _copy(name: str, journal: Path, url: str | None, target: BaseStorage) -> None:
+def copy_study(name: str, journal: Path, url: str | None, copy: Path | None = None) -> Study:
+    """Copy the study of a run into a journal file, or into memory: changes of the copy are none of the run."""
     source = read_study(model_sha256="", name=name, metric="", journal=journal, url=url)
+    target = optuna.storages.InMemoryStorage() if copy is None else open_storage(None, copy)
     optuna.copy_study(from_study_name=name, from_storage=source.storage, to_storage=target)
     source.close()
+    return optuna.load_study(study_name=name, storage=target)
 
 
 def check_metrics(record: StudyRecord, metrics: Sequence[str]) -> None:
