@@ -16,9 +16,7 @@ from mptune.tuning.record.storage import (
 )
 
 URLS = [
-    "postgresql+psycopg://me:SECRET@localhost:1/none",
     "postgresql+psycopg://me:SEC/RET@localhost:1/none",
-    "postgresql+psycopg://me:SEC@RET@localhost:1/none",
     "postgresql+psycopg://me:SEC@RET/x@localhost:1/none",
     "postgresql+psycopg://localhost:1/none?user=me&password=SECRET",
     "postgresql+psycopg://me@localhost:1/none?sslpassword=SECRET&passfile=/SECRET",

@@ -16,15 +16,13 @@ from optuna.storages.journal import JournalFileBackend
 from sqlalchemy import text
 
 from mptune.engines.base import Failure, FailureKind, Stage
-from mptune.errors import RunError, SettingsError
+from mptune.errors import RunError
 from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import ORIGIN_FP32, ORIGIN_SAMPLER, Origin
 from mptune.tuning.listener import Silent
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.study import open_study, read_study
-from mptune.tuning.sampler.stock import derive_seed, make_sampler
 from mptune.tuning.space import SearchSpace
-from mptune.tuning.steps.remeasure import announce
 from mptune.tuning.steps.tuner import Stop, Tuner
 from tests.fakes import SHA, FakeToolchain, make_plan
 from tests.tuning.conftest import OpenRecord, make_small_space
@@ -48,19 +46,6 @@ def two(tmp_path: Path, space: SearchSpace) -> Iterator[tuple[StudyRecord, Study
     yield records
     for record in records:
         record.close()
-
-
-def test_a_budget_beyond_all_plans_takes_no_longer_than_all_plans(open_record: OpenRecord, space: SearchSpace) -> None:
-    left: list[int] = []
-
-    class Counting(Silent):
-        def remaining(self, done: int, count: int) -> None:
-            left.append(count)
-
-    record = open_record()
-    run(record, space, make_toolchain(space), budget=3)
-    announce(Counting(), record, SearchSettings(budget=10**9))
-    assert space.size // 2 < left[-1] < 2 * space.size
 
 
 def test_an_evaluation_that_was_written_but_not_told_is_not_lost(
@@ -233,23 +218,6 @@ def test_hosts_that_begin_at_the_same_time_never_mix(tmp_path: Path, space: Sear
         open_database(tmp_path, space, 2)
     for record in records:
         record.close()
-
-
-def test_notes(open_record: OpenRecord) -> None:
-    record = open_record()
-    record.set_note("a:1", {"x": [1, 2]})
-    record.set_note("b", 3)
-    again = open_record()
-    assert again.note("b") == 3
-    assert again.note("c") is None
-    assert again.notes("a:") == {"a:1": {"x": [1, 2]}}
-
-
-def test_samplers() -> None:
-    with pytest.raises(SettingsError, match="no sampler 'bayes'") as caught:
-        make_sampler("bayes", 0)
-    assert "tpe" in caught.value.hint
-    assert len({derive_seed(seed, trials) for seed in range(5) for trials in range(5)}) == 25
 
 
 def test_a_resumed_sampler_does_not_repeat_itself(open_record: OpenRecord) -> None:
