@@ -10,8 +10,8 @@ from mptune.files import files_sha256
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_fitting_groups, find_groups, groups_sha256
 from mptune.graph.loading.model import Model
-from mptune.identity import check_same, plugins_sha256, refuse_confirmation
-from mptune.run_json import FixedSettings, ModelSection, RunFile
+from mptune.identity import check_same, plugins_sha256
+from mptune.run_json import FixedSettings, ModelSection, RunFile, SearchSection
 from mptune.rundir import RunDirectory
 from mptune.settings import Granularity, SearchSettings
 from mptune.tuning.record.storage import check_opens, check_storage, named_storage
@@ -47,7 +47,8 @@ def begin(run: RunDirectory, model: Model, settings: SearchSettings, named: Name
         RunError: the run was made with another model, other settings or another storage.
     """
     recorded = earlier = run.load()
-    refuse_confirmation(run.path, recorded)
+    if recorded is not None and recorded.confirms is not None:
+        raise RunError(f"{run.path} is a confirmation", "go on with it: `mptune confirm` with the run around it")
     is_evaluated = recorded is not None and has_evaluation(run, recorded, settings.storage)
     name = run.path.resolve().name.removesuffix(".mptune")
 
@@ -73,9 +74,11 @@ def begin(run: RunDirectory, model: Model, settings: SearchSettings, named: Name
         labels_sha256=files_sha256(labels) if labels is not None and labels.is_file() else None,
         plugins_sha256=plugins_sha256(settings.plugins),
     )
+    section = ModelSection(path=str(model.path.resolve()), sha256=model.sha256)
     try:
         if recorded is not None:
-            check_same(run.path, recorded, model.sha256, fixed, settings.metric)
+            changes = {"model": section, "fixed_settings": fixed, "search": SearchSection.of(settings)}
+            check_same(run.path, recorded, recorded.model_copy(update=changes))
     except RunError:
         if is_evaluated:
             raise
@@ -95,7 +98,6 @@ def begin(run: RunDirectory, model: Model, settings: SearchSettings, named: Name
     parsed_limits(asked, (settings.metric, *settings.reported_metrics), [output.name for output in model.outputs])
     is_earlier = earlier is not None and earlier.storage == storage
     study = earlier.study if is_earlier and earlier else study_name(name, is_new=settings.fresh)
-    section = ModelSection(path=str(model.path.resolve()), sha256=model.sha256)
     file = RunFile.of(settings, section, fixed, storage, study)
     if recorded is not None:
         choice = asked if recorded.choice.chosen is None else recorded.choice  # till the end what it was

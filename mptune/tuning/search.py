@@ -12,7 +12,7 @@ from mptune.engines.workers import Workers
 from mptune.finding import Finding
 from mptune.graph.grouping.groups import RANGE_KIND
 from mptune.graph.loading.model import Model
-from mptune.identity import check_data, check_target
+from mptune.identity import check_same
 from mptune.run_json import DataSection
 from mptune.rundir import RunDirectory, has_workers
 from mptune.settings import SearchSettings
@@ -121,11 +121,10 @@ class Search:
             source=data.source, sha256=data.sha256(), samples=len(data.samples), is_random=data.is_random
         )
         before = self.file.data
-        is_other = before is not None and before.sha256 != section.sha256
-        if is_other and not has_evaluation(run, self.file, self._settings.storage):
+        if has_evaluation(run, self.file, self._settings.storage):
+            check_same(run.path, self.file, self.file.model_copy(update={"data": section}))
+        elif before is not None and before.sha256 != section.sha256:
             run.forget()
-        else:
-            check_data(run.path, self.file, section)
         self._save(data=section)
         self._settings = samples.with_rollout(self._settings, model, len(data.samples))
         self._context = run.context(self.grouped, self._settings)
@@ -194,7 +193,7 @@ class Search:
         self._toolchain = opened.toolchain
         self._engines.callback(opened.toolchain.close)
         if has_evaluation(self.directory, self.file, self._settings.storage):
-            check_target(self.directory.path, self.file, opened.section)
+            check_same(self.directory.path, self.file, self.file.model_copy(update={"target": opened.section}))
         findings = [finding for finding in self.file.findings if finding.code != TARGET_CODE]
         if opened.section.latency_source == "predicted":
             findings = [not_measured(opened.section.device), *findings]
