@@ -143,5 +143,5 @@ def make_tuner(
         has_labels = file.fixed_settings.labels_sha256 is not None
         law = law_metric(settings.metric, settings.metric_function, has_labels=has_labels)
         knowledge = prior.Knowledge(record, space, toolchain, settings, listener, law, run.data, limit)
-        keep_grounds(space, knowledge.prior, run.data, knowledge.terms)
+        keep_grounds(space, knowledge.prior, run.data)
     return tuner.Tuner(record, space, toolchain, settings, listener, limit, knowledge)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import replace
 from typing import Any
 
 from mptune import identity, run_json
@@ -16,14 +15,14 @@ from mptune.files import files_sha256
 from mptune.finding import Finding
 from mptune.graph.grouping import grouped, groups
 from mptune.graph.loading.model import Model
-from mptune.rundir import LateFaults, RunDirectory, has_workers
+from mptune.rundir import RunDirectory, has_workers
 from mptune.settings import Granularity, SearchSettings
 from mptune.targets.findings import TARGET_CODE, not_measured
 from mptune.targets.target import Target
 from mptune.tuning import copies, crew, facts, measuring, samples, space
 from mptune.tuning.front import Front
 from mptune.tuning.listener import Listener
-from mptune.tuning.reasons import group_findings, reasons
+from mptune.tuning.reasons import reasons
 from mptune.tuning.record import storage, study
 from mptune.tuning.runs import result
 from mptune.tuning.steps import baseline, limits, remeasure, tuner
@@ -102,18 +101,12 @@ class Search:
         if remeasure.to_measure(record, settings, rounds):
             remeasure.confirm(record, self._open_toolchain(), settings, listener, rounds, self._limits)
         self._engines.close()
-        self._save(findings=measuring.with_engine_findings(self.file.findings, fp32, settings, "search"))
-
-        faults, findings = LateFaults(run.logs), self.file.findings
-        with faults.tolerated("the reasons for groups in FP32"):
-            context, hazards = self._context, searched.hazards
-            findings = group_findings.with_reasons(context, findings, hazards, settings.metric, fp32)
         host = () if self.file.environment is None else self.file.environment.warnings
         about_space = (*observations.kernels.warnings, *searched.space.warnings)
         warnings = dict.fromkeys((*sets.warnings, *observations.warnings, *host, *about_space))
+        findings = measuring.with_engine_findings(self.file.findings, fp32, settings, "search")
         self._save(findings=findings, warnings=tuple(warnings))
-        front = result.front_of(run, self.file, record, asked=asked, is_again=True)
-        return replace(front, warnings=(*front.warnings, *faults.warnings))
+        return result.front_of(run, self.file, record, asked=asked, is_again=True)
 
     def _begin(self, named: space.NamedSpace) -> tuple[Choice, str | None]:
         """Group the model, and hold run.json against what is asked for, or write the first one.

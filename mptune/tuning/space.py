@@ -72,10 +72,11 @@ class NamedSpace:
 
 @dataclass(frozen=True)
 class Pin:
-    """A group whose precision is not searched, and why, one line."""
+    """A group whose precision is not searched, why, one line, and the code of the finding that says so, if one does."""
 
     precision: Precision
     reason: str
+    finding: str | None = None
 
 
 @dataclass(frozen=True)
@@ -221,19 +222,32 @@ def make_space(
     measured, one group at a time. With several reduced precisions a group has the first, in the order of the table,
     that can be right there: BF16 where the range of FP16 does not hold its values.
     """
-    from mptune.graph.hazards.find import pinned_by_hazards  # not where a run is read
+    from mptune.graph.grouping.groups import RANGE_KIND  # these are not imported where a run is read
+    from mptune.graph.grouping.patterns import QUANTISED
+    from mptune.graph.hazards.find import pinning_hazards
 
     model, groups = grouped.model, grouped.groups
+    codes = {QUANTISED: "quantised-parts", RANGE_KIND: "overflow"}
     warnings: list[str] = []
-    beyond = pinned_by_hazards(hazards)
-    pinned = {g.id: Pin(Precision.FP32, beyond.get(g.id, g.pinned)) for g in groups if g.pinned is not None}
-    ruled_out = {p: {**lacking.get(p, {}), **pinned_by_hazards(hazards, p, is_measured=True)} for p in REDUCED}
+    beyond = _pins(pinning_hazards(hazards))
+    pinned = {
+        g.id: beyond.get(g.id) or Pin(Precision.FP32, g.pinned, codes.get(g.kind))
+        for g in groups
+        if g.pinned is not None
+    }
+    ruled_out = {
+        precision: {
+            **{g: Pin(Precision.FP32, why, f"no-{precision}-kernel") for g, why in lacking.get(precision, {}).items()},
+            **_pins(pinning_hazards(hazards, precision, is_measured=True)),
+        }
+        for precision in REDUCED
+    }
     allowed = [precision for precision in REDUCED if precision in precisions]
     reduced: dict[str, Precision] = {}
     for group in (g.id for g in groups if g.id not in pinned):
         possible = next((precision for precision in allowed if group not in ruled_out[precision]), None)
         if possible is None:
-            pinned[group] = Pin(Precision.FP32, ruled_out[allowed[0]][group])
+            pinned[group] = ruled_out[allowed[0]][group]
         else:
             reduced[group] = possible
     wanted = {
@@ -251,7 +265,7 @@ def make_space(
     for precision in REDUCED:
         for group, pattern in wanted.get(precision, {}).items():
             if group not in pinned:  # it may be the other one
-                pinned[group] = Pin(Precision.FP32, ruled_out[precision][group])
+                pinned[group] = ruled_out[precision][group]
             if pinned[group].precision is Precision.FP32:
                 asked = f"{pattern!r} pins it to {precision.name}"
                 warnings.append(f"{names[group]} stays in FP32 although {asked}: {pinned[group].reason}")
@@ -261,6 +275,10 @@ def make_space(
     space = SearchSpace(model.sha256, groups, free, pinned, (), reduced=searched, not_emulated=alone)
     seeds = _seeds(space, grouped, named, warnings, absmax or {})
     return replace(space, seeds=seeds, warnings=tuple(warnings))
+
+
+def _pins(hazards: Mapping[str, Hazard]) -> dict[str, Pin]:
+    return {g: Pin(Precision.FP32, f"{h.place.tensor}: {h.reason}", h.code) for g, h in hazards.items()}
 
 
 def _matched(

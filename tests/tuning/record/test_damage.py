@@ -13,7 +13,6 @@ import pytest
 import mptune
 from mptune.cli import main
 from mptune.errors import MptuneError, RunError
-from mptune.tuning.reasons.reasons import Grounds
 from tests.fakes import make_toolchain, search
 
 pytestmark = pytest.mark.usefixtures("opened_here", "searched")
@@ -133,17 +132,6 @@ def test_other_files_of_a_run_may_hold_anything(place: Path, text: str, capsys: 
         main(["report", str(RUN)])
         assert "unexpected" not in capsys.readouterr().err, path.name
         path.write_bytes(before)
-
-
-@pytest.mark.parametrize("key", ["groups", "gains_ms", "boundaries", "boundary_costs_ms"])
-def test_terms_that_do_not_fit_together_explain_nothing(place: Path, key: str) -> None:
-    path = RUN / "data" / "explain.json"
-    document = json.loads(path.read_text())
-    assert Grounds.load(path).prior is not None
-    document["prior"][key] = document["prior"][key][1:]
-    path.write_text(json.dumps(document))
-    assert Grounds.load(path) == Grounds()
-    assert mptune.report(RUN).points
 
 
 def test_a_count_that_is_not_finite_is_no_error(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
