@@ -165,7 +165,7 @@ class Confirm:
         path = self._run.confirmed / name
         self.directory = RunDirectory(path, path / HOME)
         earlier = self.directory.load() or file
-        is_other = identity_of(earlier) != identity_of(file) or earlier.search.metric != file.search.metric
+        is_other = identity_of(earlier) != identity_of(file)
         self._stack.enter_context(open_run(path, fresh=is_other))
         recorded, asked = self.directory.load(), file.choice
         if recorded is not None:

@@ -67,10 +67,8 @@ class Search:
         observations = self._observe(sets)
         findings = self._check_data(sets, observations)
         searched = self._find_space(named, observations)
-        if url is not None and not self._is_evaluated:
-            # The study of runs with this run's name and identity in the database is shared, or begun there.
-            self._open_toolchain()
-            self._save(study=study.settle_study(self.file.study, identity.identity_of(self.file), url))
+        if not self._is_evaluated:
+            self._open_toolchain()  # the identity of the study that is begun holds its target
         predicted = next((finding for finding in self.file.findings if finding.code == TARGET_CODE), None)
         about = self._context, self._target, observations, searched.hazards, predicted
         self._save(findings=(*findings, *facts.model_findings(*about)))
@@ -79,6 +77,7 @@ class Search:
         record = measuring.open_record(run, self.file, searched.space, settings, url, is_shared=is_shared)
         self.record = record
         self._stack.callback(record.close)
+        self._save(study=record.name)
 
         # Proposals: each is built, run and timed, here or by a worker on each GPU.
         is_over = record.spent >= settings.budget or tuner.is_exhausted(record, searched.space)
@@ -143,7 +142,7 @@ class Search:
         )
         try:
             if recorded is not None:
-                identity.check_same(run.path, recorded, model.sha256, fixed)
+                identity.check_same(run.path, recorded, model.sha256, fixed, settings.metric)
         except RunError as error:
             self._refuse_or_forget(error)
             recorded = None
@@ -161,8 +160,8 @@ class Search:
         self._settings = settings = asked.limit(settings)
         outputs = [output.name for output in model.outputs]
         result.parsed_limits(asked, (settings.metric, *settings.reported_metrics), outputs)
-        begun = earlier.study if earlier is not None and earlier.storage == place else name
-        begun = begun if place is None else study.study_name(begun, is_new=settings.fresh)
+        is_earlier = earlier is not None and earlier.storage == place
+        begun = earlier.study if earlier and is_earlier else study.study_name(name, is_new=settings.fresh)
         section = run_json.ModelSection(path=str(model.path.resolve()), sha256=model.sha256)
         self.file = run_json.RunFile.of(settings, section, fixed, place, begun)
         if recorded is not None:
