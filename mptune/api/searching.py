@@ -52,7 +52,7 @@ from mptune.tuning.fronts.stopped import findings_kept
 from mptune.tuning.listener import Listener
 from mptune.tuning.runs.measuring_run import OpenToolchain
 from mptune.tuning.runs.search_run import SearchRun
-from mptune.tuning.sampler.stock import check_sampler
+from mptune.tuning.sampler.precision import check_sampler
 
 
 def search(

@@ -31,7 +31,7 @@ from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 from mptune.tuning.reasons.group_findings import finding_of
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.sampler.latency_model import LatencyModel
-from mptune.tuning.sampler.plan_rows import Floats
+from mptune.tuning.sampler.plans import Floats
 from mptune.tuning.sampler.posterior import Prior
 from mptune.tuning.space import Pin, SearchSpace
 from mptune.tuning.steps.remeasure import dropped_plans

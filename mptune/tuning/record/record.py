@@ -39,7 +39,7 @@ from mptune.tuning.record.attributes import (
 from mptune.tuning.record.owner import Heartbeats, is_dead
 from mptune.tuning.record.storage import batch, close_storage, storing
 from mptune.tuning.record.study_trials import Proposal, StudyTrials
-from mptune.tuning.sampler.plan_rows import Columns
+from mptune.tuning.sampler.plans import Columns
 from mptune.tuning.sampler.posterior import BuiltPlans
 from mptune.tuning.sampler.trials import FAILURE_ATTR, PLAN_ATTR, read_plans, set_feasible
 from mptune.tuning.space import SearchSpace

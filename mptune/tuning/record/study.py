@@ -27,7 +27,7 @@ from mptune.tuning.record.attributes import EVALUATION, objectives
 from mptune.tuning.record.owner import Heartbeats, is_dead
 from mptune.tuning.record.record import IDENTITY, StudyRecord
 from mptune.tuning.record.storage import open_storage, storing, without_secrets
-from mptune.tuning.sampler.stock import derive_seed, make_sampler
+from mptune.tuning.sampler.precision import derive_seed, make_sampler
 from mptune.tuning.space import SearchSpace
 
 Study: TypeAlias = optuna.Study

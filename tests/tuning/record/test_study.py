@@ -23,7 +23,7 @@ from mptune.tuning.record.backends.journal import cut_torn_tail
 from mptune.tuning.record.backends.patience import PatientStorage
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.study import _quiet, open_study, read_study
-from mptune.tuning.sampler.stock import derive_seed, make_sampler
+from mptune.tuning.sampler.precision import derive_seed, make_sampler
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.remeasure import announce
 from mptune.tuning.steps.tuner import Stop, Tuner
