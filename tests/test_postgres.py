@@ -31,7 +31,7 @@ from mptune.tuning.runs.result import read_record
 from tests.fakes import SHA, Diary
 from tests.proxy import Mode, Proxy
 from tests.test_identity import check_two_hosts
-from tests.test_joining import Opener, until
+from tests.test_joining import Opener, start_workers_with, until
 
 pytest.importorskip("psycopg", reason="the driver psycopg is not installed")
 
@@ -124,7 +124,7 @@ def quality(found: tuple[Evaluation, ...]) -> float:
 
 @pytest.mark.slow
 def test_a_killed_worker_and_a_restarted_server_lose_nothing(
-    server: Server, mlp_path: Path, mlp_data: Path, tmp_path: Path
+    server: Server, mlp_path: Path, mlp_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders = {name: tmp_path / name for name in ("alone", "first", "second")}
     for folder in folders.values():
@@ -162,6 +162,7 @@ mptune.worker({str(place)!r}, storage={server.url!r}, open_toolchain=Opener(Path
     disturbing = threading.Thread(target=disturb)
     disturbing.start()
     diary = Diary()
+    start_workers_with(first, monkeypatch)
     mptune.search(
         mlp_path,
         out=place,

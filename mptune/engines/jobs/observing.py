@@ -13,8 +13,8 @@ from mptune.engines.jobs.samples import Feed, cached_samples
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import OrtSession, Provider, SessionOptions
 from mptune.engines.ort.side_by_side import SideBySide
+from mptune.graph.hazards.observed_values import NodeFacts, TensorRange
 from mptune.graph.hazards.probes import facts_on, range_of
-from mptune.graph.hazards.seen import NodeFacts, TensorRange
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision
 from mptune.graph.writing.observe import ObservedPart
 from mptune.processes.child import WorkerState

@@ -45,7 +45,7 @@ from mptune.tuning.fronts.table import (
 )
 
 if TYPE_CHECKING:
-    from mptune.tuning.runs.confirmation import Confirmation
+    from mptune.tuning.confirmation import Confirmation
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from mptune.tuning.fronts.limits import error_cell, metric_cell
 from mptune.tuning.fronts.table import format_interval, latency_text, speedup_of
 
 if TYPE_CHECKING:
-    from mptune.tuning.runs.confirmation import Confirmation
+    from mptune.tuning.confirmation import Confirmation
 
 
 WIDE = 112
