@@ -146,5 +146,5 @@ def make_tuner(
         has_labels = file.fixed_settings.labels_sha256 is not None
         law = law_metric(settings.metric, settings.metric_function, has_labels=has_labels)
         knowledge = Knowledge(record, space, toolchain, settings, listener, law, run.data, limits)
-        keep_grounds(space, knowledge.prior, run.data, knowledge.terms)
+        keep_grounds(space, knowledge.prior, run.data)
     return Tuner(record, space, toolchain, settings, listener, limits, knowledge)

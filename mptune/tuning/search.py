@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import replace
 from typing import Any
 
 from mptune.engines.toolchains.choose import choose_target
@@ -15,14 +14,14 @@ from mptune.graph.grouping.groups import RANGE_KIND
 from mptune.graph.loading.model import Model
 from mptune.identity import check_data, check_target, identity_of
 from mptune.run_json import DataSection
-from mptune.rundir import LateFaults, RunDirectory, has_workers
+from mptune.rundir import RunDirectory, has_workers
 from mptune.settings import SearchSettings
 from mptune.targets.findings import TARGET_CODE, not_measured
 from mptune.targets.target import Target
 from mptune.tuning import beginning, copies, crew, facts, measuring, model_findings, samples, space
 from mptune.tuning.front import Front
 from mptune.tuning.listener import Listener
-from mptune.tuning.reasons import group_findings, reasons
+from mptune.tuning.reasons import reasons
 from mptune.tuning.record import study
 from mptune.tuning.runs.result import front_of, has_evaluation
 from mptune.tuning.steps import baseline, limits, remeasure, tuner
@@ -105,16 +104,11 @@ class Search:
         self._engines.close()
         self._save(findings=measuring.with_engine_findings(self.file.findings, fp32, settings, "search"))
 
-        faults, findings = LateFaults(run.logs), self.file.findings
-        with faults.tolerated("the reasons for groups in FP32"):
-            context, hazards = self._context, searched.hazards
-            findings = group_findings.with_reasons(context, findings, hazards, settings.metric, fp32)
         host = () if self.file.environment is None else self.file.environment.warnings
         about_space = (*observations.kernels.warnings, *searched.space.warnings)
         warnings = dict.fromkeys((*sets.warnings, *observations.warnings, *host, *about_space))
-        self._save(findings=findings, warnings=tuple(warnings))
-        front = front_of(run, self.file, record, asked=begun.asked, is_again=True)
-        return replace(front, warnings=(*front.warnings, *faults.warnings))
+        self._save(warnings=tuple(warnings))
+        return front_of(run, self.file, record, asked=begun.asked, is_again=True)
 
     def close(self) -> None:
         """End the worker processes of the engines and let go of the study. Idempotent."""

@@ -72,10 +72,11 @@ class NamedSpace:
 
 @dataclass(frozen=True)
 class Pin:
-    """A group whose precision is not searched, and why, one line."""
+    """A group whose precision is not searched, why, one line, and the code of the finding that says so, if one does."""
 
     precision: Precision
     reason: str
+    finding: str | None = None
 
 
 @dataclass(frozen=True)
@@ -219,11 +220,18 @@ def make_space(
     measured, one group at a time. With several reduced precisions a group has the first, in the order of the table,
     that can be right there: BF16 where the range of FP16 does not hold its values.
     """
-    from mptune.graph.hazards.find import pinned_by_hazards  # not where a run is read
+    from mptune.graph.grouping.groups import RANGE_KIND  # these are not imported where a run is read
+    from mptune.graph.grouping.patterns import QUANTISED
+    from mptune.graph.hazards.find import pinning_hazards
 
     groups, warnings = grouped.groups, list[str]()
-    beyond = pinned_by_hazards(hazards)
-    ruled_out = {p: {**lacking.get(p, {}), **pinned_by_hazards(hazards, p, is_measured=True)} for p in REDUCED}
+    codes = {QUANTISED: "quantised-parts", RANGE_KIND: "overflow"}
+    beyond = _pins(pinning_hazards(hazards))
+    ruled_out: dict[Precision, dict[str, Pin]] = {}
+    for precision in REDUCED:
+        without_kernel = lacking.get(precision, {}).items()
+        ruled_out[precision] = {g: Pin(Precision.FP32, why, f"no-{precision}-kernel") for g, why in without_kernel}
+        ruled_out[precision] |= _pins(pinning_hazards(hazards, precision, is_measured=True))
     allowed = [precision for precision in REDUCED if precision in precisions]
     wanted = {p: _matched(named.file.pin.get(p, ()), groups, named.name, warnings) for p in PRECISIONS}
     for precision in REDUCED:
@@ -238,13 +246,13 @@ def make_space(
         possible = next((precision for precision in allowed if precision not in excluded), None)
         obeyed = next((precision for precision in asked if precision not in excluded), None)
         if group.pinned is not None:
-            pin = Pin(Precision.FP32, beyond.get(group.id, group.pinned))
+            pin = beyond.get(group.id) or Pin(Precision.FP32, group.pinned, codes.get(group.kind))
         elif possible is None:
-            pin = Pin(Precision.FP32, excluded[allowed[0]])
+            pin = excluded[allowed[0]]
         elif obeyed is not None:
             pin = Pin(obeyed, f"pinned to {obeyed} by {asked[obeyed]!r} of {named.name}")
         elif asked:  # it may be the other one, which nobody asked for
-            pin = Pin(Precision.FP32, excluded[next(iter(asked))])
+            pin = excluded[next(iter(asked))]
         else:
             reduced[group.id] = possible
             continue
@@ -256,6 +264,10 @@ def make_space(
     alone = tuple(g.id for g in groups if g.id in reduced and not g.ops.keys().isdisjoint(not_emulated))
     space = SearchSpace(grouped.model.sha256, groups, tuple(reduced), pinned, (), reduced=reduced, not_emulated=alone)
     return replace(space, seeds=_seeds(space, grouped, named, warnings, absmax or {}), warnings=tuple(warnings))
+
+
+def _pins(hazards: Mapping[str, Hazard]) -> dict[str, Pin]:
+    return {g: Pin(Precision.FP32, f"{h.place.tensor}: {h.reason}", h.code) for g, h in hazards.items()}
 
 
 def _matched(

@@ -23,7 +23,6 @@ from mptune.graph.plan import Precision
 from mptune.settings import SearchSettings
 from mptune.targets.detect import JetsonState, PowerMode
 from mptune.targets.target import load_target
-from mptune.tuning.explanation import Reason
 from mptune.tuning.facts import MissingKernels, Observations, observe
 from mptune.tuning.front import Front
 from mptune.tuning.listener import Silent
@@ -67,9 +66,9 @@ def test_a_group_without_a_kernel_stays_in_fp32_with_a_finding_and_a_reason() ->
     assert f"{CUDA} has no FP16 kernel for Softmax" in finding.text
     document = json.loads(Path("model.mptune/front.json").read_text())
     assert "no-fp16-kernel" in {one["code"] for one in document["findings"]}
-    kept = {one.group: one for one in front.explanation.kept[front.points[0].plan.fingerprint]}
-    assert kept[group].reason is Reason.PINNED
-    assert "no FP16 kernel for Softmax" in kept[group].why
+    kept = {one.worth.group: one for one in front.explanation.kept[front.points[0].plan.fingerprint]}
+    assert (kept[group].reason, kept[group].finding) == ("no-kernel", "no-fp16-kernel")
+    assert "no FP16 kernel for Softmax" in kept[group].because
     later = make_toolchain(())
     front = search(later, budget=12)
     assert len(later.built) > 0

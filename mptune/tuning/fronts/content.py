@@ -101,11 +101,11 @@ class FrontContent:
 
     def _point(self, evaluation: Evaluation) -> dict[str, Any]:
         """The POINT of an evaluation, its metrics' own values, and why its FP32 groups are FP32."""
-        kept = self.explanation.of(evaluation.plan.fingerprint)
         metrics = {
             name: dict(zip(("search", "held_out"), metric_values(evaluation, metric), strict=True))
             for name, metric in self.metrics.items()
         }
+        kept = self.explanation.of(evaluation.plan.fingerprint)
         return {**evaluation.to_point(), "metrics": encode(metrics), "fp32": encode(kept)}
 
 

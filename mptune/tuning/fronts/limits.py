@@ -244,11 +244,6 @@ def format_error(value: float | None) -> str:
     return f"{value:.1e}" if abs(value) < 0.1 or abs(value) >= 1000 else f"{value:.3g}"
 
 
-def error_outcome(error: float) -> str:
-    """What a plan, or a group alone in FP16, comes to: NaN or Inf, or its error."""
-    return "NaN or Inf" if math.isinf(error) else f"an error of {format_error(error)}"
-
-
 def format_value(value: float | None) -> str:
     """A metric's own value, such as an accuracy; ``-`` where it was not taken."""
     return "-" if value is None else f"{value:.4g}"

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import difflib
+import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mptune.choice import Choice, ChoiceKind
 from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError
 from mptune.data.samples import split_indices
+from mptune.engines.base import Failure
 from mptune.errors import PlanError, RunError
-from mptune.finding import Finding, FindingOrigin
-from mptune.findings.engine import NOTHING
-from mptune.run_json import FixedSettings, RunFile
+from mptune.finding import Finding, FindingOrigin, by_severity
+from mptune.findings.wording import listed
+from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings, Tolerance
-from mptune.targets.findings import OUT_OF_REACH
 from mptune.targets.target import EXPECTED_FACTOR
 from mptune.tuning.evaluation import (
     ORIGIN_FP16,
@@ -27,6 +28,7 @@ from mptune.tuning.evaluation import (
     Origin,
 )
 from mptune.tuning.explanation import Explanation
+from mptune.tuning.failures import describe
 from mptune.tuning.front import Front, choose, confirmed_front, hypervolume, knee, pareto, reference_error_of
 from mptune.tuning.fronts.dominance import neighbours
 from mptune.tuning.fronts.limits import (
@@ -36,12 +38,8 @@ from mptune.tuning.fronts.limits import (
     feasible,
 )
 from mptune.tuning.fronts.table import compared, latency_text
-from mptune.tuning.reasons.advice import Outcome
-from mptune.tuning.reasons.advice import findings as advice
-from mptune.tuning.reasons.group_findings import in_order
 from mptune.tuning.reasons.plan_findings import SampleIndices, plan_findings
 from mptune.tuning.reasons.reasons import explain
-from mptune.tuning.reasons.unconfirmed import Unconfirmed, unconfirmed_warnings
 from mptune.tuning.record.attributes import plan_count
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.sessions import drift_warning
@@ -49,6 +47,12 @@ from mptune.tuning.record.storage import same_storage, storage_url
 from mptune.tuning.record.study import has_outcome, read_study
 from mptune.tuning.steps.baseline import ENGINE_CODE, held_out_baseline
 from mptune.tuning.steps.remeasure import candidates, confirmed_evaluations, dropped_plans, rounds_needed
+
+NOISY = 0.05
+"""Half the width of the baseline's 95 % interval, as a share of its median, past which fronts lose points to noise."""
+
+_NAMED = 3
+"""Plans that are named in one warning."""
 
 
 def front_of(
@@ -135,7 +139,7 @@ def build_front(
     if not any(finding.code == ENGINE_CODE for finding in findings):
         origin: FindingOrigin = "confirm" if is_confirmation else "search"
         findings += held_out_baseline(fp32.counted_held_out, tf32=file.fixed_settings.tf32, origin=origin)
-    explanation = explain(record, run.data, points, [e for e in (fp32, plans.fp16) if e], chosen, findings)
+    explanation = explain(record, run.data, points, [e for e in (fp32, plans.fp16, chosen) if e], findings)
     return Front(
         run_dir=run.path,
         model_path=Path(file.model.path),
@@ -153,8 +157,8 @@ def build_front(
         evaluations=record.spent,
         failures=len(record.trials.failed()),
         hypervolume=hypervolume(points, fp32, reference_error_of(record.metric, plans.every)),
-        warnings=_warnings(file, record, plans, chosen, choice, findings, explanation),
-        findings=_shown_findings(run, file, findings, chosen, fp32, explanation),
+        warnings=_warnings(file, record, plans, chosen, choice, explanation),
+        findings=_shown_findings(run, file, findings, chosen, fp32),
         explanation=explanation,
         reported_metrics=file.search.reported_metrics,
     )
@@ -171,7 +175,7 @@ class _Plans:
     latest: tuple[Evaluation, ...]
     """Each plan once, as it was measured last."""
     points: tuple[Evaluation, ...]
-    unconfirmed: tuple[Unconfirmed, ...]
+    unconfirmed: tuple[tuple[Evaluation, Failure | None], ...]
 
 
 def _read_plans(
@@ -192,7 +196,7 @@ def _read_plans(
     off = [e for e in sound if picked and e.plan.fingerprint.startswith(picked) and e not in read]
     again, _ = confirmed_evaluations(record, rounds, settings.latency, off)
     every, again = (tuple(e.with_baseline(fp32.latency.median_ms) for e in group) for group in (every, again))
-    broken = [plan.evaluation for plan in unconfirmed if plan.failure is None]
+    broken = [evaluation for evaluation, failure in unconfirmed if failure is None]
     latest = tuple({e.plan: e for e in (*every, *broken, *confirmed, *again)}.values())
     points = confirmed_front(feasible(confirmed, tolerances))
     return _Plans(fp32, _of_origin(latest, ORIGIN_FP16), every, latest, points, unconfirmed)
@@ -224,37 +228,64 @@ def _warnings(
     plans: _Plans,
     chosen: Evaluation | None,
     choice: Choice,
-    findings: Sequence[Finding],
     explanation: Explanation,
 ) -> tuple[str, ...]:
-    failures = record.failures()
-    outcome = Outcome(
-        plans.points,
-        plans.fp32,
-        plans.latest,
-        [failure for _, _, failure in failures],
-        explanation,
-        is_given=file.confirms is not None,
-        unreached=next((finding for finding in findings if finding.code == OUT_OF_REACH), None),
-        limits=" and ".join(choice.tolerance),
-        reduced=" or ".join(name.upper() for name in file.fixed_settings.precisions if name != "fp32"),
-        is_cut_short=record.spent < file.search.budget,
-        sampled_failures=sum(origin == ORIGIN_SAMPLER for _, origin, _ in failures),
-        plan_count=plan_count(record.trials.every()),
-        is_untunable=any(finding.code == NOTHING for finding in findings),
-        frees=_options_that_free(file.fixed_settings),
-    )
     warnings = (
         *file.warnings,
         *plans.fp32.latency.warnings,
         *drift_warning(record),
         *(() if chosen is None else chosen.timing_warnings),
-        *unconfirmed_warnings(plans.unconfirmed),
+        *_not_remeasured(plans.unconfirmed),
         *_limit_on_predictions(plans.fp32, choice),
-        *advice(outcome),
+        *_about_search(file, record, plans, explanation),
         *_unconfirmed(plans.points, chosen, plans.unconfirmed),
     )
     return tuple(dict.fromkeys(warnings))
+
+
+def _about_search(file: RunFile, record: StudyRecord, plans: _Plans, explanation: Explanation) -> Iterator[str]:
+    """What makes the front less than a user may take it for: failures, plans that were not searched, noise."""
+    failures, evaluations = record.failures(), record.evaluations()
+    if failures:
+        first = failures[0][2]
+        log = "" if first.log_path is None else f" (log: {first.log_path})"
+        tried = len(failures) + len(evaluations)
+        yield f"{len(failures)} of {tried} plans failed and are not judged; the first with: {describe(first)}{log}"
+    groups = explanation.groups
+    if groups and all(group.pinned is not None for group in groups):
+        yield (
+            "every layer group is pinned, so there was nothing to search: `mptune report RUN --explain` says why each"
+            " is, and --space takes a file that pins less"
+        )
+    origins = [*(evaluation.origin for evaluation in evaluations), *(origin for _, origin, _ in failures)]
+    size = plan_count(record.trials.every()) or math.inf
+    if file.confirms is None and ORIGIN_SAMPLER not in origins and len(origins) < size:
+        more = "the same command" if record.spent < file.search.budget else "the same command with a larger --budget"
+        yield f"only the baseline and the seeds were evaluated, and nothing was searched: {more} goes on"
+    (low, high), base_ms = plans.fp32.latency.ci95_ms, plans.fp32.latency.median_ms
+    spread = (high - low) / 2 / base_ms if base_ms > 0 else 0.0
+    if NOISY < spread < math.inf:
+        yield (
+            f"the baseline's latency is known to +-{spread:.0%} only, and plans that are closer cannot be"
+            " distinguished: the front shows those that can"
+        )
+
+
+def _not_remeasured(unconfirmed: Sequence[tuple[Evaluation, Failure | None]]) -> Iterator[str]:
+    """A line for the plans that failed when they were measured again, and one for those that gave NaN or Inf."""
+    failed = [(evaluation, failure) for evaluation, failure in unconfirmed if failure is not None]
+    if failed:
+        plans = listed([evaluation.plan.fingerprint for evaluation, _ in failed], _NAMED, " and {others} more")
+        yield (
+            f"failed when re-measured: {plans}; the figures are the search's, and the same command measures again;"
+            f" {failed[0][0].plan.fingerprint} with: {describe(failed[0][1])}"
+        )
+    broken = [evaluation.plan.fingerprint for evaluation, failure in unconfirmed if failure is None]
+    if broken:
+        yield (
+            f"not finite on the held-out samples, and off the front: {listed(broken, _NAMED, ' and {others} more')};"
+            " give more calibration samples, so that the search sees such values"
+        )
 
 
 def _limit_on_predictions(fp32: Evaluation, choice: Choice) -> tuple[str, ...]:
@@ -264,13 +295,6 @@ def _limit_on_predictions(fp32: Evaluation, choice: Choice) -> tuple[str, ...]:
         f"the limit of {choice.max_latency_ms:g} ms is held against predictions; 87 % of published latencies "
         f"lie within a factor of {EXPECTED_FACTOR:g} of such: run `mptune confirm RUN` on the device",
     )
-
-
-def _options_that_free(settings: FixedSettings) -> str:
-    """What else a search could be asked for where values leave FP16's range."""
-    if "bf16" not in settings.precisions:
-        return "--precisions fp32,fp16,bf16"
-    return '--space FILE, a file with granularity = "op"' if settings.granularity != "op" else ""
 
 
 def parsed_limits(
@@ -283,11 +307,13 @@ def parsed_limits(
 
 
 def _unconfirmed(
-    points: Sequence[Evaluation], chosen: Evaluation | None, tried: Sequence[Unconfirmed]
+    points: Sequence[Evaluation],
+    chosen: Evaluation | None,
+    tried: Sequence[tuple[Evaluation, Failure | None]],
 ) -> tuple[str, ...]:
     if chosen is None or chosen.held_out is not None or all(point.held_out is None for point in points):
         return ()
-    if any(plan.evaluation.plan == chosen.plan for plan in tried):
+    if any(evaluation.plan == chosen.plan for evaluation, _ in tried):
         return ()  # said before
     return (
         f"the chosen plan {chosen.plan.fingerprint} was not measured again: `mptune search` with the limit that you "
@@ -433,11 +459,9 @@ def _shown_findings(
     findings: Sequence[Finding],
     chosen: Evaluation | None,
     fp32: Evaluation,
-    explanation: Explanation,
 ) -> tuple[Finding, ...]:
     """The findings of a run and of its chosen plan, as they stand under that plan, in the order of all views."""
     plan = (chosen or fp32).plan
     origin: FindingOrigin = "search" if file.confirms is None else "confirm"
     own = () if chosen is None else plan_findings(chosen, sample_indices(file), origin, shlex.quote(str(run.path)))
-    errors = {g.group: g.one_group_error for g in explanation.groups if g.one_group_error is not None}
-    return in_order((f.under_plan(plan.fp32_groups, plan.bf16_groups) for f in (*findings, *own)), errors)
+    return by_severity(f.under_plan(plan.fp32_groups, plan.bf16_groups) for f in (*findings, *own))
