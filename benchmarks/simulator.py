@@ -47,7 +47,7 @@ from mptune.tuning.fronts.hypervolume import (
 from mptune.tuning.sampler.min_cut import CutSolver
 from mptune.tuning.sampler.plans import PRECISIONS, Bools, Boundary, Columns, Crossings, Floats, plan_keys
 from mptune.tuning.sampler.posterior import Prior
-from mptune.tuning.sampler.trials import TIMING_ATTR, set_feasible
+from mptune.tuning.sampler.trials import set_outcome
 
 TACTIC, TIMING, OVERFLOW, MISSED = 0.05, 0.015, 0.04, 0.1
 ONE_GROUP, WHOLE_PLAN, ROOFLINE, PROFILE = 0.1, 0.03, 0.5, 0.05
@@ -313,16 +313,14 @@ def search(
             continue
         built[plan.tobytes()] = plan[0]
         latency = float(truth.latency(plan)[0] * (1 + truth.timing * rng.normal()))
-        measured: dict[str, Any] = {"latency_ms": latency, "sd_ms": truth.timing * latency}
+        half_width = 1.96 * truth.timing * latency
+        timed = {"median_ms": latency, "ci95_ms": [latency - half_width, latency + half_width]}
+        values = [latency, float(truth.error(plan)[0])] if truth.finite(plan)[0] else None
+        outcome: dict[str, Any] = {"values": values, "evaluation": {"latency": timed}}
         if profiled:
-            measured["group_ms"] = dict(zip(truth.ids, truth.profile(plan[0], rng), strict=True))
-        trial.set_user_attr(TIMING_ATTR, measured)
-        finite = bool(truth.finite(plan)[0])
-        set_feasible(trial, finite)
-        if finite:
-            study.tell(trial, [latency, float(truth.error(plan)[0])])
-        else:
-            study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+            outcome["group_ms"] = dict(zip(truth.ids, truth.profile(plan[0], rng), strict=True))
+        set_outcome(trial, outcome)
+        study.tell(trial, values, optuna.trial.TrialState.PRUNED if values is None else None)
         if len(built) == budget:
             break
     return np.array(list(built.values())), seconds

@@ -75,7 +75,7 @@ def begin(run: RunDirectory, model: Model, settings: SearchSettings, named: Name
     )
     try:
         if recorded is not None:
-            check_same(run.path, recorded, model.sha256, fixed)
+            check_same(run.path, recorded, model.sha256, fixed, settings.metric)
     except RunError:
         if is_evaluated:
             raise
@@ -93,8 +93,8 @@ def begin(run: RunDirectory, model: Model, settings: SearchSettings, named: Name
     asked = given if recorded is None else recorded.choice.asked_again(given)
     settings = asked.limit(settings)
     parsed_limits(asked, (settings.metric, *settings.reported_metrics), [output.name for output in model.outputs])
-    study = earlier.study if earlier is not None and earlier.storage == storage else name
-    study = study if storage is None else study_name(study, is_new=settings.fresh)
+    is_earlier = earlier is not None and earlier.storage == storage
+    study = earlier.study if is_earlier and earlier else study_name(name, is_new=settings.fresh)
     section = ModelSection(path=str(model.path.resolve()), sha256=model.sha256)
     file = RunFile.of(settings, section, fixed, storage, study)
     if recorded is not None:

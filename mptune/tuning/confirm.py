@@ -162,9 +162,7 @@ class Confirm:
         path = self._run.confirmed / words
         self.directory = RunDirectory(path, path / HOME)
         earlier = self.directory.load()
-        is_other = earlier is not None and (
-            identity_of(earlier) != identity_of(file) or earlier.search.metric != file.search.metric
-        )
+        is_other = earlier is not None and (identity_of(earlier) != identity_of(file))
         self._stack.enter_context(open_run(path, fresh=is_other))
         recorded, asked = self.directory.load(), file.choice
         if recorded is not None:

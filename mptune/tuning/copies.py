@@ -22,7 +22,7 @@ from mptune.graph.writing.weights import WeightBank, bank_files
 from mptune.resources import is_path
 from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory
-from mptune.tuning.record.backends.journal import copy_journal
+from mptune.tuning.record.journal import copy_journal
 from mptune.tuning.record.storage import storage_url
 from mptune.tuning.record.study import copy_study
 from mptune.tuning.samples import refuse_damaged

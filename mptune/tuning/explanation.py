@@ -22,9 +22,6 @@ class GroupWorth(JsonForm):
     """What one group costs and gains in FP16, whatever the plan; what is not known is None.
 
     Attributes:
-        group: its id.
-        name: its readable name.
-        kind: such as ``matmul``.
         one_group_error: the objective error with this group alone in FP16; ``inf`` where that is not finite.
         gain_ms: what it takes less in FP16, its Casts not counted.
         casts_ms: what the Casts around it cost while all its neighbours are FP32.
@@ -84,9 +81,8 @@ class Explanation:
     """Why the plans of a front are what they are. Empty where the run holds nothing to explain them with.
 
     Attributes:
-        kept: plan fingerprint -> its FP32 groups, for every plan that the front shows: the largest one-group error
-            first, those without one last, in the order of the model.
-        groups: all layer groups; those that FP16 pays for most come first, by error per millisecond gained.
+        kept: plan fingerprint -> its FP32 groups, the largest one-group error first, those without one last.
+        groups: all layer groups, by error per millisecond gained; those that gain nothing, and pinned ones, last.
         gains_from: where the gains come from, such as ``the roofline and 48 builds``; None where they are not known.
     """
 

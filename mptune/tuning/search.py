@@ -12,7 +12,7 @@ from mptune.engines.workers import Workers
 from mptune.finding import Finding
 from mptune.graph.grouping.groups import RANGE_KIND
 from mptune.graph.loading.model import Model
-from mptune.identity import check_data, check_target, identity_of
+from mptune.identity import check_data, check_target
 from mptune.run_json import DataSection
 from mptune.rundir import RunDirectory, has_workers
 from mptune.settings import SearchSettings
@@ -66,10 +66,8 @@ class Search:
         observations = self._observe(sets)
         findings = self._check_data(sets, observations)
         searched = self._find_space(named, observations)
-        if begun.url is not None and not has_evaluation(run, self.file, self._settings.storage):
-            # The study of runs with this run's name and identity in the database is shared, or begun there.
-            self._open_toolchain()
-            self._save(study=study.settle_study(self.file.study, identity_of(self.file), begun.url))
+        if not has_evaluation(run, self.file, self._settings.storage):
+            self._open_toolchain()  # The identity of the study that is begun holds its target.
         predicted = next((finding for finding in self.file.findings if finding.code == TARGET_CODE), None)
         about_model = model_findings.model_findings(
             self._context, self._target, observations, searched.hazards, predicted
@@ -80,6 +78,7 @@ class Search:
         record = measuring.open_record(run, self.file, searched.space, settings, begun.url, is_shared=is_shared)
         self.record = record
         self._stack.callback(record.close)
+        self._save(study=record.name)
 
         # Proposals: each is built, run and timed, here or by a worker on each GPU.
         is_over = record.spent >= settings.budget or tuner.is_exhausted(record, searched.space)

@@ -40,7 +40,20 @@ _LONGEST = 1000
 def print_explanation(front: Front, stream: TextIO | None = None) -> None:
     """Print what each group costs and gains, and why groups stay FP32 in the chosen plan."""
     console, explanation = make_console(stream), front.explanation
-    _print_search(console, front)
+    failed = f", {front.failures} of them failed" if front.failures else ""
+    samples = "held-out samples" if is_held_out(front) else "the search samples"
+    plans = f"{front.evaluations} plan{'s' * (front.evaluations != 1)}"
+    facts = [
+        model_fact(front),
+        ("target", front.target),
+        ("engine", describe_engine(front)),
+        ("latency", latency_source(front)),
+        ("error", f"{error_source(front)}; on {samples}"),
+        ("searched", f"{plans}{failed}; {len(front.points)} on the front"),
+        *neighbour_lines(front),
+    ]
+    print_facts(console, facts)
+    console.print()
     _print_breaking(console, front)
     if not explanation.groups:
         console.print("this run holds nothing to explain: run the same `mptune search` again to add the reasons")
@@ -60,24 +73,6 @@ def print_explanation(front: Front, stream: TextIO | None = None) -> None:
             head = f"{group.worth.group}  "
             print_fact(console, head, explain_kept(group).partition(" ")[2], len(head), "")
         console.print()
-
-
-def _print_search(console: Console, front: Front) -> None:
-    """What was searched, and the plans beside the chosen one."""
-    failed = f", {front.failures} of them failed" if front.failures else ""
-    samples = "held-out samples" if is_held_out(front) else "the search samples"
-    plans = f"{front.evaluations} plan{'s' * (front.evaluations != 1)}"
-    facts = [
-        model_fact(front),
-        ("target", front.target),
-        ("engine", describe_engine(front)),
-        ("latency", latency_source(front)),
-        ("error", f"{error_source(front)}; on {samples}"),
-        ("searched", f"{plans}{failed}; {len(front.points)} on the front"),
-        *neighbour_lines(front),
-    ]
-    print_facts(console, facts)
-    console.print()
 
 
 def _print_breaking(console: Console, front: Front) -> None:
@@ -105,7 +100,8 @@ def _group_table(front: Front, width: int) -> Table:
     rows = []
     for worth in worths:
         precision = "-" if chosen is None else chosen.plan.precision.get(worth.group, Precision.FP32).name
-        figures = format_error(worth.one_group_error), _milliseconds(worth.gain_ms), _milliseconds(worth.casts_ms)
+        times = ("-" if ms is None else f"{ms:.2g}" for ms in (worth.gain_ms, worth.casts_ms))
+        figures = format_error(worth.one_group_error), *times
         plan = precision + words.get(worth.group, "")
         rows.append((worth.group, worth.kind, *figures, f"{worth.fp16_points}/{len(front.points)}", plan))
     left = max(room_beside(width, heads, rows), _SHORTEST_NAME)
@@ -114,7 +110,3 @@ def _group_table(front: Front, width: int) -> Table:
         cells = map(Text, (group, cut_front(worth.name, left), *others))
         table.add_row(*cells, style="yellow" if worth.group in words else "")
     return table
-
-
-def _milliseconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2g}"

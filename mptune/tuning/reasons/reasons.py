@@ -23,7 +23,7 @@ from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.sampler.latency_model import LatencyModel
 from mptune.tuning.sampler.posterior import Prior
-from mptune.tuning.space import Pin, SearchSpace
+from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, Sensitivity
 
 LEAST_GAIN = 5e-4
@@ -37,41 +37,28 @@ EXPLAIN_JSON = "explain.json"
 
 
 @dataclass(frozen=True)
-class GroupFacts:
-    """A layer group as far as explanations need it, and its pin."""
-
-    id: str
-    name: str
-    kind: str
-    pin: Pin | None = None
-
-
-@dataclass(frozen=True)
 class Grounds(JsonForm):
-    """All layer groups, in the order of the model; gains and boundary costs before any build, where they are known."""
+    """All layer groups without figures, in the order of the model; gains and boundary costs before any build."""
 
-    groups: tuple[GroupFacts, ...] = ()
+    groups: tuple[GroupWorth, ...] = ()
     prior: Prior | None = None
-
-    def __post_init__(self) -> None:
-        """Check that the prior's terms are of its groups and boundaries."""
-        if (prior := self.prior) is not None:
-            gains = {len(prior.groups), len(prior.precisions or prior.groups), len(prior.gains_ms or ())}
-            if len(gains) > 1 or len(prior.boundary_costs_ms) != len(prior.boundaries):
-                raise ValueError("the terms of the prior do not fit together")
 
     @property
     def free(self) -> tuple[str, ...]:
         """Ids of the groups that are searched."""
-        return tuple(group.id for group in self.groups if group.pin is None)
+        return tuple(group.group for group in self.groups if group.pinned is None)
 
     @classmethod
     def of(cls, space: SearchSpace, prior: Prior | None) -> Grounds:
         """The grounds of a space, without one-group errors, which belong to the sensitivity."""
-        groups = tuple(GroupFacts(g.id, g.name, g.kind, space.pinned.get(g.id)) for g in space.groups)
-        if prior is None or prior.gains_ms is None:
-            return cls(groups)
-        return cls(groups, replace(prior, log_square_errors=None, log_square_sds=None, part_shares=None))
+        groups = [GroupWorth(group.id, group.name, group.kind) for group in space.groups]
+        for index, group in enumerate(groups):
+            if (pin := space.pinned.get(group.group)) is not None:
+                groups[index] = replace(group, pinned=pin.reason, finding=pin.finding)
+        if prior is not None and prior.gains_ms is not None:
+            terms = replace(prior, log_square_errors=None, log_square_sds=None, part_shares=None)
+            return cls(tuple(groups), terms)
+        return cls(tuple(groups))
 
     @classmethod
     def load(cls, path: Path) -> Grounds:
@@ -102,7 +89,7 @@ def explain(
     """Say why groups are FP32 in each point of a front and in other plans, and what each group costs and gains."""
     grounds = Grounds.load(data_dir / EXPLAIN_JSON)
     groups, free = grounds.groups, grounds.free
-    if not groups or any(e.plan.precision.keys() != {g.id for g in groups} for e in points):
+    if not groups or any(e.plan.precision.keys() != {g.group for g in groups} for e in points):
         return Explanation()
     plans = {e.plan.fingerprint: e for e in (*points, *others)}
     ignored = next((e.ignored for e in plans.values()), ())
@@ -133,16 +120,13 @@ def explain(
     codes = {group: f.code for f in reversed(findings) if f.is_breaking for group in f.where.groups}
     alone_ms = saved_ms(())
     worths = [
-        GroupWorth(
-            group=group.id,
-            name=group.name,
-            kind=group.kind,
-            one_group_error=errors.get(group.id),
-            gain_ms=gains_ms.get(group.id),
-            casts_ms=max(0.0, gains_ms[group.id] - alone_ms[group.id]) if group.id in gains_ms else None,
-            fp16_points=sum(p.plan.precision[group.id] is not Precision.FP32 for p in points),
-            pinned=None if group.pin is None else group.pin.reason,
-            finding=codes.get(group.id) if group.pin is None else group.pin.finding,
+        replace(
+            group,
+            one_group_error=errors.get(group.group),
+            gain_ms=gains_ms.get(group.group),
+            casts_ms=max(0.0, gains_ms[group.group] - alone_ms[group.group]) if group.group in gains_ms else None,
+            fp16_points=sum(p.plan.precision[group.group] is not Precision.FP32 for p in points),
+            finding=codes.get(group.group) if group.pinned is None else group.finding,
         )
         for group in groups
     ]
@@ -176,8 +160,7 @@ def fp32_groups(
             elif raises:
                 reason = "error"
         kept.append(Kept(group, reason, saves_ms))
-    errors = {k.worth.group: -1.0 if (error := k.worth.one_group_error) is None else error for k in kept}
-    return tuple(sorted(kept, key=lambda k: -errors[k.worth.group]))
+    return tuple(sorted(kept, key=lambda k: (k.worth.one_group_error is None, -(k.worth.one_group_error or 0.0))))
 
 
 def _rank(worth: GroupWorth) -> tuple[int, float]:

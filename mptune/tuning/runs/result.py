@@ -16,6 +16,7 @@ from mptune.engines.base import Failure
 from mptune.errors import PlanError, RunError
 from mptune.finding import Finding, FindingOrigin, by_severity
 from mptune.findings.wording import listed
+from mptune.identity import identity_of
 from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings, Tolerance
@@ -40,7 +41,6 @@ from mptune.tuning.fronts.limits import (
 from mptune.tuning.fronts.table import compared, latency_text
 from mptune.tuning.reasons.plan_findings import SampleIndices, plan_findings
 from mptune.tuning.reasons.reasons import explain
-from mptune.tuning.record.attributes import plan_count
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.sessions import drift_warning
 from mptune.tuning.record.storage import same_storage, storage_url
@@ -106,7 +106,7 @@ def has_evaluation(run: RunDirectory, file: RunFile, storage: str | None = None)
         return False
     try:
         url = storage_url(file.storage, same_storage(file.storage, storage))
-        return has_outcome(name=file.study, journal=run.journal, url=url)
+        return has_outcome(name=file.study, identity=identity_of(file), journal=run.journal, url=url)
     except RunError:
         return True
 
@@ -155,7 +155,7 @@ def build_front(
         choice=choice,
         hint=_hint_of_exactness(points, chosen, choice.kind, run.path),
         evaluations=record.spent,
-        failures=len(record.trials.failed()),
+        failures=len(record.failed()),
         hypervolume=hypervolume(points, fp32, reference_error_of(record.metric, plans.every)),
         warnings=_warnings(file, record, plans, chosen, choice, explanation),
         findings=_shown_findings(run, file, findings, chosen, fp32),
@@ -258,7 +258,7 @@ def _about_search(file: RunFile, record: StudyRecord, plans: _Plans, explanation
             " is, and --space takes a file that pins less"
         )
     origins = [*(evaluation.origin for evaluation in evaluations), *(origin for _, origin, _ in failures)]
-    size = plan_count(record.trials.every()) or math.inf
+    size = record.plan_count or math.inf
     if file.confirms is None and ORIGIN_SAMPLER not in origins and len(origins) < size:
         more = "the same command" if record.spent < file.search.budget else "the same command with a larger --budget"
         yield f"only the baseline and the seeds were evaluated, and nothing was searched: {more} goes on"

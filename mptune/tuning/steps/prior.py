@@ -110,7 +110,7 @@ class Knowledge:
             seeds, spent = len(self._space.seeds), record.spent
             soon = min(max(AT_FIRST, _SOON * seeds * self._per_plan), _SOON * spent * self._per_plan)
             allowed = soon + _PER_PLAN_SAMPLE * self._per_plan * max(0, spent - seeds)
-        if self.errors.take(allowed, wait=not self._announced) or not self._announced:
+        if self.errors.take(allowed) or not self._announced:
             self._update()
             self._announce()
         to_learn = 0
@@ -121,7 +121,7 @@ class Knowledge:
             if evaluation.number not in self._searched:
                 self._searched[evaluation.number] = searched_error(evaluation.error, self._law, self._settings)
         return PrecisionSampler(
-            replace(self.prior, groups=record.parameters(self.prior.groups)),
+            self.prior,
             derive_seed(self._settings.seed, 0),
             # Of metrics that do not add in squares the largest error so far bounds the front.
             error_scale=REFERENCE_ERROR if record.metric in ADD_IN_SQUARES else math.inf,

@@ -104,7 +104,7 @@ def announce(listener: Listener, record: StudyRecord, settings: SearchSettings) 
     """Say how much is left of a search: of its budget, and to confirm a front as long as that of now."""
     baseline, done = record.baseline(), record.spent
     if baseline is not None:
-        failed = len(record.trials.failed())
+        failed = len(record.failed())
         points = min(done - failed, settings.confirm_points)
         size = record.space.size + 1  # all-FP32 may be outside of it
         confirming = points * rounds_needed(settings, baseline.latency.source)

@@ -183,7 +183,7 @@ def test_a_run_of_another_sampler_goes_on(open_record: OpenRecord) -> None:
     propose_with(record, small(8, log_square_errors=(-12.0,) * 8, gains_ms=(0.5,) * 8))
     make_tuner(record, space, make_toolchain(space), budget=14).run()
     assert record.spent == 14
-    assert sum(ehvi_of(trial) is not None for trial in record.trials.settled()) == 4
+    assert sum(ehvi_of(trial) is not None for trial in record.settled()) == 4
     assert all(e.origin == ORIGIN_SAMPLER for e in record.evaluations()[2:])
 
 
