@@ -184,8 +184,8 @@ class PrecisionSampler(BaseSampler):
         def emulated(plans: Bools) -> Floats:  # (n_plans,), NaN where emulation fails
             assert self._emulate is not None
             errors = np.array(self._emulate([prior.columns.choices(plan) for plan in plans]), dtype=float)
-            known = [(to_bits(plan), e) for plan, e in zip(plans, errors, strict=True) if not math.isnan(e)]
-            emulated_errors.update({bits: encode_float(error) for bits, error in known})
+            valid = [(to_bits(plan), e) for plan, e in zip(plans, errors, strict=True) if not math.isnan(e)]
+            emulated_errors.update({bits: encode_float(error) for bits, error in valid})
             return errors
 
         error_model, overflow = ErrorModel(prior, taught_by(prior, built)), OverflowModel(prior, built)
