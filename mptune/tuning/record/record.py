@@ -29,7 +29,7 @@ from mptune.files import READ_ERRORS
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.tuning.evaluation import ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation, Origin
 from mptune.tuning.record.storage import close_storage, damaged_trial, storing
-from mptune.tuning.sampler.plan_rows import Columns
+from mptune.tuning.sampler.plans import Columns
 from mptune.tuning.sampler.posterior import BuiltPlans
 from mptune.tuning.sampler.trials import OUTCOME_ATTR, PLAN_ATTR, outcome_of, read_plans, set_outcome
 from mptune.tuning.space import SearchSpace

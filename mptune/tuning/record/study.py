@@ -20,7 +20,7 @@ from mptune.identity import SPACE, differences
 from mptune.settings import Granularity
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.storage import close_storage, open_storage, storing, without_secrets
-from mptune.tuning.sampler.stock import derive_seed, make_sampler
+from mptune.tuning.sampler.precision import derive_seed, make_sampler
 from mptune.tuning.space import SearchSpace
 
 Study: TypeAlias = optuna.Study

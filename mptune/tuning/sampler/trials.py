@@ -12,12 +12,11 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from mptune.json_form import decode_float
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
-from mptune.tuning.sampler.plan_rows import PRECISIONS, Columns, from_bits, to_bits
+from mptune.tuning.sampler.plans import Columns, from_bits, to_bits
 from mptune.tuning.sampler.posterior import BuiltPlans
 
 JSON_MARK = "~"
@@ -78,11 +77,6 @@ def ehvi_of(trial: FrozenTrial) -> float | None:
     """The expected hypervolume improvement of the plan when it was proposed; None where another sampler proposed it."""
     ehvi = trial.user_attrs.get(EHVI_ATTR)
     return None if ehvi is None else float(ehvi)
-
-
-def is_precision(distribution: BaseDistribution) -> bool:
-    """Whether a parameter's choices are those of a free group."""
-    return isinstance(distribution, CategoricalDistribution) and set(distribution.choices) == set(PRECISIONS)
 
 
 def emulated_attr(error_name: str) -> str:

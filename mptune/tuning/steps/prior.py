@@ -24,11 +24,9 @@ from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, REFERENCE_ERROR
 from mptune.tuning.fronts.searched_error import part_errors, searched_as, searched_error
 from mptune.tuning.listener import Listener
 from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.sampler.boundaries import Boundary, Crossings, End
-from mptune.tuning.sampler.plan_rows import Floats
+from mptune.tuning.sampler.plans import Boundary, Crossings, End, Floats
 from mptune.tuning.sampler.posterior import Prior
-from mptune.tuning.sampler.precision import PrecisionSampler
-from mptune.tuning.sampler.stock import derive_seed
+from mptune.tuning.sampler.precision import PrecisionSampler, derive_seed
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.attempts import in_fresh_processes
 from mptune.tuning.steps.emulated import PlanEmulator

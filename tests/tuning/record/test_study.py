@@ -22,7 +22,7 @@ from mptune.tuning.evaluation import ORIGIN_FP32, ORIGIN_SAMPLER, Origin
 from mptune.tuning.listener import Silent
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.study import open_study, read_study
-from mptune.tuning.sampler.stock import derive_seed, make_sampler
+from mptune.tuning.sampler.precision import derive_seed, make_sampler
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.remeasure import announce
 from mptune.tuning.steps.tuner import Stop, Tuner

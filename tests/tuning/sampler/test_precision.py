@@ -16,10 +16,9 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from mptune.tuning.evaluation import ORIGIN_SAMPLER
 from mptune.tuning.fronts.hypervolume import dominated_area, exactness, gains
-from mptune.tuning.sampler.boundaries import Boundary
+from mptune.tuning.sampler.plans import Boundary
 from mptune.tuning.sampler.posterior import Prior
-from mptune.tuning.sampler.precision import PrecisionSampler
-from mptune.tuning.sampler.stock import make_sampler
+from mptune.tuning.sampler.precision import PrecisionSampler, make_sampler
 from mptune.tuning.sampler.trials import EHVI_ATTR, EMULATED_ATTR, ehvi_of, read_plans
 from mptune.tuning.steps.tuner import PATIENCE, Stop
 from tests.tuning.conftest import OpenRecord, make_small_space
@@ -31,7 +30,7 @@ PRIOR = Prior(
     groups=tuple(GROUPS),
     log_square_errors=tuple(math.log(ERRORS[g] ** 2) for g in GROUPS),
     gains_ms=(GAIN,) * len(GROUPS),
-    boundaries=tuple(Boundary.among((i, i + 1)) for i in range(len(GROUPS) - 1)),
+    boundaries=tuple(Boundary(i, (i + 1,)) for i in range(len(GROUPS) - 1)),
     boundary_costs_ms=(CAST,) * (len(GROUPS) - 1),
 )
 SPACE = {g: CategoricalDistribution(("fp32", "fp16")) for g in GROUPS}
