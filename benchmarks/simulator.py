@@ -44,9 +44,8 @@ from mptune.tuning.fronts.hypervolume import (
     hypervolume_improvement,
     pareto_staircase,
 )
-from mptune.tuning.sampler.boundaries import Boundary, Crossings
 from mptune.tuning.sampler.min_cut import CutSolver
-from mptune.tuning.sampler.plan_rows import PRECISIONS, Bools, Columns, Floats, unique_plans
+from mptune.tuning.sampler.plans import PRECISIONS, Bools, Boundary, Columns, Crossings, Floats, plan_keys
 from mptune.tuning.sampler.posterior import Prior
 from mptune.tuning.sampler.trials import set_outcome
 
@@ -103,10 +102,10 @@ class Truth:
         rng = np.random.default_rng([self.seed, self.groups])
         n = self.groups
         self.ids = tuple(f"g{i:03d}" for i in range(n))
-        self.boundaries = [Boundary.among((i, i + 1)) for i in range(n - 1)]
+        self.boundaries = [Boundary(i, (i + 1,)) for i in range(n - 1)]
         for start in range(0, n - 4, 4):  # a branch: what one group computes is read again three groups later
-            self.boundaries[start] = Boundary.among((start, start + 1, start + 3))
-        self.boundaries += [Boundary.among((0,), "fp32"), Boundary.among((n - 1,), "fp32")]
+            self.boundaries[start] = Boundary(start, (start + 1, start + 3))
+        self.boundaries += [Boundary(0, ("fp32",)), Boundary(n - 1, ("fp32",))]
         self._crossings = Crossings(Columns.fp16(self.ids), self.boundaries)
         fp32 = rng.lognormal(0.0, 0.8, n)
         saved = rng.uniform(-0.05, 0.75, n)
@@ -325,3 +324,10 @@ def search(
         if len(built) == budget:
             break
     return np.array(list(built.values())), seconds
+
+
+def unique_plans(plans: Sequence[Bools], n_groups: int) -> Bools:
+    """Plans of several sources, each once, in the order of their first occurrence."""
+    rows = np.concatenate([np.asarray(p, dtype=bool).reshape(-1, n_groups) for p in plans])
+    kept: Bools = rows[np.sort(np.unique(plan_keys(rows), return_index=True)[1])]
+    return kept

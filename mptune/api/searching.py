@@ -52,7 +52,7 @@ from mptune.tuning.fronts.limits import check_tolerances
 from mptune.tuning.fronts.stopped import findings_kept
 from mptune.tuning.listener import Listener
 from mptune.tuning.measuring import OpenToolchain
-from mptune.tuning.sampler.stock import check_sampler
+from mptune.tuning.sampler.precision import check_sampler
 from mptune.tuning.search import Search
 
 _SCRIPT = "give it as script.py:function"

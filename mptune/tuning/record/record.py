@@ -25,7 +25,7 @@ from mptune.files import READ_ERRORS, is_left, scratch_name
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.tuning.evaluation import ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation, Origin
 from mptune.tuning.record.storage import close_storage, damaged_trial
-from mptune.tuning.sampler.plan_rows import Columns
+from mptune.tuning.sampler.plans import Columns
 from mptune.tuning.sampler.posterior import BuiltPlans
 from mptune.tuning.sampler.trials import OUTCOME_ATTR, PLAN_ATTR, outcome_of, read_plans, set_outcome
 from mptune.tuning.space import SearchSpace
@@ -166,17 +166,23 @@ class StudyRecord:
         return Proposal(plan, trial.number, origin_of(attrs), trial)
 
     def tell_evaluation(
-        self, proposal: Proposal, evaluation: Evaluation, group_times_ms: Mapping[str, float] | None = None
+        self,
+        proposal: Proposal,
+        evaluation: Evaluation,
+        group_times_ms: Mapping[str, float] | None = None,
+        *,
+        is_final: bool = True,
     ) -> None:
         """Record an evaluation: COMPLETE where it is finite, else PRUNED with its constraint violated.
 
-        ``group_times_ms`` are of the engine's own profiler.
+        One that is not final is what the trial is finished with if the process dies. ``group_times_ms`` are of the
+        engine's own profiler.
         """
         values = [evaluation.latency.median_ms, max(evaluation.error_value, LEAST_ERROR)]
         outcome = {"values": values if evaluation.is_finite else None, "evaluation": evaluation.to_json()}
         if group_times_ms is not None:
             outcome["group_ms"] = {g: round(ms, 6) for g, ms in group_times_ms.items() if g in self.space.free}
-        self._tell(proposal, outcome)
+        self._tell(proposal, outcome, is_final=is_final)
 
     def tell_failure(self, proposal: Proposal, failure: Failure) -> None:
         """Record a plan that failed through its own fault: PRUNED, its constraint violated."""
@@ -257,10 +263,11 @@ class StudyRecord:
         named = {group: Precision.named(precision) for group, precision in precisions.items()}
         return PrecisionPlan(self.space.model_sha256, named)
 
-    def _tell(self, proposal: Proposal, outcome: Mapping[str, Any]) -> None:
+    def _tell(self, proposal: Proposal, outcome: Mapping[str, Any], *, is_final: bool = True) -> None:
         with suppress(UpdateFinishedTrialError):
             set_outcome(proposal.trial, outcome)
-            self._finish(proposal.number, outcome)
+            if is_final:
+                self._finish(proposal.number, outcome)
 
     def _finish(self, number: int, outcome: Mapping[str, Any]) -> None:
         state = TrialState.PRUNED if outcome["values"] is None else None

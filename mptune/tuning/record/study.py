@@ -20,7 +20,7 @@ from mptune.identity import SPACE, differences
 from mptune.settings import Granularity
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.storage import close_storage, open_storage, without_secrets
-from mptune.tuning.sampler.stock import derive_seed, make_sampler
+from mptune.tuning.sampler.precision import derive_seed, make_sampler
 from mptune.tuning.space import SearchSpace
 
 Study: TypeAlias = optuna.Study
@@ -100,7 +100,9 @@ def _load_or_create(name: str, storage: BaseStorage, identity: Mapping[str, Any]
         except DuplicatedStudyError:  # Another host was faster.
             pass
     study, until_s = optuna.load_study(study_name=name, storage=storage), time.monotonic() + _CREATION_S
-    while _IDENTITY not in study.user_attrs and time.monotonic() < until_s:
+    while _IDENTITY not in study.user_attrs:
+        if time.monotonic() > until_s:
+            study.set_user_attr(_IDENTITY, dict(identity))
         time.sleep(0.1)
     return study
 

@@ -12,12 +12,11 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from mptune.json_form import decode_float
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
-from mptune.tuning.sampler.plan_rows import PRECISIONS, Columns, from_bits, to_bits
+from mptune.tuning.sampler.plans import Columns, from_bits, to_bits
 from mptune.tuning.sampler.posterior import BuiltPlans
 
 JSON_MARK = "~"
@@ -48,7 +47,7 @@ _NORMAL_95 = 1.96
 
 def set_outcome(trial: Trial, outcome: Mapping[str, Any]) -> None:
     """Write what became of a plan, as the samplers read it; before ``tell``."""
-    if HAS_TRIAL_CONSTRAINTS:
+    if HAS_TRIAL_CONSTRAINTS and OUTCOME_ATTR not in trial.user_attrs:  # Optuna takes one only once.
         trial.set_constraint("feasible", 1.0 if outcome["values"] is None else 0.0)
     trial.set_user_attr(OUTCOME_ATTR, dict(outcome))
 
@@ -78,11 +77,6 @@ def ehvi_of(trial: FrozenTrial) -> float | None:
     """The expected hypervolume improvement of the plan when it was proposed; None where another sampler proposed it."""
     ehvi = trial.user_attrs.get(EHVI_ATTR)
     return None if ehvi is None else float(ehvi)
-
-
-def is_precision(distribution: BaseDistribution) -> bool:
-    """Whether a parameter's choices are those of a free group."""
-    return isinstance(distribution, CategoricalDistribution) and set(distribution.choices) == set(PRECISIONS)
 
 
 def emulated_attr(error_name: str) -> str:
@@ -124,7 +118,7 @@ def read_plans(
             entries.append((to_bits(np.array(row, dtype=bool)), trial, figures))
     # A plan that failed, and is or was tried again, counts as its last trial says.
     last = {bits: trial for bits, trial, _ in entries}
-    counted = [entry for entry in entries if not _gave_nothing(entry[1]) or last[entry[0]] is entry[1]]
+    counted = [entry for entry in entries if "failure" not in outcome_of(entry[1]) or last[entry[0]] is entry[1]]
     latency_ms, sd_ms, error, finite = np.array([figures for *_, figures in counted], dtype=float).reshape(-1, 4).T
     measured = {bits: figures[2] for bits, _, figures in counted if math.isfinite(figures[2])}
     ratios = [
@@ -147,12 +141,8 @@ def read_plans(
         emulated=(emulated_plans, np.array(list(only_emulated.values()), dtype=float)),
         emulation_ratios=np.array(ratios, dtype=float),
         group_ms=group_ms if any(profiles) else None,
-        failed=np.array([_gave_nothing(trial) for _, trial, _ in counted], dtype=bool),
+        failed=np.array(["failure" in outcome_of(trial) for _, trial, _ in counted], dtype=bool),
     )
-
-
-def _gave_nothing(trial: FrozenTrial) -> bool:
-    return trial.state is TrialState.PRUNED and "failure" in outcome_of(trial)
 
 
 def _figures(trial: FrozenTrial, errors: Mapping[int, float]) -> tuple[float, float, float, float]:

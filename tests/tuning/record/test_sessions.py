@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -13,6 +14,7 @@ from mptune.engines.timing.latency import Latency
 from mptune.engines.timing.spread import SessionTiming
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings
+from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.sessions import Sessions
 from mptune.tuning.sampler.trials import timing_of
 from mptune.tuning.space import SearchSpace
@@ -116,3 +118,16 @@ def test_where_reopening_fails_the_search_goes_on(open_record: OpenRecord, space
     assert (Sessions(record).spread.sd is None) == (times > 1)
     warned = sum("how far sessions differ" in text for text in diary.warnings)
     assert warned == (2 if times > 1 else 0), "of both baselines"
+
+
+def test_a_kill_while_reopening_loses_no_evaluation(open_record: OpenRecord, space: SearchSpace) -> None:
+    record, killed = open_record(), make_toolchain(space)
+    dies = mock.patch.object(FakeToolchain, "reopen", side_effect=SystemExit)
+    with dies, mock.patch.object(StudyRecord, "_finish", side_effect=SystemExit), pytest.raises(SystemExit):
+        Tuner(record, space, killed, SETTINGS, Diary()).run()
+    assert record.spent == 0
+    record, again = open_record(), make_toolchain(space, restarts=1)
+    Tuner(record, space, again, SETTINGS, Diary()).run()
+    assert killed.built == [space.seeds[0].plan.fingerprint]
+    assert space.seeds[0].plan.fingerprint not in again.built
+    assert record.spent == SETTINGS.budget

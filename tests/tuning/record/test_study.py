@@ -48,16 +48,12 @@ def two(tmp_path: Path, space: SearchSpace) -> Iterator[tuple[StudyRecord, Study
         record.close()
 
 
-def test_an_evaluation_that_was_written_but_not_told_is_not_lost(
-    open_record: OpenRecord, space: SearchSpace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_evaluation_that_was_written_but_not_told_is_not_lost(open_record: OpenRecord, space: SearchSpace) -> None:
     record, toolchain = open_record(), make_toolchain(space)
     record.enqueue(space.seeds[0].plan, ORIGIN_FP32)
     proposal = record.ask()
     evaluation = evaluation_of(proposal, toolchain)
-    with monkeypatch.context() as patch:
-        patch.setattr(StudyRecord, "_finish", lambda *_: None)  # The process dies right here.
-        record.tell_evaluation(proposal, evaluation)
+    record.tell_evaluation(proposal, evaluation, is_final=False)  # The process dies right behind it.
     again = open_record()
     assert again.evaluations() == ()
     assert again.heal(is_first=True) == 1

@@ -9,8 +9,7 @@ import pytest
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 
 from mptune.errors import SettingsError
-from mptune.tuning.sampler.precision import PrecisionSampler
-from mptune.tuning.sampler.stock import SAMPLERS, check_sampler, make_sampler
+from mptune.tuning.sampler.precision import SAMPLERS, PrecisionSampler, check_sampler, make_sampler
 from mptune.tuning.sampler.trials import set_outcome
 
 GROUPS = [f"g{i:03d}" for i in range(24)]

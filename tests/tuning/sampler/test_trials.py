@@ -10,7 +10,7 @@ import pytest
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import TrialState, create_trial
 
-from mptune.tuning.sampler.plan_rows import Columns
+from mptune.tuning.sampler.plans import Columns
 from mptune.tuning.sampler.trials import (
     EMULATED_ATTR,
     OUTCOME_ATTR,
