@@ -54,11 +54,7 @@ class Limits:
         return self._clock() - self._started_s
 
     def reached(self) -> Stop | None:
-        """The limit that is reached; None where another evaluation may start.
-
-        Raises:
-            RunError: the disk has no room for two more plans of the size of the largest one.
-        """
+        """The limit that is reached; None where another evaluation may start. A nearly full disk is a RunError."""
         if self._timeout_s is not None and self.elapsed_s >= self._timeout_s:
             return Stop.TIMEOUT
         if self._run_dir is None:
