@@ -26,6 +26,7 @@ from mptune.commands.options import (
     EngineOption,
     HelpAllOption,
     IgnoreOption,
+    KneeOption,
     LimitOption,
     MaxDiskOption,
     MaxErrorOption,
@@ -65,6 +66,7 @@ def search(
     max_latency_ms: MaxLatencyOption = None,
     max_memory_bytes: MaxMemoryOption = None,
     limits: LimitOption = None,
+    knee: KneeOption = False,
     budget: Annotated[int, option_of("budget")] = SearchSettings.budget,
     timeout_s: TimeoutOption = None,
     max_disk_bytes: MaxDiskOption = None,
@@ -121,6 +123,7 @@ def search(
                 max_latency_ms=max_latency_ms,
                 max_memory_bytes=max_memory_bytes,
                 limits=limits or (),
+                knee=knee,
                 budget=budget,
                 timeout_s=timeout_s,
                 max_disk_bytes=max_disk_bytes,
@@ -253,7 +256,7 @@ def pick(
     limits: LimitOption = None,
     tolerance: ToleranceOption = None,
     ignore: IgnoreOption = None,
-    knee: Annotated[bool, typer.Option("--knee", help="Choose the knee of the front.")] = False,
+    knee: KneeOption = False,
     plan: Annotated[
         str | None, typer.Option(metavar="ID", help="Choose the plan with this id, as the table shows it.")
     ] = None,

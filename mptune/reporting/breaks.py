@@ -14,8 +14,8 @@ from mptune.findings.wording import AT, fill
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.reporting.text import reduced_names
 from mptune.tuning.front import Front
-from mptune.tuning.fronts.limits import error_outcome, error_text
 from mptune.tuning.fronts.table import front_rows
+from mptune.tuning.fronts.texts import error_outcome, error_text
 from mptune.tuning.reasons.group_findings import LARGE_FROM, breaks
 
 _NAMED = 3

@@ -1,28 +1,36 @@
-"""Front: the non-dominated evaluations, the choice among them, and how good the whole is (hypervolume)."""
+"""Front: the non-dominated evaluations, the choice, and what the search says about them; how good the whole is."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from operator import attrgetter
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from mptune.choice import Choice
 from mptune.data.metrics.parts import ADD_IN_SQUARES
 from mptune.errors import PlanError
-from mptune.settings import Tolerance, check_limits
+from mptune.finding import Finding
+from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.json_form import encode
+from mptune.settings import check_limits
 from mptune.tuning.evaluation import Evaluation
-from mptune.tuning.fronts.content import FrontContent
-from mptune.tuning.fronts.dominance import non_dominated
+from mptune.tuning.explanation import Explanation
+from mptune.tuning.fronts.choosing import choose
+from mptune.tuning.fronts.dominance import Neighbour, neighbours, non_dominated
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, REFERENCE_ERROR, dominated_area, exactness, gains
-from mptune.tuning.fronts.limits import MetricLimit, error_text, is_wanted, rest_error
-from mptune.tuning.fronts.limits import excess as excess_of
-from mptune.tuning.fronts.table import format_bytes, front_text, latency_text
+from mptune.tuning.fronts.limits import metric_values, shown_metrics
+from mptune.tuning.fronts.texts import choice_limits, choice_text, error_text, latency_text, unmet_text
+
+FRONT_FORMAT = 1
 
 
 @dataclass(frozen=True, repr=False)
-class Front(FrontContent):
+class Front:
     """What a search found: the trade-off of latency against error, and the plan taken from it.
 
     Attributes:
@@ -37,7 +45,7 @@ class Front(FrontContent):
         fp16: all-FP16 after pins; None where it failed or was not evaluated.
         points: sorted by latency, non-dominated beyond noise; judged by held-out error where it is known.
         chosen: the plan in ``chosen/``; None where nothing is feasible, or nothing was chosen yet.
-        choice: how it was chosen, why, and which limits no plan meets.
+        choice: how it was chosen, and which limits no plan meets.
         evaluations: plans evaluated, seeds and failures counted in.
         failures: those of them that did not build or run, or whose outputs were not finite.
         hypervolume: ``hypervolume()`` of the points, 0 to 1.
@@ -45,8 +53,33 @@ class Front(FrontContent):
         findings: the most severe first; a warning about groups that the chosen plan keeps in FP32 is ``info``.
         explanation: why groups stay FP32, plan by plan, and what each group costs and gains.
         reported_metrics: that were taken beside the objective.
-        hint: what ``chosen_reason`` ends with: a point that is much more exact for little latency.
+        nearest: the plan nearest to limits that no plan meets; None where they are met.
+        proposed: the choice that would be made: of a search that is not over, or under limits that were asked about.
+        tf32: all-FP32 with TF32; None where the device has none, or it was not evaluated.
     """
+
+    run_dir: Path
+    model_path: Path
+    model_sha256: str
+    target: str
+    engine: str
+    device: str
+    metric: str
+    fp32: Evaluation
+    fp16: Evaluation | None
+    points: tuple[Evaluation, ...]
+    chosen: Evaluation | None
+    choice: Choice
+    evaluations: int
+    failures: int
+    hypervolume: float
+    warnings: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    explanation: Explanation = field(default_factory=Explanation)
+    reported_metrics: tuple[str, ...] = ()
+    nearest: Evaluation | None = None
+    proposed: Choice | None = None
+    tf32: Evaluation | None = None
 
     def best(
         self,
@@ -55,12 +88,13 @@ class Front(FrontContent):
         max_latency_ms: float | None = None,
         max_memory_bytes: int | None = None,
     ) -> Evaluation:
-        """Take one point of the front; nothing is written. ``mptune.pick`` also writes its model.
+        """Take one point of the front, as ``mptune.pick`` chooses; nothing is written. ``pick`` also writes its model.
 
         Args:
-            max_error: the fastest point whose error is at most this, on the search samples and on the held-out ones.
+            max_error: the fastest point whose error is at most this, on the search samples and on the held-out ones;
+                None stands for the metric's default limit.
             max_latency_ms: the most exact point whose median latency is at most this. With both, the fastest that
-                meets both. With none, the knee of the front.
+                meets both.
             max_memory_bytes: only points whose engine takes at most so much (``EngineMemory.total_bytes``).
 
         Raises:
@@ -68,16 +102,100 @@ class Front(FrontContent):
             SettingsError: a limit is not above 0.
         """
         check_limits(max_error, max_latency_ms, max_memory_bytes)
-        point, reason, limits_met = choose(self.points, max_error, max_latency_ms, max_memory_bytes)
-        if point is None:
-            raise PlanError(reason, "`mptune report` on the run directory shows what failed")
-        if not limits_met:
-            nearest = f"{latency_text(point)} ms with error {error_text(point)}"
-            raise PlanError(reason.partition(";")[0], f"the nearest is {point.plan.fingerprint}: {nearest}")
+        asked = Choice(max_error=max_error, max_latency_ms=max_latency_ms, max_memory_bytes=max_memory_bytes)
+        choice = choose(self.points, asked, (self.metric,), self.tf32)
+        if choice.chosen is None:
+            raise PlanError("no plan is feasible", "`mptune report` on the run directory shows what failed")
+        point = next(each for each in self.points if each.plan.fingerprint == choice.chosen)
+        if choice.unmet is not None:
+            figures = f"{latency_text(point)} ms with error {error_text(point)}"
+            hint = f"the nearest is {choice.chosen}: {figures}"
+            raise PlanError(f"no plan has {choice_limits(choice.unmet, self.metric)}", hint)
         return point
 
     def __repr__(self) -> str:
+        from mptune.tuning.fronts.table import front_text  # it imports Rich
+
         return front_text(self)
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of front.json: every key always there, null where unknown."""
+        choice = self.choice
+        baseline = {"fp32": self.fp32, "fp16": self.fp16, "tf32": self.tf32}
+        content: dict[str, Any] = encode(
+            {
+                "format": FRONT_FORMAT,
+                "model": {"path": self.model_path, "sha256": self.model_sha256},
+                "target": {"name": self.target, "engine": self.engine, "device": self.device},
+                "metric": self.metric,
+                "baseline": {name: point and self._point(point) for name, point in baseline.items()},
+                "points": [self._point(point) for point in self.points],
+                "chosen": self.chosen and self.chosen.plan.fingerprint,
+                "choice": {
+                    "reason": choice.kind,
+                    "limits": choice.limit_values,
+                    "limits_met": self.limits_met,
+                    "nearest": choice.nearest,
+                    "replaced": choice.replaced,
+                    "neighbours": self.neighbours,
+                },
+                "evaluations": self.evaluations,
+                "failures": self.failures,
+                "hypervolume": self.hypervolume,
+                "findings": self.findings,
+                "warnings": self.warnings,
+            }
+        )
+        return content
+
+    def _point(self, evaluation: Evaluation) -> dict[str, Any]:
+        """The POINT of an evaluation, its metrics' own values, and why its FP32 groups are FP32."""
+        kept = () if evaluation is self.tf32 else self.explanation.of(evaluation.plan.fingerprint)
+        metrics = {
+            name: dict(zip(("search", "held_out"), metric_values(evaluation, metric), strict=True))
+            for name, metric in self.metrics.items()
+        }
+        return {**evaluation.to_point(), "metrics": encode(metrics), "fp32": encode(kept)}
+
+    @property
+    def chosen_reason(self) -> str:
+        """Why the chosen plan was chosen, which it replaced, and what would be chosen now, one line."""
+        return choice_text(self)
+
+    @property
+    def unmet(self) -> str:
+        """Which limits no plan meets, and the nearest plan, one line; empty where they are met."""
+        return unmet_text(self)
+
+    @property
+    def limits_met(self) -> bool:
+        """False where limits were asked for, and no plan meets them."""
+        return self.choice.unmet is None
+
+    @property
+    def fp16_name(self) -> str:
+        """What the all-FP16 baseline is called: groups that are pinned stay FP32 in it."""
+        return "all-FP16" if self.fp16 is None else fp16_name(self.fp16.plan)
+
+    @cached_property
+    def metrics(self) -> Mapping[str, str]:
+        """Short name -> metric of those whose own values are shown beside the error."""
+        every = (*self.points, self.fp32, self.fp16, self.chosen)
+        return shown_metrics(filter(None, every), self.reported_metrics)
+
+    @property
+    def neighbours(self) -> tuple[Neighbour, ...]:
+        """The plans that every view names beside the chosen one."""
+        return () if self.chosen is None else neighbours(self.points, self.chosen)
+
+
+def fp16_name(plan: PrecisionPlan) -> str:
+    """What a plan is called that has every group in FP16 but for those that are BF16, or pinned to FP32."""
+    first, *others = plan.reduced_counts or (Precision.FP16,)
+    pinned = len(plan.fp32_groups)
+    but = [f"{plan.reduced_counts[precision]} in {precision.name}" for precision in others]
+    but += [f"{pinned} pinned"] * bool(pinned)
+    return f"all-{first.name} but {' and '.join(but)}" if but else f"all-{first.name}"
 
 
 def pareto(
@@ -129,105 +247,3 @@ def reference_error_of(metric: str, evaluations: Iterable[Evaluation]) -> float:
     if metric in ADD_IN_SQUARES:
         return REFERENCE_ERROR
     return max((e.judged_error for e in evaluations if e.is_finite), default=REFERENCE_ERROR)
-
-
-def knee(points: Sequence[Evaluation]) -> Evaluation | None:
-    """The point of the front where more speed begins to cost more exactness than it did before.
-
-    Both axes are normalised to 0..1 over the front, latency linearly and the error on a log axis (errors under 1e-7
-    count as 1e-7). The knee is the point that lies farthest below the chord from the most exact to the fastest point
-    (the "kneedle" idea: Satopaa et al., ICDCSW 2011). Where errors add in squares, points past 3e-2 are left out as
-    long as others are there: nobody wants those unasked. All-FP32, whose error says how FP32 engines differ, takes no
-    part. Where no point lies below the chord, the fastest is taken.
-    """
-    mixed = _mixed(points)
-    usable = [p for p in mixed if p.metric not in ADD_IN_SQUARES or p.judged_error <= REFERENCE_ERROR] or mixed
-    if len(usable) < 3:
-        return usable[0] if usable else None
-    # With the fastest point at (0, 1) and the most exact at (1, 0), the chord is u + v = 1.
-    depth = [1.0 - u - v for u, v in zip(*_normalised(usable), strict=True)]
-    best = max(range(len(usable)), key=lambda i: depth[i])
-    return usable[best] if depth[best] > 1e-9 else usable[0]
-
-
-def _mixed(points: Sequence[Evaluation]) -> list[Evaluation]:
-    """The points but for all-FP32 where there are others, the fastest first."""
-    mixed = [p for p in points if p.plan.reduced_groups] or list(points)
-    return sorted(mixed, key=lambda p: (p.latency.median_ms, p.judged_error))
-
-
-def _normalised(points: Sequence[Evaluation]) -> tuple[list[float], list[float]]:
-    """Latency and the logarithm of the error of points, the fastest first, each scaled to 0..1; (n_points,) both."""
-    x = [p.latency.median_ms for p in points]
-    y = [math.log(max(p.judged_error, ERROR_FLOOR)) for p in points]
-    width, height = x[-1] - x[0], max(y) - min(y)
-    if width <= 0 or height <= 0:  # all equal in one: the fastest is as good as any, and lies on the chord
-        return [0.0] * len(points), [1.0] * len(points)
-    return [(a - x[0]) / width for a in x], [(b - min(y)) / height for b in y]
-
-
-def choose(
-    points: Sequence[Evaluation],
-    max_error: float | None = None,
-    max_latency_ms: float | None = None,
-    max_memory_bytes: int | None = None,
-    tolerances: Sequence[Tolerance] = (),
-    metric_limits: Sequence[MetricLimit] = (),
-    *,
-    wants_knee: bool = False,
-    is_random: bool = False,
-) -> tuple[Evaluation | None, str, bool]:
-    """Take one point of the front; why, and whether the limits are met.
-
-    With a limit on error, a tolerance or a metric's limit the fastest that meets all, with one on latency beside none
-    or tolerances the most exact, with one on memory alone or none the knee. A limit holds on the search samples and on
-    the held-out ones; ``max_error`` limits what no tolerance is about. A point whose memory is not known meets no limit
-    on memory. Where the limits cannot be met the point is the nearest: the one whose worst excess over a limit, as a
-    ratio, is the smallest. Where the front has no knee the fastest is taken, but not if its errors are those of random
-    inputs (``is_random``): then the point that is nearest to both ends.
-    """
-    limits = []
-    if max_error is not None:
-        limits.append(f"error <= {max_error:g}")
-    if max_latency_ms is not None:
-        limits.append(f"latency <= {max_latency_ms:g} ms")
-    if max_memory_bytes is not None:
-        limits.append(f"memory <= {format_bytes(max_memory_bytes)}")
-    by_value = " and ".join(limit.text for limit in metric_limits)
-    wanted = ", and ".join(filter(None, (" and ".join([*map(str, tolerances), *limits]), by_value)))
-    if not points:
-        return None, "no plan is feasible", not wanted
-    if not wanted:
-        at_knee = knee(points)
-        if at_knee is not min(points, key=lambda p: (p.latency.median_ms, p.judged_error)):
-            return at_knee, "the knee of the front", True
-        no_knee = "the front has no knee: no plan lies below the line between its ends"
-        if is_random and len(mixed := _mixed(points)) > 2:
-            u, v = _normalised(mixed)
-            nearest = min(range(len(mixed)), key=lambda i: math.hypot(u[i], v[i]))
-            return mixed[nearest], f"the plan nearest to both ends, for random inputs; {no_knee}", True
-        return at_knee, f"the fastest plan; {no_knee}", True
-
-    def excess(point: Evaluation) -> float:
-        ratios = [1.0, *(limit.excess(point) for limit in metric_limits)]
-        if max_error is not None:
-            ratios.append(rest_error(point, tolerances) / max_error)
-        ratios += [excess_of(point, tolerance) for tolerance in tolerances]
-        if max_latency_ms is not None:
-            ratios.append(point.latency.median_ms / max_latency_ms)
-        if max_memory_bytes is not None:
-            ratios.append(math.inf if point.memory is None else point.memory.total_bytes / max_memory_bytes)
-        return max(ratios)
-
-    if max_memory_bytes is not None and all(point.memory is None for point in points):
-        return min(points, key=excess), f"what memory plans take is not known, so none is shown to have {wanted}", False
-    meeting = [p for p in points if excess(p) <= 1.0]
-    if not meeting:
-        return min(points, key=excess), f"no plan has {wanted}; this is the nearest", False
-    if wants_knee or (max_error is None and max_latency_ms is None and not tolerances and not metric_limits):
-        return knee(meeting), f"the knee of the points with {wanted}", True
-    if tolerances and max_error is None:
-        meeting = [p for p in meeting if is_wanted(p, tolerances)] or meeting
-    if max_error is None and max_latency_ms is not None:
-        return min(meeting, key=lambda p: (p.judged_error, p.latency.median_ms)), f"the most exact with {wanted}", True
-    return min(meeting, key=lambda p: (p.latency.median_ms, p.judged_error)), f"the fastest with {wanted}", True

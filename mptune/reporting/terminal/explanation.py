@@ -26,8 +26,8 @@ from mptune.reporting.text import (
     reduced_names,
 )
 from mptune.tuning.explanation import REASON_WORDS, Reason
-from mptune.tuning.fronts.limits import error_text, format_error
-from mptune.tuning.fronts.table import front_rows, is_held_out, latency_text
+from mptune.tuning.fronts.table import front_rows, is_held_out
+from mptune.tuning.fronts.texts import error_text, format_error, latency_text
 
 if TYPE_CHECKING:
     from mptune.tuning.explanation import GroupWorth

@@ -9,13 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mptune.data.metrics.paired import (
-    LEAST_ERROR,
-    Difference,
-    compare_errors,
-    is_compared_by_ratio,
-    significantly_smaller,
-)
+from mptune.data.metrics.paired import LEAST_ERROR, compare_errors, is_compared_by_ratio, significantly_smaller
 from mptune.engines.timing.latency import are_lower, is_lower
 from mptune.json_form import encode_float
 from mptune.tuning.evaluation import Evaluation
@@ -25,8 +19,11 @@ from mptune.tuning.fronts.limits import is_larger_in_search
 Bools = NDArray[np.bool_]
 
 FAR_SMALLER = 10.0
-"""An error so many times smaller is smaller, whatever other samples may say: a single sample that one plan breaks, and
-another does not, makes the error of the first so uncertain that nothing differs from it significantly."""
+"""An error this many times smaller is smaller, whatever other samples may say: a single sample that one plan breaks,
+and another does not, makes the error of the first so uncertain that nothing differs from it significantly."""
+
+LEAST_FASTER, LEAST_EXACTER = 0.01, 1.1
+"""A faster neighbour takes this share of the latency less, a more exact one has this many times less error."""
 
 
 def faster_beyond_noise(first: Evaluation, other: Evaluation) -> bool:
@@ -63,7 +60,11 @@ def non_dominated(evaluations: Sequence[Evaluation], errors: Sequence[float]) ->
     different from the second, the second from the third, and the third is more exact than the first), there is no such
     set: the first undecided plan is taken, and what it beats is left out.
     """
-    beats = _beats(evaluations, errors)
+    faster = are_lower([evaluation.latency for evaluation in evaluations])
+    exacter = _more_exact(evaluations, np.array(errors, dtype=float))
+    same = ~(faster | faster.T | exacter | exacter.T)
+    # (plans, plans): the row's plan beats the column's
+    beats: Bools = (faster & ~exacter.T) | (exacter & ~faster.T) | (same & np.triu(np.ones_like(same), 1))
     undecided = np.ones(len(evaluations), dtype=bool)
     kept: list[int] = []
     while undecided.any():
@@ -74,16 +75,6 @@ def non_dominated(evaluations: Sequence[Evaluation], errors: Sequence[float]) ->
         kept += np.flatnonzero(free).tolist()
         undecided &= ~free & ~beats[free].any(axis=0)
     return sorted(kept)
-
-
-def _beats(evaluations: Sequence[Evaluation], errors: Sequence[float]) -> Bools:
-    """Whether the row's plan beats the column's, shape (plans, plans)."""
-    faster = are_lower([evaluation.latency for evaluation in evaluations])
-    exacter = _more_exact(evaluations, np.array(errors, dtype=float))
-    same = ~(faster | faster.T | exacter | exacter.T)
-    first: Bools = np.triu(np.ones_like(same), 1)
-    beats: Bools = (faster & ~exacter.T) | (exacter & ~faster.T) | (same & first)
-    return beats
 
 
 def _more_exact(evaluations: Sequence[Evaluation], errors: NDArray[np.float64]) -> Bools:
@@ -102,52 +93,6 @@ def _more_exact(evaluations: Sequence[Evaluation], errors: NDArray[np.float64]) 
     return is_smaller
 
 
-LEAST_FASTER, LEAST_EXACTER = 0.01, 1.1
-"""A faster neighbour takes so much less of the latency at least; a more exact one has so many times less error."""
-
-LITTLE_LATENCY, MUCH_EXACTER = 1.05, 3.0
-"""A plan with so many times less error, for so many times the latency at most, comes before one that is nearer."""
-
-
-@dataclass(frozen=True)
-class Neighbour:
-    """A point of the front that a person would compare with the chosen plan; its role is what it is better in."""
-
-    role: Literal["faster", "more exact"]
-    evaluation: Evaluation
-    chosen: Evaluation
-
-    @property
-    def latency_ms_delta(self) -> float:
-        """Its latency less the chosen plan's; negative is faster."""
-        return self.evaluation.latency.median_ms - self.chosen.latency.median_ms
-
-    @property
-    def error_ratio(self) -> float:
-        """Its error over the chosen plan's, on samples that both have met."""
-        before, after = shared_errors(self.chosen, self.evaluation)
-        return max(after, LEAST_ERROR) / max(before, LEAST_ERROR)
-
-    @property
-    def is_cheap(self) -> bool:
-        """Whether it is much more exact for little latency. All-FP32 is not: it is known to be exact."""
-        is_near = self.evaluation.latency.median_ms <= LITTLE_LATENCY * self.chosen.latency.median_ms
-        return is_near and self.error_ratio * MUCH_EXACTER <= 1.0 and bool(self.evaluation.plan.reduced_groups)
-
-    def to_json(self) -> dict[str, Any]:
-        """As in front.json."""
-        plan, delta_ms, ratio = self.evaluation.plan.fingerprint, self.latency_ms_delta, self.error_ratio
-        return {"plan": plan, "latency_ms_delta": encode_float(delta_ms), "error_ratio": encode_float(ratio)}
-
-
-def compare_samples(left: Evaluation, right: Evaluation) -> Difference | None:
-    """How two plans' errors differ, on all samples that both have met; None where that cannot be known."""
-    first, second = left.counted, right.counted
-    if left.counted_held_out is not None and right.counted_held_out is not None:
-        first, second = first.with_samples_of(left.counted_held_out), second.with_samples_of(right.counted_held_out)
-    return compare_errors(first, second, left.metric)
-
-
 def shared_errors(left: Evaluation, right: Evaluation) -> tuple[float, float]:
     """The errors of two plans: on the held-out samples if both have met them, else on the search samples.
 
@@ -159,6 +104,26 @@ def shared_errors(left: Evaluation, right: Evaluation) -> tuple[float, float]:
     return left.held_out_value, right.held_out_value
 
 
+@dataclass(frozen=True)
+class Neighbour:
+    """A point of the front that a person would compare with the chosen plan; its role is what it is better in."""
+
+    role: Literal["faster", "more exact"]
+    evaluation: Evaluation
+    chosen: Evaluation
+
+    def to_json(self) -> dict[str, Any]:
+        """As in front.json: latency less the chosen plan's, error over the chosen plan's on samples of both."""
+        before, after = shared_errors(self.chosen, self.evaluation)
+        delta_ms = self.evaluation.latency.median_ms - self.chosen.latency.median_ms
+        ratio = max(after, LEAST_ERROR) / max(before, LEAST_ERROR)
+        return {
+            "plan": self.evaluation.plan.fingerprint,
+            "latency_ms_delta": encode_float(delta_ms),
+            "error_ratio": encode_float(ratio),
+        }
+
+
 def neighbours(points: Sequence[Evaluation], chosen: Evaluation) -> tuple[Neighbour, ...]:
     """The nearest clearly faster point, then the nearest clearly more exact one; fewer where there is none.
 
@@ -166,20 +131,18 @@ def neighbours(points: Sequence[Evaluation], chosen: Evaluation) -> tuple[Neighb
     may be none of them.
     """
     most_ms = (1.0 - LEAST_FASTER) * chosen.latency.median_ms
-    faster = [
-        Neighbour("faster", point, chosen)
-        for point in points
-        if point.latency.median_ms <= most_ms and faster_beyond_noise(point, chosen)
-    ]
-    slower = (point for point in points if faster_beyond_noise(chosen, point))
-    exacter = [Neighbour("more exact", point, chosen) for point in slower if _is_more_exact(point, chosen)]
-    exacter.sort(key=lambda beside: not beside.is_cheap)
-    return (*faster[-1:], *exacter[:1])
+    faster = [p for p in points if p.latency.median_ms <= most_ms and faster_beyond_noise(p, chosen)]
+    exacter = [p for p in points if faster_beyond_noise(chosen, p) and _is_clearly_more_exact(p, chosen)]
+    named = (*(("faster", p) for p in faster[-1:]), *(("more exact", p) for p in exacter[:1]))
+    return tuple(Neighbour(role, point, chosen) for role, point in named)  # type: ignore[arg-type]
 
 
-def _is_more_exact(point: Evaluation, chosen: Evaluation) -> bool:
+def _is_clearly_more_exact(point: Evaluation, chosen: Evaluation) -> bool:
     before, after = shared_errors(chosen, point)
     if not (after < before and LEAST_EXACTER * after <= before):
         return False
-    difference = compare_samples(point, chosen)
+    first, second = point.counted, chosen.counted
+    if point.counted_held_out is not None and chosen.counted_held_out is not None:
+        first, second = first.with_samples_of(point.counted_held_out), second.with_samples_of(chosen.counted_held_out)
+    difference = compare_errors(first, second, point.metric)
     return difference is None or difference.is_significant or FAR_SMALLER * after <= before

@@ -13,8 +13,7 @@ from mptune.tuning.explanation import Explanation, Reason
 from mptune.tuning.failures import describe
 from mptune.tuning.fronts.dominance import faster_beyond_noise
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
-from mptune.tuning.fronts.limits import error_text
-from mptune.tuning.fronts.table import format_speedup
+from mptune.tuning.fronts.texts import error_text, format_speedup
 
 NOISY = 0.05
 """Half the width of the baseline's 95 % interval, as a share of its median, past which fronts lose points to noise; a

@@ -15,7 +15,7 @@ from mptune.data.metrics.parts import ADD_IN_SQUARES
 from mptune.finding import BREAKING_CODES, PINNING_CODES, Finding, FindingOrigin, Where
 from mptune.findings.wording import SEVERITIES
 from mptune.tuning.evaluation import Evaluation
-from mptune.tuning.fronts.limits import error_outcome
+from mptune.tuning.fronts.texts import error_outcome
 
 if TYPE_CHECKING:
     from mptune.engines.context import RunContext

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from mptune.choice import Choice, ChoiceKind
+from mptune.choice import Choice
 from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError
 from mptune.data.samples import split_indices
 from mptune.errors import PlanError, RunError
@@ -19,23 +18,11 @@ from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings, Tolerance
 from mptune.targets.findings import OUT_OF_REACH
 from mptune.targets.target import EXPECTED_FACTOR
-from mptune.tuning.evaluation import (
-    ORIGIN_FP16,
-    ORIGIN_FP32,
-    ORIGIN_SAMPLER,
-    Evaluation,
-    Origin,
-)
+from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation
 from mptune.tuning.explanation import Explanation
-from mptune.tuning.front import Front, choose, confirmed_front, hypervolume, knee, pareto, reference_error_of
-from mptune.tuning.fronts.dominance import neighbours
-from mptune.tuning.fronts.limits import (
-    MetricLimit,
-    check_tolerances,
-    error_text,
-    feasible,
-)
-from mptune.tuning.fronts.table import compared, latency_text
+from mptune.tuning.front import Front, confirmed_front, hypervolume, reference_error_of
+from mptune.tuning.fronts.choosing import choose
+from mptune.tuning.fronts.limits import PlanLimits, check_tolerances, feasible
 from mptune.tuning.reasons.advice import Outcome
 from mptune.tuning.reasons.advice import findings as advice
 from mptune.tuning.reasons.group_findings import in_order
@@ -52,37 +39,28 @@ from mptune.tuning.steps.remeasure import candidates, confirmed_evaluations, dro
 
 
 def front_of(
-    run: RunDirectory,
-    file: RunFile,
-    record: StudyRecord,
-    *,
-    asked: Choice | None = None,
-    is_again: bool = False,
+    run: RunDirectory, file: RunFile, record: StudyRecord, *, asked: Choice | None = None, is_again: bool = False
 ) -> Front:
     """The front of a run, from its run.json and its record, with the choice as run.json has it, or as it is asked for.
 
     Limits that no plan meets leave a choice that was made as it was. Whoever asks writes what comes of it
     (``mptune.reporting.run_files``). ``is_again``: the request is an earlier one: where its plan is not feasible any
-    more, or not here, the knee is chosen.
+    more, or not here, a plan is chosen by its limits.
     """
-    made, is_made = file.choice, asked is not None or run.chosen.exists()
+    made = file.choice
     try:
-        front = build_front(run, file, record, asked or made, is_made=is_made)
+        front = build_front(run, file, record, asked or made, is_made=asked is not None or run.chosen.exists())
     except PlanError:
         if asked is None or not is_again:
             raise
         front = build_front(run, file, record, asked.model_copy(update={"plan": None}))
     choice = front.choice
-    kept = made.chosen or choice.chosen
-    if asked is not None and choice.unmet and kept:
-        held = "holds it" if kept == choice.nearest else f"still holds {kept}"
-        update = {"unmet": f"{choice.unmet}; chosen/ {held}", "nearest": choice.nearest}
-        if made.chosen is not None:
-            front, choice = build_front(run, file, record, made), made
-        choice = choice.model_copy(update=update)
-    elif choice.chosen is not None and choice.replaced == choice.chosen:
-        choice = choice.model_copy(update={"replaced": made.replaced})
-    return replace(front, choice=choice)
+    if asked is not None and choice.unmet is not None and made.chosen is not None:
+        unmet = {"unmet": choice.unmet, "nearest": choice.nearest}
+        return build_front(run, file, record, made.model_copy(update=unmet))
+    if asked is not None and choice.chosen is not None and choice.replaced == choice.chosen:
+        return replace(front, choice=choice.model_copy(update={"replaced": made.replaced}))
+    return front
 
 
 def read_record(run: RunDirectory, file: RunFile, storage: str | None = None) -> StudyRecord:
@@ -107,35 +85,92 @@ def has_evaluation(run: RunDirectory, file: RunFile, storage: str | None = None)
         return True
 
 
+def check_asked(
+    choice: Choice, metrics: Sequence[str], outputs: Sequence[str], error: OutputError | None = None
+) -> tuple[Tolerance, ...]:
+    """Check that the limits of a choice mean something for a model; gives its tolerances."""
+    tolerances = PlanLimits.of(choice, metrics).tolerances
+    check_tolerances(tolerances, choice.ignore, metrics[0], outputs, error)
+    return tolerances
+
+
 def build_front(
     run: RunDirectory, file: RunFile, record: StudyRecord, choice: Choice, *, is_made: bool = True
 ) -> Front:
     """Put the front together: re-measured where it has been, else as the search left it.
 
-    ``choice`` was made, or is a request; with ``is_made`` a choice is made of a request, else none is made yet, and the
-    reason says which it would be.
+    ``choice`` was made, or is a request; with ``is_made`` a choice is made of a request, else it is only proposed.
     """
     target, is_confirmation = file.target, file.confirms is not None
-    if target is None:
-        raise RunError(f"{run.path} holds no evaluation yet", "let `mptune search` go on with it first")
     baseline = record.baseline()
-    if baseline is None:
+    if target is None or baseline is None:
+        what = "" if target is None else " of all-FP32"
+        more = "" if target is None else ", so there is nothing to compare with"
         raise RunError(
-            f"{run.path} holds no evaluation of all-FP32 yet, so there is nothing to compare with",
-            "let `mptune search` go on with it, and give it more time if you set --timeout",
+            f"{run.path} holds no evaluation{what} yet{more}",
+            "let `mptune search` go on with it first, and give it more time if you set --timeout",
         )
     metrics = record.metric, *file.search.reported_metrics
     outputs = [name for name in baseline.error.per_output if name != ALL_OUTPUTS]
-    tolerances, limits = parsed_limits(choice, metrics, outputs, baseline.error)
-    plans = _read_plans(file, record, choice, baseline, tolerances)
-    points, fp32 = plans.points, plans.fp32
-    is_random = file.data is not None and file.data.is_random
-    chosen, choice = _chosen(plans, choice, tolerances, limits, is_made=is_made, is_random=is_random)
+    tolerances = check_asked(choice, metrics, outputs, baseline.error)
+
+    # Each plan as it was measured last. The plans that may be on the front are judged apart from the others, next to
+    # which the place of any of them would be in doubt.
+    settings = SearchSettings(**file.measured_settings)
+    rounds = rounds_needed(settings, baseline.latency.source)
+    searched = (*record.evaluations(), baseline)
+    *every, baseline = (replace(e.ignoring(choice.ignore), confirmed=is_confirmation) for e in searched)
+    sound = [e for e in every if e.is_finite]
+    on_front = sound if is_confirmation else candidates(every, tolerances, dropped_plans(record, choice.ignore))
+    shown = {e.plan for e in on_front}
+    confirmed, unconfirmed = confirmed_evaluations(record, rounds, settings.latency, on_front)
+    others, _ = confirmed_evaluations(record, rounds, settings.latency, [e for e in sound if e.plan not in shown])
+    fp32 = next((e for e in confirmed if e.origin == ORIGIN_FP32), baseline)
+    broken = [plan.evaluation for plan in unconfirmed if plan.failure is None]
+    base_ms = fp32.latency.median_ms
+    latest = {e.plan: e.with_baseline(base_ms) for e in (*every, *broken, *others)} | {e.plan: e for e in confirmed}
+    evaluations = tuple(latest.values())
+    points = confirmed_front(feasible(confirmed, tolerances))
+
+    proposed = None
+    if choice.chosen is None:
+        made = choose(evaluations, choice, metrics)
+        choice, proposed = (made, None) if is_made else (choice, made)
+    by_name = {e.plan.fingerprint: e for e in evaluations}
+    chosen = by_name.get(choice.chosen or "")
+
     findings = file.findings
+    origin: FindingOrigin = "confirm" if is_confirmation else "search"
     if not any(finding.code == ENGINE_CODE for finding in findings):
-        origin: FindingOrigin = "confirm" if is_confirmation else "search"
         findings += held_out_baseline(fp32.counted_held_out, tf32=file.fixed_settings.tf32, origin=origin)
-    explanation = explain(record, run.data, points, [e for e in (fp32, plans.fp16) if e], chosen, findings)
+    fp16 = next((e for e in evaluations if e.origin == ORIGIN_FP16), None)
+    explanation = explain(record, run.data, points, [e for e in (fp32, fp16) if e], chosen, findings)
+    outcome = Outcome(
+        points,
+        fp32,
+        evaluations,
+        [failure for _, _, failure in record.failures()],
+        explanation,
+        is_given=is_confirmation,
+        unreached=next((finding for finding in findings if finding.code == OUT_OF_REACH), None),
+        limits=" and ".join(choice.tolerance),
+        reduced=" or ".join(name.upper() for name in file.fixed_settings.precisions if name != "fp32"),
+        is_cut_short=record.spent < file.search.budget,
+        sampled_failures=sum(origin == ORIGIN_SAMPLER for _, origin, _ in record.failures()),
+        plan_count=plan_count(record.trials.every()),
+        is_untunable=any(finding.code == NOTHING for finding in findings),
+        frees=_options_that_free(file.fixed_settings),
+    )
+    warnings = (
+        *file.warnings,
+        *fp32.latency.warnings,
+        *drift_warning(record),
+        *(() if chosen is None else chosen.timing_warnings),
+        *unconfirmed_warnings(unconfirmed),
+        *_limit_on_predictions(fp32, choice),
+        *advice(outcome),
+        *_not_measured_again(points, chosen, unconfirmed),
+    )
     return Front(
         run_dir=run.path,
         model_path=Path(file.model.path),
@@ -145,116 +180,20 @@ def build_front(
         device=target.device,
         metric=record.metric,
         fp32=fp32,
-        fp16=plans.fp16,
+        fp16=fp16,
         points=points,
         chosen=chosen,
         choice=choice,
-        hint=_hint_of_exactness(points, chosen, choice.kind, run.path),
         evaluations=record.spent,
         failures=len(record.trials.failed()),
-        hypervolume=hypervolume(points, fp32, reference_error_of(record.metric, plans.every)),
-        warnings=_warnings(file, record, plans, chosen, choice, findings, explanation),
-        findings=_shown_findings(run, file, findings, chosen, fp32, explanation),
+        hypervolume=hypervolume(points, fp32, reference_error_of(record.metric, every)),
+        warnings=tuple(dict.fromkeys(warnings)),
+        findings=_shown_findings(run, file, findings, fp32, chosen, explanation),
         explanation=explanation,
         reported_metrics=file.search.reported_metrics,
+        nearest=by_name.get(choice.nearest or ""),
+        proposed=proposed,
     )
-
-
-@dataclass(frozen=True)
-class _Plans:
-    """The evaluations of a run as a front shows them, with speed-ups against its baseline."""
-
-    fp32: Evaluation
-    fp16: Evaluation | None
-    every: tuple[Evaluation, ...]
-    """As the search left them."""
-    latest: tuple[Evaluation, ...]
-    """Each plan once, as it was measured last."""
-    points: tuple[Evaluation, ...]
-    unconfirmed: tuple[Unconfirmed, ...]
-
-
-def _read_plans(
-    file: RunFile, record: StudyRecord, choice: Choice, baseline: Evaluation, tolerances: Sequence[Tolerance]
-) -> _Plans:
-    is_confirmation, settings = file.confirms is not None, SearchSettings(**file.measured_settings)
-    searched = [
-        replace(e.ignoring(choice.ignore), confirmed=is_confirmation) for e in (*record.evaluations(), baseline)
-    ]
-    every, baseline = tuple(searched[:-1]), searched[-1]
-    sound = [e for e in every if e.is_finite]
-    read = sound if is_confirmation else candidates(every, tolerances, dropped_plans(record, choice.ignore))
-    rounds = rounds_needed(settings, baseline.latency.source)
-    confirmed, unconfirmed = confirmed_evaluations(record, rounds, settings.latency, read)
-    fp32 = _of_origin(confirmed, ORIGIN_FP32) or baseline
-    # A plan that was picked may be off the front, and measured again all the same.
-    picked = choice.chosen or choice.plan
-    off = [e for e in sound if picked and e.plan.fingerprint.startswith(picked) and e not in read]
-    again, _ = confirmed_evaluations(record, rounds, settings.latency, off)
-    every, again = (tuple(e.with_baseline(fp32.latency.median_ms) for e in group) for group in (every, again))
-    broken = [plan.evaluation for plan in unconfirmed if plan.failure is None]
-    latest = tuple({e.plan: e for e in (*every, *broken, *confirmed, *again)}.values())
-    points = confirmed_front(feasible(confirmed, tolerances))
-    return _Plans(fp32, _of_origin(latest, ORIGIN_FP16), every, latest, points, unconfirmed)
-
-
-def _chosen(
-    plans: _Plans,
-    choice: Choice,
-    tolerances: Sequence[Tolerance],
-    limits: Sequence[MetricLimit],
-    *,
-    is_made: bool,
-    is_random: bool,
-) -> tuple[Evaluation | None, Choice]:
-    """The plan of a choice that was made, or what a request comes to."""
-    if choice.chosen is not None:
-        return next((e for e in plans.latest if e.plan.fingerprint == choice.chosen), None), choice
-    chosen, choice = _made(plans.points, plans.latest, choice, tolerances, limits, is_random=is_random)
-    if is_made:
-        return chosen, choice
-    would_be = "none" if chosen is None else f"{chosen.plan.fingerprint}, {choice.reason}"
-    reason = f"nothing is in chosen/ yet; as the search stands it would be {would_be}"
-    return None, choice.model_copy(update={"chosen": None, "reason": reason, "unmet": ""})
-
-
-def _warnings(
-    file: RunFile,
-    record: StudyRecord,
-    plans: _Plans,
-    chosen: Evaluation | None,
-    choice: Choice,
-    findings: Sequence[Finding],
-    explanation: Explanation,
-) -> tuple[str, ...]:
-    failures = record.failures()
-    outcome = Outcome(
-        plans.points,
-        plans.fp32,
-        plans.latest,
-        [failure for _, _, failure in failures],
-        explanation,
-        is_given=file.confirms is not None,
-        unreached=next((finding for finding in findings if finding.code == OUT_OF_REACH), None),
-        limits=" and ".join(choice.tolerance),
-        reduced=" or ".join(name.upper() for name in file.fixed_settings.precisions if name != "fp32"),
-        is_cut_short=record.spent < file.search.budget,
-        sampled_failures=sum(origin == ORIGIN_SAMPLER for _, origin, _ in failures),
-        plan_count=plan_count(record.trials.every()),
-        is_untunable=any(finding.code == NOTHING for finding in findings),
-        frees=_options_that_free(file.fixed_settings),
-    )
-    warnings = (
-        *file.warnings,
-        *plans.fp32.latency.warnings,
-        *drift_warning(record),
-        *(() if chosen is None else chosen.timing_warnings),
-        *unconfirmed_warnings(plans.unconfirmed),
-        *_limit_on_predictions(plans.fp32, choice),
-        *advice(outcome),
-        *_unconfirmed(plans.points, chosen, plans.unconfirmed),
-    )
-    return tuple(dict.fromkeys(warnings))
 
 
 def _limit_on_predictions(fp32: Evaluation, choice: Choice) -> tuple[str, ...]:
@@ -273,133 +212,33 @@ def _options_that_free(settings: FixedSettings) -> str:
     return '--space FILE, a file with granularity = "op"' if settings.granularity != "op" else ""
 
 
-def parsed_limits(
-    choice: Choice, metrics: Sequence[str], outputs: Sequence[str], error: OutputError | None = None
-) -> tuple[tuple[Tolerance, ...], tuple[MetricLimit, ...]]:
-    """The limits of a choice."""
-    tolerances = tuple(map(Tolerance.parse, choice.tolerance))
-    check_tolerances(tolerances, choice.ignore, metrics[0], outputs, error)
-    return tolerances, tuple(MetricLimit.parse(text, metrics) for text in choice.limits)
-
-
-def _unconfirmed(
+def _not_measured_again(
     points: Sequence[Evaluation], chosen: Evaluation | None, tried: Sequence[Unconfirmed]
 ) -> tuple[str, ...]:
     if chosen is None or chosen.held_out is not None or all(point.held_out is None for point in points):
         return ()
     if any(plan.evaluation.plan == chosen.plan for plan in tried):
-        return ()  # said before
+        return ()  # another warning is about it
     return (
         f"the chosen plan {chosen.plan.fingerprint} was not measured again: `mptune search` with the limit that you "
         "want re-measures what it chooses",
     )
 
 
-def _of_origin(evaluations: Sequence[Evaluation], origin: Origin) -> Evaluation | None:
-    return next((e for e in evaluations if e.origin == origin), None)
-
-
-def _made(
-    points: Sequence[Evaluation],
-    evaluations: Sequence[Evaluation],
-    choice: Choice,
-    tolerances: Sequence[Tolerance],
-    limits: Sequence[MetricLimit],
-    *,
-    is_random: bool,
-) -> tuple[Evaluation | None, Choice]:
-    """What a request comes to."""
-    if choice.plan is not None:
-        chosen: Evaluation | None = find_plan(evaluations, choice.plan)
-        reason, is_met = "picked by its id", True
-    else:
-        chosen, reason, is_met = _choose(points, evaluations, choice, tolerances, limits, is_random=is_random)
-    fingerprint, unmet = None, reason.partition(";")[0]
-    if chosen is not None:
-        fingerprint = chosen.plan.fingerprint
-        reason = reason if is_met else f"the nearest: {unmet}"
-        figures = f"{latency_text(chosen)} ms, error {error_text(chosen)}"
-        unmet = "" if is_met else f"{unmet}; the nearest is {fingerprint} ({figures})"
-    return chosen, choice.model_copy(
-        update={
-            "plan": choice.plan and fingerprint,
-            "chosen": fingerprint,
-            "kind": _kind(choice, points, chosen),
-            "reason": reason,
-            "unmet": unmet,
-            "nearest": None if is_met else fingerprint,
-        }
-    )
-
-
-def _choose(
-    points: Sequence[Evaluation],
-    evaluations: Sequence[Evaluation],
-    choice: Choice,
-    tolerances: Sequence[Tolerance],
-    limits: Sequence[MetricLimit],
-    *,
-    is_random: bool,
-) -> tuple[Evaluation | None, str, bool]:
-    bounds = choice.max_error, choice.max_latency_ms, choice.max_memory_bytes, tolerances, limits
-    points = _fitting(evaluations, choice.max_memory_bytes, tolerances) or points
-    point, reason, is_met = choose(points, *bounds, wants_knee=choice.knee, is_random=is_random)
-    if is_met:
-        return point, reason, is_met
-    # Within noise a plan on the front is no worse than others, and yet they may keep to the limits.
-    sound = [e for e in evaluations if e.is_finite]
-    meeting = [e for e in sound if choose([e], *bounds)[2]]
-    meeting = [e for e in meeting if e.remeasured] or (meeting if limits else [])
-    if meeting:
-        point, reason, is_met = choose(meeting, *bounds, wants_knee=choice.knee)
-        return point, f"{reason}; it is not on the front, where none has that", is_met
-    off_front = sound if limits or choice.max_memory_bytes is not None else [e for e in sound if e.remeasured]
-    return choose([*points, *off_front], *bounds)
-
-
-def _fitting(
-    evaluations: Sequence[Evaluation], limit: int | None, tolerances: Sequence[Tolerance]
-) -> tuple[Evaluation, ...]:
-    """The front of the plans that keep to a limit of memory: those of the whole front may all be above it."""
-    if limit is None:
-        return ()
-    first = {e.plan: e for e in reversed(evaluations)}
-    fitting = [e for e in first.values() if e.memory is not None and e.memory.total_bytes <= limit]
-    return pareto(feasible(fitting, tolerances))
-
-
-def _kind(choice: Choice, points: Sequence[Evaluation], chosen: Evaluation | None) -> ChoiceKind:
-    """How the plan was chosen."""
-    if choice.plan is not None:
-        return "plan"
-    if choice.has_limits:
-        return "limits"
-    is_fastest = chosen is not None and all(chosen.latency.median_ms <= p.latency.median_ms for p in points)
-    return "fastest" if is_fastest else "knee" if chosen is knee(points) else "middle"
-
-
-def find_plan(evaluations: Sequence[Evaluation], fingerprint: str) -> Evaluation:
-    """The first evaluation whose plan's fingerprint begins with ``fingerprint``."""
-    matching = {
-        e.plan.fingerprint: e
-        for e in reversed(evaluations)
-        if fingerprint and e.plan.fingerprint.startswith(fingerprint)
-    }
-    if not matching:
-        close = difflib.get_close_matches(fingerprint, [e.plan.fingerprint for e in evaluations], n=3)
-        hint = f"did you mean {' or '.join(dict.fromkeys(close))}?" if close else "`mptune report RUN` lists the plans"
-        raise PlanError(f"no plan {fingerprint!r} was evaluated in this run", hint)
-    if len(matching) > 1:
-        raise PlanError(
-            f"{fingerprint!r} means several plans: {', '.join(sorted(matching))}", "give more of its digits"
-        )
-    (evaluation,) = matching.values()
-    if not evaluation.is_finite:
-        raise PlanError(
-            f"plan {evaluation.plan.fingerprint} is not feasible: its outputs are not finite",
-            "`mptune report RUN` lists the plans that are",
-        )
-    return evaluation
+def _shown_findings(
+    run: RunDirectory,
+    file: RunFile,
+    findings: Sequence[Finding],
+    fp32: Evaluation,
+    chosen: Evaluation | None,
+    explanation: Explanation,
+) -> tuple[Finding, ...]:
+    """The findings of a run and of its chosen plan, as they stand under that plan, in the order of all views."""
+    plan = (chosen or fp32).plan
+    origin: FindingOrigin = "search" if file.confirms is None else "confirm"
+    own = () if chosen is None else plan_findings(chosen, sample_indices(file), origin, shlex.quote(str(run.path)))
+    errors = {g.group: g.one_group_error for g in explanation.groups if g.one_group_error is not None}
+    return in_order((f.under_plan(plan.fp32_groups, plan.bf16_groups) for f in (*findings, *own)), errors)
 
 
 def sample_indices(file: RunFile) -> SampleIndices:
@@ -411,33 +250,3 @@ def sample_indices(file: RunFile) -> SampleIndices:
     count = file.data.samples // steps
     split = split_indices(count, fixed.seed, fixed.held_out_fraction, fixed.max_search_samples)
     return SampleIndices(*(tuple(steps * k for k in part) for part in split))
-
-
-def _hint_of_exactness(points: Sequence[Evaluation], chosen: Evaluation | None, kind: ChoiceKind, run_dir: Path) -> str:
-    """What is added to why a plan was chosen where a neighbour is much more exact for little latency; else empty.
-
-    Where limits or a plan were asked for nothing is added.
-    """
-    if chosen is None or kind not in ("knee", "fastest", "middle"):
-        return ""
-    cheap = next((beside.evaluation for beside in neighbours(points, chosen) if beside.is_cheap), None)
-    if cheap is None:
-        return ""
-    pick = f"`mptune pick {shlex.quote(str(run_dir))} --plan {cheap.plan.fingerprint[:4]}`"
-    return f"; for {compared(cheap, chosen)}: {pick}"
-
-
-def _shown_findings(
-    run: RunDirectory,
-    file: RunFile,
-    findings: Sequence[Finding],
-    chosen: Evaluation | None,
-    fp32: Evaluation,
-    explanation: Explanation,
-) -> tuple[Finding, ...]:
-    """The findings of a run and of its chosen plan, as they stand under that plan, in the order of all views."""
-    plan = (chosen or fp32).plan
-    origin: FindingOrigin = "search" if file.confirms is None else "confirm"
-    own = () if chosen is None else plan_findings(chosen, sample_indices(file), origin, shlex.quote(str(run.path)))
-    errors = {g.group: g.one_group_error for g in explanation.groups if g.one_group_error is not None}
-    return in_order((f.under_plan(plan.fp32_groups, plan.bf16_groups) for f in (*findings, *own)), errors)

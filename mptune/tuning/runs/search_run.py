@@ -54,7 +54,7 @@ from mptune.tuning.record.study import (
 from mptune.tuning.runs.crew import Crew, StartWorker
 from mptune.tuning.runs.measuring_run import MeasuringRun, OpenToolchain
 from mptune.tuning.runs.model_copy import keep_model, keep_target
-from mptune.tuning.runs.result import front_of, has_evaluation, parsed_limits
+from mptune.tuning.runs.result import check_asked, front_of, has_evaluation
 from mptune.tuning.runs.sample_files import damaged_file
 from mptune.tuning.sample_sets import SampleSets, labels_sha256, load_data, rollout_of, split_data
 from mptune.tuning.space import NamedSpace, SearchSpace, load_space
@@ -217,7 +217,7 @@ class SearchRun(MeasuringRun):
         given = Choice.of(settings)
         self._asked: Choice = given if recorded is None else recorded.choice.asked_again(given)
         self._settings = settings = self._asked.limit(settings)
-        parsed_limits(self._asked, (settings.metric, *settings.reported_metrics), [o.name for o in model.outputs])
+        check_asked(self._asked, (settings.metric, *settings.reported_metrics), [o.name for o in model.outputs])
         begun = earlier.study if earlier is not None and earlier.storage == storage else self._name
         study = begun if storage is None else study_name(begun, is_new=settings.fresh)
         section = ModelSection(path=str(model.path.resolve()), sha256=model.sha256)

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from benchmarks.browser import NEXT_FRAME, missing, open_browser, show
-from mptune.choice import Choice
+from mptune.choice import Choice, ChoiceLimits
 from mptune.engines.environment import Environment
 from mptune.reporting.page.document import PageContent
 from mptune.reporting.page.html import write_report
-from mptune.tuning.front import choose
+from mptune.tuning.fronts.choosing import choose
 from mptune.tuning.runs.confirmation import Confirmation
 from tests.reporting.conftest import Bench, make_error
 from tests.reporting.page.rich import FORGED, HOSTILE, rich_content
@@ -204,9 +204,10 @@ def test_limits_select_what_pick_takes(browser: Browser, page: Path, content: Pa
         for max_ms in (None, 0.1, 0.9, 1.3, 5.0):
             if max_error is None and max_ms is None:
                 continue
-            taken, _, met = choose(content.front.points, max_error, max_ms)
+            asked = Choice(max_error=max_error, max_latency_ms=max_ms)
+            choice = choose(content.front.points, asked, ("relative_l2",))
             texts = {"limit-error": str(max_error or ""), "limit-ms": str(max_ms or "")}
-            assert browser.run(type_both, texts) == [taken.plan.fingerprint, met], texts  # type: ignore[union-attr]
+            assert browser.run(type_both, texts) == [choice.chosen, choice.unmet is None], texts
 
 
 def test_a_click_changes_table_strip_and_histogram(browser: Browser, page: Path, content: PageContent) -> None:
@@ -321,7 +322,7 @@ def test_other_pages_draw(
                 chosen=None,
                 points=(),
                 fp16=None,
-                choice=Choice(reason="none", unmet="none"),
+                choice=Choice(unmet=ChoiceLimits(max_error=1e-9)),
             ),
             (),
             bench.groups,
