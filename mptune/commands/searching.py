@@ -263,7 +263,7 @@ def pick(
     storage: StorageOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Choose another point of the front and write chosen/ anew. Nothing is measured again.
+    """Choose another plan and write chosen/ anew. Nothing is measured again.
 
     The run's own --limit and --ignore hold on, unless others are given.
 

@@ -135,7 +135,7 @@ def test_a_confirmation_is_not_repeated_and_goes_on_where_it_was(searched: Study
     rest = make_toolchain(space, session_spread=0.3)
     confirm(searched, rest, SETTINGS, Diary(), rounds=3)
     taken = Counter(plan for plan, _, _ in (*interrupted.calls, *rest.calls))
-    assert {taken[point.plan.fingerprint] for point in points} == {3}
+    assert {taken[point.plan.fingerprint] for point in points} <= {2, 3}, "as few as leave no doubt"
     again = make_toolchain(space)
     confirm(searched, again, SETTINGS, Diary(), rounds=3)
     assert again.calls == []
