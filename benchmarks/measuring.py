@@ -24,6 +24,7 @@ from mptune.engines.environment import read_gpus
 from mptune.engines.ort.session import Provider
 from mptune.engines.timing.latency import Repetitions
 from mptune.engines.toolchains.toolchain import Toolchain
+from mptune.files import read_form, write_json
 from mptune.graph.fused import FusedNodes
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
@@ -31,7 +32,7 @@ from mptune.graph.loading.model import load_model
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import LatencySettings, SearchSettings, WorkerSettings
 from mptune.targets.target import load_target
-from mptune.tuning.steps.kernels import KERNELS_JSON, MissingKernels, ask_for_kernels
+from mptune.tuning.facts import MissingKernels, ask_for_kernels
 
 JOB_TIMEOUT_S = 120.0
 
@@ -167,10 +168,10 @@ class Bench:
 
         On the CPU no node can fall to another provider.
         """
-        path = self.context.data_dir / KERNELS_JSON
+        path = self.context.data_dir / "kernels.json"
         if self.provider == "cuda" and not path.exists():
-            ask_for_kernels(self._emulating).save(path)
-        return MissingKernels.load(path)
+            write_json(path, ask_for_kernels(self._emulating).to_json())
+        return read_form(MissingKernels, path, "delete it: it is asked for again") or MissingKernels()
 
     def _scratch(self, name: str) -> Path:
         return self.context.weights_dir / f"{name}.onnx"

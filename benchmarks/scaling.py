@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ import mptune
 from benchmarks.common import rounded, save
 from mptune.engines.context import RunContext
 from mptune.rundir import read_run
+from mptune.tuning import crew
 from mptune.tuning.evaluation import ORIGIN_FP32
 from mptune.tuning.front import hypervolume, pareto
 from mptune.tuning.listener import Silent
@@ -43,6 +45,17 @@ class FixedDurations:
     def __call__(self, context: RunContext) -> FakeToolchain:
         law = Law([group.id for group in context.groups])
         return FakeToolchain(law, delay_s=self.build_s, device="fixed durations")
+
+
+_WORKER = """
+import functools, sys
+from benchmarks.scaling import FixedDurations
+from mptune.api import joining
+from mptune.cli import main
+joining.worker = functools.partial(joining.worker, open_toolchain=FixedDurations({build_s}))
+sys.exit(main())
+"""
+"""``mptune worker`` with the fake toolchain."""
 
 
 @dataclass(frozen=True)
@@ -134,8 +147,9 @@ def main() -> None:
     options: dict[str, Any] = {"data": arguments.data, "batch": arguments.batch, "confirm_rounds": 1}
     with tempfile.TemporaryDirectory(prefix="mptune-scaling-") as folder:
         if arguments.gpus is None:
-            from benchmarks import scaling  # The workers find the class by the name of this module.
+            from benchmarks import scaling  # not ``__main__``, whose name the workers do not find
 
+            crew.PROGRAM = (sys.executable, "-c", _WORKER.format(build_s=arguments.build_s))
             print(f"a fake toolchain: each build takes {arguments.build_s:g} s of doing nothing; no GPU is used")
             gpus, counts = range(16), [1, 2, 4]
             model = arguments.model or Path(folder) / "model.onnx"

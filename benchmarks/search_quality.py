@@ -80,7 +80,7 @@ def make(kind: str, truth: Truth) -> BaseSampler:
     if kind in LEARNING:
         emulate = truth.emulate if kind in EMULATING else None
         to_learn = 0 if kind == "no designed emulations" else EMULATIONS_TO_LEARN
-        return PrecisionSampler(truth.prior(kind), truth.seed, emulate=emulate, emulations_to_learn=lambda: to_learn)
+        return PrecisionSampler(truth.prior(kind), truth.seed, emulate=emulate, emulations_to_learn=to_learn)
     return make_compared(kind, truth.seed, truth.groups)
 
 

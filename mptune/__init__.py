@@ -33,7 +33,7 @@ _NAMES = {
     "mptune.tuning.evaluation": "Evaluation",
     "mptune.tuning.front": "Front",
     "mptune.tuning.fronts.table": "front_records",
-    "mptune.tuning.runs.confirmation": "Confirmation",
+    "mptune.tuning.confirmation": "Confirmation",
     "mptune.tuning.listener": "Listener",
     "mptune.tuning.sampler.precision": "PrecisionSampler",
     "mptune.tuning.sampler.posterior": "Prior",
@@ -82,11 +82,11 @@ if TYPE_CHECKING:
         TensorRtSettings,
         WorkerSettings,
     )
+    from mptune.tuning.confirmation import Confirmation
     from mptune.tuning.evaluation import Evaluation
     from mptune.tuning.front import Front
     from mptune.tuning.fronts.table import front_records
     from mptune.tuning.listener import Listener
-    from mptune.tuning.runs.confirmation import Confirmation
     from mptune.tuning.sampler.posterior import Prior
     from mptune.tuning.sampler.precision import PrecisionSampler
 

@@ -59,10 +59,11 @@ class RunDirectory:
 
     def context(self, grouped: GroupedModel, settings: SearchSettings) -> RunContext:
         """What the engines of this run work on; its directories exist afterwards."""
-        for directory in (self.weights, self.engines, self.logs, self.data):
+        own_data = self.path / "data"
+        for directory in (self.weights, self.engines, self.logs, self.data, own_data):
             with writing(directory):
                 directory.mkdir(exist_ok=True)
-        return RunContext(grouped, settings, self.weights, self.data, self.engines, self.logs)
+        return RunContext(grouped, settings, self.weights, self.data, self.engines, self.logs, own_data)
 
     def load(self) -> RunFile | None:
         """Read run.json; None where there is none."""

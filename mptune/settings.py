@@ -104,7 +104,7 @@ class WorkerSettings:
         start_timeout_s: a fresh worker until it answers.
         max_jobs: a worker is replaced after this many jobs, so that leaks cannot add up; None never.
         metric_timeout_s: one call of a script's metric.
-        retries: how often a job that failed through a fault of the machine is tried again; then the search stops.
+        retries: how often the worker of a GPU that died is started again.
     """
 
     build_timeout_s: float = 1800.0

@@ -27,8 +27,8 @@ from mptune.graph.writing.weights import WeightBank
 from mptune.rundir import read_run
 from mptune.settings import LatencySettings
 from mptune.targets.detect import JetsonState, PowerMode
+from mptune.tuning.confirmation import Confirmation
 from mptune.tuning.front import Front
-from mptune.tuning.runs.confirmation import Confirmation
 from tests.conftest import searched_folder
 from tests.fakes import FAST, Diary, FakeToolchain, Law
 
@@ -256,12 +256,12 @@ def test_what_only_predicts_confirms_nothing(prepared) -> None:
 @pytest.mark.parametrize("profile", [True, False])
 def test_the_cpu_does_not_stand_in_for_a_gpu(prepared, monkeypatch: pytest.MonkeyPatch, profile: bool) -> None:
     """A GPU that is not found, as in a container without NVIDIA's runtime, must not give a CPU's figures."""
-    from mptune.tuning.runs import confirm_run
+    from mptune.tuning import confirm as confirming
 
-    monkeypatch.setattr(confirm_run, "detect_gpus", lambda: ())
-    monkeypatch.setattr(confirm_run, "refuse_hidden_gpu", lambda otherwise: None)
+    monkeypatch.setattr(confirming, "detect_gpus", lambda: ())
+    monkeypatch.setattr(confirming.choose, "refuse_hidden_gpu", lambda otherwise: None)
     if not profile:  # the search's was a file that is not here
-        monkeypatch.setattr(confirm_run, "load_target", mock.Mock(side_effect=TargetError("gone", "find it")))
+        monkeypatch.setattr(confirming, "load_target", mock.Mock(side_effect=TargetError("gone", "find it")))
     with pytest.raises(TargetError, match="no GPU was found, and the search was for") as caught:
         mptune.confirm("model.mptune")
     assert "--target cpu measures on this CPU" in caught.value.hint

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -52,18 +53,17 @@ class Opener:
         return found
 
 
-class VersionedToolchain(FakeToolchain):
-    """A fake one of another version of ONNX Runtime."""
-
-    def environment(self) -> Environment:
-        return Environment(versions={"onnxruntime": "1.99"}, os="none", cpu="none", cpu_count=1)
-
-
+@dataclass(frozen=True)
 class VersionedOpener(Opener):
-    """Opens fake toolchains of another version."""
+    """Opens fake toolchains with a version of ONNX Runtime."""
+
+    version: str = "1.98"
 
     def __call__(self, context: RunContext) -> FakeToolchain:
-        return VersionedToolchain(Law([group.id for group in context.groups]), noise=0.0, device=self.device)
+        toolchain = super().__call__(context)
+        environment = Environment(versions={"onnxruntime": self.version}, os="none", cpu="none", cpu_count=1)
+        toolchain.environment = lambda: environment  # type: ignore[method-assign]
+        return toolchain
 
 
 class ByGpu(Opener):
@@ -73,6 +73,23 @@ class ByGpu(Opener):
         toolchain = super().__call__(context)
         toolchain.device = f"GPU {os.environ['CUDA_VISIBLE_DEVICES']}"
         return toolchain
+
+
+PROGRAM = """
+import functools, sys
+from pathlib import Path
+from mptune.api import joining
+from mptune.cli import main
+from tests.test_joining import {kind}
+joining.worker = functools.partial(joining.worker, open_toolchain={opener})
+sys.exit(main())
+"""
+
+
+def start_workers_with(opener: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let ``mptune worker``, as a search starts it, open fake toolchains."""
+    words = {"kind": type(opener).__name__, "opener": repr(opener).replace("PosixPath", "Path")}
+    monkeypatch.setattr("mptune.tuning.crew.PROGRAM", (sys.executable, "-c", PROGRAM.format(**words)))
 
 
 class Stops(Opener):
@@ -119,9 +136,10 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def test_a_search_shares_its_budget_among_the_workers_that_it_starts(
-    mlp_path: Path, mlp_data: Path, tmp_path: Path, opener: Opener
+    mlp_path: Path, mlp_data: Path, tmp_path: Path, opener: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place, diary = tmp_path / "shared.mptune", Diary()
+    start_workers_with(opener, monkeypatch)
     front = search(mlp_path, mlp_data, place, opener, budget=BUDGET, gpus=(0, 1), listener=diary)
     plans = evaluated(place)
     assert len(plans) == len(set(plans)) == BUDGET
@@ -137,10 +155,11 @@ def test_a_search_shares_its_budget_among_the_workers_that_it_starts(
     assert not psutil.Process().children(recursive=True)
 
 
-def test_a_worker_that_is_killed_is_replaced_and_its_plan_goes_back(
-    mlp_path: Path, mlp_data: Path, tmp_path: Path, opener: Opener
+def test_a_worker_that_is_killed_is_reported_and_its_plan_goes_back(
+    mlp_path: Path, mlp_data: Path, tmp_path: Path, opener: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place, diary = tmp_path / "killed.mptune", Diary()
+    start_workers_with(opener, monkeypatch)
 
     def kill_one() -> None:
         until(lambda: sum(map(len, opener.built().values())) >= 4)
@@ -152,7 +171,8 @@ def test_a_worker_that_is_killed_is_replaced_and_its_plan_goes_back(
     killer.join()
     plans = evaluated(place)
     assert len(plans) == len(set(plans)) == BUDGET
-    assert any("died" in text and "started again" in text for text in diary.warnings)
+    (told,) = (text for text in diary.warnings if "died" in text)
+    assert "died (exit status -9); its log is" in told
     begun = [plan for built in opener.built().values() for plan in built]
     assert len(begun) - len(set(begun)) <= 1, "only the plan that was in work is built again"
 
@@ -258,8 +278,9 @@ def test_another_device_or_version_is_refused_in_one_line(
     mlp_path: Path, mlp_data: Path, tmp_path: Path, opener: Opener
 ) -> None:
     place, folder = tmp_path / "run.mptune", opener.folder
-    search(mlp_path, mlp_data, place, opener, budget=2)
-    for other, named in ((Opener(folder, device="Fake 2000"), "another target"), (VersionedOpener(folder), "1.99")):
+    search(mlp_path, mlp_data, place, VersionedOpener(folder), budget=2)
+    other_version, other_device = (VersionedOpener(folder, version="1.99"), Opener(folder, device="Fake 2000"))
+    for other, named in ((other_device, "another target"), (other_version, r"onnxruntime \(1.98 there, 1.99 here\)")):
         with pytest.raises(RunError, match=f"differs from the one that the search was prepared on.*{named}") as raised:
             mptune.worker(place, open_toolchain=other, wait_s=0.0)
         assert "\n" not in raised.value.message
@@ -281,11 +302,12 @@ def test_another_device_is_refused_before_the_first_evaluation_too(
 
 @pytest.mark.slow
 def test_a_gpu_that_differs_from_the_first_is_refused(
-    mlp_path: Path, mlp_data: Path, tmp_path: Path, opener: Opener
+    mlp_path: Path, mlp_data: Path, tmp_path: Path, opener: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    diary = Diary()
-    front = search(
-        mlp_path, mlp_data, tmp_path / "run.mptune", ByGpu(opener.folder, 0.0), gpus=(0, 1), budget=2, listener=diary
-    )
+    place, diary, by_gpu = tmp_path / "run.mptune", Diary(), ByGpu(opener.folder, 0.0)
+    start_workers_with(by_gpu, monkeypatch)
+    front = search(mlp_path, mlp_data, place, by_gpu, gpus=(0, 1), budget=2, listener=diary)
     assert any("GPU 1 stopped: this host differs" in text for text in diary.warnings)
     assert front.evaluations == 2
+    with pytest.raises(RunError, match=r"GPU 1 stopped: this host differs.*another target"):
+        search(mlp_path, mlp_data, place, by_gpu, gpus=(1,), budget=4)

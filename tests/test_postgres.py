@@ -31,7 +31,7 @@ from mptune.tuning.runs.result import read_record
 from tests.fakes import SHA, Diary
 from tests.proxy import Mode, Proxy
 from tests.test_identity import check_two_hosts
-from tests.test_joining import Opener, until
+from tests.test_joining import Opener, start_workers_with, until
 
 pytest.importorskip("psycopg", reason="the driver psycopg is not installed")
 
@@ -124,7 +124,7 @@ def quality(found: tuple[Evaluation, ...]) -> float:
 
 @pytest.mark.slow
 def test_a_killed_worker_and_a_restarted_server_lose_nothing(
-    server: Server, mlp_path: Path, mlp_data: Path, tmp_path: Path
+    server: Server, mlp_path: Path, mlp_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders = {name: tmp_path / name for name in ("alone", "first", "second")}
     for folder in folders.values():
@@ -162,6 +162,7 @@ mptune.worker({str(place)!r}, storage={server.url!r}, open_toolchain=Opener(Path
     disturbing = threading.Thread(target=disturb)
     disturbing.start()
     diary = Diary()
+    start_workers_with(first, monkeypatch)
     mptune.search(
         mlp_path,
         out=place,
@@ -273,7 +274,7 @@ from mptune.tuning.steps.prior import make_prior
 from mptune.tuning.steps.tuner import Tuner
 from tests.fakes import FakeToolchain, Law
 from tests.tuning.conftest import make_small_space
-from tests.tuning.factory import find_sensitivity
+from tests.tuning.factory import find_sensitivity, propose_with
 
 url, folder, number = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
 
@@ -286,7 +287,7 @@ toolchain = FakeToolchain(Law(space.free), delay_s=0.05, diary=folder / "diary")
 sensitivity = find_sensitivity(space, toolchain, "relative_l2", folder / number, Silent())
 with waits_told_to(tell):
     record = open_study(space, name=folder.name, metric="relative_l2", identity={}, journal=folder / "no", url=url)
-    record.guide(make_prior(space, sensitivity, toolchain.latency_terms(), exact=False), 0)
+    propose_with(record, make_prior(space, sensitivity, toolchain.latency_terms(), exact=False))
     Tuner(record, space, toolchain, SearchSettings(budget=40), Silent()).run()
     record.close()
 """

@@ -17,8 +17,8 @@ from mptune.cli import main
 from mptune.errors import RunError
 from mptune.rundir import open_run, read_run
 from mptune.targets.target import load_target
+from mptune.tuning.copies import target_copy
 from mptune.tuning.front import Front
-from mptune.tuning.runs.model_copy import target_copy
 from tests import fakes
 from tests.fakes import make_toolchain
 

@@ -18,7 +18,7 @@ from benchmarks.common import MeasuredPlans, one_group_plans
 from benchmarks.measuring import Bench
 from mptune.files import write_json
 from mptune.graph.hazards.find import find_hazards
-from mptune.graph.hazards.seen import Seen
+from mptune.graph.hazards.observed_values import ObservedValues
 from mptune.graph.plan import Precision
 from mptune.json_form import decode_float, encode_float
 from mptune.tuning.reasons.reasons import Grounds
@@ -69,7 +69,7 @@ def know(bench: Bench, path: Path) -> None:
     grouped = bench.context.grouped
     without_kernel = {Precision.FP16: bench.without_kernel}
     space = make_space(
-        grouped, load_space("default"), find_hazards(grouped, Seen(bench.ranges)), absmax, without_kernel
+        grouped, load_space("default"), find_hazards(grouped, ObservedValues(bench.ranges)), absmax, without_kernel
     )
     nothing = Sensitivity("relative_l2", {})
     document = Grounds.of(space, make_prior(space, nothing, bench.terms, exact=False)).to_json()

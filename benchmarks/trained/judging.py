@@ -21,7 +21,7 @@ from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision
 from mptune.targets.roofline import roofline
 from mptune.targets.target import load_target
-from mptune.tuning.steps.prepare import Observations
+from mptune.tuning.facts import Observations
 
 Outputs = dict[str, np.ndarray]
 

@@ -317,7 +317,7 @@ def listening(
     elif progress is None:
         progress = listener is None and (sys.stderr.isatty() or _in_notebook())
     if not progress:
-        own_or_silent: Listener = listener or Silent()
+        own_or_silent = Silent() if listener is None else passed_on(listener)
         with waits_told_to(own_or_silent.warning):
             yield own_or_silent
         return

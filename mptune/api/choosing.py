@@ -13,9 +13,9 @@ from mptune.files import full_disk_as_error
 from mptune.reporting.run_files import write_run_files
 from mptune.rundir import open_run, read_run
 from mptune.settings import Tolerance, Tolerances, check_limits, read_error
+from mptune.tuning.confirmation import read_confirmation
+from mptune.tuning.copies import load_grouped
 from mptune.tuning.front import Front
-from mptune.tuning.runs.confirm_run import known_confirmation
-from mptune.tuning.runs.model_copy import group_as_searched, load_copy
 from mptune.tuning.runs.result import front_of, read_record
 
 
@@ -78,6 +78,6 @@ def pick(
         kept = {"ignore": ignored, "limits": limited, "search_limits": searched}
         front = front_of(directory, file, record, asked=choice.model_copy(update=kept))
         file = file.model_copy(update={"choice": front.choice})
-        confirmation = None if file.confirms is None else known_confirmation(directory, file, record, storage)
-        grouped = group_as_searched(load_copy(directory, file), file)
+        confirmation = None if file.confirms is None else read_confirmation(directory, file, record, storage)
+        grouped = load_grouped(directory, file)
         return write_run_files(directory, front, record, grouped, file.environment, confirmation)

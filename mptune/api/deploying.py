@@ -11,6 +11,7 @@ from mptune.api.arguments import listening, recorded_metric, recorded_plugins
 from mptune.api.reading import with_demands
 from mptune.choice import Choice
 from mptune.data.metrics.accuracy import TaskMetric
+from mptune.data.metrics.tasks import CALLABLE, script_of, undirected
 from mptune.data.scripts import end_scripts
 from mptune.errors import RunError, SettingsError
 from mptune.files import full_disk_as_error, refuse
@@ -19,11 +20,11 @@ from mptune.reporting.run_files import write_run_files
 from mptune.reporting.weak import write_weak_folder
 from mptune.rundir import joined_run, read_run, read_search
 from mptune.settings import EngineChoice, SearchSettings, Tolerances
+from mptune.tuning.confirm import Confirm
+from mptune.tuning.confirmation import Confirmation
+from mptune.tuning.copies import load_grouped, pack
 from mptune.tuning.listener import Listener
-from mptune.tuning.runs.confirm_run import ConfirmRun
-from mptune.tuning.runs.confirmation import Confirmation
-from mptune.tuning.runs.measuring_run import OpenToolchain
-from mptune.tuning.runs.model_copy import group_as_searched, load_copy, metric_warning, pack
+from mptune.tuning.measuring import OpenToolchain
 from mptune.tuning.runs.result import front_of, read_record
 
 
@@ -84,7 +85,7 @@ def confirm(
     with full_disk_as_error(directory.path), contextlib.ExitStack() as stack:
         stack.callback(end_scripts)
         listens = stack.enter_context(listening(progress, listener))
-        confirming = ConfirmRun(directory, file, settings, listens, open_toolchain)
+        confirming = Confirm(directory, file, settings, listens, open_toolchain)
         stack.callback(confirming.close)
         confirmation = confirming.run()
         front = write_run_files(
@@ -92,7 +93,7 @@ def confirm(
             confirmation.front,
             confirming.record,
             confirming.grouped,
-            confirming.environment,
+            confirming.file.environment,
             confirmation,
         )
     return replace(confirmation, front=front)
@@ -147,8 +148,14 @@ def export(
         with contextlib.closing(read_record(directory, file, storage)) as record:
             front_of(directory, file, record)  # a run without a baseline has nothing to confirm
         pack(directory, file, target, storage)
-    if warn is not None and (text := metric_warning(file.search.metric)):
-        warn(text)
+    metric = file.search.metric
+    if warn is not None and metric.startswith(CALLABLE):
+        function = undirected(metric).rpartition(":")[2]
+        warn(
+            f"the metric is the Python function {function}: mptune.confirm(run, metric={function}) needs it there, too"
+        )
+    elif warn is not None and (script := script_of(metric)):
+        warn(f"the metric is a script of yours: copy {script} to the device, too, to the same relative path")
     return target
 
 
@@ -168,7 +175,7 @@ def _export_weak(
         front = front_of(directory, file, record, asked=asked)
     if front.chosen is None:
         raise RunError(f"{directory.path} has no chosen plan", "choose one with `mptune pick`, or give --plan ID")
-    grouped = group_as_searched(load_copy(directory, file), file)
+    grouped = load_grouped(directory, file)
     recipe = BuildRecipe.of(file, directory.data, grouped.model.inputs)
     folder = directory.path / "weak" if out is None else Path(out)
     with full_disk_as_error(folder):

@@ -1,27 +1,25 @@
-"""A worker of a search: the call that joins one, and the processes in which a search starts its own."""
+"""``worker``, the call that joins a search."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mptune.api.arguments import listening, recorded_metric, recorded_plugins
 from mptune.data.metrics.accuracy import TaskMetric
-from mptune.data.metrics.tasks import script_of
 from mptune.errors import TargetError
 from mptune.files import full_disk_as_error
 from mptune.rundir import RunDirectory, joined_run, read_search
 from mptune.settings import SearchSettings
 from mptune.targets.detect import detect_gpus, gpu_variables
+from mptune.tuning.crew import end_with_search
 from mptune.tuning.listener import Listener
+from mptune.tuning.measuring import OpenToolchain
 from mptune.tuning.record.storage import storage_url
-from mptune.tuning.runs.crew import StartWorker
-from mptune.tuning.runs.measuring_run import OpenToolchain
-from mptune.tuning.runs.worker_process import WorkerProcess
-from mptune.tuning.runs.worker_run import WorkerRun
+from mptune.tuning.worker import work
 
 WAIT_S = 60.0
 """So long a worker waits for a search that has no work for it yet."""
@@ -64,7 +62,8 @@ def worker(
         TargetError: The target or engine is not available here.
         KeyboardInterrupt: The worker was interrupted; its plan has been given back.
     """
-    _check_gpus("gpu", () if gpu is None else (gpu,), open_toolchain)
+    end_with_search()
+    check_gpus("gpu", () if gpu is None else (gpu,), open_toolchain)
     with contextlib.ExitStack() as stack:
         listens = stack.enter_context(listening(progress, listener))
         wait_s = _wait_for_run(Path(run), wait_s, listens)
@@ -75,10 +74,8 @@ def worker(
             stack.enter_context(context)
         # An exported run names no storage: its journal is a copy.
         url = storage if storage is not None else storage_url(file.storage)
-        working = WorkerRun(directory, file, url, listens, open_toolchain, named, loaded, wait_s)
-        with contextlib.closing(working):
-            working.join()
-            working.work()
+        own = SearchSettings(metric=named[0], metric_function=named[1], plugins=loaded, storage=url)
+        work(directory, own, listens, open_toolchain, wait_s)
 
 
 def _wait_for_run(path: Path, wait_s: float, listener: Listener) -> float:
@@ -91,40 +88,7 @@ def _wait_for_run(path: Path, wait_s: float, listener: Listener) -> float:
     return max(0.0, until_s - time.monotonic())
 
 
-def worker_starter(
-    settings: SearchSettings, open_toolchain: OpenToolchain | None
-) -> Callable[[RunDirectory], StartWorker] | None:
-    """What starts the workers of a search that holds the lock of a run directory; None where it has none.
-
-    Called before the process that starts them limits itself to one GPU.
-    """
-    if not settings.gpus:
-        return None
-    _check_gpus("gpus", settings.gpus, open_toolchain)
-    variables = {gpu: gpu_variables(gpu) for gpu in settings.gpus}
-
-    metrics = (settings.metric_function or settings.metric, *settings.reported_metrics)
-    own = [metric for metric in metrics if callable(metric) or script_of(metric)]
-
-    def for_run(run: RunDirectory) -> StartWorker:
-        def start(gpu: int) -> WorkerProcess:
-            arguments = {
-                "run": run.path.resolve(),
-                "storage": settings.storage,
-                "metric": own,
-                "plugins": settings.plugins,
-                "wait_s": 0.0,
-                "progress": False,
-                "open_toolchain": open_toolchain,
-            }
-            return WorkerProcess(gpu, worker, arguments, run.logs / f"worker-gpu{gpu}.log", variables[gpu])
-
-        return start
-
-    return for_run
-
-
-def _check_gpus(setting: str, wanted: Sequence[int], open_toolchain: OpenToolchain | None) -> None:
+def check_gpus(setting: str, wanted: Sequence[int], open_toolchain: OpenToolchain | None) -> None:
     """Refuse GPUs that are not here, unless the caller brings what measures."""
     if not wanted or open_toolchain is not None:
         return

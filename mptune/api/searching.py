@@ -25,12 +25,13 @@ from mptune.api.arguments import (
     run_path,
     shapes_argument,
 )
-from mptune.api.joining import only_gpu, worker_starter
+from mptune.api.joining import check_gpus, only_gpu
 from mptune.api.reading import one_or_several
 from mptune.data.metrics.accuracy import TaskMetric
 from mptune.data.metrics.whole_set import SetFunction
 from mptune.data.scripts import end_scripts
 from mptune.engines.toolchains.choose import probed_ahead
+from mptune.errors import SettingsError
 from mptune.files import full_disk_as_error
 from mptune.reporting.run_files import write_run_files
 from mptune.rundir import open_run
@@ -50,9 +51,11 @@ from mptune.tuning.front import Front
 from mptune.tuning.fronts.limits import check_tolerances
 from mptune.tuning.fronts.stopped import findings_kept
 from mptune.tuning.listener import Listener
-from mptune.tuning.runs.measuring_run import OpenToolchain
-from mptune.tuning.runs.search_run import SearchRun
+from mptune.tuning.measuring import OpenToolchain
 from mptune.tuning.sampler.stock import check_sampler
+from mptune.tuning.search import Search
+
+_SCRIPT = "give it as script.py:function"
 
 
 def search(
@@ -147,14 +150,14 @@ def search(
         max_disk_bytes: Start no new evaluation that could make the run directory larger than this.
         storage: Optuna storage URL, to share a search: run directories of one name share a study if model, data and
             settings are the same. By default ``MPTUNE_STORAGE``, else a journal file in ``out``.
-        gpus: GPUs of this machine that share the search, one worker process each: a ``metric`` must be importable.
+        gpus: GPUs of this machine that share the search, one worker process each: a ``metric`` must be a script's.
         seed: Of the calibration split, the sampler and random inputs.
         fresh: Start over; what the run directory holds is moved aside, not deleted. In ``storage``: a new study.
         tf32: Let FP32 groups use TF32. The reference never does.
         sampler: What proposes plans.
         confirm_rounds: Fresh processes in which the chosen plan, and points whose place is in doubt, are measured
             again; the other points of the front are in one.
-        confirm_points: So many points of a longer front are; baselines, both ends, knee and chosen plan always.
+        confirm_points: So many points of a longer front are; baselines, both ends and what may be chosen always.
         skip_checks: Search although a finding says that no plan repairs what is wrong; it is recorded.
         latency: How latencies are taken.
         worker: Deadlines of the worker process that builds and measures.
@@ -225,7 +228,10 @@ def search(
     check_sampler(settings.sampler)
     if settings.target != "auto":
         load_target(settings.target)
-    starter = worker_starter(settings, open_toolchain)
+    check_gpus("gpus", settings.gpus, open_toolchain)
+    if settings.gpus and metric_function is not None:
+        raise SettingsError("cannot be a function where workers are other processes", _SCRIPT, setting="metric")
+    variables = dict(os.environ)  # of the workers, before this process is limited to one GPU
     with contextlib.ExitStack() as stack:
         stack.callback(end_scripts)
         stack.enter_context(only_gpu(settings.gpus[0] if settings.gpus else None))
@@ -239,7 +245,7 @@ def search(
         stack.enter_context(full_disk_as_error(path))
         run = stack.enter_context(open_run(path, fresh=settings.fresh))
         placed = placed_model(loaded, model, run)
-        session = SearchRun(run, placed, settings, listens, open_toolchain, starter and starter(run), workers)
+        session = Search(run, placed, settings, listens, open_toolchain, workers, variables)
         stack.enter_context(contextlib.closing(session))
         stack.enter_context(findings_kept(run))
-        return write_run_files(run, session.run(), session.record, session.grouped, session.environment)
+        return write_run_files(run, session.run(), session.record, session.grouped, session.file.environment)

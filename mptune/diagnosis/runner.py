@@ -26,7 +26,7 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
 from mptune.graph.hazards.hazard import Hazard
-from mptune.graph.hazards.seen import Seen
+from mptune.graph.hazards.observed_values import ObservedValues
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import PRECISIONS, REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
@@ -116,7 +116,7 @@ class Runner(InWorker):
     @cached_property
     def planned_fp16(self) -> PrecisionPlan:
         """All-FP16 as a search on these samples plans it: what limits and figures of FP16 are taken from."""
-        return make_space(self.grouped, load_space("default"), self.hazards, self.seen.absmax).all_fp16
+        return make_space(self.grouped, load_space("default"), self.hazards, self.observed.absmax).all_fp16
 
     def throughout(self, precision: Precision) -> PrecisionPlan:
         """A reduced precision wherever the model can have it, as other tools convert: values may overflow."""
@@ -133,7 +133,7 @@ class Runner(InWorker):
     @cached_property
     def hazards(self) -> tuple[Hazard, ...]:
         """What speaks against FP16, in the model and on the samples."""
-        return find_hazards(self.grouped, self.seen)
+        return find_hazards(self.grouped, self.observed)
 
     def emulated(self, plan: PrecisionPlan) -> Outputs:
         """Outputs with the roundings of a plan."""
@@ -204,14 +204,14 @@ class Runner(InWorker):
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Value -> its shape on the first sample; empty where the values cannot be observed."""
-        return self.seen.shapes
+        return self.observed.shapes
 
     @cached_property
-    def seen(self) -> Seen:
+    def observed(self) -> ObservedValues:
         """What the values were on the samples; empty where they cannot be observed."""
         self.begin("observing the ranges of values")
         ranges = ReferenceModel(self.context, "cpu", self.worker).observe()
-        return Seen() if isinstance(ranges, Failure) else Seen(ranges)
+        return ObservedValues() if isinstance(ranges, Failure) else ObservedValues(ranges)
 
     def scratch(self, name: str) -> Path:
         """A path for a model beside the weight bank."""

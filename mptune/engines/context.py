@@ -32,6 +32,8 @@ class RunContext:
     data_dir: Path
     engines_dir: Path
     logs_dir: Path
+    own_dir: Path | None = None
+    """For notes about this device, where the data are those of another run directory; None for ``data_dir``."""
 
     @classmethod
     def in_folder(cls, grouped: GroupedModel, folder: Path, settings: SearchSettings | None = None) -> RunContext:
@@ -86,6 +88,11 @@ class RunContext:
 
         return Rewriter(self.grouped, self.bank)
 
+    @property
+    def notes_dir(self) -> Path:
+        """For notes about this device: how it is timed, and what the outputs of its engines look like."""
+        return self.own_dir or self.data_dir
+
     def samples(self, which: SampleSet) -> Path:
         """The file of a set of samples."""
         return self.data_dir / f"{which}.npz"
@@ -96,7 +103,7 @@ class RunContext:
 
     def sketches(self, plan: PrecisionPlan, which: SampleSet) -> Path | None:
         """Where the job that runs a plan writes what its held-out outputs look like; None for other samples."""
-        return self.data_dir / SKETCHES / f"{plan.fingerprint}.json" if which == "held_out" else None
+        return self.notes_dir / SKETCHES / f"{plan.fingerprint}.json" if which == "held_out" else None
 
     def scratch(self, name: str) -> Path:
         """A path for a model beside the weight bank, of this process alone: several may share a run directory."""

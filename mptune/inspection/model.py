@@ -25,7 +25,7 @@ from mptune.graph.hazards.find import find_split, pinned_by_hazards
 from mptune.graph.hazards.hazard import Hazard, worst_first
 from mptune.graph.hazards.interface import interface_findings, state_inputs
 from mptune.graph.hazards.masks import masked_row_findings
-from mptune.graph.hazards.seen import Seen
+from mptune.graph.hazards.observed_values import ObservedValues
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.loading.tensors import all_tensors, tensor_nbytes
@@ -69,14 +69,14 @@ class KnownValues:
         assumed: symbolic dimension -> the size that the shapes are taken for; empty where they were observed.
         samples: what the model was run on; None where it was not run.
         available: how many samples a search would run it on.
-        seen: what the values were there; empty where it was not run.
+        observed: what the values were there; empty where it was not run.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
     assumed: Mapping[str, int] = field(default_factory=dict)
     samples: CalibrationSet | None = None
     available: int = 0
-    seen: Seen = field(default_factory=Seen)
+    observed: ObservedValues = field(default_factory=ObservedValues)
     findings: tuple[Finding, ...] = ()
 
 
@@ -96,8 +96,8 @@ def known_values(
     samples = every
     if not all_samples:
         samples = replace(every, samples=every.samples[: _observed_count(grouped, every)])
-    seen, findings = observe_values(grouped, samples, tuple(map(str, PRECISIONS)), stage)
-    return KnownValues(seen.shapes, {}, samples, len(every.samples), seen, findings)
+    observed, findings = observe_values(grouped, samples, tuple(map(str, PRECISIONS)), stage)
+    return KnownValues(observed.shapes, {}, samples, len(every.samples), observed, findings)
 
 
 _OBSERVED_FLOPS = 1.5e11
@@ -125,7 +125,7 @@ def observe_values(
     samples: CalibrationSet,
     precisions: Sequence[str] = DEFAULT_PRECISIONS,
     stage: Callable[[str], object] | None = None,
-) -> tuple[Seen, tuple[Finding, ...]]:
+) -> tuple[ObservedValues, tuple[Finding, ...]]:
     """Run the model over the samples in a worker: what its values are, and findings about the model."""
     with tempfile.TemporaryDirectory(prefix="mptune-inspect-") as folder:
         context = RunContext.in_folder(grouped, Path(folder), SearchSettings(precisions=tuple(precisions)))
@@ -137,11 +137,11 @@ def observe_values(
         gone = replace(ranges, log_path=None)
         raise did_not_run("the model cannot be observed in FP32", gone, grouped.model)
     if isinstance(reference, Failure):
-        return Seen(ranges), ()
+        return ObservedValues(ranges), ()
     about = check_reference(reference, "inspect", skip=True)
     before = (*about, *training_findings(grouped.model, "inspect", is_run=True))
     optimised = optimisation_findings(reference.optimisation_error, grouped.model, "inspect", earlier=before)
-    return Seen(ranges), (*about, *optimised)
+    return ObservedValues(ranges), (*about, *optimised)
 
 
 def model_findings(grouped: GroupedModel, values: KnownValues) -> tuple[Finding, ...]:
@@ -153,7 +153,7 @@ def model_findings(grouped: GroupedModel, values: KnownValues) -> tuple[Finding,
             *training_findings(model, "inspect", is_run=samples is not None),
             *(() if samples is None else (replace(finding, origin="inspect") for finding in samples.findings)),
             *values.findings,
-            *masked_row_findings(grouped, values.seen, "inspect", values.findings),
+            *masked_row_findings(grouped, values.observed, "inspect", values.findings),
             *already_mixed_findings(grouped, shapes, "inspect"),
             *quantised_findings(grouped, shapes, "inspect"),
             *out_of_reach_findings(grouped, shapes, "inspect"),
@@ -183,13 +183,13 @@ def inspect_model(
         groups = find_groups(model, granularity)
     grouped = GroupedModel(model, groups)
     values = known_values(grouped, data, batch, stage, all_samples=all_samples)
-    grouped, every = find_split(grouped, values.seen)
+    grouped, every = find_split(grouped, values.observed)
     of_fp16 = [hazard for hazard in every if hazard.precision is Precision.FP16]
     hazards = worst_first(of_fp16)
-    space = make_space(grouped, named, hazards, values.seen.absmax)
+    space = make_space(grouped, named, hazards, values.observed.absmax)
     no_bf16 = _without_bf16(grouped, every)
     precisions = tuple(map(str, PRECISIONS))
-    of_three = make_space(grouped, named, hazards, values.seen.absmax, {Precision.BF16: no_bf16}, precisions)
+    of_three = make_space(grouped, named, hazards, values.observed.absmax, {Precision.BF16: no_bf16}, precisions)
     floats = [t for t in all_tensors(model.proto.graph) if t.data_type in _WEIGHTS]
     samples = values.samples
     return Inspection(
@@ -212,7 +212,7 @@ def inspect_model(
         available=values.available,
         warnings=(
             *(samples.warnings if samples else ()),
-            *check_ranges(values.seen.ranges),
+            *check_ranges(values.observed.ranges),
             *space.warnings,
         ),
         about=model_findings(grouped, values),

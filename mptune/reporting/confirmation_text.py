@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation
 
 if TYPE_CHECKING:
-    from mptune.tuning.runs.confirmation import Agreement, Confirmation, ConfirmedPlan
+    from mptune.tuning.confirmation import Agreement, Confirmation, ConfirmedPlan
 
 
 def sources_before(confirmation: Confirmation) -> tuple[str, str]:

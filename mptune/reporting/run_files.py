@@ -26,12 +26,12 @@ from mptune.reporting.page.html import write_report
 from mptune.reporting.recipe import BuildRecipe, is_on_cpu
 from mptune.run_json import RunFile
 from mptune.rundir import LateFaults, RunDirectory
+from mptune.tuning.confirmation import Confirmation
+from mptune.tuning.copies import keep_model
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front, reference_error_of
 from mptune.tuning.fronts.progress import progress_of
 from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.runs.confirmation import Confirmation
-from mptune.tuning.runs.model_copy import keep_model
 from mptune.tuning.runs.result import sample_indices
 from mptune.tuning.steps.remeasure import dropped_plans
 

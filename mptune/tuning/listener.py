@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
 from mptune.engines.base import Failure, Progress
@@ -19,61 +18,51 @@ class Listener(Protocol):
 
     def stage(self, text: str) -> None:
         """A part of the work begins, such as ``reference`` or ``re-measuring 7 plans``."""
+        return
 
     def evaluated(self, evaluation: Evaluation, done: int, budget: int) -> None:
         """A plan was evaluated and is finite; ``done`` of ``budget`` are spent."""
+        return
 
     def failed(self, plan: PrecisionPlan, origin: Origin, failure: Failure | str, done: int, budget: int) -> None:
         """A plan failed through its own fault, or (text) its outputs are not finite."""
+        return
 
     def building(self, progress: Progress) -> None:
         """How far a long build is."""
+        return
 
     def warning(self, text: str) -> None:
         """Something that a person should know, one line."""
+        return
 
 
-class Silent:
+class Silent(Listener):
     """The listener that does nothing."""
-
-    def stage(self, text: str) -> None:
-        """Nothing."""
-
-    def evaluated(self, evaluation: Evaluation, done: int, budget: int) -> None:
-        """Nothing."""
-
-    def failed(self, plan: PrecisionPlan, origin: Origin, failure: Failure | str, done: int, budget: int) -> None:
-        """Nothing."""
-
-    def building(self, progress: Progress) -> None:
-        """Nothing."""
-
-    def warning(self, text: str) -> None:
-        """Nothing."""
 
 
 def count_down(listener: Listener, done: int, left: int) -> None:
     """Say how much is left, where the listener asks for it."""
-    remaining: Callable[[int, int], None] | None = getattr(listener, "remaining", None)
+    remaining = getattr(listener, "remaining", None)
     if remaining is not None:
         remaining(done, left)
 
 
 def passed_on(*listeners: Listener) -> Listener:
-    """A listener that calls several."""
-    return cast("Listener", _Several(listeners))
+    """A listener that calls several: each warning once, and ``remaining`` of those that have it."""
+    warnings: set[str] = set()
 
+    class Several:
+        def __getattr__(self, name: str) -> Any:
+            def call(*arguments: Any) -> None:
+                if name == "warning" and arguments[0] in warnings:
+                    return
+                if name == "warning":
+                    warnings.add(arguments[0])
+                for listener in listeners:
+                    if name != "remaining" or hasattr(listener, name):
+                        getattr(listener, name)(*arguments)
 
-class _Several:
-    """Passes every call on; ``remaining`` to those that have it."""
+            return call
 
-    def __init__(self, listeners: Sequence[Listener]) -> None:
-        self._listeners = listeners
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        def call(*arguments: Any) -> None:
-            for listener in self._listeners:
-                if name != "remaining" or hasattr(listener, name):
-                    getattr(listener, name)(*arguments)
-
-        return call
+    return cast("Listener", Several())

@@ -137,6 +137,11 @@ class SearchSpace:
         return self.plan({g: Precision.FP32 if g in kept else best for g in self.free})
 
     @property
+    def all_fp32(self) -> PrecisionPlan:
+        """All-FP32, whatever is pinned."""
+        return PrecisionPlan.uniform(self.model_sha256, [group.id for group in self.groups], Precision.FP32)
+
+    @property
     def all_fp16(self) -> PrecisionPlan:
         """All-FP16, as it is searched, shown and compared with: FP16 wherever it is possible on the samples."""
         return self.mixed(())

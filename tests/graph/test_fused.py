@@ -16,7 +16,7 @@ from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rounding_steps import with_rounding_steps
 from mptune.graph.writing.weights import WeightBank
-from tests.graph.hazards.observed import seen_at
+from tests.graph.hazards.observed import magnitudes_of
 from tests.graph.helpers import run
 from tests.graph.norms_written_out import GAIN, LARGE, ROWS, WIDTH, X, rms_norm
 
@@ -101,16 +101,16 @@ def test_values_inside_are_no_hazard(tmp_path: Path) -> None:
     assert values_inside(model, (NORM,)) == INSIDE
     ranges = {"h": LARGE, "q": LARGE**2, "m": LARGE**2, "a": LARGE**2, "s": LARGE, "d": 3.0, "y": 3.0}
     owner = grouped.owners["n_y"]
-    assert owner in pinned_by_hazards(find_hazards(grouped, seen_at(ranges)))
+    assert owner in pinned_by_hazards(find_hazards(grouped, magnitudes_of(ranges)))
     assert not [
-        hazard for hazard in find_hazards(grouped, seen_at(ranges), fused=(NORM,)) if hazard.place.group == owner
+        hazard for hazard in find_hazards(grouped, magnitudes_of(ranges), fused=(NORM,)) if hazard.place.group == owner
     ]
 
 
 def test_what_it_reads_is_one_all_the_same(tmp_path: Path) -> None:
     model = rms_norm(tmp_path)
     grouped = GroupedModel(model, find_groups(model))
-    pinned = pinned_by_hazards(find_hazards(grouped, seen_at({"h": 7e4, "q": 5e9}), fused=(NORM,)))
+    pinned = pinned_by_hazards(find_hazards(grouped, magnitudes_of({"h": 7e4, "q": 5e9}), fused=(NORM,)))
     assert set(pinned) == {grouped.owners["n_h"], grouped.owners["n_y"]}
     assert "h: " in pinned[grouped.owners["n_y"]]
 

@@ -22,10 +22,10 @@ from mptune.reporting.readme import readme_text
 from mptune.reporting.recipe import BuildRecipe
 from mptune.reporting.terminal.front import print_front
 from mptune.run_json import TargetSection
+from mptune.tuning.confirmation import Confirmation, ConfirmedPlan, error_agreement, latency_agreement
 from mptune.tuning.evaluation import Evaluation, Origin
 from mptune.tuning.front import Front, hypervolume, pareto
 from mptune.tuning.fronts.choosing import choose
-from mptune.tuning.runs.confirmation import Confirmation, ConfirmedPlan, error_agreement, latency_agreement
 
 MakeFront = Callable[..., tuple]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,10 @@ from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_SAMPLER, Evaluation, Origin
 from mptune.tuning.front import Front
 from mptune.tuning.listener import Listener
+from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.study_trials import Proposal
+from mptune.tuning.sampler.posterior import Prior
+from mptune.tuning.sampler.precision import PrecisionSampler
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.sensitivity import OneGroupErrors, Sensitivity
 from tests.fakes import SHA, FakeToolchain
@@ -56,12 +60,17 @@ def make_evaluation(
 
 
 def find_sensitivity(
-    space: SearchSpace, toolchain: Toolchain, metric: str, path: Path, listener: Listener, *shared: Any
+    space: SearchSpace, toolchain: Toolchain, metric: str, path: Path, listener: Listener, **options: Any
 ) -> Sensitivity:
     """All one-group errors, known well enough; what an earlier call wrote is not done again."""
-    errors = OneGroupErrors(space, toolchain, metric, path, listener, *shared)
+    errors = OneGroupErrors(space, toolchain, metric, path, listener, **options)
     errors.take(math.inf, wait=True)
     return errors.sensitivity()
+
+
+def propose_with(record: StudyRecord, prior: Prior) -> None:
+    """Let a prior that never changes propose."""
+    record._study.sampler = PrecisionSampler(replace(prior, groups=record.parameters(prior.groups)), 0)
 
 
 def make_front(points: tuple[Evaluation, ...], fp32: Evaluation, **changes: object) -> Front:

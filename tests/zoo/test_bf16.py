@@ -14,7 +14,7 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.hazards.find import find_hazards
 from mptune.graph.hazards.hazard import Hazard, hazard_findings, spacing
-from mptune.graph.hazards.seen import Seen
+from mptune.graph.hazards.observed_values import ObservedValues
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision
 from tests.graph.hazards.observed import ranges_on
@@ -47,7 +47,7 @@ def hazards_of(show: Show, folder: Path, precisions: Sequence[str], codes: Seque
     model = load_model(folder / "model.onnx")
     count = len(next(iter(show.data.values())))
     samples = tuple({name: array[k : k + 1] for name, array in show.data.items()} for k in range(count))
-    seen = Seen(ranges_on(model, samples, folder, precisions=precisions))
+    seen = ObservedValues(ranges_on(model, samples, folder, precisions=precisions))
     found = find_hazards(GroupedModel(model, find_groups(model)), seen, precisions)
     return [h for h in found if h.code in codes and not h.is_note]
 

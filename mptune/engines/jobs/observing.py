@@ -13,8 +13,8 @@ from mptune.engines.jobs.samples import Feed, cached_samples
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import OrtSession, Provider, SessionOptions
 from mptune.engines.ort.side_by_side import SideBySide
+from mptune.graph.hazards.observed_values import NodeFacts, TensorRange
 from mptune.graph.hazards.probes import facts_on, range_of
-from mptune.graph.hazards.seen import NodeFacts, TensorRange
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision
 from mptune.graph.writing.observe import ObservedPart
 from mptune.processes.child import WorkerState
@@ -40,7 +40,7 @@ class ObserveJob:
         asked = [(probed, row) for row in reduced if row.is_rounded_by_casts for probed in self.part.nodes]
 
         def observe(sample: Feed) -> list[Any]:
-            values = session.run(sample)
+            values = session.run(sample, is_transient=True)
             ranges = [partial(range_of, values[tensor], axes) for tensor, axes in self.part.rows.items()]
             facts = [partial(facts_on, probed, values, precision) for probed, precision in asked]
             return SideBySide(max(1, usable_cores() // side_by_side.count)).run([*ranges, *facts])

@@ -45,7 +45,7 @@ from mptune.settings import LatencySettings
 from mptune.targets.memory import plan_memory
 
 if TYPE_CHECKING:
-    from mptune.graph.hazards.seen import TensorRange
+    from mptune.graph.hazards.observed_values import TensorRange
     from mptune.targets.detect import Gpu
     from mptune.targets.roofline import LatencyTerms
     from mptune.targets.target import Target
@@ -110,7 +110,7 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         self.fuses = self.builder is None or self.builder.fuses
         self.emulation_holds = self.builder is None or self.builder.emulation_holds
         self._fp32 = context.grouped.uniform(Precision.FP32)
-        self._timer = Timer(context.data_dir, self.name, self.device, context.settings.latency)
+        self._timer = Timer(context.notes_dir, self.name, self.device, context.settings.latency)
         self._can_profile = True
 
     # -- the untouched model ------------------------------------------------------------------------------------
@@ -337,10 +337,10 @@ class Timer:
     drift of the FP32 baseline that is timed in turn with it.
     """
 
-    def __init__(self, data_dir: Path, engine: str, device: str, settings: LatencySettings) -> None:
+    def __init__(self, notes_dir: Path, engine: str, device: str, settings: LatencySettings) -> None:
         """Read nothing yet."""
         name = re.sub(r"[^a-z0-9]+", "-", f"{engine} {device}".lower()).strip("-")
-        self._path = data_dir / f"timing-{name}.json"
+        self._path = notes_dir / f"timing-{name}.json"
         self._settings = settings
         self._record: TimingRecord | None = None
         self.standings = Standings()

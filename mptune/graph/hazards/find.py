@@ -15,15 +15,15 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_apart, set_apart
 from mptune.graph.hazards import on_data, static
 from mptune.graph.hazards.hazard import OF_RANGE, Hazard, worst_first
-from mptune.graph.hazards.seen import Seen
+from mptune.graph.hazards.observed_values import ObservedValues
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision
 
-_UNSEEN = Seen()
+_NOT_OBSERVED = ObservedValues()
 
 
 def find_hazards(
     grouped: GroupedModel,
-    seen: Seen = _UNSEEN,
+    observed: ObservedValues = _NOT_OBSERVED,
     precisions: Sequence[str] = DEFAULT_PRECISIONS,
     fused: Sequence[FusedNodes] = (),
 ) -> tuple[Hazard, ...]:
@@ -32,19 +32,19 @@ def find_hazards(
     What goes wrong first is what the rest comes from: the square of a norm before the mean of the squares.
 
     Args:
-        seen: what the values were on the search samples, where they were observed.
+        observed: what the values were on the search samples, where they were observed.
         fused: nodes that the engine computes as one, with FP32 inside: what is wrong in FP16 there is no hazard.
     """
     model, types = grouped.model, value_types(grouped)
     facts = types.facts
-    hazards = [*static.constant_hazards(types, seen), *static.node_hazards(types)]
+    hazards = [*static.constant_hazards(types, observed), *static.node_hazards(types)]
     guarded = {h.place.group for h in hazards if h.code == "vanishing-epsilon" and h.wording != "weights"}
-    hazards += on_data.range_hazards(types, seen)
-    hazards += on_data.probe_hazards(types, seen, guarded)
-    hazards += on_data.long_sum_hazards(types, seen, precisions)
-    hazards += on_data.index_hazards(types, seen, precisions)
-    hazards += on_data.fit_hazards(types, seen)
-    hazards += static.norm_hazards(types, seen)
+    hazards += on_data.range_hazards(types, observed)
+    hazards += on_data.probe_hazards(types, observed, guarded)
+    hazards += on_data.long_sum_hazards(types, observed, precisions)
+    hazards += on_data.index_hazards(types, observed, precisions)
+    hazards += on_data.fit_hazards(types, observed)
+    hazards += static.norm_hazards(types, observed)
     hazards += static.broadcast_hazards(types)
     hazards += static.int64_hazards(facts)
     inside, steps = values_inside(model, fused), steps_inside(fused)
@@ -66,13 +66,13 @@ def find_hazards(
 
 def find_split(
     grouped: GroupedModel,
-    seen: Seen,
+    observed: ObservedValues,
     precisions: Sequence[str] = DEFAULT_PRECISIONS,
     fused: Sequence[FusedNodes] = (),
 ) -> tuple[GroupedModel, tuple[Hazard, ...]]:
     """The groups, without the nodes that hold values beyond FP16 where the rest may then be FP16; and all hazards."""
     model, types = grouped.model, value_types(grouped)
-    hazards = find_hazards(grouped, seen, precisions, fused)
+    hazards = find_hazards(grouped, observed, precisions, fused)
     errors = [hazard for hazard in hazards if hazard.rules_out(Precision.FP16) and hazard.place.group is not None]
     others = {hazard.place.group for hazard in errors if hazard.code not in OF_RANGE}
     beyond: dict[str, list[str]] = {}
@@ -90,7 +90,7 @@ def find_split(
         for hazard in errors
         if hazard.place.node is not None and hazard.place.node in apart
     ]
-    return split, worst_first((*kept, *find_hazards(split, seen, precisions, fused)))
+    return split, worst_first((*kept, *find_hazards(split, observed, precisions, fused)))
 
 
 def pinned_by_hazards(

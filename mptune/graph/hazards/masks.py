@@ -18,7 +18,7 @@ from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.facts import attribute, facts_of
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.hazards.hazard import FP16_MAX, group_of
-from mptune.graph.hazards.seen import Seen
+from mptune.graph.hazards.observed_values import ObservedValues
 from mptune.graph.loading.model import Model, Node, once
 from mptune.graph.loading.tensors import fill_value
 from mptune.graph.ops import ADDS, BOUNDS, COPIES, MOVEMENT, SHAPE_OF, SOFTMAX
@@ -282,7 +282,7 @@ def softmax_rows(model: Model) -> dict[str, tuple[int, ...]]:
 
 
 def masked_row_findings(
-    grouped: GroupedModel, seen: Seen, origin: FindingOrigin, reference_findings: Sequence[Finding] = ()
+    grouped: GroupedModel, observed: ObservedValues, origin: FindingOrigin, reference_findings: Sequence[Finding] = ()
 ) -> tuple[Finding, ...]:
     """A finding for each value that had rows masked whole.
 
@@ -290,7 +290,7 @@ def masked_row_findings(
     """
     model, owners, findings = grouped.model, grouped.owners, list[Finding]()
     broken = {n for each in reference_findings if each.code == "reference-not-finite" for n in each.where.nodes}
-    for tensor, values in seen.ranges.items():
+    for tensor, values in observed.ranges.items():
         if not values.masked_rows:
             continue
         readers = [model.nodes[i] for i in model.consumers.get(tensor, ())]
@@ -300,7 +300,7 @@ def masked_row_findings(
             Finding.of(
                 "mask",
                 origin,
-                Where(tuple(nodes), groups, (tensor,), samples=(seen.sample(values.masked_sample),)),
+                Where(tuple(nodes), groups, (tensor,), samples=(observed.sample(values.masked_sample),)),
                 {"masked_rows": values.masked_rows, "limit": -FP16_MAX},
                 kind="rows in FP32" if broken.intersection(nodes) else "rows",
                 samples=values.masked_samples if values.masked_samples > 1 else None,

@@ -16,8 +16,8 @@ from mptune.graph.grouping.patterns import find_patterns
 from mptune.graph.hazards.hazard import FP16_MAX, Hazard, HazardPlace, group_of, readers_in_fp16, spacing
 from mptune.graph.hazards.interface import state_pairs
 from mptune.graph.hazards.masks import comes_to_softmax, held_bounds, is_limit, mask_values, stays_right
+from mptune.graph.hazards.observed_values import NodeFacts, ObservedValues
 from mptune.graph.hazards.probes import POLES
-from mptune.graph.hazards.seen import NodeFacts, Seen
 from mptune.graph.loading.model import Node
 from mptune.graph.ops import ARITHMETIC, BOUNDS, CENTRING_NORMS, COMPARISONS, ELEMENTWISE, MOVEMENT, SUMMING, operator
 from mptune.graph.plan import Precision
@@ -68,22 +68,23 @@ def _walk(start: Iterable[str], onward: Callable[[str], Iterable[str]]) -> Itera
 # -- ranges -----------------------------------------------------------------------------------------------------------
 
 
-def range_hazards(types: ValueTypes, seen: Seen) -> list[Hazard]:
+def range_hazards(types: ValueTypes, observed: ObservedValues) -> list[Hazard]:
     """Values that were seen near or beyond FP16's ends, for every group that would hold them in FP16."""
-    model, hazards, masks = types.model, list[Hazard](), mask_values(types.model, seen.absmax)
-    in_fp16, in_bf16 = (held_bounds(types, seen.absmax, precision) for precision in (Precision.FP16, Precision.BF16))
+    model, hazards, masks = types.model, list[Hazard](), mask_values(types.model, observed.absmax)
+    in_fp16 = held_bounds(types, observed.absmax, Precision.FP16)
+    in_bf16 = held_bounds(types, observed.absmax, Precision.BF16)
     smaller = types.rescaled(Precision.FP16).values
-    for tensor, observed in seen.ranges.items():
-        absmax = observed.absmax / smaller.get(tensor, 1.0)
-        bound, sources = in_fp16.get(tensor, (observed.absmax, frozenset()))
+    for tensor, value_range in observed.ranges.items():
+        absmax = value_range.absmax / smaller.get(tensor, 1.0)
+        bound, sources = in_fp16.get(tensor, (value_range.absmax, frozenset()))
         is_beyond = absmax > FP16_MAX
         is_held = is_beyond and bound < Precision.FP16.overflows_at
         if is_held and all(is_limit(model, constant) for constant in sources):
             continue  # these constants are hazards of their own
         severity: Severity = "warning"
         code, evidence = "overflow", {"absmax": absmax, "fp16_max": FP16_MAX}
-        if observed.beyond:
-            evidence |= {"samples_beyond": observed.beyond, "samples": observed.samples}
+        if value_range.beyond:
+            evidence |= {"samples_beyond": value_range.beyond, "samples": value_range.samples}
         if is_held:  # as constants are held as FP16's largest finite value
             wording, evidence["held_as"] = "held", FP16_MAX
         elif is_beyond:
@@ -95,9 +96,9 @@ def range_hazards(types: ValueTypes, seen: Seen) -> list[Hazard]:
             code = "vanishing-values"
         else:
             continue
-        sample = seen.sample(observed.sample)
-        words = {"in_samples": in_samples(observed.beyond, observed.samples, sample)}
-        value = in_bf16.get(tensor, (observed.absmax,))[0] if absmax > Precision.BF16.largest else absmax
+        sample = observed.sample(value_range.sample)
+        words = {"in_samples": in_samples(value_range.beyond, value_range.samples, sample)}
+        value = in_bf16.get(tensor, (value_range.absmax,))[0] if absmax > Precision.BF16.largest else absmax
         done = set[tuple[str, bool]]()
         for node in touching(types, tensor):
             group, is_mask = group_of(types, node), is_beyond and tensor in masks and stays_right(model, node)
@@ -127,7 +128,7 @@ def touching(types: ValueTypes, tensor: str) -> list[Node]:
 # -- roundings of single nodes ----------------------------------------------------------------------------------------
 
 
-def probe_hazards(types: ValueTypes, seen: Seen, guarded: Collection[str | None]) -> list[Hazard]:
+def probe_hazards(types: ValueTypes, observed: ObservedValues, guarded: Collection[str | None]) -> list[Hazard]:
     """What rounding changes at single nodes, for the groups that would hold the operands in FP16 or BF16.
 
     ``guarded``: groups with an epsilon that vanishes.
@@ -136,15 +137,15 @@ def probe_hazards(types: ValueTypes, seen: Seen, guarded: Collection[str | None]
     patterns = (pattern for pattern in find_patterns(types.model) if pattern.kind in ("activation", "norm"))
     inside = {index for pattern in patterns for index in pattern.nodes}
     hazards: list[Hazard] = []
-    for record in seen.probes:
+    for record in observed.probes:
         node, precision = nodes[record.node], record.precision
         group = group_of(types, node)
         if group is None or types.group_of[node.index] in types.lacking(precision):
             continue
-        ranges = (seen.ranges[name] for name in (*node.inputs, *node.outputs) if name in seen.ranges)
+        ranges = (observed.ranges[name] for name in (*node.inputs, *node.outputs) if name in observed.ranges)
         if any(values.absmax > precision.largest for values in ranges):
             continue  # that is an overflow, and rounded figures say nothing more
-        look = _Look(facts, seen, record, node, group.id)
+        look = _Look(facts, observed, record, node, group.id)
         if node.op_type in ("Add", "Sub"):
             hazards += [*(() if node.index in inside else look.stagnation()), *look.cancellation()]
         elif node.op_type in CENTRING_NORMS:
@@ -189,8 +190,8 @@ def _largest(values: Sequence[float]) -> int:
 class _Look:
     """One node with its facts on data, looked at for one cause after another."""
 
-    def __init__(self, facts: Facts, seen: Seen, record: NodeFacts, node: Node, group: str) -> None:
-        self.facts, self.seen, self.node, self.group = facts, seen, node, group
+    def __init__(self, facts: Facts, observed: ObservedValues, record: NodeFacts, node: Node, group: str) -> None:
+        self.facts, self.observed, self.node, self.group = facts, observed, node, group
         self.on_samples, self.precision = record.facts, record.precision
 
     def _sums(self, *names: str) -> list[float]:
@@ -211,7 +212,7 @@ class _Look:
     ) -> Hazard:
         """A hazard at the node; ``worst_by``: the fact that is largest on the sample that is named."""
         words = {"operator": self.node.op_type, **about.pop("words", {})}
-        sample = self.seen.sample(_largest(self.on_samples[worst_by]))
+        sample = self.observed.sample(_largest(self.on_samples[worst_by]))
         place = HazardPlace(self.node.name, self.group, tensor, (sample,))
         return Hazard(code, place, evidence, value=value, words=words, precision=self.precision, **about)
 
@@ -317,15 +318,15 @@ class _Look:
 # -- sums, indices, preprocessing -------------------------------------------------------------------------------------
 
 
-def long_sum_hazards(types: ValueTypes, seen: Seen, precisions: Sequence[str]) -> list[Hazard]:
+def long_sum_hazards(types: ValueTypes, observed: ObservedValues, precisions: Sequence[str]) -> list[Hazard]:
     """Sums of so many values of one sign that a term is below half of the spacing at the sum, in FP16 or in BF16."""
-    hazards, narrowest, shapes = [], _narrowest(precisions), seen.shapes
+    hazards, narrowest, shapes = [], _narrowest(precisions), observed.shapes
     exact = narrowest.exact_integers
     for node in types.model.nodes:
         group = group_of(types, node)
         if group is None or node.op_type not in SUMMING or not node.is_standard or node.inputs[0] not in shapes:
             continue
-        values, shape, out = seen.ranges[node.inputs[0]], shapes[node.inputs[0]], shapes.get(node.outputs[0])
+        values, shape, out = observed.ranges[node.inputs[0]], shapes[node.inputs[0]], shapes.get(node.outputs[0])
         axis = types.model.initializers.get(node.inputs[1]) if node.op_type == "CumSum" else None
         terms = 0 if out is None else math.prod(shape) // max(1, math.prod(out))
         if node.op_type == "CumSum":
@@ -333,7 +334,7 @@ def long_sum_hazards(types: ValueTypes, seen: Seen, precisions: Sequence[str]) -
         is_of_one_sign = node.op_type in _ONE_SIGNED or not values.lowest < 0 < values.highest
         if terms < exact or not is_of_one_sign or values.lowest == values.highest == 0:
             continue
-        place = HazardPlace(node.name, group.id, node.inputs[0], (seen.sample(values.sample),))
+        place = HazardPlace(node.name, group.id, node.inputs[0], (observed.sample(values.sample),))
         evidence = {"terms": terms, "lowest": values.lowest, "highest": values.highest}
         words = {"operator": node.op_type, "narrowest": narrowest.name, "exact_to": exact}
         hazards.append(Hazard("long-sum", place, evidence, "", "info", float(terms), words))
@@ -345,14 +346,14 @@ def _narrowest(precisions: Sequence[str]) -> Precision:
     return min((Precision.FP16, *map(Precision.named, precisions)), key=lambda precision: precision.mantissa_bits)
 
 
-def index_hazards(types: ValueTypes, seen: Seen, precisions: Sequence[str]) -> list[Hazard]:
+def index_hazards(types: ValueTypes, observed: ObservedValues, precisions: Sequence[str]) -> list[Hazard]:
     """Casts to integers that become an index or a size, of values above the whole numbers that FP16 or BF16 holds.
 
     The groups that compute such a value are kept in FP32, back to where values are smaller or no index yet.
     """
     hazards, narrowest, facts = list[Hazard](), _narrowest(precisions), types.facts
     exact = narrowest.exact_integers
-    large = {tensor for tensor, absmax in seen.absmax.items() if absmax > exact}
+    large = {tensor for tensor, absmax in observed.absmax.items() if absmax > exact}
 
     def carried_from(value: str) -> Iterable[str]:
         source = facts.producer(value)
@@ -369,7 +370,7 @@ def index_hazards(types: ValueTypes, seen: Seen, precisions: Sequence[str]) -> l
             group = None if source is None else group_of(types, source)
             if source is not None and group is not None:
                 carriers.setdefault(group.id, source)
-        reached, sample = seen.absmax[tensor], seen.sample(seen.ranges[tensor].sample)
+        reached, sample = observed.absmax[tensor], observed.sample(observed.ranges[tensor].sample)
         evidence: dict[str, float | str] = {"largest": reached, "exact_to": exact, "reader": reader.name}
         precision = Precision.FP16 if reached > Precision.FP16.exact_integers else narrowest
         for group_id, source in carriers.items():
@@ -397,9 +398,9 @@ def _indexes(facts: Facts, cast: Node) -> Node | None:
     return None
 
 
-def fit_hazards(types: ValueTypes, seen: Seen) -> list[Hazard]:
+def fit_hazards(types: ValueTypes, observed: ObservedValues) -> list[Hazard]:
     """The first BatchNormalization whose input lies far off its running mean, in its own standard deviations."""
-    deviations = {each.node: fmean(each.facts["deviations"]) for each in seen.probes if "deviations" in each.facts}
+    deviations = {each.node: fmean(each.facts["deviations"]) for each in observed.probes if "deviations" in each.facts}
     far = [node for node in types.model.nodes if deviations.get(node.name, 0.0) > _FAR]
     if not far:
         return []

@@ -13,7 +13,7 @@ from mptune.graph.facts import Facts, float_attribute
 from mptune.graph.grouping.patterns import Pattern, find_patterns
 from mptune.graph.hazards.hazard import FP16_MAX, FP16_NORMAL, FP16_TINY, Hazard, HazardPlace, group_of, readers_in_fp16
 from mptune.graph.hazards.masks import makes_limit
-from mptune.graph.hazards.seen import Seen
+from mptune.graph.hazards.observed_values import ObservedValues
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import fill_value, fixed_shape
 from mptune.graph.ops import BOUNDS, ELEMENTWISE, GLUE, GUARDS, RESHAPES
@@ -46,7 +46,7 @@ _PUTS_TOGETHER = RESHAPES | {"Concat", "Cast"}
 # -- constants --------------------------------------------------------------------------------------------------------
 
 
-def constant_hazards(types: ValueTypes, seen: Seen) -> list[Hazard]:
+def constant_hazards(types: ValueTypes, observed: ObservedValues) -> list[Hazard]:
     """Weights and constants that overflow or vanish: one hazard per group that reads them."""
     hazards: list[Hazard] = []
     for name in sorted(types.convertible_constants()):
@@ -70,7 +70,7 @@ def constant_hazards(types: ValueTypes, seen: Seen) -> list[Hazard]:
             elif is_rescaled:
                 continue
             elif rounding.size == 1 and absmax < FP16_NORMAL and _divides(types.facts, node):
-                hazards += _epsilon(types.facts, seen, place, node, absmax)
+                hazards += _epsilon(types.facts, observed, place, node, absmax)
             elif share > _VANISHING_SHARE:
                 severity: Severity = "warning" if share > _MOSTLY_VANISHING_SHARE else "info"
                 hazards.append(Hazard("vanishing-epsilon", place, {}, "weights", severity, absmax, words))
@@ -99,13 +99,13 @@ def _overflow(
 # -- epsilons ---------------------------------------------------------------------------------------------------------
 
 
-def _epsilon(facts: Facts, seen: Seen, place: HazardPlace, node: Node, epsilon: float) -> list[Hazard]:
+def _epsilon(facts: Facts, observed: ObservedValues, place: HazardPlace, node: Node, epsilon: float) -> list[Hazard]:
     """An epsilon below FP16's smallest normal: a hazard unless data show that what it guards stays away from zero.
 
     One that is subnormal still guards a square root; what is divided by it alone leaves FP16's range, which only data
     can show.
     """
-    guarded = [seen.ranges[value].smallest for value in facts.varying(node) if value in seen.ranges]
+    guarded = [observed.ranges[value].smallest for value in facts.varying(node) if value in observed.ranges]
     smallest = min(guarded, default=None)
     if epsilon <= FP16_TINY / 2:
         wording = "constant"
@@ -172,7 +172,7 @@ def _divides(facts: Facts, node: Node, *, by_root: bool = False) -> bool:
 # -- structure --------------------------------------------------------------------------------------------------------
 
 
-def norm_hazards(types: ValueTypes, seen: Seen) -> list[Hazard]:
+def norm_hazards(types: ValueTypes, observed: ObservedValues) -> list[Hazard]:
     """Norms that were written out: their squares overflow in FP16 where an operator would keep them in FP32."""
     hazards = []
     for pattern in find_patterns(types.model):
@@ -186,7 +186,7 @@ def norm_hazards(types: ValueTypes, seen: Seen) -> list[Hazard]:
         words: dict[str, object] = {"pattern": pattern.name, "square_limit": _SQUARE_LIMIT}
         if is_named := _could_be_operator(types.facts, pattern):
             evidence["operator_opset"], words["operator"] = _OPERATORS[pattern.name]
-        square = seen.absmax.get(pattern.squares)
+        square = observed.absmax.get(pattern.squares)
         if square is not None:
             evidence["largest_square"] = square
         place = HazardPlace(node.name, types.groups[group].id, pattern.squares)

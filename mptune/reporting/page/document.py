@@ -47,7 +47,7 @@ from mptune.tuning.fronts.texts import (
 )
 
 if TYPE_CHECKING:
-    from mptune.tuning.runs.confirmation import Confirmation
+    from mptune.tuning.confirmation import Confirmation
 
 
 @dataclass(frozen=True)

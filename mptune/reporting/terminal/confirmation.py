@@ -15,7 +15,7 @@ from mptune.reporting.text import describe_engine, error_source, latency_source
 from mptune.tuning.fronts.texts import error_cell, format_interval, latency_text, metric_cell, speedup_of
 
 if TYPE_CHECKING:
-    from mptune.tuning.runs.confirmation import Confirmation
+    from mptune.tuning.confirmation import Confirmation
 
 
 WIDE = 112

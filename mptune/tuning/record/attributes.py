@@ -16,7 +16,7 @@ from optuna.trial import FrozenTrial
 from mptune.data.metrics.paired import LEAST_ERROR
 from mptune.graph.plan import Precision
 from mptune.tuning.evaluation import ORIGIN_SAMPLER, Evaluation, Origin
-from mptune.tuning.sampler.trials import JSON_MARK, LAW_ATTR, TIMING_ATTR
+from mptune.tuning.sampler.trials import JSON_MARK, TIMING_ATTR
 
 if TYPE_CHECKING:
     from mptune.graph.grouping.groups import LayerGroup
@@ -68,8 +68,6 @@ def evaluation_attrs(evaluation: Evaluation, group_ms: Mapping[str, float] | Non
     attrs["FP16 groups"] = len(evaluation.plan.fp16_groups)
     counts = evaluation.plan.reduced_counts
     attrs |= {f"{p.name} groups": count for p, count in counts.items() if p is not Precision.FP16}
-    if evaluation.has_own_value and evaluation.is_finite:
-        attrs[LAW_ATTR] = evaluation.error.value("relative_l2")
     attrs[EVALUATION] = evaluation.to_json()
     return attrs
 

@@ -6,24 +6,21 @@ process dies, a trial either still runs (and is taken up again) or its outcome i
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from typing import Any
 
 import optuna
 from optuna.exceptions import UpdateFinishedTrialError
+from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
-from mptune.data.metrics.parts import ADD_IN_SQUARES
 from mptune.engines.base import Failure
 from mptune.graph.plan import PrecisionPlan
 from mptune.tuning.evaluation import Evaluation, Origin
 from mptune.tuning.failures import describe
-from mptune.tuning.fronts.searched_error import SearchedError
 from mptune.tuning.record.attributes import (
     ATTEMPTS,
     EVALUATION,
@@ -43,10 +40,8 @@ from mptune.tuning.record.owner import Heartbeats, is_dead
 from mptune.tuning.record.storage import batch, close_storage, storing
 from mptune.tuning.record.study_trials import Proposal, StudyTrials
 from mptune.tuning.sampler.plan_rows import Columns
-from mptune.tuning.sampler.posterior import BuiltPlans, Prior
-from mptune.tuning.sampler.precision import Emulate, PrecisionSampler
-from mptune.tuning.sampler.stock import derive_seed
-from mptune.tuning.sampler.trials import FAILURE_ATTR, PLAN_ATTR, TrialReader, set_feasible
+from mptune.tuning.sampler.posterior import BuiltPlans
+from mptune.tuning.sampler.trials import FAILURE_ATTR, PLAN_ATTR, read_plans, set_feasible
 from mptune.tuning.space import SearchSpace
 
 IDENTITY = "mptune"
@@ -122,25 +117,10 @@ class StudyRecord:
 
     def built_plans(self, groups: Sequence[str]) -> BuiltPlans:
         """The plans that were evaluated, over these free groups; without those of a group that is not as it prefers."""
-        columns = Columns(tuple(map(self._names.of, groups)), tuple(str(self.space.reduced_of(g)) for g in groups))
-        return TrialReader(columns).built_plans(self.trials.every(), -1)
+        columns = Columns(self.parameters(groups), tuple(str(self.space.reduced_of(g)) for g in groups))
+        return read_plans(self.trials.every(), columns)
 
     # -- asking and telling -------------------------------------------------------------------------------------
-
-    def guide(
-        self,
-        prior: Prior,
-        seed: int,
-        emulate: Emulate | None = None,
-        searched: SearchedError | None = None,
-        to_learn: Callable[[], int] = lambda: 0,
-    ) -> None:
-        """Let ``PrecisionSampler`` propose from now on, with what is known or can be asked, errors as ``searched``."""
-        scale = None if self.metric in ADD_IN_SQUARES else math.inf  # of others the largest one seen bounds the front
-        named = replace(prior, groups=tuple(self._names.of(group) for group in prior.groups))
-        emulator: Emulate | None = None if emulate is None else lambda plans: emulate([by_group(p) for p in plans])
-        judge = None if searched is None else searched.judge(lambda trial: self.trials.evaluation_of(trial).error)
-        self._study.sampler = PrecisionSampler(named, derive_seed(seed, 0), scale, emulator, judge, to_learn)
 
     def enqueue(self, plan: PrecisionPlan, origin: Origin, attempt: int = 0, failures: int = 0) -> None:
         """Let a plan be asked next, unless it is enqueued already; its new trial replaces ``failures`` before it."""
@@ -155,9 +135,14 @@ class StudyRecord:
             choices = {self._names.of(group): precision for group, precision in self.space.choices(plan).items()}
             self._study.enqueue_trial(choices, user_attrs=attrs)
 
-    def ask(self) -> Proposal:
-        """Take the next enqueued plan, else let the sampler propose one."""
+    def parameters(self, groups: Sequence[str]) -> tuple[str, ...]:
+        """The names of the groups' parameters."""
+        return tuple(map(self._names.of, groups))
+
+    def ask(self, sampler: BaseSampler | None = None) -> Proposal:
+        """Take the next enqueued plan, else let a sampler propose one: the given one, or the one before."""
         with storing(self._where):
+            self._study.sampler = sampler or self._study.sampler
             trial = self._study.ask()
             trial.set_user_attr(OWNER, self._heartbeats.owner(trial._trial_id))  # at once: proposing may take long
             if "fingerprint" not in trial.user_attrs:

@@ -25,7 +25,7 @@ from mptune.tuning.record.attributes import (
     origin_of,
 )
 from mptune.tuning.record.storage import damaged_trial, storing
-from mptune.tuning.sampler.trials import LAW_ATTR, PLAN_ATTR, TIMING_ATTR
+from mptune.tuning.sampler.trials import PLAN_ATTR, TIMING_ATTR
 from mptune.tuning.space import SearchSpace
 
 _DAMAGE = (*READ_ERRORS, AssertionError, RecursionError, PlanError)
@@ -112,9 +112,8 @@ class StudyTrials:
                 evaluation.to_point()  # with the figures that every reader asks for
             except _DAMAGE as error:
                 raise damaged_trial(trial, EVALUATION, self._where) from error
-            for attribute in (TIMING_ATTR, LAW_ATTR):  # what the sampler reads beside it
-                if not _holds_numbers(trial.user_attrs.get(attribute, 0.0)):
-                    raise damaged_trial(trial, attribute, self._where)
+            if not _holds_numbers(trial.user_attrs.get(TIMING_ATTR, 0.0)):  # what the sampler reads beside it
+                raise damaged_trial(trial, TIMING_ATTR, self._where)
             self._decoded[trial.number] = evaluation
         return self._decoded[trial.number]
 

@@ -12,6 +12,7 @@ import math
 import numpy as np
 
 from mptune.tuning.fronts.hypervolume import (
+    ERROR_FLOOR,
     REFERENCE_ERROR,
     exactness,
     gains,
@@ -64,10 +65,12 @@ class EhviEstimator:
         reference_error: float = REFERENCE_ERROR,
         error_model: ErrorModel | None = None,
         overflow: OverflowModel | None = None,
+        error_floor: float = ERROR_FLOOR,
     ) -> None:
         """Condition the posteriors, draw from them, and take each draw's Pareto staircase.
 
-        ``built.base_ms`` must be known. A plan is worth nothing past ``reference_error``.
+        ``built.base_ms`` must be known. A plan is worth nothing past ``reference_error``, and below ``error_floor`` all
+        are equally exact.
         """
         taught = taught_by(prior, built)
         self._latency = LatencyModel(prior, taught)
@@ -78,7 +81,7 @@ class EhviEstimator:
         self.latency_terms = np.vstack([self._latency.mean(), self._latency.sample(generator, _DRAWS)])
         self.log_squares = np.vstack([self._error.mode, self._error.sample(generator, _DRAWS)])
         self.part_shares = None if prior.part_shares is None else np.array(prior.part_shares)
-        self._reference_error = reference_error
+        self._band = reference_error, error_floor
         self._built = plan_keys(built.plans)
         emulated, errors = built.emulations
         self._emulated = dict(zip(plan_keys(emulated).tolist(), errors.tolist(), strict=True))
@@ -90,7 +93,7 @@ class EhviEstimator:
         slow = latency_ms > _FAR_SLOWER * self._latency.predict(plans, self.latency_terms[:1])[0]
         gain[:, slow] = gains(latency_ms[slow], self._latency.base(self.latency_terms)[:, None])
         is_measured = np.isfinite(measured)
-        exact[:, is_measured] = exactness(measured[is_measured], reference_error)
+        exact[:, is_measured] = exactness(measured[is_measured], *self._band)
         others = plans[~is_measured]
         exact[:, ~is_measured] = self._exactness(others, emulated_errors=self.emulated_errors(others))
         self._staircases = [pareto_staircase(g, e) for g, e in zip(gain, exact, strict=True)]
@@ -112,7 +115,7 @@ class EhviEstimator:
         errors = self._error.predict(plans, self.log_squares[:n_draws])
         if emulated_errors is not None:
             errors = self._error.combine(errors, emulated_errors)
-        return exactness(errors, self._reference_error)
+        return exactness(errors, *self._band)
 
     def screen(self, plans: Bools) -> tuple[Floats, Floats, Floats]:
         """Gain and exactness under the mean, and a rough EHVI from few draws; shape (n_plans,) each."""

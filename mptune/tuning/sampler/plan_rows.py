@@ -59,9 +59,9 @@ def to_bits(plan: Bools) -> str:
     return (np.asarray(plan, dtype=np.uint8) + ord("0")).tobytes().decode("ascii")
 
 
-def from_bits(texts: Sequence[str]) -> Bools:
+def from_bits(texts: Sequence[str], n_groups: int) -> Bools:
     """The rows of such texts, shape (n_plans, n_groups)."""
-    rows: Bools = np.frombuffer("".join(texts).encode("ascii"), dtype=np.uint8).reshape(len(texts), -1) == ord("1")
+    rows: Bools = np.frombuffer("".join(texts).encode(), dtype=np.uint8).reshape(len(texts), n_groups) == ord("1")
     return rows
 
 

@@ -45,7 +45,7 @@ from mptune.tuning.sampler.error_model import ErrorModel
 from mptune.tuning.sampler.overflow_model import OverflowModel
 from mptune.tuning.sampler.plan_rows import Bools, Floats, to_bits
 from mptune.tuning.sampler.posterior import BuiltPlans, Prior
-from mptune.tuning.sampler.trials import EHVI_ATTR, Judge, TrialReader, emulated_attr, is_precision
+from mptune.tuning.sampler.trials import EHVI_ATTR, emulated_attr, is_precision, read_plans
 
 _DIRECTIONS = [StudyDirection.MINIMIZE, StudyDirection.MINIMIZE]
 
@@ -78,8 +78,10 @@ class PrecisionSampler(BaseSampler):
         seed: int | None = None,
         error_scale: float | None = None,
         emulate: Emulate | None = None,
-        judge: Judge | None = None,
-        emulations_to_learn: Callable[[], int] = lambda: EMULATIONS_TO_LEARN,
+        emulations_to_learn: int = EMULATIONS_TO_LEARN,
+        error_floor: float = ERROR_FLOOR,
+        errors: Mapping[int, float] | None = None,
+        error_name: str = "",
     ) -> None:
         """Make the sampler.
 
@@ -88,18 +90,19 @@ class PrecisionSampler(BaseSampler):
             seed: the same study, prior and seed give the same proposal.
             error_scale: error past which a plan is worth nothing; None takes 3e-2; ``inf`` the largest one measured.
             emulate: gives the errors of plans before they are built; NaN where it cannot.
-            judge: of the errors of trials; None takes the objectives as they are.
             emulations_to_learn: how many plans may be emulated before a proposal beside those that are candidates, to
                 learn the groups' errors from them; fewer are where these are known.
+            error_floor: error below which all plans are equally exact.
+            errors: of trials by their number; they take the place of the second objective.
+            error_name: what these errors are, so that a sampler of other ones does not take emulated errors for its.
         """
         self._prior = prior
         self._emulate = emulate
-        self._judge = judge
         self._emulations_to_learn = emulations_to_learn
         self._seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
         self._random = RandomSampler(seed=self._seed)
-        self._reference_error = error_scale or REFERENCE_ERROR
-        self._reader: tuple[tuple[Any, ...], TrialReader] | None = None
+        self._reference_error, self._error_floor = error_scale or REFERENCE_ERROR, error_floor
+        self._errors, self._error_name = errors or {}, error_name
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """Every group that the prior names; without one, every precision parameter of an earlier trial."""
@@ -125,7 +128,7 @@ class PrecisionSampler(BaseSampler):
         trials = study.get_trials(deepcopy=False)
         if study.directions != _DIRECTIONS and any(prior.groups[0] in t.params for t in trials):
             raise ValueError("PrecisionSampler needs a study with directions=['minimize', 'minimize']: latency, error")
-        built = self._reader_of(study, prior).built_plans(trials, trial.number)
+        built = read_plans(trials, prior.columns, trial.number, self._errors, self._error_name)
         if not math.isfinite(built.base_ms):
             return {}
         generator = np.random.default_rng([self._seed, trial.number])
@@ -133,18 +136,11 @@ class PrecisionSampler(BaseSampler):
             plan, ehvi, emulated_errors = self.propose(prior, built, generator)
         if plan is None:
             return {}
-        attrs = {EHVI_ATTR: ehvi, **({emulated_attr(self._judge): emulated_errors} if emulated_errors else {})}
+        attrs = {EHVI_ATTR: ehvi, **({emulated_attr(self._error_name): emulated_errors} if emulated_errors else {})}
         for name, value in attrs.items():
             # Optuna has no public way for a sampler to write on the trial that it samples; its own do the same.
             study._storage.set_trial_user_attr(trial._trial_id, name, value)
         return prior.columns.choices(plan)
-
-    def _reader_of(self, study: Study, prior: Prior) -> TrialReader:
-        """That of the study and the groups, which knows the trials that have been finished before."""
-        key = (study._storage, study._study_id, prior.columns)
-        if self._reader is None or self._reader[0] != key:
-            self._reader = key, TrialReader(prior.columns, self._judge)
-        return self._reader[1]
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
@@ -177,7 +173,9 @@ class PrecisionSampler(BaseSampler):
             built = built.with_emulated(designed, self._emulated(prior, designed, emulated_errors))
             error_model, overflow = ErrorModel(prior, taught_by(prior, built)), OverflowModel(prior, built)
             left -= len(designed)
-        estimator = EhviEstimator(prior, built, generator, self._reference(built), error_model, overflow)
+        estimator = EhviEstimator(
+            prior, built, generator, self._reference(built), error_model, overflow, self._error_floor
+        )
         finalists = find_candidates(prior, estimator, built.plans, generator).best(_FINALISTS)
         if not len(finalists):
             return None, 0.0, {}
@@ -196,14 +194,14 @@ class PrecisionSampler(BaseSampler):
     def _reference(self, built: BuiltPlans) -> float:
         """Error past which a plan is worth nothing."""
         if math.isinf(self._reference_error):
-            return max(float(np.nanmax(built.error, initial=0.0)), 10 * ERROR_FLOOR)
+            return max(float(np.nanmax(built.error, initial=0.0)), 10 * self._error_floor)
         return self._reference_error
 
     def _allowed_to_learn(self, prior: Prior, built: BuiltPlans) -> int:
         """How many plans may be emulated for this proposal to learn the groups' errors."""
         if self._emulate is None:
             return 0
-        most = self._emulations_to_learn()
+        most = self._emulations_to_learn
         is_first = not len(built.emulations[0])
         return most * max(_AT_FIRST, len(prior.groups) // EMULATIONS_TO_LEARN) if is_first else most
 

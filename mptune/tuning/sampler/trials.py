@@ -7,8 +7,8 @@ user attributes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from mptune.json_form import decode_float
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
-from mptune.tuning.sampler.plan_rows import PRECISIONS, Bools, Columns, Floats, from_bits, to_bits
+from mptune.tuning.sampler.plan_rows import PRECISIONS, Columns, from_bits, to_bits
 from mptune.tuning.sampler.posterior import BuiltPlans
 
 JSON_MARK = "~"
@@ -32,11 +32,7 @@ EHVI_ATTR = "expected hypervolume improvement"
 
 EMULATED_ATTR = f"{JSON_MARK}emulated plans"
 """Trial attribute: the plans that were emulated when it was asked for, in the order of the groups as in ``"0110"`` with
-1 for FP16, and their errors."""
-
-LAW_ATTR = f"{JSON_MARK}relative L2"
-"""Trial attribute: the relative L2 of a plan whose objective is a metric over the whole set: what the sampler models in
-its place, as plans that are non-dominated stay so under a monotone function of the error."""
+1 for FP16, and their errors; with the name of what these are (``error_name`` of ``PrecisionSampler``) behind it."""
 
 PLAN_ATTR = f"{JSON_MARK}plan"
 """Trial attribute: group -> precision of a whole plan that the search space does not hold, such as all-FP32."""
@@ -49,24 +45,6 @@ HAS_TRIAL_CONSTRAINTS = hasattr(Trial, "set_constraint")
 
 FAILURE_ATTR = "failure"
 """Trial attribute: why a plan gave no outputs; absent where it gave outputs, if not finite ones."""
-
-
-@dataclass(frozen=True)
-class Judge:
-    """Errors of trials that are not their objectives: those under tolerances, which another search may not have.
-
-    Attributes:
-        key: tells its errors from those of another judge.
-        error_of: of a finished trial whose outputs are finite; ``inf`` where it is not.
-    """
-
-    key: str
-    error_of: Callable[[FrozenTrial], float]
-
-
-def emulated_attr(judge: Judge | None) -> str:
-    """The trial attribute of the plans that were emulated, and judged so."""
-    return EMULATED_ATTR if judge is None else f"{EMULATED_ATTR}: {judge.key}"
 
 
 def set_feasible(trial: Trial, is_feasible: bool) -> None:
@@ -101,140 +79,83 @@ def is_precision(distribution: BaseDistribution) -> bool:
     return isinstance(distribution, CategoricalDistribution) and set(distribution.choices) == set(PRECISIONS)
 
 
-_UNKNOWN = (math.nan, 0.0, math.nan, math.nan)
-"""Latency, its standard error, error and whether the plan is finite, before it is measured."""
+def emulated_attr(error_name: str) -> str:
+    """The trial attribute of the plans that were emulated, of what their errors are."""
+    return f"{EMULATED_ATTR}: {error_name}" if error_name else EMULATED_ATTR
 
 
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """What one trial says.
+def read_plans(
+    trials: Sequence[FrozenTrial],
+    columns: Columns,
+    asking: int | None = None,
+    errors: Mapping[int, float] = MappingProxyType({}),
+    error_name: str = "",
+) -> BuiltPlans:
+    """What the trials of a study, of any state, say about the groups; the trial number ``asking`` is left out.
 
-    Attributes:
-        bits: its plan; None where it says nothing of a plan.
-        row: the same, shape (n_groups,).
-        figure: latency, its standard error, error and whether the plan is finite, as ``BuiltPlans`` has them.
-        group_ms: what each group took, shape (n_groups,); None where that is not known.
-        failed: it gave no outputs.
-        is_outside: the search space does not hold its plan.
-        emulated: plans that were emulated when it was asked for, and their errors.
+    Faults of the machine (FAIL) say nothing of a plan, nor do plans with a precision that is none of the columns.
+    ``errors``, by the number of a trial, take the place of its second objective.
     """
-
-    bits: str | None = None
-    row: Bools = field(default_factory=lambda: np.zeros(0, dtype=bool))
-    figure: tuple[float, float, float, float] = _UNKNOWN
-    group_ms: Floats | None = None
-    failed: bool = False
-    is_outside: bool = False
-    emulated: Mapping[str, float] = field(default_factory=dict)
-
-
-class TrialReader:
-    """Reads the trials of one study again and again; each finished trial is decoded once."""
-
-    def __init__(self, columns: Columns, judge: Judge | None = None) -> None:
-        """Nothing is read yet; errors are as ``judge`` says, None takes the objectives as they are."""
-        self._columns = columns
-        self._judge = judge
-        self._finished: dict[int, _Reading] = {}
-
-    def built_plans(self, trials: Sequence[FrozenTrial], asking: int) -> BuiltPlans:
-        """What the trials of a study, of any state, say about the groups; the one that asks is left out.
-
-        Faults of the machine (FAIL) say nothing of a plan, nor do plans with a precision that is none of the columns.
-        """
-        readings = [self._reading(position, trial) for position, trial in enumerate(trials)]
-        emulated_errors = {bits: error for reading in readings for bits, error in reading.emulated.items()}
-        read_plans = [
-            reading
-            for reading, trial in zip(readings, trials, strict=True)
-            if reading.bits is not None and trial.number != asking
-        ]
-        # All-FP32 has a plan of its own where the search space pins groups to FP16: then it is no row.
-        finite = (reading for reading in read_plans if reading.figure[3] == 1.0)
-        base = next(
-            (reading.figure for reading in finite if reading.is_outside or not reading.row.any()), (math.nan, 0.0)
-        )
-        inside = [reading for reading in read_plans if not reading.is_outside]
-        # A plan that failed, and is or was tried again, counts as its last trial says.
-        last = {reading.bits: position for position, reading in enumerate(inside)}
-        kept = [
-            reading for position, reading in enumerate(inside) if not reading.failed or last[reading.bits] == position
-        ]
-        plans = np.array([reading.row for reading in kept], dtype=bool).reshape(len(kept), len(self._columns.groups))
-        latency, sd, errors, finites = (
-            np.array([reading.figure for reading in kept], dtype=float).reshape(len(kept), 4).T
-        )
-        measured_errors = {reading.bits: reading.figure[2] for reading in kept if math.isfinite(reading.figure[2])}
-        only_emulated = {bits: error for bits, error in emulated_errors.items() if bits not in measured_errors}
-        ratios = [
-            max(emulated_errors[bits], ERROR_FLOOR) / measured
-            for bits, measured in measured_errors.items()
-            if bits in emulated_errors and math.isfinite(emulated_errors[bits]) and measured > ERROR_FLOOR
-        ]
-        emulated = None
-        if only_emulated:
-            emulated = from_bits(list(only_emulated)), np.array(list(only_emulated.values()), dtype=float)
-        group_ms = None
-        if any(reading.group_ms is not None for reading in kept):
-            unknown = np.full(len(self._columns.groups), math.nan)
-            group_ms = np.array([unknown if reading.group_ms is None else reading.group_ms for reading in kept])
-        return BuiltPlans(
-            plans,
-            latency,
-            sd,
-            errors,
-            finites,
-            base[0],
-            base[1],
-            emulated=emulated,
-            emulation_ratios=np.array(ratios, dtype=float),
-            group_ms=group_ms,
-            failed=np.array([reading.failed for reading in kept], dtype=bool),
-        )
-
-    def _reading(self, position: int, trial: FrozenTrial) -> _Reading:
-        reading = self._finished.get(position)
-        if reading is None:
-            reading = self._read(trial)
-            if trial.state.is_finished():
-                self._finished[position] = reading
-        return reading
-
-    def _read(self, trial: FrozenTrial) -> _Reading:
-        stored: Mapping[str, Any] = trial.user_attrs.get(emulated_attr(self._judge), {})
-        emulated = {
-            bits: decode_float(error) for bits, error in stored.items() if len(bits) == len(self._columns.groups)
-        }
-        row = None if trial.state is TrialState.FAIL else self._columns.row(_choices(trial))
+    emulated: dict[str, float] = {}
+    entries: list[tuple[str, FrozenTrial, tuple[float, float, float, float]]] = []
+    base_ms, base_sd_ms = math.nan, 0.0
+    for trial in trials:
+        stored: Mapping[str, Any] = trial.user_attrs.get(emulated_attr(error_name), {})
+        emulated |= {bits: decode_float(e) for bits, e in stored.items() if len(bits) == len(columns.groups)}
+        if trial.number == asking or trial.state is TrialState.FAIL:
+            continue
+        choices: Mapping[str, Any] = trial.params
+        if not trial.state.is_finished():  # what was enqueued for it
+            choices = {**trial.system_attrs.get("fixed_params", {}), **trial.params}
+        row = columns.row(choices)
         if row is None:
-            return _Reading(emulated=emulated)
-        profile: Mapping[str, float] = timing_of(trial).get("group_ms", {})
-        return _Reading(
-            to_bits(np.array(row, dtype=bool)),
-            np.array(row, dtype=bool),
-            _figures(trial, self._judge),
-            np.array([profile.get(group, math.nan) for group in self._columns.groups]) if profile else None,
-            trial.state is TrialState.PRUNED and FAILURE_ATTR in trial.user_attrs,
-            PLAN_ATTR in trial.user_attrs,
-            emulated,
-        )
+            continue
+        figures = _figures(trial, errors)
+        # All-FP32 has a plan of its own where the search space pins groups to FP16: then it is no row.
+        if math.isnan(base_ms) and figures[3] == 1.0 and (PLAN_ATTR in trial.user_attrs or not any(row)):
+            base_ms, base_sd_ms = figures[:2]
+        if PLAN_ATTR not in trial.user_attrs:
+            entries.append((to_bits(np.array(row, dtype=bool)), trial, figures))
+    # A plan that failed, and is or was tried again, counts as its last trial says.
+    last = {bits: trial for bits, trial, _ in entries}
+    counted = [entry for entry in entries if not _gave_nothing(entry[1]) or last[entry[0]] is entry[1]]
+    latency_ms, sd_ms, error, finite = np.array([figures for *_, figures in counted], dtype=float).reshape(-1, 4).T
+    measured = {bits: figures[2] for bits, _, figures in counted if math.isfinite(figures[2])}
+    ratios = [
+        max(emulated[bits], ERROR_FLOOR) / value
+        for bits, value in measured.items()
+        if math.isfinite(emulated.get(bits, math.nan)) and value > ERROR_FLOOR
+    ]
+    only_emulated = {bits: value for bits, value in emulated.items() if bits not in measured}
+    emulated_plans = from_bits(list(only_emulated), len(columns.groups))
+    profiles = [timing_of(trial).get("group_ms") or {} for _, trial, _ in counted]
+    group_ms = np.array([[profile.get(group, math.nan) for group in columns.groups] for profile in profiles])
+    return BuiltPlans(
+        from_bits([bits for bits, *_ in counted], len(columns.groups)),
+        latency_ms,
+        sd_ms,
+        error,
+        finite,
+        base_ms,
+        base_sd_ms,
+        emulated=(emulated_plans, np.array(list(only_emulated.values()), dtype=float)),
+        emulation_ratios=np.array(ratios, dtype=float),
+        group_ms=group_ms if any(profiles) else None,
+        failed=np.array([_gave_nothing(trial) for _, trial, _ in counted], dtype=bool),
+    )
 
 
-def _choices(trial: FrozenTrial) -> Mapping[str, Any]:
-    """Group -> precision; of a trial that runs or waits, what was enqueued for it."""
-    if trial.state in (TrialState.RUNNING, TrialState.WAITING):
-        return {**trial.system_attrs.get("fixed_params", {}), **trial.params}
-    return trial.params
+def _gave_nothing(trial: FrozenTrial) -> bool:
+    return trial.state is TrialState.PRUNED and FAILURE_ATTR in trial.user_attrs
 
 
-def _figures(trial: FrozenTrial, judge: Judge | None) -> tuple[float, float, float, float]:
+def _figures(trial: FrozenTrial, errors: Mapping[int, float]) -> tuple[float, float, float, float]:
     """Latency, its standard error, error, and whether the plan is finite, as ``BuiltPlans`` has them."""
     timing = timing_of(trial)
     sd_ms = float(timing.get("sd_ms", 0.0))
     if trial.state is TrialState.COMPLETE:
         latency_ms, error = trial.values
-        error = trial.user_attrs.get(LAW_ATTR, error) if judge is None else judge.error_of(trial)
-        return float(latency_ms), sd_ms, float(error), 1.0
+        return float(latency_ms), sd_ms, float(errors.get(trial.number, error)), 1.0
     if trial.state is TrialState.PRUNED:
         return float(timing.get("latency_ms", math.nan)), sd_ms, math.nan, 0.0
     return math.nan, sd_ms, math.nan, math.nan

@@ -13,7 +13,7 @@ from mptune.engines.base import Failure, ReferenceReport
 from mptune.errors import BaselineError
 from mptune.finding import Finding, FindingOrigin, OutputColumns, Where, by_severity
 from mptune.findings.wording import Severity
-from mptune.graph.hazards.seen import TensorRange
+from mptune.graph.hazards.observed_values import TensorRange
 from mptune.graph.loading.model import Model
 from mptune.graph.ops import QUANTISING
 from mptune.settings import SearchSettings

@@ -16,16 +16,10 @@ from mptune.settings import SearchSettings
 
 LEAST_FREE_BYTES = 256 << 20
 """Free on the disk before anything is built: room for the journal, the report and the chosen model of most searches."""
-
 PLENTY_BYTES = 32 << 30
 """Free on the disk, more than any plan takes: the sizes of files are not asked for, which takes milliseconds a plan."""
-
-_NEXT_PLANS = 2
-"""Beside that, room for so many plans of the size of the largest so far."""
-
-
 HOPELESS = 20
-"""So many plans that give no outputs, and none that ever gave any but all-FP32, end the search: each may cost hours."""
+"""This many plans that fail, while none with FP16 in it ever ran, end the search: each may cost hours."""
 
 
 class Stop(str, Enum):
@@ -62,7 +56,11 @@ class Limits:
         return self._clock() - self._started_s
 
     def reached(self) -> Stop | None:
-        """The limit that is reached; None where another evaluation may start."""
+        """The limit that is reached; None where another evaluation may start.
+
+        Raises:
+            RunError: the disk has no room for two more plans of the size of the largest one.
+        """
         if self._timeout_s is not None and self.elapsed_s >= self._timeout_s:
             return Stop.TIMEOUT
         if self._run_dir is None:
@@ -76,7 +74,7 @@ class Limits:
         self._size_bytes = size_bytes
         if self._max_bytes is not None and size_bytes + self._largest_plan_bytes > self._max_bytes:
             return Stop.DISK
-        needed_bytes = LEAST_FREE_BYTES + _NEXT_PLANS * self._largest_plan_bytes
+        needed_bytes = LEAST_FREE_BYTES + 2 * self._largest_plan_bytes
         if free_bytes < needed_bytes:
             raise RunError(
                 f"the disk of {self._run_dir} is nearly full: {free_bytes >> 20} MiB are free, and the next plan "
@@ -91,7 +89,7 @@ def size_of(folder: Path) -> int:
     sizes: dict[tuple[int, int], int] = {}
     for parent, _, names in os.walk(folder):
         for name in names:
-            with suppress(OSError):  # Another process may delete its temporary files meanwhile.
+            with suppress(OSError):  # another process may delete its temporary files meanwhile
                 status = Path(parent, name).lstat()
                 sizes[status.st_dev, status.st_ino] = status.st_size
     return sum(sizes.values())

@@ -1,29 +1,157 @@
-"""The sampler's prior: one-group errors and the roofline's terms, as the sampler takes them."""
+"""What the sampler knows before a proposal: the roofline, one-group errors as far as they were taken, emulated plans.
+
+Where emulations take long only few are taken before the first plan, and more between plans, in proportion to the plans
+that have been evaluated: so a resumed search takes the same as one that was not interrupted.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from statistics import median
 
 import numpy as np
 
 from mptune.data.metrics.parts import ADD_IN_SQUARES
+from mptune.engines.base import Failure
+from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.graph.plan import Precision
+from mptune.settings import SearchSettings
 from mptune.targets.roofline import LatencyTerms
-from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
+from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, REFERENCE_ERROR
+from mptune.tuning.fronts.searched_error import part_errors, searched_as, searched_error
+from mptune.tuning.listener import Listener
+from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.sampler.boundaries import Boundary, Crossings, End
 from mptune.tuning.sampler.plan_rows import Floats
 from mptune.tuning.sampler.posterior import Prior
+from mptune.tuning.sampler.precision import PrecisionSampler
+from mptune.tuning.sampler.stock import derive_seed
 from mptune.tuning.space import SearchSpace
-from mptune.tuning.steps.sensitivity import Sensitivity
+from mptune.tuning.steps.attempts import in_fresh_processes
+from mptune.tuning.steps.emulated import PlanEmulator
+from mptune.tuning.steps.limits import Limits
+from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, OneGroupErrors, Sensitivity
+from mptune.tuning.steps.shared_errors import SharedErrors
+
+SEEDS_FIRST = 2
+"""Seeds before the sampler's first plan where emulations take long: all-FP32 and all-FP16."""
+
+AT_FIRST = 200
+"""Emulations of one group on one sample that come soon, at least; as many as all seeds take, where those take more. One
+computes about half of the model, as it begins at a waist before its group."""
+
+_SOON = 2.0
+"""Until then, emulations for each sample of the plans that have been evaluated: about as long as those took."""
+
+_PER_PLAN_SAMPLE = 0.5
+"""Later, emulations between two proposals for each sample of a plan's evaluation: a quarter of its time."""
+
+_LEARNING_SHARE = 0.5
+"""Of the time of a build, that emulations of plans may take from which the groups' errors are learnt."""
 
 _ALIKE_SD, _KIND_SD, _ANY_SD = 2.0, 3.0, 3.0
 """Standard deviation of the log of a squared error that is taken from groups of the same pattern, of the same kind, or
 from all groups: factors of 2.7 and 4.5 in the error. Blocks of one pattern in a trained network differ so."""
 
-MOST_KEPT = 12
-"""Parts that are kept apart; the others join the one most like them, which takes the larger share of each group."""
+MOST_PARTS = 12
+"""Parts of the outputs that are told apart; the others join the one most like them."""
+
+
+class Knowledge:
+    """All that is known of a search's plans beside their evaluations; more of it is found out between plans.
+
+    Attributes:
+        prior: what the sampler knows by now.
+        terms: the roofline's, by which latencies are predicted; None where they cannot be.
+        emulator: of whole plans; None where an evaluation is an emulation itself.
+        seeds_first: how many seeds come before the sampler's first plan; None for all.
+    """
+
+    def __init__(
+        self,
+        record: StudyRecord,
+        space: SearchSpace,
+        toolchain: Toolchain,
+        settings: SearchSettings,
+        listener: Listener,
+        law: str,
+        data_dir: Path,
+        limits: Limits | None = None,
+    ) -> None:
+        """Ask for the roofline; errors go on where ``data_dir`` ends. ``law`` is the statistic that adds in squares."""
+        self._record, self._space, self._toolchain = record, space, toolchain
+        self._settings, self._listener, self._law = settings, listener, law
+        path, shared = data_dir / SENSITIVITY_JSON, SharedErrors(record, searched_as(law, settings))
+        self.errors = OneGroupErrors(space, toolchain, law, path, listener, shared, settings, limits)
+        self.emulator: PlanEmulator | None = None
+        if toolchain.error_source == "measured" and toolchain.emulation_holds:
+            self.emulator = PlanEmulator(space, toolchain, law, listener, settings, limits)
+        terms = in_fresh_processes(toolchain.latency_terms, toolchain, listener, "predicting latencies")
+        if isinstance(terms, Failure):
+            text = "no latency can be predicted, so the search learns it from builds alone"
+            listener.warning(f"{text}: {terms.message}")
+        self.terms = None if isinstance(terms, Failure) else terms
+        self._per_plan = toolchain.emulated_samples.per_plan
+        self.seeds_first = None if self._per_plan is None else SEEDS_FIRST
+        self._searched: dict[int, float] = {}  # number of an evaluation -> its error as the search weighs it
+        self._announced = ""
+        self._update()
+
+    def sampler(self) -> PrecisionSampler:
+        """Emulate the groups that are due by now; what proposes the next plan then.
+
+        Called before each proposal, so that none waits for many.
+        """
+        record, evaluations = self._record, self._record.evaluations()
+        if self._per_plan is None:
+            allowed = math.inf
+        else:
+            seeds, spent = len(self._space.seeds), record.spent
+            soon = min(max(AT_FIRST, _SOON * seeds * self._per_plan), _SOON * spent * self._per_plan)
+            allowed = soon + _PER_PLAN_SAMPLE * self._per_plan * max(0, spent - seeds)
+        if self.errors.take(allowed, wait=not self._announced) or not self._announced:
+            self._update()
+            self._announce()
+        to_learn = 0
+        if self.emulator is not None:
+            self.emulator.learn_measured(evaluations)
+            to_learn = self.emulator.affordable(_LEARNING_SHARE * median([e.build_s for e in evaluations] or [0.0]))
+        for evaluation in evaluations:
+            if evaluation.number not in self._searched:
+                self._searched[evaluation.number] = searched_error(evaluation.error, self._law, self._settings)
+        return PrecisionSampler(
+            replace(self.prior, groups=record.parameters(self.prior.groups)),
+            derive_seed(self._settings.seed, 0),
+            # Of metrics that do not add in squares the largest error so far bounds the front.
+            error_scale=REFERENCE_ERROR if record.metric in ADD_IN_SQUARES else math.inf,
+            emulate=self.emulator,
+            emulations_to_learn=to_learn,
+            errors=self._searched,
+            error_name=searched_as(self._law, self._settings),
+        )
+
+    def _update(self) -> None:
+        sensitivity = self.errors.sensitivity()
+        exact = self._toolchain.latency_source == "predicted"
+        self.prior = make_prior(self._space, sensitivity, self.terms, exact=exact, settings=self._settings)
+        if self.emulator is not None:
+            uncertain = {*sensitivity.doubts, *self._space.not_emulated}
+            self.emulator.learn({g: e for g, e in sensitivity.output_errors.items() if g not in uncertain})
+
+    def _announce(self) -> None:
+        sensitivity, text = self.errors.sensitivity(), "searching"
+        failed = sum(group not in sensitivity.errors for group in sensitivity.failed)
+        if missing := len(self._space.free) - len(sensitivity.errors) - failed:
+            text += f"; the errors of {missing} groups alone are estimated from groups like them"
+            text += ", and filled in meanwhile"
+        if failed:
+            text += f"; the errors of {failed} groups alone are estimated, since their emulation fails"
+        if text != self._announced:
+            self._announced = text
+            self._listener.stage(text)
 
 
 def make_prior(
@@ -32,6 +160,7 @@ def make_prior(
     terms: LatencyTerms | None,
     *,
     exact: bool,
+    settings: SearchSettings | None = None,
 ) -> Prior:
     """The sampler's prior: what is known about errors and latencies before any build.
 
@@ -39,21 +168,26 @@ def make_prior(
     these terms, so that they have no uncertainty; without terms none can be predicted.
     """
     groups, precisions = space.free, tuple(str(space.reduced_of(group)) for group in space.free)
-    errors = list(log_square_errors(space, sensitivity).values())
-    prior = Prior(
-        groups,
-        tuple(mean for mean, _ in errors) if sensitivity.errors else None,
-        log_square_sds=tuple(sd for _, sd in errors) if any(sd for _, sd in errors) else None,
-        part_shares=part_shares([_by_part(sensitivity, group) for group in groups]) if sensitivity.errors else None,
-        precisions=() if {*precisions} <= {str(Precision.FP16)} else precisions,
-    )
+    settings, law = settings or SearchSettings(), sensitivity.metric
+    prior = Prior(groups, precisions=() if {*precisions} <= {str(Precision.FP16)} else precisions)
+    if sensitivity.errors:
+        output_errors = sensitivity.output_errors
+        errors = {g: searched_error(e, law, settings) for g, e in output_errors.items()}
+        squares = log_square_errors(space, replace(sensitivity, errors={**sensitivity.errors, **errors}))
+        add = law in ADD_IN_SQUARES
+        parts = [part_errors(output_errors[g], law, settings) if add and g in output_errors else {} for g in groups]
+        prior = replace(
+            prior,
+            log_square_errors=tuple(mean for mean, _ in squares.values()),
+            log_square_sds=tuple(sd for _, sd in squares.values()),
+            part_shares=part_shares(parts),
+        )
     if terms is None:
         return prior
     boundaries = _boundaries(space, terms)
-    crossings = Crossings(prior.columns, tuple(boundaries))
     # What the pins and TF32 save against all-FP32, the Casts that the pins need under every plan counted in.
     pins = space.plan(dict.fromkeys(space.free, Precision.FP32))
-    casts = crossings.of(np.zeros((len(groups), 1), dtype=bool))[:, 0].tolist()
+    casts = Crossings(prior.columns, tuple(boundaries)).of(np.zeros((len(groups), 1), dtype=bool))[:, 0].tolist()
     crossed = sum(cost_ms * count for cost_ms, count in zip(boundaries.values(), casts, strict=True) if count)
     return replace(
         prior,
@@ -92,81 +226,65 @@ def _boundaries(space: SearchSpace, terms: LatencyTerms) -> dict[Boundary, float
     return boundaries
 
 
-def _by_part(sensitivity: Sensitivity, group: str) -> Mapping[Hashable, float] | None:
-    """Error of a group alone in each part of the outputs; None where that was not taken, or does not add in squares."""
-    error = sensitivity.output_errors.get(group)
-    if error is None or error.non_finite or sensitivity.metric not in ADD_IN_SQUARES:
-        return None
-    return dict[Hashable, float](error.by_part(sensitivity.metric).items())
-
-
 def log_square_errors(space: SearchSpace, sensitivity: Sensitivity) -> dict[str, tuple[float, float]]:
     """Of each free group, the log of its squared error and the standard deviation that is due to what was not taken.
 
     A group without an error has the mean of those of its pattern, else of its kind, else of all. That of one that is
     not emulated is in doubt till it is measured.
     """
-    taken_logs = {
+    logs = {
         group: math.inf if math.isinf(error) else 2.0 * math.log(max(error, ERROR_FLOOR))
         for group, error in sensitivity.errors.items()
     }
+    alike = {g.id: (f"pattern {g.pattern}" if g.pattern else "", f"kind {g.kind}", "any") for g in space.groups}
     finite: dict[str, list[float]] = {}
-    facts = {group.id: (f"pattern {group.pattern}", f"kind {group.kind}", "") for group in space.groups}
     for group in space.free:
-        if math.isfinite(taken_logs.get(group, math.inf)):
-            for fact in facts[group]:
-                finite.setdefault(fact, []).append(taken_logs[group])
-    return {
-        group: (taken_logs[group], _ANY_SD if group in space.not_emulated else 2.0 * sensitivity.doubts.get(group, 0.0))
-        if group in taken_logs
-        else _estimate(facts[group], finite)
-        for group in space.free
-    }
+        for fact in alike[group] if math.isfinite(logs.get(group, math.inf)) else ():
+            finite.setdefault(fact, []).append(logs[group])
+    squares: dict[str, tuple[float, float]] = {}
+    for group in space.free:
+        if group in logs:
+            doubt = _ANY_SD if group in space.not_emulated else 2.0 * sensitivity.doubts.get(group, 0.0)
+            squares[group] = logs[group], doubt
+            continue
+        squares[group] = math.log(1e-4**2), 4.5
+        for fact, sd in zip(alike[group], (_ALIKE_SD, _KIND_SD, _ANY_SD), strict=True):
+            if fact and (values := finite.get(fact)):
+                squares[group] = float(np.mean(values)), math.hypot(sd, float(np.std(values)))
+                break
+    return squares
 
 
-def _estimate(facts: tuple[str, str, str], finite: Mapping[str, list[float]]) -> tuple[float, float]:
-    for fact, sd in zip(facts, (_ALIKE_SD, _KIND_SD, _ANY_SD), strict=True):
-        values = finite.get(fact)
-        if values and fact != "pattern ":
-            return float(np.mean(values)), math.hypot(sd, float(np.std(values)))
-    return math.log(1e-4**2), 4.5
-
-
-def part_shares(errors: Sequence[Mapping[Hashable, float] | None]) -> tuple[tuple[float, ...], ...] | None:
+def part_shares(errors: Sequence[Mapping[str, float]]) -> tuple[tuple[float, ...], ...] | None:
     """Squared error of each group in each part, over that in its worst part, shape (n_groups, n_parts).
 
     A group whose errors are not known is taken to meet every part. None where one part decides whatever the plan.
     """
-    parts = list(dict.fromkeys(part for by_part in errors if by_part for part in by_part))
-    if len(parts) < 2:
-        return None
+    parts = list(dict.fromkeys(part for by_part in errors for part in by_part))
     shares = np.ones((len(errors), len(parts)))
     for row, by_part in zip(shares, errors, strict=True):
-        values = np.array([by_part.get(part, 0.0) if by_part else 0.0 for part in parts])
-        if np.isfinite(values).all() and values.max() > 0:
+        values = np.array([by_part.get(part, 0.0) for part in parts])
+        if np.isfinite(values).all() and values.max(initial=0.0) > 0:
             row[:] = (values / values.max()) ** 2
-    shares = _joined(_undominated(shares))
-    return None if shares.shape[1] < 2 else tuple(tuple(map(float, row)) for row in shares)
-
-
-def _undominated(shares: Floats) -> Floats:
-    """Without parts that have no larger share of any group than another one has."""
-    kept: list[int] = []
-    for part in np.argsort(-shares.sum(axis=0), kind="stable"):
-        if not any((shares[:, part] <= shares[:, other]).all() for other in kept):
-            kept.append(int(part))
-    return shares[:, sorted(kept)]
+    # A part that has no larger share of any group than another one never decides.
+    chosen: list[int] = []
+    for part in np.argsort(-shares.sum(axis=0), kind="stable").tolist():
+        if not any((shares[:, part] <= shares[:, other]).all() for other in chosen):
+            chosen.append(part)
+    if len(chosen) < 2:
+        return None
+    shares = _joined(shares[:, sorted(chosen)])
+    return tuple(tuple(map(float, row)) for row in shares)
 
 
 def _joined(shares: Floats) -> Floats:
-    """At most ``MOST_KEPT`` parts: those that differ most, each with what is most like it."""
-    count = shares.shape[1]
-    if count <= MOST_KEPT:
+    """At most ``MOST_PARTS`` parts: those that differ most, each with the larger share of what is most like it."""
+    if shares.shape[1] <= MOST_PARTS:
         return shares
-    kept = [int(shares.sum(axis=0).argmax())]
-    apart = np.abs(shares - shares[:, kept]).max(axis=0)
-    while len(kept) < MOST_KEPT:
-        kept.append(int(apart.argmax()))
-        apart = np.minimum(apart, np.abs(shares - shares[:, kept[-1:]]).max(axis=0))
-    nearest = np.abs(shares[:, :, None] - shares[:, None, kept]).max(axis=0).argmin(axis=1)
-    return np.stack([shares[:, nearest == k].max(axis=1) for k in range(len(kept))], axis=1)
+    centres = [int(shares.sum(axis=0).argmax())]
+    apart = np.abs(shares - shares[:, centres]).max(axis=0)
+    while len(centres) < MOST_PARTS:
+        centres.append(int(apart.argmax()))
+        apart = np.minimum(apart, np.abs(shares - shares[:, centres[-1:]]).max(axis=0))
+    nearest = np.abs(shares[:, :, None] - shares[:, None, centres]).max(axis=0).argmin(axis=1)
+    return np.stack([shares[:, nearest == k].max(axis=1) for k in range(len(centres))], axis=1)

@@ -33,13 +33,10 @@ from mptune.tuning.listener import Listener, count_down
 from mptune.tuning.reasons.unconfirmed import Unconfirmed
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.sessions import Sessions, anchored
-from mptune.tuning.steps.attempts import ATTEMPTS, FAULTS_IN_A_ROW, in_fresh_processes, once_more, run_control
+from mptune.tuning.steps.attempts import FAULTS_IN_A_ROW, check_machine, once_more, try_twice
 from mptune.tuning.steps.limits import Limits
 
 _PREFIX = "confirm:"
-
-_VAIN = 2
-"""After so many plans that gave NaN or Inf in a fresh process again, others are believed at once."""
 
 
 def candidates(
@@ -191,11 +188,11 @@ def measure_again(
 ) -> set[str]:
     """Measure rounds of points, such as ``missing`` lists them, and write each down when it is taken.
 
-    A point that fails is tried once more in a fresh process, then left for the next session. After several failures in
-    a row all-FP32 is run, as a control.
+    A point that fails is tried once more in a fresh process, then left for the next session. After five faults in a row
+    all-FP32 is run, as a control.
     """
     failed: set[str] = set()
-    in_a_row = in_vain = 0
+    faults, doubts = 0, True  # doubts: until a second measurement has confirmed that a plan is not finite
     last: int | None = None
     for index, (number, point) in enumerate(todo):
         count_down(listener, record.spent + index, len(todo) - index)
@@ -208,20 +205,20 @@ def measure_again(
             continue
         job = partial(toolchain.evaluate, point.plan, "held_out")
         what = f"re-measuring plan {point.plan.fingerprint}"
-        result = in_fresh_processes(job, toolchain, listener, what, attempts=ATTEMPTS)
-        if not isinstance(result, Failure) and in_vain < _VAIN:
-            result = once_more(job, result, partial(_doubt, point), toolchain, listener)
-            in_vain += bool(_doubt(point, result))
+        result = try_twice(job, toolchain, listener, what)
         if isinstance(result, Failure):
             failed.add(point.plan.fingerprint)
             record.set_note(_key(point.plan, number), {"failure": result.to_json()})
-            in_a_row += ATTEMPTS
-            if in_a_row >= FAULTS_IN_A_ROW and (baseline := record.baseline()) is not None:
-                run_control(partial(toolchain.evaluate, baseline.plan), toolchain, listener, in_a_row)
-                in_a_row = 0
-        else:
-            in_a_row = 0
-            record.set_note(_key(point.plan, number), _to_note(anchored(record, result)))
+            faults += 2
+            if faults >= FAULTS_IN_A_ROW and (baseline := record.baseline()) is not None:
+                check_machine(partial(toolchain.evaluate, baseline.plan), toolchain, listener, faults)
+                faults = 0
+            continue
+        faults = 0
+        if doubts and _doubt(point, result):
+            result = once_more(job, result, partial(_doubt, point), toolchain, listener)
+            doubts = not _doubt(point, result)
+        record.set_note(_key(point.plan, number), _to_note(anchored(record, result)))
     return failed
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,10 +19,10 @@ import numpy as np
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.files import read_json, write_json
-from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.json_form import JsonForm
+from mptune.settings import SearchSettings
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
-from mptune.tuning.fronts.searched_error import SearchedError
+from mptune.tuning.fronts.searched_error import stored, suffices
 from mptune.tuning.listener import Listener
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.emulated import emulate_outputs
@@ -45,7 +45,7 @@ _ASSUMED_SPREAD, _ASSUMED_WEIGHT = 0.4, 2.0
 freedom the groups' common spread stands for beside a group's own."""
 
 _SHARE = 0.25
-"""Of the groups that could do with more samples so many come first, those of which least is known."""
+"""Of the groups that could do with more samples this share comes first, those of which least is known."""
 
 _UNSEEN_DOUBT = 1.0
 """Relative doubt of an error that was zero on the samples taken so far: others may show one."""
@@ -59,7 +59,7 @@ class Sensitivity(JsonForm):
         metric: the statistic.
         errors: group id -> error with that group alone in FP16; ``inf`` where it is not finite. Groups whose error has
             not been taken are missing.
-        output_errors: group id -> the statistics behind its error, by sample; missing where nothing can be added.
+        output_errors: group id -> the statistics behind its error, by sample.
         doubts: group id -> standard deviation of the logarithm of its error, against the error on all samples; missing
             where all were taken.
         failed: groups whose emulation failed for good, which says nothing about their error. Those that were taken on
@@ -74,13 +74,9 @@ class Sensitivity(JsonForm):
 
     def ignoring(self, outputs: Collection[str]) -> Sensitivity:
         """The same without some outputs of the model."""
-        return self.judged(SearchedError(self.metric, ignored=tuple(outputs)))
-
-    def judged(self, searched: SearchedError) -> Sensitivity:
-        """The same errors as the sampler judges them."""
-        judged = {group: searched.of(error) for group, error in self.output_errors.items()}
-        errors = {**self.errors, **{g: _value(e, self.metric) for g, e in judged.items()}}
-        return replace(self, errors=errors, output_errors=judged)
+        counted = {group: error.without(outputs) for group, error in self.output_errors.items()}
+        errors = {**self.errors, **{g: _value(e, self.metric) for g, e in counted.items()}}
+        return replace(self, errors=errors, output_errors=counted)
 
     def save(self, path: Path) -> None:
         """Write the JSON file that ``load`` reads."""
@@ -90,9 +86,9 @@ class Sensitivity(JsonForm):
     def load(cls, path: Path, metric: str) -> Sensitivity:
         """What was written for this metric; empty where there is nothing that can be read."""
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            kept = cls.from_json(read_json(path))
-            if kept.metric == metric:
-                return kept
+            read = cls.from_json(read_json(path))
+            if read.metric == metric:
+                return read
         return cls(metric, {})
 
 
@@ -104,14 +100,9 @@ class _Job:
     part: range
     groups: tuple[str, ...]
 
-    @property
-    def cost(self) -> int:
-        """Samples times groups."""
-        return len(self.part) * len(self.groups)
-
 
 class OneGroupErrors:
-    """Takes one-group errors, a few at a time, and keeps what is known of them."""
+    """Takes one-group errors, a few at a time, and keeps them in a file and in the study."""
 
     def __init__(
         self,
@@ -121,29 +112,24 @@ class OneGroupErrors:
         path: Path,
         listener: Listener,
         shared: SharedErrors | None = None,
-        sleep: Callable[[float], None] = time.sleep,
-        searched: SearchedError | None = None,
+        settings: SearchSettings | None = None,
         limits: Limits | None = None,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._searched = searched or SearchedError(metric)
-        self._limits = limits
-        self._space = space
-        self._toolchain = toolchain
-        self._metric = metric
-        self._path = path
-        self._listener = listener
-        self._shared = shared
-        self._sleep = sleep
+        """Go on where the file at ``path`` ends; ``metric`` is the statistic that adds in squares."""
+        self._space, self._toolchain, self._listener = space, toolchain, listener
+        self._metric, self._settings = metric, settings or SearchSettings()
+        self._path, self._shared, self._limits, self._sleep = path, shared, limits, sleep
         self._parts = toolchain.emulated_samples.parts
-        recorded = Sensitivity.load(path, metric)
-        kept = {g: error for g, error in recorded.output_errors.items() if g in space.free}
+        self._saved = Sensitivity.load(path, metric)
         # Under tolerances that the search did not have before, errors are taken anew.
-        self._errors = {g: self._searched.kept(error) for g, error in kept.items() if self._searched.is_kept(error)}
-        self._failed = {g for g in recorded.failed if g in space.free}
-        self._fp32 = PrecisionPlan.uniform(space.model_sha256, [g.id for g in space.groups], Precision.FP32)
-        self._saved = recorded
-        self._sensitivity: Sensitivity | None = None  # kept till more is taken: both are asked for before every plan
-        self._doubted: dict[str, float] | None = None
+        self._errors = {
+            group: error
+            for group, error in self._saved.output_errors.items()
+            if group in space.free and suffices(error, metric, self._settings)
+        }
+        self._failed = {group for group in self._saved.failed if group in space.free}
+        self._doubted: dict[str, float] | None = None  # until more is taken: asked for before every plan
 
     @property
     def spent(self) -> int:
@@ -157,9 +143,15 @@ class OneGroupErrors:
         """
         before = self.spent
         while self._limits is None or self._limits.reached() is None:
-            self._read_shared()
-            jobs = [job for job in self._wanted() if self.spent + job.cost <= allowed]
-            job = self._claim(jobs)
+            if self._shared is not None:
+                for part, errors in self._shared.results():
+                    for group in errors.keys() & set(self._space.free):
+                        self._add(group, part, errors[group])
+            jobs = [job for job in self._wanted() if self.spent + len(job.part) * len(job.groups) <= allowed]
+            job = jobs[0] if jobs else None
+            if self._shared is not None:
+                key = self._shared.claim([job.key for job in jobs])
+                job = next((job for job in jobs if job.key == key), None)
             if job is not None:
                 self._do(job)
             elif jobs and wait:
@@ -170,61 +162,48 @@ class OneGroupErrors:
         return self.spent > before
 
     def sensitivity(self) -> Sensitivity:
-        """All that is known, as the sampler judges it."""
-        return self.unjudged().judged(self._searched)
-
-    def unjudged(self) -> Sensitivity:
-        """The same by the metric, with the statistics of ignored outputs: another call may not ignore them."""
-        if self._sensitivity is not None:
-            return self._sensitivity
-        ignored = self._searched.ignored
-        values = {g: _value(error.without(ignored), self._metric) for g, error in self._errors.items()}
-        doubts = self._doubts()
-        free = [g for g in self._space.free if g in values]
-        self._sensitivity = Sensitivity(
+        """All that is known, by the metric, without the outputs that are ignored; of those the statistics stay."""
+        doubts, free = self._doubts(), [group for group in self._space.free if group in self._errors]
+        return Sensitivity(
             self._metric,
-            {g: values[g] for g in free},
+            {g: _value(self._errors[g].without(self._settings.ignore), self._metric) for g in free},
             {g: self._errors[g] for g in free},
             {g: doubts[g] for g in free if doubts.get(g)},
-            tuple(g for g in self._space.free if g in self._failed),
+            tuple(group for group in self._space.free if group in self._failed),
         )
-        return self._sensitivity
-
-    # -- what comes next ----------------------------------------------------------------------------------------
 
     def _wanted(self) -> list[_Job]:
         """Jobs: a first sample of each group, then more of those whose error is in doubt, the most doubted first.
 
         Where emulations take long, groups that repeat a pattern wait until every pattern is known.
         """
-        free = set(self._space.free)
+        free, doubts = set(self._space.free), self._doubts()
+        is_quick = self._toolchain.emulated_samples.per_plan is None
         first_of = {group.pattern or group.id: group.id for group in reversed(self._space.groups) if group.id in free}
-        firsts = set(first_of.values())
+        firsts = free if is_quick else set(first_of.values())
         lists = [g for g in self._space.free if g in firsts], [g for g in self._space.free if g not in firsts]
-        if self._toolchain.emulated_samples.per_plan is None:
-            lists = [*self._space.free], []
-        doubts = self._doubts()
-        lacking: list[tuple[str, range, tuple[str, ...]]] = []
+
+        def is_lacking(group: str, part: range) -> bool:
+            if group in self._failed or self._samples(group) != part.start:
+                return False
+            return part.start == 0 or is_quick or doubts[group] > KNOWN_WELL
+
+        lacking: list[_Job] = []
         for name, groups in zip(("", "r"), lists, strict=True):
             for number, start in enumerate(range(0, len(groups), _AT_A_TIME)):
-                chunk = groups[start : start + _AT_A_TIME]
                 for index, part in enumerate(self._parts):
-                    few = tuple(g for g in chunk if self._lacks(g, part, doubts))
-                    if few:
-                        lacking.append((f"{index}:{name}{number}", part, few))
-        worth = {g: doubts[g] ** 2 / len(part) for _, part, few in lacking if part.start for g in few}
-        least = float(np.quantile(list(worth.values()), 1.0 - _SHARE)) if worth else 0.0
-        jobs = [(key, part, tuple(g for g in few if not part.start or worth[g] >= least)) for key, part, few in lacking]
-        return sorted(
-            (_Job(*job) for job in jobs if job[2]),
-            key=lambda job: (job.part.start > 0, -sum(worth.get(g, 0.0) for g in job.groups) / len(job.groups)),
-        )
+                    few = tuple(g for g in groups[start : start + _AT_A_TIME] if is_lacking(g, part))
+                    lacking += [_Job(f"{index}:{name}{number}", part, few)] if few else []
 
-    def _lacks(self, group: str, part: range, doubts: Mapping[str, float]) -> bool:
-        """Whether this is the next part of a group that needs one."""
-        if group in self._failed or self._samples(group) != part.start:
-            return False
-        return part.start == 0 or self._toolchain.emulated_samples.per_plan is None or doubts[group] > KNOWN_WELL
+        # What a sample takes away of a doubt: of the groups that could do with more, those with most of it come first.
+        worth = {g: doubts[g] ** 2 / len(job.part) for job in lacking if job.part.start for g in job.groups}
+        least = float(np.quantile(list(worth.values()), 1.0 - _SHARE)) if worth else 0.0
+        chosen = [replace(j, groups=tuple(g for g in j.groups if worth.get(g, least) >= least)) for j in lacking]
+
+        def rank(job: _Job) -> tuple[bool, float]:
+            return job.part.start > 0, -sum(worth.get(g, 0.0) for g in job.groups) / len(job.groups)
+
+        return sorted((job for job in chosen if job.groups), key=rank)
 
     def _samples(self, group: str) -> int:
         return self._errors[group].sample_count if group in self._errors else 0
@@ -238,43 +217,36 @@ class OneGroupErrors:
         if self._doubted is not None:
             return self._doubted
         count = self._parts[-1].stop
-        counted = {g: self._searched.of(error) for g, error in self._errors.items()}
+        counted = {group: error.without(self._settings.ignore) for group, error in self._errors.items()}
         own = {g: spread for g, e in counted.items() if (spread := _spread(e, self._metric)) is not None}
         squares = [spread**2 for spread in own.values()]
         common = math.sqrt(float(np.mean(squares))) if squares else _ASSUMED_SPREAD
-        doubts = {}
+        self._doubted = {}
         for group, error in counted.items():
-            count_taken, value = error.sample_count, _value(error, self._metric)
-            if count_taken >= count or math.isinf(value):
-                doubts[group] = 0.0
+            n, value = error.sample_count, _value(error, self._metric)
+            if n >= count or math.isinf(value):
+                self._doubted[group] = 0.0
             elif value <= ERROR_FLOOR:
-                doubts[group] = _UNSEEN_DOUBT
+                self._doubted[group] = _UNSEEN_DOUBT
             else:
-                weight = count_taken - 1 if group in own else 0
+                weight = n - 1 if group in own else 0
                 square = (_ASSUMED_WEIGHT * common**2 + weight * own.get(group, 0.0) ** 2) / (_ASSUMED_WEIGHT + weight)
-                doubts[group] = math.sqrt(square * (1.0 - count_taken / count) / count_taken)
-        self._doubted = doubts
-        return doubts
-
-    # -- taking it ----------------------------------------------------------------------------------------------
-
-    def _claim(self, jobs: Sequence[_Job]) -> _Job | None:
-        if self._shared is None:
-            return jobs[0] if jobs else None
-        key = self._shared.claim([job.key for job in jobs])
-        return next((job for job in jobs if job.key == key), None)
+                self._doubted[group] = math.sqrt(square * (1.0 - n / count) / n)
+        return self._doubted
 
     def _do(self, job: _Job) -> None:
-        tried, free = self._failed | self._errors.keys(), len(self._space.free)
-        text = f"one-group errors: {len(tried)} of {free} groups"
+        """Emulate the groups of a job, each alone, and write down what comes of it."""
+        tried, doubts = self._failed | self._errors.keys(), self._doubts()
+        text = f"one-group errors: {len(tried)} of {len(self._space.free)} groups"
         if job.part.start:
-            doubts = self._doubts()
             text += f", {sum(doubts.get(g, 0.0) <= KNOWN_WELL for g in tried)} of them to {KNOWN_WELL:.0%}"
         self._listener.stage(text)
-        plans = [self._fp32.replace({group: self._space.reduced_of(group)}) for group in job.groups]
+        plans = [self._space.all_fp32.replace({group: self._space.reduced_of(group)}) for group in job.groups]
         outputs = emulate_outputs(self._toolchain, plans, self._listener, job.part if len(self._parts) > 1 else None)
-        kept = (None if error is None else self._searched.kept(error) for error in outputs)
-        errors = dict(zip(job.groups, kept, strict=True))
+        errors = {
+            group: None if error is None else stored(error, self._metric, self._settings)
+            for group, error in zip(job.groups, outputs, strict=True)
+        }
         for group, error in errors.items():
             self._add(group, job.part, error)
         if self._shared is not None:
@@ -284,10 +256,9 @@ class OneGroupErrors:
     def _add(self, group: str, part: range, error: OutputError | None) -> None:
         """Add what a part of the samples showed; None where emulation fails, which is no evidence of overflow."""
         if error is None:
-            self._sensitivity = None
             self._failed.add(group)
         elif self._samples(group) == part.start:
-            self._sensitivity = self._doubted = None
+            self._doubted = None
             earlier = self._errors.get(group)
             joined = error if earlier is None else earlier.with_samples_of(error)
             if earlier is None or (earlier.per_output.keys() == error.per_output.keys() and joined.has(self._metric)):
@@ -295,16 +266,8 @@ class OneGroupErrors:
             else:  # Outputs whose shape depends on values were compared in another way: the parts do not add up.
                 self._failed.add(group)
 
-    def _read_shared(self) -> None:
-        if self._shared is not None:
-            for part, errors in self._shared.results():
-                for group, error in errors.items():
-                    if group in self._fp32.precision:
-                        self._add(group, part, error)
-
     def _save(self) -> None:
-        sensitivity = self.unjudged()
-        if sensitivity != self._saved:
+        if (sensitivity := self.sensitivity()) != self._saved:
             sensitivity.save(self._path)
             self._saved = sensitivity
 

@@ -34,9 +34,7 @@ ON_GPU = [
 ]
 
 
-@pytest.fixture(
-    params=["cpu", "device", "device-no-graph", *(pytest.param(name, marks=pytest.mark.gpu) for name in ON_GPU)]
-)
+@pytest.fixture(params=["cpu", "device", "device-no-graph", *ON_GPU])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
     """Opens sessions of one implementation and closes them in the end; on ``device``, TensorRT's in host memory."""
     name = request.param.removesuffix("-no-graph")

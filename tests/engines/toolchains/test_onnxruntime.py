@@ -21,7 +21,7 @@ from mptune.graph.plan import Precision
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.settings import SearchSettings
 from mptune.targets.target import load_target
-from mptune.tuning.steps.kernels import MissingKernels
+from mptune.tuning.facts import MissingKernels
 from tests.engines.conftest import QUICK
 from tests.engines.engine_support import make_context
 from tests.engines.jobs.test_placement import save_sampling

@@ -31,7 +31,7 @@ from mptune.processes.parent import Worker
 from mptune.settings import EngineChoice, TensorRtSettings, WorkerSettings
 from mptune.targets.detect import Gpu
 from mptune.targets.target import load_target
-from mptune.tuning.steps.kernels import MissingKernels
+from mptune.tuning.facts import MissingKernels
 from tests.device.bench import Bench
 from tests.device.machines import ORIN, become
 from tests.engines.engine_support import install, make_context
@@ -283,8 +283,7 @@ def test_a_gru_is_kept_out_of_bf16(tmp_path: Path) -> None:
     assert not isinstance(missing, Failure)
     assert {node.op_type for node in missing} == {"GRU"}
     kernels = MissingKernels({Precision.BF16: missing})
-    kernels.save(tmp_path / "kernels.json")
-    assert MissingKernels.load(tmp_path / "kernels.json") == kernels
+    assert MissingKernels.from_json(kernels.to_json()) == kernels
     pins = kernels.pins(context.grouped, Precision.BF16)
     text = "the ONNX parser of TensorRT-RTX 1.7 refuses GRU in BF16; TensorRT's own has not been tried"
     assert set(pins.values()) == {text}

@@ -14,7 +14,7 @@ from mptune.graph.grouping.groups import FOLDED, LayerGroup, find_fitting_groups
 from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
 from mptune.graph.loading.model import Model, load_model
 from tests.graph import models
-from tests.graph.hazards.observed import seen_at
+from tests.graph.hazards.observed import magnitudes_of
 from tests.graph.models import constant, node, text, value, weight
 
 HERE = Path(__file__).parents[1]
@@ -261,7 +261,9 @@ def test_the_scaling_of_an_input_is_apart_from_the_product_that_it_feeds(tmp_pat
     model = load_model(models.save(text(graph, *constants), tmp_path))
     groups = find_groups(model, granularity)  # type: ignore[arg-type]
     assert [group.nodes for group in groups] == [("centre", "scale"), ("nchw", "conv", "relu")]
-    pinned = pinned_by_hazards(find_hazards(GroupedModel(model, groups), seen_at({"image": 65535.0, "scaled": 1.8})))
+    pinned = pinned_by_hazards(
+        find_hazards(GroupedModel(model, groups), magnitudes_of({"image": 65535.0, "scaled": 1.8}))
+    )
     assert list(pinned) == [groups[0].id]
 
 

@@ -13,8 +13,8 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.hazards.find import find_hazards
 from mptune.graph.hazards.hazard import Hazard
+from mptune.graph.hazards.observed_values import NodeFacts, ObservedValues, TensorRange
 from mptune.graph.hazards.probes import facts_on, range_of
-from mptune.graph.hazards.seen import NodeFacts, Seen, TensorRange
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision
 from mptune.graph.writing.observe import observed_parts, write_with_outputs
@@ -23,9 +23,9 @@ from tests.graph import models
 from tests.graph.helpers import run
 
 
-def seen_at(magnitudes: Mapping[str, float]) -> Seen:
+def magnitudes_of(magnitudes: Mapping[str, float]) -> ObservedValues:
     """Values of which nothing but the largest magnitudes is known."""
-    return Seen({tensor: TensorRange(absmax) for tensor, absmax in magnitudes.items()})
+    return ObservedValues({tensor: TensorRange(absmax) for tensor, absmax in magnitudes.items()})
 
 
 def ranges_on(
@@ -55,5 +55,5 @@ def ranges_on(
 def hazards_on(proto: onnx.ModelProto, feed: Mapping[str, np.ndarray], folder: Path) -> tuple[Hazard, ...]:
     """Hazards of a model on one sample."""
     model = load_model(models.save(proto, folder))
-    seen = Seen(ranges_on(model, [feed], folder))
+    seen = ObservedValues(ranges_on(model, [feed], folder))
     return find_hazards(GroupedModel(model, find_groups(model)), seen)

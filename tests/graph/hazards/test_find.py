@@ -11,11 +11,11 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.hazards.find import find_hazards, over_threshold, pinned_by_hazards
 from mptune.graph.hazards.hazard import Hazard
-from mptune.graph.hazards.seen import Seen, TensorRange
+from mptune.graph.hazards.observed_values import ObservedValues, TensorRange
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision
 from tests.graph import models
-from tests.graph.hazards.observed import seen_at
+from tests.graph.hazards.observed import magnitudes_of
 from tests.graph.models import constant, text, weight
 
 
@@ -50,10 +50,10 @@ def test_a_product_with_minus_1e9_pins_nothing(tmp_path: Path) -> None:
     """(1 - mask) * -65504 masks as well; its product reaches 1e9 in FP32 only."""
     seen = {"drop": 1.0, "bias": 1e9, "masked": 1e9, "scaled": 3.0}
     for ranges in ({}, seen, {**seen, "masked": 1e9 + 64}):
-        _, found = hazards(models.attention(-1e9), tmp_path, seen=seen_at(ranges))
+        _, found = hazards(models.attention(-1e9), tmp_path, observed=magnitudes_of(ranges))
         assert [(h.severity, h.value, h.code) for h in found] == [("info", 1e9, "mask")]
         assert pinned_by_hazards(found) == {}
-    _, found = hazards(models.attention(-1e9), tmp_path, seen=seen_at({**seen, "drop": 7e4}))
+    _, found = hazards(models.attention(-1e9), tmp_path, observed=magnitudes_of({**seen, "drop": 7e4}))
     assert {h.place.tensor for h in found if h.rules_out(Precision.FP16)} >= {"drop"}, "its own values do not fit"
 
 
@@ -75,7 +75,7 @@ def test_a_mask_is_one_through_views(view: str, tmp_path: Path) -> None:
         <int64[2] shape = {{4, 4}}, int64[1] start = {{0}}, int64[1] end = {{4}}>
         {{ h = Mul(drop, huge) e = {view} a = Add(x, e) i = Identity(a) y = Softmax(i) }}"""
     ranges = {"h": 1e9, "e": 1e9, "a": 1e9, "i": 1e9, "drop": 1.0, "x": 3.0}
-    _, found = hazards(text(graph, HUGE), tmp_path, seen=seen_at(ranges))
+    _, found = hazards(text(graph, HUGE), tmp_path, observed=magnitudes_of(ranges))
     assert {(h.severity, h.code) for h in found} == {("info", "mask")}
 
 
@@ -150,10 +150,10 @@ def test_a_finite_mask_seen_on_data_pins_no_attention_core(tmp_path: Path) -> No
     model = load_model(models.save(proto, tmp_path))
     grouped = GroupedModel(model, find_groups(model))
     ranges = {"bias": -lowest, "masked": -lowest, "scaled": 3.0, "scores": 9.0}
-    found = find_hazards(grouped, seen_at(ranges))
+    found = find_hazards(grouped, magnitudes_of(ranges))
     assert pinned_by_hazards(found) == {}
     assert {(h.severity, h.code, h.place.tensor) for h in found} == {("info", "overflow", "lowest")}
-    far = find_hazards(grouped, seen_at({**ranges, "scaled": 100.0}))
+    far = find_hazards(grouped, magnitudes_of({**ranges, "scaled": 100.0}))
     assert pinned_by_hazards(far) == {}
     assert {(h.severity, h.place.tensor) for h in far if h.severity != "info"} == {("warning", "masked")}, (
         "-65504 - 100 is -inf"
@@ -163,18 +163,19 @@ def test_a_finite_mask_seen_on_data_pins_no_attention_core(tmp_path: Path) -> No
 def test_large_values_that_are_not_added_before_a_softmax_pin_their_group(tmp_path: Path) -> None:
     nodes = "[choose] a = Where(keep, x, huge) [product] y = MatMul(a, w)"
     proto = text(f"(float[4,4] x, bool[4,4] keep) => (float[4,4] y) {{ {nodes} }}", HUGE, weight("w", 4, 4))
-    _, found = hazards(proto, tmp_path, seen=seen_at({"a": 1e9, "x": 1.0}))
+    _, found = hazards(proto, tmp_path, observed=magnitudes_of({"a": 1e9, "x": 1.0}))
     assert {h.place.node for h in found if h.code == "overflow"} == {"choose", "product"}
     assert pinned_by_hazards(found).keys() == {h.place.group for h in found}
     assert pinned_by_hazards(found, is_measured=True) == {}
-    _, given = hazards(proto, tmp_path, seen=seen_at({"a": 1e9, "x": 7e4}))
+    _, given = hazards(proto, tmp_path, observed=magnitudes_of({"a": 1e9, "x": 7e4}))
     assert pinned_by_hazards(given, is_measured=True), "not because of the constant alone"
 
 
 def test_what_goes_wrong_first_is_named_first(tmp_path: Path) -> None:
     nodes = "[Mul] z = Mul(x, x) [Mean] y = ReduceMean(z) [Add] w = Add(y, e) v = Sqrt(w) a = Div(x, v)"
     proto = text(f"(float[n,8] x) => (float[n,8] a) <float e = {{1e-12}}> {{ {nodes} }}")
-    found = hazards(proto, tmp_path, seen=seen_at({"z": 1e6, "y": 2e5, "w": 2e5}))[1]
+    found = hazards(proto, tmp_path, observed=magnitudes_of({"z": 1e6, "y": 2e5, "w": 2e5}))[1]
     assert [h.place.node for h in found if h.code == "overflow"] == ["Mul", "Mean", "Add"]
-    found = hazards(proto, tmp_path, seen=Seen({"a": TensorRange(1e6), "y": TensorRange(2.0, highest=2.0)}))[1]
+    observed = ObservedValues({"a": TensorRange(1e6), "y": TensorRange(2.0, highest=2.0)})
+    found = hazards(proto, tmp_path, observed=observed)[1]
     assert [h.code for h in found if not h.is_note and h.severity != "info"] == ["vanishing-epsilon", "overflow"]

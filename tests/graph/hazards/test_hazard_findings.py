@@ -16,13 +16,15 @@ from mptune.graph.hazards.hazard import hazard_findings, near_the_end
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision
 from tests.graph import models
-from tests.graph.hazards.observed import seen_at
+from tests.graph.hazards.observed import magnitudes_of
 from tests.graph.models import constant, text, weight
 
 
 def findings(proto: onnx.ModelProto, folder: Path, ranges: dict[str, float] | None = None) -> tuple[Finding, ...]:
     model = load_model(models.save(proto, folder))
-    return hazard_findings(find_hazards(GroupedModel(model, find_groups(model)), seen_at(ranges or {})), "inspect")
+    return hazard_findings(
+        find_hazards(GroupedModel(model, find_groups(model)), magnitudes_of(ranges or {})), "inspect"
+    )
 
 
 def codes(proto: onnx.ModelProto, folder: Path, ranges: dict[str, float] | None = None) -> list[tuple[str, str]]:
@@ -58,7 +60,7 @@ def test_a_value_near_the_end_of_fp16_is_said_in_the_words_of_its_hazard(
 ) -> None:
     model = load_model(models.save(models.mlp(), tmp_path))
     hazards = find_hazards(
-        GroupedModel(model, find_groups(model)), seen_at({"h": 0.9 * reached if is_named else 2e4, "r": reached})
+        GroupedModel(model, find_groups(model)), magnitudes_of({"h": 0.9 * reached if is_named else 2e4, "r": reached})
     )
     said = near_the_end(hazards)
     assert bool(said) == is_named
@@ -126,7 +128,7 @@ def test_what_becomes_an_index_is_kept_out_of_the_precisions_that_do_not_hold_it
     model = load_model(models.save(proto, tmp_path))
     grouped = GroupedModel(model, find_groups(model, "op"))
     ranges = {"x": 60.0, "row": largest / 50.0, "start": largest, "sum": largest, "at": largest}
-    hazards = find_hazards(grouped, seen_at(ranges), precisions=("fp32", "fp16", "bf16"))
+    hazards = find_hazards(grouped, magnitudes_of(ranges), precisions=("fp32", "fp16", "bf16"))
     nodes_of = {group.id: group.nodes for group in grouped.groups}
     for precision in (Precision.FP16, Precision.BF16):
         pinned = {name for group in pinned_by_hazards(hazards, precision) for name in nodes_of[group]}

@@ -11,7 +11,7 @@ from mptune.finding import Finding
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.hazards.masks import masked_row_findings
-from mptune.graph.hazards.seen import Seen
+from mptune.graph.hazards.observed_values import ObservedValues
 from mptune.graph.loading.model import load_model
 from tests.graph.hazards.observed import ranges_on
 from tests.graph.models import constant, save, text
@@ -35,7 +35,7 @@ def found(form: str, lowest: float, folder: Path, opset: int = 17) -> tuple[Find
     mask = np.zeros((4, LENGTH, LENGTH), np.float32)
     mask[2, -1, :] = mask[:, 0, 1:] = lowest
     x = np.random.default_rng(1).standard_normal((LENGTH, LENGTH, LENGTH)).astype(np.float32)
-    seen = Seen(ranges_on(model, [{"x": x[k : k + 1], "mask": mask[k : k + 1]} for k in range(4)], folder))
+    seen = ObservedValues(ranges_on(model, [{"x": x[k : k + 1], "mask": mask[k : k + 1]} for k in range(4)], folder))
     return masked_row_findings(GroupedModel(model, find_groups(model)), seen, "inspect")
 
 

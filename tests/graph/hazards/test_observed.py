@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mptune.graph.hazards.observed_values import TensorRange
 from mptune.graph.hazards.probes import range_of
-from mptune.graph.hazards.seen import TensorRange
 from mptune.graph.loading.model import load_model
 from mptune.graph.writing import observe
 from mptune.graph.writing.weights import WeightBank

@@ -14,7 +14,7 @@ from mptune.graph.grouping.groups import find_groups
 from mptune.graph.hazards.find import find_split, pinned_by_hazards
 from mptune.graph.loading.model import load_model
 from tests.graph import models
-from tests.graph.hazards.observed import seen_at
+from tests.graph.hazards.observed import magnitudes_of
 from tests.graph.models import constant, text
 
 WIDTH = 64
@@ -31,7 +31,7 @@ def network(scale: float) -> onnx.ModelProto:
 
 def split(scale: float, ranges: dict[str, float], folder: Path) -> tuple[GroupedModel, dict[str, str]]:
     model = load_model(models.save(network(scale), folder))
-    grouped, hazards = find_split(GroupedModel(model, find_groups(model)), seen_at(ranges))
+    grouped, hazards = find_split(GroupedModel(model, find_groups(model)), magnitudes_of(ranges))
     return grouped, pinned_by_hazards(hazards)
 
 

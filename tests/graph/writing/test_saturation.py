@@ -13,7 +13,7 @@ from mptune.diagnosis.pairs.structure import align
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
-from mptune.graph.hazards.seen import Seen
+from mptune.graph.hazards.observed_values import ObservedValues
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
@@ -151,7 +151,7 @@ def test_all_of_a_masked_block_may_be_reduced_and_no_group_is_pinned(name: str, 
         on = switched.on(plan)
         by_switch = run(path, {**feed, **{s: np.array(s in on) for s in every}})["y"]
         assert np.array_equal(by_switch, emulated)
-    hazards = find_hazards(grouped, Seen(ranges_on(grouped.model, [feed], tmp_path)))
+    hazards = find_hazards(grouped, ObservedValues(ranges_on(grouped.model, [feed], tmp_path)))
     for precision in REDUCED:
         assert pinned_by_hazards(hazards, precision, is_measured=True) == {}
     if name == "sentinel":  # the smallest of the others is no softmax's mask

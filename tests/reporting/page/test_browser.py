@@ -19,8 +19,8 @@ from mptune.choice import Choice, ChoiceLimits
 from mptune.engines.environment import Environment
 from mptune.reporting.page.document import PageContent
 from mptune.reporting.page.html import write_report
+from mptune.tuning.confirmation import Confirmation
 from mptune.tuning.fronts.choosing import choose
-from mptune.tuning.runs.confirmation import Confirmation
 from tests.reporting.conftest import Bench, make_error
 from tests.reporting.page.rich import FORGED, HOSTILE, rich_content
 

@@ -15,10 +15,10 @@ from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.engines.environment import Environment
 from mptune.finding import BREAKING_CODES, CODES, FP16_CODES, Finding, Where
 from mptune.reporting.page.document import PageContent, page_document, recommended
+from mptune.tuning.confirmation import Confirmation
 from mptune.tuning.evaluation import Origin
 from mptune.tuning.explanation import Explanation, GroupWorth, Kept, Reason
 from mptune.tuning.fronts.progress import Progress
-from mptune.tuning.runs.confirmation import Confirmation
 from tests.reporting.conftest import Bench, MakeFront, make_error, predicted
 from tests.reporting.page.reading import plans_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mptune.reporting.terminal.confirmation import print_confirmation
-from mptune.tuning.runs.confirmation import Confirmation
+from mptune.tuning.confirmation import Confirmation
 from tests.reporting.conftest import printed
 
 

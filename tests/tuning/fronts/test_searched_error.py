@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +13,13 @@ import pytest
 
 import mptune
 from mptune.data.metrics.accuracy import OutputError
-from mptune.data.metrics.comparing import compare_outputs
+from mptune.data.metrics.comparing import Reference, compare_outputs
 from mptune.finding import OutputColumns
 from mptune.settings import SearchSettings, Tolerance
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.fronts.hypervolume import REFERENCE_ERROR
 from mptune.tuning.fronts.limits import excess
-from mptune.tuning.fronts.searched_error import SearchedError
+from mptune.tuning.fronts.searched_error import part_errors, searched_as, searched_error, stored, suffices
 from mptune.tuning.steps.prior import make_prior
 from mptune.tuning.steps.sensitivity import Sensitivity
 from tests.graph.models import constant, model, node, value
@@ -28,7 +29,7 @@ from tests.tuning.factory import make_evaluation
 COLUMNS = np.array([200.0, 200.0, 200.0, 200.0, 1.0])
 
 
-def outputs(noise: np.ndarray, samples: int = 6) -> OutputError:
+def outputs(noise: np.ndarray, samples: int = 6, of: slice = slice(None)) -> OutputError:
     """``boxes`` [1, 8, 5], of which the last column is a score, and ``mask`` [1, 8], with noise on both."""
     rng = np.random.default_rng(0)
     exact = [
@@ -38,73 +39,77 @@ def outputs(noise: np.ndarray, samples: int = 6) -> OutputError:
         {"boxes": one["boxes"] + rng.standard_normal((1, 8, 5)) * noise[:5], "mask": one["mask"] + noise[5]}
         for one in exact
     ]
-    return compare_outputs(half, exact)
+    start = of.start or 0
+    return compare_outputs(half[of], Reference(exact), start=start)
 
 
 NOISE = np.array([0.2, 0.2, 0.2, 0.2, 0.01, 1e-4])
 
 
-def searched(*texts: str, max_error: float | None = None, metric: str = "worst_part") -> SearchedError:
-    return SearchedError(metric, tuple(map(Tolerance.parse, texts)), max_error)
-
-
-@pytest.mark.parametrize("metric", ["worst_part", "relative_l2"])
-@pytest.mark.parametrize(
-    "text", ["boxes=0.05", "boxes=abs:2", "boxes[4]=0.05", "boxes[4]=abs:0.1", "boxes[0:4]=abs:2", "mask=abs:0.001"]
-)
-def test_at_a_limit_the_error_is_that_past_which_a_plan_is_worth_nothing(text: str, metric: str) -> None:
-    error = outputs(NOISE)
-    ratio = excess(make_evaluation_of(error, metric), Tolerance.parse(text))
-    one = searched(text, metric=metric)
-    value_of = one.of(error).per_output[text]
-    worst = max(sum(values) / len(values) for values in value_of.values())
-    assert worst == pytest.approx(ratio * REFERENCE_ERROR)
-    first, second = (
-        one.kept(OutputError({o: {s: v[part] for s, v in by.items()} for o, by in error.per_output.items()}, columns))
-        for part, columns in ((slice(0, 3), error.columns), (slice(3, 6), error.columns))
-    )
-    both = first.with_samples_of(second)
-    assert one.is_kept(both)
-    assert one.value(both) == pytest.approx(one.value(error)), "of an error that was kept in two parts, too"
+def limited(*texts: str) -> SearchSettings:
+    return SearchSettings(tolerance=tuple(map(Tolerance.parse, texts)))
 
 
 def make_evaluation_of(error: OutputError, metric: str = "worst_part") -> Evaluation:
-
     return replace(make_evaluation(1.0, 1e-3), error=error, metric=metric)
 
 
-def test_the_rest_is_limited_by_the_largest_error() -> None:
+TEXTS = ["boxes=0.05", "boxes=abs:2", "boxes[4]=0.05", "boxes[4]=abs:0.1", "boxes[0:4]=abs:2", "mask=abs:0.001"]
+
+
+@pytest.mark.parametrize("metric", ["worst_part", "relative_l2"])
+@pytest.mark.parametrize("text", TEXTS)
+def test_at_a_limit_the_error_is_that_past_which_a_plan_is_worth_nothing(text: str, metric: str) -> None:
+    error, settings = outputs(NOISE), limited(text)
+    ratio = excess(make_evaluation_of(error, metric), Tolerance.parse(text))
+    parts = part_errors(error, metric, settings)
+    assert max(v for part, v in parts.items() if part.startswith(text)) == pytest.approx(ratio * REFERENCE_ERROR)
+    first, second = (
+        stored(outputs(NOISE, 6, rows), metric, settings) for rows in (slice(0, 3), slice(3, 6))
+    )  # columns and statistics of parts of the samples add up
+    both = OutputError.from_json(json.loads(json.dumps(first.with_samples_of(second).to_json())))
+    assert suffices(both, metric, settings)
+    assert searched_error(both, metric, settings) == pytest.approx(searched_error(error, metric, settings), rel=2e-3)
+
+
+def test_what_no_tolerance_is_about_stays_as_it_is() -> None:
     error = outputs(NOISE)
     mask = error.by_part("worst_part")[OutputColumns("mask", None)]
-    assert searched("boxes=1e6").value(error) == pytest.approx(mask)
-    assert searched("boxes=1e6", max_error=1e-5).value(error) == pytest.approx(mask / 1e-5 * REFERENCE_ERROR)
-    assert searched().of(error) is error
-    assert searched("boxes=1").value(outputs(NOISE * math.nan)) == math.inf
+    assert searched_error(error, "worst_part", limited("boxes=1e6")) == pytest.approx(mask)
+    assert searched_error(error, "worst_part", SearchSettings(max_error=1e-9)) == error.value("worst_part")
+    assert searched_error(outputs(NOISE * math.nan), "worst_part", limited("boxes=1")) == math.inf
+    ignoring = SearchSettings(ignore=("boxes",))
+    assert searched_error(error, "worst_part", ignoring) == pytest.approx(mask)
+
+
+def test_a_statistic_that_sees_all_outputs_at_once_is_one_part() -> None:
+    error = OutputError({"*": {"mine.py:f": (1.0, 3.0)}, "y": {"non_finite": (0.0, 0.0)}})
+    assert part_errors(error, "mine.py:f", SearchSettings()) == {"mine.py:f": 2.0}
 
 
 def test_what_the_file_lacks_is_taken_again() -> None:
     error = outputs(NOISE)
-    plain = searched().kept(error)
-    assert searched("boxes=0.1").is_kept(plain)
-    for text in ("boxes[4]=abs:0.1", "boxes=abs:1", "boxes[0]=0.1"):
-        assert not searched(text).is_kept(plain)
-        assert searched(text).is_kept(searched(text).kept(error))
-    assert searched("boxes=0.1").kept_key == searched("boxes=0.9").kept_key == "worst_part"
-    assert len({searched(text).key for text in ("boxes=0.1", "boxes=0.2", "boxes=abs:0.1")}) == 3
+    plain = stored(error, "worst_part", limited())
+    assert suffices(plain, "worst_part", limited("boxes=0.1", "boxes=abs:1"))
+    assert not plain.columns, "which may be a thousand of each output"
+    columns = limited("boxes[4]=abs:0.1")
+    assert not suffices(plain, "worst_part", columns)
+    assert suffices(stored(error, "worst_part", columns), "worst_part", columns)
+    assert len({searched_as("worst_part", limited(text)) for text in ("boxes=0.1", "boxes=0.2", "boxes=abs:0.1")}) == 3
 
 
 def test_the_sampler_sees_each_group_against_the_limits() -> None:
     space = make_small_space(2)
     boxes, mask = outputs(NOISE * [1, 1, 1, 1, 1, 0]), outputs(NOISE * [0, 0, 0, 0, 0, 1])
     first, second = space.free
-    one = searched("boxes[4]=abs:0.001", "boxes[0:4]=0.5")
-    known = Sensitivity("worst_part", {}, {first: one.kept(boxes), second: one.kept(mask)})
-    prior = make_prior(space, known.judged(one), None, exact=True)
+    settings = limited("boxes[4]=abs:0.001", "boxes[0:4]=0.5")
+    known = Sensitivity("worst_part", dict.fromkeys(space.free, 9.0), {first: boxes, second: mask})
+    prior = make_prior(space, known, None, exact=True, settings=settings)
     assert prior.log_square_errors is not None
-    limits = [Tolerance("boxes", (4,), 0.001, True), Tolerance("boxes", (0, 1, 2, 3), 0.5)]
-    ratio = max(excess(make_evaluation_of(boxes), limit) for limit in limits)
+    ratio = max(excess(make_evaluation_of(boxes), limit) for limit in settings.tolerance)
     assert math.exp(prior.log_square_errors[0] / 2) == pytest.approx(ratio * REFERENCE_ERROR)
     assert math.exp(prior.log_square_errors[1] / 2) == pytest.approx(mask.value("worst_part"))
+    assert prior.part_shares is not None
 
 
 BLOCKS, WIDTH, ROWS = 8, 128, 32
@@ -146,8 +151,3 @@ def test_a_search_finds_plans_within_tolerances_that_lie_past_what_is_worth_anyt
     assert errors[OutputColumns("b", None)] > REFERENCE_ERROR
     assert 0 < errors[OutputColumns("a", None)] <= 6e-4, "some of a is in FP16, too"
     assert len(front.chosen.plan.fp16_groups) > BLOCKS, "all of b, and some of a"
-
-
-def test_settings_without_tolerances_judge_by_the_metric() -> None:
-    settings = SearchSettings(max_error=1e-3, ignore=("mask",))
-    assert SearchedError.of_settings(settings, "worst_part") == SearchedError("worst_part", ignored=("mask",))

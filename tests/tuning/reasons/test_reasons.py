@@ -27,7 +27,7 @@ from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON
 from mptune.tuning.steps.tuner import Tuner
 from tests.fakes import FAST, Diary, FakeToolchain, Law
 from tests.tuning.conftest import OpenRecord, make_small_space
-from tests.tuning.factory import find_sensitivity
+from tests.tuning.factory import find_sensitivity, propose_with
 
 GAINS = dict.fromkeys((f"g{i:03d}" for i in range(8)), 0.5)
 ERRORS = dict.fromkeys((f"g{i:03d}" for i in range(8)), 1e-5)
@@ -40,7 +40,7 @@ def guided(
     sensitivity = find_sensitivity(space, toolchain, "relative_l2", folder / SENSITIVITY_JSON, Diary())
     prior = make_prior(space, sensitivity, toolchain.latency_terms(), exact=toolchain.latency_source == "predicted")  # type: ignore[arg-type]
     keep_grounds(space, prior, folder)
-    record.guide(prior, 0)
+    propose_with(record, prior)
     Tuner(record, space, toolchain, SearchSettings(budget=budget), Silent()).run()
     return pareto(record.evaluations())
 
@@ -143,7 +143,7 @@ def test_gains_are_learned_from_builds(open_record: OpenRecord, tmp_path: Path) 
     wrong = replace(terms, gains_ms={**dict.fromkeys(GAINS, 0.05), "g003": 0.4})  # type: ignore[type-var]
     prior = make_prior(space, sensitivity, wrong, exact=False)  # type: ignore[arg-type]
     keep_grounds(space, prior, tmp_path)
-    record.guide(prior, 0)
+    propose_with(record, prior)
     Tuner(record, space, toolchain, SearchSettings(budget=40), Silent()).run()
     front = pareto(record.evaluations())
     explanation = explain(record, tmp_path, front, [], None)

@@ -27,13 +27,14 @@ from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.tuner import Tuner
 from tests.fakes import FakeToolchain, Law, make_groups
 from tests.tuning.conftest import OpenRecord
+from tests.tuning.factory import propose_with
 
 
 @pytest.fixture
 def study(open_record: OpenRecord, space: SearchSpace, tmp_path: Path) -> optuna.Study:
     """A search of six plans, opened as Optuna's tools open it."""
     record = open_record()
-    record.guide(Prior(space.free), 0)
+    propose_with(record, Prior(space.free))
     Tuner(record, space, FakeToolchain(Law(list(space.free))), SearchSettings(budget=6), Silent()).run()
     proposal = record.ask()
     record.tell_failure(proposal, Failure(Stage.BUILD, FailureKind.ERROR, "no kernel for this"))

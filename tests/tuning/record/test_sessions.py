@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from typing import Any
-from unittest import mock
 
 import pytest
 
@@ -14,12 +13,11 @@ from mptune.engines.timing.latency import Latency
 from mptune.engines.timing.spread import SessionTiming
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings
-from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.sessions import Sessions
 from mptune.tuning.sampler.trials import timing_of
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.remeasure import confirm, confirmed_evaluations
-from mptune.tuning.steps.tuner import REOPENED, REOPENED_LATER, Tuner
+from mptune.tuning.steps.tuner import REOPENED, Tuner
 from tests.fakes import FAST, Diary, FakeToolchain, Law
 from tests.tuning.conftest import OpenRecord
 
@@ -62,8 +60,7 @@ def test_a_resumed_search_knows_the_spread(open_record: OpenRecord, space: Searc
     resumed, toolchain = open_record(), make_toolchain(space, restarts=5)
     assert Sessions(resumed).spread.sd == known.sd
     Tuner(resumed, space, toolchain, replace(SETTINGS, budget=12), Diary()).run()
-    assert toolchain.reopened == [space.seeds[0].plan.fingerprint] * REOPENED_LATER, "its baseline is another session"
-    assert Sessions(resumed).spread.degrees == known.degrees + REOPENED_LATER - 1
+    assert toolchain.reopened == []
     later, before = (half_width(resumed.evaluations()[index].latency) for index in (-1, 3))
     assert later > before
 
@@ -117,34 +114,7 @@ def test_where_reopening_fails_the_search_goes_on_with_a_warning(open_record: Op
     Tuner(record, space, NeverAgain(Law(space.free)), SETTINGS, diary).run()
     assert record.spent == SETTINGS.budget
     assert Sessions(record).spread.sd is None
-    assert sum("how far sessions differ" in text for text in diary.warnings) == 1
-
-
-class KilledWhileReopening(FakeToolchain):
-    """This process ends without a word while sessions are opened anew; what it measured by then stays measured."""
-
-    def reopen(self, plan: object, count: int) -> Failure:
-        raise SystemExit
-
-    def close(self) -> None:
-        """Nothing is tidied up."""
-
-
-def test_a_kill_while_reopening_loses_no_evaluation(open_record: OpenRecord, space: SearchSpace) -> None:
-    record = open_record()
-    killed = KilledWhileReopening(Law(space.free))
-    told = mock.patch.object(StudyRecord, "_finish", side_effect=SystemExit)
-    with told, pytest.raises(SystemExit):
-        Tuner(record, space, killed, SETTINGS, Diary()).run()
-    assert record.spent == 0
-    record, again = open_record(), FakeToolchain(Law(space.free))
-    again.restarts = 1
-    Tuner(record, space, again, SETTINGS, Diary()).run()
-    fp32 = space.seeds[0].plan.fingerprint
-    assert killed.built == [fp32]
-    assert fp32 not in again.built, "it was written down before its sessions were opened anew"
-    assert record.spent == SETTINGS.budget
-    assert len(again.reopened) == REOPENED, "which the next evaluation makes up for"
+    assert sum("how far sessions differ" in text for text in diary.warnings) == 2, "of both baselines"
 
 
 class FailsOnceToReopen(FakeToolchain):

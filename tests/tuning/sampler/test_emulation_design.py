@@ -107,14 +107,11 @@ def proposals(model: Model, sampler: PrecisionSampler, count: int) -> list[int]:
 
 def test_the_sampler_emulates_to_learn_as_long_as_there_is_doubt_and_as_many_as_are_allowed() -> None:
     model = Model(0)
-    without = proposals(model, PrecisionSampler(seed=0, emulate=model.emulate, emulations_to_learn=lambda: 0), 3)
+    without = proposals(model, PrecisionSampler(seed=0, emulate=model.emulate, emulations_to_learn=0), 3)
     assert max(without) <= 12
-    allowed = iter([2, 3, 0])
-    some = PrecisionSampler(seed=0, emulate=model.emulate, emulations_to_learn=lambda: next(allowed))
-    first, second, third = proposals(model, some, 3)
-    assert 8 <= first <= 8 + 12, "four times as many before the first"
+    first, second = proposals(model, PrecisionSampler(seed=0, emulate=model.emulate, emulations_to_learn=3), 2)
+    assert 12 <= first <= 12 + 12, "four times as many before the first"
     assert 3 <= second <= 3 + 12
-    assert third <= 12
     many = proposals(model, PrecisionSampler(seed=0, emulate=model.emulate), 12)
     assert many[0] >= 4 * EMULATIONS_TO_LEARN
     assert min(many[-3:]) < EMULATIONS_TO_LEARN, "the errors are known by then"

@@ -20,9 +20,10 @@ from mptune.tuning.sampler.boundaries import Boundary
 from mptune.tuning.sampler.posterior import Prior
 from mptune.tuning.sampler.precision import PrecisionSampler
 from mptune.tuning.sampler.stock import make_sampler
-from mptune.tuning.sampler.trials import EHVI_ATTR, EMULATED_ATTR, TrialReader, ehvi_of
+from mptune.tuning.sampler.trials import EHVI_ATTR, EMULATED_ATTR, ehvi_of, read_plans
 from mptune.tuning.steps.tuner import PATIENCE, Stop
 from tests.tuning.conftest import OpenRecord, make_small_space
+from tests.tuning.factory import propose_with
 from tests.tuning.sampler.test_stock import CAST, ERRORS, GAIN, GROUPS, beaten, law, searched
 from tests.tuning.steps.test_tuner import make_toolchain, make_tuner
 
@@ -73,7 +74,7 @@ def test_before_the_baseline_it_proposes_at_random_and_then_learns() -> None:
     study.tell(trial, law(trial.params))
     study.enqueue_trial(dict.fromkeys(GROUPS, "fp32"))
     study.tell(study.ask(SPACE), law(dict.fromkeys(GROUPS, "fp32")))
-    assert TrialReader(PRIOR.columns).built_plans(study.trials, -1).base_ms == len(GROUPS)
+    assert read_plans(study.trials, PRIOR.columns).base_ms == len(GROUPS)
     number = study.ask(SPACE).number
     assert EHVI_ATTR in study.trials[number].user_attrs
 
@@ -144,7 +145,7 @@ def test_what_was_emulated_is_taken_up_by_a_resumed_study() -> None:
 
 def test_a_plan_that_overflows_in_emulation_is_not_proposed() -> None:
     study = searched(PrecisionSampler(PRIOR, seed=0, emulate=Emulation("g005")), trials=25)
-    seen = TrialReader(PRIOR.columns).built_plans(study.trials, -1)
+    seen = read_plans(study.trials, PRIOR.columns)
     assert seen.emulated is not None
     assert np.isinf(seen.emulated[1]).any()
     assert not any(trial.params["g005"] == "fp16" for trial in study.trials[2:])
@@ -165,7 +166,7 @@ def small(groups: int, **options: object) -> Prior:
 def test_nothing_more_to_gain_stops_the_search_and_stays_stopped(open_record: OpenRecord) -> None:
     space = make_small_space(10)
     record, toolchain = open_record(space), make_toolchain(space, non_finite={g.id for g in space.groups})
-    record.guide(small(10, log_square_errors=(math.inf,) * 10, gains_ms=(0.5,) * 10), 0)
+    propose_with(record, small(10, log_square_errors=(math.inf,) * 10, gains_ms=(0.5,) * 10))
     assert make_tuner(record, space, toolchain, budget=100).run() is Stop.CONVERGED
     spent = record.spent
     assert PATIENCE <= spent < 40
@@ -180,7 +181,7 @@ def test_a_run_of_another_sampler_goes_on(open_record: OpenRecord) -> None:
     space = make_small_space(8)
     make_tuner(open_record(space, sampler=None), space, make_toolchain(space), budget=10).run()
     record = open_record(space, sampler="precision")
-    record.guide(small(8, log_square_errors=(-12.0,) * 8, gains_ms=(0.5,) * 8), 0)
+    propose_with(record, small(8, log_square_errors=(-12.0,) * 8, gains_ms=(0.5,) * 8))
     make_tuner(record, space, make_toolchain(space), budget=14).run()
     assert record.spent == 14
     assert sum(ehvi_of(trial) is not None for trial in record.trials.settled()) == 4

@@ -12,10 +12,7 @@ from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, FailureKind, ReferenceReport, Stage
 from mptune.engines.jobs.reference_report import Place, RowReport
 from mptune.errors import BaselineError
-from mptune.graph.hazards.seen import TensorRange
 from mptune.tuning.steps.baseline import check_baseline, check_reference
-from mptune.tuning.steps.prepare import Observations, observe
-from tests.fakes import Diary, FakeToolchain, Law
 from tests.tuning.factory import make_error
 
 SOUND = {"non_finite": 0.0, "zero_fraction": 0.1, "absmax": 3.0}
@@ -94,25 +91,3 @@ def test_the_fp32_engine_must_agree_with_the_reference() -> None:
         check_baseline(make_error(math.nan), tf32=False)
     with pytest.raises(BaselineError, match="off by inf"):
         check_baseline(OutputError({"y": {"relative_l2": (math.inf,), "non_finite": (0.0,)}}), tf32=False)
-
-
-def test_observations_survive_their_file(tmp_path: Path) -> None:
-    ranges = {"t": TensorRange(600.0, (2, 3)), "u": TensorRange(math.inf, (), 7)}
-    toolchain, diary = FakeToolchain(Law(()), ranges=ranges), Diary()
-    seen = observe(toolchain, diary)
-    assert diary.stages == ["computing the reference outputs", "observing the ranges of values"]
-    assert seen.absmax == {"t": 600.0, "u": math.inf}
-    assert seen.shapes == {"t": (2, 3), "u": ()}
-    assert "'u' holds NaN or Inf" in seen.warnings[0]
-    path = tmp_path / "observed.json"
-    seen.save(path)
-    assert Observations.load(path) == seen
-    path.write_text(path.read_text()[:-10])
-    assert Observations.load(path) is None
-    assert Observations.load(tmp_path / "none.json") is None
-
-
-def test_a_model_that_cannot_be_observed_is_told() -> None:
-    broken = FakeToolchain(Law(()), ranges=Failure(Stage.RUN, FailureKind.OUT_OF_MEMORY, "too large"))
-    with pytest.raises(BaselineError, match="cannot be observed"):
-        observe(broken, Diary())

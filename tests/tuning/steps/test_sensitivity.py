@@ -22,20 +22,18 @@ from mptune.graph.loading.model import load_model
 from mptune.graph.plan import DEFAULT_PRECISIONS, PRECISIONS, Precision, PrecisionPlan
 from mptune.settings import SearchSettings
 from mptune.targets.roofline import BoundaryCost, LatencyTerms
-from mptune.tuning.evaluation import Evaluation
-from mptune.tuning.fronts.searched_error import SearchedError
-from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.sampler.latency_model import LatencyModel
 from mptune.tuning.sampler.posterior import BuiltPlans
 from mptune.tuning.space import Pin, SearchSpace
 from mptune.tuning.steps.limits import Limits
-from mptune.tuning.steps.prior import make_prior
+from mptune.tuning.steps.prior import Knowledge, make_prior
 from mptune.tuning.steps.sensitivity import OneGroupErrors, Sensitivity
+from mptune.tuning.steps.tuner import Tuner
 from tests.conftest import save_mlp
 from tests.fakes import FAST, Diary, FakeToolchain, Law, make_plan
 from tests.tuning.conftest import OpenRecord, make_small_space
 from tests.tuning.factory import find_sensitivity
-from tests.tuning.steps.test_tuner import make_toolchain, make_tuner
+from tests.tuning.steps.test_tuner import make_toolchain
 
 METRIC = "relative_l2"
 
@@ -106,31 +104,19 @@ def test_outputs_that_are_ignored_do_not_count(tmp_path: Path) -> None:
     toolchain = TwoOutputs(Law(list(space.free)))
 
     def taken(ignored: Collection[str]) -> Sensitivity:
-        searched = SearchedError(METRIC, ignored=tuple(ignored))
-        errors = OneGroupErrors(space, toolchain, METRIC, path, Diary(), searched=searched)
+        wanted = SearchSettings(ignore=tuple(ignored))
+        errors = OneGroupErrors(space, toolchain, METRIC, path, Diary(), settings=wanted)
         errors.take(math.inf)
         return errors.sensitivity()
 
     law = toolchain.law.errors
     ignoring = taken(("z",))
     assert ignoring.errors == {g: pytest.approx(law[g], rel=1e-3) for g in space.free}
-    assert all(set(error.per_output) == {"y"} for error in ignoring.output_errors.values())
     whole = taken(())
     assert math.isinf(whole.errors["g002"])
     assert whole.errors["g001"] == pytest.approx(100 * law["g001"], rel=1e-3)
     assert len(toolchain.emulated) == 4, "another set of ignored outputs needs no new emulation"
     assert Sensitivity.load(path, METRIC).ignoring(("z",)).errors == ignoring.errors
-
-
-def test_what_is_known_is_not_computed_again_before_every_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    space, looks = make_small_space(4), []
-    errors = OneGroupErrors(space, make_toolchain(space), METRIC, tmp_path / "s.json", Diary())
-    assert errors.take(math.inf)
-    value = OutputError.value
-    monkeypatch.setattr(OutputError, "value", lambda error, metric: looks.append(metric) or value(error, metric))
-    assert not errors.take(math.inf)
-    assert not looks
-    assert len(errors.sensitivity().errors) == 4
 
 
 def test_past_a_limit_nothing_more_is_taken(tmp_path: Path) -> None:
@@ -239,20 +225,12 @@ def test_without_terms_only_errors_are_known() -> None:
     assert math.isinf(prior.log_square_errors[2])
 
 
-def guided(record: StudyRecord, space: SearchSpace, tmp_path: Path, budget: int) -> list[Evaluation]:
-    toolchain = make_toolchain(space, latency_source="predicted")
-    sensitivity = find_sensitivity(space, toolchain, "relative_l2", tmp_path / "s.json", Diary())
-    terms = toolchain.latency_terms()
-    assert isinstance(terms, LatencyTerms)
-    record.guide(make_prior(space, sensitivity, terms, exact=True), 0)
-    make_tuner(record, space, toolchain, budget=budget).run()
-    return list(record.evaluations())
-
-
 def test_knowing_the_law_every_proposal_is_on_the_front(open_record: OpenRecord, tmp_path: Path) -> None:
-    space = make_small_space(16)
-    evaluations = guided(open_record(space), space, tmp_path, 26)
-    proposals = evaluations[2:]
+    space, wanted = make_small_space(16), SearchSettings(budget=26)
+    record, toolchain = open_record(space), make_toolchain(space, latency_source="predicted", error_source="emulated")
+    known = Knowledge(record, space, toolchain, wanted, Diary(), METRIC, tmp_path)
+    Tuner(record, space, toolchain, wanted, Diary(), knowledge=known).run()
+    proposals = record.evaluations()[2:]
     assert len(proposals) == 24
     beaten = [
         p

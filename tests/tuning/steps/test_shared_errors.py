@@ -31,13 +31,13 @@ def test_what_one_worker_found_the_other_does_not_emulate(open_record: OpenRecor
     space = make_small_space(8)
     one, two = SharedErrors(open_record(), METRIC), SharedErrors(open_record(), METRIC)
     first, second = make_toolchain(space), make_toolchain(space)
-    found = find_sensitivity(space, first, METRIC, tmp_path / "one.json", Diary(), one)
-    assert find_sensitivity(space, second, METRIC, tmp_path / "two.json", Diary(), two) == found
+    found = find_sensitivity(space, first, METRIC, tmp_path / "one.json", Diary(), shared=one)
+    assert find_sensitivity(space, second, METRIC, tmp_path / "two.json", Diary(), shared=two) == found
     assert len(first.emulated) == 8
     assert second.emulated == []
     assert (tmp_path / "two.json").exists(), "explanations read it"
     other = SharedErrors(open_record(), "max_abs")
-    find_sensitivity(space, second, "max_abs", tmp_path / "other.json", Diary(), other)
+    find_sensitivity(space, second, "max_abs", tmp_path / "other.json", Diary(), shared=other)
     assert len(second.emulated) == 8, "another metric has other errors"
 
 
@@ -55,7 +55,7 @@ def test_what_another_worker_has_in_work_is_waited_for(open_record: OpenRecord, 
         waits.append(seconds)
         other.keep("0:0", range(2), {g: OutputError({"y": {METRIC: (e, e)}}) for g, e in errors.items()})
 
-    found = find_sensitivity(space, toolchain, METRIC, tmp_path / "s.json", Diary(), mine, other_ends)
+    found = find_sensitivity(space, toolchain, METRIC, tmp_path / "s.json", Diary(), shared=mine, sleep=other_ends)
     assert found.errors == errors
     assert toolchain.emulated == []
     assert len(waits) == 1

@@ -5,22 +5,26 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import optuna
 import pytest
 
 from mptune.data.metrics.accuracy import OutputError
-from mptune.engines.base import Failure, FailureKind
+from mptune.engines.base import Failure, FailureKind, Measurement, Stage
 from mptune.errors import BaselineError, RunError, SettingsError
 from mptune.graph.plan import PrecisionPlan
-from mptune.settings import SearchSettings, Tolerance, WorkerSettings
+from mptune.settings import SearchSettings, Tolerance
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, EmulatedError
 from mptune.tuning.front import pareto
 from mptune.tuning.listener import Silent
 from mptune.tuning.record.attributes import by_group
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.space import Pin, SearchSpace
+from mptune.tuning.steps.limits import Limits
+from mptune.tuning.steps.prior import Knowledge
 from mptune.tuning.steps.tuner import HOPELESS, Stop, Tuner
 from tests.fakes import Diary, FakeToolchain, Law, make_plan
 from tests.tuning.conftest import OpenRecord, make_small_space
@@ -51,10 +55,11 @@ def test_budget_counts_seeds_and_no_plan_is_built_twice(
 
 
 def judging_tuner(record: StudyRecord, space: SearchSpace, toolchain: FakeToolchain, listener: Diary) -> Tuner:
-    def emulated(plan: PrecisionPlan) -> EmulatedError:
-        return EmulatedError(toolchain.law.error(plan), None)
-
-    return Tuner(record, space, toolchain, SearchSettings(budget=12), listener, emulated=emulated)
+    """Holds measured errors against those of emulation, which are the law's; budget and seeds as without it."""
+    settings, known = SearchSettings(budget=12), cast("Knowledge", SimpleNamespace(seeds_first=None))
+    known.emulator = SimpleNamespace(recall=lambda plan: EmulatedError(toolchain.law.error(plan), None))
+    known.sampler = lambda: None  # type: ignore[method-assign]
+    return Tuner(record, space, toolchain, settings, listener, knowledge=known)
 
 
 def test_an_error_that_a_process_made_is_measured_again_in_a_fresh_one(
@@ -67,9 +72,9 @@ def test_an_error_that_a_process_made_is_measured_again_in_a_fresh_one(
     assert toolchain.restarts == 1
     assert [f for f, _, _ in toolchain.calls].count(seed.fingerprint) == 2
     assert record.spent == 12
-    (found,) = (e for e in record.evaluations() if e.plan == seed)
-    assert found.error_value == pytest.approx(toolchain.law.error(seed))
-    assert not found.disagrees
+    (evaluation,) = (e for e in record.evaluations() if e.plan == seed)
+    assert evaluation.error_value == pytest.approx(toolchain.law.error(seed))
+    assert not evaluation.disagrees
     assert sum("in a fresh process" in text for text in diary.warnings) == 1
 
 
@@ -78,21 +83,18 @@ def test_outputs_that_one_process_made_nan_are_measured_again_in_a_fresh_one(
     open_record: OpenRecord, space: SearchSpace, number: int
 ) -> None:
     """All-FP32, whose NaN would end the search, and all-FP16, whose NaN would cost its groups."""
-    record, diary = open_record(), Diary()
-    toolchain = make_toolchain(space, non_finite_calls={number})
-    Tuner(record, space, toolchain, SearchSettings(budget=8), diary).run()
+    record, diary, toolchain = open_record(), Diary(), make_toolchain(space, non_finite_calls={number})
+    make_tuner(record, space, toolchain, diary, budget=8).run()
     assert (record.spent, len(toolchain.calls)) == (8, 9)
     assert all(e.is_finite for e in record.evaluations())
     assert sum("in a fresh process: only the second measurement counts" in text for text in diary.warnings) == 1
 
 
-def test_errors_that_are_what_they_are_are_measured_again_twice_at_most(
-    open_record: OpenRecord, space: SearchSpace
-) -> None:
+def test_errors_that_are_what_they_are_are_measured_again_once(open_record: OpenRecord, space: SearchSpace) -> None:
     record, toolchain = open_record(), make_toolchain(space, error_factor=2.0)
     judging_tuner(record, space, toolchain, Diary()).run()
-    assert toolchain.restarts == 2
-    assert len(toolchain.calls) == 12 + 2
+    assert toolchain.restarts == 1
+    assert len(toolchain.calls) == 12 + 1
     assert sum(e.disagrees for e in record.evaluations()) == 11
 
 
@@ -204,12 +206,14 @@ def test_a_plan_that_is_not_finite_is_kept_but_not_on_the_front(open_record: Ope
 
 
 def test_a_fault_of_the_machine_is_retried_and_costs_no_budget(open_record: OpenRecord, space: SearchSpace) -> None:
-    toolchain, diary, record = make_toolchain(space, faults=2), Diary(), open_record()
-    make_tuner(record, space, toolchain, diary, worker=WorkerSettings(retries=2)).run()
+    toolchain, diary, record = make_toolchain(space), Diary(), open_record()
+    make_tuner(record, space, toolchain, budget=4).run()
+    toolchain.faults = 3
+    make_tuner(record, space, toolchain, diary).run()
     assert record.spent == 12
-    assert toolchain.built[:3] == [space.seeds[0].plan.fingerprint] * 3
-    assert [w.rsplit("; ", 1)[1] for w in diary.warnings] == ["trying again (1 of 2)", "trying again (2 of 2)"]
-    assert len(record.trials.failed()) == 0
+    assert len(set(toolchain.built[4:8])) == 1, "twice, then again from the queue"
+    assert sum("device lost" in text and "trying again" in text for text in diary.warnings) == 2
+    assert record.failures() == ()
 
 
 def test_a_machine_that_stays_broken_stops_the_search_and_can_be_resumed(
@@ -218,11 +222,10 @@ def test_a_machine_that_stays_broken_stops_the_search_and_can_be_resumed(
     record = open_record()
     make_tuner(record, space, make_toolchain(space), budget=5).run()
     broken = make_toolchain(space, faults=-1)
-    with pytest.raises(RunError, match="3 times in a row: device lost") as caught:
-        make_tuner(record, space, broken, worker=WorkerSettings(retries=2)).run()
+    with pytest.raises(RunError, match="8 times in a row: device lost") as caught:
+        make_tuner(record, space, broken).run()
     assert "resumes" in caught.value.hint
-    assert len(set(broken.built)) == 1
-    assert len(broken.built) == 3
+    assert len(set(broken.built)) == 2, "one plan, and all-FP32 as a control"
     mended = make_toolchain(space)
     record = open_record()
     make_tuner(record, space, mended).run()
@@ -231,13 +234,25 @@ def test_a_machine_that_stays_broken_stops_the_search_and_can_be_resumed(
     assert record.spent == 12
 
 
-def test_the_time_is_over(open_record: OpenRecord, space: SearchSpace) -> None:
-    now = iter(range(1000))
+def test_a_plan_that_loses_the_device_where_all_fp32_runs_is_at_fault(
+    open_record: OpenRecord, space: SearchSpace
+) -> None:
+    class Losing(FakeToolchain):
+        def evaluate(self, plan: PrecisionPlan, *args: Any, **options: Any) -> Measurement | Failure:
+            result = super().evaluate(plan, *args, **options)
+            lost = Failure(Stage.RUN, FailureKind.DEVICE_LOST, "the device is gone")
+            return lost if plan.fingerprint == space.seeds[1].plan.fingerprint else result
+
     record = open_record()
-    settings = SearchSettings(budget=50, timeout_s=4.5)
-    tuner = Tuner(record, space, make_toolchain(space), settings, Silent(), clock=lambda: float(next(now)))
-    assert tuner.run() is Stop.TIMEOUT
-    assert record.spent == 4
+    assert make_tuner(record, space, Losing(Law(space.free))).run() is Stop.BUDGET
+    assert [plan for plan, _, _ in record.failures()] == [space.seeds[1].plan]
+
+
+def test_the_time_is_over(open_record: OpenRecord, space: SearchSpace) -> None:
+    record, settings, now = open_record(), SearchSettings(budget=50, timeout_s=8.5), iter(range(1000))
+    limits = Limits(settings, clock=lambda: float(next(now)))
+    assert Tuner(record, space, make_toolchain(space), settings, Silent(), limits).run() is Stop.TIMEOUT
+    assert record.spent == 4, "it is asked before a plan is proposed, and before it is built"
 
 
 def test_a_baseline_that_fails_stops_everything_and_is_tried_anew(open_record: OpenRecord, space: SearchSpace) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +11,7 @@ import pytest
 from mptune.engines.loading import load_typed_model
 from mptune.errors import RunError
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.grouping.groups import find_groups, groups_sha256
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter
@@ -21,16 +19,18 @@ from mptune.graph.writing.weights import WeightBank
 from mptune.run_json import ModelSection, RunFile
 from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings
-from mptune.tuning.runs.model_copy import keep_model, load_copy
+from mptune.tuning.copies import keep_model, load_grouped
 from tests.tuning.factory import make_fixed_settings
 
-CORPUS = sorted((Path(__file__).parents[2] / "graph").glob("*/*.onnx"))
+CORPUS = sorted((Path(__file__).parents[1] / "graph").glob("*/*.onnx"))
 
 
 def describe(model: Model) -> RunFile:
     section = ModelSection(path=str(model.path), sha256=model.sha256)
     settings = SearchSettings()
-    return RunFile.of(settings, section, make_fixed_settings(settings), None, "s")
+    return RunFile.of(
+        settings, section, make_fixed_settings(settings, groups_sha256=groups_sha256(find_groups(model))), None, "s"
+    )
 
 
 def keep(path: Path, run_dir: Path) -> tuple[Model, RunDirectory, RunFile]:
@@ -47,7 +47,7 @@ def kept(mlp_path: Path, run_dir: Path) -> tuple[Model, RunDirectory, RunFile]:
 @pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.stem)
 def test_the_copy_has_the_same_nodes_and_groups(path: Path, run_dir: Path) -> None:
     model, run, file = keep(path, run_dir)
-    copy = load_copy(run, file)
+    copy = load_grouped(run, file).model
     assert copy.sha256 == model.sha256
     assert [node.name for node in copy.nodes] == [node.name for node in model.nodes]
     for granularity in ("op", "fusion", "block"):
@@ -57,7 +57,7 @@ def test_the_copy_has_the_same_nodes_and_groups(path: Path, run_dir: Path) -> No
 
 def test_the_copy_computes_the_same_and_rewrites_to_the_same(kept, tmp_path: Path) -> None:
     model, run, file = kept
-    copy = load_copy(run, file)
+    copy = load_grouped(run, file).model
     x = np.random.default_rng(0).normal(size=(2, 32)).astype(np.float32)
     outputs = [
         onnxruntime.InferenceSession(str(m.path), providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
@@ -81,45 +81,34 @@ def test_it_is_small_and_the_bank_stays(kept) -> None:
     model, run, file = kept
     bank = (run.weights / "fp32.bin").stat()
     assert (run.weights / "model.onnx").stat().st_size < model.path.stat().st_size / 2
-    copy = load_copy(run, file)
+    copy = load_grouped(run, file).model
     WeightBank.write(copy, run.weights)
     assert (run.weights / "fp32.bin").stat() == bank, "the copy's bank is the model's"
 
 
 def test_it_is_written_once(kept) -> None:
-    model, run, _ = kept
+    model, run, file = kept
     before = (run.weights / "model.onnx").stat()
     keep_model(run, GroupedModel(model, find_groups(model)))
     assert (run.weights / "model.onnx").stat() == before
-    with pytest.raises(RunError, match="holds no copy"):
-        load_copy(run, describe(replace(model, sha256="0" * 64)))
-
-
-def _cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-100])
-
-
-def _flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[5000] ^= 1
-    path.write_bytes(content)
+    other = file.model_copy(update={"fixed_settings": file.fixed_settings.model_copy(update={"groups_sha256": "0"})})
+    with pytest.raises(RunError, match="finds other layer groups"):
+        load_grouped(run, other)
 
 
 @pytest.mark.parametrize(
-    ("name", "damage", "match"),
+    ("name", "is_cut", "match"),
     [
-        ("fp32.bin", _cut, "damaged or not whole"),
-        ("fp32.bin", _flip, "damaged or not whole"),
-        ("fp32.bin", Path.unlink, "damaged or not whole"),
-        ("model.onnx", _cut, "damaged or not whole"),
-        ("model.onnx", Path.unlink, "holds no copy"),
-        ("model.json", Path.unlink, "holds no copy"),
-        ("model.json", lambda path: path.write_text("{}"), "holds no copy"),
+        ("fp32.bin", True, "damaged or not whole"),
+        ("fp32.bin", False, "damaged or not whole"),
+        ("model.onnx", True, "damaged or not whole"),
+        ("model.onnx", False, "holds no copy"),
     ],
 )
-def test_what_a_journey_damaged_is_told(kept, name: str, damage: Callable[[Path], object], match: str) -> None:
+def test_what_a_journey_damaged_is_told(kept, name: str, is_cut: bool, match: str) -> None:
     _, run, file = kept
-    damage(run.weights / name)
+    path = run.weights / name
+    path.write_bytes(path.read_bytes()[:-100]) if is_cut else path.unlink()
     with pytest.raises(RunError, match=match) as caught:
-        load_copy(run, file)
+        load_grouped(run, file)
     assert caught.value.hint

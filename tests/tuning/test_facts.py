@@ -1,24 +1,34 @@
-"""Operators without an FP16 kernel: asked once, kept, their groups stay in FP32 and say why."""
+"""What is asked once before a search: kernels that are missing, ranges of values, the device, its memory."""
 
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import mptune
 from mptune.engines.base import Failure, FailureKind, MissingKernel, Stage
-from mptune.errors import RunError
+from mptune.engines.environment import Environment
+from mptune.errors import BaselineError, RunError
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
-from mptune.graph.hazards.seen import TensorRange
+from mptune.graph.hazards.observed_values import ObservedValues, TensorRange
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision
+from mptune.settings import SearchSettings
+from mptune.targets.detect import JetsonState, PowerMode
+from mptune.targets.target import load_target
 from mptune.tuning.explanation import Reason
+from mptune.tuning.facts import MissingKernels, Observations, observe
 from mptune.tuning.front import Front
-from mptune.tuning.steps.kernels import MissingKernels
+from mptune.tuning.listener import Silent
+from mptune.tuning.measuring import Measuring
+from mptune.tuning.model_findings import check_memory
 from tests.fakes import Diary, FakeToolchain, Law, search
 from tests.graph.norms_written_out import X, rms_norm
 from tests.graph.test_fused import NORM
@@ -96,33 +106,6 @@ def test_nodes_outside_of_the_groups_pin_nothing() -> None:
     assert kernels.findings(grouped()) == ()
 
 
-@pytest.mark.usefixtures("place")
-@pytest.mark.parametrize("content", [None, b'{"nodes": [{"odd": 1}]}'])
-def test_a_lost_answer_is_asked_for_again(content: bytes | None) -> None:
-    data, group = Path("model.mptune/data"), grouped().owners[SOFTMAX.node]
-    search(make_toolchain((SOFTMAX,)), budget=8)
-    if content is None:
-        (data / "kernels.json").unlink()
-    else:
-        (data / "kernels.json").write_bytes(content)
-    later, diary = make_toolchain((SOFTMAX,)), Diary()
-    front = search(later, budget=12, listener=diary)
-    assert later.asked_for_kernels == 1
-    assert any("kernels.json" in text for text in diary.warnings)
-    assert precisions(front, group) == {Precision.FP32}
-    again = make_toolchain(())
-    search(again, budget=13)
-    assert again.asked_for_kernels == 0
-
-
-@pytest.mark.usefixtures("place")
-def test_a_run_with_a_lost_answer_is_not_packed() -> None:
-    search(make_toolchain((SOFTMAX,)), budget=8)
-    Path("model.mptune/data/kernels.json").unlink()
-    with pytest.raises(RunError, match=r"kernels\.json is missing or damaged"):
-        mptune.export("model.mptune", "out.tar.gz")
-
-
 @pytest.mark.parametrize("fused", [True, False])
 def test_squares_inside_of_a_fused_norm_pin_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fused: bool
@@ -138,5 +121,78 @@ def test_squares_inside_of_a_fused_norm_pin_nothing(
         front = search(toolchain, budget=budget)
         assert front.fp16 is not None
         assert front.fp16.plan.precision[norm] is (Precision.FP16 if fused else Precision.FP32)
-    kept = MissingKernels.load(Path("model.mptune/data/kernels.json"))
-    assert kept.fused == ((NORM,) if fused else ())
+    kept = Observations.load(Path("model.mptune/data/observed.json"))
+    assert kept is not None
+    assert kept.kernels.fused == ((NORM,) if fused else ())
+
+
+def test_observations_survive_their_file(tmp_path: Path) -> None:
+    ranges = {"t": TensorRange(600.0, (2, 3)), "u": TensorRange(math.inf, (), 7)}
+    toolchain, diary = FakeToolchain(Law(()), ranges=ranges), Diary()
+    seen = observe(toolchain, diary)
+    assert diary.stages == ["computing the reference outputs", "observing the ranges of values"]
+    assert seen.absmax == {"t": 600.0, "u": math.inf}
+    assert seen.shapes == {"t": (2, 3), "u": ()}
+    assert "'u' holds NaN or Inf" in seen.warnings[0]
+    path = tmp_path / "observed.json"
+    seen.save(path)
+    assert Observations.load(path) == seen
+    path.write_text(path.read_text()[:-10])
+    with pytest.raises(RunError, match=r"observed\.json cannot be read"):
+        Observations.load(path)
+    assert Observations.load(tmp_path / "none.json") is None
+
+
+def test_a_model_that_cannot_be_observed_is_told() -> None:
+    broken = FakeToolchain(Law(()), ranges=Failure(Stage.RUN, FailureKind.OUT_OF_MEMORY, "too large"))
+    with pytest.raises(BaselineError, match="cannot be observed"):
+        observe(broken, Diary())
+
+
+class OnJetson(FakeToolchain):
+    """Its machine is an Orin Nano at a floating clock."""
+
+    def environment(self) -> Environment:
+        state = JetsonState("NVIDIA Jetson Orin Nano", "p3767-0003", mode=PowerMode(gpu_mhz=624.0), gpu_min_mhz=306.0)
+        return replace(super().environment(), warnings=("own",), jetson=state)
+
+
+def warnings_of(toolchain: FakeToolchain, target: str | None) -> tuple[str, ...]:
+    context, profile = SimpleNamespace(settings=SearchSettings()), None if target is None else load_target(target)
+    return Measuring.open(context, profile, Silent(), lambda _: toolchain).environment.warnings  # type: ignore[arg-type]
+
+
+def test_a_profile_that_the_device_belies_is_a_warning() -> None:
+    toolchain = OnJetson(Law(["g000"]))
+    own, floats = warnings_of(toolchain, "jetson-orin-nano-8gb")
+    assert own == "own"
+    assert "floats between 306 and 624 MHz" in floats
+    assert any("another module" in text for text in warnings_of(toolchain, "jetson-orin-nx-8gb"))
+    assert warnings_of(toolchain, None) == ("own",)
+    toolchain.latency_source = "predicted"
+    assert warnings_of(toolchain, "h200") == ("own",), "what is predicted is not this machine"
+
+
+@pytest.mark.parametrize(("gb", "count"), [(1.0, 0), (1e-5, 1)])
+def test_a_model_that_does_not_fit_is_told(mlp_path: Path, gb: float, count: int) -> None:
+    target = load_target("jetson-orin-nano-4gb").model_copy(update={"memory_gb": gb})
+    observed = ObservedValues({"x": TensorRange(0.0, (1, 32))})
+    seen = check_memory(Observations(observed, ("first",)), load_model(mlp_path), target)
+    assert seen.warnings[0] == "first"
+    assert len(seen.warnings) == 1 + count
+    assert check_memory(seen, load_model(mlp_path), None) is seen
+
+
+def test_a_search_warns_before_it_starts(mlp_path: Path, mlp_data: Path, tmp_path: Path) -> None:
+    """A board of the user's own with 10 kB of memory; the model has 34 kB of weights."""
+    (tmp_path / "tiny.toml").write_text(
+        'format = 1\ntitle = "Tiny board"\nkind = "jetson"\ncompute_capability = "8.7"\nfp16_tflops = 1\n'
+        "fp32_tflops = 0.5\nbandwidth_gbps = 10\nlaunch_us = 4\nmemory_gb = 1e-5\n"
+    )
+    diary = Diary()
+    settings = {"data": mlp_data, "target": str(tmp_path / "tiny.toml"), "out": tmp_path / "run.mptune"}
+    front = mptune.search(mlp_path, listener=diary, budget=2, **settings)  # type: ignore[arg-type]
+    (told,) = (text for text in diary.warnings if "all-FP32, the baseline, needs about" in text)
+    assert "Tiny board has 1e-05 GB, which the system shares; all-FP16 does not fit either" in told
+    assert told in front.warnings
+    assert told in mptune.search(mlp_path, budget=2, **settings).warnings, "also when it is resumed"  # type: ignore[arg-type]

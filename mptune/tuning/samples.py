@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,29 +12,33 @@ import numpy as np
 from mptune.data.archive import load_labels, save_labels
 from mptune.data.calibration import load_calibration
 from mptune.data.rollout import Rollout
-from mptune.data.samples import CalibrationSet
+from mptune.data.run_outputs import HELD_OUT_NAMES_JSON
+from mptune.data.samples import CalibrationSet, size_findings
 from mptune.engines.context import RunContext
-from mptune.errors import SettingsError
-from mptune.files import files_sha256
+from mptune.errors import RunError, SettingsError
+from mptune.files import open_file, write_json
 from mptune.finding import Finding
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.hazards.interface import state_inputs
 from mptune.graph.loading.model import Model
-from mptune.run_json import RunFile
+from mptune.graph.loading.tensors import TensorInfo
 from mptune.settings import SearchSettings
 from mptune.targets.findings import nothing_to_tune
-from mptune.tuning.steps.prepare import save_samples
 
-Labels = Sequence[dict[str, np.ndarray]]
+_ARCHIVES = ("search.npz", "held_out.npz", "search_reference.npz", "held_out_reference.npz")
 
 
 @dataclass(frozen=True)
 class SampleSets:
-    """What plans are evaluated on, what only the front meets, and the labels of both, if any."""
+    """What plans are evaluated on, what only the front meets, and the labels of both, if any.
+
+    ``sizes`` is the finding that all samples have one size, where others are possible.
+    """
 
     search: CalibrationSet
     held_out: CalibrationSet
-    labels: tuple[Labels, Labels] = ((), ())
+    sizes: tuple[Finding, ...] = ()
+    labels: tuple[Sequence[dict[str, np.ndarray]], Sequence[dict[str, np.ndarray]]] = ((), ())
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -47,7 +52,10 @@ class SampleSets:
 
     def save(self, context: RunContext) -> None:
         """Write samples and labels where jobs find them."""
-        save_samples(context, self.search, self.held_out)
+        self.search.save(context.samples("search"))
+        self.held_out.save(context.samples("held_out"))
+        if self.held_out.names:
+            write_json(context.data_dir / HELD_OUT_NAMES_JSON, list(self.held_out.names))
         save_labels(context.samples("search"), self.labels[0])
         save_labels(context.samples("held_out"), self.labels[1])
 
@@ -56,39 +64,46 @@ def load_data(settings: SearchSettings, grouped: GroupedModel) -> CalibrationSet
     """The samples of a search. A finding comes first where the model has nothing to tune."""
     model, inputs = grouped.model, grouped.model.inputs
     fed = {info.name for info in inputs if any(pair.endswith(f":{info.name}") for pair in settings.feedback)}
-    states = state_inputs(model) | fed
-    data = load_calibration(settings.data, inputs, settings.data_settings, settings.seed, states)
+    data = load_calibration(settings.data, inputs, settings.data_settings, settings.seed, state_inputs(model) | fed)
     return replace(data, findings=(*nothing_to_tune(grouped, "search"), *data.findings))
 
 
-def split_data(data: CalibrationSet, settings: SearchSettings) -> SampleSets:
+def split_data(data: CalibrationSet, settings: SearchSettings, inputs: Sequence[TensorInfo]) -> SampleSets:
     """Split the samples by seed (``CalibrationSet.split``); of a rollout whole sequences, and no label."""
     options = settings.seed, settings.data_settings.held_out_fraction, settings.data_settings.max_search_samples
     if settings.rollout is not None and settings.labels is not None:
         raise SettingsError("cannot be given where a state is fed back", "leave one of them away", setting="labels")
     search, held_out = data.split(*options, 1 if settings.rollout is None else settings.rollout.steps)
+    sizes = size_findings(data.samples, inputs, settings.shapes)
     if settings.labels is None:
-        return SampleSets(search, held_out)
+        return SampleSets(search, held_out, sizes)
     labels = load_labels(settings.labels, len(data.samples))
     of_search, of_held_out = ([labels[k] for k in part.indices] for part in (search, held_out))
-    return SampleSets(search, held_out, (of_search, of_held_out))
+    return SampleSets(search, held_out, sizes, (of_search, of_held_out))
 
 
-def rollout_of(settings: SearchSettings, model: Model, samples: int) -> SearchSettings:
+def with_rollout(settings: SearchSettings, model: Model, samples: int) -> SearchSettings:
     """The settings with ``rollout`` as the model and the data have it."""
-    inputs = [tensor.name for tensor in model.inputs]
-    outputs = [tensor.name for tensor in model.outputs]
-    rollout = Rollout.parse(settings.feedback, settings.steps, inputs, outputs, samples)
-    return replace(settings, rollout=rollout)
+    inputs, outputs = ([tensor.name for tensor in tensors] for tensors in (model.inputs, model.outputs))
+    return replace(settings, rollout=Rollout.parse(settings.feedback, settings.steps, inputs, outputs, samples))
 
 
-def recorded_rollout(settings: SearchSettings, file: RunFile, model: Model) -> SearchSettings:
-    """The settings of a run that another process began, with ``rollout``."""
-    return rollout_of(settings, model, 0 if file.data is None else file.data.samples)
+def refuse_damaged(data_dir: Path) -> None:
+    """Refuse samples or references that are missing or damaged. Members are stored: none unfolds to more than its file.
 
-
-def labels_sha256(path: Path | None) -> str | None:
-    """A hash of the file of labels; None where there is none, or it cannot be read (which is said later)."""
-    if path is None or not path.is_file():
-        return None
-    return files_sha256(path)
+    They may come from a stranger.
+    """
+    labels = (path for path in data_dir.glob("*_labels.npz") if path.is_file())
+    for path in (*(data_dir / name for name in _ARCHIVES), *labels):
+        try:
+            with open_file(path) as stream, zipfile.ZipFile(stream) as archive:
+                is_stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in archive.infolist())
+                is_whole = is_stored and archive.testzip() is None
+        except Exception:  # zipfile raises nearly anything for a damaged file
+            is_whole = False
+        if not is_whole:
+            raise RunError(
+                f"{path} is missing or damaged",
+                f"copy the run directory again; where the search ran, delete {data_dir}: the same `mptune search` "
+                "prepares it again",
+            )

@@ -80,7 +80,7 @@ class TensorRange(JsonForm):
 
 
 @dataclass(frozen=True)
-class Seen(JsonForm):
+class ObservedValues(JsonForm):
     """What runs of the untouched model over the samples showed.
 
     Attributes:

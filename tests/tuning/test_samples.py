@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -43,45 +43,12 @@ def search(budget: int) -> tuple[Referring, Diary]:
 DATA = Path("model.mptune/data")
 
 
-def lose(path: Path) -> None:
-    path.unlink()
-
-
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def zero(path: Path) -> None:
-    path.write_bytes(bytes(path.stat().st_size))
-
-
-@pytest.mark.parametrize(
-    ("name", "damage"),
-    [("search", lose), ("search", empty), ("held_out", zero), ("search_reference", zero), ("held_out_reference", lose)],
-)
-def test_data_that_are_lost_or_damaged_are_prepared_again(
-    place: Path, name: str, damage: Callable[[Path], None]
-) -> None:
-    path = DATA / f"{name}.npz"
-    before = read_samples(path)
-    damage(path)
-    fake, diary = search(13)
-    assert [list(sample) for sample in read_samples(path)] == [list(sample) for sample in before]
-    assert np.array_equal(*(next(iter(samples[0].values())) for samples in (read_samples(path), before)))
-    assert fake.references == ["search", "held_out"]
-    assert f"{path} is missing or damaged: the data are prepared again" in "\n".join(diary.warnings)
-    again, diary = search(14)
-    assert not again.references
-    assert not [text for text in diary.warnings if "missing or damaged" in text], "it is as it should be now"
-
-
 def test_a_run_that_was_half_prepared_is_prepared_again(place: Path) -> None:
     """What the model showed is written last."""
     (DATA / "observed.json").unlink()
     (DATA / "held_out.npz").unlink()
-    fake, diary = search(13)
+    fake, _ = search(13)
     assert fake.references == ["search", "held_out"]
-    assert not [text for text in diary.warnings if "missing or damaged" in text]
     assert read_samples(DATA / "held_out.npz")
 
 
@@ -91,14 +58,23 @@ def test_samples_that_would_unfold_are_not_read(place: Path) -> None:
         mptune.export("model.mptune", "out.tar.gz")
 
 
-@pytest.mark.parametrize("name", ["search", "held_out_reference"])
-def test_where_the_data_are_not_at_hand_it_is_refused(place: Path, name: str) -> None:
-    zero(DATA / f"{name}.npz")
-    with pytest.raises(RunError, match=f"{name}.npz is missing or damaged"):
-        mptune.export("model.mptune", "out.tar.gz")
+@pytest.mark.parametrize(("name", "is_lost"), [("search", False), ("held_out_reference", False), ("held_out", True)])
+def test_data_that_are_lost_or_damaged_are_named(place: Path, name: str, is_lost: bool) -> None:
+    path = DATA / f"{name}.npz"
+    path.unlink() if is_lost else path.write_bytes(bytes(path.stat().st_size))
+    calls = (
+        lambda: mptune.export("model.mptune", "out.tar.gz"),
+        lambda: mptune.confirm("model.mptune", open_toolchain=Referring().open),
+        lambda: search(13),
+    )
+    for call in calls:
+        with pytest.raises(RunError, match=f"{name}.npz is (missing|damaged)") as caught:
+            call()
+    assert "delete model.mptune/data: the same `mptune search` prepares it again" in caught.value.hint
     assert not Path("out.tar.gz").exists()
-    with pytest.raises(RunError, match=f"{name}.npz is missing or damaged"):
-        mptune.confirm("model.mptune", open_toolchain=Referring().open)
+    shutil.rmtree(DATA)
+    fake, _ = search(13)
+    assert fake.references == ["search", "held_out"]
 
 
 def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,15 +15,14 @@ from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import EmulatedSamples, Failure, in_parts
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings
-from mptune.targets.roofline import LatencyTerms
 from mptune.tuning.evaluation import ORIGIN_SAMPLER, Origin
 from mptune.tuning.record.record import StudyRecord
+from mptune.tuning.sampler.precision import PrecisionSampler
 from mptune.tuning.space import SearchSpace, Seed
-from mptune.tuning.steps import guide
-from mptune.tuning.steps.guide import Guide
+from mptune.tuning.steps import prior
 from mptune.tuning.steps.limits import Limits
-from mptune.tuning.steps.prior import log_square_errors
-from mptune.tuning.steps.sensitivity import KNOWN_WELL, OneGroupErrors, Sensitivity
+from mptune.tuning.steps.prior import Knowledge, log_square_errors
+from mptune.tuning.steps.sensitivity import KNOWN_WELL, SENSITIVITY_JSON, OneGroupErrors, Sensitivity
 from mptune.tuning.steps.tuner import Stop, Tuner
 from tests.fakes import Diary, FakeToolchain, Law
 from tests.tuning.conftest import OpenRecord, make_small_space
@@ -70,10 +70,10 @@ class BySample(FakeToolchain):
         return sum(len(part) for _, part in self.samples)
 
 
-def by_sample(space: SearchSpace, **options: object) -> BySample:
+def by_sample(space: SearchSpace, kind: type[BySample] = BySample, **options: object) -> BySample:
     samples = EmulatedSamples(in_parts(SAMPLES), 4)
     sources = {"latency_source": "predicted", "error_source": "emulated"}
-    return BySample(Law(list(space.free)), emulated_samples=samples, **sources, **options)  # type: ignore[arg-type]
+    return kind(Law(list(space.free)), emulated_samples=samples, **sources, **options)  # type: ignore[arg-type]
 
 
 def complete(space: SearchSpace, toolchain: BySample) -> dict[str, float]:
@@ -167,31 +167,34 @@ def test_one_group_of_each_pattern_comes_first(tmp_path: Path) -> None:
 
 
 def searched(
-    record: StudyRecord, space: SearchSpace, toolchain: BySample, folder: Path, budget: int
-) -> tuple[Guide, Diary]:
-    terms, diary = toolchain.latency_terms(), Diary()
-    assert isinstance(terms, LatencyTerms)
-    settings = SearchSettings(budget=budget)
-    errors = OneGroupErrors(space, toolchain, METRIC, folder / "s.json", diary)
-    told = Guide(record, space, toolchain, settings, diary, errors, terms)
+    record: StudyRecord,
+    space: SearchSpace,
+    toolchain: BySample,
+    folder: Path,
+    budget: int,
+    limits: Limits | None = None,
+) -> tuple[Knowledge, Diary, Stop]:
+    """A search, and what it knew; ``toolchain.proposed`` has the emulations before each proposal."""
+    diary, settings = Diary(), SearchSettings(budget=budget)
+    known = Knowledge(record, space, toolchain, settings, diary, METRIC, folder, limits)
+    sampler = known.sampler
 
-    def before_proposal() -> None:
-        told.before_proposal()
+    def counting() -> PrecisionSampler:
+        made = sampler()
         toolchain.proposed.append(toolchain.emulations)
+        return made
 
-    Tuner(
-        record, space, toolchain, settings, diary, before_proposal=before_proposal, seeds_first=told.seeds_first
-    ).run()
-    return told, diary
+    known.sampler = counting  # type: ignore[method-assign]
+    return known, diary, Tuner(record, space, toolchain, settings, diary, limits, known).run()
 
 
 def test_the_first_plan_is_proposed_before_all_errors_are_known(
     open_record: OpenRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guide, "AT_FIRST", 16)
+    monkeypatch.setattr(prior, "AT_FIRST", 16)
     space = make_small_space(24)
     toolchain, record = by_sample(space), open_record(space)
-    told, diary = searched(record, space, toolchain, tmp_path, 60)
+    known, diary, _ = searched(record, space, toolchain, tmp_path, 60)
     assert toolchain.proposed[0] == 16, "two jobs of eight groups"
     assert toolchain.proposed == sorted(toolchain.proposed)
     assert all(count <= 16 + 2 * proposal for proposal, count in enumerate(toolchain.proposed)), "in proportion"
@@ -199,11 +202,11 @@ def test_the_first_plan_is_proposed_before_all_errors_are_known(
         diary.stages
     )
     assert diary.stages[-1] == "searching" or "of 24 groups" in diary.stages[-1]
-    assert set(Sensitivity.load(tmp_path / "s.json", METRIC).errors) == set(space.free), "filled in"
-    assert told.prior.log_square_errors is not None
+    assert set(Sensitivity.load(tmp_path / SENSITIVITY_JSON, METRIC).errors) == set(space.free), "filled in"
+    assert known.prior.log_square_errors is not None
     assert [e.origin for e in record.evaluations()].count(ORIGIN_SAMPLER) == 58
     exact = complete(space, toolchain)
-    taken = Sensitivity.load(tmp_path / "s.json", METRIC)
+    taken = Sensitivity.load(tmp_path / SENSITIVITY_JSON, METRIC)
     assert all(abs(math.log(taken.errors[g] / exact[g])) < 5 * taken.doubts.get(g, 1e-9) for g in space.free)
 
 
@@ -238,14 +241,14 @@ def test_where_sessions_cost_more_all_errors_and_all_seeds_come_first(open_recor
     toolchain.emulated_samples = EmulatedSamples((range(SAMPLES),), None)
     searched(record, space, toolchain, tmp_path, 6)
     assert toolchain.proposed[0] == toolchain.emulations == 24 * SAMPLES
-    assert Sensitivity.load(tmp_path / "s.json", METRIC).doubts == {}
+    assert Sensitivity.load(tmp_path / SENSITIVITY_JSON, METRIC).doubts == {}
     assert [e.origin for e in record.evaluations()][: len(space.seeds)] == [seed.origin for seed in space.seeds]
 
 
 def test_a_resumed_search_takes_and_proposes_the_same(
     open_record: OpenRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guide, "AT_FIRST", 16)
+    monkeypatch.setattr(prior, "AT_FIRST", 16)
     space = make_small_space(24)
     plans, samples = [], []
     for name, budgets in (("whole", (20,)), ("parts", (7, 13, 20))):
@@ -262,16 +265,15 @@ def test_a_resumed_search_takes_and_proposes_the_same(
 
 def test_when_the_time_is_over_during_emulations_no_plan_is_built(open_record: OpenRecord, tmp_path: Path) -> None:
     space, now = make_small_space(24), [0.0]
-    toolchain, record = by_sample(space), open_record(space)
+
+    class Slow(BySample):
+        def emulate(self, *args: Any, **options: Any) -> tuple[OutputError, ...] | Failure:
+            now[0] = 11.0
+            return super().emulate(*args, **options)
+
+    toolchain, record = by_sample(space, Slow), open_record(space)
     limits = Limits(SearchSettings(timeout_s=10.0), clock=lambda: now[0])
-
-    def emulations() -> None:
-        now[0] = 11.0
-
-    tuner = Tuner(
-        record, space, toolchain, SearchSettings(budget=20), Diary(), limits=limits, before_proposal=emulations
-    )
-    assert tuner.run() is Stop.TIMEOUT
+    assert searched(record, space, toolchain, tmp_path, 20, limits)[2] is Stop.TIMEOUT
     assert len(record.evaluations()) == len(space.seeds)
     assert not record.trials.running()
 
@@ -279,10 +281,10 @@ def test_when_the_time_is_over_during_emulations_no_plan_is_built(open_record: O
 def test_of_a_group_that_cannot_be_emulated_that_is_said(
     open_record: OpenRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guide, "AT_FIRST", 99)
+    monkeypatch.setattr(prior, "AT_FIRST", 99)
     space = make_small_space(12)
     toolchain = by_sample(space, emulation_fails={"g002"})
-    told, diary = searched(open_record(space), space, toolchain, tmp_path, 8)
+    known, diary, _ = searched(open_record(space), space, toolchain, tmp_path, 8)
     assert "searching; the errors of 1 groups alone are estimated, since their emulation fails" in diary.stages
-    assert told.prior.log_square_errors is not None
-    assert all(map(math.isfinite, told.prior.log_square_errors))
+    assert known.prior.log_square_errors is not None
+    assert all(map(math.isfinite, known.prior.log_square_errors))

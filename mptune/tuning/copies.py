@@ -1,0 +1,118 @@
+"""A run's own copies of model, target and search space, and a run as one file to take to a device."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from mptune.data.images import PREPROCESS_JSON
+from mptune.engines.loading import load_typed_model
+from mptune.errors import ModelError, RunError
+from mptune.files import open_file, read_bytes, whole_file, write_bytes, write_json, writing
+from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.grouping.groups import find_groups, groups_sha256, set_apart
+from mptune.graph.plan import Precision
+from mptune.graph.writing.rewrite import Rewriter
+from mptune.graph.writing.weights import WeightBank, bank_files
+from mptune.resources import is_path
+from mptune.run_json import RunFile
+from mptune.rundir import RunDirectory
+from mptune.tuning.record.backends.journal import copy_journal
+from mptune.tuning.record.storage import storage_url
+from mptune.tuning.record.study import copy_study
+from mptune.tuning.samples import refuse_damaged
+
+MODEL_FILE, SPACE_FILE, TARGETS = "model.onnx", "space.toml", "target"
+"""The model, beside its weights; the search space, beside the data; the folder there that has the target's file."""
+
+
+def keep_model(run: RunDirectory, grouped: GroupedModel, bank: WeightBank | None = None) -> None:
+    """Write the copy beside the weights, unless it is there. What is made of another model ``forget`` has deleted."""
+    if not (run.weights / MODEL_FILE).exists():
+        bank = bank or WeightBank.write(grouped.model, run.weights)
+        Rewriter(grouped, bank).write(grouped.uniform(Precision.FP32), run.weights / MODEL_FILE)
+
+
+def keep_inputs(run: RunDirectory, target: str, space: Path, preprocessing: Mapping[str, object] | None) -> None:
+    """Copy what a worker or a device may not find where it was: the files of target and space, how images are read."""
+    copies = {run.data / SPACE_FILE: space}
+    if is_path(target):
+        copies[Path(target_copy(run, target))] = Path(target)
+    for place, source in copies.items():
+        content = read_bytes(source)
+        if not place.exists() or read_bytes(place) != content:
+            write_bytes(place, [content])
+    if preprocessing is not None:
+        write_json(run.data / PREPROCESS_JSON, dict(preprocessing))
+
+
+def target_copy(run: RunDirectory, named: str) -> str:
+    """The target of a run as ``load_target`` takes it: a name, or the run's own copy of the file."""
+    return str(run.data / TARGETS / Path(named).name) if is_path(named) else named
+
+
+def load_grouped(run: RunDirectory, file: RunFile) -> GroupedModel:
+    """The run's copy of its model, by whose hash plans name it, with the layer groups that were searched.
+
+    Raises:
+        RunError: there is no copy, or it is damaged; or this mptune groups the model otherwise.
+    """
+    path = run.weights / MODEL_FILE
+    if not path.exists():
+        raise RunError(
+            f"{run.path} holds no copy of its model", "pack the run where the search ran: `mptune export RUN`"
+        )
+    try:
+        model = replace(load_typed_model(path), sha256=file.model.sha256)
+    except ModelError as error:
+        damaged = f"the copy of the model in {run.weights} is damaged or not whole: {error.message}"
+        raise RunError(damaged, "copy the run directory again") from None
+    groups = find_groups(model, file.fixed_settings.granularity)
+    if groups_sha256(groups) != file.fixed_settings.groups_sha256:
+        raise RunError(
+            f"this mptune finds other layer groups in the model than mptune {file.mptune}, which searched",
+            "use the same version of mptune on all machines, and a whole copy of the run directory",
+        )
+    return GroupedModel(model, set_apart(model, groups, file.nodes_apart))
+
+
+def pack(run: RunDirectory, file: RunFile, out: Path, storage: str | None = None) -> None:
+    """Write ``out``, a .tar.gz with the run's directory in it: record, samples, references, model and weights.
+
+    A study that is kept in a database is copied into a journal, so that the device needs no database. A search may be
+    writing meanwhile: the record is what it was at one moment, and each file is whole.
+    """
+    url = storage_url(file.storage, storage)
+    with tempfile.TemporaryDirectory(prefix="mptune-export-") as folder:
+        members = {run.journal.name: Path(folder) / run.journal.name}
+        if url is None:
+            copy_journal(run.journal, members[run.journal.name])
+        else:
+            copy_study(file.study, url, members[run.journal.name])
+        for name in (*bank_files(file.fixed_settings.precisions), MODEL_FILE):
+            members[f"{run.weights.name}/{name}"] = run.weights / name
+        for path in sorted((*run.data.glob("*"), *run.data.glob(f"{TARGETS}/*"))):
+            # How often to repeat, and the baseline's latency then, are notes about this machine.
+            is_left = path.name.startswith((".", "timing-")) or path.suffix == ".tmp"
+            if path.is_file() and not is_left:
+                members[str(path.relative_to(run.data.parent))] = path
+        absent = next((path for path in members.values() if not path.exists()), None)
+        if absent is not None:
+            raise RunError(f"{absent} is missing: the run is not whole", "let `mptune search` go on with it first")
+        refuse_damaged(run.data)
+        with writing(out), whole_file(out) as partial, tarfile.open(partial, "w:gz", compresslevel=1) as archive:
+            document = file.model_copy(update={"storage": None}).model_dump_json(indent=2).encode()
+            entry = tarfile.TarInfo(f"{run.path.resolve().name}/{run.run_json.name}")  # without an owner
+            entry.size, entry.mtime = len(document), int(run.run_json.stat().st_mtime)
+            archive.addfile(entry, io.BytesIO(document))
+            for place, path in members.items():
+                with open_file(path) as content:  # it may be replaced: what is open stays what it is
+                    status = os.fstat(content.fileno())
+                    entry = tarfile.TarInfo(f"{run.path.resolve().name}/{place}")
+                    entry.size, entry.mtime = status.st_size, int(status.st_mtime)
+                    archive.addfile(entry, content)

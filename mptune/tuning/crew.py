@@ -1,0 +1,130 @@
+"""The workers that a search starts on the GPUs of its machine: ``mptune worker`` as processes of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+
+from mptune.data.metrics.tasks import script_of
+from mptune.engines.base import Failure
+from mptune.errors import MptuneError, RunError
+from mptune.files import RESUME_HINT, read_text, writing
+from mptune.graph.plan import PrecisionPlan
+from mptune.processes.parent import absolute_sys_path, kill_tree
+from mptune.rundir import RunDirectory
+from mptune.settings import SearchSettings
+from mptune.tuning.evaluation import Evaluation, Origin
+from mptune.tuning.listener import Listener
+from mptune.tuning.record.record import StudyRecord
+from mptune.tuning.record.storage import STORAGE_VARIABLE
+from mptune.tuning.steps.remeasure import announce
+
+PROGRAM = (sys.executable, "-m", "mptune")
+_PARENT = "MPTUNE_SEARCH_PID"
+_POLL_S, _END_TIMEOUT_S = 0.2, 30.0
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def run_workers(
+    run: RunDirectory,
+    record: StudyRecord,
+    settings: SearchSettings,
+    url: str | None,
+    variables: Mapping[str, str],
+    listener: Listener,
+) -> None:
+    """Run a worker on each GPU until all have ended. What they evaluate, as those of other hosts, the study has.
+
+    One that ends early is reported in a line, and the others go on. All that they print is in ``logs/``.
+
+    Args:
+        url: of the study's database, which goes to them in their environment: a command line may be read by anyone.
+        variables: the environment, before it was limited to one GPU.
+
+    Raises:
+        MptuneError: that of the first worker, where none came to its end.
+    """
+    environment = {**variables, "PYTHONPATH": os.pathsep.join(absolute_sys_path()), "PYTHONSAFEPATH": "1"}
+    environment |= {_PARENT: str(os.getpid()), STORAGE_VARIABLE: url or ""}
+    command = [*PROGRAM, "worker", str(run.path.resolve()), "--wait", "0s"]
+    command += [f"--metric={name}" for name in (settings.metric, *settings.reported_metrics) if script_of(name)]
+    command += [f"--plugin={path}" for path in settings.plugins]
+    running: dict[int, subprocess.Popen[bytes]] = {}
+    reported = {each.plan.fingerprint for each in record.evaluations()}
+    reported |= {plan.fingerprint for plan, _, _ in record.failures()}
+    errors: list[MptuneError] = []
+    try:
+        for gpu in settings.gpus:
+            log = run.logs / f"worker-gpu{gpu}.log"
+            with writing(log), log.open("wb") as output:
+                running[gpu] = subprocess.Popen(
+                    [*command, f"--gpu={gpu}"],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env=environment,
+                    start_new_session=True,  # Ctrl-C reaches this process, which ends them in order
+                )
+        while running:
+            time.sleep(_POLL_S)
+            ended = [gpu for gpu, process in running.items() if process.poll() is not None]
+            outcomes: list[tuple[PrecisionPlan, Origin, Evaluation | Failure]]
+            outcomes = [(each.plan, each.origin, each) for each in record.evaluations()]
+            before = len(reported)
+            for plan, origin, outcome in (*outcomes, *record.failures()):
+                if plan.fingerprint in reported:
+                    continue
+                reported.add(plan.fingerprint)
+                if isinstance(outcome, Failure):
+                    listener.failed(plan, origin, outcome, len(reported), settings.budget)
+                elif outcome.is_finite:
+                    listener.evaluated(outcome, len(reported), settings.budget)
+                else:
+                    text = f"its {outcome.metric} is {outcome.error_value}"
+                    listener.failed(plan, origin, text, len(reported), settings.budget)
+            if len(reported) > before:
+                announce(listener, record, settings)
+            for gpu in ended:
+                process = running.pop(gpu)
+                kill_tree(process)  # what it may have left
+                if process.returncode:
+                    errors.append(_error_of(run, gpu, process.returncode))
+                    listener.warning(errors[-1].message)
+    finally:
+        for process in running.values():
+            process.terminate()
+        for process in running.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_END_TIMEOUT_S)
+            kill_tree(process)
+    if len(errors) == len(settings.gpus):
+        raise errors[0]
+
+
+def _error_of(run: RunDirectory, gpu: int, status: int) -> MptuneError:
+    """What a worker ended with: the last error in its log, if it came to write one."""
+    log = run.logs / f"worker-gpu{gpu}.log"
+    before, _, rest = read_text(log).rpartition("error: ")
+    message, *hints = rest.splitlines() or [""]
+    if status < 0 or not (before or message):
+        text = f"the worker on GPU {gpu} died (exit status {status}); its log is {log}"
+        return RunError(text, f"when that is repaired, {RESUME_HINT}")
+    error = RunError(f"the worker on GPU {gpu} stopped: {message}", "".join(hints[:1]).removeprefix("hint: "))
+    error.exit_code = status
+    return error
+
+
+def end_with_search() -> None:
+    """Interrupt this process when the search that started it ends, however that ends; nothing where none did."""
+    parent = os.environ.pop(_PARENT, None)
+    if parent is not None and sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+    if parent is not None and os.getppid() != int(parent):
+        raise KeyboardInterrupt

@@ -1,0 +1,124 @@
+"""A worker of a search that another process prepared: it opens the run's own copies, and writes to the study alone."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+from mptune.engines.environment import Environment, engine_packages
+from mptune.engines.toolchains.choose import choose_target
+from mptune.errors import RunError
+from mptune.identity import TARGET, differences, target_text
+from mptune.rundir import RunDirectory
+from mptune.settings import SearchSettings, Tolerance
+from mptune.tuning import copies, facts, measuring, model_findings, samples
+from mptune.tuning.listener import Listener
+from mptune.tuning.record.study import BUDGET_NOTE, START_NOTE
+from mptune.tuning.space import load_space
+from mptune.tuning.steps.limits import Limits
+from mptune.tuning.steps.tuner import has_converged, is_exhausted
+
+_POLL_S = 0.5
+_PREPARE = "start it where the model and the data are: `mptune search` with the same storage"
+
+
+def work(
+    run: RunDirectory,
+    settings: SearchSettings,
+    listener: Listener,
+    opener: measuring.OpenToolchain | None = None,
+    wait_s: float = 0.0,
+) -> None:
+    """Evaluate plans of the search of a run directory, or of its unpacked export, until it stops.
+
+    Args:
+        settings: metric, plugins and storage of this worker; all else is as the run has it.
+        wait_s: wait up to this many seconds for a search that is not prepared yet, or whose budget is spent.
+
+    Raises:
+        RunError: the search is not prepared, the run is not whole, or this host differs from that of the search.
+    """
+    for _ in _pauses(wait_s, listener):
+        file = run.load()
+        if file is not None and file.target is not None and run.observed_json.exists():
+            break
+    else:
+        raise RunError(f"{run.path} is not prepared for workers yet", _PREPARE)
+    samples.refuse_damaged(run.data)
+    observations = facts.Observations.load(run.observed_json)
+    grouped = copies.load_grouped(run, file)
+    fixed, search = file.fixed_settings, file.search
+    named = load_space(str(run.data / copies.SPACE_FILE))
+    if observations is None or named.sha256 != fixed.space_sha256:
+        raise RunError(f"the copies in {run.data} are not those that are searched", "copy the run directory again")
+    kept = ("budget", "sampler", "timeout_s", "max_disk_bytes", "ignore", "max_error")
+    settings = replace(
+        settings,
+        **{**file.measured_settings, **{name: getattr(search, name) for name in kept}},
+        tolerance=tuple(map(Tolerance.parse, search.tolerance)),
+        target=fixed.target,
+        engine=fixed.engine,
+    )
+    settings = samples.with_rollout(settings, grouped.model, 0 if file.data is None else file.data.samples)
+    context = run.context(grouped, settings)
+
+    with contextlib.ExitStack() as stack:
+        target = None
+        if opener is None:  # by its copy: a file of this name may be another one here
+            target = choose_target(copies.target_copy(run, fixed.target)).target
+        here = measuring.Measuring.open(context, target, listener, opener)
+        stack.callback(here.toolchain.close)
+        for text in here.environment.warnings:
+            listener.warning(text)
+        prepared = {TARGET: target_text(file.target), **_versions(file.environment)}
+        own = {TARGET: target_text(here.section), **_versions(here.environment)}
+        for name, values in differences(prepared, own, "there", "here").items():
+            raise RunError(
+                f"this host differs from the one that the search was prepared on: another {name}{values}",
+                "install the same versions on the same kind of device, or search in a run directory of its own here",
+            )
+        space = model_findings.search_space(context, replace(named, name=fixed.space), observations).space
+        record = measuring.open_record(run, file, space, settings, settings.storage, is_shared=True)
+        stack.callback(record.close)
+
+        # Whoever prepares a search with a small budget, then searches with the real one, starts workers between.
+        budget = record.note(BUDGET_NOTE)
+        spent = f"the search's budget of {budget} plans is spent"
+        for _ in _pauses(wait_s, listener, "" if budget is None else f"{spent}: "):
+            budget = record.note(BUDGET_NOTE)
+            if budget is not None and record.spent < budget:
+                break
+        else:
+            if budget is None:
+                raise RunError(f"the storage holds no search of {run.path} yet", _PREPARE)
+            listener.stage(f"nothing to do: {spent}")
+            return
+        settings, start_s = replace(settings, budget=int(budget)), record.note(START_NOTE)
+        elapsed_s = 0.0 if start_s is None else time.time() - start_s  # the time limit is that of the search
+        limits = Limits(settings, run.path, elapsed_s=elapsed_s)
+        if not is_exhausted(record, space) and not has_converged(record, settings):
+            stop = measuring.make_tuner(run, file, record, here.toolchain, settings, listener, limits).run()
+            listener.stage(f"stopped: {stop.value}")
+
+
+def _pauses(wait_s: float, listener: Listener, reason: str = "") -> Iterator[None]:
+    """Once at first, then again and again for as long as a worker waits, which the listener is told."""
+    until_s, is_told = time.monotonic() + wait_s, False
+    yield
+    while (left_s := until_s - time.monotonic()) > 0:
+        if not is_told:
+            listener.stage(f"{reason}waiting up to {left_s:.0f} s for the search to have work")
+            is_told = True
+        time.sleep(min(_POLL_S, left_s))
+        yield
+
+
+def _versions(environment: Environment | None) -> dict[str, str]:
+    """The versions that change figures, and the drivers of the GPUs."""
+    if environment is None:
+        return {}
+    names = {"mptune", "cuda driver", *engine_packages()}
+    drivers = ", ".join(sorted({gpu.driver for gpu in environment.gpus if gpu.driver}))
+    return {"driver": drivers, **{name: version for name, version in environment.versions.items() if name in names}}
