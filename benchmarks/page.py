@@ -27,8 +27,9 @@ from mptune.reporting.page.document import PageContent
 from mptune.reporting.page.html import write_report
 from mptune.tuning.evaluation import Evaluation, Origin
 from mptune.tuning.explanation import Explanation, GroupWorth, Kept, Reason
-from mptune.tuning.front import Front, hypervolume, pareto
+from mptune.tuning.front import Front
 from mptune.tuning.fronts.choosing import choose
+from mptune.tuning.fronts.dominance import hypervolume, pareto
 from mptune.tuning.fronts.progress import Progress, hypervolumes
 
 SAMPLES = 48

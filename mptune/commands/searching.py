@@ -235,7 +235,7 @@ def report(
     if open_:
         open_page(front.run_dir)
     if csv_:
-        from mptune.tuning.fronts.table import front_records
+        from mptune.tuning.front import front_records
 
         print_csv(front_records(front))
     elif not explain:

@@ -13,8 +13,7 @@ from mptune.finding import RANGE_CODES, Finding, Where, plain_outcome
 from mptune.findings.wording import AT, fill
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.reporting.text import reduced_names
-from mptune.tuning.front import Front
-from mptune.tuning.fronts.table import front_rows
+from mptune.tuning.front import Front, front_rows
 from mptune.tuning.fronts.texts import error_outcome, error_text
 from mptune.tuning.reasons.group_findings import LARGE_FROM, breaks
 

@@ -24,8 +24,9 @@ from mptune.reporting.terminal.front import print_front
 from mptune.run_json import TargetSection
 from mptune.tuning.confirmation import Confirmation, ConfirmedPlan, error_agreement, latency_agreement
 from mptune.tuning.evaluation import Evaluation, Origin
-from mptune.tuning.front import Front, hypervolume, pareto
+from mptune.tuning.front import Front
 from mptune.tuning.fronts.choosing import choose
+from mptune.tuning.fronts.dominance import hypervolume, pareto
 
 MakeFront = Callable[..., tuple]
 

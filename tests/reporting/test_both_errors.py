@@ -15,10 +15,9 @@ from mptune.commands.common import print_csv
 from mptune.data.metrics.accuracy import OutputError
 from mptune.data.metrics.paired import is_larger_beyond_noise
 from mptune.reporting.page.document import PageContent, page_document
-from mptune.tuning.front import Front
+from mptune.tuning.front import Front, front_records
 from mptune.tuning.fronts.choosing import choose
 from mptune.tuning.fronts.limits import MetricLimit
-from mptune.tuning.fronts.table import front_records
 from mptune.tuning.fronts.texts import compared
 from tests.reporting.conftest import Bench, MakeFront, readme
 from tests.reporting.conftest import front_text as printed

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from mptune.data.metrics.paired import compare_errors
 from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation
 from mptune.tuning.explanation import Explanation, Kept, Reason
-from mptune.tuning.front import hypervolume, pareto
-from mptune.tuning.fronts.dominance import faster_beyond_noise
+from mptune.tuning.fronts.dominance import faster_beyond_noise, hypervolume, pareto
 from tests.tuning import factory
 from tests.tuning.factory import make_evaluation
 

@@ -31,10 +31,9 @@ from mptune.reporting.text import (
 )
 from mptune.tuning.evaluation import Evaluation, Origin
 from mptune.tuning.explanation import Reason
-from mptune.tuning.front import Front
+from mptune.tuning.front import Front, because
 from mptune.tuning.fronts.limits import is_larger_in_search, metric_values
 from mptune.tuning.fronts.progress import Progress
-from mptune.tuning.fronts.table import because
 from mptune.tuning.fronts.texts import (
     compared,
     error_cell,

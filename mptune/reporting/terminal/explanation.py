@@ -26,7 +26,7 @@ from mptune.reporting.text import (
     reduced_names,
 )
 from mptune.tuning.explanation import REASON_WORDS, Reason
-from mptune.tuning.fronts.table import front_rows, is_held_out
+from mptune.tuning.front import front_rows, is_held_out
 from mptune.tuning.fronts.texts import error_text, format_error, latency_text
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from mptune.findings.engine import NOTHING
 from mptune.reporting.breaks import breaks_in_fp16
 from mptune.reporting.terminal.console import make_console, print_fact, print_text
 from mptune.reporting.text import KEPT_BECAUSE, front_warnings, shell_path, short_path, speedup_text, unique
-from mptune.tuning.front import Front
-from mptune.tuning.fronts.table import because, front_rows, front_table, shown_rows, table_notes
+from mptune.tuning.front import Front, because, front_rows, front_table, shown_rows, table_notes
 from mptune.tuning.fronts.texts import compared, error_text, latency_text, two_digits
 
 _MOST_BREAKS = 2

@@ -1,19 +1,21 @@
-"""Which evaluations are dominated where latency and error are known to an interval only, and which stand beside one."""
+"""The front: which evaluations nothing dominates where figures are known to an interval only, and how good it is."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mptune.data.metrics.paired import LEAST_ERROR, compare_errors, is_compared_by_ratio, significantly_smaller
+from mptune.data.metrics.parts import ADD_IN_SQUARES
 from mptune.engines.timing.latency import are_lower, is_lower
 from mptune.json_form import encode_float
 from mptune.tuning.evaluation import Evaluation
-from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
+from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, REFERENCE_ERROR, dominated_area, exactness, gains
 from mptune.tuning.fronts.limits import is_larger_in_search
 
 Bools = NDArray[np.bool_]
@@ -146,3 +148,54 @@ def _is_clearly_more_exact(point: Evaluation, chosen: Evaluation) -> bool:
         first, second = first.with_samples_of(point.counted_held_out), second.with_samples_of(chosen.counted_held_out)
     difference = compare_errors(first, second, point.metric)
     return difference is None or difference.is_significant or FAR_SMALLER * after <= before
+
+
+def pareto(
+    evaluations: Iterable[Evaluation], error: Callable[[Evaluation], float] = attrgetter("judged_error")
+) -> tuple[Evaluation, ...]:
+    """The non-dominated evaluations, sorted by latency. Plans that are not finite are never kept.
+
+    Each point is significantly faster than the next one, whose error is significantly smaller
+    (``tuning.fronts.dominance``). Of plans without a significant difference the one with the smaller error stays, of
+    those with the same error the faster one.
+    """
+    feasible = [e for e in evaluations if e.is_finite]
+    feasible.sort(key=lambda e: (error(e), e.latency.median_ms, e.number))
+    kept = [feasible[index] for index in non_dominated(feasible, [error(e) for e in feasible])]
+    return tuple(sorted(kept, key=lambda e: (e.latency.median_ms, -error(e))))
+
+
+def confirmed_front(points: Iterable[Evaluation]) -> tuple[Evaluation, ...]:
+    """The front by the error of the search samples, less what is dominated by held-out error.
+
+    Where the two errors rank two plans differently, neither ranking is beyond the noise of the samples; the plan that
+    is kept is better in latency and not worse in either error by much, and the front reads the same both ways. Points
+    that have no held-out error are not judged by it: theirs would look the better for it.
+    """
+    searched = pareto(points, error=lambda e: e.error_value)
+    beaten = {e.plan.fingerprint for e in searched if e.held_out is not None}
+    beaten -= {e.plan.fingerprint for e in pareto(e for e in searched if e.held_out is not None)}
+    return tuple(e for e in searched if e.plan.fingerprint not in beaten)
+
+
+def hypervolume(points: Iterable[Evaluation], fp32: Evaluation, reference_error: float = REFERENCE_ERROR) -> float:
+    """Share of the box between nothing and the reference point that the points dominate, 0 to 1.
+
+    The latency axis is linear from 0 ms to the median of all-FP32. The error axis is logarithmic from the floor,
+    ``max(error of all-FP32, 1e-7)``, to ``reference_error``. All-FP32 itself adds nothing, and neither
+    does a plan that is slower, or whose error is past the reference. Errors are ``judged_error``.
+    """
+    floor = max(fp32.judged_error, ERROR_FLOOR)
+    if not floor < reference_error:
+        return 0.0
+    finite = [point for point in points if point.is_finite]
+    latency_ms = np.array([point.latency.median_ms for point in finite], dtype=float)
+    errors = np.array([point.judged_error for point in finite], dtype=float)
+    return dominated_area(gains(latency_ms, fp32.latency.median_ms), exactness(errors, reference_error, floor))
+
+
+def reference_error_of(metric: str, evaluations: Iterable[Evaluation]) -> float:
+    """The reference error of the hypervolume: 3e-2 where errors add in squares, else the largest finite error seen."""
+    if metric in ADD_IN_SQUARES:
+        return REFERENCE_ERROR
+    return max((e.judged_error for e in evaluations if e.is_finite), default=REFERENCE_ERROR)

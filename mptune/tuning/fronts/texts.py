@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from mptune.choice import Choice, ChoiceLimits
 from mptune.data.metrics.paired import is_compared_by_ratio
@@ -13,9 +12,6 @@ from mptune.printable import cut
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.fronts.dominance import LEAST_EXACTER, faster_beyond_noise, shared_errors
 from mptune.tuning.fronts.limits import is_larger_in_search, metric_values
-
-if TYPE_CHECKING:
-    from mptune.tuning.front import Front
 
 _FP32_ROUNDING = 1e-6
 """A ratio to an error below this says nothing."""
@@ -191,43 +187,33 @@ def choice_limits(limits: ChoiceLimits, metric: str, default_error: float | None
     return " and ".join(parts)
 
 
-def choice_text(front: Front) -> str:
-    """Why the chosen plan was chosen, which it replaced, and what would be chosen now, one line."""
-    choice, proposed = front.choice, front.proposed
-    if front.chosen is None and proposed is None:
-        return "no plan is feasible"
-    would_be = "none" if proposed is None else f"{proposed.chosen}, {_reason(proposed, front)}"
-    if front.chosen is None:
-        return f"nothing is in chosen/ yet; as the search stands it would be {would_be}"
-    text = _reason(choice, front)
-    if choice.replaced is not None:
-        text += f"; it replaces {choice.replaced}, which was chosen before"
-    return text if proposed is None else f"{text}; `mptune pick` with the same options would choose {would_be}"
+def choice_text(choice: Choice, metric: str, fp32: PrecisionPlan) -> str:
+    """How a choice was made, by which limits, and which plan it replaced; ``fp32`` is the plan of all-FP32."""
+    replaced = "" if choice.replaced is None else f"; it replaces {choice.replaced}, which was chosen before"
+    return _reason(choice, metric, fp32) + replaced
 
 
-def _reason(choice: Choice, front: Front) -> str:
-    """How a choice was made, and by which limits."""
+def _reason(choice: Choice, metric: str, fp32: PrecisionPlan) -> str:
     if choice.kind == "plan":
         return "picked by its id"
-    limits = choice_limits(choice.given_limits, front.metric, choice.default_error)
+    limits = choice_limits(choice.given_limits, metric, choice.default_error)
     within = f" with {limits}" if limits else ""
     if choice.kind == "knee":
-        how = "" if choice.knee else f"; {cut(front.metric)} has no default limit: --max-error sets one"
+        how = "" if choice.knee else f"; {cut(metric)} has no default limit: --max-error sets one"
         return f"the knee of the plans{within}{how}"
     if choice.unmet is not None and choice.nearest == choice.chosen:
         return f"the nearest: no plan has {limits}"
-    if choice.chosen == front.fp32.plan.fingerprint and not choice.is_most_exact:
+    if choice.chosen == fp32.fingerprint and not choice.is_most_exact:
         return f"all-FP32: FP16 gains nothing here{within}"
     text = f"the {'most exact' if choice.is_most_exact else 'fastest'}{within}"
     return text if choice.passed_over is None else f"{text}; {choice.passed_over} is as fast, but less exact"
 
 
-def unmet_text(front: Front) -> str:
+def unmet_text(choice: Choice, metric: str, nearest: Evaluation | None) -> str:
     """Which limits no plan meets, with the nearest plan, one line; empty where they are met."""
-    choice, nearest = front.choice, front.nearest
     if choice.unmet is None:
         return ""
-    text = f"no plan has {choice_limits(choice.unmet, front.metric)}"
+    text = f"no plan has {choice_limits(choice.unmet, metric)}"
     if nearest is not None:
         text += f"; the nearest is {choice.nearest} ({latency_text(nearest)} ms, error {error_text(nearest)})"
     if choice.chosen is not None:

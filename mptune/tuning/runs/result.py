@@ -20,8 +20,9 @@ from mptune.targets.findings import OUT_OF_REACH
 from mptune.targets.target import EXPECTED_FACTOR
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation
 from mptune.tuning.explanation import Explanation
-from mptune.tuning.front import Front, confirmed_front, hypervolume, reference_error_of
+from mptune.tuning.front import Front
 from mptune.tuning.fronts.choosing import choose
+from mptune.tuning.fronts.dominance import confirmed_front, hypervolume, reference_error_of
 from mptune.tuning.fronts.limits import PlanLimits, check_tolerances, feasible
 from mptune.tuning.reasons.advice import Outcome
 from mptune.tuning.reasons.advice import findings as advice

@@ -25,9 +25,8 @@ from mptune.graph.plan import PrecisionPlan
 from mptune.json_form import encode_float
 from mptune.settings import LatencySettings, SearchSettings, Tolerance
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
-from mptune.tuning.front import pareto
 from mptune.tuning.fronts.choosing import could_be_chosen
-from mptune.tuning.fronts.dominance import in_doubt
+from mptune.tuning.fronts.dominance import in_doubt, pareto
 from mptune.tuning.fronts.limits import feasible
 from mptune.tuning.listener import Listener, count_down
 from mptune.tuning.reasons.unconfirmed import Unconfirmed

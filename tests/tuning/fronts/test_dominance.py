@@ -13,8 +13,7 @@ from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.timing.latency import Latency
 from mptune.engines.timing.spread import SessionSpread
 from mptune.tuning.evaluation import Evaluation
-from mptune.tuning.front import pareto
-from mptune.tuning.fronts.dominance import faster_beyond_noise, in_doubt, neighbours, shared_errors
+from mptune.tuning.fronts.dominance import faster_beyond_noise, in_doubt, neighbours, pareto, shared_errors
 from mptune.tuning.fronts.texts import compared, error_change
 from tests.engines.timing.test_spread import Machine
 from tests.tuning.factory import make_error, make_evaluation

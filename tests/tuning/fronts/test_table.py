@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from mptune.choice import Choice
 from mptune.errors import PlanError, SettingsError
 from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation
-from mptune.tuning.fronts.table import MOST_ROWS, front_records
+from mptune.tuning.front import MOST_ROWS, front_records
 from tests.tuning import factory
 from tests.tuning.factory import make_evaluation
 

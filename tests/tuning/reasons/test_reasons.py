@@ -15,7 +15,7 @@ from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import Explanation, Reason
-from mptune.tuning.front import pareto
+from mptune.tuning.fronts.dominance import pareto
 from mptune.tuning.listener import Silent
 from mptune.tuning.reasons.group_findings import in_order
 from mptune.tuning.reasons.reasons import EXPLAIN_JSON, Grounds, explain, keep_grounds

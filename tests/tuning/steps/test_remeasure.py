@@ -20,8 +20,9 @@ from mptune.run_json import ModelSection, RunFile, SearchSection, TargetSection
 from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings, WorkerSettings
 from mptune.tuning.evaluation import ORIGIN_FP16
-from mptune.tuning.front import Front, confirmed_front, pareto
+from mptune.tuning.front import Front
 from mptune.tuning.fronts.choosing import find_plan
+from mptune.tuning.fronts.dominance import confirmed_front, pareto
 from mptune.tuning.listener import Silent
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.study import open_study
