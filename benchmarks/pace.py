@@ -71,7 +71,7 @@ CAUSES: tuple[tuple[str, str], ...] = (
     ("engines/environment", "GPU: detect, choose the target"),
     ("arguments:loaded_model", "model: read, check, type"),
     ("graph/grouping/", "model: layer groups"),
-    ("tuning/model_findings:search_space", "model: hazards, search space"),
+    ("tuning/facts:search_space", "model: hazards, search space"),
     ("tuning/measuring:open_record", "study: open"),
     ("tuning/copies", "run directory: copy of the model"),
     ("tuning/runs/result", "front: reasons, choice"),
@@ -79,7 +79,6 @@ CAUSES: tuple[tuple[str, str], ...] = (
     ("tuning/samples", "samples: read, check, write"),
     ("data/", "samples: read, check, write"),
     ("rundir", "run directory: open, write"),
-    ("tuning/beginning", "run directory: open, write"),
     ("tuning/search", "run directory: open, write"),
 )
 """A module of mptune, a folder of modules, or a function in one, and what a search does there; the first that fits. A

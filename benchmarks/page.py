@@ -26,7 +26,7 @@ from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.reporting.page.document import PageContent
 from mptune.reporting.page.html import write_report
 from mptune.tuning.evaluation import Evaluation, Origin
-from mptune.tuning.explanation import Explanation, GroupWorth, Kept, Reason
+from mptune.tuning.explanation import Explanation, GroupWorth, Kept
 from mptune.tuning.front import Front
 from mptune.tuning.fronts.choosing import choose
 from mptune.tuning.fronts.dominance import hypervolume, pareto
@@ -118,27 +118,18 @@ def _evaluation(
 def _explanation(
     points: tuple[Evaluation, ...], groups: tuple[LayerGroup, ...], errors: Any, gains: Any
 ) -> Explanation:
+    worths = tuple(
+        GroupWorth(g.id, g.name, g.kind, float(e), float(m), 0.002, 1, g.pinned)
+        for g, e, m in zip(groups, errors, gains, strict=True)
+    )
     kept = {
         point.plan.fingerprint: tuple(
-            Kept(
-                group.id,
-                group.name,
-                Reason.PINNED if group.pinned else Reason.ERROR,
-                group.pinned or f"its error alone is {errors[k]:.1e}, and FP16 would save {gains[k]:.2g} ms",
-                float(errors[k]),
-                float(gains[k]),
-            )
+            Kept(worths[k], "error", worths[k].gain_ms)
             for k, group in enumerate(groups)
             if point.plan.precision[group.id] is Precision.FP32
         )
         for point in points
     }
-    worths = tuple(
-        GroupWorth(
-            g.id, g.name, g.kind, float(e), float(m), 0.002, float(e / m), 1, len(points), "FP16", bool(g.pinned)
-        )
-        for g, e, m in zip(groups, errors, gains, strict=True)
-    )
     return Explanation(kept, worths, "synthetic")
 
 

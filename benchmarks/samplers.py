@@ -12,7 +12,7 @@ from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from mptune.tuning.sampler.stock import make_sampler, make_tpe
+from mptune.tuning.sampler.precision import make_sampler, make_tpe
 from mptune.tuning.sampler.trials import HAS_TRIAL_CONSTRAINTS, constraints_of
 
 

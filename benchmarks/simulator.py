@@ -44,11 +44,10 @@ from mptune.tuning.fronts.hypervolume import (
     hypervolume_improvement,
     pareto_staircase,
 )
-from mptune.tuning.sampler.boundaries import Boundary, Crossings
 from mptune.tuning.sampler.min_cut import CutSolver
-from mptune.tuning.sampler.plan_rows import PRECISIONS, Bools, Columns, Floats, unique_plans
+from mptune.tuning.sampler.plans import PRECISIONS, Bools, Boundary, Columns, Crossings, Floats, plan_keys
 from mptune.tuning.sampler.posterior import Prior
-from mptune.tuning.sampler.trials import TIMING_ATTR, set_feasible
+from mptune.tuning.sampler.trials import set_outcome
 
 TACTIC, TIMING, OVERFLOW, MISSED = 0.05, 0.015, 0.04, 0.1
 ONE_GROUP, WHOLE_PLAN, ROOFLINE, PROFILE = 0.1, 0.03, 0.5, 0.05
@@ -103,10 +102,10 @@ class Truth:
         rng = np.random.default_rng([self.seed, self.groups])
         n = self.groups
         self.ids = tuple(f"g{i:03d}" for i in range(n))
-        self.boundaries = [Boundary.among((i, i + 1)) for i in range(n - 1)]
+        self.boundaries = [Boundary(i, (i + 1,)) for i in range(n - 1)]
         for start in range(0, n - 4, 4):  # a branch: what one group computes is read again three groups later
-            self.boundaries[start] = Boundary.among((start, start + 1, start + 3))
-        self.boundaries += [Boundary.among((0,), "fp32"), Boundary.among((n - 1,), "fp32")]
+            self.boundaries[start] = Boundary(start, (start + 1, start + 3))
+        self.boundaries += [Boundary(0, ("fp32",)), Boundary(n - 1, ("fp32",))]
         self._crossings = Crossings(Columns.fp16(self.ids), self.boundaries)
         fp32 = rng.lognormal(0.0, 0.8, n)
         saved = rng.uniform(-0.05, 0.75, n)
@@ -314,16 +313,21 @@ def search(
             continue
         built[plan.tobytes()] = plan[0]
         latency = float(truth.latency(plan)[0] * (1 + truth.timing * rng.normal()))
-        measured: dict[str, Any] = {"latency_ms": latency, "sd_ms": truth.timing * latency}
+        half_width = 1.96 * truth.timing * latency
+        timed = {"median_ms": latency, "ci95_ms": [latency - half_width, latency + half_width]}
+        values = [latency, float(truth.error(plan)[0])] if truth.finite(plan)[0] else None
+        outcome: dict[str, Any] = {"values": values, "evaluation": {"latency": timed}}
         if profiled:
-            measured["group_ms"] = dict(zip(truth.ids, truth.profile(plan[0], rng), strict=True))
-        trial.set_user_attr(TIMING_ATTR, measured)
-        finite = bool(truth.finite(plan)[0])
-        set_feasible(trial, finite)
-        if finite:
-            study.tell(trial, [latency, float(truth.error(plan)[0])])
-        else:
-            study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+            outcome["group_ms"] = dict(zip(truth.ids, truth.profile(plan[0], rng), strict=True))
+        set_outcome(trial, outcome)
+        study.tell(trial, values, optuna.trial.TrialState.PRUNED if values is None else None)
         if len(built) == budget:
             break
     return np.array(list(built.values())), seconds
+
+
+def unique_plans(plans: Sequence[Bools], n_groups: int) -> Bools:
+    """Plans of several sources, each once, in the order of their first occurrence."""
+    rows = np.concatenate([np.asarray(p, dtype=bool).reshape(-1, n_groups) for p in plans])
+    kept: Bools = rows[np.sort(np.unique(plan_keys(rows), return_index=True)[1])]
+    return kept

@@ -17,13 +17,11 @@ from mptune.findings.data import DATA
 from mptune.findings.engine import ENGINE
 from mptune.findings.numbers import NUMBERS
 from mptune.findings.reference import REFERENCE
-from mptune.findings.wording import SEVERITIES, CodeInfo, Severity, fill
+from mptune.findings.wording import SEVERITIES, CodeInfo, Severity
 from mptune.json_form import JsonForm
 
 CODES: Mapping[str, CodeInfo] = MappingProxyType({**NUMBERS, **REFERENCE, **DATA, **ENGINE, **COMPARISON})
 """Every code that a finding can have."""
-
-_LOST = "Inf or NaN from the values that FP16 brings to zero or below"
 
 BREAKING_CODES = tuple(sorted((code for code, row in CODES.items() if row.breaks), key=lambda code: CODES[code].breaks))
 """Codes of values that FP16 cannot hold, or holds so coarsely that the outputs suffer; the plainest first."""
@@ -36,22 +34,6 @@ PINNING_CODES = (*BREAKING_CODES, "no-fp16-kernel", "no-bf16-kernel", "quantised
 
 RANGE_CODES = frozenset({"overflow", "mask", "vanishing-epsilon", "vanishing-values", "norm-written-out"})
 """Codes of values that leave FP16's range, which BF16 holds."""
-
-_UNGUARDED = 2.0**-25
-"""An epsilon up to here rounds to zero in FP16; a larger one is subnormal and loses digits."""
-
-
-def plain_outcome(code: str, evidence: Mapping[str, float | str], *, is_of_bf16_alone: bool) -> str:
-    """What an engine that computes such a place in plain FP16 gives there, as far as the evidence shows it."""
-    if code != "overflow" and "lost" in evidence:
-        return _LOST
-    values: dict[str, object] = {k: float(v) if v in ("inf", "-inf", "nan") else v for k, v in evidence.items()}
-    if float(evidence.get("epsilon", 0.0)) > _UNGUARDED:
-        values["subnormal"] = evidence["epsilon"]
-    values["exact_to"] = 256 if is_of_bf16_alone else 2048
-    template = next((text for name, text in CODES[code].plain.items() if not name or name in values), "not exact there")
-    return fill(template, values)
-
 
 FindingOrigin = Literal["inspect", "search", "confirm", "compare", "apply"]
 """The command that made a finding."""
@@ -172,6 +154,11 @@ class Finding:
     def is_about_model(self) -> bool:
         """Whether it names places in the model, and not the data, the target or the run as a whole."""
         return bool(self.where.nodes or self.where.groups)
+
+    @property
+    def is_breaking(self) -> bool:
+        """Whether it is about a value that FP16 cannot hold; not a mask that is held as -65504, and masks as well."""
+        return self.code in BREAKING_CODES and not (self.code == "mask" and "held_as" in self.evidence)
 
     def on_held_out_samples(self) -> Finding:
         """The same, seen on the held-out samples alone."""

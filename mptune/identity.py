@@ -36,8 +36,8 @@ _HASHES = {"model", DATA, PROFILE, APART, *(_LABELS[name] for name in _LABELS if
 def identity_of(file: RunFile) -> dict[str, Any]:
     """What a study is made with, by the names that messages use: runs share one only where all of it is equal.
 
-    Of target, engine and search space counts what they came to, not how they were named. Metrics are not in it: a study
-    is of one metric, and ``check_metrics`` compares scripts.
+    Of target, engine and search space counts what they came to, not how they were named. A metric counts by its name:
+    ``check_metrics`` compares scripts.
     """
     settings = _by_label(file.fixed_settings)
     for name in (TARGET, "engine", "space"):
@@ -51,6 +51,7 @@ def identity_of(file: RunFile) -> dict[str, Any]:
         **settings,
         **target,
         APART: list(file.nodes_apart),
+        "metric": file.search.metric,
     }
 
 
@@ -74,11 +75,12 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], there: str, h
     }
 
 
-def check_same(path: Path, recorded: RunFile, model_sha256: str, settings: FixedSettings) -> None:
-    """Refuse to go on with the run at ``path`` if it was made with another model or other fixed settings."""
+def check_same(path: Path, recorded: RunFile, model_sha256: str, settings: FixedSettings, metric: str) -> None:
+    """Refuse to go on with the run at ``path`` if it was made with another model, metric or other fixed settings."""
     if recorded.model.sha256 != model_sha256:
         raise RunError(f"{path} belongs to another model: {recorded.model.path} had another content", FRESH_HINT)
-    _check_equal(path, _by_label(recorded.fixed_settings), _by_label(settings))
+    before, now = _by_label(recorded.fixed_settings), _by_label(settings)
+    _check_equal(path, {**before, "metric": recorded.search.metric}, {**now, "metric": metric})
 
 
 def _check_equal(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

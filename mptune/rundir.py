@@ -7,6 +7,7 @@ deleted that a person might miss: ``fresh`` moves the whole directory aside.
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
 import shutil
 import traceback
@@ -15,12 +16,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import filelock
-
 from mptune.engines.base import SKETCHES
 from mptune.engines.context import RunContext
 from mptune.errors import RunError
-from mptune.files import delete_scratch, is_disk_full, read_json, read_text, write_json, write_text, writing
+from mptune.files import delete_scratch, is_disk_full, read_json, write_json, write_text, writing
 from mptune.run_json import RunFile, damaged_hint, parse_run_file
 from mptune.settings import SearchSettings
 
@@ -72,7 +71,10 @@ class RunDirectory:
         except FileNotFoundError:
             return None
         except NotADirectoryError:
-            raise RunError(f"{self.path} is a file, not a run directory", _made_by(self.path)) from None
+            run = self.path.with_suffix(".mptune")
+            makes = f"`mptune search {self.path}` makes a run directory: {run.name}"
+            hint = f"give the run directory: {run}" if run.is_dir() else makes
+            raise RunError(f"{self.path} is a file, not a run directory", hint) from None
         except OSError as error:
             raise RunError(f"{self.run_json} cannot be read: {error.strerror}", "check its permissions") from None
         except (ValueError, RecursionError) as error:
@@ -125,15 +127,6 @@ _OWN = frozenset(path.parts[0] for path in vars(RunDirectory(Path())).values() i
 """Names of what mptune itself writes in a run directory."""
 
 
-def _made_by(path: Path) -> str:
-    """What to give instead of a file: the run beside it, else how to make one."""
-    beside = path.with_name(f"{path.stem}.mptune")
-    if beside.is_dir():
-        return f"give the run directory: {beside}"
-    model = str(path) if path.suffix == ".onnx" else "MODEL"
-    return f"`mptune search {model}` makes a run directory: {beside.name if model != 'MODEL' else 'MODEL.mptune'}"
-
-
 def read_run(path: str | Path) -> tuple[RunDirectory, RunFile]:
     """Open a run directory to read it. Needs no lock: a search may be writing at the same time."""
     run = RunDirectory(Path(path))
@@ -157,41 +150,28 @@ def read_run(path: str | Path) -> tuple[RunDirectory, RunFile]:
 def refuse_links(path: Path) -> None:
     """Refuse a run directory that holds symbolic links out of it: whoever made them chose what is read or overwritten.
 
-    Named pipes, sockets and devices are refused, too: reading one may never end. The user's own files in ``chosen``
-    may be links: they are only carried over.
+    Named pipes, sockets and devices are refused, too: reading one may never end. The user's own files, those in
+    ``chosen`` among them, are only carried over; a confirmation is a run directory, and looked at when it is opened.
     """
     root = os.path.realpath(path)
-    for entry in _entries(path):
-        target = Path(os.path.realpath(entry.path))
-        if target.is_symlink():
-            raise RunError(f"{entry.path} is a link that leads to itself", "copy the file in its place")
-        if entry.is_symlink() and not target.is_relative_to(root):
-            raise RunError(
-                f"{entry.path} is a link out of the run directory, which is not followed",
-                "copy what it points to in its place, if you trust it, or delete the link",
-            )
-        if not (entry.is_symlink() or entry.is_file() or entry.is_dir()):
-            raise RunError(f"{entry.path} is a named pipe, a socket or a device, and no file", "delete it")
-
-
-def _entries(path: Path) -> Iterator[os.DirEntry[str]]:
-    """What mptune itself reads and writes in a run directory, links not followed."""
-    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as entries:
-        for entry in entries:
-            if entry.name not in _OWN and not entry.name.startswith("."):
-                continue
-            yield entry
-            if entry.is_dir(follow_symlinks=False) and entry.name in _OWN - {"chosen"}:
-                # Each confirmation is a run directory, whose turn comes when it is opened.
-                yield from _below(entry.path, deep=entry.name != "confirmed")
-
-
-def _below(path: str, *, deep: bool) -> Iterator[os.DirEntry[str]]:
-    with os.scandir(path) as entries:
-        for entry in entries:
-            yield entry
-            if deep and entry.is_dir(follow_symlinks=False):
-                yield from _below(entry.path, deep=True)
+    for folder, folders, files in os.walk(path):  # which follows no link
+        if folder == str(path):
+            folders[:], files = ([name for name in names if name in _OWN] for names in (folders, files))
+        for entry in (Path(folder, name) for name in (*folders, *files)):
+            target = Path(os.path.realpath(entry))
+            if target.is_symlink():
+                raise RunError(f"{entry} is a link that leads to itself", "copy the file in its place")
+            if entry.is_symlink() and not target.is_relative_to(root):
+                raise RunError(
+                    f"{entry} is a link out of the run directory, which is not followed",
+                    "copy what it points to in its place, if you trust it, or delete the link",
+                )
+            if entry.exists() and not (entry.is_file() or entry.is_dir()):
+                raise RunError(f"{entry} is a named pipe, a socket or a device, and no file", "delete it")
+        if folder == str(path):
+            folders[:] = [name for name in folders if name != "chosen"]
+        elif folder == str(path / "confirmed"):
+            folders.clear()
 
 
 def read_search(path: str | Path) -> tuple[RunDirectory, RunFile]:
@@ -212,11 +192,15 @@ def open_run(path: Path, *, fresh: bool = False) -> Iterator[RunDirectory]:
     _refuse_foreign(run)
     refuse_links(path)
     if fresh and path.exists():
-        with _locked(run):  # Nobody else is in it.
-            pass
-        if has_workers(run):
-            raise RunError(f"{path} is in use by workers", "wait until they have ended, or choose another --out DIR")
-        _move_aside(path)
+        with _locked(run):  # nobody else is in it
+            if has_workers(run):
+                raise RunError(
+                    f"{path} is in use by workers", "wait until they have ended, or choose another --out DIR"
+                )
+            numbers = itertools.count(1)
+            aside = next(name for n in numbers if not (name := path.with_name(f"{path.name}.old-{n}")).exists())
+            with writing(path):
+                path.rename(aside)
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
     with _locked(run):
@@ -231,10 +215,8 @@ def _refuse_foreign(run: RunDirectory) -> None:
         entries = sorted(entry.name for entry in run.path.iterdir()) if run.path.exists() else []
     except OSError as error:
         raise RunError(f"cannot read {run.path}: {error.strerror}", "choose another place with --out DIR") from None
-    if "run.json" in entries:
-        return
     foreign = [name for name in entries if name not in _OWN and not name.startswith(".")]
-    if foreign:
+    if foreign and run.run_json.name not in entries:
         raise RunError(
             f"{run.path} is not a run directory, and it holds other files ({', '.join(foreign[:3])})",
             "choose another directory with --out DIR; nothing was written",
@@ -266,35 +248,20 @@ def has_workers(run: RunDirectory) -> bool:
 
 @contextmanager
 def _locked(run: RunDirectory) -> Iterator[None]:
-    holder = _holder(run.lock)
-    lock = filelock.FileLock(run.lock, timeout=0)
     with writing(run.path):
+        file = run.lock.open("a+b")
+    with file:
         try:
-            lock.acquire()
-        except filelock.Timeout:  # An OSError itself, so it must not reach ``writing``.
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            pid = file.read(20).strip().decode("ascii", "replace")
             raise RunError(
-                f"{run.path} is in use by another process{holder}",
+                f"{run.path} is in use by another process{f' (pid {pid})' if pid.isdigit() else ''}",
                 "wait for it, or give this search a run directory of its own with --out DIR",
             ) from None
-    try:
-        # For the message above; a lock that cannot hold it still locks.
-        with suppress(OSError):
-            run.lock.write_text(f"{os.getpid()}\n", encoding="ascii")
+        with suppress(OSError):  # for the message above; a full disk locks all the same
+            file.truncate(0)
+            file.write(f"{os.getpid()}\n".encode())
+            file.flush()
         yield
-    finally:
-        lock.release()
-
-
-def _holder(lock: Path) -> str:
-    with suppress(OSError, ValueError):
-        return f" (pid {int(read_text(lock))})"
-    return ""
-
-
-def _move_aside(path: Path) -> Path:
-    number = 1
-    while (aside := path.with_name(f"{path.name}.old-{number}")).exists():
-        number += 1
-    with writing(path):
-        path.rename(aside)
-    return aside

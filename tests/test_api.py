@@ -231,18 +231,6 @@ def test_auto_granularity_fits_the_first_budget_and_stays(place: Path, monkeypat
     assert len(coarse.fp32.plan.precision) == 2
 
 
-def test_another_metric_needs_no_new_build(searched: Front) -> None:
-    again = make_toolchain()
-    front = search(again, metric="max_abs")
-    assert again.built == []
-    assert front.metric == "max_abs"
-    assert front.evaluations == searched.evaluations
-    assert mptune.report("model.mptune").metric == "max_abs"
-    assert search(make_toolchain()).metric == "max_abs", "that of the run"
-    third = search(make_toolchain(), metric="worst_part")  # what was in doubt by the other metric was timed again
-    assert [(p.plan, p.judged_error) for p in third.points] == [(p.plan, p.judged_error) for p in searched.points]
-
-
 # -- settings and the run directory ------------------------------------------------------------------------------
 
 
@@ -254,6 +242,7 @@ def test_settings_that_change_what_is_measured_cannot_change(place: Path, search
         ("engine", {"engine": "onnxruntime"}),
         ("space", {"space": "transformer"}),
         ("tf32", {"tf32": True}),
+        ("metric", {"metric": "max_abs"}),
         ("batch", {"data_settings": DataSettings(batch=2)}),
         ("data", {"data": "other.npz"}),
         ("data", {"data": None}),

@@ -191,9 +191,9 @@ def test_a_confirmation_keeps_its_pick(searched: Front, agree) -> None:
 
 
 def test_limits_that_stand_must_fit_what_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
-    search(make_toolchain(), limits="relative_l2<=1", metric=["relative_l2"])
-    with pytest.raises(SettingsError, match=r"limits= relative_l2<=1: the metrics are max_abs"):
-        search(make_toolchain(), metric=["max_abs"])
+    search(make_toolchain(), limits="max_abs<=1", metric=["relative_l2", "max_abs"])
+    with pytest.raises(SettingsError, match=r"limits= max_abs<=1: the metrics are relative_l2"):
+        search(make_toolchain(), metric=["relative_l2"])
 
 
 def test_the_nearest_is_that_of_the_smallest_largest_ratio() -> None:

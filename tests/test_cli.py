@@ -25,7 +25,7 @@ from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import SearchSettings
 from mptune.targets.detect import detect_gpus
-from mptune.tuning.sampler.stock import SAMPLERS
+from mptune.tuning.sampler.precision import SAMPLERS
 from tests.graph import models
 
 COMMANDS = ("search", "report", "pick", "inspect", "apply", "targets", "spaces", "doctor")

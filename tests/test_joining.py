@@ -123,7 +123,7 @@ def evaluated(place: Path) -> list[str]:
     record = read_record(directory, file)
     found = [evaluation.plan.fingerprint for evaluation in record.evaluations()]
     assert record.spent == len(found)
-    assert not record.trials.running()
+    assert not record.running()
     record.close()
     return found
 

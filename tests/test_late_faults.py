@@ -19,7 +19,6 @@ from tests.conftest import save_mlp
 from tests.fakes import make_toolchain, search
 
 PARTS = {
-    "mptune.tuning.search.group_findings.with_reasons": "the reasons for groups in FP32",
     "mptune.reporting.run_files.check_set_of": "chosen/check.npz",
     "mptune.reporting.chosen.infer_script": "chosen/infer.py",
     "mptune.reporting.chosen.readme_text": "chosen/README.txt",

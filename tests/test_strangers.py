@@ -157,7 +157,7 @@ class TestStorages:
         assert mptune.report("shared.mptune", storage="sqlite:///study.db") == front
 
     def test_nothing_is_stored_of_a_url_that_does_not_open(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("mptune.tuning.record.backends.patience.PATIENCE_S", 0.0)
+        monkeypatch.setattr("mptune.tuning.record.database.PATIENCE_S", 0.0)
         with pytest.raises(RunError, match="cannot open the storage"):
             search(out="new.mptune", storage="postgresql+psycopg://me:SEC@RET@localhost:1/none?sslpassword=SECRET")
         written = [

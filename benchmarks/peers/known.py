@@ -89,4 +89,4 @@ def read_known(path: Path) -> Known:
     document = json.loads(path.read_text())
     seeds = tuple((name, bits) for name, bits in document["seeds"])
     alone = {group: decode_float(error) for group, error in document.get("alone", {}).items()}
-    return Known(tuple(group.id for group in grounds.groups), grounds.free, seeds, grounds.prior, alone)
+    return Known(tuple(group.group for group in grounds.groups), grounds.free, seeds, grounds.prior, alone)

@@ -13,8 +13,7 @@ import numpy as np
 from scipy.optimize import least_squares, lsq_linear
 
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
-from mptune.tuning.sampler.boundaries import Boundary, Crossings
-from mptune.tuning.sampler.plan_rows import Bools, Columns, Floats
+from mptune.tuning.sampler.plans import Bools, Boundary, Columns, Crossings, Floats
 from mptune.tuning.sampler.posterior import Prior
 
 PULLS = (0.1, 0.3, 1.0, 3.0)

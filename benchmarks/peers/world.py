@@ -23,7 +23,7 @@ from benchmarks.peers.known import Known, read_known
 from benchmarks.peers.law import AdditiveLaw, Residual, cross_validated
 from benchmarks.simulator import Truth
 from mptune.json_form import decode_float
-from mptune.tuning.sampler.plan_rows import Bools, Floats
+from mptune.tuning.sampler.plans import Bools, Floats
 from mptune.tuning.sampler.posterior import Prior
 
 _LATENCY, _ERROR, _EMULATION = 1, 2, 3

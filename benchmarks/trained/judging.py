@@ -81,7 +81,7 @@ def predicted_ms(folder: Path, variant: Path) -> float | None:
     given = plan_of_nodes(model, wanted)
     front = json.loads((folder / "run.mptune" / "front.json").read_text())
     target = load_target(front["target"]["name"])
-    terms = roofline(GroupedModel(model, given.groups), target, observations.shapes)
+    terms = roofline(GroupedModel(model, given.groups), target, observations.observed.shapes)
     return terms.predict(given.plan)
 
 

@@ -30,7 +30,7 @@ from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory
 from mptune.settings import InMemory, SearchSettings, ShapeRange
 from mptune.tuning.listener import Listener, Silent, passed_on
-from mptune.tuning.record.backends.waiting import waits_told_to
+from mptune.tuning.record.waiting import waits_told_to
 
 ModelLike: TypeAlias = "str | os.PathLike[str] | onnx.ModelProto"
 """A path, or a model in memory."""

@@ -89,7 +89,7 @@ class Run:
         """
         directory, file = read_run(self.path)
         url = storage_url(file.storage)
-        return copy_to_memory(name=file.study, metric=file.search.metric, journal=directory.journal, url=url)
+        return copy_to_memory(name=file.study, journal=directory.journal, url=url)
 
     report = _for_run(reading.report, "Read the front. See ``mptune.report``.")
     pick = _for_run(choosing.pick, "Choose another plan and write ``chosen/`` anew. See ``mptune.pick``.")

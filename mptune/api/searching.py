@@ -52,7 +52,7 @@ from mptune.tuning.fronts.limits import check_tolerances
 from mptune.tuning.fronts.stopped import findings_kept
 from mptune.tuning.listener import Listener
 from mptune.tuning.measuring import OpenToolchain
-from mptune.tuning.sampler.stock import check_sampler
+from mptune.tuning.sampler.precision import check_sampler
 from mptune.tuning.search import Search
 
 _SCRIPT = "give it as script.py:function"
@@ -105,7 +105,7 @@ def search(
     """Search which layer groups of an ONNX model can run in FP16, and write the model of the chosen plan.
 
     The same call again resumes an interrupted search; when the budget is spent, it reads the result and measures
-    nothing. ``budget``, ``timeout_s``, ``max_disk_bytes``, the limits, ``metric`` and ``progress`` may differ from call
+    nothing. ``budget``, ``timeout_s``, ``max_disk_bytes``, the limits and ``progress`` may differ from call
     to call; all other arguments, and the content of the data, must stay the same within a run directory.
 
     Args:

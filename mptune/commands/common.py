@@ -23,7 +23,7 @@ import typer
 
 from mptune.errors import EXIT_NOT_MET, SettingsError
 from mptune.printable import printable
-from mptune.tuning.record.backends.waiting import waits_told_to
+from mptune.tuning.record.waiting import waits_told_to
 
 if TYPE_CHECKING:
     from mptune.reporting.terminal.progress import TerminalListener

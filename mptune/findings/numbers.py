@@ -26,12 +26,6 @@ def in_samples(beyond: int, samples: int, sample: int) -> str:
     return f"in {share} samples, most in sample {sample}"
 
 
-_DOWNSTREAM = Wording(
-    "the results of {groups} come to {operator} {node!r}, which enlarges their rounding: {outcome} in the outputs, with"
-    " {worst} alone in FP16",
-    "keep what comes to {operator} {node!r} in FP32",
-)
-
 _REACHED = "reached {absmax:.4g} on the calibration data, FP16 ends at {fp16_max:g}"
 _SEEN = {"seen": _hazard(f"{_REACHED}[, {{in_samples}}]", "the group is kept out of FP16")}
 
@@ -118,7 +112,6 @@ NUMBERS: Mapping[str, CodeInfo] = {
             ),
         },
         breaks=1,
-        plain={"held_as": "held as {held_as:g}", "": "Inf"},
     ),
     "vanishing-epsilon": CodeInfo(
         "warning",
@@ -144,13 +137,8 @@ NUMBERS: Mapping[str, CodeInfo] = {
             "weights": _hazard(
                 _VANISHED, "harmless where the error says so; otherwise keep the group in FP32", is_note=True
             ),
-            "weights matter": _hazard(_VANISHED, _SCALED_UP),
         },
         breaks=2,
-        plain={
-            "subnormal": "the epsilon loses digits, and what is divided by it alone leaves FP16's range",
-            "": "the epsilon is 0, so that x/0 is Inf, 0/0 NaN, and the logarithm of 0 -Inf",
-        },
     ),
     "vanishing-values": CodeInfo(
         "warning",
@@ -166,7 +154,6 @@ NUMBERS: Mapping[str, CodeInfo] = {
                 )
                 for operator, (_, result) in _POLES.items()
             },
-            "downstream": _DOWNSTREAM,
             **{
                 f"underflow {lost}": _hazard(
                     f"stayed below {{absmax:.2g}} on the calibration data: in FP16 all values {lost}",
@@ -177,7 +164,6 @@ NUMBERS: Mapping[str, CodeInfo] = {
             },
         },
         breaks=2,
-        plain={"relative_error": "the results change by {relative_error:.1%}", "": "zero"},
     ),
     "spacing": CodeInfo(
         "warning",
@@ -191,10 +177,8 @@ NUMBERS: Mapping[str, CodeInfo] = {
                 )
                 for kind, decided in _DECIDED.items()
             },
-            "downstream": _DOWNSTREAM,
         },
         breaks=6,
-        plain={"spacing": "the values are rounded to multiples of {spacing:.3g}"},
     ),
     "stagnation": row(
         "warning",
@@ -205,7 +189,6 @@ NUMBERS: Mapping[str, CodeInfo] = {
         "{kept}: the error of one step does not show what many lose",
         at=AT,
         breaks=4,
-        plain={"share": "on {share:.0%} of the elements the step is lost"},
     ),
     "cancellation": CodeInfo(
         "warning",
@@ -228,10 +211,8 @@ NUMBERS: Mapping[str, CodeInfo] = {
                 )
                 for operator, (there, result) in _POLES.items()
             },
-            "downstream": _DOWNSTREAM,
         },
         breaks=7,
-        plain={"relative_error": "rounded operands change the result by {relative_error:.1%}"},
     ),
     "long-sum": row(
         "info",
@@ -251,13 +232,8 @@ NUMBERS: Mapping[str, CodeInfo] = {
                 " does not hold every whole number above {exact_to:.0f}",
                 "{kept}",
             ),
-            "downstream": _DOWNSTREAM,
         },
         breaks=5,
-        plain={
-            "share": "{share:.0%} of the whole numbers are others, so that another index or size comes out",
-            "": "whole numbers above {exact_to} are rounded, so that another index or size comes out",
-        },
     ),
     "mask": CodeInfo(
         "warning",
@@ -278,10 +254,6 @@ NUMBERS: Mapping[str, CodeInfo] = {
             ),
         },
         breaks=3,
-        plain={
-            "masked_rows": "NaN in the rows that are masked whole",
-            "": "-Inf, and -Inf times 0, or a row of it alone, is NaN",
-        },
     ),
     "norm-written-out": CodeInfo(
         "warning",

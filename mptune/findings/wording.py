@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from string import Formatter
 from typing import Any, Literal, get_args
 
@@ -53,15 +53,12 @@ class CodeInfo:
         meaning: one line.
         wordings: by kind; the empty kind stands for those that are not there.
         breaks: rank among the codes of values that FP16 cannot hold, 1 for the plainest; 0 for all other codes.
-        plain: what an engine in plain FP16 gives there: templates by the evidence that they need, the first that has
-            it counts.
     """
 
     severity: Severity
     meaning: str
     wordings: Mapping[str, Wording]
     breaks: int = 0
-    plain: Mapping[str, str] = field(default_factory=dict)
 
     def wording(self, kind: str) -> Wording:
         """The wording of a kind; the empty kind stands for those that are not there."""
@@ -76,10 +73,9 @@ def row(
     *,
     at: str = "",
     breaks: int = 0,
-    plain: Mapping[str, str] | None = None,
 ) -> CodeInfo:
     """A row with one wording."""
-    return CodeInfo(severity, meaning, {"": Wording(text, cure, at=at)}, breaks, plain or {})
+    return CodeInfo(severity, meaning, {"": Wording(text, cure, at=at)}, breaks)
 
 
 class _Words(Formatter):

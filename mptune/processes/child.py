@@ -121,7 +121,16 @@ def main() -> None:
     state = WorkerState(connection)
     try:
         while True:
-            answer = run_job(connection.recv_bytes(), state)
+            message = connection.recv_bytes()
+            state.enter(Stage.BUILD)
+            try:
+                answer = pickle.dumps(("result", pickle.loads(message).run(state)), protocol=5)
+            except MptuneError as error:
+                answer = pickle.dumps(("error", error))
+            except SystemExit:
+                raise
+            except BaseException as error:
+                answer = pickle.dumps(("failure", failure_of(error, state)))
             if os.getpid() != worker:  # The job forked: this copy must not answer in the worker's place.
                 os._exit(1)
             with contextlib.suppress(OSError):  # a full disk
@@ -142,19 +151,11 @@ def main() -> None:
                 os.waitpid(guard, 0)
 
 
-def run_job(message: bytes, state: WorkerState) -> bytes:
-    """Run a pickled job; the message with its result or failure. Does not raise what the job raises."""
-    state.enter(Stage.BUILD)
-    try:
-        return pickle.dumps(("result", pickle.loads(message).run(state)), protocol=5)
-    except MptuneError as error:
-        return pickle.dumps(("error", error))
-    except SystemExit:
-        raise
-    except BaseException as error:
-        with contextlib.suppress(OSError):  # a full disk
-            traceback.print_exc()
-        return pickle.dumps(("failure", Failure(state.stage, *describe(error))))
+def failure_of(error: BaseException, state: WorkerState) -> Failure:
+    """What a job failed with, in an ``except`` clause; its traceback goes to the log."""
+    with contextlib.suppress(OSError):  # a full disk
+        traceback.print_exc()
+    return Failure(state.stage, *describe(error))
 
 
 def describe(error: BaseException) -> tuple[FailureKind, str]:

@@ -73,28 +73,9 @@ def cut_front(text: str, width: int) -> str:
     return text if len(text) <= width else "..." + text[len(text) - max(0, width - 3) :]
 
 
-def id_ranges(ids: Iterable[str], every: Iterable[str]) -> str:
-    """Ids with neighbours joined to ranges, such as ``g000, g003-g007``; ``every`` has the order of the model."""
-    place = {group: index for index, group in enumerate(every)}
-    runs: list[list[str]] = []
-    for group in sorted(ids, key=place.__getitem__):
-        if runs and place[group] == place[runs[-1][-1]] + 1:
-            runs[-1].append(group)
-        else:
-            runs.append([group])
-    return ", ".join(run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-
-
-def reasons_of(kept: Iterable[Kept], every: Iterable[str]) -> list[tuple[str, str]]:
-    """The FP32 groups of a plan by finding or reason: (that in a word, their ids)."""
-    groups, ids = list(kept), list(every)
-    words = unique(group.word for group in groups)
-    return [(word, id_ranges([k.group for k in groups if k.word == word], ids)) for word in words]
-
-
 def explain_kept(kept: Kept) -> str:
     """One FP32 group with its name and why it is FP32."""
-    return f"{kept.group} {kept.name}: {kept.because}"
+    return f"{kept.worth.group} {kept.worth.name}: {kept.because}"
 
 
 def more_in_explain(count: int, run: str) -> str:
@@ -115,6 +96,20 @@ def neighbour_lines(front: Front) -> list[tuple[str, str]]:
         (beside.role, f"{beside.evaluation.plan.fingerprint}: {compared(beside.evaluation, beside.chosen)}")
         for beside in front.neighbours
     ]
+
+
+def breaking_findings(front: Front) -> list[Finding]:
+    """The findings about values that FP16 cannot hold; those about BF16 alone where a plan has it."""
+    has_bf16 = any(row.evaluation.plan.bf16_groups for row in front_rows(front))
+    shown = (f for f in front.findings if f.is_breaking and f.is_about_model)
+    return [finding for finding in shown if has_bf16 or not finding.is_of_bf16_alone]
+
+
+def breaking_precision(front: Front) -> str:
+    """What ``breaking_findings`` are about, FP16 or BF16; where there are none, the plans' first reduced precision."""
+    if findings := breaking_findings(front):
+        return "BF16" if all(finding.is_of_bf16_alone for finding in findings) else "FP16"
+    return reduced_names(row.evaluation.plan for row in front_rows(front)).partition(" ")[0]
 
 
 def describe_engine(front: Front) -> str:

@@ -14,9 +14,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
+from mptune._version import __version__
 from mptune.choice import Choice
 from mptune.engines.context import RunContext
 from mptune.engines.toolchains import choose
+from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.errors import TargetError
 from mptune.identity import identity_of, plugins_sha256
 from mptune.run_json import RunFile
@@ -32,7 +34,6 @@ from mptune.tuning.listener import Listener
 from mptune.tuning.space import SearchSpace, Seed
 from mptune.tuning.steps import limits, remeasure, tuner
 
-STUDY = "confirm"
 _ELSEWHERE = "run it on the device (`mptune doctor` says what is missing there); --target cpu measures on this CPU"
 
 
@@ -64,54 +65,56 @@ class Confirm:
 
     def run(self) -> Confirmation:
         """Everything that is not recorded yet, then the comparison. See ``mptune.confirm`` for what is raised."""
-        run, search, listener = self._run, self._search, self._listener
-        searched = read_searched(run, search, self._settings.storage, self._settings.metric)
+        run, search, settings = self._run, self._search, self._settings
+        searched = read_searched(run, search, settings.storage, settings.metric)
         self.grouped = copies.load_grouped(run, search)
+        count = 0 if search.data is None else search.data.samples
+        settings = samples.with_rollout(settings, self.grouped.model, count)
         target = self._choose_target() if self._opener is None else None
 
         # What measures here: no process is started to find that out.
-        context = RunContext(self.grouped, self._settings, run.weights, run.data, run.engines, run.logs)
-        here = measuring.Measuring.open(context, target, listener, self._opener)
+        context = RunContext(self.grouped, settings, run.weights, run.data, run.engines, run.logs)
+        here = measuring.Measuring.open(context, target, self._listener, self._opener)
         here.toolchain.close()
-        device = here.section.device
         if here.section.latency_source != "measured":
-            raise TargetError(f"{device} cannot be measured here, and a confirmation is measured", _ELSEWHERE)
+            text = f"{here.section.device} cannot be measured here, and a confirmation is measured"
+            raise TargetError(text, _ELSEWHERE)
         asked = self._begin(here, target)
 
-        groups = self.grouped.groups
-        seeds = tuple(Seed(each.origin, each.plan) for each in searched)
+        groups, seeds = self.grouped.groups, tuple(Seed(each.origin, each.plan) for each in searched)
         space = SearchSpace(search.model.sha256, groups, tuple(group.id for group in groups), {}, seeds)
-        self.record = record = measuring.open_record(self.directory, self.file, space, self._settings)
+        self.record = record = measuring.open_record(self.directory, self.file, space, settings)
         self._stack.callback(record.close)
         done = {each.plan for each in record.evaluations()} | {plan for plan, _, _ in record.failures()}
         left = [seed for seed in seeds if seed.plan not in done]
-        rounds = remeasure.rounds_needed(self._settings, "measured")
+        rounds = remeasure.rounds_needed(settings, "measured")
         if left or remeasure.missing(record, self._sound(), rounds):
-            count = 0 if search.data is None else search.data.samples
-            settings = replace(self._settings, budget=max(1, record.spent + len(left)))
-            settings = samples.with_rollout(settings, self.grouped.model, count)
-            limit = limits.Limits(settings, self.directory.path, elapsed_s=time.monotonic() - self._began_s)
-            samples.refuse_damaged(run.data)
+            settings = replace(settings, budget=max(1, record.spent + len(left)))
             context = self.directory.context(self.grouped, settings)
-            toolchain = measuring.Measuring.open(context, target, listener, self._opener).toolchain
+            toolchain = measuring.Measuring.open(context, target, self._listener, self._opener).toolchain
             with contextlib.closing(toolchain):
-                listener.stage(f"measuring {len(seeds)} plans on {device}")
-                if left:
-                    tuner.Tuner(record, space, toolchain, settings, listener, limit).run()
-                    if record.baseline() is None:
-                        raise measuring.ended_early(limit, self.directory.path)
-                if todo := remeasure.missing(record, self._sound(), rounds):
-                    listener.stage(f"{rounds} rounds: each a fresh process, held-out samples")
-                    remeasure.measure_again(todo, record, toolchain, settings, listener, limit)
-                    if (stop := limit.reached()) is not None:
-                        listener.stage(f"stopped confirming: {stop.value}; the same command goes on with it")
-            fp32 = record.baseline()
-            if fp32 is not None:
-                findings = measuring.with_engine_findings(self.file.findings, fp32, settings, "confirm")
-                self.file = self.file.model_copy(update={"findings": findings})
-                self.directory.save(self.file)
-        storage = self._settings.storage
+                self._measure(toolchain, settings, rounds, any_left=bool(left))
+        storage = settings.storage
         return read_confirmation(self.directory, self.file, record, storage, searched=searched, asked=asked)
+
+    def _measure(self, toolchain: Toolchain, settings: SearchSettings, rounds: int, *, any_left: bool) -> None:
+        """Evaluate each plan once, then all that run in rounds of fresh processes, on the held-out samples."""
+        record, listener, path = self.record, self._listener, self.directory.path
+        limit = limits.Limits(settings, path, elapsed_s=time.monotonic() - self._began_s)
+        listener.stage(f"measuring {len(record.space.seeds)} plans on {toolchain.device}")
+        if any_left:
+            tuner.Tuner(record, record.space, toolchain, settings, listener, limit).run()
+        fp32 = record.baseline()
+        if fp32 is None:
+            raise measuring.ended_early(limit, path)
+        if todo := remeasure.missing(record, self._sound(), rounds):
+            listener.stage(f"{rounds} rounds: each a fresh process, held-out samples")
+            remeasure.measure_again(todo, record, toolchain, settings, listener, limit)
+            if (stop := limit.reached()) is not None:
+                listener.stage(f"stopped confirming: {stop.value}; the same command goes on with it")
+        findings = measuring.with_engine_findings(self.file.findings, fp32, settings, "confirm")
+        self.file = self.file.model_copy(update={"findings": findings})
+        self.directory.save(self.file)
 
     def _choose_target(self) -> Target:
         """The target that is named; else the search's own where it is here, else what is here."""
@@ -138,33 +141,31 @@ class Confirm:
         Returns the choice to make of its front.
         """
         section, environment, search = here.section, here.environment, self._search
-        plugins = self._settings.plugins
-        place = {"target": section.name, "engine": self._settings.engine, "plugins_sha256": plugins_sha256(plugins)}
+        engine, plugins = self._settings.engine, self._settings.plugins
+        place = {"target": section.name, "engine": engine, "plugins_sha256": plugins_sha256(plugins)}
         named = {"metric": self._settings.metric, "plugins": tuple(map(str, plugins))}
-        file = RunFile(
-            model=search.model,
-            fixed_settings=search.fixed_settings.model_copy(update=place),
-            search=search.search.model_copy(update=named),
-            study=STUDY,
-            data=search.data,
-            target=section,
-            environment=environment,
-            nodes_apart=search.nodes_apart,
-            choice=search.choice.again().model_copy(update={"search_limits": None, "replaced": None}),
-            warnings=(*self._about_search(here), *environment.warnings),
-            findings=tuple(finding for finding in search.findings if finding.code != TARGET_CODE),
-            confirms=HOME,
-        )
+        own = {
+            "mptune": __version__,
+            "fixed_settings": search.fixed_settings.model_copy(update=place),
+            "search": search.search.model_copy(update=named),
+            "storage": None,
+            "study": "confirm",
+            "target": section,
+            "environment": environment,
+            "choice": search.choice.again().model_copy(update={"search_limits": None, "replaced": None}),
+            "warnings": (*self._about_search(here), *environment.warnings),
+            "findings": tuple(finding for finding in search.findings if finding.code != TARGET_CODE),
+            "confirms": HOME,
+        }
+        file = search.model_copy(update=own)
         # A device, an engine and a Jetson's power mode each have a confirmation of their own.
         device = section.name if target is not None and target.kind != "cpu" else section.device
         mode = "" if environment.jetson is None else environment.jetson.mode.name
-        words = re.sub(r"[^a-z0-9.]+", "-", f"{device} {section.engine} {mode}".lower()).strip("-.")
-        path = self._run.confirmed / words
+        name = re.sub(r"[^a-z0-9.]+", "-", f"{device} {section.engine} {mode}".lower()).strip("-.")
+        path = self._run.confirmed / name
         self.directory = RunDirectory(path, path / HOME)
-        earlier = self.directory.load()
-        is_other = earlier is not None and (
-            identity_of(earlier) != identity_of(file) or earlier.search.metric != file.search.metric
-        )
+        earlier = self.directory.load() or file
+        is_other = identity_of(earlier) != identity_of(file)
         self._stack.enter_context(open_run(path, fresh=is_other))
         recorded, asked = self.directory.load(), file.choice
         if recorded is not None:

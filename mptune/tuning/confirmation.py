@@ -177,7 +177,8 @@ def read_confirmation(
     measured = {e.plan.fingerprint: e for e in kept}
     reasons = {plan.fingerprint: describe(failure) for plan, _, failure in record.failures()}
     reasons |= {e.plan.fingerprint: "its outputs are not finite" for e in evaluations if not e.is_finite}
-    reasons |= {plan.evaluation.plan.fingerprint: plan.reason for plan in unconfirmed}
+    not_finite = "its outputs are not finite on the held-out samples"
+    reasons |= {e.plan.fingerprint: describe(failure) if failure else not_finite for e, failure in unconfirmed}
     plans = []
     for before in searched:
         fingerprint = before.plan.fingerprint

@@ -22,10 +22,9 @@ from mptune.graph.writing.weights import WeightBank, bank_files
 from mptune.resources import is_path
 from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory
-from mptune.tuning.record.backends.journal import copy_journal
+from mptune.tuning.record.journal import copy_journal
 from mptune.tuning.record.storage import storage_url
 from mptune.tuning.record.study import copy_study
-from mptune.tuning.samples import refuse_damaged
 
 MODEL_FILE, SPACE_FILE, TARGETS = "model.onnx", "space.toml", "target"
 """The model, beside its weights; the search space, beside the data; the folder there that has the target's file."""
@@ -94,8 +93,9 @@ def pack(run: RunDirectory, file: RunFile, out: Path, storage: str | None = None
             copy_journal(run.journal, members[run.journal.name])
         else:
             copy_study(file.study, url, members[run.journal.name])
-        for name in (*bank_files(file.fixed_settings.precisions), MODEL_FILE):
-            members[f"{run.weights.name}/{name}"] = run.weights / name
+        needed = [run.weights / name for name in (*bank_files(file.fixed_settings.precisions), MODEL_FILE)]
+        needed += [run.data / f"{which}{part}.npz" for which in ("search", "held_out") for part in ("", "_reference")]
+        members |= {str(path.relative_to(run.data.parent)): path for path in needed}
         for path in sorted((*run.data.glob("*"), *run.data.glob(f"{TARGETS}/*"))):
             # How often to repeat, and the baseline's latency then, are notes about this machine.
             is_left = path.name.startswith((".", "timing-")) or path.suffix == ".tmp"
@@ -104,7 +104,6 @@ def pack(run: RunDirectory, file: RunFile, out: Path, storage: str | None = None
         absent = next((path for path in members.values() if not path.exists()), None)
         if absent is not None:
             raise RunError(f"{absent} is missing: the run is not whole", "let `mptune search` go on with it first")
-        refuse_damaged(run.data)
         with writing(out), whole_file(out) as partial, tarfile.open(partial, "w:gz", compresslevel=1) as archive:
             document = file.model_copy(update={"storage": None}).model_dump_json(indent=2).encode()
             entry = tarfile.TarInfo(f"{run.path.resolve().name}/{run.run_json.name}")  # without an owner

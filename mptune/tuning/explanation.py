@@ -2,115 +2,78 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
-from mptune.json_form import JsonForm
+from mptune.json_form import JsonForm, encode
 
 EXPLANATION_FORMAT = 1
 
-
-class Reason(str, Enum):
-    """Why a group of a plan is FP32.
-
-    A pinned group has a finding, or the pattern of the search space that pins it. ``FAILED``: no plan with it in FP16
-    gave finite outputs. ``UNKNOWN``: the search did not ask for its figures, as with another sampler.
-    """
-
-    PINNED = "pinned"
-    FAILED = "failed"
-    ERROR = "one-group error"
-    BOUNDARIES = "not worth its boundaries"
-    UNTRIED = "not tried"
-    UNKNOWN = "not known"
-
-
-REASON_WORDS = {
-    Reason.PINNED: "pinned",
-    Reason.FAILED: "failed",
-    Reason.ERROR: "error",
-    Reason.BOUNDARIES: "Casts",
-    Reason.UNTRIED: "not tried",
-    Reason.UNKNOWN: "unknown",
-}
-"""Reasons in a word each, as every view names them."""
-
-
-@dataclass(frozen=True)
-class Kept(JsonForm):
-    """A group that a plan keeps in FP32.
-
-    Attributes:
-        group: its id.
-        name: its readable name.
-        reason: why, in a word.
-        why: the same with figures or the pin's reason, one line.
-        one_group_error: the objective error with this group alone in FP16; ``inf`` where that is not finite or fails,
-            None where it was not taken.
-        saves_ms: what FP16 here would save this plan, the Casts counted in; negative where it would cost time. None
-            where it is not known.
-        finding: code of the finding that says why (``mptune.finding.CODES``); None where only the reason does.
-    """
-
-    group: str
-    name: str
-    reason: Reason
-    why: str
-    one_group_error: float | None = None
-    saves_ms: float | None = None
-    finding: str | None = None
-
-    @property
-    def word(self) -> str:
-        """Why it is FP32, in a word: the code of its finding, else the reason."""
-        return self.finding or REASON_WORDS[self.reason]
-
-    @property
-    def because(self) -> str:
-        """Why it is FP32, one line, as every view says it."""
-        return f"{self.word}: {self.why}" if self.finding or self.reason is Reason.PINNED else self.why
+Reason = Literal["finding", "no-kernel", "error", "casts", "not-tried"]
+"""Why a group is FP32: a finding pins it; the engine has no kernel; its error; FP16 saves nothing beyond its Casts; or
+none of these, as where the search space pins it."""
 
 
 @dataclass(frozen=True)
 class GroupWorth(JsonForm):
-    """What one group costs and gains in FP16.
+    """What one group costs and gains in FP16, whatever the plan; what is not known is None.
 
     Attributes:
-        group: its id.
-        name: its readable name.
-        kind: its kind, such as ``matmul``.
-        one_group_error: as in ``Kept``.
-        gain_ms: what it takes less in FP16, its Casts not counted; None where it is not known.
-        casts_ms: what the Casts around it cost while all its neighbours are FP32; None where it is not known.
-        error_per_ms: ``one_group_error / gain_ms``; None where either is not known or it gains nothing.
+        one_group_error: the objective error with this group alone in FP16; ``inf`` where that is not finite.
+        gain_ms: what it takes less in FP16, its Casts not counted.
+        casts_ms: what the Casts around it cost while all its neighbours are FP32.
         fp16_points: in how many points of the front it is FP16 or BF16.
-        points: how many points the front has.
-        verdict: what the chosen plan does with it: ``FP16``, ``BF16``, or ``FP32: `` and the reason.
-        is_pinned: its precision was not searched.
-        finding: code of the finding that speaks against FP16 here; None where there is none.
+        pinned: why its precision is not searched; None where it is.
+        finding: code of the finding that pins it, or else of the first one about its values.
     """
 
     group: str
     name: str
     kind: str
-    one_group_error: float | None
-    gain_ms: float | None
-    casts_ms: float | None
-    error_per_ms: float | None
-    fp16_points: int
-    points: int
-    verdict: str
-    is_pinned: bool = False
+    one_group_error: float | None = None
+    gain_ms: float | None = None
+    casts_ms: float | None = None
+    fp16_points: int = 0
+    pinned: str | None = None
     finding: str | None = None
 
+
+@dataclass(frozen=True)
+class Kept:
+    """A group that a plan keeps in FP32, why, and what FP16 there would save this plan, the Casts counted in."""
+
+    worth: GroupWorth
+    reason: Reason
+    saves_ms: float | None = None
+
+    @property
+    def finding(self) -> str | None:
+        """The code of the finding that pins it, or that is about its values where its error is the reason."""
+        return None if self.reason in ("casts", "not-tried") else self.worth.finding
+
+    @property
+    def word(self) -> str:
+        """Why it is FP32, in a word: the code of its finding, else the reason."""
+        return self.finding or self.reason
+
+    @property
+    def because(self) -> str:
+        """Why it is FP32 with the figures, one line, as every view says it."""
+        error, figures = self.worth.one_group_error, []
+        if self.worth.pinned is not None:
+            figures.append(self.worth.pinned)
+        if error is not None:
+            figures.append(f"{error:.1e} alone" if math.isfinite(error) else "NaN or Inf alone")
+        if self.saves_ms is not None:
+            figures.append(f"would {'save' if self.saves_ms >= 0 else 'cost'} {abs(self.saves_ms):.2g} ms")
+        return f"{self.word}: {', '.join(figures)}" if figures else self.word
+
     def to_json(self) -> dict[str, Any]:
-        """Every key always there, null where unknown; that it is pinned is its verdict."""
-        fields = super().to_json()
-        del fields["is_pinned"]
-        return fields
+        """As front.json lists it, without figures."""
+        return {"group": self.worth.group, "reason": self.reason, "finding": self.finding}
 
 
 @dataclass(frozen=True)
@@ -118,10 +81,9 @@ class Explanation:
     """Why the plans of a front are what they are. Empty where the run holds nothing to explain them with.
 
     Attributes:
-        kept: plan fingerprint -> its FP32 groups, for every plan that the front shows: the largest one-group error
-            first, those without one last, in the order of the model.
-        groups: all layer groups; those that FP16 pays for most come first, by error per millisecond gained.
-        gains_from: where the gains come from, such as ``roofline and 48 builds``; None where they are not known.
+        kept: plan fingerprint -> its FP32 groups, the largest one-group error first, those without one last.
+        groups: all layer groups, by error per millisecond gained; those that gain nothing, and pinned ones, last.
+        gains_from: where the gains come from, such as ``the roofline and 48 builds``; None where they are not known.
     """
 
     kept: Mapping[str, tuple[Kept, ...]] = field(default_factory=dict)
@@ -134,13 +96,12 @@ class Explanation:
 
     def to_json(self, metric: str) -> dict[str, Any]:
         """What ``mptune report RUN --explain --json`` prints; the metric is what the errors are."""
-        return {
-            "format": EXPLANATION_FORMAT,
-            "metric": metric,
-            "gains_from": self.gains_from,
-            "groups": [group.to_json() for group in self.groups],
-            "plans": {plan: [kept.to_json() for kept in groups] for plan, groups in self.kept.items()},
+        plans = {
+            plan: [{**k.to_json(), "one_group_error": k.worth.one_group_error, "saves_ms": k.saves_ms} for k in kept]
+            for plan, kept in self.kept.items()
         }
+        document = {"format": EXPLANATION_FORMAT, "metric": metric, "gains_from": self.gains_from}
+        return {**document, "groups": encode(self.groups), "plans": encode(plans)}
 
 
 def reason_counts(kept: Iterable[Kept], most: int | None = None) -> str:

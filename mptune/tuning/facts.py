@@ -1,31 +1,36 @@
-"""What the model in FP32 shows on the samples, and what its engine is known to lack: asked once, before the search.
+"""What is known of a model before any plan is evaluated, and the search space that follows from it.
 
-All of it is kept in one file of the run directory, which is written last: a run that has it is prepared.
+What it shows in FP32 on the samples, and what its engine lacks, are asked once and kept in one file of the run
+directory. It is written last: a run that has it is prepared.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 
-from mptune.engines.base import Failure, MissingKernel, SampleSet
+from mptune.engines.base import Failure, MissingKernel
+from mptune.engines.context import RunContext
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.files import read_form, write_json
 from mptune.finding import Finding, Where
-from mptune.graph.fused import FusedNodes
+from mptune.graph.casting.value_types import unsupported, value_types
+from mptune.graph.fused import FusedNodes, of_model
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.hazards.observed_values import ObservedValues
+from mptune.graph.hazards import find, hazard, interface, masks, observed_values
 from mptune.graph.loading.model import Model
 from mptune.graph.ops import RECURRENT
 from mptune.graph.plan import REDUCED, Precision
 from mptune.json_form import JsonForm
+from mptune.targets import findings as about_target
+from mptune.targets import memory
+from mptune.targets.target import Target
+from mptune.tuning import space
 from mptune.tuning.failures import did_not_run
 from mptune.tuning.listener import Listener
 from mptune.tuning.reasons.reference import training_findings, without_repetition
-from mptune.tuning.steps.attempts import in_fresh_processes
-from mptune.tuning.steps.baseline import check_ranges, check_reference, stop_at_errors
+from mptune.tuning.steps import attempts, baseline
 
 
 @dataclass(frozen=True)
@@ -35,8 +40,8 @@ class MissingKernels(JsonForm):
     Attributes:
         nodes: precision -> the nodes that another execution provider, or none, runs in it.
         warnings: one line each.
-        fused: nodes that it computes as one, with FP32 inside: values there are no reason to keep a group out of FP16.
-        not_emulated: operators whose errors it is to be measured for, as emulation does not give them.
+        fused: nodes that it computes as one, with FP32 inside: values there keep no group out of FP16.
+        not_emulated: operators whose errors are to be measured, as emulation does not give them.
     """
 
     nodes: Mapping[Precision, tuple[MissingKernel, ...]] = field(default_factory=dict)
@@ -48,11 +53,10 @@ class MissingKernels(JsonForm):
         """Group id -> why it cannot have a reduced precision, of the groups that hold such a node."""
         reasons: dict[str, str] = {}
         for node in self.nodes.get(precision, ()):
-            group = grouped.owners.get(node.node)
-            if group is not None:
-                runs = f": {node.actual} runs it" if node.actual else ""
-                lacks = f"{node.wanted} has no {precision.name} kernel for {node.op_type}{runs}"
-                reasons.setdefault(group, node.reason or lacks)
+            runs = f": {node.actual} runs it" if node.actual else ""
+            lacks = f"{node.wanted} has no {precision.name} kernel for {node.op_type}{runs}"
+            if node.node in grouped.owners:
+                reasons.setdefault(grouped.owners[node.node], node.reason or lacks)
         return reasons
 
     def findings(self, grouped: GroupedModel) -> tuple[Finding, ...]:
@@ -64,17 +68,15 @@ class MissingKernels(JsonForm):
                     lacking.setdefault((precision, node.op_type), []).append(node)
         findings = []
         for (precision, op_type), alike in lacking.items():
-            first, groups = alike[0], tuple(dict.fromkeys(grouped.owners[node.node] for node in alike))
+            first, names = alike[0], tuple(node.node for node in alike)
+            groups = tuple(dict.fromkeys(grouped.owners[name] for name in names))
+            evidence: dict[str, int | float | str] = {"operator": op_type, "nodes": len(alike)}
+            evidence |= {"fp32_provider": first.wanted, f"{precision}_provider": first.actual or "none"}
             finding = Finding.of(
                 f"no-{precision}-kernel",
                 "search",
-                Where(nodes=tuple(node.node for node in alike), groups=groups),
-                {
-                    "operator": op_type,
-                    "nodes": len(alike),
-                    "fp32_provider": first.wanted,
-                    f"{precision}_provider": first.actual or "none",
-                },
+                Where(nodes=names, groups=groups),
+                evidence,
                 kind="stated" if first.reason else "elsewhere" if first.actual else "nowhere",
                 reason=first.reason,
                 precision=precision.name,
@@ -91,8 +93,8 @@ def ask_for_kernels(toolchain: Toolchain, precisions: Sequence[str] = ("fp32", "
     warnings: list[str] = []
     for precision in REDUCED:
         # FP16's are told of groups that stay in FP32, whatever is searched; what is stored as FP32 has FP32's.
-        is_wanted = precision in precisions and precision.stored is not Precision.FP32
-        if precision is not Precision.FP16 and not is_wanted:
+        is_searched = precision in precisions and precision.stored is not Precision.FP32
+        if precision is not Precision.FP16 and not is_searched:
             continue
         answer = toolchain.missing_kernels(precision)
         if isinstance(answer, Failure):
@@ -116,7 +118,7 @@ def ask_for_kernels(toolchain: Toolchain, precisions: Sequence[str] = ("fp32", "
 
 @dataclass(frozen=True)
 class Observations(JsonForm):
-    """What the untouched model showed on the samples; kept in the run directory, so that it is looked at once.
+    """What the untouched model showed on the samples.
 
     Attributes:
         observed: what the values were on the search samples.
@@ -126,21 +128,11 @@ class Observations(JsonForm):
         kernels: what the engine lacks.
     """
 
-    observed: ObservedValues
+    observed: observed_values.ObservedValues
     warnings: tuple[str, ...] = ()
     optimisation_error: Mapping[str, float] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
     kernels: MissingKernels = MissingKernels()
-
-    @property
-    def absmax(self) -> Mapping[str, float]:
-        """Tensor -> largest finite magnitude on the search samples."""
-        return self.observed.absmax
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Tensor -> concrete shape on the first search sample."""
-        return self.observed.shapes
 
     def save(self, path: Path) -> None:
         """Write the JSON file that ``load`` reads."""
@@ -156,7 +148,8 @@ def observe(
     toolchain: Toolchain,
     listener: Listener,
     model: Model | None = None,
-    indices: Mapping[SampleSet, Sequence[int]] = MappingProxyType({}),
+    target: Target | None = None,
+    indices: tuple[Sequence[int], Sequence[int]] = ((), ()),
     precisions: Sequence[str] = ("fp32", "fp16"),
     *,
     skip: bool = False,
@@ -164,7 +157,8 @@ def observe(
     """Take the references, check them, ask for kernels, and observe the ranges of values.
 
     Args:
-        indices: of the samples of each set in the user's data.
+        target: whose memory the model may not fit, which is a warning.
+        indices: of the search samples and of the held-out ones in the user's data.
         skip: go on where a finding says that precision is not the problem.
 
     Raises:
@@ -172,24 +166,82 @@ def observe(
     """
     findings = () if model is None else training_findings(model, "search", is_run=True)
     if not skip:
-        stop_at_errors(findings)
+        baseline.stop_at_errors(findings)
     listener.stage("computing the reference outputs")
-    reference = in_fresh_processes(lambda: toolchain.reference("search"), toolchain, listener, "taking the reference")
-    findings += check_reference(reference, indices=indices.get("search", ()), skip=skip, model=model)
-    held_out = in_fresh_processes(lambda: toolchain.reference("held_out"), toolchain, listener, "taking the reference")
+    again = toolchain, listener, "taking the reference"
+    reference = attempts.in_fresh_processes(lambda: toolchain.reference("search"), *again)
+    findings += baseline.check_reference(reference, indices=indices[0], skip=skip, model=model)
+    held_out = attempts.in_fresh_processes(lambda: toolchain.reference("held_out"), *again)
     named = {(finding.code, finding.where.outputs) for finding in findings}
-    for finding in check_reference(held_out, indices=indices.get("held_out", ()), skip=skip):
+    for finding in baseline.check_reference(held_out, indices=indices[1], skip=skip):
         if (finding.code, finding.where.outputs) not in named:
             findings += (finding.on_held_out_samples(),)
     kernels = ask_for_kernels(toolchain, precisions)  # on a GPU ranges are observed meanwhile
     listener.stage("observing the ranges of values")
-    ranges = in_fresh_processes(lambda: toolchain.observe(listener.stage), toolchain, listener, "observing ranges")
+    observe_again = toolchain, listener, "observing ranges"
+    ranges = attempts.in_fresh_processes(lambda: toolchain.observe(listener.stage), *observe_again)
     if isinstance(ranges, Failure):
         raise did_not_run("the model cannot be observed in FP32", ranges, model)
-    return Observations(
-        ObservedValues(ranges, tuple(indices.get("search", ()))),
-        check_ranges(ranges),
-        {} if isinstance(reference, Failure) else reference.optimisation_error,
-        without_repetition(findings),
-        kernels,
+    observed = observed_values.ObservedValues(ranges, tuple(indices[0]))
+    warnings = baseline.check_ranges(ranges)
+    if model is not None and target is not None:
+        need, is_measured = memory.memory_need(model, observed.shapes), toolchain.latency_source == "measured"
+        warnings += memory.memory_warnings(need, target, measured=is_measured)
+    errors = {} if isinstance(reference, Failure) else reference.optimisation_error
+    return Observations(observed, warnings, errors, without_repetition(findings), kernels)
+
+
+def data_findings(observations: Observations, grouped: GroupedModel, first: int) -> tuple[Finding, ...]:
+    """What the untouched model showed on the samples, of which ``first`` is the index of the first one."""
+    errors, earlier = observations.optimisation_error, observations.findings
+    return (
+        *earlier,
+        *baseline.optimisation_findings(errors, grouped.model, "search", first, earlier),
+        *masks.masked_row_findings(grouped, observations.observed, "search", earlier),
     )
+
+
+def model_findings(
+    context: RunContext,
+    target: Target | None,
+    observations: Observations,
+    hazards: Sequence[hazard.Hazard],
+    predicted: Finding | None,
+) -> tuple[Finding, ...]:
+    """What is known about the model and its target; ``predicted`` is the finding that the target is not here."""
+    grouped, shapes, settings = context.grouped, observations.observed.shapes, context.settings
+    not_here: tuple[Finding, ...] = ()
+    if predicted is not None:
+        not_here = about_target.not_here_findings(predicted, grouped, target, shapes, tf32=settings.tf32)
+    fed = () if settings.rollout is None else tuple(settings.rollout.pairs)
+    return (
+        *not_here,
+        *observations.kernels.findings(grouped),
+        *about_target.already_mixed_findings(grouped, shapes, "search"),
+        *about_target.quantised_findings(grouped, shapes, "search"),
+        *interface.interface_findings(context.model, "search", fed),
+        *about_target.out_of_reach_findings(grouped, shapes, "search"),
+        *hazard.hazard_findings(hazards, "search"),
+    )
+
+
+@dataclass(frozen=True)
+class Searched:
+    """The groups as they are searched, their hazards, and which of them may be what."""
+
+    grouped: GroupedModel
+    hazards: tuple[hazard.Hazard, ...]
+    space: space.SearchSpace
+
+
+def search_space(context: RunContext, named: space.NamedSpace, observations: Observations) -> Searched:
+    """What may be searched: nodes that hold values beyond FP16 are set apart (``find_split``), then groups pinned."""
+    kernels, observed, precisions = observations.kernels, observations.observed, context.precisions
+    fused = of_model(context.model, kernels.fused)
+    grouped, hazards = find.find_split(context.grouped, observed, precisions, fused)
+    asked = [precision for precision in REDUCED if precision in precisions]
+    lacking = {p: unsupported(value_types(grouped), p) | kernels.pins(grouped, p) for p in asked}
+    lacking.setdefault(Precision.FP16, kernels.pins(grouped))  # its reasons are told of groups that stay in FP32
+    made = space.make_space(grouped, named, hazards, observed.absmax, lacking, precisions, kernels.not_emulated)
+    warnings = (*made.warnings, *hazard.near_the_end(hazards))
+    return Searched(grouped, hazards, replace(made, warnings=warnings))

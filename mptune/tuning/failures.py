@@ -33,13 +33,10 @@ def machine_error(failure: Failure, attempts: int, control: str = "") -> RunErro
     """The error after the last retry of a fault of the machine; ``control`` is what else shows the machine's fault."""
     log = "" if failure.log_path is None else f" (log: {failure.log_path})"
     times = "" if attempts == 1 else f" {attempts} times in a row"
-    shown = f"; {control}" if control else ""
+    what = f"{failure.kind.value} ({failure.stage.value}): {failure.message}{log}{f'; {control}' if control else ''}"
     cure = _MACHINE_HINTS.get(failure.kind, "see what the system's log says (dmesg), and that the device answers")
     again = "" if RESUME_HINT in cure else f"; when that is repaired, {RESUME_HINT}"
-    return RunError(
-        f"the machine failed{times}: {failure.kind.value} ({failure.stage.value}): {failure.message}{log}{shown}",
-        f"{cure}{again}",
-    )
+    return RunError(f"the machine failed{times}: {what}", f"{cure}{again}")
 
 
 def did_not_run(what: str, failure: Failure, model: Model | None = None) -> BaselineError:
@@ -55,8 +52,7 @@ def did_not_run(what: str, failure: Failure, model: Model | None = None) -> Base
         hint = f"the model computes in BF16 in parts, and ONNX Runtime has few BF16 kernels: {GIVE_FP32}"
     if (supported := re.search(r"max supported IR version: (\d+)", failure.message)) is not None:
         hint = f"save it with ir_version = {supported[1]}, which the installed ONNX Runtime reads, or upgrade that"
-    fixed = None if model is None or failure.kind is not FailureKind.ERROR else fixed_rows(model)
-    if fixed is not None:
+    if model is not None and failure.kind is FailureKind.ERROR and (fixed := fixed_rows(model)) is not None:
         name, rows = fixed
         hint = (
             f"Reshape {name!r} gives {rows} row{'s' * (rows != 1)} whatever the batch: try --batch {rows}, or export it"

@@ -43,22 +43,20 @@ class Silent(Listener):
 
 def count_down(listener: Listener, done: int, left: int) -> None:
     """Say how much is left, where the listener asks for it."""
-    remaining = getattr(listener, "remaining", None)
-    if remaining is not None:
-        remaining(done, left)
+    if hasattr(listener, "remaining"):
+        listener.remaining(done, left)
 
 
 def passed_on(*listeners: Listener) -> Listener:
     """A listener that calls several: each warning once, and ``remaining`` of those that have it."""
-    warnings: set[str] = set()
+    warned: set[str] = set()
 
     class Several:
         def __getattr__(self, name: str) -> Any:
             def call(*arguments: Any) -> None:
-                if name == "warning" and arguments[0] in warnings:
+                if name == "warning" and arguments[0] in warned:
                     return
-                if name == "warning":
-                    warnings.add(arguments[0])
+                warned.update(arguments[:1] if name == "warning" else ())
                 for listener in listeners:
                     if name != "remaining" or hasattr(listener, name):
                         getattr(listener, name)(*arguments)

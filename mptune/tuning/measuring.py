@@ -26,10 +26,7 @@ from mptune.tuning.reasons.reasons import keep_grounds
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.study import check_metrics, open_study
 from mptune.tuning.space import SearchSpace
-from mptune.tuning.steps.baseline import ENGINE_CODE, check_baseline
-from mptune.tuning.steps.limits import Limits
-from mptune.tuning.steps.prior import Knowledge
-from mptune.tuning.steps.tuner import Tuner
+from mptune.tuning.steps import baseline, limits, prior, tuner
 
 OpenToolchain = Callable[[RunContext], Toolchain]
 """What a caller brings in place of the toolchain of a target."""
@@ -78,11 +75,11 @@ class Measuring:
         return cls(toolchain, section, environment)
 
 
-def ended_early(limits: Limits, run: Path) -> EndedEarlyError:
+def ended_early(limit: limits.Limits, run: Path) -> EndedEarlyError:
     """The error of a run without a front: a limit was reached before all-FP32 was measured."""
-    limit = limits.reached()
+    stop = limit.reached()
     return EndedEarlyError(
-        f"{'a limit was reached' if limit is None else limit.value}, and all-FP32 was not measured yet: there is no "
+        f"{'a limit was reached' if stop is None else stop.value}, and all-FP32 was not measured yet: there is no "
         "front, and no plan is chosen",
         f"what was computed is kept in {run}: the same command goes on with it; if it ends here again, give it a "
         "larger --timeout or --max-disk",
@@ -97,8 +94,8 @@ def with_engine_findings(
     Raises:
         BaselineError: the engine computes something else.
     """
-    differing = check_baseline(fp32.error, tf32=settings.tf32, origin=origin, skip=settings.skip_checks)
-    return with_suspects((*(finding for finding in findings if finding.code != ENGINE_CODE), *differing))
+    differing = baseline.check_baseline(fp32.error, tf32=settings.tf32, origin=origin, skip=settings.skip_checks)
+    return with_suspects((*(finding for finding in findings if finding.code != baseline.ENGINE_CODE), *differing))
 
 
 def open_record(
@@ -138,13 +135,13 @@ def make_tuner(
     toolchain: Toolchain,
     settings: SearchSettings,
     listener: Listener,
-    limits: Limits,
-) -> Tuner:
+    limit: limits.Limits,
+) -> tuner.Tuner:
     """What proposes plans and evaluates them; it asks first for what the sampler has to know, if that proposes any."""
     space, knowledge = record.space, None
     if settings.sampler == "precision" and space.free and settings.budget > len(space.seeds):
         has_labels = file.fixed_settings.labels_sha256 is not None
         law = law_metric(settings.metric, settings.metric_function, has_labels=has_labels)
-        knowledge = Knowledge(record, space, toolchain, settings, listener, law, run.data, limits)
-        keep_grounds(space, knowledge.prior, run.data, knowledge.terms)
-    return Tuner(record, space, toolchain, settings, listener, limits, knowledge)
+        knowledge = prior.Knowledge(record, space, toolchain, settings, listener, law, run.data, limit)
+        keep_grounds(space, knowledge.prior, run.data)
+    return tuner.Tuner(record, space, toolchain, settings, listener, limit, knowledge)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
@@ -15,8 +13,8 @@ from mptune.data.rollout import Rollout
 from mptune.data.run_outputs import HELD_OUT_NAMES_JSON
 from mptune.data.samples import CalibrationSet, size_findings
 from mptune.engines.context import RunContext
-from mptune.errors import RunError, SettingsError
-from mptune.files import open_file, write_json
+from mptune.errors import SettingsError
+from mptune.files import write_json
 from mptune.finding import Finding
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.hazards.interface import state_inputs
@@ -24,8 +22,6 @@ from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.settings import SearchSettings
 from mptune.targets.findings import nothing_to_tune
-
-_ARCHIVES = ("search.npz", "held_out.npz", "search_reference.npz", "held_out_reference.npz")
 
 
 @dataclass(frozen=True)
@@ -86,24 +82,3 @@ def with_rollout(settings: SearchSettings, model: Model, samples: int) -> Search
     """The settings with ``rollout`` as the model and the data have it."""
     inputs, outputs = ([tensor.name for tensor in tensors] for tensors in (model.inputs, model.outputs))
     return replace(settings, rollout=Rollout.parse(settings.feedback, settings.steps, inputs, outputs, samples))
-
-
-def refuse_damaged(data_dir: Path) -> None:
-    """Refuse samples or references that are missing or damaged. Members are stored: none unfolds to more than its file.
-
-    They may come from a stranger.
-    """
-    labels = (path for path in data_dir.glob("*_labels.npz") if path.is_file())
-    for path in (*(data_dir / name for name in _ARCHIVES), *labels):
-        try:
-            with open_file(path) as stream, zipfile.ZipFile(stream) as archive:
-                is_stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in archive.infolist())
-                is_whole = is_stored and archive.testzip() is None
-        except Exception:  # zipfile raises nearly anything for a damaged file
-            is_whole = False
-        if not is_whole:
-            raise RunError(
-                f"{path} is missing or damaged",
-                f"copy the run directory again; where the search ran, delete {data_dir}: the same `mptune search` "
-                "prepares it again",
-            )

@@ -4,37 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import replace
 from typing import Any
 
-from mptune.engines.toolchains.choose import choose_target
-from mptune.engines.toolchains.toolchain import Toolchain
+from mptune import identity, run_json
+from mptune.choice import Choice
+from mptune.engines.toolchains import choose, toolchain
 from mptune.engines.workers import Workers
+from mptune.errors import RunError
+from mptune.files import files_sha256
 from mptune.finding import Finding
-from mptune.graph.grouping.groups import RANGE_KIND
+from mptune.graph.grouping import grouped, groups
 from mptune.graph.loading.model import Model
-from mptune.identity import check_data, check_target, identity_of
-from mptune.run_json import DataSection
-from mptune.rundir import LateFaults, RunDirectory, has_workers
-from mptune.settings import SearchSettings
+from mptune.rundir import RunDirectory, has_workers
+from mptune.settings import Granularity, SearchSettings
 from mptune.targets.findings import TARGET_CODE, not_measured
 from mptune.targets.target import Target
-from mptune.tuning import beginning, copies, crew, facts, measuring, model_findings, samples, space
+from mptune.tuning import copies, crew, facts, measuring, samples, space
 from mptune.tuning.front import Front
 from mptune.tuning.listener import Listener
-from mptune.tuning.reasons import group_findings, reasons
-from mptune.tuning.record import study
-from mptune.tuning.runs.result import front_of, has_evaluation
+from mptune.tuning.reasons import reasons
+from mptune.tuning.record import storage, study
+from mptune.tuning.runs import result
 from mptune.tuning.steps import baseline, limits, remeasure, tuner
 
 
 class Search:
     """A search on an opened, locked run directory.
 
-    Attributes:
-        file: the content of run.json.
-        grouped: the layer groups that are searched.
-        record: the study. These three are there once ``run`` has set them.
+    ``file``, the content of run.json, ``grouped``, the layer groups, and ``record``, the study, are there once ``run``
+    has set them.
     """
 
     def __init__(
@@ -48,51 +46,50 @@ class Search:
         variables: dict[str, str] | None = None,
     ) -> None:
         """``engine_workers`` were started ahead; ``variables`` are the environment of the workers on other GPUs."""
-        self.directory = run
-        self._model, self._settings, self._listener = model, settings, listener
+        self._run, self._model, self._settings, self._listener = run, model, settings, listener
         self._opener, self._engine_workers, self._variables = opener, engine_workers, variables or {}
         self._limits = limits.Limits(settings, run.path)
         self._stack = contextlib.ExitStack()
         self._engines = self._stack.enter_context(contextlib.ExitStack())
         self._target: Target | None = None
-        self._toolchain: Toolchain | None = None
+        self._toolchain: toolchain.Toolchain | None = None
+
+    def close(self) -> None:
+        """End the worker processes of the engines and let go of the study. Idempotent."""
+        self._stack.close()
 
     def run(self) -> Front:
         """Everything that is not recorded yet, then the front. See ``mptune.search`` for what is raised."""
-        run, listener = self.directory, self._listener
+        run, listener = self._run, self._listener
         named = space.load_space(self._settings.space)
-        begun = beginning.begin(run, self._model, self._settings, named)
-        self._settings, self.file, self.grouped = begun.settings, begun.file, begun.grouped
+        asked, url = self._begin(named)
         sets = self._read_samples(named)
         observations = self._observe(sets)
         findings = self._check_data(sets, observations)
         searched = self._find_space(named, observations)
-        if begun.url is not None and not has_evaluation(run, self.file, self._settings.storage):
-            # The study of runs with this run's name and identity in the database is shared, or begun there.
-            self._open_toolchain()
-            self._save(study=study.settle_study(self.file.study, identity_of(self.file), begun.url))
+        if not self._is_evaluated:
+            self._open_toolchain()  # the identity of the study that is begun holds its target
         predicted = next((finding for finding in self.file.findings if finding.code == TARGET_CODE), None)
-        about_model = model_findings.model_findings(
-            self._context, self._target, observations, searched.hazards, predicted
-        )
-        self._save(findings=(*findings, *about_model))
+        about = self._context, self._target, observations, searched.hazards, predicted
+        self._save(findings=(*findings, *facts.model_findings(*about)))
         reasons.keep_grounds(searched.space, None, run.data)
         settings, is_shared = self._settings, has_workers(run)
-        record = measuring.open_record(run, self.file, searched.space, settings, begun.url, is_shared=is_shared)
+        record = measuring.open_record(run, self.file, searched.space, settings, url, is_shared=is_shared)
         self.record = record
         self._stack.callback(record.close)
+        self._save(study=record.name)
 
         # Proposals: each is built, run and timed, here or by a worker on each GPU.
         is_over = record.spent >= settings.budget or tuner.is_exhausted(record, searched.space)
         if not is_over and not tuner.has_converged(record, settings):
             record.set_note(study.START_NOTE, time.time() - self._limits.elapsed_s)
             record.set_note(study.BUDGET_NOTE, settings.budget)
-            toolchain = self._open_toolchain()
+            tools = self._open_toolchain()
             if settings.gpus:
-                toolchain.restart()  # the workers compare theirs with it, and take its GPU
-                crew.run_workers(run, record, settings, begun.url, self._variables, listener)
+                tools.restart()  # the workers compare theirs with it, and take its GPU
+                crew.run_workers(run, record, settings, url, self._variables, listener)
             else:
-                stop = measuring.make_tuner(run, self.file, record, toolchain, settings, listener, self._limits).run()
+                stop = measuring.make_tuner(run, self.file, record, tools, settings, listener, self._limits).run()
                 listener.stage(f"stopped: {stop.value}")
 
         # The front once more: in fresh processes, and on the samples that only it meets.
@@ -103,117 +100,167 @@ class Search:
         if remeasure.to_measure(record, settings, rounds):
             remeasure.confirm(record, self._open_toolchain(), settings, listener, rounds, self._limits)
         self._engines.close()
-        self._save(findings=measuring.with_engine_findings(self.file.findings, fp32, settings, "search"))
-
-        faults, findings = LateFaults(run.logs), self.file.findings
-        with faults.tolerated("the reasons for groups in FP32"):
-            context, hazards = self._context, searched.hazards
-            findings = group_findings.with_reasons(context, findings, hazards, settings.metric, fp32)
         host = () if self.file.environment is None else self.file.environment.warnings
         about_space = (*observations.kernels.warnings, *searched.space.warnings)
         warnings = dict.fromkeys((*sets.warnings, *observations.warnings, *host, *about_space))
+        findings = measuring.with_engine_findings(self.file.findings, fp32, settings, "search")
         self._save(findings=findings, warnings=tuple(warnings))
-        front = front_of(run, self.file, record, asked=begun.asked, is_again=True)
-        return replace(front, warnings=(*front.warnings, *faults.warnings))
+        return result.front_of(run, self.file, record, asked=asked, is_again=True)
 
-    def close(self) -> None:
-        """End the worker processes of the engines and let go of the study. Idempotent."""
-        self._stack.close()
+    def _begin(self, named: space.NamedSpace) -> tuple[Choice, str | None]:
+        """Group the model, and hold run.json against what is asked for, or write the first one.
+
+        A run without an evaluation begins anew where something differs; any other is refused. Returns the choice to
+        make of the front, and the URL of the study's database.
+        """
+        run, model, settings = self._run, self._model, self._settings
+        recorded = earlier = run.load()
+        identity.refuse_confirmation(run.path, recorded)
+        self._is_evaluated = recorded is not None and result.has_evaluation(run, recorded, settings.storage)
+        name = run.path.resolve().name.removesuffix(".mptune")
+
+        # ``auto`` fits the budget of the first search, here or in the study that is shared: a larger one resumes it.
+        granularity: Granularity | None = named.file.granularity
+        if granularity == "auto" and recorded is not None and self._is_evaluated:
+            granularity = recorded.fixed_settings.granularity
+        elif granularity == "auto":
+            url = storage.named_storage(settings.storage, is_journal=recorded is not None and recorded.storage is None)
+            granularity = study.shared_granularity(name, None if settings.fresh else url, model.sha256, named.sha256)
+        if granularity is None:
+            granularity, every = groups.find_fitting_groups(model, settings.budget)
+        else:
+            every = groups.find_groups(model, granularity)
+        self.grouped, labels = grouped.GroupedModel(model, every), settings.labels
+        fixed = run_json.FixedSettings.of(
+            settings,
+            space_sha256=named.sha256,
+            granularity=granularity,
+            groups_sha256=groups.groups_sha256(every),
+            # One that cannot be read is reported where the labels are loaded.
+            labels_sha256=files_sha256(labels) if labels is not None and labels.is_file() else None,
+            plugins_sha256=identity.plugins_sha256(settings.plugins),
+        )
+        try:
+            if recorded is not None:
+                identity.check_same(run.path, recorded, model.sha256, fixed, settings.metric)
+        except RunError as error:
+            self._refuse_or_forget(error)
+            recorded = None
+        url = storage.named_storage(settings.storage, is_journal=recorded is not None and recorded.storage is None)
+        place = None if url is None else storage.check_opens(url)  # only what has opened is written down
+        try:
+            if recorded is not None:
+                storage.check_storage(run.path, recorded.storage, place)
+        except RunError as error:
+            self._refuse_or_forget(error)
+            recorded = None
+
+        given = Choice.of(settings)
+        asked = given if recorded is None else recorded.choice.asked_again(given)
+        self._settings = settings = asked.limit(settings)
+        outputs = [output.name for output in model.outputs]
+        result.check_asked(asked, (settings.metric, *settings.reported_metrics), outputs)
+        is_earlier = earlier is not None and earlier.storage == place
+        begun = earlier.study if earlier and is_earlier else study.study_name(name, is_new=settings.fresh)
+        section = run_json.ModelSection(path=str(model.path.resolve()), sha256=model.sha256)
+        self.file = run_json.RunFile.of(settings, section, fixed, place, begun)
+        if recorded is not None:
+            choice = asked if recorded.choice.chosen is None else recorded.choice  # till the end what it was
+            kept = {"search": self.file.search, "choice": choice, "model": section}
+            self.file = recorded.model_copy(update=kept)
+        if self.file != recorded:
+            run.save(self.file)
+        return asked, url
+
+    def _refuse_or_forget(self, error: RunError) -> None:
+        """What is asked for is another search: nothing is lost where no plan was evaluated yet."""
+        if self._is_evaluated:
+            raise error
+        self._run.forget()
 
     def _read_samples(self, named: space.NamedSpace) -> samples.SampleSets:
         """The samples, which must be those that the run began with; all that jobs need has a place from here on."""
-        run, model = self.directory, self._model
+        run, model = self._run, self._model
         data = samples.load_data(self._settings, self.grouped)
-        section = DataSection(
-            source=data.source, sha256=data.sha256(), samples=len(data.samples), is_random=data.is_random
+        count = len(data.samples)
+        section = run_json.DataSection(
+            source=data.source, sha256=data.sha256(), samples=count, is_random=data.is_random
         )
-        before = self.file.data
-        is_other = before is not None and before.sha256 != section.sha256
-        if is_other and not has_evaluation(run, self.file, self._settings.storage):
-            run.forget()
-        else:
-            check_data(run.path, self.file, section)
+        try:
+            identity.check_data(run.path, self.file, section)
+        except RunError as error:
+            self._refuse_or_forget(error)
         self._save(data=section)
-        self._settings = samples.with_rollout(self._settings, model, len(data.samples))
+        self._settings = samples.with_rollout(self._settings, model, count)
         self._context = run.context(self.grouped, self._settings)
         copies.keep_inputs(run, self._settings.target, named.path, data.preprocessing)
         return samples.split_data(data, self._settings, model.inputs)
 
     def _observe(self, sets: samples.SampleSets) -> facts.Observations:
         """What the model shows on the samples. The file of it is written last, when all of the data are prepared."""
-        run, context, listener = self.directory, self._context, self._listener
+        run, settings = self._run, self._settings
         observations = facts.Observations.load(run.observed_json)
         if observations is not None:
-            samples.refuse_damaged(run.data)
             return observations
-        for text in (*sets.warnings, *(finding.message for finding in sets.findings)):
-            listener.warning(text)
-        sets.save(context)
-        toolchain = self._open_toolchain()
-        copies.keep_model(run, self.grouped, context.bank)
-        observations = facts.observe(
-            toolchain,
-            listener,
-            self._model,
-            {"search": sets.search.indices, "held_out": sets.held_out.indices},
-            self._settings.precisions,
-            skip=self._settings.skip_checks,
-        )
-        is_measured = toolchain.latency_source == "measured"
-        observations = model_findings.check_memory(observations, self._model, self._target, measured=is_measured)
+        self._warn(*sets.warnings, *(finding.message for finding in sets.findings))
+        sets.save(self._context)
+        tools, indices = self._open_toolchain(), (sets.search.indices, sets.held_out.indices)
+        copies.keep_model(run, self.grouped, self._context.bank)
+        asked = tools, self._listener, self._model, self._target, indices, settings.precisions
+        observations = facts.observe(*asked, skip=settings.skip_checks)
         observations.save(run.observed_json)
         return observations
 
     def _check_data(self, sets: samples.SampleSets, observations: facts.Observations) -> tuple[Finding, ...]:
         """What is wrong with the samples, or shows on them; stops at errors, also of a run that skipped them before."""
-        observed = model_findings.observed_findings(observations, self.grouped, sets.search.indices)
-        findings = (*sets.findings, *observed)
+        findings = (*sets.findings, *facts.data_findings(observations, self.grouped, sets.search.indices[0]))
         if not self._settings.skip_checks:
             baseline.stop_at_errors(findings)
-        for text in (*sets.warnings, *(finding.message for finding in findings), *observations.warnings):
-            self._listener.warning(text)
+        self._warn(*sets.warnings, *(finding.message for finding in findings), *observations.warnings)
         return (*findings, *sets.sizes)
 
-    def _find_space(self, named: space.NamedSpace, observations: facts.Observations) -> model_findings.Searched:
+    def _find_space(self, named: space.NamedSpace, observations: facts.Observations) -> facts.Searched:
         """What may be searched; nodes whose values leave FP16's range are groups of their own from here on."""
-        searched = model_findings.search_space(self._context, named, observations)
+        searched = facts.search_space(self._context, named, observations)
         if searched.grouped is not self.grouped:
             self._engines.close()  # the toolchain is of the groups before
             self._toolchain, self.grouped = None, searched.grouped
-            self._context = self.directory.context(self.grouped, self._settings)
-        apart = (group for group in self.grouped.groups if group.kind == RANGE_KIND)
+            self._context = self._run.context(self.grouped, self._settings)
+        apart = (group for group in self.grouped.groups if group.kind == groups.RANGE_KIND)
         self._save(nodes_apart=tuple(name for group in apart for name in group.nodes))
-        for text in (*observations.kernels.warnings, *searched.space.warnings):
-            self._listener.warning(text)
+        self._warn(*observations.kernels.warnings, *searched.space.warnings)
         return searched
 
-    def _open_toolchain(self) -> Toolchain:
+    def _open_toolchain(self) -> toolchain.Toolchain:
         """Open the toolchain where it is not open, and record what it measures on: a finished run needs none."""
         if self._toolchain is not None:
             return self._toolchain
         if self._target is None and self._opener is None:
-            choice = choose_target(self._settings.target)
+            choice = choose.choose_target(self._settings.target)
             self._target = choice.target
             if choice.why:
                 self._listener.stage(choice.why)
         ahead, self._engine_workers = self._engine_workers, None  # they end with the first toolchain
-        opened = measuring.Measuring.open(self._context, self._target, self._listener, self._opener, ahead)
-        self._toolchain = opened.toolchain
-        self._engines.callback(opened.toolchain.close)
-        if has_evaluation(self.directory, self.file, self._settings.storage):
-            check_target(self.directory.path, self.file, opened.section)
+        here = measuring.Measuring.open(self._context, self._target, self._listener, self._opener, ahead)
+        self._toolchain = here.toolchain
+        self._engines.callback(here.toolchain.close)
+        if self._is_evaluated:
+            identity.check_target(self._run.path, self.file, here.section)
         findings = [finding for finding in self.file.findings if finding.code != TARGET_CODE]
-        if opened.section.latency_source == "predicted":
-            findings = [not_measured(opened.section.device), *findings]
-            self._listener.warning(findings[0].message)
-        for text in opened.environment.warnings:
+        if here.section.latency_source == "predicted":
+            findings = [not_measured(here.section.device), *findings]
+            self._warn(findings[0].message)
+        self._warn(*here.environment.warnings)
+        self._save(target=here.section, environment=here.environment, findings=tuple(findings))
+        return here.toolchain
+
+    def _warn(self, *texts: str) -> None:
+        for text in texts:
             self._listener.warning(text)
-        self._save(target=opened.section, environment=opened.environment, findings=tuple(findings))
-        return self._toolchain
 
     def _save(self, **changes: Any) -> None:
         """Write run.json with some sections changed, if that changes anything."""
         changed = self.file.model_copy(update=changes)
         if changed != self.file:
-            self.directory.save(changed)
+            self._run.save(changed)
             self.file = changed

@@ -72,10 +72,11 @@ class NamedSpace:
 
 @dataclass(frozen=True)
 class Pin:
-    """A group whose precision is not searched, and why, one line."""
+    """A group whose precision is not searched, why, one line, and the code of the finding that says so, if one does."""
 
     precision: Precision
     reason: str
+    finding: str | None = None
 
 
 @dataclass(frozen=True)
@@ -188,18 +189,16 @@ def match(pattern: str, groups: Iterable[LayerGroup]) -> tuple[str, ...]:
 def close_patterns(pattern: str, groups: Sequence[LayerGroup]) -> str:
     """A hint for a pattern that means no group: what it may have meant, or what there is of its kind."""
     prefix, _, rest = pattern.partition(":")
-    kinds, ops = {group.kind for group in groups}, {op for group in groups for op in group.ops}
-    names_of_kind = {"kind": kinds, "op": ops}.get(prefix)
-    if names_of_kind is None:
+    named = {"kind": {group.kind for group in groups}, "op": {op for group in groups for op in group.ops}}.get(prefix)
+    if named is None:
         names = {node for group in groups for node in group.nodes} | {group.name for group in groups}
         close = difflib.get_close_matches(pattern, sorted(names), 3)
-        meant = f"did you mean {' or '.join(close)}? " if close else ""
-        return f"{meant}`mptune inspect MODEL` lists the names; op:NAME and kind:NAME mean operators and kinds"
-    close = [name for name in sorted(names_of_kind) if name.lower() == rest.lower()] or difflib.get_close_matches(
-        rest, names_of_kind, 2
-    )
-    meant = f"did you mean {' or '.join(f'{prefix}:{name}' for name in close)}? " if close else ""
-    return f"{meant}the model has {', '.join(f'{prefix}:{name}' for name in sorted(names_of_kind))}"
+        there_is = "`mptune inspect MODEL` lists the names; op:NAME and kind:NAME mean operators and kinds"
+    else:
+        same = [name for name in sorted(named) if name.lower() == rest.lower()]
+        close = [f"{prefix}:{name}" for name in same or difflib.get_close_matches(rest, named, 2)]
+        there_is = f"the model has {', '.join(f'{prefix}:{name}' for name in sorted(named))}"
+    return f"did you mean {' or '.join(close)}? {there_is}" if close else there_is
 
 
 def make_space(
@@ -221,46 +220,54 @@ def make_space(
     measured, one group at a time. With several reduced precisions a group has the first, in the order of the table,
     that can be right there: BF16 where the range of FP16 does not hold its values.
     """
-    from mptune.graph.hazards.find import pinned_by_hazards  # not where a run is read
+    from mptune.graph.grouping.groups import RANGE_KIND  # these are not imported where a run is read
+    from mptune.graph.grouping.patterns import QUANTISED
+    from mptune.graph.hazards.find import pinning_hazards
 
-    model, groups = grouped.model, grouped.groups
-    warnings: list[str] = []
-    beyond = pinned_by_hazards(hazards)
-    pinned = {g.id: Pin(Precision.FP32, beyond.get(g.id, g.pinned)) for g in groups if g.pinned is not None}
-    ruled_out = {p: {**lacking.get(p, {}), **pinned_by_hazards(hazards, p, is_measured=True)} for p in REDUCED}
+    groups, warnings = grouped.groups, list[str]()
+    codes = {QUANTISED: "quantised-parts", RANGE_KIND: "overflow"}
+    beyond = _pins(pinning_hazards(hazards))
+    ruled_out: dict[Precision, dict[str, Pin]] = {}
+    for precision in REDUCED:
+        without_kernel = lacking.get(precision, {}).items()
+        ruled_out[precision] = {g: Pin(Precision.FP32, why, f"no-{precision}-kernel") for g, why in without_kernel}
+        ruled_out[precision] |= _pins(pinning_hazards(hazards, precision, is_measured=True))
     allowed = [precision for precision in REDUCED if precision in precisions]
-    reduced: dict[str, Precision] = {}
-    for group in (g.id for g in groups if g.id not in pinned):
-        possible = next((precision for precision in allowed if group not in ruled_out[precision]), None)
-        if possible is None:
-            pinned[group] = Pin(Precision.FP32, ruled_out[allowed[0]][group])
-        else:
-            reduced[group] = possible
-    wanted = {
-        precision: _matched(named.file.pin.get(precision, ()), groups, named.name, warnings) for precision in PRECISIONS
-    }
+    wanted = {p: _matched(named.file.pin.get(p, ()), groups, named.name, warnings) for p in PRECISIONS}
     for precision in REDUCED:
         if wanted[precision] and precision not in allowed:
             pattern = next(iter(wanted.pop(precision).values()))
             warnings.append(f"{pattern!r} pins groups to {precision.name}, which --precisions leaves out")
-    names = {g.id: g.name for g in groups}
-    for precision, patterns in wanted.items():
-        for group, pattern in patterns.items():
-            if precision is Precision.FP32 or group not in ruled_out[precision]:
-                pinned.setdefault(group, Pin(precision, f"pinned to {precision} by {pattern!r} of {named.name}"))
-    for precision in REDUCED:
-        for group, pattern in wanted.get(precision, {}).items():
-            if group not in pinned:  # it may be the other one
-                pinned[group] = Pin(Precision.FP32, ruled_out[precision][group])
-            if pinned[group].precision is Precision.FP32:
-                asked = f"{pattern!r} pins it to {precision.name}"
-                warnings.append(f"{names[group]} stays in FP32 although {asked}: {pinned[group].reason}")
-    free = tuple(g.id for g in groups if g.id not in pinned)
-    searched = {group: precision for group, precision in reduced.items() if group not in pinned}
-    alone = tuple(g.id for g in groups if g.id in searched and not g.ops.keys().isdisjoint(not_emulated))
-    space = SearchSpace(model.sha256, groups, free, pinned, (), reduced=searched, not_emulated=alone)
-    seeds = _seeds(space, grouped, named, warnings, absmax or {})
-    return replace(space, seeds=seeds, warnings=tuple(warnings))
+    pinned: dict[str, Pin] = {}
+    reduced: dict[str, Precision] = {}
+    for group in groups:
+        asked = {precision: matched[group.id] for precision, matched in wanted.items() if group.id in matched}
+        excluded = {p: ruled_out[p][group.id] for p in REDUCED if group.id in ruled_out[p]}
+        possible = next((precision for precision in allowed if precision not in excluded), None)
+        obeyed = next((precision for precision in asked if precision not in excluded), None)
+        if group.pinned is not None:
+            pin = beyond.get(group.id) or Pin(Precision.FP32, group.pinned, codes.get(group.kind))
+        elif possible is None:
+            pin = excluded[allowed[0]]
+        elif obeyed is not None:
+            pin = Pin(obeyed, f"pinned to {obeyed} by {asked[obeyed]!r} of {named.name}")
+        elif asked:  # it may be the other one, which nobody asked for
+            pin = excluded[next(iter(asked))]
+        else:
+            reduced[group.id] = possible
+            continue
+        pinned[group.id] = pin
+        for precision, pattern in asked.items():
+            if pin.precision is Precision.FP32 and precision is not Precision.FP32:
+                text = f"{group.name} stays in FP32 although {pattern!r} pins it to {precision.name}"
+                warnings.append(f"{text}: {pin.reason}")
+    alone = tuple(g.id for g in groups if g.id in reduced and not g.ops.keys().isdisjoint(not_emulated))
+    space = SearchSpace(grouped.model.sha256, groups, tuple(reduced), pinned, (), reduced=reduced, not_emulated=alone)
+    return replace(space, seeds=_seeds(space, grouped, named, warnings, absmax or {}), warnings=tuple(warnings))
+
+
+def _pins(hazards: Mapping[str, Hazard]) -> dict[str, Pin]:
+    return {g: Pin(Precision.FP32, f"{h.place.tensor}: {h.reason}", h.code) for g, h in hazards.items()}
 
 
 def _matched(
@@ -289,26 +296,21 @@ def _seeds(
     from mptune.graph.hazards.find import over_threshold
 
     # The baseline is all-FP32 whatever is pinned: speedups and errors are relative to it.
-    seeds = [Seed(ORIGIN_FP32, grouped.uniform(Precision.FP32)), Seed(ORIGIN_FP16, space.all_fp16)]
+    seeds = [Seed(ORIGIN_FP32, space.all_fp32), Seed(ORIGIN_FP16, space.all_fp16)]
     names = {group.id: group.name for group in space.groups}
-    seeds += [
-        Seed(Origin("seed", f"{names[group]} alone"), space.alone(group)) for group in space.not_emulated[:MOST_ALONE]
-    ]
+    alone = [(f"{names[group]} alone", space.alone(group)) for group in space.not_emulated[:MOST_ALONE]]
     # All are as in two precisions: BF16's error is eight times FP16's, and decides that of a plan which has it wherever
     # it can be. Where it pays the sampler knows better: simulated, such a seed cost a build and found nothing more.
-    seeds += [
-        Seed(Origin("seed", s.name), space.mixed(_matched(s.fp32, space.groups, named.name, warnings, is_seed=True)))
-        for s in named.file.seed
+    kept = [
+        (seed.name, list(_matched(seed.fp32, space.groups, named.name, warnings, is_seed=True)))
+        for seed in named.file.seed
     ]
-    large = over_threshold(grouped, absmax, LARGE_ACTIVATION)
-    if large:
-        seeds.append(Seed(Origin("seed", f"activations over {LARGE_ACTIVATION:g} in FP32"), space.mixed(large)))
-    all_fp16 = space.all_fp16
-    others = [group for group in space.free if all_fp16.precision[group] is not Precision.FP32]
-    seeds += [
-        Seed(Origin("seed", f"first {name} in FP32"), space.mixed(others[: round(share * len(others))]))
-        for name, share in PREFIXES.items()
-    ]
+    if large := over_threshold(grouped, absmax, LARGE_ACTIVATION):
+        kept.append((f"activations over {LARGE_ACTIVATION:g} in FP32", list(large)))
+    others = [group for group in space.free if space.all_fp16.precision[group] is not Precision.FP32]
+    kept += [(f"first {name} in FP32", others[: round(share * len(others))]) for name, share in PREFIXES.items()]
+    mixed = [(name, space.mixed(fp32)) for name, fp32 in kept]
+    seeds += [Seed(Origin("seed", name), plan) for name, plan in (*alone, *mixed)]
     unique: dict[str, Seed] = {}
     for seed in seeds:
         unique.setdefault(seed.plan.fingerprint, seed)

@@ -13,7 +13,7 @@ from mptune.errors import RunError
 from mptune.identity import TARGET, differences, target_text
 from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings, Tolerance
-from mptune.tuning import copies, facts, measuring, model_findings, samples
+from mptune.tuning import copies, facts, measuring, samples
 from mptune.tuning.listener import Listener
 from mptune.tuning.record.study import BUDGET_NOTE, START_NOTE
 from mptune.tuning.space import load_space
@@ -46,7 +46,6 @@ def work(
             break
     else:
         raise RunError(f"{run.path} is not prepared for workers yet", _PREPARE)
-    samples.refuse_damaged(run.data)
     observations = facts.Observations.load(run.observed_json)
     grouped = copies.load_grouped(run, file)
     fixed, search = file.fixed_settings, file.search
@@ -79,7 +78,7 @@ def work(
                 f"this host differs from the one that the search was prepared on: another {name}{values}",
                 "install the same versions on the same kind of device, or search in a run directory of its own here",
             )
-        space = model_findings.search_space(context, replace(named, name=fixed.space), observations).space
+        space = facts.search_space(context, replace(named, name=fixed.space), observations).space
         record = measuring.open_record(run, file, space, settings, settings.storage, is_shared=True)
         stack.callback(record.close)
 

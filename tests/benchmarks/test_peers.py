@@ -17,7 +17,7 @@ from benchmarks.peers.own import bisect
 from benchmarks.peers.replay import MOST_POINTS, Task, few_points, run
 from benchmarks.peers.verdict import beaten_by, more_volume, verdict
 from benchmarks.peers.world import Laws, World, open_world
-from mptune.tuning.sampler.boundaries import Boundary
+from mptune.tuning.sampler.plans import Boundary
 from mptune.tuning.sampler.posterior import Prior
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
@@ -28,7 +28,7 @@ GROUPS = 9
 def plans() -> tuple[Prior, np.ndarray, np.ndarray, np.ndarray]:
     """A prior with wrong terms, plans, and their latencies and errors by a true law."""
     rng = np.random.default_rng(0)
-    boundaries = tuple(Boundary.among((k, k + 1)) for k in range(GROUPS - 1))
+    boundaries = tuple(Boundary(k, (k + 1,)) for k in range(GROUPS - 1))
     gains, costs, errors = (rng.uniform(0.1, 0.5, GROUPS), rng.uniform(0.0, 0.1, GROUPS - 1), rng.uniform(1, 9, GROUPS))
     prior = Prior(
         tuple(f"g{k}" for k in range(GROUPS)),

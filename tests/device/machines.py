@@ -26,9 +26,10 @@ from mptune.engines import environment, workers
 from mptune.engines.backends import tensorrt as tensorrt_backend
 from mptune.engines.cuda import runtime
 from mptune.engines.ort import cuda_session
+from mptune.errors import MptuneError
 from mptune.processes import child, parent
 from mptune.processes.child import WorkerState
-from mptune.processes.failure import Progress
+from mptune.processes.failure import Progress, Stage
 from mptune.targets import detect
 from tests.device.cuda import FakeCuda
 from tests.device.rules import Rules
@@ -176,12 +177,15 @@ class _WorkerHere(parent.Worker):
 
     def call(self, job: Any, timeout_s: float | None = None) -> Any:
         self._state = self._state or _StateHere(self)
-        answer = child.run_job(pickle.dumps(job), self._state)
-        self._state.drop(child.TRANSIENT)
-        kind, value = pickle.loads(answer)
-        if kind == "error":
-            raise value
-        return value
+        self._state.enter(Stage.BUILD)
+        try:
+            return pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(job)).run(self._state)))
+        except MptuneError:
+            raise
+        except Exception as error:
+            return child.failure_of(error, self._state)
+        finally:
+            self._state.drop(child.TRANSIENT)
 
     def close(self) -> None:
         if self._state is not None:

@@ -111,7 +111,6 @@ def test_search(stem: str, tmp_path: Path) -> None:
     )
     choices = {"fp16": ("all-fp16", "mixed"), "any": ("all-fp32", "all-fp16", "mixed")}
     assert choice(front) in choices.get(wanted.choice, (wanted.choice,))
-    assert not any("does not pay" in warning for warning in front.warnings)
     chosen = tmp_path / "run" / "chosen" / "model.onnx"
     feed = samples(load_model(path), 1)[0]
     assert {name: y.dtype for name, y in run(chosen, feed).items()} == {

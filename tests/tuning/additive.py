@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from mptune.tuning.sampler.boundaries import Boundary
+from mptune.tuning.sampler.plans import Boundary
 from mptune.tuning.sampler.posterior import BuiltPlans, Prior
 
 GROUPS = 10
 IDS = tuple(f"g{i}" for i in range(GROUPS))
-BOUNDARIES = tuple(Boundary.among((i, i + 1)) for i in range(GROUPS - 1))
+BOUNDARIES = tuple(Boundary(i, (i + 1,)) for i in range(GROUPS - 1))
 RNG = np.random.default_rng(0)
 GAINS = RNG.uniform(0.1, 1.0, GROUPS)
 COSTS = RNG.uniform(0.0, 0.1, len(BOUNDARIES))

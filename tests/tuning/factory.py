@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,7 @@ from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_SAMPLER, Evaluation, Origin
 from mptune.tuning.front import Front
 from mptune.tuning.listener import Listener
-from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.record.study_trials import Proposal
+from mptune.tuning.record.record import Proposal, StudyRecord
 from mptune.tuning.sampler.posterior import Prior
 from mptune.tuning.sampler.precision import PrecisionSampler
 from mptune.tuning.space import SearchSpace
@@ -64,13 +62,13 @@ def find_sensitivity(
 ) -> Sensitivity:
     """All one-group errors, known well enough; what an earlier call wrote is not done again."""
     errors = OneGroupErrors(space, toolchain, metric, path, listener, **options)
-    errors.take(math.inf, wait=True)
+    errors.take(math.inf)
     return errors.sensitivity()
 
 
 def propose_with(record: StudyRecord, prior: Prior) -> None:
     """Let a prior that never changes propose."""
-    record._study.sampler = PrecisionSampler(replace(prior, groups=record.parameters(prior.groups)), 0)
+    record._study.sampler = PrecisionSampler(prior, 0)
 
 
 def make_front(points: tuple[Evaluation, ...], fp32: Evaluation, **changes: object) -> Front:

@@ -17,18 +17,16 @@ from mptune.engines.environment import Environment
 from mptune.errors import BaselineError, RunError
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
-from mptune.graph.hazards.observed_values import ObservedValues, TensorRange
+from mptune.graph.hazards.observed_values import TensorRange
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision
 from mptune.settings import SearchSettings
 from mptune.targets.detect import JetsonState, PowerMode
 from mptune.targets.target import load_target
-from mptune.tuning.explanation import Reason
 from mptune.tuning.facts import MissingKernels, Observations, observe
 from mptune.tuning.front import Front
 from mptune.tuning.listener import Silent
 from mptune.tuning.measuring import Measuring
-from mptune.tuning.model_findings import check_memory
 from tests.fakes import Diary, FakeToolchain, Law, search
 from tests.graph.norms_written_out import X, rms_norm
 from tests.graph.test_fused import NORM
@@ -67,9 +65,9 @@ def test_a_group_without_a_kernel_stays_in_fp32_with_a_finding_and_a_reason() ->
     assert f"{CUDA} has no FP16 kernel for Softmax" in finding.text
     document = json.loads(Path("model.mptune/front.json").read_text())
     assert "no-fp16-kernel" in {one["code"] for one in document["findings"]}
-    kept = {one.group: one for one in front.explanation.kept[front.points[0].plan.fingerprint]}
-    assert kept[group].reason is Reason.PINNED
-    assert "no FP16 kernel for Softmax" in kept[group].why
+    kept = {one.worth.group: one for one in front.explanation.kept[front.points[0].plan.fingerprint]}
+    assert (kept[group].reason, kept[group].finding) == ("no-kernel", "no-fp16-kernel")
+    assert "no FP16 kernel for Softmax" in kept[group].because
     later = make_toolchain(())
     front = search(later, budget=12)
     assert len(later.built) > 0
@@ -131,8 +129,8 @@ def test_observations_survive_their_file(tmp_path: Path) -> None:
     toolchain, diary = FakeToolchain(Law(()), ranges=ranges), Diary()
     seen = observe(toolchain, diary)
     assert diary.stages == ["computing the reference outputs", "observing the ranges of values"]
-    assert seen.absmax == {"t": 600.0, "u": math.inf}
-    assert seen.shapes == {"t": (2, 3), "u": ()}
+    assert seen.observed.absmax == {"t": 600.0, "u": math.inf}
+    assert seen.observed.shapes == {"t": (2, 3), "u": ()}
     assert "'u' holds NaN or Inf" in seen.warnings[0]
     path = tmp_path / "observed.json"
     seen.save(path)
@@ -171,16 +169,6 @@ def test_a_profile_that_the_device_belies_is_a_warning() -> None:
     assert warnings_of(toolchain, None) == ("own",)
     toolchain.latency_source = "predicted"
     assert warnings_of(toolchain, "h200") == ("own",), "what is predicted is not this machine"
-
-
-@pytest.mark.parametrize(("gb", "count"), [(1.0, 0), (1e-5, 1)])
-def test_a_model_that_does_not_fit_is_told(mlp_path: Path, gb: float, count: int) -> None:
-    target = load_target("jetson-orin-nano-4gb").model_copy(update={"memory_gb": gb})
-    observed = ObservedValues({"x": TensorRange(0.0, (1, 32))})
-    seen = check_memory(Observations(observed, ("first",)), load_model(mlp_path), target)
-    assert seen.warnings[0] == "first"
-    assert len(seen.warnings) == 1 + count
-    assert check_memory(seen, load_model(mlp_path), None) is seen
 
 
 def test_a_search_warns_before_it_starts(mlp_path: Path, mlp_data: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mptune.data.metrics.paired import compare_errors
 from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation
-from mptune.tuning.explanation import Explanation, Kept, Reason
+from mptune.tuning.explanation import Explanation, GroupWorth, Kept
 from mptune.tuning.fronts.dominance import faster_beyond_noise, hypervolume, pareto
 from tests.tuning import factory
 from tests.tuning.factory import make_evaluation
@@ -153,20 +153,10 @@ def test_front_json_has_every_key_and_is_standard_json() -> None:
 
 
 def test_front_json_says_why_groups_are_fp32() -> None:
-    kept = Kept("g002", "norm", Reason.ERROR, "alone it overflows", math.inf, 0.25, "overflow")
+    kept = Kept(GroupWorth("g002", "norm", "norm", finding="overflow", pinned="it reached 1e6"), "finding", 0.25)
     plan = make_front().points[0].plan.fingerprint
     document = make_front(explanation=Explanation({plan: (kept,)})).to_json()
-    assert document["points"][0]["fp32"] == [
-        {
-            "group": "g002",
-            "name": "norm",
-            "finding": "overflow",
-            "reason": "one-group error",
-            "why": "alone it overflows",
-            "one_group_error": "inf",
-            "saves_ms": 0.25,
-        }
-    ]
+    assert document["points"][0]["fp32"] == [{"group": "g002", "reason": "finding", "finding": "overflow"}]
     assert document["points"][1]["fp32"] == [], "nothing is known of it"
 
 

@@ -204,7 +204,11 @@ class Toolchain(AbstractContextManager["Toolchain"]):
             if built is None or self.latency_source == "predicted":
                 result = self._predict(plan, which)
             else:
-                result = self._measure(plan, which, built, profile)
+                job = self._measure_job(built, plan, which)
+                if isinstance(job, Failure):
+                    result = job
+                else:
+                    result = self._measured(plan, built, job, self.worker.call(job), profile)
         finally:
             if self.builder is not None:
                 self.builder.release(plan, faulty=isinstance(result, Failure) and not result.is_machine_fault)
@@ -236,12 +240,11 @@ class Toolchain(AbstractContextManager["Toolchain"]):
             return errors
         return Measurement(Latency.predicted(terms.predict(plan)), None, 1.0, errors[0], "emulated", build_s=0.0)
 
-    def _measure(self, plan: PrecisionPlan, which: SampleSet, built: Built, profile: bool) -> Measurement | Failure:
+    def _measured(
+        self, plan: PrecisionPlan, built: Built, job: MeasureJob, result: MeasureResult | Failure, profile: bool
+    ) -> Measurement | Failure:
+        """The measurement that a job gave, corrected for drift, and with the times of layer groups."""
         assert self.builder is not None
-        job = self._measure_job(built, plan, which)
-        if isinstance(job, Failure):
-            return job
-        result = self.worker.call(job)
         # The file that does not load may be the baseline's. That one alone: another one has other tactics.
         if built.is_kept and _cannot_be_loaded(result) and _cannot_be_loaded(self.worker.call(ReopenJob(job, 0))):
             self.builder.release(self._fp32, faulty=True)

@@ -93,21 +93,29 @@ def find_split(
     return split, worst_first((*kept, *find_hazards(split, observed, precisions, fused)))
 
 
-def pinned_by_hazards(
+def pinning_hazards(
     hazards: Sequence[Hazard], precision: Precision = Precision.FP16, *, is_measured: bool = False
-) -> dict[str, str]:
-    """Groups that a reduced precision cannot serve, each with the reason of its first hazard.
+) -> dict[str, Hazard]:
+    """Groups that a reduced precision cannot serve, each with the first hazard that says so.
 
     Args:
         is_measured: whether the errors of plans are measured or emulated. A constant beyond the precision, which is
             held as the largest finite value, then pins no group: the error shows what that does.
     """
-    pinned: dict[str, str] = {}
+    pinned: dict[str, Hazard] = {}
     for hazard in hazards:
         rules_out = hazard.rules_out(precision) or (not is_measured and hazard.changes_constant(precision))
         if rules_out and hazard.place.group is not None:
-            pinned.setdefault(hazard.place.group, f"{hazard.place.tensor}: {hazard.reason}")
+            pinned.setdefault(hazard.place.group, hazard)
     return pinned
+
+
+def pinned_by_hazards(
+    hazards: Sequence[Hazard], precision: Precision = Precision.FP16, *, is_measured: bool = False
+) -> dict[str, str]:
+    """The groups of ``pinning_hazards``, each with the reason in words."""
+    pinned = pinning_hazards(hazards, precision, is_measured=is_measured)
+    return {group: f"{hazard.place.tensor}: {hazard.reason}" for group, hazard in pinned.items()}
 
 
 def over_threshold(grouped: GroupedModel, ranges: Mapping[str, float], threshold: float) -> tuple[str, ...]:

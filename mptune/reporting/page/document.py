@@ -18,11 +18,11 @@ from mptune.graph.grouping.groups import LayerGroup
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.json_form import encode_float
 from mptune.printable import counts_text, printable
-from mptune.reporting.breaks import heading
 from mptune.reporting.confirmation_text import place_of, searched_baseline, sources_before, verdicts
 from mptune.reporting.recipe import is_on_cpu
 from mptune.reporting.text import (
     TRUE_FP32,
+    breaking_precision,
     describe_engine,
     environment_facts,
     error_source,
@@ -30,7 +30,7 @@ from mptune.reporting.text import (
     unique,
 )
 from mptune.tuning.evaluation import Evaluation, Origin
-from mptune.tuning.explanation import Reason
+from mptune.tuning.explanation import GroupWorth
 from mptune.tuning.front import Front, because
 from mptune.tuning.fronts.limits import is_larger_in_search, metric_values
 from mptune.tuning.fronts.progress import Progress
@@ -154,7 +154,7 @@ def page_document(content: PageContent) -> dict[str, Any]:
         "fp32": place[front.fp32.plan],
         "fp16": None if front.fp16 is None else place[front.fp16.plan],
         "fp16_name": front.fp16_name,
-        "breaks": heading(front),
+        "breaks": f"What breaks in {breaking_precision(front)}, and why",
         "front": [place[point.plan] for point in front.points],
         "recommended": [{"plan": place[e.plan], "roles": roles} for e, roles in recommended(front)],
         "neighbours": [{"plan": place[beside.evaluation.plan], "role": beside.role} for beside in front.neighbours],
@@ -252,31 +252,23 @@ def _letter(precision: Precision | None) -> str:
 
 def _groups(content: PageContent) -> list[dict[str, Any]]:
     worths = {worth.group: worth for worth in content.front.explanation.groups}
-    pins = _pins(content)
-    return [
-        {
-            "id": group.id,
-            "name": group.name,
-            "kind": group.kind,
-            "ops": counts_text(group.ops),
-            "nodes": len(group.nodes),
-            "pinned": pins.get(group.id),
-            "error": _short(getattr(worths.get(group.id), "one_group_error", None)),
-            "gain": _short(getattr(worths.get(group.id), "gain_ms", None)),
-            "casts": _short(getattr(worths.get(group.id), "casts_ms", None)),
-        }
-        for group in content.groups
-    ]
-
-
-def _pins(content: PageContent) -> dict[str, str]:
-    """Group -> why its precision is not searched: by the model's structure, or by the search space and hazards."""
-    explanation = content.front.explanation
-    pins = {group.id: group.pinned for group in content.groups if group.pinned is not None}
-    pins |= {worth.group: worth.verdict for worth in explanation.groups if worth.is_pinned and worth.group not in pins}
-    for kept in explanation.kept.values():
-        pins |= {group.group: group.why for group in kept if group.reason is Reason.PINNED}
-    return pins
+    rows = []
+    for group in content.groups:
+        worth = worths.get(group.id) or GroupWorth(group.id, group.name, group.kind)
+        rows.append(
+            {
+                "id": group.id,
+                "name": group.name,
+                "kind": group.kind,
+                "ops": counts_text(group.ops),
+                "nodes": len(group.nodes),
+                "pinned": worth.pinned or group.pinned,
+                "error": _short(worth.one_group_error),
+                "gain": _short(worth.gain_ms),
+                "casts": _short(worth.casts_ms),
+            }
+        )
+    return rows
 
 
 def _reasons(content: PageContent, place: Mapping[Any, int]) -> dict[str, Any]:
@@ -290,13 +282,13 @@ def _reasons(content: PageContent, place: Mapping[Any, int]) -> dict[str, Any]:
     chosen = content.front.chosen
     first = [] if chosen is None else [chosen.plan.fingerprint]
     for fingerprint in unique((*first, *explanation.kept)):
-        kept = [group for group in explanation.of(fingerprint) if group.group in column]
+        kept = [group for group in explanation.of(fingerprint) if group.worth.group in column]
         size = sum(len(group.because) for group in kept)
         room -= size
         if fingerprint in index_of and fingerprint != content.front.fp32.plan.fingerprint:
             plans[index_of[fingerprint]] = [
                 [
-                    column[group.group],
+                    column[group.worth.group],
                     words.setdefault(group.word, len(words)),
                     texts.setdefault(group.because if room >= 0 else "", len(texts)),
                 ]

@@ -12,9 +12,17 @@ from rich.text import Text
 from mptune.data.metrics.paired import is_compared_by_ratio
 from mptune.finding import BREAKING_CODES
 from mptune.findings.engine import NOTHING
-from mptune.reporting.breaks import breaks_in_fp16
 from mptune.reporting.terminal.console import make_console, print_fact, print_text
-from mptune.reporting.text import KEPT_BECAUSE, front_warnings, shell_path, short_path, speedup_text, unique
+from mptune.reporting.text import (
+    KEPT_BECAUSE,
+    breaking_findings,
+    breaking_precision,
+    front_warnings,
+    shell_path,
+    short_path,
+    speedup_text,
+    unique,
+)
 from mptune.tuning.front import Front, because, front_rows, front_table, shown_rows, table_notes
 from mptune.tuning.fronts.texts import compared, error_text, latency_text, two_digits
 
@@ -104,10 +112,9 @@ def _gains(front: Front) -> list[tuple[str, str]]:
 
 def _breaks(front: Front) -> list[tuple[str, str]]:
     """The findings about values that FP16 cannot hold, by their codes."""
-    places = breaks_in_fp16(front)
-    shown = [f"{place.code} ({', '.join(place.place.groups) or 'no single group'})" for place in places[:_MOST_BREAKS]]
+    places = unique(f"{f.code} ({', '.join(f.where.groups) or 'no single group'})" for f in breaking_findings(front))
     more = f" and {len(places) - _MOST_BREAKS} more" if len(places) > _MOST_BREAKS else ""
-    return [("breaks", f"in {places[0].precision.name}: {', '.join(shown)}{more}")] if places else []
+    return [("breaks", f"in {breaking_precision(front)}: {', '.join(places[:_MOST_BREAKS])}{more}")] if places else []
 
 
 def _another(front: Front) -> list[tuple[str, str]]:

@@ -38,7 +38,7 @@ def progress_of(record: StudyRecord, fp32: Evaluation, reference_error: float) -
     evaluations = record.evaluations()
     spans = [
         (trial.datetime_start.timestamp(), trial.datetime_complete.timestamp())
-        for trial in record.trials.settled()
+        for trial in record.settled()
         if trial.datetime_start is not None and trial.datetime_complete is not None
     ]
     return Progress(

@@ -73,11 +73,6 @@ def format_error(value: float | None) -> str:
     return f"{value:.1e}" if abs(value) < 0.1 or abs(value) >= 1000 else f"{value:.3g}"
 
 
-def error_outcome(error: float) -> str:
-    """What a plan, or a group alone in FP16, comes to: NaN or Inf, or its error."""
-    return "NaN or Inf" if math.isinf(error) else f"an error of {format_error(error)}"
-
-
 def error_text(evaluation: Evaluation) -> str:
     """The error that is shown; where that of the search samples is larger beyond noise, both."""
     held_out = format_error(evaluation.judged_error)

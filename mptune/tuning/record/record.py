@@ -1,301 +1,365 @@
-"""StudyRecord: what a search knows, kept by Optuna: evaluations, failures, confirmations.
+"""StudyRecord: what a search knows, kept by Optuna: evaluations, failures, and what is noted beside them.
 
-Every fact about a plan is written into the attributes of its trial before the trial is finished. So whenever the
-process dies, a trial either still runs (and is taken up again) or its outcome is known; nothing is built twice.
+The outcome of a plan is one attribute of its trial, written before the trial is finished. So whenever the process dies,
+a trial either still runs, and is taken up again, or its outcome is known; nothing is built twice.
 """
 
 from __future__ import annotations
 
-import time
+import os
+import socket
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
 import optuna
+import psutil  # type: ignore[import-untyped]
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.samplers import BaseSampler
-from optuna.storages import BaseStorage
+from optuna.storages import BaseStorage, JournalStorage
 from optuna.trial import FrozenTrial, TrialState
 
+from mptune.data.metrics.paired import LEAST_ERROR
 from mptune.engines.base import Failure
-from mptune.graph.plan import PrecisionPlan
-from mptune.tuning.evaluation import Evaluation, Origin
-from mptune.tuning.failures import describe
-from mptune.tuning.record.attributes import (
-    ATTEMPTS,
-    EVALUATION,
-    FAILED_BEFORE,
-    FAILURE,
-    FAULT,
-    OWNER,
-    ParameterNames,
-    by_group,
-    evaluation_attrs,
-    note_key,
-    objectives,
-    origin_of,
-    read_notes,
-)
-from mptune.tuning.record.owner import Heartbeats, is_dead
-from mptune.tuning.record.storage import batch, close_storage, storing
-from mptune.tuning.record.study_trials import Proposal, StudyTrials
-from mptune.tuning.sampler.plan_rows import Columns
+from mptune.errors import PlanError
+from mptune.files import READ_ERRORS
+from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.tuning.evaluation import ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation, Origin
+from mptune.tuning.record.storage import close_storage, damaged_trial, storing
+from mptune.tuning.sampler.plans import Columns
 from mptune.tuning.sampler.posterior import BuiltPlans
-from mptune.tuning.sampler.trials import FAILURE_ATTR, PLAN_ATTR, read_plans, set_feasible
+from mptune.tuning.sampler.trials import OUTCOME_ATTR, PLAN_ATTR, outcome_of, read_plans, set_outcome
 from mptune.tuning.space import SearchSpace
 
-IDENTITY = "mptune"
-"""Note under which a study says what it was made with."""
+_OWNER = "owner"
+"""Trial attribute: the process that works on it."""
 
-_LONGEST_TURN_S, _TURN_POLL_S = 10.0, 0.1
+_NAMELESS = timedelta(seconds=60)
+"""A trial that has run for this time and names no owner is orphaned: it does so within milliseconds."""
+
+_SETTLED = (TrialState.COMPLETE, TrialState.PRUNED)
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A plan that is to be evaluated, and the trial that will hold the outcome."""
+
+    plan: PrecisionPlan
+    number: int
+    origin: Origin
+    trial: optuna.Trial
 
 
 class StudyRecord:
-    """One search's evaluations, failures and confirmations, kept by Optuna. Made by ``open_study``.
+    """One search's evaluations and failures, kept by Optuna. Made by ``open_study``.
 
-    Every method that writes raises ``RunError`` where the disk is full or the database does not answer. ``is_alone``
-    says that no other process writes the study.
+    Every method raises ``RunError`` where the disk is full or the database does not answer. ``is_alone`` says that no
+    other process writes the study.
     """
 
     def __init__(
-        self,
-        study: optuna.Study,
-        storage: BaseStorage,
-        space: SearchSpace,
-        metric: str,
-        where: str,
-        *,
-        exclusive: bool,
+        self, study: optuna.Study, storage: BaseStorage, space: SearchSpace, metric: str, where: str, *, is_alone: bool
     ) -> None:
-        self._study = study
-        self._storage = storage
-        self._where = where
-        self.is_alone = exclusive
-        self._heartbeats = Heartbeats(storage, study._study_id)
-        self.space = space
-        self.trials = StudyTrials(study, where, space, metric)
-        self._names = ParameterNames(space.groups, self.trials.every())
-        self._evaluations: tuple[Sequence[FrozenTrial], tuple[Evaluation, ...]] = ((), ())  # of these settled trials
-        self.metric = metric
+        self._study, self._storage, self._where = study, storage, where
+        self.name, self.space, self.metric, self.is_alone = study.study_name, space, metric, is_alone
+        self._heartbeat = None if isinstance(storage, JournalStorage) else _Heartbeat(storage)
+        # What has been read of trials, by their ids: what a plan costs must not grow with the plans before it.
+        self._plans: dict[int, PrecisionPlan] = {}
+        self._evaluations: dict[int, Evaluation | None] = {}
 
     # -- reading ------------------------------------------------------------------------------------------------
 
+    def trials(self) -> list[FrozenTrial]:
+        """All trials, in their order, not to be changed."""
+        with storing(self._where):
+            return self._study.get_trials(deepcopy=False)
+
+    def settled(self) -> list[FrozenTrial]:
+        """The trials of plans that were evaluated, or failed through their own fault."""
+        return [trial for trial in self.trials() if trial.state in _SETTLED]
+
+    def failed(self) -> list[FrozenTrial]:
+        """Those of plans that failed, or came out not finite."""
+        return [trial for trial in self.trials() if trial.state is TrialState.PRUNED]
+
+    def running(self) -> list[FrozenTrial]:
+        """The trials of plans that are in work."""
+        return [trial for trial in self.trials() if trial.state is TrialState.RUNNING]
+
+    def waiting(self) -> set[str]:
+        """Fingerprints of the plans that are enqueued."""
+        return self._fingerprints([trial for trial in self.trials() if trial.state is TrialState.WAITING])
+
+    def started(self, but: int | None = None) -> set[str]:
+        """Fingerprints of the plans that need no build any more, or that a process works on.
+
+        The running trial number ``but`` does not count. Of two workers that come to one plan at the same time, and ask
+        when it is written down, at least one sees the other's, and drops it.
+        """
+        running = [trial for trial in self.running() if trial.number != but]
+        return self._fingerprints([*self.settled(), *running])
+
     def evaluations(self) -> tuple[Evaluation, ...]:
-        """All evaluations of finished trials, in the order of the trials, those with non-finite outputs included."""
-        settled = self.trials.settled()
-        if settled is not self._evaluations[0]:
-            every = tuple(self.trials.evaluation_of(t) for t in settled if EVALUATION in t.user_attrs)
-            self._evaluations = (settled, every)
-        return self._evaluations[1]
+        """All evaluations, in the order of their trials, those with non-finite outputs included."""
+        settled = self.settled()
+        for trial in settled:
+            if trial._trial_id not in self._evaluations:
+                with self._reading(trial):
+                    outcome = outcome_of(trial)
+                    evaluation = Evaluation.from_json(outcome["evaluation"]) if "evaluation" in outcome else None
+                    if evaluation is not None:
+                        evaluation.to_point()  # with the figures that every reader asks for
+                        sum(outcome.get("group_ms", {}).values())
+                    self._evaluations[trial._trial_id] = evaluation
+        return tuple([e for trial in settled if (e := self._evaluations[trial._trial_id]) is not None])
 
     def failures(self) -> tuple[tuple[PrecisionPlan, Origin, Failure], ...]:
         """The plans that failed through their own fault, with their origin."""
-        return tuple(
-            (self.trials.plan_of(t), origin_of(t.user_attrs), self.trials.failure_of(t))
-            for t in self.trials.failed()
-            if FAILURE in t.user_attrs
-        )
+        failures = []
+        for trial in self.failed():
+            outcome = outcome_of(trial)
+            if "failure" in outcome:
+                with self._reading(trial):
+                    plan, origin = self._whole_plan(outcome["plan"]), Origin.parse(outcome["origin"])
+                    failures.append((plan, origin, Failure.from_json(outcome["failure"])))
+        return tuple(failures)
 
     def baseline(self) -> Evaluation | None:
         """The evaluation of all-FP32; None before it is done."""
-        return self.trials.baseline()
+        return next((evaluation for evaluation in self.evaluations() if evaluation.origin == ORIGIN_FP32), None)
 
     @property
     def spent(self) -> int:
         """How much of the budget is spent: evaluations and failed plans, but no machine faults and no duplicates."""
-        return len(self.trials.settled())
+        return len(self.settled())
 
-    def states(self, but: int | None = None) -> dict[str, str]:
-        """Fingerprints that need no build any more, or that a living process works on -> state, lower case.
-
-        ``but``, the number of a running trial, does not count. Two workers that propose at the same time may come to
-        one plan: asked when the proposal is written down, at least one of them sees the other's.
-        """
-        running = {t.user_attrs.get("fingerprint", ""): t for t in self.trials.running() if t.number != but}
-        trials = {**self.trials.plans(), **running}
-        return {fingerprint: t.state.name.lower() for fingerprint, t in trials.items() if fingerprint}
+    @property
+    def plan_count(self) -> int | None:
+        """How many plans the search may try; None before the first outcome."""
+        return next((2 ** len(trial.params) for trial in self.settled()), None)
 
     def built_plans(self, groups: Sequence[str]) -> BuiltPlans:
         """The plans that were evaluated, over these free groups; without those of a group that is not as it prefers."""
-        columns = Columns(self.parameters(groups), tuple(str(self.space.reduced_of(g)) for g in groups))
-        return read_plans(self.trials.every(), columns)
+        return read_plans(self.trials(), Columns(tuple(groups), tuple(str(self.space.reduced_of(g)) for g in groups)))
 
     # -- asking and telling -------------------------------------------------------------------------------------
 
-    def enqueue(self, plan: PrecisionPlan, origin: Origin, attempt: int = 0, failures: int = 0) -> None:
-        """Let a plan be asked next, unless it is enqueued already; its new trial replaces ``failures`` before it."""
-        if plan.fingerprint in self.trials.waiting():
+    def enqueue(self, plan: PrecisionPlan, origin: Origin) -> None:
+        """Let a plan be asked next, unless it is enqueued already."""
+        if plan.fingerprint in self.waiting():
             return
-        attrs: dict[str, Any] = {"fingerprint": plan.fingerprint, "origin": str(origin), "attempt": attempt}
-        if failures:
-            attrs[FAILED_BEFORE] = failures
+        attrs: dict[str, Any] = {"origin": str(origin)}
         if not self.space.holds(plan):
-            attrs[PLAN_ATTR] = {group: str(p) for group, p in plan.precision.items()}
+            attrs[PLAN_ATTR] = {group: str(precision) for group, precision in plan.precision.items()}
         with storing(self._where):
-            choices = {self._names.of(group): precision for group, precision in self.space.choices(plan).items()}
-            self._study.enqueue_trial(choices, user_attrs=attrs)
-
-    def parameters(self, groups: Sequence[str]) -> tuple[str, ...]:
-        """The names of the groups' parameters."""
-        return tuple(map(self._names.of, groups))
+            self._study.enqueue_trial(self.space.choices(plan), user_attrs=attrs)
 
     def ask(self, sampler: BaseSampler | None = None) -> Proposal:
         """Take the next enqueued plan, else let a sampler propose one: the given one, or the one before."""
         with storing(self._where):
             self._study.sampler = sampler or self._study.sampler
             trial = self._study.ask()
-            trial.set_user_attr(OWNER, self._heartbeats.owner(trial._trial_id))  # at once: proposing may take long
-            if "fingerprint" not in trial.user_attrs:
-                self._wait_for_turn(trial.number)
-            with batch(self._storage):
-                options = self.space.options.items()
-                choices = {group: trial.suggest_categorical(self._names.of(group), every) for group, every in options}
-                attrs = trial.user_attrs
-                plan = self.trials.read_plan(attrs, choices)
-                if "fingerprint" not in attrs:
-                    trial.set_user_attr("fingerprint", plan.fingerprint)
-        return Proposal(
-            plan, trial.number, origin_of(attrs), attrs.get("attempt", 0), trial, attrs.get(FAILED_BEFORE, 0)
-        )
-
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Let no other worker enqueue or propose a plan meanwhile: a trial without a plan takes the place of a lock."""
-        if self.is_alone:
-            yield
-            return
-        with storing(self._where):
-            trial_id = self._storage.create_new_trial(self._study._study_id)
-            self._storage.set_trial_user_attr(trial_id, OWNER, self._heartbeats.owner(trial_id))
-            try:
-                self._wait_for_turn(self._storage.get_trial(trial_id).number)
-                yield
-            finally:
-                self._heartbeats.stop()
-                with suppress(UpdateFinishedTrialError):
-                    self._storage.set_trial_state_values(trial_id, TrialState.FAIL)
-
-    def _wait_for_turn(self, number: int) -> None:
-        """Wait, not for ever, until each running trial before this one has its plan, which the sampler then avoids."""
-        until_s = time.monotonic() + _LONGEST_TURN_S
-        while not self.is_alone and time.monotonic() < until_s:
-            if all("fingerprint" in t.user_attrs for t in self.trials.running() if t.number < number):
-                return
-            time.sleep(_TURN_POLL_S)
+            trial.set_user_attr(_OWNER, this_process())  # at once: proposing may take long
+            if self._heartbeat is not None:
+                self._heartbeat.begin(trial._trial_id)
+            options = self.space.options.items()
+            choices = {group: trial.suggest_categorical(group, precisions) for group, precisions in options}
+            attrs = trial.user_attrs
+        plan = self._whole_plan(attrs[PLAN_ATTR]) if PLAN_ATTR in attrs else self.space.plan(choices)
+        return Proposal(plan, trial.number, origin_of(attrs), trial)
 
     def tell_evaluation(
-        self,
-        proposal: Proposal,
-        evaluation: Evaluation,
-        group_times_ms: Mapping[str, float] | None = None,
-        faults: int = 0,
-        *,
-        is_final: bool = True,
+        self, proposal: Proposal, evaluation: Evaluation, group_times_ms: Mapping[str, float] | None = None
     ) -> None:
         """Record an evaluation: COMPLETE where it is finite, else PRUNED with its constraint violated.
 
-        One that is not final is what the trial is finished with if the process dies. ``group_times_ms`` are of the
-        engine's own profiler; ``faults`` counts failures before, which were not the plan's fault.
+        ``group_times_ms`` are of the engine's own profiler.
         """
-        times = group_times_ms or {}
-        named = {self._names.of(group): times[group] for group in self.space.free if group in times}
-        attrs = evaluation_attrs(evaluation, None if group_times_ms is None else named, faults)
-        with _finishing(self._where), batch(self._storage):
-            set_feasible(proposal.trial, evaluation.is_finite)
-            for name, value in attrs.items():
-                proposal.trial.set_user_attr(name, value)
-        if is_final:
-            with _finishing(self._where):
-                self._finish(proposal.number, evaluation)
+        values = [evaluation.latency.median_ms, max(evaluation.error_value, LEAST_ERROR)]
+        outcome = {"values": values if evaluation.is_finite else None, "evaluation": evaluation.to_json()}
+        if group_times_ms is not None:
+            outcome["group_ms"] = {g: round(ms, 6) for g, ms in group_times_ms.items() if g in self.space.free}
+        self._tell(proposal, outcome)
 
-    def tell_failure(self, proposal: Proposal, failure: Failure, attempts: int = 1) -> None:
-        """Record a plan that failed through its own fault, in so many attempts: PRUNED, its constraint violated."""
-        with _finishing(self._where), batch(self._storage):
-            set_feasible(proposal.trial, False)
-            proposal.trial.set_user_attr(FAILURE_ATTR, describe(failure))
-            proposal.trial.set_user_attr(ATTEMPTS, attempts)
-            proposal.trial.set_user_attr(FAILURE, failure.to_json())
-        with _finishing(self._where):
-            self._study.tell(proposal.number, state=TrialState.PRUNED, skip_if_finished=True)
+    def tell_failure(self, proposal: Proposal, failure: Failure) -> None:
+        """Record a plan that failed through its own fault: PRUNED, its constraint violated."""
+        plan = {group: str(precision) for group, precision in proposal.plan.precision.items()}
+        origin = str(proposal.origin)
+        self._tell(proposal, {"values": None, "failure": failure.to_json(), "plan": plan, "origin": origin})
 
     def tell_duplicate(self, proposal: Proposal) -> None:
-        """Drop a plan that is known already: the evaluation stays with the first trial.
+        """Drop a plan that was started before: its outcome stays with the first trial.
 
         This one ends as FAIL, which samplers ignore: with its values twice, TPE would propose it ever more often.
         """
-        with _finishing(self._where):
-            proposal.trial.set_user_attr("duplicate", True)
+        with self._finishing():
             self._study.tell(proposal.number, state=TrialState.FAIL)
 
-    def release(self, proposal: Proposal, fault: Failure | None = None, attempt: int | None = None) -> None:
-        """Give a plan back that was not evaluated to its end: it is enqueued again, and its trial ends as FAIL.
-
-        ``attempt`` counts those that faults of the machine have cost by now; None takes the proposal's.
-        """
-        with _finishing(self._where):
+    def release(self, proposal: Proposal, fault: Failure | None = None) -> None:
+        """Give a plan back that was not evaluated to its end: it is enqueued again, and its trial ends as FAIL."""
+        with self._finishing():
             if fault is not None:
-                proposal.trial.set_user_attr("fault", describe(fault))
-                proposal.trial.set_user_attr(FAULT, fault.to_json())
-            attempt = proposal.attempt if attempt is None else attempt
-            self.enqueue(proposal.plan, proposal.origin, attempt, proposal.failures)
+                proposal.trial.set_user_attr("fault", fault.to_json())
+            self.enqueue(proposal.plan, proposal.origin)
             self._study.tell(proposal.number, state=TrialState.FAIL, skip_if_finished=True)
 
-    def heal(self, stale_after_s: float, *, is_first: bool = True) -> int:
-        """Take up what dead processes left running.
+    def heal(self, *, is_first: bool = False) -> int:
+        """Take up what dead processes left running; how many trials that were.
 
         A trial whose outcome is written is finished with it; of the others the plan is enqueued again, and the trial
-        ends as FAIL. At first all running trials of a journal that nobody shares are dead; else see ``is_dead``.
+        ends as FAIL. At first all running trials of a journal that nobody shares are of dead processes.
         """
-        is_alone = self.is_alone and is_first
-        with storing(self._where):
-            running = self.trials.running()
-            stale = self._heartbeats.stale() if running else set()
-            dead = [t for t in running if is_alone or is_dead(t, stale, stale_after_s)]
-            for trial in dead:
-                with suppress(UpdateFinishedTrialError):  # Another worker was faster.
-                    attrs = trial.user_attrs
-                    if EVALUATION in attrs:
-                        self._finish(trial.number, self.trials.evaluation_of(trial))
-                        continue
-                    if FAILURE in attrs:
-                        self._study.tell(trial.number, state=TrialState.PRUNED)
-                        continue
-                    choices = by_group(trial.system_attrs.get("fixed_params", trial.params))
-                    if "duplicate" not in attrs and all(group in choices for group in self.space.free):
-                        plan = self.trials.read_plan(attrs, choices)
-                        self.enqueue(plan, origin_of(attrs), attrs.get("attempt", 0), attrs.get(FAILED_BEFORE, 0))
-                    self._study.tell(trial.number, state=TrialState.FAIL)
-        return len(dead)
+        running = self.running()
+        orphans = running if is_first and self.is_alone else self._orphans(running)
+        for trial in orphans:
+            with self._finishing():  # Another worker may be faster.
+                if OUTCOME_ATTR in trial.user_attrs:
+                    self._finish(trial.number, outcome_of(trial))
+                    continue
+                if (plan := self._plan(trial)) is not None:
+                    self.enqueue(plan, origin_of(trial.user_attrs))
+                self._study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
+        return len(orphans)
 
-    # -- confirmations and notes --------------------------------------------------------------------------------
+    # -- the study as a whole -----------------------------------------------------------------------------------
 
     def note(self, key: str) -> Any:
         """A JSON value kept with the study, not to be changed; None where there is none."""
-        return self.notes("").get(key)
+        return self.notes().get(key)
 
-    def notes(self, prefix: str) -> dict[str, Any]:
+    def notes(self, prefix: str = "") -> dict[str, Any]:
         """All JSON values whose key starts with ``prefix``, not to be changed."""
         with storing(self._where):  # ``Study.user_attrs`` would copy all of them, each time.
-            notes = read_notes(self._storage.get_study_user_attrs(self._study._study_id))
+            notes = self._storage.get_study_user_attrs(self._study._study_id)
         return {key: value for key, value in notes.items() if key.startswith(prefix)}
 
     def set_note(self, key: str, value: Any) -> None:
         """Keep a JSON value with the study."""
         with storing(self._where):
-            self._study.set_user_attr(note_key(key, value), value)
+            self._study.set_user_attr(key, value)
+
+    def copy_to(self, storage: BaseStorage) -> None:
+        """Copy the whole study into another storage."""
+        with storing(self._where):
+            optuna.copy_study(from_study_name=self.name, from_storage=self._storage, to_storage=storage)
 
     def close(self) -> None:
         """Let go of the storage. Idempotent."""
-        self._heartbeats.close()
+        if self._heartbeat is not None:
+            self._heartbeat.end()
         close_storage(self._storage)
 
-    def _finish(self, number: int, evaluation: Evaluation) -> None:
-        values, state = (objectives(evaluation), None) if evaluation.is_finite else (None, TrialState.PRUNED)
-        self._study.tell(number, values, state, skip_if_finished=True)
+    # -- trials -------------------------------------------------------------------------------------------------
+
+    def _fingerprints(self, trials: Sequence[FrozenTrial]) -> set[str]:
+        for trial in trials:
+            if trial._trial_id not in self._plans and (plan := self._plan(trial)) is not None:
+                self._plans[trial._trial_id] = plan
+        return {self._plans[t._trial_id].fingerprint for t in trials if t._trial_id in self._plans}
+
+    def _plan(self, trial: FrozenTrial) -> PrecisionPlan | None:
+        """The plan of a trial; None where it has not been proposed to its end."""
+        if PLAN_ATTR in trial.user_attrs:
+            return self._whole_plan(trial.user_attrs[PLAN_ATTR])
+        choices = {**trial.system_attrs.get("fixed_params", {}), **trial.params}
+        return self.space.plan(choices) if all(group in choices for group in self.space.free) else None
+
+    def _whole_plan(self, precisions: Mapping[str, str]) -> PrecisionPlan:
+        named = {group: Precision.named(precision) for group, precision in precisions.items()}
+        return PrecisionPlan(self.space.model_sha256, named)
+
+    def _tell(self, proposal: Proposal, outcome: Mapping[str, Any]) -> None:
+        with self._finishing():
+            set_outcome(proposal.trial, outcome)
+            self._finish(proposal.number, outcome)
+
+    def _finish(self, number: int, outcome: Mapping[str, Any]) -> None:
+        values = outcome["values"]
+        self._study.tell(number, values, TrialState.PRUNED if values is None else None, skip_if_finished=True)
+
+    def _orphans(self, running: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+        """The running trials that no process works on any more.
+
+        A worker of a database has a heartbeat. A journal has none: its workers are on one host, where a process can be
+        looked up.
+        """
+        stale: set[int] = set()
+        if running and self._heartbeat is not None:
+            with storing(self._where):
+                stale = set(self._heartbeat.storage._get_stale_trial_ids(self._study._study_id))
+        orphans = []
+        for trial in running:
+            owner, started = trial.user_attrs.get(_OWNER), trial.datetime_start
+            if owner is None:
+                is_orphan = started is not None and datetime.now(started.tzinfo) - started > _NAMELESS
+            else:
+                is_orphan = not is_alive(owner) if self._heartbeat is None else trial._trial_id in stale
+            orphans += [trial] if is_orphan else []
+        return orphans
+
+    @contextmanager
+    def _finishing(self) -> Iterator[None]:
+        """A trial that others took up in the meantime, taking this process for dead, is theirs now."""
+        with storing(self._where), suppress(UpdateFinishedTrialError):
+            yield
+
+    @contextmanager
+    def _reading(self, trial: FrozenTrial) -> Iterator[None]:
+        """An outcome that is not what mptune writes is a ``RunError`` that names its place."""
+        try:
+            yield
+        except (*READ_ERRORS, AssertionError, RecursionError, PlanError) as error:
+            raise damaged_trial(trial, OUTCOME_ATTR, self._where) from error
 
 
-@contextmanager
-def _finishing(where: str) -> Iterator[None]:
-    """As ``storing``. A trial that others took up in the meantime, taking this process for dead, is theirs now."""
-    with storing(where), suppress(UpdateFinishedTrialError):
-        yield
+class _Heartbeat:
+    """Tells a database, again and again, that this process works on its trial."""
+
+    def __init__(self, storage: Any) -> None:
+        self.storage = storage
+        self._trial_id = -1
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._beat, daemon=True)
+
+    def begin(self, trial_id: int) -> None:
+        """Work on this trial from now on."""
+        self._trial_id = trial_id
+        self.storage.record_heartbeat(trial_id)
+        if not self._thread.is_alive():
+            self._thread.start()
+
+    def end(self) -> None:
+        """Wait, not for ever, until the thread has given its connection back. Idempotent."""
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join(5.0)
+
+    def _beat(self) -> None:
+        while not self._ended.wait(self.storage.get_heartbeat_interval()):
+            # A database that is away for a moment misses a beat or two; whoever writes a result raises the error.
+            with suppress(Exception):
+                self.storage.record_heartbeat(self._trial_id)
+        with suppress(Exception):
+            self.storage.remove_session()  # of this thread
+
+
+def this_process() -> dict[str, Any]:
+    """Host, process id and start of this process, as JSON types."""
+    return {"host": socket.gethostname(), "pid": os.getpid(), "started": psutil.Process().create_time()}
+
+
+def is_alive(owner: Mapping[str, Any]) -> bool:
+    """Whether a process that ``this_process`` described lives on this host."""
+    try:
+        is_same = abs(psutil.Process(owner["pid"]).create_time() - owner["started"]) <= 1.0
+    except psutil.NoSuchProcess:
+        return False
+    return bool(is_same and owner["host"] == socket.gethostname())
+
+
+def origin_of(attrs: Mapping[str, Any]) -> Origin:
+    """Who proposed a trial's plan."""
+    return Origin.parse(attrs["origin"]) if "origin" in attrs else ORIGIN_SAMPLER

@@ -1,7 +1,7 @@
 """The timings of single sessions that a study holds, and the intervals of latencies that follow from all of them.
 
-Sessions that were opened anew to learn how far they differ are notes of the study (``session:FINGERPRINT:BASELINE``);
-those of evaluations and confirmations stand in their latencies.
+A plan's sessions stand in its evaluation and in what re-measuring recorded. Those that were opened anew, to learn how
+far sessions of one plan differ, are one note of the study.
 """
 
 from __future__ import annotations
@@ -20,29 +20,27 @@ from mptune.tuning.record.record import StudyRecord
 DRIFTED = 1.1
 """A baseline that changes by more than this factor during a search is worth a warning."""
 
-_PREFIX = "session:"
+_REOPENED = "reopened sessions"
+_FIRST = "first baseline"
 _CONFIRMED = "confirm:"
-_FIRST_BASELINE = "first baseline, ms"
-_FIRST_SESSION = "first baseline, session"
 
 
 class Sessions:
     """Reads a record's sessions once; made anew, it sees what has been added."""
 
     def __init__(self, record: StudyRecord) -> None:
-        self._anchor_ms: float | None = record.note(_FIRST_BASELINE)
+        first = record.note(_FIRST) or {}
+        self._anchor_ms: float | None = first.get("ms")
         timings: dict[str, list[SessionTiming]] = {}
         for evaluation in record.evaluations():
             if evaluation.latency.session is not None:
                 timings.setdefault(evaluation.plan.fingerprint, []).append(evaluation.latency.session)
-        for key, note in record.notes(_PREFIX).items():
-            fingerprint = key.removeprefix(_PREFIX).partition(":")[0]
-            timings.setdefault(fingerprint, []).extend(map(SessionTiming.from_json, note))
+        for fingerprint, timing in record.note(_REOPENED) or ():
+            timings.setdefault(fingerprint, []).append(SessionTiming.from_json(timing))
         for key, note in record.notes(_CONFIRMED).items():
             if (session := note.get("latency", {}).get("session")) is not None:
-                fingerprint = key.removeprefix(_CONFIRMED).partition(":")[0]
-                timings.setdefault(fingerprint, []).append(SessionTiming.from_json(session))
-        self.spread = SessionSpread(timings, record.note(_FIRST_SESSION))
+                timings.setdefault(key.split(":")[1], []).append(SessionTiming.from_json(session))
+        self.spread = SessionSpread(timings, first.get("session"))
 
     def corrected(self, latency: Latency, sessions: Iterable[SessionTiming | None] | None = None) -> Latency:
         """The latency with the interval that holds what differs between sessions, too.
@@ -73,34 +71,23 @@ def drift_warning(record: StudyRecord) -> tuple[str, ...]:
     )
 
 
-def reopened_baselines(record: StudyRecord) -> set[str]:
-    """The sessions of the baseline beside which sessions of a plan were opened anew."""
-    return {key.removeprefix(_PREFIX).partition(":")[2] for key in record.notes(_PREFIX)}
-
-
 def anchored(record: StudyRecord, measurement: Measurement) -> Measurement:
     """A measurement whose drift correction refers to the first baseline of the whole study.
 
     A toolchain knows the first baseline of its own session only. The study remembers the very first, so that figures of
     a search that was resumed days later stay comparable.
     """
-    baseline = measurement.baseline
+    baseline, session = measurement.baseline, measurement.latency.session
     if baseline is None:
         return measurement
-    first_ms = record.note(_FIRST_BASELINE)
-    if first_ms is None:
-        first_ms = baseline.median_ms * measurement.drift
-        record.set_note(_FIRST_BASELINE, first_ms)
-        if measurement.latency.session is not None:
-            record.set_note(_FIRST_SESSION, measurement.latency.session.baseline)
-    return measurement.with_drift(first_ms / baseline.median_ms)
+    first = record.note(_FIRST)
+    if first is None:
+        first = {"ms": baseline.median_ms * measurement.drift, "session": None if session is None else session.baseline}
+        record.set_note(_FIRST, first)
+    return measurement.with_drift(first["ms"] / baseline.median_ms)
 
 
 def keep_reopened(record: StudyRecord, plan: PrecisionPlan, timings: Sequence[SessionTiming]) -> None:
-    """Write down the sessions of a plan that were opened anew in one worker."""
-    by_baseline: dict[str, list[SessionTiming]] = {}
-    for timing in timings:
-        by_baseline.setdefault(timing.baseline, []).append(timing)
-    for baseline, of_baseline in by_baseline.items():
-        key = f"{_PREFIX}{plan.fingerprint}:{baseline}"
-        record.set_note(key, [*(record.note(key) or []), *(timing.to_json() for timing in of_baseline)])
+    """Note the sessions of a plan that were opened anew. Of two workers that do so at once, one may be overwritten."""
+    added = [[plan.fingerprint, timing.to_json()] for timing in timings]
+    record.set_note(_REOPENED, [*(record.note(_REOPENED) or ()), *added])

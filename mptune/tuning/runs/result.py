@@ -2,41 +2,44 @@
 
 from __future__ import annotations
 
+import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from mptune.choice import Choice
 from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError
 from mptune.data.samples import split_indices
+from mptune.engines.base import Failure
 from mptune.errors import PlanError, RunError
-from mptune.finding import Finding, FindingOrigin
-from mptune.findings.engine import NOTHING
-from mptune.run_json import FixedSettings, RunFile
+from mptune.finding import FindingOrigin, by_severity
+from mptune.findings.wording import listed
+from mptune.identity import identity_of
+from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings, Tolerance
-from mptune.targets.findings import OUT_OF_REACH
 from mptune.targets.target import EXPECTED_FACTOR
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation
-from mptune.tuning.explanation import Explanation
+from mptune.tuning.failures import describe
 from mptune.tuning.front import Front
 from mptune.tuning.fronts.choosing import choose
 from mptune.tuning.fronts.dominance import confirmed_front, hypervolume, reference_error_of
 from mptune.tuning.fronts.limits import PlanLimits, check_tolerances, feasible
-from mptune.tuning.reasons.advice import Outcome
-from mptune.tuning.reasons.advice import findings as advice
-from mptune.tuning.reasons.group_findings import in_order
 from mptune.tuning.reasons.plan_findings import SampleIndices, plan_findings
 from mptune.tuning.reasons.reasons import explain
-from mptune.tuning.reasons.unconfirmed import Unconfirmed, unconfirmed_warnings
-from mptune.tuning.record.attributes import plan_count
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.sessions import drift_warning
 from mptune.tuning.record.storage import same_storage, storage_url
 from mptune.tuning.record.study import has_outcome, read_study
 from mptune.tuning.steps.baseline import ENGINE_CODE, held_out_baseline
 from mptune.tuning.steps.remeasure import candidates, confirmed_evaluations, dropped_plans, rounds_needed
+
+NOISY = 0.05
+"""Half the width of the baseline's 95 % interval, as a share of its median, past which fronts lose points to noise."""
+
+_NAMED = 3
+"""Plans that are named in one warning."""
 
 
 def front_of(
@@ -81,7 +84,7 @@ def has_evaluation(run: RunDirectory, file: RunFile, storage: str | None = None)
         return False
     try:
         url = storage_url(file.storage, same_storage(file.storage, storage))
-        return has_outcome(name=file.study, journal=run.journal, url=url)
+        return has_outcome(name=file.study, identity=identity_of(file), journal=run.journal, url=url)
     except RunError:
         return True
 
@@ -127,7 +130,7 @@ def build_front(
     confirmed, unconfirmed = confirmed_evaluations(record, rounds, settings.latency, on_front)
     others, _ = confirmed_evaluations(record, rounds, settings.latency, [e for e in sound if e.plan not in shown])
     fp32 = next((e for e in confirmed if e.origin == ORIGIN_FP32), baseline)
-    broken = [plan.evaluation for plan in unconfirmed if plan.failure is None]
+    broken = [evaluation for evaluation, failure in unconfirmed if failure is None]
     base_ms = fp32.latency.median_ms
     latest = {e.plan: e.with_baseline(base_ms) for e in (*every, *broken, *others)} | {e.plan: e for e in confirmed}
     evaluations = tuple(latest.values())
@@ -144,33 +147,19 @@ def build_front(
     origin: FindingOrigin = "confirm" if is_confirmation else "search"
     if not any(finding.code == ENGINE_CODE for finding in findings):
         findings += held_out_baseline(fp32.counted_held_out, tf32=file.fixed_settings.tf32, origin=origin)
+    if chosen is not None:
+        findings += plan_findings(chosen, sample_indices(file), origin, shlex.quote(str(run.path)))
+    plan = (chosen or fp32).plan
     fp16 = next((e for e in evaluations if e.origin == ORIGIN_FP16), None)
-    explanation = explain(record, run.data, points, [e for e in (fp32, fp16) if e], chosen, findings)
-    outcome = Outcome(
-        points,
-        fp32,
-        evaluations,
-        [failure for _, _, failure in record.failures()],
-        explanation,
-        is_given=is_confirmation,
-        unreached=next((finding for finding in findings if finding.code == OUT_OF_REACH), None),
-        limits=" and ".join(choice.tolerance),
-        reduced=" or ".join(name.upper() for name in file.fixed_settings.precisions if name != "fp32"),
-        is_cut_short=record.spent < file.search.budget,
-        sampled_failures=sum(origin == ORIGIN_SAMPLER for _, origin, _ in record.failures()),
-        plan_count=plan_count(record.trials.every()),
-        is_untunable=any(finding.code == NOTHING for finding in findings),
-        frees=_options_that_free(file.fixed_settings),
-    )
+    explanation = explain(record, run.data, points, [e for e in (fp32, fp16, chosen) if e], findings)
+    is_all_pinned = bool(explanation.groups) and all(group.pinned is not None for group in explanation.groups)
     warnings = (
         *file.warnings,
         *fp32.latency.warnings,
         *drift_warning(record),
         *(() if chosen is None else chosen.timing_warnings),
-        *unconfirmed_warnings(unconfirmed),
-        *_limit_on_predictions(fp32, choice),
-        *advice(outcome),
-        *_not_measured_again(points, chosen, unconfirmed),
+        *_about_remeasuring(points, chosen, unconfirmed),
+        *_about_search(file, record, fp32, choice, is_all_pinned=is_all_pinned),
     )
     return Front(
         run_dir=run.path,
@@ -186,10 +175,10 @@ def build_front(
         chosen=chosen,
         choice=choice,
         evaluations=record.spent,
-        failures=len(record.trials.failed()),
+        failures=len(record.failed()),
         hypervolume=hypervolume(points, fp32, reference_error_of(record.metric, every)),
         warnings=tuple(dict.fromkeys(warnings)),
-        findings=_shown_findings(run, file, findings, fp32, chosen, explanation),
+        findings=by_severity(f.under_plan(plan.fp32_groups, plan.bf16_groups) for f in findings),
         explanation=explanation,
         reported_metrics=file.search.reported_metrics,
         nearest=by_name.get(choice.nearest or ""),
@@ -197,49 +186,62 @@ def build_front(
     )
 
 
-def _limit_on_predictions(fp32: Evaluation, choice: Choice) -> tuple[str, ...]:
-    if choice.max_latency_ms is None or fp32.latency.source != "predicted":
-        return ()
-    return (
-        f"the limit of {choice.max_latency_ms:g} ms is held against predictions; 87 % of published latencies "
-        f"lie within a factor of {EXPECTED_FACTOR:g} of such: run `mptune confirm RUN` on the device",
-    )
+def _about_search(
+    file: RunFile, record: StudyRecord, fp32: Evaluation, choice: Choice, *, is_all_pinned: bool
+) -> Iterator[str]:
+    """What makes the front less than a user may take it for: failures, plans that were not searched, noise."""
+    if choice.max_latency_ms is not None and fp32.latency.source == "predicted":
+        yield (
+            f"the limit of {choice.max_latency_ms:g} ms is held against predictions; 87 % of published latencies "
+            f"lie within a factor of {EXPECTED_FACTOR:g} of such: run `mptune confirm RUN` on the device"
+        )
+    failures, evaluations = record.failures(), record.evaluations()
+    if failures:
+        first = failures[0][2]
+        log = "" if first.log_path is None else f" (log: {first.log_path})"
+        tried = len(failures) + len(evaluations)
+        yield f"{len(failures)} of {tried} plans failed and are not judged; the first with: {describe(first)}{log}"
+    if is_all_pinned:
+        yield (
+            "every layer group is pinned, so there was nothing to search: `mptune report RUN --explain` says why each"
+            " is, and --space takes a file that pins less"
+        )
+    origins = [*(evaluation.origin for evaluation in evaluations), *(origin for _, origin, _ in failures)]
+    if file.confirms is None and ORIGIN_SAMPLER not in origins and len(origins) < (record.plan_count or math.inf):
+        more = "the same command" if record.spent < file.search.budget else "the same command with a larger --budget"
+        yield f"only the baseline and the seeds were evaluated, and nothing was searched: {more} goes on"
+    (low, high), base_ms = fp32.latency.ci95_ms, fp32.latency.median_ms
+    spread = (high - low) / 2 / base_ms if base_ms > 0 else 0.0
+    if NOISY < spread < math.inf:
+        yield (
+            f"the baseline's latency is known to +-{spread:.0%} only, and plans that are closer cannot be"
+            " distinguished: the front shows those that can"
+        )
 
 
-def _options_that_free(settings: FixedSettings) -> str:
-    """What else a search could be asked for where values leave FP16's range."""
-    if "bf16" not in settings.precisions:
-        return "--precisions fp32,fp16,bf16"
-    return '--space FILE, a file with granularity = "op"' if settings.granularity != "op" else ""
-
-
-def _not_measured_again(
-    points: Sequence[Evaluation], chosen: Evaluation | None, tried: Sequence[Unconfirmed]
-) -> tuple[str, ...]:
-    if chosen is None or chosen.held_out is not None or all(point.held_out is None for point in points):
-        return ()
-    if any(plan.evaluation.plan == chosen.plan for plan in tried):
-        return ()  # another warning is about it
-    return (
-        f"the chosen plan {chosen.plan.fingerprint} was not measured again: `mptune search` with the limit that you "
-        "want re-measures what it chooses",
-    )
-
-
-def _shown_findings(
-    run: RunDirectory,
-    file: RunFile,
-    findings: Sequence[Finding],
-    fp32: Evaluation,
-    chosen: Evaluation | None,
-    explanation: Explanation,
-) -> tuple[Finding, ...]:
-    """The findings of a run and of its chosen plan, as they stand under that plan, in the order of all views."""
-    plan = (chosen or fp32).plan
-    origin: FindingOrigin = "search" if file.confirms is None else "confirm"
-    own = () if chosen is None else plan_findings(chosen, sample_indices(file), origin, shlex.quote(str(run.path)))
-    errors = {g.group: g.one_group_error for g in explanation.groups if g.one_group_error is not None}
-    return in_order((f.under_plan(plan.fp32_groups, plan.bf16_groups) for f in (*findings, *own)), errors)
+def _about_remeasuring(
+    points: Sequence[Evaluation], chosen: Evaluation | None, unconfirmed: Sequence[tuple[Evaluation, Failure | None]]
+) -> Iterator[str]:
+    """A line for plans that failed when re-measured, for those that gave NaN or Inf, and for a choice that is new."""
+    failed = [(evaluation, failure) for evaluation, failure in unconfirmed if failure is not None]
+    if failed:
+        plans = listed([evaluation.plan.fingerprint for evaluation, _ in failed], _NAMED, " and {others} more")
+        yield (
+            f"failed when re-measured: {plans}; the figures are the search's, and the same command measures again;"
+            f" {failed[0][0].plan.fingerprint} with: {describe(failed[0][1])}"
+        )
+    broken = [evaluation.plan.fingerprint for evaluation, failure in unconfirmed if failure is None]
+    if broken:
+        yield (
+            f"not finite on the held-out samples, and off the front: {listed(broken, _NAMED, ' and {others} more')};"
+            " give more calibration samples, so that the search sees such values"
+        )
+    is_new = chosen is not None and chosen.held_out is None and any(point.held_out is not None for point in points)
+    if chosen is not None and is_new and all(evaluation.plan != chosen.plan for evaluation, _ in unconfirmed):
+        yield (
+            f"the chosen plan {chosen.plan.fingerprint} was not measured again: `mptune search` with the limit that you"
+            " want re-measures what it chooses"
+        )
 
 
 def sample_indices(file: RunFile) -> SampleIndices:

@@ -21,20 +21,17 @@ from mptune.tuning.fronts.hypervolume import (
 )
 from mptune.tuning.sampler.error_model import ErrorModel
 from mptune.tuning.sampler.latency_model import LatencyModel
-from mptune.tuning.sampler.overflow_model import FailureModel, OverflowModel
-from mptune.tuning.sampler.plan_rows import Bools, Floats, plan_keys
+from mptune.tuning.sampler.overflow_model import OverflowModel
+from mptune.tuning.sampler.plans import Bools, Floats, plan_keys
 from mptune.tuning.sampler.posterior import BuiltPlans, Prior
 
 _FINITE_EXPONENT = 0.7
 """Weight = P(finite)^0.7; an exponent below 1 explores: a failure tells which group overflows. With 1 the search stays
 with plans that are safe, and is worse where emulation misses overflows."""
 
-_FAR_SLOWER = 1.2
-"""Of a latency, over what the law says of the plan."""
-
 _LEARNT_FROM, _PER_TERM = 400, 3
-"""So many plans teach the posteriors of latency and error all there is to learn, or so many for each of their terms:
-the law is not exact, and more of them only say again what its noise hides. All plans count for the front."""
+"""Plans that teach the posteriors of latency and error all there is to learn, at least, and for each term: the law is
+not exact, and more of them only say again what its noise hides. All plans count for the front."""
 
 _DRAWS = 32
 """Draws of the estimator, beside the mean. With fewer the choice falls on plans that the draws happen to favour."""
@@ -77,7 +74,6 @@ class EhviEstimator:
         self._error = ErrorModel(prior, taught) if error_model is None else error_model
         self.base_ms = built.base_ms
         self.overflow = OverflowModel(prior, built) if overflow is None else overflow
-        self.failures = FailureModel(prior, built)
         self.latency_terms = np.vstack([self._latency.mean(), self._latency.sample(generator, _DRAWS)])
         self.log_squares = np.vstack([self._error.mode, self._error.sample(generator, _DRAWS)])
         self.part_shares = None if prior.part_shares is None else np.array(prior.part_shares)
@@ -87,11 +83,8 @@ class EhviEstimator:
         self._emulated = dict(zip(plan_keys(emulated).tolist(), errors.tolist(), strict=True))
         # Running plans are taken to come out as predicted (constant liar).
         counted = built.finite != 0.0
-        plans, measured, latency_ms = built.plans[counted], built.error[counted], built.latency_ms[counted]
+        plans, measured = built.plans[counted], built.error[counted]
         gain, exact = self._gains(plans), np.empty((_DRAWS + 1, len(plans)))
-        # A plan that is much slower than the law says is where it was measured.
-        slow = latency_ms > _FAR_SLOWER * self._latency.predict(plans, self.latency_terms[:1])[0]
-        gain[:, slow] = gains(latency_ms[slow], self._latency.base(self.latency_terms)[:, None])
         is_measured = np.isfinite(measured)
         exact[:, is_measured] = exactness(measured[is_measured], *self._band)
         others = plans[~is_measured]
@@ -121,24 +114,15 @@ class EhviEstimator:
         """Gain and exactness under the mean, and a rough EHVI from few draws; shape (n_plans,) each."""
         n_draws = _SCREENING_DRAWS + 1
         gain, exact = self._gains(plans, n_draws), self._exactness(plans, n_draws)
-        return gain[0], exact[0], self._improvement(gain, exact) * self._weight(plans)
+        return gain[0], exact[0], self._expected(plans, gain, exact)
 
     def ehvi(self, plans: Bools, emulated_errors: Floats | None = None) -> Floats:
         """EHVI of each plan times its weight, shape (n_plans,); emulated errors are NaN where there are none."""
-        exact = self._exactness(plans, emulated_errors=emulated_errors)
-        expected: Floats = self._improvement(self._gains(plans), exact) * self._weight(plans)
+        return self._expected(plans, self._gains(plans), self._exactness(plans, emulated_errors=emulated_errors))
+
+    def _expected(self, plans: Bools, gain: Floats, exact: Floats) -> Floats:
+        """Mean over the draws of what each plan adds to that draw's staircase, weighed, shape (n_plans,)."""
+        draws = zip(gain, exact, self._staircases, strict=False)
+        added = np.array([hypervolume_improvement(g, e, *staircase) for g, e, staircase in draws])
+        expected: Floats = added.mean(axis=0) * self.overflow.p_sound(plans) ** _FINITE_EXPONENT
         return expected
-
-    def _weight(self, plans: Bools) -> Floats:
-        p_of_use = self.overflow.p_sound(plans) * self.failures.p_sound(plans)
-        weight: Floats = p_of_use**_FINITE_EXPONENT
-        return weight
-
-    def _improvement(self, gain: Floats, exact: Floats) -> Floats:
-        """Mean over the draws of what each plan adds to that draw's staircase, shape (n_plans,)."""
-        added = [
-            hypervolume_improvement(g, e, *staircase)
-            for g, e, staircase in zip(gain, exact, self._staircases, strict=False)
-        ]
-        mean: Floats = np.array(added).mean(axis=0)
-        return mean

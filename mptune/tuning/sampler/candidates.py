@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mptune.tuning.sampler.acquisition import EhviEstimator
 from mptune.tuning.sampler.min_cut import CutSolver
-from mptune.tuning.sampler.plan_rows import Bools, Floats, plan_keys
+from mptune.tuning.sampler.plans import Bools, Floats, plan_keys
 from mptune.tuning.sampler.posterior import Prior
 
 _SWEPT_DRAWS, _SWEEP_WEIGHTS = 9, 24
@@ -22,7 +22,7 @@ _NEIGHBOUR_ROUNDS, _EXPANDED_PLANS = 8, 12
 """Rounds of local search at most, and plans whose neighbours are added in each."""
 
 _FEWEST_ROUNDS, _RISE = 3, 1e-3
-"""After so many rounds the search ends where one has raised the largest EHVI by less than this share of it."""
+"""After this many rounds the search ends where one has raised the largest EHVI by less than this share of it."""
 
 _COMBINED = 10
 """Best neighbours of a plan that are taken together: in pairs, and the best of them all at once. With 120 groups the
@@ -36,18 +36,13 @@ _CELLS = 4_000_000
 
 
 def find_candidates(
-    prior: Prior,
-    estimator: EhviEstimator,
-    built: Bools,
-    generator: np.random.Generator,
+    prior: Prior, estimator: EhviEstimator, built: Bools, generator: np.random.Generator
 ) -> CandidatePool:
     """Plans that may be worth a build: optima of the law, and neighbours of these and of the built plans."""
     n_groups = len(prior.groups)
     pool = CandidatePool(estimator, n_groups)
-    one_group = np.eye(n_groups, dtype=bool)
-    all_fp16 = np.ones((1, n_groups), dtype=bool)
     optima = exact_optima(CutSolver(prior.columns, prior.boundaries), estimator, generator)
-    pool.add(np.vstack([built, optima, one_group, all_fp16]))
+    pool.add(np.vstack([built, optima, np.eye(n_groups, dtype=bool), np.ones((1, n_groups), dtype=bool)]))
     pool.add_neighbours(prior, generator)
     return pool
 
@@ -89,35 +84,28 @@ class CandidatePool:
         self.plans: Bools = np.zeros((0, n_groups), dtype=bool)
         self._screened: Floats = np.zeros((3, 0))  # gain, exactness, EHVI (-1 for built plans), each (n_plans,)
         self._is_expanded: Bools = np.zeros(0, dtype=bool)
-        self._front: NDArray[np.int64] = np.zeros(0, dtype=np.int64)  # positions of the predicted front
 
-    def add(self, plans: Bools) -> None:
-        """Screen plans, shape (n_plans, n_groups), and keep those that are not in the pool."""
-        unique, first = np.unique(plan_keys(plans), return_index=True)
+    def add(self, plans: Bools) -> Floats:
+        """Screen plans, shape (n_plans, n_groups), unless they are in the pool; the EHVI of each, shape (n_plans,)."""
+        keys = plan_keys(plans)
+        unique, first = np.unique(keys, return_index=True)
         is_new = ~np.isin(unique, self._keys, assume_unique=True)
-        unique, plans = unique[is_new], plans[first[is_new]]
-        gain, exact, ehvi = self._estimator.screen(plans)
-        ehvi[~self._estimator.is_new(plans)] = -1.0
-        self._keys = np.append(self._keys, unique)
+        new = plans[first[is_new]]
+        gain, exact, ehvi = self._estimator.screen(new)
+        ehvi[~self._estimator.is_new(new)] = -1.0
+        self._keys = np.append(self._keys, unique[is_new])
         self._screened = np.hstack([self._screened, [gain, exact, ehvi]])
-        self._front = self._front_of(np.append(self._front, np.arange(len(plans)) + len(self.plans)))
-        self.plans = np.vstack([self.plans, plans])
-        self._is_expanded = np.append(self._is_expanded, np.zeros(len(plans), dtype=bool))
+        self.plans = np.vstack([self.plans, new])
+        self._is_expanded = np.append(self._is_expanded, np.zeros(len(new), dtype=bool))
+        order = np.argsort(self._keys)
+        of_each: Floats = self._screened[2, order[np.searchsorted(self._keys, keys, sorter=order)]]
+        return of_each
 
     def best(self, count: int) -> Bools:
         """At most ``count`` plans that are not built, those of the largest EHVI first."""
         order = _largest(self._screened[2], count)
-        kept: Bools = self.plans[order[self._screened[2, order] >= 0.0]]
-        return kept
-
-    def _front_of(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Those of the positions that no other one dominates under the posterior's mean."""
-        gain, exact, _ = self._screened[:, positions]
-        inside = np.flatnonzero((gain > 0) & (exact > 0))
-        order = inside[np.argsort(-gain[inside], kind="stable")]
-        most_exact = np.maximum.accumulate(np.append(-math.inf, exact[order]))
-        front: NDArray[np.int64] = positions[order[exact[order] > most_exact[:-1]]]
-        return front
+        chosen: Bools = self.plans[order[self._screened[2, order] >= 0.0]]
+        return chosen
 
     def add_neighbours(self, prior: Prior, generator: np.random.Generator) -> None:
         """Local search: add neighbours of the plans of the largest EHVI and of the predicted front.
@@ -135,39 +123,35 @@ class CandidatePool:
         for round_ in range(_NEIGHBOUR_ROUNDS):
             before = self._screened[2].max()
             best = _largest(np.where(self._is_expanded, -math.inf, self._screened[2]), _EXPANDED_PLANS)
-            best, front = (positions[~self._is_expanded[positions]] for positions in (best, self._front))
+            best, front = (positions[~self._is_expanded[positions]] for positions in (best, self._front()))
             spread = front[np.unique(np.linspace(0, len(front) - 1, min(len(front), _EXPANDED_PLANS // 2)).astype(int))]
             chosen = np.union1d(best[: _EXPANDED_PLANS - len(spread)], spread)
             self._is_expanded[chosen] = True
-            centres = self.plans[chosen]
+            centres = self.plans[chosen][:, None, :]  # (n_centres, 1, n_groups)
             positions = generator.random((n_random, n_groups)).argpartition(min(2, n_groups - 1), axis=1)[:, :3]
             masks = np.vstack([*flips, _masks(positions[:, :2], n_groups), _masks(positions, n_groups)])
             most = max(_CELLS // (len(centres) + 1) // (n_groups + len(prior.boundaries)), 1)
             if len(masks) > most:
                 masks = masks[generator.choice(len(masks), size=most, replace=False)]
-            ehvi = self._add_around(centres, np.broadcast_to(masks, (len(centres), *masks.shape)))
-            if ehvi.shape[1] > 2:
-                self._add_around(centres, _combined(masks[np.argsort(-ehvi, axis=1, kind="stable")[:, :_COMBINED]]))
+            ehvi = self.add((centres ^ masks).reshape(-1, n_groups)).reshape(len(centres), len(masks))
+            if len(masks) > 2:
+                # Every pair of each plan's best masks, and the best three, four and so on of them all at once.
+                best_masks = masks[np.argsort(-ehvi, axis=1, kind="stable")[:, :_COMBINED]]
+                first, second = np.triu_indices(best_masks.shape[1], 1)
+                joined = np.logical_xor.accumulate(best_masks, axis=1)[:, 2:]
+                combined = np.concatenate([best_masks[:, first] ^ best_masks[:, second], joined], axis=1)
+                self.add((centres ^ combined).reshape(-1, n_groups))
             if round_ + 1 >= _FEWEST_ROUNDS and self._screened[2].max() <= before * (1.0 + _RISE):
                 break
 
-    def _add_around(self, centres: Bools, masks: Bools) -> Floats:
-        """Add the plans that differ from each centre as its masks say, shape (n_centres, n_masks, n_groups).
-
-        Returns the screened EHVI of each, shape (n_centres, n_masks).
-        """
-        around = (centres[:, None, :] ^ masks).reshape(-1, masks.shape[2])
-        self.add(around)
-        order = np.argsort(self._keys)
-        position = order[np.searchsorted(self._keys, plan_keys(around), sorter=order)]
-        ehvi: Floats = self._screened[2, position].reshape(masks.shape[:2])
-        return ehvi
-
-
-def _combined(best: Bools) -> Bools:
-    """Every pair of each plan's best masks (n_plans, n_best, n_groups), and the best three, four and so on of them."""
-    first, second = np.triu_indices(best.shape[1], 1)
-    return np.concatenate([best[:, first] ^ best[:, second], np.logical_xor.accumulate(best, axis=1)[:, 2:]], axis=1)
+    def _front(self) -> NDArray[np.int64]:
+        """Positions of the plans that no other one dominates under the posterior's mean, those of most gain first."""
+        gain, exact, _ = self._screened
+        inside = np.flatnonzero((gain > 0) & (exact > 0))
+        order = inside[np.argsort(-gain[inside], kind="stable")]
+        most_exact = np.maximum.accumulate(np.append(-math.inf, exact[order]))
+        front: NDArray[np.int64] = order[exact[order] > most_exact[:-1]]
+        return front
 
 
 def _masks(positions: NDArray[np.int64], n_groups: int) -> Bools:

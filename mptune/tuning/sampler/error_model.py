@@ -1,4 +1,4 @@
-"""Posterior of the one-group errors: prior from sensitivity, conditioned on measured and emulated errors of plans.
+"""Posterior of the one-group errors, by measured and emulated errors of plans; which plans to emulate to learn more.
 
 The squared error of a plan is ``exp(u_i)`` summed over its FP16 groups i, with Gaussian ``u``; the posterior is
 taken by iterated extended Kalman steps, which are Gauss-Newton steps (Bell and Cathey, IEEE TAC 38(2), 1993). How far
@@ -14,7 +14,7 @@ import math
 import numpy as np
 
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
-from mptune.tuning.sampler.plan_rows import Bools, Floats
+from mptune.tuning.sampler.plans import Bools, Floats, plan_keys
 from mptune.tuning.sampler.posterior import BuiltPlans, LinearGaussian, Prior, robust_sd
 
 _PRIOR_WIDTHS = (0.15, 0.6, 2.0, 4.5)
@@ -31,10 +31,20 @@ _EMULATION_NOISE = 0.06
 """The same for emulation of whole plans, 3 % of the error, before any plan was both emulated and measured."""
 
 _EMULATION_WEIGHT = 4
-"""So many plans that were both emulated and measured weigh as much as the assumption above."""
+"""Plans that were both emulated and measured that weigh as much as the assumption above."""
 
 _STEPS, _LARGEST_STEP = 8, 2.0
 """Gauss-Newton steps, and how far one may move any ``u``: past that the linearisation says nothing."""
+
+_CANDIDATES = 300
+"""Random plans that the designed ones are chosen from."""
+
+_FEWEST_GROUPS = 4
+"""FP16 groups of a designed plan, at least: it is to tell of groups in company, not of one alone once more."""
+
+_LEAST_FALL = 0.005
+"""Fall of the sum of the weighted variances (weights of mean 1) that is worth an emulation: as where one group's error,
+known to 10 %, becomes known to 9.3 %. Where one-group errors are as good as that nothing is emulated for them."""
 
 
 class ErrorModel:
@@ -54,6 +64,8 @@ class ErrorModel:
         plans, errors = built.plans[measured], built.error[measured]
         noise = np.full(len(plans), _LAW_NOISE)
         self._emulation_bias, self._emulation_noise = _emulation_accuracy(built.emulation_ratios)
+        # Standard deviation of the log of an emulated squared error about the law.
+        self.emulation_sd = math.hypot(_LAW_NOISE, self._emulation_noise)
         rows, values = built.emulations
         finite = np.isfinite(values)
         plans = np.vstack([plans, rows[finite]])
@@ -119,11 +131,6 @@ class ErrorModel:
         model.posterior_mean = u
         return model, u, evidence - _WIDTH_PENALTY * log_width
 
-    @property
-    def emulation_sd(self) -> float:
-        """Standard deviation of the log of an emulated squared error about the law."""
-        return math.hypot(_LAW_NOISE, self._emulation_noise)
-
     def shares(self, plans: Bools) -> Floats:
         """Share of each group in each plan's squared error at the mode, shape (n_plans, n_groups)."""
         return self._predict(self.mode, plans.astype(float))[1]
@@ -166,3 +173,60 @@ def _emulation_accuracy(ratios: Floats) -> tuple[float, float]:
     middle = float(np.median(deviations)) if len(deviations) else 0.0
     spread = robust_sd(deviations - middle) if len(deviations) else 0.0
     return share * middle, math.sqrt((1.0 - share) * _EMULATION_NOISE**2 + share * spread**2)
+
+
+def design_plans(
+    model: ErrorModel, weights: Floats, allowed: Bools, emulated: Bools, most: int, generator: np.random.Generator
+) -> Bools:
+    """At most ``most`` plans whose emulated errors tell most of the groups' errors; none where none is worth it.
+
+    One-group errors may be off: taken on few samples, or other in the company of other groups. A whole plan's emulated
+    error is nearly exact, and tells of the groups whose squares make most of it: a group test that measures. The plans
+    are chosen one by one from random ones, each for the largest fall of the weighted sum of the posterior variances,
+    linearised at the mode: a sequential A-optimal design (Pukelsheim, Optimal Design of Experiments, 2006, Chapter 6;
+    Chaloner and Verdinelli, Bayesian experimental design: a review, Statistical Science 10(3), 1995).
+
+    Args:
+        model: posterior of the errors.
+        weights: what it matters to know each group's, shape (n_groups,), >= 0.
+        allowed: groups that may be FP16, shape (n_groups,): one that overflows tells nothing.
+        emulated: plans whose errors are known.
+        most: plans at most.
+        generator: of the random plans that they are chosen from.
+    """
+    candidates = _random_plans(model.mode, allowed, generator)
+    candidates = candidates[~np.isin(plan_keys(candidates), plan_keys(emulated))]
+    shares = model.shares(candidates)  # (n_candidates, n_groups)
+    covariance, noise = model.covariance(), model.emulation_sd**2
+    weights = weights / max(float(weights.mean()), 1e-300)
+    chosen: list[int] = []
+    while len(chosen) < min(most, len(candidates)):
+        projected = shares @ covariance  # (n_candidates, n_groups)
+        variance = (projected * shares).sum(axis=1) + noise
+        falls = (projected**2 @ weights) / variance
+        falls[chosen] = -math.inf
+        best = int(np.argmax(falls))
+        if falls[best] < _LEAST_FALL:
+            break
+        covariance = covariance - np.outer(projected[best], projected[best]) / variance[best]
+        chosen.append(best)
+    designed: Bools = candidates[chosen]
+    return designed
+
+
+def _random_plans(mode: Floats, allowed: Bools, generator: np.random.Generator) -> Bools:
+    """Random parts of groups of similar errors: those of much smaller errors do not show beside large ones."""
+    order = np.flatnonzero(allowed)[np.argsort(mode[allowed], kind="stable")]
+    plans = np.zeros((_CANDIDATES, len(mode)), dtype=bool)
+    if len(order) < _FEWEST_GROUPS:
+        return plans[:0]
+    few, all_ = math.log(_FEWEST_GROUPS), math.log(len(order))
+    sizes = np.rint(np.exp(generator.uniform(few, all_, _CANDIDATES))).astype(np.int64)
+    starts = generator.integers(len(order) - sizes + 1)
+    ranks = np.arange(len(order)) - starts[:, None]
+    is_similar = (ranks >= 0) & (ranks < sizes[:, None])
+    chosen = is_similar & (generator.random(ranks.shape) < generator.uniform(0.3, 1.0, (_CANDIDATES, 1)))
+    is_small = chosen.sum(axis=1) < _FEWEST_GROUPS
+    chosen[is_small] = is_similar[is_small]
+    plans[:, order] = chosen
+    return np.unique(plans, axis=0)

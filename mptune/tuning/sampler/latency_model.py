@@ -11,8 +11,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from mptune.tuning.sampler.boundaries import Counts, Crossings
-from mptune.tuning.sampler.plan_rows import Bools, Floats
+from mptune.tuning.sampler.plans import Bools, Crossings, Floats
 from mptune.tuning.sampler.posterior import BuiltPlans, LinearGaussian, Prior, robust_sd
 
 _WIDTH = 0.4
@@ -21,10 +20,6 @@ _WIDTH = 0.4
 _BROKEN_FUSION = 0.04
 """Standard deviation of what every boundary costs beyond what the prior knows of, as a share of a group's gain: it may
 break a fusion."""
-
-_ALL_GAINS, _ALL_COSTS = 0.2, 0.5
-"""Standard deviations of a common factor of all gains, and of all boundary costs: a roofline that is wrong is wrong for
-all of them, and a few builds tell."""
 
 _ROOFLINE_WIDTH = 0.6
 """Standard deviation of a roofline's gain where it is weighed against a profiled one, as a share of its unit."""
@@ -65,21 +60,15 @@ class LatencyModel:
         timed &= is_mixed | (built.latency_ms != built.base_ms) if prior.fixed_gain_ms else is_mixed
         design = self._design(built.plans[timed]).T.astype(float)  # (n_timed, n_terms)
         saved, measured_ms = built.base_ms - built.latency_ms[timed], built.latency_sd_ms[timed]
-        self._mean, sd = self._prior_terms(design, saved, built)
-        # The terms are their means, plus a deviation of each, plus what all gains and all costs have in common.
-        self._common = np.zeros((len(sd), 2))
-        gains, costs = slice(self._n_groups), slice(self._n_groups, -1)
-        self._common[gains, 0], self._common[costs, 1] = self._mean[gains], self._mean[costs]
-        sd = np.append(sd, (1e-9, 1e-9) if prior.exact else (_ALL_GAINS, _ALL_COSTS))
-        self._deviations, is_outlier = LinearGaussian(np.zeros(len(sd)), sd), np.zeros(len(saved), dtype=bool)
-        residuals, extended = saved - design @ self._mean, np.hstack([design, design @ self._common])
+        self._model = LinearGaussian(*self._prior_terms(design, saved, built))
+        is_outlier = np.zeros(len(saved), dtype=bool)
         law_ms = (1e-6 if prior.exact else _FIRST_NOISE) * self.base_ms
         noise_ms = np.hypot(measured_ms, law_ms)
         for _ in range(_ROUNDS if len(saved) else 0):
-            self._deviations.update(extended, residuals, noise_ms)
+            self._model.update(design, saved, noise_ms)
             if prior.exact:
                 break
-            residual_ms, predicted_sd_ms = self._deviations.leave_one_out(residuals)
+            residual_ms, predicted_sd_ms = self._model.leave_one_out(saved)
             # What is left of the residuals' spread, taken by medians, beyond what the terms' doubts explain.
             left = robust_sd(residual_ms) ** 2 - float(np.median(predicted_sd_ms**2 + measured_ms**2))
             weight = len(saved) / (len(saved) + self._n_groups / 4)
@@ -118,65 +107,62 @@ class LatencyModel:
         sd = _WIDTH * unit
         sd[n_groups:-1] = np.hypot(sd[n_groups:-1], _BROKEN_FUSION * _mean(np.abs(gains)))
         if built.group_ms is not None:
-            profiled = profiled_gains(built.plans, built.group_ms)
-            mean, sd = self._weighed(mean, sd, unit, design, saved, profiled)
+            self._weigh_profiles(mean, sd, unit, design, saved, built)
         # All savings are against one timing of the baseline, and share its error: the fixed gain takes it up.
         sd[-1] = math.hypot(sd[-1], self._base_sd_ms)
         return mean, np.maximum(sd, 1e-9 * self.base_ms)
 
-    def _weighed(
-        self, mean: Floats, sd: Floats, unit: Floats, design: Floats, saved: Floats, profiled: tuple[Floats, Floats]
-    ) -> tuple[Floats, Floats]:
-        """Profiled gains and the prior's, weighed by their precision; the prior's where the timings speak for them."""
-        is_known, n_groups = np.isfinite(profiled[0]), self._n_groups
-        gains, gains_sd = (np.where(is_known, figures, 0.0) for figures in profiled)
+    def _weigh_profiles(
+        self, mean: Floats, sd: Floats, unit: Floats, design: Floats, saved: Floats, built: BuiltPlans
+    ) -> None:
+        """Weigh profiled gains against the roofline's by their precision, in place."""
+        assert built.group_ms is not None
+        gains, gains_sd = profiled_gains(built.plans, built.group_ms)
+        profiled = np.flatnonzero(np.isfinite(gains))
         others = mean.copy()
-        others[:n_groups][is_known] = 0.0
-        expected = design[:, :n_groups] @ gains
+        others[profiled] = 0.0
+        expected = design[:, profiled] @ gains[profiled]
         largest = int(np.argmax(expected)) if len(expected) else -1
         left = saved[largest] - design[largest] @ others if largest >= 0 else 0.0
         if left <= 0 or expected[largest] <= 0:
-            return mean, sd
+            return
         # Profiling costs time itself: what the plan of the largest gain saved says what a profiled millisecond is.
-        scale = float(left / expected[largest])
-        own = (_ROOFLINE_WIDTH * unit[:n_groups]) ** 2
-        trust = np.where(is_known, own / (own + (scale * gains_sd) ** 2), 0.0)
-        weighed, weighed_sd = mean.copy(), sd.copy()
-        weighed[:n_groups] += trust * (scale * gains - mean[:n_groups])
-        weighed_sd[:n_groups] = np.where(is_known, np.sqrt(own * (1.0 - trust)), sd[:n_groups])
-        misses = [float(np.median(np.abs(saved - design @ terms))) for terms in (weighed, mean)]
-        contradicts = len(saved) >= _FEWEST_TIMINGS and misses[0] > misses[1] + _FIRST_NOISE * self.base_ms
-        return (mean, sd) if contradicts else (weighed, weighed_sd)
+        scale, own = left / expected[largest], (_ROOFLINE_WIDTH * unit[profiled]) ** 2
+        trust = own / (own + (scale * gains_sd[profiled]) ** 2)
+        weighed = mean.copy()
+        weighed[profiled] += trust * (scale * gains[profiled] - mean[profiled])
+        # A profile of fused layers may blame the wrong group: then the timings speak for the roofline.
+        miss, before = (float(np.median(np.abs(saved - design @ terms))) for terms in (weighed, mean))
+        if len(saved) < _FEWEST_TIMINGS or miss <= before + _FIRST_NOISE * self.base_ms:
+            mean[:] = weighed
+            sd[profiled] = np.sqrt(own * (1.0 - trust))
 
     def _design(self, plans: Bools) -> NDArray[np.float32]:
         """Coefficient of each term in each plan, shape (n_terms, n_plans); exact in float32: 0, 1 and -1."""
         columns = np.ascontiguousarray(plans.T)
-        crossed: Counts = self._crossings.of(columns)
         design = np.empty((self._n_groups + len(self._prior.boundaries) + 1, len(plans)), dtype=np.float32)
         design[: self._n_groups] = columns
-        np.negative(crossed, out=design[self._n_groups : -1], dtype=np.float32)
+        np.negative(self._crossings.of(columns), out=design[self._n_groups : -1], dtype=np.float32)
         design[-1] = 1.0
         return design
 
     def mean(self) -> Floats:
         """Gains, costs (>= 0) and the fixed gain in ms, shape (n_terms,)."""
-        return self._terms(self._deviations.posterior_mean)
-
-    def base(self, terms: Floats) -> Floats:
-        """Latency of all-FP32 in each draw, in ms: the error of its timing is part of the fixed gain."""
-        share = (self._base_sd_ms / self._deviations.sd[len(self._mean) - 1]) ** 2
-        base: Floats = self.base_ms - share * (terms[:, -1] - self._mean[-1])
-        return base
+        return self._with_costs(self._model.posterior_mean.copy())
 
     def sample(self, generator: np.random.Generator, n_draws: int) -> Floats:
         """Draws of the terms, shape (n_draws, n_terms)."""
-        return self._terms(self._deviations.sample(generator, n_draws))
+        return self._with_costs(self._model.sample(generator, n_draws))
 
-    def _terms(self, deviations: Floats) -> Floats:
-        """The terms, shape (..., n_terms), of such deviations; costs are at least 0."""
-        own, in_common = deviations[..., :-2], deviations[..., -2:]
-        terms: Floats = self._mean + own + in_common @ self._common.T
-        terms[..., self._n_groups : -1] = np.maximum(terms[..., self._n_groups : -1], 0.0)
+    def base(self, terms: Floats) -> Floats:
+        """Latency of all-FP32 in each draw, in ms: the error of its timing is part of the fixed gain."""
+        share = (self._base_sd_ms / self._model.sd[-1]) ** 2
+        base: Floats = self.base_ms - share * (terms[:, -1] - self._model.mean[-1])
+        return base
+
+    def _with_costs(self, terms: Floats) -> Floats:
+        costs = terms[..., self._n_groups : -1]
+        np.maximum(costs, 0.0, out=costs)
         return terms
 
     def predict(self, plans: Bools, terms: Floats) -> Floats:
@@ -192,18 +178,13 @@ def profiled_gains(plans: Bools, group_ms: Floats) -> tuple[Floats, Floats]:
     NaN where a group was not profiled in both precisions. ``group_ms`` has the time of each group in each plan.
     """
     is_known = np.isfinite(group_ms)
-
-    def times(chosen: Bools) -> tuple[Floats, Floats]:
-        count = chosen.sum(axis=0)
-        with np.errstate(invalid="ignore"):
-            mean: Floats = np.where(chosen, group_ms, 0.0).sum(axis=0) / np.where(count, count, np.nan)
-        return mean, count
-
-    (fp32, fp32_count), (fp16, fp16_count) = times(is_known & ~plans), times(is_known & plans)
     with np.errstate(divide="ignore", invalid="ignore"):
-        sd: Floats = _PROFILE_NOISE * np.sqrt(fp32**2 / fp32_count + fp16**2 / fp16_count)
-    gains: Floats = fp32 - fp16
-    return gains, sd
+        counts = [(is_known & chosen).sum(axis=0) for chosen in (~plans, plans)]
+        fp32, fp16 = (
+            np.where(is_known & chosen, group_ms, 0.0).sum(axis=0) / count
+            for chosen, count in zip((~plans, plans), counts, strict=True)
+        )
+        return fp32 - fp16, _PROFILE_NOISE * np.sqrt(fp32**2 / counts[0] + fp16**2 / counts[1])
 
 
 def _mean(values: Floats) -> float:

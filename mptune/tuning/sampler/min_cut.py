@@ -9,13 +9,11 @@ represents them (Kohli, Ladicky and Torr, IJCV 82, 2009).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mptune.tuning.sampler.boundaries import Boundary, End, storage_types
-from mptune.tuning.sampler.plan_rows import Bools, Columns, Floats
+from mptune.tuning.sampler.plans import Bools, Boundary, Columns, End, Floats, storage_types
 
 _SOURCE, _SINK = -1, -2
 """Ends of arcs that are no nodes."""
@@ -27,11 +25,9 @@ _INFINITE = 2**30
 _TOTAL = 2**29
 """Capacities are int32, and the flows of a batch are summed in one int32: at most this much together."""
 
-Layout = tuple[int, NDArray[np.int64], NDArray[np.int32], NDArray[np.int32]]
-
 
 class CutSolver:
-    """Solves many problems of one structure at a time. Made once for the columns of a search."""
+    """Solves many problems of one structure at a time."""
 
     def __init__(self, columns: Columns, boundaries: Sequence[Boundary]) -> None:
         """Lay out the graph."""
@@ -44,7 +40,6 @@ class CutSolver:
                 self._add_casts(boundary, index, number, reduced, numbers)
         arcs = np.array(self._arcs, dtype=np.int64).reshape(-1, 3)
         self._from, self._to, self._boundary = arcs.T
-        self._layout = lru_cache(maxsize=4)(self._lay_out)
 
     def _add_casts(
         self, boundary: Boundary, index: int, number: int, reduced: NDArray[np.uint8], numbers: dict[str, int]
@@ -101,33 +96,23 @@ class CutSolver:
         limit[limit < 1e-200] = 1.0
         padded = np.hstack([costs, np.full((count, 1), np.inf)])  # the last column is that of arcs that are never cut
         capacities = np.hstack([rewards, penalties, padded[:, self._boundary]]) * (_TOTAL / count / limit)
-        integers = np.rint(np.minimum(capacities, _INFINITE)).astype(np.int64)
-        source, inverse, columns, pointers = self._layout(count)
-        merged = np.bincount(inverse, weights=integers.ravel(), minlength=len(columns))
-        merged = np.minimum(merged, _INFINITE).astype(np.int32)
-        graph = csr_array((merged, columns, pointers), shape=(source + 2, source + 2))
-        residual = graph - maximum_flow(graph, source, source + 1).flow  # >= 0
-        residual.eliminate_zeros()
-        reached = np.zeros(source + 2, dtype=bool)
-        reached[breadth_first_order(residual, source, return_predecessors=False)] = True
-        sides: Bools = reached[:source].reshape(count, self._n_nodes)[:, : self._n_groups]
-        return sides
-
-    def _lay_out(self, count: int) -> Layout:
-        """The arcs of ``count`` problems side by side in the order in which CSR wants them; parallel ones are merged.
-
-        Returns:
-            The source, behind which is the sink; the place of each arc among the merged ones; their columns; and where
-            each row begins.
-        """
-        source = count * self._n_nodes
+        integers = np.rint(np.minimum(capacities, _INFINITE)).astype(np.int64)  # (n_problems, n_arcs)
+        # The problems side by side in one graph, its arcs in the order in which CSR wants them; parallel ones merged.
+        source = count * self._n_nodes  # behind all nodes; the sink is behind it
         groups = np.arange(self._n_groups)
         starts = np.concatenate([np.full(self._n_groups, _SOURCE), groups, self._from])
         ends = np.concatenate([groups, np.full(self._n_groups, _SINK), self._to])
         offsets = np.arange(count)[:, None] * self._n_nodes
         rows = np.where(starts == _SOURCE, source, starts + offsets).ravel()
         columns = np.where(ends == _SINK, source + 1, ends + offsets).ravel()
-        key = rows * (source + 2) + columns
-        unique, inverse = np.unique(key, return_inverse=True)
-        pointers = np.searchsorted(unique // (source + 2), np.arange(source + 3))
-        return source, inverse, (unique % (source + 2)).astype(np.int32), pointers.astype(np.int32)
+        arcs, inverse = np.unique(rows * (source + 2) + columns, return_inverse=True)
+        pointers = np.searchsorted(arcs // (source + 2), np.arange(source + 3)).astype(np.int32)
+        merged = np.bincount(inverse, weights=integers.ravel(), minlength=len(arcs))
+        merged = np.minimum(merged, _INFINITE).astype(np.int32)
+        graph = csr_array((merged, (arcs % (source + 2)).astype(np.int32), pointers), shape=(source + 2, source + 2))
+        residual = graph - maximum_flow(graph, source, source + 1).flow  # >= 0
+        residual.eliminate_zeros()
+        reached = np.zeros(source + 2, dtype=bool)
+        reached[breadth_first_order(residual, source, return_predecessors=False)] = True
+        sides: Bools = reached[:source].reshape(count, self._n_nodes)[:, : self._n_groups]
+        return sides

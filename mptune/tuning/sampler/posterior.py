@@ -7,8 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from mptune.tuning.sampler.boundaries import Boundary
-from mptune.tuning.sampler.plan_rows import Bools, Columns, Floats
+from mptune.tuning.sampler.plans import Bools, Boundary, Columns, Floats
 
 
 @dataclass(frozen=True)
@@ -54,15 +53,14 @@ class Prior:
 
 @dataclass(frozen=True)
 class BuiltPlans:
-    """Plans that were built or are being built, and what came of them.
+    """Plans that were built or are being built, and what came of them; arrays of shape (n_plans,) but for ``plans``.
 
     Attributes:
         plans: shape (n_plans, n_groups), True is FP16.
-        latency_ms: median, shape (n_plans,); NaN where none was taken.
+        latency_ms: median; NaN where none was taken.
         latency_sd_ms: its standard error as measured; 0 where unknown or predicted.
-        error: objective error; NaN where there is none.
+        error: what the search minimises; NaN where there is none.
         finite: 1.0 where the plan built and its outputs are finite, 0.0 where not, NaN while it runs.
-        failed: where the plan gave no outputs at all, shape (n_plans,). None where no plan failed so.
         base_ms: latency of all-FP32; NaN before it is known.
         base_sd_ms: its standard error.
         emulated: plans that were emulated, not measured, shape (n_emulated, n_groups), and their errors, shape
@@ -70,6 +68,7 @@ class BuiltPlans:
         emulation_ratios: emulated error over measured error, of each plan that has both.
         group_ms: what each group took by the engine's own profiler, shape (n_plans, n_groups); NaN where that is not
             known. None where nothing was profiled.
+        failed: where the plan gave no outputs at all. None where no plan failed so.
     """
 
     plans: Bools
@@ -100,16 +99,12 @@ class BuiltPlans:
         return replace(self, emulated=(np.vstack([before[0], plans[is_valid]]), np.append(before[1], errors[is_valid])))
 
     def thinned(self, most: int) -> BuiltPlans:
-        """At most so many of the plans, and of the emulated ones, evenly spread over the search."""
+        """At most ``most`` of the plans, and of the emulated ones, evenly spread over the search."""
         counts = len(self.plans), len(self.emulations[1])
         rows, emulated = (np.linspace(0, count - 1, min(count, most)).astype(int) for count in counts)
-        by_plan = {name: getattr(self, name) for name in _BY_PLAN}
-        kept = {name: values[rows] for name, values in by_plan.items() if values is not None}
-        return replace(self, **kept, emulated=(self.emulations[0][emulated], self.emulations[1][emulated]))
-
-
-_BY_PLAN = ("plans", "latency_ms", "latency_sd_ms", "error", "finite", "group_ms", "failed")
-"""Fields of ``BuiltPlans`` with an entry for each plan."""
+        names = ("plans", "latency_ms", "latency_sd_ms", "error", "finite", "group_ms", "failed")
+        chosen = {name: value[rows] for name in names if (value := getattr(self, name)) is not None}
+        return replace(self, **chosen, emulated=(self.emulations[0][emulated], self.emulations[1][emulated]))
 
 
 class LinearGaussian:

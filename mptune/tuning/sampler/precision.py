@@ -25,27 +25,36 @@ example, without a prior::
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
 from optuna.distributions import BaseDistribution, CategoricalDistribution
-from optuna.samplers import BaseSampler, RandomSampler
+from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial
-from threadpoolctl import ThreadpoolController
+from threadpoolctl import threadpool_limits
 
+from mptune.errors import SettingsError
 from mptune.json_form import encode_float
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, REFERENCE_ERROR
 from mptune.tuning.sampler.acquisition import EhviEstimator, taught_by
 from mptune.tuning.sampler.candidates import find_candidates
-from mptune.tuning.sampler.emulation_design import design_plans
-from mptune.tuning.sampler.error_model import ErrorModel
+from mptune.tuning.sampler.error_model import ErrorModel, design_plans
 from mptune.tuning.sampler.overflow_model import OverflowModel
-from mptune.tuning.sampler.plan_rows import Bools, Floats, to_bits
+from mptune.tuning.sampler.plans import PRECISIONS, Bools, Floats, to_bits
 from mptune.tuning.sampler.posterior import BuiltPlans, Prior
-from mptune.tuning.sampler.trials import EHVI_ATTR, emulated_attr, is_precision, read_plans
+from mptune.tuning.sampler.trials import (
+    EHVI_ATTR,
+    HAS_TRIAL_CONSTRAINTS,
+    constraints_of,
+    emulated_attr,
+    read_plans,
+)
+
+SAMPLERS = ("precision", "tpe")
+"""The samplers that a search may be asked for by name: this one, and Optuna's TPE."""
 
 _DIRECTIONS = [StudyDirection.MINIMIZE, StudyDirection.MINIMIZE]
 
@@ -59,7 +68,7 @@ EMULATIONS_TO_LEARN = 8
 """Plans that are emulated before a proposal so that the groups' errors become known, at most."""
 
 _AT_FIRST = 4
-"""So many times as many before the first one, or about as many as there are groups where that is more."""
+"""Times as many before the first one, or about as many as there are groups where that is more."""
 
 _DESIGN_ROUNDS = 5
 """Rounds in which they are emulated: what is in doubt shows in the first ones."""
@@ -109,7 +118,8 @@ class PrecisionSampler(BaseSampler):
         if self._prior is not None:
             return {group: CategoricalDistribution(options) for group, options in self._prior.columns.options.items()}
         for other in study.get_trials(deepcopy=False):
-            precisions = {name: d for name, d in other.distributions.items() if is_precision(d)}
+            every = other.distributions.items()
+            precisions = {name: d for name, d in every if {*getattr(d, "choices", ())} == {*PRECISIONS}}
             if precisions and other.number != trial.number:
                 return dict(precisions)
         return {}
@@ -132,7 +142,12 @@ class PrecisionSampler(BaseSampler):
         if not math.isfinite(built.base_ms):
             return {}
         generator = np.random.default_rng([self._seed, trial.number])
-        with _blas().limit(limits=1, user_api="blas"):
+        import scipy.linalg  # noqa: F401  Slow to import; only a library that is loaded is limited.
+
+        # Matrices of some hundred rows are multiplied no sooner by many threads, which wait by spinning: with two, a
+        # proposal for 64 groups took 0.34 s of processor time after 100 plans and 0.68 s after 400; with one 0.06 s
+        # and 0.09 s.
+        with threadpool_limits(limits=1, user_api="blas"):
             plan, ehvi, emulated_errors = self.propose(prior, built, generator)
         if plan is None:
             return {}
@@ -158,27 +173,48 @@ class PrecisionSampler(BaseSampler):
     ) -> tuple[Bools | None, float, dict[str, float | str]]:
         """The plan with the largest expected hypervolume improvement, weighed by its probability to be finite.
 
-        Where the groups' errors are in doubt, plans that tell of them are emulated first. The finalists are emulated, a
-        few at a time, until the best of them is one whose error is known. ``built.base_ms`` must be known.
+        ``built.base_ms`` must be known.
 
         Returns:
             The plan, shape (n_groups,), True is FP16 (None where every plan is built), its EHVI, and the errors that
             were emulated for it, as ``EMULATED_ATTR`` has them.
         """
-        emulated_errors: dict[str, float | str] = {}
+        n_groups, emulated_errors = len(prior.groups), dict[str, float | str]()
+
+        def emulated(plans: Bools) -> Floats:  # (n_plans,), NaN where emulation fails
+            assert self._emulate is not None
+            errors = np.array(self._emulate([prior.columns.choices(plan) for plan in plans]), dtype=float)
+            valid = [(to_bits(plan), e) for plan, e in zip(plans, errors, strict=True) if not math.isnan(e)]
+            emulated_errors.update({bits: encode_float(error) for bits, error in valid})
+            return errors
+
         error_model, overflow = ErrorModel(prior, taught_by(prior, built)), OverflowModel(prior, built)
-        left = self._allowed_to_learn(prior, built)
+        # Where the groups' errors are in doubt, plans that tell of them are emulated first, in rounds, as what is in
+        # doubt shows in the first ones. It matters most to know the errors of groups that gain much.
+        left = 0 if self._emulate is None else self._emulations_to_learn
+        if not len(built.emulations[0]):
+            left *= max(_AT_FIRST, n_groups // EMULATIONS_TO_LEARN)
         at_a_time = max(EMULATIONS_TO_LEARN, left // _DESIGN_ROUNDS)
-        while left > 0 and len(designed := self._designed(prior, built, error_model, overflow, min(left, at_a_time))):
-            built = built.with_emulated(designed, self._emulated(prior, designed, emulated_errors))
+        gains = np.abs(np.ones(n_groups) if prior.gains_ms is None else np.array(prior.gains_ms))
+        while left > 0:
+            before = built.emulations[0]
+            tried, may_be_fp16 = np.vstack([built.plans, before]), overflow.probabilities <= 0.5
+            drawn = np.random.default_rng([n_groups, len(before)])
+            count = min(left, at_a_time)
+            designed = design_plans(error_model, gains + gains.mean(), may_be_fp16, tried, count, drawn)
+            if not len(designed):
+                break
+            built = built.with_emulated(designed, emulated(designed))
             error_model, overflow = ErrorModel(prior, taught_by(prior, built)), OverflowModel(prior, built)
             left -= len(designed)
-        estimator = EhviEstimator(
-            prior, built, generator, self._reference(built), error_model, overflow, self._error_floor
-        )
+        reference = self._reference_error
+        if math.isinf(reference):
+            reference = max(float(np.nanmax(built.error, initial=0.0)), 10 * self._error_floor)
+        estimator = EhviEstimator(prior, built, generator, reference, error_model, overflow, self._error_floor)
         finalists = find_candidates(prior, estimator, built.plans, generator).best(_FINALISTS)
         if not len(finalists):
             return None, 0.0, {}
+        # The finalists are emulated, a few at a time, until the best of them is one whose error is known.
         errors = estimator.emulated_errors(finalists)
         is_emulated = ~np.isnan(errors)
         for round_ in range(_EMULATION_ROUNDS + 1):
@@ -187,51 +223,35 @@ class PrecisionSampler(BaseSampler):
             if self._emulate is None or is_emulated[order[0]] or round_ == _EMULATION_ROUNDS:
                 break
             few = order[~is_emulated[order]][:_EMULATED_AT_A_TIME]
-            errors[few] = self._emulated(prior, finalists[few], emulated_errors)
+            errors[few] = emulated(finalists[few])
             is_emulated[few] = True
         return finalists[order[0]], max(float(ehvi[order[0]]), 0.0), emulated_errors
 
-    def _reference(self, built: BuiltPlans) -> float:
-        """Error past which a plan is worth nothing."""
-        if math.isinf(self._reference_error):
-            return max(float(np.nanmax(built.error, initial=0.0)), 10 * self._error_floor)
-        return self._reference_error
 
-    def _allowed_to_learn(self, prior: Prior, built: BuiltPlans) -> int:
-        """How many plans may be emulated for this proposal to learn the groups' errors."""
-        if self._emulate is None:
-            return 0
-        most = self._emulations_to_learn
-        is_first = not len(built.emulations[0])
-        return most * max(_AT_FIRST, len(prior.groups) // EMULATIONS_TO_LEARN) if is_first else most
-
-    def _designed(
-        self, prior: Prior, built: BuiltPlans, error_model: ErrorModel, overflow: OverflowModel, most: int
-    ) -> Bools:
-        """Plans whose emulation tells of the groups' errors, shape (n_plans, n_groups), at most so many."""
-        emulated = built.emulations[0]
-        gains = np.abs(np.ones(len(prior.groups)) if prior.gains_ms is None else np.array(prior.gains_ms))
-        generator = np.random.default_rng([len(prior.groups), len(emulated)])
-        tried = np.vstack([built.plans, emulated])
-        may_be = overflow.probabilities <= 0.5
-        return design_plans(error_model, gains + gains.mean(), may_be, tried, most, generator)
-
-    def _emulated(self, prior: Prior, plans: Bools, emulated_errors: dict[str, float | str]) -> Floats:
-        """The errors of plans, shape (n_plans,), NaN where emulation fails; those that are known are noted."""
-        assert self._emulate is not None
-        errors = np.array(self._emulate([prior.columns.choices(plan) for plan in plans]), dtype=float)
-        pairs = zip(plans, errors, strict=True)
-        emulated_errors.update({to_bits(plan): encode_float(e) for plan, e in pairs if not math.isnan(e)})
-        return errors
+def derive_seed(seed: int, trials: int) -> int:
+    """A seed that differs for every number of trials, so that a resumed sampler does not repeat itself."""
+    return int(np.random.SeedSequence([seed, trials]).generate_state(1)[0])
 
 
-@cache
-def _blas() -> ThreadpoolController:
-    """Limits the threads of every BLAS that the sampler computes with; to find them takes milliseconds.
+def check_sampler(name: str) -> None:
+    """Refuse a name that is no sampler's."""
+    if name not in SAMPLERS:
+        hint = f"choose one of {', '.join(SAMPLERS)}; a run that used another one goes on with any"
+        raise SettingsError(f"there is no sampler {name!r}", hint)
 
-    Matrices of some hundred rows are multiplied no sooner by many threads, which wait by spinning: with two, a proposal
-    for 64 groups took 0.34 s of processor time after 100 plans and 0.68 s after 400; with one 0.06 s and 0.09 s.
-    """
-    import scipy.linalg  # noqa: F401  Slow to import; only a library that is loaded is limited.
 
-    return ThreadpoolController()
+def make_sampler(name: str | None, seed: int) -> BaseSampler:
+    """Make a sampler by name; None, where all plans are enqueued, is uniformly random."""
+    if name is None:
+        return RandomSampler(seed=seed)
+    check_sampler(name)
+    return PrecisionSampler(seed=seed) if name == "precision" else make_tpe(seed)
+
+
+def make_tpe(seed: int) -> BaseSampler:
+    """Optuna's TPE over all groups at once, aware of running trials and of constraints."""
+    options: dict[str, Any] = {} if HAS_TRIAL_CONSTRAINTS else {"constraints_func": constraints_of}
+    with warnings.catch_warnings():
+        # multivariate, constant_liar and constraints_func are marked experimental in some releases.
+        warnings.simplefilter("ignore")
+        return TPESampler(multivariate=True, constant_liar=True, seed=seed, **options)

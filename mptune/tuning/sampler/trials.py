@@ -12,20 +12,22 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from mptune.json_form import decode_float
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
-from mptune.tuning.sampler.plan_rows import PRECISIONS, Columns, from_bits, to_bits
+from mptune.tuning.sampler.plans import Columns, from_bits, to_bits
 from mptune.tuning.sampler.posterior import BuiltPlans
 
 JSON_MARK = "~"
 """Begins the names of attributes that hold JSON for mptune alone: Optuna's tools sort by name, so they come last."""
 
-TIMING_ATTR = f"{JSON_MARK}timing"
-"""Trial attribute: ``{"latency_ms", "sd_ms"}``: the latency, also of a plan whose outputs are not finite, and its
-standard error; ``"group_ms"`` beside them: what groups took by the engine's own profiler, where it has one."""
+OUTCOME_ATTR = "outcome"
+"""Trial attribute: what became of the plan, in one JSON object, written before the trial is finished.
+
+``"values"``: the trial's, null where it did not build or its outputs are not finite. ``"evaluation"``, where it gave
+outputs: of it the sampler reads ``"latency"`` with ``"median_ms"`` and ``"ci95_ms"``; beside it ``"group_ms"``, what
+groups took by the engine's own profiler, where it has one. ``"failure"``: why it gave none."""
 
 EHVI_ATTR = "expected hypervolume improvement"
 """Trial attribute: by how much the hypervolume (0 to 1) was expected to grow when the plan was proposed."""
@@ -37,46 +39,44 @@ EMULATED_ATTR = f"{JSON_MARK}emulated plans"
 PLAN_ATTR = f"{JSON_MARK}plan"
 """Trial attribute: group -> precision of a whole plan that the search space does not hold, such as all-FP32."""
 
-CONSTRAINT_ATTR = "constraint"
-"""Trial attribute: 0.0 for a feasible plan, 1.0 for one that cannot build or is not finite."""
-
 HAS_TRIAL_CONSTRAINTS = hasattr(Trial, "set_constraint")
 """Optuna 5 keeps constraints on the trial; before, the sampler asks ``constraints_of`` for them."""
 
-FAILURE_ATTR = "failure"
-"""Trial attribute: why a plan gave no outputs; absent where it gave outputs, if not finite ones."""
+_NORMAL_95 = 1.96
 
 
-def set_feasible(trial: Trial, is_feasible: bool) -> None:
-    """Write once whether the plan built and its outputs are finite, as the samplers read it; before ``tell``."""
-    if CONSTRAINT_ATTR in trial.user_attrs:
-        return
-    violation = 0.0 if is_feasible else 1.0
-    trial.set_user_attr(CONSTRAINT_ATTR, violation)
+def set_outcome(trial: Trial, outcome: Mapping[str, Any]) -> None:
+    """Write what became of a plan, as the samplers read it; before ``tell``."""
     if HAS_TRIAL_CONSTRAINTS:
-        trial.set_constraint("feasible", violation)
+        trial.set_constraint("feasible", 1.0 if outcome["values"] is None else 0.0)
+    trial.set_user_attr(OUTCOME_ATTR, dict(outcome))
+
+
+def outcome_of(trial: FrozenTrial) -> Mapping[str, Any]:
+    """What ``OUTCOME_ATTR`` holds; empty before the plan has an outcome."""
+    outcome: Mapping[str, Any] = trial.user_attrs.get(OUTCOME_ATTR, {})
+    return outcome
 
 
 def constraints_of(trial: FrozenTrial) -> Sequence[float]:
     """The ``constraints_func`` of Optuna's samplers: positive where the plan is not feasible."""
-    return (float(trial.user_attrs.get(CONSTRAINT_ATTR, 0.0)),)
+    return (1.0 if outcome_of(trial).get("values", ()) is None else 0.0,)
 
 
-def timing_of(trial: FrozenTrial) -> Mapping[str, Any]:
-    """What ``TIMING_ATTR`` holds; empty where the plan was not timed."""
-    timing: Mapping[str, Any] = trial.user_attrs.get(TIMING_ATTR, {})
-    return timing
+def timing_of(trial: FrozenTrial) -> tuple[float, float]:
+    """Latency, also of a plan whose outputs are not finite, and its standard error; NaN and 0 where none was timed."""
+    latency = outcome_of(trial).get("evaluation", {}).get("latency")
+    if latency is None:
+        return math.nan, 0.0
+    low, high = map(decode_float, latency["ci95_ms"])
+    sd_ms = (high - low) / (2 * _NORMAL_95)
+    return decode_float(latency["median_ms"]), sd_ms if math.isfinite(sd_ms) else 0.0
 
 
 def ehvi_of(trial: FrozenTrial) -> float | None:
     """The expected hypervolume improvement of the plan when it was proposed; None where another sampler proposed it."""
     ehvi = trial.user_attrs.get(EHVI_ATTR)
     return None if ehvi is None else float(ehvi)
-
-
-def is_precision(distribution: BaseDistribution) -> bool:
-    """Whether a parameter's choices are those of a free group."""
-    return isinstance(distribution, CategoricalDistribution) and set(distribution.choices) == set(PRECISIONS)
 
 
 def emulated_attr(error_name: str) -> str:
@@ -128,7 +128,7 @@ def read_plans(
     ]
     only_emulated = {bits: value for bits, value in emulated.items() if bits not in measured}
     emulated_plans = from_bits(list(only_emulated), len(columns.groups))
-    profiles = [timing_of(trial).get("group_ms") or {} for _, trial, _ in counted]
+    profiles = [outcome_of(trial).get("group_ms") or {} for _, trial, _ in counted]
     group_ms = np.array([[profile.get(group, math.nan) for group in columns.groups] for profile in profiles])
     return BuiltPlans(
         from_bits([bits for bits, *_ in counted], len(columns.groups)),
@@ -146,16 +146,15 @@ def read_plans(
 
 
 def _gave_nothing(trial: FrozenTrial) -> bool:
-    return trial.state is TrialState.PRUNED and FAILURE_ATTR in trial.user_attrs
+    return trial.state is TrialState.PRUNED and "failure" in outcome_of(trial)
 
 
 def _figures(trial: FrozenTrial, errors: Mapping[int, float]) -> tuple[float, float, float, float]:
     """Latency, its standard error, error, and whether the plan is finite, as ``BuiltPlans`` has them."""
-    timing = timing_of(trial)
-    sd_ms = float(timing.get("sd_ms", 0.0))
+    latency_ms, sd_ms = timing_of(trial)
     if trial.state is TrialState.COMPLETE:
         latency_ms, error = trial.values
         return float(latency_ms), sd_ms, float(errors.get(trial.number, error)), 1.0
     if trial.state is TrialState.PRUNED:
-        return float(timing.get("latency_ms", math.nan)), sd_ms, math.nan, 0.0
+        return latency_ms, sd_ms, math.nan, 0.0
     return math.nan, sd_ms, math.nan, math.nan

@@ -6,9 +6,9 @@ Thresholds are relative L2. FP32 on two engines differs by 1e-7 to 1e-5, TF32 by
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from mptune.data.metrics.accuracy import OutputError
+from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError
 from mptune.engines.base import Failure, ReferenceReport
 from mptune.errors import BaselineError
 from mptune.finding import Finding, FindingOrigin, OutputColumns, Where, by_severity
@@ -94,7 +94,7 @@ def optimisation_findings(
 
 def check_ranges(ranges: Mapping[str, TensorRange]) -> tuple[str, ...]:
     """Check that every tensor of the untouched model is finite in FP32."""
-    counts = {tensor: seen.non_finite for tensor, seen in ranges.items() if seen.non_finite}
+    counts = {tensor: values.non_finite for tensor, values in ranges.items() if values.non_finite}
     if not counts:
         return ()
     tensor, count = next(iter(counts.items()))
@@ -105,20 +105,15 @@ def check_ranges(ranges: Mapping[str, TensorRange]) -> tuple[str, ...]:
     )
 
 
-def check_objective(error: OutputError, metric: str) -> None:
-    """Check that the objective of the all-FP32 plan, whose outputs are finite, is a finite number."""
-    value = error.value(metric)
-    if error.non_finite == 0 and not math.isfinite(value):
-        raise BaselineError(
-            f"the metric {metric} is {value} for all-FP32, whose outputs are finite; {_NOT_PRECISION}",
-            "see that the metric returns a finite number for the model's outputs on every sample",
-        )
-
-
 def check_first_evaluation(error: OutputError, settings: SearchSettings) -> tuple[Finding, ...]:
     """What is checked of the all-FP32 plan before any other is evaluated: engine, objective, tolerances."""
     findings = check_baseline(error, tf32=settings.tf32, skip=settings.skip_checks)
-    check_objective(error, settings.metric)
+    value = error.value(settings.metric)
+    if error.non_finite == 0 and not math.isfinite(value):
+        raise BaselineError(
+            f"the metric {settings.metric} is {value} for all-FP32, whose outputs are finite; {_NOT_PRECISION}",
+            "see that the metric returns a finite number for the model's outputs on every sample",
+        )
     check_columns(settings.tolerance, error)
     return findings
 
@@ -127,7 +122,7 @@ def check_baseline(
     error: OutputError, *, tf32: bool, origin: FindingOrigin = "search", skip: bool = False
 ) -> tuple[Finding, ...]:
     """Check that the engine of the all-FP32 plan agrees with the reference."""
-    findings = tuple(_engine_findings(error, tf32, origin))
+    findings = _engine_findings(error, origin, tf32=tf32)
     if not skip:
         stop_at_errors(findings)
     return findings
@@ -137,40 +132,39 @@ def held_out_baseline(
     error: OutputError | None, *, tf32: bool, origin: FindingOrigin = "search"
 ) -> tuple[Finding, ...]:
     """As ``check_baseline`` on the held-out samples, which stops nothing any more; nothing where they were not met."""
-    every = () if error is None else _engine_findings(error, tf32, origin, is_held_out=True)
+    every = () if error is None else _engine_findings(error, origin, tf32=tf32, held_out=True)
     return tuple(finding for finding in every if finding.code == ENGINE_CODE)
 
 
 def _engine_findings(
-    error: OutputError, tf32: bool, origin: FindingOrigin, *, is_held_out: bool = False
-) -> Iterator[Finding]:
-    def differs(kind: str, outputs: Iterable[str], evidence: Mapping[str, float], **names: object) -> Finding:
-        where = Where(outputs=tuple(OutputColumns(name) for name in outputs))
-        severity: Severity | None = "warning" if is_held_out else None
-        names["held_out"] = is_held_out
-        return Finding.of(ENGINE_CODE, origin, where, evidence, kind=kind, severity=severity, **names)
-
-    if error.non_finite:
-        bad = [name for name, values in error.per_output.items() if any(values.get("non_finite", ()))]
-        yield differs("not finite", bad, {"non_finite": error.non_finite})
-        return
+    error: OutputError, origin: FindingOrigin, *, tf32: bool, held_out: bool = False
+) -> tuple[Finding, ...]:
     # A row at a threshold may come and go with the order of a sum: pairs show whether the engine computes the same.
     pairs = error.of_pairs
     value, limit = pairs.value("relative_l2"), FP32_LIMIT_TF32 if tf32 else FP32_LIMIT
-    shown = f"{value:.1e}" if math.isfinite(value) else str(value)
-    if not value <= limit:
-        yield differs("far", [_worst_output(pairs)], {"relative_l2": value, "limit": limit}, shown=shown)
-        return
-    if error.unmatched_rows:
-        evidence = {"rows": error.unmatched_rows}
-        yield Finding.of("value-dependent-shape", origin, Where(), evidence, kind="unmatched")
-    if value > FP32_WARNING and not tf32:
-        yield differs("near", [_worst_output(pairs)], {"relative_l2": value, "limit": FP32_WARNING}, shown=shown)
+    kind, outputs, evidence = "", [], {"relative_l2": value, "limit": limit}
+    if error.non_finite:
+        kind, evidence = "not finite", {"non_finite": error.non_finite}
+        outputs = [name for name, values in error.per_output.items() if any(values.get("non_finite", ()))]
+    elif not value <= limit:
+        kind = "far"
+    elif value > FP32_WARNING and not tf32:
+        kind, evidence = "near", {"relative_l2": value, "limit": FP32_WARNING}
+    findings = []
+    if error.unmatched_rows and kind in ("", "near"):
+        rows = {"rows": error.unmatched_rows}
+        findings.append(Finding.of("value-dependent-shape", origin, Where(), rows, kind="unmatched"))
+    if kind:
 
+        def worst(name: str) -> float:
+            largest = max(pairs.per_output[name].get("relative_l2", (0.0,)), default=0.0)
+            return largest if math.isfinite(largest) else math.inf
 
-def _worst_output(error: OutputError) -> str:
-    def of(name: str) -> float:
-        largest = max(error.per_output[name].get("relative_l2", (0.0,)), default=0.0)
-        return largest if math.isfinite(largest) else math.inf
-
-    return max((name for name in error.per_output if name != "*"), key=of, default="")
+        outputs = outputs or [max((name for name in pairs.per_output if name != ALL_OUTPUTS), key=worst, default="")]
+        names: dict[str, object] = {"held_out": held_out}
+        if kind != "not finite":
+            names["shown"] = f"{value:.1e}" if math.isfinite(value) else str(value)
+        severity: Severity | None = "warning" if held_out else None
+        where = Where(outputs=tuple(map(OutputColumns, outputs)))
+        findings.append(Finding.of(ENGINE_CODE, origin, where, evidence, kind=kind, severity=severity, **names))
+    return tuple(findings)

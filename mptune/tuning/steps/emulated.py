@@ -17,7 +17,6 @@ from mptune.tuning.evaluation import EmulatedError, Evaluation
 from mptune.tuning.failures import describe
 from mptune.tuning.fronts.searched_error import searched_error
 from mptune.tuning.listener import Listener
-from mptune.tuning.record.attributes import by_group
 from mptune.tuning.sampler.precision import EMULATIONS_TO_LEARN
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.attempts import FAULTS_IN_A_ROW, check_machine, in_fresh_processes
@@ -58,7 +57,6 @@ class PlanEmulator:
 
         Those of groups that are not emulated are added in squares, as measured; NaN where an error is not known.
         """
-        choices = [by_group(each) for each in choices]
         fp32 = dict.fromkeys(self._space.not_emulated, str(Precision.FP32))
         plans = [self._space.plan({**each, **fp32}) for each in choices]
         new = {plan.fingerprint: plan for plan in plans if plan.fingerprint not in self._errors}

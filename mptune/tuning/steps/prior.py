@@ -24,11 +24,9 @@ from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, REFERENCE_ERROR
 from mptune.tuning.fronts.searched_error import part_errors, searched_as, searched_error
 from mptune.tuning.listener import Listener
 from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.sampler.boundaries import Boundary, Crossings, End
-from mptune.tuning.sampler.plan_rows import Floats
+from mptune.tuning.sampler.plans import Boundary, Crossings, End, Floats
 from mptune.tuning.sampler.posterior import Prior
-from mptune.tuning.sampler.precision import PrecisionSampler
-from mptune.tuning.sampler.stock import derive_seed
+from mptune.tuning.sampler.precision import PrecisionSampler, derive_seed
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.attempts import in_fresh_processes
 from mptune.tuning.steps.emulated import PlanEmulator
@@ -112,7 +110,7 @@ class Knowledge:
             seeds, spent = len(self._space.seeds), record.spent
             soon = min(max(AT_FIRST, _SOON * seeds * self._per_plan), _SOON * spent * self._per_plan)
             allowed = soon + _PER_PLAN_SAMPLE * self._per_plan * max(0, spent - seeds)
-        if self.errors.take(allowed, wait=not self._announced) or not self._announced:
+        if self.errors.take(allowed) or not self._announced:
             self._update()
             self._announce()
         to_learn = 0
@@ -123,7 +121,7 @@ class Knowledge:
             if evaluation.number not in self._searched:
                 self._searched[evaluation.number] = searched_error(evaluation.error, self._law, self._settings)
         return PrecisionSampler(
-            replace(self.prior, groups=record.parameters(self.prior.groups)),
+            self.prior,
             derive_seed(self._settings.seed, 0),
             # Of metrics that do not add in squares the largest error so far bounds the front.
             error_scale=REFERENCE_ERROR if record.metric in ADD_IN_SQUARES else math.inf,

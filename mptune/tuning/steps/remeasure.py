@@ -29,7 +29,6 @@ from mptune.tuning.fronts.choosing import could_be_chosen
 from mptune.tuning.fronts.dominance import in_doubt, pareto
 from mptune.tuning.fronts.limits import feasible
 from mptune.tuning.listener import Listener, count_down
-from mptune.tuning.reasons.unconfirmed import Unconfirmed
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.sessions import Sessions, anchored
 from mptune.tuning.steps.attempts import FAULTS_IN_A_ROW, check_machine, once_more, try_twice
@@ -116,7 +115,7 @@ def announce(listener: Listener, record: StudyRecord, settings: SearchSettings) 
     """Say how much is left of a search: of its budget, and to confirm a front as long as that of now."""
     baseline, done = record.baseline(), record.spent
     if baseline is not None:
-        failed = len(record.trials.failed())
+        failed = len(record.failed())
         points = min(done - failed, settings.confirm_points)
         size = record.space.size + 1  # all-FP32 may be outside of it
         confirming = points * rounds_needed(settings, baseline.latency.source)
@@ -223,24 +222,28 @@ def measure_again(
 
 def confirmed_evaluations(
     record: StudyRecord, rounds: int, latency: LatencySettings, points: Sequence[Evaluation] | None = None
-) -> tuple[tuple[Evaluation, ...], tuple[Unconfirmed, ...]]:
+) -> tuple[tuple[Evaluation, ...], tuple[tuple[Evaluation, Failure | None], ...]]:
     """What re-measuring has shown, read back from the record.
 
     The latency of a point is summed up again over its rounds, with an interval that holds what differs between sessions
     (``Sessions``), as all that was measured since shows it. The held-out error is that of the worst round.
     ``remeasured`` is True only where latency was measured again, in all rounds or until its place was not in doubt.
+
+    Returns:
+        The plans as they are now, and those that could not be re-measured: with the failure, and as the search left
+        them; or with None where their outputs are not finite on the held-out samples.
     """
     notes, sessions = record.notes(_PREFIX), Sessions(record)
     kept: list[Evaluation] = []
-    unconfirmed: list[Unconfirmed] = []
+    unconfirmed: list[tuple[Evaluation, Failure | None]] = []
     for point in candidates(record.evaluations()) if points is None else points:
         rounds_taken = _rounds_of(notes, point.plan)
         failure = next((Failure.from_json(n["failure"]) for n in rounds_taken if "failure" in n), None)
         pooled = _pooled(point, rounds_taken, rounds, latency, sessions)
         if not pooled.is_finite:
-            unconfirmed.append(Unconfirmed(pooled, None, _finite_rounds(point, rounds_taken)))
+            unconfirmed.append((pooled, None))
         elif failure is not None:
-            unconfirmed.append(Unconfirmed(point, failure))
+            unconfirmed.append((point, failure))
         if pooled.is_finite:
             kept.append(pooled)
         elif point.origin == ORIGIN_FP32:
@@ -285,12 +288,6 @@ def _pooled(
         remeasured=latency.source == "measured",
         warnings=tuple(dict.fromkeys((*point.warnings, *(w for n in notes for w in n["warnings"])))),
     )
-
-
-def _finite_rounds(point: Evaluation, notes: Sequence[Mapping[str, Any]]) -> int:
-    """In how many rounds the outputs of a plan were finite."""
-    held = [note["error"] for note in notes if _holds(note, point.metric)]
-    return sum(_is_finite(OutputError.from_json(error), point.ignored) for error in held)
 
 
 def _is_finite(error: OutputError, ignored: tuple[str, ...]) -> bool:

@@ -8,8 +8,8 @@ left is taken between plans, in proportion to them, so that a resumed search goe
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Collection, Mapping
+import random
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,8 +34,6 @@ SENSITIVITY_JSON = "sensitivity.json"
 
 KNOWN_WELL = 0.15
 """A one-group error whose relative doubt is at most this needs no more samples: the law of squares is no better."""
-
-_WAIT_S = 0.3
 
 _AT_A_TIME = 8
 """Groups per job: an interrupted run repeats at most one job, and progress is reported after each."""
@@ -96,7 +94,6 @@ class Sensitivity(JsonForm):
 class _Job:
     """Groups that are emulated on one part of the samples."""
 
-    key: str
     part: range
     groups: tuple[str, ...]
 
@@ -114,12 +111,11 @@ class OneGroupErrors:
         shared: SharedErrors | None = None,
         settings: SearchSettings | None = None,
         limits: Limits | None = None,
-        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """Go on where the file at ``path`` ends; ``metric`` is the statistic that adds in squares."""
         self._space, self._toolchain, self._listener = space, toolchain, listener
         self._metric, self._settings = metric, settings or SearchSettings()
-        self._path, self._shared, self._limits, self._sleep = path, shared, limits, sleep
+        self._path, self._shared, self._limits = path, shared, limits
         self._parts = toolchain.emulated_samples.parts
         self._saved = Sensitivity.load(path, metric)
         # Under tolerances that the search did not have before, errors are taken anew.
@@ -136,11 +132,8 @@ class OneGroupErrors:
         """Emulations so far, each of one group on one sample; those of all workers, and of earlier runs."""
         return sum(map(self._samples, self._errors)) + len(self._failed - self._errors.keys())
 
-    def take(self, allowed: float, *, wait: bool = False) -> bool:
-        """Emulate what is wanted most while ``spent`` stays within what is allowed; whether more is known than before.
-
-        Where other workers have all in work that is still wanted, ``wait`` for them.
-        """
+    def take(self, allowed: float) -> bool:
+        """Emulate what is wanted most while ``spent`` stays within what is allowed; whether more is known then."""
         before = self.spent
         while self._limits is None or self._limits.reached() is None:
             if self._shared is not None:
@@ -148,16 +141,12 @@ class OneGroupErrors:
                     for group in errors.keys() & set(self._space.free):
                         self._add(group, part, errors[group])
             jobs = [job for job in self._wanted() if self.spent + len(job.part) * len(job.groups) <= allowed]
-            job = jobs[0] if jobs else None
-            if self._shared is not None:
-                key = self._shared.claim([job.key for job in jobs])
-                job = next((job for job in jobs if job.key == key), None)
-            if job is not None:
-                self._do(job)
-            elif jobs and wait:
-                self._sleep(_WAIT_S)
-            else:
+            if not jobs:
                 break
+            # Several workers take the jobs of the first rank in a random order, so that they seldom take the same.
+            is_alone = self._shared is None or self._shared.is_alone
+            first = [job for job in jobs if (job.part.start > 0) == (jobs[0].part.start > 0)]
+            self._do(jobs[0] if is_alone else random.choice(first))
         self._save()
         return self.spent > before
 
@@ -189,11 +178,11 @@ class OneGroupErrors:
             return part.start == 0 or is_quick or doubts[group] > KNOWN_WELL
 
         lacking: list[_Job] = []
-        for name, groups in zip(("", "r"), lists, strict=True):
-            for number, start in enumerate(range(0, len(groups), _AT_A_TIME)):
-                for index, part in enumerate(self._parts):
+        for groups in lists:
+            for start in range(0, len(groups), _AT_A_TIME):
+                for part in self._parts:
                     few = tuple(g for g in groups[start : start + _AT_A_TIME] if is_lacking(g, part))
-                    lacking += [_Job(f"{index}:{name}{number}", part, few)] if few else []
+                    lacking += [_Job(part, few)] if few else []
 
         # What a sample takes away of a doubt: of the groups that could do with more, those with most of it come first.
         worth = {g: doubts[g] ** 2 / len(job.part) for job in lacking if job.part.start for g in job.groups}
@@ -250,7 +239,7 @@ class OneGroupErrors:
         for group, error in errors.items():
             self._add(group, job.part, error)
         if self._shared is not None:
-            self._shared.keep(job.key, job.part, errors)
+            self._shared.keep(job.part, errors)
         self._save()
 
     def _add(self, group: str, part: range, error: OutputError | None) -> None:

@@ -24,10 +24,8 @@ from mptune.tuning.failures import describe, did_not_run, machine_error
 from mptune.tuning.fronts.dominance import pareto
 from mptune.tuning.fronts.limits import check_columns
 from mptune.tuning.listener import Listener
-from mptune.tuning.record.attributes import origin_of
-from mptune.tuning.record.record import StudyRecord
+from mptune.tuning.record.record import Proposal, StudyRecord, origin_of
 from mptune.tuning.record.sessions import Sessions, anchored, keep_reopened
-from mptune.tuning.record.study_trials import Proposal
 from mptune.tuning.sampler.trials import ehvi_of
 from mptune.tuning.space import SearchSpace, Seed
 from mptune.tuning.steps.attempts import (
@@ -84,9 +82,6 @@ class Tuner:
         self._limits, self._knowledge = limits or Limits(settings), knowledge
         self._faults = 0  # failed processes in a row
         self._doubts = True  # until a second measurement has confirmed a doubtful one
-        worker = settings.worker
-        # All-FP32 is measured beside every candidate, so the longest living trial builds and measures twice.
-        self._longest_trial_s = 2 * (worker.start_timeout_s + worker.build_timeout_s + worker.measure_timeout_s)
 
     def run(self) -> Stop:
         """Search until the budget, the time or the space is exhausted.
@@ -97,7 +92,7 @@ class Tuner:
         record = self._record
         if (baseline := record.baseline()) is not None:
             check_columns(self._settings.tolerance, baseline.error)
-        record.heal(self._longest_trial_s)
+        record.heal(is_first=True)
         earlier_failures = len(record.failures())
         while True:
             stop = self._reason_to_stop(earlier_failures)
@@ -105,7 +100,7 @@ class Tuner:
                 return stop
             proposal = self._propose()
             if proposal is None:
-                if is_exhausted(record, self._space) and not record.trials.running():
+                if is_exhausted(record, self._space) and not record.running():
                     return Stop.EXHAUSTED
                 # A plan comes back if the worker that has it in work dies. The wait is jittered, so that two workers
                 # that gave way to each other do not do so again.
@@ -120,7 +115,7 @@ class Tuner:
                 else:
                     self._tell(proposal, outcome)
                 announce(self._listener, record, self._settings)
-            record.heal(self._longest_trial_s, is_first=False)
+            record.heal()
 
     def _reason_to_stop(self, earlier_failures: int) -> Stop | None:
         record = self._record
@@ -148,17 +143,17 @@ class Tuner:
             self._enqueue_seeds()
             sampler = None
             # Also before the seeds that come behind the sampler's first plan: one-group errors go on meanwhile.
-            if knowledge is not None and (not record.trials.waiting() or has_proposed(record)):
+            if knowledge is not None and (not record.waiting() or has_proposed(record)):
                 sampler = knowledge.sampler()
             proposal = record.ask(sampler)
-            if proposal.plan.fingerprint not in record.states(but=proposal.number):
+            if proposal.plan.fingerprint not in record.started(but=proposal.number):
                 if not self._is_shared_out(proposal):
                     return proposal
                 record.release(proposal)  # another worker asked at the same time
                 return None
             record.tell_duplicate(proposal)
             if repeats % DUPLICATES_IN_A_ROW == 0:
-                plan = self._new_plan(set(record.states()))
+                plan = self._new_plan(record.started())
                 if plan is None:
                     return None
                 record.enqueue(plan, ORIGIN_SAMPLER)
@@ -167,22 +162,18 @@ class Tuner:
     def _is_shared_out(self, proposal: Proposal | None = None) -> bool:
         """Whether what others have in work, ``proposal`` not counted, would spend the rest of the budget."""
         own = None if proposal is None else proposal.number
-        others = sum(trial.number != own for trial in self._record.trials.running())
+        others = sum(trial.number != own for trial in self._record.running())
         return self._record.spent + others >= self._settings.budget
 
     def _enqueue_seeds(self) -> None:
         first = None if self._knowledge is None else self._knowledge.seeds_first
-        waiting = self._record.trials.waiting()
-        if all(seed.plan.fingerprint in waiting for seed in due_seeds(self._record, self._space, first)):
-            return
-        with self._record.turn():  # Another worker may have been faster.
-            for seed in due_seeds(self._record, self._space, first):
-                self._record.enqueue(seed.plan, seed.origin)
+        for seed in due_seeds(self._record, self._space, first):
+            self._record.enqueue(seed.plan, seed.origin)
 
     def _new_plan(self, started: set[str]) -> PrecisionPlan | None:
         """A plan that nobody has evaluated: any of few, else one that differs in few groups from one on the front."""
         space = self._space
-        generator = np.random.default_rng([self._settings.seed, len(self._record.trials.every())])
+        generator = np.random.default_rng([self._settings.seed, len(self._record.trials())])
         if len(space.free) <= _ENUMERABLE:
             rows = itertools.product(*space.options.values())
             every = (space.plan(dict(zip(space.free, row, strict=True))) for row in rows)
@@ -300,7 +291,7 @@ def due_seeds(record: StudyRecord, space: SearchSpace, first: int | None = None)
     The baseline comes alone: nothing is worth a build before it is known to be sound. Where another worker has it in
     work, this one takes the other seeds meanwhile. ``first`` of them come before the sampler's first plan.
     """
-    started = record.states()
+    started = record.started()
     seeds = [seed for seed in space.seeds if seed.plan.fingerprint not in started]
     if seeds[:1] == list(space.seeds[:1]):
         return seeds[:1]
@@ -311,7 +302,7 @@ def due_seeds(record: StudyRecord, space: SearchSpace, first: int | None = None)
 
 def has_proposed(record: StudyRecord) -> bool:
     """Whether a plan of the sampler has been evaluated, or failed."""
-    return any(origin_of(trial.user_attrs) == ORIGIN_SAMPLER for trial in record.trials.settled())
+    return any(origin_of(trial.user_attrs) == ORIGIN_SAMPLER for trial in record.settled())
 
 
 def has_converged(record: StudyRecord, settings: SearchSettings) -> bool:
@@ -322,15 +313,15 @@ def has_converged(record: StudyRecord, settings: SearchSettings) -> bool:
     baseline = record.baseline()
     if baseline is None or baseline.latency.source != "measured":
         return False
-    expected = [ehvi for t in record.trials.settled() if (ehvi := ehvi_of(t)) is not None][-PATIENCE:]
+    expected = [ehvi for t in record.settled() if (ehvi := ehvi_of(t)) is not None][-PATIENCE:]
     return settings.sampler == "precision" and len(expected) == PATIENCE and max(expected) < LEAST_IMPROVEMENT
 
 
 def is_exhausted(record: StudyRecord, space: SearchSpace) -> bool:
     """Whether every plan of the space has been evaluated, or is being evaluated."""
-    if record.baseline() is None or len(record.trials.every()) < space.size:
+    if record.baseline() is None or len(record.trials()) < space.size:
         return False
-    started = record.states()
+    started = record.started()
     # All-FP32 is always evaluated, also where the pins leave it out of the space.
     outside = sum(1 for seed in space.seeds if seed.plan.fingerprint in started and not space.holds(seed.plan))
     return len(started) - outside >= space.size

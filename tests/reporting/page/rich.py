@@ -6,7 +6,7 @@ import base64
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -55,16 +55,16 @@ def _finding(code: str, group: LayerGroup) -> Finding:
 
 
 def _explanation(front: Front, groups: tuple[LayerGroup, ...]) -> Explanation:
-    turns = list(Reason)
+    turns = get_args(Reason)
     kept = {
         point.plan.fingerprint: tuple(
-            Kept(group, HOSTILE, turns[k % len(turns)], f"because {k} {HOSTILE}", 10.0**-k, 0.1)
+            Kept(GroupWorth(group, HOSTILE, "conv", pinned=f"because {k} {HOSTILE}"), turns[k % len(turns)], 0.1)
             for k, group in enumerate(point.plan.fp32_groups)
         )
         for point in front.points
     }
     worths = tuple(
-        GroupWorth(g.id, g.name, g.kind, math.inf if k == 1 else 10.0**-k, 0.01 * k, 0.002, 1.5, 1, 4, "FP16")
+        GroupWorth(g.id, g.name, g.kind, math.inf if k == 1 else 10.0**-k, 0.01 * k, 0.002, 1)
         for k, g in enumerate(groups)
     )
     return Explanation(kept, worths, "the roofline")

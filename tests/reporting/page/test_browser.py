@@ -215,7 +215,7 @@ def test_a_click_changes_table_strip_and_histogram(browser: Browser, page: Path,
 
     def look() -> list[str]:
         rows = "return [...document.querySelectorAll('#points tr.is-selected')].map(r => r.dataset.plan).join()"
-        cells = browser.run("return document.querySelector('.strip .fp16').getAttribute('d')")
+        cells = browser.run("return document.querySelector('.strip .fp16:not(.pinned)').getAttribute('d')")
         bars = browser.run("return document.querySelector('.histogram.plan').getAttribute('d')")
         return [browser.run(rows), cells, bars, browser.text("#reasons"), browser.text("#pick")]
 

@@ -17,7 +17,7 @@ from mptune.finding import BREAKING_CODES, CODES, FP16_CODES, Finding, Where
 from mptune.reporting.page.document import PageContent, page_document, recommended
 from mptune.tuning.confirmation import Confirmation
 from mptune.tuning.evaluation import Origin
-from mptune.tuning.explanation import Explanation, GroupWorth, Kept, Reason
+from mptune.tuning.explanation import Explanation, GroupWorth, Kept
 from mptune.tuning.fronts.progress import Progress
 from tests.reporting.conftest import Bench, MakeFront, make_error, predicted
 from tests.reporting.page.reading import plans_of
@@ -88,17 +88,14 @@ def test_numbers_that_are_not_finite_are_texts(make_front: MakeFront, bench: Ben
 
 
 def test_pinned_groups_are_named_whoever_pins_them(make_front: MakeFront, bench: Bench) -> None:
-    front, _ = make_front()
-    first, second, third, fourth = (group.id for group in bench.groups[:4])
-    worth = GroupWorth(second, "n", "norm", None, None, None, None, 0, 4, "pinned to FP32", is_pinned=True)
-    kept = {front.chosen.plan.fingerprint: (Kept(third, "n", Reason.PINNED, "the space says so"),)}
+    first, second, third = (group.id for group in bench.groups[:3])
+    worth = GroupWorth(second, "n", "norm", pinned="the space says so")
     groups = (replace(bench.groups[0], pinned="only FP32 <kernels>"), *bench.groups[1:])
-    explained = replace(front, explanation=Explanation(kept, (worth,)))
+    explained = replace(make_front()[0], explanation=Explanation(groups=(worth,)))
     by_id = {group["id"]: group for group in page_document(PageContent(explained, (), groups))["groups"]}
     assert by_id[first]["pinned"] == "only FP32 <kernels>"
-    assert by_id[second]["pinned"] == "pinned to FP32"
-    assert by_id[third]["pinned"] == "the space says so"
-    assert by_id[fourth]["pinned"] is None
+    assert by_id[second]["pinned"] == "the space says so"
+    assert by_id[third]["pinned"] is None
 
 
 def test_reasons_stand_once_and_long_ones_are_left_out_last(make_front: MakeFront, bench: Bench) -> None:
@@ -106,14 +103,14 @@ def test_reasons_stand_once_and_long_ones_are_left_out_last(make_front: MakeFron
     column = bench.groups[-1].id
 
     def kept(why: str) -> tuple[Kept, ...]:
-        return (Kept(column, "n", Reason.ERROR, why, 1e-3, 0.1),)
+        return (Kept(GroupWorth(column, "n", "conv", pinned=why, finding="overflow"), "finding"),)
 
     explanation = Explanation({point.plan.fingerprint: kept("too large") for point in front.points})
     document = page_document(PageContent(replace(front, explanation=explanation), evaluations, bench.groups))
-    assert document["reasons"]["texts"] == ["", "too large"]
+    assert document["reasons"]["texts"] == ["", "overflow: too large"]
     assert document["fp32"] not in {int(plan) for plan in document["reasons"]["plans"]}
     (entry,) = document["reasons"]["plans"][str(document["chosen"])]
-    assert document["reasons"]["words"][entry[1]] == "error"
+    assert document["reasons"]["words"][entry[1]] == "overflow"
     huge = {point.plan.fingerprint: kept(f"{k}" * 1_400_000) for k, point in enumerate(front.points)}
     document = page_document(PageContent(replace(front, explanation=Explanation(huge)), evaluations, bench.groups))
     assert len(json.dumps(document)) < 2_000_000

@@ -13,7 +13,6 @@ import pytest
 import mptune
 from mptune.cli import main
 from mptune.errors import MptuneError, RunError
-from mptune.tuning.reasons.reasons import Grounds
 from tests.fakes import make_toolchain, search
 
 pytestmark = pytest.mark.usefixtures("opened_here", "searched")
@@ -94,23 +93,13 @@ def test_an_operation_that_cannot_be_carried_out_is_damage_too(
 def test_an_evaluation_that_is_none_is_named_by_its_line(
     place: Path, old: str, new: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before, evaluation, after = JOURNAL.read_text().rpartition('"~evaluation"')
+    before, evaluation, after = JOURNAL.read_text().rpartition('"outcome"')
     JOURNAL.write_text(before + evaluation + after.replace(old, new, 1))
     line = before.count("\n") + 1
     assert main(["report", "model.mptune"]) == 1
     error, hint = capsys.readouterr().err.splitlines()
-    assert error == f"error: line {line} of {JOURNAL} is damaged: evaluation of trial 11 cannot be read"
+    assert error == f"error: line {line} of {JOURNAL} is damaged: the outcome of trial 11 cannot be read"
     assert "restore it from a copy" in hint
-
-
-def test_a_timing_that_holds_no_numbers_is_named_by_its_line(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before, timing, after = JOURNAL.read_text().rpartition('"~timing"')
-    JOURNAL.write_text(before + timing + after.replace('"latency_ms":', '"latency_ms":"slow","other":', 1))
-    line = before.count("\n") + 1
-    for command in (["report", "model.mptune"], ["report", "model.mptune", "--explain"]):
-        assert main(command) == 1
-        error = capsys.readouterr().err.splitlines()[0]
-        assert error == f"error: line {line} of {JOURNAL} is damaged: timing of trial 11 cannot be read"
 
 
 def test_a_journal_that_is_a_directory(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,17 +122,6 @@ def test_other_files_of_a_run_may_hold_anything(place: Path, text: str, capsys: 
         main(["report", str(RUN)])
         assert "unexpected" not in capsys.readouterr().err, path.name
         path.write_bytes(before)
-
-
-@pytest.mark.parametrize("key", ["groups", "gains_ms", "boundaries", "boundary_costs_ms"])
-def test_terms_that_do_not_fit_together_explain_nothing(place: Path, key: str) -> None:
-    path = RUN / "data" / "explain.json"
-    document = json.loads(path.read_text())
-    assert Grounds.load(path).prior is not None
-    document["prior"][key] = document["prior"][key][1:]
-    path.write_text(json.dumps(document))
-    assert Grounds.load(path) == Grounds()
-    assert mptune.report(RUN).points
 
 
 def test_a_count_that_is_not_finite_is_no_error(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

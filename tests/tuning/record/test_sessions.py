@@ -47,9 +47,9 @@ def test_both_baselines_are_opened_anew_and_intervals_hold_the_spread(
     assert spread is not None
     for evaluation in record.evaluations()[2:]:
         assert 1.9 * spread < half_width(evaluation.latency) < 3.0 * spread
-    for trial in record.trials.every():
-        if timing := timing_of(trial):
-            assert timing["sd_ms"] > 0.7 * spread * timing["latency_ms"]
+    for trial in record.settled():
+        latency_ms, sd_ms = timing_of(trial)
+        assert sd_ms > 0.7 * spread * latency_ms
 
 
 def test_a_resumed_search_knows_the_spread(open_record: OpenRecord, space: SearchSpace) -> None:

@@ -1,16 +1,18 @@
-"""The record: what survives a kill, a torn journal, a full disk, another metric; databases."""
+"""The record: what survives a kill, orphaned trials, several workers, what a study was made with."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
-import threading
-import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import optuna
 import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 from sqlalchemy import text
 
 from mptune.engines.base import Failure, FailureKind, Stage
@@ -18,17 +20,13 @@ from mptune.errors import RunError, SettingsError
 from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import ORIGIN_FP32, ORIGIN_SAMPLER, Origin
 from mptune.tuning.listener import Silent
-from mptune.tuning.record.attributes import OWNER
-from mptune.tuning.record.backends.journal import cut_torn_tail
-from mptune.tuning.record.backends.patience import PatientStorage
 from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.record.study import _quiet, open_study, read_study
-from mptune.tuning.sampler.stock import derive_seed, make_sampler
+from mptune.tuning.record.study import open_study, read_study
+from mptune.tuning.sampler.precision import derive_seed, make_sampler
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.remeasure import announce
 from mptune.tuning.steps.tuner import Stop, Tuner
 from tests.fakes import SHA, FakeToolchain, make_plan
-from tests.test_joining import until
 from tests.tuning.conftest import OpenRecord, make_small_space
 from tests.tuning.factory import evaluation_of
 from tests.tuning.steps.test_tuner import make_toolchain
@@ -38,14 +36,18 @@ def run(record: StudyRecord, space: SearchSpace, toolchain: FakeToolchain, **set
     return Tuner(record, space, toolchain, SearchSettings(**settings), Silent()).run()  # type: ignore[arg-type]
 
 
-def test_optuna_is_quiet_until_the_last_of_several_searches_is_done() -> None:
-    before, first, second = optuna.logging.get_verbosity(), ExitStack(), ExitStack()
-    first.enter_context(_quiet())
-    second.enter_context(_quiet())
-    first.close()
-    assert optuna.logging.get_verbosity() == optuna.logging.ERROR
-    second.close()
-    assert optuna.logging.get_verbosity() == before
+def open_database(folder: Path, space: SearchSpace, seed: int = 0) -> StudyRecord:
+    made_with = {"metric": "relative_l2", "identity": {"seed": seed}, "journal": folder / "unused"}
+    return open_study(space, name="shared", url=f"sqlite:///{folder / 'study.db'}", **made_with)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def two(tmp_path: Path, space: SearchSpace) -> Iterator[tuple[StudyRecord, StudyRecord]]:
+    """Two workers of one database."""
+    records = open_database(tmp_path, space), open_database(tmp_path, space)
+    yield records
+    for record in records:
+        record.close()
 
 
 def test_a_budget_beyond_all_plans_takes_no_longer_than_all_plans(open_record: OpenRecord, space: SearchSpace) -> None:
@@ -69,182 +71,131 @@ def test_an_evaluation_that_was_written_but_not_told_is_not_lost(
     proposal = record.ask()
     evaluation = evaluation_of(proposal, toolchain)
     with monkeypatch.context() as patch:
-        patch.setattr(StudyRecord, "_finish", lambda *_: None)  # the process dies right here
+        patch.setattr(StudyRecord, "_finish", lambda *_: None)  # The process dies right here.
         record.tell_evaluation(proposal, evaluation)
     again = open_record()
     assert again.evaluations() == ()
-    assert again.heal(stale_after_s=0) == 1
+    assert again.heal(is_first=True) == 1
     assert again.evaluations() == (evaluation,)
     assert again.baseline() == evaluation
     assert again.spent == 1
 
 
-def test_a_plan_in_work_is_taken_up_again(open_record: OpenRecord, space: SearchSpace) -> None:
-    record = open_record()
-    record.enqueue(make_plan("01010101"), Origin("seed", "mine"), attempt=1)
-    lost = [record.ask(), record.ask()]
-    again = open_record()
-    assert again.heal(stale_after_s=0) == 2
-    assert again.trials.waiting() == {p.plan.fingerprint for p in lost}
-    first = again.ask()
-    assert (first.plan, first.origin, first.attempt) == (make_plan("01010101"), Origin("seed", "mine"), 1)
-    assert again.ask().origin == ORIGIN_SAMPLER
-    assert again.heal(stale_after_s=0) == 2, "healing twice must not enqueue a plan twice"
-    assert len(again.trials.waiting()) == 2
-
-
 @pytest.mark.smoke
-def test_a_failure_survives(open_record: OpenRecord, space: SearchSpace) -> None:
+def test_a_plan_in_work_is_taken_up_again_and_a_failure_survives(open_record: OpenRecord, space: SearchSpace) -> None:
     record = open_record()
-    proposal = record.ask()
+    record.enqueue(make_plan("01010101"), Origin("seed", "mine"))
+    lost, failed = [record.ask(), record.ask()], record.ask()
     failure = Failure(Stage.BUILD, FailureKind.TIMEOUT, "took too long", Path("x.log"))
-    record.tell_failure(proposal, failure)
-    assert open_record().failures() == ((proposal.plan, ORIGIN_SAMPLER, failure),)
+    record.tell_failure(failed, failure)
+    again = open_record()
+    assert again.failures() == ((failed.plan, ORIGIN_SAMPLER, failure),)
+    assert again.heal(is_first=True) == 2
+    assert again.waiting() == {p.plan.fingerprint for p in lost}
+    first = again.ask()
+    assert (first.plan, first.origin) == (make_plan("01010101"), Origin("seed", "mine"))
+    assert again.ask().origin == ORIGIN_SAMPLER
+    assert again.heal(is_first=True) == 2, "healing twice must not enqueue a plan twice"
+    assert len(again.waiting()) == 2
 
 
-def open_shared(folder: Path, space: SearchSpace) -> StudyRecord:
-    url = f"sqlite:///{folder / 'study.db'}"
-    journal = folder / "unused"
-    return open_study(space, name="shared", metric="relative_l2", identity={}, journal=journal, url=url)
-
-
-def test_a_living_process_keeps_its_trials_in_a_shared_database(tmp_path: Path, space: SearchSpace) -> None:
-    one, two = open_shared(tmp_path, space), open_shared(tmp_path, space)
+def test_a_living_worker_keeps_its_trial(two: tuple[StudyRecord, StudyRecord], space: SearchSpace) -> None:
+    one, other = two
     proposal = one.ask()
-    assert two.heal(stale_after_s=1e9) == 0
-    assert proposal.plan.fingerprint in two.states()
+    assert other.heal(is_first=True) == 0
+    assert proposal.plan.fingerprint in other.started()
     toolchain = make_toolchain(space)
-    settings = SearchSettings(budget=7)
 
     def finish_the_other(seconds: float) -> None:  # The last of the budget is in work: it is waited for.
         assert len(toolchain.built) == 6
         one.tell_evaluation(proposal, evaluation_of(proposal, make_toolchain(space)))
 
-    assert Tuner(two, space, toolchain, settings, Silent(), sleep=finish_the_other).run() is Stop.BUDGET
+    assert Tuner(other, space, toolchain, SearchSettings(budget=7), Silent(), sleep=finish_the_other).run() is (
+        Stop.BUDGET
+    )
     assert proposal.plan.fingerprint not in toolchain.built
-    assert two.spent == 7
-    assert not (tmp_path / "unused").exists()
-    one.close()
-    two.close()
+    assert other.spent == 7
 
 
-def test_a_worker_proposes_when_the_turn_of_another_is_over(tmp_path: Path, space: SearchSpace) -> None:
-    one, two = open_shared(tmp_path, space), open_shared(tmp_path, space)
-    order: list[str] = []
-
-    def propose() -> None:
-        two.release(two.ask())
-        order.append("proposed")
-
-    proposing = threading.Thread(target=propose)
-    with one.turn():
-        proposing.start()
-        until(lambda: len(one.trials.running()) == 2)
-        time.sleep(0.2)
-        order.append("turn is over")
-    proposing.join()
-    assert order == ["turn is over", "proposed"]
-    assert (one.spent, one.failures(), one.trials.failed(), one.trials.running()) == (0, (), [], [])
-    for record in (one, two):
-        record.close()
-
-
-def test_a_worker_of_another_host_is_dead_when_its_heartbeat_stops(tmp_path: Path, space: SearchSpace) -> None:
-    one, two = open_shared(tmp_path, space), open_shared(tmp_path, space)
+def test_a_worker_is_dead_when_its_heartbeat_stops(two: tuple[StudyRecord, StudyRecord], space: SearchSpace) -> None:
+    one, other = two
     proposal = one.ask()
-    (running,) = one.trials.running()
-    proposal.trial.set_user_attr(OWNER, {**running.user_attrs[OWNER], "host": "elsewhere"})
-    assert two.heal(stale_after_s=0) == 0, "however long it runs, its heart beats"
-    one._heartbeats.stop()
-    assert isinstance(one._storage, PatientStorage)
-    with one._storage._database.engine.begin() as connection:
+    with one._storage._database.engine.begin() as connection:  # type: ignore[attr-defined]
         connection.execute(text("UPDATE trial_heartbeats SET heartbeat = '2020-01-01 00:00:00.000000'"))
-    assert two.heal(stale_after_s=1e9) == 1
-    assert two.trials.waiting() == {proposal.plan.fingerprint}
+    assert other.heal() == 1
+    assert other.waiting() == {proposal.plan.fingerprint}
     one.tell_evaluation(proposal, evaluation_of(proposal, make_toolchain(space)))  # It was only stopped for a while.
     assert one.spent == 0
-    for record in (one, two):
-        record.close()
 
 
-def test_a_dead_process_loses_its_trials_in_a_shared_database(tmp_path: Path, space: SearchSpace) -> None:
-    url = f"sqlite:///{tmp_path / 'study.db'}"
+def test_a_dead_process_loses_its_trial_in_a_journal(tmp_path: Path, space: SearchSpace) -> None:
     code = f"""
 from pathlib import Path
-from tests.tuning.conftest import make_small_space
-from tests.tuning.steps.test_tuner import make_toolchain
 from mptune.tuning.record.study import open_study
+from tests.tuning.conftest import make_small_space
 record = open_study(make_small_space(8), name="shared", metric="relative_l2", identity={{}},
-                       journal=Path("unused"), url={url!r})
+                    journal=Path({str(tmp_path / "j")!r}), is_shared=True)
 print(record.ask().plan.fingerprint)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    record = open_shared(tmp_path, space)
-    assert record.heal(stale_after_s=1e9) == 1
-    assert record.trials.waiting() == {done.stdout.strip()}
-    record.close()
+    shared = {"metric": "relative_l2", "identity": {}, "journal": tmp_path / "j", "is_shared": True}
+    record = open_study(space, name="shared", **shared)  # type: ignore[arg-type]
+    mine = record.ask()
+    assert record.heal(is_first=True) == 1
+    assert record.waiting() == {done.stdout.strip()}
+    assert [trial.number for trial in record.running()] == [mine.number]
 
 
-def test_a_torn_tail_is_cut_before_the_next_record(open_record: OpenRecord, space: SearchSpace, tmp_path: Path) -> None:
-    journal = tmp_path / "study.journal"
-    run(open_record(), space, make_toolchain(space), budget=6)
-    whole = journal.read_bytes()
-    known = {e.plan.fingerprint: e for e in open_record().evaluations()}
-    last_line = len(whole) - len(whole.splitlines(keepends=True)[-1])
-    for cut in (1, 10, len(whole) - last_line - 1):
-        journal.write_bytes(whole[:-cut])
-        record = open_record()
-        assert journal.read_bytes() == whole[:-cut], "to open it changes nothing"
-        record.heal(stale_after_s=0)
-        assert {e.plan.fingerprint: e for e in record.evaluations()} == known
-        run(record, space, make_toolchain(space), budget=8)
-        assert open_record().spent == 8
-
-
-def test_another_worker_goes_on_behind_a_torn_record(
-    open_record: OpenRecord, space: SearchSpace, tmp_path: Path
+def test_a_trial_that_names_no_owner_is_orphaned_after_a_while(
+    open_record: OpenRecord, space: SearchSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One is killed as it appends, or its disk is full, while others have the study open."""
-    journal = tmp_path / "study.journal"
     record = open_record()
-    run(record, space, make_toolchain(space), budget=3)
-    with journal.open("ab") as file:
-        file.write(b'{"op_code":8,"worker_id":"w","trial_')
-    record.set_note("after", 1)
-    assert open_record().note("after") == 1
-    assert all(line.endswith(b"}\n") for line in journal.read_bytes().splitlines(keepends=True))
+    record._study.ask()  # The process dies right behind it.
+    assert record.heal() == 0
+    monkeypatch.setattr("mptune.tuning.record.record._NAMELESS", timedelta(0))
+    assert record.heal() == 1
+    assert record.running() == []
 
 
-@pytest.mark.parametrize("content", [b"", b'{"a": 1}\n', b'{"a": "' + b"x" * 200_000 + b'"}\n{"b": 2}\n'])
-def test_a_whole_journal_is_left_alone(tmp_path: Path, content: bytes) -> None:
-    journal = tmp_path / "j"
-    journal.write_bytes(content)
-    cut_torn_tail(journal)
-    assert journal.read_bytes() == content
+def test_a_plan_that_another_has_in_work_is_seen(two: tuple[StudyRecord, StudyRecord]) -> None:
+    plan, proposals = make_plan("01010101"), []
+    for record in two:  # Both thought at the same time.
+        record.enqueue(plan, Origin("seed", "mine"))
+        proposals.append(record.ask())
+    assert [p.plan for p in proposals] == [plan, plan]
+    assert plan.fingerprint in two[1].started(but=proposals[1].number)
+    two[1].tell_duplicate(proposals[1])
+    assert plan.fingerprint not in two[0].started(but=proposals[0].number)
+    assert (two[0].spent, two[0].failures()) == (0, ())
 
 
-@pytest.mark.parametrize("tail", [b'{"b"', b'{"b": 2}', b"\0" * 100, b"\0" * 70_000 + b"\n", b'"text"\n'])
-@pytest.mark.parametrize("before", [b"", b'{"a": 1}\n'])
-def test_a_torn_tail_is_cut(tmp_path: Path, before: bytes, tail: bytes) -> None:
-    journal = tmp_path / "j"
-    journal.write_bytes(before + tail)
-    cut_torn_tail(journal)
-    assert journal.read_bytes() == before
+def test_while_another_builds_the_baseline_the_seeds_are_built(
+    two: tuple[StudyRecord, StudyRecord], space: SearchSpace
+) -> None:
+    other, record = two
+    other.enqueue(space.seeds[0].plan, ORIGIN_FP32)
+    other.ask()
+    toolchain = make_toolchain(space)
+
+    def give_up(seconds: float) -> None:  # The baseline is the last of the budget, and still in work.
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        Tuner(record, space, toolchain, SearchSettings(budget=2), Silent(), sleep=give_up).run()
+    assert toolchain.built[0] == space.seeds[1].plan.fingerprint
+    assert space.seeds[0].plan.fingerprint not in toolchain.built
 
 
-def test_a_stale_lock_does_not_stall(open_record: OpenRecord, space: SearchSpace, tmp_path: Path) -> None:
-    open_record()
-    (tmp_path / "study.journal.lock").touch()
-    (tmp_path / "study.journal.lock1234.rename").touch()
-    record = open_record()
-    assert run(record, space, make_toolchain(space), budget=3) is Stop.BUDGET
-    assert [p.name for p in tmp_path.iterdir()] == ["study.journal"]
-
-
-def test_a_metric_that_was_not_taken_needs_new_builds(open_record: OpenRecord, space: SearchSpace) -> None:
-    run(open_record(), space, make_toolchain(space), budget=5)
-    record = open_record(metric="mine.py:score")
-    assert record.spent == 0
+def test_optunas_own_tools_read_it(open_record: OpenRecord, space: SearchSpace, tmp_path: Path) -> None:
+    run(open_record(), space, make_toolchain(space), budget=4)
+    journal = str(tmp_path / "study.journal")
+    study = optuna.load_study(study_name="test", storage=JournalStorage(JournalFileBackend(journal)))
+    assert all(trial.params.keys() == set(space.free) for trial in study.trials)
+    command = [sys.executable, "-c", "import sys; from optuna.cli import main; sys.exit(main())", "best-trials"]
+    command += ["--study-name", "test", "-f", "json", "--storage", journal, "--storage-class", "JournalFileBackend"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert {trial["number"] for trial in json.loads(done.stdout)} == {trial.number for trial in study.best_trials}
 
 
 def test_reading_writes_nothing(open_record: OpenRecord, space: SearchSpace, tmp_path: Path) -> None:
@@ -256,20 +207,32 @@ def test_reading_writes_nothing(open_record: OpenRecord, space: SearchSpace, tmp
     record = read_study(model_sha256=SHA, name="test", metric="relative_l2", journal=journal)
     assert len(record.evaluations()) == 4
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
-
-
-def test_reading_what_is_not_there(tmp_path: Path, open_record: OpenRecord) -> None:
+    with pytest.raises(RunError, match="no study other"):
+        read_study(model_sha256=SHA, name="other", metric="relative_l2", journal=journal)
     with pytest.raises(RunError, match="missing"):
         read_study(model_sha256=SHA, name="test", metric="relative_l2", journal=tmp_path / "no.journal")
-    open_record()
-    with pytest.raises(RunError, match="no study test/max_abs"):
-        read_study(model_sha256=SHA, name="test", metric="max_abs", journal=tmp_path / "study.journal")
 
 
-def test_another_model_under_the_same_name_is_refused(open_record: OpenRecord) -> None:
-    open_record()
-    with pytest.raises(RunError, match="another model"):
-        open_record(identity={"model": "1" * 64})
+def test_what_was_made_with_something_else_is_refused(open_record: OpenRecord, space: SearchSpace) -> None:
+    open_record(identity={"seed": 0})
+    record = open_record(identity={"seed": 1})  # Nothing has been evaluated yet.
+    assert record.name.startswith("test 2"), "a study of its own, named with the time"
+    run(record, space, make_toolchain(space), budget=2)
+    with pytest.raises(RunError, match=r"another seed \(1 there, 2 here\)") as refused:
+        open_record(identity={"seed": 2}, name=record.name)
+    assert "--fresh" in refused.value.hint
+    assert open_record(identity={"seed": 1}, name=record.name).spent == 2
+
+
+def test_hosts_that_begin_at_the_same_time_never_mix(tmp_path: Path, space: SearchSpace) -> None:
+    records = [open_database(tmp_path, space, seed) for seed in (0, 1, 0)]
+    names = [record.name for record in records]
+    assert names[0] == names[2] == "shared" != names[1]
+    records[2].ask()
+    with pytest.raises(RunError, match="another seed"):
+        open_database(tmp_path, space, 2)
+    for record in records:
+        record.close()
 
 
 def test_notes(open_record: OpenRecord) -> None:

@@ -8,17 +8,16 @@ import numpy as np
 import pytest
 
 from mptune.tuning.sampler.acquisition import EhviEstimator
-from mptune.tuning.sampler.boundaries import Boundary
 from mptune.tuning.sampler.candidates import CandidatePool, exact_optima, find_candidates
 from mptune.tuning.sampler.min_cut import CutSolver
-from mptune.tuning.sampler.plan_rows import plan_keys
+from mptune.tuning.sampler.plans import Boundary, plan_keys
 from mptune.tuning.sampler.posterior import BuiltPlans, Prior
 
 
 def make(groups: int) -> tuple[Prior, BuiltPlans, EhviEstimator]:
     rng = np.random.default_rng(groups)
     ids = tuple(f"g{i}" for i in range(groups))
-    boundaries = tuple(Boundary.among((i, i + 1)) for i in range(groups - 1))
+    boundaries = tuple(Boundary(i, (i + 1,)) for i in range(groups - 1))
     prior = Prior(
         ids, tuple(rng.uniform(-18, -9, groups)), tuple(rng.uniform(0, 1, groups)), boundaries, (0.1,) * len(boundaries)
     )
@@ -93,7 +92,7 @@ def test_neighbours_of_the_best_plans_are_all_of_one_flip_and_of_both_sides_of_a
     start = np.zeros((1, 15), dtype=bool)
     start[0, [3, 4, 9]] = True
     pool.add(start)
-    boundaries = (*prior.boundaries, Boundary.among((0, 7, 9), "fp32"), Boundary.among((14,), "fp32"))
+    boundaries = (*prior.boundaries, Boundary(0, (7, 9, "fp32")), Boundary(14, ("fp32",)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mptune.tuning.sampler.candidates._NEIGHBOUR_ROUNDS", 1)
         pool.add_neighbours(replace(prior, boundaries=boundaries), np.random.default_rng(0))

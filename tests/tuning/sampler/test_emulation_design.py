@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
-from mptune.tuning.sampler.emulation_design import design_plans
-from mptune.tuning.sampler.error_model import ErrorModel
-from mptune.tuning.sampler.plan_rows import Bools, Floats
+from mptune.tuning.sampler.error_model import ErrorModel, design_plans
+from mptune.tuning.sampler.plans import Bools, Floats
 from mptune.tuning.sampler.posterior import BuiltPlans, Prior
 from mptune.tuning.sampler.precision import EMULATIONS_TO_LEARN, PrecisionSampler
 

@@ -8,9 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mptune.tuning.sampler.boundaries import Boundary, Crossings, End
 from mptune.tuning.sampler.min_cut import CutSolver
-from mptune.tuning.sampler.plan_rows import Columns
+from mptune.tuning.sampler.plans import Boundary, Columns, Crossings, End
 
 
 def columns(groups: int) -> Columns:
@@ -31,7 +30,7 @@ def problems(draw: st.DrawFn) -> tuple[int, list[Boundary], np.ndarray, np.ndarr
     members = st.lists(st.integers(0, groups - 1), min_size=1, max_size=4, unique=True).map(tuple)
     fixed = st.sampled_from(((), ("fp32",), ("fp16",), ("fp32", "fp16")))
     drawn = draw(st.lists(st.tuples(members, fixed), max_size=7))
-    boundaries = [Boundary.among(own, *others) for own, others in drawn]
+    boundaries = [Boundary((*own, *others)[0], (*own, *others)[1:]) for own, others in drawn]
     value = st.floats(-10, 10, allow_subnormal=False)
     count = draw(st.integers(1, 3))
     unary = [[draw(value) for _ in range(groups)] for _ in range(count)]

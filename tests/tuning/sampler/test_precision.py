@@ -16,10 +16,9 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from mptune.tuning.evaluation import ORIGIN_SAMPLER
 from mptune.tuning.fronts.hypervolume import dominated_area, exactness, gains
-from mptune.tuning.sampler.boundaries import Boundary
+from mptune.tuning.sampler.plans import Boundary
 from mptune.tuning.sampler.posterior import Prior
-from mptune.tuning.sampler.precision import PrecisionSampler
-from mptune.tuning.sampler.stock import make_sampler
+from mptune.tuning.sampler.precision import PrecisionSampler, make_sampler
 from mptune.tuning.sampler.trials import EHVI_ATTR, EMULATED_ATTR, ehvi_of, read_plans
 from mptune.tuning.steps.tuner import PATIENCE, Stop
 from tests.tuning.conftest import OpenRecord, make_small_space
@@ -31,7 +30,7 @@ PRIOR = Prior(
     groups=tuple(GROUPS),
     log_square_errors=tuple(math.log(ERRORS[g] ** 2) for g in GROUPS),
     gains_ms=(GAIN,) * len(GROUPS),
-    boundaries=tuple(Boundary.among((i, i + 1)) for i in range(len(GROUPS) - 1)),
+    boundaries=tuple(Boundary(i, (i + 1,)) for i in range(len(GROUPS) - 1)),
     boundary_costs_ms=(CAST,) * (len(GROUPS) - 1),
 )
 SPACE = {g: CategoricalDistribution(("fp32", "fp16")) for g in GROUPS}
@@ -184,7 +183,7 @@ def test_a_run_of_another_sampler_goes_on(open_record: OpenRecord) -> None:
     propose_with(record, small(8, log_square_errors=(-12.0,) * 8, gains_ms=(0.5,) * 8))
     make_tuner(record, space, make_toolchain(space), budget=14).run()
     assert record.spent == 14
-    assert sum(ehvi_of(trial) is not None for trial in record.trials.settled()) == 4
+    assert sum(ehvi_of(trial) is not None for trial in record.settled()) == 4
     assert all(e.origin == ORIGIN_SAMPLER for e in record.evaluations()[2:])
 
 

@@ -9,9 +9,8 @@ import pytest
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 
 from mptune.errors import SettingsError
-from mptune.tuning.sampler.precision import PrecisionSampler
-from mptune.tuning.sampler.stock import SAMPLERS, check_sampler, make_sampler
-from mptune.tuning.sampler.trials import set_feasible
+from mptune.tuning.sampler.precision import SAMPLERS, PrecisionSampler, check_sampler, make_sampler
+from mptune.tuning.sampler.trials import set_outcome
 
 GROUPS = [f"g{i:03d}" for i in range(24)]
 GAIN, CAST = 1.0, 0.8
@@ -33,8 +32,9 @@ def searched(sampler: BaseSampler, trials: int = 80, cast: float = CAST) -> optu
         study.enqueue_trial(dict.fromkeys(GROUPS, precision))
     for _ in range(trials):
         trial = study.ask({g: optuna.distributions.CategoricalDistribution(("fp32", "fp16")) for g in GROUPS})
-        set_feasible(trial, True)
-        study.tell(trial, law(trial.params, cast))
+        values = law(trial.params, cast)
+        set_outcome(trial, {"values": values})
+        study.tell(trial, values)
     return study
 
 

@@ -10,15 +10,14 @@ import pytest
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import TrialState, create_trial
 
-from mptune.tuning.sampler.plan_rows import Columns
+from mptune.tuning.sampler.plans import Columns
 from mptune.tuning.sampler.trials import (
-    CONSTRAINT_ATTR,
     EMULATED_ATTR,
+    OUTCOME_ATTR,
     PLAN_ATTR,
-    TIMING_ATTR,
     constraints_of,
     read_plans,
-    set_feasible,
+    set_outcome,
 )
 
 GROUPS = ("a", "b")
@@ -39,11 +38,15 @@ def make_trial(
     )
 
 
+def timed(ms: float, sd_ms: float) -> dict[str, object]:
+    return {"evaluation": {"latency": {"median_ms": ms, "ci95_ms": [ms - 1.96 * sd_ms, ms + 1.96 * sd_ms]}}}
+
+
 def test_a_failed_plan_is_timed() -> None:
-    timing = {"latency_ms": 3.0, "sd_ms": 0.2, "group_ms": {"a": 1.0}}
-    built = read_plans([make_trial("11", **{TIMING_ATTR: timing})], COLUMNS)
+    outcome = {"values": None, **timed(3.0, 0.2), "group_ms": {"a": 1.0}}
+    built = read_plans([make_trial("11", **{OUTCOME_ATTR: outcome})], COLUMNS)
     assert built.latency_ms.tolist() == [3.0]
-    assert built.latency_sd_ms.tolist() == [0.2]
+    assert built.latency_sd_ms.tolist() == pytest.approx([0.2])
     assert built.finite.tolist() == [0.0]
     assert built.group_ms is not None
     np.testing.assert_array_equal(built.group_ms, [[1.0, math.nan]])
@@ -51,7 +54,7 @@ def test_a_failed_plan_is_timed() -> None:
 
 def test_what_the_states_say() -> None:
     trials = [
-        make_trial("00", (4.0, 1e-7), **{TIMING_ATTR: {"latency_ms": 9.0, "sd_ms": 0.1}}),
+        make_trial("00", (4.0, 1e-7), **{OUTCOME_ATTR: timed(9.0, 0.1)}),
         make_trial("01", (3.0, 1e-3)),
         make_trial("00", (5.0, 1e-7)),
         make_trial("11", state=TrialState.FAIL),
@@ -62,7 +65,7 @@ def test_what_the_states_say() -> None:
     np.testing.assert_array_equal(built.latency_ms, [4.0, 3.0, 5.0, math.nan])
     np.testing.assert_array_equal(built.error, [1e-7, 1e-3, 1e-7, math.nan])
     assert built.finite.tolist() == [1.0, 1.0, 1.0, 0.0]
-    assert (built.base_ms, built.base_sd_ms) == (4.0, 0.1), "the first all-FP32"
+    assert (built.base_ms, built.base_sd_ms) == (4.0, pytest.approx(0.1)), "the first all-FP32"
     assert not len(built.emulations[1])
     assert built.group_ms is None
 
@@ -107,10 +110,8 @@ def test_emulated_errors_beside_measured_ones() -> None:
 
 def test_feasible_or_not() -> None:
     study = optuna.create_study(directions=["minimize", "minimize"])
-    for is_feasible, violation in ((True, 0.0), (False, 1.0)):
-        trial = study.ask()
-        set_feasible(trial, is_feasible)
-        assert study.trials[-1].user_attrs[CONSTRAINT_ATTR] == violation
+    for values, violation in (([1.0, 0.0], 0.0), (None, 1.0)):
+        set_outcome(study.ask(), {"values": values})
         assert constraints_of(study.trials[-1]) == (violation,)
     study.ask()
     assert constraints_of(study.trials[-1]) == (0.0,)

@@ -275,7 +275,7 @@ def test_when_the_time_is_over_during_emulations_no_plan_is_built(open_record: O
     limits = Limits(SearchSettings(timeout_s=10.0), clock=lambda: now[0])
     assert searched(record, space, toolchain, tmp_path, 20, limits)[2] is Stop.TIMEOUT
     assert len(record.evaluations()) == len(space.seeds)
-    assert not record.trials.running()
+    assert not record.running()
 
 
 def test_of_a_group_that_cannot_be_emulated_that_is_said(

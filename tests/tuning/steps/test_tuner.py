@@ -20,7 +20,6 @@ from mptune.settings import SearchSettings, Tolerance
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, EmulatedError
 from mptune.tuning.fronts.dominance import pareto
 from mptune.tuning.listener import Silent
-from mptune.tuning.record.attributes import by_group
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.space import Pin, SearchSpace
 from mptune.tuning.steps.limits import Limits
@@ -149,7 +148,7 @@ def test_a_failed_plan_is_pruned_and_spends_budget(open_record: OpenRecord, spac
     record = open_record()
     make_tuner(record, space, toolchain, diary, budget=15).run()
     assert record.spent == 15
-    assert len(record.trials.failed()) == len(diary.failures) == len(record.failures()) > 0
+    assert len(record.failed()) == len(diary.failures) == len(record.failures()) > 0
     assert {f.kind for _, f in diary.failures if isinstance(f, Failure)} <= {FailureKind.ERROR, FailureKind.CRASH}
     for plan, _, failure in record.failures():
         assert {"g001", "g002"} & set(plan.fp16_groups)
@@ -180,7 +179,7 @@ def test_infeasible_trials_violate_their_constraint(
     )
     (study,) = [optuna.load_study(study_name=n, storage=storage) for n in optuna.get_all_study_names(storage)]
     for trial in study.get_trials(states=(optuna.trial.TrialState.PRUNED,)):
-        assert by_group(trial.params)["g003"] == "fp16"
+        assert trial.params["g003"] == "fp16"
         constraints = {k: v for k, v in trial.system_attrs.items() if k.startswith("constraints")}
         assert constraints
         assert all((v if isinstance(v, float) else v[0]) > 0 for v in constraints.values())
@@ -190,7 +189,7 @@ def test_the_sampler_learns_what_is_infeasible(open_record: OpenRecord) -> None:
     space = make_small_space(12)
     record = open_record(space)
     make_tuner(record, space, make_toolchain(space, fails={"g003"}), budget=60).run()
-    assert len(record.trials.failed()) < 25, (
+    assert len(record.failed()) < 25, (
         "half of all plans hold g003 in FP16; a sampler that forgets them would fail 30 times"
     )
 
@@ -202,7 +201,7 @@ def test_a_plan_that_is_not_finite_is_kept_but_not_on_the_front(open_record: Ope
     assert spoilt
     assert all("g003" not in e.plan.fp16_groups for e in pareto(record.evaluations()))
     assert diary.failures[0][1] == "6 values are NaN or Inf where the reference has none"
-    assert len(record.trials.failed()) == len(spoilt)
+    assert len(record.failed()) == len(spoilt)
 
 
 def test_a_fault_of_the_machine_is_retried_and_costs_no_budget(open_record: OpenRecord, space: SearchSpace) -> None:
@@ -273,8 +272,8 @@ def test_a_baseline_that_does_not_build_is_told_as_such(open_record: OpenRecord,
     with pytest.raises(BaselineError, match=r"the all-FP32 engine failed .*on fire") as caught:
         make_tuner(record, space, broken).run()
     assert "--engine" in caught.value.hint
-    assert record.spent == len(record.trials.failed()) == 0
-    assert record.trials.waiting() == {space.seeds[0].plan.fingerprint}
+    assert record.spent == len(record.failed()) == 0
+    assert record.waiting() == {space.seeds[0].plan.fingerprint}
 
 
 def test_speedups_are_against_the_baseline(open_record: OpenRecord, space: SearchSpace) -> None:

@@ -9,8 +9,6 @@ function findingsSection() {
   if (errors.length) box.append(...[findingList(errors)].flat());
   box.append(plainFp16(numbers.length));
   if (numbers.length) box.append(...[findingList(numbers)].flat());
-  const lost = lostGroups();
-  if (lost) box.append(lost);
   return box;
 }
 
@@ -37,24 +35,9 @@ function findingList(found) {
   return [list, folded("more-findings-" + found[0].severity, `${found.length - SHOWN_FINDINGS} more`, rest)];
 }
 
-/** What a value of FP16 makes of the place, by code. */
-const IN_FP16 = {
-  overflow: "Inf where this value is held",
-  "vanishing-epsilon": "an epsilon of 0, and Inf or NaN where the denominator reaches it",
-  "vanishing-values": "zero, or digits lost, where a Log, a division or a root reads it",
-  spacing: "neighbours that become equal, or change places",
-  stagnation: "the sum without its step",
-  cancellation: "the rounding of the operands, as large as their difference",
-  "long-sum": "a sum that stops growing, where it is accumulated in FP16",
-  "index-in-float": "another index or size",
-  mask: "an infinite mask, and NaN where it is multiplied by 0 or a row holds nothing else",
-  "norm-written-out": "squares and sums in FP16, which the operator keeps in FP32",
-};
-
 function findingItem(finding) {
   const where = finding.where;
   const facts = [];
-  if (finding.code in IN_FP16 && !("one_group_error" in finding.evidence)) facts.push(["in FP16", IN_FP16[finding.code]]);
   const place = (word, names, most = 3) => {
     if (!names.length) return;
     const shown = names.slice(0, most).map((name, k) => [k ? ", " : "", named(name, 70)]);
@@ -86,15 +69,6 @@ function groupStates(ids) {
     const now = column === undefined || chosen === null ? "" : ` ${precisionOf(chosen, column).toUpperCase()} in the chosen plan`;
     return [k ? ", " : "", h("code", {}, id), now];
   });
-}
-
-/** Groups that gave no finite outputs, or failed, in every plan of the search that had them in FP16. */
-function lostGroups() {
-  const kept = chosen === null ? [] : reasonsOf(chosen) || [];
-  const lost = kept.filter((k) => k.word === "failed");
-  if (!lost.length) return null;
-  const items = () => h("ul", { class: "kept" }, lost.map(keptItem));
-  return h("details", { open: lost.length <= 4 }, h("summary", {}, `${plural(lost.length, "group")} gave no usable outputs in FP16 in this search`), items());
 }
 
 /** Findings about data, target and run, and warnings without a code. */

@@ -169,8 +169,7 @@ function describeGroup(column) {
   return [
     h("code", {}, group.id), " ", named(group.name, 120), ` \u2013 ${group.kind}: ${cut(group.ops, 160)}`, h("br"),
     h("b", {}, precisionOf(state.plan, column).toUpperCase()), " in the selected plan",
-    kept && kept.word !== "pinned" ? [" (", prose(kept.because || kept.word), ")"] : "",
-    group.pinned === null ? "" : [", pinned: ", prose(group.pinned)],
+    kept ? [" (", prose(kept.because || kept.word), ")"] : group.pinned === null ? "" : [", pinned: ", prose(group.pinned)],
     figures.length ? `. ${figures.join(", ")}.` : ".",
   ].flat(Infinity);
 }

@@ -1,1 +1,0 @@
-"""What a search adds to Optuna's storages: a journal file that survives killed processes, patience with a database."""

@@ -1,0 +1,117 @@
+"""The journal file under Optuna's storage: a torn tail is cut before each append; other damage is named by its line."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+
+from mptune.errors import RunError
+from mptune.files import open_file, parse_json, read_bytes, write_bytes, writing
+from mptune.run_json import damaged_hint
+
+_END = b"}\n"
+"""How each record ends: it is a JSON object on a line of its own, and holds no other line break."""
+
+_UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, AssertionError, ArithmeticError, RecursionError)
+"""What Optuna raises at a line that holds no operation, or one that cannot be carried out."""
+
+
+class _JournalFile(JournalFileBackend):
+    """Optuna's journal file, whose last record is whole whenever another is appended.
+
+    A process that is killed while it appends, or whose disk is full, leaves a part of a record. It was never
+    acknowledged; but Optuna would append to it, and refuse the whole file from then on.
+    """
+
+    def __init__(self, path: Path) -> None:
+        # An open lock, not a symbolic link: those need privileges on Windows and fail on some mounts.
+        self._append_lock = JournalFileOpenLock(str(path))
+        super().__init__(str(path), lock_obj=self._append_lock)
+        self._path = path
+        self.line = 1
+        """The line that is read, or carried out, next."""
+
+    def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:  # type: ignore[override]
+        self.line = log_number_from + 1
+        for record in super().read_logs(log_number_from):
+            yield record
+            self.line += 1
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        lines = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs)
+        self._append_lock.acquire()
+        try:
+            with self._path.open("r+b") as file:
+                cut_torn_tail(file)
+                file.write(lines.encode())
+                file.flush()
+                # A plan has a record for each group: they go to the disk together with what follows them.
+                if any("param_name" not in log for log in logs):
+                    os.fsync(file.fileno())
+        finally:
+            self._append_lock.release()
+
+
+def cut_torn_tail(file: BinaryIO) -> None:
+    """Cut off what follows the last whole record, and go to its end. Only under the journal's lock."""
+    size = start = file.seek(0, os.SEEK_END)
+    block, end = len(_END), -1
+    while start > 0 and end < 0:
+        start = max(0, size - block)
+        file.seek(start)
+        end = file.read().rfind(_END)
+        block *= 16
+    whole = start + end + len(_END) if end >= 0 else 0
+    if whole < size:
+        file.truncate(whole)
+    file.seek(whole)
+
+
+def open_journal(path: Path, *, is_locked: bool) -> JournalStorage:
+    """Optuna's journal storage on a file, made where there is none.
+
+    ``is_locked``: the caller holds the lock of the run directory. Then a lock that a killed process left beside the
+    journal is deleted: Optuna would wait for its grace period before every write.
+    """
+    if is_locked:
+        with writing(path):
+            for leftover in path.parent.glob(f"{path.name}.lock*"):
+                leftover.unlink(missing_ok=True)
+    file = _JournalFile(path)
+    try:
+        return JournalStorage(file)
+    except _UNREADABLE as error:
+        raise damaged_line(path, file.line) from error
+
+
+def copy_journal(journal: Path, copy: Path) -> None:
+    """Copy a journal as it is at one moment: to the end of the last record that is whole, while others may append."""
+    if not journal.exists():
+        raise RunError(f"{journal} is missing: the run is not whole", "let `mptune search` go on with it first")
+    whole, end, _ = read_bytes(journal).rpartition(_END)
+    write_bytes(copy, [whole, end])
+
+
+def damaged_line(journal: Path, line: int | None, what: str = "") -> RunError:
+    """The error for a line of a journal that is not what mptune writes; ``what`` cannot be read."""
+    place = f"{journal}" if line is None else f"line {line} of {journal}"
+    why = f": {what} cannot be read" if what else ""
+    return RunError(f"{place} is damaged{why}", damaged_hint(journal.parent))
+
+
+def line_of_attribute(journal: Path, trial_id: int, attribute: str) -> int | None:
+    """The last line that gives a trial this attribute; None where none does."""
+    last = None
+    with open_file(journal) as file:
+        for number, line in enumerate(file, start=1):
+            if attribute.encode() in line:
+                record = parse_json(line)
+                if record.get("trial_id") == trial_id and attribute in record.get("user_attr", {}):
+                    last = number
+    return last

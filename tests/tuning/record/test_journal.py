@@ -1,0 +1,130 @@
+"""A study in a journal file: what kills, power cuts and full disks leave, and several processes on one file."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.storages import BaseStorage, JournalStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from optuna.trial import FrozenTrial, TrialState
+
+from mptune.engines.base import Failure, FailureKind, Stage
+from mptune.tuning.evaluation import ORIGIN_FP32
+from mptune.tuning.record.journal import cut_torn_tail
+from mptune.tuning.record.record import StudyRecord
+from mptune.tuning.record.storage import open_storage
+from mptune.tuning.space import SearchSpace
+from mptune.tuning.steps.tuner import Stop
+from tests.tuning.conftest import OpenRecord
+from tests.tuning.factory import evaluation_of
+from tests.tuning.record.test_study import run
+from tests.tuning.steps.test_tuner import make_toolchain
+
+
+def plain(journal: Path) -> JournalStorage:
+    """Optuna's own storage on the file."""
+    return JournalStorage(JournalFileBackend(str(journal), lock_obj=JournalFileOpenLock(str(journal))))
+
+
+def content(storage: BaseStorage) -> dict[str, tuple[dict[str, Any], list[FrozenTrial]]]:
+    """Name of each study -> its attributes and its trials."""
+    return {s.study_name: (s.user_attrs, storage.get_all_trials(s._study_id)) for s in storage.get_all_studies()}
+
+
+def evaluate(record: StudyRecord, space: SearchSpace) -> None:
+    """Ask for a plan and tell its evaluation."""
+    proposal = record.ask()
+    record.tell_evaluation(proposal, evaluation_of(proposal, make_toolchain(space)))
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Path:
+    return tmp_path / "study.journal"
+
+
+@pytest.fixture
+def record(open_record: OpenRecord, space: SearchSpace) -> StudyRecord:
+    record = open_record()
+    record.enqueue(space.seeds[0].plan, ORIGIN_FP32)
+    return record
+
+
+def test_several_storages_on_one_file_see_each_other(record: StudyRecord, space: SearchSpace, journal: Path) -> None:
+    evaluate(record, space)
+    storages = [open_storage(None, journal, is_locked=False), plain(journal), open_storage(None, journal)]
+    for number, storage in enumerate(storages):
+        study = optuna.load_study(study_name="test", storage=storage, sampler=optuna.samplers.RandomSampler())
+        study.ask().set_user_attr("by", number)
+        study.set_user_attr(f"by {number}", number)
+    every = [content(storage) for storage in (*storages, plain(journal))]
+    assert all(one == every[0] for one in every)
+    assert len(every[0]["test"][1]) == 4
+
+
+def test_a_plan_takes_few_syncs_and_a_power_cut_no_outcome(
+    record: StudyRecord, space: SearchSpace, journal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, syncs = tmp_path / "left.journal", []
+
+    def sync(number: int) -> None:
+        syncs.append(number)
+        shutil.copyfile(journal, left)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    evaluate(record, space)
+    assert len(syncs) <= 5  # not one for each group
+    record.tell_failure(record.ask(), Failure(Stage.BUILD, FailureKind.ERROR, "no kernel"))
+    record.tell_duplicate(record.ask())
+    record.set_note("kept", 1)
+    assert content(plain(left)) == content(plain(journal))
+    states = [trial.state for trial in content(plain(left))["test"][1]]
+    assert states == [TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL]
+
+
+def test_a_torn_tail_is_cut_before_the_next_record(open_record: OpenRecord, space: SearchSpace, journal: Path) -> None:
+    run(open_record(), space, make_toolchain(space), budget=6)
+    whole = journal.read_bytes()
+    before = {e.plan.fingerprint: e for e in open_record().evaluations()}
+    last_line = len(whole) - len(whole.splitlines(keepends=True)[-1])
+    for cut in (1, 10, len(whole) - last_line - 1):
+        journal.write_bytes(whole[:-cut])
+        record = open_record()
+        assert journal.read_bytes() == whole[:-cut], "to open it changes nothing"
+        record.heal(is_first=True)
+        assert {e.plan.fingerprint: e for e in record.evaluations()} == before
+        run(record, space, make_toolchain(space), budget=8)
+        assert open_record().spent == 8
+
+
+def test_another_worker_goes_on_behind_a_torn_record(open_record: OpenRecord, journal: Path) -> None:
+    """One is killed as it appends, or its disk is full, while others have the study open."""
+    record = open_record()
+    with journal.open("ab") as file:
+        file.write(b'{"op_code":8,"worker_id":"w","trial_')
+    record.set_note("after", 1)
+    assert open_record().note("after") == 1
+    assert all(line.endswith(b"}\n") for line in journal.read_bytes().splitlines(keepends=True))
+
+
+@pytest.mark.parametrize("tail", [b"", b'{"b"', b'{"b": 2}', b"\0" * 100, b"\0" * 70_000 + b"\n", b'"text"\n'])
+@pytest.mark.parametrize("whole", [b"", b'{"a": 1}\n', b'{"a": "' + b"x" * 200_000 + b'"}\n{"b": 2}\n'])
+def test_what_follows_the_last_whole_record_is_cut(tmp_path: Path, whole: bytes, tail: bytes) -> None:
+    path = tmp_path / "j"
+    path.write_bytes(whole + tail)
+    with path.open("r+b") as file:
+        cut_torn_tail(file)
+        assert file.tell() == len(whole)
+    assert path.read_bytes() == whole
+
+
+def test_a_stale_lock_does_not_stall(open_record: OpenRecord, space: SearchSpace, journal: Path) -> None:
+    open_record()
+    Path(f"{journal}.lock").touch()
+    Path(f"{journal}.lock1234.rename").touch()
+    assert run(open_record(), space, make_toolchain(space), budget=3) is Stop.BUDGET
+    assert [p.name for p in journal.parent.iterdir()] == ["study.journal"]
