@@ -147,11 +147,11 @@ def build_front(
     origin: FindingOrigin = "confirm" if is_confirmation else "search"
     if not any(finding.code == ENGINE_CODE for finding in findings):
         findings += held_out_baseline(fp32.counted_held_out, tf32=file.fixed_settings.tf32, origin=origin)
+    fp16 = next((e for e in evaluations if e.origin == ORIGIN_FP16), None)
+    explanation = explain(record, run.data, points, [e for e in (fp32, fp16, chosen) if e], findings)
     if chosen is not None:
         findings += plan_findings(chosen, sample_indices(file), origin, shlex.quote(str(run.path)))
     plan = (chosen or fp32).plan
-    fp16 = next((e for e in evaluations if e.origin == ORIGIN_FP16), None)
-    explanation = explain(record, run.data, points, [e for e in (fp32, fp16, chosen) if e], findings)
     is_all_pinned = bool(explanation.groups) and all(group.pinned is not None for group in explanation.groups)
     warnings = (
         *file.warnings,
