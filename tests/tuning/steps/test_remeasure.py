@@ -31,7 +31,6 @@ from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.remeasure import (
     confirm,
     confirmed_evaluations,
-    missing,
     points_to_confirm,
     rounds_needed,
     to_measure,
@@ -140,7 +139,6 @@ def test_a_confirmation_is_not_repeated_and_goes_on_where_it_was(searched: Study
     again = make_toolchain(space)
     confirm(searched, again, SETTINGS, Diary(), rounds=3)
     assert again.calls == []
-    assert missing(searched, points, 3) == []
     assert to_measure(searched, SETTINGS, 3) == []
 
 
