@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from mptune.errors import RunError, SettingsError
 from mptune.files import files_sha256
-from mptune.run_json import DataSection, FixedSettings, RunFile, TargetSection
+from mptune.run_json import RunFile, TargetSection
 
 FRESH_HINT = "give it a run directory of its own with --out DIR, or start over with --fresh (nothing is deleted)"
 
@@ -26,33 +26,44 @@ _LABELS = {
     "precisions": "set of precisions",
     "opset": "operator set (--opset)",
     "shapes": "--shapes",
+    "target": "--target",
+    "engine": "--engine",
+    "space": "--space",
 }
 """How messages name a fixed setting; the others by their field's name."""
 
+_NAMED = ("--target", "--engine", "--space")
 _HASHES = {"model", DATA, PROFILE, APART, *(_LABELS[name] for name in _LABELS if name.endswith("_sha256"))}
 """What of an identity is not shown."""
 
 
-def identity_of(file: RunFile) -> dict[str, Any]:
+def identity_of(file: RunFile, *, as_named: bool = False) -> dict[str, Any]:
     """What a study is made with, by the names that messages use: runs share one only where all of it is equal.
 
-    Of target, engine and search space counts what they came to, not how they were named. A metric counts by its name:
-    ``check_metrics`` compares scripts.
+    Of target, engine and search space counts what they came to; ``as_named``: how they were named, too. A metric counts
+    by its name: ``check_metrics`` compares scripts.
     """
-    settings = _by_label(file.fixed_settings)
-    for name in (TARGET, "engine", "space"):
-        del settings[name]
-    data = {} if file.data is None else {DATA: file.data.sha256}
-    target = {} if file.target is None else _target_identity(file.target)
-    return {
-        "run format": file.format,
-        "model": file.model.sha256,
-        **data,
-        **settings,
-        **target,
-        APART: list(file.nodes_apart),
-        "metric": file.search.metric,
-    }
+    identity: dict[str, Any] = {"run format": file.format, "model": file.model.sha256, "metric": file.search.metric}
+    if file.data is not None:
+        identity[DATA] = file.data.sha256
+    for name, value in file.fixed_settings.model_dump(mode="json").items():
+        parts = {f"{name} {key}": part for key, part in value.items()} if isinstance(value, dict) else {name: value}
+        identity |= {_LABELS.get(key, key.replace("_", " ")): part for key, part in parts.items()}
+    identity[_LABELS["shapes"]] = [str(shape) for shape in file.fixed_settings.shapes]
+    if not as_named:
+        identity = {name: value for name, value in identity.items() if name not in _NAMED}
+    if file.target is not None:
+        identity[TARGET] = target_text(file.target)
+        if file.target.profile_sha256 is not None:
+            identity[PROFILE] = file.target.profile_sha256
+    return {**identity, APART: list(file.nodes_apart)}
+
+
+def target_text(target: TargetSection) -> str:
+    """A target in one line, with what of its figures is not measured."""
+    latency = "" if target.latency_source == "measured" else ", predicted"
+    error = "" if target.error_source == "measured" else f", errors {target.error_source}"
+    return f"{target.name}: {target.engine} on {target.device}{latency}{error}"
 
 
 def plugins_sha256(paths: Sequence[Path]) -> tuple[str, ...]:
@@ -68,75 +79,26 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], there: str, h
 
     What only one of them has does not count: the target and the data are recorded once they are known.
     """
+
+    def text(value: object) -> str:
+        if isinstance(value, bool):
+            return "on" if value else "off"
+        return (
+            " ".join(map(str, value)) or "none" if isinstance(value, list) else "none" if value is None else str(value)
+        )
+
     changed = {name: (before[name], now[name]) for name in now if name in before and before[name] != now[name]}
     return {
-        name: "" if name in _HASHES else f" ({_value_text(old)} {there}, {_value_text(new)} {here})"
+        name: "" if name in _HASHES else f" ({text(old)} {there}, {text(new)} {here})"
         for name, (old, new) in changed.items()
     }
 
 
-def check_same(path: Path, recorded: RunFile, model_sha256: str, settings: FixedSettings, metric: str) -> None:
-    """Refuse to go on with the run at ``path`` if it was made with another model, metric or other fixed settings."""
-    if recorded.model.sha256 != model_sha256:
-        raise RunError(f"{path} belongs to another model: {recorded.model.path} had another content", FRESH_HINT)
-    before, now = _by_label(recorded.fixed_settings), _by_label(settings)
-    _check_equal(path, {**before, "metric": recorded.search.metric}, {**now, "metric": metric})
-
-
-def _check_equal(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def check_same(path: Path, recorded: RunFile, asked: RunFile) -> None:
+    """Refuse to go on with the run at ``path`` if it was made with something else than what is asked for."""
+    before, now = identity_of(recorded, as_named=True), identity_of(asked, as_named=True)
     for name, values in differences(before, now, "before", "now").items():
         refuse_other(path, name, values)
-
-
-def _by_label(settings: FixedSettings) -> dict[str, Any]:
-    """Fixed settings as JSON values, by the names that messages use."""
-    labelled: dict[str, Any] = {}
-    for name, value in settings.model_dump(mode="json").items():
-        inner = value if isinstance(value, dict) else None
-        parts = {name: value} if inner is None else {f"{name} {key}": part for key, part in inner.items()}
-        labelled.update({_LABELS.get(key, key.replace("_", " ")): part for key, part in parts.items()})
-    return {**labelled, _LABELS["shapes"]: [str(shape) for shape in settings.shapes]}
-
-
-def _target_identity(target: TargetSection) -> dict[str, str]:
-    profile = {} if target.profile_sha256 is None else {PROFILE: target.profile_sha256}
-    return {TARGET: target_text(target), **profile}
-
-
-def target_text(target: TargetSection) -> str:
-    """A target in one line, with what of its figures is not measured."""
-    latency = "" if target.latency_source == "measured" else ", predicted"
-    error = "" if target.error_source == "measured" else f", errors {target.error_source}"
-    return f"{target.name}: {target.engine} on {target.device}{latency}{error}"
-
-
-def _value_text(value: object) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return " ".join(map(str, value)) or "none" if isinstance(value, list) else "none" if value is None else str(value)
-
-
-def refuse_confirmation(path: Path, recorded: RunFile | None) -> None:
-    """Refuse to search in the directory of a confirmation."""
-    if recorded is not None and recorded.confirms is not None:
-        raise RunError(f"{path} is a confirmation", "go on with it: `mptune confirm` with the run around it")
-
-
-def check_data(path: Path, recorded: RunFile, data: DataSection) -> None:
-    """Refuse to go on with a run that was made with other calibration data."""
-    before = recorded.data
-    if before is not None and before.sha256 != data.sha256:
-        raise RunError(
-            f"{path} was made with other data ({before.source}, {before.samples} samples; "
-            f"{data.source}, {data.samples} samples now)",
-            f"give the same --data, {FRESH_HINT}",
-        )
-
-
-def check_target(path: Path, recorded: RunFile, target: TargetSection) -> None:
-    """Refuse to go on with a run whose figures were taken on another device."""
-    if recorded.target is not None:
-        _check_equal(path, _target_identity(recorded.target), _target_identity(target))
 
 
 def refuse_other(path: Path, name: str, shown: str = "") -> NoReturn:

@@ -238,14 +238,14 @@ def test_settings_that_change_what_is_measured_cannot_change(place: Path, search
     np.savez("other.npz", x=np.zeros((4, 32), np.float32))
     changed: list[tuple[str, dict[str, object]]] = [
         ("seed", {"seed": 1}),
-        ("target", {"target": "auto"}),
-        ("engine", {"engine": "onnxruntime"}),
-        ("space", {"space": "transformer"}),
+        ("--target", {"target": "auto"}),
+        ("--engine", {"engine": "onnxruntime"}),
+        ("--space", {"space": "transformer"}),
         ("tf32", {"tf32": True}),
         ("metric", {"metric": "max_abs"}),
         ("batch", {"data_settings": DataSettings(batch=2)}),
-        ("data", {"data": "other.npz"}),
-        ("data", {"data": None}),
+        ("set of calibration data", {"data": "other.npz"}),
+        ("set of calibration data", {"data": None}),
         ("storage", {"storage": "sqlite:///x.db"}),
     ]
     toolchain = make_toolchain()

@@ -115,13 +115,14 @@ def test_every_setting_may_change_in_a_run_or_may_not() -> None:
 )
 def test_a_fixed_setting_that_differs_is_named(changed: SearchSettings, said: str) -> None:
     with pytest.raises(RunError, match=said) as caught:
-        check_same(PATH.parent, make_file(), "12", make_file(changed).fixed_settings)
+        check_same(PATH.parent, make_file(), make_file(changed))
     assert "--fresh" in caught.value.hint
-    check_same(PATH.parent, make_file(), "12", make_file().fixed_settings)
+    check_same(PATH.parent, make_file(), make_file())
 
 
 def test_other_content_of_the_space_or_other_groups_are_named_without_their_hashes() -> None:
     file = make_file()
     for key, said in (("space_sha256", "content of the search space"), ("groups_sha256", "set of layer groups")):
+        other = file.fixed_settings.model_copy(update={key: "0"})
         with pytest.raises(RunError, match=f"(?m)another {said}$"):
-            check_same(PATH.parent, file, "12", file.fixed_settings.model_copy(update={key: "0"}))
+            check_same(PATH.parent, file, file.model_copy(update={"fixed_settings": other}))

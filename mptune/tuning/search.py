@@ -115,7 +115,8 @@ class Search:
         """
         run, model, settings = self._run, self._model, self._settings
         recorded = earlier = run.load()
-        identity.refuse_confirmation(run.path, recorded)
+        if recorded is not None and recorded.confirms is not None:
+            raise RunError(f"{run.path} is a confirmation", "go on with it: `mptune confirm` with the run around it")
         self._is_evaluated = recorded is not None and result.has_evaluation(run, recorded, settings.storage)
         name = run.path.resolve().name.removesuffix(".mptune")
 
@@ -140,9 +141,11 @@ class Search:
             labels_sha256=files_sha256(labels) if labels is not None and labels.is_file() else None,
             plugins_sha256=identity.plugins_sha256(settings.plugins),
         )
+        section = run_json.ModelSection(path=str(model.path.resolve()), sha256=model.sha256)
+        new = {"model": section, "fixed_settings": fixed, "search": run_json.SearchSection.of(settings)}
         try:
             if recorded is not None:
-                identity.check_same(run.path, recorded, model.sha256, fixed, settings.metric)
+                identity.check_same(run.path, recorded, recorded.model_copy(update=new))
         except RunError as error:
             self._refuse_or_forget(error)
             recorded = None
@@ -162,7 +165,6 @@ class Search:
         result.check_asked(asked, (settings.metric, *settings.reported_metrics), outputs)
         is_earlier = earlier is not None and earlier.storage == place
         begun = earlier.study if earlier and is_earlier else study.study_name(name, is_new=settings.fresh)
-        section = run_json.ModelSection(path=str(model.path.resolve()), sha256=model.sha256)
         self.file = run_json.RunFile.of(settings, section, fixed, place, begun)
         if recorded is not None:
             choice = asked if recorded.choice.chosen is None else recorded.choice  # till the end what it was
@@ -187,7 +189,7 @@ class Search:
             source=data.source, sha256=data.sha256(), samples=count, is_random=data.is_random
         )
         try:
-            identity.check_data(run.path, self.file, section)
+            identity.check_same(run.path, self.file, self.file.model_copy(update={"data": section}))
         except RunError as error:
             self._refuse_or_forget(error)
         self._save(data=section)
@@ -245,7 +247,7 @@ class Search:
         self._toolchain = here.toolchain
         self._engines.callback(here.toolchain.close)
         if self._is_evaluated:
-            identity.check_target(self._run.path, self.file, here.section)
+            identity.check_same(self._run.path, self.file, self.file.model_copy(update={"target": here.section}))
         findings = [finding for finding in self.file.findings if finding.code != TARGET_CODE]
         if here.section.latency_source == "predicted":
             findings = [not_measured(here.section.device), *findings]

@@ -46,13 +46,7 @@ def taught_by(prior: Prior, built: BuiltPlans) -> BuiltPlans:
 
 
 class EhviEstimator:
-    """Monte Carlo estimator of EHVI over the mean (draw 0) and draws of the posteriors.
-
-    Attributes:
-        latency_terms: gains, boundary costs and the fixed gain in ms, shape (n_draws, n_groups + n_boundaries + 1).
-        log_squares: log of the groups' squared errors, shape (n_draws, n_groups).
-        part_shares: as ``Prior`` has them, shape (n_groups, n_parts).
-    """
+    """Monte Carlo estimator of EHVI over the mean (draw 0) and draws of the posteriors."""
 
     def __init__(
         self,
@@ -74,8 +68,9 @@ class EhviEstimator:
         self._error = ErrorModel(prior, taught) if error_model is None else error_model
         self.base_ms = built.base_ms
         self.overflow = OverflowModel(prior, built) if overflow is None else overflow
+        # Gains, boundary costs and the fixed gain in ms, (n_draws, n_groups + n_boundaries + 1).
         self.latency_terms = np.vstack([self._latency.mean(), self._latency.sample(generator, _DRAWS)])
-        self.log_squares = np.vstack([self._error.mode, self._error.sample(generator, _DRAWS)])
+        self.log_squares = np.vstack([self._error.mode, self._error.sample(generator, _DRAWS)])  # (n_draws, n_groups)
         self.part_shares = None if prior.part_shares is None else np.array(prior.part_shares)
         self._band = reference_error, error_floor
         self._built = plan_keys(built.plans)

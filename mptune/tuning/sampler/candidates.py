@@ -72,16 +72,12 @@ def exact_optima(solver: CutSolver, estimator: EhviEstimator, generator: np.rand
 
 
 class CandidatePool:
-    """Candidates, each once, with their screened coordinates and EHVI.
-
-    Attributes:
-        plans: shape (n_plans, n_groups).
-    """
+    """Candidates, each once, with their screened coordinates and EHVI."""
 
     def __init__(self, estimator: EhviEstimator, n_groups: int) -> None:
         self._estimator = estimator
         self._keys: NDArray[np.uint64] = np.zeros(0, dtype=np.uint64)
-        self.plans: Bools = np.zeros((0, n_groups), dtype=bool)
+        self.plans: Bools = np.zeros((0, n_groups), dtype=bool)  # (n_plans, n_groups)
         self._screened: Floats = np.zeros((3, 0))  # gain, exactness, EHVI (-1 for built plans), each (n_plans,)
         self._is_expanded: Bools = np.zeros(0, dtype=bool)
 

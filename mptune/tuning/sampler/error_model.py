@@ -51,10 +51,8 @@ class ErrorModel:
     """Posterior of ``u`` in ``log(error ** 2) = log(floor ** 2 + sum(exp(u_i)))``, the sum over a plan's FP16 groups.
 
     Where outputs have several parts, ``exp(u_i)`` is the squared error of group i in its worst part, and the sum is the
-    largest over the parts p of ``sum(exp(u_i) * share[i, p])``, with known shares (``part_shares``).
-
-    Attributes:
-        mode: of ``u``, the maximum a posteriori, shape (n_groups,).
+    largest over the parts p of ``sum(exp(u_i) * share[i, p])``, with known shares (``part_shares``). ``mode`` is the
+    maximum a posteriori of ``u``, shape (n_groups,).
     """
 
     def __init__(self, prior: Prior, built: BuiltPlans) -> None:
@@ -186,13 +184,8 @@ def design_plans(
     linearised at the mode: a sequential A-optimal design (Pukelsheim, Optimal Design of Experiments, 2006, Chapter 6;
     Chaloner and Verdinelli, Bayesian experimental design: a review, Statistical Science 10(3), 1995).
 
-    Args:
-        model: posterior of the errors.
-        weights: what it matters to know each group's, shape (n_groups,), >= 0.
-        allowed: groups that may be FP16, shape (n_groups,): one that overflows tells nothing.
-        emulated: plans whose errors are known.
-        most: plans at most.
-        generator: of the random plans that they are chosen from.
+    ``weights`` say what it matters to know each group's, shape (n_groups,), >= 0; ``allowed`` which groups may be FP16,
+    shape (n_groups,), as one that overflows tells nothing; the errors of the plans in ``emulated`` are known.
     """
     candidates = _random_plans(model.mode, allowed, generator)
     candidates = candidates[~np.isin(plan_keys(candidates), plan_keys(emulated))]

@@ -73,15 +73,11 @@ class CutSolver:
         self._arcs.append((end, between, index) if to_fp32 else (between, end, index))
 
     def solve(self, unary: Floats, costs: Floats) -> Bools:
-        """The best plan of each problem.
+        """The best plan of each problem, shape (n_problems, n_groups); of equally good ones that with fewest groups.
 
-        Args:
-            unary: what a group adds to the objective in its reduced precision, shape (n_problems, n_groups).
-            costs: of one Cast of each boundary, >= 0, shape (n_problems, n_boundaries).
-
-        Returns:
-            Shape (n_problems, n_groups); of equally good plans the one with the fewest groups in it. Exact up to the
-            rounding of capacities to integers, ``1e-6`` of a problem's largest terms or better.
+        ``unary``, shape (n_problems, n_groups), is what a group adds to the objective in its reduced precision;
+        ``costs``, shape (n_problems, n_boundaries), are those of one Cast of each boundary, >= 0. Exact up to the
+        rounding of capacities to integers, ``1e-6`` of a problem's largest terms or better.
         """
         from scipy.sparse import csr_array
         from scipy.sparse.csgraph import breadth_first_order, maximum_flow

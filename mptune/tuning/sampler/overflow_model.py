@@ -43,9 +43,7 @@ _NEGLIGIBLE = 0.03
 class OverflowModel:
     """The posterior of which groups are to blame, by one-group emulation, builds, and emulated plans.
 
-    Attributes:
-        probabilities: that each group is to blame, shape (n_groups,): cleared by sound plans, raised jointly by
-            failures.
+    ``probabilities``, shape (n_groups,), are cleared by sound plans and raised jointly by failures.
     """
 
     def __init__(self, prior: Prior, built: BuiltPlans) -> None:

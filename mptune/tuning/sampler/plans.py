@@ -27,15 +27,10 @@ _MULTIPLIER, _SHIFT = np.uint64(0x9E3779B97F4A7C15), np.uint64(29)  # 2^64 / gol
 
 @dataclass(frozen=True)
 class Columns:
-    """What the columns of rows stand for: a free group is FP32 where its column is False.
-
-    Attributes:
-        groups: ids of the free groups.
-        precisions: of each group where its column is True.
-    """
+    """What the columns of rows stand for: a free group is FP32 where its column is False."""
 
     groups: tuple[str, ...]
-    precisions: tuple[str, ...]
+    precisions: tuple[str, ...]  # of each group where its column is True
 
     @classmethod
     def fp16(cls, groups: Iterable[str]) -> Columns:
@@ -145,13 +140,9 @@ class Crossings:
         ]
 
     def of(self, columns: Bools) -> NDArray[np.uint8]:
-        """How often each boundary is cast in each plan.
+        """How often each boundary is cast in each plan, shape (n_boundaries, n_plans).
 
-        Args:
-            columns: shape (n_groups, n_plans); C-contiguous is fastest.
-
-        Returns:
-            Shape (n_boundaries, n_plans).
+        ``columns`` are the plans, shape (n_groups, n_plans); C-contiguous is fastest.
         """
         n_plans = columns.shape[1]
         fixed = np.broadcast_to(self._fixed[:, None], (len(self._fixed), n_plans))

@@ -14,18 +14,16 @@ from mptune.tuning.sampler.plans import Bools, Boundary, Columns, Floats
 class Prior:
     """What is known of a search space before any build, as plain data; all sequences are parallel to ``groups``.
 
-    What is said of FP16 holds for the reduced precision of each group.
+    What is said of FP16 holds for the reduced precision of each group; None is for what is not known of any.
 
     Attributes:
         groups: ids of the free groups: the names of the parameters.
         log_square_errors: log of each group's squared error when it alone is FP16; ``inf`` where that overflows, NaN
-            where it is not known. None where nothing is known of any group.
-        gains_ms: what FP16 saves in each group, up to a common factor that the builds of all-FP32 and all-FP16 fix.
-            None where nothing is known.
+            where it is not known.
+        gains_ms: what FP16 saves in each group, up to a factor that the builds of all-FP32 and all-FP16 fix.
         boundaries: between the groups, by their positions.
         boundary_costs_ms: what crossing each costs, in the same unit as the gains.
-        fixed_gain_ms: what groups that are FP16 under every plan of the space save against all-FP32, and what
-            TF32 saves in FP32 groups.
+        fixed_gain_ms: what groups that are FP16 under every plan save against all-FP32, and TF32 in FP32 groups.
         exact: latencies are predicted by these very terms, so that there is nothing to learn of them.
         log_square_sds: standard deviation of each of ``log_square_errors`` on top of how far emulation can be trusted:
             where it was taken on few samples, or from other groups. None is 0 everywhere.
@@ -53,35 +51,21 @@ class Prior:
 
 @dataclass(frozen=True)
 class BuiltPlans:
-    """Plans that were built or are being built, and what came of them; arrays of shape (n_plans,) but for ``plans``.
+    """Plans that were built or are being built, and what came of them."""
 
-    Attributes:
-        plans: shape (n_plans, n_groups), True is FP16.
-        latency_ms: median; NaN where none was taken.
-        latency_sd_ms: its standard error as measured; 0 where unknown or predicted.
-        error: what the search minimises; NaN where there is none.
-        finite: 1.0 where the plan built and its outputs are finite, 0.0 where not, NaN while it runs.
-        base_ms: latency of all-FP32; NaN before it is known.
-        base_sd_ms: its standard error.
-        emulated: plans that were emulated, not measured, shape (n_emulated, n_groups), and their errors, shape
-            (n_emulated,), ``inf`` where not finite. None where there are none.
-        emulation_ratios: emulated error over measured error, of each plan that has both.
-        group_ms: what each group took by the engine's own profiler, shape (n_plans, n_groups); NaN where that is not
-            known. None where nothing was profiled.
-        failed: where the plan gave no outputs at all. None where no plan failed so.
-    """
-
-    plans: Bools
-    latency_ms: Floats
-    latency_sd_ms: Floats
-    error: Floats
-    finite: Floats
-    base_ms: float
+    plans: Bools  # (n_plans, n_groups), True is FP16
+    latency_ms: Floats  # (n_plans,) medians; NaN where none was taken
+    latency_sd_ms: Floats  # (n_plans,) their standard errors as measured; 0 where unknown or predicted
+    error: Floats  # (n_plans,) what the search minimises; NaN where there is none
+    finite: Floats  # (n_plans,) 1.0 where it built and its outputs are finite, 0.0 where not, NaN while it runs
+    base_ms: float  # latency of all-FP32; NaN before it is known
     base_sd_ms: float = 0.0
+    # Plans that were emulated, not measured, (n_emulated, n_groups); their errors, (n_emulated,), inf where not finite.
     emulated: tuple[Bools, Floats] | None = None
+    # Emulated error over measured error, of each plan that has both.
     emulation_ratios: Floats = field(default_factory=lambda: np.ones(0))
-    group_ms: Floats | None = None
-    failed: Bools | None = None
+    group_ms: Floats | None = None  # (n_plans, n_groups) by the engine's own profiler; NaN where that is not known
+    failed: Bools | None = None  # (n_plans,) it gave no outputs at all
 
     @property
     def gave_nothing(self) -> Bools:

@@ -45,18 +45,10 @@ from mptune.tuning.sampler.error_model import ErrorModel, design_plans
 from mptune.tuning.sampler.overflow_model import OverflowModel
 from mptune.tuning.sampler.plans import PRECISIONS, Bools, Floats, to_bits
 from mptune.tuning.sampler.posterior import BuiltPlans, Prior
-from mptune.tuning.sampler.trials import (
-    EHVI_ATTR,
-    HAS_TRIAL_CONSTRAINTS,
-    constraints_of,
-    emulated_attr,
-    read_plans,
-)
+from mptune.tuning.sampler.trials import EHVI_ATTR, HAS_TRIAL_CONSTRAINTS, constraints_of, emulated_attr, read_plans
 
 SAMPLERS = ("precision", "tpe")
 """The samplers that a search may be asked for by name: this one, and Optuna's TPE."""
-
-_DIRECTIONS = [StudyDirection.MINIMIZE, StudyDirection.MINIMIZE]
 
 _FINALISTS = 300
 """Candidates of the largest screened EHVI that all draws judge."""
@@ -136,7 +128,7 @@ class PrecisionSampler(BaseSampler):
             return {}
         prior = self._prior or Prior(tuple(search_space))
         trials = study.get_trials(deepcopy=False)
-        if study.directions != _DIRECTIONS and any(prior.groups[0] in t.params for t in trials):
+        if study.directions != [StudyDirection.MINIMIZE] * 2 and any(prior.groups[0] in t.params for t in trials):
             raise ValueError("PrecisionSampler needs a study with directions=['minimize', 'minimize']: latency, error")
         built = read_plans(trials, prior.columns, trial.number, self._errors, self._error_name)
         if not math.isfinite(built.base_ms):
@@ -173,11 +165,8 @@ class PrecisionSampler(BaseSampler):
     ) -> tuple[Bools | None, float, dict[str, float | str]]:
         """The plan with the largest expected hypervolume improvement, weighed by its probability to be finite.
 
-        ``built.base_ms`` must be known.
-
-        Returns:
-            The plan, shape (n_groups,), True is FP16 (None where every plan is built), its EHVI, and the errors that
-            were emulated for it, as ``EMULATED_ATTR`` has them.
+        ``built.base_ms`` must be known. Returns the plan, shape (n_groups,), True is FP16 (None where every plan is
+        built), its EHVI, and the errors that were emulated for it, as ``EMULATED_ATTR`` has them.
         """
         n_groups, emulated_errors = len(prior.groups), dict[str, float | str]()
 

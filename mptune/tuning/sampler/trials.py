@@ -118,7 +118,7 @@ def read_plans(
             entries.append((to_bits(np.array(row, dtype=bool)), trial, figures))
     # A plan that failed, and is or was tried again, counts as its last trial says.
     last = {bits: trial for bits, trial, _ in entries}
-    counted = [entry for entry in entries if not _gave_nothing(entry[1]) or last[entry[0]] is entry[1]]
+    counted = [entry for entry in entries if "failure" not in outcome_of(entry[1]) or last[entry[0]] is entry[1]]
     latency_ms, sd_ms, error, finite = np.array([figures for *_, figures in counted], dtype=float).reshape(-1, 4).T
     measured = {bits: figures[2] for bits, _, figures in counted if math.isfinite(figures[2])}
     ratios = [
@@ -141,12 +141,8 @@ def read_plans(
         emulated=(emulated_plans, np.array(list(only_emulated.values()), dtype=float)),
         emulation_ratios=np.array(ratios, dtype=float),
         group_ms=group_ms if any(profiles) else None,
-        failed=np.array([_gave_nothing(trial) for _, trial, _ in counted], dtype=bool),
+        failed=np.array(["failure" in outcome_of(trial) for _, trial, _ in counted], dtype=bool),
     )
-
-
-def _gave_nothing(trial: FrozenTrial) -> bool:
-    return trial.state is TrialState.PRUNED and "failure" in outcome_of(trial)
 
 
 def _figures(trial: FrozenTrial, errors: Mapping[int, float]) -> tuple[float, float, float, float]:

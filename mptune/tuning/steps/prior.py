@@ -24,7 +24,7 @@ from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, REFERENCE_ERROR
 from mptune.tuning.fronts.searched_error import part_errors, searched_as, searched_error
 from mptune.tuning.listener import Listener
 from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.sampler.plans import Boundary, Crossings, End, Floats
+from mptune.tuning.sampler.plans import Boundary, Crossings, End
 from mptune.tuning.sampler.posterior import Prior
 from mptune.tuning.sampler.precision import PrecisionSampler, derive_seed
 from mptune.tuning.space import SearchSpace
@@ -55,7 +55,7 @@ _ALIKE_SD, _KIND_SD, _ANY_SD = 2.0, 3.0, 3.0
 from all groups: factors of 2.7 and 4.5 in the error. Blocks of one pattern in a trained network differ so."""
 
 MOST_PARTS = 12
-"""Parts of the outputs that are told apart; the others join the one most like them."""
+"""Parts of the outputs that are told apart; the others are taken together."""
 
 
 class Knowledge:
@@ -271,18 +271,7 @@ def part_shares(errors: Sequence[Mapping[str, float]]) -> tuple[tuple[float, ...
             chosen.append(part)
     if len(chosen) < 2:
         return None
-    shares = _joined(shares[:, sorted(chosen)])
-    return tuple(tuple(map(float, row)) for row in shares)
-
-
-def _joined(shares: Floats) -> Floats:
-    """At most ``MOST_PARTS`` parts: those that differ most, each with the larger share of what is most like it."""
-    if shares.shape[1] <= MOST_PARTS:
-        return shares
-    centres = [int(shares.sum(axis=0).argmax())]
-    apart = np.abs(shares - shares[:, centres]).max(axis=0)
-    while len(centres) < MOST_PARTS:
-        centres.append(int(apart.argmax()))
-        apart = np.minimum(apart, np.abs(shares - shares[:, centres[-1:]]).max(axis=0))
-    nearest = np.abs(shares[:, :, None] - shares[:, None, centres]).max(axis=0).argmin(axis=1)
-    return np.stack([shares[:, nearest == k].max(axis=1) for k in range(len(centres))], axis=1)
+    # Those with the largest shares first; the last ones are taken together, each group with its largest share of them.
+    apart, rest = shares[:, chosen[: MOST_PARTS - 1]], shares[:, chosen[MOST_PARTS - 1 :]]
+    joined = np.hstack([apart, rest.max(axis=1, keepdims=True)]) if rest.size else apart
+    return tuple(tuple(map(float, row)) for row in joined)

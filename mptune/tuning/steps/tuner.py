@@ -44,9 +44,6 @@ from mptune.tuning.steps.remeasure import announce
 DUPLICATES_IN_A_ROW = 3
 """After this many proposals in a row that were evaluated before, a new neighbour of the front is taken instead."""
 
-_ENUMERABLE = 12
-"""Up to this many free groups all plans are listed when a new one is wanted."""
-
 _TRIES_PER_FLIP = 32
 
 REOPENED = 3
@@ -153,10 +150,7 @@ class Tuner:
                 return None
             record.tell_duplicate(proposal)
             if repeats % DUPLICATES_IN_A_ROW == 0:
-                plan = self._new_plan(record.started())
-                if plan is None:
-                    return None
-                record.enqueue(plan, ORIGIN_SAMPLER)
+                record.enqueue(self._new_plan(), ORIGIN_SAMPLER)
         raise AssertionError("unreachable")
 
     def _is_shared_out(self, proposal: Proposal | None = None) -> bool:
@@ -170,24 +164,18 @@ class Tuner:
         for seed in due_seeds(self._record, self._space, first):
             self._record.enqueue(seed.plan, seed.origin)
 
-    def _new_plan(self, started: set[str]) -> PrecisionPlan | None:
-        """A plan that nobody has evaluated: any of few, else one that differs in few groups from one on the front."""
-        space = self._space
+    def _new_plan(self) -> PrecisionPlan:
+        """A plan that nobody has evaluated: it differs from one on the front, in as few groups as need be."""
+        space, started = self._space, self._record.started()
         generator = np.random.default_rng([self._settings.seed, len(self._record.trials())])
-        if len(space.free) <= _ENUMERABLE:
-            rows = itertools.product(*space.options.values())
-            every = (space.plan(dict(zip(space.free, row, strict=True))) for row in rows)
-            new = [plan for plan in every if plan.fingerprint not in started]
-            return new[int(generator.integers(len(new)))] if new else None
         bases = [e.plan for e in pareto(self._record.evaluations()) if space.holds(e.plan)] or [space.all_fp16]
-        for attempt in itertools.count():  # There are at least 2 ** 13 plans, of which a budget is a small part.
+        for attempt in itertools.count():  # There is one, as the space is not exhausted.
             choices = space.choices(bases[int(generator.integers(len(bases)))])
             most = min(1 + attempt // _TRIES_PER_FLIP, len(space.free))
             for index in generator.choice(len(space.free), size=int(generator.integers(most)) + 1, replace=False):
                 group = space.free[index]
                 choices[group] = next(name for name in space.options[group] if name != choices[group])
-            plan = space.plan(choices)
-            if plan.fingerprint not in started:
+            if (plan := space.plan(choices)).fingerprint not in started:
                 return plan
         raise AssertionError("unreachable")
 

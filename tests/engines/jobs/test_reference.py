@@ -177,10 +177,10 @@ def test_reference_and_ranges_are_the_same_side_by_side(tmp_path: Path, monkeypa
     one_by_one = reference.run(WorkerState()), read_samples(reference.outputs), observe.run(WorkerState())
     pairs, together, compute = [], threading.Barrier(2, timeout=30.0), OrtSession.run
 
-    def run_with_another(session: OrtSession, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def run_with_another(session: OrtSession, feeds: dict[str, np.ndarray], **kind: bool) -> dict[str, np.ndarray]:
         if threading.current_thread() is not threading.main_thread():  # where one sample is run again
             pairs.append(together.wait())
-        return compute(session, feeds)
+        return compute(session, feeds, **kind)
 
     monkeypatch.setattr(OrtSession, "run", run_with_another)
     report = replace(reference, run_bytes=1024).run(WorkerState())

@@ -62,18 +62,3 @@ def test_an_emulated_error_goes_before_the_predicted_one() -> None:
     assert ehvi[0] > ehvi[1] > ehvi[3] == 0.0
     told = estimator(seen([1.0, 1.0, 1.0], (plan, np.array([2e-2]))))
     assert told.emulated_errors(np.vstack([plan, PLANS[:1]])) == pytest.approx([2e-2, math.nan], nan_ok=True)
-
-
-def test_the_weight_is_the_probability_to_be_finite_to_the_power_of_0_7() -> None:
-    """The exponent below 1 explores (``acquisition``): a plan that fails one time in two keeps 62 % of its EHVI."""
-    plan = np.array([[False, True, True]])
-    judged = estimator(seen([1.0, math.nan, 1.0]))
-    probability = float(judged.overflow.p_sound(plan)[0])
-    assert probability == pytest.approx(0.99**2)
-    safe = float(judged.ehvi(plan)[0]) / probability**0.7
-    screened = float(judged.screen(plan)[2][0]) / probability**0.7
-    for chance in (1.0, 0.5, 0.1):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(judged.overflow, "p_sound", lambda plans, chance=chance: np.full(len(plans), chance))
-            assert float(judged.ehvi(plan)[0]) == pytest.approx(safe * chance**0.7)
-            assert float(judged.screen(plan)[2][0]) == pytest.approx(screened * chance**0.7)

@@ -67,25 +67,6 @@ def test_a_group_that_may_overflow_stays_fp32_in_the_exact_optima_unless_it_gain
     assert optima[optima.any(axis=1), 2].all()
 
 
-def test_the_exact_optima_go_from_nearly_no_group_to_nearly_all() -> None:
-    """Mean and eight draws, 24 weights each: without boundary costs the optima take groups by their ratio."""
-    prior, _, estimator = make(20)
-    rng = np.random.default_rng(1)
-    gains = rng.uniform(0.1, 1.0, 20)
-    estimator.latency_terms[:] = np.concatenate([gains, np.zeros(20)])
-    estimator.log_squares[:] = rng.uniform(-18.0, -9.0, 20)
-    estimator.overflow.probabilities = np.zeros(20)
-    optima = exact_optima(CutSolver(prior.columns, prior.boundaries), estimator, np.random.default_rng(0))
-    assert optima.shape == (216, 20)
-    order = np.argsort(-gains / np.exp(estimator.log_squares[0]))
-    counts = optima.sum(axis=1)
-    for row, count in zip(optima, counts, strict=True):
-        assert row[order[:count]].all(), "those of the largest gain per squared error"
-    assert len(set(counts.tolist())) >= 15
-    assert counts.min() <= 1
-    assert counts.max() >= 19
-
-
 def test_neighbours_of_the_best_plans_are_all_of_one_flip_and_of_both_sides_of_a_boundary() -> None:
     prior, _, estimator = make(15)
     pool = CandidatePool(estimator, 15)
@@ -104,13 +85,3 @@ def test_neighbours_of_the_best_plans_are_all_of_one_flip_and_of_both_sides_of_a
     best = together[np.argsort(-estimator.screen(start ^ together)[2], kind="stable")[:4]]
     best_together = np.vstack([best[:1] ^ best[1:2], best[1:2] ^ best[2:3]])
     assert set(plan_keys(start ^ best_together)) <= found, "and what the best of them differ in together"
-
-
-def test_from_random_plans_the_search_gets_to_one_that_no_single_group_makes_better() -> None:
-    """With five rounds of neighbours one by one a group more made the best of 60 groups' plans 1.08 times better."""
-    prior, _, estimator = make(60)
-    pool = CandidatePool(estimator, 60)
-    pool.add(np.random.default_rng(1).random((50, 60)) < 0.5)
-    pool.add_neighbours(prior, np.random.default_rng(0))
-    best = pool.best(1)[0]
-    assert estimator.screen(best ^ np.eye(60, dtype=bool))[2].max() <= 1.01 * estimator.screen(best[None])[2][0]

@@ -76,21 +76,6 @@ def test_no_plan_twice_and_none_with_a_group_that_overflows() -> None:
     assert not len(design_plans(learnt, np.ones(GROUPS), allowed, NONE, 8, np.random.default_rng(0)))
 
 
-def test_groups_that_gain_more_are_learnt_first() -> None:
-    model = Model(1)
-    weights = np.where(np.arange(GROUPS) % 2, 1.0, 1e-6)
-    plans = design_plans(ErrorModel(model.prior, model.built()), weights, EVERY, NONE, 12, np.random.default_rng(0))
-    learnt = ErrorModel(model.prior, model.built().with_emulated(plans, model.errors(plans))).covariance()
-    assert np.diag(learnt)[1::2].mean() < 0.7 * np.diag(learnt)[::2].mean()
-
-
-def test_what_fails_in_emulation_says_nothing() -> None:
-    built = Model(0).built()
-    some = built.with_emulated(np.eye(3, GROUPS, dtype=bool), np.array([1e-3, np.nan, np.inf]))
-    assert some.emulated is not None
-    assert some.emulated[1].tolist() == [1e-3, np.inf]
-
-
 def proposals(model: Model, sampler: PrecisionSampler, count: int) -> list[int]:
     """Plans that were emulated for each proposal."""
     built, found = model.built(), []
@@ -121,9 +106,3 @@ def test_before_the_first_plan_doubt_that_shows_in_the_first_emulations_is_follo
     first = proposals(model, PrecisionSampler(seed=0, emulate=model.emulate), 1)[0]
     assert 96 <= first <= 96 + 12, "one for each group, in whole rounds"
     assert len(model.asked[0]) < 96
-
-
-def test_where_emulation_of_one_group_was_right_few_are_emulated() -> None:
-    model = Model(0, decades=0.01)
-    found = proposals(model, PrecisionSampler(seed=0, emulate=model.emulate), 4)
-    assert max(found[1:]) <= 12 + 2

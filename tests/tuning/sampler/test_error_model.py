@@ -79,31 +79,6 @@ def test_misses_are_those_of_a_model_without_the_observation(parameters: int) ->
         assert sds[left_out] == pytest.approx(draws.std(), rel=0.03)
 
 
-def test_few_and_many_observations_are_solved_alike() -> None:
-    rng = np.random.default_rng(2)
-    rows, values, noise = rng.normal(size=(7, 4)), rng.normal(size=7), rng.uniform(0.1, 1.0, 7)
-    many, few = (LinearGaussian(rng_mean, np.array([1.0, 2.0, 0.5, 1.0])) for rng_mean in (np.zeros(4), np.zeros(4)))
-    evidence = many.update(rows, values, noise)
-    # Parameters that nothing is said of make the other way the smaller.
-    wide = LinearGaussian(np.zeros(9), np.append(few.sd, np.ones(5)))
-    assert wide.update(np.hstack([rows, np.zeros((7, 5))]), values, noise) == pytest.approx(evidence)
-    assert wide.posterior_mean[:4] == pytest.approx(many.posterior_mean)
-    draws = (model.sample(np.random.default_rng(0), 20000)[:, :4] for model in (many, wide))
-    assert np.cov(next(draws).T) == pytest.approx(np.cov(next(draws).T), abs=0.02)
-
-
-def test_emulated_errors_teach_as_measured_ones_do() -> None:
-    told = replace(seen(PLANS[:1]), emulated=(PLANS[1:], law(PLANS[1:])[1]))
-    model = ErrorModel(prior(), told)
-    ratio = model.predict(NEW, model.mode[None])[0] / law(NEW)[1]
-    assert np.quantile(np.abs(np.log(ratio)), 0.9) < 0.1
-
-
-def test_an_emulated_overflow_teaches_no_error() -> None:
-    told = replace(seen(PLANS[:1]), emulated=(PLANS[1:3], np.array([math.inf, 1e-3])))
-    assert np.isfinite(ErrorModel(prior(), told).mode).all()
-
-
 def test_each_plan_has_a_key_of_its_own() -> None:
     assert len(set(plan_keys(np.array([[True] * 9, [True] * 8 + [False], [True] * 9])))) == 2
 
@@ -144,11 +119,3 @@ def test_the_largest_part_decides_after_the_sum() -> None:
     assert split.predict(every, split.mode[None])[0, 0] == pytest.approx(1e-3 * math.sqrt(largest), rel=1e-4)
     whole = ErrorModel(known, seen(PLANS[:0]))
     assert whole.predict(every, whole.mode[None])[0, 0] == pytest.approx(1e-3 * math.sqrt(GROUPS), rel=1e-4)
-
-
-def test_one_part_is_what_no_parts_are() -> None:
-    squares = tuple(math.log(1e-6) - group for group in range(GROUPS))
-    known, built = prior(log_square_errors=squares), seen(PLANS)
-    alone, same = ErrorModel(known, built), ErrorModel(replace(known, part_shares=((1.0,),) * GROUPS), built)
-    assert same.mode == pytest.approx(alone.mode)
-    assert same.predict(NEW, same.mode[None]) == pytest.approx(alone.predict(NEW, alone.mode[None]), rel=1e-5)

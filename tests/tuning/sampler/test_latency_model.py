@@ -7,10 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mptune.tuning.sampler.error_model import ErrorModel
 from mptune.tuning.sampler.latency_model import LatencyModel, profiled_gains
-from mptune.tuning.sampler.posterior import BuiltPlans, Prior
-from tests.tuning.additive import BASE, COSTS, GAINS, GROUPS, IDS, NEW, PLANS, law, prior, seen
+from mptune.tuning.sampler.posterior import BuiltPlans
+from tests.tuning.additive import BASE, COSTS, GAINS, GROUPS, NEW, PLANS, law, prior, seen
 
 
 def test_latency_is_learnt_from_a_prior_in_other_units() -> None:
@@ -33,14 +32,6 @@ def test_exact_terms_are_the_law() -> None:
     assert model.predict(NEW, model.mean()[None])[0] == pytest.approx(law(NEW)[0], rel=1e-6)
 
 
-def test_flat_priors_predict_something() -> None:
-    flat = Prior(IDS)
-    observed = seen(PLANS)
-    latency, error = LatencyModel(flat, observed), ErrorModel(flat, observed)
-    assert np.abs(latency.predict(NEW, latency.mean()[None])[0] - law(NEW)[0]).max() < 0.6
-    assert np.isfinite(error.predict(NEW, error.mode[None])).all()
-
-
 def test_the_miss_of_the_baselines_timing_is_learnt() -> None:
     known = prior(gains_ms=tuple(GAINS), boundary_costs_ms=tuple(COSTS))
     observed = replace(seen(PLANS), base_ms=0.98 * BASE, base_sd_ms=0.02 * BASE)
@@ -56,13 +47,6 @@ def test_odd_engines_teach_little(factor: float) -> None:
     odd.latency_ms[[5, 11, 12, 30, 41]] *= factor
     model = LatencyModel(prior(), odd)
     assert np.abs(model.predict(NEW, model.mean()[None])[0] - law(NEW)[0]).max() < 0.03
-
-
-def test_what_the_law_misses_everywhere_is_no_oddity() -> None:
-    noisy = seen(PLANS)
-    noisy.latency_ms[:] *= 1.0 + 0.01 * np.random.default_rng(0).standard_normal(len(PLANS))
-    model = LatencyModel(prior(), noisy)
-    assert np.abs(model.predict(NEW, model.mean()[None])[0] - law(NEW)[0]).mean() < 0.15
 
 
 TIMES = np.stack([3.0 * GAINS, 2.0 * GAINS])  # of each group in FP32 and FP16
@@ -84,33 +68,10 @@ def test_two_profiles_tell_the_gains_whatever_their_unit(worth: float) -> None:
     assert misses(profiled(PLANS[:2], worth), gains_ms=None).max() < 0.1
 
 
-def test_a_group_that_no_profile_shows_keeps_its_prior() -> None:
-    observed = profiled(PLANS[:2])
-    assert observed.group_ms is not None
-    observed.group_ms[1, 4] = np.nan
-    alone = LatencyModel(prior(), seen(PLANS[:2])).mean()[4]
-    assert LatencyModel(prior(), observed).mean()[4] == pytest.approx(alone, rel=0.2)
-    assert np.delete(misses(observed), 4).max() < 0.2
-
-
 def test_profiles_that_contradict_what_was_timed_are_not_believed() -> None:
     worth = np.random.default_rng(4).lognormal(0.0, 2.0, GROUPS)
     wrong, right = misses(profiled(PLANS[:40], worth)), misses(seen(PLANS[:40]))
     assert wrong.max() < right.max() + 0.05
-
-
-def test_profiles_of_no_use_leave_the_prior() -> None:
-    backwards = replace(profiled(PLANS[:2]), group_ms=np.where(PLANS[:2], TIMES[0], TIMES[1]))
-    nothing = replace(seen(PLANS[:2]), group_ms=np.full((2, GROUPS), np.nan))
-    expected = LatencyModel(prior(), seen(PLANS[:2])).mean()
-    for observed in (backwards, nothing):
-        np.testing.assert_array_equal(LatencyModel(prior(), observed).mean(), expected)
-
-
-def test_exact_terms_need_no_profile() -> None:
-    exact = prior(gains_ms=tuple(GAINS), boundary_costs_ms=tuple(COSTS), exact=True)
-    model = LatencyModel(exact, profiled(PLANS[:2], 3.0))
-    assert model.predict(NEW, model.mean()[None])[0] == pytest.approx(law(NEW)[0], rel=1e-6)
 
 
 def test_profiled_gains_are_differences_of_means() -> None:

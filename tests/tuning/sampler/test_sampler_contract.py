@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-import numpy as np
 import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution
@@ -88,13 +87,6 @@ def test_relative_samples_are_choices_of_the_space(sampler: Callable[[], BaseSam
 
 
 @SAMPLERS
-def test_before_the_baseline_is_known_there_is_no_relative_sample(sampler: Callable[[], BaseSampler]) -> None:
-    study = optuna.create_study(directions=["minimize", "minimize"], sampler=sampler())
-    trial = study.ask(dict.fromkeys(GROUPS, PRECISION))
-    assert trial.params.keys() == set(GROUPS)
-
-
-@SAMPLERS
 def test_samples_with_other_parameters_beside_the_precisions(sampler: Callable[[], BaseSampler]) -> None:
     """A study may hold a batch size, too: that is drawn at random, and the precisions are still proposed."""
     study = told(sampler(), "100000")
@@ -121,14 +113,6 @@ def test_a_plan_that_is_known_is_not_proposed(sampler: Callable[[], BaseSampler]
         study.tell(trial, [10.0 - 0.5 * plan.count("fp16"), 1e-4 * (1 + plan.count("fp16"))])
 
 
-def test_reseeding_changes_what_is_drawn_and_not_what_is_known() -> None:
-    one, other = told(with_prior(), "100000"), told(with_prior(), "100000")
-    space = dict.fromkeys(GROUPS, PRECISION)
-    assert one.ask(space).params == other.ask(space).params
-    other.sampler.reseed_rng()
-    assert other.ask(space).params.keys() == set(GROUPS)
-
-
 @pytest.mark.parametrize("directions", [["minimize"], ["minimize", "maximize"], ["minimize"] * 3])
 def test_other_objectives_are_refused(directions: list[str]) -> None:
     study = optuna.create_study(directions=directions, sampler=with_prior())
@@ -136,20 +120,6 @@ def test_other_objectives_are_refused(directions: list[str]) -> None:
     study.tell(study.ask(space), [1.0] * len(directions))
     with pytest.raises(ValueError, match=r"directions=\['minimize', 'minimize'\]"):
         study.ask(space)
-
-
-@pytest.mark.parametrize("n_jobs", [1, 2])
-def test_optimize_with_threads(n_jobs: int) -> None:
-    study = optuna.create_study(directions=["minimize", "minimize"], sampler=with_prior())
-    study.enqueue_trial(dict.fromkeys(GROUPS, "fp32"))
-
-    def objective(trial: optuna.Trial) -> tuple[float, float]:
-        half = np.array([trial.suggest_categorical(g, ("fp32", "fp16")) == "fp16" for g in GROUPS])
-        return 10.0 - 0.5 * half.sum(), float(1e-6 + 1e-4 * half.sum())
-
-    study.optimize(objective, n_trials=12, n_jobs=n_jobs)
-    assert len(study.trials) == 12
-    assert all(t.state is TrialState.COMPLETE for t in study.trials)
 
 
 def test_the_example_of_the_docstring_runs() -> None:

@@ -26,7 +26,6 @@ from mptune.tuning.evaluation import ORIGIN_SAMPLER, EmulatedError, Evaluation
 from mptune.tuning.sampler.precision import EMULATIONS_TO_LEARN
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.emulated import PlanEmulator
-from mptune.tuning.steps.limits import Limits
 from mptune.tuning.steps.prior import Knowledge
 from mptune.tuning.steps.tuner import Tuner
 from tests.conftest import save_mlp
@@ -46,24 +45,6 @@ def choices(space: SearchSpace, *rows: str) -> list[dict[str, str]]:
 
 def make_emulator(space: SearchSpace, toolchain: FakeToolchain, diary: Diary | None = None) -> PlanEmulator:
     return PlanEmulator(space, toolchain, METRIC, diary or Diary())
-
-
-class TwoOutputs(FakeToolchain):
-    """An output ``z`` beside ``y`` that is never finite."""
-
-    def emulate(self, plans: Sequence[PrecisionPlan], part: range | None = None) -> tuple[OutputError, ...] | Failure:
-        found = super().emulate(plans, part)
-        assert not isinstance(found, Failure)
-        return tuple(OutputError({**e.per_output, "z": {METRIC: (1.0,), "non_finite": (9.0,)}}) for e in found)
-
-
-def test_outputs_that_are_ignored_do_not_count() -> None:
-    space = make_small_space(4)
-    toolchain = TwoOutputs(Law(list(space.free)))
-    rows = choices(space, "1000")
-    ignoring = PlanEmulator(space, toolchain, METRIC, Diary(), SearchSettings(ignore=("z",)))
-    assert ignoring(rows) == [pytest.approx(toolchain.law.error(make_plan("1000")))]
-    assert PlanEmulator(space, toolchain, METRIC, Diary())(rows) == [math.inf], "kept apart"
 
 
 def test_each_plan_is_emulated_once() -> None:
@@ -93,27 +74,6 @@ def test_plans_are_emulated_to_learn_from_only_as_far_as_they_take_little_beside
     assert emulator.affordable(0.5) == 2, "known errors take no time"
     emulator(choices(space, "1111"))
     assert emulator.affordable(1.0) == 2
-
-
-class Unsharing(FakeToolchain):
-    """A session that plans share fails in the second job."""
-
-    def emulate(self, plans: Sequence[PrecisionPlan], part: range | None = None) -> tuple[OutputError, ...] | Failure:
-        if self.emulated:
-            self.unshared = Failure(Stage.BUILD, FailureKind.UNSUPPORTED, "no kernel for Cast", Path("shared.log"))
-        return super().emulate(plans, part)
-
-
-def test_it_is_said_once_that_plans_no_longer_share_a_session() -> None:
-    space, diary = make_small_space(4), Diary()
-    emulator = make_emulator(space, Unsharing(Law(list(space.free))), diary)
-    emulator(choices(space, "1000"))
-    assert not diary.warnings
-    assert all(map(math.isfinite, emulator(choices(space, "0100")) + emulator(choices(space, "0010"))))
-    (warning,) = diary.warnings
-    assert "in a session each" in warning
-    assert "no kernel for Cast" in warning
-    assert "shared.log" in warning
 
 
 class WrongAlone(FakeToolchain):
@@ -188,17 +148,6 @@ def test_what_overflows_is_infinite_and_what_fails_is_not_known() -> None:
     before = len(toolchain.emulated)
     assert math.isnan(emulator(choices(space, "0100"))[0])
     assert len(toolchain.emulated) == before, "it is not tried again and again"
-
-
-def test_past_a_limit_nothing_is_emulated() -> None:
-    space, now = make_small_space(4), [0.0]
-    toolchain = make_toolchain(space)
-    limits = Limits(SearchSettings(timeout_s=5.0), clock=lambda: now[0])
-    emulator = PlanEmulator(space, toolchain, METRIC, Diary(), limits=limits)
-    assert not math.isnan(emulator(choices(space, "1000"))[0])
-    now[0] = 6.0
-    assert math.isnan(emulator(choices(space, "0100"))[0])
-    assert len(toolchain.emulated) == 1
 
 
 def test_a_machine_that_stays_broken_is_tried_again_and_then_nothing_is_asked() -> None:

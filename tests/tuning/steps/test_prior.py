@@ -85,12 +85,6 @@ def complete(space: SearchSpace, toolchain: BySample) -> dict[str, float]:
     return {group: error.value(METRIC) for group, error in zip(space.free, errors, strict=True)}
 
 
-def test_parts_double_what_is_known() -> None:
-    assert in_parts(1) == (range(1),)
-    assert in_parts(6) == (range(1), range(1, 2), range(2, 4), range(4, 6))
-    assert EmulatedSamples(in_parts(8), 4).count == 8
-
-
 @pytest.mark.parametrize("spread", [0.02, 0.1, 0.5, 1.5])
 def test_errors_are_those_of_all_samples_within_their_doubt(tmp_path: Path, spread: float) -> None:
     space = make_small_space(48)
@@ -107,22 +101,6 @@ def test_errors_are_those_of_all_samples_within_their_doubt(tmp_path: Path, spre
         assert 0.3 < math.sqrt(np.mean(np.square(deviations))) < 2.0
     assert max(map(abs, deviations), default=0.0) < 5.0
     assert toolchain.emulations == OneGroupErrors(space, toolchain, METRIC, tmp_path / "s.json", Diary()).spent
-
-
-def test_where_samples_agree_hardly_more_than_one_is_taken(tmp_path: Path) -> None:
-    space = make_small_space(48)
-    alike, unlike = by_sample(space, spread=0.03), by_sample(space, spread=1.5)
-    find_sensitivity(space, alike, METRIC, tmp_path / "alike.json", Diary())
-    find_sensitivity(space, unlike, METRIC, tmp_path / "unlike.json", Diary())
-    assert alike.emulations <= 48 + 8
-    assert 4 * 48 < unlike.emulations <= SAMPLES * 48
-
-
-def test_an_error_that_a_sample_does_not_show_has_more_of_them(tmp_path: Path) -> None:
-    space = make_small_space(16)
-    toolchain = by_sample(space, spread=0.03, zero={"g003": 2})
-    found = find_sensitivity(space, toolchain, METRIC, tmp_path / "s.json", Diary())
-    assert found.errors["g003"] == pytest.approx(complete(space, toolchain)["g003"])
 
 
 def test_what_fails_or_overflows_has_one_sample(tmp_path: Path) -> None:
@@ -233,18 +211,6 @@ def test_where_plans_take_long_the_first_comes_after_all_fp32_and_all_fp16(
     assert len(record.evaluations()) == 12
 
 
-def test_where_sessions_cost_more_all_errors_and_all_seeds_come_first(open_record: OpenRecord, tmp_path: Path) -> None:
-    space = make_small_space(24)
-    extra = space.plan(dict.fromkeys(space.free, "fp32") | dict.fromkeys(space.free[:6], "fp16"))
-    space = replace(space, seeds=(*space.seeds, Seed(Origin("seed", "first"), extra)))
-    toolchain, record = by_sample(space), open_record(space)
-    toolchain.emulated_samples = EmulatedSamples((range(SAMPLES),), None)
-    searched(record, space, toolchain, tmp_path, 6)
-    assert toolchain.proposed[0] == toolchain.emulations == 24 * SAMPLES
-    assert Sensitivity.load(tmp_path / SENSITIVITY_JSON, METRIC).doubts == {}
-    assert [e.origin for e in record.evaluations()][: len(space.seeds)] == [seed.origin for seed in space.seeds]
-
-
 def test_a_resumed_search_takes_and_proposes_the_same(
     open_record: OpenRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,15 +242,3 @@ def test_when_the_time_is_over_during_emulations_no_plan_is_built(open_record: O
     assert searched(record, space, toolchain, tmp_path, 20, limits)[2] is Stop.TIMEOUT
     assert len(record.evaluations()) == len(space.seeds)
     assert not record.running()
-
-
-def test_of_a_group_that_cannot_be_emulated_that_is_said(
-    open_record: OpenRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(prior, "AT_FIRST", 99)
-    space = make_small_space(12)
-    toolchain = by_sample(space, emulation_fails={"g002"})
-    known, diary, _ = searched(open_record(space), space, toolchain, tmp_path, 8)
-    assert "searching; the errors of 1 groups alone are estimated, since their emulation fails" in diary.stages
-    assert known.prior.log_square_errors is not None
-    assert all(map(math.isfinite, known.prior.log_square_errors))

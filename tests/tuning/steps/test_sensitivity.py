@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 import mptune
 from mptune.data.metrics.accuracy import OutputError
-from mptune.engines.base import Failure, FailureKind, Stage
-from mptune.errors import RunError
+from mptune.engines.base import Failure
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import DEFAULT_PRECISIONS, PRECISIONS, Precision, PrecisionPlan
@@ -51,22 +50,6 @@ def test_each_free_group_is_emulated_alone_once(tmp_path: Path) -> None:
     assert again.emulated == []
     find_sensitivity(space, again, "max_abs", path, diary)
     assert len(again.emulated) == 10
-
-
-def test_what_was_taken_before_an_interruption_is_kept(tmp_path: Path) -> None:
-    space, path = make_small_space(4), tmp_path / "s.json"
-    taken = {
-        "g001": OutputError({"y": {METRIC: (0.5, 0.5), "non_finite": (0.0, 0.0)}}),
-        "g002": OutputError({"y": {METRIC: (0.5, 0.5), "non_finite": (1.0, 0.0)}}),
-    }
-    Sensitivity(METRIC, {"g001": 0.5, "g002": math.inf}, taken).save(path)
-    toolchain = make_toolchain(space)
-    found = find_sensitivity(space, toolchain, "relative_l2", path, Diary())
-    assert toolchain.emulated == [make_plan("1000").fingerprint, make_plan("0001").fingerprint]
-    assert found.errors["g001"] == 0.5
-    assert math.isinf(found.errors["g002"])
-    path.write_text("{")
-    assert Sensitivity.load(path, "relative_l2").errors == {}
 
 
 def test_a_group_whose_emulation_fails_is_unknown_and_one_that_overflows_is_infinite(tmp_path: Path) -> None:
@@ -127,14 +110,6 @@ def test_past_a_limit_nothing_more_is_taken(tmp_path: Path) -> None:
     errors.take(math.inf)
     assert len(toolchain.emulated) == 8, "one job, then the time is over"
     assert len(Sensitivity.load(tmp_path / "s.json", METRIC).errors) == 8, "and what was taken is kept"
-
-
-def test_a_fault_of_the_machine_stops_it(tmp_path: Path) -> None:
-    space = make_small_space(2)
-    toolchain = make_toolchain(space)
-    toolchain.emulate = lambda plans: Failure(Stage.RUN, FailureKind.DEVICE_LOST, "gone")  # type: ignore[method-assign]
-    with pytest.raises(RunError, match="gone"):
-        find_sensitivity(space, toolchain, "relative_l2", tmp_path / "s.json", Diary())
 
 
 IDS = [f"g{i:03d}" for i in range(6)]
@@ -198,31 +173,6 @@ def test_the_prior_counts_casts_between_two_reduced_precisions(law: tuple[Latenc
     for plan, latency in zip(plans, predicted, strict=True):
         choices = {g: space.options[g][int(low)] for g, low in zip(space.free, plan, strict=True)}
         assert latency == pytest.approx(law_ms(terms, space.plan(choices)))
-
-
-@pytest.mark.parametrize("exact", [True, False])
-def test_the_baseline_without_tf32_does_not_bend_the_law_of_plans_with_it(exact: bool) -> None:
-    space = make_small_space(3)
-    terms = LatencyTerms(10.0, dict(zip(space.free, (1.0, 0.5, 0.25), strict=True)), (), tf32_gain_ms=4.0)
-    prior = make_prior(space, Sensitivity("relative_l2", dict.fromkeys(space.free, 1e-3)), terms, exact=exact)
-    rows = np.array([[0, 0, 0], [1, 1, 1], [1, 0, 0]], dtype=bool)
-    plans = [make_plan("".join(str(int(bit)) for bit in row)) for row in rows]
-    latency, nothing = np.array([terms.predict(plan) for plan in plans]), np.zeros(3)
-    model = LatencyModel(prior, BuiltPlans(rows, latency, nothing, nothing, nothing + 1, terms.base_ms))
-    predicted = model.predict(np.array([[0, 1, 0], [1, 1, 0]], dtype=bool), model.mean()[None])[0]
-    assert predicted == pytest.approx([5.5, 4.5], abs=0.15)
-
-
-def test_without_terms_only_errors_are_known() -> None:
-    space = make_small_space(3)
-    prior = make_prior(
-        space, Sensitivity("relative_l2", {"g000": 1.0, "g001": 0.0, "g002": math.inf}), None, exact=False
-    )
-    assert prior.gains_ms is None
-    assert prior.log_square_errors is not None
-    assert prior.log_square_errors[0] == 0.0
-    assert prior.log_square_errors[1] == pytest.approx(2 * math.log(1e-7))
-    assert math.isinf(prior.log_square_errors[2])
 
 
 def test_knowing_the_law_every_proposal_is_on_the_front(open_record: OpenRecord, tmp_path: Path) -> None:

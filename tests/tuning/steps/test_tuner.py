@@ -8,8 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import numpy as np
-import optuna
 import pytest
 
 from mptune.data.metrics.accuracy import OutputError
@@ -97,29 +95,6 @@ def test_errors_that_are_what_they_are_are_measured_again_once(open_record: Open
     assert sum(e.disagrees for e in record.evaluations()) == 11
 
 
-@pytest.mark.parametrize(("profiling", "count"), [("none", 0), ("along", 12)])
-def test_plans_are_profiled_where_it_is_worth_it(
-    open_record: OpenRecord, space: SearchSpace, profiling: str, count: int
-) -> None:
-    record, toolchain = open_record(), make_toolchain(space, profiling=profiling)
-    make_tuner(record, space, toolchain).run()
-    assert toolchain.profiled == toolchain.built[:count]
-    seen = record.built_plans(space.free)
-    assert (seen.group_ms is None) == (count == 0)
-    if seen.group_ms is not None:
-        gains = np.array([toolchain.law.gains[group] for group in space.free])
-        told = seen.group_ms[np.isfinite(seen.group_ms).all(axis=1)]
-        assert len(told) == count
-        np.testing.assert_allclose(told[:2], [2 * gains, gains], rtol=1e-4)
-
-
-def test_figures_of_the_first_session_survive(open_record: OpenRecord, space: SearchSpace) -> None:
-    record = open_record()
-    make_tuner(record, space, make_toolchain(space)).run()
-    assert open_record().evaluations() == record.evaluations()
-    assert len(record.evaluations()) == 12
-
-
 @pytest.mark.parametrize("sampler", ["precision", "tpe"])
 def test_a_space_without_free_groups_is_one_plan(open_record: OpenRecord, sampler: str) -> None:
     space = make_small_space(2)
@@ -128,19 +103,6 @@ def test_a_space_without_free_groups_is_one_plan(open_record: OpenRecord, sample
     toolchain = make_toolchain(space)
     assert make_tuner(open_record(fixed, sampler=sampler), fixed, toolchain, budget=5).run() is Stop.EXHAUSTED
     assert toolchain.built == [make_plan("00").fingerprint]
-
-
-def test_the_baseline_is_all_fp32_although_a_group_is_pinned_to_fp16(open_record: OpenRecord) -> None:
-    space = make_small_space(3)
-    half = space.seeds[1].plan.precision["g001"]
-    pinned = replace(space, free=("g000", "g002"), pinned={"g001": Pin(half, "a test")})
-    toolchain = make_toolchain(space)
-    record = open_record(pinned)
-    assert make_tuner(record, pinned, toolchain, budget=50).run() is Stop.EXHAUSTED
-    baseline = record.baseline()
-    assert baseline is not None
-    assert baseline.plan == make_plan("000")
-    assert set(toolchain.built) == {make_plan(bits).fingerprint for bits in ("000", "010", "011", "110", "111")}
 
 
 def test_a_failed_plan_is_pruned_and_spends_budget(open_record: OpenRecord, space: SearchSpace, tmp_path: Path) -> None:
@@ -167,31 +129,6 @@ def test_a_search_in_which_nothing_runs_ends_early_and_can_be_tried_again(
     mended = make_toolchain(space)
     assert make_tuner(record, space, mended, budget=60).run() in (Stop.BUDGET, Stop.CONVERGED)
     assert mended.built
-
-
-def test_infeasible_trials_violate_their_constraint(
-    open_record: OpenRecord, space: SearchSpace, tmp_path: Path
-) -> None:
-    record = open_record()
-    make_tuner(record, space, make_toolchain(space, non_finite={"g003"}), budget=15).run()
-    storage = optuna.storages.JournalStorage(
-        optuna.storages.journal.JournalFileBackend(str(tmp_path / "study.journal"))
-    )
-    (study,) = [optuna.load_study(study_name=n, storage=storage) for n in optuna.get_all_study_names(storage)]
-    for trial in study.get_trials(states=(optuna.trial.TrialState.PRUNED,)):
-        assert trial.params["g003"] == "fp16"
-        constraints = {k: v for k, v in trial.system_attrs.items() if k.startswith("constraints")}
-        assert constraints
-        assert all((v if isinstance(v, float) else v[0]) > 0 for v in constraints.values())
-
-
-def test_the_sampler_learns_what_is_infeasible(open_record: OpenRecord) -> None:
-    space = make_small_space(12)
-    record = open_record(space)
-    make_tuner(record, space, make_toolchain(space, fails={"g003"}), budget=60).run()
-    assert len(record.failed()) < 25, (
-        "half of all plans hold g003 in FP16; a sampler that forgets them would fail 30 times"
-    )
 
 
 def test_a_plan_that_is_not_finite_is_kept_but_not_on_the_front(open_record: OpenRecord, space: SearchSpace) -> None:
@@ -274,14 +211,6 @@ def test_a_baseline_that_does_not_build_is_told_as_such(open_record: OpenRecord,
     assert "--engine" in caught.value.hint
     assert record.spent == len(record.failed()) == 0
     assert record.waiting() == {space.seeds[0].plan.fingerprint}
-
-
-def test_speedups_are_against_the_baseline(open_record: OpenRecord, space: SearchSpace) -> None:
-    toolchain = make_toolchain(space, noise=0.0)
-    record = open_record()
-    make_tuner(record, space, toolchain).run()
-    for evaluation in record.evaluations():
-        assert evaluation.speedup == pytest.approx(10.0 / toolchain.law.latency_ms(evaluation.plan))
 
 
 def test_drift_is_taken_against_the_first_baseline_of_all_sessions(open_record: OpenRecord, space: SearchSpace) -> None:
