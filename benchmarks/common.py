@@ -101,7 +101,7 @@ def bools_of(bits: Sequence[str]) -> np.ndarray:
 
 
 def hypervolume(latency_ms: np.ndarray, error: np.ndarray, base_ms: float) -> float:
-    """``mptune.tuning.front.hypervolume`` of plain numbers; a plan that is not finite has an infinite error."""
+    """``hypervolume`` of ``mptune.tuning.fronts.dominance`` of plain numbers; not finite is an infinite error."""
     return dominated_area(gains(latency_ms, base_ms), exactness(error))
 
 

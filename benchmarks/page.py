@@ -27,7 +27,9 @@ from mptune.reporting.page.document import PageContent
 from mptune.reporting.page.html import write_report
 from mptune.tuning.evaluation import Evaluation, Origin
 from mptune.tuning.explanation import Explanation, GroupWorth, Kept
-from mptune.tuning.front import Front, choose, hypervolume, pareto
+from mptune.tuning.front import Front
+from mptune.tuning.fronts.choosing import choose
+from mptune.tuning.fronts.dominance import hypervolume, pareto
 from mptune.tuning.fronts.progress import Progress, hypervolumes
 
 SAMPLES = 48
@@ -63,7 +65,7 @@ def synthetic(evaluations: int, count: int, seed: int = 0) -> PageContent:
             half ^= random.random(count) < random.choice([0.005, 0.02, 0.05])
         made.append(_evaluation(number, half & free, errors, gains, groups, random))
     points = pareto(made)
-    chosen, reason, _ = choose(points)
+    choice = choose(made, Choice(), ("relative_l2",))
     explanation = _explanation(points, groups, errors, gains)
     front = Front(
         run_dir=Path("large.mptune"),
@@ -76,8 +78,8 @@ def synthetic(evaluations: int, count: int, seed: int = 0) -> PageContent:
         fp32=made[0],
         fp16=made[1],
         points=points,
-        chosen=chosen,
-        choice=Choice(reason=reason),
+        chosen=next(evaluation for evaluation in made if evaluation.plan.fingerprint == choice.chosen),
+        choice=choice,
         evaluations=evaluations,
         failures=0,
         hypervolume=hypervolume(points, made[0]),

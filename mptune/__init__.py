@@ -31,8 +31,7 @@ _NAMES = {
     "mptune.graph.loading.model": "Model load_model",
     "mptune.graph.writing.rewrite": "rewrite",
     "mptune.tuning.evaluation": "Evaluation",
-    "mptune.tuning.front": "Front",
-    "mptune.tuning.fronts.table": "front_records",
+    "mptune.tuning.front": "Front front_records",
     "mptune.tuning.confirmation": "Confirmation",
     "mptune.tuning.listener": "Listener",
     "mptune.tuning.sampler.precision": "PrecisionSampler",
@@ -84,8 +83,7 @@ if TYPE_CHECKING:
     )
     from mptune.tuning.confirmation import Confirmation
     from mptune.tuning.evaluation import Evaluation
-    from mptune.tuning.front import Front
-    from mptune.tuning.fronts.table import front_records
+    from mptune.tuning.front import Front, front_records
     from mptune.tuning.listener import Listener
     from mptune.tuning.sampler.posterior import Prior
     from mptune.tuning.sampler.precision import PrecisionSampler

@@ -1,7 +1,8 @@
-"""The choice of a plan: how it is made, and what it came to. run.json keeps the one record; all views read it."""
+"""The choice of a plan: how it is asked for, and what it came to. run.json keeps the one record; all views read it."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Literal
 
@@ -9,13 +10,12 @@ import pydantic
 
 from mptune.settings import SearchSettings, Tolerance
 
-ChoiceKind = Literal["knee", "fastest", "middle", "limits", "plan"]
-"""How a plan was chosen: the knee of the front; where it has no knee its fastest plan, or for random inputs the one
-nearest to both ends; by limits; by its id."""
+ChoiceKind = Literal["limits", "default", "knee", "plan"]
+"""How a plan was chosen: by limits that were given, by the metric's default limit, as the knee, by its id."""
 
 
 class ChoiceLimits(pydantic.BaseModel):
-    """Limits on the plan that is chosen, as they were given.
+    """Limits on the plan that is chosen, as they were given, or the wish for the knee in their place.
 
     ``limits`` are on the metrics' own values (``mptune.tuning.fronts.limits``).
     """
@@ -27,6 +27,7 @@ class ChoiceLimits(pydantic.BaseModel):
     max_memory_bytes: int | None = None
     limits: tuple[str, ...] = ()
     tolerance: tuple[str, ...] = ()
+    knee: bool = False
 
 
 class Choice(ChoiceLimits):
@@ -34,27 +35,29 @@ class Choice(ChoiceLimits):
 
     Attributes:
         ignore: outputs whose errors do not count.
-        knee: the knee of the plans within the limits, where these would give the fastest.
         plan: the plan of this id, or of which it is the beginning; wins over limits.
         search_limits: those of the search that a pick came after: given again, they do not undo it.
         chosen: fingerprint of the plan in ``chosen/``.
         kind: how it was chosen.
-        reason: why it, one line.
-        unmet: which limits no plan meets, with the nearest plan, one line; empty where they are met.
-        nearest: fingerprint of that plan.
+        default_error: the metric's default limit, where it held.
+        is_most_exact: the smallest error was chosen, within a limit on latency; else the fastest plan.
+        passed_over: fingerprint of the fastest plan within the limits, where the chosen one is as fast and more exact.
         replaced: fingerprint of the plan that was chosen before, where a search replaced it.
+        unmet: the limits asked for last, if no plan meets them; an earlier choice stands then.
+        nearest: fingerprint of the plan that comes nearest to these.
     """
 
     ignore: tuple[str, ...] = ()
-    knee: bool = False
     plan: str | None = None
     search_limits: ChoiceLimits | None = None
     chosen: str | None = None
-    kind: ChoiceKind = "knee"
-    reason: str = ""
-    unmet: str = ""
-    nearest: str | None = None
+    kind: ChoiceKind = "default"
+    default_error: float | None = None
+    is_most_exact: bool = False
+    passed_over: str | None = None
     replaced: str | None = None
+    unmet: ChoiceLimits | None = None
+    nearest: str | None = None
 
     @classmethod
     def of(cls, settings: SearchSettings) -> Choice:
@@ -68,26 +71,30 @@ class Choice(ChoiceLimits):
         return ChoiceLimits(**{name: getattr(self, name) for name in ChoiceLimits.model_fields})
 
     @property
-    def has_limits(self) -> bool:
-        """Whether limits are asked for."""
-        return self.given_limits != ChoiceLimits()
+    def limit_values(self) -> dict[str, float]:
+        """Limit -> its bound, the metric's default counted in: ``max_error``, a tolerance's output, a metric."""
+        names = ("max_error", "max_latency_ms", "max_memory_bytes")
+        values = {name: value for name in names if (value := getattr(self, name)) is not None}
+        if self.default_error is not None:
+            values["max_error"] = self.default_error
+        for text in (*self.tolerance, *self.limits):
+            where, _, bound = re.split(r"([<>]=?|=)(?=[^<>=]*$)", text)
+            values[where.strip()] = float(bound.removeprefix("abs:"))
+        return values
 
     def limit(self, settings: SearchSettings) -> SearchSettings:
         """The settings of a search with these limits where it is given none, and with what is ignored."""
-        limits = {} if Choice.of(settings).has_limits else self.given_limits.model_dump()
-        if limits:
+        limits = self.given_limits.model_dump()
+        if Choice.of(settings).given_limits != ChoiceLimits():
+            limits = {}
+        elif self.tolerance:
             limits["tolerance"] = tuple(map(Tolerance.parse, self.tolerance))
         return replace(settings, **limits, ignore=self.ignore)
 
-    @property
-    def text(self) -> str:
-        """Why this plan, and which it replaced."""
-        return self.reason + (f"; it replaces {self.replaced}, which was chosen before" if self.replaced else "")
-
     def again(self) -> Choice:
         """The request to choose in the same way again."""
-        outcome = {name: Choice.model_fields[name].default for name in ("kind", "reason", "unmet", "nearest")}
-        return self.model_copy(update={**outcome, "chosen": None, "replaced": self.chosen})
+        asked = (*ChoiceLimits.model_fields, "ignore", "plan", "search_limits")
+        return Choice(**{name: getattr(self, name) for name in asked}, replaced=self.chosen)
 
     def asked_again(self, given: Choice) -> Choice:
         """What the request of a further search comes to: a choice stands until limits are given that differ."""

@@ -27,7 +27,7 @@ from mptune.settings import (
     TensorRtSettings,
 )
 
-RUN_FORMAT = 4
+RUN_FORMAT = 5
 
 
 class _Section(pydantic.BaseModel):

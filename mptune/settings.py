@@ -405,7 +405,10 @@ class SearchSettings:
         None, ERROR, "Number of samples in one recorded sequence, for --feedback. Default: all.", "K"
     )
     max_error: float | None = _option(
-        None, CHOICE, "Choose the fastest plan whose error is at most this, such as 1e-2 or 1%.", "X"
+        None,
+        CHOICE,
+        "Choose the fastest plan whose error is at most this, such as 1e-2 or 1%. Default: 1% for worst_part.",
+        "X",
     )
     max_latency_ms: float | None = _option(
         None, CHOICE, "Choose the plan with the smallest error whose latency is at most this, in ms.", "X"
@@ -419,6 +422,7 @@ class SearchSettings:
         "Limit the value of a metric, on search and on held-out samples, such as map>=0.41. Repeatable.",
         "NAME>=X",
     )
+    knee: bool = _option(False, CHOICE, "Choose the knee of the plans, in place of the fastest within a limit.")
     budget: int = _option(50, BUDGET, "Number of plans to evaluate, those of common rules included.", "N")
     timeout_s: float | None = _option(
         None, BUDGET, "Start no new evaluation after this time: 8h, 90m, 30s or seconds. Default: no limit.", "8h"

@@ -189,12 +189,12 @@ def test_pick(place: Path) -> None:
     chosen = json.loads((run / "chosen" / "plan.json").read_text())["precision"]
     assert chosen == {g: str(p) for g, p in front.points[0].plan.precision.items()}
     assert mptune.report(run) == fastest
-    assert mptune.pick(run, knee=True).chosen_reason == "the knee of the front"
+    assert mptune.pick(run, knee=True).chosen_reason == "the knee of the plans"
     with pytest.raises(PlanError):
         mptune.pick(run, plan="no such plan")
     with pytest.raises(SettingsError, match="exclude"):
         mptune.pick(run, knee=True, max_error=1.0)
-    assert mptune.report(run).chosen_reason == "the knee of the front", "a pick that failed changes nothing"
+    assert mptune.report(run).chosen_reason == "the knee of the plans", "a pick that failed changes nothing"
 
 
 @pytest.mark.smoke
@@ -373,7 +373,7 @@ def test_pick_keeps_what_a_search_wrote_while_it_waited(monkeypatch: pytest.Monk
     file = read_run("model.mptune")[1]
     assert len(ended) == 1
     assert front.evaluations == file.search.budget == 15
-    assert (file.choice.kind, file.choice.has_limits) == ("knee", False)
+    assert file.choice.given_limits == ChoiceLimits(knee=True)
     assert file.choice.search_limits == ChoiceLimits(max_error=1e-3)
 
 

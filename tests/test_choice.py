@@ -93,7 +93,7 @@ def test_a_search_with_limits_that_nothing_meets_leaves_the_choice(searched: Fro
     knee = searched.chosen.plan.fingerprint
     front = search(make_toolchain(), budget=20, **IMPOSSIBLE)
     assert not front.limits_met
-    assert front.choice.unmet.endswith(f"chosen/ still holds {knee}")
+    assert front.unmet.endswith(f"chosen/ still holds {knee}")
     assert agree() == front.chosen.plan.fingerprint == knee
     again = search(make_toolchain(), budget=20, **IMPOSSIBLE)
     assert again == front == mptune.report(RUN), "asked again, they are unmet again"
@@ -105,7 +105,7 @@ def test_only_a_first_search_writes_the_nearest_plan(agree) -> None:
     front = search(make_toolchain(), **IMPOSSIBLE)
     assert not front.limits_met
     assert front.choice.nearest == agree() == front.fp32.plan.fingerprint
-    assert front.choice.unmet.endswith("; chosen/ holds it")
+    assert front.unmet.endswith("; chosen/ holds it")
     assert search(make_toolchain(), **IMPOSSIBLE) == front
     met = search(make_toolchain(), max_error=1e-2)
     assert met.limits_met
@@ -202,6 +202,6 @@ def test_the_nearest_is_that_of_the_smallest_largest_ratio() -> None:
     asked = mptune.pick(RUN, max_error=error, max_latency_ms=ms).choice
     ratio = {p.plan.fingerprint: max(p.judged_error / error, p.latency.median_ms / ms) for p in front.points}
     assert asked.nearest == min(ratio, key=ratio.__getitem__)
-    by_value = mptune.pick(RUN, limits=f"{front.metric}<=1e-12", max_latency_ms=1000.0).choice
-    assert by_value.nearest == front.fp32.plan.fingerprint
-    assert by_value.unmet.startswith(f"no plan has latency <= 1000 ms, and {front.metric}<=1e-12; the nearest is ")
+    by_value = mptune.pick(RUN, limits=f"{front.metric}<=1e-12", max_latency_ms=1000.0)
+    assert by_value.choice.nearest == front.fp32.plan.fingerprint
+    assert by_value.unmet.startswith(f"no plan has latency <= 1000 ms and {front.metric}<=1e-12; the nearest is ")

@@ -37,7 +37,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mlp_path: Path, cnn_pa
     (tmp_path / "net.onnx").write_bytes(b"PK\x03\x04 net/data.pkl")
     (tmp_path / "net.engine").write_bytes(b"ftrt\x00\x00")
     (tmp_path / "short.onnx").write_bytes(b"\x08")
-    for name, content in (("garbage", "{no json"), ("list", "[1, 2]"), ("other", '{"format": 4}')):
+    for name, content in (("garbage", "{no json"), ("list", "[1, 2]"), ("other", '{"format": 5}')):
         (tmp_path / f"{name}.mptune").mkdir()
         (tmp_path / f"{name}.mptune" / "run.json").write_text(content)
     np.savez(tmp_path / "d.npz", x=np.zeros(1))

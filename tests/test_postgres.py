@@ -23,7 +23,7 @@ import mptune
 from mptune.errors import RunError
 from mptune.rundir import read_run
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
-from mptune.tuning.front import hypervolume, pareto
+from mptune.tuning.fronts.dominance import hypervolume, pareto
 from mptune.tuning.record.storage import check_opens, close_storage, open_storage
 from mptune.tuning.record.study import read_study
 from mptune.tuning.record.waiting import waits_told_to

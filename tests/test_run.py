@@ -87,9 +87,9 @@ def test_pick_keeps_the_limit_of_the_run(run: mptune.Run) -> None:
     assert by_limit.chosen_reason == f"the fastest with {limit}"
     assert by_limit.chosen == front.points[1] != front.points[0]
     generous_ms = 2 * front.points[-1].latency.median_ms
-    assert run.pick(max_latency_ms=generous_ms).chosen_reason.endswith(f", and {limit}")
+    assert run.pick(max_latency_ms=generous_ms).chosen_reason.endswith(f" and {limit}")
     assert run.pick(max_error=1.0).chosen == front.points[1], "the fastest of all is beyond the limit"
-    assert run.pick(knee=True).chosen_reason == f"the knee of the points with {limit}"
+    assert run.pick(knee=True).chosen_reason == f"the knee of the plans with {limit}"
     assert run.pick(plan=front.points[0].plan.fingerprint).chosen == front.points[0]
     assert run.pick(max_error=1.0, limits=()).chosen == front.points[0], "another one is given: none"
     with pytest.raises(mptune.SettingsError, match="limits= map>=3: the metrics are"):

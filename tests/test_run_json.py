@@ -90,7 +90,7 @@ def test_json_that_is_no_object_is_damaged() -> None:
 
 NOT_KEPT = {
     *("out", "storage", "fresh", "gpus", "worker", "rollout", "metric_function"),
-    *("data_settings", "labels", "limits"),  # as their fields, by a hash, in the choice
+    *("data_settings", "labels", "limits", "knee"),  # as their fields, by a hash, in the choice
 }
 
 

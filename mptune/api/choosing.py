@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mptune.api.reading import one_or_several
-from mptune.choice import Choice
+from mptune.choice import Choice, ChoiceLimits
 from mptune.errors import SettingsError
 from mptune.files import full_disk_as_error
 from mptune.reporting.run_files import write_run_files
@@ -34,18 +34,18 @@ def pick(
 ) -> Front:
     """Choose another plan of a finished search and write ``chosen/`` and ``front.json`` anew.
 
-    Limits that no plan meets change neither the choice nor ``chosen/``: ``limits_met`` is False then, and
-    ``choice.unmet`` names the nearest plan. A later ``search`` keeps the choice until it is given other limits.
+    Limits that no plan meets change neither the choice nor ``chosen/``: ``limits_met`` is False then, and ``unmet``
+    names the nearest plan. A later ``search`` keeps the choice until it is given other limits.
 
     Args:
         run: the run directory.
-        max_error: take the fastest plan whose error is at most this.
+        max_error: take the fastest plan whose error is at most this; None stands for the metric's default limit.
         max_latency_ms: take the most exact plan that is at most this slow.
         max_memory_bytes: take one whose engine and its context take at most so much memory.
         limits: on the metrics' own values, as in ``search``; None keeps the run's.
         tolerance: as in ``search``: take the fastest plan within these.
         ignore: outputs whose errors do not count; None leaves out those that the run leaves out.
-        knee: take the knee of the front.
+        knee: take the knee of the plans.
         plan: take this one, by its fingerprint or the beginning of it.
         storage: as in ``report``.
 
@@ -60,11 +60,13 @@ def pick(
         max_error=max_error,
         max_latency_ms=max_latency_ms,
         max_memory_bytes=max_memory_bytes,
+        knee=knee,
         plan=plan,
         tolerance=tuple(map(str, Tolerance.parse_all(tolerance or ()))),
         limits=one_or_several(limits or ()),
     )
-    if sum((choice.has_limits, knee, plan is not None)) > 1:
+    is_limited = choice.given_limits != ChoiceLimits(knee=knee)
+    if sum((is_limited, knee, plan is not None)) > 1:
         raise SettingsError("limits, the knee and a plan's id exclude each other", "give one of them")
     directory, _ = read_run(run)
     with full_disk_as_error(directory.path), open_run(directory.path), contextlib.ExitStack() as stack:
@@ -73,7 +75,7 @@ def pick(
         ignored = file.choice.ignore if ignore is None else one_or_several(ignore)
         limited = file.choice.limits if limits is None else choice.limits
         searched = file.choice.search_limits or file.choice.given_limits
-        kept = {"ignore": ignored, "limits": limited, "knee": knee and bool(limited), "search_limits": searched}
+        kept = {"ignore": ignored, "limits": limited, "search_limits": searched}
         front = front_of(directory, file, record, asked=choice.model_copy(update=kept))
         file = file.model_copy(update={"choice": front.choice})
         confirmation = None if file.confirms is None else read_confirmation(directory, file, record, storage)

@@ -46,13 +46,12 @@ def report(
         front = front_of(directory, demanded, record)
         if demanded == file:
             return front
-        wanted = front_of(directory, file, record, asked=demanded.choice.again()).choice
-    if wanted.unmet:
-        unmet = {"unmet": wanted.unmet, "nearest": wanted.nearest}
-        return replace(front, choice=front.choice.model_copy(update=unmet))
-    if wanted.chosen == front.choice.chosen:
-        return front
-    return replace(front, hint=f"; `mptune pick` with the same options would choose {wanted.chosen}, {wanted.reason}")
+        wanted = front_of(directory, file, record, asked=demanded.choice.again())
+    choice = wanted.choice
+    if choice.unmet is not None:
+        unmet = {"unmet": choice.unmet, "nearest": choice.nearest}
+        return replace(front, choice=front.choice.model_copy(update=unmet), nearest=wanted.nearest)
+    return front if choice.chosen == front.choice.chosen else replace(front, proposed=choice)
 
 
 def layers(run: str | Path, *, storage: str | None = None) -> EngineLayers:

@@ -78,6 +78,7 @@ def search(
     metric: str | TaskMetric | SetFunction | Sequence[str | TaskMetric | SetFunction] | None = None,
     labels: str | os.PathLike[str] | None = None,
     limits: str | Sequence[str] = (),
+    knee: bool = False,
     feedback: str | Sequence[str] = (),
     steps: int | None = None,
     batch: int = 1,
@@ -122,7 +123,8 @@ def search(
             values leave FP16's range may be BF16.
         opset: Raises the model to this operator set first, as ``apply`` does; plans of the run are of the raised model.
         engine: What builds and runs the candidates: ``auto``, ``tensorrt``, ``tensorrt-rtx`` or ``onnxruntime``.
-        max_error: Choose the fastest plan whose error is at most this.
+        max_error: Choose the fastest plan whose error is at most this. None stands for the metric's default limit, 1 %
+            for ``worst_part`` and ``relative_l2``, unless the error, the latency or the metric's value is limited.
         max_latency_ms: Choose the plan with the smallest error whose latency is at most this, in milliseconds.
         max_memory_bytes: Choose among plans whose engine and its context take at most so much memory.
         tolerance: Largest errors of outputs, or of columns of them, that the chosen plan may have, such as
@@ -137,6 +139,7 @@ def search(
             ``worst_part``.
         labels: Path of an ``.npz`` with labels for metrics over all samples, rows in the order of the data.
         limits: On the metrics' own values, such as ``"map>=0.41"``: held-out where known.
+        knee: Choose the knee of the plans, in place of the fastest within a limit.
         feedback: ``"OUTPUT:INPUT"`` of each state that is fed back: the samples in their order are recorded sequences,
             and errors are those at the end of a sequence.
         steps: Samples of one sequence; None takes all.
@@ -154,7 +157,7 @@ def search(
         sampler: What proposes plans.
         confirm_rounds: Fresh processes in which the chosen plan, and points whose place is in doubt, are measured
             again; the other points of the front are in one.
-        confirm_points: So many points of a longer front are; baselines, both ends, knee and chosen plan always.
+        confirm_points: So many points of a longer front are; baselines, both ends and what may be chosen always.
         skip_checks: Search although a finding says that no plan repairs what is wrong; it is recorded.
         latency: How latencies are taken.
         worker: Deadlines of the worker process that builds and measures.
@@ -204,6 +207,7 @@ def search(
         max_latency_ms=max_latency_ms,
         max_memory_bytes=max_memory_bytes,
         limits=one_or_several(limits),
+        knee=knee,
         budget=budget,
         timeout_s=timeout_s,
         max_disk_bytes=max_disk_bytes,

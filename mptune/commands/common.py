@@ -197,7 +197,7 @@ def leave_unmet(front: Front, *, as_json: bool) -> None:
     """Leave with 3 where no plan meets the limits asked for."""
     if not front.limits_met:
         if as_json:
-            complain(f"warning: {front.choice.unmet}")
+            complain(f"warning: {front.unmet}")
         raise typer.Exit(EXIT_NOT_MET)
 
 

@@ -26,6 +26,7 @@ from mptune.commands.options import (
     EngineOption,
     HelpAllOption,
     IgnoreOption,
+    KneeOption,
     LimitOption,
     MaxDiskOption,
     MaxErrorOption,
@@ -65,6 +66,7 @@ def search(
     max_latency_ms: MaxLatencyOption = None,
     max_memory_bytes: MaxMemoryOption = None,
     limits: LimitOption = None,
+    knee: KneeOption = False,
     budget: Annotated[int, option_of("budget")] = SearchSettings.budget,
     timeout_s: TimeoutOption = None,
     max_disk_bytes: MaxDiskOption = None,
@@ -121,6 +123,7 @@ def search(
                 max_latency_ms=max_latency_ms,
                 max_memory_bytes=max_memory_bytes,
                 limits=limits or (),
+                knee=knee,
                 budget=budget,
                 timeout_s=timeout_s,
                 max_disk_bytes=max_disk_bytes,
@@ -232,7 +235,7 @@ def report(
     if open_:
         open_page(front.run_dir)
     if csv_:
-        from mptune.tuning.fronts.table import front_records
+        from mptune.tuning.front import front_records
 
         print_csv(front_records(front))
     elif not explain:
@@ -253,14 +256,14 @@ def pick(
     limits: LimitOption = None,
     tolerance: ToleranceOption = None,
     ignore: IgnoreOption = None,
-    knee: Annotated[bool, typer.Option("--knee", help="Choose the knee of the front.")] = False,
+    knee: KneeOption = False,
     plan: Annotated[
         str | None, typer.Option(metavar="ID", help="Choose the plan with this id, as the table shows it.")
     ] = None,
     storage: StorageOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Choose another point of the front and write chosen/ anew. Nothing is measured again.
+    """Choose another plan and write chosen/ anew. Nothing is measured again.
 
     The run's own --limit and --ignore hold on, unless others are given.
 

@@ -24,8 +24,8 @@ from mptune.reporting.text import (
 from mptune.resources import read_template
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front
-from mptune.tuning.fronts.limits import error_text, format_error, format_value, is_larger_in_search, metric_values
-from mptune.tuning.fronts.table import format_ms, latency_text, noise_ms
+from mptune.tuning.fronts.limits import is_larger_in_search, metric_values
+from mptune.tuning.fronts.texts import error_text, format_error, format_ms, format_value, latency_text, noise_ms
 
 _LONGEST = 700
 """Characters of a line of README.txt, as of a sentence on the page."""

@@ -29,7 +29,8 @@ from mptune.rundir import LateFaults, RunDirectory
 from mptune.tuning.confirmation import Confirmation
 from mptune.tuning.copies import keep_model
 from mptune.tuning.evaluation import Evaluation
-from mptune.tuning.front import Front, reference_error_of
+from mptune.tuning.front import Front
+from mptune.tuning.fronts.dominance import reference_error_of
 from mptune.tuning.fronts.progress import progress_of
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.runs.result import sample_indices

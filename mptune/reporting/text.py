@@ -12,10 +12,9 @@ from mptune.graph.plan import REDUCED, PrecisionPlan
 from mptune.targets.target import EXPECTED_FACTOR
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
 from mptune.tuning.explanation import Kept
-from mptune.tuning.front import Front
-from mptune.tuning.fronts.content import fp16_name
+from mptune.tuning.front import Front, fp16_name, front_rows
 from mptune.tuning.fronts.dominance import faster_beyond_noise
-from mptune.tuning.fronts.table import compared, front_rows, speedup_of
+from mptune.tuning.fronts.texts import compared, speedup_of
 
 KEPT_BECAUSE = "kept in FP32 because"
 """Above the FP32 groups of a plan with their reasons, in every view."""

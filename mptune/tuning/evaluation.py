@@ -16,7 +16,7 @@ from mptune.data.metrics.table import own_value
 from mptune.engines.base import ErrorSource, Measurement
 from mptune.engines.timing.latency import DRIFT_TEXT, Latency
 from mptune.finding import OutputColumns
-from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.plan import PrecisionPlan
 from mptune.json_form import JsonForm, encode
 from mptune.targets.detect import PowerMode
 from mptune.targets.target import EngineMemory
@@ -41,14 +41,12 @@ class Origin:
         kind, _, name = text.partition(": ")
         return cls("seed", name) if kind == "seed" else ORIGIN_SAMPLER
 
+    from_json = parse
+
     def __str__(self) -> str:
         return f"{self.kind}: {self.name}" if self.name else self.kind
 
-    def to_json(self) -> str:
-        """The text that ``parse`` reads."""
-        return str(self)
-
-    from_json = parse
+    to_json = __str__
 
     @property
     def label(self) -> str:
@@ -63,18 +61,16 @@ ORIGIN_SAMPLER = Origin("sampler")
 
 @dataclass(frozen=True)
 class EmulatedError:
-    """The error of one plan by emulation.
+    """The error of one plan by emulation: ``inf`` where it is not finite.
 
-    Attributes:
-        value: the objective statistic; ``inf`` where it is not finite.
-        samples: it is of so many of the first search samples; None where nobody counted them.
+    It is of the first ``samples`` search samples; None where nobody counted them.
     """
 
     value: float
     samples: int | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evaluation(JsonForm):
     """A plan that was built, run and timed (or predicted and emulated).
 
@@ -83,10 +79,8 @@ class Evaluation(JsonForm):
         latency: in milliseconds; drift-corrected where measured.
         error: every named statistic on the search samples, per output and per sample.
         metric: the objective statistic; another choice needs no new build (``with_metric``).
-        error_source: ``measured`` by the target's own engine, or ``emulated``.
         speedup: median of all-FP32 / median of this one; above 1 is faster.
-        emulated: the objective statistic by emulation of some of the samples, kept beside a measured one; None where
-            the plan was not emulated.
+        emulated: the objective statistic by emulation of some of the samples, beside a measured one.
         disagrees: the measured error is not the emulated one, by more than ``EMULATION_FACTOR``.
         operators: of the plan's reduced groups, where it disagrees; those that are in most of them first.
         held_out: the same statistics on the held-out samples; None until re-measured.
@@ -94,8 +88,8 @@ class Evaluation(JsonForm):
         remeasured: the search measured it again in fresh processes.
         confirmed: a device measured it by ``mptune confirm``.
         warnings: one line each, ending with what to do.
-        memory: what the engine takes; None where it was evaluated before mptune kept that.
         power_mode: of the Jetson that it was timed on, and what that mode left; None elsewhere.
+        ignored: outputs whose errors do not count.
     """
 
     plan: PrecisionPlan
@@ -134,24 +128,18 @@ class Evaluation(JsonForm):
         ignored: tuple[str, ...] = (),
     ) -> Evaluation:
         """Turn what a toolchain returned into an evaluation; ``baseline_ms`` is None for all-FP32 itself."""
-        latency = measurement.latency
-        return cls(
+        same = ("latency", "error", "error_source", "drift", "build_s", "warnings", "memory", "power_mode")
+        evaluation = cls(
             plan=plan,
             number=number,
             origin=origin,
-            latency=latency,
-            error=measurement.error,
             metric=metric,
-            error_source=measurement.error_source,
-            speedup=1.0 if baseline_ms is None else _ratio(baseline_ms, latency.median_ms),
-            drift=measurement.drift,
-            build_s=measurement.build_s,
+            speedup=1.0,
             engine_path=None if measurement.engine_path is None else str(measurement.engine_path),
-            warnings=measurement.warnings,
-            memory=measurement.memory,
-            power_mode=measurement.power_mode,
             ignored=ignored,
+            **{name: getattr(measurement, name) for name in same},
         )
+        return evaluation if baseline_ms is None else evaluation.with_baseline(baseline_ms)
 
     def with_emulated(self, emulated: EmulatedError, fp32_error: float, operators: Iterable[str] = ()) -> Evaluation:
         """The same evaluation with the plan's emulated error, and whether the two disagree, of which ``operators``."""
@@ -168,12 +156,12 @@ class Evaluation(JsonForm):
 
     def __repr__(self) -> str:
         held_out = "" if self.held_out_value is None else f" held out, {self.error_value:.2g} on the search samples"
-        counts = self.plan.reduced_counts
-        others = "".join(f", {count} {p.name}" for p, count in counts.items() if p is not Precision.FP16)
+        counts = {"FP16": 0, **{precision.name: count for precision, count in self.plan.reduced_counts.items()}}
         return (
             f"Evaluation({self.plan.fingerprint}: {self.latency.median_ms:.4g} ms {self.latency.source},"
             f" error {self.judged_error:.2g}{held_out} ({self.metric}),"
-            f" {len(self.plan.fp16_groups)} FP16{others} and {len(self.plan.fp32_groups)} FP32 groups, {self.origin})"
+            f" {', '.join(f'{count} {name}' for name, count in counts.items())} and {len(self.plan.fp32_groups)} FP32"
+            f" groups, {self.origin})"
         )
 
     def engine_in(self, engines: Path) -> Path | None:
@@ -205,15 +193,14 @@ class Evaluation(JsonForm):
         return None if self.counted_held_out is None else self.counted_held_out.value(self.metric)
 
     @property
+    def judged_error(self) -> float:
+        """The error that is shown, and that the front goes by: held-out where there is one, else of the search."""
+        return self.error_value if self.held_out_value is None else self.held_out_value
+
+    @property
     def part(self) -> OutputColumns | None:
         """The output, or the part of it, whose error is the plan's; None where the metric sees all outputs at once."""
         return (self.counted_held_out or self.counted).deciding_part(self.metric)
-
-    @property
-    def judged_error(self) -> float:
-        """The error that choices go by: held-out where there is one, else that of the search samples."""
-        held_out = self.held_out_value
-        return self.error_value if held_out is None else held_out
 
     @cached_property
     def pseudo_errors(self) -> Floats | None:
@@ -229,15 +216,14 @@ class Evaluation(JsonForm):
 
     @cached_property
     def is_finite(self) -> bool:
-        """Whether the plan is feasible: no NaN or Inf where the reference has none, on any sample seen."""
-        errors = [self.counted] if self.counted_held_out is None else [self.counted, self.counted_held_out]
-        return all(e.non_finite == 0 and math.isfinite(e.value(self.metric)) for e in errors) and math.isfinite(
-            self.latency.median_ms
-        )
+        """Whether the plan is feasible: no NaN or Inf where the reference has none, on any sample."""
+        errors = filter(None, (self.counted, self.counted_held_out))
+        is_sound = all(error.non_finite == 0 and math.isfinite(error.value(self.metric)) for error in errors)
+        return is_sound and math.isfinite(self.latency.median_ms)
 
     @property
     def timing_warnings(self) -> tuple[str, ...]:
-        """The warnings about how the plan was measured; how far the baseline drifts is said once for all plans."""
+        """The warnings about how the plan was measured; how far the baseline drifts stands once for all plans."""
         return tuple(text for text in self.warnings if not text.startswith(DRIFT_TEXT))
 
     @property
@@ -260,7 +246,8 @@ class Evaluation(JsonForm):
 
     def with_baseline(self, baseline_ms: float) -> Evaluation:
         """The same evaluation with its speedup against another all-FP32 median, in milliseconds."""
-        return replace(self, speedup=_ratio(baseline_ms, self.latency.median_ms))
+        ms = self.latency.median_ms  # 0 of a graph that does nothing, as it is predicted
+        return replace(self, speedup=baseline_ms / ms if ms > 0 else 1.0 if baseline_ms <= 0 else math.inf)
 
     def to_json(self) -> dict[str, Any]:
         """Everything, as JSON types: the form that the study keeps. What is ignored is a matter of the search."""
@@ -268,42 +255,31 @@ class Evaluation(JsonForm):
 
     def to_point(self) -> dict[str, Any]:
         """The POINT of front.json: every key always there, non-finite numbers as strings."""
-        latency = self.latency
-        figures: dict[str, Any] = {
-            "plan": self.plan.fingerprint,
-            "origin": self.origin,
-            "latency": {
-                "median_ms": latency.median_ms,
-                "p90_ms": latency.p90_ms,
-                "p99_ms": latency.p99_ms,
-                "ci95_ms": latency.ci95_ms,
-                "cv": latency.cv,
-                "source": latency.source,
-            },
-            "error": {
-                "value": self.error_value,
-                "metric": self.metric,
-                "source": self.error_source,
-                "emulated": self.emulated,
-                "held_out": self.held_out_value,
-                "ci95": error_interval(self.counted, self.metric),
-                "part": None if self.part is None else self.part.to_json("output"),
-                "per_output": self.error.summary(),
-            },
-            "speedup": self.speedup,
-            "fp16_groups": len(self.plan.fp16_groups),
-            "bf16_groups": len(self.plan.bf16_groups),
-            "fp32_groups": len(self.plan.fp32_groups),
-            "engine": self.engine_path,
-            "remeasured": self.remeasured,
-            "confirmed": self.confirmed,
-            **{name: getattr(self.memory, name, None) for name in ("engine_bytes", "context_bytes", "weight_bytes")},
-            "memory_source": None if self.memory is None else self.memory.source,
-        }
-        point: dict[str, Any] = encode(figures)
+        figures = ("median_ms", "p90_ms", "p99_ms", "ci95_ms", "cv", "source")
+        point: dict[str, Any] = encode(
+            {
+                "plan": self.plan.fingerprint,
+                "origin": self.origin,
+                "latency": {name: getattr(self.latency, name) for name in figures},
+                "error": {
+                    "value": self.error_value,
+                    "metric": self.metric,
+                    "source": self.error_source,
+                    "emulated": self.emulated,
+                    "held_out": self.held_out_value,
+                    "ci95": error_interval(self.counted, self.metric),
+                    "part": None if self.part is None else self.part.to_json("output"),
+                    "per_output": self.error.summary(),
+                },
+                "speedup": self.speedup,
+                "fp16_groups": len(self.plan.fp16_groups),
+                "bf16_groups": len(self.plan.bf16_groups),
+                "fp32_groups": len(self.plan.fp32_groups),
+                "engine": self.engine_path,
+                "remeasured": self.remeasured,
+                "confirmed": self.confirmed,
+                **{n: getattr(self.memory, n, None) for n in ("engine_bytes", "context_bytes", "weight_bytes")},
+                "memory_source": None if self.memory is None else self.memory.source,
+            }
+        )
         return point
-
-
-def _ratio(baseline_ms: float, ms: float) -> float:
-    """The speedup; a graph that does nothing is predicted to take no time."""
-    return baseline_ms / ms if ms > 0 else 1.0 if baseline_ms <= 0 else math.inf

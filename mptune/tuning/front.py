@@ -1,28 +1,52 @@
-"""Front: the non-dominated evaluations, the choice among them, and how good the whole is (hypervolume)."""
+"""Front: the non-dominated evaluations, the choice, and what the search says about them; how good the whole is."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from operator import attrgetter
+import io
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
-import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from mptune.data.metrics.parts import ADD_IN_SQUARES
+from mptune.choice import Choice
 from mptune.errors import PlanError
-from mptune.settings import Tolerance, check_limits
+from mptune.finding import Finding
+from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.json_form import encode
+from mptune.printable import WIDEST, cut, printable
+from mptune.settings import check_limits
 from mptune.tuning.evaluation import Evaluation
-from mptune.tuning.fronts.content import FrontContent
-from mptune.tuning.fronts.dominance import non_dominated
-from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, REFERENCE_ERROR, dominated_area, exactness, gains
-from mptune.tuning.fronts.limits import MetricLimit, error_text, is_wanted, rest_error
-from mptune.tuning.fronts.limits import excess as excess_of
-from mptune.tuning.fronts.table import format_bytes, front_text, latency_text
+from mptune.tuning.explanation import Explanation, reason_counts
+from mptune.tuning.fronts.choosing import choose
+from mptune.tuning.fronts.dominance import Neighbour, neighbours
+from mptune.tuning.fronts.limits import metric_values, shown_metrics
+from mptune.tuning.fronts.texts import (
+    choice_limits,
+    choice_text,
+    error_cell,
+    error_text,
+    format_interval,
+    group_counts,
+    latency_text,
+    memory_text,
+    metric_cell,
+    part_text,
+    speedup_of,
+    unmet_text,
+)
+
+FRONT_FORMAT = 1
 
 
 @dataclass(frozen=True, repr=False)
-class Front(FrontContent):
+class Front:
     """What a search found: the trade-off of latency against error, and the plan taken from it.
 
     Attributes:
@@ -37,7 +61,7 @@ class Front(FrontContent):
         fp16: all-FP16 after pins; None where it failed or was not evaluated.
         points: sorted by latency, non-dominated beyond noise; judged by held-out error where it is known.
         chosen: the plan in ``chosen/``; None where nothing is feasible, or nothing was chosen yet.
-        choice: how it was chosen, why, and which limits no plan meets.
+        choice: how it was chosen, and which limits no plan meets.
         evaluations: plans evaluated, seeds and failures counted in.
         failures: those of them that did not build or run, or whose outputs were not finite.
         hypervolume: ``hypervolume()`` of the points, 0 to 1.
@@ -45,8 +69,33 @@ class Front(FrontContent):
         findings: the most severe first; a warning about groups that the chosen plan keeps in FP32 is ``info``.
         explanation: why groups stay FP32, plan by plan, and what each group costs and gains.
         reported_metrics: that were taken beside the objective.
-        hint: what ``chosen_reason`` ends with: a point that is much more exact for little latency.
+        nearest: the plan nearest to limits that no plan meets; None where they are met.
+        proposed: the choice that would be made: of a search that is not over, or under limits that were asked about.
+        tf32: all-FP32 with TF32; None where the device has none, or it was not evaluated.
     """
+
+    run_dir: Path
+    model_path: Path
+    model_sha256: str
+    target: str
+    engine: str
+    device: str
+    metric: str
+    fp32: Evaluation
+    fp16: Evaluation | None
+    points: tuple[Evaluation, ...]
+    chosen: Evaluation | None
+    choice: Choice
+    evaluations: int
+    failures: int
+    hypervolume: float
+    warnings: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    explanation: Explanation = field(default_factory=Explanation)
+    reported_metrics: tuple[str, ...] = ()
+    nearest: Evaluation | None = None
+    proposed: Choice | None = None
+    tf32: Evaluation | None = None
 
     def best(
         self,
@@ -55,12 +104,13 @@ class Front(FrontContent):
         max_latency_ms: float | None = None,
         max_memory_bytes: int | None = None,
     ) -> Evaluation:
-        """Take one point of the front; nothing is written. ``mptune.pick`` also writes its model.
+        """Take one point of the front, as ``mptune.pick`` chooses; nothing is written. ``pick`` also writes its model.
 
         Args:
-            max_error: the fastest point whose error is at most this, on the search samples and on the held-out ones.
+            max_error: the fastest point whose error is at most this, on the search samples and on the held-out ones;
+                None stands for the metric's default limit.
             max_latency_ms: the most exact point whose median latency is at most this. With both, the fastest that
-                meets both. With none, the knee of the front.
+                meets both.
             max_memory_bytes: only points whose engine takes at most so much (``EngineMemory.total_bytes``).
 
         Raises:
@@ -68,166 +118,295 @@ class Front(FrontContent):
             SettingsError: a limit is not above 0.
         """
         check_limits(max_error, max_latency_ms, max_memory_bytes)
-        point, reason, limits_met = choose(self.points, max_error, max_latency_ms, max_memory_bytes)
-        if point is None:
-            raise PlanError(reason, "`mptune report` on the run directory shows what failed")
-        if not limits_met:
-            nearest = f"{latency_text(point)} ms with error {error_text(point)}"
-            raise PlanError(reason.partition(";")[0], f"the nearest is {point.plan.fingerprint}: {nearest}")
+        asked = Choice(max_error=max_error, max_latency_ms=max_latency_ms, max_memory_bytes=max_memory_bytes)
+        choice = choose(self.points, asked, (self.metric,), self.tf32)
+        if choice.chosen is None:
+            raise PlanError("no plan is feasible", "`mptune report` on the run directory shows what failed")
+        point = next(each for each in self.points if each.plan.fingerprint == choice.chosen)
+        if choice.unmet is not None:
+            figures = f"{latency_text(point)} ms with error {error_text(point)}"
+            hint = f"the nearest is {choice.chosen}: {figures}"
+            raise PlanError(f"no plan has {choice_limits(choice.unmet, self.metric)}", hint)
         return point
 
     def __repr__(self) -> str:
         return front_text(self)
 
+    def to_json(self) -> dict[str, Any]:
+        """The content of front.json: every key always there, null where unknown."""
+        choice = self.choice
+        baseline = {"fp32": self.fp32, "fp16": self.fp16, "tf32": self.tf32}
+        content: dict[str, Any] = encode(
+            {
+                "format": FRONT_FORMAT,
+                "model": {"path": self.model_path, "sha256": self.model_sha256},
+                "target": {"name": self.target, "engine": self.engine, "device": self.device},
+                "metric": self.metric,
+                "baseline": {name: point and self._point(point) for name, point in baseline.items()},
+                "points": [self._point(point) for point in self.points],
+                "chosen": self.chosen and self.chosen.plan.fingerprint,
+                "choice": {
+                    "reason": choice.kind,
+                    "limits": choice.limit_values,
+                    "limits_met": self.limits_met,
+                    "nearest": choice.nearest,
+                    "replaced": choice.replaced,
+                    "neighbours": self.neighbours,
+                },
+                "evaluations": self.evaluations,
+                "failures": self.failures,
+                "hypervolume": self.hypervolume,
+                "findings": self.findings,
+                "warnings": self.warnings,
+            }
+        )
+        return content
 
-def pareto(
-    evaluations: Iterable[Evaluation], error: Callable[[Evaluation], float] = attrgetter("judged_error")
-) -> tuple[Evaluation, ...]:
-    """The non-dominated evaluations, sorted by latency. Plans that are not finite are never kept.
+    def _point(self, evaluation: Evaluation) -> dict[str, Any]:
+        """The POINT of an evaluation, its metrics' own values, and why its FP32 groups are FP32."""
+        kept = () if evaluation is self.tf32 else self.explanation.of(evaluation.plan.fingerprint)
+        metrics = {
+            name: dict(zip(("search", "held_out"), metric_values(evaluation, metric), strict=True))
+            for name, metric in self.metrics.items()
+        }
+        return {**evaluation.to_point(), "metrics": encode(metrics), "fp32": encode(kept)}
 
-    Each point is significantly faster than the next one, whose error is significantly smaller
-    (``tuning.fronts.dominance``). Of plans without a significant difference the one with the smaller error stays, of
-    those with the same error the faster one.
+    @property
+    def chosen_reason(self) -> str:
+        """Why the chosen plan was chosen, which it replaced, and what would be chosen now, one line."""
+        proposed, fp32 = self.proposed, self.fp32.plan
+        if self.chosen is None and proposed is None:
+            return "no plan is feasible"
+        text = "nothing is in chosen/ yet" if self.chosen is None else choice_text(self.choice, self.metric, fp32)
+        if proposed is None:
+            return text
+        options = "`mptune pick` with the same options would choose"
+        who = "as the search stands it would be" if self.chosen is None else options
+        return f"{text}; {who} {proposed.chosen}, {choice_text(proposed, self.metric, fp32)}"
+
+    @property
+    def unmet(self) -> str:
+        """Which limits no plan meets, and the nearest plan, one line; empty where they are met."""
+        return unmet_text(self.choice, self.metric, self.nearest)
+
+    @property
+    def limits_met(self) -> bool:
+        """False where limits were asked for, and no plan meets them."""
+        return self.choice.unmet is None
+
+    @property
+    def fp16_name(self) -> str:
+        """What the all-FP16 baseline is called: groups that are pinned stay FP32 in it."""
+        return "all-FP16" if self.fp16 is None else fp16_name(self.fp16.plan)
+
+    @cached_property
+    def metrics(self) -> Mapping[str, str]:
+        """Short name -> metric of those whose own values are shown beside the error."""
+        every = (*self.points, self.fp32, self.fp16, self.chosen)
+        return shown_metrics(filter(None, every), self.reported_metrics)
+
+    @property
+    def neighbours(self) -> tuple[Neighbour, ...]:
+        """The plans that every view names beside the chosen one."""
+        return () if self.chosen is None else neighbours(self.points, self.chosen)
+
+
+def fp16_name(plan: PrecisionPlan) -> str:
+    """What a plan is called that has every group in FP16 but for those that are BF16, or pinned to FP32."""
+    first, *others = plan.reduced_counts or (Precision.FP16,)
+    pinned = len(plan.fp32_groups)
+    but = [f"{plan.reduced_counts[precision]} in {precision.name}" for precision in others]
+    but += [f"{pinned} pinned"] * bool(pinned)
+    return f"all-{first.name} but {' and '.join(but)}" if but else f"all-{first.name}"
+
+
+MOST_ROWS = 12
+"""A longer front is shown by this many of its rows: the ends, the baselines, the choice, and an even spread."""
+
+_WIDTH = 100
+"""Of the table where it is no terminal that shows it."""
+
+_TEXTS = ("", "plan", "worst part", "FP32 because", "origin")
+"""Columns that hold no numbers."""
+
+_DROPPED = ("memory", "95 %", "FP32 because", "worst part")
+"""Columns that are left out, one after the other, where the width does not hold all."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table; ``name`` is which baseline the plan is, or who proposed it."""
+
+    evaluation: Evaluation
+    name: str
+    is_chosen: bool
+    is_baseline: bool
+    on_front: bool
+
+
+def front_rows(front: Front) -> tuple[Row, ...]:
+    """The points of the front, both baselines and the chosen plan, sorted by latency."""
+    by_plan = {point.plan: point for point in front.points}
+    on_front = set(by_plan)
+    for extra in (front.chosen, front.fp32, front.fp16):
+        if extra is not None:
+            by_plan.setdefault(extra.plan, extra)
+    baselines = {} if front.fp16 is None else {front.fp16.plan: front.fp16_name}
+    baselines[front.fp32.plan] = "all-FP32"
+    rows = [
+        Row(
+            evaluation,
+            name=baselines.get(plan, evaluation.origin.label),
+            is_chosen=front.chosen is not None and plan == front.chosen.plan,
+            is_baseline=plan in baselines,
+            on_front=plan in on_front,
+        )
+        for plan, evaluation in by_plan.items()
+    ]
+    return tuple(sorted(rows, key=lambda row: row.evaluation.latency.median_ms))
+
+
+def shown_rows(rows: tuple[Row, ...]) -> tuple[Row, ...]:
+    """At most ``MOST_ROWS`` of the rows: chosen plan, ends of the front and baselines, then an even spread."""
+    if len(rows) <= MOST_ROWS:
+        return rows
+    points = [k for k, row in enumerate(rows) if row.on_front]
+    kept = {*points[:1], *points[-1:], *(k for k, row in enumerate(rows) if row.is_chosen or row.is_baseline)}
+    while len(kept) < MOST_ROWS:  # the middle of the widest gap
+        low, high = max(pairwise(sorted(kept)), key=lambda pair: pair[1] - pair[0])
+        kept.add((low + high) // 2)
+    return tuple(rows[k] for k in sorted(kept))
+
+
+def front_records(front: Front) -> list[dict[str, Any]]:
+    """List the points of a front and both baselines as dictionaries, which CSV files and ``pandas.DataFrame`` take.
+
+    Sorted by latency. Each metric's own value stands under its name, and that on the held-out samples under
+    ``held_out_NAME``.
     """
-    feasible = [e for e in evaluations if e.is_finite]
-    feasible.sort(key=lambda e: (error(e), e.latency.median_ms, e.number))
-    kept = [feasible[index] for index in non_dominated(feasible, [error(e) for e in feasible])]
-    return tuple(sorted(kept, key=lambda e: (e.latency.median_ms, -error(e))))
+    roles = {beside.evaluation.plan: beside.role for beside in front.neighbours}
+    records = []
+    for row in front_rows(front):
+        evaluation = row.evaluation
+        plan, memory = evaluation.plan, evaluation.memory
+        record: dict[str, Any] = {
+            "plan": plan.fingerprint,
+            "latency_ms": evaluation.latency.median_ms,
+            "p99_ms": evaluation.latency.p99_ms,
+            "speedup": evaluation.speedup,
+            "error": evaluation.error_value,
+            "part": part_text(evaluation, WIDEST) or None,
+            "held_out_error": evaluation.held_out_value,
+            "fp16_groups": len(plan.fp16_groups),
+            "bf16_groups": len(plan.bf16_groups),
+            "fp32_groups": len(plan.fp32_groups),
+            "memory_bytes": None if memory is None else memory.total_bytes,
+            "origin": str(evaluation.origin),
+            "latency_source": evaluation.latency.source,
+            "error_source": evaluation.error_source,
+            "remeasured": evaluation.remeasured,
+            "confirmed": evaluation.confirmed,
+            "fp32_because": because(front, evaluation),
+            "neighbour": roles.get(plan, ""),
+            "on_front": row.on_front,
+            "chosen": row.is_chosen,
+        }
+        for name, metric in front.metrics.items():
+            column = metric if name in record or f"held_out_{name}" in record else name
+            record[column], record[f"held_out_{column}"] = metric_values(evaluation, metric)
+        records.append(record)
+    return records
 
 
-def confirmed_front(points: Iterable[Evaluation]) -> tuple[Evaluation, ...]:
-    """The front by the error of the search samples, less what is dominated by held-out error.
-
-    Where the two errors rank two plans differently, neither ranking is beyond the noise of the samples; the plan that
-    is kept is better in latency and not worse in either error by much, and the front reads the same both ways. Points
-    that have no held-out error are not judged by it: theirs would look the better for it.
-    """
-    searched = pareto(points, error=lambda e: e.error_value)
-    beaten = {e.plan.fingerprint for e in searched if e.held_out is not None}
-    beaten -= {e.plan.fingerprint for e in pareto(e for e in searched if e.held_out is not None)}
-    return tuple(e for e in searched if e.plan.fingerprint not in beaten)
+def because(front: Front, evaluation: Evaluation, most: int | None = None) -> str:
+    """Why a plan's FP32 groups are FP32, as ``reason_counts``; all-FP32 is the baseline, and needs no reason."""
+    is_baseline = evaluation.plan == front.fp32.plan
+    return "" if is_baseline else reason_counts(front.explanation.of(evaluation.plan.fingerprint), most)
 
 
-def hypervolume(points: Iterable[Evaluation], fp32: Evaluation, reference_error: float = REFERENCE_ERROR) -> float:
-    """Share of the box between nothing and the reference point that the points dominate, 0 to 1.
-
-    The latency axis is linear from 0 ms to the median of all-FP32. The error axis is logarithmic from the floor,
-    ``max(error of all-FP32, 1e-7)``, to ``reference_error``. All-FP32 itself adds nothing, and neither
-    does a plan that is slower, or whose error is past the reference. Errors are ``judged_error``.
-    """
-    floor = max(fp32.judged_error, ERROR_FLOOR)
-    if not floor < reference_error:
-        return 0.0
-    finite = [point for point in points if point.is_finite]
-    latency_ms = np.array([point.latency.median_ms for point in finite], dtype=float)
-    errors = np.array([point.judged_error for point in finite], dtype=float)
-    return dominated_area(gains(latency_ms, fp32.latency.median_ms), exactness(errors, reference_error, floor))
+def is_held_out(front: Front) -> bool:
+    """Whether errors are those of the held-out samples, but for rows that were not measured again."""
+    return any(row.evaluation.held_out is not None for row in front_rows(front))
 
 
-def reference_error_of(metric: str, evaluations: Iterable[Evaluation]) -> float:
-    """The reference error of the hypervolume: 3e-2 where errors add in squares, else the largest finite error seen."""
-    if metric in ADD_IN_SQUARES:
-        return REFERENCE_ERROR
-    return max((e.judged_error for e in evaluations if e.is_finite), default=REFERENCE_ERROR)
+def front_table(front: Front, rows: Sequence[Row], width: int) -> Table:
+    """The table of these rows, one line each, with the columns that the width holds."""
+    plans = [row.evaluation for row in rows]
+    is_predicted = any(plan.latency.source == "predicted" for plan in plans)
+    has_bf16 = any(plan.plan.bf16_groups for plan in plans)
+    parts = list(map(part_text, plans))
+    names_parts = len(set(parts)) > 1 or any("[" in part for part in parts)  # of a single output it says nothing
+    columns = [
+        ("", [">" if row.is_chosen else "" if row.on_front else "-" for row in rows]),
+        ("plan", [plan.plan.fingerprint for plan in plans]),
+        ("pred. ms" if is_predicted else "ms", list(map(latency_text, plans))),
+        ("95 %", list(map(format_interval, plans))),
+        ("speedup", [speedup_of(plan, front.fp32) for plan in plans]),
+        ("error", [_mark(front, plan) + error_cell(plan) for plan in plans]),
+        *((cut(name, WIDEST // 3), [metric_cell(plan, m) for plan in plans]) for name, m in front.metrics.items()),
+        ("worst part", parts if names_parts else []),
+        ("FP16+BF16/32" if has_bf16 else "FP16/32", [group_counts(plan.plan) for plan in plans]),
+        ("memory", list(map(memory_text, plans))),
+        ("FP32 because", [because(front, plan, 2) for plan in plans]),
+    ]
+    columns = [(head, cells) for head, cells in columns if not head or set(cells) - {"", "-"}]
+    origins = [row.name for row in rows]
+    for dropped in ("", *_DROPPED):
+        if dropped:
+            columns = [column for column in columns if column[0] != dropped]
+        used = sum(max(map(len, (head, *cells))) + len("  ") for head, cells in columns)
+        if used + max(map(len, ("origin", *origins))) <= width:
+            break
+    room = max(width - used, len("origin"))
+    columns.append(("origin", [textwrap.shorten(name, room, placeholder="...") for name in origins]))
+    # A table that is wider than the terminal is not cut: each line says something different.
+    whole = used + max(map(len, ("origin", *columns[-1][1])))
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold", width=whole)
+    for head, _ in columns:
+        table.add_column(Text(printable(head)), justify="left" if head in _TEXTS else "right", no_wrap=True)
+    for row, cells in zip(rows, zip(*(cells for _, cells in columns), strict=True), strict=True):
+        style = "bold green" if row.is_chosen else "" if row.on_front else "dim"
+        table.add_row(*(Text(printable(cell)) for cell in cells), style=style)
+    return table
 
 
-def knee(points: Sequence[Evaluation]) -> Evaluation | None:
-    """The point of the front where more speed begins to cost more exactness than it did before.
-
-    Both axes are normalised to 0..1 over the front, latency linearly and the error on a log axis (errors under 1e-7
-    count as 1e-7). The knee is the point that lies farthest below the chord from the most exact to the fastest point
-    (the "kneedle" idea: Satopaa et al., ICDCSW 2011). Where errors add in squares, points past 3e-2 are left out as
-    long as others are there: nobody wants those unasked. All-FP32, whose error says how FP32 engines differ, takes no
-    part. Where no point lies below the chord, the fastest is taken.
-    """
-    mixed = _mixed(points)
-    usable = [p for p in mixed if p.metric not in ADD_IN_SQUARES or p.judged_error <= REFERENCE_ERROR] or mixed
-    if len(usable) < 3:
-        return usable[0] if usable else None
-    # With the fastest point at (0, 1) and the most exact at (1, 0), the chord is u + v = 1.
-    depth = [1.0 - u - v for u, v in zip(*_normalised(usable), strict=True)]
-    best = max(range(len(usable)), key=lambda i: depth[i])
-    return usable[best] if depth[best] > 1e-9 else usable[0]
+def _mark(front: Front, plan: Evaluation) -> str:
+    """``*`` before an error of the search samples in a column of held-out errors."""
+    return "*" if plan.held_out is None and plan.is_finite and is_held_out(front) else ""
 
 
-def _mixed(points: Sequence[Evaluation]) -> list[Evaluation]:
-    """The points but for all-FP32 where there are others, the fastest first."""
-    mixed = [p for p in points if p.plan.reduced_groups] or list(points)
-    return sorted(mixed, key=lambda p: (p.latency.median_ms, p.judged_error))
+def table_notes(front: Front, rows: Sequence[Row], more: str = "") -> str:
+    """What the marks in the table mean, and how many rows it leaves out, with ``more`` behind their count."""
+    plans = [row.evaluation for row in rows]
+    cells = (*map(error_cell, plans), *(metric_cell(plan, m) for plan in plans for m in front.metrics.values()))
+    left = len(front_rows(front)) - len(rows)
+    notes = [
+        ("> chosen", any(row.is_chosen for row in rows)),
+        ("- not on the front", any(not row.on_front and not row.is_chosen for row in rows)),
+        ("* of the search samples", any(_mark(front, plan) for plan in plans)),
+        ("in brackets: on the search samples", any("(" in cell for cell in cells)),
+        (f"{left} more rows{more}", left > 0),
+    ]
+    texts = [text for text, holds in notes if holds]
+    return "" if texts == ["> chosen"] else "; ".join(texts)
 
 
-def _normalised(points: Sequence[Evaluation]) -> tuple[list[float], list[float]]:
-    """Latency and the logarithm of the error of points, the fastest first, each scaled to 0..1; (n_points,) both."""
-    x = [p.latency.median_ms for p in points]
-    y = [math.log(max(p.judged_error, ERROR_FLOOR)) for p in points]
-    width, height = x[-1] - x[0], max(y) - min(y)
-    if width <= 0 or height <= 0:  # all equal in one: the fastest is as good as any, and lies on the chord
-        return [0.0] * len(points), [1.0] * len(points)
-    return [(a - x[0]) / width for a in x], [(b - min(y)) / height for b in y]
-
-
-def choose(
-    points: Sequence[Evaluation],
-    max_error: float | None = None,
-    max_latency_ms: float | None = None,
-    max_memory_bytes: int | None = None,
-    tolerances: Sequence[Tolerance] = (),
-    metric_limits: Sequence[MetricLimit] = (),
-    *,
-    wants_knee: bool = False,
-    is_random: bool = False,
-) -> tuple[Evaluation | None, str, bool]:
-    """Take one point of the front; why, and whether the limits are met.
-
-    With a limit on error, a tolerance or a metric's limit the fastest that meets all, with one on latency beside none
-    or tolerances the most exact, with one on memory alone or none the knee. A limit holds on the search samples and on
-    the held-out ones; ``max_error`` limits what no tolerance is about. A point whose memory is not known meets no limit
-    on memory. Where the limits cannot be met the point is the nearest: the one whose worst excess over a limit, as a
-    ratio, is the smallest. Where the front has no knee the fastest is taken, but not if its errors are those of random
-    inputs (``is_random``): then the point that is nearest to both ends.
-    """
-    limits = []
-    if max_error is not None:
-        limits.append(f"error <= {max_error:g}")
-    if max_latency_ms is not None:
-        limits.append(f"latency <= {max_latency_ms:g} ms")
-    if max_memory_bytes is not None:
-        limits.append(f"memory <= {format_bytes(max_memory_bytes)}")
-    by_value = " and ".join(limit.text for limit in metric_limits)
-    wanted = ", and ".join(filter(None, (" and ".join([*map(str, tolerances), *limits]), by_value)))
-    if not points:
-        return None, "no plan is feasible", not wanted
-    if not wanted:
-        at_knee = knee(points)
-        if at_knee is not min(points, key=lambda p: (p.latency.median_ms, p.judged_error)):
-            return at_knee, "the knee of the front", True
-        no_knee = "the front has no knee: no plan lies below the line between its ends"
-        if is_random and len(mixed := _mixed(points)) > 2:
-            u, v = _normalised(mixed)
-            nearest = min(range(len(mixed)), key=lambda i: math.hypot(u[i], v[i]))
-            return mixed[nearest], f"the plan nearest to both ends, for random inputs; {no_knee}", True
-        return at_knee, f"the fastest plan; {no_knee}", True
-
-    def excess(point: Evaluation) -> float:
-        ratios = [1.0, *(limit.excess(point) for limit in metric_limits)]
-        if max_error is not None:
-            ratios.append(rest_error(point, tolerances) / max_error)
-        ratios += [excess_of(point, tolerance) for tolerance in tolerances]
-        if max_latency_ms is not None:
-            ratios.append(point.latency.median_ms / max_latency_ms)
-        if max_memory_bytes is not None:
-            ratios.append(math.inf if point.memory is None else point.memory.total_bytes / max_memory_bytes)
-        return max(ratios)
-
-    if max_memory_bytes is not None and all(point.memory is None for point in points):
-        return min(points, key=excess), f"what memory plans take is not known, so none is shown to have {wanted}", False
-    meeting = [p for p in points if excess(p) <= 1.0]
-    if not meeting:
-        return min(points, key=excess), f"no plan has {wanted}; this is the nearest", False
-    if wants_knee or (max_error is None and max_latency_ms is None and not tolerances and not metric_limits):
-        return knee(meeting), f"the knee of the points with {wanted}", True
-    if tolerances and max_error is None:
-        meeting = [p for p in meeting if is_wanted(p, tolerances)] or meeting
-    if max_error is None and max_latency_ms is not None:
-        return min(meeting, key=lambda p: (p.judged_error, p.latency.median_ms)), f"the most exact with {wanted}", True
-    return min(meeting, key=lambda p: (p.latency.median_ms, p.judged_error)), f"the fastest with {wanted}", True
+def front_text(front: Front) -> str:
+    """What ``print(front)`` and a notebook show: what was searched, the table, the choice; under 2,000 characters."""
+    rows = shown_rows(front_rows(front))
+    failed = f", {front.failures} failed" if front.failures else ""
+    samples = " on held-out samples" if is_held_out(front) else ""
+    stream = io.StringIO()
+    console = Console(file=stream, width=_WIDTH, no_color=True, highlight=False, force_terminal=False)
+    console.print(front_table(front, rows, _WIDTH), crop=False)
+    plan = "none" if front.chosen is None else front.chosen.plan.fingerprint
+    lines = (
+        f"Front of {cut(front.model_path.name)} on {cut(front.target)}: {len(front.points)} points from"
+        f" {front.evaluations} plans{failed}",
+        f"latency {front.fp32.latency.source} ({cut(front.engine)}, {cut(front.device)}), error: {cut(front.metric)}"
+        f"{samples}",
+        *map(str.rstrip, stream.getvalue().splitlines()),
+        table_notes(front, rows),
+        f"chosen: {plan}, {cut(front.chosen_reason, 2 * WIDEST)}",
+    )
+    return "\n".join(printable(line) for line in lines if line)

@@ -162,7 +162,7 @@ class Search:
         asked = given if recorded is None else recorded.choice.asked_again(given)
         self._settings = settings = asked.limit(settings)
         outputs = [output.name for output in model.outputs]
-        result.parsed_limits(asked, (settings.metric, *settings.reported_metrics), outputs)
+        result.check_asked(asked, (settings.metric, *settings.reported_metrics), outputs)
         is_earlier = earlier is not None and earlier.storage == place
         begun = earlier.study if earlier and is_earlier else study.study_name(name, is_new=settings.fresh)
         self.file = run_json.RunFile.of(settings, section, fixed, place, begun)

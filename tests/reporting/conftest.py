@@ -24,7 +24,9 @@ from mptune.reporting.terminal.front import print_front
 from mptune.run_json import TargetSection
 from mptune.tuning.confirmation import Confirmation, ConfirmedPlan, error_agreement, latency_agreement
 from mptune.tuning.evaluation import Evaluation, Origin
-from mptune.tuning.front import Front, choose, hypervolume, pareto
+from mptune.tuning.front import Front
+from mptune.tuning.fronts.choosing import choose
+from mptune.tuning.fronts.dominance import hypervolume, pareto
 
 MakeFront = Callable[..., tuple]
 
@@ -130,7 +132,7 @@ class Bench:
         )
         evaluations = (fp32, fp16, *mixed, slow, broken)
         points = pareto(evaluations)
-        chosen, reason, met = choose(points, max_error=5e-3)
+        choice = choose(points, Choice(max_error=5e-3), ("relative_l2",))
         front = Front(
             run_dir=directory,
             model_path=self.model.path,
@@ -142,8 +144,8 @@ class Bench:
             fp32=fp32,
             fp16=fp16,
             points=points,
-            chosen=chosen,
-            choice=Choice(reason=reason, unmet="" if met else reason),
+            chosen=next(point for point in points if point.plan.fingerprint == choice.chosen),
+            choice=choice,
             evaluations=len(evaluations) + 1,
             failures=2,
             hypervolume=hypervolume(points, fp32),

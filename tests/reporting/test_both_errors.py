@@ -10,13 +10,15 @@ from dataclasses import replace
 
 import pytest
 
+from mptune.choice import Choice
 from mptune.commands.common import print_csv
 from mptune.data.metrics.accuracy import OutputError
 from mptune.data.metrics.paired import is_larger_beyond_noise
 from mptune.reporting.page.document import PageContent, page_document
-from mptune.tuning.front import Front, choose
+from mptune.tuning.front import Front, front_records
+from mptune.tuning.fronts.choosing import choose
 from mptune.tuning.fronts.limits import MetricLimit
-from mptune.tuning.fronts.table import compared, front_records
+from mptune.tuning.fronts.texts import compared
 from tests.reporting.conftest import Bench, MakeFront, readme
 from tests.reporting.conftest import front_text as printed
 from tests.reporting.page.reading import plans_of
@@ -52,9 +54,9 @@ def test_no_view_gives_the_smaller_error_alone(
         lines = [line for line in view.splitlines() if re.search(r"1\.1e-05", line)]
         assert lines, view
         assert all("4e-04" in line or "0.00054" in line for line in lines), view
-    rows = [line for line in text.splitlines() if "!1.1e-05 (5.4e-04)" in line]
+    rows = [line for line in text.splitlines() if "1.1e-05 (5.4e-04)" in line]
     assert len(rows) == 2
-    assert "! larger on the search samples" in text
+    assert "in brackets: on the search samples" in text
     with pytest.raises(Exception, match="no plan has error") as caught:
         replace(front, points=(front.chosen,)).best(max_error=1e-6)
     assert "1.1e-05 on held-out samples, 5.4e-04 on the search samples" in caught.value.hint
@@ -134,6 +136,7 @@ def test_a_limit_holds_on_the_search_samples_and_on_the_held_out_ones(make_front
         assert (limit.excess(turned) == 1.0) is met, text
     alone = replace(plan, error=plan.held_out, held_out=None)
     assert MetricLimit.parse("map>=32", ("map",)).excess(alone) == 1.0
-    assert choose([plan], max_error=1e-4)[2] is False
-    assert choose([replace(plan, error=plan.held_out, held_out=plan.error)], max_error=1e-4)[2] is False
-    assert choose([plan], max_error=6e-4)[2] is True
+    for evaluation in (plan, replace(plan, error=plan.held_out, held_out=plan.error)):
+        for max_error, is_met in ((1e-4, False), (6e-4, True)):
+            choice = choose([evaluation], Choice(max_error=max_error), ("relative_l2",))
+            assert (choice.unmet is None) is is_met

@@ -10,7 +10,7 @@ import pytest
 from mptune.reporting.page.document import PageContent, page_document
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front
-from mptune.tuning.fronts.table import latency_text, speedup_of
+from mptune.tuning.fronts.texts import latency_text, speedup_of
 from tests.reporting.conftest import Bench, MakeFront, front_text, predicted, readme
 from tests.reporting.page.reading import plans_of
 

@@ -18,8 +18,8 @@ from mptune.reporting.text import (
     speedup_text,
 )
 from mptune.tuning.evaluation import ORIGIN_FP32, Origin
-from mptune.tuning.fronts.limits import format_error
-from mptune.tuning.fronts.table import format_interval, format_ms, format_speedup, front_rows
+from mptune.tuning.front import front_rows
+from mptune.tuning.fronts.texts import format_error, format_interval, format_ms, format_speedup
 from tests.reporting.conftest import Bench, MakeFront, make_error, predicted
 from tests.tuning.factory import make_evaluation
 

@@ -85,7 +85,7 @@ def make_front(points: tuple[Evaluation, ...], fp32: Evaluation, **changes: obje
         "fp16": make_evaluation(3.0, math.nan, number=1023, origin=ORIGIN_FP16),
         "points": points,
         "chosen": points[0] if points else None,
-        "choice": Choice(reason="the knee of the front"),
+        "choice": Choice(default_error=0.01, chosen=points[0].plan.fingerprint if points else None),
         "evaluations": 40,
         "failures": 3,
         "hypervolume": 0.5,

@@ -34,6 +34,7 @@ class Metric:
     larger_is_better: bool = False  # of a sample or set metric the error is the reference's value less the plan's
     is_summed: bool = False  # over the samples; else the mean is taken
     is_set_with_labels: bool = False  # a sample metric that becomes a set metric where labels are given
+    default_limit: float | None = None  # largest error of a plan that is chosen unasked; None in an output's own unit
 
     @property
     def is_ratio(self) -> bool:
@@ -54,9 +55,9 @@ METRICS: Mapping[str, Metric] = {
     metric.name: metric
     for metric in (
         # Worst over the parts: root mean square of y - y_ref over the part's standard deviation.
-        Metric("worst_part", "element"),
+        Metric("worst_part", "element", default_limit=0.01),
         # norm(y - y_ref) / norm(y_ref); 0 where both are all zero, inf where only y_ref is.
-        Metric("relative_l2", "element"),
+        Metric("relative_l2", "element", default_limit=0.01),
         Metric("max_abs", "element"),
         Metric("mean_abs", "element"),
         Metric("median_abs", "element"),
@@ -66,13 +67,13 @@ METRICS: Mapping[str, Metric] = {
         # 10 log10(sum y_ref^2 / sum (y - y_ref)^2).
         Metric("sqnr_db", "element", larger_is_better=True),
         # Values that are NaN or Inf where the reference is finite.
-        Metric("non_finite", "element", is_summed=True),
-        Metric("top1_disagreement", "sample", "top1_disagreement"),
+        Metric("non_finite", "element", is_summed=True, default_limit=0.0),
+        Metric("top1_disagreement", "sample", "top1_disagreement", default_limit=0.005),
         Metric("endpoint_error", "sample", "endpoint_error", is_set_with_labels=True),
-        Metric("top1_accuracy", "set", "top1_accuracy", larger_is_better=True),
-        Metric("top5_accuracy", "set", "top5_accuracy", larger_is_better=True),
-        Metric("map", "set", "mean_average_precision", larger_is_better=True),
-        Metric("miou", "set", "mean_iou", larger_is_better=True),
+        Metric("top1_accuracy", "set", "top1_accuracy", larger_is_better=True, default_limit=0.005),
+        Metric("top5_accuracy", "set", "top5_accuracy", larger_is_better=True, default_limit=0.005),
+        Metric("map", "set", "mean_average_precision", larger_is_better=True, default_limit=0.005),
+        Metric("miou", "set", "mean_iou", larger_is_better=True, default_limit=0.005),
     )
 }
 """By name, in the order of the help."""

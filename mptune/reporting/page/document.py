@@ -31,16 +31,17 @@ from mptune.reporting.text import (
 )
 from mptune.tuning.evaluation import Evaluation, Origin
 from mptune.tuning.explanation import GroupWorth
-from mptune.tuning.front import Front
-from mptune.tuning.fronts.limits import error_cell, is_larger_in_search, metric_cell, metric_values
+from mptune.tuning.front import Front, because
+from mptune.tuning.fronts.limits import is_larger_in_search, metric_values
 from mptune.tuning.fronts.progress import Progress
-from mptune.tuning.fronts.table import (
-    because,
+from mptune.tuning.fronts.texts import (
     compared,
+    error_cell,
     format_interval,
     latency_text,
     memory_details,
     memory_text,
+    metric_cell,
     speedup_of,
 )
 
@@ -148,8 +149,8 @@ def page_document(content: PageContent) -> dict[str, Any]:
             f"Error: {error_source(front)}.",
         ],
         "chosen": None if front.chosen is None else place[front.chosen.plan],
-        "chosen_reason": front.choice.text,
-        "unmet": front.choice.unmet,
+        "chosen_reason": front.chosen_reason,
+        "unmet": front.unmet,
         "fp32": place[front.fp32.plan],
         "fp16": None if front.fp16 is None else place[front.fp16.plan],
         "fp16_name": front.fp16_name,

@@ -12,8 +12,7 @@ from mptune.reporting.confirmation_text import place_of, searched_baseline, sour
 from mptune.reporting.terminal.console import make_console, plain_table, print_text, room_beside
 from mptune.reporting.terminal.front import model_fact, print_answer, print_facts, print_warnings
 from mptune.reporting.text import describe_engine, error_source, latency_source
-from mptune.tuning.fronts.limits import error_cell, metric_cell
-from mptune.tuning.fronts.table import format_interval, latency_text, speedup_of
+from mptune.tuning.fronts.texts import error_cell, format_interval, latency_text, metric_cell, speedup_of
 
 if TYPE_CHECKING:
     from mptune.tuning.confirmation import Confirmation

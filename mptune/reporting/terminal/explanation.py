@@ -26,8 +26,8 @@ from mptune.reporting.text import (
     neighbour_lines,
     unique,
 )
-from mptune.tuning.fronts.limits import error_text, format_error
-from mptune.tuning.fronts.table import is_held_out
+from mptune.tuning.front import is_held_out
+from mptune.tuning.fronts.texts import error_text, format_error
 
 if TYPE_CHECKING:
     from mptune.tuning.front import Front

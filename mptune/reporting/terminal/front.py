@@ -23,18 +23,8 @@ from mptune.reporting.text import (
     speedup_text,
     unique,
 )
-from mptune.tuning.front import Front, knee
-from mptune.tuning.fronts.limits import error_text
-from mptune.tuning.fronts.table import (
-    because,
-    compared,
-    front_rows,
-    latency_text,
-    shown_rows,
-    table_lines,
-    table_notes,
-    two_digits,
-)
+from mptune.tuning.front import Front, because, front_rows, front_table, shown_rows, table_notes
+from mptune.tuning.fronts.texts import compared, error_text, latency_text, two_digits
 
 _MOST_BREAKS = 2
 """Places that are named; ``mptune report RUN --explain`` names all."""
@@ -44,15 +34,8 @@ _WIDTH = len("more exact ")
 
 def print_table(console: Console, front: Front, *, every: bool = False) -> None:
     """Print the front: a dozen rows, or all of them, then what their marks mean."""
-    rows = front_rows(front)
-    if not every:
-        middle = knee(front.points)
-        rows = shown_rows(rows, () if middle is None else (middle.plan,))
-    header, *lines = table_lines(front, rows, console.width)
-    console.print(Text(header, style="bold"), soft_wrap=True)
-    for row, line in zip(rows, lines, strict=True):
-        style = "bold green" if row.is_chosen else "" if row.on_front else "dim"
-        console.print(Text(line, style=style), soft_wrap=True)
+    rows = front_rows(front) if every else shown_rows(front_rows(front))
+    console.print(front_table(front, rows, console.width), crop=False)
     if notes := table_notes(front, rows, more=": --all"):
         console.print(Text(notes, style="dim"))
 
@@ -89,7 +72,7 @@ def print_answer(console: Console, front: Front) -> None:
     print_facts(console, [*_written_files(front), *_another(front)])
     print_fact(console, "details", f"mptune report {shell_path(front.run_dir)} --explain", _WIDTH)
     if not front.limits_met:
-        print_text(console, f"limits not met: {front.choice.unmet}", "bold yellow")
+        print_text(console, f"limits not met: {front.unmet}", "bold yellow")
 
 
 def model_fact(front: Front) -> tuple[str, str]:
@@ -106,7 +89,7 @@ def print_facts(console: Console, facts: Sequence[tuple[str, str]]) -> None:
 def _chosen(front: Front) -> str:
     if front.chosen is None:
         return f"none: {front.chosen_reason}"
-    return f"{front.chosen.plan.fingerprint}: {front.choice.text}"
+    return f"{front.chosen.plan.fingerprint}: {front.chosen_reason}"
 
 
 def _gains(front: Front) -> list[tuple[str, str]]:

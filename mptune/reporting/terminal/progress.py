@@ -19,14 +19,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from mptune.choice import Choice
 from mptune.engines.base import Failure, Progress
 from mptune.graph.plan import PrecisionPlan
 from mptune.reporting.terminal.console import make_console
 from mptune.reporting.text import format_duration, origin_name
 from mptune.tuning.evaluation import Evaluation, Origin
-from mptune.tuning.front import choose, pareto
-from mptune.tuning.fronts.limits import format_error
-from mptune.tuning.fronts.table import group_counts, latency_text, speedup_of
+from mptune.tuning.fronts.choosing import choose
+from mptune.tuning.fronts.texts import format_error, group_counts, latency_text, speedup_of
 
 _LAST = 20
 """Durations that are looked at: builds grow faster with a timing cache, and slower with a worker that is shared."""
@@ -97,7 +97,7 @@ class TerminalListener:
         self._left: int | None = None
         self._said_s = -math.inf
         self._logged, self._logged_s = "", -math.inf
-        self._points: tuple[Evaluation, ...] = ()
+        self._evaluations: list[Evaluation] = []
         self._best: Evaluation | None = None
         self._last: Evaluation | None = None
         self._failures: list[str] = []
@@ -133,9 +133,11 @@ class TerminalListener:
         """Show a plan that was built, run and timed."""
         self._advance(done, budget)
         self._last = evaluation
-        self._points = pareto((*self._points, evaluation), error=lambda point: point.error_value)
-        best, _, limits_met = choose(self._points, self._max_error, self._max_latency_ms)
-        self._best = best if limits_met else None
+        self._evaluations.append(evaluation)
+        asked = Choice(max_error=self._max_error, max_latency_ms=self._max_latency_ms)
+        choice = choose(self._evaluations, asked, (evaluation.metric,))
+        wanted = choice.chosen if choice.unmet is None else None
+        self._best = next((e for e in self._evaluations if e.plan.fingerprint == wanted), None)
         if self._live is None:
             self._print(f"[{done:>{len(str(budget))}}/{budget}] {'  '.join(_parts(evaluation))}")
 
@@ -196,7 +198,7 @@ class TerminalListener:
         """The choice that was asked for."""
         limits = [f"error <= {self._max_error:g}"] if self._max_error is not None else []
         limits += [f"<= {self._max_latency_ms:g} ms"] if self._max_latency_ms is not None else []
-        return f"best, {', '.join(limits)}" if limits else "best (knee)"
+        return ", ".join(["best", *limits])
 
     def _render(self) -> RenderableType:
         """The lines that are redrawn at the bottom of the terminal."""

@@ -1,32 +1,31 @@
-"""Which evaluations are dominated where latency and error are known to an interval only, and which stand beside one."""
+"""The front: which evaluations nothing dominates where figures are known to an interval only, and how good it is."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mptune.data.metrics.paired import (
-    LEAST_ERROR,
-    Difference,
-    compare_errors,
-    is_compared_by_ratio,
-    significantly_smaller,
-)
+from mptune.data.metrics.paired import LEAST_ERROR, compare_errors, is_compared_by_ratio, significantly_smaller
+from mptune.data.metrics.parts import ADD_IN_SQUARES
 from mptune.engines.timing.latency import are_lower, is_lower
 from mptune.json_form import encode_float
 from mptune.tuning.evaluation import Evaluation
-from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
+from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, REFERENCE_ERROR, dominated_area, exactness, gains
 from mptune.tuning.fronts.limits import is_larger_in_search
 
 Bools = NDArray[np.bool_]
 
 FAR_SMALLER = 10.0
-"""An error so many times smaller is smaller, whatever other samples may say: a single sample that one plan breaks, and
-another does not, makes the error of the first so uncertain that nothing differs from it significantly."""
+"""An error this many times smaller is smaller, whatever other samples may say: a single sample that one plan breaks,
+and another does not, makes the error of the first so uncertain that nothing differs from it significantly."""
+
+LEAST_FASTER, LEAST_EXACTER = 0.01, 1.1
+"""A faster neighbour takes this share of the latency less, a more exact one has this many times less error."""
 
 
 def faster_beyond_noise(first: Evaluation, other: Evaluation) -> bool:
@@ -63,7 +62,11 @@ def non_dominated(evaluations: Sequence[Evaluation], errors: Sequence[float]) ->
     different from the second, the second from the third, and the third is more exact than the first), there is no such
     set: the first undecided plan is taken, and what it beats is left out.
     """
-    beats = _beats(evaluations, errors)
+    faster = are_lower([evaluation.latency for evaluation in evaluations])
+    exacter = _more_exact(evaluations, np.array(errors, dtype=float))
+    same = ~(faster | faster.T | exacter | exacter.T)
+    # (plans, plans): the row's plan beats the column's
+    beats: Bools = (faster & ~exacter.T) | (exacter & ~faster.T) | (same & np.triu(np.ones_like(same), 1))
     undecided = np.ones(len(evaluations), dtype=bool)
     kept: list[int] = []
     while undecided.any():
@@ -74,16 +77,6 @@ def non_dominated(evaluations: Sequence[Evaluation], errors: Sequence[float]) ->
         kept += np.flatnonzero(free).tolist()
         undecided &= ~free & ~beats[free].any(axis=0)
     return sorted(kept)
-
-
-def _beats(evaluations: Sequence[Evaluation], errors: Sequence[float]) -> Bools:
-    """Whether the row's plan beats the column's, shape (plans, plans)."""
-    faster = are_lower([evaluation.latency for evaluation in evaluations])
-    exacter = _more_exact(evaluations, np.array(errors, dtype=float))
-    same = ~(faster | faster.T | exacter | exacter.T)
-    first: Bools = np.triu(np.ones_like(same), 1)
-    beats: Bools = (faster & ~exacter.T) | (exacter & ~faster.T) | (same & first)
-    return beats
 
 
 def _more_exact(evaluations: Sequence[Evaluation], errors: NDArray[np.float64]) -> Bools:
@@ -102,52 +95,6 @@ def _more_exact(evaluations: Sequence[Evaluation], errors: NDArray[np.float64]) 
     return is_smaller
 
 
-LEAST_FASTER, LEAST_EXACTER = 0.01, 1.1
-"""A faster neighbour takes so much less of the latency at least; a more exact one has so many times less error."""
-
-LITTLE_LATENCY, MUCH_EXACTER = 1.05, 3.0
-"""A plan with so many times less error, for so many times the latency at most, comes before one that is nearer."""
-
-
-@dataclass(frozen=True)
-class Neighbour:
-    """A point of the front that a person would compare with the chosen plan; its role is what it is better in."""
-
-    role: Literal["faster", "more exact"]
-    evaluation: Evaluation
-    chosen: Evaluation
-
-    @property
-    def latency_ms_delta(self) -> float:
-        """Its latency less the chosen plan's; negative is faster."""
-        return self.evaluation.latency.median_ms - self.chosen.latency.median_ms
-
-    @property
-    def error_ratio(self) -> float:
-        """Its error over the chosen plan's, on samples that both have met."""
-        before, after = shared_errors(self.chosen, self.evaluation)
-        return max(after, LEAST_ERROR) / max(before, LEAST_ERROR)
-
-    @property
-    def is_cheap(self) -> bool:
-        """Whether it is much more exact for little latency. All-FP32 is not: it is known to be exact."""
-        is_near = self.evaluation.latency.median_ms <= LITTLE_LATENCY * self.chosen.latency.median_ms
-        return is_near and self.error_ratio * MUCH_EXACTER <= 1.0 and bool(self.evaluation.plan.reduced_groups)
-
-    def to_json(self) -> dict[str, Any]:
-        """As in front.json."""
-        plan, delta_ms, ratio = self.evaluation.plan.fingerprint, self.latency_ms_delta, self.error_ratio
-        return {"plan": plan, "latency_ms_delta": encode_float(delta_ms), "error_ratio": encode_float(ratio)}
-
-
-def compare_samples(left: Evaluation, right: Evaluation) -> Difference | None:
-    """How two plans' errors differ, on all samples that both have met; None where that cannot be known."""
-    first, second = left.counted, right.counted
-    if left.counted_held_out is not None and right.counted_held_out is not None:
-        first, second = first.with_samples_of(left.counted_held_out), second.with_samples_of(right.counted_held_out)
-    return compare_errors(first, second, left.metric)
-
-
 def shared_errors(left: Evaluation, right: Evaluation) -> tuple[float, float]:
     """The errors of two plans: on the held-out samples if both have met them, else on the search samples.
 
@@ -159,6 +106,26 @@ def shared_errors(left: Evaluation, right: Evaluation) -> tuple[float, float]:
     return left.held_out_value, right.held_out_value
 
 
+@dataclass(frozen=True)
+class Neighbour:
+    """A point of the front that a person would compare with the chosen plan; its role is what it is better in."""
+
+    role: Literal["faster", "more exact"]
+    evaluation: Evaluation
+    chosen: Evaluation
+
+    def to_json(self) -> dict[str, Any]:
+        """As in front.json: latency less the chosen plan's, error over the chosen plan's on samples of both."""
+        before, after = shared_errors(self.chosen, self.evaluation)
+        delta_ms = self.evaluation.latency.median_ms - self.chosen.latency.median_ms
+        ratio = max(after, LEAST_ERROR) / max(before, LEAST_ERROR)
+        return {
+            "plan": self.evaluation.plan.fingerprint,
+            "latency_ms_delta": encode_float(delta_ms),
+            "error_ratio": encode_float(ratio),
+        }
+
+
 def neighbours(points: Sequence[Evaluation], chosen: Evaluation) -> tuple[Neighbour, ...]:
     """The nearest clearly faster point, then the nearest clearly more exact one; fewer where there is none.
 
@@ -166,20 +133,69 @@ def neighbours(points: Sequence[Evaluation], chosen: Evaluation) -> tuple[Neighb
     may be none of them.
     """
     most_ms = (1.0 - LEAST_FASTER) * chosen.latency.median_ms
-    faster = [
-        Neighbour("faster", point, chosen)
-        for point in points
-        if point.latency.median_ms <= most_ms and faster_beyond_noise(point, chosen)
-    ]
-    slower = (point for point in points if faster_beyond_noise(chosen, point))
-    exacter = [Neighbour("more exact", point, chosen) for point in slower if _is_more_exact(point, chosen)]
-    exacter.sort(key=lambda beside: not beside.is_cheap)
-    return (*faster[-1:], *exacter[:1])
+    faster = [p for p in points if p.latency.median_ms <= most_ms and faster_beyond_noise(p, chosen)]
+    exacter = [p for p in points if faster_beyond_noise(chosen, p) and _is_clearly_more_exact(p, chosen)]
+    named = (*(("faster", p) for p in faster[-1:]), *(("more exact", p) for p in exacter[:1]))
+    return tuple(Neighbour(role, point, chosen) for role, point in named)  # type: ignore[arg-type]
 
 
-def _is_more_exact(point: Evaluation, chosen: Evaluation) -> bool:
+def _is_clearly_more_exact(point: Evaluation, chosen: Evaluation) -> bool:
     before, after = shared_errors(chosen, point)
     if not (after < before and LEAST_EXACTER * after <= before):
         return False
-    difference = compare_samples(point, chosen)
+    first, second = point.counted, chosen.counted
+    if point.counted_held_out is not None and chosen.counted_held_out is not None:
+        first, second = first.with_samples_of(point.counted_held_out), second.with_samples_of(chosen.counted_held_out)
+    difference = compare_errors(first, second, point.metric)
     return difference is None or difference.is_significant or FAR_SMALLER * after <= before
+
+
+def pareto(
+    evaluations: Iterable[Evaluation], error: Callable[[Evaluation], float] = attrgetter("judged_error")
+) -> tuple[Evaluation, ...]:
+    """The non-dominated evaluations, sorted by latency. Plans that are not finite are never kept.
+
+    Each point is significantly faster than the next one, whose error is significantly smaller
+    (``tuning.fronts.dominance``). Of plans without a significant difference the one with the smaller error stays, of
+    those with the same error the faster one.
+    """
+    feasible = [e for e in evaluations if e.is_finite]
+    feasible.sort(key=lambda e: (error(e), e.latency.median_ms, e.number))
+    kept = [feasible[index] for index in non_dominated(feasible, [error(e) for e in feasible])]
+    return tuple(sorted(kept, key=lambda e: (e.latency.median_ms, -error(e))))
+
+
+def confirmed_front(points: Iterable[Evaluation]) -> tuple[Evaluation, ...]:
+    """The front by the error of the search samples, less what is dominated by held-out error.
+
+    Where the two errors rank two plans differently, neither ranking is beyond the noise of the samples; the plan that
+    is kept is better in latency and not worse in either error by much, and the front reads the same both ways. Points
+    that have no held-out error are not judged by it: theirs would look the better for it.
+    """
+    searched = pareto(points, error=lambda e: e.error_value)
+    beaten = {e.plan.fingerprint for e in searched if e.held_out is not None}
+    beaten -= {e.plan.fingerprint for e in pareto(e for e in searched if e.held_out is not None)}
+    return tuple(e for e in searched if e.plan.fingerprint not in beaten)
+
+
+def hypervolume(points: Iterable[Evaluation], fp32: Evaluation, reference_error: float = REFERENCE_ERROR) -> float:
+    """Share of the box between nothing and the reference point that the points dominate, 0 to 1.
+
+    The latency axis is linear from 0 ms to the median of all-FP32. The error axis is logarithmic from the floor,
+    ``max(error of all-FP32, 1e-7)``, to ``reference_error``. All-FP32 itself adds nothing, and neither
+    does a plan that is slower, or whose error is past the reference. Errors are ``judged_error``.
+    """
+    floor = max(fp32.judged_error, ERROR_FLOOR)
+    if not floor < reference_error:
+        return 0.0
+    finite = [point for point in points if point.is_finite]
+    latency_ms = np.array([point.latency.median_ms for point in finite], dtype=float)
+    errors = np.array([point.judged_error for point in finite], dtype=float)
+    return dominated_area(gains(latency_ms, fp32.latency.median_ms), exactness(errors, reference_error, floor))
+
+
+def reference_error_of(metric: str, evaluations: Iterable[Evaluation]) -> float:
+    """The reference error of the hypervolume: 3e-2 where errors add in squares, else the largest finite error seen."""
+    if metric in ADD_IN_SQUARES:
+        return REFERENCE_ERROR
+    return max((e.judged_error for e in evaluations if e.is_finite), default=REFERENCE_ERROR)

@@ -1,4 +1,4 @@
-"""Which plans are feasible: limits on outputs' errors, and on metrics' own values, as ``--limit "map>=0.41"``."""
+"""Which plans keep to limits: on errors, on metrics' own values (``--limit "map>=0.41"``), on time and memory."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from mptune.choice import ChoiceLimits
 from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError
 from mptune.data.metrics.paired import is_larger_beyond_noise
 from mptune.data.metrics.parts import ADD_IN_SQUARES, part_statistic
@@ -17,7 +18,67 @@ from mptune.errors import SettingsError
 from mptune.finding import OutputColumns
 from mptune.settings import Tolerance
 from mptune.tuning.evaluation import Evaluation
-from mptune.tuning.fronts.hypervolume import REFERENCE_ERROR
+
+
+@dataclass(frozen=True)
+class PlanLimits:
+    """What a plan must keep to, on the search samples and on the held-out ones.
+
+    Attributes:
+        default_error: the metric's default limit, where it holds; ``max_error`` is the same then.
+        is_error_limited: some limit is about an error or a metric's value, so that the fastest plan is wanted.
+        wants_knee: the knee of what meets the limits is wanted.
+    """
+
+    max_error: float | None = None
+    max_latency_ms: float | None = None
+    max_memory_bytes: int | None = None
+    tolerances: tuple[Tolerance, ...] = ()
+    of_metrics: tuple[MetricLimit, ...] = ()
+    default_error: float | None = None
+    is_error_limited: bool = False
+    wants_knee: bool = False
+
+    @classmethod
+    def of(cls, asked: ChoiceLimits, metrics: Sequence[str]) -> PlanLimits:
+        """Those that are asked for; ``metrics`` are the objective, then the others that are taken.
+
+        The objective's default limit holds unless there is a limit on it, or one on latency, or the knee is asked for.
+        """
+        of_metrics = tuple(MetricLimit.parse(text, metrics) for text in asked.limits)
+        on_objective = asked.max_error is not None or any(limit.metric == metrics[0] for limit in of_metrics)
+        default = METRICS[metrics[0]].default_limit if metrics[0] in METRICS else None
+        if on_objective or asked.max_latency_ms is not None or asked.knee:
+            default = None
+        others = bool(of_metrics or asked.tolerance) and asked.max_latency_ms is None
+        is_error_limited = on_objective or default is not None or others
+        return cls(
+            default if asked.max_error is None else asked.max_error,
+            asked.max_latency_ms,
+            asked.max_memory_bytes,
+            tuple(map(Tolerance.parse, asked.tolerance)),
+            of_metrics,
+            default,
+            is_error_limited,
+            asked.knee or not (is_error_limited or asked.max_latency_ms is not None),
+        )
+
+    def excess(self, evaluation: Evaluation) -> float:
+        """The largest ratio of a figure to its limit: at most 1 meets all. Infinite where a figure is not known."""
+        ratios = [1.0, *(limit.excess(evaluation) for limit in self.of_metrics)]
+        ratios += [excess(evaluation, tolerance) for tolerance in self.tolerances]
+        if self.max_error is not None:
+            ratios.append(_ratio(rest_error(evaluation, self.tolerances), self.max_error))
+        if self.max_latency_ms is not None:
+            ratios.append(evaluation.latency.median_ms / self.max_latency_ms)
+        if self.max_memory_bytes is not None:
+            memory = evaluation.memory
+            ratios.append(math.inf if memory is None else memory.total_bytes / self.max_memory_bytes)
+        return math.inf if any(map(math.isnan, ratios)) else max(ratios)
+
+
+def _ratio(error: float, limit: float) -> float:
+    return error / limit if limit > 0 else 1.0 if error <= limit else math.inf
 
 
 def excess(evaluation: Evaluation, tolerance: Tolerance) -> float:
@@ -25,9 +86,9 @@ def excess(evaluation: Evaluation, tolerance: Tolerance) -> float:
 
     Where it is not known, because no errors by column were kept, it is infinite.
     """
-    errors = [evaluation.error] if evaluation.held_out is None else [evaluation.error, evaluation.held_out]
-    values = [largest_error(error, tolerance, evaluation.metric) for error in errors]
-    return math.inf if any(math.isnan(v) for v in values) else max(values) / tolerance.limit
+    errors = filter(None, (evaluation.error, evaluation.held_out))
+    ratios = [largest_error(error, tolerance, evaluation.metric) / tolerance.limit for error in errors]
+    return math.inf if any(map(math.isnan, ratios)) else max(ratios)
 
 
 def feasible(evaluations: Sequence[Evaluation], tolerances: Sequence[Tolerance]) -> tuple[Evaluation, ...]:
@@ -36,7 +97,7 @@ def feasible(evaluations: Sequence[Evaluation], tolerances: Sequence[Tolerance])
     return within or tuple(evaluations)
 
 
-def rest_error(evaluation: Evaluation, tolerances: Sequence[Tolerance]) -> float:
+def rest_error(evaluation: Evaluation, tolerances: Sequence[Tolerance] = ()) -> float:
     """The error of what no tolerance is about, the larger of search and held-out samples: ``--max-error`` limits it."""
 
     def rest(error: OutputError) -> float:
@@ -53,11 +114,6 @@ def is_larger_in_search(evaluation: Evaluation) -> bool:
     """Whether the error of the search samples is larger than the held-out one beyond their intervals."""
     held_out = evaluation.counted_held_out
     return held_out is not None and is_larger_beyond_noise(evaluation.counted, held_out, evaluation.metric)
-
-
-def is_wanted(evaluation: Evaluation, tolerances: Sequence[Tolerance]) -> bool:
-    """Whether what no tolerance is about stays within an error past which nobody wants a plan unasked."""
-    return evaluation.metric not in ADD_IN_SQUARES or rest_error(evaluation, tolerances) <= REFERENCE_ERROR
 
 
 def is_covered(part: OutputColumns, tolerances: Sequence[Tolerance]) -> bool:
@@ -102,61 +158,43 @@ def check_tolerances(
     for setting, name in [*(("tolerance", name) for name in limited), *(("ignore", name) for name in ignored)]:
         if name not in outputs:
             close = difflib.get_close_matches(name, outputs, 1)
-            every = ", ".join(list(outputs)[:8])
-            raise SettingsError(
-                f"names {name!r}, which is no output of the model",
-                f"did you mean {close[0]!r}?" if close else f"its outputs are {every}",
-                setting=setting,
-            )
-    twice_named = next((name for name in limited if name in ignored), None)
-    if twice_named is not None:
-        raise SettingsError(f"names {twice_named!r}, which has a tolerance", "give one of them", setting="ignore")
+            hint = f"did you mean {close[0]!r}?" if close else f"its outputs are {', '.join(list(outputs)[:8])}"
+            raise SettingsError(f"names {name!r}, which is no output of the model", hint, setting=setting)
+    for name in {*limited} & {*ignored}:
+        raise SettingsError(f"names {name!r}, which has a tolerance", "give one of them", setting="ignore")
     if outputs and set(ignored) >= set(outputs):
         raise SettingsError("names every output: nothing is left to compare", "leave one output", setting="ignore")
+    by_column = (*ADD_IN_SQUARES, "max_abs")
     for tolerance in tolerances:
-        _check_unit(tolerance, metric)
+        if tolerance.is_absolute:
+            continue
+        text, cure = "", "write abs:X, the largest absolute error"
+        if metric not in METRICS or METRICS[metric].kind != "element":
+            text = f"{metric} sees all outputs at once, so no output has an error of its own"
+        elif tolerance.columns is not None and metric not in by_column:
+            text = f"{metric} is not kept column by column"
+            cure += f", or search with --metric {' or '.join(by_column)}"
+        if text:
+            raise SettingsError(f"{tolerance}: {text}", cure, setting="tolerance")
     if error is not None:
         check_columns(tolerances, error)
-
-
-def _check_unit(tolerance: Tolerance, metric: str) -> None:
-    if tolerance.is_absolute:
-        return
-    by_column = (*ADD_IN_SQUARES, "max_abs")
-    if metric not in METRICS or METRICS[metric].kind != "element":
-        raise SettingsError(
-            f"{tolerance}: {metric} sees all outputs at once, so no output has an error of its own",
-            "write abs:X, the largest absolute error",
-            setting="tolerance",
-        )
-    if tolerance.columns is not None and metric not in by_column:
-        raise SettingsError(
-            f"{tolerance}: {metric} is not kept column by column",
-            f"write abs:X, the largest absolute error, or search with --metric {' or '.join(by_column)}",
-            setting="tolerance",
-        )
 
 
 def check_columns(tolerances: Sequence[Tolerance], error: OutputError) -> None:
     """Check by the error of any plan that the outputs have the columns that tolerances name."""
     for tolerance in tolerances:
-        if tolerance.columns is None:
-            continue
         kept, name = error.columns.get(tolerance.output), tolerance.output
-        if kept is None:
-            raise SettingsError(
-                f"{tolerance}: errors of single columns of output {name!r} are not known",
-                f"limit the whole output: --tolerance {name}=X",
-                setting="tolerance",
-            )
-        count, last = len(kept.max_abs), max(tolerance.columns)
-        if last >= count:
-            single = f"it has one column: --tolerance {name}=X limits it"
-            raise SettingsError(
-                f"{tolerance}: output {name!r} has no column {last}",
-                f"its columns are 0 to {count - 1}" if count > 1 else single,
-                setting="tolerance",
-            )
+        count = 0 if kept is None else len(kept.max_abs)
+        if tolerance.columns is None or max(tolerance.columns) < count:
+            continue
+        if not count:
+            text, cure = f"errors of single columns of output {name!r} are not known", "limit the whole output"
+        else:
+            text = f"output {name!r} has no column {max(tolerance.columns)}"
+            cure = f"its columns are 0 to {count - 1}" if count > 1 else "it has one column"
+        if count < 2:
+            cure += f": --tolerance {name}=X" + (" limits it" if count else "")
+        raise SettingsError(f"{tolerance}: {text}", cure, setting="tolerance")
 
 
 _HINT = "write NAME>=X or NAME<=X with a metric that --metric names, such as map>=0.41"
@@ -184,17 +222,15 @@ class MetricLimit:
         if match is None:
             raise SettingsError(f"{text} is not understood", _HINT, setting="limits")
         names = {**{undirected(metric): metric for metric in metrics}, **{metric: metric for metric in metrics}}
-        name = names.get(match["name"])
-        if name is None:
-            wanted = match["name"]
-            if wanted in METRICS or ":" in wanted:
-                message, hint = f"the metrics are {', '.join(metrics)}", f"give --metric {wanted}, too"
-            else:
-                close = difflib.get_close_matches(wanted, [*names, *METRICS], 2)
-                message = f"there is no metric {wanted!r}"
-                hint = f"did you mean {' or '.join(close)}?" if close else f"the metrics are {', '.join(METRICS)}"
-            raise SettingsError(f"{text}: {message}", hint, setting="limits")
-        return cls(text.strip(), name, match["sign"].startswith(">"), bound)
+        wanted = match["name"]
+        if wanted in names:
+            return cls(text.strip(), names[wanted], match["sign"].startswith(">"), bound)
+        message, hint = f"the metrics are {', '.join(metrics)}", f"give --metric {wanted}, too"
+        if wanted not in METRICS and ":" not in wanted:
+            close = difflib.get_close_matches(wanted, [*names, *METRICS], 2)
+            message = f"there is no metric {wanted!r}"
+            hint = f"did you mean {' or '.join(close)}?" if close else f"the metrics are {', '.join(METRICS)}"
+        raise SettingsError(f"{text}: {message}", hint, setting="limits")
 
     def excess(self, evaluation: Evaluation) -> float:
         """How far beyond the limit a plan's own value is, as a ratio: at most 1 holds, infinite is not known."""
@@ -231,41 +267,3 @@ def shown_metrics(evaluations: Iterable[Evaluation], reported: Sequence[str]) ->
     shown = [m for m in dict.fromkeys((*own, *reported)) if any(metric_values(e, m) != (None, None) for e in every)]
     names = [undirected(metric).rpartition(":")[2] for metric in shown]
     return {name if names.count(name) == 1 else metric: metric for name, metric in zip(names, shown, strict=True)}
-
-
-def format_error(value: float | None) -> str:
-    """An error to two significant digits; ``-`` where it was not taken."""
-    if value is None:
-        return "-"
-    if not math.isfinite(value):
-        return "not finite"
-    if value == 0:
-        return "0"
-    return f"{value:.1e}" if abs(value) < 0.1 or abs(value) >= 1000 else f"{value:.3g}"
-
-
-def format_value(value: float | None) -> str:
-    """A metric's own value, such as an accuracy; ``-`` where it was not taken."""
-    return "-" if value is None else f"{value:.4g}"
-
-
-def error_text(evaluation: Evaluation) -> str:
-    """The error that choices go by; where that of the search samples is larger beyond noise, both."""
-    held_out = format_error(evaluation.judged_error)
-    if not is_larger_in_search(evaluation):
-        return held_out
-    return f"{held_out} on held-out samples, {format_error(evaluation.error_value)} on the search samples"
-
-
-def error_cell(evaluation: Evaluation) -> str:
-    """The same for tables: the error of the search samples in brackets."""
-    held_out = format_error(evaluation.judged_error)
-    return f"{held_out} ({format_error(evaluation.error_value)})" if is_larger_in_search(evaluation) else held_out
-
-
-def metric_cell(evaluation: Evaluation, metric: str) -> str:
-    """A metric's own value on the held-out samples, in brackets that on the search samples where it is another."""
-    searched, held_out = map(format_value, metric_values(evaluation, metric))
-    if evaluation.held_out is None:
-        return searched
-    return held_out if held_out == searched else f"{held_out} ({searched})"

@@ -53,7 +53,10 @@ def progress_of(record: StudyRecord, fp32: Evaluation, reference_error: float) -
 
 
 def hypervolumes(evaluations: Sequence[Evaluation], fp32: Evaluation, reference_error: float) -> tuple[float, ...]:
-    """The hypervolume of the first one, two, ... evaluations; its axes are those of ``mptune.tuning.front``."""
+    """The hypervolume of the first one, two, ... evaluations, by the errors of the search samples.
+
+    Its axes are those of ``mptune.tuning.fronts.dominance.hypervolume``.
+    """
     floor = max(fp32.error_value, ERROR_FLOOR)
     if not floor < reference_error:
         return (0.0,) * len(evaluations)

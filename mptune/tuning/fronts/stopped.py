@@ -12,7 +12,7 @@ from mptune.files import write_json
 from mptune.finding import Finding, by_severity
 from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory
-from mptune.tuning.fronts.content import FRONT_FORMAT
+from mptune.tuning.front import FRONT_FORMAT
 
 
 @contextlib.contextmanager
@@ -49,7 +49,7 @@ def stopped_document(file: RunFile) -> dict[str, Any]:
             "device": None if target is None else target.device,
         },
         "metric": file.search.metric,
-        "baseline": {"fp32": None, "fp16": None},
+        "baseline": {"fp32": None, "fp16": None, "tf32": None},
         "points": [],
         "chosen": None,
         "choice": None,

@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from mptune.choice import Choice
 from mptune.data.metrics.accuracy import OutputError
 from mptune.data.metrics.parts import belongs_to
 from mptune.engines.base import Failure, Measurement
@@ -24,8 +25,8 @@ from mptune.graph.plan import PrecisionPlan
 from mptune.json_form import encode_float
 from mptune.settings import LatencySettings, SearchSettings, Tolerance
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
-from mptune.tuning.front import choose, confirmed_front, knee, pareto
-from mptune.tuning.fronts.dominance import in_doubt
+from mptune.tuning.fronts.choosing import could_be_chosen
+from mptune.tuning.fronts.dominance import in_doubt, pareto
 from mptune.tuning.fronts.limits import feasible
 from mptune.tuning.listener import Listener, count_down
 from mptune.tuning.record.record import StudyRecord
@@ -44,33 +45,43 @@ def candidates(
     seeds = [e for e in evaluations if e.origin in (ORIGIN_FP32, ORIGIN_FP16) and e.is_finite]
     off = [e for e in evaluations if e.plan.fingerprint in dropped and e.is_finite]
     unique = {e.plan.fingerprint: e for e in (*seeds, *off, *pareto(feasible(sound, tolerances)))}
-    return tuple(sorted(unique.values(), key=lambda e: (e.origin != ORIGIN_FP32, e.latency.median_ms)))
+    return _in_turn(unique.values())
 
 
-def _chosen(points: Sequence[Evaluation], settings: SearchSettings) -> Evaluation | None:
-    """The point of a front that the search's own limits choose."""
-    limits = (settings.max_error, settings.max_latency_ms, settings.max_memory_bytes, settings.tolerance)
-    return choose(points, *limits, is_random=settings.data is None)[0]
+def _in_turn(evaluations: Iterable[Evaluation]) -> tuple[Evaluation, ...]:
+    """In the order in which they are measured: the baseline first, then by latency."""
+    return tuple(sorted(evaluations, key=lambda e: (e.origin != ORIGIN_FP32, e.latency.median_ms)))
+
+
+def _rivals(
+    record: StudyRecord, settings: SearchSettings, rounds: int, every: Sequence[Evaluation]
+) -> tuple[Evaluation, ...]:
+    """The plans that may become the choice, whether they are on the front or not (``could_be_chosen``)."""
+    shown = {e.plan for e in every}
+    off = [e for e in _counted(record, settings) if e.is_finite and e.plan not in shown]
+    latest = [e for group in (every, off) for e in confirmed_evaluations(record, rounds, settings.latency, group)[0]]
+    metrics = (record.metric, *settings.reported_metrics)
+    named = {e.plan for e in could_be_chosen(latest, Choice.of(settings), metrics)}
+    return tuple(e for e in (*every, *off) if e.plan in named)
 
 
 def points_to_confirm(record: StudyRecord, settings: SearchSettings, rounds: int) -> tuple[Evaluation, ...]:
     """Which of the candidates to measure again, in their order: at most ``settings.confirm_points``, or a few more.
 
-    The baselines, both ends of the front, its knee and the plan that is chosen always are, then what has been measured
-    already, then evenly spread ones of the rest. Where re-measuring changes the choice, the plan that is chosen now
-    comes in too.
+    The baselines, both ends of the front and the plans that may become the choice always are, these also where they are
+    not on the front, then what has been measured already, then evenly spread ones of the rest. Where re-measuring
+    changes the choice, what may be chosen now comes in too.
     """
     evaluations, dropped = _counted(record, settings), dropped_plans(record, settings.ignore)
     every = candidates(evaluations, settings.tolerance, dropped)
+    rivals = _rivals(record, settings, rounds, every)
+    every = _in_turn([*every, *(e for e in rivals if e not in every)])
     if len(every) <= settings.confirm_points:
         return every
     sound = [e for e in evaluations if e.plan.fingerprint not in dropped]
     front = pareto(feasible(sound, settings.tolerance))
-    confirmed = confirmed_evaluations(record, rounds, settings.latency, every)[0]
-    now = confirmed_front(feasible(confirmed, settings.tolerance))
-    picks = [knee(front), *(_chosen(points, settings) for points in (front, now))]
     notes = record.notes(_PREFIX)
-    wanted = {e.plan.fingerprint for e in (*picks, *front[:1], *front[-1:]) if e is not None}
+    wanted = {e.plan.fingerprint for e in (*rivals, *front[:1], *front[-1:])}
     wanted |= {e.plan.fingerprint for e in every if e.origin in (ORIGIN_FP32, ORIGIN_FP16)}
     wanted |= {e.plan.fingerprint for e in every if _rounds_of(notes, e.plan)}
     points = [e for e in every if e.plan.fingerprint in wanted]
@@ -135,10 +146,8 @@ def to_measure(
     if todo := missing(record, points, 1):
         return todo
     kept, _ = confirmed_evaluations(record, rounds, settings.latency, points)
-    kept = feasible(kept, settings.tolerance)
-    again = {e.plan.fingerprint for e in in_doubt(kept, settings.max_latency_ms)}
-    if (chosen := _chosen(confirmed_front(kept), settings)) is not None:
-        again.add(chosen.plan.fingerprint)
+    again = {e.plan.fingerprint for e in in_doubt(feasible(kept, settings.tolerance), settings.max_latency_ms)}
+    again |= {e.plan.fingerprint for e in _rivals(record, settings, rounds, points)}
     wanted = [point for point in points if point.plan.fingerprint in again]
     return next((todo for count in range(2, rounds + 1) if (todo := missing(record, wanted, count))), [])
 

@@ -21,7 +21,7 @@ from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation
 from mptune.tuning.failures import describe, did_not_run, machine_error
-from mptune.tuning.front import pareto
+from mptune.tuning.fronts.dominance import pareto
 from mptune.tuning.fronts.limits import check_columns
 from mptune.tuning.listener import Listener
 from mptune.tuning.record.record import Proposal, StudyRecord, origin_of

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from benchmarks.browser import NEXT_FRAME, missing, open_browser, show
-from mptune.choice import Choice
+from mptune.choice import Choice, ChoiceLimits
 from mptune.engines.environment import Environment
 from mptune.reporting.page.document import PageContent
 from mptune.reporting.page.html import write_report
 from mptune.tuning.confirmation import Confirmation
-from mptune.tuning.front import choose
+from mptune.tuning.fronts.choosing import choose
 from tests.reporting.conftest import Bench, make_error
 from tests.reporting.page.rich import FORGED, HOSTILE, rich_content
 
@@ -151,7 +151,7 @@ def test_a_typed_limit_changes_selection_and_command(browser: Browser, page: Pat
     wanted = front.best(max_error=5e-4)
     assert browser.selected() == wanted.plan.fingerprint
     run = front.run_dir.name.replace("'", "'\"'\"'")
-    assert browser.text("#pick") == f"mptune pick '{run}' --max-error 0.0005"
+    assert browser.text("#pick") == f"mptune pick '{run}' --plan {wanted.plan.fingerprint}"
     browser.type_into("#limit-ms", "1,3")
     assert "No point of the front has error <= 0.0005 and latency <= 1.3 ms" in browser.text("#selected")
     browser.type_into("#limit-error", "")
@@ -168,7 +168,6 @@ def test_a_limit_may_be_a_share_and_an_error_leaves_nothing_to_copy(browser: Bro
     browser.show(page)
     copy = browser.driver.find_element("css selector", "#copy")
     browser.type_into("#limit-error", "0.7%")
-    assert browser.text("#pick").endswith(" --max-error 0.007")
     for field, text in (("#limit-error", "abc"), ("#limit-ms", "1%")):
         browser.type_into(field, text)
         box = browser.driver.find_element("css selector", field)
@@ -204,9 +203,10 @@ def test_limits_select_what_pick_takes(browser: Browser, page: Path, content: Pa
         for max_ms in (None, 0.1, 0.9, 1.3, 5.0):
             if max_error is None and max_ms is None:
                 continue
-            taken, _, met = choose(content.front.points, max_error, max_ms)
+            asked = Choice(max_error=max_error, max_latency_ms=max_ms)
+            choice = choose(content.front.points, asked, ("relative_l2",))
             texts = {"limit-error": str(max_error or ""), "limit-ms": str(max_ms or "")}
-            assert browser.run(type_both, texts) == [taken.plan.fingerprint, met], texts  # type: ignore[union-attr]
+            assert browser.run(type_both, texts) == [choice.chosen, choice.unmet is None], texts
 
 
 def test_a_click_changes_table_strip_and_histogram(browser: Browser, page: Path, content: PageContent) -> None:
@@ -253,7 +253,6 @@ def test_handles_of_the_limits_can_be_dragged(browser: Browser, page: Path) -> N
     browser.mouse(("mousePressed", x, y), ("mouseMoved", x, y + 120), ("mouseReleased", x, y + 120))
     typed = "return document.querySelector('#limit-error').value"
     assert 0 < float(browser.run(typed)) < 2e-2
-    assert browser.text("#pick").endswith(f"--max-error {browser.run(typed)}")
     x, y = browser.place(".ms-handle .grip")
     browser.mouse(("mousePressed", x, y), ("mouseMoved", x - 200, y), ("mouseReleased", x - 200, y))
     assert 0 < float(browser.run("return document.querySelector('#limit-ms').value")) < 2.0
@@ -321,7 +320,7 @@ def test_other_pages_draw(
                 chosen=None,
                 points=(),
                 fp16=None,
-                choice=Choice(reason="none", unmet="none"),
+                choice=Choice(unmet=ChoiceLimits(max_error=1e-9)),
             ),
             (),
             bench.groups,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mptune.choice import Choice
+from mptune.choice import Choice, ChoiceLimits
 from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.engines.environment import Environment
 from mptune.finding import BREAKING_CODES, CODES, FP16_CODES, Finding, Where
@@ -69,13 +69,12 @@ def test_a_predicted_target_says_so(make_front: MakeFront, bench: Bench) -> None
 
 
 def test_without_a_choice(make_front: MakeFront, bench: Bench) -> None:
-    front, evaluations = make_front(
-        chosen=None, points=(), choice=Choice(reason="no plan is feasible", unmet="no plan is feasible")
-    )
+    choice = Choice(unmet=ChoiceLimits(max_error=1e-9))
+    front, evaluations = make_front(chosen=None, points=(), choice=choice)
     document = page_document(PageContent(front, evaluations, bench.groups))
     assert document["chosen"] is None
     assert document["chosen_reason"] == "no plan is feasible"
-    assert document["unmet"] == "no plan is feasible"
+    assert document["unmet"] == "no plan has error <= 1e-09"
     assert document["front"] == []
     assert [row["roles"] for row in document["recommended"]] == [["all-FP16"], ["all-FP32"]]
 

@@ -82,7 +82,7 @@ def test_what_comes_from_outside_is_escaped(make_front: MakeFront) -> None:
         engine=nasty,
         device=nasty,
         warnings=(nasty,),
-        choice=Choice(reason=nasty),
+        choice=Choice(tolerance=(nasty,), kind="limits"),
     )
     groups = tuple(LayerGroup(g, nasty, nasty, (nasty,), {nasty: 1}, nasty) for g in front.chosen.plan.precision)
     page = render(PageContent(front, evaluations, groups))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from mptune.choice import Choice
 from mptune.errors import PlanError, SettingsError
 from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation
-from mptune.tuning.fronts.table import MOST_ROWS, front_records
+from mptune.tuning.front import MOST_ROWS, front_records
 from tests.tuning import factory
 from tests.tuning.factory import make_evaluation
 
@@ -43,7 +43,8 @@ def test_the_repr_shows_the_points_and_the_choice() -> None:
     (chosen,) = [line for line in lines if line.startswith(">  ")]
     assert FRONT.points[0].plan.fingerprint in chosen
     assert "1.0e-02" in chosen
-    assert lines[-1] == f"chosen: {FRONT.points[0].plan.fingerprint}, the knee of the front"
+    chosen = f"chosen: {FRONT.points[0].plan.fingerprint}, the fastest with an error within 1 %, the default;"
+    assert lines[-1] == f"{chosen} --max-error sets another"
     assert "pred. ms" in repr(FRONT), "predicted latencies are never shown as measured ones"
 
 
@@ -56,7 +57,7 @@ def test_the_repr_is_short_whatever_the_front_holds(count: int, name: str, reaso
         engine=name,
         device=name,
         metric=name,
-        choice=Choice(reason=reason),
+        choice=Choice(limits=(reason,), kind="limits"),
         model_path=Path("m" + name),
     )
     assert len(repr(front)) < 2000

@@ -7,15 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from mptune.choice import Choice
 from mptune.data.metrics.accuracy import OutputError
 from mptune.data.metrics.comparing import compare_outputs
 from mptune.errors import SettingsError
 from mptune.settings import Tolerance
 from mptune.tuning.evaluation import Evaluation
-from mptune.tuning.front import choose, knee
-from mptune.tuning.fronts.dominance import neighbours
-from mptune.tuning.fronts.limits import MetricLimit, check_tolerances, excess, feasible, rest_error
-from mptune.tuning.fronts.table import compared
+from mptune.tuning.fronts.choosing import choose
+from mptune.tuning.fronts.limits import MetricLimit, PlanLimits, check_tolerances, excess, rest_error
 from tests.tuning.factory import make_evaluation
 
 SCALES = np.array([300.0, 300.0, 80.0, 80.0, 0.2])
@@ -71,23 +70,15 @@ def test_the_excess_of_parts_of_columns_and_of_held_out_samples() -> None:
     assert excess(replace(one, error=OutputError(one.error.per_output)), Tolerance.parse("d[4]=abs:9")) == np.inf
 
 
-def test_the_choice_obeys() -> None:
-    fast, right, slow = evaluated(1.0, 0.05), evaluated(1.2, 0.001), evaluated(1.4, 0.0005)
-    points, tolerance = (fast, right, slow), (Tolerance.parse("d[4]=abs:0.002"),)
-    chosen, reason, met = choose(points, tolerances=tolerance)
-    assert (chosen, met) == (right, True)
-    assert "d[4]=abs:0.002" in reason
-    assert feasible(points, tolerance) == (right, slow)
-    assert not choose(points, tolerances=(Tolerance.parse("d[4]=abs:1e-9"),))[2]
-    assert choose(points, max_latency_ms=1.3, tolerances=tolerance)[0] == right
-
-
 def test_max_error_limits_the_rest() -> None:
     one = evaluated(1.0, 0.05, box_error=0.01)
     assert rest_error(one, ()) > 0.1
     assert rest_error(one, (Tolerance.parse("d[4]=1"),)) < 1e-3
-    assert choose((one,), 1e-3, tolerances=(Tolerance.parse("d[4]=1"),))[2]
-    assert not choose((one,), 1e-3, tolerances=(Tolerance.parse("d[0]=1"),))[2]
+    for tolerance, is_met in (("d[4]=1", True), ("d[0]=1", False)):
+        asked = Choice(max_error=1e-3, tolerance=(tolerance,))
+        assert (choose((one,), asked, ("worst_part",)).unmet is None) is is_met
+    assert PlanLimits.of(Choice(tolerance=("d[4]=1",)), ("worst_part",)).excess(one) == 1.0, "the default for the rest"
+    assert PlanLimits.of(Choice(tolerance=("d[0]=1",)), ("worst_part",)).excess(one) > 1.0
 
 
 @pytest.mark.parametrize(
@@ -115,23 +106,6 @@ def test_outputs_that_are_ignored_do_not_count() -> None:
     assert one.error_value == 1.0
     assert one.ignoring(("a",)).error_value == 0.0
     assert str(one.part) == "a"
-
-
-def test_all_fp32_takes_no_part_in_the_knee() -> None:
-    """With all-FP32 in the chord the fastest point seems to be the knee."""
-    fp32 = make_evaluation(2.0, 1e-7, number=0)
-    points = [
-        make_evaluation(1.0, 2e-2, number=7),
-        make_evaluation(1.04, 3e-3, number=3),
-        make_evaluation(1.5, 1e-3, number=1),
-    ]
-    assert knee([*points, fp32]) is points[1]
-    two = [make_evaluation(1.0, 2e-2, number=7), make_evaluation(1.04, 3e-3, number=3), fp32]
-    assert knee(two) is two[0]
-    (beside,) = neighbours(two, two[0])
-    assert beside.is_cheap, "it comes before all-FP32, which is exact"
-    assert beside.evaluation == two[1]
-    assert compared(two[1], two[0]) == "0.04000 ms more (4 %), error 6.7 times smaller"
 
 
 SCRIPT = "my metrics.py:f1:max"

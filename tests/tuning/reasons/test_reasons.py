@@ -14,7 +14,7 @@ from mptune.graph.plan import Precision
 from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import Explanation
-from mptune.tuning.front import pareto
+from mptune.tuning.fronts.dominance import pareto
 from mptune.tuning.listener import Silent
 from mptune.tuning.reasons.reasons import EXPLAIN_JSON, Grounds, explain, keep_grounds
 from mptune.tuning.record.record import StudyRecord

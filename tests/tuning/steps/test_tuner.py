@@ -16,7 +16,7 @@ from mptune.errors import BaselineError, RunError, SettingsError
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings, Tolerance
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, EmulatedError
-from mptune.tuning.front import pareto
+from mptune.tuning.fronts.dominance import pareto
 from mptune.tuning.listener import Silent
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.space import Pin, SearchSpace

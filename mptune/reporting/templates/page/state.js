@@ -76,7 +76,7 @@ function select(plan) {
   change({ plan, by: "plan", error: null, ms: null, met: true });
 }
 
-/** Take the point that `mptune pick` takes with these limits (null: none; NaN: not a number, which changes no plan). */
+/** Take the fastest point within these limits, the most exact without one on the error (null: none; NaN: no number). */
 function limit(error, ms) {
   if (Number.isNaN(error) || Number.isNaN(ms)) change({ by: "limits", error, ms, met: true });
   else if (error === null && ms === null) change({ plan: chosen ?? state.plan, by: "start", error, ms, met: true });
@@ -98,11 +98,6 @@ function pickByLimits(error, ms) {
 
 /** The words of the command that writes the selected plan into chosen/; each may stand in a shell as it is. */
 function pickWords() {
-  const words = ["mptune", "pick", data.run];
-  if (state.by === "limits") {
-    if (state.error !== null) words.push("--max-error", String(state.error));
-    if (state.ms !== null) words.push("--max-latency-ms", String(state.ms));
-  } else words.push("--plan", state.plan.plan);
-  return words;
+  return ["mptune", "pick", data.run, "--plan", state.plan.plan];
 }
 

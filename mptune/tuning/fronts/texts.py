@@ -1,0 +1,216 @@
+"""Figures in words: latencies with the digits that noise supports, errors, how plans differ, why one was chosen."""
+
+from __future__ import annotations
+
+import math
+
+from mptune.choice import Choice, ChoiceLimits
+from mptune.data.metrics.paired import is_compared_by_ratio
+from mptune.data.metrics.parts import ADD_IN_SQUARES
+from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.printable import cut
+from mptune.tuning.evaluation import Evaluation
+from mptune.tuning.fronts.dominance import LEAST_EXACTER, faster_beyond_noise, shared_errors
+from mptune.tuning.fronts.limits import is_larger_in_search, metric_values
+
+_FP32_ROUNDING = 1e-6
+"""A ratio to an error below this says nothing."""
+
+
+def format_ms(value: float, noise_ms: float = 0.0) -> str:
+    """Milliseconds without the unit, to the microsecond, finer under 0.1 ms and coarser from 100 ms on.
+
+    The last digit is worth no less than a tenth of the noise, half of the 95 % interval: 5.912 +- 0.83 is 5.9.
+    """
+    if not math.isfinite(value):
+        return "-"
+    return f"{value:.{_decimals(noise_ms, 5 if value < 0.1 else 3 if value < 100 else 1)}f}"
+
+
+def _decimals(noise: float, most: int) -> int:
+    return min(most, max(0, math.ceil(-math.log10(noise)))) if 0 < noise < math.inf else most
+
+
+def noise_ms(evaluation: Evaluation) -> float:
+    """Half of the 95 % interval of a measured median; 0 of one that is predicted, or whose interval is not known."""
+    low, high = evaluation.latency.ci95_ms
+    return (high - low) / 2 if evaluation.latency.source == "measured" and math.isfinite(high - low) else 0.0
+
+
+def format_interval(evaluation: Evaluation) -> str:
+    """Half the width of the 95 % interval of a measured median, in percent; empty for a predicted one."""
+    noise, median_ms = noise_ms(evaluation), evaluation.latency.median_ms
+    return f"+-{100 * noise / median_ms:.1f}%" if noise > 0 and median_ms > 0 else ""
+
+
+def latency_text(evaluation: Evaluation) -> str:
+    """The median in milliseconds, with the digits that its noise supports."""
+    return format_ms(evaluation.latency.median_ms, noise_ms(evaluation))
+
+
+def format_speedup(value: float, noise: float = 0.0) -> str:
+    """A ratio of latencies, such as ``2.31x``; ``noise`` as of ``format_ms``."""
+    return f"{value:.{_decimals(noise, 2)}f}x" if math.isfinite(value) else "-"
+
+
+def speedup_of(evaluation: Evaluation, fp32: Evaluation | None = None) -> str:
+    """The speedup against all-FP32, with the digits that the noise of both supports; that of all-FP32 is exact."""
+    if fp32 is not None and evaluation.plan == fp32.plan:
+        return format_speedup(evaluation.speedup)
+    evaluations = (evaluation, *(() if fp32 is None else (fp32,)))
+    shares = [noise_ms(each) / each.latency.median_ms for each in evaluations if each.latency.median_ms > 0]
+    return format_speedup(evaluation.speedup, evaluation.speedup * math.hypot(*shares))
+
+
+def format_error(value: float | None) -> str:
+    """An error to two significant digits; ``-`` where it was not taken."""
+    if value is None:
+        return "-"
+    if not math.isfinite(value):
+        return "not finite"
+    if value == 0:
+        return "0"
+    return f"{value:.1e}" if abs(value) < 0.1 or abs(value) >= 1000 else f"{value:.3g}"
+
+
+def error_text(evaluation: Evaluation) -> str:
+    """The error that is shown; where that of the search samples is larger beyond noise, both."""
+    held_out = format_error(evaluation.judged_error)
+    if not is_larger_in_search(evaluation):
+        return held_out
+    return f"{held_out} on held-out samples, {format_error(evaluation.error_value)} on the search samples"
+
+
+def error_cell(evaluation: Evaluation) -> str:
+    """The same for tables: the error of the search samples in brackets."""
+    held_out = format_error(evaluation.judged_error)
+    return f"{held_out} ({format_error(evaluation.error_value)})" if is_larger_in_search(evaluation) else held_out
+
+
+def format_value(value: float | None) -> str:
+    """A metric's own value, such as an accuracy; ``-`` where it was not taken."""
+    return "-" if value is None else f"{value:.4g}"
+
+
+def metric_cell(evaluation: Evaluation, metric: str) -> str:
+    """A metric's own value on the held-out samples, in brackets that on the search samples where it is another."""
+    searched, held_out = map(format_value, metric_values(evaluation, metric))
+    if evaluation.held_out is None:
+        return searched
+    return held_out if held_out == searched else f"{held_out} ({searched})"
+
+
+def part_text(evaluation: Evaluation, width: int = 24) -> str:
+    """The output, or the columns of it, whose error is the plan's; empty where the metric sees all at once."""
+    return "" if evaluation.part is None else cut(str(evaluation.part), width)
+
+
+def group_counts(plan: PrecisionPlan) -> str:
+    """FP16 groups / FP32 groups; with BF16 groups FP16+BF16/FP32, likewise with others."""
+    others = (count for precision, count in plan.reduced_counts.items() if precision is not Precision.FP16)
+    return f"{'+'.join(map(str, (len(plan.fp16_groups), *others)))}/{len(plan.fp32_groups)}"
+
+
+def format_bytes(value: int | None) -> str:
+    """Bytes in MB (10^6) or GB; ``-`` where they are not known."""
+    if value is None:
+        return "-"
+    return f"{value / 1e9:.3g} GB" if value >= 1e9 else f"{value / 1e6:.3g} MB"
+
+
+def memory_text(evaluation: Evaluation) -> str:
+    """What a plan's engine takes; ``~`` before it where the context is predicted."""
+    memory = evaluation.memory
+    if memory is None:
+        return "-"
+    return ("~" if memory.source == "predicted" else "") + format_bytes(memory.total_bytes)
+
+
+def memory_details(evaluation: Evaluation) -> str:
+    """The parts of ``memory_text``, with their source."""
+    memory = evaluation.memory
+    if memory is None:
+        return "not known"
+    parts = (("engine", memory.engine_bytes), ("context", memory.context_bytes), ("weights", memory.weight_bytes))
+    return ", ".join(f"{name} {format_bytes(value)}" for name, value in parts) + f" ({memory.source})"
+
+
+def two_digits(value: float) -> str:
+    """A number rounded to two digits, without an exponent where it is short."""
+    return f"{float(f'{value:.2g}'):g}"
+
+
+def error_change(before: float, after: float, metric: str) -> str:
+    """How an error changes, such as ``error 48 times larger`` or ``error from 0 to 3.1e-04``."""
+    if before == after:
+        return "the same error"
+    low, high = sorted((before, after))
+    if not is_compared_by_ratio(metric) or low < _FP32_ROUNDING:
+        return f"error from {format_error(before)} to {format_error(after)}"
+    if high < LEAST_EXACTER * low:
+        return "the same error within 10 %"
+    return f"error {two_digits(high / low)} times {'larger' if before < after else 'smaller'}"
+
+
+def compared(evaluation: Evaluation, chosen: Evaluation) -> str:
+    """What a plan gives instead of the chosen one, such as ``0.31 ms less (12 %), error 48 times larger``."""
+    delta_ms = evaluation.latency.median_ms - chosen.latency.median_ms
+    if faster_beyond_noise(evaluation, chosen) or faster_beyond_noise(chosen, evaluation):
+        amount = format_ms(abs(delta_ms), math.hypot(noise_ms(evaluation), noise_ms(chosen)))
+        share = abs(delta_ms) / chosen.latency.median_ms if chosen.latency.median_ms > 0 else math.inf
+        latency = f"{amount} ms {'less' if delta_ms < 0 else 'more'} ({two_digits(100 * share)} %)"
+    else:
+        latency = "the same latency" + (" within noise" if evaluation.latency.source == "measured" else "")
+    if not evaluation.is_finite:
+        return f"{latency}, outputs not finite"
+    return f"{latency}, {error_change(*shared_errors(chosen, evaluation), evaluation.metric)}"
+
+
+def choice_limits(limits: ChoiceLimits, metric: str, default_error: float | None = None) -> str:
+    """Limits with "with" or "no plan has" before them; a default limit is named as one, and what sets another."""
+    parts = [*limits.tolerance]
+    if limits.max_error is not None and default_error is None:
+        parts.append(f"error <= {limits.max_error:g}")
+    if limits.max_latency_ms is not None:
+        parts.append(f"latency <= {limits.max_latency_ms:g} ms")
+    if limits.max_memory_bytes is not None:
+        parts.append(f"memory <= {format_bytes(limits.max_memory_bytes)}")
+    parts += limits.limits
+    if default_error is not None:
+        amount = f"{100 * default_error:g} %" if metric in ADD_IN_SQUARES else f"{default_error:g}"
+        parts.append(f"an error within {amount}, the default; --max-error sets another")
+    return " and ".join(parts)
+
+
+def choice_text(choice: Choice, metric: str, fp32: PrecisionPlan) -> str:
+    """How a choice was made, by which limits, and which plan it replaced; ``fp32`` is the plan of all-FP32."""
+    replaced = "" if choice.replaced is None else f"; it replaces {choice.replaced}, which was chosen before"
+    return _reason(choice, metric, fp32) + replaced
+
+
+def _reason(choice: Choice, metric: str, fp32: PrecisionPlan) -> str:
+    if choice.kind == "plan":
+        return "picked by its id"
+    limits = choice_limits(choice.given_limits, metric, choice.default_error)
+    within = f" with {limits}" if limits else ""
+    if choice.kind == "knee":
+        how = "" if choice.knee else f"; {cut(metric)} has no default limit: --max-error sets one"
+        return f"the knee of the plans{within}{how}"
+    if choice.unmet is not None and choice.nearest == choice.chosen:
+        return f"the nearest: no plan has {limits}"
+    if choice.chosen == fp32.fingerprint and not choice.is_most_exact:
+        return f"all-FP32: FP16 gains nothing here{within}"
+    text = f"the {'most exact' if choice.is_most_exact else 'fastest'}{within}"
+    return text if choice.passed_over is None else f"{text}; {choice.passed_over} is as fast, but less exact"
+
+
+def unmet_text(choice: Choice, metric: str, nearest: Evaluation | None) -> str:
+    """Which limits no plan meets, with the nearest plan, one line; empty where they are met."""
+    if choice.unmet is None:
+        return ""
+    text = f"no plan has {choice_limits(choice.unmet, metric)}"
+    if nearest is not None:
+        text += f"; the nearest is {choice.nearest} ({latency_text(nearest)} ms, error {error_text(nearest)})"
+    if choice.chosen is not None:
+        text += f"; chosen/ {'holds it' if choice.chosen == choice.nearest else f'still holds {choice.chosen}'}"
+    return text
