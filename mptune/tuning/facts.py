@@ -242,6 +242,6 @@ def search_space(context: RunContext, named: space.NamedSpace, observations: Obs
     asked = [precision for precision in REDUCED if precision in precisions]
     lacking = {p: unsupported(value_types(grouped), p) | kernels.pins(grouped, p) for p in asked}
     lacking.setdefault(Precision.FP16, kernels.pins(grouped))  # its reasons are told of groups that stay in FP32
-    made = space.make_space(grouped, named, hazards, observed.absmax, lacking, precisions, kernels.not_emulated)
-    warnings = (*made.warnings, *hazard.near_the_end(hazards))
-    return Searched(grouped, hazards, replace(made, warnings=warnings))
+    free = space.make_space(grouped, named, hazards, observed.absmax, lacking, precisions, kernels.not_emulated)
+    warnings = (*free.warnings, *hazard.near_the_end(hazards))
+    return Searched(grouped, hazards, replace(free, warnings=warnings))

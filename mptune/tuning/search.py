@@ -168,8 +168,8 @@ class Search:
         self.file = run_json.RunFile.of(settings, section, fixed, place, begun)
         if recorded is not None:
             choice = asked if recorded.choice.chosen is None else recorded.choice  # till the end what it was
-            kept = {"search": self.file.search, "choice": choice, "model": section}
-            self.file = recorded.model_copy(update=kept)
+            now = {"search": self.file.search, "choice": choice, "model": section}
+            self.file = recorded.model_copy(update=now)
         if self.file != recorded:
             run.save(self.file)
         return asked, url
