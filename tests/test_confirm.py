@@ -24,7 +24,6 @@ from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.weights import WeightBank
-from mptune.rundir import read_run
 from mptune.settings import LatencySettings
 from mptune.targets.detect import JetsonState, PowerMode
 from mptune.tuning.confirmation import Confirmation
@@ -198,26 +197,21 @@ def test_it_goes_on_where_it_was_and_measures_nothing_twice(prepared) -> None:
     assert again.calls == []
 
 
-def test_a_front_that_has_grown_is_confirmed_further(prepared) -> None:
+def test_a_search_that_went_on_is_confirmed_further_and_another_one_anew(prepared) -> None:
     _, fake = prepared
     first = confirm(fake)
     predict(budget=30)
     more = replace(fake, calls=[])
-    found = confirm(more)
-    new = {p.searched.plan.fingerprint for p in found.plans} - {p.searched.plan.fingerprint for p in first.plans}
+    plans = confirm(more).plans
+    new = {p.searched.plan.fingerprint for p in plans} - {p.searched.plan.fingerprint for p in first.plans}
     assert {fingerprint for fingerprint, _, _ in more.calls} == new
-    assert all(plan.measured is not None for plan in found.plans)
-
-
-def test_another_search_moves_the_old_confirmation_aside(prepared) -> None:
-    _, fake = prepared
-    confirm(fake)
+    assert all(plan.measured is not None for plan in plans)
     predict(seed=5, fresh=True)
-    again = replace(fake, calls=[])
     shutil.move("model.mptune.old-1/confirmed", "model.mptune/confirmed")
+    again = replace(fake, calls=[])
     confirm(again)
     assert again.calls
-    assert Path(f"{HERE}.old-1", "front.json").exists()
+    assert Path(f"{HERE}.old-1", "front.json").exists(), "moved aside"
 
 
 def test_a_plan_that_fails_on_the_device_is_told(prepared, capsys: pytest.CaptureFixture[str]) -> None:
@@ -317,41 +311,29 @@ class OnJetson(FakeToolchain):
         return replace(super().environment(), jetson=state)
 
 
-def test_each_power_mode_has_a_confirmation_of_its_own(searched: Front) -> None:
-    fast = OnJetson(law(), drifts=(1.0,))
-    confirm(fast)
-    slow = OnJetson(law(base_ms=20.0))
-    slow.mode = "15W"
-    found = confirm(slow)
-    names = {path.name for path in Path("model.mptune/confirmed").iterdir()}
-    assert names == {"fake-1000-fake-25w", "fake-1000-fake-15w"}
-    assert found.front.fp32.latency.median_ms == pytest.approx(20.0, rel=1e-2), "not corrected to the other mode"
-    environment = read_run("model.mptune/confirmed/fake-1000-fake-15w")[1].environment
-    assert environment is not None
-    assert environment.jetson is not None
-    assert environment.jetson.mode.name == "15W"
+def test_power_modes(place: Path) -> None:
+    """Each has a confirmation of its own; modes of one name may differ, as users edit nvpmodel's file."""
 
+    def told(toolchain: FakeToolchain) -> list[str]:
+        warnings = confirm(toolchain, run="here.mptune").front.warnings
+        return [text for text in warnings if "power mode" in text]
 
-def test_a_confirmation_that_goes_on_in_another_mode_says_so(searched: Front) -> None:
-    """Modes of the same name may differ: users edit nvpmodel's file."""
-    toolchain = OnJetson(law(), drifts=(1.0,))
-    assert not [text for text in confirm(toolchain).front.warnings if "began in power mode" in text]
-    toolchain.gpu_mhz = 612.0
-    (text,) = (text for text in confirm(toolchain).front.warnings if "began in power mode" in text)
-    assert "25W (GPU up to 918 MHz), and this is 25W (GPU up to 612 MHz): latencies of both cannot be compared" in text
-    toolchain.gpu_mhz = 918.0
-    assert text in confirm(toolchain).front.warnings, "what was measured meanwhile is still there"
-
-
-def test_a_search_that_was_measured_in_another_mode(place: Path) -> None:
     wanted = {"data": "data.npz", "budget": 8, "target": "cpu", "latency": FAST, "out": Path("here.mptune")}
-    mptune.search("model.onnx", open_toolchain=OnJetson(law()).open, **wanted)  # type: ignore[arg-type]
-    slow = OnJetson(law())
-    for mode, count in (("25W", 0), ("15W", 1)):
-        slow.mode = mode
-        told = [text for text in confirm(slow, run="here.mptune").front.warnings if "power mode" in text]
-        assert len(told) == count
-    assert "the search measured in power mode 25W (GPU up to 918 MHz), and this is 15W" in told[0]
+    fast, slow = OnJetson(law(), drifts=(1.0,)), OnJetson(law(base_ms=20.0))
+    mptune.search("model.onnx", open_toolchain=fast.open, **wanted)  # type: ignore[arg-type]
+    slow.mode = "15W"
+    assert told(fast) == []
+    (text,) = told(slow)
+    assert "the search measured in power mode 25W (GPU up to 918 MHz), and this is 15W" in text
+    names = ("fake-1000-fake-15w", "fake-1000-fake-25w")
+    assert sorted(path.name for path in Path("here.mptune/confirmed").iterdir()) == list(names)
+    front = mptune.report(f"here.mptune/confirmed/{names[0]}")
+    assert front.fp32.latency.median_ms == pytest.approx(20.0, rel=1e-2), "not corrected to the other mode"
+    fast.gpu_mhz = 612.0
+    (text,) = (text for text in told(fast) if "began in power mode" in text)
+    assert "25W (GPU up to 918 MHz), and this is 25W (GPU up to 612 MHz): latencies of both cannot be compared" in text
+    fast.gpu_mhz = 918.0
+    assert text in told(fast), "what was measured meanwhile is still there"
 
 
 def test_limits_of_the_search_are_held_against_what_was_measured(place: Path) -> None:
@@ -365,38 +347,7 @@ def test_limits_of_the_search_are_held_against_what_was_measured(place: Path) ->
     assert not any("held against predictions" in text for text in found.front.warnings)
 
 
-def test_a_measured_search_can_be_confirmed_too(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    wanted = {"data": "data.npz", "budget": 8, "target": "cpu", "latency": FAST, "out": Path("here.mptune")}
-    front = mptune.search("model.onnx", open_toolchain=FakeToolchain(law()).open, **wanted)  # type: ignore[arg-type]
-    found = confirm(FakeToolchain(law(), device="Fake 2000"), run="here.mptune")
-    assert {plan.searched.latency.source for plan in found.plans} == {"measured"}
-    assert found.latency.verdict == "held"
-    assert not any("the search predicted" in text for text in found.front.warnings)
-    assert mptune.report("here.mptune") == front
-    from mptune.reporting.terminal.confirmation import print_confirmation
-
-    print_confirmation(found)
-    assert "earlier ms" in capsys.readouterr().out
-
-
-def test_warnings_name_what_the_search_was_for(prepared) -> None:
-    _, fake = prepared
-    diary = Diary()
-    found = confirm(fake, listener=diary, target="auto")
-    assert any("the search predicted h200" in text for text in found.front.warnings)
-    assert set(found.front.warnings) >= set(diary.warnings)
-
-
 class TestDamage:
-    def test_groups_of_another_version(self, prepared) -> None:
-        _, fake = prepared
-        path = Path("model.mptune/run.json")
-        document = json.loads(path.read_text())
-        document["fixed_settings"]["groups_sha256"] = "0" * 64
-        path.write_text(json.dumps(document))
-        with pytest.raises(RunError, match="finds other layer groups"):
-            confirm(fake)
-
     def test_no_model_and_no_copy(self, prepared) -> None:
         _, fake = prepared
         Path("model.mptune/weights/model.onnx").unlink()
@@ -416,16 +367,6 @@ class TestDamage:
                 call()
 
 
-def test_the_run_itself_can_be_picked_from_without_its_model(searched: Front) -> None:
-    Path("model.onnx").unlink()
-    other = next(p for p in searched.points if searched.chosen is None or p.plan != searched.chosen.plan)
-    picked = mptune.pick("model.mptune", plan=other.plan.fingerprint)
-    assert picked.chosen is not None
-    assert picked.chosen.plan == other.plan
-    written = json.loads(Path("model.mptune/chosen/plan.json").read_text())["precision"]
-    assert written == {g: str(p) for g, p in other.plan.precision.items()}
-
-
 class TestExport:
     def test_it_holds_what_confirm_needs_and_no_more(self, searched: Front) -> None:
         Path("model.mptune/engines/x.engine").write_text("large")
@@ -438,15 +379,6 @@ class TestExport:
             for name in ("run.json", "study.journal", "weights/fp32.bin", "weights/model.onnx", "data/held_out.npz")
         }
         assert not [n for n in names if "engine" in n or "timing" in n or "chosen" in n or "logs" in n or ".lock" in n]
-
-    def test_it_overwrites_only_when_told_to(self, searched: Front) -> None:
-        Path("out.tar.gz").write_text("mine")
-        with pytest.raises(RunError, match="exists already"):
-            mptune.export("model.mptune", "out.tar.gz")
-        assert Path("out.tar.gz").read_text() == "mine"
-        mptune.export("model.mptune", "out.tar.gz", force=True)
-        assert tarfile.is_tarfile("out.tar.gz")
-        assert not list(Path.cwd().glob(".*.partial"))
 
     def test_a_run_that_is_not_whole(self, searched: Front) -> None:
         Path("model.mptune/weights/fp32.bin").unlink()

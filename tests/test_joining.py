@@ -66,15 +66,6 @@ class VersionedOpener(Opener):
         return toolchain
 
 
-class ByGpu(Opener):
-    """Each GPU is another device."""
-
-    def __call__(self, context: RunContext) -> FakeToolchain:
-        toolchain = super().__call__(context)
-        toolchain.device = f"GPU {os.environ['CUDA_VISIBLE_DEVICES']}"
-        return toolchain
-
-
 PROGRAM = """
 import functools, sys
 from pathlib import Path
@@ -90,15 +81,6 @@ def start_workers_with(opener: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let ``mptune worker``, as a search starts it, open fake toolchains."""
     words = {"kind": type(opener).__name__, "opener": repr(opener).replace("PosixPath", "Path")}
     monkeypatch.setattr("mptune.tuning.crew.PROGRAM", (sys.executable, "-c", PROGRAM.format(**words)))
-
-
-class Stops(Opener):
-    """Interrupted before the first evaluation."""
-
-    def __call__(self, context: RunContext) -> FakeToolchain:
-        toolchain = super().__call__(context)
-        toolchain.interrupt_after = 0
-        return toolchain
 
 
 @pytest.fixture(autouse=True)
@@ -138,14 +120,21 @@ def until(holds: Callable[[], bool]) -> None:
 def test_a_search_shares_its_budget_among_the_workers_that_it_starts(
     mlp_path: Path, mlp_data: Path, tmp_path: Path, opener: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place, diary = tmp_path / "shared.mptune", Diary()
-    start_workers_with(opener, monkeypatch)
+    place, diary, gate = tmp_path / "shared.mptune", Diary(), tmp_path / "both have begun"
+    start_workers_with(Opener(opener.folder, gate=gate), monkeypatch)
+
+    def open_gate() -> None:
+        until(lambda: sum(map(bool, opener.built().values())) == 2)
+        gate.touch()
+
+    waiting = threading.Thread(target=open_gate)
+    waiting.start()
     front = search(mlp_path, mlp_data, place, opener, budget=BUDGET, gpus=(0, 1), listener=diary)
+    waiting.join()
     plans = evaluated(place)
     assert len(plans) == len(set(plans)) == BUDGET
     shares = [built for built in opener.built().values() if built]
     assert len(shares) == 2, "the search itself builds nothing"
-    assert min(map(len, shares)) >= BUDGET // 4
     assert sorted(plan for built in shares for plan in built) == sorted(plans), "no plan is built twice"
     assert sorted(diary.counts) == [(done, BUDGET) for done in range(1, BUDGET + 1)]
     assert front.fp32.held_out is not None, "the front is confirmed in the end"
@@ -214,32 +203,21 @@ def test_gpus_are_given_once(mlp_path: Path, tmp_path: Path) -> None:
         mptune.search(mlp_path, out=tmp_path / "run.mptune", gpus=(1, 1))
 
 
-def test_a_worker_waits_for_a_search_with_work(mlp_path: Path, mlp_data: Path, tmp_path: Path, opener: Opener) -> None:
-    """It starts between a search that prepares with a budget of 1, and the one with the real budget."""
+@pytest.mark.parametrize("is_prepared", [False, True])
+def test_a_worker_waits_for_a_search_with_work(
+    mlp_path: Path, mlp_data: Path, tmp_path: Path, opener: Opener, is_prepared: bool
+) -> None:
+    """It starts before the search, or between one that prepares with a budget of 1 and the one with the real budget."""
     place, other, diary = tmp_path / "run.mptune", Opener(tmp_path / "other"), Diary()
     other.folder.mkdir()
-    search(mlp_path, mlp_data, place, opener, budget=1)
-
-    def join() -> None:
-        mptune.worker(place, open_toolchain=other, listener=diary, wait_s=60.0)
-
-    joining = threading.Thread(target=join)
-    joining.start()
-    until(lambda: any("waiting" in text for text in diary.stages))
-    search(mlp_path, mlp_data, place, opener, budget=BUDGET)
-    joining.join()
-    assert len(set(evaluated(place))) == BUDGET
-    assert sum(map(len, other.built().values())) >= 2
-
-
-def test_a_worker_waits_for_the_run_directory(mlp_path: Path, mlp_data: Path, tmp_path: Path, opener: Opener) -> None:
-    place, other, diary = tmp_path / "run.mptune", Opener(tmp_path / "other"), Diary()
-    other.folder.mkdir()
+    if is_prepared:
+        search(mlp_path, mlp_data, place, opener, budget=1)
     joining = threading.Thread(
         target=mptune.worker, args=(place,), kwargs={"open_toolchain": other, "listener": diary, "wait_s": 60.0}
     )
     joining.start()
-    until(lambda: any("run.json" in text for text in diary.stages))
+    waiting = "plans is spent: waiting" if is_prepared else "run.json"
+    until(lambda: any(waiting in text for text in diary.stages))
     search(mlp_path, mlp_data, place, opener, budget=BUDGET)
     joining.join()
     assert len(set(evaluated(place))) == BUDGET
@@ -288,26 +266,14 @@ def test_another_device_or_version_is_refused_in_one_line(
     assert len(evaluated(place)) == 2
 
 
-def test_another_device_is_refused_before_the_first_evaluation_too(
-    mlp_path: Path, mlp_data: Path, tmp_path: Path, opener: Opener
-) -> None:
-    place = tmp_path / "run.mptune"
-    with pytest.raises(KeyboardInterrupt):
-        search(mlp_path, mlp_data, place, Stops(opener.folder, 0.0), budget=BUDGET)
-    with pytest.raises(RunError, match="another target"):
-        mptune.worker(place, open_toolchain=Opener(opener.folder, device="Fake 2000"), wait_s=0.0)
-    mptune.worker(place, open_toolchain=Opener(opener.folder, 0.0), wait_s=0.0)
-    assert len(evaluated(place)) == BUDGET
-
-
-@pytest.mark.slow
-def test_a_gpu_that_differs_from_the_first_is_refused(
+def test_workers_that_all_stop_are_an_error(
     mlp_path: Path, mlp_data: Path, tmp_path: Path, opener: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place, diary, by_gpu = tmp_path / "run.mptune", Diary(), ByGpu(opener.folder, 0.0)
-    start_workers_with(by_gpu, monkeypatch)
-    front = search(mlp_path, mlp_data, place, by_gpu, gpus=(0, 1), budget=2, listener=diary)
-    assert any("GPU 1 stopped: this host differs" in text for text in diary.warnings)
-    assert front.evaluations == 2
-    with pytest.raises(RunError, match=r"GPU 1 stopped: this host differs.*another target"):
-        search(mlp_path, mlp_data, place, by_gpu, gpus=(1,), budget=4)
+    place, diary = tmp_path / "run.mptune", Diary()
+    start_workers_with(Opener(opener.folder, device="Fake 2000"), monkeypatch)
+    with pytest.raises(RunError, match=r"GPU [01] stopped: this host differs.*another target") as caught:
+        search(mlp_path, mlp_data, place, opener, gpus=(0, 1), budget=4, listener=diary)
+    assert "run directory of its own" in caught.value.hint
+    assert sorted(text[:24] for text in diary.warnings) == [f"the worker on GPU {gpu} stopped"[:24] for gpu in (0, 1)]
+    front = search(mlp_path, mlp_data, place, opener, budget=4)
+    assert front.evaluations == 4, "the same command goes on"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import tarfile
 import tempfile
@@ -88,7 +87,8 @@ def pack(run: RunDirectory, file: RunFile, out: Path, storage: str | None = None
     """
     url = storage_url(file.storage, storage)
     with tempfile.TemporaryDirectory(prefix="mptune-export-") as folder:
-        members = {run.journal.name: Path(folder) / run.journal.name}
+        members = {name: Path(folder) / name for name in (run.run_json.name, run.journal.name)}
+        write_json(members[run.run_json.name], file.model_copy(update={"storage": None}).model_dump(mode="json"))
         if url is None:
             copy_journal(run.journal, members[run.journal.name])
         else:
@@ -105,13 +105,9 @@ def pack(run: RunDirectory, file: RunFile, out: Path, storage: str | None = None
         if absent is not None:
             raise RunError(f"{absent} is missing: the run is not whole", "let `mptune search` go on with it first")
         with writing(out), whole_file(out) as partial, tarfile.open(partial, "w:gz", compresslevel=1) as archive:
-            document = file.model_copy(update={"storage": None}).model_dump_json(indent=2).encode()
-            entry = tarfile.TarInfo(f"{run.path.resolve().name}/{run.run_json.name}")  # without an owner
-            entry.size, entry.mtime = len(document), int(run.run_json.stat().st_mtime)
-            archive.addfile(entry, io.BytesIO(document))
             for place, path in members.items():
                 with open_file(path) as content:  # it may be replaced: what is open stays what it is
                     status = os.fstat(content.fileno())
-                    entry = tarfile.TarInfo(f"{run.path.resolve().name}/{place}")
+                    entry = tarfile.TarInfo(f"{run.path.resolve().name}/{place}")  # without an owner
                     entry.size, entry.mtime = status.st_size, int(status.st_mtime)
                     archive.addfile(entry, content)

@@ -89,11 +89,7 @@ def ended_early(limit: limits.Limits, run: Path) -> EndedEarlyError:
 def with_engine_findings(
     findings: tuple[Finding, ...], fp32: Evaluation, settings: SearchSettings, origin: FindingOrigin
 ) -> tuple[Finding, ...]:
-    """The findings of a run, with what the all-FP32 engine shows against the reference.
-
-    Raises:
-        BaselineError: the engine computes something else.
-    """
+    """The findings of a run, with what the all-FP32 engine shows against the reference; errors stop (BaselineError)."""
     differing = baseline.check_baseline(fp32.error, tf32=settings.tf32, origin=origin, skip=settings.skip_checks)
     return with_suspects((*(finding for finding in findings if finding.code != baseline.ENGINE_CODE), *differing))
 
@@ -107,11 +103,9 @@ def open_record(
     *,
     is_shared: bool = False,
 ) -> StudyRecord:
-    """Open the study of a run, or begin it. A script under the name of a metric must be what it was.
+    """Open the study of a run, or begin it, in a database or else the run's journal, which others may write, too.
 
-    Args:
-        url: of its database; None for the journal in the run directory.
-        is_shared: other processes write the journal, too.
+    A script under the name of a metric must be what it was.
     """
     record = open_study(
         space,

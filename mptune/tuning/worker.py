@@ -64,9 +64,8 @@ def work(
     context = run.context(grouped, settings)
 
     with contextlib.ExitStack() as stack:
-        target = None
-        if opener is None:  # by its copy: a file of this name may be another one here
-            target = choose_target(copies.target_copy(run, fixed.target)).target
+        # By the run's copy: a file of this name may be another one here.
+        target = None if opener else choose_target(copies.target_copy(run, fixed.target)).target
         here = measuring.Measuring.open(context, target, listener, opener)
         stack.callback(here.toolchain.close)
         for text in here.environment.warnings:

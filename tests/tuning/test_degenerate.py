@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pytest
 from onnx import TensorProto
 
@@ -18,20 +17,10 @@ from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.reporting.terminal.front import print_front
 from mptune.tuning.front import Front
-from tests.conftest import save_mlp
 from tests.fakes import FAST, Diary, FakeToolchain, Law
 from tests.graph import models
 
-pytestmark = pytest.mark.usefixtures("opened_here")
-
-
-@pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with a model of eight groups, and data."""
-    save_mlp(tmp_path / "model.onnx")
-    np.savez(tmp_path / "data.npz", x=np.random.default_rng(7).normal(size=(8, 32)).astype(np.float32))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("opened_here", "place")
 
 
 @dataclass
@@ -128,17 +117,6 @@ def test_a_budget_below_the_number_of_seeds(budget: int) -> None:
     more = search(budget=8)
     assert says not in more.said
     assert len(more.toolchain.built) == 8 - budget
-
-
-def test_a_noise_of_20_percent() -> None:
-    done = search(toolchain=lambda _: {"noise": 0.2})
-    assert "close other programs and lock the clocks" in done.said
-    assert "cannot be distinguished" in done.said
-    quiet = search(out=Path("quiet.mptune"))
-    assert "distinguished" not in quiet.said
-    assert len(done.front.points) < len(quiet.front.points)
-    for faster, slower in zip(done.front.points, done.front.points[1:], strict=False):
-        assert faster.latency.ci95_ms[1] < slower.latency.ci95_ms[0], "noise makes no points"
 
 
 def test_a_model_that_computes_nothing_in_fp32_is_refused() -> None:

@@ -38,12 +38,9 @@ _LEAST_NOISE, _FIRST_NOISE, _LARGEST_NOISE = 3e-4, 4e-3, 1.2e-2
 """Standard deviation about the additive law, as a share of the base latency: 2e-3 was measured on an H200, tactics make
 it more."""
 
-_ROUNDS = 4
-"""Fits at most, until the noise and the set of outliers no longer change."""
-
-_OUTLIER = 3.0
-"""Standard deviations between a latency and what all others predict of it, beyond which it is given a larger noise:
-engines are not always what their plans say, and machines not always what they were."""
+_ROUNDS, _OUTLIER = 4, 3.0
+"""Fits at most; standard deviations between a latency and what all others predict of it, beyond which it is given a
+larger noise: engines are not always what their plans say, and machines not always what they were."""
 
 
 class LatencyModel:

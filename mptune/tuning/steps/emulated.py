@@ -53,7 +53,7 @@ class PlanEmulator:
         self._emulating_s, self._emulated = 0.0, 0
 
     def __call__(self, choices: Sequence[Mapping[str, str]]) -> list[float]:
-        """The errors of plans, as the search weighs them, by the precision of every free group, or of its parameter.
+        """The errors of plans, as the search weighs them, by the precision of every free group.
 
         Those of groups that are not emulated are added in squares, as measured; NaN where an error is not known.
         """

@@ -16,8 +16,6 @@ from mptune.settings import SearchSettings
 
 LEAST_FREE_BYTES = 256 << 20
 """Free on the disk before anything is built: room for the journal, the report and the chosen model of most searches."""
-PLENTY_BYTES = 32 << 30
-"""Free on the disk, more than any plan takes: the sizes of files are not asked for, which takes milliseconds a plan."""
 HOPELESS = 20
 """This many plans that fail, while none with FP16 in it ever ran, end the search: each may cost hours."""
 
@@ -56,19 +54,12 @@ class Limits:
         return self._clock() - self._started_s
 
     def reached(self) -> Stop | None:
-        """The limit that is reached; None where another evaluation may start.
-
-        Raises:
-            RunError: the disk has no room for two more plans of the size of the largest one.
-        """
+        """The limit that is reached; None where another evaluation may start. A nearly full disk is a RunError."""
         if self._timeout_s is not None and self.elapsed_s >= self._timeout_s:
             return Stop.TIMEOUT
         if self._run_dir is None:
             return None
-        free_bytes = shutil.disk_usage(self._run_dir).free
-        if self._max_bytes is None and free_bytes > PLENTY_BYTES:
-            return None
-        size_bytes = size_of(self._run_dir)
+        free_bytes, size_bytes = shutil.disk_usage(self._run_dir).free, size_of(self._run_dir)
         if self._size_bytes is not None:
             self._largest_plan_bytes = max(self._largest_plan_bytes, size_bytes - self._size_bytes)
         self._size_bytes = size_bytes

@@ -112,7 +112,12 @@ class Knowledge:
             allowed = soon + _PER_PLAN_SAMPLE * self._per_plan * max(0, spent - seeds)
         if self.errors.take(allowed) or not self._announced:
             self._update()
-            self._announce()
+            missing = len(self._space.free) - len(self.errors.sensitivity().errors)
+            estimated = f"; {missing} one-group errors are estimated from groups like them"
+            text = f"searching{estimated if missing else ''}"
+            if text != self._announced:
+                self._announced = text
+                self._listener.stage(text)
         to_learn = 0
         if self.emulator is not None:
             self.emulator.learn_measured(evaluations)
@@ -138,18 +143,6 @@ class Knowledge:
         if self.emulator is not None:
             uncertain = {*sensitivity.doubts, *self._space.not_emulated}
             self.emulator.learn({g: e for g, e in sensitivity.output_errors.items() if g not in uncertain})
-
-    def _announce(self) -> None:
-        sensitivity, text = self.errors.sensitivity(), "searching"
-        failed = sum(group not in sensitivity.errors for group in sensitivity.failed)
-        if missing := len(self._space.free) - len(sensitivity.errors) - failed:
-            text += f"; the errors of {missing} groups alone are estimated from groups like them"
-            text += ", and filled in meanwhile"
-        if failed:
-            text += f"; the errors of {failed} groups alone are estimated, since their emulation fails"
-        if text != self._announced:
-            self._announced = text
-            self._listener.stage(text)
 
 
 def make_prior(

@@ -1,8 +1,8 @@
 """Sensitivity: the output error of each free group alone in FP16, by emulation.
 
-Not all of it is taken before the search begins. One sample tells most of what eight do where outputs are large, so
-every group has one first; then those whose samples differ have more, until their error is known well enough. What is
-left is taken between plans, in proportion to them, so that a resumed search goes on where it was.
+Not all of it is taken before the search begins where emulation is slow. One sample tells most of what eight do, so
+every group has one first, and then more, part by part of the samples. What is left is taken between plans, in
+proportion to them, so that a resumed search goes on where it was.
 """
 
 from __future__ import annotations
@@ -14,14 +14,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import numpy as np
-
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.files import read_json, write_json
 from mptune.json_form import JsonForm
 from mptune.settings import SearchSettings
-from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 from mptune.tuning.fronts.searched_error import stored, suffices
 from mptune.tuning.listener import Listener
 from mptune.tuning.space import SearchSpace
@@ -32,21 +29,11 @@ from mptune.tuning.steps.shared_errors import SharedErrors
 SENSITIVITY_JSON = "sensitivity.json"
 """Name of the file in the run's data directory."""
 
-KNOWN_WELL = 0.15
-"""A one-group error whose relative doubt is at most this needs no more samples: the law of squares is no better."""
-
 _AT_A_TIME = 8
 """Groups per job: an interrupted run repeats at most one job, and progress is reported after each."""
 
-_ASSUMED_SPREAD, _ASSUMED_WEIGHT = 0.4, 2.0
-"""Relative standard deviation between samples of one group's error before any group has two, and how many degrees of
-freedom the groups' common spread stands for beside a group's own."""
-
-_SHARE = 0.25
-"""Of the groups that could do with more samples this share comes first, those of which least is known."""
-
-_UNSEEN_DOUBT = 1.0
-"""Relative doubt of an error that was zero on the samples taken so far: others may show one."""
+_SPREAD = 0.4
+"""Relative standard deviation of one group's error between samples, about: what few of them leave in doubt."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +112,6 @@ class OneGroupErrors:
             if group in space.free and suffices(error, metric, self._settings)
         }
         self._failed = {group for group in self._saved.failed if group in space.free}
-        self._doubted: dict[str, float] | None = None  # until more is taken: asked for before every plan
 
     @property
     def spent(self) -> int:
@@ -152,83 +138,52 @@ class OneGroupErrors:
 
     def sensitivity(self) -> Sensitivity:
         """All that is known, by the metric, without the outputs that are ignored; of those the statistics stay."""
-        doubts, free = self._doubts(), [group for group in self._space.free if group in self._errors]
+        free = [group for group in self._space.free if group in self._errors]
         return Sensitivity(
             self._metric,
             {g: _value(self._errors[g].without(self._settings.ignore), self._metric) for g in free},
             {g: self._errors[g] for g in free},
-            {g: doubts[g] for g in free if doubts.get(g)},
+            {g: doubt for g in free if (doubt := self._doubt(g))},
             tuple(group for group in self._space.free if group in self._failed),
         )
 
     def _wanted(self) -> list[_Job]:
-        """Jobs: a first sample of each group, then more of those whose error is in doubt, the most doubted first.
+        """Jobs that are left, in their order: the first part of the samples for each group, then the second, and so on.
 
         Where emulations take long, groups that repeat a pattern wait until every pattern is known.
         """
-        free, doubts = set(self._space.free), self._doubts()
-        is_quick = self._toolchain.emulated_samples.per_plan is None
+        free = set(self._space.free)
         first_of = {group.pattern or group.id: group.id for group in reversed(self._space.groups) if group.id in free}
+        is_quick = self._toolchain.emulated_samples.per_plan is None
         firsts = free if is_quick else set(first_of.values())
-        lists = [g for g in self._space.free if g in firsts], [g for g in self._space.free if g not in firsts]
-
-        def is_lacking(group: str, part: range) -> bool:
-            if group in self._failed or self._samples(group) != part.start:
-                return False
-            return part.start == 0 or is_quick or doubts[group] > KNOWN_WELL
-
-        lacking: list[_Job] = []
-        for groups in lists:
-            for start in range(0, len(groups), _AT_A_TIME):
-                for part in self._parts:
-                    few = tuple(g for g in groups[start : start + _AT_A_TIME] if is_lacking(g, part))
-                    lacking += [_Job(part, few)] if few else []
-
-        # What a sample takes away of a doubt: of the groups that could do with more, those with most of it come first.
-        worth = {g: doubts[g] ** 2 / len(job.part) for job in lacking if job.part.start for g in job.groups}
-        least = float(np.quantile(list(worth.values()), 1.0 - _SHARE)) if worth else 0.0
-        chosen = [replace(j, groups=tuple(g for g in j.groups if worth.get(g, least) >= least)) for j in lacking]
-
-        def rank(job: _Job) -> tuple[bool, float]:
-            return job.part.start > 0, -sum(worth.get(g, 0.0) for g in job.groups) / len(job.groups)
-
-        return sorted((job for job in chosen if job.groups), key=rank)
+        jobs = []
+        for part in self._parts:
+            lacking = [g for g in self._space.free if g not in self._failed and self._samples(g) == part.start]
+            # An overflow shows on the first sample that has it, and more of them say nothing more.
+            lacking = [g for g in lacking if part.start == 0 or self._errors[g].non_finite == 0]
+            for groups in ([g for g in lacking if g in firsts], [g for g in lacking if g not in firsts]):
+                starts = range(0, len(groups), _AT_A_TIME)
+                jobs += [_Job(part, tuple(groups[start : start + _AT_A_TIME])) for start in starts]
+        return jobs
 
     def _samples(self, group: str) -> int:
         return self._errors[group].sample_count if group in self._errors else 0
 
-    def _doubts(self) -> dict[str, float]:
-        """Standard deviation of the log of each error that has been taken, against the one on all samples.
+    def _doubt(self, group: str) -> float:
+        """Standard deviation of the log of an error, against the one on all samples.
 
-        Samples differ by a spread that is estimated for each group from its own samples and from those of all groups;
-        that of the mean of n of N samples is smaller by ``sqrt((1 - n / N) / n)`` (sampling without replacement).
+        That of the mean of n of N samples is ``sqrt((1 - n / N) / n)`` of one's (sampling without replacement).
         """
-        if self._doubted is not None:
-            return self._doubted
-        count = self._parts[-1].stop
-        counted = {group: error.without(self._settings.ignore) for group, error in self._errors.items()}
-        own = {g: spread for g, e in counted.items() if (spread := _spread(e, self._metric)) is not None}
-        squares = [spread**2 for spread in own.values()]
-        common = math.sqrt(float(np.mean(squares))) if squares else _ASSUMED_SPREAD
-        self._doubted = {}
-        for group, error in counted.items():
-            n, value = error.sample_count, _value(error, self._metric)
-            if n >= count or math.isinf(value):
-                self._doubted[group] = 0.0
-            elif value <= ERROR_FLOOR:
-                self._doubted[group] = _UNSEEN_DOUBT
-            else:
-                weight = n - 1 if group in own else 0
-                square = (_ASSUMED_WEIGHT * common**2 + weight * own.get(group, 0.0) ** 2) / (_ASSUMED_WEIGHT + weight)
-                self._doubted[group] = math.sqrt(square * (1.0 - n / count) / n)
-        return self._doubted
+        error, count = self._errors[group], self._parts[-1].stop
+        share = error.sample_count / count
+        return 0.0 if error.non_finite else _SPREAD * math.sqrt(max(1.0 - share, 0.0) / error.sample_count)
 
     def _do(self, job: _Job) -> None:
         """Emulate the groups of a job, each alone, and write down what comes of it."""
-        tried, doubts = self._failed | self._errors.keys(), self._doubts()
+        tried = self._failed | self._errors.keys()
         text = f"one-group errors: {len(tried)} of {len(self._space.free)} groups"
         if job.part.start:
-            text += f", {sum(doubts.get(g, 0.0) <= KNOWN_WELL for g in tried)} of them to {KNOWN_WELL:.0%}"
+            text += f", now on samples {job.part.start + 1} to {job.part.stop}"
         self._listener.stage(text)
         plans = [self._space.all_fp32.replace({group: self._space.reduced_of(group)}) for group in job.groups]
         outputs = emulate_outputs(self._toolchain, plans, self._listener, job.part if len(self._parts) > 1 else None)
@@ -247,7 +202,6 @@ class OneGroupErrors:
         if error is None:
             self._failed.add(group)
         elif self._samples(group) == part.start:
-            self._doubted = None
             earlier = self._errors.get(group)
             joined = error if earlier is None else earlier.with_samples_of(error)
             if earlier is None or (earlier.per_output.keys() == error.per_output.keys() and joined.has(self._metric)):
@@ -264,15 +218,3 @@ class OneGroupErrors:
 def _value(error: OutputError, metric: str) -> float:
     value = error.value(metric)
     return value if error.non_finite == 0 and math.isfinite(value) else math.inf
-
-
-def _spread(error: OutputError, metric: str) -> float | None:
-    """Standard deviation between samples of the log of an error, by the jackknife; None where it is unknown."""
-    value = _value(error, metric)
-    if error.sample_count < 2 or not ERROR_FLOOR < value < math.inf:
-        return None
-    left = error.values_without_one(metric)
-    if not (left > 0.0).all():  # One sample has all of the error.
-        return 1.0
-    logs = np.log(left)
-    return float(math.sqrt((len(logs) - 1) * ((logs - logs.mean()) ** 2).sum()))

@@ -12,10 +12,9 @@ import pytest
 
 from mptune.errors import RunError
 from mptune.settings import SearchSettings
-from mptune.tuning.evaluation import ORIGIN_FP32
 from mptune.tuning.space import SearchSpace
-from mptune.tuning.steps.limits import LEAST_FREE_BYTES, PLENTY_BYTES, Limits, size_of
-from mptune.tuning.steps.remeasure import confirm, missing, points_to_confirm, to_measure
+from mptune.tuning.steps.limits import LEAST_FREE_BYTES, Limits, size_of
+from mptune.tuning.steps.remeasure import confirm, to_measure
 from mptune.tuning.steps.tuner import Stop, Tuner
 from tests.fakes import Diary, FakeToolchain, Law
 from tests.tuning.conftest import OpenRecord
@@ -55,20 +54,6 @@ def test_nothing_is_built_on_a_disk_that_is_nearly_full(tmp_path: Path, free: Ca
     with pytest.raises(RunError, match="nearly full") as caught:
         limits.reached()
     assert "the same command resumes" in caught.value.hint
-
-
-def test_sizes_are_asked_for_only_where_something_hangs_on_them(
-    tmp_path: Path, free: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[Path] = []
-    monkeypatch.setattr("mptune.tuning.steps.limits.size_of", lambda folder: asked.append(folder) or 0)
-    free(PLENTY_BYTES + 1)
-    assert Limits(SearchSettings(), tmp_path).reached() is None
-    assert not asked
-    assert Limits(SearchSettings(max_disk_bytes=1000), tmp_path).reached() is None
-    free(PLENTY_BYTES)
-    assert Limits(SearchSettings(), tmp_path).reached() is None
-    assert asked == [tmp_path] * 2
 
 
 def test_a_search_stops_at_the_size_and_goes_on(open_record: OpenRecord, space: SearchSpace, tmp_path: Path) -> None:
@@ -126,13 +111,3 @@ def test_a_machine_that_fails_while_the_front_is_confirmed_ends_it(open_record: 
     with pytest.raises(RunError, match="all-FP32, which ran before, fails now too"):
         confirm(record, broken, settings, Diary(), 3, Limits(settings))
     assert len(broken.calls) <= 10
-
-
-def test_plans_that_fail_while_the_front_is_confirmed_end_nothing(open_record: OpenRecord, space: SearchSpace) -> None:
-    record, toolchain = open_record(), FakeToolchain(Law([g.id for g in space.groups]))
-    settings = SearchSettings(budget=8)
-    Tuner(record, space, toolchain, settings, Diary()).run()
-    crashing = FakeToolchain(toolchain.law, crashes=[g.id for g in space.groups])
-    confirm(record, crashing, settings, Diary(), 3, Limits(settings))
-    points = points_to_confirm(record, settings, 3)
-    assert {e.origin for _, e in missing(record, points, 3)}.isdisjoint({ORIGIN_FP32})
