@@ -166,26 +166,6 @@ def test_a_worker_that_is_killed_is_reported_and_its_plan_goes_back(
     assert len(begun) - len(set(begun)) <= 1, "only the plan that was in work is built again"
 
 
-def test_a_worker_joins_a_search_that_runs(mlp_path: Path, mlp_data: Path, tmp_path: Path, opener: Opener) -> None:
-    place = tmp_path / "joined.mptune"
-
-    def join() -> None:
-        until(lambda: sum(map(len, opener.built().values())) >= 1)
-        mptune.worker(place, open_toolchain=Opener(other))
-
-    other = tmp_path / "other"
-    other.mkdir()
-    joining = threading.Thread(target=join)
-    joining.start()
-    search(mlp_path, mlp_data, place, opener, budget=BUDGET)
-    joining.join()
-    plans = evaluated(place)
-    assert len(plans) == len(set(plans)) == BUDGET
-    joined = [plan for built in Opener(other).built().values() for plan in built]
-    assert len(joined) >= 2
-    assert not has_workers(read_run(place)[0])
-
-
 def test_a_directory_that_workers_use_is_not_moved_aside(
     mlp_path: Path, mlp_data: Path, tmp_path: Path, opener: Opener
 ) -> None:
@@ -220,8 +200,10 @@ def test_a_worker_waits_for_a_search_with_work(
     until(lambda: any(waiting in text for text in diary.stages))
     search(mlp_path, mlp_data, place, opener, budget=BUDGET)
     joining.join()
-    assert len(set(evaluated(place))) == BUDGET
+    plans = evaluated(place)
+    assert len(plans) == len(set(plans)) == BUDGET
     assert any(other.built().values())
+    assert not has_workers(read_run(place)[0])
 
 
 def test_a_worker_does_not_wait_for_ever(mlp_path: Path, mlp_data: Path, tmp_path: Path, opener: Opener) -> None:

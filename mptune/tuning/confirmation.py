@@ -173,8 +173,8 @@ def read_confirmation(
     evaluations = record.evaluations()
     sound = [replace(e, confirmed=True) for e in evaluations if e.is_finite]
     rounds = rounds_needed(settings, "measured")
-    kept, unconfirmed = confirmed_evaluations(record, rounds, settings.latency, sound)
-    measured = {e.plan.fingerprint: e for e in kept}
+    confirmed, unconfirmed = confirmed_evaluations(record, rounds, settings.latency, sound)
+    measured = {e.plan.fingerprint: e for e in confirmed}
     reasons = {plan.fingerprint: describe(failure) for plan, _, failure in record.failures()}
     reasons |= {e.plan.fingerprint: "its outputs are not finite" for e in evaluations if not e.is_finite}
     not_finite = "its outputs are not finite on the held-out samples"

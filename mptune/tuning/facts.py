@@ -168,18 +168,18 @@ def observe(
     if not skip:
         baseline.stop_at_errors(findings)
     listener.stage("computing the reference outputs")
-    again = toolchain, listener, "taking the reference"
-    reference = attempts.in_fresh_processes(lambda: toolchain.reference("search"), *again)
+    what = "taking the reference"
+    reference = attempts.in_fresh_processes(lambda: toolchain.reference("search"), toolchain, listener, what)
     findings += baseline.check_reference(reference, indices=indices[0], skip=skip, model=model)
-    held_out = attempts.in_fresh_processes(lambda: toolchain.reference("held_out"), *again)
+    held_out = attempts.in_fresh_processes(lambda: toolchain.reference("held_out"), toolchain, listener, what)
     named = {(finding.code, finding.where.outputs) for finding in findings}
     for finding in baseline.check_reference(held_out, indices=indices[1], skip=skip):
         if (finding.code, finding.where.outputs) not in named:
             findings += (finding.on_held_out_samples(),)
     kernels = ask_for_kernels(toolchain, precisions)  # on a GPU ranges are observed meanwhile
     listener.stage("observing the ranges of values")
-    observe_again = toolchain, listener, "observing ranges"
-    ranges = attempts.in_fresh_processes(lambda: toolchain.observe(listener.stage), *observe_again)
+    what = "observing ranges"
+    ranges = attempts.in_fresh_processes(lambda: toolchain.observe(listener.stage), toolchain, listener, what)
     if isinstance(ranges, Failure):
         raise did_not_run("the model cannot be observed in FP32", ranges, model)
     observed = observed_values.ObservedValues(ranges, tuple(indices[0]))
@@ -242,6 +242,6 @@ def search_space(context: RunContext, named: space.NamedSpace, observations: Obs
     asked = [precision for precision in REDUCED if precision in precisions]
     lacking = {p: unsupported(value_types(grouped), p) | kernels.pins(grouped, p) for p in asked}
     lacking.setdefault(Precision.FP16, kernels.pins(grouped))  # its reasons are told of groups that stay in FP32
-    made = space.make_space(grouped, named, hazards, observed.absmax, lacking, precisions, kernels.not_emulated)
-    warnings = (*made.warnings, *hazard.near_the_end(hazards))
-    return Searched(grouped, hazards, replace(made, warnings=warnings))
+    free = space.make_space(grouped, named, hazards, observed.absmax, lacking, precisions, kernels.not_emulated)
+    warnings = (*free.warnings, *hazard.near_the_end(hazards))
+    return Searched(grouped, hazards, replace(free, warnings=warnings))

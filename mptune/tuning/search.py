@@ -70,8 +70,8 @@ class Search:
         if not self._is_evaluated:
             self._open_toolchain()  # the identity of the study that is begun holds its target
         predicted = next((finding for finding in self.file.findings if finding.code == TARGET_CODE), None)
-        about = self._context, self._target, observations, searched.hazards, predicted
-        self._save(findings=(*findings, *facts.model_findings(*about)))
+        findings += facts.model_findings(self._context, self._target, observations, searched.hazards, predicted)
+        self._save(findings=findings)
         reasons.keep_grounds(searched.space, None, run.data)
         settings, is_shared = self._settings, has_workers(run)
         record = measuring.open_record(run, self.file, searched.space, settings, url, is_shared=is_shared)
@@ -168,8 +168,8 @@ class Search:
         self.file = run_json.RunFile.of(settings, section, fixed, place, begun)
         if recorded is not None:
             choice = asked if recorded.choice.chosen is None else recorded.choice  # till the end what it was
-            kept = {"search": self.file.search, "choice": choice, "model": section}
-            self.file = recorded.model_copy(update=kept)
+            now = {"search": self.file.search, "choice": choice, "model": section}
+            self.file = recorded.model_copy(update=now)
         if self.file != recorded:
             run.save(self.file)
         return asked, url
@@ -208,8 +208,15 @@ class Search:
         sets.save(self._context)
         tools, indices = self._open_toolchain(), (sets.search.indices, sets.held_out.indices)
         copies.keep_model(run, self.grouped, self._context.bank)
-        asked = tools, self._listener, self._model, self._target, indices, settings.precisions
-        observations = facts.observe(*asked, skip=settings.skip_checks)
+        observations = facts.observe(
+            tools,
+            self._listener,
+            self._model,
+            self._target,
+            indices,
+            settings.precisions,
+            skip=settings.skip_checks,
+        )
         observations.save(run.observed_json)
         return observations
 

@@ -52,10 +52,10 @@ def work(
     named = load_space(str(run.data / copies.SPACE_FILE))
     if observations is None or named.sha256 != fixed.space_sha256:
         raise RunError(f"the copies in {run.data} are not those that are searched", "copy the run directory again")
-    kept = ("budget", "sampler", "timeout_s", "max_disk_bytes", "ignore", "max_error")
+    of_search = ("budget", "sampler", "timeout_s", "max_disk_bytes", "ignore", "max_error")
     settings = replace(
         settings,
-        **{**file.measured_settings, **{name: getattr(search, name) for name in kept}},
+        **{**file.measured_settings, **{name: getattr(search, name) for name in of_search}},
         tolerance=tuple(map(Tolerance.parse, search.tolerance)),
         target=fixed.target,
         engine=fixed.engine,
