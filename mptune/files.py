@@ -120,7 +120,7 @@ def files_sha256(*paths: Path) -> str:
 def _delete_leftovers(path: Path) -> None:
     """Delete what killed processes left of earlier attempts: weights take gigabytes."""
     for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
-        if _is_left(leftover.name):
+        if is_left(leftover.name):
             with suppress(OSError):
                 leftover.unlink()
 
@@ -248,7 +248,7 @@ def delete_scratch(folders: Iterable[Path]) -> tuple[Path, ...]:
 
     What belongs to a living process, or to one of another host, stays.
     """
-    left = [path for folder in folders if folder.is_dir() for path in folder.iterdir() if _is_left(path.name)]
+    left = [path for folder in folders if folder.is_dir() for path in folder.iterdir() if is_left(path.name)]
     for path in left:
         with suppress(OSError):
             if path.is_dir() and not path.is_symlink():
@@ -271,7 +271,8 @@ def _host() -> str:
     return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
 
 
-def _is_left(name: str) -> bool:
+def is_left(name: str) -> bool:
+    """Whether a file, or what else has such a name, is of a process of this host that has ended."""
     scratch, partial = _SCRATCH.search(name), _PARTIAL.match(name)
     if scratch is not None:
         return scratch["host"] == _host() and not _lives(int(scratch["pid"]), int(scratch["started"]))

@@ -14,7 +14,7 @@ from mptune.rundir import read_run
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front
 from mptune.tuning.record.storage import storage_url
-from mptune.tuning.record.study import Study, copy_to_memory
+from mptune.tuning.record.study import Study, copy_study
 from mptune.tuning.runs.result import read_record
 
 P = ParamSpec("P")
@@ -89,7 +89,7 @@ class Run:
         """
         directory, file = read_run(self.path)
         url = storage_url(file.storage)
-        return copy_to_memory(name=file.study, journal=directory.journal, url=url)
+        return copy_study(file.study, directory.journal, url)
 
     report = _for_run(reading.report, "Read the front. See ``mptune.report``.")
     pick = _for_run(choosing.pick, "Choose another plan and write ``chosen/`` anew. See ``mptune.pick``.")

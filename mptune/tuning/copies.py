@@ -21,7 +21,6 @@ from mptune.graph.writing.weights import WeightBank, bank_files
 from mptune.resources import is_path
 from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory
-from mptune.tuning.record.journal import copy_journal
 from mptune.tuning.record.storage import storage_url
 from mptune.tuning.record.study import copy_study
 
@@ -82,17 +81,14 @@ def load_grouped(run: RunDirectory, file: RunFile) -> GroupedModel:
 def pack(run: RunDirectory, file: RunFile, out: Path, storage: str | None = None) -> None:
     """Write ``out``, a .tar.gz with the run's directory in it: record, samples, references, model and weights.
 
-    A study that is kept in a database is copied into a journal, so that the device needs no database. A search may be
-    writing meanwhile: the record is what it was at one moment, and each file is whole.
+    The study is copied into a journal, so that the device needs no database. A search may be writing meanwhile: the
+    record is what it was at one moment, and each file is whole.
     """
     url = storage_url(file.storage, storage)
     with tempfile.TemporaryDirectory(prefix="mptune-export-") as folder:
         members = {name: Path(folder) / name for name in (run.run_json.name, run.journal.name)}
         write_json(members[run.run_json.name], file.model_copy(update={"storage": None}).model_dump(mode="json"))
-        if url is None:
-            copy_journal(run.journal, members[run.journal.name])
-        else:
-            copy_study(file.study, url, members[run.journal.name])
+        copy_study(file.study, run.journal, url, members[run.journal.name])
         needed = [run.weights / name for name in (*bank_files(file.fixed_settings.precisions), MODEL_FILE)]
         needed += [run.data / f"{which}{part}.npz" for which in ("search", "held_out") for part in ("", "_reference")]
         members |= {str(path.relative_to(run.data.parent)): path for path in needed}

@@ -17,33 +17,33 @@ from mptune.tuning.record.record import StudyRecord
 
 @dataclass(frozen=True)
 class Progress:
-    """How a search went."""
+    """How a search went.
+
+    Attributes:
+        hypervolume: after each evaluation, by the errors of the search samples, which all of them have; 0 to 1.
+        reference_error: errors past it count nothing in the hypervolume.
+        trials: evaluations and failed plans; ``trials_s`` is what they took together, whichever process ran them, and
+            ``builds_s`` the builds of it.
+        span_s: from the start of the first to the end of the last, pauses counted in.
+    """
 
     hypervolume: tuple[float, ...] = ()
-    """After each evaluation, by the errors of the search samples, which every evaluation has; 0 to 1."""
     reference_error: float = 0.0
-    """Errors past it count nothing in the hypervolume."""
     trials: int = 0
-    """Evaluations and failed plans whose times are known."""
     trials_s: float = 0.0
-    """What these took, one after the other, whichever process ran them."""
     builds_s: float = 0.0
     span_s: float = 0.0
-    """From the start of the first to the end of the last, pauses counted in."""
     failures: tuple[tuple[PrecisionPlan, Origin, Failure], ...] = ()
 
 
 def progress_of(record: StudyRecord, fp32: Evaluation, reference_error: float) -> Progress:
     """Read how a search went from its record; the reference error is that of the hypervolume."""
     evaluations = record.evaluations()
-    spans = [
-        (trial.datetime_start.timestamp(), trial.datetime_complete.timestamp())
-        for trial in record.settled()
-        if trial.datetime_start is not None and trial.datetime_complete is not None
-    ]
+    times = [(t.datetime_start, t.datetime_complete) for t in record.settled()]
+    spans = [(start.timestamp(), end.timestamp()) for start, end in times if start is not None and end is not None]
     return Progress(
-        hypervolume=hypervolumes(evaluations, fp32, reference_error),
-        reference_error=reference_error,
+        hypervolumes(evaluations, fp32, reference_error),
+        reference_error,
         trials=len(spans),
         trials_s=sum(max(0.0, end - start) for start, end in spans),
         builds_s=sum(evaluation.build_s for evaluation in evaluations),
@@ -60,8 +60,7 @@ def hypervolumes(evaluations: Sequence[Evaluation], fp32: Evaluation, reference_
     floor = max(fp32.error_value, ERROR_FLOOR)
     if not floor < reference_error:
         return (0.0,) * len(evaluations)
-    latency_ms = np.array([e.latency.median_ms for e in evaluations], dtype=float)
     errors = np.array([e.error_value if e.is_finite else math.inf for e in evaluations], dtype=float)
-    gain = gains(latency_ms, fp32.latency.median_ms)
+    gain = gains(np.array([e.latency.median_ms for e in evaluations], dtype=float), fp32.latency.median_ms)
     exact = exactness(errors, reference_error, floor)
     return tuple(dominated_area(gain[:count], exact[:count]) for count in range(1, len(evaluations) + 1))

@@ -5,46 +5,43 @@ from __future__ import annotations
 import functools
 import logging
 import random
+import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from optuna.exceptions import ExperimentalWarning, StorageInternalError, UpdateFinishedTrialError
+from optuna.exceptions import ExperimentalWarning, StorageInternalError
 from optuna.storages import RDBStorage, get_storage
-from optuna.trial import TrialState
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, PendingRollbackError
 
+from mptune.errors import RunError
+from mptune.files import RESUME_HINT
 from mptune.tuning.record.waiting import tell_wait
 
-HEARTBEAT_S = 20
-"""Seconds between heartbeats of a worker."""
-
-GRACE_S = 120
-"""Seconds without a heartbeat after which a worker is dead."""
+HEARTBEAT_S, GRACE_S = 20, 120
+"""Seconds between heartbeats of a worker, and without one, after which it is dead."""
 
 PATIENCE_S = 300.0
 """Seconds for which a call is tried again."""
-
-_STALL_S = 30
-"""Seconds after which a connection without an answer is given up, and the server ends a statement."""
 
 _CONNECT_ARGS = {
     "connect_timeout": 10,
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 3,
-    "tcp_user_timeout": 1000 * _STALL_S,
+    "tcp_user_timeout": 30_000,
     # A session whose client vanished keeps its locks no longer than this.
-    "options": f"-c statement_timeout={_STALL_S}s -c idle_in_transaction_session_timeout={2 * _STALL_S}s",
+    "options": "-c statement_timeout=30s -c idle_in_transaction_session_timeout=60s",
 }
 """Of libpq, which both drivers of PostgreSQL use. What the URL itself gives goes before."""
 
 _REFUSALS = ("authentication failed", "does not exist", "no pg_hba.conf entry", "unable to open database file")
 """In messages of servers and drivers that waiting does not change."""
 
-_POOL = "mptune"
-logging.getLogger(f"sqlalchemy.pool.impl.QueuePool.{_POOL}").setLevel(logging.CRITICAL)  # else tracebacks on stderr
+logging.getLogger("sqlalchemy.pool.impl.QueuePool.mptune").setLevel(logging.CRITICAL)  # else tracebacks on stderr
 logging.getLogger("optuna.storages._rdb.storage").addFilter(  # The lost connection is told as a wait.
     lambda record: "Caught an error from sqlalchemy" not in record.getMessage()
 )
@@ -54,40 +51,46 @@ class RetryingStorage:
     """Optuna's storage in a database, whose calls are tried again while it does not answer.
 
     Has every method of ``BaseStorage`` and of Optuna's heartbeats, by delegation. The answer to a call may be lost
-    after the server has carried it out: what is enqueued or begun twice is dropped as a duplicate, or is taken up
-    again as the trial of a dead worker.
+    after the server has carried it out: what is enqueued or begun twice is dropped as a duplicate, or taken up again as
+    the trial of a dead worker.
     """
 
-    def __init__(self, url: str, reason_of: Callable[[BaseException], str] = str) -> None:
-        """Open it, as patiently as each call. ``reason_of``: what may be shown of an error."""
-        self._reason_of = reason_of
-        self._patience_s = PATIENCE_S
+    def __init__(self, url: str, shown: str, reason_of: Callable[[BaseException], str]) -> None:
+        """Open it, as patiently as each call.
+
+        ``shown`` is what errors show of the URL, once it has opened; ``reason_of`` what may be shown of an error.
+        """
+        self._shown, self._reason_of, self._patience_s = shown, reason_of, PATIENCE_S
         self._database: RDBStorage | None = None
         self._database = self._retried(_open, url)
         self._storage = get_storage(self._database)  # with Optuna's cache of finished trials
+        self._trial_id, self._is_closed = -1, threading.Event()
+        self._beating = threading.Thread(target=self._beat, daemon=True)
 
     def __getattr__(self, name: str) -> Any:
         return functools.partial(self._retried, getattr(self._storage, name))
 
-    def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
-        """As Optuna's. Where the answer to an earlier try was lost, the trial is in that state already."""
-        try:
-            return bool(self._retried(self._storage.set_trial_state_values, trial_id, state, values))
-        except UpdateFinishedTrialError:
-            if self.get_trial(trial_id).state != state:
-                raise
-            return True
+    def keep_alive(self, trial_id: int) -> None:
+        """Tell the database from now on, again and again, that this process works on a trial."""
+        self._trial_id = trial_id
+        self.record_heartbeat(trial_id)
+        if not self._beating.is_alive():
+            self._beating.start()
 
-    def remove_session(self) -> None:
-        """Give this thread's connection back."""
+    def close(self) -> None:
+        """Close all connections. Idempotent."""
+        self._is_closed.set()
+        if self._beating.is_alive():
+            self._beating.join(5.0)
         if self._database is not None:
             self._database.remove_session()
-
-    def dispose(self) -> None:
-        """Close all connections. Idempotent."""
-        self.remove_session()
-        if self._database is not None:
             self._database.engine.dispose()
+
+    def _beat(self) -> None:
+        while not self._is_closed.wait(HEARTBEAT_S):
+            with suppress(Exception):  # A database that is away misses a beat or two; who writes a result raises.
+                self.record_heartbeat(self._trial_id)
+        self.remove_session()  # of this thread
 
     def _retried(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         deadline, wait_s, is_told = time.monotonic() + self._patience_s, 0.2, False
@@ -95,17 +98,19 @@ class RetryingStorage:
             while True:
                 try:
                     return call(*args, **kwargs)
-                except Exception as error:
-                    if not _is_away(error):
-                        raise
-                    with suppress(Exception):
-                        self.remove_session()  # with its broken transaction
-                    if time.monotonic() >= deadline:
-                        raise error if isinstance(error, StorageInternalError) else StorageInternalError from error
+                except (StorageInternalError, DBAPIError, PendingRollbackError) as error:
+                    if self._database is not None:
+                        with suppress(Exception):
+                            self._database.remove_session()  # with its broken transaction
+                    reason, left_s = self._reason_of(error.__cause__ or error), deadline - time.monotonic()
+                    if not _is_away(error) or left_s <= 0.0:
+                        if self._database is None:  # Whoever opens it says what may be wrong with the URL.
+                            raise
+                        hint = f"when it is back, {RESUME_HINT}"
+                        raise RunError(f"the storage {self._shown} does not answer: {reason}", hint) from error
                     if not is_told:
-                        is_told, reason = True, self._reason_of(error.__cause__ or error)
-                        left_s = deadline - time.monotonic()
                         tell_wait(f"the storage does not answer ({reason}): waiting up to {left_s:.0f} s for it")
+                        is_told = True
                 time.sleep(wait_s * random.uniform(0.5, 1.0))  # jittered back-off
                 wait_s = min(2 * wait_s, 10.0)
         except KeyboardInterrupt:
@@ -114,15 +119,13 @@ class RetryingStorage:
 
 
 def _open(url: str) -> RDBStorage:
-    from sqlalchemy.engine import make_url
-
     parsed = make_url(url)
     options: dict[str, Any] = {}
     if parsed.get_backend_name() != "sqlite":
         options["pool_pre_ping"] = True  # A connection that the server closed is replaced before anything is sent.
     if parsed.get_backend_name() == "postgresql" and parsed.get_driver_name() in ("psycopg", "psycopg2"):
         options["connect_args"] = {name: v for name, v in _CONNECT_ARGS.items() if name not in parsed.query}
-        options["pool_logging_name"] = _POOL
+        options["pool_logging_name"] = "mptune"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)  # heartbeat_interval, since Optuna 2.9
         return RDBStorage(url, engine_kwargs=options, heartbeat_interval=HEARTBEAT_S, grace_period=GRACE_S)
@@ -130,8 +133,6 @@ def _open(url: str) -> RDBStorage:
 
 def _is_away(error: Exception) -> bool:
     """Whether the error is of the connection, not of what was sent on it."""
-    from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, PendingRollbackError
-
     cause = error.__cause__ if isinstance(error, StorageInternalError) else error
     if any(refusal in str(cause) for refusal in _REFUSALS):
         return False

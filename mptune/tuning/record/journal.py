@@ -10,9 +10,10 @@ from typing import Any, BinaryIO
 
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from optuna.storages.journal._file import get_lock_file
 
 from mptune.errors import RunError
-from mptune.files import open_file, parse_json, read_bytes, write_bytes, writing
+from mptune.files import open_file, parse_json, writing
 from mptune.run_json import damaged_hint
 
 _END = b"}\n"
@@ -39,23 +40,20 @@ class _JournalFile(JournalFileBackend):
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:  # type: ignore[override]
         self.line = log_number_from + 1
-        for record in super().read_logs(log_number_from):
-            yield record
-            self.line += 1
+        with writing(self._path):
+            for record in super().read_logs(log_number_from):
+                yield record
+                self.line += 1
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         lines = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs)
-        self._append_lock.acquire()
-        try:
-            with self._path.open("r+b") as file:
-                cut_torn_tail(file)
-                file.write(lines.encode())
-                file.flush()
-                # A plan has a record for each group: they go to the disk together with what follows them.
-                if any("param_name" not in log for log in logs):
-                    os.fsync(file.fileno())
-        finally:
-            self._append_lock.release()
+        with writing(self._path), get_lock_file(self._append_lock), self._path.open("r+b") as file:
+            cut_torn_tail(file)
+            file.write(lines.encode())
+            file.flush()
+            # A plan has a record for each group: they go to the disk together with what follows them.
+            if any("param_name" not in log for log in logs):
+                os.fsync(file.fileno())
 
 
 def cut_torn_tail(file: BinaryIO) -> None:
@@ -67,10 +65,7 @@ def cut_torn_tail(file: BinaryIO) -> None:
         file.seek(start)
         end = file.read().rfind(_END)
         block *= 16
-    whole = start + end + len(_END) if end >= 0 else 0
-    if whole < size:
-        file.truncate(whole)
-    file.seek(whole)
+    file.truncate(file.seek(start + end + len(_END) if end >= 0 else 0))
 
 
 def open_journal(path: Path, *, is_locked: bool) -> JournalStorage:
@@ -79,39 +74,22 @@ def open_journal(path: Path, *, is_locked: bool) -> JournalStorage:
     ``is_locked``: the caller holds the lock of the run directory. Then a lock that a killed process left beside the
     journal is deleted: Optuna would wait for its grace period before every write.
     """
-    if is_locked:
-        with writing(path):
-            for leftover in path.parent.glob(f"{path.name}.lock*"):
-                leftover.unlink(missing_ok=True)
-    file = _JournalFile(path)
+    with writing(path):
+        for leftover in path.parent.glob(f"{path.name}.lock*") if is_locked else ():
+            leftover.unlink(missing_ok=True)
+        file = _JournalFile(path)
     try:
         return JournalStorage(file)
     except _UNREADABLE as error:
-        raise damaged_line(path, file.line) from error
+        raise RunError(f"line {file.line} of {path} is damaged", damaged_hint(path.parent)) from error
 
 
-def copy_journal(journal: Path, copy: Path) -> None:
-    """Copy a journal as it is at one moment: to the end of the last record that is whole, while others may append."""
-    if not journal.exists():
-        raise RunError(f"{journal} is missing: the run is not whole", "let `mptune search` go on with it first")
-    whole, end, _ = read_bytes(journal).rpartition(_END)
-    write_bytes(copy, [whole, end])
-
-
-def damaged_line(journal: Path, line: int | None, what: str = "") -> RunError:
-    """The error for a line of a journal that is not what mptune writes; ``what`` cannot be read."""
-    place = f"{journal}" if line is None else f"line {line} of {journal}"
-    why = f": {what} cannot be read" if what else ""
-    return RunError(f"{place} is damaged{why}", damaged_hint(journal.parent))
-
-
-def line_of_attribute(journal: Path, trial_id: int, attribute: str) -> int | None:
-    """The last line that gives a trial this attribute; None where none does."""
-    last = None
+def line_of_attribute(journal: Path, trial_id: int, attribute: str) -> int:
+    """The last line that gives a trial this attribute; 0 where none does."""
+    last = 0
     with open_file(journal) as file:
         for number, line in enumerate(file, start=1):
-            if attribute.encode() in line:
-                record = parse_json(line)
-                if record.get("trial_id") == trial_id and attribute in record.get("user_attr", {}):
-                    last = number
+            record = parse_json(line) if attribute.encode() in line else {}
+            if record.get("trial_id") == trial_id and attribute in record.get("user_attr", {}):
+                last = number
     return last

@@ -6,17 +6,13 @@ a trial either still runs, and is taken up again, or its outcome is known; nothi
 
 from __future__ import annotations
 
-import os
-import socket
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import optuna
-import psutil  # type: ignore[import-untyped]
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage, JournalStorage
@@ -25,20 +21,22 @@ from optuna.trial import FrozenTrial, TrialState
 from mptune.data.metrics.paired import LEAST_ERROR
 from mptune.engines.base import Failure
 from mptune.errors import PlanError
-from mptune.files import READ_ERRORS
+from mptune.files import READ_ERRORS, is_left, scratch_name
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.tuning.evaluation import ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation, Origin
-from mptune.tuning.record.storage import close_storage, damaged_trial, storing
+from mptune.tuning.record.storage import close_storage, damaged_trial
 from mptune.tuning.sampler.plans import Columns
 from mptune.tuning.sampler.posterior import BuiltPlans
 from mptune.tuning.sampler.trials import OUTCOME_ATTR, PLAN_ATTR, outcome_of, read_plans, set_outcome
 from mptune.tuning.space import SearchSpace
 
+if TYPE_CHECKING:
+    from mptune.tuning.record.database import RetryingStorage
+
 _OWNER = "owner"
 """Trial attribute: the process that works on it."""
 
 _NAMELESS = timedelta(seconds=60)
-"""A trial that has run for this time and names no owner is orphaned: it does so within milliseconds."""
 
 _SETTLED = (TrialState.COMPLETE, TrialState.PRUNED)
 
@@ -56,26 +54,27 @@ class Proposal:
 class StudyRecord:
     """One search's evaluations and failures, kept by Optuna. Made by ``open_study``.
 
-    Every method raises ``RunError`` where the disk is full or the database does not answer. ``is_alone`` says that no
-    other process writes the study.
+    Every method raises ``RunError`` where the disk is full or the database does not answer. A trial that others took up
+    in the meantime, taking this process for dead, is theirs: what is told of it then is dropped.
+
+    Attributes:
+        is_alone: no other process writes the study.
     """
 
     def __init__(
         self, study: optuna.Study, storage: BaseStorage, space: SearchSpace, metric: str, where: str, *, is_alone: bool
     ) -> None:
-        self._study, self._storage, self._where = study, storage, where
+        self._study, self.storage, self._where = study, storage, where
         self.name, self.space, self.metric, self.is_alone = study.study_name, space, metric, is_alone
-        self._heartbeat = None if isinstance(storage, JournalStorage) else _Heartbeat(storage)
         # What has been read of trials, by their ids: what a plan costs must not grow with the plans before it.
         self._plans: dict[int, PrecisionPlan] = {}
-        self._evaluations: dict[int, Evaluation | None] = {}
+        self._evaluations: dict[int, Evaluation] = {}
 
     # -- reading ------------------------------------------------------------------------------------------------
 
     def trials(self) -> list[FrozenTrial]:
         """All trials, in their order, not to be changed."""
-        with storing(self._where):
-            return self._study.get_trials(deepcopy=False)
+        return self._study.get_trials(deepcopy=False)
 
     def settled(self) -> list[FrozenTrial]:
         """The trials of plans that were evaluated, or failed through their own fault."""
@@ -104,25 +103,22 @@ class StudyRecord:
 
     def evaluations(self) -> tuple[Evaluation, ...]:
         """All evaluations, in the order of their trials, those with non-finite outputs included."""
-        settled = self.settled()
+        settled = [trial for trial in self.settled() if "evaluation" in outcome_of(trial)]
         for trial in settled:
             if trial._trial_id not in self._evaluations:
-                with self._reading(trial):
-                    outcome = outcome_of(trial)
-                    evaluation = Evaluation.from_json(outcome["evaluation"]) if "evaluation" in outcome else None
-                    if evaluation is not None:
-                        evaluation.to_point()  # with the figures that every reader asks for
-                        sum(outcome.get("group_ms", {}).values())
-                    self._evaluations[trial._trial_id] = evaluation
-        return tuple([e for trial in settled if (e := self._evaluations[trial._trial_id]) is not None])
+                with self._reading(trial) as outcome:
+                    evaluation = Evaluation.from_json(outcome["evaluation"])
+                    evaluation.to_point()  # with the figures that every reader asks for
+                    sum(outcome.get("group_ms", {}).values())
+                self._evaluations[trial._trial_id] = evaluation
+        return tuple([self._evaluations[trial._trial_id] for trial in settled])
 
     def failures(self) -> tuple[tuple[PrecisionPlan, Origin, Failure], ...]:
         """The plans that failed through their own fault, with their origin."""
         failures = []
         for trial in self.failed():
-            outcome = outcome_of(trial)
-            if "failure" in outcome:
-                with self._reading(trial):
+            if "failure" in outcome_of(trial):
+                with self._reading(trial) as outcome:
                     plan, origin = self._whole_plan(outcome["plan"]), Origin.parse(outcome["origin"])
                     failures.append((plan, origin, Failure.from_json(outcome["failure"])))
         return tuple(failures)
@@ -154,35 +150,39 @@ class StudyRecord:
         attrs: dict[str, Any] = {"origin": str(origin)}
         if not self.space.holds(plan):
             attrs[PLAN_ATTR] = {group: str(precision) for group, precision in plan.precision.items()}
-        with storing(self._where):
-            self._study.enqueue_trial(self.space.choices(plan), user_attrs=attrs)
+        self._study.enqueue_trial(self.space.choices(plan), user_attrs=attrs)
 
     def ask(self, sampler: BaseSampler | None = None) -> Proposal:
         """Take the next enqueued plan, else let a sampler propose one: the given one, or the one before."""
-        with storing(self._where):
-            self._study.sampler = sampler or self._study.sampler
-            trial = self._study.ask()
-            trial.set_user_attr(_OWNER, this_process())  # at once: proposing may take long
-            if self._heartbeat is not None:
-                self._heartbeat.begin(trial._trial_id)
-            options = self.space.options.items()
-            choices = {group: trial.suggest_categorical(group, precisions) for group, precisions in options}
-            attrs = trial.user_attrs
+        self._study.sampler = sampler or self._study.sampler
+        trial = self._study.ask()
+        trial.set_user_attr(_OWNER, scratch_name("trial", ".owner"))  # at once: proposing may take long
+        if not isinstance(self.storage, JournalStorage):
+            cast("RetryingStorage", self.storage).keep_alive(trial._trial_id)
+        options = self.space.options.items()
+        choices = {group: trial.suggest_categorical(group, precisions) for group, precisions in options}
+        attrs = trial.user_attrs
         plan = self._whole_plan(attrs[PLAN_ATTR]) if PLAN_ATTR in attrs else self.space.plan(choices)
         return Proposal(plan, trial.number, origin_of(attrs), trial)
 
     def tell_evaluation(
-        self, proposal: Proposal, evaluation: Evaluation, group_times_ms: Mapping[str, float] | None = None
+        self,
+        proposal: Proposal,
+        evaluation: Evaluation,
+        group_times_ms: Mapping[str, float] | None = None,
+        *,
+        is_final: bool = True,
     ) -> None:
         """Record an evaluation: COMPLETE where it is finite, else PRUNED with its constraint violated.
 
-        ``group_times_ms`` are of the engine's own profiler.
+        One that is not final is what the trial is finished with if the process dies. ``group_times_ms`` are of the
+        engine's own profiler.
         """
         values = [evaluation.latency.median_ms, max(evaluation.error_value, LEAST_ERROR)]
         outcome = {"values": values if evaluation.is_finite else None, "evaluation": evaluation.to_json()}
         if group_times_ms is not None:
             outcome["group_ms"] = {g: round(ms, 6) for g, ms in group_times_ms.items() if g in self.space.free}
-        self._tell(proposal, outcome)
+        self._tell(proposal, outcome, is_final=is_final)
 
     def tell_failure(self, proposal: Proposal, failure: Failure) -> None:
         """Record a plan that failed through its own fault: PRUNED, its constraint violated."""
@@ -195,12 +195,12 @@ class StudyRecord:
 
         This one ends as FAIL, which samplers ignore: with its values twice, TPE would propose it ever more often.
         """
-        with self._finishing():
+        with suppress(UpdateFinishedTrialError):
             self._study.tell(proposal.number, state=TrialState.FAIL)
 
     def release(self, proposal: Proposal, fault: Failure | None = None) -> None:
         """Give a plan back that was not evaluated to its end: it is enqueued again, and its trial ends as FAIL."""
-        with self._finishing():
+        with suppress(UpdateFinishedTrialError):
             if fault is not None:
                 proposal.trial.set_user_attr("fault", fault.to_json())
             self.enqueue(proposal.plan, proposal.origin)
@@ -215,7 +215,7 @@ class StudyRecord:
         running = self.running()
         orphans = running if is_first and self.is_alone else self._orphans(running)
         for trial in orphans:
-            with self._finishing():  # Another worker may be faster.
+            with suppress(UpdateFinishedTrialError):  # Another worker may be faster.
                 if OUTCOME_ATTR in trial.user_attrs:
                     self._finish(trial.number, outcome_of(trial))
                     continue
@@ -232,25 +232,17 @@ class StudyRecord:
 
     def notes(self, prefix: str = "") -> dict[str, Any]:
         """All JSON values whose key starts with ``prefix``, not to be changed."""
-        with storing(self._where):  # ``Study.user_attrs`` would copy all of them, each time.
-            notes = self._storage.get_study_user_attrs(self._study._study_id)
+        # ``Study.user_attrs`` would copy all of them, each time.
+        notes = self.storage.get_study_user_attrs(self._study._study_id)
         return {key: value for key, value in notes.items() if key.startswith(prefix)}
 
     def set_note(self, key: str, value: Any) -> None:
         """Keep a JSON value with the study."""
-        with storing(self._where):
-            self._study.set_user_attr(key, value)
-
-    def copy_to(self, storage: BaseStorage) -> None:
-        """Copy the whole study into another storage."""
-        with storing(self._where):
-            optuna.copy_study(from_study_name=self.name, from_storage=self._storage, to_storage=storage)
+        self._study.set_user_attr(key, value)
 
     def close(self) -> None:
         """Let go of the storage. Idempotent."""
-        if self._heartbeat is not None:
-            self._heartbeat.end()
-        close_storage(self._storage)
+        close_storage(self.storage)
 
     # -- trials -------------------------------------------------------------------------------------------------
 
@@ -271,93 +263,38 @@ class StudyRecord:
         named = {group: Precision.named(precision) for group, precision in precisions.items()}
         return PrecisionPlan(self.space.model_sha256, named)
 
-    def _tell(self, proposal: Proposal, outcome: Mapping[str, Any]) -> None:
-        with self._finishing():
+    def _tell(self, proposal: Proposal, outcome: Mapping[str, Any], *, is_final: bool = True) -> None:
+        with suppress(UpdateFinishedTrialError):
             set_outcome(proposal.trial, outcome)
-            self._finish(proposal.number, outcome)
+            if is_final:
+                self._finish(proposal.number, outcome)
 
     def _finish(self, number: int, outcome: Mapping[str, Any]) -> None:
-        values = outcome["values"]
-        self._study.tell(number, values, TrialState.PRUNED if values is None else None, skip_if_finished=True)
+        state = TrialState.PRUNED if outcome["values"] is None else None
+        self._study.tell(number, outcome["values"], state, skip_if_finished=True)
 
     def _orphans(self, running: Sequence[FrozenTrial]) -> list[FrozenTrial]:
         """The running trials that no process works on any more.
 
         A worker of a database has a heartbeat. A journal has none: its workers are on one host, where a process can be
-        looked up.
+        looked up. A trial that names no owner for a minute lost it before: it does so within milliseconds.
         """
-        stale: set[int] = set()
-        if running and self._heartbeat is not None:
-            with storing(self._where):
-                stale = set(self._heartbeat.storage._get_stale_trial_ids(self._study._study_id))
-        orphans = []
-        for trial in running:
-            owner, started = trial.user_attrs.get(_OWNER), trial.datetime_start
-            if owner is None:
-                is_orphan = started is not None and datetime.now(started.tzinfo) - started > _NAMELESS
-            else:
-                is_orphan = not is_alive(owner) if self._heartbeat is None else trial._trial_id in stale
-            orphans += [trial] if is_orphan else []
-        return orphans
+        nameless = [trial for trial in running if _OWNER not in trial.user_attrs]
+        orphans = [
+            t for t in nameless if (start := t.datetime_start) and datetime.now(start.tzinfo) - start > _NAMELESS
+        ]
+        if isinstance(self.storage, JournalStorage):
+            return orphans + [trial for trial in running if is_left(trial.user_attrs.get(_OWNER, ""))]
+        stale = cast("Any", self.storage)._get_stale_trial_ids(self._study._study_id) if running else ()
+        return orphans + [trial for trial in running if trial._trial_id in stale]
 
     @contextmanager
-    def _finishing(self) -> Iterator[None]:
-        """A trial that others took up in the meantime, taking this process for dead, is theirs now."""
-        with storing(self._where), suppress(UpdateFinishedTrialError):
-            yield
-
-    @contextmanager
-    def _reading(self, trial: FrozenTrial) -> Iterator[None]:
-        """An outcome that is not what mptune writes is a ``RunError`` that names its place."""
+    def _reading(self, trial: FrozenTrial) -> Iterator[Mapping[str, Any]]:
+        """The outcome of a trial; one that is not what mptune writes is a ``RunError`` that names its place."""
         try:
-            yield
+            yield outcome_of(trial)
         except (*READ_ERRORS, AssertionError, RecursionError, PlanError) as error:
             raise damaged_trial(trial, OUTCOME_ATTR, self._where) from error
-
-
-class _Heartbeat:
-    """Tells a database, again and again, that this process works on its trial."""
-
-    def __init__(self, storage: Any) -> None:
-        self.storage = storage
-        self._trial_id = -1
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._beat, daemon=True)
-
-    def begin(self, trial_id: int) -> None:
-        """Work on this trial from now on."""
-        self._trial_id = trial_id
-        self.storage.record_heartbeat(trial_id)
-        if not self._thread.is_alive():
-            self._thread.start()
-
-    def end(self) -> None:
-        """Wait, not for ever, until the thread has given its connection back. Idempotent."""
-        self._ended.set()
-        if self._thread.is_alive():
-            self._thread.join(5.0)
-
-    def _beat(self) -> None:
-        while not self._ended.wait(self.storage.get_heartbeat_interval()):
-            # A database that is away for a moment misses a beat or two; whoever writes a result raises the error.
-            with suppress(Exception):
-                self.storage.record_heartbeat(self._trial_id)
-        with suppress(Exception):
-            self.storage.remove_session()  # of this thread
-
-
-def this_process() -> dict[str, Any]:
-    """Host, process id and start of this process, as JSON types."""
-    return {"host": socket.gethostname(), "pid": os.getpid(), "started": psutil.Process().create_time()}
-
-
-def is_alive(owner: Mapping[str, Any]) -> bool:
-    """Whether a process that ``this_process`` described lives on this host."""
-    try:
-        is_same = abs(psutil.Process(owner["pid"]).create_time() - owner["started"]) <= 1.0
-    except psutil.NoSuchProcess:
-        return False
-    return bool(is_same and owner["host"] == socket.gethostname())
 
 
 def origin_of(attrs: Mapping[str, Any]) -> Origin:

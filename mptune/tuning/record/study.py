@@ -12,14 +12,14 @@ from typing import Any, TypeAlias
 import optuna
 from optuna.exceptions import DuplicatedStudyError
 from optuna.storages import BaseStorage
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
 from mptune.data.metrics.tasks import script_sha256
 from mptune.errors import RunError
 from mptune.identity import SPACE, differences
 from mptune.settings import Granularity
 from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.record.storage import close_storage, open_storage, storing, without_secrets
+from mptune.tuning.record.storage import close_storage, open_storage, without_secrets
 from mptune.tuning.sampler.precision import derive_seed, make_sampler
 from mptune.tuning.space import SearchSpace
 
@@ -34,13 +34,11 @@ START_NOTE = "started"
 _IDENTITY = "mptune"
 """Under which the study keeps what it was made with."""
 
-_METRIC = "metric:"
-"""Before the name of a metric of the user's: the note that says which script or function it was."""
-
-_CREATION_S, _POLL_S = 10.0, 0.1
+_CREATION_S = 10.0
 """Whoever creates a study writes its identity within milliseconds; after this time the creator died before."""
 
-_BEGUN = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)
+_OUTCOMES = (TrialState.COMPLETE, TrialState.PRUNED)
+_BEGUN = (*_OUTCOMES, TrialState.RUNNING)
 
 for _storage in ("_rdb.storage", "journal._storage", "_in_memory"):  # A search says itself what it begins.
     logging.getLogger(f"optuna.storages.{_storage}").addFilter(
@@ -75,36 +73,37 @@ def open_study(
         RunError: the storage cannot be opened or written, or holds another run under this name.
         SettingsError: there is no such sampler.
     """
-    storage = open_storage(url, journal, is_locked=not is_shared)
-    where = str(journal) if url is None else without_secrets(url)
-    is_alone = url is None and not is_shared
-    with storing(where):
-        study = _load_or_create(name, storage, identity)
-        changed = differences(study.user_attrs.get(_IDENTITY, {}), identity, "there", "here")
-        if changed and any(trial.state in _BEGUN for trial in study.get_trials(deepcopy=False)):
-            close_storage(storage)
-            raise _other_study(name, where, changed)
-        if changed:  # by a search that failed, or that has not come to anything yet
-            study = _load_or_create(study_name(name, is_new=True), storage, identity)
-        study.sampler = make_sampler(sampler, derive_seed(seed, len(study.get_trials(deepcopy=False))))
-    return StudyRecord(study, storage, space, metric, where, is_alone=is_alone)
+    storage, where = open_storage(url, journal, is_locked=not is_shared), _where(journal, url)
+    study = _load_or_create(name, storage, identity)
+    changed = differences(study.user_attrs.get(_IDENTITY, {}), identity, "there", "here")
+    if changed and any(trial.state in _BEGUN for trial in study.get_trials(deepcopy=False)):
+        close_storage(storage)
+        others = ", ".join(f"another {key}{values}" for key, values in changed.items())
+        raise RunError(
+            f"the study {name!r} in {where} was made with {others}",
+            f"go on with the same {', '.join(changed)}, give this run another name with --out DIR, or start a study of "
+            "its own with --fresh (nothing is deleted)",
+        )
+    if changed:  # by a search that has not come to anything
+        study = _load_or_create(study_name(name, is_new=True), storage, identity)
+    study.sampler = make_sampler(sampler, derive_seed(seed, len(study.get_trials(deepcopy=False))))
+    return StudyRecord(study, storage, space, metric, where, is_alone=url is None and not is_shared)
 
 
 def _load_or_create(name: str, storage: BaseStorage, identity: Mapping[str, Any]) -> Study:
     """The study of a name. Only who creates it writes its identity: hosts that begin at the same time never mix."""
-    try:
-        storage.get_study_id_from_name(name)
-    except KeyError:
+    if name not in optuna.get_all_study_names(storage):
         try:
             study = optuna.create_study(storage=storage, study_name=name, directions=["minimize", "minimize"])
             study.set_user_attr(_IDENTITY, dict(identity))
             return study
         except DuplicatedStudyError:  # Another host was faster.
             pass
-    study = optuna.load_study(study_name=name, storage=storage)
-    until_s = time.monotonic() + _CREATION_S
-    while _IDENTITY not in study.user_attrs and time.monotonic() < until_s:
-        time.sleep(_POLL_S)
+    study, until_s = optuna.load_study(study_name=name, storage=storage), time.monotonic() + _CREATION_S
+    while _IDENTITY not in study.user_attrs:
+        if time.monotonic() > until_s:
+            study.set_user_attr(_IDENTITY, dict(identity))
+        time.sleep(0.1)
     return study
 
 
@@ -112,78 +111,60 @@ def read_study(*, model_sha256: str, name: str, metric: str, journal: Path, url:
     """Open the study of a run to read it only: nothing is written, so no lock is needed."""
     if url is None and not journal.exists():
         raise RunError(f"{journal} is missing: the run holds no study yet", "let `mptune search` go on with it first")
-    storage = open_storage(url, journal, is_locked=False)
-    where = str(journal) if url is None else without_secrets(url)
-    with storing(where):
-        try:
-            study = optuna.load_study(study_name=name, storage=storage)
-        except KeyError:
-            raise RunError(f"{where} holds no study {name}", "let `mptune search` go on with it first") from None
+    storage, where = open_storage(url, journal, is_locked=False), _where(journal, url)
+    if name not in optuna.get_all_study_names(storage):
+        close_storage(storage)
+        raise RunError(f"{where} holds no study {name}", "let `mptune search` go on with it first")
+    study = optuna.load_study(study_name=name, storage=storage)
     return StudyRecord(study, storage, SearchSpace(model_sha256, (), (), {}, ()), metric, where, is_alone=False)
 
 
 def has_outcome(*, name: str, identity: Mapping[str, Any], journal: Path, url: str | None = None) -> bool:
     """Whether the study of a run holds a plan that was evaluated, or that failed; in a database also one in work."""
-    storage = open_storage(url, journal, is_locked=False)
-    states = _BEGUN if url is not None else (TrialState.COMPLETE, TrialState.PRUNED)
-    with storing(str(journal) if url is None else without_secrets(url)):
-        try:
-            study_id = storage.get_study_id_from_name(name)
-            made_with = storage.get_study_user_attrs(study_id).get(_IDENTITY, {})
-            is_own = not differences(made_with, identity, "there", "here")
-            return is_own and bool(storage.get_all_trials(study_id, False, states))
-        except KeyError:
-            return False
-        finally:
-            close_storage(storage)
+    made_with, trials = _look(name, journal, url)
+    states = _OUTCOMES if url is None else _BEGUN
+    return not differences(made_with, identity, "there", "here") and any(trial.state in states for trial in trials)
 
 
 def shared_granularity(run: str, url: str | None, model_sha256: str, space_sha256: str) -> Granularity | None:
     """What ``auto`` came to in the study in a database that a run of this name shares; None where there is none."""
-    if url is None:
-        return None
-    storage = open_storage(url, Path())
-    with storing(without_secrets(url)):
-        try:
-            identity = storage.get_study_user_attrs(storage.get_study_id_from_name(run)).get(_IDENTITY, {})
-        except KeyError:
-            return None
-        finally:
-            close_storage(storage)
+    identity = {} if url is None else _look(run, Path(), url)[0]
     is_same = identity.get("model") == model_sha256 and identity.get(SPACE) == space_sha256
     return identity["granularity"] if is_same else None
 
 
-def copy_to_memory(*, name: str, journal: Path, url: str | None = None) -> Study:
-    """Copy the study of a run into memory: what is done to the copy changes nothing in the run."""
-    memory = optuna.storages.InMemoryStorage()
-    _copy(name, journal, url, memory)
-    return optuna.load_study(study_name=name, storage=memory)
+def _look(name: str, journal: Path, url: str | None) -> tuple[dict[str, Any], list[FrozenTrial]]:
+    """What a study was made with, and its trials; nothing where there is no such study."""
+    storage = open_storage(url, journal, is_locked=False)
+    made_with: dict[str, Any] = {}
+    trials: list[FrozenTrial] = []
+    if name in optuna.get_all_study_names(storage):
+        study = optuna.load_study(study_name=name, storage=storage)
+        made_with, trials = study.user_attrs.get(_IDENTITY, {}), study.get_trials(deepcopy=False)
+    close_storage(storage)
+    return made_with, trials
 
 
-def copy_study(name: str, url: str, journal: Path) -> None:
-    """Copy the study of a run in a database into a journal file of its own."""
-    _copy(name, journal, url, open_storage(None, journal))
-
-
-def _copy(name: str, journal: Path, url: str | None, storage: BaseStorage) -> None:
-    record = read_study(model_sha256="", name=name, metric="", journal=journal, url=url)
-    record.copy_to(storage)
-    record.close()
+def copy_study(name: str, journal: Path, url: str | None, copy: Path | None = None) -> Study:
+    """Copy the study of a run into a journal file, or into memory: changes of the copy are none of the run."""
+    source = read_study(model_sha256="", name=name, metric="", journal=journal, url=url)
+    target = optuna.storages.InMemoryStorage() if copy is None else open_storage(None, copy)
+    optuna.copy_study(from_study_name=name, from_storage=source.storage, to_storage=target)
+    source.close()
+    return optuna.load_study(study_name=name, storage=target)
 
 
 def check_metrics(record: StudyRecord, metrics: Sequence[str]) -> None:
     """Refuse a script under the name of one with another content; note new ones."""
     for metric in metrics:
         compare_metric(record, metric, metric)
-        sha256 = script_sha256(metric)
-        if sha256 is not None and record.note(f"{_METRIC}{metric}") is None:
-            record.set_note(f"{_METRIC}{metric}", sha256)
+        if (sha256 := script_sha256(metric)) != record.note(f"metric:{metric}"):
+            record.set_note(f"metric:{metric}", sha256)
 
 
 def compare_metric(record: StudyRecord, recorded: str, metric: str) -> None:
     """Refuse a script that has another content than the one that a study has recorded under a name; note nothing."""
-    sha256, earlier = script_sha256(metric), record.note(f"{_METRIC}{recorded}")
+    sha256, earlier = script_sha256(metric), record.note(f"metric:{recorded}")
     if sha256 is not None and earlier is not None and earlier != sha256:
         raise RunError(
             f"the metric {metric} is not what it was when the study was begun: the script's content differs",
@@ -191,10 +172,6 @@ def compare_metric(record: StudyRecord, recorded: str, metric: str) -> None:
         )
 
 
-def _other_study(name: str, where: str, changed: Mapping[str, str]) -> RunError:
-    others = ", ".join(f"another {key}{values}" for key, values in changed.items())
-    return RunError(
-        f"the study {name!r} in {where} was made with {others}",
-        f"go on with the same {', '.join(changed)}, give this run another name with --out DIR, or start a study of its "
-        "own with --fresh (nothing is deleted)",
-    )
+def _where(journal: Path, url: str | None) -> str:
+    """The storage, for messages."""
+    return str(journal) if url is None else without_secrets(url)

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-_tell: ContextVar[Callable[[str], None] | None] = ContextVar("tell", default=None)
+_tell: ContextVar[Callable[[str], None]] = ContextVar("tell", default=lambda text: None)
 
 
 @contextmanager
 def waits_told_to(tell: Callable[[str], None]) -> Iterator[None]:
-    """Pass on what this thread's calls wait for, one line each, meanwhile."""
+    """Pass on what this thread's calls wait for, one line each, meanwhile; other threads are silent."""
     token = _tell.set(tell)
     try:
         yield
@@ -20,6 +20,5 @@ def waits_told_to(tell: Callable[[str], None]) -> Iterator[None]:
 
 
 def tell_wait(text: str) -> None:
-    """Say what a call waits for; threads without a listener, such as heartbeats, are silent."""
-    if (tell := _tell.get()) is not None:
-        tell(text)
+    """Say what a call waits for."""
+    _tell.get()(text)

@@ -47,7 +47,7 @@ _NORMAL_95 = 1.96
 
 def set_outcome(trial: Trial, outcome: Mapping[str, Any]) -> None:
     """Write what became of a plan, as the samplers read it; before ``tell``."""
-    if HAS_TRIAL_CONSTRAINTS:
+    if HAS_TRIAL_CONSTRAINTS and OUTCOME_ATTR not in trial.user_attrs:  # Optuna takes one only once.
         trial.set_constraint("feasible", 1.0 if outcome["values"] is None else 0.0)
     trial.set_user_attr(OUTCOME_ATTR, dict(outcome))
 

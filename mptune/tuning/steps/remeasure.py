@@ -1,8 +1,8 @@
 """The front re-measured: its points measured again in fresh processes, their error taken on held-out samples.
 
-A long front is re-measured in part: what a person takes from it, and so many of the others as show that it holds. Every
-point is measured in one fresh process, which gives its held-out error; after that only the chosen one is measured
-again, and those whose place is in doubt, until it is not.
+A long front is re-measured in part: what may become the choice, and so much of the rest as shows that it holds. Every
+point is measured in one fresh process, which gives its held-out error; after that only what may be chosen is measured
+again, and points whose place is in doubt, until it is not.
 
 Each measurement is a note in the study (``confirm:FINGERPRINT:ROUND``), written when it is taken: an interrupted
 run goes on where it was, and the same command again measures nothing.
@@ -10,19 +10,16 @@ run goes on where it was, and the same command again measures nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from mptune.choice import Choice
 from mptune.data.metrics.accuracy import OutputError
-from mptune.data.metrics.parts import belongs_to
 from mptune.engines.base import Failure, Measurement
 from mptune.engines.timing.latency import Latency, pool_latencies
 from mptune.engines.toolchains.toolchain import Toolchain
-from mptune.graph.plan import PrecisionPlan
-from mptune.json_form import encode_float
+from mptune.json_form import JsonForm
 from mptune.settings import LatencySettings, SearchSettings, Tolerance
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
 from mptune.tuning.fronts.choosing import could_be_chosen
@@ -37,73 +34,25 @@ from mptune.tuning.steps.limits import Limits
 _PREFIX = "confirm:"
 
 
-def candidates(
-    evaluations: Sequence[Evaluation], tolerances: Sequence[Tolerance] = (), dropped: Collection[str] = ()
-) -> tuple[Evaluation, ...]:
-    """The front, all-FP32 and all-FP16, each once, in the order in which they are measured: the baseline first."""
-    sound = [e for e in evaluations if e.plan.fingerprint not in dropped]
-    seeds = [e for e in evaluations if e.origin in (ORIGIN_FP32, ORIGIN_FP16) and e.is_finite]
-    off = [e for e in evaluations if e.plan.fingerprint in dropped and e.is_finite]
-    unique = {e.plan.fingerprint: e for e in (*seeds, *off, *pareto(feasible(sound, tolerances)))}
-    return _in_turn(unique.values())
+@dataclass(frozen=True)
+class _Round(JsonForm):
+    """What one fresh process measured of a point."""
+
+    latency: Latency
+    error: OutputError
+    drift: float
+    engine_path: str | None
+    warnings: tuple[str, ...]
 
 
-def _in_turn(evaluations: Iterable[Evaluation]) -> tuple[Evaluation, ...]:
-    """In the order in which they are measured: the baseline first, then by latency."""
-    return tuple(sorted(evaluations, key=lambda e: (e.origin != ORIGIN_FP32, e.latency.median_ms)))
-
-
-def _rivals(
-    record: StudyRecord, settings: SearchSettings, rounds: int, every: Sequence[Evaluation]
-) -> tuple[Evaluation, ...]:
-    """The plans that may become the choice, whether they are on the front or not (``could_be_chosen``)."""
-    shown = {e.plan for e in every}
-    off = [e for e in _counted(record, settings) if e.is_finite and e.plan not in shown]
-    latest = [e for group in (every, off) for e in confirmed_evaluations(record, rounds, settings.latency, group)[0]]
-    metrics = (record.metric, *settings.reported_metrics)
-    named = {e.plan for e in could_be_chosen(latest, Choice.of(settings), metrics)}
-    return tuple(e for e in (*every, *off) if e.plan in named)
-
-
-def points_to_confirm(record: StudyRecord, settings: SearchSettings, rounds: int) -> tuple[Evaluation, ...]:
-    """Which of the candidates to measure again, in their order: at most ``settings.confirm_points``, or a few more.
-
-    The baselines, both ends of the front and the plans that may become the choice always are, these also where they are
-    not on the front, then what has been measured already, then evenly spread ones of the rest. Where re-measuring
-    changes the choice, what may be chosen now comes in too.
-    """
-    evaluations, dropped = _counted(record, settings), dropped_plans(record, settings.ignore)
-    every = candidates(evaluations, settings.tolerance, dropped)
-    rivals = _rivals(record, settings, rounds, every)
-    every = _in_turn([*every, *(e for e in rivals if e not in every)])
-    if len(every) <= settings.confirm_points:
-        return every
-    sound = [e for e in evaluations if e.plan.fingerprint not in dropped]
-    front = pareto(feasible(sound, settings.tolerance))
-    notes = record.notes(_PREFIX)
-    wanted = {e.plan.fingerprint for e in (*rivals, *front[:1], *front[-1:])}
-    wanted |= {e.plan.fingerprint for e in every if e.origin in (ORIGIN_FP32, ORIGIN_FP16)}
-    wanted |= {e.plan.fingerprint for e in every if _rounds_of(notes, e.plan)}
-    points = [e for e in every if e.plan.fingerprint in wanted]
-    rest = [e for e in every if e.plan.fingerprint not in wanted]  # by latency
-    count = min(max(settings.confirm_points - len(points), 0), len(rest))
-    points += [rest[int((number + 0.5) * len(rest) / count)] for number in range(count)]
-    kept = {e.plan.fingerprint for e in points}
-    return tuple(e for e in every if e.plan.fingerprint in kept)
-
-
-def dropped_plans(record: StudyRecord, ignored: tuple[str, ...] = ()) -> dict[str, OutputError]:
-    """Fingerprint -> error of the plans whose outputs are not finite on the held-out samples; ignored ones left out."""
-    return {
-        key.split(":")[1]: OutputError.from_json(note["error"])
-        for key, note in record.notes(_PREFIX).items()
-        if "error" in note and not _is_finite(OutputError.from_json(note["error"]), ignored)
-    }
-
-
-def _counted(record: StudyRecord, settings: SearchSettings) -> tuple[Evaluation, ...]:
-    """All evaluations, judged without the outputs that are ignored."""
-    return tuple(evaluation.ignoring(settings.ignore) for evaluation in record.evaluations())
+def _rounds(record: StudyRecord) -> dict[str, dict[int, _Round | Failure]]:
+    """Fingerprint -> number of the round -> what came of it."""
+    rounds: dict[str, dict[int, _Round | Failure]] = {}
+    for key, note in sorted(record.notes(_PREFIX).items()):
+        fingerprint, _, number = key.removeprefix(_PREFIX).partition(":")
+        outcome = Failure.from_json(note["failure"]) if "failure" in note else _Round.from_json(note)
+        rounds.setdefault(fingerprint, {})[int(number)] = outcome
+    return rounds
 
 
 def rounds_needed(settings: SearchSettings, latency_source: str) -> int:
@@ -115,23 +64,75 @@ def announce(listener: Listener, record: StudyRecord, settings: SearchSettings) 
     """Say how much is left of a search: of its budget, and to confirm a front as long as that of now."""
     baseline, done = record.baseline(), record.spent
     if baseline is not None:
-        failed = len(record.failed())
-        points = min(done - failed, settings.confirm_points)
+        points = min(sum(e.is_finite for e in record.evaluations()), settings.confirm_points)
         size = record.space.size + 1  # all-FP32 may be outside of it
         confirming = points * rounds_needed(settings, baseline.latency.source)
         count_down(listener, done, max(0, min(settings.budget, size) - done) + confirming)
 
 
+# -- what to measure ----------------------------------------------------------------------------------------------
+
+
+def candidates(
+    evaluations: Sequence[Evaluation], tolerances: Sequence[Tolerance] = (), dropped: Collection[str] = ()
+) -> tuple[Evaluation, ...]:
+    """The front, all-FP32 and all-FP16, each once, in the order in which they are measured: the baseline first."""
+    sound = [e for e in evaluations if e.plan.fingerprint not in dropped]
+    seeds = [e for e in evaluations if e.origin in (ORIGIN_FP32, ORIGIN_FP16) and e.is_finite]
+    off = [e for e in evaluations if e.plan.fingerprint in dropped and e.is_finite]
+    return _in_turn((*seeds, *off, *pareto(feasible(sound, tolerances))))
+
+
+def _in_turn(evaluations: Iterable[Evaluation]) -> tuple[Evaluation, ...]:
+    """Each plan once, in the order in which they are measured: the baseline first, then by latency."""
+    unique = {e.plan.fingerprint: e for e in evaluations}
+    return tuple(sorted(unique.values(), key=lambda e: (e.origin != ORIGIN_FP32, e.latency.median_ms)))
+
+
+def _rivals(
+    record: StudyRecord, settings: SearchSettings, rounds: int, points: Sequence[Evaluation]
+) -> tuple[Evaluation, ...]:
+    """The plans that may become the choice, whether they are among ``points`` or not (``could_be_chosen``)."""
+    shown = {e.plan for e in points}
+    off = [e.ignoring(settings.ignore) for e in record.evaluations() if e.plan not in shown]
+    off = [e for e in off if e.is_finite]
+    latest = [e for group in (points, off) for e in confirmed_evaluations(record, rounds, settings.latency, group)[0]]
+    named = {e.plan for e in could_be_chosen(latest, Choice.of(settings), (record.metric, *settings.reported_metrics))}
+    return tuple(e for e in (*points, *off) if e.plan in named)
+
+
+def points_to_confirm(record: StudyRecord, settings: SearchSettings, rounds: int) -> tuple[Evaluation, ...]:
+    """Which plans to measure again, in their order: at most ``settings.confirm_points``, or a few more.
+
+    The baselines, both ends of the front and the plans that may become the choice always are, these also where they are
+    not on the front, then what has been measured already, then evenly spread ones of the rest. Where re-measuring
+    changes the choice, what may be chosen now comes in too.
+    """
+    evaluations = [e.ignoring(settings.ignore) for e in record.evaluations()]
+    every = candidates(evaluations, settings.tolerance, dropped_plans(record, settings.ignore))
+    rivals = _rivals(record, settings, rounds, every)
+    every = _in_turn((*every, *rivals))
+    if len(every) <= settings.confirm_points:
+        return every
+    front, measured = pareto(feasible(every, settings.tolerance)), _rounds(record)
+    wanted = {e.plan.fingerprint for e in (*rivals, *front[:1], *front[-1:])}
+    wanted |= {e.plan.fingerprint for e in every if e.origin in (ORIGIN_FP32, ORIGIN_FP16)}
+    points = [e for e in every if e.plan.fingerprint in wanted | measured.keys()]
+    rest = [e for e in every if e not in points]  # by latency
+    count = min(max(settings.confirm_points - len(points), 0), len(rest))
+    return _in_turn((*points, *(rest[int((number + 0.5) * len(rest) / count)] for number in range(count))))
+
+
 def missing(record: StudyRecord, points: Iterable[Evaluation], rounds: int) -> list[tuple[int, Evaluation]]:
     """What has not been measured yet, or failed: round and point, interleaved."""
-    notes = record.notes(_PREFIX)
-    points = list(points)
-    return [
-        (number, point)
-        for number in range(rounds)
-        for point in points
-        if not _holds(notes.get(_key(point.plan, number)), point.metric)
-    ]
+    measured, points = _rounds(record), list(points)
+    every = ((number, point) for number in range(rounds) for point in points)
+    return [(n, p) for n, p in every if not _holds(measured.get(p.plan.fingerprint, {}).get(n), p)]
+
+
+def _holds(outcome: _Round | Failure | None, point: Evaluation) -> bool:
+    """Whether it is a measurement whose statistics hold the point's metric."""
+    return isinstance(outcome, _Round) and outcome.error.has(point.metric)
 
 
 def to_measure(
@@ -139,17 +140,20 @@ def to_measure(
 ) -> list[tuple[int, Evaluation]]:
     """What a confirmation measures next, as ``missing`` lists it; empty where it is done.
 
-    First every point once, then round by round, as far as ``rounds``, the chosen point and those in doubt
+    First every point once, then round by round, as far as ``rounds``, what may be chosen and those in doubt
     (``mptune.tuning.fronts.dominance.in_doubt``): a round is judged before the next one begins.
     """
     points = [p for p in points_to_confirm(record, settings, rounds) if p.plan.fingerprint not in failed]
     if todo := missing(record, points, 1):
         return todo
-    kept, _ = confirmed_evaluations(record, rounds, settings.latency, points)
-    again = {e.plan.fingerprint for e in in_doubt(feasible(kept, settings.tolerance), settings.max_latency_ms)}
-    again |= {e.plan.fingerprint for e in _rivals(record, settings, rounds, points)}
-    wanted = [point for point in points if point.plan.fingerprint in again]
+    confirmed, _ = confirmed_evaluations(record, rounds, settings.latency, points)
+    again = {e.plan for e in in_doubt(feasible(confirmed, settings.tolerance), settings.max_latency_ms)}
+    again |= {e.plan for e in _rivals(record, settings, rounds, points)}
+    wanted = [point for point in points if point.plan in again]
     return next((todo for count in range(2, rounds + 1) if (todo := missing(record, wanted, count))), [])
+
+
+# -- measuring ----------------------------------------------------------------------------------------------------
 
 
 def confirm(
@@ -170,7 +174,8 @@ def confirm(
             listener.stage(f"stopped re-measuring: {limit.value}; the same command goes on with it")
             return
         plans = len({point.plan.fingerprint for _, point in todo})
-        every = len(candidates(_counted(record, settings), settings.tolerance, dropped_plans(record, settings.ignore)))
+        evaluations = [e.ignoring(settings.ignore) for e in record.evaluations()]
+        every = len(candidates(evaluations, settings.tolerance, dropped_plans(record, settings.ignore)))
         of_all = f" of {every}" if every > max(plans, settings.confirm_points) else ""
         listener.stage(f"re-measuring {plans}{of_all} plan{'s' if plans > 1 or of_all else ''}")
         failed |= measure_again(todo, record, toolchain, settings, listener, limits)
@@ -199,14 +204,15 @@ def measure_again(
         if number != last:
             toolchain.restart()
             last = number
-        if point.plan.fingerprint in failed:
+        fingerprint = point.plan.fingerprint
+        if fingerprint in failed:
             continue
         job = partial(toolchain.evaluate, point.plan, "held_out")
-        what = f"re-measuring plan {point.plan.fingerprint}"
-        result = try_twice(job, toolchain, listener, what)
+        result = try_twice(job, toolchain, listener, f"re-measuring plan {fingerprint}")
+        note = f"{_PREFIX}{fingerprint}:{number}"
         if isinstance(result, Failure):
-            failed.add(point.plan.fingerprint)
-            record.set_note(_key(point.plan, number), {"failure": result.to_json()})
+            failed.add(fingerprint)
+            record.set_note(note, {"failure": result.to_json()})
             faults += 2
             if faults >= FAULTS_IN_A_ROW and (baseline := record.baseline()) is not None:
                 check_machine(partial(toolchain.evaluate, baseline.plan), toolchain, listener, faults)
@@ -216,107 +222,81 @@ def measure_again(
         if doubts and _doubt(point, result):
             result = once_more(job, result, partial(_doubt, point), toolchain, listener)
             doubts = not _doubt(point, result)
-        record.set_note(_key(point.plan, number), _to_note(anchored(record, result)))
+        result = anchored(record, result)
+        path = None if result.engine_path is None else str(result.engine_path)
+        record.set_note(note, _Round(result.latency, result.error, result.drift, path, result.warnings).to_json())
     return failed
+
+
+def _doubt(point: Evaluation, measurement: Measurement) -> str:
+    """What speaks against a measurement on the held-out samples: a plan is finite in the search; else empty."""
+    if measurement.error.without(point.ignored).non_finite == 0:
+        return ""
+    return f"plan {point.plan.fingerprint} gave NaN or Inf on the held-out samples, and gives none"
+
+
+# -- reading it back ----------------------------------------------------------------------------------------------
+
+
+def dropped_plans(record: StudyRecord, ignored: tuple[str, ...] = ()) -> dict[str, OutputError]:
+    """Fingerprint -> error of the plans whose outputs are not finite on the held-out samples; ignored ones left out."""
+    return {
+        fingerprint: outcome.error
+        for fingerprint, rounds in _rounds(record).items()
+        for outcome in rounds.values()
+        if isinstance(outcome, _Round) and outcome.error.without(ignored).non_finite
+    }
 
 
 def confirmed_evaluations(
     record: StudyRecord, rounds: int, latency: LatencySettings, points: Sequence[Evaluation] | None = None
 ) -> tuple[tuple[Evaluation, ...], tuple[tuple[Evaluation, Failure | None], ...]]:
-    """What re-measuring has shown, read back from the record.
+    """What re-measuring has shown, read back from the record; and what was not confirmed, with why it failed.
 
-    The latency of a point is summed up again over its rounds, with an interval that holds what differs between sessions
-    (``Sessions``), as all that was measured since shows it. The held-out error is that of the worst round.
-    ``remeasured`` is True only where latency was measured again, in all rounds or until its place was not in doubt.
-
-    Returns:
-        The plans as they are now, and those that could not be re-measured: with the failure, and as the search left
-        them; or with None where their outputs are not finite on the held-out samples.
+    Where a plan did not fail, but is not finite on the held-out samples, that is None. ``remeasured`` is True only
+    where latency was measured again, in all rounds or until its place was not in doubt.
     """
-    notes, sessions = record.notes(_PREFIX), Sessions(record)
-    kept: list[Evaluation] = []
+    measured, sessions = _rounds(record), Sessions(record)
+    confirmed: list[Evaluation] = []
     unconfirmed: list[tuple[Evaluation, Failure | None]] = []
+    taken_rounds: dict[str, int] = {}
     for point in candidates(record.evaluations()) if points is None else points:
-        rounds_taken = _rounds_of(notes, point.plan)
-        failure = next((Failure.from_json(n["failure"]) for n in rounds_taken if "failure" in n), None)
-        pooled = _pooled(point, rounds_taken, rounds, latency, sessions)
+        outcomes = [outcome for _, outcome in sorted(measured.get(point.plan.fingerprint, {}).items())]
+        failure = next((outcome for outcome in outcomes if isinstance(outcome, Failure)), None)
+        held = [each for each in outcomes if isinstance(each, _Round) and _holds(each, point)]
+        taken_rounds[point.plan.fingerprint] = len(held)
+        pooled = _pooled(point, held[:rounds], latency, sessions)
         if not pooled.is_finite:
             unconfirmed.append((pooled, None))
         elif failure is not None:
             unconfirmed.append((point, failure))
-        if pooled.is_finite:
-            kept.append(pooled)
-        elif point.origin == ORIGIN_FP32:
-            kept.append(point)
-    for point in in_doubt(kept):
-        if len([n for n in _rounds_of(notes, point.plan) if _holds(n, point.metric)]) < rounds:
-            kept[kept.index(point)] = replace(point, remeasured=False)
-    baseline = next((p for p in kept if p.origin == ORIGIN_FP32), record.baseline())
+        if pooled.is_finite or point.origin == ORIGIN_FP32:
+            confirmed.append(pooled if pooled.is_finite else point)
+    for point in in_doubt(confirmed):
+        if taken_rounds[point.plan.fingerprint] < rounds:
+            confirmed[confirmed.index(point)] = replace(point, remeasured=False)
+    baseline = next((p for p in confirmed if p.origin == ORIGIN_FP32), record.baseline())
     if baseline is not None:
-        kept = [p.with_baseline(baseline.latency.median_ms) for p in kept]
-    return tuple(kept), tuple(unconfirmed)
+        confirmed = [p.with_baseline(baseline.latency.median_ms) for p in confirmed]
+    return tuple(confirmed), tuple(unconfirmed)
 
 
-def _doubt(point: Evaluation, measurement: Measurement) -> str:
-    """What speaks against a measurement on the held-out samples: a plan is finite in the search; else empty."""
-    if _is_finite(measurement.error, point.ignored):
-        return ""
-    return f"plan {point.plan.fingerprint} gave NaN or Inf on the held-out samples, and gives none"
+def _pooled(point: Evaluation, rounds: Sequence[_Round], settings: LatencySettings, sessions: Sessions) -> Evaluation:
+    """A point over its rounds: latencies summed up again, with an interval that holds what differs between sessions.
 
-
-def _pooled(
-    point: Evaluation,
-    notes: Sequence[Mapping[str, Any]],
-    rounds: int,
-    settings: LatencySettings,
-    sessions: Sessions,
-) -> Evaluation:
-    notes = [n for n in notes if _holds(n, point.metric)][:rounds]
-    if not notes:
+    The held-out error is that of the worst round.
+    """
+    if not rounds:
         return replace(point, latency=sessions.corrected(point.latency))
-    latencies = [Latency.from_json(n["latency"]) for n in notes]
-    errors = [OutputError.from_json(n["error"]) for n in notes]
-    values = [(e.non_finite, e.value(point.metric)) for e in (error.without(point.ignored) for error in errors)]
-    engines = [n["engine_path"] for n in notes if n["engine_path"] is not None]
-    latency = pool_latencies(latencies, settings)
+    errors = [each.error.without(point.ignored) for each in rounds]
+    values = [(error.non_finite, error.value(point.metric)) for error in errors]
+    latency = pool_latencies([each.latency for each in rounds], settings)
     return replace(
         point,
-        latency=sessions.corrected(latency, [each.session for each in latencies]),
-        held_out=errors[max(range(len(errors)), key=values.__getitem__)],
+        latency=sessions.corrected(latency, [each.latency.session for each in rounds]),
+        held_out=rounds[max(range(len(rounds)), key=values.__getitem__)].error,
         held_out_least=min(value for _, value in values) if len(values) > 1 else None,
-        engine_path=engines[-1] if engines else point.engine_path,
+        engine_path=next((each.engine_path for each in reversed(rounds) if each.engine_path), point.engine_path),
         remeasured=latency.source == "measured",
-        warnings=tuple(dict.fromkeys((*point.warnings, *(w for n in notes for w in n["warnings"])))),
+        warnings=tuple(dict.fromkeys((*point.warnings, *(text for each in rounds for text in each.warnings)))),
     )
-
-
-def _is_finite(error: OutputError, ignored: tuple[str, ...]) -> bool:
-    return error.without(ignored).non_finite == 0
-
-
-def _key(plan: PrecisionPlan, number: int) -> str:
-    return f"{_PREFIX}{plan.fingerprint}:{number}"
-
-
-def _rounds_of(notes: Mapping[str, Any], plan: PrecisionPlan) -> list[Mapping[str, Any]]:
-    prefix = f"{_PREFIX}{plan.fingerprint}:"
-    by_number = {int(key.removeprefix(prefix)): note for key, note in notes.items() if key.startswith(prefix)}
-    return [by_number[number] for number in sorted(by_number)]
-
-
-def _holds(note: Mapping[str, Any] | None, metric: str) -> bool:
-    """Whether a note is a measurement whose statistics hold the metric."""
-    if note is None or "error" not in note:
-        return False
-    return any(belongs_to(name, metric) for statistics in note["error"]["per_output"].values() for name in statistics)
-
-
-def _to_note(measurement: Measurement) -> dict[str, Any]:
-    return {
-        "latency": measurement.latency.to_json(),
-        "error": measurement.error.to_json(),
-        "drift": encode_float(measurement.drift),
-        "build_s": encode_float(measurement.build_s),
-        "engine_path": None if measurement.engine_path is None else str(measurement.engine_path),
-        "warnings": list(measurement.warnings),
-    }

@@ -236,19 +236,24 @@ class Tuner:
             if proposal.origin == ORIGIN_FP32:
                 for finding in check_first_evaluation(measurement.error, self._settings):
                     listener.warning(finding.message)
+        except BaseException:
+            record.release(proposal)  # Not recorded: it is measured again when the cause is removed.
+            raise
+        times_ms = measurement.group_times_ms
+        try:
             if proposal.origin in (ORIGIN_FP32, ORIGIN_FP16) and measurement.latency.session is not None:
+                # It takes longer than what was measured, which is recorded if this process is killed meanwhile.
+                record.tell_evaluation(proposal, self._judged(proposal, measurement), times_ms, is_final=False)
                 reopen = partial(self._toolchain.reopen, proposal.plan, REOPENED)
                 timings = try_twice(reopen, self._toolchain, listener, "opening sessions anew")
                 if isinstance(timings, Failure):
                     listener.warning(f"how far sessions differ was not measured: {describe(timings)}")
                 else:
                     keep_reopened(record, proposal.plan, timings)
+        finally:  # also after Ctrl-C
             measurement = replace(measurement, latency=Sessions(record).corrected(measurement.latency))
             evaluation = self._judged(proposal, measurement)
-        except BaseException:
-            record.release(proposal)  # Not recorded: it is measured again when the cause is removed.
-            raise
-        record.tell_evaluation(proposal, evaluation, measurement.group_times_ms)
+            record.tell_evaluation(proposal, evaluation, times_ms)
         done, budget = record.spent, self._settings.budget
         if evaluation.is_finite:
             listener.evaluated(evaluation, done, budget)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -13,6 +14,7 @@ from mptune.engines.timing.latency import Latency
 from mptune.engines.timing.spread import SessionTiming
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings
+from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.sessions import Sessions
 from mptune.tuning.sampler.trials import timing_of
 from mptune.tuning.space import SearchSpace
@@ -85,54 +87,47 @@ def test_confirming_adds_degrees_of_freedom_and_narrows(open_record: OpenRecord,
         assert point.latency.median_ms == pytest.approx(anchor * truth[point.plan], rel=3 * SPREAD)
 
 
-def test_a_latency_without_a_session_stays_as_it_is(open_record: OpenRecord, space: SearchSpace) -> None:
-    record = open_record()
-    Tuner(record, space, make_toolchain(space), SETTINGS, Diary()).run()
-    old = replace(record.evaluations()[0].latency, session=None)
-    assert Sessions(record).corrected(old) == old
-    predicted = Latency.predicted(3.0)
-    assert Sessions(record).corrected(predicted) == predicted
-
-
 def test_predictions_are_never_opened_anew(open_record: OpenRecord, space: SearchSpace) -> None:
     record = open_record()
     toolchain = make_toolchain(space, latency_source="predicted", error_source="emulated")
     Tuner(record, space, toolchain, SETTINGS, Diary()).run()
     assert toolchain.reopened == []
     assert all(math.isclose(half_width(e.latency), 0.0) for e in record.evaluations())
+    predicted = Latency.predicted(3.0)
+    assert Sessions(record).corrected(predicted) == predicted
 
 
-class NeverAgain(FakeToolchain):
-    """Opens no engine twice."""
+class Killed(FakeToolchain):
+    """The worker is killed from outside when sessions are opened anew, for the first times."""
 
-    def reopen(self, plan: object, count: int) -> Failure:
-        return Failure(Stage.TIME, FailureKind.CRASH, "segmentation fault")
-
-
-def test_where_reopening_fails_the_search_goes_on_with_a_warning(open_record: OpenRecord, space: SearchSpace) -> None:
-    record, diary = open_record(), Diary()
-    Tuner(record, space, NeverAgain(Law(space.free)), SETTINGS, diary).run()
-    assert record.spent == SETTINGS.budget
-    assert Sessions(record).spread.sd is None
-    assert sum("how far sessions differ" in text for text in diary.warnings) == 2, "of both baselines"
-
-
-class FailsOnceToReopen(FakeToolchain):
-    """The worker is killed from outside when sessions are first opened anew."""
-
-    tries = 0
+    times = 1
 
     def reopen(self, plan: PrecisionPlan, count: int) -> tuple[SessionTiming, ...] | Failure:
-        self.tries += 1
-        if self.tries == 1:
+        self.times -= 1
+        if self.times >= 0:
             return Failure(Stage.TIME, FailureKind.CRASH, "killed by SIGKILL")
         return super().reopen(plan, count)
 
 
-def test_one_kill_while_reopening_does_not_leave_the_spread_unknown(
-    open_record: OpenRecord, space: SearchSpace
-) -> None:
-    record, diary = open_record(), Diary()
-    Tuner(record, space, FailsOnceToReopen(Law(space.free)), SETTINGS, diary).run()
-    assert Sessions(record).spread.sd is not None
-    assert not [text for text in diary.warnings if "how far sessions differ" in text]
+@pytest.mark.parametrize("times", [1, 99])
+def test_where_reopening_fails_the_search_goes_on(open_record: OpenRecord, space: SearchSpace, times: int) -> None:
+    record, diary, toolchain = open_record(), Diary(), Killed(Law(space.free))
+    toolchain.times = times
+    Tuner(record, space, toolchain, SETTINGS, diary).run()
+    assert record.spent == SETTINGS.budget
+    assert (Sessions(record).spread.sd is None) == (times > 1)
+    warned = sum("how far sessions differ" in text for text in diary.warnings)
+    assert warned == (2 if times > 1 else 0), "of both baselines"
+
+
+def test_a_kill_while_reopening_loses_no_evaluation(open_record: OpenRecord, space: SearchSpace) -> None:
+    record, killed = open_record(), make_toolchain(space)
+    dies = mock.patch.object(FakeToolchain, "reopen", side_effect=SystemExit)
+    with dies, mock.patch.object(StudyRecord, "_finish", side_effect=SystemExit), pytest.raises(SystemExit):
+        Tuner(record, space, killed, SETTINGS, Diary()).run()
+    assert record.spent == 0
+    record, again = open_record(), make_toolchain(space, restarts=1)
+    Tuner(record, space, again, SETTINGS, Diary()).run()
+    assert killed.built == [space.seeds[0].plan.fingerprint]
+    assert space.seeds[0].plan.fingerprint not in again.built
+    assert record.spent == SETTINGS.budget

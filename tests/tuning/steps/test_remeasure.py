@@ -13,7 +13,7 @@ import pytest
 
 from mptune.choice import Choice
 from mptune.engines.base import Failure, Measurement, SampleSet
-from mptune.engines.timing.latency import Latency, pool_latencies, summarise
+from mptune.engines.timing.latency import Latency
 from mptune.errors import PlanError, RunError
 from mptune.graph.plan import PrecisionPlan
 from mptune.run_json import ModelSection, RunFile, SearchSection, TargetSection
@@ -22,7 +22,7 @@ from mptune.settings import SearchSettings, WorkerSettings
 from mptune.tuning.evaluation import ORIGIN_FP16
 from mptune.tuning.front import Front
 from mptune.tuning.fronts.choosing import find_plan
-from mptune.tuning.fronts.dominance import confirmed_front, pareto
+from mptune.tuning.fronts.dominance import pareto
 from mptune.tuning.listener import Silent
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.study import open_study
@@ -30,7 +30,6 @@ from mptune.tuning.runs.result import build_front
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.remeasure import (
     confirm,
-    confirmed_evaluations,
     points_to_confirm,
     rounds_needed,
     to_measure,
@@ -176,20 +175,6 @@ def test_a_point_that_fails_stays_unconfirmed_and_is_tried_again_in_the_next_ses
     assert not any("segmentation fault" in w for w in front.warnings)
 
 
-@pytest.mark.parametrize("number", [0, 4, 7])
-def test_one_kill_while_the_front_is_confirmed_changes_nothing(
-    searched: StudyRecord, space: SearchSpace, number: int
-) -> None:
-    toolchain, diary = make_toolchain(space, killed={number}), Diary()
-    confirm(searched, toolchain, SETTINGS, diary, rounds=2)
-    (warning,) = diary.warnings
-    assert "killed by SIGKILL" in warning
-    assert "fresh process" in warning
-    front = front_of(searched)
-    assert {p.plan for p in pareto(searched.evaluations())} == {p.plan for p in front.points}
-    assert to_measure(searched, SETTINGS, 2) == []
-
-
 def test_the_baseline_is_never_dropped(searched: StudyRecord, space: SearchSpace) -> None:
     fp32 = space.seeds[0].plan
     confirm(searched, make_toolchain(space, fails_fresh={fp32.fingerprint}), SETTINGS, Diary(), rounds=2)
@@ -222,13 +207,13 @@ class Erring(FakeToolchain):
 
 def test_processes_that_differ_on_the_same_samples_are_told(searched: StudyRecord, space: SearchSpace) -> None:
     toolchain = Erring(Law([g.id for g in space.groups]))
-    toolchain.factor = lambda plan, restarts: 1.0 if restarts == 1 else 50.0
+    toolchain.factor = lambda plan, restarts: 1.0 if restarts == 1 else 5.0
     confirm(searched, toolchain, SETTINGS, Diary(), rounds=3)
     front = front_of(searched)
     chosen = front.chosen
     assert chosen is not None
     assert chosen.held_out_least is not None
-    assert chosen.held_out_value == pytest.approx(50.0 * chosen.held_out_least)
+    assert chosen.held_out_value == pytest.approx(5.0 * chosen.held_out_least)
     (found,) = [finding for finding in front.findings if finding.code == "held-out-differs"]
     assert "in one process and" in found.text
 
@@ -243,15 +228,6 @@ def test_an_fp32_engine_that_is_wrong_on_held_out_samples_alone_is_told(
     (found,) = [finding for finding in front.findings if finding.code == "engine-differs"]
     assert found.severity == "warning", "the search is over"
     assert found.text.startswith("on the held-out samples the all-FP32 engine is off by")
-
-
-def test_outputs_that_one_process_made_nan_drop_nothing(searched: StudyRecord, space: SearchSpace) -> None:
-    diary, toolchain = Diary(), make_toolchain(space, non_finite_calls={1})
-    confirm(searched, toolchain, SETTINGS, diary, rounds=1)
-    points, dropped = confirmed_evaluations(searched, 1, FAST)
-    assert not dropped
-    assert all(point.held_out is not None for point in points)
-    assert [text for text in diary.warnings if "only the second measurement counts" in text]
 
 
 def test_what_is_dropped_on_held_out_samples_is_said_once_and_alike_everywhere(
@@ -286,14 +262,6 @@ def test_a_plan_that_is_dropped_hides_no_sound_one(open_record: OpenRecord, spac
     assert all(point.held_out is not None for point in front.points)
 
 
-def test_plans_that_fail_alike_when_confirmed_share_a_warning(searched: StudyRecord, space: SearchSpace) -> None:
-    confirm(searched, make_toolchain(space, crashes={g.id for g in space.groups}), SETTINGS, Diary(), rounds=1)
-    front = front_of(searched)
-    assert len(front.points) > 4
-    assert sum("failed when re-measured" in text for text in front.warnings) == 1
-    assert not [text for text in front.warnings if "was not measured again" in text], "it was, and failed"
-
-
 def test_a_limit_that_only_a_plan_off_the_front_keeps_to(open_record: OpenRecord, space: SearchSpace) -> None:
     """Nothing is faster beyond noise, so that all-FP32 alone is on the front."""
     law = Law([g.id for g in space.groups], boundary_ms=0.0, gains={g.id: 0.01 for g in space.groups})
@@ -314,23 +282,6 @@ def test_a_limit_that_only_a_plan_off_the_front_keeps_to(open_record: OpenRecord
     assert "no plan" not in front.chosen_reason
 
 
-def test_a_plan_that_was_not_confirmed_has_its_speedup_against_the_same_baseline(
-    searched: StudyRecord, space: SearchSpace
-) -> None:
-    confirm(searched, make_toolchain(space, session_spread=0.05), SETTINGS, Diary(), rounds=3)
-    front = front_of(searched)
-    other = next(e for e in searched.evaluations() if e.plan not in [p.plan for p in front.points])
-    picked = front_of(searched, plan=other.plan.fingerprint).chosen
-    assert picked is not None
-    assert picked.speedup == pytest.approx(front.fp32.latency.median_ms / picked.latency.median_ms)
-
-
-def test_warnings_of_a_timing_are_those_that_nothing_else_says() -> None:
-    drifted, hot = "the FP32 baseline takes 1.50 times", "the GPU is throttled"
-    plan = replace(make_evaluation(1.0, 1e-3), warnings=(drifted, hot))
-    assert plan.timing_warnings == (hot,)
-
-
 def test_a_baseline_that_drifts_is_told(open_record: OpenRecord, space: SearchSpace) -> None:
     record = open_record()
     Tuner(record, space, make_toolchain(space, drifts=[1.0] * 8 + [1.5]), SETTINGS, Silent()).run()
@@ -344,28 +295,6 @@ def test_a_broken_machine_stops_the_confirmation(searched: StudyRecord, space: S
     toolchain, diary = make_toolchain(space, faults=1), Diary()
     confirm(searched, toolchain, SETTINGS, diary, rounds=1)
     assert "trying again" in diary.warnings[0]
-
-
-def test_processes_that_differ_widen_the_interval() -> None:
-    rounds = [summarise([ms] * 9 + [ms * 1.001], FAST) for ms in (5.0, 5.4, 5.1)]
-    pooled = pool_latencies(rounds, FAST)
-    assert pooled.ci95_ms[0] <= 5.0
-    assert pooled.ci95_ms[1] >= 5.4
-    assert pooled.median_ms == pytest.approx(5.1, abs=0.01)
-    one = Latency.predicted(3.0)
-    assert pool_latencies([one, one], FAST) == one
-
-
-def test_the_front_reads_the_same_by_either_error() -> None:
-    points = [
-        make_evaluation(1.0, 1e-2, held_out=1e-2, number=1),
-        make_evaluation(2.0, 2e-3, held_out=5e-3, number=2),
-        make_evaluation(3.0, 3e-3, held_out=4e-3, number=3),
-        make_evaluation(4.0, 1e-5, held_out=1e-5, number=4),
-    ]
-    front = confirmed_front(points)
-    assert [p.number for p in front] == [1, 2, 4]
-    assert front == pareto(front) == pareto(front, error=lambda e: e.error_value)
 
 
 def test_finding_a_plan() -> None:
@@ -426,13 +355,6 @@ def test_a_long_front_is_confirmed_in_part(long: StudyRecord) -> None:
     gaps = [a.latency.median_ms - b.latency.median_ms for b, a in pairwise(p for p in reported.points if p.remeasured)]
     width = reported.points[-1].latency.median_ms - reported.points[0].latency.median_ms
     assert max(gaps) < 0.6 * width, "spread over the front"
-
-
-def test_held_out_errors_drop_no_point_that_has_none(long: StudyRecord) -> None:
-    """They are larger here by half: a neighbour that has none must not win by that."""
-    confirm(long, make_toolchain(make_small_space(16), held_out_factor=1.5), CAPPED, Diary(), rounds=1)
-    reported = front_of(long)
-    assert [p.plan for p in reported.points] == [p.plan for p in pareto(long.evaluations())]
 
 
 def test_a_limit_confirms_what_it_chooses_until_it_holds(long: StudyRecord) -> None:
