@@ -12,7 +12,6 @@ import pytest
 
 import mptune
 from mptune.cli import main
-from mptune.errors import SettingsError
 from mptune.graph.plan import PrecisionPlan
 from mptune.rundir import read_run
 from mptune.tuning.front import Front
@@ -188,20 +187,3 @@ def test_a_confirmation_keeps_its_pick(searched: Front, agree) -> None:
     limited = mptune.confirm(RUN, open_toolchain=make_toolchain().open, tolerance=[f"{output}=1e-3"]).front
     assert limited.choice.kind == "limits"
     agree(device)
-
-
-def test_limits_that_stand_must_fit_what_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
-    search(make_toolchain(), limits="max_abs<=1", metric=["relative_l2", "max_abs"])
-    with pytest.raises(SettingsError, match=r"limits= max_abs<=1: the metrics are relative_l2"):
-        search(make_toolchain(), metric=["relative_l2"])
-
-
-def test_the_nearest_is_that_of_the_smallest_largest_ratio() -> None:
-    front = search(make_toolchain(), budget=20)
-    error, ms = 1e-4, 0.9 * front.points[0].latency.median_ms
-    asked = mptune.pick(RUN, max_error=error, max_latency_ms=ms).choice
-    ratio = {p.plan.fingerprint: max(p.judged_error / error, p.latency.median_ms / ms) for p in front.points}
-    assert asked.nearest == min(ratio, key=ratio.__getitem__)
-    by_value = mptune.pick(RUN, limits=f"{front.metric}<=1e-12", max_latency_ms=1000.0)
-    assert by_value.choice.nearest == front.fp32.plan.fingerprint
-    assert by_value.unmet.startswith(f"no plan has latency <= 1000 ms and {front.metric}<=1e-12; the nearest is ")

@@ -66,7 +66,8 @@ def run_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     if request.param == "detector":
         onnx.save(detector(LAYOUTS[0]), folder / "detector.onnx")
         np.savez(folder / "data.npz", image=images(16))
-        mptune.search(folder / "detector.onnx", data=folder / "data.npz", **predicted)
+        points = mptune.search(folder / "detector.onnx", data=folder / "data.npz", **predicted).points
+        mptune.pick(folder / "run", plan=points[len(points) // 2].plan.fingerprint)  # between two neighbours
     else:
         np.savez(folder / "data.npz", x=np.random.default_rng(0).normal(size=(24, 32)).astype(np.float32))
         path = save_mlp(folder / "mlp.onnx")

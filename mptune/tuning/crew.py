@@ -110,11 +110,11 @@ def run_workers(
 def _error_of(run: RunDirectory, gpu: int, status: int) -> MptuneError:
     """What a worker ended with: the last error in its log, if it came to write one."""
     log = run.logs / f"worker-gpu{gpu}.log"
-    before, _, rest = read_text(log).rpartition("error: ")
-    message, *hints = rest.splitlines() or [""]
-    if status < 0 or not (before or message):
+    _, is_error, rest = read_text(log).rpartition("error: ")
+    if status < 0 or not is_error:
         text = f"the worker on GPU {gpu} died (exit status {status}); its log is {log}"
         return RunError(text, f"when that is repaired, {RESUME_HINT}")
+    message, *hints = rest.splitlines()
     error = RunError(f"the worker on GPU {gpu} stopped: {message}", "".join(hints[:1]).removeprefix("hint: "))
     error.exit_code = status
     return error

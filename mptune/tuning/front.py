@@ -104,14 +104,12 @@ class Front:
         max_latency_ms: float | None = None,
         max_memory_bytes: int | None = None,
     ) -> Evaluation:
-        """Take one point of the front, as ``mptune.pick`` chooses; nothing is written. ``pick`` also writes its model.
+        """Take one point of the front, as ``mptune.pick`` chooses among all plans; nothing is written.
 
         Args:
-            max_error: the fastest point whose error is at most this, on the search samples and on the held-out ones;
-                None stands for the metric's default limit.
-            max_latency_ms: the most exact point whose median latency is at most this. With both, the fastest that
-                meets both.
-            max_memory_bytes: only points whose engine takes at most so much (``EngineMemory.total_bytes``).
+            max_error: take the fastest point whose error is at most this; None stands for the metric's default limit.
+            max_latency_ms: take the most exact point that is at most this slow; with both, the fastest of these.
+            max_memory_bytes: take one whose engine and its context take at most so much memory.
 
         Raises:
             PlanError: no point meets the limits.

@@ -33,18 +33,10 @@ class SampleSets:
 
     search: CalibrationSet
     held_out: CalibrationSet
-    sizes: tuple[Finding, ...] = ()
-    labels: tuple[Sequence[dict[str, np.ndarray]], Sequence[dict[str, np.ndarray]]] = ((), ())
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """Of both sets, each once."""
-        return tuple(dict.fromkeys((*self.search.warnings, *self.held_out.warnings)))
-
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        """Of both sets, each once."""
-        return tuple(dict.fromkeys((*self.search.findings, *self.held_out.findings)))
+    warnings: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    sizes: tuple[Finding, ...]
+    labels: tuple[Sequence[dict[str, np.ndarray]], ...] = ((), ())
 
     def save(self, context: RunContext) -> None:
         """Write samples and labels where jobs find them."""
@@ -70,12 +62,13 @@ def split_data(data: CalibrationSet, settings: SearchSettings, inputs: Sequence[
     if settings.rollout is not None and settings.labels is not None:
         raise SettingsError("cannot be given where a state is fed back", "leave one of them away", setting="labels")
     search, held_out = data.split(*options, 1 if settings.rollout is None else settings.rollout.steps)
-    sizes = size_findings(data.samples, inputs, settings.shapes)
+    warnings = tuple(dict.fromkeys((*search.warnings, *held_out.warnings)))
+    findings = tuple(dict.fromkeys((*search.findings, *held_out.findings)))
+    sets = SampleSets(search, held_out, warnings, findings, size_findings(data.samples, inputs, settings.shapes))
     if settings.labels is None:
-        return SampleSets(search, held_out, sizes)
+        return sets
     labels = load_labels(settings.labels, len(data.samples))
-    of_search, of_held_out = ([labels[k] for k in part.indices] for part in (search, held_out))
-    return SampleSets(search, held_out, sizes, (of_search, of_held_out))
+    return replace(sets, labels=tuple([labels[k] for k in part.indices] for part in (search, held_out)))
 
 
 def with_rollout(settings: SearchSettings, model: Model, samples: int) -> SearchSettings:

@@ -97,12 +97,6 @@ def test_a_dropped_point_drops_no_other() -> None:
     assert pareto([a, b, c]) == (a, c), "b is not faster than c beyond noise; a is"
 
 
-@given(evaluation_lists())
-def test_hypervolume_is_a_share(evaluations: list[Evaluation]) -> None:
-    volume = hypervolume(evaluations, FP32)
-    assert 0.0 <= volume <= 1.0
-
-
 @given(evaluation_lists(), st.floats(0.1, 9.9), st.floats(1e-7, 1e-2))
 def test_another_point_never_lowers_the_hypervolume(evaluations: list[Evaluation], ms: float, error: float) -> None:
     more = [*evaluations, make_evaluation(ms, error, number=99)]

@@ -57,5 +57,5 @@ def test_the_score_column_is_right_by_default(layout: Layout, tmp_path: Path) ->
     )
     assert front.metric == "worst_part"
     assert front.chosen is not None
-    assert front.chosen.plan.fp16_groups
+    assert front.chosen.plan != emulated.groups.uniform(Precision.FP16)
     assert emulated.score_error(front.chosen.plan) < LIMIT

@@ -123,7 +123,7 @@ def test_an_error_stops_a_search_and_what_was_found_is_kept(
     front = json.loads((tmp_path / "model.mptune/front.json").read_text())
     assert printed == front
     assert (front["points"], front["chosen"]) == ([], None)
-    assert front["baseline"] == {"fp32": None, "fp16": None}
+    assert front["baseline"] == {"fp32": None, "fp16": None, "tf32": None}
     found = {f["code"]: f for f in front["findings"]}
     assert found["rows-mix"]["where"]["nodes"] == ["mean"]
     assert found["rows-mix"]["origin"] == "search"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -68,7 +67,11 @@ def choose(
     if limits.wants_knee:
         return decided.model_copy(update={"chosen": knee(candidates).plan.fingerprint})
     if not limits.is_error_limited:
-        exactest = min(candidates, key=lambda e: (rest_error(e), e.latency.median_ms))
+        # A plan that has met no held-out samples is compared on the search samples: its error is no smaller for that.
+        met = [e for e in candidates if e.held_out is not None] or candidates
+        exactest = min(met, key=lambda e: (rest_error(e), e.latency.median_ms))
+        new = [e for e in candidates if e.held_out is None and e.error_value < exactest.error_value]
+        exactest = min([exactest, *new], key=lambda e: e.error_value)
         return decided.model_copy(update={"chosen": exactest.plan.fingerprint, "is_most_exact": True})
     fastest = min(candidates, key=lambda e: (e.latency.median_ms, rest_error(e)))
     chosen, least = fastest, 1.0 / MUCH_EXACTER
@@ -148,8 +151,7 @@ def could_be_chosen(
     if choice.kind in ("default", "limits") and choice.unmet is None and named:
         chosen = next(e for e in named if e.plan.fingerprint == choice.chosen)
         for e in evaluations:
-            at_best = replace(e, latency=replace(e.latency, median_ms=e.latency.ci95_ms[0]))
-            if e in named or not e.is_finite or limits.excess(at_best) > 1.0:
+            if e in named or not e.is_finite or limits.excess(e, e.latency.ci95_ms[0]) > 1.0:
                 continue
             is_near = not (faster_beyond_noise(e, chosen) or faster_beyond_noise(chosen, e))
             if is_near if limits.is_error_limited else rest_error(e) < rest_error(chosen):

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mptune.data.metrics.paired import LEAST_ERROR, compare_errors, is_compared_by_ratio, significantly_smaller
+from mptune.data.metrics.paired import LEAST_ERROR, is_compared_by_ratio, significantly_smaller
 from mptune.data.metrics.parts import ADD_IN_SQUARES
 from mptune.engines.timing.latency import are_lower, is_lower
 from mptune.json_form import encode_float
@@ -134,20 +134,13 @@ def neighbours(points: Sequence[Evaluation], chosen: Evaluation) -> tuple[Neighb
     """
     most_ms = (1.0 - LEAST_FASTER) * chosen.latency.median_ms
     faster = [p for p in points if p.latency.median_ms <= most_ms and faster_beyond_noise(p, chosen)]
-    exacter = [p for p in points if faster_beyond_noise(chosen, p) and _is_clearly_more_exact(p, chosen)]
+    exacter = []
+    for point in points:
+        before, after = shared_errors(chosen, point)
+        if after < before and LEAST_EXACTER * after <= before and faster_beyond_noise(chosen, point):
+            exacter.append(point)
     named = (*(("faster", p) for p in faster[-1:]), *(("more exact", p) for p in exacter[:1]))
     return tuple(Neighbour(role, point, chosen) for role, point in named)  # type: ignore[arg-type]
-
-
-def _is_clearly_more_exact(point: Evaluation, chosen: Evaluation) -> bool:
-    before, after = shared_errors(chosen, point)
-    if not (after < before and LEAST_EXACTER * after <= before):
-        return False
-    first, second = point.counted, chosen.counted
-    if point.counted_held_out is not None and chosen.counted_held_out is not None:
-        first, second = first.with_samples_of(point.counted_held_out), second.with_samples_of(chosen.counted_held_out)
-    difference = compare_errors(first, second, point.metric)
-    return difference is None or difference.is_significant or FAR_SMALLER * after <= before
 
 
 def pareto(

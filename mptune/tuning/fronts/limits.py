@@ -63,22 +63,23 @@ class PlanLimits:
             asked.knee or not (is_error_limited or asked.max_latency_ms is not None),
         )
 
-    def excess(self, evaluation: Evaluation) -> float:
-        """The largest ratio of a figure to its limit: at most 1 meets all. Infinite where a figure is not known."""
+    def excess(self, evaluation: Evaluation, latency_ms: float | None = None) -> float:
+        """The largest ratio of a figure to its limit: at most 1 meets all. Infinite where a figure is not known.
+
+        ``latency_ms`` stands for the median, where it is given.
+        """
         ratios = [1.0, *(limit.excess(evaluation) for limit in self.of_metrics)]
         ratios += [excess(evaluation, tolerance) for tolerance in self.tolerances]
         if self.max_error is not None:
-            ratios.append(_ratio(rest_error(evaluation, self.tolerances), self.max_error))
+            error, limit = rest_error(evaluation, self.tolerances), self.max_error
+            ratios.append(error / limit if limit > 0 else 1.0 if error <= limit else math.inf)
         if self.max_latency_ms is not None:
-            ratios.append(evaluation.latency.median_ms / self.max_latency_ms)
+            ms = evaluation.latency.median_ms if latency_ms is None else latency_ms
+            ratios.append(ms / self.max_latency_ms)
         if self.max_memory_bytes is not None:
             memory = evaluation.memory
             ratios.append(math.inf if memory is None else memory.total_bytes / self.max_memory_bytes)
         return math.inf if any(map(math.isnan, ratios)) else max(ratios)
-
-
-def _ratio(error: float, limit: float) -> float:
-    return error / limit if limit > 0 else 1.0 if error <= limit else math.inf
 
 
 def excess(evaluation: Evaluation, tolerance: Tolerance) -> float:
@@ -99,15 +100,13 @@ def feasible(evaluations: Sequence[Evaluation], tolerances: Sequence[Tolerance])
 
 def rest_error(evaluation: Evaluation, tolerances: Sequence[Tolerance] = ()) -> float:
     """The error of what no tolerance is about, the larger of search and held-out samples: ``--max-error`` limits it."""
-
-    def rest(error: OutputError) -> float:
-        by_part = error.by_part(evaluation.metric) if tolerances else {}
-        if not by_part:
-            return error.value(evaluation.metric)
-        return max((value for part, value in by_part.items() if not is_covered(part, tolerances)), default=0.0)
-
-    errors = filter(None, (evaluation.counted, evaluation.counted_held_out))
-    return max(map(rest, errors), key=lambda value: (math.isnan(value), value))
+    errors = filter(None, (evaluation.counted, evaluation.counted_held_out)) if tolerances else ()
+    by_part = [error.by_part(evaluation.metric) for error in errors]
+    if not any(by_part):  # the evaluation keeps these, which thousands of plans are asked for
+        values = [evaluation.error_value, evaluation.judged_error]
+    else:
+        values = [v for parts in by_part for part, v in parts.items() if not is_covered(part, tolerances)]
+    return max(values, key=lambda value: (math.isnan(value), value), default=0.0)
 
 
 def is_larger_in_search(evaluation: Evaluation) -> bool:
@@ -204,9 +203,8 @@ _FORM = re.compile(r"\s*(?P<name>.+?)\s*(?P<sign>>=|<=|>|<)\s*(?P<value>[-+0-9.e
 
 @dataclass(frozen=True)
 class MetricLimit:
-    """One limit, with its text as given; the bound is in the metric's own unit, a lower one where ``at_least``."""
+    """One limit; the bound is in the metric's own unit, a lower one where ``at_least``."""
 
-    text: str
     metric: str
     at_least: bool
     bound: float
@@ -224,7 +222,7 @@ class MetricLimit:
         names = {**{undirected(metric): metric for metric in metrics}, **{metric: metric for metric in metrics}}
         wanted = match["name"]
         if wanted in names:
-            return cls(text.strip(), names[wanted], match["sign"].startswith(">"), bound)
+            return cls(names[wanted], match["sign"].startswith(">"), bound)
         message, hint = f"the metrics are {', '.join(metrics)}", f"give --metric {wanted}, too"
         if wanted not in METRICS and ":" not in wanted:
             close = difflib.get_close_matches(wanted, [*names, *METRICS], 2)

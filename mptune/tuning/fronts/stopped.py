@@ -49,7 +49,7 @@ def stopped_document(file: RunFile) -> dict[str, Any]:
             "device": None if target is None else target.device,
         },
         "metric": file.search.metric,
-        "baseline": {"fp32": None, "fp16": None, "tf32": None},
+        "baseline": dict.fromkeys(("fp32", "fp16", "tf32")),
         "points": [],
         "chosen": None,
         "choice": None,

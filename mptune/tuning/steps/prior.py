@@ -10,7 +10,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 
@@ -121,7 +120,8 @@ class Knowledge:
         to_learn = 0
         if self.emulator is not None:
             self.emulator.learn_measured(evaluations)
-            to_learn = self.emulator.affordable(_LEARNING_SHARE * median([e.build_s for e in evaluations] or [0.0]))
+            build_s = float(np.median([evaluation.build_s for evaluation in evaluations] or [0.0]))
+            to_learn = self.emulator.affordable(_LEARNING_SHARE * build_s)
         for evaluation in evaluations:
             if evaluation.number not in self._searched:
                 self._searched[evaluation.number] = searched_error(evaluation.error, self._law, self._settings)

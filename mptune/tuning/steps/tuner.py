@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import random
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -16,8 +14,6 @@ import numpy as np
 from mptune.engines.base import Failure, Measurement
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.errors import RunError
-from mptune.graph.ops import MOVEMENT
-from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation
 from mptune.tuning.failures import describe, did_not_run, machine_error
@@ -28,18 +24,10 @@ from mptune.tuning.record.record import Proposal, StudyRecord, origin_of
 from mptune.tuning.record.sessions import Sessions, anchored, keep_reopened
 from mptune.tuning.sampler.trials import ehvi_of
 from mptune.tuning.space import SearchSpace, Seed
-from mptune.tuning.steps.attempts import (
-    FAULTS_IN_A_ROW,
-    check_machine,
-    doubt,
-    may_be_the_machines,
-    once_more,
-    try_twice,
-)
+from mptune.tuning.steps import attempts, remeasure
 from mptune.tuning.steps.baseline import check_first_evaluation
 from mptune.tuning.steps.limits import HOPELESS, Limits, Stop
 from mptune.tuning.steps.prior import Knowledge
-from mptune.tuning.steps.remeasure import announce
 
 DUPLICATES_IN_A_ROW = 3
 """After this many proposals in a row that were evaluated before, a new neighbour of the front is taken instead."""
@@ -101,7 +89,7 @@ class Tuner:
                     return Stop.EXHAUSTED
                 # A plan comes back if the worker that has it in work dies. The wait is jittered, so that two workers
                 # that gave way to each other do not do so again.
-                self._sleep(_WAIT_S * random.uniform(0.5, 1.5))
+                self._sleep(_WAIT_S * np.random.default_rng().uniform(0.5, 1.5))
             elif (limit := self._limits.reached()) is not None:  # emulations took their time
                 record.release(proposal)
                 return limit
@@ -111,7 +99,7 @@ class Tuner:
                     self._tell_failure(proposal, outcome)
                 else:
                     self._tell(proposal, outcome)
-                announce(self._listener, record, self._settings)
+                remeasure.announce(self._listener, record, self._settings)
             record.heal()
 
     def _reason_to_stop(self, earlier_failures: int) -> Stop | None:
@@ -150,7 +138,7 @@ class Tuner:
                 return None
             record.tell_duplicate(proposal)
             if repeats % DUPLICATES_IN_A_ROW == 0:
-                record.enqueue(self._new_plan(), ORIGIN_SAMPLER)
+                self._enqueue_new_plan()
         raise AssertionError("unreachable")
 
     def _is_shared_out(self, proposal: Proposal | None = None) -> bool:
@@ -164,8 +152,8 @@ class Tuner:
         for seed in due_seeds(self._record, self._space, first):
             self._record.enqueue(seed.plan, seed.origin)
 
-    def _new_plan(self) -> PrecisionPlan:
-        """A plan that nobody has evaluated: it differs from one on the front, in as few groups as need be."""
+    def _enqueue_new_plan(self) -> None:
+        """Enqueue a plan that nobody has evaluated: it differs from one on the front, in as few groups as need be."""
         space, started = self._space, self._record.started()
         generator = np.random.default_rng([self._settings.seed, len(self._record.trials())])
         bases = [e.plan for e in pareto(self._record.evaluations()) if space.holds(e.plan)] or [space.all_fp16]
@@ -176,8 +164,8 @@ class Tuner:
                 group = space.free[index]
                 choices[group] = next(name for name in space.options[group] if name != choices[group])
             if (plan := space.plan(choices)).fingerprint not in started:
-                return plan
-        raise AssertionError("unreachable")
+                self._record.enqueue(plan, ORIGIN_SAMPLER)
+                break
 
     # -- evaluate -----------------------------------------------------------------------------------------------
 
@@ -186,16 +174,17 @@ class Tuner:
         record, toolchain, listener, plan = self._record, self._toolchain, self._listener, proposal.plan
         job = partial(toolchain.evaluate, plan, profile=toolchain.profiling == "along")
         try:
-            result = try_twice(job, toolchain, listener, f"plan {plan.fingerprint} ({proposal.origin})")
+            result = attempts.try_twice(job, toolchain, listener, f"plan {plan.fingerprint} ({proposal.origin})")
             if isinstance(result, Failure):
-                self._faults = self._faults + 2 if may_be_the_machines(result) else 0
-                if self._faults >= FAULTS_IN_A_ROW and (baseline := record.baseline()) is not None:
-                    check_machine(partial(toolchain.evaluate, baseline.plan), toolchain, listener, self._faults)
+                self._faults = self._faults + 2 if attempts.may_be_the_machines(result) else 0
+                if self._faults >= attempts.FAULTS_IN_A_ROW and (baseline := record.baseline()) is not None:
+                    all_fp32 = partial(toolchain.evaluate, baseline.plan)
+                    attempts.check_machine(all_fp32, toolchain, listener, self._faults)
                     self._faults = 0
                 return result
             self._faults = 0
             if self._doubts and self._doubt(proposal, result):
-                result = once_more(job, result, partial(self._doubt, proposal), toolchain, listener)
+                result = attempts.once_more(job, result, partial(self._doubt, proposal), toolchain, listener)
                 self._doubts = not self._doubt(proposal, result)
             return result
         except BaseException:
@@ -204,7 +193,7 @@ class Tuner:
             raise
 
     def _doubt(self, proposal: Proposal, measurement: Measurement) -> str:
-        return doubt(self._judged(proposal, measurement), tf32=self._settings.tf32)
+        return attempts.doubt(self._judged(proposal, measurement), tf32=self._settings.tf32)
 
     def _judged(self, proposal: Proposal, measurement: Measurement) -> Evaluation:
         """A measurement against the baseline, and against what emulation says of the plan."""
@@ -222,9 +211,7 @@ class Tuner:
         emulated = None if emulator is None else emulator.recall(plan)
         if emulated is None or baseline is None or evaluation.has_own_value:  # of those the relative L2 is emulated
             return evaluation
-        reduced = set(plan.reduced_groups)
-        ops = Counter(op for group in self._space.groups if group.id in reduced for op in {*group.ops} - MOVEMENT)
-        return evaluation.with_emulated(emulated, baseline.error_value, (op for op, _ in ops.most_common()))
+        return evaluation.with_emulated(emulated, baseline.error_value, self._space.operators(plan))
 
     # -- tell ---------------------------------------------------------------------------------------------------
 
@@ -245,7 +232,7 @@ class Tuner:
                 # It takes longer than what was measured, which is recorded if this process is killed meanwhile.
                 record.tell_evaluation(proposal, self._judged(proposal, measurement), times_ms, is_final=False)
                 reopen = partial(self._toolchain.reopen, proposal.plan, REOPENED)
-                timings = try_twice(reopen, self._toolchain, listener, "opening sessions anew")
+                timings = attempts.try_twice(reopen, self._toolchain, listener, "opening sessions anew")
                 if isinstance(timings, Failure):
                     listener.warning(f"how far sessions differ was not measured: {describe(timings)}")
                 else:

@@ -128,20 +128,6 @@ def test_what_buys_nothing_is_no_neighbour(ms: float, error: float, role: str | 
     assert found == {"faster": fast, "more exact": slow} | ({} if role is None else {role: point})
 
 
-def test_predicted_latencies_have_no_noise_and_still_have_to_differ() -> None:
-    chosen, near, far = (
-        replace(with_errors(make_evaluation(ms, 1.0, number=number), [error] * 3), latency=Latency.predicted(ms))
-        for number, (ms, error) in enumerate(((3.0, 1e-3), (2.99997, 3e-3), (2.5, 4e-3)))
-    )
-    assert [beside.evaluation for beside in neighbours((far, near, chosen), chosen)] == [far]
-
-
-def test_an_error_that_is_smaller_within_doubt_is_not_more_exact() -> None:
-    chosen = with_errors(make_evaluation(3.0, 1.0, number=0), [1e-3, 4e-3, 2e-3])
-    doubtful = with_errors(make_evaluation(4.0, 1.0, number=1), [3e-3, 1e-3, 1.5e-3])
-    assert neighbours((chosen, doubtful), chosen) == ()
-
-
 def sorted_by_ms(*points: Evaluation) -> list[Evaluation]:
     return sorted(points, key=lambda point: point.latency.median_ms)
 
@@ -150,12 +136,8 @@ def sorted_by_ms(*points: Evaluation) -> list[Evaluation]:
     ("before", "after", "metric", "text"),
     [
         (1e-3, 4.8e-2, "worst_part", "error 48 times larger"),
-        (1e-3, 1e-4, "worst_part", "error 10 times smaller"),
-        (2e-6, 2.4e-3, "worst_part", "error 1200 times larger"),
         (0.0, 3.1e-4, "worst_part", "error from 0 to 3.1e-04"),
-        (3.1e-4, 2e-7, "worst_part", "error from 3.1e-04 to 2.0e-07"),
         (1e-3, 1.05e-3, "worst_part", "the same error within 10 %"),
-        (0.0, 0.0, "worst_part", "the same error"),
         (0.01, 0.02, "script.py:accuracy", "error from 1.0e-02 to 2.0e-02"),
     ],
 )
@@ -175,11 +157,3 @@ def test_held_out_samples_count_where_both_have_met_them() -> None:
     remeasured = [replace(point, held_out=make_error(error)) for point, error in ((FAST, 8e-3), (CHOSEN, 2e-3))]
     assert shared_errors(*remeasured) == (pytest.approx(8e-3), pytest.approx(2e-3))
     assert shared_errors(remeasured[0], CHOSEN) == (pytest.approx(4e-3), pytest.approx(2e-3))
-
-
-def test_errors_of_different_samples_are_never_divided() -> None:
-    """The chosen plan has met held-out samples, the others have not, as where a long front is re-measured in part."""
-    chosen = replace(CHOSEN, held_out=make_error(1e-4))
-    faster, exacter = neighbours((FAST, chosen, SLOW), chosen)
-    assert faster.to_json()["error_ratio"] == pytest.approx(2.0)
-    assert exacter.to_json()["error_ratio"] == pytest.approx(0.5)

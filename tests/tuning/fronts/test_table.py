@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from mptune.choice import Choice
 from mptune.errors import PlanError, SettingsError
 from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation
-from mptune.tuning.front import MOST_ROWS, front_records
+from mptune.tuning.front import front_records
 from tests.tuning import factory
 from tests.tuning.factory import make_evaluation
 
@@ -63,28 +63,17 @@ def test_the_repr_is_short_whatever_the_front_holds(count: int, name: str, reaso
     assert len(repr(front)) < 2000
 
 
-def test_a_long_front_keeps_its_ends_and_the_choice() -> None:
-    points = staircase(100)
-    text = repr(make_front(points, chosen=points[37]))
-    for point in (points[0], points[37], FP32):
-        assert point.plan.fingerprint in text
-    assert f"{101 - MOST_ROWS} more rows" in text
-
-
 def test_best_takes_one_point_by_its_limits() -> None:
     points = FRONT.points
     assert FRONT.best(max_error=points[2].judged_error) is points[2]
     assert FRONT.best(max_latency_ms=points[1].latency.median_ms) is points[1]
     assert FRONT.best(max_error=1.0, max_latency_ms=100.0) is points[0]
-    assert FRONT.best() in points
-
-
-def test_best_says_that_nothing_meets_the_limits() -> None:
+    assert FRONT.best() is points[0], "within 1 %"
     with pytest.raises(PlanError, match="no plan has error <= 1e-12") as caught:
         FRONT.best(max_error=1e-12)
     assert FP32.plan.fingerprint in caught.value.hint
-    with pytest.raises(PlanError, match="no plan is feasible"):
-        make_front(()).best()
+    with pytest.raises(SettingsError, match="max_error= is "):
+        FRONT.best(max_error=0)
 
 
 def test_one_point_prints_in_a_line() -> None:
@@ -93,12 +82,6 @@ def test_one_point_prints_in_a_line() -> None:
         f"Evaluation({FRONT.points[0].plan.fingerprint}: 5 ms predicted, error 0.01 (relative_l2),"
         " 1 FP16 and 9 FP32 groups, sampler)"
     )
-
-
-@pytest.mark.parametrize("limits", [{"max_error": 0}, {"max_latency_ms": -1.0}, {"max_error": math.nan}])
-def test_limits_are_above_zero(limits: dict[str, float]) -> None:
-    with pytest.raises(SettingsError, match=f"{next(iter(limits))}= is "):
-        FRONT.best(**limits)
 
 
 def test_the_records_have_a_row_for_each_point_and_baseline() -> None:
