@@ -29,9 +29,6 @@ BREAKING_CODES = tuple(sorted((code for code, row in CODES.items() if row.breaks
 FP16_CODES = frozenset((*BREAKING_CODES, "long-sum", "norm-written-out", "no-fp16-kernel"))
 """Codes of what FP16 breaks or lacks; the others are about the model in FP32, the data, the target or the run."""
 
-PINNING_CODES = (*BREAKING_CODES, "no-fp16-kernel", "no-bf16-kernel", "quantised-parts")
-"""Codes of the findings that pin groups to FP32."""
-
 RANGE_CODES = frozenset({"overflow", "mask", "vanishing-epsilon", "vanishing-values", "norm-written-out"})
 """Codes of values that leave FP16's range, which BF16 holds."""
 

@@ -78,7 +78,7 @@ class Evaluation(JsonForm):
         number: Optuna's number of the trial, for ordering and for the logs.
         latency: in milliseconds; drift-corrected where measured.
         error: every named statistic on the search samples, per output and per sample.
-        metric: the objective statistic; another choice needs no new build (``with_metric``).
+        metric: the objective statistic.
         speedup: median of all-FP32 / median of this one; above 1 is faster.
         emulated: the objective statistic by emulation of some of the samples, beside a measured one.
         disagrees: the measured error is not the emulated one, by more than ``EMULATION_FACTOR``.
@@ -227,18 +227,9 @@ class Evaluation(JsonForm):
         return tuple(text for text in self.warnings if not text.startswith(DRIFT_TEXT))
 
     @property
-    def has_metric(self) -> bool:
-        """Whether the stored statistics hold the objective."""
-        return self.error.has(self.metric)
-
-    @property
     def has_own_value(self) -> bool:
         """Whether the objective is a metric over the whole set, or one to maximise: it has a value beside its error."""
         return own_value(self.metric) in self.error.per_output.get(ALL_OUTPUTS, {})
-
-    def with_metric(self, metric: str) -> Evaluation:
-        """The same evaluation judged by another stored statistic."""
-        return self if metric == self.metric else replace(self, metric=metric)
 
     def ignoring(self, outputs: tuple[str, ...]) -> Evaluation:
         """The same evaluation with outputs that do not count; all others do."""
