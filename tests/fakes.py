@@ -129,6 +129,8 @@ class FakeToolchain:
         kernel_answers: answers to the question for FP16 kernels, one after another; the last stays.
         asked_for_kernels: how often that was asked.
         context: where reference outputs are written; None writes none.
+        tf32: latency in milliseconds and error of all-FP32 with TF32; None where the device has none.
+        tf32_calls: how often that was measured.
     """
 
     law: Law
@@ -176,6 +178,8 @@ class FakeToolchain:
     asked_for_kernels: int = 0
     fused: tuple[FusedNodes, ...] = ()
     context: RunContext | None = None
+    tf32: tuple[float, float] | None = None
+    tf32_calls: int = 0
 
     @property
     def built(self) -> list[str]:
@@ -260,6 +264,15 @@ class FakeToolchain:
         self.profiled.append(plan.fingerprint)
         times = {g: self.law.gains[g] * (1.0 if g in half else 2.0) for g in self.law.groups}
         return replace(measurement, group_times_ms=times)
+
+    def evaluate_tf32(self) -> Measurement | Failure | None:
+        if self.tf32 is None:
+            return None
+        self.tf32_calls += 1
+        ms, error = self.tf32
+        latency, baseline = self._in_turn(ms, 1.0, 10_000)
+        statistics = {name: (0.0 if name == "non_finite" else error,) * 2 for name in self.statistics}
+        return Measurement(latency, baseline, 1.0, OutputError({"y": statistics}), "measured", build_s=0.0)
 
     def reopen(self, plan: PrecisionPlan, count: int) -> tuple[SessionTiming, ...] | Failure:
         if self.latency_source == "predicted":

@@ -104,6 +104,7 @@ class Confirm:
         listener.stage(f"measuring {len(record.space.seeds)} plans on {toolchain.device}")
         if any_left:
             tuner.Tuner(record, record.space, toolchain, settings, listener, limit).run()
+            measuring.keep_tf32(record, toolchain, settings, listener)
         fp32 = record.baseline()
         if fp32 is None:
             raise measuring.ended_early(limit, path)

@@ -56,6 +56,7 @@ class Origin:
 
 ORIGIN_FP32 = Origin("seed", "all-fp32")
 ORIGIN_FP16 = Origin("seed", "all-fp16")
+ORIGIN_TF32 = Origin("seed", "tf32")
 ORIGIN_SAMPLER = Origin("sampler")
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mptune.data.metrics.tasks import law_metric
+from mptune.engines.base import Failure
 from mptune.engines.context import RunContext
 from mptune.engines.environment import Environment
 from mptune.engines.toolchains.choose import open_toolchain
@@ -19,10 +20,12 @@ from mptune.run_json import RunFile, TargetSection
 from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings
 from mptune.targets.target import Target, profile_warnings
-from mptune.tuning.evaluation import Evaluation
+from mptune.tuning.evaluation import ORIGIN_TF32, Evaluation
+from mptune.tuning.failures import describe
 from mptune.tuning.fronts.stopped import with_suspects
 from mptune.tuning.listener import Listener
 from mptune.tuning.reasons.reasons import keep_grounds
+from mptune.tuning.record import sessions
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.study import check_metrics, open_study
 from mptune.tuning.space import SearchSpace
@@ -73,6 +76,28 @@ class Measuring:
         if target is not None and environment.jetson is not None and is_measured:
             environment = environment.with_warnings(*profile_warnings(target, environment.jetson))
         return cls(toolchain, section, environment)
+
+
+def keep_tf32(record: StudyRecord, toolchain: Toolchain, settings: SearchSettings, listener: Listener) -> None:
+    """Measure all-FP32 with TF32 once in a study: the default of TensorRT and of ONNX Runtime's CUDA provider."""
+    fp32 = record.baseline()
+    if fp32 is None or record.tf32() is not None:
+        return
+    measurement = toolchain.evaluate_tf32()
+    if isinstance(measurement, Failure):
+        listener.warning(f"all-FP32 with TF32 was not measured: {describe(measurement)}")
+    elif measurement is not None:
+        measurement = sessions.anchored(record, measurement)
+        latency = sessions.Sessions(record).corrected(measurement.latency)
+        evaluation = Evaluation.from_measurement(
+            fp32.plan,
+            replace(measurement, latency=latency),
+            number=fp32.number,
+            origin=ORIGIN_TF32,
+            metric=settings.metric,
+            baseline_ms=fp32.latency.median_ms,
+        )
+        record.keep_tf32(evaluation)
 
 
 def ended_early(limit: limits.Limits, run: Path) -> EndedEarlyError:

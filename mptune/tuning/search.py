@@ -91,6 +91,8 @@ class Search:
             else:
                 stop = measuring.make_tuner(run, self.file, record, tools, settings, listener, self._limits).run()
                 listener.stage(f"stopped: {stop.value}")
+            if self._limits.reached() is None:
+                measuring.keep_tf32(record, tools, settings, listener)
 
         # The front once more: in fresh processes, and on the samples that only it meets.
         fp32 = record.baseline()

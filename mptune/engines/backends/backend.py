@@ -104,6 +104,10 @@ class Builder(ABC):
             baseline: it is the one that candidates are timed in turn with, and stays until ``close``.
         """
 
+    def build_tf32(self) -> Built | Failure | None:
+        """The engine of all-FP32 whose products and convolutions may use TF32; None where it has no such engine."""
+        return None
+
     @abstractmethod
     def release(self, plan: PrecisionPlan, *, faulty: bool = False) -> None:
         """The engine of a plan has been evaluated; where it is faulty, its file is not to be used again."""

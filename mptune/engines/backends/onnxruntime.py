@@ -7,11 +7,12 @@ import re
 import shutil
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mptune.engines.backends.backend import Availability, BackendStatus, ModelBuilder, Place
+from mptune.engines.backends.backend import Availability, BackendStatus, Built, ModelBuilder, Place
 from mptune.engines.base import Failure, MissingKernel
 from mptune.engines.environment import installed_versions
 from mptune.engines.jobs.placement import PlacementJob
@@ -98,6 +99,13 @@ class OrtBuilder(ModelBuilder):
         tf32: Tf32 = "on" if uses_tf32 else "off by environment" if self.tf32_by_environment else "off"
         options = SessionOptions(self.provider, "timed", tf32=tf32, cuda_graph=settings.latency.cuda_graph)
         return OrtEngine(path, options)
+
+    def build_tf32(self) -> Built | Failure | None:
+        if self.provider == "cpu":
+            return None
+        plan = self._grouped.uniform(Precision.FP32)
+        engine = self._engine(self.typed_model(plan, baseline=True), plan)
+        return Built(replace(engine, options=replace(engine.options, tf32="on")))
 
     @cached_property
     def tf32_by_environment(self) -> bool:

@@ -150,7 +150,16 @@ class TensorRtBuilder(Builder):
 
     def build(self, plan: PrecisionPlan, *, baseline: bool = False) -> Built | Failure:
         """The file of a plan where there is one, else built: for the GPU here, else for the target."""
-        context, settings, gpu, path = self._context, self._context.settings, self._gpu, self._path(plan)
+        # The all-FP32 plan is the baseline, which never uses TF32.
+        return self._build(plan, self._path(plan), tf32=self._context.settings.tf32 and bool(plan.reduced_groups))
+
+    def build_tf32(self) -> Built | Failure | None:
+        plan = self._context.grouped.uniform(Precision.FP32)
+        path = self._path(plan)
+        return self._build(plan, path.with_name(f"tf32-{path.name}"), tf32=True)
+
+    def _build(self, plan: PrecisionPlan, path: Path, *, tf32: bool) -> Built | Failure:
+        context, settings, gpu = self._context, self._context.settings, self._gpu
         is_rtx = self._kind == "tensorrt-rtx"
         opened_with = EngineOptions(
             self._kind,
@@ -167,8 +176,7 @@ class TensorRtBuilder(Builder):
         limit = settings.tensorrt.workspace_mb or default_workspace_mb(shared_gb)
         options = BuildOptions(
             kind=self._kind,
-            # The all-FP32 plan is the baseline, which never uses TF32.
-            tf32=settings.tf32 and bool(plan.reduced_groups),
+            tf32=tf32,
             capabilities=(capability,) if is_rtx and capability is not None else (),
             shapes=settings.shapes,
             settings=replace(settings.tensorrt, workspace_mb=limit),

@@ -41,6 +41,7 @@ from mptune.errors import MptuneError
 from mptune.files import write_json
 from mptune.graph.fused import FusedNodes
 from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.processes.parent import Worker
 from mptune.settings import LatencySettings
 from mptune.targets.memory import plan_memory
 
@@ -263,6 +264,27 @@ class Toolchain(AbstractContextManager["Toolchain"]):
             write_json(EngineLayers.path(built.engine.path), EngineLayers(plan.fingerprint, layers).to_json())
         return with_group_times(measurement, layers, self.context.grouped)
 
+    def evaluate_tf32(self) -> Measurement | Failure | None:
+        """All-FP32 with TF32, on the search samples; None where the device has none, or nothing is timed.
+
+        It runs in a process of its own, as an environment variable keeps TF32 off in the others.
+        """
+        is_timed = self.builder is not None and self.latency_source == "measured"
+        built = self.builder.build_tf32() if self.builder is not None and is_timed and self.target.tf32_tflops else None
+        if built is None or isinstance(built, Failure):
+            return built
+        try:
+            job = self._measure_job(built, self._fp32, "search")
+            if isinstance(job, Failure):
+                return job
+            with Worker(self.context.logs_dir, self.context.settings.worker) as worker:
+                worker.on_question = self.worker.on_question
+                result = worker.call(job)
+            return result if isinstance(result, Failure) else result.measurement.with_drift(self._timer.drift(result))
+        finally:
+            if built.is_kept:
+                built.engine.path.unlink(missing_ok=True)
+
     def _measure_job(self, built: Built, plan: PrecisionPlan, which: SampleSet) -> MeasureJob | Failure:
         assert self.builder is not None
         baseline = self.builder.build(self._fp32, baseline=True)
@@ -354,10 +376,7 @@ class Timer:
         session = result.measurement.latency.session
         if session is not None:
             self.standings.add(plan.fingerprint, [session], result.objective)
-        if self._record is None:
-            self._record = TimingRecord(result.repetitions, result.baseline.median_ms, self._settings)
-            write_json(self._path, self._record.to_json())
-        drift = self._record.baseline_ms / result.baseline.median_ms
+        drift = self.drift(result)
         measurement = result.measurement.with_drift(drift)
         if abs(drift - 1.0) > DRIFT_WARNING:
             text = (
@@ -366,6 +385,13 @@ class Timer:
             )
             measurement = replace(measurement, warnings=(*measurement.warnings, text))
         return measurement
+
+    def drift(self, result: MeasureResult) -> float:
+        """The first latency of the baseline over that beside a result; the first result freezes the repetitions."""
+        if self._record is None:
+            self._record = TimingRecord(result.repetitions, result.baseline.median_ms, self._settings)
+            write_json(self._path, self._record.to_json())
+        return self._record.baseline_ms / result.baseline.median_ms
 
     @property
     def repetitions(self) -> Repetitions | None:

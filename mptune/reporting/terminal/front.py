@@ -103,6 +103,8 @@ def _gains(front: Front) -> list[tuple[str, str]]:
     error = f"error {error_text(chosen)}"
     if chosen.plan != front.fp32.plan:
         latency += f", all-FP32 {latency_text(front.fp32)} ms"
+    if front.tf32 is not None:
+        latency += f", in TF32 {latency_text(front.tf32)} ms (error {error_text(front.tf32)})"
     if fp16 is not None and chosen.plan != fp16.plan:
         ratio = fp16.judged_error / chosen.judged_error if chosen.judged_error > 0 else math.inf
         is_ratio = is_compared_by_ratio(front.metric) and math.isfinite(ratio) and fp16.is_finite

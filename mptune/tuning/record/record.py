@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 _OWNER = "owner"
 """Trial attribute: the process that works on it."""
 
+_TF32 = "tf32"
+"""Study attribute: the evaluation of all-FP32 with TF32."""
+
 _NAMELESS = timedelta(seconds=60)
 
 _SETTLED = (TrialState.COMPLETE, TrialState.PRUNED)
@@ -126,6 +129,15 @@ class StudyRecord:
     def baseline(self) -> Evaluation | None:
         """The evaluation of all-FP32; None before it is done."""
         return next((evaluation for evaluation in self.evaluations() if evaluation.origin == ORIGIN_FP32), None)
+
+    def tf32(self) -> Evaluation | None:
+        """All-FP32 with TF32; None where it was not measured."""
+        note = self.note(_TF32)
+        return None if note is None else Evaluation.from_json(note)
+
+    def keep_tf32(self, evaluation: Evaluation) -> None:
+        """Keep what was measured of all-FP32 with TF32."""
+        self.set_note(_TF32, evaluation.to_json())
 
     @property
     def spent(self) -> int:

@@ -136,9 +136,11 @@ def build_front(
     evaluations = tuple(latest.values())
     points = confirmed_front(feasible(confirmed, tolerances))
 
+    tf32 = record.tf32()
+    tf32 = None if tf32 is None else tf32.ignoring(choice.ignore).with_baseline(base_ms)
     proposed = None
     if choice.chosen is None:
-        made = choose(evaluations, choice, metrics)
+        made = choose(evaluations, choice, metrics, tf32)
         choice, proposed = (made, None) if is_made else (choice, made)
     by_name = {e.plan.fingerprint: e for e in evaluations}
     chosen = by_name.get(choice.chosen or "")
@@ -183,6 +185,7 @@ def build_front(
         reported_metrics=file.search.reported_metrics,
         nearest=by_name.get(choice.nearest or ""),
         proposed=proposed,
+        tf32=tf32,
     )
 
 

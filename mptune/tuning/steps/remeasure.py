@@ -97,7 +97,8 @@ def _rivals(
     off = [e.ignoring(settings.ignore) for e in record.evaluations() if e.plan not in shown]
     off = [e for e in off if e.is_finite]
     latest = [e for group in (points, off) for e in confirmed_evaluations(record, rounds, settings.latency, group)[0]]
-    named = {e.plan for e in could_be_chosen(latest, Choice.of(settings), (record.metric, *settings.reported_metrics))}
+    metrics = (record.metric, *settings.reported_metrics)
+    named = {e.plan for e in could_be_chosen(latest, Choice.of(settings), metrics, record.tf32())}
     return tuple(e for e in (*points, *off) if e.plan in named)
 
 

@@ -1,0 +1,42 @@
+"""The TF32 baseline: measured once beside all-FP32, in front.json, and a bound of what is chosen."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import mptune
+from tests import fakes
+from tests.fakes import make_toolchain
+
+
+def test_it_is_measured_once_and_stands_in_front_json(place: Path) -> None:
+    toolchain = make_toolchain(tf32=(0.6, 5e-4))
+    front = fakes.search(toolchain, budget=6)
+    assert front.tf32 is not None
+    assert front.tf32.error_value == pytest.approx(5e-4)
+    assert front.tf32.speedup == pytest.approx(front.fp32.latency.median_ms / front.tf32.latency.median_ms)
+    kept = json.loads((place / "model.mptune" / "front.json").read_text())["baseline"]["tf32"]
+    assert kept["latency"]["median_ms"] == pytest.approx(front.tf32.latency.median_ms)
+    assert kept["fp32"] == []
+    assert fakes.search(toolchain, budget=8).tf32 == front.tf32
+    assert toolchain.tf32_calls == 1
+    assert mptune.report("model.mptune").tf32 == front.tf32
+
+
+def test_a_device_without_it_has_null(place: Path) -> None:
+    assert fakes.search(make_toolchain(), budget=6).tf32 is None
+    assert json.loads((place / "model.mptune" / "front.json").read_text())["baseline"]["tf32"] is None
+
+
+def test_a_plan_that_is_slower_and_less_exact_is_not_chosen(place: Path) -> None:
+    without = fakes.search(make_toolchain(), budget=12, out="without.mptune")
+    assert without.chosen is not None
+    assert without.chosen.plan.reduced_groups
+    ms, error = without.chosen.latency.median_ms, without.chosen.judged_error
+    front = fakes.search(make_toolchain(tf32=(0.5 * ms, 0.01 * error)), budget=12, out="with.mptune")
+    assert front.chosen is not None
+    assert front.chosen.plan != without.chosen.plan
+    assert front.chosen.judged_error <= 0.01 * error, "none is as fast, so what is chosen is more exact"
