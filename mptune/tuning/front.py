@@ -143,6 +143,7 @@ class Front:
                 "baseline": {name: point and self._point(point) for name, point in baseline.items()},
                 "points": [self._point(point) for point in self.points],
                 "chosen": self.chosen and self.chosen.plan.fingerprint,
+                "chosen_point": self.chosen and self._point(self.chosen),
                 "choice": {
                     "reason": choice.kind,
                     "limits": choice.limit_values,

@@ -121,7 +121,7 @@ make_front = partial(factory.make_front, points=(make_evaluation(5.0, 1e-3, held
 def test_front_json_has_every_key_and_is_standard_json() -> None:
     document = json.loads(json.dumps(make_front().to_json(), allow_nan=False))
     assert set(document) == {
-        "format", "model", "target", "metric", "baseline", "points", "chosen", "choice",
+        "format", "model", "target", "metric", "baseline", "points", "chosen", "chosen_point", "choice",
         "evaluations", "failures", "hypervolume", "findings", "warnings",
     }  # fmt: skip
     assert set(document["model"]) == {"path", "sha256"}

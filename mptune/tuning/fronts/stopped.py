@@ -52,6 +52,7 @@ def stopped_document(file: RunFile) -> dict[str, Any]:
         "baseline": dict.fromkeys(("fp32", "fp16", "tf32")),
         "points": [],
         "chosen": None,
+        "chosen_point": None,
         "choice": None,
         "evaluations": 0,
         "failures": 0,

@@ -14,6 +14,7 @@ from mptune.data.samples import split_indices
 from mptune.engines.base import Failure
 from mptune.errors import PlanError, RunError
 from mptune.finding import FindingOrigin, by_severity
+from mptune.findings.engine import NOTHING
 from mptune.findings.wording import listed
 from mptune.identity import identity_of
 from mptune.run_json import RunFile
@@ -154,6 +155,7 @@ def build_front(
     if chosen is not None:
         findings += plan_findings(chosen, sample_indices(file), origin, shlex.quote(str(run.path)))
     plan = (chosen or fp32).plan
+    is_untold = all(finding.code != NOTHING for finding in findings)
     is_all_pinned = bool(explanation.groups) and all(group.pinned is not None for group in explanation.groups)
     warnings = (
         *file.warnings,
@@ -161,7 +163,7 @@ def build_front(
         *drift_warning(record),
         *(() if chosen is None else chosen.timing_warnings),
         *_about_remeasuring(points, chosen, unconfirmed),
-        *_about_search(file, record, fp32, choice, is_all_pinned=is_all_pinned),
+        *_about_search(file, record, fp32, choice, is_all_pinned=is_all_pinned and is_untold),
     )
     return Front(
         run_dir=run.path,

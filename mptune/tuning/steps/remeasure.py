@@ -165,11 +165,13 @@ def confirm(
     rounds: int,
     limits: Limits | None = None,
 ) -> None:
-    """Measure what is missing (``to_measure``), each round in a fresh process, until a limit is reached.
+    """Measure what is missing (``to_measure``), each round of a plan in another process, until a limit is reached.
 
     Rounds are interleaved, so that a slow drift of the machine meets all points alike.
     """
     failed: set[str] = set()
+    in_process: set[str] = set()
+    toolchain.restart()  # none in the process that searched
     while todo := to_measure(record, settings, rounds, failed):
         if limits is not None and (limit := limits.reached()) is not None:
             listener.stage(f"stopped re-measuring: {limit.value}; the same command goes on with it")
@@ -179,7 +181,7 @@ def confirm(
         every = len(candidates(evaluations, settings.tolerance, dropped_plans(record, settings.ignore)))
         of_all = f" of {every}" if every > max(plans, settings.confirm_points) else ""
         listener.stage(f"re-measuring {plans}{of_all} plan{'s' if plans > 1 or of_all else ''}")
-        failed |= measure_again(todo, record, toolchain, settings, listener, limits)
+        failed |= measure_again(todo, record, toolchain, settings, listener, limits, in_process)
 
 
 def measure_again(
@@ -189,25 +191,32 @@ def measure_again(
     settings: SearchSettings,
     listener: Listener,
     limits: Limits | None = None,
+    in_process: set[str] | None = None,
 ) -> set[str]:
     """Measure rounds of points, such as ``missing`` lists them, and write each down when it is taken.
+
+    A process is started for the first one, and where the same plan comes again; ``in_process`` are the plans that the
+    running process has measured, where the caller has started one.
 
     A point that fails is tried once more in a fresh process, then left for the next session. After five faults in a row
     all-FP32 is run, as a control.
     """
     failed: set[str] = set()
     faults, doubts = 0, True  # doubts: until a second measurement has confirmed that a plan is not finite
-    last: int | None = None
+    if in_process is None:
+        in_process = set()
+        toolchain.restart()
     for index, (number, point) in enumerate(todo):
         count_down(listener, record.spent + index, len(todo) - index)
         if limits is not None and limits.reached() is not None:
             break
-        if number != last:
-            toolchain.restart()
-            last = number
         fingerprint = point.plan.fingerprint
         if fingerprint in failed:
             continue
+        if fingerprint in in_process:
+            toolchain.restart()
+            in_process.clear()
+        in_process.add(fingerprint)
         job = partial(toolchain.evaluate, point.plan, "held_out")
         result = try_twice(job, toolchain, listener, f"re-measuring plan {fingerprint}")
         note = f"{_PREFIX}{fingerprint}:{number}"
