@@ -38,7 +38,7 @@ TITLES = {
     "notes": "Basic Pitch, *trained*",
     "digits_vit": "the digits model, *trained*",
 }
-SEARCH = ("--metric", "relative_l2", "--budget", "50")
+SEARCH = ("--metric", "relative_l2", "--budget", "50", "--knee")
 HEADER = (
     "| network | all-FP32, ms | all-FP16, ms | error | chosen, ms | error | groups in FP32 |\n"
     "| --- | --- | --- | --- | --- | --- | --- |"
