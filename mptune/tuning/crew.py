@@ -20,7 +20,7 @@ from mptune.processes.parent import absolute_sys_path, kill_tree
 from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import Evaluation, Origin
-from mptune.tuning.listener import Listener
+from mptune.tuning.listener import Listener, tell_outcome
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.storage import STORAGE_VARIABLE
 from mptune.tuning.steps.remeasure import announce
@@ -81,13 +81,7 @@ def run_workers(
                 if plan.fingerprint in reported:
                     continue
                 reported.add(plan.fingerprint)
-                if isinstance(outcome, Failure):
-                    listener.failed(plan, origin, outcome, len(reported), settings.budget)
-                elif outcome.is_finite:
-                    listener.evaluated(outcome, len(reported), settings.budget)
-                else:
-                    text = f"its {outcome.metric} is {outcome.error_value}"
-                    listener.failed(plan, origin, text, len(reported), settings.budget)
+                tell_outcome(listener, plan, origin, outcome, len(reported), settings.budget)
             if len(reported) > before:
                 announce(listener, record, settings)
             for gpu in ended:

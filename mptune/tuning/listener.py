@@ -41,6 +41,21 @@ class Silent(Listener):
     """The listener that does nothing."""
 
 
+def tell_outcome(
+    listener: Listener, plan: PrecisionPlan, origin: Origin, outcome: Evaluation | Failure, done: int, budget: int
+) -> None:
+    """Tell a listener what came of a plan: evaluated where it is finite, else failed, and why."""
+    if isinstance(outcome, Failure):
+        listener.failed(plan, origin, outcome, done, budget)
+    elif outcome.is_finite:
+        listener.evaluated(outcome, done, budget)
+    else:
+        why = f"its {outcome.metric} is {outcome.error_value}"
+        if count := outcome.counted.non_finite:
+            why = f"{count} values are NaN or Inf where the reference has none"
+        listener.failed(plan, origin, why, done, budget)
+
+
 def count_down(listener: Listener, done: int, left: int) -> None:
     """Say how much is left, where the listener asks for it."""
     if hasattr(listener, "remaining"):

@@ -19,7 +19,7 @@ from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, ORIGIN_SAMPLER, E
 from mptune.tuning.failures import describe, did_not_run, machine_error
 from mptune.tuning.fronts.dominance import pareto
 from mptune.tuning.fronts.limits import check_columns
-from mptune.tuning.listener import Listener
+from mptune.tuning.listener import Listener, tell_outcome
 from mptune.tuning.record.record import Proposal, StudyRecord, origin_of
 from mptune.tuning.record.sessions import Sessions, anchored, keep_reopened
 from mptune.tuning.sampler.trials import ehvi_of
@@ -241,14 +241,7 @@ class Tuner:
             measurement = replace(measurement, latency=Sessions(record).corrected(measurement.latency))
             evaluation = self._judged(proposal, measurement)
             record.tell_evaluation(proposal, evaluation, times_ms)
-        done, budget = record.spent, self._settings.budget
-        if evaluation.is_finite:
-            listener.evaluated(evaluation, done, budget)
-        else:
-            why = f"its {evaluation.metric} is {evaluation.error_value}"
-            if count := evaluation.counted.non_finite:
-                why = f"{count} values are NaN or Inf where the reference has none"
-            listener.failed(proposal.plan, proposal.origin, why, done, budget)
+        tell_outcome(listener, proposal.plan, proposal.origin, evaluation, record.spent, self._settings.budget)
 
     def _tell_failure(self, proposal: Proposal, failure: Failure) -> None:
         """Record a plan that failed; give it back where that may be the machine's fault."""
@@ -262,7 +255,7 @@ class Tuner:
             record.release(proposal, failure)
             return
         record.tell_failure(proposal, failure)
-        self._listener.failed(proposal.plan, proposal.origin, failure, record.spent, self._settings.budget)
+        tell_outcome(self._listener, proposal.plan, proposal.origin, failure, record.spent, self._settings.budget)
 
 
 def due_seeds(record: StudyRecord, space: SearchSpace, first: int | None = None) -> list[Seed]:
