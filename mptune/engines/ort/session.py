@@ -109,8 +109,8 @@ class OrtSession:
 
         Args:
             gives_back: on a CPU, give back the memory that the session keeps for the next run.
-            is_transient: the caller lets go of all arrays before the next run, which writes into the same memory:
-                without that, fresh memory for 1 GiB of values takes longer than computing them on a GPU.
+            is_transient: the caller lets go of all arrays before the next run, which may write into the same memory.
+                Without that they are copied, and each run takes fresh memory for all of them.
         """
         self._open_session()
         options = self._run_options()

@@ -58,7 +58,7 @@ class StudyRecord:
     """One search's evaluations and failures, kept by Optuna. Made by ``open_study``.
 
     Every method raises ``RunError`` where the disk is full or the database does not answer. A trial that others took up
-    in the meantime, taking this process for dead, is theirs: what is told of it then is dropped.
+    in the meantime, taking this process for dead, is theirs: an outcome of this process is dropped then.
 
     Attributes:
         is_alone: no other process writes the study.
