@@ -42,6 +42,7 @@ class Choice(ChoiceLimits):
         default_error: the metric's default limit, where it held.
         is_most_exact: the smallest error was chosen, within a limit on latency; else the fastest plan.
         passed_over: fingerprint of the fastest plan within the limits, where the chosen one is as fast and more exact.
+        is_tf32_better: all-FP32 was chosen although plans are faster: TF32 is faster and more exact than these.
         replaced: fingerprint of the plan that was chosen before, where a search replaced it.
         unmet: the limits asked for last, if no plan meets them; an earlier choice stands then.
         nearest: fingerprint of the plan that comes nearest to these.
@@ -55,6 +56,7 @@ class Choice(ChoiceLimits):
     default_error: float | None = None
     is_most_exact: bool = False
     passed_over: str | None = None
+    is_tf32_better: bool = False
     replaced: str | None = None
     unmet: ChoiceLimits | None = None
     nearest: str | None = None

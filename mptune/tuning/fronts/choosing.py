@@ -64,6 +64,8 @@ def choose(
         unmet = asked_for if asked_for != ChoiceLimits() else None
         return decided.model_copy(update={"chosen": name, "nearest": name, "unmet": unmet})
     candidates = _worth_choosing(meeting, tf32)
+    fp32 = next((e for e in candidates if not e.plan.reduced_groups), None)
+    is_left_out = fp32 is not None and any(e not in candidates and not gains_nothing(e, fp32) for e in meeting)
     if limits.wants_knee:
         return decided.model_copy(update={"chosen": knee(candidates).plan.fingerprint})
     if not limits.is_error_limited:
@@ -80,7 +82,9 @@ def choose(
         if before > 0 and after / before <= least and is_as_fast(evaluation, fastest):
             chosen, least = evaluation, after / before
     passed_over = None if chosen is fastest else fastest.plan.fingerprint
-    return decided.model_copy(update={"chosen": chosen.plan.fingerprint, "passed_over": passed_over})
+    is_tf32_better = chosen is fp32 and is_left_out
+    outcome = {"chosen": chosen.plan.fingerprint, "passed_over": passed_over, "is_tf32_better": is_tf32_better}
+    return decided.model_copy(update=outcome)
 
 
 def _decided(asked: Choice, **outcome: object) -> Choice:

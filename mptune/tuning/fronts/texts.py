@@ -199,6 +199,8 @@ def _reason(choice: Choice, metric: str, fp32: PrecisionPlan) -> str:
     if choice.unmet is not None and choice.nearest == choice.chosen:
         return f"the nearest: no plan has {limits}"
     if choice.chosen == fp32.fingerprint and not choice.is_most_exact:
+        if choice.is_tf32_better:
+            return f"all-FP32: the faster plans{within} are slower and less exact than TF32"
         return f"all-FP32: FP16 gains nothing here{within}"
     text = f"the {'most exact' if choice.is_most_exact else 'fastest'}{within}"
     return text if choice.passed_over is None else f"{text}; {choice.passed_over} is as fast, but less exact"

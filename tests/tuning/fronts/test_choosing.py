@@ -16,6 +16,7 @@ from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation
 from mptune.tuning.fronts.choosing import MARGIN, choose, could_be_chosen, is_as_fast, knee
 from mptune.tuning.fronts.dominance import faster_beyond_noise, shared_errors
 from mptune.tuning.fronts.limits import PlanLimits
+from mptune.tuning.fronts.texts import choice_text
 from tests.tuning.factory import make_error, make_evaluation
 
 METRICS = ("relative_l2",)
@@ -200,7 +201,11 @@ def test_all_fp32_wins_ties() -> None:
 def test_a_plan_that_is_slower_and_less_exact_than_tf32_is_not_chosen() -> None:
     tf32 = replace(FP32, latency=FP32.latency.scaled(0.6), error=make_error(5e-4))
     plans = (FP32, point(1, 7.0, 1e-3))
-    assert choose(plans, Choice(), METRICS, tf32).chosen == FP32.plan.fingerprint
+    choice = choose(plans, Choice(), METRICS, tf32)
+    assert choice.chosen == FP32.plan.fingerprint
+    assert "are slower and less exact than TF32" in choice_text(choice, METRICS[0], FP32.plan)
+    slow = choose((FP32, point(1, 9.99, 1e-3)), Choice(), METRICS, tf32)
+    assert "FP16 gains nothing here" in choice_text(slow, METRICS[0], FP32.plan)
     for other in (point(2, 7.0, 1e-4), point(2, 5.0, 1e-3)):
         assert choose((*plans, other), Choice(), METRICS, tf32).chosen == other.plan.fingerprint
 
