@@ -22,7 +22,7 @@ _PART_BYTES = 1 << 28
 _MOST_OUTPUTS = 1000
 """Of one session: opening it takes time quadratic in their number."""
 _UNKNOWN_BYTES = _PART_BYTES // 48
-"""For a value whose size is not known before the run."""
+"""Taken for a value whose size is not known before the run."""
 
 
 @dataclass(frozen=True)
@@ -84,10 +84,14 @@ def write_with_outputs(
         folded: values that are constants already, in place of the nodes that compute them.
     """
     proto = without_outputs(model, bank, "watch", tensors, folded)
-    for name in tensors:
-        code = onnx.TensorProto.DataType.Value(model.info(name).dtype.upper())
-        proto.graph.output.append(onnx.helper.make_tensor_value_info(name, code, None))
+    proto.graph.output.extend(declared(model, name) for name in tensors)
     write_bytes(path, [proto.SerializeToString(deterministic=True)])
+
+
+def declared(model: Model, name: str) -> onnx.ValueInfoProto:
+    """A value of the model as an output, of any shape."""
+    code = onnx.TensorProto.DataType.Value(model.info(name).dtype.upper())
+    return onnx.helper.make_tensor_value_info(name, code, None)
 
 
 def without_outputs(

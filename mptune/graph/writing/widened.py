@@ -16,8 +16,8 @@ from mptune.graph.casting.value_types import new_suffix
 from mptune.graph.loading.model import Model
 from mptune.graph.ops import PRODUCTS
 from mptune.graph.plan import REDUCED, Precision
-from mptune.graph.writing.model_file import add_cast, declare_rounded_outputs
-from mptune.graph.writing.observe import without_outputs
+from mptune.graph.writing.model_file import cast_node, declare_rounded_outputs
+from mptune.graph.writing.observe import declared, without_outputs
 from mptune.graph.writing.weights import WeightBank
 
 Rounding = Literal["nearest", "truncated"]
@@ -45,13 +45,12 @@ def write_tf32(model: Model, bank: WeightBank, path: Path, rounding: Rounding) -
     for node, copy in zip(model.nodes, copies, strict=True):
         if node.op_type in PRODUCTS and node.is_standard and model.info(node.outputs[0]).is_float32:
             operands = len(node.inputs) if node.op_type == "Einsum" else 2  # a bias is added in FP32
-            for slot, name in enumerate(node.inputs[:operands]):
-                if name not in done:
-                    done[name] = _round(graph, name, suffix, rounding)
-                copy.input[slot] = done[name]
+            for slot, value in enumerate(node.inputs[:operands]):
+                if value not in done:
+                    done[value] = _round(graph, value, suffix, rounding)
+                copy.input[slot] = done[value]
         graph.node.append(copy)
-    write_bytes(path, [proto.SerializeToString(deterministic=True)])
-    return path
+    return write_bytes(path, [proto.SerializeToString(deterministic=True)])
 
 
 def _round(graph: onnx.GraphProto, value: str, suffix: str, rounding: Rounding) -> str:
@@ -84,16 +83,6 @@ _REDUCED_CODES = frozenset(precision.onnx_type for precision in _PRECISIONS.valu
 _TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype"})
 
 
-def reduced_values(model: Model) -> dict[str, Precision]:
-    """The values of the main graph that are FP16 or BF16."""
-    return {name: _PRECISIONS[info.dtype] for name, info in model.tensors.items() if info.dtype in _PRECISIONS}
-
-
-def reduced_in_subgraphs(model: Model) -> bool:
-    """Whether such values appear where only a copy of the model can hold them: in one with If, Loop or Scan."""
-    return bool(reduced_values(model)) and any(node.has_subgraph for node in model.nodes)
-
-
 def write_widened(model: Model, bank: WeightBank, path: Path, outputs: Sequence[str] | None = None) -> Path:
     """Write the model, computing in FP32, to ``path`` in the bank's folder.
 
@@ -103,7 +92,9 @@ def write_widened(model: Model, bank: WeightBank, path: Path, outputs: Sequence[
         outputs: values of the main graph that become the only outputs, and nodes that none of them needs are left
             out; None for the model's own outputs.
     """
-    reduced = {} if reduced_in_subgraphs(model) else reduced_values(model)
+    reduced = {name: _PRECISIONS[info.dtype] for name, info in model.tensors.items() if info.dtype in _PRECISIONS}
+    if any(node.has_subgraph for node in model.nodes):
+        reduced = {}  # a branch reads what is outside it under its own name, in its own type
     raw, half = new_suffix(model, "raw"), new_suffix(model, "half")
     proto = without_outputs(model, bank, "widened", outputs)
     graph = proto.graph
@@ -111,12 +102,12 @@ def write_widened(model: Model, bank: WeightBank, path: Path, outputs: Sequence[
     del graph.node[:]
 
     def add_rounding(source: str, result: str, precision: Precision) -> None:
-        add_cast(graph, source, source + half, precision, source + half)
-        add_cast(graph, source + half, result, Precision.FP32, source + half + raw)
+        graph.node.append(cast_node(source, source + half, precision))
+        graph.node.append(cast_node(source + half, result, Precision.FP32, source + half + raw))
 
     for constant in graph.initializer:
         if constant.name in reduced:
-            add_cast(graph, constant.name + half, constant.name, Precision.FP32, constant.name + half)
+            graph.node.append(cast_node(constant.name + half, constant.name, Precision.FP32, constant.name + half))
             constant.name += half
     given_values = [given for given in graph.input if given.name not in model.initializers]
     del graph.input[:]
@@ -139,17 +130,13 @@ def write_widened(model: Model, bank: WeightBank, path: Path, outputs: Sequence[
         graph.node.append(node)
         for name in results:
             add_rounding(name + raw, name, reduced[name])
-    if outputs is None:
-        graph.output.extend(model.proto.graph.output)
-        for value in graph.output:
-            if value.name in reduced:
-                value.type.tensor_type.elem_type = _FLOAT
-    for name in outputs or ():
-        code = _FLOAT if name in reduced else onnx.TensorProto.DataType.Value(model.info(name).dtype.upper())
-        graph.output.append(onnx.helper.make_tensor_value_info(name, code, None))
+    given_outputs = model.proto.graph.output
+    graph.output.extend(given_outputs if outputs is None else [declared(model, name) for name in outputs])
+    for value in graph.output:
+        if value.name in reduced:
+            value.type.tensor_type.elem_type = _FLOAT
     declare_rounded_outputs(graph, model)
-    write_bytes(path, [proto.SerializeToString(deterministic=True)])
-    return path
+    return write_bytes(path, [proto.SerializeToString(deterministic=True)])
 
 
 def write_changed(
@@ -189,5 +176,4 @@ def write_changed(
         del nodes[name].attribute[:]
         given = [] if setting is None else [onnx.helper.make_attribute(attribute, setting)]
         nodes[name].attribute.extend([*kept, *given])
-    write_bytes(path, [proto.SerializeToString(deterministic=True)])
-    return path
+    return write_bytes(path, [proto.SerializeToString(deterministic=True)])
