@@ -2,18 +2,10 @@
 
 Every value that the plan puts in FP16 (node outputs, inputs that cross a boundary, weights) goes through an explicit
 pair of Casts to FP16 and back. Running the FP16-typed model on a provider without FP16 kernels is no substitute: it
-computes in FP32 and drops the roundings between nodes.
-
-Which steps are rounded depends on the engine:
-
-- ONNX Runtime: norms that it fuses (``mptune.engines.ort.fusions`` asks it) are one operator, with FP32 inside
-  (``mptune.graph.fused``). Its CUDA provider rounds within some nodes, too, and not between others
-  (``mptune.graph.writing.rounding_steps``). Its CPU provider computes FP16 in FP32 and leaves out roundings, so its
-  errors are below the emulated ones.
-- TensorRT and TensorRT-RTX, here or for a profile of another device: each node of the model is rounded. What their
-  builder fuses is known once an engine is built, and differs by version and device; a strongly typed network promises
-  the types of its tensors, not the precision inside a fused kernel. So emulated errors of norms that are written out
-  are upper ones there.
+computes in FP32 and drops the roundings between nodes. Norms that ONNX Runtime fuses are one operator, with FP32 inside
+(``mptune.graph.fused``); its CUDA provider rounds within some nodes, and not between others
+(``mptune.graph.writing.rounding_steps``). What TensorRT's builder fuses is known once an engine is built: emulated
+errors of norms that are written out are upper ones there.
 
 One file may also serve all plans: a boolean input for each group and precision turns its roundings on at run time.
 """

@@ -92,26 +92,30 @@ def cast_node(source: str, result: str, precision: Precision, name: str = "") ->
 
 
 def rounding_nodes(source: str, reduced: str, rounded: str, precision: Precision) -> list[onnx.NodeProto]:
-    """The nodes that round an FP32 value to a precision, as FP32: a pair of Casts, or a mantissa that is split.
-
-    Split by Dekker (A floating-point technique for extending the available precision, Numerische Mathematik 18, 1971,
-    Eq. 5.5): with ``s = 2 ** digits + 1``, ``x * s - (x * s - x)`` has so many digits fewer. What would overflow stays.
-    """
+    """The nodes that round an FP32 value to a precision, as FP32: a pair of Casts, or a mantissa that is split."""
     if precision.is_rounded_by_casts:
         return [cast_node(source, reduced, precision), cast_node(reduced, rounded, Precision.FP32)]
-    digits = Precision.FP32.mantissa_bits - precision.mantissa_bits
+    return split_nodes(source, reduced, rounded, Precision.FP32.mantissa_bits - precision.mantissa_bits)
+
+
+def split_nodes(source: str, prefix: str, rounded: str, digits: int) -> list[onnx.NodeProto]:
+    """The nodes that round an FP32 value to so many bits of mantissa fewer, to nearest. What would overflow stays.
+
+    By Dekker (A floating-point technique for extending the available precision, Numerische Mathematik 18, 1971,
+    Eq. 5.5): with ``s = 2 ** digits + 1``, ``x * s - (x * s - x)`` has ``digits`` fewer.
+    """
     steps = [
-        ("Constant", [], "factor", {"value": _scalar(2.0**digits + 1)}),
-        ("Constant", [], "beyond", {"value": _scalar(2.0 ** (126 - digits))}),
-        ("Mul", [source, f"{reduced}.factor"], "scaled", {}),
-        ("Sub", [f"{reduced}.scaled", source], "rest", {}),
-        ("Sub", [f"{reduced}.scaled", f"{reduced}.rest"], "split", {}),
+        ("Constant", [], "factor", {"value": scalar(2.0**digits + 1)}),
+        ("Constant", [], "beyond", {"value": scalar(2.0 ** (126 - digits))}),
+        ("Mul", [source, f"{prefix}.factor"], "scaled", {}),
+        ("Sub", [f"{prefix}.scaled", source], "rest", {}),
+        ("Sub", [f"{prefix}.scaled", f"{prefix}.rest"], "split", {}),
         ("Abs", [source], "size", {}),
-        ("Less", [f"{reduced}.size", f"{reduced}.beyond"], "fits", {}),
+        ("Less", [f"{prefix}.size", f"{prefix}.beyond"], "fits", {}),
     ]
     return [
-        *(onnx.helper.make_node(op, i, [f"{reduced}.{o}"], name=f"{reduced}.{o}", **more) for op, i, o, more in steps),
-        onnx.helper.make_node("Where", [f"{reduced}.fits", f"{reduced}.split", source], [rounded], name=rounded),
+        *(onnx.helper.make_node(op, i, [f"{prefix}.{o}"], name=f"{prefix}.{o}", **more) for op, i, o, more in steps),
+        onnx.helper.make_node("Where", [f"{prefix}.fits", f"{prefix}.split", source], [rounded], name=rounded),
     ]
 
 
@@ -122,12 +126,13 @@ def clip_node(source: str, result: str, precision: Precision, opset: int) -> lis
         return [onnx.helper.make_node("Clip", [source], [result], name=result, min=-largest, max=largest)]
     ends = {f"{result}.lowest": -largest, f"{result}.highest": largest}
     return [
-        *(onnx.helper.make_node("Constant", [], [name], name=name, value=_scalar(end)) for name, end in ends.items()),
+        *(onnx.helper.make_node("Constant", [], [name], name=name, value=scalar(end)) for name, end in ends.items()),
         onnx.helper.make_node("Clip", [source, *ends], [result], name=result),
     ]
 
 
-def _scalar(value: float) -> onnx.TensorProto:
+def scalar(value: float) -> onnx.TensorProto:
+    """An FP32 number."""
     return onnx.helper.make_tensor("", onnx.TensorProto.FLOAT, [], [value])
 
 

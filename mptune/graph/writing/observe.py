@@ -15,6 +15,7 @@ from mptune.graph.folded import FoldedValues
 from mptune.graph.hazards.masks import softmax_rows
 from mptune.graph.hazards.probes import ProbedNode, probed_nodes
 from mptune.graph.loading.model import Model, needed_nodes
+from mptune.graph.writing.model_file import MIN_IR_VERSION
 from mptune.graph.writing.weights import WeightBank, inline_tensor
 
 _PART_BYTES = 1 << 28
@@ -66,10 +67,7 @@ def observed_parts(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> list[
         outputs |= reads
         size += more
     return [
-        ObservedPart(
-            {tensor: rows.get(tensor, ()) for tensor in part},
-            tuple(probed for tensor in part for probed in nodes.get(tensor, ())),
-        )
+        ObservedPart({n: rows.get(n, ()) for n in part}, tuple(p for n in part for p in nodes.get(n, ())))
         for part in parts
     ]
 
@@ -109,7 +107,7 @@ def without_outputs(
     nodes = model.nodes if wanted is None else needed_nodes(model, wanted)
     nodes = [node for node in nodes if node.index not in left_out.nodes]
     read = None if wanted is None else {*wanted, *(n for node in nodes for n in (*node.inputs, *node.captures))}
-    proto = onnx.ModelProto(ir_version=max(model.proto.ir_version, 4))
+    proto = onnx.ModelProto(ir_version=max(model.proto.ir_version, MIN_IR_VERSION))
     proto.opset_import.extend(model.proto.opset_import)
     graph = proto.graph
     graph.name = name

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import onnx
@@ -37,8 +37,7 @@ _CHUNK = 1 << 22
 # -- rounding -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Rounding:
+class Rounding(NamedTuple):
     """What rounding one constant to a reduced precision does to it.
 
     Attributes:
@@ -64,23 +63,18 @@ def round_values(values: np.ndarray, precision: Precision) -> np.ndarray:
         As ``to_stored``.
     """
     rounded = to_stored(values, precision)
-    infinite = np.isinf(_readable(rounded))
+    infinite = np.isinf(from_stored(rounded))
     if not infinite.any():
         return rounded
     largest = to_stored(np.copysign(np.float32(precision.largest), values), precision)
     return np.where(infinite & np.isfinite(values), largest, rounded)
 
 
-def _readable(stored: np.ndarray) -> np.ndarray:
-    """The numbers that ``to_stored`` gave, in a type that NumPy computes with."""
-    return from_stored(stored) if stored.dtype == np.uint16 else stored
-
-
 def rounding_of(constant: Initializer, precision: Precision) -> Rounding:
     """What rounding a constant would do to it."""
     absmax, overflowed, vanished, size = 0.0, 0, 0, 0
     for values in chunks(constant):
-        rounded = _readable(to_stored(values, precision))
+        rounded = from_stored(to_stored(values, precision))
         largest = float(max(np.max(values, initial=0.0), -np.min(values, initial=0.0)))
         if not np.isfinite(rounded).all():
             finite = np.isfinite(values)
@@ -105,8 +99,7 @@ NeededConstant = tuple[Initializer, str, Precision | None]
 """A constant, its name in the written model, and the precision that it is rounded to; None leaves it as it is."""
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where a tensor lies in a file, in bytes."""
 
     offset: int
