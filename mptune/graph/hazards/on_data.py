@@ -15,7 +15,7 @@ from mptune.graph.facts import Facts
 from mptune.graph.grouping.patterns import find_patterns
 from mptune.graph.hazards.hazard import FP16_MAX, Hazard, HazardPlace, group_of, readers_in_fp16, spacing
 from mptune.graph.hazards.interface import state_pairs
-from mptune.graph.hazards.masks import comes_to_softmax, held_bounds, is_limit, mask_values, stays_right
+from mptune.graph.hazards.masks import comes_to_softmax, is_held, mask_values, stays_right
 from mptune.graph.hazards.observed_values import NodeFacts, ObservedValues
 from mptune.graph.hazards.probes import POLES
 from mptune.graph.loading.model import Node
@@ -71,23 +71,14 @@ def _walk(start: Iterable[str], onward: Callable[[str], Iterable[str]]) -> Itera
 def range_hazards(types: ValueTypes, observed: ObservedValues) -> list[Hazard]:
     """Values that were seen near or beyond FP16's ends, for every group that would hold them in FP16."""
     model, hazards, masks = types.model, list[Hazard](), mask_values(types.model, observed.absmax)
-    in_fp16 = held_bounds(types, observed.absmax, Precision.FP16)
-    in_bf16 = held_bounds(types, observed.absmax, Precision.BF16)
     smaller = types.rescaled(Precision.FP16).values
-    for tensor, value_range in observed.ranges.items():
-        absmax = value_range.absmax / smaller.get(tensor, 1.0)
-        bound, sources = in_fp16.get(tensor, (value_range.absmax, frozenset()))
-        is_beyond = absmax > FP16_MAX
-        is_held = is_beyond and bound < Precision.FP16.overflows_at
-        if is_held and all(is_limit(model, constant) for constant in sources):
-            continue  # these constants are hazards of their own
+    for tensor, values in observed.ranges.items():
+        absmax = values.absmax / smaller.get(tensor, 1.0)
+        is_beyond, code = absmax > FP16_MAX, "overflow"
         severity: Severity = "warning"
-        code, evidence = "overflow", {"absmax": absmax, "fp16_max": FP16_MAX}
-        if value_range.beyond:
-            evidence |= {"samples_beyond": value_range.beyond, "samples": value_range.samples}
-        if is_held:  # as constants are held as FP16's largest finite value
-            wording, evidence["held_as"] = "held", FP16_MAX
-        elif is_beyond:
+        if is_beyond and tensor in masks and is_held(model, tensor, Precision.FP16):
+            continue  # the constants that it is made of are hazards of their own, and are held within the range
+        if is_beyond:
             wording, severity = "seen", "error"
         elif absmax > FP16_MAX / _HEADROOM:
             wording = "near"
@@ -96,9 +87,11 @@ def range_hazards(types: ValueTypes, observed: ObservedValues) -> list[Hazard]:
             code = "vanishing-values"
         else:
             continue
-        sample = observed.sample(value_range.sample)
-        words = {"in_samples": in_samples(value_range.beyond, value_range.samples, sample)}
-        value = in_bf16.get(tensor, (value_range.absmax,))[0] if absmax > Precision.BF16.largest else absmax
+        evidence: dict[str, float] = {"absmax": absmax, "fp16_max": FP16_MAX}
+        if values.beyond:
+            evidence |= {"samples_beyond": values.beyond, "samples": values.samples}
+        sample = observed.sample(values.sample)
+        words = {"in_samples": in_samples(values.beyond, values.samples, sample)}
         done = set[tuple[str, bool]]()
         for node in touching(types, tensor):
             group, is_mask = group_of(types, node), is_beyond and tensor in masks and stays_right(model, node)
@@ -106,12 +99,12 @@ def range_hazards(types: ValueTypes, observed: ObservedValues) -> list[Hazard]:
                 continue
             done.add((group.id, is_mask))
             place = HazardPlace(node.name, group.id, tensor, (sample,))
-            hazard = Hazard(code, place, evidence, wording, severity, value, words)
             if is_mask:
-                hazard = replace(hazard, wording="mask", severity="warning")
-            elif wording == "seen" and tensor in masks and node.op_type == "Mul" and comes_to_softmax(model, node):
-                hazard = replace(hazard, code="mask")
-            hazards.append(hazard)
+                hazards.append(Hazard(code, place, evidence, "mask", "warning", absmax, words))
+                continue
+            makes_mask = is_beyond and tensor in masks and node.op_type == "Mul" and comes_to_softmax(model, node)
+            named = "mask" if makes_mask else code
+            hazards.append(Hazard(named, place, evidence, wording, severity, absmax, words))
     return hazards
 
 
