@@ -90,23 +90,14 @@ def stays_right(model: Model, node: Node) -> bool:
     return node.op_type in _ANSWERS_INFINITY or (node.op_type in _ASSEMBLES - {"Mul"} and comes_to_softmax(model, node))
 
 
-def _ends(parts: Iterable[np.ndarray]) -> float:
+def _largest(parts: Iterable[np.ndarray]) -> float:
     """The largest magnitude of constants; 0 where there is none."""
     return max((float(np.max(np.abs(part), initial=0.0)) for part in parts), default=0.0)
 
 
-@once
-def _ends_by_name(model: Model) -> dict[str, float]:
-    """Grows with each constant that is asked for."""
-    return {}
-
-
-def _largest(model: Model, name: str) -> float:
-    """The largest magnitude of a constant."""
-    ends, constant = _ends_by_name(model), model.initializers[name]
-    if name not in ends:
-        ends[name] = _ends(chunks(constant)) if constant.dtype == "float" and constant.nbytes else 0.0
-    return ends[name]
+def _largest_of(model: Model, name: str) -> float:
+    constant = model.initializers[name]
+    return _largest(chunks(constant)) if constant.dtype == "float" and constant.nbytes else 0.0
 
 
 def is_held(model: Model, value: str, precision: Precision) -> bool:
@@ -127,18 +118,18 @@ def _masks(model: Model) -> Mapping[str, float]:
         return bool(readers) and all(makes_limit(model, node) for node in readers)
 
     for node in model.nodes:
-        is_filled = node.op_type == "ConstantOfShape"
-        if not (is_filled or node.op_type in _SELECTS | ADDS | {"Mul"}) or not node.is_standard:
+        reads_bounds, is_filled = node.op_type in BOUNDS, node.op_type == "ConstantOfShape"
+        if not node.is_standard or not (is_filled or node.op_type in _SELECTS | ADDS | {"Mul"}):
             continue
         if not model.info(node.outputs[0]).is_float32:
             continue
         made_of = [magnitudes[name] for name in node.inputs if name in magnitudes]
         if is_filled:
-            made_of = [_ends([fill_value(node.proto)])] if is_limit(node.outputs[0]) else []
-        elif node.op_type not in BOUNDS:  # the bounds of these are none that values have
-            constants = (name for name in node.inputs if name in model.initializers)
-            fixed = (name for name in constants if not model.initializers[name].overridable and is_limit(name))
-            made_of += [_largest(model, name) for name in fixed]
+            made_of = [_largest([fill_value(node.proto)])] if is_limit(node.outputs[0]) else []
+        for name in node.inputs if not (is_filled or reads_bounds) else ():  # no value has those bounds
+            constant = model.initializers.get(name)
+            if constant is not None and not constant.overridable and is_limit(name):
+                made_of.append(_largest_of(model, name))
         magnitude = max(made_of, default=0.0)
         if magnitude > Precision.FP16.largest:
             magnitudes.update(dict.fromkeys(node.outputs, magnitude))
@@ -159,7 +150,7 @@ def mask_values(model: Model, absmax: Mapping[str, float]) -> set[str]:
     masks = {*model.initializers, *(info.name for info in model.inputs)}
 
     def is_large(name: str) -> bool:
-        size = _largest(model, name) if name in model.initializers else absmax.get(name, 0.0)
+        size = _largest_of(model, name) if name in model.initializers else absmax.get(name, 0.0)
         return size > Precision.FP16.largest
 
     for node in model.nodes:

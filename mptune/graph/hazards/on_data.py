@@ -133,7 +133,7 @@ def probe_hazards(types: ValueTypes, observed: ObservedValues, guarded: Collecti
         if node.op_type in ("Add", "Sub"):
             hazards += [*(() if node.index in inside else look.stagnation()), *look.cancellation()]
         elif node.op_type in CENTRING_NORMS:
-            hazards += look.removed_offset()
+            hazards += look.removed_offset() if "error" in record.facts else ()
         elif node.op_type in POLES:
             hazards += look.pole(is_guarded=group.id in guarded)
         else:
