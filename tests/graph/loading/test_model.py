@@ -280,7 +280,11 @@ def test_refuses_external_data_behind_a_link_and_what_is_no_file(tmp_path: Path)
     (folder / "w.bin").rename(folder / "real.bin")
     (folder / "w.bin").symlink_to("real.bin")
     assert load_model(folder / "m.onnx").nodes  # a link that stays in the folder
-    for target, word in (("../secret.bin", "outside"), ("w.bin", "outside|missing|bad location"), (".", "missing|outside")):
+    for target, word in (
+        ("../secret.bin", "outside"),
+        ("w.bin", "outside|missing|bad location"),
+        (".", "missing|outside"),
+    ):
         (folder / "w.bin").unlink()
         (folder / "w.bin").symlink_to(target)
         with pytest.raises(ModelError, match=word):
