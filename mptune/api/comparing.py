@@ -32,7 +32,7 @@ from mptune.graph.loading.shapes import static_shapes
 from mptune.settings import DataSettings, check_limits, read_error
 from mptune.targets.findings import already_mixed_findings
 from mptune.tuning.fronts.limits import check_tolerances
-from mptune.tuning.listener import Listener
+from mptune.tuning.listener import Listener, Silent
 from mptune.tuning.reasons.reference import training_findings
 
 _REDUCED_TYPES = frozenset({"float16", "bfloat16"})
@@ -204,7 +204,8 @@ def _ran(
         tolerances = parse_tolerances(tolerance, outputs)
         samples = load_calibration(data_argument(data), loaded.inputs, settings, 0, state_inputs(loaded))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mptune-compare-")))
-        left = Runner(loaded, samples.samples, folder / "model", batch, _name(model), listener=listener)
+        stage = (listener or Silent()).stage
+        left = Runner(loaded, samples.samples, folder / "model", batch, _name(model), stage)
         stack.enter_context(left)
         right: Runner | EngineRunner | None = None
         warnings: Sequence[str] = ()
@@ -213,7 +214,7 @@ def _ran(
             stack.enter_context(right)
         elif other is not None:
             feeds = _feeds(left, other)
-            right = Runner(other, feeds, folder / "candidate", batch, _name(candidate), listener=listener)
+            right = Runner(other, feeds, folder / "candidate", batch, _name(candidate), stage)
             stack.enter_context(right)
             warnings = check_loads(other.path, right.name, right.worker)
         sides = make_sides(
