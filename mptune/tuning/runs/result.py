@@ -12,6 +12,7 @@ from mptune.choice import Choice
 from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError
 from mptune.data.samples import split_indices
 from mptune.engines.base import Failure
+from mptune.engines.failures import describe
 from mptune.errors import PlanError, RunError
 from mptune.finding import FindingOrigin, by_severity
 from mptune.findings.engine import NOTHING
@@ -22,7 +23,6 @@ from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings, Tolerance
 from mptune.targets.target import EXPECTED_FACTOR
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation
-from mptune.tuning.failures import describe
 from mptune.tuning.front import Front
 from mptune.tuning.fronts.choosing import choose
 from mptune.tuning.fronts.dominance import confirmed_front, hypervolume, reference_error_of
