@@ -213,7 +213,7 @@ def test_a_worker_does_not_wait_for_ever(mlp_path: Path, mlp_data: Path, tmp_pat
     mptune.worker(place, open_toolchain=opener, listener=diary, wait_s=1.0)
     assert 1.0 <= time.monotonic() - started < 30.0
     spent = "the search's budget of 2 plans is spent"
-    assert f"{spent}: waiting up to 1 s for the search to have work" in diary.stages
+    assert "waiting up to 1 s for the search to have work" in diary.stages
     assert f"nothing to do: {spent}" in diary.stages
     assert len(evaluated(place)) == 2
 

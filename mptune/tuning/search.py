@@ -8,6 +8,7 @@ from typing import Any
 
 from mptune import identity, run_json
 from mptune.choice import Choice
+from mptune.engines import context
 from mptune.engines.toolchains import choose, toolchain
 from mptune.engines.workers import Workers
 from mptune.errors import RunError
@@ -33,6 +34,10 @@ class Search:
     ``file``, the content of run.json, ``grouped``, the layer groups, and ``record``, the study, are there once ``run``
     has set them.
     """
+
+    file: run_json.RunFile
+    grouped: grouped.GroupedModel
+    _context: context.RunContext
 
     def __init__(
         self,
@@ -194,8 +199,9 @@ class Search:
         """
         run, model = self._run, self._model
         data = samples.load_data(self._settings, self.grouped)
-        facts_of_data = {"source": data.source, "sha256": data.sha256(), "is_random": data.is_random}
-        section = run_json.DataSection(samples=len(data.samples), **facts_of_data)
+        section = run_json.DataSection(
+            source=data.source, sha256=data.sha256(), samples=len(data.samples), is_random=data.is_random
+        )
         try:
             identity.check_same(run.path, self.file, self.file.model_copy(update={"data": section}))
         except RunError as error:

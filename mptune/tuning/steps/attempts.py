@@ -13,6 +13,7 @@ from mptune.engines.base import Failure, Measurement, SampleSet
 from mptune.engines.failures import describe, machine_error
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.graph.plan import PrecisionPlan
+from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.listener import Listener
 
 T = TypeVar("T")
@@ -77,7 +78,7 @@ class Attempts:
         self,
         plan: PrecisionPlan,
         which: SampleSet,
-        fp32: PrecisionPlan | None,
+        fp32: Evaluation | None,
         doubt: Callable[[Measurement], str],
     ) -> Measurement | Failure:
         """Build, run and time a plan.
@@ -102,7 +103,7 @@ class Attempts:
             self.faults = self.faults + tries if may_be_the_machines(result) else 0
             if self.faults >= FAULTS_IN_A_ROW and fp32 is not None:
                 toolchain.restart()
-                control_job = partial(toolchain.evaluate, fp32)
+                control_job = partial(toolchain.evaluate, fp32.plan)
                 control = run_job(control_job, toolchain, listener, "all-FP32, as a control,", NEEDED_TRIES)
                 if isinstance(control, Failure) and may_be_the_machines(control):
                     tried = self.faults + NEEDED_TRIES

@@ -12,7 +12,7 @@ from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError
 from mptune.engines.base import Failure, ReferenceReport
 from mptune.engines.failures import did_not_run
 from mptune.errors import BaselineError
-from mptune.finding import Finding, FindingOrigin, OutputColumns, Where, by_severity
+from mptune.finding import Evidence, Finding, FindingOrigin, OutputColumns, Where, by_severity
 from mptune.graph.loading.model import Model
 from mptune.graph.ops import QUANTISING
 from mptune.tuning.reasons.reference import reference_findings
@@ -71,7 +71,7 @@ def optimisation_findings(
         return ()
     worst = max(large, key=lambda name: large[name])
     where = Where(outputs=tuple(map(OutputColumns, large)), samples=(sample,))
-    evidence = {"relative_l2": large[worst], "limit": limit, "output": worst}
+    evidence: Evidence = {"relative_l2": large[worst], "limit": limit, "output": worst}
     return (Finding.of("reference-depends-on-optimisation", origin, where, evidence, others=len(large) - 1),)
 
 

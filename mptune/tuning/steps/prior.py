@@ -109,6 +109,9 @@ class Knowledge:
             allowed = max(AT_FIRST, _PER_SEED_SAMPLE * per_plan * seeds) + later
         if self.errors.take(allowed):
             self._update()
+            missing = len(self._space.free) - len(self.errors.sensitivity().errors)
+            more = f"; {missing} one-group errors are estimated from groups like them" if missing else ""
+            self._listener.stage(f"searching{more}")
         alone = {self._space.alone(group).fingerprint: group for group in self._space.not_emulated}
         for evaluation in evaluations:
             if evaluation.number not in self._searched:
@@ -139,10 +142,10 @@ class Knowledge:
             began_s = self._clock()
             try:
                 outputs = emulate_outputs(self._toolchain, list(new.values()), self._listener)
-            except RunError as error:
+            except RunError as fault:
                 self._emulates = False
                 text = "the search goes on without emulating plans before they are built"
-                self._listener.warning(f"{text}: {error.message}")
+                self._listener.warning(f"{text}: {fault.message}")
             else:
                 self._emulating_s += self._clock() - began_s
                 self._emulations += len(new)

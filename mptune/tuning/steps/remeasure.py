@@ -165,13 +165,12 @@ def remeasure(
             if limits is not None and (limit := limits.reached()) is not None:
                 listener.stage(f"stopped re-measuring: {limit.value}; the same command goes on with it")
                 return
-            fingerprint, fp32 = point.plan.fingerprint, record.baseline()
+            fingerprint = point.plan.fingerprint
             if fingerprint in in_process:
                 toolchain.restart()
                 in_process.clear()
             in_process.add(fingerprint)
-            doubt = partial(_doubt, point)
-            result = tries.evaluate(point.plan, "held_out", fp32 and fp32.plan, doubt)
+            result = tries.evaluate(point.plan, "held_out", record.baseline(), partial(_doubt, point))
             if isinstance(result, Failure):
                 failed.add(fingerprint)
                 note = {"failure": result.to_json()}

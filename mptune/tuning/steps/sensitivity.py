@@ -156,9 +156,10 @@ class OneGroupErrors:
             "samples": [part.start, part.stop],
             "errors": {g: None if e is None else e.to_json() for g, e in zip(groups, kept, strict=True)},
         }
-        # A hash: the keys of a database's attributes are short.
+        # A hash: the keys of a database's attributes are short. What is noted is added as if another worker had done it.
         batch = f"{self._metric} {part.start} {part.stop} {' '.join(groups)} {self._settings.tolerance}"
         self._record.set_note(_NOTE + hashlib.sha256(batch.encode()).hexdigest()[:16], note)
+        self._add_notes()
 
     def _add_notes(self, *, is_first: bool = False) -> None:
         """Add what any worker has noted since; a group without an error failed, which is no evidence of overflow.

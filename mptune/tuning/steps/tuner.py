@@ -88,10 +88,9 @@ class Tuner:
                 record.release(proposal)
                 return limit
             else:
-                fp32 = record.baseline()
+                doubt = partial(self._doubt, proposal)
                 try:
-                    doubt = partial(self._doubt, proposal)
-                    outcome = self._attempts.evaluate(proposal.plan, "search", fp32 and fp32.plan, doubt)
+                    outcome = self._attempts.evaluate(proposal.plan, "search", record.baseline(), doubt)
                 except BaseException:  # whatever interrupts it, most of all Ctrl-C: the plan goes back into the queue
                     with suppress(RunError):  # If even that fails, healing does it next time.
                         record.release(proposal)
@@ -149,10 +148,15 @@ class Tuner:
             self._listener.warning(f"all-FP32 with TF32 was not measured: {describe(measurement)}")
         elif measurement is not None:
             measurement = anchored(record, measurement)
-            measurement = replace(measurement, latency=Sessions(record).corrected(measurement.latency))
-            fields = {"number": fp32.number, "origin": ORIGIN_TF32, "metric": fp32.metric}
-            baseline_ms = fp32.latency.median_ms
-            record.keep_tf32(Evaluation.from_measurement(fp32.plan, measurement, baseline_ms=baseline_ms, **fields))
+            evaluation = Evaluation.from_measurement(
+                fp32.plan,
+                replace(measurement, latency=Sessions(record).corrected(measurement.latency)),
+                number=fp32.number,
+                origin=ORIGIN_TF32,
+                metric=fp32.metric,
+                baseline_ms=fp32.latency.median_ms,
+            )
+            record.keep_tf32(evaluation)
 
     def _judged(self, proposal: Proposal, measurement: Measurement) -> Evaluation:
         """A measurement against the baseline, and against what emulation says of the plan."""
