@@ -196,7 +196,7 @@ def test_a_worker_waits_for_a_search_with_work(
         target=mptune.worker, args=(place,), kwargs={"open_toolchain": other, "listener": diary, "wait_s": 60.0}
     )
     joining.start()
-    waiting = "plans is spent: waiting" if is_prepared else "run.json"
+    waiting = "for the search to have work" if is_prepared else "run.json"
     until(lambda: any(waiting in text for text in diary.stages))
     search(mlp_path, mlp_data, place, opener, budget=BUDGET)
     joining.join()

@@ -196,8 +196,7 @@ def match(pattern: str, groups: Iterable[LayerGroup]) -> tuple[str, ...]:
 def close_patterns(pattern: str, groups: Sequence[LayerGroup]) -> str:
     """A hint for a pattern that means no group: what it may have meant, and where the names stand."""
     names = {name for g in groups for name in (g.name, *g.nodes, f"kind:{g.kind}", *(f"op:{op}" for op in g.ops))}
-    close = difflib.get_close_matches(pattern, sorted(names), 3)
-    meant = f"did you mean {' or '.join(close)}? " if close else ""
+    meant = "".join(f"did you mean {close}? " for close in difflib.get_close_matches(pattern, sorted(names), 1))
     return f"{meant}`mptune inspect MODEL` lists the names; op:NAME and kind:NAME mean operators and kinds"
 
 

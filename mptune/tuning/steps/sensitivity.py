@@ -156,7 +156,7 @@ class OneGroupErrors:
             "samples": [part.start, part.stop],
             "errors": {g: None if e is None else e.to_json() for g, e in zip(groups, kept, strict=True)},
         }
-        # A hash: the keys of a database's attributes are short. What is noted is added as if another worker had done it.
+        # A hash: the keys of a database's attributes are short.
         batch = f"{self._metric} {part.start} {part.stop} {' '.join(groups)} {self._settings.tolerance}"
         self._record.set_note(_NOTE + hashlib.sha256(batch.encode()).hexdigest()[:16], note)
         self._add_notes()
