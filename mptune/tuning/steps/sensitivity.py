@@ -158,7 +158,9 @@ class OneGroupErrors:
         }
         # A hash: the keys of a database's attributes are short.
         batch = f"{self._metric} {part.start} {part.stop} {' '.join(groups)} {self._settings.tolerance}"
-        self._record.set_note(_NOTE + hashlib.sha256(batch.encode()).hexdigest()[:16], note)
+        key = _NOTE + hashlib.sha256(batch.encode()).hexdigest()[:16]
+        self._record.set_note(key, note)
+        self._read.discard(key)
         self._add_notes()
 
     def _add_notes(self, *, is_first: bool = False) -> None:
