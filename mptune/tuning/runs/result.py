@@ -33,7 +33,7 @@ from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.sessions import drift_warning
 from mptune.tuning.record.storage import same_storage, storage_url
 from mptune.tuning.record.study import has_outcome, read_study
-from mptune.tuning.steps.baseline import ENGINE_CODE, held_out_baseline
+from mptune.tuning.steps.baseline import ENGINE_CODE, engine_findings
 from mptune.tuning.steps.remeasure import candidates, confirmed_evaluations, dropped_plans, rounds_needed
 
 NOISY = 0.05
@@ -148,8 +148,8 @@ def build_front(
 
     findings = file.findings
     origin: FindingOrigin = "confirm" if is_confirmation else "search"
-    if not any(finding.code == ENGINE_CODE for finding in findings):
-        findings += held_out_baseline(fp32.counted_held_out, tf32=file.fixed_settings.tf32, origin=origin)
+    if fp32.counted_held_out is not None and not any(finding.code == ENGINE_CODE for finding in findings):
+        findings += engine_findings(fp32.counted_held_out, origin, tf32=file.fixed_settings.tf32, held_out=True)
     fp16 = next((e for e in evaluations if e.origin == ORIGIN_FP16), None)
     explanation = explain(record, run.data, points, [e for e in (fp32, fp16, chosen) if e], findings)
     if chosen is not None:
