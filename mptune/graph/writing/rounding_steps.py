@@ -50,9 +50,9 @@ def divisions_of_gelus(grouped: GroupedModel, facts: Facts) -> frozenset[str]:
             continue
         if division.inputs[1] not in grouped.model.initializers or not grouped.in_one_group(nodes):
             continue
-        root, one = facts.number(division.inputs[1]), facts.number(facts.other(after, erf.outputs[0]))
+        root, addend = facts.number(division.inputs[1]), facts.number(facts.other(after, erf.outputs[0]))
         close = partial(math.isclose, rel_tol=_NEARLY)
-        if close(root or 0.0, math.sqrt(2.0)) and close(one or 0.0, 1.0):
+        if close(root or 0.0, math.sqrt(2.0)) and close(addend or 0.0, 1.0):
             divisions.add(division.name)
     return frozenset(divisions)
 
