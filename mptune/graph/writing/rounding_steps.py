@@ -21,7 +21,7 @@ from mptune.graph.facts import Facts, attribute, facts_of, float_attribute
 from mptune.graph.fused import FusedNodes, steps_inside
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.loading.model import Node, consumers_of
-from mptune.graph.loading.tensors import Initializer, TensorInfo, make_initializer
+from mptune.graph.loading.tensors import Initializer, TensorInfo
 from mptune.graph.plan import REDUCED, Precision
 
 _NEARLY = 1e-3
@@ -50,9 +50,9 @@ def divisions_of_gelus(grouped: GroupedModel, facts: Facts) -> frozenset[str]:
             continue
         if division.inputs[1] not in grouped.model.initializers or not grouped.in_one_group(nodes):
             continue
-        root, one = facts.number(division.inputs[1]), facts.number(facts.other(after, erf.outputs[0]))
+        root, addend = facts.number(division.inputs[1]), facts.number(facts.other(after, erf.outputs[0]))
         close = partial(math.isclose, rel_tol=_NEARLY)
-        if close(root or 0.0, math.sqrt(2.0)) and close(one or 0.0, 1.0):
+        if close(root or 0.0, math.sqrt(2.0)) and close(addend or 0.0, 1.0):
             divisions.add(division.name)
     return frozenset(divisions)
 
@@ -228,7 +228,7 @@ class Steps:
         for node in nodes:
             name = node.outputs[0] if node.outputs else ""
             if name in self._values:
-                initializers[name] = make_initializer(name, self._values[name], self._model.path, node_index=node.index)
+                initializers[name] = Initializer(name, self._values[name], self._model.path, node_index=node.index)
             elif node.op_type == "Constant" and name in self._model.initializers:
                 initializers[name] = replace(self._model.initializers[name], node_index=node.index)
         return initializers

@@ -100,10 +100,10 @@ def weak_model(grouped: GroupedModel, plan: PrecisionPlan) -> WeakModel:
             missing = rank - len(constant.shape)
             if node.op_type in _BROADCASTING and missing > 0 and (node.op_type != "MatMul" or len(constant.shape) > 1):
                 # Leading axes of size 1, so that the parser adds no layer that broadcasts it, which has no name.
-                shape, proto = (1,) * missing + constant.shape, onnx.TensorProto()
+                proto = onnx.TensorProto()
                 proto.CopyFrom(constant.proto)
-                proto.dims[:] = shape
-                constant, inputs[slot] = replace(constant, shape=shape, proto=proto), f"{value}_{rank}{suffix}"
+                proto.dims[:] = (1,) * missing + constant.shape
+                constant, inputs[slot] = replace(constant, proto=proto), f"{value}_{rank}{suffix}"
             constants[inputs[slot]] = constant
         written = add_node(weak.proto.graph, node, inputs, node.outputs)
         written.name, written.doc_string = f"n{len(weak.proto.graph.node):04d}{suffix}", node.name
