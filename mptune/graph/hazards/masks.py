@@ -8,14 +8,11 @@ what they read (``makes_limit``); the rest follows from these, and from how larg
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from mptune.finding import Finding, FindingOrigin, Where
 from mptune.graph.facts import attribute, facts_of
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.hazards.observed_values import ObservedValues
 from mptune.graph.loading.model import Model, Node, once
 from mptune.graph.loading.tensors import fill_value
 from mptune.graph.ops import ADDS, BOUNDS, COPIES, MOVEMENT, SOFTMAX
@@ -42,7 +39,7 @@ _MASK_INPUTS: Mapping[tuple[str, str], int] = {
 """(domain, operator) -> the input that is added to the scores inside the operator."""
 
 
-def _mask_input(node: Node) -> str:
+def mask_input(node: Node) -> str:
     """What an attention operator adds to its scores; "" where a node is none, or has no mask."""
     slot = _MASK_INPUTS.get(("" if node.is_standard else node.domain, node.op_type))
     return "" if slot is None or len(node.inputs) <= slot else node.inputs[slot]
@@ -57,7 +54,7 @@ def _walk_back(model: Model) -> tuple[frozenset[str], frozenset[int]]:
         readers = [(out, reader) for out in node.outputs if out for reader in facts.readers(out)]
         for out, reader in readers:
             passes = reader.op_type in _BEFORE_MASKED and not to_softmax.isdisjoint(reader.outputs)
-            if passes or reader.op_type in _ANSWERS_INFINITY or _mask_input(reader) == out:
+            if passes or reader.op_type in _ANSWERS_INFINITY or mask_input(reader) == out:
                 to_softmax.add(out)
             if reader.op_type in ADDS or (reader.op_type in _PASSES and not to_sum.isdisjoint(reader.outputs)):
                 to_sum.add(out)
@@ -169,38 +166,10 @@ def softmax_rows(model: Model) -> dict[str, tuple[int, ...]]:
     """FP32 values that a softmax is taken of, or that are added to its scores -> the axes of a row, ascending."""
     facts, rows = facts_of(model), dict[str, tuple[int, ...]]()
     for node in model.nodes:
-        tensor, axis = _mask_input(node), -1
+        tensor, axis = mask_input(node), -1
         if node.op_type in SOFTMAX and node.is_standard:
             stated = attribute(node, "axis")
             tensor, axis = node.inputs[0], stated if isinstance(stated, int) else -1
         if tensor and model.info(tensor).is_float32 and not facts.is_static(tensor):
             rows.setdefault(tensor, (axis,))
     return rows
-
-
-def masked_row_findings(
-    grouped: GroupedModel, observed: ObservedValues, origin: FindingOrigin, reference_findings: Sequence[Finding] = ()
-) -> tuple[Finding, ...]:
-    """A finding for each value that had rows masked whole.
-
-    ``reference_findings``: of the same model in FP32, where the softmax may be NaN already.
-    """
-    model, owners, findings = grouped.model, grouped.owners, list[Finding]()
-    broken = {n for each in reference_findings if each.code == "reference-not-finite" for n in each.where.nodes}
-    for tensor, values in observed.ranges.items():
-        if not values.masked_rows:
-            continue
-        readers = [model.nodes[i] for i in model.consumers.get(tensor, ())]
-        nodes = [node.name for node in readers if node.op_type in SOFTMAX or _mask_input(node) == tensor]
-        groups = tuple(dict.fromkeys(owners[name] for name in nodes if name in owners))
-        findings.append(
-            Finding.of(
-                "mask",
-                origin,
-                Where(tuple(nodes), groups, (tensor,), samples=(observed.sample(values.masked_sample),)),
-                {"masked_rows": values.masked_rows, "limit": -Precision.FP16.largest},
-                kind="rows in FP32" if broken.intersection(nodes) else "rows",
-                samples=values.masked_samples if values.masked_samples > 1 else None,
-            )
-        )
-    return tuple(findings)

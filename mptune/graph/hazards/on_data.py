@@ -16,11 +16,21 @@ from mptune.graph.facts import Facts
 from mptune.graph.grouping.patterns import find_patterns
 from mptune.graph.hazards.hazard import FP16_MAX, Hazard, HazardPlace, group_of, readers_in_fp16, spacing
 from mptune.graph.hazards.interface import state_pairs
-from mptune.graph.hazards.masks import comes_to_softmax, is_held, mask_values, stays_right
+from mptune.graph.hazards.masks import comes_to_softmax, is_held, mask_input, mask_values, stays_right
 from mptune.graph.hazards.observed_values import NodeFacts, ObservedValues
 from mptune.graph.hazards.probes import POLES
 from mptune.graph.loading.model import Node
-from mptune.graph.ops import ARITHMETIC, BOUNDS, CENTRING_NORMS, COMPARISONS, ELEMENTWISE, MOVEMENT, SUMMING, operator
+from mptune.graph.ops import (
+    ARITHMETIC,
+    BOUNDS,
+    CENTRING_NORMS,
+    COMPARISONS,
+    ELEMENTWISE,
+    MOVEMENT,
+    SOFTMAX,
+    SUMMING,
+    operator,
+)
 from mptune.graph.plan import Precision
 
 _HEADROOM = 2.0
@@ -71,11 +81,18 @@ def _walk(start: Iterable[str], onward: Callable[[str], Iterable[str]]) -> Itera
 
 
 def range_hazards(types: ValueTypes, observed: ObservedValues) -> list[Hazard]:
-    """Values that were seen near or beyond FP16's ends, for every group that would hold them in FP16."""
+    """Values that were seen near or beyond FP16's ends, for every group that would hold them; and rows masked whole."""
     model, hazards, masks = types.model, list[Hazard](), mask_values(types.model, observed.absmax)
     smaller = types.rescaled(Precision.FP16).values
     for tensor, values in observed.ranges.items():
         absmax = values.absmax / smaller.get(tensor, 1.0)
+        for node in types.facts.readers(tensor) if values.masked_rows else ():
+            if node.op_type in SOFTMAX or mask_input(node) == tensor:
+                group, sample = group_of(types, node), observed.sample(values.masked_sample)
+                place = HazardPlace(node.name, None if group is None else group.id, tensor, (sample,))
+                rows = {"masked_rows": values.masked_rows, "limit": -FP16_MAX}
+                samples = {"samples": values.masked_samples if values.masked_samples > 1 else None}
+                hazards.append(Hazard("mask", place, rows, "rows", "warning", values.absmax, samples))
         is_beyond = absmax > FP16_MAX
         if is_beyond and tensor in masks and is_held(model, tensor, Precision.FP16):
             continue  # the constants that it is made of are hazards of their own, and are held within the range

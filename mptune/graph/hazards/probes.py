@@ -133,7 +133,8 @@ def range_of(values: np.ndarray, row_axes: tuple[int, ...] = ()) -> TensorRange:
             highest = max(highest, float(finite.max(initial=0.0)))
     absmax, limit, masked = max(highest, -lowest, 0.0), Precision.FP16.largest, 0
     if row_axes and (non_finite or lowest < -limit):
-        masked = int(np.count_nonzero(values.max(axis=row_axes) < -limit))
+        largest = values.max(axis=row_axes)  # a row that is -inf throughout is NaN in FP32 already
+        masked = int(np.count_nonzero((largest < -limit) & (largest > -np.inf)))
     return TensorRange(
         absmax, values.shape, non_finite, lowest, highest, beyond=int(absmax > limit), masked_rows=masked
     )
