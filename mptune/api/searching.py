@@ -27,6 +27,7 @@ from mptune.api.arguments import (
 )
 from mptune.api.joining import check_gpus, only_gpu
 from mptune.api.reading import one_or_several
+from mptune.choice import Choice
 from mptune.data.metrics.accuracy import TaskMetric
 from mptune.data.metrics.whole_set import SetFunction
 from mptune.data.scripts import end_scripts
@@ -48,7 +49,7 @@ from mptune.settings import (
 )
 from mptune.targets.target import load_target
 from mptune.tuning.front import Front
-from mptune.tuning.fronts.limits import check_tolerances
+from mptune.tuning.fronts.limits import check_asked
 from mptune.tuning.fronts.stopped import findings_kept
 from mptune.tuning.listener import Listener
 from mptune.tuning.measuring import OpenToolchain
@@ -238,7 +239,7 @@ def search(
         workers = None if open_toolchain is not None else stack.enter_context(probed_ahead(settings))
         loaded = stack.enter_context(loaded_model(model, settings.opset))
         outputs = [output.name for output in loaded.outputs]
-        check_tolerances(settings.tolerance, settings.ignore, settings.metric, outputs)
+        check_asked(Choice.of(settings), (settings.metric, *settings.reported_metrics), outputs)
         check_shapes(settings.shapes, loaded.inputs)
         check_batch(settings.data_settings.batch, loaded.inputs)
         listens = stack.enter_context(listening(progress, listener, settings.max_error, settings.max_latency_ms))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation
-
 if TYPE_CHECKING:
     from mptune.tuning.confirmation import Agreement, Confirmation, ConfirmedPlan
 
@@ -17,11 +15,6 @@ def sources_before(confirmation: Confirmation) -> tuple[str, str]:
         "predicted" if searched.latency_source == "predicted" else "earlier",
         "emulated" if searched.error_source == "emulated" else "earlier",
     )
-
-
-def searched_baseline(confirmation: Confirmation) -> Evaluation | None:
-    """All-FP32 as the search saw it; None where it is not among the plans."""
-    return next((p.searched for p in confirmation.plans if p.searched.origin == ORIGIN_FP32), None)
 
 
 def place_of(confirmation: Confirmation, plan: ConfirmedPlan) -> str:

@@ -25,7 +25,7 @@ from mptune.resources import read_template
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front
 from mptune.tuning.fronts.limits import is_larger_in_search, metric_values
-from mptune.tuning.fronts.texts import error_text, format_error, format_ms, format_value, latency_text, noise_ms
+from mptune.tuning.fronts.texts import error_text, format_error, format_ms, format_value, latency_text
 
 _LONGEST = 700
 """Characters of a line of README.txt, as of a sentence on the page."""
@@ -96,13 +96,13 @@ def plan_counts(plan: PrecisionPlan) -> str:
 
 def _figures(front: Front, evaluation: Evaluation) -> dict[str, str]:
     latency = evaluation.latency
-    noise, baseline = noise_ms(evaluation), front.fp32
-    interval = " to ".join(format_ms(bound, noise) for bound in latency.ci95_ms)
+    baseline = front.fp32
+    interval = " to ".join(map(format_ms, latency.ci95_ms))
     computed_by = "this model on that CPU" if is_on_cpu(front) else "the engine of the target"
     return {
         "latency": f"{latency_text(evaluation)} ms (median), {latency.source.upper()}",
         "latency_detail": (
-            f"95 % interval {interval} ms, p99 {format_ms(latency.p99_ms, noise)} ms"
+            f"95 % interval {interval} ms, p99 {format_ms(latency.p99_ms)} ms"
             if latency.source == "measured"
             else "from a roofline model of the device, not timed on it: measure on the device before you rely on it"
         ),

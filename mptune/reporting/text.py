@@ -14,7 +14,7 @@ from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
 from mptune.tuning.explanation import Kept
 from mptune.tuning.front import Front, fp16_name, front_rows
 from mptune.tuning.fronts.dominance import faster_beyond_noise
-from mptune.tuning.fronts.texts import compared, speedup_of
+from mptune.tuning.fronts.texts import compared, format_speedup
 
 KEPT_BECAUSE = "kept in FP32 because"
 """Above the FP32 groups of a plan with their reasons, in every view."""
@@ -25,7 +25,7 @@ _MOST_OF_A_CODE = 3
 
 def speedup_text(evaluation: Evaluation, fp32: Evaluation) -> str:
     """The speedup against all-FP32, and whether it is none beyond noise, such as ``1.01x, not significant``."""
-    text = speedup_of(evaluation, fp32)
+    text = format_speedup(evaluation.speedup)
     is_apart = faster_beyond_noise(evaluation, fp32) or faster_beyond_noise(fp32, evaluation)
     is_measured = evaluation.latency.source == "measured"
     return f"{text}, not significant" if is_measured and not is_apart and evaluation.plan != fp32.plan else text

@@ -18,7 +18,7 @@ from mptune.graph.grouping.groups import LayerGroup
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.json_form import encode_float
 from mptune.printable import counts_text, printable
-from mptune.reporting.confirmation_text import place_of, searched_baseline, sources_before, verdicts
+from mptune.reporting.confirmation_text import place_of, sources_before, verdicts
 from mptune.reporting.recipe import is_on_cpu
 from mptune.reporting.text import (
     TRUE_FP32,
@@ -38,11 +38,11 @@ from mptune.tuning.fronts.texts import (
     compared,
     error_cell,
     format_interval,
+    format_speedup,
     latency_text,
     memory_details,
     memory_text,
     metric_cell,
-    speedup_of,
 )
 
 if TYPE_CHECKING:
@@ -68,7 +68,6 @@ class PageContent:
 
 def confirmation_document(confirmation: Confirmation) -> dict[str, Any]:
     """Both figures of every plan and what became of it; and whether the rankings held."""
-    before = searched_baseline(confirmation)
     latency, error = (word.replace("earlier", "measured earlier") for word in sources_before(confirmation))
     return {
         "device": confirmation.front.device,
@@ -80,8 +79,8 @@ def confirmation_document(confirmation: Confirmation) -> dict[str, Any]:
                 "plan": plan.searched.plan.fingerprint,
                 "origin": plan.searched.origin.label,
                 "place": place_of(confirmation, plan),
-                "searched": _figures(plan.searched, before),
-                "measured": None if plan.measured is None else _figures(plan.measured, confirmation.front.fp32),
+                "searched": _figures(plan.searched),
+                "measured": None if plan.measured is None else _figures(plan.measured),
                 "failure": plan.failure,
             }
             for plan in confirmation.plans
@@ -89,12 +88,12 @@ def confirmation_document(confirmation: Confirmation) -> dict[str, Any]:
     }
 
 
-def _figures(evaluation: Evaluation, fp32: Evaluation | None) -> dict[str, Any]:
+def _figures(evaluation: Evaluation) -> dict[str, Any]:
     return {
         "ms": encode_float(evaluation.latency.median_ms),
         "ms_text": latency_text(evaluation),
         "speedup": encode_float(evaluation.speedup),
-        "speedup_text": speedup_of(evaluation, fp32),
+        "speedup_text": format_speedup(evaluation.speedup),
         "error": encode_float(evaluation.judged_error),
         "error_text": error_cell(evaluation),
     }
@@ -202,7 +201,7 @@ def _plan(evaluation: Evaluation, content: PageContent) -> dict[str, Any]:
         "interval": format_interval(evaluation).replace("+-", "\N{PLUS-MINUS SIGN}"),
         "ms_text": latency_text(evaluation),
         "speedup": _short(evaluation.speedup),
-        "speedup_text": speedup_of(evaluation, content.front.fp32),
+        "speedup_text": format_speedup(evaluation.speedup),
         "search": _short(evaluation.error_value),
         "held_out": _short(evaluation.held_out_value),
         "ci95": None if interval is None else [_short(bound) for bound in interval],

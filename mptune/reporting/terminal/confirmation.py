@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, TextIO
 from rich.table import Table
 from rich.text import Text
 
-from mptune.reporting.confirmation_text import place_of, searched_baseline, sources_before, verdicts
+from mptune.reporting.confirmation_text import place_of, sources_before, verdicts
 from mptune.reporting.terminal.console import make_console, plain_table, print_text, room_beside
 from mptune.reporting.terminal.front import model_fact, print_answer, print_facts, print_warnings
 from mptune.reporting.text import describe_engine, error_source, latency_source
-from mptune.tuning.fronts.texts import error_cell, format_interval, latency_text, metric_cell, speedup_of
+from mptune.tuning.fronts.texts import error_cell, format_interval, format_speedup, latency_text, metric_cell
 
 if TYPE_CHECKING:
     from mptune.tuning.confirmation import Confirmation
@@ -63,7 +63,7 @@ def print_confirmation(
 
 def _table(confirmation: Confirmation, width: int) -> tuple[Table, bool]:
     """Both figures of every plan; and whether a figure stands beside that of the search samples, in brackets."""
-    front, before = confirmation.front, searched_baseline(confirmation)
+    front = confirmation.front
     latency, error = ({"predicted": "pred.", "emulated": "emul."}.get(w, w) for w in sources_before(confirmation))
     interval = ["95 %"] if width >= WIDE else []
     figures = [f"{latency} ms", "meas. ms", *interval, f"{latency} x", "meas. x", f"{error} err", "meas. err"]
@@ -77,8 +77,8 @@ def _table(confirmation: Confirmation, width: int) -> tuple[Table, bool]:
                 latency_text(seen),
                 "-" if now is None else latency_text(now),
                 *("" if now is None else format_interval(now) for _ in interval),
-                speedup_of(seen, before).removesuffix("x"),
-                "-" if now is None else speedup_of(now, front.fp32).removesuffix("x"),
+                format_speedup(seen.speedup).removesuffix("x"),
+                "-" if now is None else format_speedup(now.speedup).removesuffix("x"),
                 error_cell(seen),
                 "-" if now is None or now.held_out is None else error_cell(now),
                 *("-" if now is None else metric_cell(now, metric) for metric in front.metrics.values()),

@@ -23,7 +23,7 @@ from mptune.reporting.text import (
     speedup_text,
     unique,
 )
-from mptune.tuning.front import Front, because, front_rows, front_table, shown_rows, table_notes
+from mptune.tuning.front import Front, because, front_table
 from mptune.tuning.fronts.texts import compared, error_text, latency_text, two_digits
 
 _MOST_BREAKS = 2
@@ -34,9 +34,9 @@ _WIDTH = len("more exact ")
 
 def print_table(console: Console, front: Front, *, every: bool = False) -> None:
     """Print the front: a dozen rows, or all of them, then what their marks mean."""
-    rows = front_rows(front) if every else shown_rows(front_rows(front))
-    console.print(front_table(front, rows, console.width), crop=False)
-    if notes := table_notes(front, rows, more=": --all"):
+    table, notes = front_table(front, console.width, every=every, more=": --all")
+    console.print(table, crop=False)
+    if notes:
         console.print(Text(notes, style="dim"))
 
 

@@ -26,7 +26,7 @@ from mptune.reporting.terminal.console import make_console
 from mptune.reporting.text import format_duration, origin_name
 from mptune.tuning.evaluation import Evaluation, Origin
 from mptune.tuning.fronts.choosing import choose
-from mptune.tuning.fronts.texts import format_error, group_counts, latency_text, speedup_of
+from mptune.tuning.fronts.texts import format_error, format_speedup, group_counts, latency_text
 
 _LAST = 20
 """Durations that are looked at: builds grow faster with a timing cache, and slower with a worker that is shared."""
@@ -255,7 +255,7 @@ def _parts(evaluation: Evaluation) -> list[str]:
     emulated = "" if evaluation.error_source == "measured" else " emulated"
     return [
         f"{latency_text(evaluation)} ms{predicted}",
-        speedup_of(evaluation),
+        format_speedup(evaluation.speedup),
         f"error {format_error(evaluation.error_value)}{emulated}",
         f"{group_counts(evaluation.plan)} {'FP16+BF16/FP32' if evaluation.plan.bf16_groups else 'FP16/FP32'}",
         origin_name(evaluation),

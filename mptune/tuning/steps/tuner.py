@@ -209,7 +209,7 @@ class Tuner:
         )
         emulator = None if self._knowledge is None else self._knowledge.emulator
         emulated = None if emulator is None else emulator.recall(plan)
-        if emulated is None or baseline is None or evaluation.has_own_value:  # of those the relative L2 is emulated
+        if emulated is None or baseline is None:
             return evaluation
         return evaluation.with_emulated(emulated, baseline.error_value, self._space.operators(plan))
 

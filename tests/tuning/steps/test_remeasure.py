@@ -205,17 +205,17 @@ class Erring(FakeToolchain):
         return replace(found, error=replace(found.error, per_output=scaled))
 
 
-def test_processes_that_differ_on_the_same_samples_are_told(searched: StudyRecord, space: SearchSpace) -> None:
+def test_of_processes_that_differ_on_the_same_samples_the_worst_counts(
+    searched: StudyRecord, space: SearchSpace
+) -> None:
     toolchain = Erring(Law([g.id for g in space.groups]))
     toolchain.factor = lambda plan, restarts: 1.0 if restarts == 1 else 5.0
     confirm(searched, toolchain, SETTINGS, Diary(), rounds=3)
     front = front_of(searched)
     chosen = front.chosen
     assert chosen is not None
-    assert chosen.held_out_least is not None
-    assert chosen.held_out_value == pytest.approx(5.0 * chosen.held_out_least)
-    (found,) = [finding for finding in front.findings if finding.code == "held-out-differs"]
-    assert "in one process and" in found.text
+    assert chosen.held_out_value == pytest.approx(5.0 * chosen.error_value, rel=0.1), "that of the worst process"
+    assert [finding.code for finding in front.findings] == ["held-out-differs"]
 
 
 def test_an_fp32_engine_that_is_wrong_on_held_out_samples_alone_is_told(
@@ -371,14 +371,6 @@ def test_a_limit_confirms_what_it_chooses_until_it_holds(long: StudyRecord) -> N
     again = make_toolchain(make_small_space(16))
     confirm(long, again, wanted, Diary(), rounds=3)
     assert again.calls == []
-
-
-def test_a_pick_that_was_not_confirmed_is_told(long: StudyRecord) -> None:
-    confirm(long, make_toolchain(make_small_space(16)), CAPPED, Diary(), rounds=1)
-    other = next(p for p in front_of(long).points if p.held_out is None)
-    told = front_of(long, plan=other.plan.fingerprint).warnings
-    assert any(other.plan.fingerprint in text and "was not measured again" in text for text in told)
-    assert not any("was not measured again" in text for text in front_of(long).warnings)
 
 
 def test_no_baseline_no_front(open_record: OpenRecord) -> None:
