@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -32,7 +32,7 @@ from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import static_shapes
 from mptune.settings import DataSettings, read_error
 from mptune.targets.findings import already_mixed_findings
-from mptune.tuning.listener import Listener
+from mptune.tuning.listener import Listener, Silent
 from mptune.tuning.reasons.reference import training_findings
 
 _REDUCED_TYPES = frozenset({"float16", "bfloat16"})
@@ -209,9 +209,10 @@ def _open(
         settings, states = DataSettings(batch=batch), state_inputs(loaded)
         samples = load_calibration(data_argument(data), loaded.inputs, settings, 0, states)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mptune-compare-")))
-        left = Runner(loaded, samples.samples, folder / "model", batch, _name(model), listener=listener)
+        stage = (listener or Silent()).stage
+        left = Runner(loaded, samples.samples, folder / "model", batch, _name(model), stage)
         stack.enter_context(left)
-        right = None if other is None else _runner(other, _name(candidate), left, folder, batch, ignore, listener)
+        right = None if other is None else _runner(other, _name(candidate), left, folder, batch, ignore, stage)
         if right is not None:
             stack.enter_context(right)
         loading = check_loads(right.model.path, right.name, right.worker) if isinstance(right, Runner) else ()
@@ -281,14 +282,14 @@ def _runner(
     folder: Path,
     batch: int,
     ignore: Collection[str],
-    listener: Listener | None,
+    stage: Callable[[str], None],
 ) -> Runner | EngineRunner:
     """What runs the candidate on the samples of the model, under its own names of the inputs."""
     if isinstance(other, Path):
         return EngineRunner(other, engine_kinds(other), left, folder / "engine", ignore)
     feeds = [_fed(feed, left.model, other) for feed in left.samples]
     _check_outputs(left.model, other)
-    return Runner(other, feeds, folder / "candidate", batch, name, listener=listener)
+    return Runner(other, feeds, folder / "candidate", batch, name, stage)
 
 
 def _models_compared(sides: Sides, right: Runner, *, trace: bool) -> tuple[Sides, list[Finding], list[Finding]]:

@@ -15,6 +15,7 @@ from mptune.data.calibration import load_calibration
 from mptune.data.samples import CalibrationSet
 from mptune.engines.base import Failure
 from mptune.engines.context import RunContext
+from mptune.engines.failures import did_not_run
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.finding import Finding
 from mptune.graph.casting.value_types import unsupported, value_types
@@ -36,7 +37,6 @@ from mptune.targets.costs import VIEWS, ShapeTable, group_costs, is_folded, node
 from mptune.targets.findings import already_mixed_findings, nothing_to_tune, out_of_reach_findings, quantised_findings
 from mptune.targets.memory import memory_need
 from mptune.targets.target import load_target
-from mptune.tuning.failures import did_not_run
 from mptune.tuning.reasons.reference import training_findings, without_repetition
 from mptune.tuning.space import NamedSpace, SearchSpace, make_space
 from mptune.tuning.steps.baseline import check_ranges, check_reference, optimisation_findings

@@ -10,6 +10,7 @@ from itertools import combinations
 from typing import Any
 
 from mptune.choice import Choice
+from mptune.engines.failures import describe
 from mptune.errors import RunError
 from mptune.graph.plan import PrecisionPlan
 from mptune.json_form import JsonForm
@@ -17,7 +18,6 @@ from mptune.run_json import RunFile, TargetSection
 from mptune.rundir import RunDirectory, read_run
 from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import Evaluation
-from mptune.tuning.failures import describe
 from mptune.tuning.front import Front
 from mptune.tuning.fronts.dominance import faster_beyond_noise
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR

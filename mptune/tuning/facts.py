@@ -12,6 +12,7 @@ from pathlib import Path
 
 from mptune.engines.base import Failure, MissingKernel
 from mptune.engines.context import RunContext
+from mptune.engines.failures import did_not_run
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.files import read_form, write_json
 from mptune.finding import Finding, Where
@@ -27,7 +28,6 @@ from mptune.targets import findings as about_target
 from mptune.targets import memory
 from mptune.targets.target import Target
 from mptune.tuning import space
-from mptune.tuning.failures import did_not_run
 from mptune.tuning.listener import Listener
 from mptune.tuning.reasons.reference import training_findings, without_repetition
 from mptune.tuning.steps import attempts, baseline

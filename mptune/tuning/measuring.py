@@ -10,6 +10,7 @@ from mptune.data.metrics.tasks import law_metric
 from mptune.engines.base import Failure
 from mptune.engines.context import RunContext
 from mptune.engines.environment import Environment
+from mptune.engines.failures import describe
 from mptune.engines.toolchains.choose import open_toolchain
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.engines.workers import Workers
@@ -21,7 +22,6 @@ from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings
 from mptune.targets.target import Target, profile_warnings
 from mptune.tuning.evaluation import ORIGIN_TF32, Evaluation
-from mptune.tuning.failures import describe
 from mptune.tuning.fronts.stopped import with_suspects
 from mptune.tuning.listener import Listener
 from mptune.tuning.reasons.reasons import keep_grounds

@@ -11,6 +11,7 @@ from pathlib import Path
 from mptune.choice import Choice
 from mptune.data.metrics.accuracy import ALL_OUTPUTS
 from mptune.engines.base import Failure
+from mptune.engines.failures import describe
 from mptune.engines.timing.latency import DRIFT_TEXT
 from mptune.errors import PlanError, RunError
 from mptune.finding import FindingOrigin, by_severity
@@ -20,7 +21,6 @@ from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation
-from mptune.tuning.failures import describe
 from mptune.tuning.front import Front
 from mptune.tuning.fronts import choosing, dominance, limits
 from mptune.tuning.reasons.plan_findings import plan_findings, sample_indices

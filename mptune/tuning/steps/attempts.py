@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from mptune.engines.base import Failure, Measurement
+from mptune.engines.failures import describe, machine_error
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation
-from mptune.tuning.failures import describe, machine_error
 from mptune.tuning.listener import Listener
 from mptune.tuning.steps.baseline import check_baseline
 

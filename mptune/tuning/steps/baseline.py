@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError
 from mptune.engines.base import Failure, ReferenceReport
+from mptune.engines.failures import did_not_run
 from mptune.errors import BaselineError
 from mptune.finding import Finding, FindingOrigin, OutputColumns, Where, by_severity
 from mptune.findings.wording import Severity
@@ -17,7 +18,6 @@ from mptune.graph.hazards.observed_values import TensorRange
 from mptune.graph.loading.model import Model
 from mptune.graph.ops import QUANTISING
 from mptune.settings import SearchSettings
-from mptune.tuning.failures import did_not_run
 from mptune.tuning.fronts.limits import check_columns
 from mptune.tuning.reasons.reference import reference_findings
 

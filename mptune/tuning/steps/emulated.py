@@ -9,12 +9,12 @@ from functools import partial
 
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure
+from mptune.engines.failures import describe
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.errors import RunError
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import EmulatedError, Evaluation
-from mptune.tuning.failures import describe
 from mptune.tuning.fronts.searched_error import searched_error
 from mptune.tuning.listener import Listener
 from mptune.tuning.sampler.precision import EMULATIONS_TO_LEARN

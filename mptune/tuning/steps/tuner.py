@@ -12,11 +12,11 @@ from functools import partial
 import numpy as np
 
 from mptune.engines.base import Failure, Measurement
+from mptune.engines.failures import describe, did_not_run, machine_error
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.errors import RunError
 from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation
-from mptune.tuning.failures import describe, did_not_run, machine_error
 from mptune.tuning.fronts.dominance import pareto
 from mptune.tuning.fronts.limits import check_columns
 from mptune.tuning.listener import Listener, tell_outcome

@@ -10,11 +10,11 @@ import pytest
 
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, FailureKind, ReferenceReport, SampleSet, Stage
+from mptune.engines.failures import did_not_run, machine_error
 from mptune.errors import BaselineError, RunError
 from mptune.graph.hazards.observed_values import TensorRange
 from mptune.graph.plan import PrecisionPlan
 from mptune.tuning.facts import observe
-from mptune.tuning.failures import did_not_run, machine_error
 from mptune.tuning.fronts.dominance import pareto
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.attempts import FAULTS_IN_A_ROW, in_fresh_processes
