@@ -93,8 +93,9 @@ def kept_lines(front: Front, evaluation: Evaluation, most: int, run: str) -> lis
 def neighbour_lines(front: Front) -> list[tuple[str, str]]:
     """The plans beside the chosen one: what each is better in, and its id with what it gives instead."""
     return [
-        (beside.role, f"{beside.evaluation.plan.fingerprint}: {compared(beside.evaluation, beside.chosen)}")
-        for beside in front.neighbours
+        (role, f"{evaluation.plan.fingerprint}: {compared(evaluation, front.chosen)}")
+        for role, evaluation in front.neighbours
+        if front.chosen is not None
     ]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path, PureWindowsPath
 from typing import Any, Literal
 
 from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError
-from mptune.data.metrics.paired import Floats, error_interval, pseudo_values
+from mptune.data.metrics.paired import error_interval
 from mptune.data.metrics.parts import ADD_IN_SQUARES
 from mptune.data.metrics.table import own_value
 from mptune.engines.base import ErrorSource, Measurement
@@ -123,15 +123,14 @@ class Evaluation(JsonForm):
         """Turn what a toolchain returned into an evaluation; ``baseline_ms`` is None for all-FP32 itself."""
         same = ("latency", "error", "error_source", "drift", "build_s", "warnings", "memory", "power_mode")
         figures: dict[str, Any] = {name: getattr(measurement, name) for name in same}
-        if measurement.engine_path is not None:
-            figures["engine_path"] = str(measurement.engine_path)
+        figures["engine_path"] = measurement.engine_path and str(measurement.engine_path)
         evaluation = cls(plan, number, origin, metric=metric, speedup=1.0, ignored=ignored, **figures)
         return evaluation if baseline_ms is None else evaluation.with_baseline(baseline_ms)
 
     def with_emulated(self, emulated: EmulatedError, fp32_error: float, operators: Iterable[str] = ()) -> Evaluation:
         """The same evaluation with the plan's emulated error, and whether the two disagree, of which ``operators``."""
-        if own_value(self.metric) in self.error.per_output.get(ALL_OUTPUTS, {}):
-            return self  # of such metrics the relative L2 is emulated
+        if self.has_own_value:  # of such metrics the relative L2 is emulated
+            return self
         compared = replace(self, emulated=emulated.value)
         if self.metric not in ADD_IN_SQUARES or not self.is_finite:  # other statistics do not add in squares
             return compared
@@ -144,13 +143,12 @@ class Evaluation(JsonForm):
 
     def __repr__(self) -> str:
         held_out = "" if self.held_out is None else f" held out, {self.error_value:.2g} on the search samples"
-        counts = {"FP16": 0, **{precision.name: count for precision, count in self.plan.reduced_counts.items()}}
+        error = f"error {self.judged_error:.2g}{held_out} ({self.metric})"
+        counts = {precision.name: count for precision, count in self.plan.reduced_counts.items()}
+        counts["FP32"] = len(self.plan.fp32_groups)
         groups = ", ".join(f"{count} {name}" for name, count in counts.items())
-        return (
-            f"Evaluation({self.plan.fingerprint}: {self.latency.median_ms:.4g} ms {self.latency.source},"
-            f" error {self.judged_error:.2g}{held_out} ({self.metric}), {groups} and {len(self.plan.fp32_groups)} FP32"
-            f" groups, {self.origin})"
-        )
+        latency = f"{self.latency.median_ms:.4g} ms {self.latency.source}"
+        return f"Evaluation({self.plan.fingerprint}: {latency}, {error}, groups: {groups}, {self.origin})"
 
     def engine_in(self, engines: Path) -> Path | None:
         """The plan's engine, in the run's own folder only: the record may come from a stranger, and name any file."""
@@ -191,22 +189,16 @@ class Evaluation(JsonForm):
         return (self.counted_held_out or self.counted).deciding_part(self.metric)
 
     @cached_property
-    def pseudo_errors(self) -> Floats | None:
-        """Pseudo-values of the error on the search samples (``mptune.data.metrics.paired``), shape (samples,)."""
-        return pseudo_values(self.counted, self.metric)
-
-    @cached_property
-    def all_pseudo_errors(self) -> Floats | None:
-        """The same on all samples that the plan has met, the held-out ones counted in."""
-        held_out = self.counted_held_out
-        return None if held_out is None else pseudo_values(self.counted.with_samples_of(held_out), self.metric)
-
-    @cached_property
     def is_finite(self) -> bool:
         """Whether the plan is feasible: no NaN or Inf where the reference has none, on any sample."""
         errors = filter(None, (self.counted, self.counted_held_out))
         is_sound = all(error.non_finite == 0 and math.isfinite(error.value(self.metric)) for error in errors)
         return is_sound and math.isfinite(self.latency.median_ms)
+
+    @property
+    def has_own_value(self) -> bool:
+        """Whether the objective is a metric over the whole set, or one to maximise: it has a value beside its error."""
+        return own_value(self.metric) in self.error.per_output.get(ALL_OUTPUTS, {})
 
     def ignoring(self, outputs: tuple[str, ...]) -> Evaluation:
         """The same evaluation with outputs that do not count; all others do."""

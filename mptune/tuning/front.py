@@ -16,6 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from mptune.choice import Choice
+from mptune.data.metrics.paired import LEAST_ERROR
+from mptune.data.metrics.tasks import undirected
 from mptune.errors import PlanError
 from mptune.finding import Finding
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -25,8 +27,8 @@ from mptune.settings import check_limits
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import Explanation, reason_counts
 from mptune.tuning.fronts import choosing, texts
-from mptune.tuning.fronts.dominance import Neighbour, neighbours
-from mptune.tuning.fronts.limits import metric_values, shown_metrics
+from mptune.tuning.fronts.dominance import Neighbour, neighbours, shared_errors
+from mptune.tuning.fronts.limits import metric_values
 
 FRONT_FORMAT = 1
 
@@ -150,6 +152,13 @@ class Front:
             fp32 = () if evaluation is self.tf32 else self.explanation.of(evaluation.plan.fingerprint)
             return {**evaluation.to_point(), "metrics": metrics, "fp32": fp32}
 
+        def beside(other: Evaluation) -> dict[str, Any]:
+            """A neighbour of the chosen plan: its latency less that plan's, its error over that on samples of both."""
+            assert self.chosen is not None
+            before, after = (max(error, LEAST_ERROR) for error in shared_errors(self.chosen, other))
+            delta_ms = other.latency.median_ms - self.chosen.latency.median_ms
+            return {"plan": other.plan.fingerprint, "latency_ms_delta": delta_ms, "error_ratio": after / before}
+
         choice = self.choice
         document = {
             "format": FRONT_FORMAT,
@@ -166,7 +175,7 @@ class Front:
                 "limits_met": self.limits_met,
                 "nearest": choice.nearest,
                 "replaced": choice.replaced,
-                "neighbours": self.neighbours,
+                "neighbours": [beside(evaluation) for _, evaluation in self.neighbours],
             },
         }
         same = ("evaluations", "failures", "hypervolume", "findings", "warnings")
@@ -206,8 +215,13 @@ class Front:
     @cached_property
     def metrics(self) -> Mapping[str, str]:
         """Short name -> metric of those whose own values are shown beside the error."""
-        every = (*self.points, self.fp32, self.fp16, self.chosen)
-        return shown_metrics(filter(None, every), self.reported_metrics)
+        every = [e for e in (*self.points, self.fp32, self.fp16, self.chosen) if e is not None]
+        # The objective is among them where its own value is not its error, as of an accuracy.
+        own = (e.metric for e in every if e.has_own_value and metric_values(e, e.metric)[0] != e.error_value)
+        metrics = dict.fromkeys((*own, *self.reported_metrics))
+        shown = [m for m in metrics if any(metric_values(e, m) != (None, None) for e in every)]
+        names = [undirected(metric).rpartition(":")[2] for metric in shown]
+        return {name if names.count(name) == 1 else metric: metric for name, metric in zip(names, shown, strict=True)}
 
     @property
     def neighbours(self) -> tuple[Neighbour, ...]:

@@ -121,11 +121,11 @@ def _breaks(front: Front) -> list[tuple[str, str]]:
 
 def _another(front: Front) -> list[tuple[str, str]]:
     """The command that chooses the more exact neighbour, or the faster one where there is none."""
-    if not front.neighbours:
+    if front.chosen is None or not front.neighbours:
         return []
     beside = front.neighbours[-1]
     command = f"mptune pick {shell_path(front.run_dir)} --plan {beside.evaluation.plan.fingerprint}"
-    return [("another", f"{beside.role}, {compared(beside.evaluation, beside.chosen)}:"), ("", command)]
+    return [("another", f"{beside.role}, {compared(beside.evaluation, front.chosen)}:"), ("", command)]
 
 
 _FILES = {

@@ -51,7 +51,8 @@ def choose(
 
     def decided(chosen: Evaluation | None, **outcome: object) -> Choice:
         outcome["chosen"] = None if chosen is None else chosen.plan.fingerprint
-        return asked.again().model_copy(update={"replaced": asked.replaced, **outcome})
+        outcome["replaced"] = None if asked.replaced == outcome["chosen"] else asked.replaced
+        return asked.again().model_copy(update=outcome)
 
     if asked.plan is not None:
         picked = find_plan(evaluations, asked.plan)
@@ -157,15 +158,13 @@ def could_be_chosen(
 
 def find_plan(evaluations: Sequence[Evaluation], fingerprint: str) -> Evaluation:
     """The evaluation of the one plan whose fingerprint begins with ``fingerprint``."""
-    matching = {e.plan: e for e in reversed(evaluations) if e.plan.fingerprint.startswith(fingerprint or "?")}
+    matching = {e.plan.fingerprint: e for e in evaluations if e.plan.fingerprint.startswith(fingerprint or "?")}
     hint = "`mptune report RUN` lists the plans"
-    if not matching:
-        raise PlanError(f"no plan {fingerprint!r} was evaluated in this run", hint)
     if len(matching) > 1:
-        names = ", ".join(sorted(plan.fingerprint for plan in matching))
+        names = ", ".join(sorted(matching))
         raise PlanError(f"{fingerprint!r} means several plans: {names}", "give more of its digits")
-    (evaluation,) = matching.values()
-    if not evaluation.is_finite:
-        name = evaluation.plan.fingerprint
+    for name, evaluation in matching.items():
+        if evaluation.is_finite:
+            return evaluation
         raise PlanError(f"plan {name} is not feasible: its outputs are not finite", hint)
-    return evaluation
+    raise PlanError(f"no plan {fingerprint!r} was evaluated in this run", hint)

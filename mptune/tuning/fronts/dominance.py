@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from mptune.data.metrics.paired import LEAST_ERROR, is_compared_by_ratio, significantly_smaller
 from mptune.data.metrics.parts import ADD_IN_SQUARES
 from mptune.engines.timing.latency import are_lower, is_lower
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, REFERENCE_ERROR, dominated_area, exactness, gains
 from mptune.tuning.fronts.limits import is_larger_in_search
-
-FAR_SMALLER = 10.0
-"""An error this many times smaller is smaller, whatever other samples may say: a single sample that one plan breaks,
-and another does not, makes the error of the first so uncertain that nothing differs from it significantly."""
 
 LEAST_FASTER, LEAST_EXACTER = 0.01, 1.1
 """A faster neighbour takes this share of the latency less, a more exact one has this many times less error."""
@@ -53,44 +46,16 @@ def pareto(
 ) -> tuple[Evaluation, ...]:
     """The non-dominated evaluations, sorted by latency. Plans that are not finite are never among them.
 
-    One plan beats another when it is significantly faster and not significantly less exact, or significantly more exact
-    and not significantly slower; of plans that differ significantly in neither it is the one with the smaller error,
-    then the faster one. So a difference within the noise displaces nothing. What is returned is the kernel of this
-    relation: no point beats another, and each other plan is beaten by one of them. Where plans beat each other in a
-    circle there is no such set: the first undecided plan is taken, and what it beats is left out.
+    A point is faster beyond noise than every point that is as exact or more exact: so of plans whose latencies differ
+    within the noise the more exact one stays, and of those with one error the faster one.
     """
     plans = sorted((e for e in evaluations if e.is_finite), key=lambda e: (error(e), e.latency.median_ms, e.number))
-    errors = np.array([error(e) for e in plans], dtype=float)
-    faster = are_lower([e.latency for e in plans])
-    exacter = _more_exact(plans, errors)
-    same = ~(faster | faster.T | exacter | exacter.T)
-    # (plans, plans): the row's plan beats the column's
-    beats = (faster & ~exacter.T) | (exacter & ~faster.T) | (same & np.triu(np.ones_like(same), 1))
-    undecided, on_front = np.ones(len(plans), dtype=bool), np.zeros(len(plans), dtype=bool)
-    while undecided.any():
-        free = undecided & ~beats[undecided].any(axis=0)
-        if not free.any():
-            free[np.flatnonzero(undecided)[0]] = True
-            undecided &= ~beats[:, free].any(axis=1)
-        on_front |= free
-        undecided &= ~free & ~beats[free].any(axis=0)
-    points = [plans[index] for index in np.flatnonzero(on_front).tolist()]
-    return tuple(sorted(points, key=lambda e: (e.latency.median_ms, -error(e))))
-
-
-def _more_exact(evaluations: Sequence[Evaluation], errors: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Whether the row's error is significantly smaller, by all samples that both plans have met, or far smaller."""
-    by_ratio = bool(evaluations) and is_compared_by_ratio(evaluations[0].metric)
-    if by_ratio:
-        errors = np.maximum(errors, LEAST_ERROR)
-    is_smaller = significantly_smaller(errors, [e.pseudo_errors for e in evaluations])
-    if held_out := [index for index, e in enumerate(evaluations) if e.held_out is not None]:
-        every = [evaluations[index].all_pseudo_errors for index in held_out]
-        is_smaller[np.ix_(held_out, held_out)] = significantly_smaller(errors[held_out], every)
-    if by_ratio:
-        floored = np.maximum(errors, ERROR_FLOOR)
-        is_smaller |= FAR_SMALLER * floored[:, None] <= floored[None, :]
-    return is_smaller
+    faster = are_lower([e.latency for e in plans])  # (plans, plans): the row's latency is lower than the column's
+    on_front: list[int] = []
+    for index in range(len(plans)):
+        if faster[index, on_front].all():
+            on_front.append(index)
+    return tuple(plans[index] for index in reversed(on_front))
 
 
 def confirmed_front(points: Iterable[Evaluation]) -> tuple[Evaluation, ...]:
@@ -117,20 +82,11 @@ def shared_errors(left: Evaluation, right: Evaluation) -> tuple[float, float]:
     return left.held_out_value, right.held_out_value
 
 
-@dataclass(frozen=True)
-class Neighbour:
+class Neighbour(NamedTuple):
     """A point of the front that a person would compare with the chosen plan; its role is what it is better in."""
 
     role: Literal["faster", "more exact"]
     evaluation: Evaluation
-    chosen: Evaluation
-
-    def to_json(self) -> dict[str, object]:
-        """As in front.json: latency less the chosen plan's, error over the chosen plan's on samples of both."""
-        before, after = (max(error, LEAST_ERROR) for error in shared_errors(self.chosen, self.evaluation))
-        delta_ms = self.evaluation.latency.median_ms - self.chosen.latency.median_ms
-        plan = self.evaluation.plan.fingerprint
-        return {"plan": plan, "latency_ms_delta": delta_ms, "error_ratio": after / before}
 
 
 def neighbours(points: Sequence[Evaluation], chosen: Evaluation) -> tuple[Neighbour, ...]:
@@ -146,8 +102,7 @@ def neighbours(points: Sequence[Evaluation], chosen: Evaluation) -> tuple[Neighb
         before, after = shared_errors(chosen, point)
         if after < before and LEAST_EXACTER * after <= before and faster_beyond_noise(chosen, point):
             exacter.append(point)
-    left = [Neighbour("faster", point, chosen) for point in faster[-1:]]
-    return (*left, *(Neighbour("more exact", point, chosen) for point in exacter[:1]))
+    return (*(Neighbour("faster", p) for p in faster[-1:]), *(Neighbour("more exact", p) for p in exacter[:1]))
 
 
 def hypervolume(points: Iterable[Evaluation], fp32: Evaluation, reference_error: float = REFERENCE_ERROR) -> float:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from mptune.choice import Choice, ChoiceLimits
 from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError
-from mptune.data.metrics.paired import is_larger_beyond_noise
 from mptune.data.metrics.parts import ADD_IN_SQUARES, part_statistic
 from mptune.data.metrics.table import METRICS, own_value
 from mptune.data.metrics.tasks import undirected
@@ -70,11 +69,10 @@ class PlanLimits:
         wants_knee: the knee of what meets the limits is wanted.
     """
 
-    max_error: float | None
-    max_latency_ms: float | None
-    max_memory_bytes: int | None
+    asked: ChoiceLimits
     tolerances: tuple[Tolerance, ...]
     of_metrics: tuple[MetricLimit, ...]
+    max_error: float | None
     default_error: float | None
     is_error_limited: bool
     wants_knee: bool
@@ -92,11 +90,10 @@ class PlanLimits:
         others = bool(of_metrics or asked.tolerance) and asked.max_latency_ms is None
         is_error_limited = on_objective or default is not None or others
         return cls(
+            asked,
+            tuple(map(Tolerance.parse, asked.tolerance)),
+            of_metrics,
             max_error=default if asked.max_error is None else asked.max_error,
-            max_latency_ms=asked.max_latency_ms,
-            max_memory_bytes=asked.max_memory_bytes,
-            tolerances=tuple(map(Tolerance.parse, asked.tolerance)),
-            of_metrics=of_metrics,
             default_error=default,
             is_error_limited=is_error_limited,
             wants_knee=asked.knee or not (is_error_limited or asked.max_latency_ms is not None),
@@ -112,12 +109,12 @@ class PlanLimits:
         if self.max_error is not None:
             error, limit = rest_error(evaluation, self.tolerances), self.max_error
             ratios.append(error / limit if limit > 0 else 1.0 if error <= limit else math.inf)
-        if self.max_latency_ms is not None:
+        if self.asked.max_latency_ms is not None:
             ms = evaluation.latency.median_ms if latency_ms is None else latency_ms
-            ratios.append(ms / self.max_latency_ms)
-        if self.max_memory_bytes is not None:
+            ratios.append(ms / self.asked.max_latency_ms)
+        if self.asked.max_memory_bytes is not None:
             memory = evaluation.memory
-            ratios.append(math.inf if memory is None else memory.total_bytes / self.max_memory_bytes)
+            ratios.append(math.inf if memory is None else memory.total_bytes / self.asked.max_memory_bytes)
         return math.inf if any(map(math.isnan, ratios)) else max(ratios)
 
 
@@ -148,9 +145,9 @@ def rest_error(evaluation: Evaluation, tolerances: Sequence[Tolerance] = ()) -> 
 
 
 def is_larger_in_search(evaluation: Evaluation) -> bool:
-    """Whether the error of the search samples is larger than the held-out one beyond their intervals."""
-    held_out = evaluation.counted_held_out
-    return held_out is not None and is_larger_beyond_noise(evaluation.counted, held_out, evaluation.metric)
+    """Whether the error of the search samples is more than twice the held-out one: these lack what makes it."""
+    held_out = evaluation.held_out_value
+    return held_out is not None and evaluation.error_value > held_out + abs(held_out)
 
 
 def is_covered(part: OutputColumns, tolerances: Sequence[Tolerance]) -> bool:
@@ -230,13 +227,3 @@ def metric_values(evaluation: Evaluation, metric: str) -> tuple[float | None, fl
         return error.value(metric) if error.has(metric) else None
 
     return value(evaluation.error), value(evaluation.held_out)
-
-
-def shown_metrics(evaluations: Iterable[Evaluation], reported: Sequence[str]) -> dict[str, str]:
-    """Short name -> metric: those reported beside the objective, and this where its own value is not its error."""
-    every = list(evaluations)
-    of_set = [e for e in every if own_value(e.metric) in e.error.per_output.get(ALL_OUTPUTS, {})]
-    own = (e.metric for e in of_set if metric_values(e, e.metric)[0] != e.error_value)
-    shown = [m for m in dict.fromkeys((*own, *reported)) if any(metric_values(e, m) != (None, None) for e in every)]
-    names = [undirected(metric).rpartition(":")[2] for metric in shown]
-    return {name if names.count(name) == 1 else metric: metric for name, metric in zip(names, shown, strict=True)}

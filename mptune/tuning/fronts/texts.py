@@ -119,18 +119,6 @@ def two_digits(value: float) -> str:
     return f"{float(f'{value:.2g}'):g}"
 
 
-def error_change(before: float, after: float, metric: str) -> str:
-    """How an error changes, such as ``error 48 times larger`` or ``error from 0 to 3.1e-04``."""
-    if before == after:
-        return "the same error"
-    low, high = sorted((before, after))
-    if not is_compared_by_ratio(metric) or low < _FP32_ROUNDING:
-        return f"error from {format_error(before)} to {format_error(after)}"
-    if high < LEAST_EXACTER * low:
-        return "the same error within 10 %"
-    return f"error {two_digits(high / low)} times {'larger' if before < after else 'smaller'}"
-
-
 def compared(evaluation: Evaluation, chosen: Evaluation) -> str:
     """What a plan gives instead of the chosen one, such as ``0.31 ms less (12 %), error 48 times larger``."""
     latency = "the same latency" + (" within noise" if evaluation.latency.source == "measured" else "")
@@ -138,9 +126,19 @@ def compared(evaluation: Evaluation, chosen: Evaluation) -> str:
         delta_ms = evaluation.latency.median_ms - chosen.latency.median_ms
         share = abs(delta_ms) / chosen.latency.median_ms if chosen.latency.median_ms > 0 else math.inf
         latency = f"{format_ms(abs(delta_ms))} ms {'less' if delta_ms < 0 else 'more'} ({two_digits(100 * share)} %)"
+    before, after = shared_errors(chosen, evaluation)
+    low, high = sorted((before, after))
     if not evaluation.is_finite:
-        return f"{latency}, outputs not finite"
-    return f"{latency}, {error_change(*shared_errors(chosen, evaluation), evaluation.metric)}"
+        error = "outputs not finite"
+    elif before == after:
+        error = "the same error"
+    elif not is_compared_by_ratio(evaluation.metric) or low < _FP32_ROUNDING:
+        error = f"error from {format_error(before)} to {format_error(after)}"
+    elif high < LEAST_EXACTER * low:
+        error = "the same error within 10 %"
+    else:
+        error = f"error {two_digits(high / low)} times {'larger' if before < after else 'smaller'}"
+    return f"{latency}, {error}"
 
 
 def choice_limits(limits: ChoiceLimits, metric: str, default_error: float | None = None) -> str:

@@ -29,9 +29,6 @@ from mptune.tuning.record import sessions, storage, study
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.steps import baseline, remeasure
 
-NOISY = 0.05
-"""Half the width of the baseline's 95 % interval, as a share of its median, past which fronts lose points to noise."""
-
 _NAMED = 3
 """Plans that are named in one warning."""
 
@@ -56,8 +53,6 @@ def front_of(
     if asked is not None and choice.unmet is not None and made.chosen is not None:
         unmet = {"unmet": choice.unmet, "nearest": choice.nearest}
         return build_front(run, file, record, made.model_copy(update=unmet))
-    if asked is not None and choice.chosen is not None and choice.replaced == choice.chosen:
-        return replace(front, choice=choice.model_copy(update={"replaced": made.replaced}))
     return front
 
 
@@ -202,9 +197,3 @@ def _warnings(
     if file.confirms is None and ORIGIN_SAMPLER not in origins and len(origins) < (record.plan_count or math.inf):
         more = "the same command" if record.spent < file.search.budget else "the same command with a larger --budget"
         yield f"only the baseline and the seeds were evaluated, and nothing was searched: {more} goes on"
-    (low, high), base_ms = fp32.latency.ci95_ms, fp32.latency.median_ms
-    if base_ms > 0 and NOISY < (high - low) / 2 / base_ms < math.inf:
-        yield (
-            f"the baseline's latency is known to +-{(high - low) / 2 / base_ms:.0%} only, and plans that are closer"
-            " cannot be distinguished: the front shows those that can"
-        )

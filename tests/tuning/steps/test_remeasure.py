@@ -307,9 +307,8 @@ def test_finding_a_plan() -> None:
     whole = known[7].plan.fingerprint
     assert find_plan(known, whole) == known[7]
     typo = whole[:-1] + ("0" if whole[-1] != "0" else "1")
-    with pytest.raises(PlanError) as caught:
+    with pytest.raises(PlanError, match="no plan"):
         find_plan(known, typo)
-    assert whole in caught.value.hint
     with pytest.raises(PlanError, match="not feasible"):
         find_plan([make_evaluation(1.0, float("nan"), number=3)], make_evaluation(1.0, 1.0, number=3).plan.fingerprint)
 
