@@ -34,7 +34,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mlp_path: Path, cnn_pa
     for name, model in (("mlp", mlp_path), ("cnn", cnn_path)):
         (tmp_path / f"{name}.onnx").symlink_to(model)
     (tmp_path / "net.pt").write_bytes(b"PK\x03\x04 a zip file of data.pkl")
-    (tmp_path / "net.onnx").write_bytes(b"PK\x03\x04 net/data.pkl")
     (tmp_path / "net.engine").write_bytes(b"ftrt\x00\x00")
     (tmp_path / "short.onnx").write_bytes(b"\x08")
     for name, content in (("garbage", "{no json"), ("list", "[1, 2]"), ("other", '{"format": 5}')):
@@ -102,12 +101,6 @@ _RESTORE = (
             ["search", "net.pt"],
             1,
             "net.pt is not an ONNX model: a PyTorch file",
-            "load it in Python and export it: torch.onnx.export(model, inputs, 'model.onnx')",
-        ),
-        (
-            ["inspect", "net.onnx"],
-            1,
-            "net.onnx is not an ONNX model: a PyTorch file",
             "load it in Python and export it: torch.onnx.export(model, inputs, 'model.onnx')",
         ),
         (["inspect", "net.engine"], 1, "net.engine is not an ONNX model: a TensorRT engine",
