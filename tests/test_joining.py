@@ -69,10 +69,10 @@ class VersionedOpener(Opener):
 PROGRAM = """
 import functools, sys
 from pathlib import Path
-from mptune.api import joining
+from mptune.api import deploying
 from mptune.cli import main
 from tests.test_joining import {kind}
-joining.worker = functools.partial(joining.worker, open_toolchain={opener})
+deploying.worker = functools.partial(deploying.worker, open_toolchain={opener})
 sys.exit(main())
 """
 

@@ -58,10 +58,8 @@ _RESTORE = (
             ["report", "mlp.onnx"],
             1,
             "mlp.onnx is a file, not a run directory",
-            "`mptune search mlp.onnx` makes a run directory: mlp.mptune",
+            "`mptune search MODEL` makes one: MODEL.mptune in the working directory",
         ),
-        (["pick", "seen.onnx", "--knee"], 1, "seen.onnx is a file, not a run directory",
-         "give the run directory: seen.mptune"),
         (
             ["report", "garbage.mptune"],
             1,
@@ -69,7 +67,8 @@ _RESTORE = (
             "line 1 column 2 (char 1))",
             _RESTORE.format("garbage.mptune"),
         ),
-        (["confirm", "list.mptune"], 1, "list.mptune/run.json is damaged: it holds no JSON object",
+        (["confirm", "list.mptune"], 1, "list.mptune/run.json is not a run of mptune: the file: Input should be a "
+         "valid dictionary or instance of RunFile",
          _RESTORE.format("list.mptune")),
         (["export", "other.mptune"], 1, "other.mptune/run.json is not a run of mptune: 'model' is missing",
          _RESTORE.format("other.mptune")),

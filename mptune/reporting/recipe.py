@@ -154,7 +154,7 @@ def trtexec_script(first_lines: Iterable[str], options: Iterable[str]) -> str:
 
 def _built_with(file: RunFile) -> TensorRtSettings:
     """The builder's settings; where a Jetson was measured, with the limit that TensorRT has there by default."""
-    settings = file.fixed_settings.tensorrt
+    settings: TensorRtSettings = file.fixed_settings.tensorrt
     jetson = None if file.environment is None else file.environment.jetson
     measured = file.target is not None and file.target.latency_source == "measured"
     if settings.workspace_mb is not None or jetson is None or not measured:
