@@ -45,6 +45,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mlp_path: Path, cnn_pa
     return tmp_path
 
 
+_NAMES = "`mptune inspect MODEL` lists the names; op:NAME and kind:NAME mean operators and kinds"
 _RESTORE = (
     "restore it from a copy, or start over: `mptune search MODEL --out {} --fresh` moves the directory aside "
     "(nothing is deleted)"
@@ -88,13 +89,13 @@ _RESTORE = (
             ["apply", "mlp.onnx", "--keep-fp32", "kind:nrom", "-o", "out.onnx"],
             1,
             "--keep-fp32 kind:nrom matches nothing in mlp.onnx",
-            "did you mean kind:norm? the model has kind:matmul, kind:norm, kind:softmax",
+            f"did you mean kind:norm? {_NAMES}",
         ),
         (
             ["apply", "mlp.onnx", "--keep-fp32", "op:softmax", "-o", "out.onnx"],
             1,
             "--keep-fp32 op:softmax matches nothing in mlp.onnx",
-            "did you mean op:Softmax? the model has op:Gemm, op:LayerNormalization, op:Relu, op:Softmax",
+            f"did you mean op:Softmax? {_NAMES}",
         ),
         (
             ["search", "net.pt"],

@@ -39,7 +39,7 @@ from mptune.targets.memory import memory_need
 from mptune.targets.target import load_target
 from mptune.tuning.reasons.reference import training_findings, without_repetition
 from mptune.tuning.space import NamedSpace, SearchSpace, make_space
-from mptune.tuning.steps.baseline import check_ranges, check_reference, optimisation_findings
+from mptune.tuning.steps.baseline import check_reference, optimisation_findings
 
 
 def summarise_operators(grouped: GroupedModel, shapes: ShapeTable) -> tuple[OperatorSummary, ...]:
@@ -210,11 +210,7 @@ def inspect_model(
         observed=None if samples is None else samples.source,
         samples=0 if samples is None else len(samples.samples),
         available=values.available,
-        warnings=(
-            *(samples.warnings if samples else ()),
-            *check_ranges(values.observed.ranges),
-            *space.warnings,
-        ),
+        warnings=(*(samples.warnings if samples else ()), *space.warnings),
         about=model_findings(grouped, values),
     )
 

@@ -108,8 +108,9 @@ def build_front(
 
     findings = file.findings
     origin: FindingOrigin = "confirm" if is_confirmation else "search"
-    if not any(finding.code == baseline.ENGINE_CODE for finding in findings):
-        findings += baseline.held_out_baseline(fp32.counted_held_out, tf32=file.fixed_settings.tf32, origin=origin)
+    if fp32.counted_held_out is not None and not any(f.code == baseline.ENGINE_CODE for f in findings):
+        has_tf32 = file.fixed_settings.tf32
+        findings += baseline.engine_findings(fp32.counted_held_out, origin, tf32=has_tf32, held_out=True)
     fp16 = next((e for e in evaluations if e.origin == ORIGIN_FP16), None)
     explanation = explain(record, run.data, points, [e for e in (fp32, fp16, chosen) if e], findings)
     if chosen is not None:
