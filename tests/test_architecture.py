@@ -119,6 +119,17 @@ def test_lower_layers_never_import_higher_ones() -> None:
     assert [fault for path in FILES for fault in _layer_faults(path)] == []
 
 
+def test_search_and_diagnosis_do_not_import_each_other() -> None:
+    apart = {"mptune.diagnosis": "mptune.tuning", "mptune.tuning": "mptune.diagnosis"}
+    faults = [
+        f"{module}:{line} imports {imported}"
+        for module, path in MODULES.items()
+        for imported, line in _imports(path)
+        if _part(imported) == apart.get(_part(module))
+    ]
+    assert faults == []
+
+
 def test_no_module_imports_itself_by_way_of_others() -> None:
     imported = {module: {name for name, _ in _imports(path)} & MODULES.keys() for module, path in MODULES.items()}
     try:

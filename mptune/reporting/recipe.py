@@ -77,7 +77,7 @@ class BuildRecipe:
         given |= _observed(data_dir, [name for name in dynamic if name not in given], list(deciding))
         wanted = [i.name for i in inputs if i.name in {*dynamic, *deciding}]
         passed = [name for name in wanted if name in given and not _SEPARATORS & set(name)]
-        settings = fixed.tensorrt
+        settings: TensorRtSettings = fixed.tensorrt
         jetson = None if file.environment is None else file.environment.jetson
         is_measured = file.target is not None and file.target.latency_source == "measured"
         if settings.workspace_mb is None and jetson is not None and is_measured:

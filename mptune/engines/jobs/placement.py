@@ -11,8 +11,8 @@ import onnx
 from mptune.engines.base import EngineError, MissingKernel
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import PROVIDERS, Provider, SessionOptions
-from mptune.graph.loading.inference import RuntimeTypes, element_type
-from mptune.graph.loading.tensors import TensorInfo
+from mptune.graph.loading.model import RuntimeTypes
+from mptune.graph.loading.tensors import TensorInfo, element_type
 from mptune.graph.ops import OperatorSchema
 from mptune.processes.child import WorkerState
 

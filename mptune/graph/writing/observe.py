@@ -17,7 +17,7 @@ from mptune.graph.hazards.probes import ProbedNode, probed_nodes
 from mptune.graph.loading.model import Model, needed_nodes
 from mptune.graph.writing.weights import WeightBank, inline_tensor
 
-_PART_BYTES = 1 << 28
+_PART_BYTES = 1 << 29
 """Memory for the values of one part on one sample, bytes; a larger value is a part of its own."""
 _MOST_OUTPUTS = 1000
 """Of one session: opening it takes time quadratic in their number."""
@@ -32,10 +32,12 @@ class ObservedPart:
     Attributes:
         rows: FP32 value -> the axes of a row, where a softmax is taken of it; no axes elsewhere.
         nodes: those whose facts are filed under these values.
+        sample_bytes: memory of what the session gives on one sample, about.
     """
 
     rows: Mapping[str, tuple[int, ...]]
     nodes: tuple[ProbedNode, ...] = ()
+    sample_bytes: int = 0
 
     @property
     def outputs(self) -> list[str]:
@@ -55,22 +57,24 @@ def observed_parts(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> list[
     rows, nodes = softmax_rows(model), dict[str, list[ProbedNode]]()
     for probed in probed_nodes(model):
         nodes.setdefault(probed.key, []).append(probed)
-    parts, outputs, size = list[list[str]](), set[str](), 0
+    parts, sizes, outputs = list[list[str]](), list[int](), set[str]()
     for tensor in observed_tensors(model):
         reads = frozenset((tensor,)).union(*(probed.reads for probed in nodes.get(tensor, ())))
         more = sum(4 * math.prod(shapes[name]) if name in shapes else _UNKNOWN_BYTES for name in reads - outputs)
-        if not parts or size + more > _PART_BYTES or len(outputs | reads) > _MOST_OUTPUTS:
+        if not parts or sizes[-1] + more > _PART_BYTES or len(outputs | reads) > _MOST_OUTPUTS:
             parts.append([])
-            outputs, size = set(), 0
+            sizes.append(0)
+            outputs = set()
         parts[-1].append(tensor)
         outputs |= reads
-        size += more
+        sizes[-1] += more
     return [
         ObservedPart(
             {tensor: rows.get(tensor, ()) for tensor in part},
             tuple(probed for tensor in part for probed in nodes.get(tensor, ())),
+            size,
         )
-        for part in parts
+        for part, size in zip(parts, sizes, strict=True)
     ]
 
 

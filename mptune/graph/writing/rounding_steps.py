@@ -20,7 +20,7 @@ from mptune.graph.facts import Facts, attribute, facts_of, float_attribute
 from mptune.graph.fused import FusedNodes, steps_inside
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.loading.model import Node, consumers_of
-from mptune.graph.loading.tensors import Initializer, TensorInfo, make_initializer
+from mptune.graph.loading.tensors import Initializer, TensorInfo
 from mptune.graph.plan import REDUCED, Precision
 
 _NEARLY = 1e-3
@@ -261,7 +261,7 @@ class Steps:
         for node in nodes:
             name = node.outputs[0] if node.outputs else ""
             if name in self._values:
-                initializers[name] = make_initializer(name, self._values[name], self._model.path, node_index=node.index)
+                initializers[name] = Initializer(name, self._values[name], self._model.path, node_index=node.index)
             elif node.op_type == "Constant" and name in self._model.initializers:
                 initializers[name] = replace(self._model.initializers[name], node_index=node.index)
         return initializers

@@ -130,11 +130,10 @@ def _at_rank_of_result(model: Model, node: Node, constant: Initializer) -> Initi
     is_vector = node.op_type == "MatMul" and len(constant.shape) < 2
     if node.op_type not in _BROADCASTING or is_vector or missing <= 0:
         return constant
-    shape = (1,) * missing + constant.shape
     proto = onnx.TensorProto()
     proto.CopyFrom(constant.proto)
-    proto.dims[:] = shape
-    return replace(constant, shape=shape, proto=proto)
+    proto.dims[:] = (1,) * missing + constant.shape
+    return replace(constant, proto=proto)
 
 
 def _refuse_what_is_lacking(model: Model, plan: PrecisionPlan) -> None:
