@@ -26,7 +26,6 @@ from mptune.printable import printable
 from mptune.reporting.terminal.console import make_console
 from mptune.reporting.text import format_duration, origin_name
 from mptune.tuning.evaluation import Evaluation, Origin
-from mptune.tuning.failures import describe
 from mptune.tuning.fronts.choosing import choose
 from mptune.tuning.fronts.texts import format_error, group_counts, latency_text, speedup_of
 
@@ -131,9 +130,11 @@ class TerminalListener:
 
     def failed(self, plan: PrecisionPlan, origin: Origin, failure: Failure | str, done: int, budget: int) -> None:
         """Show a plan without a result, with the reason and the path of the log."""
-        reason = failure if isinstance(failure, str) else describe(failure)
-        log = "" if isinstance(failure, str) or failure.log_path is None else f"; log: {failure.log_path}"
-        self._failures.append(f"failed: {reason}{log} (plan {plan.fingerprint}, {origin})")
+        reason = failure
+        if isinstance(failure, Failure):
+            log = "" if failure.log_path is None else f"; log: {failure.log_path}"
+            reason = f"{failure.stage.value}, {failure.kind.value}: {failure.message}{log}"
+        self._failures.append(f"failed: {reason} (plan {plan.fingerprint}, {origin})")
         self._advance(self._failures[-1], done, budget)
 
     def building(self, progress: Progress) -> None:
