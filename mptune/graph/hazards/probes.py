@@ -161,14 +161,6 @@ def _blocks(*arrays: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
             yield block if isinstance(block, tuple) else (block,)
 
 
-def _rows_along(values: np.ndarray, axis: int) -> np.ndarray:
-    """The rows of a value along an axis, [rows, length]: enough of them at even distances for ``_MOST`` elements."""
-    values = np.moveaxis(values, axis, -1)
-    rows: np.ndarray = values.reshape(-1, values.shape[-1]) if values.size else values.reshape(0, 1)
-    chosen: np.ndarray = rows[_spaced(len(rows), max(_FEWEST_ROWS, _MOST // max(1, rows.shape[1])))]
-    return chosen
-
-
 def _spaced(length: int, count: int) -> np.ndarray:
     """At most ``count`` positions, one at least; not all even or all odd, as those of a fixed step may be."""
     count = max(1, min(length, count))
@@ -301,10 +293,12 @@ def _rows(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
     """
     op_type, stated = probed.node.op_type, attribute(probed.node, "axis")
     default = -1 if op_type == "Softmax" else 0
-    rows = _rows_along(values[probed.node.inputs[0]], stated if isinstance(stated, int) else default)
-    rows = -rows if op_type == "ArgMin" else rows
-    if not rows.size:
+    operand = np.moveaxis(values[probed.node.inputs[0]], stated if isinstance(stated, int) else default, -1)
+    if not operand.size:
         return dict.fromkeys(("rows", "moved", "magnitude", "gap"), 0.0)
+    rows = operand.reshape(-1, operand.shape[-1])  # enough of them at even distances for ``_MOST`` elements
+    rows = rows[_spaced(len(rows), max(_FEWEST_ROWS, _MOST // rows.shape[1]))]
+    rows = -rows if op_type == "ArgMin" else rows
     near, largest = rounded(rows, precision), rows.max(-1, keepdims=True)
     if op_type == "Softmax":
         weights = [np.exp(each - each.max(-1, keepdims=True)) for each in (rows, near)]
