@@ -121,23 +121,17 @@ def probed_nodes(model: Model) -> tuple[ProbedNode, ...]:
 
 def range_of(values: np.ndarray, row_axes: tuple[int, ...] = ()) -> TensorRange:
     """The range of a value on one sample; ``row_axes`` are those of a row, where a softmax is taken of the value."""
-    lowest, highest, non_finite = 0.0, 0.0, 0
-    if values.size:
-        lowest, highest = float(values.min()), float(values.max())
+    lowest, highest = (float(values.min()), float(values.max())) if values.size else (0.0, 0.0)
     if not np.isfinite(highest - lowest):  # NaN comes through, and an infinity is an end
         lowest = highest = 0.0
         for (block,) in _blocks(values):
             finite = block[np.isfinite(block)]
-            non_finite += block.size - finite.size
-            lowest = min(lowest, float(finite.min(initial=0.0)))
-            highest = max(highest, float(finite.max(initial=0.0)))
+            lowest, highest = min(lowest, float(finite.min(initial=0.0))), max(highest, float(finite.max(initial=0.0)))
     absmax, limit, masked = max(highest, -lowest, 0.0), Precision.FP16.largest, 0
-    if row_axes and (non_finite or lowest < -limit):
+    if row_axes and lowest < -limit:
         largest = values.max(axis=row_axes)  # a row that is -inf throughout is NaN in FP32 already
         masked = int(np.count_nonzero((largest < -limit) & (largest > -np.inf)))
-    return TensorRange(
-        absmax, values.shape, non_finite, lowest, highest, beyond=int(absmax > limit), masked_rows=masked
-    )
+    return TensorRange(absmax, values.shape, lowest, highest, beyond=int(absmax > limit), masked_rows=masked)
 
 
 def facts_on(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
