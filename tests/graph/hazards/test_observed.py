@@ -40,14 +40,6 @@ def test_each_value_is_observed_whole_or_in_parts(
         assert again.shape == whole[name].shape
 
 
-def test_a_part_holds_as_many_bytes_as_memory_and_a_larger_value_alone(tmp_path: Path) -> None:
-    model = load_model(models.save(models.mlp(), tmp_path))
-    values = observe.observed_tensors(model)
-    for size, count in ((1, 1), (observe._PART_BYTES // 4, len(values))):
-        parts = observe.observed_parts(model, dict.fromkeys((*values, *model.initializers), (size,)))
-        assert len(parts) == count
-
-
 @pytest.mark.parametrize(
     ("values", "lowest", "highest"),
     [
