@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -33,10 +33,8 @@ from mptune.settings import TensorRtSettings
 def search(
     context: typer.Context,
     model: ModelArgument,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Then show what breaks in FP16, and why groups stay FP32.")
-    ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print the answer alone: no progress, no table.")] = False,
+    explain: bool = typer.Option(False, "--explain", help="Then show what breaks in FP16, and why groups stay FP32."),
+    quiet: bool = typer.Option(False, "--quiet", help="Print the answer alone: no progress, no table."),
     open_: OpenOption = False,
     json_: JsonOption = False,
     help_all: HelpAllOption = False,
@@ -82,8 +80,8 @@ _DEMO_BUDGET = 20
 
 def demo(
     context: typer.Context,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Run directory.")] = Path("demo.mptune"),
-    open_: Annotated[bool, typer.Option("--open/--no-open", help=OPEN_HELP)] = True,
+    out: Path = typer.Option(Path("demo.mptune"), metavar="DIR", help="Run directory."),
+    open_: bool = typer.Option(True, "--open/--no-open", help=OPEN_HELP),
 ) -> None:
     """Search a small model that comes with mptune, in 20 plans, and open the report.
 
@@ -114,17 +112,15 @@ def worker(
     context: typer.Context,
     run: RunArgument,
     storage: StorageOption = None,
-    gpu: Annotated[int | None, typer.Option(metavar="N", min=0, help="Use this GPU of the machine.")] = None,
+    gpu: int | None = typer.Option(None, metavar="N", min=0, help="Use this GPU of the machine."),
     metric: RecordedMetricOption = None,
-    wait_s: Annotated[
-        Any,
-        typer.Option(
-            "--wait",
-            metavar="60s",
-            parser=parse_duration,
-            help="How long to wait for a search that is not prepared yet, or whose budget is spent.",
-        ),
-    ] = "60s",
+    wait_s: Any = typer.Option(
+        "60s",
+        "--wait",
+        metavar="60s",
+        parser=parse_duration,
+        help="How long to wait for a search that is not prepared yet, or whose budget is spent.",
+    ),
     **settings: Any,
 ) -> None:
     """Join a search, and evaluate its plans until it stops.
@@ -146,16 +142,14 @@ def worker(
 @with_settings("tolerance", "ignore")
 def report(
     run: RunArgument,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Show the error and gain of each group, and why groups stay FP32.")
-    ] = False,
-    layers: Annotated[
-        bool, typer.Option("--layers", help="Show which engine layer of the chosen plan computes which nodes.")
-    ] = False,
-    every: Annotated[
-        bool, typer.Option("--all", help="Show all plans of the front. Default: at most a dozen.")
-    ] = False,
-    csv_: Annotated[bool, typer.Option("--csv", help="Print all plans of the front as CSV on stdout.")] = False,
+    explain: bool = typer.Option(
+        False, "--explain", help="Show the error and gain of each group, and why groups stay FP32."
+    ),
+    layers: bool = typer.Option(
+        False, "--layers", help="Show which engine layer of the chosen plan computes which nodes."
+    ),
+    every: bool = typer.Option(False, "--all", help="Show all plans of the front. Default: at most a dozen."),
+    csv_: bool = typer.Option(False, "--csv", help="Print all plans of the front as CSV on stdout."),
     storage: StorageOption = None,
     open_: OpenOption = False,
     json_: JsonOption = False,
@@ -207,9 +201,7 @@ _LIMITS = ("max_error", "max_latency_ms", "max_memory_bytes", "limits", "toleran
 @with_settings(*_LIMITS, "ignore", "knee")
 def pick(
     run: RunArgument,
-    plan: Annotated[
-        str | None, typer.Option(metavar="ID", help="Choose the plan with this id, as the table shows it.")
-    ] = None,
+    plan: str | None = typer.Option(None, metavar="ID", help="Choose the plan with this id, as the table shows it."),
     storage: StorageOption = None,
     json_: JsonOption = False,
     **settings: Any,
