@@ -15,12 +15,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn, TypeVar
+from typing import Any, BinaryIO, NoReturn, TypeAlias, TypeVar
 
 from mptune.errors import RunError
 from mptune.json_form import JsonForm
 
 Form = TypeVar("Form", bound=JsonForm)
+PathLike: TypeAlias = "str | os.PathLike[str]"
 
 RESUME_HINT = "the same command resumes the search: nothing that was evaluated is lost"
 DISK_FULL_HINT = f"free some space, then run it again: {RESUME_HINT}"

@@ -11,7 +11,7 @@ from typing import Any
 
 import onnx
 
-from mptune.api.arguments import ModelLike, PathLike, data_argument, loaded_model
+from mptune.api.arguments import ModelLike, data_argument, loaded_model
 from mptune.data.calibration import load_calibration
 from mptune.data.samples import CalibrationSet
 from mptune.diagnosis.comparing import check_sides, compare_sides, make_sides
@@ -25,6 +25,7 @@ from mptune.diagnosis.runner import Runner
 from mptune.diagnosis.sides import Sides
 from mptune.engines.loading import check_loads
 from mptune.errors import DataError, ModelError, SettingsError
+from mptune.files import PathLike
 from mptune.finding import Finding
 from mptune.graph.hazards.interface import state_inputs
 from mptune.graph.loading.model import Model
