@@ -39,7 +39,7 @@ from mptune.targets.memory import memory_need
 from mptune.targets.target import load_target
 from mptune.tuning.reasons.reference import training_findings, without_repetition
 from mptune.tuning.space import NamedSpace, make_space
-from mptune.tuning.steps.baseline import check_ranges, check_reference, optimisation_findings
+from mptune.tuning.steps.baseline import check_reference, optimisation_findings
 
 _OBSERVED_FLOPS = 1.5e11
 """What is computed to observe values, about; a few seconds of one core."""
@@ -164,7 +164,7 @@ def inspect_model(
         observed=None if samples is None else samples.source,
         samples=0 if samples is None else len(samples.samples),
         available=available,
-        warnings=(*(samples.warnings if samples else ()), *check_ranges(observed.ranges), *space.warnings),
+        warnings=(*(samples.warnings if samples else ()), *space.warnings),
         about=without_repetition(about),
     )
 

@@ -30,10 +30,11 @@ class ObserveJob:
     provider: Provider
     precisions: tuple[str, ...] = DEFAULT_PRECISIONS
     run_bytes: int | None = None
+    most_samples: int | None = None
 
     def run(self, state: WorkerState) -> dict[str, TensorRange]:
-        """Value -> its range over all samples."""
-        samples = cached_samples(state, self.samples)
+        """Value -> its range over the first ``most_samples``; None takes all."""
+        samples = cached_samples(state, self.samples)[: self.most_samples]
         side_by_side = SideBySide.for_runs(len(samples), self.run_bytes)
         session = self._open(state, side_by_side.threads)
         reduced = [row for row in map(Precision.named, self.precisions) if row is not Precision.FP32]

@@ -119,7 +119,7 @@ def test_a_batch_that_is_another_number_is_named_with_that_number(tmp_path: Path
     with pytest.raises(EngineError) as caught:
         take_reference(model, tmp_path, ramp(1, 3))
     error = did_not_run("it does not run", Failure(Stage.RUN, caught.value.kind, "no"), load_model(model))
-    assert "Reshape 'flatten' gives 4 rows whatever the batch: try --batch 4" in error.hint
+    assert "Reshape 'flatten' fixes the number of rows: try --batch 4" in error.hint
     kept = save_graph(tmp_path / "k.onnx", nodes, ["n", 3], {"shape": np.array([-1, 3], np.int64)})
     assert fixed_rows(load_model(kept)) is None
 
