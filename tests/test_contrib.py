@@ -79,7 +79,7 @@ def load(worker: Worker) -> Load:
     """As ``load_typed_model``."""
 
     def ask(slim: onnx.ModelProto, values: Sequence[str]) -> RuntimeTypes:
-        answer = worker.call(OperatorTypesJob(slim.SerializeToString(), tuple(values), "cpu"), 60.0)
+        answer = worker.call(OperatorTypesJob(slim.SerializeToString(), tuple(values)), 60.0)
         assert isinstance(answer, RuntimeTypes)
         return answer
 

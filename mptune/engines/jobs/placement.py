@@ -44,21 +44,33 @@ class PlacementJob:
 
 @dataclass(frozen=True)
 class OperatorTypesJob:
-    """Type values of a model, and read the schemas of the operators that compute them."""
+    """Type values of a model on the CPU, and read the schemas of the operators that compute them."""
 
     model: bytes
     values: tuple[str, ...]
-    provider: Provider
 
     def run(self, state: WorkerState) -> RuntimeTypes:
         """See the class. A model that ONNX Runtime does not load gives the schemas, and why it does not."""
+        from onnxruntime.capi import _pybind_state
+
         proto = onnx.load_model_from_string(self.model)
-        schemas = self._schemas(proto)
+        # The newest schemas that the model's operator sets allow; none where ONNX Runtime was built without them.
+        operators = {(n.domain, n.op_type) for n in proto.graph.node if not set(self.values).isdisjoint(n.output)}
+        versions = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in proto.opset_import}
+        newest: dict[tuple[str, str], tuple[int, OperatorSchema]] = {}
+        for schema in getattr(_pybind_state, "get_all_operator_schema", tuple)():
+            for domain in {schema.domain, "ai.onnx"} if not schema.domain else {schema.domain}:
+                key, since = (domain, schema.name), schema.since_version
+                allowed = key in operators and since <= versions.get(schema.domain, 0)
+                if allowed and since > newest.get(key, (0, None))[0]:
+                    newest[key] = since, OperatorSchema.of(schema, "typeStr")
+        schemas = {key: schema for key, (_, schema) in newest.items()}
+
         shown = (*proto.graph.input, *proto.graph.output)
         named = {dim.dim_param for value in shown for dim in value.type.tensor_type.shape.dim if dim.dim_param}
         declared = {output.name for output in proto.graph.output}
         proto.graph.output.extend(onnx.ValueInfoProto(name=v) for v in self.values if v not in declared)
-        options = SessionOptions(self.provider, "values")
+        options = SessionOptions(preset="values")
         try:
             session = state.transient(partial(open_session, proto.SerializeToString(), options))
         except EngineError as error:
@@ -72,21 +84,3 @@ class OperatorTypesJob:
                 dims = tuple(dim if isinstance(dim, int) or dim in named else None for dim in shape)
                 values[name] = TensorInfo(name, element_type(kind), dims or None)
         return RuntimeTypes(values, schemas)
-
-    def _schemas(self, proto: onnx.ModelProto) -> dict[tuple[str, str], OperatorSchema]:
-        """The newest schemas that the model's operator sets allow; none where ONNX Runtime was built without them."""
-        from onnxruntime.capi import _pybind_state
-
-        if not hasattr(_pybind_state, "get_all_operator_schema"):
-            return {}
-        wanted = frozenset(self.values)
-        operators = {(n.domain, n.op_type) for n in proto.graph.node if not wanted.isdisjoint(n.output)}
-        versions = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in proto.opset_import}
-        newest: dict[tuple[str, str], tuple[int, OperatorSchema]] = {}
-        for schema in _pybind_state.get_all_operator_schema():
-            for domain in {schema.domain, "ai.onnx"} if not schema.domain else {schema.domain}:
-                key, since = (domain, schema.name), schema.since_version
-                allowed = key in operators and since <= versions.get(schema.domain, 0)
-                if allowed and since > newest.get(key, (0, None))[0]:
-                    newest[key] = since, OperatorSchema.of(schema, "typeStr")
-        return {key: schema for key, (_, schema) in newest.items()}

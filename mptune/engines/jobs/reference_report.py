@@ -29,14 +29,11 @@ class RowReport:
     """What a batch of rows showed."""
 
     rows: int = 0
-    repeated: Mapping[str, float] = field(default_factory=dict)
-    """Output -> largest relative L2 between the rows of a batch of identical rows."""
-    alone: Mapping[str, float] = field(default_factory=dict)
-    """Output -> relative L2 between a row alone and the same row among identical rows."""
     mixed: Mapping[str, float] = field(default_factory=dict)
     """Output -> largest relative L2 between a row alone and the same row among different rows; where the batch is
-    fixed, between a row among different rows and the same row among identical ones."""
+    fixed, between a row among copies of itself and the same row among different ones."""
     mixed_row: int = 0
+    is_fixed: bool = False
     lost: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Output -> its shape for ``rows`` rows, where it does not have as many rows although it is declared to."""
     declared: Mapping[str, str] = field(default_factory=dict)

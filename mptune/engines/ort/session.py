@@ -31,8 +31,16 @@ Tf32 = Literal["off", "off by environment", "on"]
 OPTIMISED_MODEL = "optimised.onnx"
 """In ``optimised_dir`` of ``SessionOptions``: the graph that is run, large constants beside it."""
 _LOG_WARNING = 2
-_NO_QUANTISED_KERNEL = ("find kernel for com.microsoft.Q", "find kernel for QLinear", "Type 'tensor(float8")
 _NORM_FUSIONS = ("LayerNormFusionL1", "LayerNormFusionL2", "SimplifiedLayerNormFusion")
+# What makes a valid model fail to load (ONNX Runtime 1.31.1), and what ONNX Runtime says then. With x64quantprecision a
+# Gemm of INT8 activations gets UINT8 weights, and no kernel takes both. Layers of FP8 activations are fused as those of
+# INT8 are; and a Relu before FP8 is dropped as one before UINT8 is, where QuantizeLinear gives no negative values. From
+# opset 17 on, a norm written out behind a Cast is fused with the Cast into one of two types.
+_FAULTY_OPTIMISERS = ("QDQSelectorActionTransformer", "ReluQuantRewrite", *_NORM_FUSIONS)
+_FAULTS = (
+    *("find kernel for com.microsoft.Q", "find kernel for QLinear", "Type 'tensor(float8"),
+    "LayerNormFusion/",  # as the node that the fusion makes is named
+)
 
 
 @dataclass(frozen=True)
@@ -187,7 +195,10 @@ class OrtSession:
         return None
 
     def _load(self, providers: list[Any]) -> None:
+        import onnx
         import onnxruntime
+
+        from mptune.graph.loading.reading import name_apart
 
         on_cpu = self.options.provider == "cpu"
         options = _native_options(self.options)
@@ -206,15 +217,20 @@ class OrtSession:
             try:
                 self._session = translated(partial(opened, model, options, disabled_optimizers=disabled))
             except EngineError as error:
-                if "two nodes with same node name" in error.message and isinstance(model, str):
-                    model, folder = with_names_apart(Path(model))
+                if "two nodes with same node name" in error.message and isinstance(self._model, Path):
+                    # ONNX lets nodes share a name, ONNX Runtime does not.
+                    proto = onnx.load(self._model, load_external_data=False)
+                    name_apart(proto.graph)
+                    model, folder = proto.SerializeToString(), str(self._model.resolve().parent)
                     options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
                     continue
-                optimisers, warning = _faulty_optimisers(error.message, on_cpu=on_cpu)
-                if not optimisers or optimisers[0] in disabled:
+                if _FAULTY_OPTIMISERS[0] in disabled or not any(words in error.message for words in _FAULTS):
                     raise
-                disabled += optimisers
-                self._warnings.append(warning)
+                disabled += _FAULTY_OPTIMISERS
+                self._warnings.append(
+                    "optimisers of ONNX Runtime fail on this model, and are off: norms that are written out run node by"
+                    " node (LayerNormFusion), INT8 and FP8 layers in FP32 between QuantizeLinear and DequantizeLinear"
+                )
         self.inputs = {value.name: (value.type, tuple(value.shape)) for value in self._session.get_inputs()}
         self.outputs = {value.name: (value.type, tuple(value.shape)) for value in self._session.get_outputs()}
 
@@ -257,40 +273,6 @@ def _native_options(options: SessionOptions) -> Any:
         native.add_session_config_entry(f"{external}_file_name", "optimised.weights")
         native.add_session_config_entry(f"{external}_min_size_in_bytes", "1024")
     return native
-
-
-def _faulty_optimisers(message: str, *, on_cpu: bool) -> tuple[list[str], str]:
-    """The optimisers that make a valid model fail to load (ONNX Runtime 1.31.1), and the warning; none otherwise."""
-    if on_cpu and any(words in message for words in _NO_QUANTISED_KERNEL):
-        # With x64quantprecision a Gemm of INT8 activations gets UINT8 weights, and no kernel takes both. Layers of FP8
-        # activations are fused as those of INT8 are; and a Relu before FP8 is dropped as one before UINT8 is, where
-        # QuantizeLinear gives no negative values.
-        return ["QDQSelectorActionTransformer", "ReluQuantRewrite"], (
-            "ONNX Runtime has no kernel on a CPU for an INT8 or FP8 layer of this model: all quantised layers compute"
-            " in FP32 between QuantizeLinear and DequantizeLinear"
-        )
-    if "LayerNormFusion/" in message:
-        # The node that a fusion makes is named so. From opset 17 on, a norm written out behind a Cast is fused with the
-        # Cast into one of two types; with SimplifiedLayerNormFusion from 1.23 on.
-        return [*_NORM_FUSIONS], (
-            "ONNX Runtime's LayerNormFusion joins a Cast and the norm behind it and fails: it is off, so that all norms"
-            " that are written out run node by node"
-        )
-    return [], ""
-
-
-def with_names_apart(path: Path) -> tuple[bytes, str]:
-    """A model whose nodes have names of their own, without its external data; and the folder of these.
-
-    ONNX lets nodes share a name, ONNX Runtime does not.
-    """
-    import onnx
-
-    from mptune.graph.loading.reading import name_apart
-
-    proto = onnx.load(path, load_external_data=False)
-    name_apart(proto.graph)
-    return proto.SerializeToString(), str(path.resolve().parent)
 
 
 def translated(call: Callable[[], Any]) -> Any:

@@ -16,7 +16,7 @@ from mptune.engines.jobs.reference import ReferenceJob
 from mptune.engines.jobs.reference_report import ReferenceReport
 from mptune.engines.ort.fusions import FoldJob
 from mptune.engines.ort.session import Provider
-from mptune.engines.toolchains.blame import Locator
+from mptune.engines.toolchains.blame import locate
 from mptune.engines.toolchains.emulation import run_bytes
 from mptune.engines.workers import observes_beside
 from mptune.graph.folded import FoldedValues, is_worthwhile, write_without_weights
@@ -66,7 +66,7 @@ class ReferenceModel:
         report = self.worker.call(job)
         if isinstance(report, Failure):
             return report
-        return Locator(self.context, self.provider, self.worker).locate(report, which)
+        return locate(self.context, self.provider, self.worker, report, which)
 
     def observe(self, stage: Callable[[str], object] | None = None) -> Mapping[str, TensorRange] | Failure:
         """See ``Toolchain``; observed once."""

@@ -119,15 +119,9 @@ def _about_rows(report: ReferenceReport, origin: FindingOrigin) -> Iterator[Find
     rows = report.rows
     # Rows that differ as two runs do say nothing of their batch. NaN counts as the worst.
     least = max(ROWS_WARNING, _BEYOND_REPEATS * report.repeat_error)
-    wrong: dict[str, tuple[str, float]] = {}
-    for kind, errors in (("mixed", rows.mixed), ("alone", rows.alone), ("repeated", rows.repeated)):
-        worst = max(errors.items(), key=lambda item: (item[1] != item[1], item[1]), default=("", 0.0))
-        wrong |= {} if worst[1] <= least else {kind: worst}
-    if wrong:
-        # The first that is beyond the limit, else the first: what is named is what a user does, feed different rows.
-        kind = next((kind for kind, (_, error) in wrong.items() if not error <= ROWS_LIMIT), next(iter(wrong)))
-        output, error = wrong[kind]
-        kind = "others" if kind == "mixed" and rows.mixed and not rows.alone else kind
+    output, error = rows.worst_mixed
+    if not error <= least:
+        kind = "others" if rows.is_fixed else "mixed"
         place = report.places.get(("rows-mix", output))
         severity: Severity | None = "warning" if error <= ROWS_LIMIT else None
         if place is not None and place.value in (ALONG_SEQUENCE, BY_INDEX):

@@ -161,7 +161,7 @@ def test_an_engine_for_another_gpu_and_a_damaged_one(kind: Kind, mlp_path: Path,
     if kind == "tensorrt":
         pytest.skip("TensorRT builds for the GPU here only")
     options = BuildOptions(kind, capabilities=((12, 1),))
-    path.write_bytes(build_engine(library, mlp_path, options, [{"x": np.zeros((1, 32), np.float32)}]).memory)
+    path.write_bytes(build_engine(library, mlp_path, options, [{"x": np.zeros((1, 32), np.float32)}])[0])
     with pytest.raises(EngineError, match=r"the engine x\.engine cannot be loaded: "):
         TensorRtSession(path, EngineOptions(kind))
 
