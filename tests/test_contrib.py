@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 import pytest
 
-from mptune.engines.jobs.placement import OperatorTypesJob
 from mptune.engines.loading import load_typed_model
+from mptune.engines.ort.fusions import OperatorTypesJob
 from mptune.engines.ort.session import OrtSession, SessionOptions
 from mptune.graph.facts import node_rule
 from mptune.graph.grouping.grouped import GroupedModel

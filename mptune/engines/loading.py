@@ -32,7 +32,7 @@ def load_typed_model(path: str | Path, *, any_precision: bool = False, opset: in
     """
 
     def ask(slim: onnx.ModelProto, values: Sequence[str]) -> RuntimeTypes:
-        from mptune.engines.jobs.placement import OperatorTypesJob
+        from mptune.engines.ort.fusions import OperatorTypesJob
 
         answer = run_once(OperatorTypesJob(slim.SerializeToString(), tuple(values)), _TIMEOUT_S)
         return RuntimeTypes(failure=answer) if isinstance(answer, str) else answer

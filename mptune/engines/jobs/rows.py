@@ -12,9 +12,8 @@ from typing import Literal
 
 import numpy as np
 
-from mptune.engines.base import EngineError, FailureKind, Stage
+from mptune.engines.base import EngineError, FailureKind, RowReport, Stage
 from mptune.engines.jobs.outputs import value_error
-from mptune.engines.jobs.reference_report import RowReport
 from mptune.engines.jobs.samples import Feed, Outputs, cached_samples
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import OrtSession, Provider, SessionOptions

@@ -5,10 +5,13 @@ ONNX Runtime is imported when the first session opens.
 
 from __future__ import annotations
 
+import gc
 import re
 import traceback
+import warnings
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,7 +20,6 @@ from typing import Any, Literal
 import numpy as np
 
 from mptune.engines.base import EngineError, FailureKind
-from mptune.engines.lifetime import are_gone, references
 from mptune.engines.timing.latency import HostStopwatch, Stopwatch
 
 Provider = Literal["cpu", "cuda"]
@@ -273,6 +275,25 @@ def _native_options(options: SessionOptions) -> Any:
         native.add_session_config_entry(f"{external}_file_name", "optimised.weights")
         native.add_session_config_entry(f"{external}_min_size_in_bytes", "1024")
     return native
+
+
+def references(*objects: Any) -> tuple[weakref.ReferenceType[Any], ...]:
+    """Weak references to the native objects that can have one; None is left out."""
+    watched = []
+    for each in objects:
+        with suppress(TypeError):  # None, or a type without weak references.
+            watched.append(weakref.ref(each))
+    return tuple(watched)
+
+
+def are_gone(watched: tuple[weakref.ReferenceType[Any], ...], what: str) -> bool:
+    """Whether all have been freed; a ``RuntimeWarning`` where not: one that outlives its CUDA stream crashes."""
+    if any(reference() is not None for reference in watched):
+        gc.collect()  # Only a cycle may still hold it.
+    if all(reference() is None for reference in watched):
+        return True
+    warnings.warn(f"{what} is still alive after it was closed: an object holds it", RuntimeWarning, stacklevel=3)
+    return False
 
 
 def translated(call: Callable[[], Any]) -> Any:

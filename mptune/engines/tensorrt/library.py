@@ -113,7 +113,7 @@ def check_version(kind: Kind, version: str) -> tuple[str, ...]:
     elif kind == "tensorrt" and number < (10, 12):
         warning = (
             f"TensorRT {version}: strongly typed networks are fully available from 10.12 on, by NVIDIA's release notes:"
-            " look out for warnings about layers that run in another type than asked for"
+            " update it where you can"
         )
     elif kind == "tensorrt" and number >= (12, 0):
         warning = f"TensorRT {version} is newer than any that this mptune was written for: upgrade mptune"
@@ -174,8 +174,7 @@ def collector_paused() -> Iterator[None]:
 def _load_plugin(trt: Any, path: Path | None) -> None:
     """Load a library of plugins, NVIDIA's own for None; once per process, before the first builder or runtime.
 
-    Its creators register themselves, or the registry asks for them (``exports_creators``); it gives None where there is
-    nothing to ask.
+    Its creators register themselves, or are asked for.
     """
     with collector_paused():
         if path is None:
@@ -185,7 +184,9 @@ def _load_plugin(trt: Any, path: Path | None) -> None:
             ctypes.CDLL(str(path))
         except OSError as error:
             raise EngineError(FailureKind.UNSUPPORTED, f"the plugin {path} does not load: {error}") from error
-        trt.get_plugin_registry().load_library(str(path))
+        if exports_creators(path):
+            registry = trt.get_plugin_registry()
+            registry.load_library(str(path))  # None where they have registered themselves
 
 
 def exports_creators(path: Path) -> bool:

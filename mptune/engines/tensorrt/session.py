@@ -14,14 +14,12 @@ import numpy as np
 from mptune.engines.base import EngineError, FailureKind
 from mptune.engines.cuda import runtime as cuda
 from mptune.engines.cuda.runtime import StreamStopwatch
-from mptune.engines.lifetime import are_gone, references
+from mptune.engines.ort.session import are_gone, references
 from mptune.engines.tensorrt.builder import open_runtime_cache, save_runtime_cache
 from mptune.engines.tensorrt.failures import build_failure, construct
-from mptune.engines.tensorrt.layers import read_layers, type_warnings
 from mptune.engines.tensorrt.library import Kind, Library, collector_paused, load_library, open_log
 from mptune.engines.timing.latency import Stopwatch, monotonic_ms
 from mptune.files import read_bytes
-from mptune.graph.plan import Precision
 
 _ALIGNMENT = 256
 """NvInferRuntime.h, setTensorAddress: "The pointer must have at least 256-byte alignment"."""
@@ -40,8 +38,6 @@ class EngineOptions:
     """File in which TensorRT-RTX keeps the kernels that it compiles on first use; None for none."""
     plugins: tuple[Path, ...] = ()
     """Libraries with plugins of the user's."""
-    nodes: Mapping[str, Precision] = field(default_factory=dict)
-    """Node -> precision by the plan, which the engine's layers are held against."""
 
 
 def host_memory(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
@@ -183,10 +179,7 @@ class TensorRtSession:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """See ``EngineSession``; the types of layers are known to a context that is bound."""
-        if not self.options.nodes or self._bound is None:
-            return tuple(self._warnings)
-        return (*self._warnings, *type_warnings(self.options.nodes, read_layers(self.information())))
+        return tuple(self._warnings)
 
     @property
     def context_bytes(self) -> int | None:

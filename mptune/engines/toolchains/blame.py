@@ -8,9 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from mptune.engines.base import Failure, SampleSet
+from mptune.engines.base import Failure, Place, ReferenceReport, SampleSet
 from mptune.engines.context import RunContext
-from mptune.engines.jobs.reference_report import Place, ReferenceReport
 from mptune.engines.jobs.rows import Question, Sight, SightJob
 from mptune.engines.ort.session import Provider
 from mptune.graph.facts import attribute

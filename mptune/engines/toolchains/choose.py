@@ -10,11 +10,11 @@ from threading import Thread
 
 from mptune.engines.backends.backend import Availability, Backend, BackendStatus, Place
 from mptune.engines.backends.registry import find_backends
+from mptune.engines.backends.tensorrt import foreign_operators
 from mptune.engines.context import RunContext
 from mptune.engines.environment import cpu_model
 from mptune.engines.ort.cuda_session import PROBE_TIMEOUT_S, ProbeJob, probe
 from mptune.engines.ort.session import Provider
-from mptune.engines.tensorrt.operators import foreign_operators
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.engines.workers import Workers, observes_beside
 from mptune.errors import TargetError

@@ -9,11 +9,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from mptune.data.archive import read_sample_shapes
-from mptune.engines.base import Failure, SampleSet
+from mptune.engines.base import Failure, ReferenceReport, SampleSet
 from mptune.engines.context import RunContext
-from mptune.engines.jobs.observing import ObserveJob
-from mptune.engines.jobs.reference import ReferenceJob
-from mptune.engines.jobs.reference_report import ReferenceReport
+from mptune.engines.jobs.reference import ObserveJob, ReferenceJob
 from mptune.engines.ort.fusions import FoldJob
 from mptune.engines.ort.session import Provider
 from mptune.engines.toolchains.blame import locate

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.backends.backend import Backend, Built
+from mptune.engines.backends.tensorrt import refused_in_bf16
 from mptune.engines.base import (
     EmulatedSamples,
     ErrorSource,
@@ -30,7 +31,6 @@ from mptune.engines.jobs.layer_times import EngineLayers, with_group_times
 from mptune.engines.jobs.measure import MeasureJob, MeasureResult, ReopenJob
 from mptune.engines.jobs.samples import Scoring
 from mptune.engines.ort.session import Provider
-from mptune.engines.tensorrt.operators import refused_in_bf16
 from mptune.engines.timing.latency import DRIFT_TEXT, Latency, LatencySource, TimingRecord
 from mptune.engines.timing.spread import SessionTiming, Standings
 from mptune.engines.toolchains.emulation import Emulation

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from mptune.engines.jobs.reference_report import Place, ReferenceReport
+from mptune.engines.base import Place, ReferenceReport
 from mptune.engines.toolchains.blame import ALONG_SEQUENCE, BY_INDEX
 from mptune.finding import Evidence, Finding, FindingOrigin, OutputColumns, Where
 from mptune.findings.wording import Severity

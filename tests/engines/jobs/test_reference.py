@@ -16,10 +16,9 @@ from mptune.data.metrics.parts import PARTS_JSON, load_parts
 from mptune.data.rollout import Rollout
 from mptune.data.samples import CalibrationSet
 from mptune.engines.base import EngineError, Failure, FailureKind, ReferenceReport, Stage
-from mptune.engines.jobs import observing
-from mptune.engines.jobs.observing import ObserveJob
+from mptune.engines.jobs import reference as observing
 from mptune.engines.jobs.outputs import value_error
-from mptune.engines.jobs.reference import ReferenceJob
+from mptune.engines.jobs.reference import ObserveJob, ReferenceJob
 from mptune.engines.jobs.rows import row_feeds
 from mptune.engines.ort import side_by_side
 from mptune.engines.ort.cuda_session import run_probe

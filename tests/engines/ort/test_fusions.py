@@ -19,8 +19,7 @@ from mptune.engines.backends.onnxruntime import ONNXRUNTIME
 from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.engines.context import RunContext
 from mptune.engines.jobs.emulation import SwitchedErrorsJob
-from mptune.engines.jobs.observing import ObserveJob
-from mptune.engines.jobs.reference import ReferenceJob
+from mptune.engines.jobs.reference import ObserveJob, ReferenceJob
 from mptune.engines.jobs.samples import Scoring
 from mptune.engines.ort.fusions import FoldJob, FusionsJob, OptimisedNode, fused_nodes, may_fuse
 from mptune.engines.toolchains.toolchain import Toolchain

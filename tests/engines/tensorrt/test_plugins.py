@@ -17,6 +17,7 @@ from mptune.engines.base import Failure, FailureKind
 from mptune.engines.context import RunContext
 from mptune.engines.tensorrt.builder import BuildOptions
 from mptune.engines.tensorrt.jobs import BuildJob, ParseJob
+from mptune.engines.tensorrt.library import exports_creators
 from mptune.engines.toolchains.choose import open_toolchain
 from mptune.errors import RunError, TargetError
 from mptune.processes.parent import Worker
@@ -59,6 +60,7 @@ def compiled(tmp_path: Path) -> Compile:
 @pytest.mark.parametrize("code", [REGISTERS_ITSELF, IS_ASKED])
 def test_a_plugin_is_loaded_or_why_not_is_told(compiled: Compile, code: str, mlp_path: Path, tmp_path: Path) -> None:
     library, loaded = compiled(code), tmp_path / "loaded"
+    assert exports_creators(library) is (code is IS_ASKED)
     save_samples(tmp_path / "samples.npz", [{"x": np.zeros((1, 32), np.float32)}])
     options = BuildOptions("tensorrt-rtx", capabilities=((8, 9),), plugins=(library,))
     build = BuildJob(mlp_path, tmp_path / "m.engine", options, (tmp_path / "samples.npz",), 60.0)

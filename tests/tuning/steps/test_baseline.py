@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from mptune.data.metrics.accuracy import OutputError
-from mptune.engines.base import Failure, FailureKind, ReferenceReport, Stage
-from mptune.engines.jobs.reference_report import Place, RowReport
+from mptune.engines.base import Failure, FailureKind, Place, ReferenceReport, RowReport, Stage
 from mptune.errors import BaselineError
 from mptune.tuning.steps.baseline import check_baseline, check_reference
 from tests.tuning.factory import make_error
