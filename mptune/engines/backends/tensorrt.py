@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 TIMING_CACHE = "timing.cache"
 """Of a run, in its folder of engines."""
-_RUNTIME_CACHE = "runtime.cache"
 _GRACE_S = 20.0
 """TensorRT is asked to stop at the deadline; the worker is killed this much later."""
 _NOT_IN_BF16 = frozenset({"GRU", "HardSwish"})
@@ -181,13 +180,7 @@ class TensorRtBuilder(Builder):
     def _build(self, plan: PrecisionPlan, path: Path, *, tf32: bool) -> Built | Failure:
         context, settings, gpu = self._context, self._context.settings, self._gpu
         is_rtx = self._kind == "tensorrt-rtx"
-        opened_with = EngineOptions(
-            self._kind,
-            settings.latency.cuda_graph,
-            context.engines_dir / _RUNTIME_CACHE if is_rtx else None,
-            settings.plugins,
-        )
-        engine = TensorRtEngine(path, opened_with)
+        engine = TensorRtEngine(path, EngineOptions(self._kind, settings.latency.cuda_graph, settings.plugins))
         if path.exists():
             return Built(engine, 0.0, is_kept=True)
         capability = self._target.compute_capability if gpu is None else gpu.compute_capability

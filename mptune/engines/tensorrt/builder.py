@@ -46,11 +46,6 @@ def _locked(path: Path) -> Iterator[bytes]:
         yield path.read_bytes() if path.exists() else b""
 
 
-def _write(path: Path, serialized: Any) -> None:
-    with whole_file(path) as partial:
-        partial.write_bytes(bytes(memoryview(serialized)))
-
-
 def attach_timing_cache(path: Path, config: Any, objects: BuildObjects) -> None:
     """Load the run's timing cache into a builder's configuration; an empty one where the file cannot be used.
 
@@ -74,31 +69,8 @@ def save_timing_cache(path: Path, config: Any) -> None:
         if written is not None:
             timing_cache.combine(written, ignore_mismatch=False)
         if timing_cache is not None:
-            _write(path, timing_cache.serialize())
-
-
-def open_runtime_cache(path: Path, runtime_config: Any) -> Any:
-    """Load the kernels that TensorRT-RTX has compiled for this GPU into the configuration of a new context.
-
-    Where the file cannot be read, or is of another GPU or version and deleted, kernels are compiled again.
-    """
-    runtime_cache = runtime_config.create_runtime_cache()
-    with suppress(*_LOCK_ERRORS), _locked(path) as content:
-        if content and not runtime_cache.deserialize(content):
-            path.unlink()
-    runtime_config.set_runtime_cache(runtime_cache)
-    return runtime_cache
-
-
-def save_runtime_cache(path: Path, runtime_cache: Any) -> None:
-    """Write the kernels of a session, for all engines of the run.
-
-    Several sessions are open at a time, each with a cache that began with what the file held then: the largest stays.
-    """
-    with suppress(*_LOCK_ERRORS), _locked(path) as content:
-        serialized = runtime_cache.serialize()
-        if len(memoryview(serialized)) > len(content):
-            _write(path, serialized)
+            with whole_file(path) as partial:
+                partial.write_bytes(bytes(memoryview(timing_cache.serialize())))
 
 
 @dataclass(frozen=True)

@@ -51,8 +51,7 @@ def job(folder: Path, program: str, kind: Kind = "tensorrt") -> EngineProfileJob
     engine.write_bytes(PROGRAMS[program]().to_bytes())
     shape = (4,) if program == "nonzero" else (2, 3)
     CalibrationSet(({"x": np.ones(shape, np.float32)},), "test", False).save(samples)
-    options = EngineOptions(kind, True, folder / "runtime.cache" if kind == "tensorrt-rtx" else None)
-    return EngineProfileJob(TensorRtEngine(engine, options), samples)
+    return EngineProfileJob(TensorRtEngine(engine, EngineOptions(kind)), samples)
 
 
 @pytest.mark.parametrize("kind", ["tensorrt", "tensorrt-rtx"])
@@ -64,7 +63,6 @@ def test_each_layer_is_timed_and_traced_to_its_nodes(kind: Kind, fake_cuda: Fake
         LayerTime(("/b/Conv",), 2.0, "/b/Conv_myl0_1"),
     )
     assert (fake_cuda.captures, fake_cuda.launches) == (0, 0)
-    assert (tmp_path / "runtime.cache").exists() == (kind == "tensorrt-rtx")
 
 
 def test_an_engine_that_tells_no_layers_is_an_error(fake_cuda: FakeCuda, tmp_path: Path) -> None:
