@@ -160,24 +160,19 @@ class EngineSession(Protocol):
     @property
     def warnings(self) -> tuple[str, ...]:
         """What the session could not use, one line each, ending with what to do."""
-        ...
 
     @property
     def context_bytes(self) -> int | None:
         """Memory of the device that its execution context takes; None where it is not known."""
-        ...
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Compute all outputs, by name, on the host."""
-        ...
 
     def stopwatch(self, feeds: Mapping[str, np.ndarray]) -> Stopwatch:
         """Copy the inputs to the device, to time the engine alone. Valid until the session gets other feeds."""
-        ...
 
     def close(self) -> None:
         """Free the engine."""
-        ...
 
 
 class Engine(Protocol):
@@ -189,11 +184,9 @@ class Engine(Protocol):
     @property
     def path(self) -> Path:
         """Its file, or the typed model itself."""
-        ...
 
     def open(self) -> EngineSession:
         """Load it; in the worker."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -208,7 +201,6 @@ class EmulatedSamples:
 
     @property
     def count(self) -> int:
-        """Of all parts together."""
         return self.parts[-1].stop
 
 

@@ -62,7 +62,6 @@ class Environment(JsonForm):
     jetson: JetsonState | None = None
 
     def with_warnings(self, *warnings: str) -> Environment:
-        """The same with more warnings."""
         return replace(self, warnings=(*self.warnings, *warnings))
 
 

@@ -79,7 +79,6 @@ class OrtBuilder(ModelBuilder):
     """Sessions of typed models; the provider that computes the reference computes the candidates, too."""
 
     def __init__(self, reference: ReferenceModel) -> None:
-        """Nothing is written or asked yet."""
         super().__init__(reference, self._engine)
         self.provider = reference.provider
         self.fuses = self.provider != "cuda"  # The CUDA provider runs a kernel for each node.

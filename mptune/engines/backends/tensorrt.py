@@ -139,8 +139,7 @@ def _usable_library(kind: Kind) -> LibraryReport:
 def foreign_operators(model: Model, domain: str = "") -> str:
     """Operators of other domains than ONNX's own, or of one of them, and how many nodes each has, as a text."""
     counts = Counter(f"{node.domain}.{node.op_type}" for node in model.nodes if not node.is_standard)
-    named = {name: count for name, count in counts.items() if name.startswith(domain)}
-    return ", ".join(f"{name} ({count} nodes)" if count > 1 else name for name, count in named.items())
+    return ", ".join(f"{name} ({count})" for name, count in counts.items() if name.startswith(domain))
 
 
 def refused_in_bf16(model: Model, kind: Kind) -> tuple[MissingKernel, ...]:
@@ -206,7 +205,6 @@ class TensorRtBuilder(Builder):
         return built if isinstance(built, Failure) else Built(engine, built.build_s, built.warnings, is_kept=True)
 
     def release(self, plan: PrecisionPlan, *, faulty: bool = False) -> None:
-        """A faulty file is deleted, any other stays."""
         if faulty:
             self._path(plan).unlink(missing_ok=True)
 

@@ -45,7 +45,6 @@ class Baseline:
     """Of this session, unique: what was timed beside it shares what is particular to it."""
 
     def close(self) -> None:
-        """Close the session."""
         self.session.close()
 
 
@@ -114,7 +113,6 @@ class MeasureJob:
         return MeasureResult(measurement, baseline_latency, repetitions, enough.error)
 
     def open_baseline(self, state: WorkerState) -> Baseline:
-        """The baseline's session, opened once in a worker."""
         key = (*file_identity(self.baseline.path), self.baseline)
         return state.cached("baseline", key, lambda: Baseline(self.baseline.open()))
 

@@ -36,7 +36,6 @@ class OutputsJob:
     """Outputs that the file gets; none named: all."""
 
     def run(self, state: WorkerState) -> int:
-        """Returns the number of samples."""
         (run,) = _open_runs(state, self.engine, self.wanted, 1)
         state.enter(Stage.RUN)
         outputs = [run(feed) for feed in cached_samples(state, self.samples)]
@@ -56,7 +55,6 @@ class RepeatJob:
     worst: Path
     """File to write: the outputs of the repetition that differs most from the isolated runs."""
     wanted: tuple[str, ...] = ()
-    """As of ``OutputsJob``."""
 
     def run(self, state: WorkerState) -> float:
         """Returns the largest relative L2 over repetitions, samples and outputs; 0 where all runs are equal."""

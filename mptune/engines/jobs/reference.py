@@ -130,7 +130,6 @@ class ObserveJob:
     run_bytes: int | None = None
 
     def run(self, state: WorkerState) -> dict[str, TensorRange]:
-        """Value -> its range over all samples."""
         samples = cached_samples(state, self.samples)
         side_by_side = SideBySide.for_runs(len(samples), self.run_bytes)
         options = SessionOptions(self.provider, "values", threads=side_by_side.threads)

@@ -57,7 +57,6 @@ class MetricQuestion:
     arguments: tuple[Any, ...]
 
     def answer(self, metric: str, function: Any) -> float:
-        """Compute it; in the parent."""
         return number_of(metric, function, self.arguments)
 
 
@@ -114,7 +113,6 @@ class Scoring:
         )
 
     def feeds(self, state: WorkerState) -> Sequence[Feed]:
-        """The samples to run: those of the part."""
         every: Sequence[Feed] = cached_samples(state, self.samples)
         if self.part is None:
             return every
@@ -122,7 +120,6 @@ class Scoring:
         return every[self.part.start * steps : self.part.stop * steps]
 
     def wanted(self, state: WorkerState) -> Sequence[Outputs]:
-        """The reference outputs of these."""
         every: Sequence[Outputs] = cached_samples(state, self.reference)
         return every if self.part is None else every[self.part.start : self.part.stop]
 

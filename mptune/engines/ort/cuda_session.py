@@ -256,7 +256,6 @@ class ProbeJob:
     provider: Provider
 
     def run(self, state: WorkerState) -> None:
-        """Raise ``EngineError`` where it does not start."""
         import onnx.parser
 
         model = onnx.parser.parse_model(_PROBE)

@@ -41,7 +41,6 @@ class FoldJob:
     folded: Path
 
     def run(self, state: WorkerState) -> None:
-        """See the class."""
         import onnxruntime
 
         options = onnxruntime.SessionOptions()

@@ -76,7 +76,6 @@ class Bound:
     fed: dict[str, np.ndarray] = field(default_factory=dict)
 
     def release(self) -> None:
-        """Let go of everything. Idempotent."""
         self.binding = self.run_options = None
         self.inputs, self.fed = {}, {}
 
@@ -93,7 +92,6 @@ class OrtSession:
     """
 
     def __init__(self, model: Path | bytes, options: SessionOptions) -> None:
-        """Load the model; building the engine happens here."""
         self.options = options
         self.inputs: dict[str, tuple[str, tuple[int | str | None, ...]]] = {}
         self.outputs: dict[str, tuple[str, tuple[int | str | None, ...]]] = {}
@@ -138,7 +136,6 @@ class OrtSession:
         return self.run(feeds)
 
     def stopwatch(self, feeds: Mapping[str, np.ndarray]) -> Stopwatch:
-        """See ``EngineSession``."""
 
         def bind() -> Bound:
             binding = self._open_session().io_binding()
@@ -177,7 +174,6 @@ class OrtSession:
         return are_gone(watched, "a session of ONNX Runtime")
 
     def _execute(self, bound: Bound) -> None:
-        """Run once on what is bound."""
 
         def run() -> None:
             session = self._open_session()

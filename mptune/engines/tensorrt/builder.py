@@ -33,7 +33,6 @@ class BuildObjects(list[Any]):
     """TensorRT's objects of one build: they live until ``close``, since a crash as they are freed costs the result."""
 
     def close(self) -> None:
-        """Free them in reverse order, an object before what it was made with."""
         with collector_paused():
             while self:
                 self.pop()

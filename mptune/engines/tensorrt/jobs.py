@@ -131,7 +131,6 @@ class EngineProfileJob:
     samples: Path
 
     def run(self, state: WorkerState) -> tuple[LayerTime, ...]:
-        """The layer times of one execution, in the engine's order."""
         feed = cached_samples(state, self.samples)[0]
         options = replace(self.built.options, cuda_graph=False)
         session = state.transient(partial(TensorRtSession, self.built.path, options))

@@ -45,7 +45,6 @@ class Library:
 
     @property
     def is_rtx(self) -> bool:
-        """Whether this is TensorRT-RTX."""
         return self.kind == "tensorrt-rtx"
 
 

@@ -95,7 +95,6 @@ class _Bound:
     graph: cuda.Graph | None = None
 
     def close(self) -> None:
-        """Free the device memory."""
         for place in (self.graph, *self.inputs.values(), *self.outputs.values()):
             if place is not None and not isinstance(place, np.ndarray):
                 place.close()
@@ -109,7 +108,6 @@ class TensorRtSession:
 
     @collector_paused()
     def __init__(self, path: Path, options: EngineOptions) -> None:
-        """Load an engine file."""
         self.options = options
         self.inputs: dict[str, np.dtype[Any]] = {}
         self.outputs: dict[str, np.dtype[Any]] = {}

@@ -89,7 +89,6 @@ def _look(
     outputs: Sequence[str],
     index: int,
 ) -> Sights:
-    """What the outputs and everything that they are computed from hold."""
     from mptune.graph.writing.observe import write_with_outputs
 
     model = context.model

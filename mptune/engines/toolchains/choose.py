@@ -78,12 +78,11 @@ def probed_ahead(settings: SearchSettings) -> Iterator[Workers]:
 
     def ask() -> None:
         with suppress(Exception):  # whoever asks again gets it
-            if (target != "auto" and load_target(target).kind == "cpu") or not detect_gpus():
-                return
-            if observes_beside("cuda"):
-                warm_up = partial(workers.observer.call, ProbeJob("cuda"), PROBE_TIMEOUT_S)
-                Thread(target=warm_up, daemon=True).start()
-            probe("cuda", workers.main)
+            if (target == "auto" or load_target(target).kind != "cpu") and detect_gpus():
+                if observes_beside("cuda"):
+                    warm_up = partial(workers.observer.call, ProbeJob("cuda"), PROBE_TIMEOUT_S)
+                    Thread(target=warm_up, daemon=True).start()
+                probe("cuda", workers.main)
 
     Thread(target=ask, daemon=True).start()
     try:
@@ -140,11 +139,10 @@ def open_toolchain(target: Target, context: RunContext, workers: Workers | None 
         return Toolchain(backend, target, context, provider, warnings, gpu=gpu, device=device, workers=workers)
     own = foreign_operators(context.model, "com.microsoft")
     if backend is None and own:
-        text = (
+        warnings.append(
             f"TensorRT parses few of ONNX Runtime's own operators, and this model has {own}: on {target.title} it may"
-            " run in ONNX Runtime only"
+            " run in ONNX Runtime only; for TensorRT give the model from before ONNX Runtime's optimiser"
         )
-        warnings.append(f"{text}; for TensorRT give the model from before ONNX Runtime's optimiser")
     return Toolchain(backend, target, context, provider, warnings, latency_source="predicted", workers=workers)
 
 
@@ -158,9 +156,9 @@ def is_here(target: Target, gpu: Gpu) -> bool:
         return True
     # In a container a Jetson may be known by its family alone.
     family = gpu.name.lower().removeprefix("nvidia ")
-    has_memory = gpu.is_jetson and gpu.memory_gb is not None and target.memory_gb is not None
-    is_family = any(name.lower().startswith(f"{family} ") for name in target.gpu_names)
-    return has_memory and is_family and same_memory(gpu.memory_gb or 0.0, target.memory_gb or 0.0)
+    if not gpu.is_jetson or not any(name.lower().startswith(f"{family} ") for name in target.gpu_names):
+        return False
+    return bool(gpu.memory_gb and target.memory_gb and same_memory(gpu.memory_gb, target.memory_gb))
 
 
 def list_toolchains() -> tuple[BackendStatus, ...]:

@@ -104,7 +104,6 @@ class Emulation:
         return tuple(errors[number] for number in range(len(plans)))
 
     def close(self) -> None:
-        """Delete what was written. Idempotent."""
         for path in self._written.values():
             path.unlink(missing_ok=True)
         self._written.clear()
@@ -209,7 +208,6 @@ class Emulation:
         return Emulator(self.computed, self.context.bank, self.fused)
 
     def _write(self, name: str, write: Callable[[Path], Path]) -> Path:
-        """A model that stays until ``close``: a restarted worker opens it again."""
         if name not in self._written:
             self._written[name] = write(self.context.scratch(f"emulated-{name}"))
         return self._written[name]

@@ -198,10 +198,15 @@ class Toolchain(AbstractContextManager["Toolchain"]):
             return built
         result: Measurement | Failure | None = None
         try:
-            if built is None or self.latency_source == "predicted":
-                result = self._predict(plan, which)
-            else:
+            if built is not None and self.latency_source == "measured":
                 result = self._measure(plan, which, built, profile=profile)
+            elif isinstance(terms := self.latency_terms(), Failure):
+                result = terms
+            elif isinstance(errors := self.emulation.errors([plan], which), Failure):
+                result = errors
+            else:
+                latency = Latency.predicted(terms.predict(plan))
+                result = Measurement(latency, None, 1.0, errors[0], "emulated", build_s=0.0)
         finally:
             if self.builder is not None:
                 self.builder.release(plan, faulty=isinstance(result, Failure) and not result.is_machine_fault)
@@ -223,15 +228,6 @@ class Toolchain(AbstractContextManager["Toolchain"]):
             warnings=tuple(dict.fromkeys((*built.warnings, *result.warnings))),
             memory=memory,
         )
-
-    def _predict(self, plan: PrecisionPlan, which: SampleSet) -> Measurement | Failure:
-        terms = self.latency_terms()
-        if isinstance(terms, Failure):
-            return terms
-        errors = self.emulation.errors([plan], which)
-        if isinstance(errors, Failure):
-            return errors
-        return Measurement(Latency.predicted(terms.predict(plan)), None, 1.0, errors[0], "emulated", build_s=0.0)
 
     def _measure(self, plan: PrecisionPlan, which: SampleSet, built: Built, *, profile: bool) -> Measurement | Failure:
         """Time a plan's engine, correct it for drift, and take the times of its layer groups."""

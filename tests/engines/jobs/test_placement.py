@@ -11,7 +11,7 @@ import pytest
 from onnx import helper
 
 from mptune.engines.base import MissingKernel
-from mptune.engines.jobs import placement
+from mptune.engines.ort import fusions as placement
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.fusions import PlacementJob
 from mptune.engines.ort.session import PROVIDERS, SessionOptions
