@@ -134,10 +134,8 @@ def main() -> None:
                 sys.stdout.flush()
                 sys.stderr.flush()
             state.send(answer)
-            try:
+            with contextlib.suppress(Exception):  # What goes wrong once the answer is sent is no matter of the job.
                 state.drop(TRANSIENT)
-            except Exception:  # What goes wrong once the answer is sent is for the log alone.
-                traceback.print_exc()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # The parent has closed the connection.
     finally:

@@ -1,11 +1,8 @@
 """The parent's end of the worker process, in which every engine is built and run.
 
-The parent owns the deadline, kills the whole process tree, and starts the worker again when it is needed. A job is a
-frozen dataclass with ``run(state)``. One that raises ``MptuneError`` met a problem that the user has to fix, so the
-error is raised again in the parent; every other exception, crash or timeout comes back as a ``Failure``, with a log of
-what the job printed.
-
-POSIX only: process groups, socket pairs.
+The parent owns the deadline, kills the whole process tree, and starts the worker again when it is needed. A job that
+raises ``MptuneError`` met a problem that the user has to fix, so the error is raised again in the parent; every other
+exception, crash or timeout comes back as a ``Failure``, with a log of what the job printed. POSIX only.
 """
 
 from __future__ import annotations
@@ -295,11 +292,12 @@ class WorkerProcess:
             return None
         self._shorten_output(2 * KEEP_BYTES)
         path = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{self.popen.pid}-{self.jobs:03d}-{name}.log"
-        with contextlib.suppress(OSError):
+        try:
             folder.mkdir(parents=True, exist_ok=True)
             path.write_bytes(os.pread(self._output, 3 * KEEP_BYTES, 0))
-            return path
-        return None
+        except OSError:
+            return None
+        return path
 
     def kill(self) -> None:
         """Kill the whole tree; what was printed stays."""

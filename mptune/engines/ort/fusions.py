@@ -61,14 +61,8 @@ _OPERATOR_SINCE = 17
 """The operator set from which LayerNormalization is one of ONNX's own operators, of one type."""
 
 
-@dataclass(frozen=True)
-class OptimisedNode:
-    """A node of a session's graph that several of the typed model's became."""
-
-    op_type: str
-    nodes: tuple[str, ...]
-    result: str
-    """The node that computes its first output in the typed model."""
+OptimisedNode = tuple[str, tuple[str, ...], str]
+"""A node of a session's graph: its operator, the nodes of the typed model that became it, the one of its result."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +131,7 @@ def optimised_nodes(typed: onnx.GraphProto, optimised: onnx.GraphProto) -> Itera
                 pending += [name for name in inner if producer[name].name in varying]
         result = in_typed(node.output[0])
         if len(computed) > 1 and result is not None:
-            yield OptimisedNode(node.op_type, tuple(computed), producer[result].name)
+            yield node.op_type, tuple(computed), producer[result].name
 
 
 def fused_nodes(grouped: GroupedModel, optimised: Iterable[OptimisedNode]) -> tuple[FusedNodes, ...]:
@@ -145,13 +139,13 @@ def fused_nodes(grouped: GroupedModel, optimised: Iterable[OptimisedNode]) -> tu
     model = grouped.model
     named = {node.name: node for node in model.nodes}
     fused = []
-    for fusion in optimised:
-        if fusion.op_type in _CENTRED and model.opset >= _OPERATOR_SINCE:
+    for op_type, nodes, result in optimised:
+        if op_type in _CENTRED and model.opset >= _OPERATOR_SINCE:
             continue
-        members = sorted((named[name] for name in fusion.nodes if name in named), key=lambda node: node.index)
-        if fusion.op_type.startswith("Skip"):  # the sums before the norm: a plan may have them in another precision
+        members = sorted((named[name] for name in nodes if name in named), key=lambda node: node.index)
+        if op_type.startswith("Skip"):  # the sums before the norm: a plan may have them in another precision
             members = [node for node in members if grouped.in_one_group((node, members[-1]))]
-        if len(members) < 2 or members[-1].name != fusion.result or not grouped.in_one_group(members):
+        if len(members) < 2 or members[-1].name != result or not grouped.in_one_group(members):
             continue
         fused.append(FusedNodes(tuple(node.name for node in members)))
     return tuple(fused)

@@ -152,15 +152,12 @@ class OrtSession:
     def placement(self) -> dict[str, tuple[str, str]]:
         """Node -> its operator and the provider that runs it, of a ``reference``; empty before ONNX Runtime 1.24."""
 
-        def read() -> dict[str, tuple[str, str]]:
-            return {
-                node.name: (f"{node.domain}.{node.op_type}" if node.domain else node.op_type, part.ep_name)
-                for part in getattr(self._open_session(), "get_provider_graph_assignment_info", tuple)()
-                for node in part.get_nodes()
-            }
-
-        placed: dict[str, tuple[str, str]] = translated(read)
-        return placed
+        parts = translated(lambda: getattr(self._open_session(), "get_provider_graph_assignment_info", tuple)())
+        return {
+            node.name: (f"{node.domain}.{node.op_type}" if node.domain else node.op_type, part.ep_name)
+            for part in parts
+            for node in part.get_nodes()
+        }
 
     def close(self) -> None:
         self._end_session()

@@ -68,10 +68,7 @@ def install_line(kind: Kind, gpus: Sequence[Gpu] = ()) -> str:
 
 def is_installed(kind: Kind) -> bool:
     """Whether the package is there; its libraries may still be missing."""
-    try:
-        return importlib.util.find_spec(MODULES[kind]) is not None
-    except (ImportError, ValueError):
-        return False
+    return importlib.util.find_spec(MODULES[kind]) is not None
 
 
 def load_library(kind: Kind, plugins: Sequence[Path] = ()) -> Library:

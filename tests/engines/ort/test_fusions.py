@@ -21,7 +21,7 @@ from mptune.engines.context import RunContext
 from mptune.engines.jobs.emulation import SwitchedErrorsJob
 from mptune.engines.jobs.reference import ObserveJob, ReferenceJob
 from mptune.engines.jobs.samples import Scoring
-from mptune.engines.ort.fusions import FoldJob, FusionsJob, OptimisedNode, fused_nodes, may_fuse
+from mptune.engines.ort.fusions import FoldJob, FusionsJob, fused_nodes, may_fuse
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.graph.folded import FoldedValues, is_worthwhile, write_without_weights
 from mptune.graph.fused import FusedNodes
@@ -84,7 +84,7 @@ def test_below_opset_17_it_counts(tmp_path: Path) -> None:
         ("LayerNormalization", ("n_h", *steps), ()),
         ("SkipLayerNormalization", ("n_h", *steps), (FusedNodes(steps),)),
     ):
-        assert fused_nodes(grouped, [OptimisedNode(op_type, nodes, "n_y")]) == expected
+        assert fused_nodes(grouped, [(op_type, nodes, "n_y")]) == expected
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_other_operators_that_round_once(tmp_path: Path, op_type: str, nodes: tu
     grouped = GroupedModel(model, find_groups(model))
     assert may_fuse(grouped)
     names = tuple(f"n_{name}" for name in nodes)
-    found = OptimisedNode(op_type, names[::-1], names[-1])
+    found = (op_type, names[::-1], names[-1])
     assert fused_nodes(grouped, [found]) == (FusedNodes(names),)
 
 
