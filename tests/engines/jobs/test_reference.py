@@ -15,8 +15,7 @@ from mptune.data.archive import read_samples
 from mptune.data.metrics.parts import PARTS_JSON, load_parts
 from mptune.data.rollout import Rollout
 from mptune.data.samples import CalibrationSet
-from mptune.engines.base import EngineError, Failure, FailureKind, ReferenceReport, Stage
-from mptune.engines.jobs import reference as observing
+from mptune.engines.base import EngineError, Failure, ReferenceReport, Stage
 from mptune.engines.jobs.outputs import value_error
 from mptune.engines.jobs.reference import ObserveJob, ReferenceJob
 from mptune.engines.jobs.rows import row_feeds
@@ -25,7 +24,7 @@ from mptune.engines.ort.cuda_session import run_probe
 from mptune.engines.ort.session import OrtSession, Provider, SessionOptions
 from mptune.graph.hazards.interface import fixed_rows
 from mptune.graph.loading.model import load_model
-from mptune.graph.writing.observe import ObservedPart, observed_parts, write_with_outputs
+from mptune.graph.writing.observe import observed_parts, write_with_outputs
 from mptune.processes.child import WorkerState
 from mptune.processes.parent import Worker
 from mptune.tuning.failures import did_not_run
@@ -197,20 +196,3 @@ def test_the_parts_of_a_rollout_are_those_of_its_sequences(count: int, tmp_path:
     run_here(ReferenceJob(model, samples, tmp_path / "reference.npz", "cpu", rollout=rollout))
     found = load_parts(tmp_path / PARTS_JSON)
     assert (found["y"].axis, len(found["y"].scales)) == (1, 4), "axis 0 is the batch"
-
-
-@pytest.mark.parametrize("provider", ["cpu", "cuda"])
-def test_ranges_are_observed_with_few_optimisations_where_that_works(
-    provider: Provider, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    asked: list[SessionOptions] = []
-
-    def refuse(model: Path, options: SessionOptions) -> OrtSession:
-        asked.append(options)
-        raise EngineError(FailureKind.UNSUPPORTED, "no kernel")
-
-    monkeypatch.setattr(observing, "open_session", refuse)
-    with pytest.raises(EngineError):
-        ObserveJob(tmp_path, ObservedPart({}), tmp_path, provider)._open(WorkerState(), None)
-    first, then = asked
-    assert (first, then) == (SessionOptions(provider, "values"), SessionOptions(provider))
