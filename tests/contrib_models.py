@@ -152,15 +152,13 @@ def _embedding() -> onnx.ModelProto:
     return model_of(nodes, {"ids": ["batch", LENGTH]}, {"y": None}, weights, integers=["ids"])
 
 
-def _convolution(op_type: str, channels_last: bool = False, **attributes: Any) -> onnx.ModelProto:
-    shape = ["batch", 8, 8, 3] if channels_last else ["batch", 3, 8, 8]
+def _convolution(op_type: str, **attributes: Any) -> onnx.ModelProto:
     nodes = [
         helper.make_node(op_type, ["x", "w", "b"], ["r"], name="middle", domain=MS, pads=[1, 1, 1, 1], **attributes),
         helper.make_node("Conv", ["r", "w2"], ["y"], name="behind"),
     ]
-    behind = 8 if channels_last else 6
-    weights = {"w": _values(6, 3, 3, 3), "b": _values(6), "w2": _values(4, behind, 1, 1)}
-    return model_of(nodes, {"x": shape}, {"y": None}, weights)
+    weights = {"w": _values(6, 3, 3, 3), "b": _values(6), "w2": _values(4, 6, 1, 1)}
+    return model_of(nodes, {"x": ["batch", 3, 8, 8]}, {"y": None}, weights)
 
 
 def _bits() -> onnx.ModelProto:
@@ -215,12 +213,6 @@ BUILDERS: Mapping[str, Callable[[], onnx.ModelProto]] = {
     "MatMulNBits": _bits,
 }
 """Name -> a model around one operator that ONNX does not define, and that ONNX Runtime's CPU provider runs in FP32."""
-
-ON_GPUS_ONLY: Mapping[str, Callable[[], onnx.ModelProto]] = {
-    "NhwcConv": lambda: _convolution("NhwcConv", channels_last=True),
-    "BiasSoftmax": lambda: between_products("BiasSoftmax", ["h", "x"], axis=2, is_inner_broadcast=0),
-}
-"""The same without a kernel for the CPU."""
 
 
 def transformer(layers: int = 2, opset: int = 17) -> onnx.ModelProto:

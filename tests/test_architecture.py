@@ -49,6 +49,7 @@ HOMES = {
     "tensorrt_rtx": ("mptune.engines",),
     "onnxruntime": ("mptune.engines",),
     "cuda": ("mptune.engines",),
+    "jinja2": ("mptune.reporting",),
     "rich": ("mptune.reporting", "mptune.tuning"),
     "typer": ("mptune.cli", "mptune.commands"),
     "torch": (),
@@ -116,6 +117,17 @@ def _layer_faults(path: Path) -> Iterator[str]:
 
 def test_lower_layers_never_import_higher_ones() -> None:
     assert [fault for path in FILES for fault in _layer_faults(path)] == []
+
+
+def test_search_and_diagnosis_do_not_import_each_other() -> None:
+    apart = {"mptune.diagnosis": "mptune.tuning", "mptune.tuning": "mptune.diagnosis"}
+    faults = [
+        f"{module}:{line} imports {imported}"
+        for module, path in MODULES.items()
+        for imported, line in _imports(path)
+        if _part(imported) == apart.get(_part(module))
+    ]
+    assert faults == []
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:

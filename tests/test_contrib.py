@@ -15,8 +15,7 @@ from mptune.engines.ort.session import OrtSession, SessionOptions
 from mptune.graph.facts import node_rule
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
-from mptune.graph.loading.inference import RuntimeTypes
-from mptune.graph.loading.model import Model, load_model
+from mptune.graph.loading.model import Model, RuntimeTypes, load_model
 from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.plan import Precision
 from mptune.graph.writing.emulate import Emulator
@@ -31,7 +30,6 @@ from tests.contrib_models import (
     CHANNELS,
     HEADS,
     LENGTH,
-    ON_GPUS_ONLY,
     SIZE,
     between_products,
     growing_cache,
@@ -60,8 +58,6 @@ KINDS = {
     "FastGelu without a bias": "matmul",
     "Gelu": "matmul",
     "QuickGelu": "matmul",
-    "NhwcConv": "conv",
-    "BiasSoftmax": "softmax",
 }
 CACHE_TYPE = "GroupQueryAttention without a cache"
 """Nothing that it reads says which type the keys and values have that it returns."""
@@ -208,16 +204,6 @@ def test_an_output_whose_type_nothing_says_stays_fp32(tmp_path: Path, load: Load
     )
     assert all(model.info(out).is_float32 for out in node.outputs)
     assert "behind" in GroupedModel(model, find_groups(model)).owners
-
-
-@pytest.mark.parametrize("name", ON_GPUS_ONLY)
-def test_without_a_kernel_for_the_cpu_schemas_give_the_types(name: str, tmp_path: Path, load: Load) -> None:
-    model = load(_saved(ON_GPUS_ONLY[name](), tmp_path))
-    assert "Could not find an implementation" in model.runtime.failure
-    assert all(model.info(out).is_float32 for node in model.nodes for out in node.outputs)
-    groups = find_groups(model)
-    kinds = {group.id: group.kind for group in groups}
-    assert kinds[GroupedModel(model, groups).owners["middle"]] == KINDS[name]
 
 
 def test_an_operator_whose_input_has_no_known_rank_is_no_scalar(tmp_path: Path, load: Load) -> None:

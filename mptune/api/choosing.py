@@ -6,13 +6,12 @@ import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from mptune.api.reading import one_or_several
 from mptune.choice import Choice, ChoiceLimits
 from mptune.errors import SettingsError
 from mptune.files import full_disk_as_error
 from mptune.reporting.run_files import write_run_files
 from mptune.rundir import open_run, read_run
-from mptune.settings import Tolerance, Tolerances, check_limits, read_error
+from mptune.settings import Tolerance, Tolerances, check_limits, one_or_several, read_error
 from mptune.tuning.confirmation import read_confirmation
 from mptune.tuning.copies import load_grouped
 from mptune.tuning.front import Front
@@ -41,7 +40,7 @@ def pick(
         run: the run directory.
         max_error: take the fastest plan whose error is at most this; None stands for the metric's default limit.
         max_latency_ms: take the most exact plan that is at most this slow.
-        max_memory_bytes: take one whose engine and its context take at most so much memory.
+        max_memory_bytes: take one whose engine and its context take at most this much memory.
         limits: on the metrics' own values, as in ``search``; None keeps the run's.
         tolerance: as in ``search``: take the fastest plan within these.
         ignore: outputs whose errors do not count; None leaves out those that the run leaves out.
@@ -62,8 +61,8 @@ def pick(
         max_memory_bytes=max_memory_bytes,
         knee=knee,
         plan=plan,
-        tolerance=tuple(map(str, Tolerance.parse_all(tolerance or ()))),
-        limits=one_or_several(limits or ()),
+        tolerance=tuple(map(str, Tolerance.parse_all(tolerance))),
+        limits=one_or_several(limits),
     )
     is_limited = choice.given_limits != ChoiceLimits(knee=knee)
     if sum((is_limited, knee, plan is not None)) > 1:

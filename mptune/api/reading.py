@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from mptune.errors import RunError
 from mptune.files import read_form
 from mptune.run_json import RunFile
 from mptune.rundir import read_run
-from mptune.settings import Tolerance, Tolerances
+from mptune.settings import Tolerance, Tolerances, one_or_several
 from mptune.tuning.front import Front
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def report(
     run: str | Path,
     *,
     tolerance: Tolerances | None = None,
-    ignore: Sequence[str] | None = None,
+    ignore: str | Sequence[str] | None = None,
     storage: str | None = None,
 ) -> Front:
     """Read a front, with the reasons for FP32, from its run directory alone: no model, no data, no lock.
@@ -85,7 +85,7 @@ def layers(run: str | Path, *, storage: str | None = None) -> EngineLayers:
     raise RunError(f"{plan}: its engine was not profiled", f"`mptune confirm RUN` profiles it again, {there}")
 
 
-def with_demands(file: RunFile, tolerance: Tolerances | None, ignore: Sequence[str] | None) -> RunFile:
+def with_demands(file: RunFile, tolerance: Tolerances | None, ignore: str | Sequence[str] | None) -> RunFile:
     """A run.json whose plan is chosen under other tolerances, without other outputs; None keeps the run's."""
     update: dict[str, Any] = {}
     if tolerance is not None:
@@ -93,8 +93,3 @@ def with_demands(file: RunFile, tolerance: Tolerances | None, ignore: Sequence[s
     if ignore is not None:
         update["ignore"] = one_or_several(ignore)
     return file.model_copy(update={"choice": file.choice.model_copy(update=update)}) if update else file
-
-
-def one_or_several(given: str | Iterable[str]) -> tuple[str, ...]:
-    """Several texts, where a caller may give one of them by itself."""
-    return (given,) if isinstance(given, str) else tuple(given)

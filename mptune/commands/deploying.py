@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,24 +12,17 @@ from mptune.commands.common import (
     RecordedMetricOption,
     RunArgument,
     StorageOption,
-    complain,
     leave_unmet,
     print_json,
     resumable,
-    say,
     seen_with_stdout,
+    warn,
 )
-from mptune.commands.options import (
-    EngineOption,
-    IgnoreOption,
-    MaxDiskOption,
-    PluginOption,
-    TimeoutOption,
-    ToleranceOption,
-)
-from mptune.settings import SearchSettings
+from mptune.commands.options import with_settings
+from mptune.printable import printable
 
 
+@with_settings("engine", "plugins", "tolerance", "ignore", "timeout_s", "max_disk_bytes")
 def confirm(
     context: typer.Context,
     run: RunArgument,
@@ -39,16 +32,11 @@ def confirm(
             metavar="auto|NAME|FILE",
             help="Device to measure on; auto is the target of the search if it is here, else the GPU here.",
         ),
-    ] = SearchSettings.target,
-    engine: EngineOption = SearchSettings.engine,
+    ] = "auto",
     metric: RecordedMetricOption = None,
-    plugins: PluginOption = None,
-    tolerance: ToleranceOption = None,
-    ignore: IgnoreOption = None,
     storage: StorageOption = None,
-    timeout_s: TimeoutOption = None,
-    max_disk_bytes: MaxDiskOption = None,
     json_: JsonOption = False,
+    **settings: Any,
 ) -> None:
     """Measure the front of a search on this device.
 
@@ -67,17 +55,7 @@ def confirm(
         from mptune.api import deploying
 
         confirmation = deploying.confirm(
-            run,
-            target=target,
-            engine=engine,
-            metric=metric,
-            plugins=plugins,
-            tolerance=tolerance,
-            ignore=ignore,
-            storage=storage,
-            timeout_s=timeout_s,
-            max_disk_bytes=max_disk_bytes,
-            listener=listener,
+            run, target=target, metric=metric, storage=storage, listener=listener, **settings
         )
     if json_:
         print_json(confirmation.to_json())
@@ -102,9 +80,7 @@ def export(
     for_: Annotated[
         str | None,
         typer.Option(
-            "--for",
-            metavar="TENSORRT",
-            help="Write one plan for a TensorRT without strong typing: tensorrt-8.",
+            "--for", metavar="TENSORRT", help="Write one plan for a TensorRT without strong typing: tensorrt-8."
         ),
     ] = None,
     plan: Annotated[
@@ -127,7 +103,4 @@ def export(
     """
     from mptune.api import deploying
 
-    def warn(text: str) -> None:
-        complain(f"warning: {text}")
-
-    say(deploying.export(run, out, for_=for_, plan=plan, force=force, storage=storage, warn=warn))
+    print(printable(deploying.export(run, out, for_=for_, plan=plan, force=force, storage=storage, warn=warn)))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
-from mptune.commands.common import JsonOption, print_json
+from mptune.commands.common import JsonOption, complain, print_json
 
 
 def targets(
@@ -34,22 +33,17 @@ def targets(
     """
     from mptune.targets.target import list_targets, load_target
 
-    if name is not None:
-        target = load_target(name)
-        if json_:
-            print_json(target.model_dump())
-            return
-        from mptune.reporting.terminal.listings import print_target
-
-        print_target(target)
-        return
-    profiles = list_targets()
+    profiles = list_targets() if name is None else [load_target(name)]
     if json_:
-        print_json([target.model_dump() for target in profiles])
+        documents = [target.model_dump() for target in profiles]
+        print_json(documents if name is None else documents[0])
         return
-    from mptune.reporting.terminal.listings import print_targets
+    from mptune.reporting.terminal.listings import print_target, print_targets
 
-    print_targets(profiles)
+    if name is None:
+        print_targets(profiles)
+    else:
+        print_target(profiles[0])
 
 
 def spaces(json_: JsonOption = False) -> None:
@@ -96,27 +90,24 @@ def doctor(
     """
     from mptune.engines.environment import describe_environment
     from mptune.engines.toolchains.choose import list_toolchains
+    from mptune.reporting.terminal.listings import print_doctor, print_selftest
 
     environment, toolchains = describe_environment(), list_toolchains()
     document: dict[str, Any] = {
         "environment": environment.to_json(),
-        "toolchains": [asdict(status) for status in toolchains],
+        "toolchains": [asdict(each) for each in toolchains],
     }
     if not json_:
-        from mptune.reporting.terminal.listings import print_doctor
-
         print_doctor(environment, toolchains)
-    result = None
+    holds = True
     if selftest:
         from mptune.selftest import run_selftest
 
-        result = run_selftest(progress=lambda text: print(f"self-test: {text}", file=sys.stderr, flush=True))
-        document["selftest"] = result.to_json()
+        result = run_selftest(progress=lambda text: complain(f"self-test: {text}"))
+        holds, document["selftest"] = result.holds, result.to_json()
         if not json_:
-            from mptune.reporting.terminal.listings import print_selftest
-
             print_selftest(result)
     if json_:
         print_json(document)
-    if result is not None and not result.holds:
+    if not holds:
         raise typer.Exit(1)

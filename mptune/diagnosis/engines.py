@@ -11,6 +11,7 @@ from mptune.data.archive import read_samples
 from mptune.diagnosis.runner import InWorker, Outputs, Runner
 from mptune.engines.backends.tensorrt import why_not_on
 from mptune.engines.base import Failure, FailureKind
+from mptune.engines.failures import did_not_run
 from mptune.engines.jobs.outputs import OutputsJob, RepeatJob
 from mptune.engines.tensorrt.jobs import TensorRtEngine
 from mptune.engines.tensorrt.library import Kind, install_line, is_installed
@@ -18,7 +19,6 @@ from mptune.engines.tensorrt.session import EngineOptions
 from mptune.errors import BaselineError, ModelError, TargetError
 from mptune.processes.parent import Worker
 from mptune.targets.detect import detect_gpus
-from mptune.tuning.failures import did_not_run
 
 _SUFFIXES = frozenset({".engine", ".plan", ".trt"})
 

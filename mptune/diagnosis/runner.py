@@ -15,6 +15,7 @@ from mptune.data.metrics.accuracy import OutputError
 from mptune.data.samples import Feed
 from mptune.engines.base import Failure
 from mptune.engines.context import RunContext
+from mptune.engines.failures import did_not_run
 from mptune.engines.jobs.outputs import OutputsJob, RepeatJob
 from mptune.engines.ort.cuda_session import NO_TF32, OrtEngine
 from mptune.engines.ort.session import SessionOptions
@@ -34,9 +35,6 @@ from mptune.graph.writing.widened import Rounding, uses_products, write_changed,
 from mptune.processes.child import Job
 from mptune.processes.parent import Worker
 from mptune.settings import DataSettings, SearchSettings
-from mptune.tuning.failures import did_not_run
-from mptune.tuning.listener import Listener, Silent
-from mptune.tuning.space import load_space, make_space
 
 T = TypeVar("T")
 R = TypeVar("R", bound="InWorker")
@@ -72,10 +70,10 @@ class Runner(InWorker):
         folder: Path,
         batch: int,
         name: str = "",
-        listener: Listener | None = None,
+        stage: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """Take one feed per sample, and a folder for temporary files that exists."""
-        self._listener, self._stage = listener or Silent(), ""
+        """Take one feed per sample, a folder for temporary files, and who is told what is being done."""
+        self._tell, self._stage = stage, ""
         self.model = model
         self.name = name or str(model.path)
         self.grouped = GroupedModel(model, find_groups(model))
@@ -89,10 +87,10 @@ class Runner(InWorker):
         self._kept: dict[str, Outputs] = {}
 
     def begin(self, stage: str) -> None:
-        """Tell the listener what is being done, once for what is done many times."""
+        """Say what is being done, once for what is done many times."""
         if stage != self._stage:
             self._stage = stage
-            self._listener.stage(stage)
+            self._tell(stage)
 
     def call(self, job: Job[T]) -> T:
         """Run a job in the worker."""
@@ -116,13 +114,16 @@ class Runner(InWorker):
     @cached_property
     def planned_fp16(self) -> PrecisionPlan:
         """All-FP16 as a search on these samples plans it: what limits and figures of FP16 are taken from."""
-        return make_space(self.grouped, load_space("default"), self.hazards, self.observed.absmax).all_fp16
+        return self._wherever_possible(Precision.FP16, self.hazards)
 
     def throughout(self, precision: Precision) -> PrecisionPlan:
         """A reduced precision wherever the model can have it, as other tools convert: values may overflow."""
+        return self._wherever_possible(precision, self.constant_hazards)
+
+    def _wherever_possible(self, precision: Precision, hazards: Sequence[Hazard]) -> PrecisionPlan:
         lacking = unsupported(ValueTypes(self.grouped), precision)
         pinned = [group.id for group in self.grouped.groups if group.pinned is not None]
-        kept = {*pinned, *lacking, *pinned_by_hazards(self.constant_hazards, precision, is_measured=True)}
+        kept = {*pinned, *lacking, *pinned_by_hazards(hazards, precision, is_measured=True)}
         return self.grouped.uniform(precision).replace(dict.fromkeys(kept, Precision.FP32))
 
     @cached_property

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from mptune.engines.base import EngineError, FailureKind
 from mptune.errors import ModelError
-from mptune.graph.loading.inference import RuntimeTypes
-from mptune.graph.loading.model import Model, load_model
+from mptune.graph.loading.model import Model, RuntimeTypes, load_model
 from mptune.processes.parent import Worker, run_once
 
 if TYPE_CHECKING:

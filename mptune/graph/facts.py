@@ -23,8 +23,8 @@ import numpy as np
 import onnx
 
 from mptune.graph import ops
-from mptune.graph.loading.inference import INLINE_LIMIT
 from mptune.graph.loading.model import Model, Node, once, output_types
+from mptune.graph.loading.reading import INLINE_LIMIT
 from mptune.graph.loading.tensors import all_graphs, fixed_shape, subgraphs, type_of
 from mptune.graph.ops import SHAPE_OF, NodeRule, OperatorSchema, operator
 from mptune.graph.plan import Precision

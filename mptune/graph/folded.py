@@ -18,8 +18,8 @@ import onnx.helper
 from mptune.files import write_bytes
 from mptune.graph.casting.value_types import Resolution, ValueTypes
 from mptune.graph.facts import facts_of
-from mptune.graph.loading.inference import without_weights
 from mptune.graph.loading.model import Model, Node
+from mptune.graph.loading.reading import without_weights
 from mptune.graph.ops import SHAPE_OF
 from mptune.graph.plan import REDUCED
 

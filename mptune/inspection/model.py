@@ -15,6 +15,7 @@ from mptune.data.calibration import load_calibration
 from mptune.data.samples import CalibrationSet
 from mptune.engines.base import Failure
 from mptune.engines.context import RunContext
+from mptune.engines.failures import did_not_run
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.finding import Finding
 from mptune.graph.casting.value_types import unsupported, value_types
@@ -36,10 +37,9 @@ from mptune.targets.costs import VIEWS, ShapeTable, group_costs, is_folded, node
 from mptune.targets.findings import already_mixed_findings, nothing_to_tune, out_of_reach_findings, quantised_findings
 from mptune.targets.memory import memory_need
 from mptune.targets.target import load_target
-from mptune.tuning.failures import did_not_run
 from mptune.tuning.reasons.reference import training_findings, without_repetition
 from mptune.tuning.space import NamedSpace, SearchSpace, make_space
-from mptune.tuning.steps.baseline import check_ranges, check_reference, optimisation_findings
+from mptune.tuning.steps.baseline import check_reference, optimisation_findings
 
 
 def summarise_operators(grouped: GroupedModel, shapes: ShapeTable) -> tuple[OperatorSummary, ...]:
@@ -210,11 +210,7 @@ def inspect_model(
         observed=None if samples is None else samples.source,
         samples=0 if samples is None else len(samples.samples),
         available=values.available,
-        warnings=(
-            *(samples.warnings if samples else ()),
-            *check_ranges(values.observed.ranges),
-            *space.warnings,
-        ),
+        warnings=(*(samples.warnings if samples else ()), *space.warnings),
         about=model_findings(grouped, values),
     )
 

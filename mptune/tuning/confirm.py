@@ -18,7 +18,6 @@ from mptune._version import __version__
 from mptune.choice import Choice
 from mptune.engines.context import RunContext
 from mptune.engines.toolchains import choose
-from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.errors import TargetError
 from mptune.identity import identity_of, plugins_sha256
 from mptune.run_json import RunFile
@@ -29,7 +28,6 @@ from mptune.targets.findings import TARGET_CODE
 from mptune.targets.target import Target, load_target, other_mode
 from mptune.tuning import copies, measuring, samples
 from mptune.tuning.confirmation import Confirmation, read_confirmation, read_searched
-from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation
 from mptune.tuning.listener import Listener
 from mptune.tuning.space import SearchSpace, Seed
 from mptune.tuning.steps import limits, remeasure, tuner
@@ -86,36 +84,26 @@ class Confirm:
         self.record = record = measuring.open_record(self.directory, self.file, space, settings)
         self._stack.callback(record.close)
         done = {each.plan for each in record.evaluations()} | {plan for plan, _, _ in record.failures()}
-        left = [seed for seed in seeds if seed.plan not in done]
-        rounds = remeasure.rounds_needed(settings, "measured")
-        if left or remeasure.missing(record, self._sound(), rounds):
+        left, rounds = [seed for seed in seeds if seed.plan not in done], remeasure.rounds_needed(settings, "measured")
+        if left or remeasure.to_measure(record, settings, rounds, all_plans=True):
+            # Each plan is evaluated once, then measured in rounds of fresh processes, on the held-out samples.
+            listener, path = self._listener, self.directory.path
             settings = replace(settings, budget=max(1, record.spent + len(left)))
             context = self.directory.context(self.grouped, settings)
-            toolchain = measuring.Measuring.open(context, target, self._listener, self._opener).toolchain
+            toolchain = measuring.Measuring.open(context, target, listener, self._opener).toolchain
             with contextlib.closing(toolchain):
-                self._measure(toolchain, settings, rounds, any_left=bool(left))
+                limit = limits.Limits(settings, path, elapsed_s=time.monotonic() - self._began_s)
+                listener.stage(f"measuring {len(seeds)} plans on {toolchain.device}")
+                if left:
+                    tuner.Tuner(record, toolchain, settings, listener, limit).run()
+                if (fp32 := record.baseline()) is None:
+                    raise measuring.ended_early(limit, path)
+                remeasure.remeasure(record, toolchain, settings, listener, rounds, limit, all_plans=True)
+            findings = measuring.with_engine_findings(self.file.findings, fp32, settings, "confirm")
+            self.file = self.file.model_copy(update={"findings": findings})
+            self.directory.save(self.file)
         storage = settings.storage
         return read_confirmation(self.directory, self.file, record, storage, searched=searched, asked=asked)
-
-    def _measure(self, toolchain: Toolchain, settings: SearchSettings, rounds: int, *, any_left: bool) -> None:
-        """Evaluate each plan once, then all that run in rounds of fresh processes, on the held-out samples."""
-        record, listener, path = self.record, self._listener, self.directory.path
-        limit = limits.Limits(settings, path, elapsed_s=time.monotonic() - self._began_s)
-        listener.stage(f"measuring {len(record.space.seeds)} plans on {toolchain.device}")
-        if any_left:
-            tuner.Tuner(record, record.space, toolchain, settings, listener, limit).run()
-            measuring.keep_tf32(record, toolchain, settings, listener)
-        fp32 = record.baseline()
-        if fp32 is None:
-            raise measuring.ended_early(limit, path)
-        if todo := remeasure.missing(record, self._sound(), rounds):
-            listener.stage(f"{rounds} rounds: each a fresh process, held-out samples")
-            remeasure.measure_again(todo, record, toolchain, settings, listener, limit)
-            if (stop := limit.reached()) is not None:
-                listener.stage(f"stopped confirming: {stop.value}; the same command goes on with it")
-        findings = measuring.with_engine_findings(self.file.findings, fp32, settings, "confirm")
-        self.file = self.file.model_copy(update={"findings": findings})
-        self.directory.save(self.file)
 
     def _choose_target(self) -> Target:
         """The target that is named; else the search's own where it is here, else what is here."""
@@ -142,31 +130,31 @@ class Confirm:
         Returns the choice to make of its front.
         """
         section, environment, search = here.section, here.environment, self._search
-        engine, plugins = self._settings.engine, self._settings.plugins
-        place = {"target": section.name, "engine": engine, "plugins_sha256": plugins_sha256(plugins)}
+        plugins = self._settings.plugins
+        place = {"target": section.name, "engine": self._settings.engine, "plugins_sha256": plugins_sha256(plugins)}
         named = {"metric": self._settings.metric, "plugins": tuple(map(str, plugins))}
-        own = {
-            "mptune": __version__,
-            "fixed_settings": search.fixed_settings.model_copy(update=place),
-            "search": search.search.model_copy(update=named),
-            "storage": None,
-            "study": "confirm",
-            "target": section,
-            "environment": environment,
-            "choice": search.choice.again().model_copy(update={"search_limits": None, "replaced": None}),
-            "warnings": (*self._about_search(here), *environment.warnings),
-            "findings": tuple(finding for finding in search.findings if finding.code != TARGET_CODE),
-            "confirms": HOME,
-        }
-        file = search.model_copy(update=own)
+        file = search.model_copy(
+            update={
+                "mptune": __version__,
+                "fixed_settings": search.fixed_settings.model_copy(update=place),
+                "search": search.search.model_copy(update=named),
+                "storage": None,
+                "study": "confirm",
+                "target": section,
+                "environment": environment,
+                "choice": search.choice.again().model_copy(update={"search_limits": None, "replaced": None}),
+                "warnings": (*self._about_search(here), *environment.warnings),
+                "findings": tuple(finding for finding in search.findings if finding.code != TARGET_CODE),
+                "confirms": HOME,
+            }
+        )
         # A device, an engine and a Jetson's power mode each have a confirmation of their own.
         device = section.name if target is not None and target.kind != "cpu" else section.device
         mode = "" if environment.jetson is None else environment.jetson.mode.name
         name = re.sub(r"[^a-z0-9.]+", "-", f"{device} {section.engine} {mode}".lower()).strip("-.")
         path = self._run.confirmed / name
         self.directory = RunDirectory(path, path / HOME)
-        earlier = self.directory.load() or file
-        is_other = identity_of(earlier) != identity_of(file)
+        is_other = identity_of(self.directory.load() or file) != identity_of(file)
         self._stack.enter_context(open_run(path, fresh=is_other))
         recorded, asked = self.directory.load(), file.choice
         if recorded is not None:
@@ -180,8 +168,7 @@ class Confirm:
             warnings = (*recorded.warnings, *other_mode(before, environment.jetson, "this confirmation began", cure))
             file = recorded.model_copy(update={"warnings": tuple(dict.fromkeys(warnings))})
         self.file = file
-        about_data = (finding.message for finding in file.findings if not finding.is_about_model)
-        for text in (*file.warnings, *about_data):
+        for text in (*file.warnings, *(f.message for f in file.findings if not f.is_about_model)):
             self._listener.warning(text)
         self.directory.save(file)
         return asked
@@ -197,8 +184,3 @@ class Confirm:
                 f"the search predicted {searched.name}, and this is {here.section.name}: its ranking was made for "
                 "another device; `mptune search --target` with this one predicts it"
             )
-
-    def _sound(self) -> list[Evaluation]:
-        """What is worth measuring again, the baseline first and the rest by its latency."""
-        sound = [each for each in self.record.evaluations() if each.is_finite]
-        return sorted(sound, key=lambda each: (each.origin != ORIGIN_FP32, each.latency.median_ms))

@@ -10,6 +10,7 @@ from itertools import combinations
 from typing import Any
 
 from mptune.choice import Choice
+from mptune.engines.failures import describe
 from mptune.errors import RunError
 from mptune.graph.plan import PrecisionPlan
 from mptune.json_form import JsonForm
@@ -17,7 +18,6 @@ from mptune.run_json import RunFile, TargetSection
 from mptune.rundir import RunDirectory, read_run
 from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import Evaluation
-from mptune.tuning.failures import describe
 from mptune.tuning.front import Front
 from mptune.tuning.fronts.dominance import faster_beyond_noise
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
@@ -174,16 +174,15 @@ def read_confirmation(
     sound = [replace(e, confirmed=True) for e in evaluations if e.is_finite]
     rounds = rounds_needed(settings, "measured")
     confirmed, unconfirmed = confirmed_evaluations(record, rounds, settings.latency, sound)
-    measured = {e.plan.fingerprint: e for e in confirmed}
-    reasons = {plan.fingerprint: describe(failure) for plan, _, failure in record.failures()}
-    reasons |= {e.plan.fingerprint: "its outputs are not finite" for e in evaluations if not e.is_finite}
+    measured = {e.plan: e for e in confirmed}
+    reasons = {plan: describe(failure) for plan, _, failure in record.failures()}
+    reasons |= {e.plan: "its outputs are not finite" for e in evaluations if not e.is_finite}
     not_finite = "its outputs are not finite on the held-out samples"
-    reasons |= {e.plan.fingerprint: describe(failure) if failure else not_finite for e, failure in unconfirmed}
-    plans = []
-    for before in searched:
-        fingerprint = before.plan.fingerprint
-        failure = "" if fingerprint in measured else reasons.get(fingerprint, "not measured yet")
-        plans.append(ConfirmedPlan(before, measured.get(fingerprint), failure))
+    reasons |= {e.plan: describe(failure) if failure else not_finite for e, failure in unconfirmed}
+    plans = [
+        ConfirmedPlan(e, measured.get(e.plan), "" if e.plan in measured else reasons.get(e.plan, "not measured yet"))
+        for e in searched
+    ]
     plans.sort(key=lambda plan: (plan.measured is None, (plan.measured or plan.searched).latency.median_ms))
     pairs = [(plan.searched, plan.measured) for plan in plans if plan.measured is not None]
     return Confirmation(front, search.target, tuple(plans), latency_agreement(pairs), error_agreement(pairs))

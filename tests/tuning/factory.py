@@ -18,6 +18,7 @@ from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_SAMPLER, Evaluation, Or
 from mptune.tuning.front import Front
 from mptune.tuning.listener import Listener
 from mptune.tuning.record.record import Proposal, StudyRecord
+from mptune.tuning.record.study import open_study
 from mptune.tuning.sampler.posterior import Prior
 from mptune.tuning.sampler.precision import PrecisionSampler
 from mptune.tuning.space import SearchSpace
@@ -60,9 +61,11 @@ def make_evaluation(
 def find_sensitivity(
     space: SearchSpace, toolchain: Toolchain, metric: str, path: Path, listener: Listener, **options: Any
 ) -> Sensitivity:
-    """All one-group errors, known well enough; what an earlier call wrote is not done again."""
-    errors = OneGroupErrors(space, toolchain, metric, path, listener, **options)
+    """All one-group errors, known well enough; what an earlier call noted in the journal beside is not done again."""
+    record = open_study(space, name=metric, metric=metric, identity={}, journal=path.with_suffix(".journal"))
+    errors = OneGroupErrors(record, toolchain, metric, path, listener, **options)
     errors.take(math.inf)
+    record.close()
     return errors.sensitivity()
 
 

@@ -128,9 +128,11 @@ class ObserveJob:
     provider: Provider
     precisions: tuple[str, ...] = DEFAULT_PRECISIONS
     run_bytes: int | None = None
+    most_samples: int | None = None
 
     def run(self, state: WorkerState) -> dict[str, TensorRange]:
-        samples = cached_samples(state, self.samples)
+        """Value -> its range over the first ``most_samples``; None takes all."""
+        samples = cached_samples(state, self.samples)[: self.most_samples]
         side_by_side = SideBySide.for_runs(len(samples), self.run_bytes)
         options = SessionOptions(self.provider, "values", threads=side_by_side.threads)
         try:

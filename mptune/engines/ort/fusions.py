@@ -17,8 +17,8 @@ from mptune.graph.facts import facts_of
 from mptune.graph.fused import FusedNodes
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.patterns import find_patterns
-from mptune.graph.loading.inference import RuntimeTypes, element_type
-from mptune.graph.loading.tensors import TensorInfo
+from mptune.graph.loading.model import RuntimeTypes
+from mptune.graph.loading.tensors import TensorInfo, element_type
 from mptune.graph.ops import OperatorSchema
 from mptune.processes.child import WorkerState
 

@@ -22,7 +22,7 @@ from mptune.targets.detect import detect_gpus
 
 PROFILED_RUNS, UNTIMED_RUNS = 20, 5
 """Executions that a profile averages over, without the longest; warm-up executions before these."""
-_OPEN_SESSIONS = ("baseline", "switched 0", "waists")
+_OPEN_SESSIONS = ("baseline", "switched 0")
 """What stays open in the worker from job to job and holds memory of the device."""
 
 

@@ -23,6 +23,11 @@ from mptune.graph.loading.shapes import shared_units, static_shapes
 from mptune.processes.parent import Worker
 from mptune.targets.costs import Shape
 
+_OBSERVED_BYTES = 1 << 34
+"""Values that are read to observe ranges, bytes about: all of them come from the device to the host."""
+_LEAST_OBSERVED = 4
+"""Fewest samples that ranges are observed on, where there are as many, whatever their values take."""
+
 
 @dataclass(eq=False)
 class ReferenceModel:
@@ -99,13 +104,15 @@ class ReferenceModel:
         parts = observed_parts(context.model, static_shapes(context.model, given=shapes).shapes)
         ranges: dict[str, TensorRange] = {}
         count = sum(len(part.rows) for part in parts)
+        most = max(_LEAST_OBSERVED, _OBSERVED_BYTES // max(1, sum(part.sample_bytes for part in parts)))
         path, run_bytes = context.scratch("observe"), self._run_bytes("search")
         try:
             for part in parts:
                 if stage is not None and len(parts) > 1:
                     stage(f"observing the ranges of values: {len(ranges)} of {count}")
                 write_with_outputs(context.model, context.bank, path, part.outputs, folded)
-                answer = worker.call(ObserveJob(path, part, samples, self.provider, context.precisions, run_bytes))
+                job = ObserveJob(path, part, samples, self.provider, context.precisions, run_bytes, most)
+                answer = worker.call(job)
                 if isinstance(answer, Failure):
                     return answer
                 ranges.update(answer)

@@ -10,7 +10,6 @@ only ever merges groups of the finer one.
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import re
 from collections import Counter
@@ -128,11 +127,11 @@ def find_apart(model: Model, groups: Sequence[LayerGroup], beyond: Mapping[str, 
         beyond: group id -> the nodes of the group that compute or read such values.
     """
     around = {name: unit.nodes for unit, _ in find_units(model) for name in unit.nodes}
-    kinds = {node.name: operator(node.op_type).kind for node in model.nodes}
+    heavy = {node.name for node in model.nodes if operator(node.op_type).kind in HEAVY}
     names: list[str] = []
     for group in groups:
         apart = {name for node in beyond.get(group.id, ()) for name in around[node]}
-        if any(kinds[name] in HEAVY for name in group.nodes if name not in apart):
+        if not heavy.isdisjoint({*group.nodes} - apart):
             names += [name for name in group.nodes if name in apart]
     return tuple(names)
 
@@ -172,12 +171,12 @@ class _Assignment:
     """Which nodes are in which group.
 
     Attributes:
-        leader: node index -> index of the node that leads its group; -1 without a precision, [nodes].
+        leader: node index -> index of the node that leads its group; nodes without a precision are not in it.
         kind: leader -> kind of its group, where that is not elementwise.
         title: leader -> name of its group, where that does not follow from its nodes.
     """
 
-    leader: list[int]
+    leader: dict[int, int] = field(default_factory=dict)
     kind: dict[int, str] = field(default_factory=dict)
     title: dict[int, str] = field(default_factory=dict)
 
@@ -186,53 +185,53 @@ class _Partition:
     """What the partitions of one model at every granularity share: patterns, and which nodes have a precision."""
 
     def __init__(self, model: Model) -> None:
-        self._model, self._facts = model, facts_of(model)
+        self._model, self._facts, self._patterns = model, facts_of(model), find_patterns(model)
         self._static = self._facts.static
         if all(fixed_shape(info.shape) is not None for info in model.inputs):
             self._static |= self._facts.folded  # shapes are constants then
-        self._has_precision = [bool(rule.inputs or rule.outputs) for rule in node_rules(model)]
-        self._patterns = find_patterns(model)
         self.pattern_of = {index: pattern for pattern in self._patterns for index in pattern.nodes}
+        # Each node that has a precision -> those that go with it wherever it goes, itself among them.
+        rules = enumerate(node_rules(model))
+        self._whole: dict[int, tuple[int, ...]] = {i: (i,) for i, rule in rules if rule.inputs or rule.outputs}
+        for pattern in self._patterns:
+            whole = tuple(index for index in pattern.nodes if index in self._whole)
+            self._whole.update(dict.fromkeys(whole, whole))
         self._fusion: _Assignment | None = None
 
     def groups(self, granularity: Granularity) -> tuple[LayerGroup, ...]:
         """The groups at a granularity other than ``auto``."""
         if granularity == "op":
-            return self._named(self._assign(fuse=False))
-        self._fusion = self._fusion or self._assign(fuse=True)
+            return self._named(self._assigned(fuse=False))
+        self._fusion = self._fusion or self._assigned(fuse=True)
         return self._named(self._fusion if granularity == "fusion" else self._blocks(self._fusion))
 
     def units(self) -> tuple[LayerGroup, ...]:
         """The finest partition."""
-        units = _Assignment([-1] * len(self._model.nodes))
-        for index, has_precision in enumerate(self._has_precision):
-            if has_precision:
-                pattern = self.pattern_of.get(index)
-                leader = units.leader[index] = index if pattern is None else self._leader_of(pattern)
-                kind = anchor_kind(self._model.nodes[leader].op_type) if pattern is None else pattern.kind
-                if kind is not None and kind != "activation":
-                    units.kind[leader] = kind
+        units = _Assignment()
+        for index, whole in self._whole.items():
+            pattern = self.pattern_of.get(index)
+            leader = units.leader[index] = pattern.anchor if pattern and pattern.anchor in whole else whole[0]
+            kind = anchor_kind(self._model.nodes[leader].op_type) if pattern is None else pattern.kind
+            if kind is not None and kind != "activation":
+                units.kind[leader] = kind
         return self._named(units)
 
-    def _leader_of(self, pattern: Pattern) -> int:
-        """The anchor, or the first node with a precision."""
-        return next((i for i in (pattern.anchor, *pattern.nodes) if self._has_precision[i]), pattern.anchor)
-
-    def _assign(self, *, fuse: bool) -> _Assignment:
-        model = self._model
-        assignment = _Assignment([-1] * len(model.nodes))
+    def _assigned(self, *, fuse: bool) -> _Assignment:
+        """The groups at ``fusion`` granularity, or at ``op``: patterns, then every other node in topological order."""
+        assignment = _Assignment()
         leader, kind = assignment.leader, assignment.kind
         for pattern in self._patterns:
-            if pattern.kind != "activation":
-                first = self._leader_of(pattern)
-                self._lead(first, pattern, leader)
+            typed = [index for index in pattern.nodes if index in self._whole]
+            if pattern.kind != "activation" and typed:
+                first = pattern.anchor if pattern.anchor in typed else typed[0]
+                leader.update(dict.fromkeys(typed, first))
                 kind[first] = pattern.kind
         sources = []
-        for node in model.nodes:
-            i = node.index
-            if not self._has_precision[i] or leader[i] >= 0:
+        for i, whole in sorted(self._whole.items()):
+            node = self._model.nodes[i]
+            if i in leader:
                 continue
-            read = [leader[p] for p in self._producers(node) if leader[p] >= 0]
+            read = [leader[p] for p in self._producers(node) if p in leader]
             producers = [p for p in read if kind.get(p) != QUANTISED]  # nothing joins a quantised part
             latest = max(producers, default=i if read else -1)
             is_folded = node.op_type == "BatchNormalization" and kind.get(latest) in _FOLDS_INTO
@@ -242,19 +241,13 @@ class _Partition:
             if self._is_static(node) or target < 0:
                 sources.append(i)
                 continue
-            self._lead(target, self.pattern_of.get(i, i), leader)  # a decomposed activation is whole
+            leader.update(dict.fromkeys(whole, target))  # a decomposed activation is whole
             if target == i and anchor is not None:
                 kind[i] = anchor
-        self._join_readers(sources, assignment)
+        self._join_readers(sources, leader, kind)
         return assignment
 
-    def _lead(self, first: int, nodes: Pattern | int, leader: list[int]) -> None:
-        """Give ``first`` the lead of a node, or of a pattern's nodes that have a precision."""
-        for index in (nodes,) if isinstance(nodes, int) else nodes.nodes:
-            if self._has_precision[index]:
-                leader[index] = first
-
-    def _join_readers(self, sources: Sequence[int], assignment: _Assignment) -> None:
+    def _join_readers(self, sources: Sequence[int], leader: dict[int, int], kind: Mapping[int, str]) -> None:
         """Give nodes that read no group the group of their readers; where these differ, a group of their own.
 
         Masks stay apart from the softmax or product that they feed, and so does the scaling of an input: (1 - mask) *
@@ -263,45 +256,40 @@ class _Partition:
         that two layers share) go with their first reader, whoever else reads them: converting a weight twice costs
         nothing. Only where no other reads them it is a quantised part, which nothing else joins.
         """
-        nodes, leader, kind = self._model.nodes, assignment.leader, assignment.kind
+        nodes = self._model.nodes
         views = {i for i in sources if self._is_view_of_constant(nodes[i])}
         single = {i for i in sources if all(self._facts.is_single(out) for out in nodes[i].outputs if out)}  # scales
         folded = {i for i in sources if self._is_static(nodes[i])} - single - views
-        others = {*sources} - folded
         for i in sources:  # connected sources that feed nothing in a group yet share one leader
-            alike = folded if i in folded else others
-            earlier = [leader[p] for p in self._producers(nodes[i]) if p in alike and leader[p] >= 0]
-            pattern = self.pattern_of.get(i)
-            self._lead(i if pattern else max(earlier, default=i), pattern or i, leader)
+            alike = folded if i in folded else {*sources} - folded
+            earlier = [leader[p] for p in self._producers(nodes[i]) if p in alike and p in leader]
+            first = i if i in self.pattern_of else max(earlier, default=i)
+            leader.update(dict.fromkeys(self._whole[i], first))
         for i in reversed(sources):
             if i in folded:
                 continue
-            readers = self._reading_groups(nodes[i], leader, through=i in views)
-            readers = {reader for reader in readers if not _is_led_by(i, reader, leader)}
+            # The groups that read it; a view's also through QuantizeLinear and its like.
+            readers, outputs = set[int](), [*nodes[i].outputs]
+            while outputs:
+                for reader in self._facts.readers(outputs.pop()):
+                    at = leader.get(reader.index, -1)
+                    if at >= 0:
+                        while at != i and leader[at] != at:
+                            at = leader[at]
+                        readers.update([leader[reader.index]] if at != i else ())  # else it leads them: no circles
+                    elif i in views and reader.op_type in QUANTISING:
+                        outputs += reader.outputs
             floats = {reader for reader in readers if kind.get(reader) != QUANTISED}
             if readers and i in views:
                 leader[i] = min(floats or readers)
             elif len(floats) == 1:
-                (reader,) = floats
-                is_kept_out = kind.get(reader) in _KEEPS_MASKS_OUT or (
-                    kind.get(reader) in _KEEPS_SCALINGS_OUT and nodes[i].op_type in _SCALES_OR_MASKS
-                )
-                if i in single or not is_kept_out:
-                    leader[i] = reader
+                (only,) = floats
+                is_scaling = kind.get(only) in _KEEPS_SCALINGS_OUT and nodes[i].op_type in _SCALES_OR_MASKS
+                if i in single or not (kind.get(only) in _KEEPS_MASKS_OUT or is_scaling):
+                    leader[i] = only
         for i in reversed(sources):  # a leader that joined another group takes along those that it led
             while leader[leader[i]] != leader[i]:
                 leader[i] = leader[leader[i]]
-
-    def _reading_groups(self, node: Node, leader: Sequence[int], *, through: bool) -> set[int]:
-        """Leaders of the groups that read what a node computes, also ``through`` QuantizeLinear and its like."""
-        leaders, outputs = set(), [*node.outputs]
-        while outputs:
-            for reader in self._facts.readers(outputs.pop()):
-                if leader[reader.index] >= 0:
-                    leaders.add(leader[reader.index])
-                elif through and reader.op_type in QUANTISING:
-                    outputs += reader.outputs
-        return leaders
 
     def _is_static(self, node: Node) -> bool:
         return all(out in self._static for out in node.outputs if out)
@@ -313,90 +301,85 @@ class _Partition:
 
     def _is_view_of_constant(self, node: Node) -> bool:
         """Whether a node shows a constant in another form: a view of it, its dequantised values, or a view of those."""
-        if not (node.op_type in MOVEMENT or dequantises_weights(self._model, node)) or not node.inputs:
+        model, passed = self._model, MOVEMENT
+        if not node.inputs or not (node.op_type in MOVEMENT or dequantises_weights(model, node)):
             return False
         value = node.inputs[0]
-        while value in self._model.producer and value not in self._model.initializers:
-            before = self._model.nodes[self._model.producer[value]]
-            if before.op_type not in MOVEMENT | QUANTISING:
+        while value in model.producer and value not in model.initializers:
+            node, passed = model.nodes[model.producer[value]], MOVEMENT | QUANTISING
+            if node.op_type not in passed:
                 return False
-            value = before.inputs[0]
-        return value in self._model.initializers
+            value = node.inputs[0]
+        return value in model.initializers
 
     def _blocks(self, fusion: _Assignment) -> _Assignment:
         """Merge fusion groups by module, and the rest by repeated structure."""
         model, fine = self._model, self._named(fusion)
-        nodes = {node.name: node for node in model.nodes}
-        leaders = sorted({leader for leader in fusion.leader if leader >= 0})
+        nodes, leaders = {node.name: node for node in model.nodes}, sorted({*fusion.leader.values()})
         position = {leader: k for k, leader in enumerate(leaders)}
-        scopes = [
-            _group_scope(model.nodes[leader], [nodes[name] for name in group.nodes])
-            for group, leader in zip(fine, leaders, strict=True)
-        ]
+        pairs = zip(fine, leaders, strict=True)
+        scopes = [_group_scope(model.nodes[leader], [nodes[name] for name in group.nodes]) for group, leader in pairs]
         # Of each fusion group: the module that it merges into, or the first group of the run that it belongs to.
         modules = zip(fine, _block_scopes(scopes), strict=True)
         labels: list[Scope | int | None] = [None if group.pinned else scope for group, scope in modules]
         # What reads no group, and is read in another module than its own, is shared (a mask): it stays out of both.
         reads, read_in = set[int](), [set[Scope | int | None]() for _ in fine]
-        for node in model.nodes:
-            reader = position.get(fusion.leader[node.index], -1)
-            for producer in self._producers(node) if reader >= 0 else ():
-                read = position.get(fusion.leader[producer], reader)
-                if read != reader:
+        for index, leader in fusion.leader.items():
+            reader = position[leader]
+            for producer in self._producers(model.nodes[index]):
+                maker = position[fusion.leader[producer]] if producer in fusion.leader else reader
+                if maker != reader:
                     reads.add(reader)
-                    read_in[read].add(labels[reader])
+                    read_in[maker].add(labels[reader])
         labels = [label if k in reads or read_in[k] <= {label} else None for k, label in enumerate(labels)]
         alone = [k for k, label in enumerate(labels) if label is None and fine[k].pinned is None]
-        for start, length in find_runs([fine[k].pattern for k in alone]):
+        for start, length in _runs([fine[k].pattern for k in alone]):
             for k in alone[start : start + length]:
                 labels[k] = alone[start]
-        first, last = dict[Scope | int, int](), dict[Scope | int, int]()
-        block_of = {}
+        blocks, members = _Assignment(), dict[Scope | int, list[int]]()
         for k, label in enumerate(labels):
-            block_of[leaders[k]] = leaders[k if label is None else first.setdefault(label, k)]
-            last.update({} if label is None else {label: k})
-        sizes = Counter(block_of.values())
-        return _Assignment(
-            [block_of.get(leader, -1) for leader in fusion.leader],
-            {leader: "block" if size > 1 else fusion.kind.get(leader, "elementwise") for leader, size in sizes.items()},
-            {
-                leaders[k]: "/".join(label) if isinstance(label, tuple) else f"{fine[k].name}..{fine[last[label]].name}"
-                for label, k in first.items()
-            },
-        )
+            members.setdefault(-1 - k if label is None else label, []).append(k)
+        block_of = {leaders[k]: leaders[group[0]] for group in members.values() for k in group}
+        blocks.leader.update((index, block_of[leader]) for index, leader in fusion.leader.items())
+        for label, group in members.items():
+            first = leaders[group[0]]
+            blocks.kind[first] = "block" if len(group) > 1 else fusion.kind.get(first, "elementwise")
+            if isinstance(label, tuple):
+                blocks.title[first] = "/".join(label)
+            elif label >= 0:
+                blocks.title[first] = f"{fine[group[0]].name}..{fine[group[-1]].name}"
+        return blocks
 
     def _named(self, assignment: _Assignment) -> tuple[LayerGroup, ...]:
         """The groups of an assignment, in topological order of their leaders."""
         model = self._model
         members: dict[int, list[Node]] = {}
-        for node in model.nodes:
-            if assignment.leader[node.index] >= 0:
-                members.setdefault(assignment.leader[node.index], []).append(node)
+        for index, leader in sorted(assignment.leader.items()):
+            members.setdefault(leader, []).append(model.nodes[index])
         ordered = sorted(members.items())
+        # Names are unique by the groups' kinds, and by number where that is not enough.
         kinds = [assignment.kind.get(leader, "elementwise") for leader, _ in ordered]
-        names = [assignment.title.get(leader) or _group_name(model.nodes[leader], nodes) for leader, nodes in ordered]
-        width = max(3, len(str(len(ordered))))
+        names = []
+        for leader, nodes in ordered:
+            own = model.nodes[leader].name
+            scope = "/".join(_group_scope(model.nodes[leader], nodes))
+            names.append(assignment.title.get(leader) or scope or own.strip("/") or own)
+        shared = Counter(names)
+        names = [f"{name}/{kind}" if shared[name] > 1 else name for name, kind in zip(names, kinds, strict=True)]
+        total, number, width = Counter(names), Counter[str](), max(3, len(str(len(ordered))))
         groups: list[LayerGroup] = []
-        for (_, nodes), name, kind in zip(ordered, _unique_names(names, kinds), kinds, strict=True):
-            pinned = self._reason_for_fp32(kind, nodes)
-            group = LayerGroup(f"g{len(groups):0{width}d}", name, kind, (), {}, pinned)
+        for (_, nodes), name, kind in zip(ordered, names, kinds, strict=True):
+            number[name] += 1
+            pinned = FOLDED if all(self._is_static(node) for node in nodes) else None
+            is_moved = all(n.op_type in MOVEMENT - {"Cast"} or casts_integers(model, n) for n in nodes)
+            if kind == QUANTISED:
+                pinned = _KEPT_QUANTISED
+            elif nodes[0].op_type == "Cast" and is_moved:
+                pinned = CASTS_INTEGERS
+            unique = name if total[name] == 1 else f"{name}#{number[name]}"
+            group = LayerGroup(f"g{len(groups):0{width}d}", unique, kind, (), {}, pinned)
             groups.append(_with_nodes(model, group, nodes))
         return tuple(groups)
-
-    def _reason_for_fp32(self, kind: str, nodes: Sequence[Node]) -> str | None:
-        if kind == QUANTISED:
-            return _KEPT_QUANTISED
-        moves = MOVEMENT - {"Cast"}
-        if nodes[0].op_type == "Cast" and all(n.op_type in moves or casts_integers(self._model, n) for n in nodes):
-            return CASTS_INTEGERS
-        return FOLDED if all(self._is_static(n) for n in nodes) else None
-
-
-def _is_led_by(node: int, other: int, leader: Sequence[int]) -> bool:
-    """Whether ``node`` leads ``other``, directly or through other leaders: joining ``other`` would make a cycle."""
-    while other != node and leader[other] != other:
-        other = leader[other]
-    return other == node
 
 
 # -- structure that repeats ---------------------------------------------------------------------------------------
@@ -412,44 +395,40 @@ def _structural_hash(model: Model, nodes: Sequence[Node]) -> str:
 
     Names, weights and the order in which independent nodes stand do not count.
     """
+
+    def digest(parts: Sequence[str]) -> str:
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+    def source(name: str) -> str:
+        """What a value from outside the group is: nothing, a constant of some shape, or a computed value."""
+        while name in model.producer and name not in model.initializers:
+            maker = model.nodes[model.producer[name]]
+            if maker.op_type not in ALIASES:
+                break
+            name = maker.inputs[0]
+        constant = model.initializers.get(name)
+        if constant is None:
+            return f"value {model.info(name).dtype}" if name else "none"
+        text = f"constant {constant.dtype} {constant.shape}"
+        if constant.dtype in ("int64", "int32", "bool") and constant.nbytes <= 8 * _SMALL:
+            text += f" {constant.numpy().reshape(-1).tolist()}"
+        return text
+
     text_of: dict[str, str] = {}
     digests = []
     for node in nodes:
         if node.op_type in ALIASES and node.is_standard:
-            text_of[node.outputs[0]] = text_of.get(node.inputs[0]) or _source_text(model, node.inputs[0])
+            text_of[node.outputs[0]] = text_of.get(node.inputs[0]) or source(node.inputs[0])
             continue
         number: dict[str, int] = {}
         attributes = sorted(a.SerializeToString(deterministic=True).hex() for a in node.proto.attribute)
-        read = [f"{number.setdefault(i, len(number))}:{text_of.get(i) or _source_text(model, i)}" for i in node.inputs]
-        digest = _digest([node.domain, node.op_type, *attributes, *read])
-        digests.append(digest)
-        text_of.update((out, f"{digest}.{slot}") for slot, out in enumerate(node.outputs) if out)
-    return _digest(sorted(digests))
+        read = [f"{number.setdefault(i, len(number))}:{text_of.get(i) or source(i)}" for i in node.inputs]
+        digests.append(digest([node.domain, node.op_type, *attributes, *read]))
+        text_of.update((out, f"{digests[-1]}.{slot}") for slot, out in enumerate(node.outputs) if out)
+    return digest(sorted(digests))
 
 
-def _digest(parts: Sequence[str]) -> str:
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-
-
-def _source_text(model: Model, name: str) -> str:
-    """What a value from outside the group is: nothing, a constant of some shape, or a computed value."""
-    if not name:
-        return "none"
-    while name in model.producer and name not in model.initializers:
-        maker = model.nodes[model.producer[name]]
-        if maker.op_type not in ALIASES:
-            break
-        name = maker.inputs[0]
-    constant = model.initializers.get(name)
-    if constant is None:
-        return f"value {model.info(name).dtype}"
-    text = f"constant {constant.dtype} {constant.shape}"
-    if constant.dtype in ("int64", "int32", "bool") and constant.nbytes <= 8 * _SMALL:
-        text += f" {constant.numpy().reshape(-1).tolist()}"
-    return text
-
-
-def find_runs(patterns: Sequence[str]) -> list[tuple[int, int]]:
+def _runs(patterns: Sequence[str]) -> list[tuple[int, int]]:
     """Blocks in a sequence of groups without names: (start, length) of every turn of a run that repeats.
 
     A run is at least two equal turns of two or more groups, the longest cover first; a last turn that differs in
@@ -478,7 +457,7 @@ def find_runs(patterns: Sequence[str]) -> list[tuple[int, int]]:
     return runs
 
 
-# -- names --------------------------------------------------------------------------------------------------------
+# -- modules ------------------------------------------------------------------------------------------------------
 
 _NUMBERED = re.compile(r"(^|[._-])\d+$")
 
@@ -488,51 +467,28 @@ _MAX_UNNUMBERED = 12
 """A scope without a number that holds more groups than this is a network, not a block."""
 
 
-def _scope_of(node: Node) -> Scope:
-    """The modules that a node lies in, outermost first; empty where nothing says so."""
-    parts = node.name.split("/")[:-1]
-    for entry in node.proto.metadata_props:
-        if entry.key == _METADATA_KEY:  # a Python list of paths, from "" to the node's own name
-            try:
-                paths = ast.literal_eval(entry.value)
-            except (ValueError, SyntaxError, MemoryError, RecursionError):
-                paths = None
-            modules = [p for p in paths[:-1] if isinstance(p, str) and p] if isinstance(paths, list) else []
-            parts = modules[-1].split(".") if modules else []
-            break
-    scopes: list[str] = []
-    for part in filter(None, parts):  # blocks/blocks.0 and blocks/0 both become blocks.0
-        if scopes and part.isdecimal():
-            scopes[-1] = f"{scopes[-1]}.{part}"
-        elif scopes and part.startswith(f"{scopes[-1]}."):
-            scopes[-1] = part
-        else:
-            scopes.append(part)
-    return tuple(scopes)
-
-
 def _group_scope(leader: Node, nodes: Sequence[Node]) -> Scope:
-    """The scope of the leading node; of another one where the exporter gave the leading node no name."""
-    if leader.proto.name:
-        return _scope_of(leader)
-    return next((scope for node in nodes if (scope := _scope_of(node))), ())
+    """The modules that a group lies in, outermost first; empty where nothing says so.
 
-
-def _group_name(leader: Node, nodes: Sequence[Node]) -> str:
-    """A readable name: the scope of the group, else the leading node's own name."""
-    return "/".join(_group_scope(leader, nodes)) or leader.name.strip("/") or leader.name
-
-
-def _unique_names(names: Sequence[str], kinds: Sequence[str]) -> list[str]:
-    """Make the names of groups unique: by their kind, and by number where that is not enough, in order."""
-    shared = Counter(names)
-    names = [f"{name}/{kind}" if shared[name] > 1 else name for name, kind in zip(names, kinds, strict=True)]
-    number, total = Counter[str](), Counter(names)
-    unique = []
-    for name in names:
-        number[name] += 1
-        unique.append(name if total[name] == 1 else f"{name}#{number[name]}")
-    return unique
+    Those of the leading node; of another one where the exporter gave the leading node no name.
+    """
+    for node in [leader] if leader.proto.name else nodes:
+        parts = node.name.split("/")[:-1]
+        for entry in node.proto.metadata_props:
+            if entry.key == _METADATA_KEY:  # a Python list of paths, from '' to the node's own name
+                modules = [path for path in re.findall(r"'([^']*)'", entry.value)[:-1] if path]
+                parts = modules[-1].split(".") if modules else []
+        scopes: list[str] = []
+        for part in filter(None, parts):  # blocks/blocks.0 and blocks/0 both become blocks.0
+            if scopes and part.isdecimal():
+                scopes[-1] = f"{scopes[-1]}.{part}"
+            elif scopes and part.startswith(f"{scopes[-1]}."):
+                scopes[-1] = part
+            else:
+                scopes.append(part)
+        if scopes:
+            return tuple(scopes)
+    return ()
 
 
 def _block_scopes(scopes: Sequence[Scope]) -> list[Scope | None]:

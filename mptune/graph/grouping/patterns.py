@@ -10,24 +10,11 @@ from collections.abc import Container, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
+from mptune.graph import ops
 from mptune.graph.facts import Facts, casts_integers, facts_of, is_dequantised, node_rule
 from mptune.graph.loading.model import Model, Node, once
 from mptune.graph.loading.tensors import STANDARD_DOMAINS
-from mptune.graph.ops import (
-    ACTIVATIONS,
-    ARITHMETIC,
-    BOUNDS,
-    CONVOLUTIONS,
-    GLUE,
-    GUARDS,
-    INTEGER_PRODUCTS,
-    MATRIX_PRODUCTS,
-    MEANS,
-    PRODUCTS,
-    SOFTMAX,
-    VIEWS,
-    anchor_kind,
-)
+from mptune.graph.ops import ARITHMETIC, BOUNDS, GLUE, GUARDS, MEANS, VIEWS
 
 QUANTISED = "quantised"
 """Kind of pattern and of group."""
@@ -84,15 +71,13 @@ def find_patterns(model: Model) -> tuple[Pattern, ...]:
         activation = _activation(facts, node)
         if activation is not None and claim(activation):
             activations[activation.entry] = activation
-    in_activations = frozenset(i for a in activations.values() for i in a.nodes)
     for node in model.nodes:
         layer = None if node.index in pattern_of else _layer(facts, node, pattern_of, activations)
-        if layer is None:
-            continue
-        for smaller in {pattern_of[i] for i in in_activations.intersection(layer.nodes) if i in pattern_of}:
-            for index in smaller.nodes:
+        if layer is not None:
+            smaller = {pattern_of[i] for i in layer.nodes if i in pattern_of and pattern_of[i].kind == "activation"}
+            for index in (i for activation in smaller for i in activation.nodes):
                 del pattern_of[index]
-        claim(layer)
+            claim(layer)
     return tuple(sorted({*pattern_of.values()}, key=lambda pattern: pattern.anchor))
 
 
@@ -143,51 +128,35 @@ def _norm(facts: Facts, root: Node) -> Pattern | None:
     if root.op_type == "ReduceL2":
         return _around(facts, root, {root.index}, [root.inputs[0]], "L2 norm written out", root.outputs[0])
     # Back over the epsilon, the division by the count, views and the mean, to what is squared.
-    value, mean, has_mean = root.inputs[0], "", False
-    while True:
-        node = facts.producer(value)
-        squared = _squared(facts, node)
-        if node is None or squared:
+    node, squared, has_mean = facts.producer(root.inputs[0]), "", False
+    while node is not None and node.inputs:
+        first = facts.root(node.inputs[0])
+        is_square = node.op_type == "ReduceSumSquare" or (node.op_type == "Pow" and facts.number(node.inputs[1]) == 2.0)
+        if is_square or (node.op_type == "Mul" and first == facts.root(node.inputs[1])):
+            squared = first
             break
         varying = facts.varying(node)
-        if node.op_type == "Sub" and len(varying) == 2 and not mean:  # the mean of squares less the squared mean
-            mean = _squared(facts, facts.producer(varying[1]))
-            if not mean:
-                return None
-        elif len(varying) != 1 or not (node.op_type in MEANS or (node.op_type in _PASSED and len(node.inputs) > 1)):
+        if len(varying) != 1 or not (node.op_type in MEANS or (node.op_type in _PASSED and len(node.inputs) > 1)):
             return None
         has_mean |= node.op_type in MEANS
-        value = varying[0]
-    if node is None or not (has_mean or node.op_type == "ReduceSumSquare"):
+        node = facts.producer(varying[0])
+    if node is None or not squared or not (has_mean or node.op_type == "ReduceSumSquare"):
         return None
-    source, difference, centring = squared, mean, facts.producer(squared)
-    if not difference and centring is not None and centring.op_type == "Sub":
-        source, mean = (facts.root(i) for i in centring.inputs)
-    means = between(facts, source, mean, MEANS | {"Div", "Mul"}) if mean else None
-    if not any(facts.model.nodes[i].op_type in MEANS for i in means or ()):
-        if difference:
-            return None
-        source, mean = squared, ""
+    # What is squared is a value less its mean, or a value as it is.
+    name, source, family, centring = "RMSNorm written out", squared, [squared], facts.producer(squared)
+    if centring is not None and centring.op_type == "Sub":
+        whole, mean = (facts.root(i) for i in centring.inputs)
+        means = between(facts, whole, mean, MEANS | {"Div", "Mul"}) or ()
+        if any(facts.model.nodes[i].op_type in MEANS for i in means):
+            name, source, family = "LayerNorm written out", whole, [squared, whole, mean]
     inside = between(facts, source, root.outputs[0], _STATISTICS)
     if inside is None:
         return None
-    if not mean:
-        return _around(facts, root, inside, [squared], "RMSNorm written out", node.outputs[0])
-    family = [squared, source, mean]
-    for reader in facts.readers(mean):  # TensorFlow centres a second time for the numerator
+    for reader in facts.readers(family[-1]) if source != squared else ():  # a second centring, for the numerator
         if reader.op_type == "Sub" and facts.root(reader.inputs[0]) == source:
             inside.add(reader.index)
             family.append(reader.outputs[0])
-    return _around(facts, root, inside, family, "LayerNorm written out", node.outputs[0])
-
-
-def _squared(facts: Facts, node: Node | None) -> str:
-    """What a node squares; "" where it does not."""
-    if node is None or not node.inputs:
-        return ""
-    is_square = node.op_type == "Mul" and facts.root(node.inputs[0]) == facts.root(node.inputs[1])
-    is_square |= node.op_type == "Pow" and facts.number(node.inputs[1]) == 2.0
-    return facts.root(node.inputs[0]) if is_square or node.op_type == "ReduceSumSquare" else ""
+    return _around(facts, root, inside, family, name, node.outputs[0])
 
 
 def _around(facts: Facts, root: Node, inside: set[int], family: list[str], name: str, squares: str) -> Pattern | None:
@@ -201,7 +170,21 @@ def _around(facts: Facts, root: Node, inside: set[int], family: list[str], name:
     waiting = facts.readers(root.outputs[0])
     while waiting:
         node = waiting.pop()
-        kind = "" if node.index in inside or not node.outputs else _kind_of_result(facts, node, kinds)
+        if node.index in inside or not node.outputs:
+            continue
+        roots = [facts.root(i) for i in node.inputs if i]
+        if node.op_type in VIEWS:  # the shape of an Expand is computed too, and has no precision
+            roots = [r for r in roots if r in kinds or facts.is_static(r) or facts.model.info(r).is_float32]
+        read = ["static" if facts.is_static(r) else kinds.get(r, "other") for r in roots]
+        kind = ""
+        if {*read} - {"static"} == {"normalised"}:  # the products of TensorFlow's form are added, its shift comes first
+            if node.op_type in ("Add", "Sub") and ("static" not in read or read[0] == "static"):
+                kind = "normalised"
+        elif {*read} - {"static"} == {"denominator", "value"}:
+            kind = "normalised" if node.op_type in ("Div", "Mul") else ""
+        elif {*read} - {"static"} == {"denominator"}:
+            passes = {"Reciprocal", "Div", "Mul", "Neg", "Pow", *GUARDS, *VIEWS}
+            kind = "denominator" if node.op_type in passes else ""
         if kind:
             inside.add(node.index)
             kinds[node.outputs[0]] = kind
@@ -214,26 +197,9 @@ def _around(facts: Facts, root: Node, inside: set[int], family: list[str], name:
     return Pattern("norm", min(inside), tuple(sorted(inside)), name, squares) if normalised else None
 
 
-def _kind_of_result(facts: Facts, node: Node, kinds: Mapping[str, str]) -> str:
-    """What a node computes from these kinds of values: another denominator, the normalised value, "" for neither."""
-    roots = [facts.root(i) for i in node.inputs if i]
-    if node.op_type in VIEWS:  # the shape of an Expand is computed too, and has no precision
-        roots = [r for r in roots if r in kinds or facts.is_static(r) or facts.model.info(r).is_float32]
-    read = ["static" if facts.is_static(r) else kinds.get(r, "other") for r in roots]
-    kinds_read = {*read} - {"static"}
-    if kinds_read == {"normalised"}:  # the products of TensorFlow's form are added, and its shift comes first
-        closes = node.op_type in ("Add", "Sub") and ("static" not in read or read[0] == "static")
-        return "normalised" if closes else ""
-    if kinds_read == {"denominator", "value"}:
-        return "normalised" if node.op_type in ("Div", "Mul") else ""
-    passes = {"Reciprocal", "Div", "Mul", "Neg", "Pow", *GUARDS, *VIEWS}
-    return "denominator" if kinds_read == {"denominator"} and node.op_type in passes else ""
-
-
 def _affine_tail(facts: Facts, at: Node) -> set[int]:
     """The constant scale and shift after a norm, with the views on the way to them."""
-    inside, views = set[int](), set[int]()
-    wanted = ["Mul", "Add"]
+    inside, views, wanted = set[int](), set[int](), ["Mul", "Add"]
     while wanted:
         reader = facts.only_reader(at)
         if reader is None or reader.index in inside:
@@ -252,21 +218,15 @@ def _affine_tail(facts: Facts, at: Node) -> set[int]:
 
 # -- activations --------------------------------------------------------------------------------------------------
 
-_ACTIVATION_NAMES = {
-    "Erf": "GELU written out",
-    "Tanh": "GELU (tanh) written out",
-    "Sigmoid": "SiLU written out",
-    "HardSigmoid": "hard swish written out",
-    "Clip": "hard swish written out",
-}
+_CORES = frozenset({"Erf", "Tanh", "Sigmoid", "HardSigmoid", "Clip"})
+"""The nonlinearities of GELU, its forms by tanh and sigmoid, SiLU, Mish and hard swish."""
 
 _MAX_ACTIVATION_STEPS = 12
 
 
 def _activation(facts: Facts, core: Node) -> Pattern | None:
     """The activation whose nonlinearity is ``core``: what it is computed from, times a function of that alone."""
-    name = _ACTIVATION_NAMES.get(core.op_type)
-    if name is None or len(facts.varying(core)) != 1:
+    if core.op_type not in _CORES or len(facts.varying(core)) != 1:
         return None
     # Over sums and products with single numbers, to the product that it gates.
     inside, at, is_halved = {core.index}, core, False
@@ -294,13 +254,11 @@ def _activation(facts: Facts, core: Node) -> Pattern | None:
     if before is None or (core.op_type == "Clip" and not before):
         return None
     inside |= before | {gate.index}
-    if "Softplus" in {facts.model.nodes[i].op_type for i in inside}:
-        name = "Mish written out"
     last = facts.only_reader(gate)
     if not is_halved and not is_scaled and core.op_type != "Sigmoid" and last is not None:
         scales = last.op_type in ("Mul", "Div") and facts.is_scalar(facts.other(last, gate.outputs[0]))
         inside.update([last.index] if scales else ())
-    return Pattern("activation", min(inside), tuple(sorted(inside)), name, entry=entry)
+    return Pattern("activation", min(inside), tuple(sorted(inside)), "activation written out", entry=entry)
 
 
 # -- layers: a convolution or product with its bias, batch norm and activation ------------------------------------
@@ -314,18 +272,16 @@ def _layer(facts: Facts, start: Node, claimed: Container[int], activations: Mapp
 
     ``activations`` are the decomposed ones, by the value that they are computed from.
     """
-    is_conv = start.op_type in CONVOLUTIONS
-    if not is_conv and (start.op_type not in MATRIX_PRODUCTS or not any(facts.is_static(i) for i in start.inputs[:2])):
+    is_conv, is_product = start.op_type in ops.CONVOLUTIONS, start.op_type in ops.MATRIX_PRODUCTS
+    if not is_conv and not (is_product and any(facts.is_static(i) for i in start.inputs[:2])):
         return None
-    inside, at, parts = {start.index}, start, dict[str, None]()
-    budget = _MAX_PER_CHANNEL if is_conv else 1
+    inside, at, budget = {start.index}, start, _MAX_PER_CHANNEL if is_conv else 1
     while True:
         result = at.outputs[0]
         activation = activations.get(facts.root(result))
         if activation is not None and not facts.is_output(result):
             if all(r.index in activation.nodes for r in facts.readers(result)):
                 inside.update(activation.nodes)
-                parts["activation"] = None
             break
         reader = facts.only_reader(at)
         if reader is None or reader.index in claimed:
@@ -334,23 +290,18 @@ def _layer(facts: Facts, start: Node, claimed: Container[int], activations: Mapp
         is_first = facts.root(reader.inputs[0]) == facts.root(result)
         is_vector = reader.op_type in (ARITHMETIC if is_conv else {"Add"}) and bool(other) and facts.is_vector(other)
         if reader.op_type == "BatchNormalization" and is_first:
-            parts["batch norm"] = None
             budget = 0
         elif budget and is_vector and (is_first or reader.op_type in ("Add", "Mul")):
-            parts["scale and shift" if is_conv and reader.op_type != "Add" else "bias"] = None
             budget -= 1
-        elif reader.op_type in ACTIVATIONS and len(facts.varying(reader)) == 1:
-            inside.add(reader.index)
-            parts["activation"] = None
-            break
         else:
+            is_end = reader.op_type in ops.ACTIVATIONS and len(facts.varying(reader)) == 1
+            inside.update([reader.index] if is_end else ())
             break
         inside.add(reader.index)
         at = reader
-    if len(inside) == 1:
-        return None
     kind, what = ("conv", "convolution") if is_conv else ("matmul", "matrix product")
-    return Pattern(kind, start.index, tuple(sorted(inside)), f"{what} with its {' and '.join(parts)}")
+    name = f"{what} with bias, norm or activation"
+    return Pattern(kind, start.index, tuple(sorted(inside)), name) if len(inside) > 1 else None
 
 
 # -- attention cores ----------------------------------------------------------------------------------------------
@@ -358,99 +309,55 @@ def _layer(facts: Facts, start: Node, claimed: Container[int], activations: Mapp
 _SCORE_OPS = ARITHMETIC | BOUNDS | GLUE | {"Where", "Tanh"}
 """What stands between the score product and the softmax: scale, mask, position bias, soft cap, views."""
 
-_SUMS = frozenset({"ReduceSum", "Add", "Max", "Clip", "Reciprocal"})
-"""What computes the denominator of a softmax: an epsilon, and a reciprocal in place of the division."""
-
 
 def _attention(facts: Facts, node: Node) -> Pattern | None:
-    """The attention core (or the softmax with its scale) around a softmax, seen from Softmax or Exp."""
-    softmax = _softmax(facts, node)
-    if softmax is None:
+    """The attention core around a softmax, or the softmax with its scale where it is in none."""
+    if node.op_type not in ops.SOFTMAX - {"LogSoftmax"}:
         return None
-    inside, entry, result = softmax
-    products, before = _scores(facts, entry)
-    values = _values(facts, result) if products else None
-    if values is None:
-        at = facts.producer(entry)
-        while not products and at is not None and _is_scaling(facts, at):
-            before.add(at.index)
-            varying = [i for i in facts.varying(at) if not facts.is_single(i)]
-            at = facts.producer(varying[0]) if len(varying) == 1 else None
-        return Pattern("softmax", node.index, tuple(sorted(inside | before)), "softmax with its scale and mask")
-    for product in products:
-        before.add(product.index)
-        for operand in product.inputs:  # torch scales queries and keys by the square root before their product
-            maker = facts.producer(operand)
-            before.update([maker.index] if maker is not None and _is_scaling(facts, maker) else ())
-    return Pattern("attention", node.index, tuple(sorted(inside | before | values)), "attention core")
-
-
-def _softmax(facts: Facts, node: Node) -> tuple[set[int], str, Node] | None:
-    """The nodes of a softmax, one operator or written out, what it reads, and the node that gives its result."""
-    if node.op_type in SOFTMAX - {"LogSoftmax"}:
-        return {node.index}, node.inputs[0], node
-    if node.op_type != "Exp" or not facts.varying(node):
-        return None
-    exponentials, entry, shift = node.outputs[0], node.inputs[0], facts.producer(node.inputs[0])
-    if shift is not None and shift.op_type == "Sub":  # the largest value is subtracted
-        entry = (
-            shift.inputs[0] if between(facts, facts.root(shift.inputs[0]), shift.inputs[1], {"ReduceMax"}) else entry
-        )
-    for division in facts.readers(exponentials):
-        other = facts.other(division, exponentials)
-        total = between(facts, exponentials, other, _SUMS) if other and division.op_type in ("Div", "Mul") else None
-        if any(facts.model.nodes[i].op_type == "ReduceSum" for i in total or ()):
-            inside = between(
-                facts, facts.root(entry), division.outputs[0], _SUMS | {"Sub", "ReduceMax", "Exp", "Div", "Mul"}
-            )
-            return (inside, entry, division) if inside else None
-    return None
-
-
-def _scores(facts: Facts, entry: str) -> tuple[list[Node], set[int]]:
-    """The products of activations that the scores come from, and what stands between them and the softmax.
-
-    The way through a mask or a position bias ends at an input, a constant or a weighted layer and is left out: it
-    may be FP32 where the core is FP16.
-    """
+    # Back to the products of activations that the scores come from. The way through a mask or a position bias ends at
+    # an input, a constant or a weighted layer and is left out: it may be FP32 where the core is FP16.
     products: dict[int, Node] = {}
     leads: dict[int, bool] = {}
 
     def visit(tensor: str) -> bool:
-        node = facts.producer(tensor)
-        if node is None or node.index in leads:
-            return node is not None and leads[node.index]
-        leads[node.index] = False
-        if node.op_type in MATRIX_PRODUCTS and not any(facts.is_static(i) for i in node.inputs[:2]):
-            products[node.index] = node
-            leads[node.index] = True
-        elif node.op_type in _SCORE_OPS and len(leads) <= _MAX_STEPS:
-            for operand in facts.varying(node):  # all of them: scores may be a sum of two products
-                leads[node.index] |= facts.model.info(operand).is_float32 and visit(operand)
-        return leads[node.index]
+        maker = facts.producer(tensor)
+        if maker is None or maker.index in leads:
+            return maker is not None and leads[maker.index]
+        leads[maker.index] = False
+        if maker.op_type in ops.MATRIX_PRODUCTS and not any(facts.is_static(i) for i in maker.inputs[:2]):
+            products[maker.index] = maker
+            leads[maker.index] = True
+        elif maker.op_type in _SCORE_OPS and len(leads) <= _MAX_STEPS:
+            for operand in facts.varying(maker):  # all of them: scores may be a sum of two products
+                leads[maker.index] |= facts.model.info(operand).is_float32 and visit(operand)
+        return leads[maker.index]
 
-    visit(entry)
-    return list(products.values()), {i for i, is_on_way in leads.items() if is_on_way and i not in products}
-
-
-def _values(facts: Facts, result: Node) -> set[int] | None:
-    """The product with the values and the nodes on the way to it; None where there is none.
-
-    Weights that also leave the model, or are averaged for it, are read by other nodes as well: these stay outside.
-    A softmax guarded against rows without any key (IsNaN, Where) is seen through.
-    """
-    paths: list[tuple[Node, set[int]]] = [(result, set())]
+    visit(node.inputs[0])
+    inside = {node.index, *(i for i, is_on_way in leads.items() if is_on_way)}
+    # On to the product with the values. Weights that also leave the model, or are averaged for it, are read by other
+    # nodes as well: these stay outside. A softmax guarded against rows without any key (IsNaN, Where) is passed.
+    paths: list[tuple[Node, set[int]]] = [(node, set())] if products else []
     for at, passed in paths:  # grows
         readers = facts.readers(at.outputs[0]) if len(paths) <= _MAX_STEPS else []
         guards = {r.index for r in readers if r.op_type == "IsNaN"}
         for reader in readers:
-            if reader.op_type in MATRIX_PRODUCTS:
-                return passed | {reader.index}
+            if reader.op_type in ops.MATRIX_PRODUCTS:
+                inside |= passed | {reader.index}
+                # torch scales queries and keys by the square root before their product.
+                makers = (facts.producer(operand) for product in products.values() for operand in product.inputs)
+                inside.update(maker.index for maker in makers if maker is not None and _is_scaling(facts, maker))
+                return Pattern("attention", node.index, tuple(sorted(inside)), "attention core")
             if reader.op_type in GLUE:
                 paths.append((reader, passed | {reader.index}))
             elif reader.op_type == "Where" and guards:
                 paths.append((reader, passed | guards | {reader.index}))
-    return None
+    inside -= products.keys()
+    scaling = None if products else facts.producer(node.inputs[0])
+    while scaling is not None and _is_scaling(facts, scaling):
+        inside.add(scaling.index)
+        varying = [i for i in facts.varying(scaling) if not facts.is_single(i)]
+        scaling = facts.producer(varying[0]) if len(varying) == 1 else None
+    return Pattern("softmax", node.index, tuple(sorted(inside)), "softmax with its scale and mask")
 
 
 def _is_scaling(facts: Facts, node: Node) -> bool:
@@ -472,19 +379,33 @@ def _quantised_parts(facts: Facts) -> tuple[Pattern, ...]:
     quantised as they come (dynamic quantisation), what makes FP32 of a product's INT32 sums is a part: the Cast, the
     product with the scale, and the scale's own. The sums are past FP16's range before the scale.
     """
-    model, nodes = facts.model, facts.model.nodes
-    inside = {index for node in nodes for index in _rescaling(facts, node)}
+    model, nodes, inside = facts.model, facts.model.nodes, set[int]()
+
+    def maker_of(tensor: str) -> int:
+        """The node that computes a value, static or not; -1 where none does."""
+        return model.producer.get(facts.root(tensor), -1)
+
+    for node in nodes:  # dynamic quantisation
+        sums = maker_of(node.inputs[0]) if casts_integers(model, node) else -1
+        if sums < 0 or nodes[sums].op_type not in ops.INTEGER_PRODUCTS or not nodes[sums].is_standard:
+            continue
+        scaled = [r for r in facts.readers(node.outputs[0]) if r.op_type == "Mul" and r.is_standard]
+        inside |= {node.index, *(product.index for product in scaled)}
+        for scale in {maker_of(operand) for product in scaled for operand in product.inputs} - {-1}:
+            makers = [maker_of(operand) for operand in nodes[scale].inputs]
+            if nodes[scale].op_type == "Mul" and any(_is(nodes[m], "DynamicQuantizeLinear") for m in makers if m >= 0):
+                inside.add(scale)
     if not inside and not any(_is(node, "DequantizeLinear") for node in nodes):
         return ()
     # The products, and what computes from dequantised values alone, constants aside.
     products, fed = set[int](), set[int]()
     for node in nodes:
         values = [name for name in facts.varying(node) if model.info(name).is_float32] if node.is_standard else []
-        is_product = node.is_standard and node.op_type in PRODUCTS and bool(facts.varying(node))
+        is_product = node.is_standard and node.op_type in ops.PRODUCTS and bool(facts.varying(node))
         if is_product and all(is_dequantised(model, operand) for operand in node.inputs[:2]):
             products.add(node.index)
-        makers = [_maker(facts, name) for name in values if not is_dequantised(model, name)]
-        joins = node.op_type in _POOLS or anchor_kind(node.op_type) is None
+        makers = [maker_of(name) for name in values if not is_dequantised(model, name)]
+        joins = node.op_type in _POOLS or ops.anchor_kind(node.op_type) is None
         if values and all(joins and (maker in fed or maker in products) for maker in makers):
             rule = node_rule(model, node)
             fed.update([node.index] if rule.inputs and rule.outputs else [])
@@ -504,36 +425,14 @@ def _quantised_parts(facts: Facts) -> tuple[Pattern, ...]:
     parts: dict[int, set[int]] = {}
     part_of: dict[int, int] = {}
     for index in sorted(inside):
-        joined = {part_of[maker] for name in nodes[index].inputs if (maker := _maker(facts, name)) in part_of}
+        joined = {part_of[maker] for name in nodes[index].inputs if (maker := maker_of(name)) in part_of}
         members = {index}.union(*(parts.pop(part) for part in joined))
         first = min(joined, default=index)
         parts[first] = members
         part_of.update(dict.fromkeys(members, first))
-    return tuple(
-        Pattern(QUANTISED, min(part & products or part), tuple(sorted(part)), "quantised part")
-        for part in parts.values()
-    )
-
-
-def _rescaling(facts: Facts, node: Node) -> set[int]:
-    """The nodes that make FP32 of the sums of an integer product; none where the node is no Cast of such sums."""
-    nodes = facts.model.nodes
-    sums = _maker(facts, node.inputs[0]) if casts_integers(facts.model, node) else -1
-    if sums < 0 or nodes[sums].op_type not in INTEGER_PRODUCTS or not nodes[sums].is_standard:
-        return set()
-    products = [r for r in facts.readers(node.outputs[0]) if r.op_type == "Mul" and r.is_standard]
-    inside = {node.index, *(product.index for product in products)}
-    for scale in {_maker(facts, operand) for product in products for operand in product.inputs} - {-1}:
-        makers = [_maker(facts, operand) for operand in nodes[scale].inputs]
-        if nodes[scale].op_type == "Mul" and any(_is(nodes[m], "DynamicQuantizeLinear") for m in makers if m >= 0):
-            inside.add(scale)
-    return inside
+    patterns = (Pattern(QUANTISED, min(p & products or p), tuple(sorted(p)), "quantised part") for p in parts.values())
+    return tuple(patterns)
 
 
 def _is(node: Node, op_type: str) -> bool:
     return node.op_type == op_type and node.domain in STANDARD_DOMAINS | {"com.microsoft"}
-
-
-def _maker(facts: Facts, tensor: str) -> int:
-    """The node that computes a value, static or not; -1 where none does."""
-    return facts.model.producer.get(facts.root(tensor), -1)

@@ -6,9 +6,9 @@ than memory can be loaded and rewritten.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from sys import intern
 from typing import TypeVar
@@ -17,31 +17,25 @@ import numpy as np
 import onnx
 import onnx.helper
 import onnx.numpy_helper
+import onnx.shape_inference
 
-from mptune.errors import ModelError
+from mptune.errors import ModelError, MptuneError
 from mptune.files import files_sha256
-from mptune.graph.loading.inference import (
-    AskRuntime,
-    RuntimeTypes,
-    infer_types,
-    node_types,
-    types_by_schema,
-    without_weights,
-)
-from mptune.graph.loading.reading import read_model, unique_names
+from mptune.graph.loading.reading import NOT_VALID, last_line, read_model, unique_names, without_weights
 from mptune.graph.loading.tensors import (
     STANDARD_DOMAINS,
     Initializer,
     TensorInfo,
+    all_graphs,
     all_tensors,
     constant_value,
+    declaration,
     external_location,
     is_external,
-    make_initializer,
     subgraphs,
     type_of,
 )
-from mptune.graph.ops import onnx_schema
+from mptune.graph.ops import OperatorSchema, onnx_schema
 
 K = TypeVar("K")
 
@@ -93,6 +87,19 @@ class Node:
     def has_subgraph(self) -> bool:
         """Whether an attribute holds a graph (If, Loop, Scan)."""
         return any(True for _ in subgraphs(self.proto))
+
+
+@dataclass(frozen=True)
+class RuntimeTypes:
+    """What a runtime knows of operators that ONNX does not define; ``failure`` says why it could not type a model."""
+
+    values: Mapping[str, TensorInfo] = field(default_factory=dict)
+    schemas: Mapping[tuple[str, str], OperatorSchema] = field(default_factory=dict)
+    failure: str = ""
+
+
+AskRuntime = Callable[[onnx.ModelProto, Sequence[str]], RuntimeTypes]
+"""Types these values of a model, the outputs of nodes that ONNX does not define; its large constants are inputs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,26 +155,41 @@ def load_model(
             is missing, too short or outside the model's folder, or no FP32 value to tune.
     """
     path = Path(path)
+    try:
+        model = _load(path, ask, opset)
+    except MptuneError:
+        raise
+    except Exception as error:  # contradictions that only a damaged file has, such as text that is not UTF-8
+        raise ModelError(f"{path} cannot be read: {type(error).__name__}: {last_line(error)}", NOT_VALID) from error
+    if not any_precision:
+        _check_tunable(model)
+    return model
+
+
+def _load(path: Path, ask: AskRuntime | None, opset: int | None) -> Model:
     proto, opset = read_model(path, opset)
     base_dir = path.resolve().parent
     nodes = _sorted_nodes(proto.graph, path)
-    initializers = _initializers(proto.graph, nodes, base_dir)
+    # Constants: those of the graph, and Constant nodes.
+    graph_inputs = [TensorInfo(i.name, *type_of(i.type)) for i in proto.graph.input]
+    inputs, initializers = {info.name for info in graph_inputs}, dict[str, Initializer]()
+    for tensor in proto.graph.initializer:
+        name = intern(tensor.name)
+        initializers[name] = Initializer(name, tensor, base_dir, overridable=name in inputs)
+    for node in nodes:
+        value = constant_value(node.proto) if node.op_type == "Constant" and node.is_standard else None
+        if value is not None:
+            initializers[node.outputs[0]] = Initializer(node.outputs[0], value, base_dir, node_index=node.index)
     files = {external_location(t, base_dir).path for t in all_tensors(proto.graph) if is_external(t)}
-    sha256 = files_sha256(path, *sorted(files))
-    protos = [node.proto for node in nodes]
+    # Types: of operators that ONNX does not define, those that the runtime says.
     outside = (n for n in nodes if not n.is_standard or onnx_schema(n.op_type, opset) is None)
     foreign = tuple(out for node in outside for out in node.outputs if out)
-    runtime = RuntimeTypes()
-    if foreign and ask is not None:
-        slim = without_weights(proto, protos, initializers)
-        runtime = ask(slim, foreign)
-        if runtime.failure:
-            runtime = types_by_schema(slim, foreign, runtime)
-    tensors = infer_types(proto, protos, initializers, foreign, runtime.values, path)
-    graph_inputs = [TensorInfo(i.name, *type_of(i.type)) for i in proto.graph.input]
-    model = Model(
+    slim = without_weights(proto, [node.proto for node in nodes], initializers)
+    runtime = ask(slim, foreign) if foreign and ask is not None else RuntimeTypes()
+    tensors = _inferred(slim, proto, initializers, foreign, runtime.values, path)
+    return Model(
         path=path,
-        sha256=sha256,
+        sha256=files_sha256(path, *sorted(files)),
         opset=opset,
         inputs=tuple(i for i in graph_inputs if i.name not in initializers),
         outputs=tuple(tensors.get(o.name, TensorInfo(o.name, *type_of(o.type))) for o in proto.graph.output),
@@ -179,9 +201,54 @@ def load_model(
         proto=proto,
         runtime=runtime,
     )
-    if not any_precision:
-        _check_tunable(model)
-    return model
+
+
+def _inferred(
+    slim: onnx.ModelProto,
+    proto: onnx.ModelProto,
+    initializers: Mapping[str, Initializer],
+    foreign: Collection[str],
+    runtime_types: Mapping[str, TensorInfo],
+    path: Path,
+) -> dict[str, TensorInfo]:
+    """Type every value of the main graph.
+
+    Args:
+        slim: the model without its large weights; it is changed.
+        proto: the model.
+        foreign: outputs of operators that ONNX cannot infer: only for them is the file's own value_info trusted, where
+            nothing better is known.
+    """
+    outputs = {output.name for output in proto.graph.output}
+    slim.graph.value_info.extend(v for v in proto.graph.value_info if v.name in foreign and v.name not in runtime_types)
+    typed_by_runtime = {*foreign}.intersection(runtime_types) - outputs
+    slim.graph.value_info.extend(declaration(runtime_types[name]) for name in typed_by_runtime)
+    for graph in all_graphs(slim.graph):
+        for node in graph.node:
+            # onnx 1.23 refuses its own definition of it; an Identity gives the same type.
+            if node.op_type == "MeanVarianceNormalization" and node.domain in STANDARD_DOMAINS:
+                del node.attribute[:]
+                node.op_type = "Identity"
+    infer = partial(onnx.shape_inference.infer_shapes, check_type=True, strict_mode=not foreign)
+    try:
+        try:
+            typed = infer(slim, data_prop=True)
+        except onnx.shape_inference.InferenceError:
+            # With values, onnx 1.23 refuses the outer product of two computed FP32 vectors ("Invalid rank for Mul
+            # broadcasting"). So first without; the values then give what is missing, and are not strict about it.
+            typed = onnx.shape_inference.infer_shapes(infer(slim), check_type=True, data_prop=True)
+    except Exception as error:  # onnx raises InferenceError, TypeError, RuntimeError and ValueError for a bad model
+        text = f"{path} does not type-check: {last_line(error)}"
+        raise ModelError(text, "onnx.checker.check_model(path, full_check=True) says more") from None
+    infos = {}
+    for value in (*typed.graph.input, *typed.graph.value_info, *typed.graph.output):
+        name = intern(value.name)
+        infos[name] = TensorInfo(name, *type_of(value.type))
+    for sparse in proto.graph.sparse_initializer:  # declared as dense in ``slim``, but no Cast takes one
+        infos[sparse.values.name] = TensorInfo(sparse.values.name, "sparse_tensor", tuple(sparse.dims))
+    for initializer in initializers.values():
+        infos[initializer.name] = TensorInfo(initializer.name, initializer.dtype, initializer.shape)
+    return infos
 
 
 def _given(graph: onnx.GraphProto) -> set[str]:
@@ -211,18 +278,18 @@ def _sorted_nodes(graph: onnx.GraphProto, path: Path) -> tuple[Node, ...]:
     for position, proto in enumerate(graph.node):
         for out in filter(None, proto.output):
             if out in maker or out in given:
-                raise ModelError(f"{path}: {out!r} is computed twice", "the file is not valid ONNX; export it again")
+                raise ModelError(f"{path}: {out!r} is computed twice", NOT_VALID)
             maker[out] = position
     for output in graph.output:
         if output.name not in maker and output.name not in given:
-            raise ModelError(f"{path}: nothing computes the output {output.name!r}", "export the model again")
+            raise ModelError(f"{path}: nothing computes the output {output.name!r}", NOT_VALID)
     captures = [_captures(proto) for proto in graph.node]
     needs: list[list[int]] = []  # positions of the nodes that each node waits for
     for proto, name, outer in zip(graph.node, names, captures, strict=True):
         read = [value for value in (*proto.input, *outer) if value not in given]
         missing = next((value for value in read if value not in maker), None)
         if missing is not None:
-            raise ModelError(f"{path}: {name!r} reads {missing!r}, which nothing computes", "export it again")
+            raise ModelError(f"{path}: {name!r} reads {missing!r}, which nothing computes", NOT_VALID)
         needs.append([maker[value] for value in read])
     order: dict[int, None] = {}  # as a set that keeps its order: the nodes that are placed
     entered = bytearray(len(names))
@@ -232,7 +299,7 @@ def _sorted_nodes(graph: onnx.GraphProto, path: Path) -> tuple[Node, ...]:
             at = stack[-1]
             waiting = [] if at in order else [position for position in needs[at] if position not in order]
             if waiting and entered[at]:
-                raise ModelError(f"{path}: the graph has a cycle through {names[at]!r}", "export the model again")
+                raise ModelError(f"{path}: the graph has a cycle through {names[at]!r}", NOT_VALID)
             entered[at] = True
             if waiting:
                 stack.extend(reversed(waiting))
@@ -257,24 +324,6 @@ def consumers_of(nodes: tuple[Node, ...]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(indices) for name, indices in readers.items()}
 
 
-def _initializers(graph: onnx.GraphProto, nodes: tuple[Node, ...], base_dir: Path) -> dict[str, Initializer]:
-    graph_inputs = {i.name for i in graph.input}
-    constants = {}
-    for proto in graph.initializer:
-        name = intern(proto.name)
-        constants[name] = make_initializer(name, proto, base_dir, overridable=name in graph_inputs)
-    for node in nodes:
-        if node.op_type == "Constant" and node.is_standard:
-            value = constant_value(node.proto)
-            if value is not None:
-                constants[node.outputs[0]] = make_initializer(node.outputs[0], value, base_dir, node_index=node.index)
-    return constants
-
-
-_ML_DOMAIN = "ai.onnx.ml"
-"""Tree ensembles, linear classifiers and the like: their outputs are always FP32, integers, text or maps."""
-
-
 def _check_tunable(model: Model) -> None:
     """Refuse a model without a layer that computes in FP32, or with outputs that no error is defined of."""
     for output in model.proto.graph.output:
@@ -286,20 +335,13 @@ def _check_tunable(model: Model) -> None:
                 f"{model.path}: output {output.name!r} holds maps, not tensors, so its error cannot be measured",
                 "export without ZipMap (skl2onnx: options={'zipmap': False})",
             )
-    nodes = [node for node in model.nodes if node.domain != _ML_DOMAIN and node.op_type != "Constant"]
+    # Outputs of tree ensembles, linear classifiers and the like are always FP32, integers, text or maps.
+    nodes = [node for node in model.nodes if node.domain != "ai.onnx.ml" and node.op_type != "Constant"]
     computed = [model.info(out).dtype for node in nodes for out in node.outputs if out]
-    if "float" in computed and any(node.op_type != "Cast" for node in nodes):
-        return
-    text, hint = f"{model.path} has no FP32 layer to tune", "mptune decides between FP32 and FP16; give an FP32 model"
-    reduced = next((name for dtype, name in (("float16", "FP16"), ("bfloat16", "BF16")) if dtype in computed), None)
-    learners = sorted({node.op_type for node in model.nodes if node.domain == _ML_DOMAIN})
-    if reduced:
-        text = f"{model.path} is {reduced} already: no layer computes in FP32"
-        hint = "give the FP32 model that it was made from"
-    elif learners:
-        text = f"{text}: it computes with {', '.join(learners)} of {_ML_DOMAIN}"
-        hint = "these operators have no FP16 form: deploy the model as it is"
-    raise ModelError(text, hint)
+    if "float" not in computed or all(node.op_type == "Cast" for node in nodes):
+        reduced = next((name for dtype, name in (("float16", "FP16"), ("bfloat16", "BF16")) if dtype in computed), None)
+        text = f"is {reduced} already: no layer computes in FP32" if reduced else "has no FP32 layer to tune"
+        raise ModelError(f"{model.path} {text}", "mptune decides between FP32 and FP16; give an FP32 model")
 
 
 def output_types(
@@ -308,14 +350,28 @@ def output_types(
     shapes: Mapping[str, tuple[int | str | None, ...] | None],
     values: Mapping[str, np.ndarray],
 ) -> Mapping[str, onnx.TypeProto]:
-    """Types of what a node computes, from its inputs' types, shapes (the model's where none is given) and values."""
-    types = {}
-    for name in filter(None, node.inputs):
-        info = model.info(name)
-        code = onnx.TensorProto.DataType.Value(info.dtype.upper())
-        types[name] = onnx.helper.make_tensor_type_proto(code, shapes.get(name, info.shape))
-    data = {name: onnx.numpy_helper.from_array(array, name) for name, array in values.items()}
-    return node_types(node.proto, types, data, model.proto.opset_import, model.proto.ir_version)
+    """Types of what a node computes, from its inputs' types, shapes (the model's where none is given) and values.
+
+    Nothing where ONNX cannot say.
+    """
+    domain, imported = "" if node.is_standard else node.domain, model.proto.opset_import
+    try:
+        types = {}
+        for name in filter(None, node.inputs):
+            info = model.info(name)
+            code = onnx.TensorProto.DataType.Value(info.dtype.upper())
+            types[name] = onnx.helper.make_tensor_type_proto(code, shapes.get(name, info.shape))
+        inferred: Mapping[str, onnx.TypeProto] = onnx.shape_inference.infer_node_outputs(
+            onnx.defs.get_schema(node.op_type, model.opset, domain),
+            node.proto,
+            types,
+            {name: onnx.numpy_helper.from_array(array, name) for name, array in values.items()},
+            opset_imports=list(imported),
+            ir_version=max(model.proto.ir_version, 4),
+        )
+    except Exception:  # onnx raises several kinds where an input has no type, or the node holds a graph
+        return {}
+    return inferred
 
 
 def needed_nodes(model: Model, values: Iterable[str]) -> list[Node]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import cast
 
@@ -34,9 +35,7 @@ def to_stored(values: np.ndarray, precision: Precision) -> np.ndarray:
     # Half of the last kept digit less one, and one more where that digit is odd. Finite values cannot wrap around.
     odd = (bits >> cut) & np.uint32(1)
     rounded: np.ndarray = (bits + np.uint32((1 << int(cut) >> 1) - 1) + odd) >> cut << cut
-    unordered = np.isnan(values)
-    if unordered.any():
-        rounded = np.where(unordered, bits & np.uint32(0x80000000) | np.uint32(_QUIET_NAN << 16), rounded)
+    rounded = np.where(np.isnan(values), bits & np.uint32(0x80000000) | np.uint32(_QUIET_NAN << 16), rounded)
     return rounded.view(np.float32) if precision.dtype == "float" else (rounded >> np.uint32(16)).astype(np.uint16)
 
 
@@ -44,8 +43,7 @@ def from_stored(stored: np.ndarray) -> np.ndarray:
     """The FP32 numbers that ``to_stored`` gave, exactly."""
     if stored.dtype != np.uint16:
         return stored.astype(np.float32, copy=False)
-    wide: np.ndarray = np.asarray(stored.astype(np.uint32) << np.uint32(16))
-    return wide.view(np.float32)
+    return np.asarray(stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 STANDARD_DOMAINS = frozenset({"", "ai.onnx"})
@@ -80,7 +78,7 @@ class TensorInfo:
             raise ModelError(f"{self.name!r} is a {self.dtype}, not a tensor", "mptune feeds tensors only") from None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Initializer:
     """A constant of the model: a graph initializer, or the value of a Constant node.
 
@@ -90,13 +88,25 @@ class Initializer:
     """
 
     name: str
-    dtype: str
-    shape: tuple[int, ...]
-    nbytes: int
     proto: onnx.TensorProto = field(repr=False, compare=False)
     base_dir: Path = field(repr=False, compare=False)
     overridable: bool = False
     node_index: int | None = None
+
+    @cached_property
+    def dtype(self) -> str:
+        """As of ``TensorInfo``."""
+        return TYPE_NAMES[self.proto.data_type]
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes of its dimensions."""
+        return tuple(self.proto.dims)
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Size of the raw data in bytes."""
+        return tensor_nbytes(self.proto)
 
     def numpy(self) -> np.ndarray:
         """The values; a read-only memory map where they lie in external data."""
@@ -132,34 +142,26 @@ def is_external(tensor: onnx.TensorProto) -> bool:
 def external_location(tensor: onnx.TensorProto, base_dir: Path) -> ExternalPlace:
     """Where external data lies; refuses what leaves the model's folder (path traversal) or does not fit its file."""
     entries = {e.key: e.value for e in tensor.external_data}
-    location = entries.get("location", "")
+    location, expected = entries.get("location", ""), tensor_nbytes(tensor)
+    data = f"external data of {tensor.name!r}"
     try:
         path = (base_dir / location).resolve()
-    except (OSError, RuntimeError, ValueError):  # a loop of links, a null character
-        path = base_dir
+        offset, length = int(entries.get("offset", 0)), int(entries.get("length", expected))
+    except (OSError, RuntimeError, ValueError):  # a loop of links, a null character, no number
+        raise ModelError(f"{data} has a bad location, offset or length", EXTERNAL_HINT) from None
     if not location or Path(location).is_absolute() or not path.is_relative_to(base_dir):
-        raise ModelError(
-            f"external data of {tensor.name!r} points outside the model's folder: {location!r}", EXTERNAL_HINT
-        )
-    expected = tensor_nbytes(tensor)
-    try:
-        offset = int(entries.get("offset", 0))
-        length = int(entries.get("length", expected))
-    except ValueError:
-        raise ModelError(f"external data of {tensor.name!r} has a bad offset or length", EXTERNAL_HINT) from None
+        raise ModelError(f"{data} points outside the model's folder: {location!r}", EXTERNAL_HINT)
     if not path.is_file():
-        raise ModelError(f"external data of {tensor.name!r} is missing: {location!r}", EXTERNAL_HINT)
+        raise ModelError(f"{data} is missing: {location!r}", EXTERNAL_HINT)
     size = path.stat().st_size
     if offset < 0 or length != expected or offset + length > size:
-        raise ModelError(
-            f"external data of {tensor.name!r} does not fit {location!r}: {length} of {expected} bytes at {offset}, "
-            f"the file has {size}",
-            EXTERNAL_HINT,
-        )
+        what = f"{length} of {expected} bytes at {offset}, the file has {size}"
+        raise ModelError(f"{data} does not fit {location!r}: {what}", EXTERNAL_HINT)
     return ExternalPlace(path, offset, length)
 
 
-_TYPE_NAMES: dict[int, str] = {code: name.lower() for name, code in onnx.TensorProto.DataType.items()}
+TYPE_NAMES: dict[int, str] = {code: name.lower() for name, code in onnx.TensorProto.DataType.items()}
+"""Code of an element type -> its name, as ``TensorInfo`` has it."""
 
 _PACKED_BITS = {"int4": 4, "uint4": 4, "float4e2m1": 4, "int2": 2, "uint2": 2}
 
@@ -169,17 +171,9 @@ def tensor_nbytes(tensor: onnx.TensorProto) -> int:
     count = math.prod(tensor.dims)
     if tensor.data_type == onnx.TensorProto.STRING:
         return sum(len(s) for s in tensor.string_data)
-    name = _TYPE_NAMES.get(tensor.data_type, "undefined")
-    if name == "undefined":
-        text = f"{tensor.name!r} has unknown element type {tensor.data_type}"
-        raise ModelError(text, "export the model again")
-    bits = _PACKED_BITS.get(name) or 8 * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+    bits = _PACKED_BITS.get(TYPE_NAMES[tensor.data_type])
+    bits = bits or 8 * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
     return int(count * bits + 7) // 8
-
-
-def is_known_type(code: int) -> bool:
-    """Whether ``code`` is an element type of ONNX, ``UNDEFINED`` included."""
-    return code in _TYPE_NAMES
 
 
 def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
@@ -212,14 +206,6 @@ def all_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
                 yield from attribute.tensors
 
 
-def make_initializer(
-    name: str, proto: onnx.TensorProto, base_dir: Path, *, overridable: bool = False, node_index: int | None = None
-) -> Initializer:
-    """Describe a constant that a graph holds under ``name``."""
-    dtype = _TYPE_NAMES[proto.data_type]
-    return Initializer(name, dtype, tuple(proto.dims), tensor_nbytes(proto), proto, base_dir, overridable, node_index)
-
-
 def constant_value(node: onnx.NodeProto) -> onnx.TensorProto | None:
     """The tensor of a Constant node in whichever attribute it stands; None for strings and sparse tensors."""
     for a in node.attribute:
@@ -235,8 +221,8 @@ def constant_value(node: onnx.NodeProto) -> onnx.TensorProto | None:
 
 def fill_value(node: onnx.NodeProto) -> np.ndarray:
     """The one value that a ConstantOfShape fills with; FP32 zero where it states none (ONNX's default)."""
-    stated = next((a.t for a in node.attribute if a.name == "value"), None)
-    return np.zeros(1, np.float32) if stated is None else onnx.numpy_helper.to_array(stated)
+    stated = [a.t for a in node.attribute if a.name == "value"]
+    return onnx.numpy_helper.to_array(stated[0]) if stated else np.zeros(1, np.float32)
 
 
 def fixed_shape(shape: tuple[int | str | None, ...] | None) -> tuple[int, ...] | None:
@@ -250,12 +236,18 @@ def type_of(proto: onnx.TypeProto) -> tuple[str, tuple[int | str | None, ...] | 
     kind = proto.WhichOneof("value")
     if kind != "tensor_type":
         return (kind.removesuffix("_type") if kind else "undefined"), None
-    tensor = proto.tensor_type
-    dtype = _TYPE_NAMES[tensor.elem_type]
-    if not tensor.HasField("shape"):
-        return dtype, None
-    dims: list[int | str | None] = []
-    for dim in tensor.shape.dim:
-        which = dim.WhichOneof("value")
-        dims.append(None if which is None else dim.dim_value if which == "dim_value" else (dim.dim_param or None))
-    return dtype, tuple(dims)
+    dims = proto.tensor_type.shape.dim
+    sizes = (dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in dims)
+    return TYPE_NAMES[proto.tensor_type.elem_type], tuple(sizes) if proto.tensor_type.HasField("shape") else None
+
+
+def declaration(info: TensorInfo) -> onnx.ValueInfoProto:
+    """A tensor's name, type and shape as ONNX declares them."""
+    code = onnx.TensorProto.DataType.Value(info.dtype.upper())
+    return onnx.helper.make_tensor_value_info(info.name, code, info.shape)
+
+
+def element_type(text: str) -> str:
+    """``TensorInfo``'s dtype of a type as runtimes write it, such as ``tensor(float)``; "" where it is no tensor."""
+    inner = text.removeprefix("tensor(").removesuffix(")")
+    return inner if text == f"tensor({inner})" and inner.upper() in onnx.TensorProto.DataType.keys() else ""  # noqa: SIM118

@@ -12,6 +12,7 @@ from mptune.choice import Choice
 from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError
 from mptune.data.samples import split_indices
 from mptune.engines.base import Failure
+from mptune.engines.failures import describe
 from mptune.errors import PlanError, RunError
 from mptune.finding import FindingOrigin, by_severity
 from mptune.findings.engine import NOTHING
@@ -22,7 +23,6 @@ from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings, Tolerance
 from mptune.targets.target import EXPECTED_FACTOR
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation
-from mptune.tuning.failures import describe
 from mptune.tuning.front import Front
 from mptune.tuning.fronts.choosing import choose
 from mptune.tuning.fronts.dominance import confirmed_front, hypervolume, reference_error_of
@@ -33,7 +33,7 @@ from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.sessions import drift_warning
 from mptune.tuning.record.storage import same_storage, storage_url
 from mptune.tuning.record.study import has_outcome, read_study
-from mptune.tuning.steps.baseline import ENGINE_CODE, held_out_baseline
+from mptune.tuning.steps.baseline import ENGINE_CODE, engine_findings
 from mptune.tuning.steps.remeasure import candidates, confirmed_evaluations, dropped_plans, rounds_needed
 
 NOISY = 0.05
@@ -148,8 +148,8 @@ def build_front(
 
     findings = file.findings
     origin: FindingOrigin = "confirm" if is_confirmation else "search"
-    if not any(finding.code == ENGINE_CODE for finding in findings):
-        findings += held_out_baseline(fp32.counted_held_out, tf32=file.fixed_settings.tf32, origin=origin)
+    if fp32.counted_held_out is not None and not any(finding.code == ENGINE_CODE for finding in findings):
+        findings += engine_findings(fp32.counted_held_out, origin, tf32=file.fixed_settings.tf32, held_out=True)
     fp16 = next((e for e in evaluations if e.origin == ORIGIN_FP16), None)
     explanation = explain(record, run.data, points, [e for e in (fp32, fp16, chosen) if e], findings)
     if chosen is not None:

@@ -7,41 +7,40 @@ that have been evaluated: so a resumed search takes the same as one that was not
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from mptune.data.metrics.accuracy import OutputError
 from mptune.data.metrics.parts import ADD_IN_SQUARES
 from mptune.engines.base import Failure
 from mptune.engines.toolchains.toolchain import Toolchain
-from mptune.graph.plan import Precision
+from mptune.errors import RunError
+from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import SearchSettings
 from mptune.targets.roofline import LatencyTerms
+from mptune.tuning.evaluation import EmulatedError
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, REFERENCE_ERROR
 from mptune.tuning.fronts.searched_error import part_errors, searched_as, searched_error
 from mptune.tuning.listener import Listener
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.sampler.plans import Boundary, Crossings, End
 from mptune.tuning.sampler.posterior import Prior
-from mptune.tuning.sampler.precision import PrecisionSampler, derive_seed
+from mptune.tuning.sampler.precision import EMULATIONS_TO_LEARN, PrecisionSampler, derive_seed
 from mptune.tuning.space import SearchSpace
-from mptune.tuning.steps.attempts import in_fresh_processes
-from mptune.tuning.steps.emulated import PlanEmulator
+from mptune.tuning.steps.attempts import run_needed_job
 from mptune.tuning.steps.limits import Limits
-from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, OneGroupErrors, Sensitivity
-from mptune.tuning.steps.shared_errors import SharedErrors
-
-SEEDS_FIRST = 2
-"""Seeds before the sampler's first plan where emulations take long: all-FP32 and all-FP16."""
+from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, OneGroupErrors, Sensitivity, emulate_outputs
 
 AT_FIRST = 200
-"""Emulations of one group on one sample that come soon, at least; as many as all seeds take, where those take more. One
+"""Emulations of one group on one sample that come before the sampler's first plan where they take long, at least. One
 computes about half of the model, as it begins at a waist before its group."""
 
-_SOON = 2.0
-"""Until then, emulations for each sample of the plans that have been evaluated: about as long as those took."""
+_PER_SEED_SAMPLE = 2.0
+"""Of those that come then, for each sample of the seeds, where that is more: about as long as the seeds took."""
 
 _PER_PLAN_SAMPLE = 0.5
 """Later, emulations between two proposals for each sample of a plan's evaluation: a quarter of its time."""
@@ -49,9 +48,11 @@ _PER_PLAN_SAMPLE = 0.5
 _LEARNING_SHARE = 0.5
 """Of the time of a build, that emulations of plans may take from which the groups' errors are learnt."""
 
-_ALIKE_SD, _KIND_SD, _ANY_SD = 2.0, 3.0, 3.0
-"""Standard deviation of the log of a squared error that is taken from groups of the same pattern, of the same kind, or
-from all groups: factors of 2.7 and 4.5 in the error. Blocks of one pattern in a trained network differ so."""
+_UNTAKEN_SD = 3.0
+"""Standard deviation of the log of a squared error that is taken from other groups: a factor of 4.5 in the error."""
+
+_UNTIMED = 2
+"""Plans to learn from, before it is known how long an emulation takes."""
 
 MOST_PARTS = 12
 """Parts of the outputs that are told apart; the others are taken together."""
@@ -60,41 +61,40 @@ MOST_PARTS = 12
 class Knowledge:
     """All that is known of a search's plans beside their evaluations; more of it is found out between plans.
 
+    Where errors are measured and emulation predicts them, it emulates plans before one of them is proposed, each once:
+    elsewhere an evaluation is itself an emulation, and as quick. What earlier sessions emulated the sampler reads from
+    the study.
+
     Attributes:
         prior: what the sampler knows by now.
-        terms: the roofline's, by which latencies are predicted; None where they cannot be.
-        emulator: of whole plans; None where an evaluation is an emulation itself.
-        seeds_first: how many seeds come before the sampler's first plan; None for all.
     """
 
     def __init__(
         self,
         record: StudyRecord,
-        space: SearchSpace,
         toolchain: Toolchain,
         settings: SearchSettings,
         listener: Listener,
         law: str,
         data_dir: Path,
         limits: Limits | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Ask for the roofline; errors go on where ``data_dir`` ends. ``law`` is the statistic that adds in squares."""
-        self._record, self._space, self._toolchain = record, space, toolchain
-        self._settings, self._listener, self._law = settings, listener, law
-        path, shared = data_dir / SENSITIVITY_JSON, SharedErrors(record, searched_as(law, settings))
-        self.errors = OneGroupErrors(space, toolchain, law, path, listener, shared, settings, limits)
-        self.emulator: PlanEmulator | None = None
-        if toolchain.error_source == "measured" and toolchain.emulation_holds:
-            self.emulator = PlanEmulator(space, toolchain, law, listener, settings, limits)
-        terms = in_fresh_processes(toolchain.latency_terms, toolchain, listener, "predicting latencies")
+        """Ask for the roofline; ``law`` is the statistic that adds in squares."""
+        self._record, self._space, self._toolchain, self._law = record, record.space, toolchain, law
+        self._settings, self._listener, self._limits, self._clock = settings, listener, limits, clock
+        path = data_dir / SENSITIVITY_JSON
+        self.errors = OneGroupErrors(record, toolchain, law, path, listener, settings, limits)
+        terms = run_needed_job(toolchain.latency_terms, toolchain, listener, "predicting latencies")
         if isinstance(terms, Failure):
             text = "no latency can be predicted, so the search learns it from builds alone"
             listener.warning(f"{text}: {terms.message}")
-        self.terms = None if isinstance(terms, Failure) else terms
-        self._per_plan = toolchain.emulated_samples.per_plan
-        self.seeds_first = None if self._per_plan is None else SEEDS_FIRST
+        self._terms = None if isinstance(terms, Failure) else terms
         self._searched: dict[int, float] = {}  # number of an evaluation -> its error as the search weighs it
-        self._announced = ""
+        self._emulates = toolchain.error_source == "measured" and toolchain.emulation_holds
+        self._emulated: dict[str, OutputError | None] = {}  # of plans by their fingerprint; None where emulation fails
+        self._alone: dict[str, float] = {}  # measured errors of groups that are not emulated
+        self._emulating_s, self._emulations = 0.0, 0
         self._update()
 
     def sampler(self) -> PrecisionSampler:
@@ -102,47 +102,85 @@ class Knowledge:
 
         Called before each proposal, so that none waits for many.
         """
-        record, evaluations = self._record, self._record.evaluations()
-        if self._per_plan is None:
-            allowed = math.inf
-        else:
-            seeds, spent = len(self._space.seeds), record.spent
-            soon = min(max(AT_FIRST, _SOON * seeds * self._per_plan), _SOON * spent * self._per_plan)
-            allowed = soon + _PER_PLAN_SAMPLE * self._per_plan * max(0, spent - seeds)
-        if self.errors.take(allowed) or not self._announced:
+        evaluations, per_plan, allowed = self._record.evaluations(), self._toolchain.emulated_samples.per_plan, math.inf
+        if per_plan is not None:
+            seeds = len(self._space.seeds)
+            later = _PER_PLAN_SAMPLE * per_plan * max(0, self._record.spent - seeds)
+            allowed = max(AT_FIRST, _PER_SEED_SAMPLE * per_plan * seeds) + later
+        if self.errors.take(allowed):
             self._update()
             missing = len(self._space.free) - len(self.errors.sensitivity().errors)
-            estimated = f"; {missing} one-group errors are estimated from groups like them"
-            text = f"searching{estimated if missing else ''}"
-            if text != self._announced:
-                self._announced = text
-                self._listener.stage(text)
-        to_learn = 0
-        if self.emulator is not None:
-            self.emulator.learn_measured(evaluations)
-            build_s = float(np.median([evaluation.build_s for evaluation in evaluations] or [0.0]))
-            to_learn = self.emulator.affordable(_LEARNING_SHARE * build_s)
+            more = f"; {missing} one-group errors are estimated from groups like them" if missing else ""
+            self._listener.stage(f"searching{more}")
+        alone = {self._space.alone(group).fingerprint: group for group in self._space.not_emulated}
         for evaluation in evaluations:
             if evaluation.number not in self._searched:
-                self._searched[evaluation.number] = searched_error(evaluation.error, self._law, self._settings)
+                error = self._searched[evaluation.number] = searched_error(evaluation.error, self._law, self._settings)
+                if (group := alone.get(evaluation.plan.fingerprint)) is not None:
+                    self._alone[group] = error
+        build_s = float(np.median([evaluation.build_s for evaluation in evaluations] or [0.0]))
         return PrecisionSampler(
             self.prior,
             derive_seed(self._settings.seed, 0),
             # Of metrics that do not add in squares the largest error so far bounds the front.
-            error_scale=REFERENCE_ERROR if record.metric in ADD_IN_SQUARES else math.inf,
-            emulate=self.emulator,
-            emulations_to_learn=to_learn,
+            error_scale=REFERENCE_ERROR if self._record.metric in ADD_IN_SQUARES else math.inf,
+            emulate=self.emulate if self._emulates else None,
+            emulations_to_learn=self.affordable(_LEARNING_SHARE * build_s),
             errors=self._searched,
             error_name=searched_as(self._law, self._settings),
         )
 
+    def emulate(self, choices: Sequence[Mapping[str, str]]) -> list[float]:
+        """The errors of plans, as the search weighs them, by the precision of every free group.
+
+        Those of groups that are not emulated are added in squares, as measured; NaN where an error is not known.
+        """
+        fp32 = dict.fromkeys(self._space.not_emulated, str(Precision.FP32))
+        plans = [self._space.plan({**each, **fp32}) for each in choices]
+        new = {plan.fingerprint: plan for plan in plans if plan.fingerprint not in self._emulated}
+        if new and self._emulates and (self._limits is None or self._limits.reached() is None):
+            began_s = self._clock()
+            try:
+                outputs = emulate_outputs(self._toolchain, list(new.values()), self._listener)
+            except RunError as fault:
+                self._emulates = False
+                text = "the search goes on without emulating plans before they are built"
+                self._listener.warning(f"{text}: {fault.message}")
+            else:
+                self._emulating_s += self._clock() - began_s
+                self._emulations += len(new)
+                self._emulated.update(zip(new, outputs, strict=True))
+        errors = []
+        for plan, each in zip(plans, choices, strict=True):
+            error = self._emulated.get(plan.fingerprint)
+            emulated = math.nan if error is None else searched_error(error, self._law, self._settings)
+            alone = (self._alone.get(group, math.nan) for group in fp32 if each[group] != Precision.FP32)
+            errors.append(math.hypot(emulated, *alone))
+        return errors
+
+    def affordable(self, seconds: float) -> int:
+        """How many plans can be emulated in this time, by the time that emulation has taken; a few before any."""
+        if not self._emulates or seconds <= 0.0:
+            return 0
+        if not self._emulations:
+            return _UNTIMED
+        return min(EMULATIONS_TO_LEARN, int(seconds * self._emulations / max(self._emulating_s, 1e-9)))
+
+    def recall(self, plan: PrecisionPlan) -> EmulatedError | None:
+        """The emulated objective statistic of a plan; None if it was not emulated, or failed."""
+        if (error := self._emulated.get(plan.fingerprint)) is None:
+            return None
+        plain = SearchSettings(ignore=self._settings.ignore)
+        return EmulatedError(searched_error(error, self._law, plain), error.sample_count)
+
     def _update(self) -> None:
         sensitivity = self.errors.sensitivity()
         exact = self._toolchain.latency_source == "predicted"
-        self.prior = make_prior(self._space, sensitivity, self.terms, exact=exact, settings=self._settings)
-        if self.emulator is not None:
+        self.prior = make_prior(self._space, sensitivity, self._terms, exact=exact, settings=self._settings)
+        if self._emulates:  # groups that have been emulated on all samples are plans, too
             uncertain = {*sensitivity.doubts, *self._space.not_emulated}
-            self.emulator.learn({g: e for g, e in sensitivity.output_errors.items() if g not in uncertain})
+            alone = {g: error for g, error in sensitivity.output_errors.items() if g not in uncertain}
+            self._emulated |= {self._space.alone(group).fingerprint: error for group, error in alone.items()}
 
 
 def make_prior(
@@ -220,29 +258,21 @@ def _boundaries(space: SearchSpace, terms: LatencyTerms) -> dict[Boundary, float
 def log_square_errors(space: SearchSpace, sensitivity: Sensitivity) -> dict[str, tuple[float, float]]:
     """Of each free group, the log of its squared error and the standard deviation that is due to what was not taken.
 
-    A group without an error has the mean of those of its pattern, else of its kind, else of all. That of one that is
-    not emulated is in doubt till it is measured.
+    A group without an error has the mean of those of its kind, else of all. That of one that is not emulated is in
+    doubt till it is measured.
     """
-    logs = {
-        group: math.inf if math.isinf(error) else 2.0 * math.log(max(error, ERROR_FLOOR))
-        for group, error in sensitivity.errors.items()
-    }
-    alike = {g.id: (f"pattern {g.pattern}" if g.pattern else "", f"kind {g.kind}", "any") for g in space.groups}
-    finite: dict[str, list[float]] = {}
-    for group in space.free:
-        for fact in alike[group] if math.isfinite(logs.get(group, math.inf)) else ():
-            finite.setdefault(fact, []).append(logs[group])
+    kinds = {group.id: group.kind for group in space.groups}
+    logs = {g: 2.0 * math.log(max(e, ERROR_FLOOR)) if e < math.inf else e for g, e in sensitivity.errors.items()}
+    finite = {group: value for group, value in logs.items() if group in space.free and math.isfinite(value)}
     squares: dict[str, tuple[float, float]] = {}
     for group in space.free:
         if group in logs:
-            doubt = _ANY_SD if group in space.not_emulated else 2.0 * sensitivity.doubts.get(group, 0.0)
+            doubt = _UNTAKEN_SD if group in space.not_emulated else 2.0 * sensitivity.doubts.get(group, 0.0)
             squares[group] = logs[group], doubt
             continue
-        squares[group] = math.log(1e-4**2), 4.5
-        for fact, sd in zip(alike[group], (_ALIKE_SD, _KIND_SD, _ANY_SD), strict=True):
-            if fact and (values := finite.get(fact)):
-                squares[group] = float(np.mean(values)), math.hypot(sd, float(np.std(values)))
-                break
+        of_kind = [value for other, value in finite.items() if kinds[other] == kinds[group]]
+        others = of_kind or list(finite.values()) or [math.log(1e-4**2)]
+        squares[group] = float(np.mean(others)), math.hypot(_UNTAKEN_SD, float(np.std(others)))
     return squares
 
 

@@ -16,6 +16,7 @@ from mptune.data.metrics.parts import PARTS_JSON, load_parts
 from mptune.data.rollout import Rollout
 from mptune.data.samples import CalibrationSet
 from mptune.engines.base import EngineError, Failure, ReferenceReport, Stage
+from mptune.engines.failures import did_not_run
 from mptune.engines.jobs.outputs import value_error
 from mptune.engines.jobs.reference import ObserveJob, ReferenceJob
 from mptune.engines.jobs.rows import row_feeds
@@ -27,7 +28,6 @@ from mptune.graph.loading.model import load_model
 from mptune.graph.writing.observe import observed_parts, write_with_outputs
 from mptune.processes.child import WorkerState
 from mptune.processes.parent import Worker
-from mptune.tuning.failures import did_not_run
 from mptune.tuning.steps.baseline import check_reference
 from tests.engines.engine_support import run_here, save_graph
 from tests.graph import models
@@ -109,7 +109,7 @@ def test_a_batch_that_is_another_number_is_named_with_that_number(tmp_path: Path
     with pytest.raises(EngineError) as caught:
         take_reference(model, tmp_path, ramp(1, 3))
     error = did_not_run("it does not run", Failure(Stage.RUN, caught.value.kind, "no"), load_model(model))
-    assert "Reshape 'flatten' gives 4 rows whatever the batch: try --batch 4" in error.hint
+    assert "Reshape 'flatten' fixes the number of rows: try --batch 4" in error.hint
     kept = save_graph(tmp_path / "k.onnx", nodes, ["n", 3], {"shape": np.array([-1, 3], np.int64)})
     assert fixed_rows(load_model(kept)) is None
 

@@ -46,7 +46,7 @@ def test_bias_and_activation_go_with_their_product(tmp_path: Path) -> None:
     _, result, fp16 = planned(models.mlp(), tmp_path, **{"op:MatMul": "fp16", "op:Relu": "fp32"})
     assert fp16 == {"/block/fc2/MatMul"}
     assert result.warnings == (
-        "block/fc1 (matrix product with its bias and activation) is indivisible, and the plan has 1 of its 3 nodes in"
+        "block/fc1 (matrix product with bias, norm or activation) is indivisible, and the plan has 1 of its 3 nodes in"
         " FP16: it is FP32 as a whole",
     )
 

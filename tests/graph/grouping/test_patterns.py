@@ -59,11 +59,6 @@ NORMS = {
         f"m = {MEAN}(a) d = Sub(a, m) s = Mul(d, d) v = {MEAN}(s) e = Add(v, eps) r = Sqrt(e) i = Reciprocal(r)"
         " k = Mul(i, gamma) p = Mul(a, k) q = Mul(m, k) t = Sub(beta, q) b = Add(p, t)",
     ),
-    "variance as difference of means": (
-        "LayerNorm written out",
-        f"m = {MEAN}(a) s = Mul(a, a) v2 = {MEAN}(s) mm = Mul(m, m) v = Sub(v2, mm) e = Add(v, eps) r = Sqrt(e)"
-        " d = Sub(a, m) n = Div(d, r) b = Mul(n, gamma)",
-    ),
     "RMSNorm": (
         "RMSNorm written out",
         f"s = Pow(a, two) v = {MEAN}(s) e = Add(v, eps) r = Sqrt(e) i = Div(one, r) n = Mul(a, i) b = Mul(gamma, n)",
@@ -107,50 +102,42 @@ def test_a_standard_deviation_alone_is_no_norm(tmp_path: Path) -> None:
 
 
 ACTIVATIONS = {
-    "GELU": ("GELU written out", "u = Div(a, root2) f = Erf(u) o = Add(f, one) p = Mul(a, o) b = Mul(p, half)"),
-    "GELU, x halved first": (
-        "GELU written out",
-        "h = Mul(a, half) u = Div(a, root2) f = Erf(u) o = Add(f, one) b = Mul(h, o)",
-    ),
+    "GELU": "u = Div(a, root2) f = Erf(u) o = Add(f, one) p = Mul(a, o) b = Mul(p, half)",
+    "GELU, x halved first": "h = Mul(a, half) u = Div(a, root2) f = Erf(u) o = Add(f, one) b = Mul(h, o)",
     "GELU, tanh": (
-        "GELU (tanh) written out",
         "cube = Pow(a, three) k = Mul(cube, cubic) s = Add(a, k) u = Mul(s, root_pi) t = Tanh(u) o = Add(t, one)"
-        " p = Mul(a, o) b = Mul(p, half)",
+        " p = Mul(a, o) b = Mul(p, half)"
     ),
     "GELU, tanh, the cube by products": (
-        "GELU (tanh) written out",
         "sq = Mul(a, a) cube = Mul(sq, a) k = Mul(cubic, cube) s = Add(k, a) u = Mul(s, root_pi) t = Tanh(u)"
-        " o = Add(one, t) h = Mul(a, half) b = Mul(h, o)",
+        " o = Add(one, t) h = Mul(a, half) b = Mul(h, o)"
     ),
-    "SiLU": ("SiLU written out", "s = Sigmoid(a) b = Mul(a, s)"),
-    "quick GELU": ("SiLU written out", "u = Mul(a, root2) s = Sigmoid(u) b = Mul(s, a)"),
-    "Mish": ("Mish written out", "s = Softplus(a) t = Tanh(s) b = Mul(a, t)"),
-    "hard swish by Clip": (
-        "hard swish written out",
-        "p = Add(a, three) q = Clip(p, zero, six) r = Mul(a, q) b = Div(r, six)",
-    ),
+    "SiLU": "s = Sigmoid(a) b = Mul(a, s)",
+    "quick GELU": "u = Mul(a, root2) s = Sigmoid(u) b = Mul(s, a)",
+    "Mish": "s = Softplus(a) t = Tanh(s) b = Mul(a, t)",
+    "hard swish by Clip": "p = Add(a, three) q = Clip(p, zero, six) r = Mul(a, q) b = Div(r, six)",
 }
 
 
 @pytest.mark.parametrize("case", ACTIVATIONS)
 def test_an_activation_is_whole_and_belongs_to_its_layer(case: str, tmp_path: Path) -> None:
-    name, nodes = ACTIVATIONS[case]
+    nodes = ACTIVATIONS[case]
     count = nodes.count("=")
     alone = f"""
         a0 = Concat<axis = 2>(x, x) start = Constant<value_ints = [0]>() end = Constant<value_ints = [8]>()
         a = Slice(a0, start, end, last) {nodes} z = Add(b, a) y = MatMul(z, w1)
     """
     _, patterns = patterns_of(alone, tmp_path)
-    assert [(p.kind, p.name, len(p.nodes)) for p in patterns] == [("activation", name, count)], "a residual beside it"
+    assert [(p.kind, len(p.nodes)) for p in patterns] == [("activation", count)], "a residual beside it"
     _, patterns = patterns_of(f"m = MatMul(x, w0) a = Add(m, bias) {nodes} y = MatMul(b, w1)", tmp_path)
-    assert [p.name for p in patterns] == ["matrix product with its bias and activation"]
+    assert [p.kind for p in patterns] == ["matmul"]
     assert len(patterns[0].nodes) == count + 2
 
 
 def test_where_a_layer_ends(tmp_path: Path) -> None:
     """At a gate, whose sigmoid is of something else than what it scales; at what others read, too, or is an output."""
-    _, patterns = patterns_of("a = MatMul(x, w0) g = MatMul(x, w1) s = Sigmoid(g) y = Mul(a, s)", tmp_path)
-    assert [p.name for p in patterns] == ["matrix product with its activation"]
+    model, (pattern,) = patterns_of("a = MatMul(x, w0) g = MatMul(x, w1) s = Sigmoid(g) y = Mul(a, s)", tmp_path)
+    assert ops(model, pattern) == ["MatMul", "Sigmoid"]
     model, (pattern,) = patterns_of("m = MatMul(x, w0) a = Add(m, bias) r = Relu(a) y = Add(r, a)", tmp_path)
     assert ops(model, pattern) == ["MatMul", "Add"]
     assert patterns_of("m = MatMul(x, w0) y = Relu(m)", tmp_path, outputs="float[] m, float[] y")[1] == []
@@ -189,11 +176,6 @@ CORES = {
     "a softmax that is guarded against rows without keys": (
         "soft = Softmax<axis = -1>(scores) bad = IsNaN(soft) p = Where(bad, zero, soft)",
         "Softmax IsNaN Where",
-    ),
-    "a softmax written out": (
-        "mx = ReduceMax<axes = [-1]>(scores) sh = Sub(scores, mx) ex = Exp(sh) su = ReduceSum(ex, last)"
-        " p = Div(ex, su)",
-        "ReduceMax Sub Exp ReduceSum Div",
     ),
 }
 

@@ -19,7 +19,7 @@ from mptune.errors import ModelError, RunError
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import Model, load_model
-from mptune.graph.loading.tensors import Initializer, make_initializer
+from mptune.graph.loading.tensors import Initializer
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision, PrecisionPlan
 from mptune.graph.writing import weights
 from mptune.graph.writing.rewrite import Rewriter
@@ -40,7 +40,7 @@ RNG = np.random.default_rng(3)
 
 
 def described(tensor: onnx.TensorProto) -> Initializer:
-    return make_initializer(tensor.name, tensor, Path())
+    return Initializer(tensor.name, tensor, Path())
 
 
 def external(folder: Path) -> Model:

@@ -38,7 +38,7 @@ def guided(
     prior = make_prior(space, sensitivity, toolchain.latency_terms(), exact=toolchain.latency_source == "predicted")  # type: ignore[arg-type]
     keep_grounds(space, prior, folder)
     propose_with(record, prior)
-    Tuner(record, space, toolchain, SearchSettings(budget=budget), Silent()).run()
+    Tuner(record, toolchain, SearchSettings(budget=budget), Silent()).run()
     return pareto(record.evaluations())
 
 
@@ -131,7 +131,7 @@ def test_gains_are_learned_from_builds(open_record: OpenRecord, tmp_path: Path) 
     prior = make_prior(space, sensitivity, wrong, exact=False)  # type: ignore[arg-type]
     keep_grounds(space, prior, tmp_path)
     propose_with(record, prior)
-    Tuner(record, space, toolchain, SearchSettings(budget=40), Silent()).run()
+    Tuner(record, toolchain, SearchSettings(budget=40), Silent()).run()
     explanation = explain(record, tmp_path, pareto(record.evaluations()))
     assert explanation.gains_from == f"the roofline and {len(record.evaluations())} builds"
     assert [worth.gain_ms for worth in explanation.groups] == [pytest.approx(0.5, abs=0.15)] * 8
@@ -143,7 +143,7 @@ def test_without_sensitivity_and_terms_nothing_is_made_up(
     record = open_record(sampler=None)
     keep_grounds(space, None, tmp_path)
     toolchain = FakeToolchain(Law(list(space.free)), noise=0.0)
-    Tuner(record, space, toolchain, SearchSettings(budget=10, sampler="tpe"), Silent()).run()
+    Tuner(record, toolchain, SearchSettings(budget=10, sampler="tpe"), Silent()).run()
     front = pareto(record.evaluations())
     explanation = explain(record, tmp_path, front)
     assert explanation.gains_from is None

@@ -57,7 +57,7 @@ def test_a_group_whose_emulation_fails_is_unknown_and_one_that_overflows_is_infi
     toolchain = make_toolchain(space, emulation_fails={"g001"}, non_finite={"g002"})
     found = find_sensitivity(space, toolchain, "relative_l2", tmp_path / "s.json", Diary())
     assert {g: math.isinf(error) for g, error in found.errors.items()} == {"g000": False, "g002": True, "g003": False}
-    assert found.failed == ("g001",)
+    assert "g001" not in found.errors
     squares = make_prior(space, found, None, exact=False).log_square_errors
     assert squares is not None
     assert [math.isinf(square) for square in squares] == [False, False, True, False]
@@ -87,10 +87,7 @@ def test_outputs_that_are_ignored_do_not_count(tmp_path: Path) -> None:
     toolchain = TwoOutputs(Law(list(space.free)))
 
     def taken(ignored: Collection[str]) -> Sensitivity:
-        wanted = SearchSettings(ignore=tuple(ignored))
-        errors = OneGroupErrors(space, toolchain, METRIC, path, Diary(), settings=wanted)
-        errors.take(math.inf)
-        return errors.sensitivity()
+        return find_sensitivity(space, toolchain, METRIC, path, Diary(), settings=SearchSettings(ignore=tuple(ignored)))
 
     law = toolchain.law.errors
     ignoring = taken(("z",))
@@ -106,10 +103,29 @@ def test_past_a_limit_nothing_more_is_taken(tmp_path: Path) -> None:
     space = make_small_space(20)
     toolchain, ticks = make_toolchain(space), itertools.count()
     limits = Limits(SearchSettings(timeout_s=2.0), clock=lambda: float(next(ticks)))
-    errors = OneGroupErrors(space, toolchain, METRIC, tmp_path / "s.json", Diary(), limits=limits)
-    errors.take(math.inf)
+    find_sensitivity(space, toolchain, METRIC, tmp_path / "s.json", Diary(), limits=limits)
     assert len(toolchain.emulated) == 8, "one job, then the time is over"
     assert len(Sensitivity.load(tmp_path / "s.json", METRIC).errors) == 8, "and what was taken is kept"
+
+
+def test_what_one_worker_found_the_other_does_not_emulate(open_record: OpenRecord, tmp_path: Path) -> None:
+    """One works before the other, then both at once."""
+    space = make_small_space(16)
+    first, second, third = (make_toolchain(space) for _ in range(3))
+    one, two, three = (
+        OneGroupErrors(open_record(space), toolchain, METRIC, tmp_path / f"{k}.json", Diary())
+        for k, toolchain in enumerate((first, second, third))
+    )
+    one.take(16)
+    two.take(math.inf)
+    three.take(math.inf)
+    assert (len(first.emulated), len(second.emulated), len(third.emulated)) == (8, 8, 0)
+    assert set(first.emulated).isdisjoint(second.emulated)
+    assert two.sensitivity() == three.sensitivity()
+    assert (tmp_path / "2.json").exists(), "explanations read it"
+    other = make_toolchain(space)
+    OneGroupErrors(open_record(space), other, "max_abs", tmp_path / "s.json", Diary()).take(math.inf)
+    assert len(other.emulated) == 16, "another metric has other errors"
 
 
 IDS = [f"g{i:03d}" for i in range(6)]
@@ -178,8 +194,8 @@ def test_the_prior_counts_casts_between_two_reduced_precisions(law: tuple[Latenc
 def test_knowing_the_law_every_proposal_is_on_the_front(open_record: OpenRecord, tmp_path: Path) -> None:
     space, wanted = make_small_space(16), SearchSettings(budget=26)
     record, toolchain = open_record(space), make_toolchain(space, latency_source="predicted", error_source="emulated")
-    known = Knowledge(record, space, toolchain, wanted, Diary(), METRIC, tmp_path)
-    Tuner(record, space, toolchain, wanted, Diary(), knowledge=known).run()
+    known = Knowledge(record, toolchain, wanted, Diary(), METRIC, tmp_path)
+    Tuner(record, toolchain, wanted, Diary(), knowledge=known).run()
     proposals = record.evaluations()[2:]
     assert len(proposals) == 24
     beaten = [
