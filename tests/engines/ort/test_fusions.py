@@ -135,7 +135,7 @@ def test_a_switched_epsilon_is_the_models(tmp_path: Path) -> None:
     path = emulator.write_switched(context.scratch("switched"), [group.id for group in grouped.groups])
     on = emulator.on(grouped.uniform(Precision.FP16))
     switches = tuple(emulator.switches[Precision.FP16].values())
-    (error,) = run_here(SwitchedErrorsJob(path, None, (on,), switches, Scoring(*paths[1:])))
+    (error,) = run_here(SwitchedErrorsJob(path, (on,), switches, Scoring(*paths[1:])))
     assert 1e-5 < error.value("relative_l2") < 1e-3
 
 

@@ -158,16 +158,13 @@ def test_an_engine_for_another_gpu_and_a_damaged_one(kind: Kind, mlp_path: Path,
         TensorRtSession(path, EngineOptions(kind))
 
 
-def test_fp64_is_fp32_for_tensorrt_and_said_once(device: Device) -> None:
+def test_fp64_is_fp32_for_tensorrt(device: Device) -> None:
     """TensorRT's parser declares FP64 inputs FP32."""
     session = device.open("double")
     feeds = {"x": rows(2)["x"].astype(np.float64)}
     for _ in range(2):
         np.testing.assert_array_equal(session.run(feeds)["y"], rows(2)["x"] * 2)
     assert timed(session, feeds).median_ms > 0.0
-    assert [text for text in session.warnings if "FP64" in text] == [
-        "input 'x' is FP64, and FP32 in the engine: give FP32 where you deploy it"
-    ]
     session.close()
 
 
@@ -191,7 +188,9 @@ def test_values_that_no_shape_can_have_are_an_engine_error(device: Device) -> No
     """``infer_shapes`` raises ``RuntimeError`` (pyCore.cpp)."""
     session = device.open("reshape")
     feeds = {"x": np.zeros((2, 6), np.float32), "shape": np.array([24, 1], np.int64)}
-    with pytest.raises(EngineError, match=r"the shapes do not fit together: values \[24, 1\] of shape are out of"):
+    with pytest.raises(
+        EngineError, match=r"do not fit together, or cannot be inferred: values \[24, 1\] of shape are out of"
+    ):
         session.run(feeds)
 
 
