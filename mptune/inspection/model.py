@@ -25,7 +25,6 @@ from mptune.graph.grouping.groups import find_fitting_groups, find_groups
 from mptune.graph.hazards.find import find_split, pinned_by_hazards
 from mptune.graph.hazards.hazard import Hazard, worst_first
 from mptune.graph.hazards.interface import interface_findings, state_inputs
-from mptune.graph.hazards.masks import masked_row_findings
 from mptune.graph.hazards.observed_values import ObservedValues
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import static_shapes
@@ -153,7 +152,6 @@ def model_findings(grouped: GroupedModel, values: KnownValues) -> tuple[Finding,
             *training_findings(model, "inspect", is_run=samples is not None),
             *(() if samples is None else (replace(finding, origin="inspect") for finding in samples.findings)),
             *values.findings,
-            *masked_row_findings(grouped, values.observed, "inspect", values.findings),
             *already_mixed_findings(grouped, shapes, "inspect"),
             *quantised_findings(grouped, shapes, "inspect"),
             *out_of_reach_findings(grouped, shapes, "inspect"),

@@ -23,7 +23,7 @@ from mptune.reporting.text import (
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front
 from mptune.tuning.fronts.limits import is_larger_in_search, metric_values
-from mptune.tuning.fronts.texts import error_text, format_error, format_ms, format_value, latency_text, noise_ms
+from mptune.tuning.fronts.texts import error_text, format_error, format_ms, format_value, latency_text
 
 _MOST_KEPT = 12
 """FP32 groups that are named."""
@@ -39,7 +39,7 @@ def readme_text(
     has_check: bool,
 ) -> str:
     """The text of README.txt; ``has_check`` says whether samples with reference outputs lie beside it."""
-    plan, latency, noise = evaluation.plan, evaluation.latency, noise_ms(evaluation)
+    plan, latency = evaluation.plan, evaluation.latency
     reduced, is_cpu = reduced_names([plan]), is_on_cpu(front)
     (first, count), *others = plan.reduced_counts.items() or [(Precision.FP16, 0)]
     counts = [f"{count} of {len(plan.precision)} layer groups in {first.name}"]
@@ -83,8 +83,8 @@ def readme_text(
         reduced=reduced,
         plan_facts=plan_facts.items(),
         ms=latency_text(evaluation),
-        interval=" to ".join(format_ms(bound, noise) for bound in latency.ci95_ms),
-        p99=format_ms(latency.p99_ms, noise),
+        interval=" to ".join(map(format_ms, latency.ci95_ms)),
+        p99=format_ms(latency.p99_ms),
         fp32_ms=latency_text(front.fp32),
         speedup=speedup_text(evaluation, front.fp32),
         searched_error=format_error(evaluation.error_value),

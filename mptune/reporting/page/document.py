@@ -35,11 +35,11 @@ from mptune.tuning.fronts.progress import Progress
 from mptune.tuning.fronts.texts import (
     compared,
     format_interval,
+    format_speedup,
     latency_text,
     memory_details,
     memory_text,
     metric_cell,
-    speedup_of,
 )
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def _plan(evaluation: Evaluation, content: PageContent) -> dict[str, Any]:
         "interval": format_interval(evaluation).replace("+-", "\N{PLUS-MINUS SIGN}"),
         "ms_text": latency_text(evaluation),
         "speedup": _short(evaluation.speedup),
-        "speedup_text": speedup_of(evaluation, content.front.fp32),
+        "speedup_text": format_speedup(evaluation.speedup),
         "search": _short(evaluation.error_value),
         "held_out": _short(evaluation.held_out_value),
         "ci95": None if interval is None else [_short(bound) for bound in interval],

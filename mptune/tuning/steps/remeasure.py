@@ -240,7 +240,6 @@ def _pooled(point: Evaluation, rounds: Sequence[_Round], settings: LatencySettin
         point,
         latency=sessions.corrected(latency, [each.latency.session for each in rounds]),
         held_out=rounds[max(range(len(rounds)), key=values.__getitem__)].error,
-        held_out_least=min(value for _, value in values) if len(values) > 1 else None,
         engine_path=next((each.engine_path for each in reversed(rounds) if each.engine_path), point.engine_path),
         remeasured=latency.source == "measured",
         warnings=tuple(dict.fromkeys((*point.warnings, *(text for each in rounds for text in each.warnings)))),
