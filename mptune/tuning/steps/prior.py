@@ -1,12 +1,15 @@
 """What the sampler knows before a proposal: the roofline, one-group errors as far as they were taken, emulated plans.
 
-Where emulations take long only few are taken before the first plan, and more between plans, in proportion to the plans
-that have been evaluated: so a resumed search takes the same as one that was not interrupted.
+Where emulations take long not all one-group errors are taken before the first plan. One sample tells most of what eight
+do, so every group has one first, and then more, part by part of the samples. What is left is taken between plans, in
+proportion to them: so a resumed search takes the same as one that was not interrupted.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -19,12 +22,13 @@ from mptune.data.metrics.parts import ADD_IN_SQUARES
 from mptune.engines.base import Failure
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.errors import RunError
+from mptune.files import write_json
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import SearchSettings
 from mptune.targets.roofline import LatencyTerms
 from mptune.tuning.evaluation import EmulatedError
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, REFERENCE_ERROR
-from mptune.tuning.fronts.searched_error import part_errors, searched_as, searched_error
+from mptune.tuning.fronts.searched_error import part_errors, searched_as, searched_error, stored, suffices
 from mptune.tuning.listener import Listener
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.sampler.plans import Boundary, Crossings, End
@@ -33,7 +37,7 @@ from mptune.tuning.sampler.precision import EMULATIONS_TO_LEARN, PrecisionSample
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.attempts import run_needed_job
 from mptune.tuning.steps.limits import Limits
-from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, OneGroupErrors, Sensitivity, emulate_outputs
+from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, Sensitivity, emulate_outputs, error_value
 
 AT_FIRST = 200
 """Emulations of one group on one sample that come before the sampler's first plan where they take long, at least. One
@@ -53,6 +57,15 @@ _UNTAKEN_SD = 3.0
 
 _UNTIMED = 2
 """Plans to learn from, before it is known how long an emulation takes."""
+
+_NOTE = "one-group errors:"
+"""Of the study: a note for each batch of groups on a part of the samples."""
+
+_AT_A_TIME = 8
+"""Groups per job: an interrupted run repeats at most one job, and progress is reported after each."""
+
+_SPREAD = 0.4
+"""Relative standard deviation of one group's error between samples, about: what few of them leave in doubt."""
 
 MOST_PARTS = 12
 """Parts of the outputs that are told apart; the others are taken together."""
@@ -83,8 +96,12 @@ class Knowledge:
         """Ask for the roofline; ``law`` is the statistic that adds in squares."""
         self._record, self._space, self._toolchain, self._law = record, record.space, toolchain, law
         self._settings, self._listener, self._limits, self._clock = settings, listener, limits, clock
-        path = data_dir / SENSITIVITY_JSON
-        self.errors = OneGroupErrors(record, toolchain, law, path, listener, settings, limits)
+        self._path, self._parts = data_dir / SENSITIVITY_JSON, toolchain.emulated_samples.parts
+        self._errors: dict[str, OutputError] = {}  # of groups alone
+        self._failed: set[str] = set()  # groups whose emulation failed for good, perhaps after some samples
+        self._read: set[str] = set()  # keys of the notes that have been added
+        self._written: Sensitivity | None = None
+        self._add_notes(is_first=True)
         terms = run_needed_job(toolchain.latency_terms, toolchain, listener, "predicting latencies")
         if isinstance(terms, Failure):
             text = "no latency can be predicted, so the search learns it from builds alone"
@@ -107,9 +124,9 @@ class Knowledge:
             seeds = len(self._space.seeds)
             later = _PER_PLAN_SAMPLE * per_plan * max(0, self._record.spent - seeds)
             allowed = max(AT_FIRST, _PER_SEED_SAMPLE * per_plan * seeds) + later
-        if self.errors.take(allowed):
+        if self.take(allowed):
             self._update()
-            missing = len(self._space.free) - len(self.errors.sensitivity().errors)
+            missing = len(self._space.free) - len(self.sensitivity().errors)
             more = f"; {missing} one-group errors are estimated from groups like them" if missing else ""
             self._listener.stage(f"searching{more}")
         alone = {self._space.alone(group).fingerprint: group for group in self._space.not_emulated}
@@ -129,6 +146,94 @@ class Knowledge:
             errors=self._searched,
             error_name=searched_as(self._law, self._settings),
         )
+
+    def take(self, allowed: float) -> bool:
+        """Emulate groups alone, as far as so many emulations of one sample are allowed; whether more is known then.
+
+        Those of all workers count, and of earlier runs: the study keeps them.
+        """
+        before = self._spent()
+        while self._limits is None or self._limits.reached() is None:
+            self._add_notes()
+            # The first part of the samples for each group, then the second, and so on.
+            jobs: list[tuple[range, list[str]]] = []
+            for part in self._parts:
+                lacking = [g for g in self._space.free if g not in self._failed and self._samples(g) == part.start]
+                # An overflow shows on the first sample that has it, and more of them say nothing more.
+                lacking = [g for g in lacking if part.start == 0 or self._errors[g].non_finite == 0]
+                jobs += [(part, lacking[k : k + _AT_A_TIME]) for k in range(0, len(lacking), _AT_A_TIME)]
+            jobs = [(part, groups) for part, groups in jobs if self._spent() + len(part) * len(groups) <= allowed]
+            if not jobs:
+                break
+            # Several workers take the jobs of one part in a random order, so that they seldom take the same.
+            alike = jobs[:1] if self._record.is_alone else [job for job in jobs if job[0] == jobs[0][0]]
+            self._do(*random.choice(alike))
+        if (sensitivity := self.sensitivity()) != self._written:
+            write_json(self._path, sensitivity.to_json())
+            self._written = sensitivity
+        return self._spent() > before
+
+    def sensitivity(self) -> Sensitivity:
+        """All that is known, without the outputs that are ignored; of those the statistics stay."""
+        errors = {group: self._errors[group] for group in self._space.free if group in self._errors}
+        doubts: dict[str, float] = {}
+        for group, error in errors.items():
+            # Of the mean of n of N samples: sqrt((1 - n / N) / n) of one's (sampling without replacement).
+            left = 1.0 - error.sample_count / self._parts[-1].stop
+            if left > 0.0 and not error.non_finite:
+                doubts[group] = _SPREAD * math.sqrt(left / error.sample_count)
+        values = {
+            group: error_value(error.without(self._settings.ignore), self._law) for group, error in errors.items()
+        }
+        return Sensitivity(self._law, values, errors, doubts)
+
+    def _spent(self) -> int:
+        return sum(map(self._samples, self._errors)) + len(self._failed - self._errors.keys())
+
+    def _samples(self, group: str) -> int:
+        return self._errors[group].sample_count if group in self._errors else 0
+
+    def _do(self, part: range, groups: list[str]) -> None:
+        """Emulate groups, each alone, and note what comes of it; two workers may now and then do the same."""
+        tried = self._failed | self._errors.keys()
+        more = f", now on samples {part.start + 1} to {part.stop}" if part.start else ""
+        self._listener.stage(f"one-group errors: {len(tried)} of {len(self._space.free)} groups{more}")
+        plans = [self._space.all_fp32.replace({group: self._space.reduced_of(group)}) for group in groups]
+        outputs = emulate_outputs(self._toolchain, plans, self._listener, part if len(self._parts) > 1 else None)
+        kept = [None if error is None else stored(error, self._law, self._settings) for error in outputs]
+        note = {
+            "metric": self._law,
+            "samples": [part.start, part.stop],
+            "errors": {g: None if e is None else e.to_json() for g, e in zip(groups, kept, strict=True)},
+        }
+        # A hash: the keys of a database's attributes are short.
+        batch = f"{self._law} {part.start} {part.stop} {' '.join(groups)} {self._settings.tolerance}"
+        key = _NOTE + hashlib.sha256(batch.encode()).hexdigest()[:16]
+        self._record.set_note(key, note)
+        self._read.discard(key)
+        self._add_notes()
+
+    def _add_notes(self, *, is_first: bool = False) -> None:
+        """Add what any worker has noted since; a group without an error failed, which is no evidence of overflow.
+
+        At first under tolerances that the search did not have before: errors that say nothing of them are taken anew.
+        """
+        notes = {key: note for key, note in self._record.notes(_NOTE).items() if key not in self._read}
+        self._read |= notes.keys()
+        for note in sorted(notes.values(), key=lambda note: note["samples"]):
+            for group in note["errors"].keys() & set(self._space.free) if note["metric"] == self._law else ():
+                if note["errors"][group] is None:
+                    self._failed.add(group)
+                    continue
+                error, earlier = OutputError.from_json(note["errors"][group]), self._errors.get(group)
+                if self._samples(group) != note["samples"][0]:
+                    continue
+                joined = error if earlier is None else earlier.with_samples_of(error)
+                is_like = earlier is None or earlier.per_output.keys() == error.per_output.keys()
+                if not is_like or (earlier is not None and not joined.has(self._law)):
+                    self._failed.add(group)  # outputs whose shape depends on values: the parts do not add up
+                elif not is_first or suffices(error, self._law, self._settings):
+                    self._errors[group] = joined
 
     def emulate(self, choices: Sequence[Mapping[str, str]]) -> list[float]:
         """The errors of plans, as the search weighs them, by the precision of every free group.
@@ -174,7 +279,7 @@ class Knowledge:
         return EmulatedError(searched_error(error, self._law, plain), error.sample_count)
 
     def _update(self) -> None:
-        sensitivity = self.errors.sensitivity()
+        sensitivity = self.sensitivity()
         exact = self._toolchain.latency_source == "predicted"
         self.prior = make_prior(self._space, sensitivity, self._terms, exact=exact, settings=self._settings)
         if self._emulates:  # groups that have been emulated on all samples are plans, too
