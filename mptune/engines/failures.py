@@ -36,7 +36,9 @@ def machine_error(failure: Failure, tries: int, control: str = "") -> RunError:
     """The error after the last try of a job that the machine fails; ``control`` is what else shows that it does."""
     log = "" if failure.log_path is None else f" (log: {failure.log_path})"
     what = f"{failure.kind.value} ({failure.stage.value}): {failure.message}{log}{f'; {control}' if control else ''}"
-    cure = _MACHINE_HINTS.get(failure.kind, "see what the system's log says (dmesg), and what else uses the machine and its device")
+    cure = _MACHINE_HINTS.get(
+        failure.kind, "see what the system's log says (dmesg), and what else uses the machine and its device"
+    )
     again = "" if RESUME_HINT in cure else f"; when that is repaired, {RESUME_HINT}"
     return RunError(f"the machine failed {tries} times in a row: {what}", f"{cure}{again}")
 
