@@ -21,9 +21,9 @@ from mptune.tuning.record.study import open_study
 from mptune.tuning.sampler.posterior import Prior
 from mptune.tuning.sampler.precision import PrecisionSampler
 from mptune.tuning.space import SearchSpace
+from mptune.tuning.steps.knowledge import Knowledge
 from mptune.tuning.steps.limits import Limits
-from mptune.tuning.steps.prior import Knowledge
-from mptune.tuning.steps.sensitivity import Sensitivity
+from mptune.tuning.steps.prior import Sensitivity
 from tests.fakes import SHA, FakeToolchain
 
 

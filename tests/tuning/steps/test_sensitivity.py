@@ -24,9 +24,9 @@ from mptune.targets.roofline import BoundaryCost, LatencyTerms
 from mptune.tuning.sampler.latency_model import LatencyModel
 from mptune.tuning.sampler.posterior import BuiltPlans
 from mptune.tuning.space import Pin, SearchSpace
+from mptune.tuning.steps.knowledge import Knowledge
 from mptune.tuning.steps.limits import Limits
-from mptune.tuning.steps.prior import Knowledge, make_prior
-from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, Sensitivity
+from mptune.tuning.steps.prior import SENSITIVITY_JSON, Sensitivity, make_prior
 from mptune.tuning.steps.tuner import Tuner
 from tests.conftest import save_mlp
 from tests.fakes import FAST, Diary, FakeToolchain, Law, make_plan
