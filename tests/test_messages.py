@@ -150,7 +150,7 @@ def test_a_limit_on_the_error_may_be_a_percentage(text: str | float, value: floa
 def test_a_limit_on_a_metric_that_does_not_exist() -> None:
     with pytest.raises(mptune.SettingsError) as caught:
         MetricLimit.parse("mapp>=0.4", ("worst_part",))
-    assert caught.value.message == "limits= mapp>=0.4: there is no metric 'mapp'"
+    assert caught.value.message == "limits= mapp>=0.4: the metrics are worst_part"
     assert caught.value.hint == "did you mean map?"
 
 

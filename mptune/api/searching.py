@@ -11,6 +11,7 @@ from typing import Any
 
 from mptune.api import arguments
 from mptune.api.arguments import MetricLike, ModelLike, PathLike, Shapes
+from mptune.choice import Choice
 from mptune.data.scripts import end_scripts
 from mptune.engines.toolchains.choose import probed_ahead
 from mptune.errors import SettingsError
@@ -32,7 +33,7 @@ from mptune.settings import (
 )
 from mptune.targets.target import load_target
 from mptune.tuning.front import Front
-from mptune.tuning.fronts.limits import check_tolerances
+from mptune.tuning.fronts.limits import check_asked
 from mptune.tuning.fronts.stopped import findings_kept
 from mptune.tuning.listener import Listener
 from mptune.tuning.measuring import OpenToolchain
@@ -172,7 +173,7 @@ def search(
         workers = None if open_toolchain is not None else stack.enter_context(probed_ahead(settings))
         loaded = stack.enter_context(arguments.loaded_model(model, settings.opset))
         outputs = [output.name for output in loaded.outputs]
-        check_tolerances(settings.tolerance, settings.ignore, settings.metric, outputs)
+        check_asked(Choice.of(settings), (settings.metric, *settings.reported_metrics), outputs)
         arguments.check_shapes(settings.shapes, loaded.inputs)
         arguments.check_batch(settings.data_settings.batch, loaded.inputs)
         listens = stack.enter_context(

@@ -180,7 +180,7 @@ def report(
         if json_:
             print_json(engine.to_json())
         else:
-            from mptune.reporting.terminal.layers import print_layers
+            from mptune.reporting.terminal.listings import print_layers
 
             print_layers(engine)
         return

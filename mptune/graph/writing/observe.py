@@ -15,6 +15,7 @@ from mptune.graph.folded import FoldedValues
 from mptune.graph.hazards.masks import softmax_rows
 from mptune.graph.hazards.probes import ProbedNode, probed_nodes
 from mptune.graph.loading.model import Model, needed_nodes
+from mptune.graph.writing.model_file import MIN_IR_VERSION
 from mptune.graph.writing.weights import WeightBank, inline_tensor
 
 _PART_BYTES = 1 << 29
@@ -22,7 +23,7 @@ _PART_BYTES = 1 << 29
 _MOST_OUTPUTS = 1000
 """Of one session: opening it takes time quadratic in their number."""
 _UNKNOWN_BYTES = _PART_BYTES // 48
-"""For a value whose size is not known before the run."""
+"""Taken for a value whose size is not known before the run."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +70,7 @@ def observed_parts(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> list[
         outputs |= reads
         sizes[-1] += more
     return [
-        ObservedPart(
-            {tensor: rows.get(tensor, ()) for tensor in part},
-            tuple(probed for tensor in part for probed in nodes.get(tensor, ())),
-            size,
-        )
+        ObservedPart({n: rows.get(n, ()) for n in part}, tuple(p for n in part for p in nodes.get(n, ())), size)
         for part, size in zip(parts, sizes, strict=True)
     ]
 
@@ -88,10 +85,14 @@ def write_with_outputs(
         folded: values that are constants already, in place of the nodes that compute them.
     """
     proto = without_outputs(model, bank, "watch", tensors, folded)
-    for name in tensors:
-        code = onnx.TensorProto.DataType.Value(model.info(name).dtype.upper())
-        proto.graph.output.append(onnx.helper.make_tensor_value_info(name, code, None))
+    proto.graph.output.extend(declared(model, name) for name in tensors)
     write_bytes(path, [proto.SerializeToString(deterministic=True)])
+
+
+def declared(model: Model, name: str) -> onnx.ValueInfoProto:
+    """A value of the model as an output, of any shape."""
+    code = onnx.TensorProto.DataType.Value(model.info(name).dtype.upper())
+    return onnx.helper.make_tensor_value_info(name, code, None)
 
 
 def without_outputs(
@@ -109,7 +110,7 @@ def without_outputs(
     nodes = model.nodes if wanted is None else needed_nodes(model, wanted)
     nodes = [node for node in nodes if node.index not in left_out.nodes]
     read = None if wanted is None else {*wanted, *(n for node in nodes for n in (*node.inputs, *node.captures))}
-    proto = onnx.ModelProto(ir_version=max(model.proto.ir_version, 4))
+    proto = onnx.ModelProto(ir_version=max(model.proto.ir_version, MIN_IR_VERSION))
     proto.opset_import.extend(model.proto.opset_import)
     graph = proto.graph
     graph.name = name

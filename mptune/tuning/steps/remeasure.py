@@ -212,7 +212,6 @@ def confirmed_evaluations(
                 point,
                 latency=sessions.corrected(total, [each.latency.session for each in held]),
                 held_out=held[max(range(len(held)), key=values.__getitem__)].error,
-                held_out_least=min(value for _, value in values) if len(values) > 1 else None,
                 engine_path=next((each.engine_path for each in reversed(held) if each.engine_path), point.engine_path),
                 remeasured=total.source == "measured",
                 warnings=tuple(dict.fromkeys((*point.warnings, *(text for each in held for text in each.warnings)))),

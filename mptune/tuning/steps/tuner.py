@@ -171,7 +171,7 @@ class Tuner:
             ignored=self._settings.ignore,
         )
         emulated = None if self._knowledge is None else self._knowledge.recall(plan)
-        if emulated is None or baseline is None or evaluation.has_own_value:  # of those the relative L2 is emulated
+        if emulated is None or baseline is None:
             return evaluation
         return evaluation.with_emulated(emulated, baseline.error_value, self._space.operators(plan))
 
