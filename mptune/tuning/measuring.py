@@ -132,10 +132,10 @@ def make_tuner(
     limit: limits.Limits,
 ) -> tuner.Tuner:
     """What proposes plans and evaluates them; it asks first for what the sampler has to know, if that proposes any."""
-    known = None
+    sampler_knowledge = None
     if settings.sampler == "precision" and record.space.free and settings.budget > len(record.space.seeds):
         has_labels = file.fixed_settings.labels_sha256 is not None
         law = law_metric(settings.metric, settings.metric_function, has_labels=has_labels)
-        known = knowledge.Knowledge(record, toolchain, settings, listener, law, run.data, limit)
-        keep_grounds(record.space, known.prior, run.data)
-    return tuner.Tuner(record, toolchain, settings, listener, limit, known)
+        sampler_knowledge = knowledge.Knowledge(record, toolchain, settings, listener, law, run.data, limit)
+        keep_grounds(record.space, sampler_knowledge.prior, run.data)
+    return tuner.Tuner(record, toolchain, settings, listener, limit, sampler_knowledge)

@@ -191,11 +191,11 @@ class Knowledge:
         self._listener.stage(f"one-group errors: {len(tried)} of {len(self._space.free)} groups{more}")
         plans = [self._space.all_fp32.replace({group: self._space.reduced_of(group)}) for group in groups]
         outputs = emulate_outputs(self._toolchain, plans, self._listener, part if len(self._parts) > 1 else None)
-        kept = [None if error is None else stored(error, self._law, self._settings) for error in outputs]
+        to_store = [None if error is None else stored(error, self._law, self._settings) for error in outputs]
         note = {
             "metric": self._law,
             "samples": [part.start, part.stop],
-            "errors": {g: None if e is None else e.to_json() for g, e in zip(groups, kept, strict=True)},
+            "errors": {g: None if e is None else e.to_json() for g, e in zip(groups, to_store, strict=True)},
         }
         # A hash: the keys of a database's attributes are short.
         batch = f"{self._law} {part.start} {part.stop} {' '.join(groups)} {self._settings.tolerance}"
