@@ -12,7 +12,6 @@ import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,6 @@ import numpy as np
 from mptune.data.metrics.accuracy import OutputError
 from mptune.data.metrics.parts import ADD_IN_SQUARES
 from mptune.engines.base import Failure
-from mptune.engines.failures import machine_error
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.errors import RunError
 from mptune.files import write_json
@@ -32,7 +30,7 @@ from mptune.tuning.fronts.searched_error import searched_as, searched_error, sto
 from mptune.tuning.listener import Listener
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.sampler.precision import EMULATIONS_TO_LEARN, PrecisionSampler, derive_seed
-from mptune.tuning.steps.attempts import TRIES, run_job, run_needed_job
+from mptune.tuning.steps.attempts import emulate_outputs, run_needed_job
 from mptune.tuning.steps.limits import Limits
 from mptune.tuning.steps.prior import SENSITIVITY_JSON, Sensitivity, error_value, make_prior
 
@@ -277,27 +275,3 @@ class Knowledge:
             uncertain = {*sensitivity.doubts, *self._space.not_emulated}
             alone = {g: error for g, error in sensitivity.output_errors.items() if g not in uncertain}
             self._emulated |= {self._space.alone(group).fingerprint: error for group, error in alone.items()}
-
-
-def emulate_outputs(
-    toolchain: Toolchain, plans: Sequence[PrecisionPlan], listener: Listener, part: range | None = None
-) -> list[OutputError | None]:
-    """Emulate plans in one job, or one by one where that fails; None for a plan that fails alone.
-
-    Raises:
-        RunError: the machine fails.
-    """
-    of_part = () if part is None else (part,)
-    errors: list[OutputError | None] = []
-    for batch in (plans, *([plan] for plan in plans if len(plans) > 1)):
-        what = f"emulating {'plans' if len(batch) > 1 else f'plan {batch[0].fingerprint}'}"
-        result = run_job(partial(toolchain.emulate, batch, *of_part), toolchain, listener, what)
-        if not isinstance(result, Failure):
-            errors += result
-        elif result.is_machine_fault:
-            raise machine_error(result, TRIES)
-        elif len(batch) == 1:
-            errors.append(None)
-        if len(errors) == len(plans):
-            break
-    return errors
