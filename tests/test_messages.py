@@ -74,13 +74,6 @@ _RESTORE = (
         (["export", "other.mptune"], 1, "other.mptune/run.json is not a run of mptune: 'model' is missing",
          _RESTORE.format("other.mptune")),
         (["pick", "run", "--max-error", "small"], 2, "--max-error small is not a number", "write 1e-2, 0.01 or 1%"),
-        (
-            ["search", "mlp.onnx", "--target", "cuda"],
-            2,
-            "there is no target 'cuda'",
-            "--target auto takes the GPU of this machine; `mptune targets` lists them all; a TOML file of your own "
-            "works too",
-        ),
         (["search", "mlp.onnx", "--metric", "l2"], 2, "unknown metric 'l2'",
          "did you mean relative_l2?; your own: script.py:function"),
         (["export", "seen.mptune", "-o", "missing/run.tar.gz"], 1, "seen.mptune is no run directory (it has no "

@@ -19,7 +19,7 @@ from mptune.finding import Finding, Where
 from mptune.graph.casting.value_types import unsupported, value_types
 from mptune.graph.fused import FusedNodes, of_model
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.hazards import find, hazard, interface, masks, observed_values
+from mptune.graph.hazards import find, hazard, interface, observed_values
 from mptune.graph.loading.model import Model
 from mptune.graph.ops import RECURRENT
 from mptune.graph.plan import REDUCED, Precision
@@ -192,7 +192,6 @@ def data_findings(observations: Observations, grouped: GroupedModel, first: int)
     return (
         *earlier,
         *baseline.optimisation_findings(errors, grouped.model, "search", first, earlier),
-        *masks.masked_row_findings(grouped, observations.observed, "search", earlier),
     )
 
 

@@ -133,7 +133,8 @@ def range_of(values: np.ndarray, row_axes: tuple[int, ...] = ()) -> TensorRange:
             highest = max(highest, float(finite.max(initial=0.0)))
     absmax, limit, masked = max(highest, -lowest, 0.0), Precision.FP16.largest, 0
     if row_axes and (non_finite or lowest < -limit):
-        masked = int(np.count_nonzero(values.max(axis=row_axes) < -limit))
+        largest = values.max(axis=row_axes)  # a row that is -inf throughout is NaN in FP32 already
+        masked = int(np.count_nonzero((largest < -limit) & (largest > -np.inf)))
     return TensorRange(
         absmax, values.shape, non_finite, lowest, highest, beyond=int(absmax > limit), masked_rows=masked
     )
@@ -203,48 +204,39 @@ def _sum(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
 
 
 def _norm(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
-    """Mean square of what rounding a norm's operand changes of its results before they are scaled; and of these.
-
-    And of a BatchNormalization how far its operand lies off the running mean, in standard deviations: the median over
-    the channels, as a dead one with a variance near zero says nothing.
-    """
-    operand, node = values[probed.node.inputs[0]], probed.node
-    epsilon, shape = float_attribute(node, "epsilon", 1e-5), operand.shape
-    is_batch = node.op_type == "BatchNormalization"
-    axis, groups = attribute(node, "axis"), attribute(node, "num_groups")
-    if is_batch:  # each row is a channel, whose statistics are its own
-        rows = np.moveaxis(operand, 1, 0).reshape(shape[1], operand.size // max(1, shape[1]))
-        rows = rows[:, _spaced(rows.shape[1], _MOST // max(1, len(rows)))]
-    else:  # over the last axes, over one channel of a sample, or over a group of them
-        count = shape[0] * (groups if isinstance(groups, int) else shape[1])
-        if node.op_type == "LayerNormalization":
-            count = math.prod(shape[: axis if isinstance(axis, int) else -1])
-        rows = operand.reshape(count, operand.size // max(1, count))
-        rows = rows[_spaced(count, max(_FEWEST_ROWS, _MOST // max(1, rows.shape[1])))]
-        rows = rows[:, _spaced(rows.shape[1], _MOST)]
-
-    def normal(x: np.ndarray) -> np.ndarray:
-        x = x.astype(np.float64)
-        centre, spread = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
-        if is_batch:
-            centre, spread = (values[name].astype(np.float64)[:, None] for name in node.inputs[3:5])
-        normalised: np.ndarray = (x - centre) / np.sqrt(spread + epsilon)
-        return normalised
-
-    size = max(1, rows.size)
-    if not rows.size:
+    """Mean square of what rounding a norm's operand changes of its results before they are scaled; and of these."""
+    node, operand = probed.node, values[probed.node.inputs[0]]
+    shape, axis, groups = operand.shape, attribute(node, "axis"), attribute(node, "num_groups")
+    count = shape[0] * (groups if isinstance(groups, int) else shape[1])  # over a channel of a sample, or some of them
+    if node.op_type == "LayerNormalization":
+        count = math.prod(shape[: axis if isinstance(axis, int) else -1])
+    if not operand.size:
         return dict.fromkeys(("error", "mean", "square", "magnitude"), 0.0)
-    results = normal(rows)
-    facts = {"error": _squares(normal(rounded(rows, precision)) - results) / size, "mean": float(results.sum()) / size}
-    facts |= {"square": _squares(results) / size, "magnitude": _magnitude(operand)}
-    if is_batch:
-        # Statistics of 0 and 1 are of a model that was not trained; even powers of two come from ``casting.rescaled``.
-        mean, variance = (values[name].astype(np.float64) for name in node.inputs[3:5])
-        powers = np.log2(np.abs(variance) + epsilon) / 2
-        is_trained = (mean != 0).any() or (variance != 1).any()
-        if is_trained and not np.allclose(powers, np.round(powers), atol=1e-3):
-            facts["deviations"] = float(np.median(np.abs(results.mean(-1))))
-    return facts
+    rows = operand.reshape(count, -1)
+    rows = rows[_spaced(count, max(_FEWEST_ROWS, _MOST // rows.shape[1]))]
+    rows = rows[:, _spaced(rows.shape[1], _MOST)]
+    results, moved = (
+        (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + float_attribute(node, "epsilon", 1e-5))
+        for x in (rows.astype(np.float64), rounded(rows, precision).astype(np.float64))
+    )
+    error, square = _squares(moved - results) / rows.size, _squares(results) / rows.size
+    return {"error": error, "mean": float(results.mean()), "square": square, "magnitude": _magnitude(operand)}
+
+
+def _batch_norm(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
+    """How far the operand lies off the running mean, in standard deviations.
+
+    The median over the channels, as a dead one with a variance near zero says nothing. Statistics of 0 and 1 are of a
+    model that was not trained; even powers of two come from ``casting.rescaled``.
+    """
+    node, operand = probed.node, values[probed.node.inputs[0]]
+    mean, variance = (values[name].astype(np.float64) for name in node.inputs[3:5])
+    deviation = np.sqrt(np.abs(variance) + float_attribute(node, "epsilon", 1e-5))
+    powers, is_trained = np.log2(deviation), (mean != 0).any() or (variance != 1).any()
+    if not operand.size or not is_trained or np.allclose(powers, np.round(powers), atol=1e-3):
+        return {}
+    centres = np.moveaxis(operand, 1, 0).reshape(len(mean), -1).mean(-1, dtype=np.float64)
+    return {"deviations": float(np.median(np.abs(centres - mean) / deviation))}
 
 
 def _pole(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
@@ -338,4 +330,5 @@ _PROBES: Mapping[str, Callable[[ProbedNode, Arrays, Precision], Numbers]] = {
     **dict.fromkeys(EXTREMES, _rows),
     **dict.fromkeys(COMPARISONS, _comparison),
     **dict.fromkeys(CENTRING_NORMS, _norm),
+    "BatchNormalization": _batch_norm,
 }

@@ -65,7 +65,7 @@ def constant_hazards(types: ValueTypes, observed: ObservedValues) -> list[Hazard
             place = HazardPlace(node.name, group.id, name)
             if rounding.overflowed:
                 wording = "constant" if rounding.size == 1 else "constants"
-                hazards.append(_overflow(types.model, place, absmax, wording, [node], words))
+                hazards += _overflow(types.model, place, absmax, wording, [node], words)
             elif rounding.size == 1 and absmax < FP16_NORMAL and _divides(types.facts, node):
                 # A hazard unless data show that what it guards stays away from zero. One that is subnormal still guards
                 # a square root; what is divided by it alone leaves FP16's range, which only data can show.
@@ -102,7 +102,7 @@ def node_hazards(types: ValueTypes) -> list[Hazard]:
             value = abs(float(fill_value(node.proto).reshape(-1)[0]))
             place, readers = HazardPlace(node.name, group.id, node.outputs[0]), types.facts.readers(node.outputs[0])
             if FP16_MAX < value < math.inf:
-                hazards.append(_overflow(types.model, place, value, "filled", readers, {}))
+                hazards += _overflow(types.model, place, value, "filled", readers, {})
         elif node.op_type in _WITH_EPSILON and 0 < (epsilon := float_attribute(node, "epsilon", 1e-5)) <= FP16_TINY / 2:
             stored = types.model.initializers.get(node.inputs[4]) if node.op_type == "BatchNormalization" else None
             if stored is not None and stored.nbytes and float(stored.numpy().min()) > FP16_NORMAL:
@@ -115,17 +115,17 @@ def node_hazards(types: ValueTypes) -> list[Hazard]:
 
 def _overflow(
     model: Model, place: HazardPlace, absmax: float, wording: str, readers: Sequence[Node], words: Mapping[str, object]
-) -> Hazard:
+) -> list[Hazard]:
     """A finite constant beyond FP16, which is held as FP16's largest finite value.
 
-    A limit, and a mask on the way to a softmax or the like, mean the same so. Anything else is changed by it.
+    To a limit, and a mask on the way to a softmax or the like, that means the same. Anything else is changed by it.
     """
     evidence = {"absmax": absmax, "fp16_max": FP16_MAX, "held_as": FP16_MAX}
     if not readers or not all(makes_limit(model, node) for node in readers):
-        return Hazard("overflow", place, evidence, wording, "warning", absmax, words)
-    if any(node.op_type not in BOUNDS | {"Where"} for node in readers):
-        return Hazard("mask", place, evidence, wording, "info", absmax, words)
-    return Hazard("overflow", place, evidence, wording + " limit", "info", absmax, words)
+        return [Hazard("overflow", place, evidence, wording, "warning", absmax, words)]
+    if all(node.op_type in BOUNDS | {"Where"} for node in readers):
+        return []
+    return [Hazard("mask", place, evidence, wording, "info", absmax, words)]
 
 
 def _divides(facts: Facts, node: Node, *, by_root: bool = False) -> bool:
@@ -156,19 +156,17 @@ def norm_hazards(types: ValueTypes, observed: ObservedValues) -> list[Hazard]:
     hazards = []
     for pattern in find_patterns(types.model):
         node = types.facts.producer(pattern.squares) if pattern.squares else None
-        if node is None or types.group_of[node.index] < 0:
+        if node is None or types.group_of[node.index] < 0 or not _could_be_operator(types.facts, pattern):
             continue
-        evidence: dict[str, float] = {"opset": types.model.opset}
-        words: dict[str, object] = {"pattern": pattern.name, "square_limit": _SQUARE_LIMIT}
-        if is_named := _could_be_operator(types.facts, pattern):
-            evidence["operator_opset"], words["operator"] = _OPERATORS[pattern.name]
+        opset, operator = _OPERATORS[pattern.name]
+        evidence: dict[str, float] = {"opset": types.model.opset, "operator_opset": opset}
+        words = {"pattern": pattern.name, "square_limit": _SQUARE_LIMIT, "operator": operator}
         square = observed.absmax.get(pattern.squares)
         if square is not None:
             evidence["largest_square"] = square
         place = HazardPlace(node.name, types.groups[types.group_of[node.index]].id, pattern.squares)
         severity: Severity = "warning" if square is None else "info"
-        wording, value = "" if is_named else "no operator", _SQUARE_LIMIT if square is None else square
-        hazards.append(Hazard("norm-written-out", place, evidence, wording, severity, value, words))
+        hazards.append(Hazard("norm-written-out", place, evidence, "", severity, square or _SQUARE_LIMIT, words))
     return hazards
 
 
