@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mptune.engines.jobs.reference_report import Place, ReferenceReport
+from mptune.engines.base import Place, ReferenceReport
 from mptune.engines.toolchains.blame import ALONG_SEQUENCE, BY_INDEX
 from mptune.finding import Evidence, Finding, FindingOrigin, OutputColumns, Where
 from mptune.findings.wording import Severity
@@ -119,15 +119,9 @@ def reference_findings(
 
     # Rows that depend on the other rows of their batch. What differs as two runs do says nothing of it.
     rows, least = report.rows, max(ROWS_WARNING, _BEYOND_REPEATS * report.repeat_error)
-    wrong: dict[str, tuple[str, float]] = {}
-    for kind, errors in (("mixed", rows.mixed), ("alone", rows.alone), ("repeated", rows.repeated)):
-        worst = max(errors.items(), key=lambda item: (item[1] != item[1], item[1]), default=("", 0.0))  # NaN is worst
-        wrong |= {} if worst[1] <= least else {kind: worst}
-    if wrong:
-        # The first that is beyond the limit, else the first: what is named is what a user does, feed different rows.
-        kind = next((kind for kind, (_, error) in wrong.items() if not error <= ROWS_LIMIT), next(iter(wrong)))
-        output, error = wrong[kind]
-        kind = "others" if kind == "mixed" and rows.mixed and not rows.alone else kind
+    output, error = rows.worst_mixed
+    if not error <= least:
+        kind = "others" if rows.is_fixed else "mixed"
         place = places.get(("rows-mix", output))
         severity: Severity | None = "warning" if error <= ROWS_LIMIT else None
         if place is not None and place.value in (ALONG_SEQUENCE, BY_INDEX):
