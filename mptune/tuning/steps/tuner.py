@@ -25,8 +25,8 @@ from mptune.tuning.record.sessions import Sessions, anchored, keep_reopened
 from mptune.tuning.sampler.trials import ehvi_of
 from mptune.tuning.steps import attempts, remeasure
 from mptune.tuning.steps.baseline import check_baseline
+from mptune.tuning.steps.knowledge import Knowledge
 from mptune.tuning.steps.limits import HOPELESS, Limits, Stop
-from mptune.tuning.steps.prior import Knowledge
 
 DUPLICATES_IN_A_ROW = 3
 """After this many proposals in a row that were evaluated before, any new plan is taken instead."""

@@ -26,7 +26,7 @@ from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import ORIGIN_SAMPLER, Evaluation
 from mptune.tuning.sampler.precision import EMULATIONS_TO_LEARN
 from mptune.tuning.space import SearchSpace
-from mptune.tuning.steps.prior import Knowledge
+from mptune.tuning.steps.knowledge import Knowledge
 from mptune.tuning.steps.tuner import Tuner
 from tests.conftest import save_mlp
 from tests.fakes import FAST, Diary, FakeToolchain, Law, make_plan, search
