@@ -82,7 +82,7 @@ class FoldedValues:
         sources = frozenset(types.own.sources[value] for value in resolution.casts.keys() & types.own.sources.keys())
         key = reduced, sources  # nearly always the same
         if key not in self._by_plan:
-            staying = reduced | {cast.index for cast in types.own.casts}
+            staying = reduced | types.own.casts.keys()
             self._by_plan[key] = self._left_out(types.model, staying, sources)
         return self._by_plan[key]
 

@@ -73,9 +73,8 @@ def range_hazards(types: ValueTypes, observed: ObservedValues) -> list[Hazard]:
     model, hazards, masks = types.model, list[Hazard](), mask_values(types.model, observed.absmax)
     in_fp16 = held_bounds(types, observed.absmax, Precision.FP16)
     in_bf16 = held_bounds(types, observed.absmax, Precision.BF16)
-    smaller = types.rescaled(Precision.FP16).values
     for tensor, value_range in observed.ranges.items():
-        absmax = value_range.absmax / smaller.get(tensor, 1.0)
+        absmax = value_range.absmax
         bound, sources = in_fp16.get(tensor, (value_range.absmax, frozenset()))
         is_beyond = absmax > FP16_MAX
         is_held = is_beyond and bound < Precision.FP16.overflows_at

@@ -269,7 +269,7 @@ def _norm(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
         facts["square"] += _squares(results) / size
         shifts += np.abs(results.mean(-1)).tolist()
     if statistics and shifts:
-        # Statistics of 0 and 1 are of a model that was not trained; even powers of two come from ``casting.rescaled``.
+        # Statistics of 0 and 1 are of a model that was not trained; even powers of two come from rescaling.
         (mean, variance), powers = statistics, np.log2(np.abs(statistics[1]) + epsilon) / 2
         is_trained = (mean != 0).any() or (variance != 1).any()
         if is_trained and not np.allclose(powers, np.round(powers), atol=1e-3):
