@@ -318,14 +318,12 @@ class Facts:
     @property
     def shape_inputs(self) -> tuple[str, ...]:
         """The integer inputs of a fixed shape, rank 0 or 1, whose values decide a shape: TensorRT's shape tensors."""
-        model = self.model
-        integers = [i for i in model.inputs if i.dtype.startswith(_INTEGERS)]
-        small = [i.name for i in integers if len(fixed_shape(i.shape) or (0, 0)) <= 1]
-        return tuple(
-            name
-            for name in small
-            if any(_uses(model.nodes[k], name, k in self.shape_nodes, False)[0] for k in model.consumers.get(name, ()))
-        )
+        model, names = self.model, []
+        for info in model.inputs:
+            readers = model.consumers.get(info.name, ()) if info.dtype.startswith(_INTEGERS) else ()
+            is_shape = any(_uses(model.nodes[k], info.name, k in self.shape_nodes, False)[0] for k in readers)
+            names += [info.name] if is_shape and len(fixed_shape(info.shape) or (0, 0)) <= 1 else []
+        return tuple(names)
 
 
 def _uses(reader: Node, name: str, shape: bool, data: bool) -> tuple[bool, bool]:
@@ -407,7 +405,7 @@ def _rule_of(model: Model, node: Node) -> NodeRule:
     # What the schema says: types of inputs decide, and outputs follow.
     for name in filter(None, (*node.inputs, *node.outputs)):
         if info(name).dtype in ops.OPAQUE_TYPES:
-            return NodeRule(fixed=f"{name!r} is {ops.OPAQUE_TYPES[info(name).dtype]}")
+            return NodeRule(fixed=f"{name!r} is no tensor, or of a type that ONNX cannot infer")
     given = {schema.input_type(i) for i, name in enumerate(node.inputs) if name}
     for i in float_outputs:  # such as a state whose optional input is omitted
         parameter = schema.output_type(i)

@@ -322,14 +322,8 @@ QUANTISED_NAMES = ("Q", "DynamicQuantize", "Dequantize", "MatMulInteger", "GemmF
 WEIGHTS_ONLY = frozenset({"QuickGelu", "QMoE"})
 """Operators that are named so and compute with activations that are not quantised."""
 
-_KEEPS = "which keeps its type"
-OPAQUE_TYPES: Mapping[str, str] = {
-    **{kind: f"a {kind}, {_KEEPS}" for kind in ("sequence", "map")},
-    "optional": f"an optional, {_KEEPS}",
-    "sparse_tensor": f"a sparse tensor, {_KEEPS}",
-    "undefined": "of a type that ONNX cannot infer",
-}
-"""Types of values that are no tensors -> what such a value is."""
+OPAQUE_TYPES = frozenset({"sequence", "map", "optional", "sparse_tensor", "undefined"})
+"""Types of values that are no tensors, or are not known."""
 
 
 @cache
@@ -343,8 +337,7 @@ def onnx_schema(op_type: str, opset: int) -> OperatorSchema | None:
 
 def is_written_out(op_type: str, opset: int) -> bool:
     """Whether ONNX defines one of its operators by others, so that a runtime without a kernel can write it out."""
-    try:
-        schema: Any = onnx.defs.get_schema(op_type, opset, "")
-    except onnx.defs.SchemaError:
+    if onnx_schema(op_type, opset) is None:
         return False
+    schema: Any = onnx.defs.get_schema(op_type, opset, "")
     return bool(schema.has_function or schema.has_context_dependent_function)
