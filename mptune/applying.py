@@ -121,7 +121,7 @@ def _sources(model: Model) -> set[Path]:
     """The files that a model is read from."""
     protos = (c.proto for c in model.initializers.values() if is_external(c.proto))
     folder = model.path.resolve().parent
-    return {model.path} | {external_location(proto, folder).path for proto in protos}
+    return {model.path} | {external_location(proto, folder)[0] for proto in protos}
 
 
 def _kept(

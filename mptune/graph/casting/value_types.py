@@ -85,9 +85,6 @@ class ValueTypes:
         self.own = self._merged_casts()
         self._own_fp32 = {model.nodes[i].outputs[0] for i, to in self.own.casts.items() if to is Precision.FP32}
         position = {name: k for k, group in enumerate(self.groups) for name in group.nodes}
-        unknown = position.keys() - {node.name for node in model.nodes}
-        if unknown:
-            raise PlanError(f"a group names a node {min(unknown)!r} that the model has not")
         self.group_of = [position.get(node.name, -1) for node in model.nodes]
         # Of each node: the FP32 values that it reads, whether in its own precision, and whether in any type.
         self._reads: list[tuple[tuple[str, bool, bool], ...]] = []

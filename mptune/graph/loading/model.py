@@ -107,11 +107,9 @@ class Model:
     """A typed ONNX model. Immutable by convention: nobody changes ``proto``.
 
     Attributes:
-        path: where it was loaded from.
         sha256: over the file and all external data that it refers to.
         opset: version of the default operator set.
         inputs: graph inputs that must be fed (initializers that double as inputs are left out).
-        outputs: graph outputs.
         nodes: in topological order.
         tensors: every value of the main graph by name.
         initializers: graph initializers and Constant nodes by tensor name.
@@ -180,7 +178,7 @@ def _load(path: Path, ask: AskRuntime | None, opset: int | None) -> Model:
         value = constant_value(node.proto) if node.op_type == "Constant" and node.is_standard else None
         if value is not None:
             initializers[node.outputs[0]] = Initializer(node.outputs[0], value, base_dir, node_index=node.index)
-    files = {external_location(t, base_dir).path for t in all_tensors(proto.graph) if is_external(t)}
+    files = {external_location(t, base_dir)[0] for t in all_tensors(proto.graph) if is_external(t)}
     # Types: of operators that ONNX does not define, those that the runtime says.
     outside = (n for n in nodes if not n.is_standard or onnx_schema(n.op_type, opset) is None)
     foreign = tuple(out for node in outside for out in node.outputs if out)
@@ -211,14 +209,8 @@ def _inferred(
     runtime_types: Mapping[str, TensorInfo],
     path: Path,
 ) -> dict[str, TensorInfo]:
-    """Type every value of the main graph.
-
-    Args:
-        slim: the model without its large weights; it is changed.
-        proto: the model.
-        foreign: outputs of operators that ONNX cannot infer: only for them is the file's own value_info trusted, where
-            nothing better is known.
-    """
+    """Type every value of the main graph; ``slim`` is the model without its large weights, and is changed."""
+    # Only for what ONNX cannot infer is the file's own value_info trusted, where nothing better is there.
     outputs = {output.name for output in proto.graph.output}
     slim.graph.value_info.extend(v for v in proto.graph.value_info if v.name in foreign and v.name not in runtime_types)
     typed_by_runtime = {*foreign}.intersection(runtime_types) - outputs
@@ -327,14 +319,9 @@ def consumers_of(nodes: tuple[Node, ...]) -> dict[str, tuple[int, ...]]:
 def _check_tunable(model: Model) -> None:
     """Refuse a model without a layer that computes in FP32, or with outputs that no error is defined of."""
     for output in model.proto.graph.output:
-        kind = output.type
-        while (which := kind.WhichOneof("value")) in ("sequence_type", "optional_type"):
-            kind = getattr(kind, which).elem_type
-        if which == "map_type":
-            raise ModelError(
-                f"{model.path}: output {output.name!r} holds maps, not tensors, so its error cannot be measured",
-                "export without ZipMap (skl2onnx: options={'zipmap': False})",
-            )
+        if "map_type" in (output.type.WhichOneof("value"), output.type.sequence_type.elem_type.WhichOneof("value")):
+            text = f"{model.path}: output {output.name!r} holds maps, not tensors, so its error cannot be measured"
+            raise ModelError(text, "export without ZipMap (skl2onnx: options={'zipmap': False})")
     # Outputs of tree ensembles, linear classifiers and the like are always FP32, integers, text or maps.
     nodes = [node for node in model.nodes if node.domain != "ai.onnx.ml" and node.op_type != "Constant"]
     computed = [model.info(out).dtype for node in nodes for out in node.outputs if out]
@@ -381,7 +368,5 @@ def needed_nodes(model: Model, values: Iterable[str]) -> list[Node]:
     for node in reversed(model.nodes):
         if not wanted.isdisjoint(node.outputs):
             needed.append(node)
-            wanted.update(node.inputs)
-            wanted.update(node.captures)
-            wanted.discard("")  # an omitted input is nobody's output
+            wanted.update(name for name in (*node.inputs, *node.captures) if name)
     return needed[::-1]

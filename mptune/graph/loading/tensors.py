@@ -112,26 +112,14 @@ class Initializer:
         """The values; a read-only memory map where they lie in external data."""
         if not is_external(self.proto):
             return onnx.numpy_helper.to_array(self.proto)
-        where = external_location(self.proto, self.base_dir)
+        path, offset, _ = external_location(self.proto, self.base_dir)
         dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(self.proto.data_type))
         if self.nbytes == 0:
             return np.empty(self.shape, dtype)
-        try:
-            return np.memmap(where.path, dtype=dtype, mode="r", offset=where.offset, shape=self.shape)
-        except (OSError, ValueError) as error:
-            raise ModelError(f"external data of {self.name!r} cannot be read: {error}", EXTERNAL_HINT) from None
+        return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=self.shape)
 
 
 EXTERNAL_HINT = "keep the model's .onnx file and its data files together in one folder"
-
-
-@dataclass(frozen=True)
-class ExternalPlace:
-    """Where one constant's raw data lie, in bytes."""
-
-    path: Path
-    offset: int
-    length: int
 
 
 def is_external(tensor: onnx.TensorProto) -> bool:
@@ -139,8 +127,12 @@ def is_external(tensor: onnx.TensorProto) -> bool:
     return tensor.data_location == onnx.TensorProto.EXTERNAL
 
 
-def external_location(tensor: onnx.TensorProto, base_dir: Path) -> ExternalPlace:
-    """Where external data lies; refuses what leaves the model's folder (path traversal) or does not fit its file."""
+def external_location(tensor: onnx.TensorProto, base_dir: Path) -> tuple[Path, int, int]:
+    """Where external data lies: file, offset and length in bytes.
+
+    Raises:
+        ModelError: it leaves the model's folder (path traversal), or does not fit its file.
+    """
     entries = {e.key: e.value for e in tensor.external_data}
     location, expected = entries.get("location", ""), tensor_nbytes(tensor)
     data = f"external data of {tensor.name!r}"
@@ -157,7 +149,7 @@ def external_location(tensor: onnx.TensorProto, base_dir: Path) -> ExternalPlace
     if offset < 0 or length != expected or offset + length > size:
         what = f"{length} of {expected} bytes at {offset}, the file has {size}"
         raise ModelError(f"{data} does not fit {location!r}: {what}", EXTERNAL_HINT)
-    return ExternalPlace(path, offset, length)
+    return path, offset, length
 
 
 TYPE_NAMES: dict[int, str] = {code: name.lower() for name, code in onnx.TensorProto.DataType.items()}

@@ -117,12 +117,11 @@ def chunks(constant: Initializer) -> Iterator[np.ndarray]:
             yield flat[start : start + _CHUNK]
         return
     # Plain reads: the pages of a memory map would count as this process's memory.
-    place = external_location(constant.proto, constant.base_dir)
+    path, offset, left = external_location(constant.proto, constant.base_dir)
     dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(constant.proto.data_type))
     try:
-        with place.path.open("rb") as file:
-            file.seek(place.offset)
-            left = place.length
+        with path.open("rb") as file:
+            file.seek(offset)
             while left:
                 block = file.read(min(left, _CHUNK * dtype.itemsize))
                 if not block:

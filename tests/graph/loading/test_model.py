@@ -175,7 +175,7 @@ def test_a_group_norm_is_not_raised_to_where_its_scale_means_channels(tmp_path: 
     graph = f"(float[1,4,3] x) => (float[1,4,3] y) {{ {nodes} }}"
     path = models.save(models.text(graph, models.weight("scale", 2), models.weight("bias", 2), opset=18), tmp_path)
     assert load_model(path, opset=20).opset == 20
-    with pytest.raises(ModelError, match="'norm' has a scale for each group, from 21 on one for each channel"):
+    with pytest.raises(ModelError, match="from 21 on a GroupNormalization has a scale for each channel"):
         load_model(path, opset=22)
 
 
