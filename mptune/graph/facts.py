@@ -271,11 +271,9 @@ class Facts:
             for out in outs:
                 shape = model.info(out).shape
                 if out in self._outputs:
-                    constants = {name: c for name in node.inputs if (c := model.initializers.get(name)) is not None}
-                    small = {
-                        n: c.numpy() for n, c in constants.items() if c.nbytes <= INLINE_LIMIT and c.dtype != "string"
-                    }
-                    kind = output_types(model, node, {}, small).get(out)
+                    constants = [model.initializers[name] for name in node.inputs if name in model.initializers]
+                    small = [c for c in constants if c.nbytes <= INLINE_LIMIT and c.dtype != "string"]
+                    kind = output_types(model, node, {}, {c.name: c.numpy() for c in small}).get(out)
                     shape = None if kind is None else type_of(kind)[1]
                 if shape is None or not all(isinstance(dim, int) or dim in self._input_sizes for dim in shape):
                     open_outs.append(out)

@@ -18,7 +18,7 @@ from mptune.graph.facts import attribute, casts_integers, facts_of, float_attrib
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.loading.model import Model, Node, once
 from mptune.graph.loading.tensors import Initializer, all_graphs
-from mptune.graph.ops import COPIES, FLOAT_TYPES, RECURRENT, NodeRule, onnx_schema
+from mptune.graph.ops import COPIES, FLOAT_TYPES, RECURRENT, NodeRule
 from mptune.graph.plan import Precision, PrecisionPlan
 
 
@@ -284,28 +284,17 @@ def new_suffix(model: Model, kind: str) -> str:
     return suffix
 
 
+_BF16_OPSET = 22
+"""From this operator set on, nearly all operators have BF16."""
+
+
 def unsupported(types: ValueTypes, precision: Precision) -> dict[str, str]:
     """Group id -> why it cannot have a precision: operators that have FP16 and not this one at the operator set."""
-    model, lacking = types.model, types.lacking(precision)
-    nodes = zip(model.nodes, types.rules, types.group_of, strict=True)
-    without = [(n, r) for n, r, k in nodes if k in lacking and r.precisions and precision not in r.precisions]
-
-    def admits(node: Node, rule: NodeRule, opset: int) -> bool:
-        """Whether a node's operator can have the precision at an operator set."""
-        schema = onnx_schema(node.op_type, opset) if node.is_standard else None
-        formal = (
-            [] if schema is None else [*map(schema.input_type, rule.inputs), *map(schema.output_type, rule.outputs)]
-        )
-        return bool(formal) and all(schema and precision in schema.admitted(parameter) for parameter in formal)
-
-    place = f"at opset {model.opset}"
-    for opset in range(model.opset + 1, onnx.defs.onnx_opset_version() + 1):
-        if all(admits(node, rule, opset) for node, rule in without):
-            place += f"; --opset {opset} raises the model to one that has it"
-            break
+    place = f"at opset {types.model.opset}"
+    place += f"; --opset {_BF16_OPSET} raises the model" if types.model.opset < _BF16_OPSET else ""
     return {
         types.groups[position].id: f"ONNX has no {precision.name} for {', '.join(operators)} {place}"
-        for position, operators in lacking.items()
+        for position, operators in types.lacking(precision).items()
     }
 
 
