@@ -243,8 +243,9 @@ class _Partition:
         views = {i for i in sources if self._is_view_of_constant(nodes[i])}
         single = {i for i in sources if all(self._facts.is_single(out) for out in nodes[i].outputs if out)}  # scales
         folded = {i for i in sources if self._is_static(nodes[i])} - single - views
+        others = {*sources} - folded
         for i in sources:  # connected sources that feed nothing in a group yet share one leader
-            alike = folded if i in folded else {*sources} - folded
+            alike = folded if i in folded else others
             earlier = [leader[p] for p in self._producers(nodes[i]) if p in alike and p in leader]
             first = i if i in self.pattern_of else max(earlier, default=i)
             leader.update(dict.fromkeys(self._whole[i], first))

@@ -154,7 +154,40 @@ def load_model(
     """
     path = Path(path)
     try:
-        model = _load(path, ask, opset)
+        proto, opset = read_model(path, opset)
+        base_dir = path.resolve().parent
+        nodes = _sorted_nodes(proto.graph, path)
+        # Constants: those of the graph, and Constant nodes.
+        graph_inputs = [TensorInfo(i.name, *type_of(i.type)) for i in proto.graph.input]
+        inputs, initializers = {info.name for info in graph_inputs}, dict[str, Initializer]()
+        for tensor in proto.graph.initializer:
+            name = intern(tensor.name)
+            initializers[name] = Initializer(name, tensor, base_dir, overridable=name in inputs)
+        for node in nodes:
+            value = constant_value(node.proto) if node.op_type == "Constant" and node.is_standard else None
+            if value is not None:
+                initializers[node.outputs[0]] = Initializer(node.outputs[0], value, base_dir, node_index=node.index)
+        files = {external_location(t, base_dir)[0] for t in all_tensors(proto.graph) if is_external(t)}
+        # Types: of operators that ONNX does not define, those that the runtime says.
+        outside = (n for n in nodes if not n.is_standard or onnx_schema(n.op_type, opset) is None)
+        foreign = tuple(out for node in outside for out in node.outputs if out)
+        slim = without_weights(proto, [node.proto for node in nodes], initializers)
+        runtime = ask(slim, foreign) if foreign and ask is not None else RuntimeTypes()
+        tensors = _inferred(slim, proto, initializers, foreign, runtime.values, path)
+        model = Model(
+            path=path,
+            sha256=files_sha256(path, *sorted(files)),
+            opset=opset,
+            inputs=tuple(i for i in graph_inputs if i.name not in initializers),
+            outputs=tuple(tensors.get(o.name, TensorInfo(o.name, *type_of(o.type))) for o in proto.graph.output),
+            nodes=nodes,
+            tensors=tensors,
+            initializers=initializers,
+            producer={out: node.index for node in nodes for out in node.outputs if out},
+            consumers=consumers_of(nodes),
+            proto=proto,
+            runtime=runtime,
+        )
     except MptuneError:
         raise
     except Exception as error:  # contradictions that only a damaged file has, such as text that is not UTF-8
@@ -162,43 +195,6 @@ def load_model(
     if not any_precision:
         _check_tunable(model)
     return model
-
-
-def _load(path: Path, ask: AskRuntime | None, opset: int | None) -> Model:
-    proto, opset = read_model(path, opset)
-    base_dir = path.resolve().parent
-    nodes = _sorted_nodes(proto.graph, path)
-    # Constants: those of the graph, and Constant nodes.
-    graph_inputs = [TensorInfo(i.name, *type_of(i.type)) for i in proto.graph.input]
-    inputs, initializers = {info.name for info in graph_inputs}, dict[str, Initializer]()
-    for tensor in proto.graph.initializer:
-        name = intern(tensor.name)
-        initializers[name] = Initializer(name, tensor, base_dir, overridable=name in inputs)
-    for node in nodes:
-        value = constant_value(node.proto) if node.op_type == "Constant" and node.is_standard else None
-        if value is not None:
-            initializers[node.outputs[0]] = Initializer(node.outputs[0], value, base_dir, node_index=node.index)
-    files = {external_location(t, base_dir)[0] for t in all_tensors(proto.graph) if is_external(t)}
-    # Types: of operators that ONNX does not define, those that the runtime says.
-    outside = (n for n in nodes if not n.is_standard or onnx_schema(n.op_type, opset) is None)
-    foreign = tuple(out for node in outside for out in node.outputs if out)
-    slim = without_weights(proto, [node.proto for node in nodes], initializers)
-    runtime = ask(slim, foreign) if foreign and ask is not None else RuntimeTypes()
-    tensors = _inferred(slim, proto, initializers, foreign, runtime.values, path)
-    return Model(
-        path=path,
-        sha256=files_sha256(path, *sorted(files)),
-        opset=opset,
-        inputs=tuple(i for i in graph_inputs if i.name not in initializers),
-        outputs=tuple(tensors.get(o.name, TensorInfo(o.name, *type_of(o.type))) for o in proto.graph.output),
-        nodes=nodes,
-        tensors=tensors,
-        initializers=initializers,
-        producer={out: node.index for node in nodes for out in node.outputs if out},
-        consumers=consumers_of(nodes),
-        proto=proto,
-        runtime=runtime,
-    )
 
 
 def _inferred(
@@ -211,9 +207,9 @@ def _inferred(
 ) -> dict[str, TensorInfo]:
     """Type every value of the main graph; ``slim`` is the model without its large weights, and is changed."""
     # Only for what ONNX cannot infer is the file's own value_info trusted, where nothing better is there.
-    outputs = {output.name for output in proto.graph.output}
-    slim.graph.value_info.extend(v for v in proto.graph.value_info if v.name in foreign and v.name not in runtime_types)
-    typed_by_runtime = {*foreign}.intersection(runtime_types) - outputs
+    opaque, outputs = {*foreign}, {output.name for output in proto.graph.output}
+    slim.graph.value_info.extend(v for v in proto.graph.value_info if v.name in opaque and v.name not in runtime_types)
+    typed_by_runtime = opaque.intersection(runtime_types) - outputs
     slim.graph.value_info.extend(declaration(runtime_types[name]) for name in typed_by_runtime)
     for graph in all_graphs(slim.graph):
         for node in graph.node:
@@ -301,8 +297,8 @@ def _sorted_nodes(graph: onnx.GraphProto, path: Path) -> tuple[Node, ...]:
     for index, at in enumerate(order):
         proto = graph.node[at]
         inputs, outputs, captured = (tuple(map(intern, part)) for part in (proto.input, proto.output, captures[at]))
-        op_type, domain = intern(proto.op_type), intern(proto.domain)
-        nodes.append(Node(index, names[at], op_type, domain, inputs, outputs, captured, proto))
+        name, op_type, domain = map(intern, (names[at], proto.op_type, proto.domain))
+        nodes.append(Node(index, name, op_type, domain, inputs, outputs, captured, proto))
     return tuple(nodes)
 
 

@@ -255,6 +255,13 @@ def test_refuses_what_contradicts_itself(path: str, value: object, word: str, tm
     assert word in refused(models.save(_spoilt(path, value), tmp_path))
 
 
+@pytest.mark.parametrize("text", [b"/block/norm", b"gamma", b"MatMul"])
+def test_what_no_check_looks_for_is_refused_in_one_line_as_well(text: bytes, tmp_path: Path) -> None:
+    """Text that is not UTF-8: protobuf hands it over as bytes."""
+    (tmp_path / "m.onnx").write_bytes(models.mlp().SerializeToString().replace(text, b"\xff" * len(text)))
+    assert "cannot be read" in refused(tmp_path / "m.onnx")
+
+
 def test_a_value_may_be_an_output_twice(tmp_path: Path) -> None:
     proto = models.mlp()
     proto.graph.output.append(proto.graph.output[0])
