@@ -50,9 +50,9 @@ class FixedDurations:
 _WORKER = """
 import functools, sys
 from benchmarks.scaling import FixedDurations
-from mptune.api import joining
+from mptune.api import deploying
 from mptune.cli import main
-joining.worker = functools.partial(joining.worker, open_toolchain=FixedDurations({build_s}))
+deploying.worker = functools.partial(deploying.worker, open_toolchain=FixedDurations({build_s}))
 sys.exit(main())
 """
 """``mptune worker`` with the fake toolchain."""

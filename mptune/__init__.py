@@ -19,11 +19,10 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 _NAMES = {
     "mptune.api.searching": "search",
     "mptune.api.choosing": "pick",
-    "mptune.api.deploying": "confirm export",
+    "mptune.api.deploying": "worker confirm export",
     "mptune.api.reading": "report",
     "mptune.api.models": "inspect apply",
     "mptune.api.comparing": "compare check",
-    "mptune.api.joining": "worker",
     "mptune.api.run": "open_run Run",
     "mptune.settings": "SearchSettings LatencySettings WorkerSettings TensorRtSettings DataSettings ShapeRange",
     "mptune.graph.plan": "Precision PrecisionPlan",
@@ -49,8 +48,7 @@ __all__ = ["__version__", *_HOME]
 if TYPE_CHECKING:
     from mptune.api.choosing import pick
     from mptune.api.comparing import check, compare
-    from mptune.api.deploying import confirm, export
-    from mptune.api.joining import worker
+    from mptune.api.deploying import confirm, export, worker
     from mptune.api.models import apply, inspect
     from mptune.api.reading import report
     from mptune.api.run import Run, open_run

@@ -18,12 +18,13 @@ from typing import Annotated
 import typer
 
 from mptune._version import __version__
-from mptune.commands import comparing, demo, deploying, listing, models, searching
-from mptune.commands.common import Invocation, complain, ending_signals_as_interrupts, guarded, interrupted, reader_left
-from mptune.commands.options import panels, with_panels
+from mptune.commands import deploying, listing, models, searching
+from mptune.commands.common import complain, ending_signals_as_interrupts, guarded, interrupted, reader_left
+from mptune.commands.options import SearchCommand
 from mptune.errors import EXIT_NOT_MET, EXIT_USAGE, MptuneError
-from mptune.files import disk_error, is_disk_full
+from mptune.files import DISK_FULL_HINT, is_disk_full
 from mptune.settings import option_name
+from mptune.tuning.record.waiting import waits_told_to
 
 __all__ = ["app", "main"]
 
@@ -38,33 +39,32 @@ app = typer.Typer(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code; the console script's entry point."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    options = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    debug = "--debug" in options or os.environ.get("MPTUNE_DEBUG", "0") not in ("", "0")
+    # A global option that people write at the end, after a command has failed, stands before the command.
+    words = [
+        *(["--debug"] if "--debug" in options else []),
+        *(a for a in options if a != "--debug"),
+        *arguments[len(options) :],
+    ]
     # A stream that was closed before the start (``2>&-``) is None in Python.
     sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115
     sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
-    with ending_signals_as_interrupts():
-        return _run(list(sys.argv[1:] if argv is None else argv))
-
-
-def _run(arguments: list[str]) -> int:
-    options = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    invocation = Invocation(
-        arguments, debug="--debug" in options or os.environ.get("MPTUNE_DEBUG", "0") not in ("", "0")
-    )
-    if "--debug" in options:  # a global option that people write at the end, after a command has failed
-        arguments = ["--debug", *(a for a in options if a != "--debug"), *arguments[len(options) :]]
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a terminal without Unicode shows a question mark, not an error
             stream.reconfigure(errors="replace")
     try:
-        code = app(arguments or ["--help"], prog_name="mptune", standalone_mode=False, obj=invocation)
-        sys.stdout.flush()
+        with ending_signals_as_interrupts(), waits_told_to(complain):
+            code = app(words or ["--help"], prog_name="mptune", standalone_mode=False, obj=arguments)
+            sys.stdout.flush()
     except BrokenPipeError:
         return reader_left()
     except (KeyboardInterrupt, typer.Abort):
         return interrupted("")
     except Exception as error:
         message, hint, code = explain(error)
-        if invocation.debug and not _is_usage(error):
+        if debug and not _is_usage(error):
             shown = traceback.format_exception(error)
             sys.stderr.write("".join(shown[:-1] if isinstance(error, MptuneError) else shown))  # its text comes below
         complain(f"{'' if code == EXIT_NOT_MET else 'error: '}{message}", hint)
@@ -85,16 +85,17 @@ def explain(error: BaseException) -> tuple[str, str, int]:
         context = getattr(error, "ctx", None)
         command = "mptune" if context is None else context.command_path
         return error.format_message(), f"`{command} --help` shows what is expected", EXIT_USAGE  # type: ignore[attr-defined]
-    if isinstance(error, OSError) and is_disk_full(error):
+    if is_disk_full(error):
         # What is written to a run directory fails with its path (``full_disk_as_error``).
-        if error.filename:
-            return explain(disk_error(error, Path(error.filename)))
-        text = "disk full: the output, or a temporary file, cannot be written"
-        return text, "free some space, then run it again", EXIT_ERROR
-    if isinstance(error, PermissionError):
-        return f"not permitted: {error.filename}", "check who owns it, or give another path", EXIT_ERROR
-    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-        return f"a path is too long for this system: {error.filename}", "give a shorter one", EXIT_ERROR
+        path = getattr(error, "filename", None)
+        text = f"disk full: cannot write {path or 'the output, or a temporary file'}"
+        return text, DISK_FULL_HINT if path else "free some space, then run it again", EXIT_ERROR
+    if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG):
+        return (
+            f"{error.filename}: {error.strerror}",
+            "check its name and its permissions, or give another path",
+            EXIT_ERROR,
+        )
     words = " ".join(str(error).split())
     text = f"unexpected {type(error).__name__}{': ' if words else ''}{words}"
     hint = "this is a bug in mptune: run again with --debug for the traceback, and report it"
@@ -129,7 +130,7 @@ def options(
     """
 
 
-app.command(cls=with_panels(panels()))(guarded(searching.search))
+app.command(cls=SearchCommand)(guarded(searching.search))
 for _command in (
     searching.worker,
     searching.report,
@@ -138,11 +139,11 @@ for _command in (
     deploying.export,
     models.inspect,
     models.apply,
-    comparing.compare,
-    comparing.check,
+    models.compare,
+    models.check,
     listing.targets,
     listing.spaces,
     listing.doctor,
-    demo.demo,
+    searching.demo,
 ):
     app.command()(guarded(_command))

@@ -10,14 +10,9 @@ from mptune.errors import RunError, SettingsError
 from mptune.files import files_sha256
 from mptune.run_json import RunFile, TargetSection
 
-FRESH_HINT = "give it a run directory of its own with --out DIR, or start over with --fresh (nothing is deleted)"
-
-DATA = "set of calibration data"
-TARGET = "target"
-PROFILE = "content of the target's profile"
-SPACE = "content of the search space"
-PLUGINS = "content of the plugins (--plugin)"
-APART = "set of nodes that stay in FP32"
+TARGET, SPACE, PLUGINS = "target", "content of the search space", "content of the plugins (--plugin)"
+_DATA, _PROFILE = "set of calibration data", "content of the target's profile"
+_APART = "set of nodes that stay in FP32"
 _LABELS = {
     "space_sha256": SPACE,
     "groups_sha256": "set of layer groups",
@@ -32,8 +27,7 @@ _LABELS = {
 }
 """How messages name a fixed setting; the others by their field's name."""
 
-_NAMED = ("--target", "--engine", "--space")
-_HASHES = {"model", DATA, PROFILE, APART, *(_LABELS[name] for name in _LABELS if name.endswith("_sha256"))}
+_HASHES = {"model", _DATA, _PROFILE, _APART, *(label for name, label in _LABELS.items() if name.endswith("_sha256"))}
 """What of an identity is not shown."""
 
 
@@ -45,18 +39,17 @@ def identity_of(file: RunFile, *, as_named: bool = False) -> dict[str, Any]:
     """
     identity: dict[str, Any] = {"run format": file.format, "model": file.model.sha256, "metric": file.search.metric}
     if file.data is not None:
-        identity[DATA] = file.data.sha256
+        identity[_DATA] = file.data.sha256
     for name, value in file.fixed_settings.model_dump(mode="json").items():
         parts = {f"{name} {key}": part for key, part in value.items()} if isinstance(value, dict) else {name: value}
-        identity |= {_LABELS.get(key, key.replace("_", " ")): part for key, part in parts.items()}
-    identity[_LABELS["shapes"]] = [str(shape) for shape in file.fixed_settings.shapes]
-    if not as_named:
-        identity = {name: value for name, value in identity.items() if name not in _NAMED}
+        if as_named or name not in ("target", "engine", "space"):
+            identity |= {_LABELS.get(key, key.replace("_", " ")): part for key, part in parts.items()}
+    identity["--shapes"] = list(map(str, file.fixed_settings.shapes))
     if file.target is not None:
         identity[TARGET] = target_text(file.target)
         if file.target.profile_sha256 is not None:
-            identity[PROFILE] = file.target.profile_sha256
-    return {**identity, APART: list(file.nodes_apart)}
+            identity[_PROFILE] = file.target.profile_sha256
+    return {**identity, _APART: list(file.nodes_apart)}
 
 
 def target_text(target: TargetSection) -> str:
@@ -83,9 +76,9 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], there: str, h
     def text(value: object) -> str:
         if isinstance(value, bool):
             return "on" if value else "off"
-        return (
-            " ".join(map(str, value)) or "none" if isinstance(value, list) else "none" if value is None else str(value)
-        )
+        if isinstance(value, list):
+            return " ".join(map(str, value)) or "none"
+        return "none" if value is None else str(value)
 
     changed = {name: (before[name], now[name]) for name in now if name in before and before[name] != now[name]}
     return {
@@ -103,4 +96,5 @@ def check_same(path: Path, recorded: RunFile, asked: RunFile) -> None:
 
 def refuse_other(path: Path, name: str, shown: str = "") -> NoReturn:
     """Refuse to go on with a run that was made with something else."""
-    raise RunError(f"{path} was made with another {name}{shown}", f"go on with the same {name}, {FRESH_HINT}")
+    hint = "give it a run directory of its own with --out DIR, or start over with --fresh (nothing is deleted)"
+    raise RunError(f"{path} was made with another {name}{shown}", f"go on with the same {name}, {hint}")

@@ -5,10 +5,9 @@ A run of another format is refused: whatever changes the files of a run director
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pydantic
 
@@ -17,22 +16,25 @@ from mptune.choice import Choice
 from mptune.engines.environment import Environment
 from mptune.errors import RunError
 from mptune.finding import Finding
-from mptune.settings import (
-    DataSettings,
-    EngineChoice,
-    Granularity,
-    LatencySettings,
-    SearchSettings,
-    ShapeRange,
-    TensorRtSettings,
-)
+from mptune.settings import DataSettings, Granularity, Resume, SearchSettings, declarations
 
 RUN_FORMAT = 5
+
+_TYPES = {**get_type_hints(DataSettings), **get_type_hints(SearchSettings)}
+_AS_TEXT: dict[str, Any] = {"data": str | None, "tolerance": tuple[str, ...], "plugins": tuple[str, ...]}
+"""Settings that are recorded as texts."""
 
 
 class _Section(pydantic.BaseModel):
     # Built when it is needed: most are needed as a part of RunFile alone, and building takes time at every start.
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+
+def _settings(resume: Resume) -> Any:
+    """A section with the settings that are declared ``fixed`` within a run, or ``free`` to change."""
+    names = [name for name, each in declarations(SearchSettings).items() if each.resume == resume]
+    fields: dict[str, Any] = {name: (_AS_TEXT.get(name, _TYPES[name]), ...) for name in names}
+    return pydantic.create_model("_Settings", __base__=_Section, **fields)
 
 
 class ModelSection(_Section):
@@ -62,31 +64,15 @@ class DataSection(_Section):
     is_random: bool
 
 
-class FixedSettings(_Section):
-    """The settings that change what is measured: they cannot change within a run.
+class FixedSettings(_settings("fixed")):  # type: ignore[misc]
+    """The settings that change what is measured: they cannot change within a run; and what some of them came to.
 
     ``space_sha256`` is of the search-space file's bytes, ``groups_sha256`` of which nodes are in which layer group.
     """
 
-    target: str
-    engine: EngineChoice
-    space: str
     space_sha256: str
     granularity: Granularity
     groups_sha256: str
-    precisions: tuple[str, ...]
-    opset: int | None
-    batch: int
-    random_samples: int
-    held_out_fraction: float = pydantic.Field(ge=0.0, lt=1.0)
-    max_search_samples: int | None
-    seed: int
-    tf32: bool
-    latency: LatencySettings
-    shapes: tuple[ShapeRange, ...]
-    tensorrt: TensorRtSettings
-    feedback: tuple[str, ...]
-    steps: int | None
     labels_sha256: str | None
     plugins_sha256: tuple[str, ...]
 
@@ -97,33 +83,15 @@ class FixedSettings(_Section):
         return cls(**{name: given[name] for name in cls.model_fields})
 
 
-class SearchSection(_Section):
+class SearchSection(_settings("free")):  # type: ignore[misc]
     """The settings of the last search that may differ from one to the next."""
-
-    budget: int
-    metric: str
-    reported_metrics: tuple[str, ...]
-    sampler: str
-    confirm_rounds: int
-    confirm_points: int
-    timeout_s: float | None
-    max_disk_bytes: int | None
-    data: str | None
-    max_error: float | None
-    max_latency_ms: float | None
-    max_memory_bytes: int | None
-    tolerance: tuple[str, ...]
-    ignore: tuple[str, ...]
-    plugins: tuple[str, ...]
-    skip_checks: bool
 
     @classmethod
     def of(cls, settings: SearchSettings) -> SearchSection:
         """Those of a search."""
         values = {name: getattr(settings, name) for name in cls.model_fields}
-        data = None if settings.data is None else str(settings.data)
-        texts = {name: tuple(map(str, values[name])) for name in ("tolerance", "plugins")}
-        return cls(**{**values, **texts, "data": data})
+        values |= {name: tuple(map(str, values[name])) for name in ("tolerance", "plugins")}
+        return cls(**{**values, "data": None if settings.data is None else str(settings.data)})
 
 
 class RunFile(_Section):
@@ -155,27 +123,16 @@ class RunFile(_Section):
         cls, settings: SearchSettings, model: ModelSection, fixed: FixedSettings, storage: str | None, study: str
     ) -> RunFile:
         """That of a search that begins."""
-        return cls(
-            model=model,
-            fixed_settings=fixed,
-            search=SearchSection.of(settings),
-            storage=storage,
-            study=study,
-            choice=Choice.of(settings),
-        )
+        search, choice = SearchSection.of(settings), Choice.of(settings)
+        return cls(model=model, fixed_settings=fixed, search=search, storage=storage, study=study, choice=choice)
 
     @property
     def measured_settings(self) -> dict[str, Any]:
         """The settings that change figures, by their names in ``SearchSettings``; not where they are measured."""
-        fixed, search = self.fixed_settings, self.search
-        elsewhere = {"target", "engine", "space"}
-        names = {each.name for each in dataclasses.fields(SearchSettings)} & vars(fixed).keys() - elsewhere
-        return {
-            **{name: getattr(fixed, name) for name in names},
-            "data_settings": DataSettings(batch=fixed.batch),
-            "reported_metrics": search.reported_metrics,
-            "confirm_rounds": search.confirm_rounds,
-        }
+        fixed = vars(self.fixed_settings)
+        names = (SearchSettings.__dataclass_fields__.keys() & fixed.keys()) - {"target", "engine", "space"}
+        more = {name: getattr(self.search, name) for name in ("reported_metrics", "confirm_rounds")}
+        return {**{name: fixed[name] for name in names}, **more, "data_settings": DataSettings(fixed["batch"])}
 
 
 def damaged_hint(run: Path) -> str:
@@ -186,9 +143,7 @@ def damaged_hint(run: Path) -> str:
 
 def parse_run_file(document: Any, path: Path) -> RunFile:
     """Read the content of ``path``, a run.json."""
-    if not isinstance(document, dict):
-        raise RunError(f"{path} is damaged: it holds no JSON object", damaged_hint(path.parent))
-    written = document.get("format")
+    written = document.get("format") if isinstance(document, dict) else RUN_FORMAT
     if isinstance(written, int) and written != RUN_FORMAT:
         raise RunError(
             f"{path.parent} was written by another version of mptune (run format {written}, this one reads "
@@ -199,6 +154,6 @@ def parse_run_file(document: Any, path: Path) -> RunFile:
         return RunFile.model_validate(document)
     except pydantic.ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
+        where = ".".join(map(str, first["loc"])) or "the file"
         wrong = f"{where!r} is missing" if first["type"] == "missing" else f"{where}: {first['msg']}"
         raise RunError(f"{path} is not a run of mptune: {wrong}", damaged_hint(path.parent)) from None

@@ -1,4 +1,4 @@
-"""The run directory: its paths, its lock, and the reading and writing of its run.json.
+"""The run directory: its paths, its locks, and the reading and writing of its run.json.
 
 One process at a time writes a run directory, but for the workers that it shares its search with. Nothing in it is ever
 deleted that a person might miss: ``fresh`` moves the whole directory aside.
@@ -67,26 +67,20 @@ class RunDirectory:
     def load(self) -> RunFile | None:
         """Read run.json; None where there is none."""
         try:
-            document = read_json(self.run_json)
+            return parse_run_file(read_json(self.run_json), self.run_json)
         except FileNotFoundError:
             return None
         except NotADirectoryError:
-            run = self.path.with_suffix(".mptune")
-            makes = f"`mptune search {self.path}` makes a run directory: {run.name}"
-            hint = f"give the run directory: {run}" if run.is_dir() else makes
+            hint = "`mptune search MODEL` makes one: MODEL.mptune in the working directory"
             raise RunError(f"{self.path} is a file, not a run directory", hint) from None
         except OSError as error:
             raise RunError(f"{self.run_json} cannot be read: {error.strerror}", "check its permissions") from None
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             reason = " ".join(str(error).split())
             raise RunError(f"{self.run_json} is damaged: it is not JSON ({reason})", damaged_hint(self.path)) from None
-        return parse_run_file(document, self.run_json)
 
     def forget(self) -> None:
-        """Delete what jobs have derived from the model and the data, and the study: what is asked for is another.
-
-        For a run without an evaluation: all of it is made anew.
-        """
+        """Delete the study, and what jobs derived from the model and the data, of a run without an evaluation."""
         with writing(self.path):
             self.journal.unlink(missing_ok=True)
             for folder in (self.weights, self.engines, self.data):
@@ -127,7 +121,7 @@ _OWN = frozenset(path.parts[0] for path in vars(RunDirectory(Path())).values() i
 """Names of what mptune itself writes in a run directory."""
 
 
-def read_run(path: str | Path) -> tuple[RunDirectory, RunFile]:
+def read_run(path: str | os.PathLike[str]) -> tuple[RunDirectory, RunFile]:
     """Open a run directory to read it. Needs no lock: a search may be writing at the same time."""
     run = RunDirectory(Path(path))
     refuse_links(run.path)
@@ -138,8 +132,7 @@ def read_run(path: str | Path) -> tuple[RunDirectory, RunFile]:
     if file.confirms is not None:
         if file.confirms != HOME or run.path.resolve().parent.name != run.confirmed.name:
             raise RunError(
-                f"{run.run_json} names {file.confirms!r} as the run that it confirms: only the run around it is "
-                "believed",
+                f"{run.run_json} names {file.confirms!r} as the run that it confirms, which is not the one around it",
                 "give the run directory of the search: a confirmation lies in RUN/confirmed/DEVICE",
             )
         run = RunDirectory(run.path, confirms=run.path / HOME)
@@ -159,9 +152,7 @@ def refuse_links(path: Path) -> None:
             folders[:], files = ([name for name in names if name in _OWN] for names in (folders, files))
         for entry in (Path(folder, name) for name in (*folders, *files)):
             target = Path(os.path.realpath(entry))
-            if target.is_symlink():
-                raise RunError(f"{entry} is a link that leads to itself", "copy the file in its place")
-            if entry.is_symlink() and not target.is_relative_to(root):
+            if entry.is_symlink() and (target.is_symlink() or not target.is_relative_to(root)):  # or to itself
                 raise RunError(
                     f"{entry} is a link out of the run directory, which is not followed",
                     "copy what it points to in its place, if you trust it, or delete the link",
@@ -174,7 +165,7 @@ def refuse_links(path: Path) -> None:
             folders.clear()
 
 
-def read_search(path: str | Path) -> tuple[RunDirectory, RunFile]:
+def read_search(path: str | os.PathLike[str]) -> tuple[RunDirectory, RunFile]:
     """As ``read_run``, of a search's run: a confirmation is refused."""
     run, file = read_run(path)
     if file.confirms is not None:
@@ -189,14 +180,23 @@ def open_run(path: Path, *, fresh: bool = False) -> Iterator[RunDirectory]:
     ``fresh`` moves what is there aside first, to ``NAME.old-1`` (or the next free number).
     """
     run = RunDirectory(path)
-    _refuse_foreign(run)
+    if path.exists() and not path.is_dir():
+        raise RunError(f"{path} is a file, not a directory", "choose another run directory with --out DIR")
+    entries: list[str] = []
+    with writing(path), suppress(FileNotFoundError):
+        entries = sorted(entry.name for entry in path.iterdir())
+    foreign = [name for name in entries if name not in _OWN and not name.startswith(".")]
+    if foreign and run.run_json.name not in entries:
+        raise RunError(
+            f"{path} is not a run directory, and it holds other files ({', '.join(foreign[:3])})",
+            "choose another directory with --out DIR; nothing was written",
+        )
     refuse_links(path)
     if fresh and path.exists():
         with _locked(run):  # nobody else is in it
             if has_workers(run):
-                raise RunError(
-                    f"{path} is in use by workers", "wait until they have ended, or choose another --out DIR"
-                )
+                hint = "wait until they have ended, or choose another --out DIR"
+                raise RunError(f"{path} is in use by workers", hint)
             numbers = itertools.count(1)
             aside = next(name for n in numbers if not (name := path.with_name(f"{path.name}.old-{n}")).exists())
             with writing(path):
@@ -206,21 +206,6 @@ def open_run(path: Path, *, fresh: bool = False) -> Iterator[RunDirectory]:
     with _locked(run):
         delete_scratch((run.path, run.weights, run.data, run.engines, run.chosen))
         yield run
-
-
-def _refuse_foreign(run: RunDirectory) -> None:
-    if run.path.exists() and not run.path.is_dir():
-        raise RunError(f"{run.path} is a file, not a directory", "choose another run directory with --out DIR")
-    try:
-        entries = sorted(entry.name for entry in run.path.iterdir()) if run.path.exists() else []
-    except OSError as error:
-        raise RunError(f"cannot read {run.path}: {error.strerror}", "choose another place with --out DIR") from None
-    foreign = [name for name in entries if name not in _OWN and not name.startswith(".")]
-    if foreign and run.run_json.name not in entries:
-        raise RunError(
-            f"{run.path} is not a run directory, and it holds other files ({', '.join(foreign[:3])})",
-            "choose another directory with --out DIR; nothing was written",
-        )
 
 
 @contextmanager
@@ -238,12 +223,10 @@ def has_workers(run: RunDirectory) -> bool:
     """Whether a worker shares the run directory now."""
     if not run.workers_lock.exists():
         return False
-    with writing(run.path), run.workers_lock.open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+    with writing(run.path), run.workers_lock.open("ab") as file, suppress(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return False
+    return True
 
 
 @contextmanager

@@ -1,11 +1,18 @@
-"""Every setting and its default, in one place. Units stand in the names."""
+"""Every setting, declared once: its type, default, help, option, and whether it may change when a run is resumed.
+
+The options of ``mptune search``, the sections of run.json and the docstring of ``mptune.search`` are made from it; the
+reference page begins with its words. Units stand in the names.
+"""
 
 from __future__ import annotations
 
 import numbers
+import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -18,60 +25,74 @@ Granularity = Literal["op", "fusion", "block", "auto"]
 EngineChoice: TypeAlias = str
 """The name of a backend; ``auto`` is the first that measures on the target."""
 
-ENGINES = "<auto|tensorrt|tensorrt-rtx|onnxruntime>"
-"""Those that mptune brings."""
+MODEL, ERROR, CHOICE, BUDGET = "Model, data and target", "Error", "Choice among the plans", "Budget"
+RUN, ADVANCED, PYTHON = "Run directory", "Advanced", ""
+"""Headings of ``mptune search --help-all``; ``PYTHON`` are settings without an option."""
+
+Resume = Literal["fixed", "free"]
 
 T = TypeVar("T")
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
-class Option:
-    """How the command line shows a setting."""
+class Declaration:
+    """What is declared of a setting beside its type.
 
-    name: str
+    Attributes:
+        resume: ``fixed`` within a run, or ``free`` to change from one search to the next; None where run.json has it in
+            another form (a hash, the choice), or not at all.
+        python: what a Python program may give beyond the option.
+        option: its name on the command line, where that is not the field's.
+    """
+
+    default: Any
     panel: str
     help: str
     metavar: str | None = None
+    resume: Resume | None = "fixed"
+    python: str = ""
+    option: str = ""
 
 
-MODEL, ERROR, CHOICE, BUDGET = "Model, data and target", "Error", "Choice among the plans", "Budget"
-RUN, ADVANCED = "Run directory", "Advanced"
-
-
-def _option(default: T, panel: str, help: str, metavar: str | None = None) -> T:
-    """A setting's default and what the command line shows of it."""
-    setting: T = field(default=default, metadata={"option": (panel, help, metavar)})
+def _setting(default: T, *declaration: Any, **more: Any) -> T:
+    """A field with its default and its ``Declaration``."""
+    setting: T = field(default=default, metadata={"declared": Declaration(default, *declaration, **more)})
     return setting
 
 
-_OPTION_NAMES = {
-    "timeout_s": "--timeout",
-    "max_disk_bytes": "--max-disk",
-    "max_memory_bytes": "--max-memory",
-    "workspace_mb": "--workspace",
-    "limits": "--limit",
-    "plugins": "--plugin",
-    "wait_s": "--wait",
-    "for_": "--for",
-}
-"""Setting -> option, where these differ: the unit stands in the value, and what is repeated is in the singular."""
+def declarations(settings: Any) -> dict[str, Declaration]:
+    """Those of settings and of the settings nested in them, by field, in their order."""
+    declared: dict[str, Declaration] = {}
+    for each in fields(settings):
+        if "declared" in each.metadata:
+            declared[each.name] = each.metadata["declared"]
+        if is_dataclass(each.default):
+            declared |= declarations(each.default)
+    return declared
 
 
+@cache
 def option_name(setting: str) -> str:
     """What the command line calls a setting, or an argument of a Python function."""
-    return _OPTION_NAMES.get(setting, f"--{setting.replace('_', '-')}")
+    declared = declarations(SearchSettings).get(setting)
+    return (declared and declared.option) or f"--{setting.strip('_').replace('_', '-')}"
 
 
-def options_of(settings: Any) -> dict[str, Option]:
-    """The options of settings and of those nested in them: field -> its option, in their order."""
-    options: dict[str, Option] = {}
-    for setting in fields(settings):
-        value = getattr(settings, setting.name)
-        if is_dataclass(value):
-            options |= options_of(value)
-        elif "option" in setting.metadata:
-            options[setting.name] = Option(option_name(setting.name), *setting.metadata["option"])
-    return options
+def documented(function: Function) -> Function:
+    """Put what is declared of a function's arguments into its docstring, in place of ``{settings}``.
+
+    An argument that the docstring describes itself is left to it.
+    """
+    wrap = textwrap.TextWrapper(120, initial_indent=" " * 8, subsequent_indent=" " * 12, break_on_hyphens=False)
+    text = function.__doc__ or ""
+    lines = [
+        wrap.fill(f"{name}: {each.help} {each.python}")
+        for name, each in declarations(SearchSettings).items()
+        if name in function.__annotations__ and f"        {name}: " not in text
+    ]
+    function.__doc__ = text.replace("        {settings}", "\n".join(lines))
+    return function
 
 
 @dataclass(frozen=True)
@@ -159,7 +180,7 @@ _SHAPES_HINT = "write NAME:SMALLEST,USUAL,LARGEST, such as x:1x3x224x224,4x3x224
 
 @dataclass(frozen=True)
 class Tolerance:
-    """The largest error of an output, or of some of its columns, that a plan may have.
+    """The largest error of an output, or of columns of it, that a plan may have.
 
     Attributes:
         columns: 0-based; None means all of it.
@@ -178,30 +199,40 @@ class Tolerance:
 
         The name ends at the last ``[`` or the last ``=``; ``0:4`` leaves column 4 out.
         """
-        where, equals, value = text.rpartition("=")
-        name, columns = where, None
-        if where.endswith("]"):
-            name, _, inside = where[:-1].rpartition("[")
-            columns = _columns(inside, text)
+
+        def refuse(reason: str) -> SettingsError:
+            return SettingsError(f"{text}{reason}", _TOLERANCE_HINT, setting="tolerance")
+
+        name, equals, value = text.rpartition("=")
+        columns: dict[int, None] | None = None
+        if name.endswith("]"):
+            name, _, inside = name[:-1].rpartition("[")
+            columns = {}
+            for part in inside.split(","):
+                match = re.fullmatch(r"\s*(\d{1,7})\s*(?::\s*(\d{1,7})\s*)?", part)
+                start, end = (0, 0) if match is None else (int(match[1]), int(match[2] or int(match[1]) + 1))
+                if not start < end <= _MOST_COLUMNS:
+                    raise refuse(f": [{inside}] names no columns")
+                columns |= dict.fromkeys(range(start, end))
+        if not equals or not name:
+            raise refuse(" is not understood")
         number = value.removeprefix("abs:")
         try:
             limit = float(number)
         except ValueError:
             limit = -1.0
-        if not equals or not name:
-            raise SettingsError(f"{text} is not understood", _TOLERANCE_HINT, setting="tolerance")
         if not 0 < limit < float("inf"):
-            raise SettingsError(f"{text}: {number!r} is not a number above 0", _TOLERANCE_HINT, setting="tolerance")
-        return cls(name, columns, limit, value.startswith("abs:"))
+            raise refuse(f": {number!r} is not a number above 0")
+        return cls(name, None if columns is None else tuple(columns), limit, value.startswith("abs:"))
 
     @classmethod
-    def parse_all(cls, given: Tolerances) -> tuple[Tolerance, ...]:
+    def parse_all(cls, given: Tolerances | None) -> tuple[Tolerance, ...]:
         """Read several, in any form that a caller may give them in."""
         if isinstance(given, (str, Tolerance)):
             given = (given,)
         elif isinstance(given, Mapping):
             given = [f"{output}={limit}" for output, limit in given.items()]
-        return tuple(tolerance if isinstance(tolerance, Tolerance) else cls.parse(tolerance) for tolerance in given)
+        return tuple(each if isinstance(each, Tolerance) else cls.parse(each) for each in given or ())
 
     def __str__(self) -> str:
         limit = f"{self.limit:g}" if float(f"{self.limit:g}") == self.limit else repr(self.limit)
@@ -212,20 +243,46 @@ Tolerances: TypeAlias = "str | Tolerance | Sequence[str | Tolerance] | Mapping[s
 """Tolerances as a caller gives them: one or several, or output, with columns or without -> X or ``abs:X``."""
 
 _TOLERANCE_HINT = "write OUTPUT=X, OUTPUT[4]=X, OUTPUT[0:4]=X or OUTPUT[0,2,5]=X, with abs:X for the absolute error"
-
 _MOST_COLUMNS = 1 << 20
 
 
-def _columns(inside: str, text: str) -> tuple[int, ...]:
-    """The columns between the brackets of a tolerance."""
-    columns: list[int] = []
-    for part in inside.split(","):
-        match = re.fullmatch(r"\s*(\d{1,7})\s*(?::\s*(\d{1,7})\s*)?", part)
-        start, end = (0, 0) if match is None else (int(match[1]), int(match[2] or int(match[1]) + 1))
-        if not start < end <= _MOST_COLUMNS:
-            raise SettingsError(f"{text}: [{inside}] names no columns", _TOLERANCE_HINT, setting="tolerance")
-        columns += range(start, end)
-    return tuple(dict.fromkeys(columns))
+def one_or_several(given: Any) -> tuple[Any, ...]:
+    """Several values, where a caller may give one by itself, or None."""
+    if given is None or isinstance(given, (str, os.PathLike)) or not isinstance(given, Iterable):
+        return () if given is None else (given,)
+    return tuple(given)
+
+
+def read_error(given: float | str | None) -> float | None:
+    """The limit on an error, of a number or of a text such as ``1e-2`` or ``1%``."""
+    if not isinstance(given, str):
+        return given
+    number = given.strip().removesuffix("%")
+    try:
+        return float(number) / (100.0 if given.strip().endswith("%") else 1.0)
+    except ValueError:
+        raise SettingsError(f"{given} is not a number", "write 1e-2, 0.01 or 1%", setting="max_error") from None
+
+
+def check_limits(max_error: float | None, max_latency_ms: float | None, max_memory_bytes: int | None = None) -> None:
+    """Refuse limits that no plan can be asked to meet."""
+    for setting, limit in (
+        ("max_error", max_error),
+        ("max_latency_ms", max_latency_ms),
+        ("max_memory_bytes", max_memory_bytes),
+    ):
+        _check(setting, limit, "give a number above 0")
+
+
+def _check(setting: str, value: object, hint: str, *, least: int | None = None) -> None:
+    """Refuse what is not a number above 0; with ``least``: not a whole number from there on."""
+    if value is None:
+        return
+    kind, what = (numbers.Real, "a number") if least is None else (numbers.Integral, "a whole number")
+    if not isinstance(value, kind):
+        raise SettingsError(f"is {value!r}, not {what}", hint, setting=setting)
+    if not float(value) > 0 if least is None else int(value) < least:  # type: ignore[call-overload]
+        raise SettingsError(f"is {float(value):g}", hint, setting=setting)
 
 
 @dataclass(frozen=True)
@@ -240,12 +297,14 @@ class TensorRtSettings:
             and more alike; TensorRT-RTX measures nothing at build time and has none.
     """
 
-    workspace_mb: int | None = _option(
+    workspace_mb: int | None = _setting(
         None,
         ADVANCED,
         "Limit on the scratch memory of a TensorRT kernel, such as 2GiB. Default: all memory of a GPU, a"
         " quarter of a Jetson's.",
         "SIZE",
+        resume=None,
+        option="--workspace",
     )
     optimization_level: int = 3
     timing_cache: bool = True
@@ -271,46 +330,14 @@ class DataSettings:
         max_search_samples: at most this many search samples are evaluated per plan; None takes all.
     """
 
-    batch: int = _option(1, MODEL, "Rows per sample if the batch is dynamic.", "N")
-    random_samples: int = 16
-    held_out_fraction: float = 0.25
-    max_search_samples: int | None = 64
+    batch: int = _setting(1, MODEL, "Rows per sample if the batch is dynamic.", "N")
+    random_samples: int = _setting(16, PYTHON, "Samples that are drawn where no data is given.")
+    held_out_fraction: float = _setting(0.25, PYTHON, "Share of samples that the search never sees.")
+    max_search_samples: int | None = _setting(64, PYTHON, "At most this many search samples.")
 
     def __post_init__(self) -> None:
         """Refuse values that cannot be meant."""
-        _check_whole("batch", self.batch)
-        if self.batch < 1:
-            raise SettingsError(f"is {self.batch}", "give at least 1", setting="batch")
-
-
-def check_limits(max_error: float | None, max_latency_ms: float | None, max_memory_bytes: int | None = None) -> None:
-    """Refuse limits that no plan can be asked to meet."""
-    _check_positive("max_error", max_error, "give a number above 0")
-    _check_positive("max_latency_ms", max_latency_ms, "give a number above 0")
-    _check_positive("max_memory_bytes", max_memory_bytes, "give a number above 0")
-
-
-def _check_whole(setting: str, value: object) -> None:
-    if value is not None and not isinstance(value, numbers.Integral):
-        raise SettingsError(f"is {value!r}, not a whole number", "give a whole number", setting=setting)
-
-
-def read_error(given: float | str | None) -> float | None:
-    """The limit on an error, of a number or of a text such as ``1e-2`` or ``1%``."""
-    if not isinstance(given, str):
-        return given
-    number = given.strip().removesuffix("%")
-    try:
-        return float(number) / (100.0 if given.strip().endswith("%") else 1.0)
-    except ValueError:
-        raise SettingsError(f"{given} is not a number", "write 1e-2, 0.01 or 1%", setting="max_error") from None
-
-
-def _check_positive(setting: str, value: object, hint: str) -> None:
-    if value is not None and not isinstance(value, numbers.Real):
-        raise SettingsError(f"is {value!r}, not a number", hint, setting=setting)
-    if value is not None and not float(value) > 0:
-        raise SettingsError(f"is {float(value):g}", hint, setting=setting)
+        _check("batch", self.batch, "give at least 1", least=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -332,8 +359,7 @@ class InMemory:
 class SearchSettings:
     """What one `mptune search` does. The same settings on the same run directory resume it.
 
-    A setting is declared here alone: its type, its default and its option. It is an argument of ``mptune.search``, too;
-    the sections of run.json (``mptune.run_json``) say which settings may change when a run is resumed.
+    A setting is declared here alone; it is an argument of ``mptune.search``, too.
 
     Attributes:
         reported_metrics: further metrics that are taken of every plan and reported.
@@ -341,124 +367,192 @@ class SearchSettings:
         metric_function: computes a metric that the caller gave as a function; called in this process.
     """
 
-    data: Path | InMemory | None = _option(
+    data: Path | InMemory | None = _setting(
         None,
         MODEL,
         "Calibration samples: .npz, .npy, or a folder. Default: random inputs.",
         "PATH",
+        resume="free",
+        python="Or an array, for a model with one input; a dictionary of arrays by input name, samples concatenated"
+        " along axis 0; or an iterable with one dictionary per sample.",
     )
-    data_settings: DataSettings = field(default_factory=DataSettings)
-    shapes: tuple[ShapeRange, ...] = _option(
+    data_settings: DataSettings = _setting(
+        DataSettings(),
+        PYTHON,
+        "How samples are drawn and split; ``batch`` above 1 replaces the one in here.",
+        resume=None,
+    )
+    shapes: tuple[ShapeRange, ...] = _setting(
         (),
         MODEL,
         "Shapes that a TensorRT engine accepts, such as x:1x32,4x32,8x32; once for each dynamic input."
         " Default: the shapes of the data.",
         "NAME:MIN,OPT,MAX",
+        python="Or input -> one shape, or (smallest, usual, largest).",
     )
-    target: str = _option(
+    target: str = _setting(
         "auto", MODEL, "Device to tune for; auto is the GPU here. `mptune targets` lists the names.", "auto|NAME|FILE"
     )
-    engine: EngineChoice = _option("auto", MODEL, "What builds and runs the engines.", ENGINES)
-    plugins: tuple[Path, ...] = _option(
+    engine: EngineChoice = _setting(
+        "auto", MODEL, "What builds and runs the engines.", "<auto|tensorrt|tensorrt-rtx|onnxruntime>"
+    )
+    plugins: tuple[Path, ...] = _setting(
         (),
         MODEL,
         "Library with TensorRT plugins (.so) that building and running the engines needs. It is loaded in the worker"
         " processes. Repeatable.",
         "FILE.so",
+        resume="free",
+        option="--plugin",
     )
-    space: str = _option(
+    space: str = _setting(
         "default",
         MODEL,
         "Which groups may be FP16, and which plans to try first; `mptune spaces` lists the names.",
         "NAME|FILE",
     )
-    precisions: tuple[str, ...] = _option(
+    precisions: tuple[str, ...] = _setting(
         ("fp32", "fp16"),
         MODEL,
         "Precisions that groups may have: fp32,fp16 or fp32,bf16 or fp32,fp16,bf16. With all three, groups"
         " whose values leave FP16's range may be BF16.",
         "LIST",
     )
-    opset: int | None = _option(
+    opset: int | None = _setting(
         None, MODEL, "Raise the model to this opset first: most operators have BF16 from 22 on.", "N"
     )
-    metric: str = "worst_part"
-    reported_metrics: tuple[str, ...] = ()
-    labels: Path | None = _option(
-        None, ERROR, "Labels for metrics that need them: .npz, rows in the order of the data.", "PATH"
+    metric: str = _setting(
+        "worst_part",
+        ERROR,
+        "The error to minimise: a named metric, or a function of your own. Repeatable: the first is optimised, the"
+        " others are reported. Default: worst_part.",
+        "NAME|script.py:function[:max]",
+        resume="free",
+        python="Or a function (outputs, reference) -> float, called once per sample with two dictionaries of arrays by"
+        " output name; or (outputs, references, inputs, labels) -> float, called once with all samples. The run keeps a"
+        " hash of a function: give it again to resume.",
     )
-    tolerance: tuple[Tolerance, ...] = _option(
+    reported_metrics: tuple[str, ...] = _setting((), PYTHON, "Metrics reported of every plan.", resume="free")
+    labels: Path | None = _setting(
+        None, ERROR, "Labels for metrics that need them: .npz, rows in the order of the data.", "PATH", resume=None
+    )
+    tolerance: tuple[Tolerance, ...] = _setting(
         (),
         ERROR,
         "Limit the error of an output, or of columns of it (4, 0:4 or 0,2,5), in the metric's unit; abs:X"
         " limits the absolute error. Repeatable.",
         "OUTPUT[COLUMNS]=X",
+        resume="free",
+        python='Or output -> X, such as {"scores": 1e-3, "detections[4]": "abs:0.005"}.',
     )
-    ignore: tuple[str, ...] = _option((), ERROR, "Leave out the error of this output. Repeatable.", "OUTPUT")
-    feedback: tuple[str, ...] = _option(
+    ignore: tuple[str, ...] = _setting(
+        (), ERROR, "Leave out the error of this output. Repeatable.", "OUTPUT", resume="free"
+    )
+    feedback: tuple[str, ...] = _setting(
         (),
         ERROR,
         "Feed OUTPUT back as INPUT over recorded sequences; the error at the end of a sequence counts.",
         "OUTPUT:INPUT",
     )
-    steps: int | None = _option(
+    steps: int | None = _setting(
         None, ERROR, "Number of samples in one recorded sequence, for --feedback. Default: all.", "K"
     )
-    max_error: float | None = _option(
+    max_error: float | None = _setting(
         None,
         CHOICE,
         "Choose the fastest plan whose error is at most this, such as 1e-2 or 1%. Default: 1% for worst_part.",
         "X",
+        resume="free",
     )
-    max_latency_ms: float | None = _option(
-        None, CHOICE, "Choose the plan with the smallest error whose latency is at most this, in ms.", "X"
+    max_latency_ms: float | None = _setting(
+        None,
+        CHOICE,
+        "Choose the plan with the smallest error whose latency is at most this, in ms.",
+        "X",
+        resume="free",
     )
-    max_memory_bytes: int | None = _option(
-        None, CHOICE, "Choose among plans whose engine and its context take at most this, such as 2GiB.", "SIZE"
+    max_memory_bytes: int | None = _setting(
+        None,
+        CHOICE,
+        "Choose among plans whose engine and its context take at most this, such as 2GiB.",
+        "SIZE",
+        resume="free",
+        option="--max-memory",
     )
-    limits: tuple[str, ...] = _option(
+    limits: tuple[str, ...] = _setting(
         (),
         CHOICE,
         "Limit the value of a metric, on search and on held-out samples, such as map>=0.41. Repeatable.",
         "NAME>=X",
+        resume=None,
+        option="--limit",
     )
-    knee: bool = _option(False, CHOICE, "Choose the knee of the plans, in place of the fastest within a limit.")
-    budget: int = _option(50, BUDGET, "Number of plans to evaluate, those of common rules included.", "N")
-    timeout_s: float | None = _option(
-        None, BUDGET, "Start no new evaluation after this time: 8h, 90m, 30s or seconds. Default: no limit.", "8h"
+    knee: bool = _setting(
+        False, CHOICE, "Choose the knee of the plans, in place of the fastest within a limit.", resume=None
     )
-    max_disk_bytes: int | None = _option(
-        None, BUDGET, "Start no new evaluation once the run directory is this large. Default: no limit.", "20GiB"
+    budget: int = _setting(
+        50, BUDGET, "Number of plans to evaluate, those of common rules included.", "N", resume="free"
     )
-    gpus: tuple[int, ...] = _option(
-        (), BUDGET, "Share the search among these GPUs, one worker process each. Default: one GPU.", "0,1"
+    timeout_s: float | None = _setting(
+        None,
+        BUDGET,
+        "Start no new evaluation after this time: 8h, 90m, 30s or seconds. Default: no limit.",
+        "8h",
+        resume="free",
+        option="--timeout",
     )
-    out: Path | None = _option(
-        None, RUN, "Run directory. Default: the model's name + .mptune, in the working directory.", "DIR"
+    max_disk_bytes: int | None = _setting(
+        None,
+        BUDGET,
+        "Start no new evaluation once the run directory is this large. Default: no limit.",
+        "20GiB",
+        resume="free",
+        option="--max-disk",
     )
-    fresh: bool = _option(False, RUN, "Start a new search; the old run directory is moved aside.")
-    storage: str | None = _option(
+    gpus: tuple[int, ...] = _setting(
+        (), BUDGET, "Share the search among these GPUs, one worker process each. Default: one GPU.", "0,1", resume=None
+    )
+    out: Path | None = _setting(
+        None, RUN, "Run directory. Default: the model's name + .mptune, in the working directory.", "DIR", resume=None
+    )
+    fresh: bool = _setting(False, RUN, "Start a new search; the old run directory is moved aside.", resume=None)
+    storage: str | None = _setting(
         None,
         RUN,
         "Optuna storage, to share the search. Default: $MPTUNE_STORAGE, else a file in the run directory.",
         "URL",
+        resume=None,
     )
-    sampler: str = _option(
+    sampler: str = _setting(
         "precision",
         ADVANCED,
         "What proposes plans: precision models error and latency group by group, tpe is Optuna's TPESampler.",
         "precision|tpe",
+        resume="free",
     )
-    seed: int = _option(0, ADVANCED, "Seed of the data split, the sampler and random inputs.", "N")
-    tf32: bool = _option(False, ADVANCED, "Allow TF32 in the FP32 groups of candidates. The reference never uses it.")
-    tensorrt: TensorRtSettings = field(default_factory=TensorRtSettings)
-    skip_checks: bool = _option(
-        False, ADVANCED, "Search even if a check finds the FP32 model, its data or its engine wrong."
+    seed: int = _setting(0, ADVANCED, "Seed of the data split, the sampler and random inputs.", "N")
+    tf32: bool = _setting(False, ADVANCED, "Allow TF32 in the FP32 groups of candidates. The reference never uses it.")
+    tensorrt: TensorRtSettings = _setting(TensorRtSettings(), PYTHON, "How TensorRT builds engines.")
+    skip_checks: bool = _setting(
+        False, ADVANCED, "Search even if a check finds the FP32 model, its data or its engine wrong.", resume="free"
     )
-    confirm_rounds: int = 3
-    confirm_points: int = 15
-    latency: LatencySettings = field(default_factory=LatencySettings)
-    worker: WorkerSettings = field(default_factory=WorkerSettings)
+    confirm_rounds: int = _setting(
+        3,
+        PYTHON,
+        "Fresh processes in which the chosen plan, and points whose place is in doubt, are measured again; the other"
+        " points of the front are in one.",
+        resume="free",
+    )
+    confirm_points: int = _setting(
+        15,
+        PYTHON,
+        "How many points of a longer front are measured again; baselines, both ends and what may be chosen always are.",
+        resume="free",
+    )
+    latency: LatencySettings = _setting(LatencySettings(), PYTHON, "How latencies are taken.")
+    worker: WorkerSettings = _setting(
+        WorkerSettings(), PYTHON, "Deadlines of the worker process that builds and measures.", resume=None
+    )
     rollout: Any = field(default=None, repr=False)
     metric_function: Callable[[Mapping[str, Any], Mapping[str, Any]], float] | None = field(
         default=None, repr=False, compare=False
@@ -467,21 +561,17 @@ class SearchSettings:
     def __post_init__(self) -> None:
         """Read the limit on the error, and refuse values that cannot be meant."""
         object.__setattr__(self, "max_error", read_error(self.max_error))
-        for name in ("budget", "seed", "steps", "opset"):
-            _check_whole(name, getattr(self, name))
-        _check_positive("budget", self.budget, "give at least 1; 50 is the default")
-        _check_positive("timeout_s", self.timeout_s, "give a duration above 0")
-        _check_positive("max_disk_bytes", self.max_disk_bytes, "give a size above 0, such as 20GiB")
+        _check("budget", self.budget, "give at least 1; 50 is the default", least=1)
+        _check("seed", self.seed, "give 0 or a positive integer", least=0)
+        _check("steps", self.steps, "give at least 1", least=1)
+        _check("opset", self.opset, "give a whole number", least=1)
+        _check("timeout_s", self.timeout_s, "give a duration above 0")
+        _check("max_disk_bytes", self.max_disk_bytes, "give a size above 0, such as 20GiB")
         check_limits(self.max_error, self.max_latency_ms, self.max_memory_bytes)
-        if self.seed < 0:
-            raise SettingsError(f"is {self.seed}", "give 0 or a positive integer", setting="seed")
         if not all(isinstance(gpu, int) and gpu >= 0 for gpu in self.gpus) or len(set(self.gpus)) < len(self.gpus):
-            raise SettingsError(
-                f"is {','.join(map(str, self.gpus))}",
-                "give numbers as `nvidia-smi -L` counts, each once",
-                setting="gpus",
-            )
-        named = [given.name for given in self.shapes]
-        twice = next((name for name in named if named.count(name) > 1), None)
+            shown = ",".join(map(str, self.gpus))
+            raise SettingsError(f"is {shown}", "give numbers as `nvidia-smi -L` counts, each once", setting="gpus")
+        names = [given.name for given in self.shapes]
+        twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise SettingsError(f"names input {twice!r} twice", "give each input once", setting="shapes")

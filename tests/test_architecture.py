@@ -49,6 +49,7 @@ HOMES = {
     "tensorrt_rtx": ("mptune.engines",),
     "onnxruntime": ("mptune.engines",),
     "cuda": ("mptune.engines",),
+    "jinja2": ("mptune.reporting",),
     "rich": ("mptune.reporting", "mptune.tuning"),
     "typer": ("mptune.cli", "mptune.commands"),
     "torch": (),

@@ -16,14 +16,13 @@ import typer
 
 from mptune import __version__
 from mptune.cli import explain, main
-from mptune.commands.options import panels as search_panels
 from mptune.commands.options import parse_duration, parse_size
 from mptune.data.metrics.table import METRICS
 from mptune.errors import MptuneError
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.settings import SearchSettings
+from mptune.settings import SearchSettings, declarations, option_name
 from mptune.targets.detect import detect_gpus
 from mptune.tuning.sampler.precision import SAMPLERS
 from tests.graph import models
@@ -99,13 +98,18 @@ def test_search_help_has_panels_that_name_metrics_and_samplers(capsys: pytest.Ca
         elif panels:
             panels[list(panels)[-1]].append(line)
     options = {name: [line.split()[0] for line in lines if line.startswith("  --")] for name, lines in panels.items()}
-    assert {name: tuple(names) for name, names in options.items() if name in search_panels()} == search_panels()
-    assert list(panels) == ["Arguments", *search_panels(), "Options"]
+    declared: dict[str, list[str]] = {}
+    for name, each in declarations(SearchSettings).items():
+        if each.panel:
+            declared.setdefault(each.panel, []).append(option_name(name))
+    declared["Run directory"] += ["--explain", "--quiet", "--open", "--json", "--help-all"]
+    assert {name: names for name, names in options.items() if name in declared} == declared
+    assert list(panels) == ["Arguments", *declared, "Options"]
     assert options["Options"] == [], "no option is left over"
     assert any("--help" in line for line in panels["Options"])
     text = " ".join(" ".join(panels["Error"]).split())
-    assert all(f"{name}," in text or f"{name};" in text for name in METRICS)
-    assert "[default: worst_part]" in text
+    assert all(f"{name}," in text for name in METRICS)
+    assert "Default: worst_part." in text
     assert SearchSettings().metric == "worst_part"
     assert all(f" {name} " in " ".join(" ".join(panels["Advanced"]).split()) for name in SAMPLERS)
 
@@ -135,7 +139,7 @@ def test_search_help_has_panels_that_name_metrics_and_samplers(capsys: pytest.Ca
         (["pick", "run", "--max-error", "1", "--knee"], "a limit and --knee exclude"),
         (["pick", "run", "--max-latency-ms", "0"], "--max-latency-ms is 0"),
         (["apply", "m.onnx", "plan.json"], "Missing option '--out'"),
-        (["apply", "m.onnx", "-o", "out.onnx"], "nothing says which plan to apply"),
+        (["apply", "m.onnx", "-o", "out.onnx"], "no plan given"),
         (["apply", "m.onnx", "plan.json", "--fp16-all", "-o", "out.onnx"], "PLAN and --fp16-all exclude"),
         (["inspect"], "Missing argument 'MODEL'"),
         (["inspect", "m.onnx", "--batch", "0"], "--batch is 0"),
@@ -425,8 +429,8 @@ def test_every_exception_has_words(tmp_path: Path) -> None:
     message, hint, code = explain(OSError(errno.ENOSPC, "No space left on device", "weights.bin"))
     assert (message, code) == ("disk full: cannot write weights.bin", 1)
     assert "free some space" in hint
-    assert explain(OSError(errno.EDQUOT, "Disk quota exceeded"))[0].startswith("disk full: the output")
-    assert explain(PermissionError(errno.EACCES, "denied", "run.json"))[0] == "not permitted: run.json"
+    assert explain(OSError(errno.EDQUOT, "Disk quota exceeded"))[0].startswith("disk full: cannot write the output")
+    assert explain(PermissionError(errno.EACCES, "denied", "run.json"))[0] == "run.json: denied"
     assert explain(MptuneError("m", "h")) == ("m", "h", 1)
     message, hint, code = explain(ValueError("two\nlines"))
     assert (message, code) == ("unexpected ValueError: two lines", 1)
@@ -442,7 +446,7 @@ def test_output_that_cannot_be_written_is_no_full_run_directory() -> None:
         )
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
-        "error: disk full: the output, or a temporary file, cannot be written",
+        "error: disk full: cannot write the output, or a temporary file",
         "hint: free some space, then run it again",
     ]
 

@@ -14,7 +14,7 @@ import mptune
 from mptune.cli import explain
 from mptune.errors import EXIT_STOPPED, BaselineError, MptuneError
 from mptune.finding import Finding, OutputColumns, Where
-from mptune.settings import _OPTION_NAMES, option_name
+from mptune.settings import SearchSettings, declarations, option_name
 from tests.test_docs import options_of
 
 
@@ -34,9 +34,10 @@ def test_every_option_that_is_an_argument_has_its_name(name: str) -> None:
             assert option_name(argument) in options
 
 
-def test_every_other_name_is_an_option() -> None:
-    options = {option for name in ("search", "worker", "export") for option in options_of(name)}
-    assert set(_OPTION_NAMES.values()) <= options
+def test_every_declared_option_is_one_of_search() -> None:
+    declared = {option_name(name) for name, each in declarations(SearchSettings).items() if each.panel}
+    assert declared <= options_of("search")
+    assert option_name("for_") in options_of("export")
 
 
 @pytest.mark.parametrize(

@@ -141,14 +141,6 @@ def test_a_quantised_network_has_nothing_to_tune_and_that_is_said_first(
     assert stream.getvalue().count("nothing to") == 1
 
 
-def test_nan_inside_is_reported(tmp_path: Path) -> None:
-    nodes = [node("Log", ["x"], "l", "log"), node("Relu", ["l"], "m", "relu"), node("Min", ["m", "one"], "y", "min")]
-    proto = models.model(nodes, [value("x", [1, 4])], [value("y", [1, 4])], [constant("one", 1.0)])
-    np.savez(tmp_path / "data.npz", x=np.array([[-1, 1, 2, 3]], np.float32))
-    inspection = mptune.inspect(models.save(proto, tmp_path), data=tmp_path / "data.npz")
-    assert any("holds NaN or Inf in FP32 already" in text for text in inspection.warnings)
-
-
 def test_the_space_decides_granularity_and_pins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     space = tmp_path / "mine.toml"
     space.write_text('format = 1\ngranularity = "block"\n[pin]\nfp32 = ["stem"]\n')

@@ -284,7 +284,7 @@ sensitivity = find_sensitivity(space, toolchain, "relative_l2", folder / number,
 with waits_told_to(tell):
     record = open_study(space, name=folder.name, metric="relative_l2", identity={}, journal=folder / "no", url=url)
     propose_with(record, make_prior(space, sensitivity, toolchain.latency_terms(), exact=False))
-    Tuner(record, space, toolchain, SearchSettings(budget=40), Silent()).run()
+    Tuner(record, toolchain, SearchSettings(budget=40), Silent()).run()
     record.close()
 """
 

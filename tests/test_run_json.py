@@ -77,15 +77,10 @@ def test_another_format_is_refused_with_a_hint(written: int) -> None:
     assert "--fresh" in caught.value.hint
 
 
-@pytest.mark.parametrize("document", [{}, {"format": RUN_FORMAT}, {"format": "two"}])
+@pytest.mark.parametrize("document", [[], {}, {"format": RUN_FORMAT}, {"format": "two"}])
 def test_what_is_no_run_file_is_refused(document: Any) -> None:
     with pytest.raises(RunError, match=r"run\.json is not a run of mptune"):
         parse_run_file(document, PATH)
-
-
-def test_json_that_is_no_object_is_damaged() -> None:
-    with pytest.raises(RunError, match=r"run\.json is damaged: it holds no JSON object"):
-        parse_run_file([], PATH)
 
 
 NOT_KEPT = {

@@ -16,7 +16,7 @@ venv=${VENV:-$(mktemp -d)}
 case $kind in
 oldest)
     # "name>=1.2; marker" -> name==1.2, of the dependencies
-    pins=$(sed -n '/^dependencies = \[/,/^\]/s/^ *"\([a-z-]*\)>=\([0-9.]*\).*/\1==\2/p' pyproject.toml)
+    pins=$(sed -n '/^dependencies = \[/,/^\]/s/^ *"\([a-z0-9-]*\)>=\([0-9.]*\).*/\1==\2/p' pyproject.toml)
     ;;
 jetson)
     pins="numpy==2.2.6 onnx==1.23.2 onnxruntime==1.23.2 onnxruntime-gpu==1.23.2 scipy==1.15.3 optuna==5.0.0"

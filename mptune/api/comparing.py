@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import onnx
 
 from mptune.api.arguments import ModelLike, data_argument, loaded_model
+from mptune.choice import Choice
 from mptune.data.calibration import load_calibration
 from mptune.data.samples import CalibrationSet
 from mptune.diagnosis.comparing import check_sides, compare_sides, make_sides
@@ -26,12 +26,14 @@ from mptune.diagnosis.runner import Runner
 from mptune.diagnosis.sides import Sides
 from mptune.engines.loading import check_loads
 from mptune.errors import DataError, ModelError, SettingsError
+from mptune.files import PathLike
 from mptune.finding import Finding
 from mptune.graph.hazards.interface import state_inputs
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import static_shapes
-from mptune.settings import DataSettings, read_error
+from mptune.settings import DataSettings, check_limits, read_error
 from mptune.targets.findings import already_mixed_findings
+from mptune.tuning.fronts.limits import check_asked
 from mptune.tuning.listener import Listener, Silent
 from mptune.tuning.reasons.reference import training_findings
 
@@ -43,8 +45,8 @@ def compare(
     candidate: ModelLike | None = None,
     *,
     data: Any,
-    outputs: str | os.PathLike[str] | None = None,
-    reference_outputs: str | os.PathLike[str] | None = None,
+    outputs: PathLike | None = None,
+    reference_outputs: PathLike | None = None,
     tolerance: Mapping[str, float | str] | Sequence[str] = (),
     max_error: float | str | None = None,
     ignore: Collection[str] = (),
@@ -74,7 +76,7 @@ def compare(
         ignore: Outputs that are not compared.
         trace: Find the first group along the graph whose values differ between ``model`` and ``candidate``: beyond the
             smallest tolerance given, else beyond FP32 rounding.
-        repeat: Run the right side so often, and compare the runs with each other.
+        repeat: Run the right side this many times, and compare the runs with each other.
         stress: Run the right side in several threads at the same time, and compare with isolated runs.
         batch: Rows per sample where the batch is dynamic.
         listener: Receives the stages of the work.
@@ -90,28 +92,30 @@ def compare(
         TargetError: The candidate is an engine, and what runs it is not here.
         BaselineError: A model or an engine does not run on the data.
     """
-    is_recorded = outputs is not None
-    limit = read_error(max_error)
-    _refuse(
-        (repeat < 1, "repeat", f"is {repeat}", "give at least 1"),
-        (candidate is not None and is_recorded, "", "a candidate and --outputs exclude each other", "give one of them"),
-        (
-            candidate is None and not is_recorded and reference_outputs is None and repeat < 2 and not stress,
-            "",
-            "there is nothing to compare",
-            "give a CANDIDATE, --outputs FILE or --reference-outputs FILE",
-        ),
-        (
-            trace and (candidate is None or _engine_path(candidate) is not None),
-            "trace",
-            "needs two ONNX models",
-            "give one as CANDIDATE; recorded outputs and engines hold no inner values",
-        ),
-        *_of_limits(data, batch, limit),
-    )
-    sources = _Sources(outputs, reference_outputs, tolerance, limit, ignore, batch)
-    with _open(model, candidate, data, sources, listener) as opened:
-        return opened.explained(repeat, stress=stress, trace=trace)
+    is_engine_given = not isinstance(candidate, onnx.ModelProto | None) and is_engine(Path(candidate))
+    if repeat < 1:
+        raise SettingsError(f"is {repeat}", "give at least 1", setting="repeat")
+    if candidate is not None and outputs is not None:
+        raise SettingsError("a candidate and --outputs exclude each other", "give one of them")
+    if candidate is None and outputs is None and reference_outputs is None and repeat < 2 and not stress:
+        hint = "give a CANDIDATE, --outputs FILE or --reference-outputs FILE"
+        raise SettingsError("there is nothing to compare", hint)
+    if trace and (candidate is None or is_engine_given):
+        hint = "give one as CANDIDATE; recorded outputs and engines hold no inner values"
+        raise SettingsError("needs two ONNX models", hint, setting="trace")
+    with _ran(
+        model,
+        candidate,
+        data,
+        batch,
+        listener,
+        recorded=None if outputs is None else Path(outputs),
+        recorded_reference=None if reference_outputs is None else Path(reference_outputs),
+        tolerance=tolerance,
+        max_error=max_error,
+        ignore=ignore,
+    ) as compared:
+        return _explained(compared, repeat, stress=stress, trace=trace)
 
 
 def check(
@@ -141,207 +145,135 @@ def check(
         DataError: The data do not fit the model.
         BaselineError: A model does not run on the data.
     """
-    limit = read_error(max_error)
-    _refuse(*_of_limits(data, batch, limit))
-    with _open(against, mixed, data, _Sources(max_error=limit, batch=batch), listener) as opened:
-        right = opened.right
-        if isinstance(right, Runner) and _is_reduced(opened.left.model) and not _is_reduced(right.model):
+    with _ran(against, mixed, data, batch, listener, max_error=max_error) as compared:
+        left, right = compared.left, compared.right
+        if isinstance(right, Runner) and _is_reduced(left.model) and not _is_reduced(right.model):
             raise ModelError(
                 "the model of --against has FP16 or BF16 values, and MIXED has none",
-                f"exchange them: MIXED is {opened.left.name}, and --against {right.name}",
+                f"exchange them: MIXED is {left.name}, and --against {right.name}",
             )
-        comparison = check_sides(opened.sides, opened.samples)
+        comparison = check_sides(compared.sides, compared.samples)
         if explain and not comparison.agrees:
-            return opened.explained()
-        return replace(comparison, warnings=(*opened.loading, *comparison.warnings))
-
-
-@dataclass(frozen=True)
-class _Sources:
-    """What is compared beside two models, and by which limits."""
-
-    outputs: str | os.PathLike[str] | None = None
-    reference_outputs: str | os.PathLike[str] | None = None
-    tolerance: Mapping[str, float | str] | Sequence[str] = ()
-    max_error: float | None = None
-    ignore: Collection[str] = ()
-    batch: int = 1
-
-
-@dataclass(frozen=True)
-class _Opened:
-    """Both sides, run; what was asked of their loading."""
-
-    left: Runner
-    right: Runner | EngineRunner | None
-    sides: Sides
-    samples: CalibrationSet
-    loading: Sequence[str]
-    sources: _Sources
-
-    def explained(self, repeat: int = 1, *, stress: bool = False, trace: bool = False) -> Comparison:
-        """Name what makes the outputs differ."""
-        left, right, sides = self.left, self.right, self.sides
-        more = repetition_findings(sides, right or left, repeat, stress=stress)
-        structural: list[Finding] = []
-        if isinstance(right, Runner):
-            sides, structural, traced = _models_compared(sides, right, trace=trace)
-            more += traced
-        if self.sources.reference_outputs is None:
-            shapes = static_shapes(left.model, self.sources.batch).shapes
-            more += already_mixed_findings(left.grouped, shapes, "compare")
-        models = (left.model, right.model) if isinstance(right, Runner) else (left.model,)
-        drawn = [each for each_model in models for each in training_findings(each_model, "compare", is_run=False)]
-        comparison = compare_sides(sides, self.samples, structural, more, drawn[:1])
-        return replace(comparison, warnings=(*self.loading, *comparison.warnings))
-
-
-@contextlib.contextmanager
-def _open(
-    model: ModelLike, candidate: ModelLike | None, data: Any, sources: _Sources, listener: Listener | None
-) -> Iterator[_Opened]:
-    """Read and run what is compared."""
-    batch, ignore = sources.batch, sources.ignore
-    with contextlib.ExitStack() as stack:
-        loaded = stack.enter_context(loaded_model(model))
-        other = stack.enter_context(_opened(candidate))
-        tolerances = parse_tolerances(sources.tolerance, _output_names(loaded, ignore))
-        settings, states = DataSettings(batch=batch), state_inputs(loaded)
-        samples = load_calibration(data_argument(data), loaded.inputs, settings, 0, states)
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mptune-compare-")))
-        stage = (listener or Silent()).stage
-        left = Runner(loaded, samples.samples, folder / "model", batch, _name(model), stage)
-        stack.enter_context(left)
-        right = None if other is None else _runner(other, _name(candidate), left, folder, batch, ignore, stage)
-        if right is not None:
-            stack.enter_context(right)
-        loading = check_loads(right.model.path, right.name, right.worker) if isinstance(right, Runner) else ()
-        sides = make_sides(
-            left,
-            right,
-            batch,
-            recorded=None if sources.outputs is None else Path(sources.outputs),
-            recorded_reference=None if sources.reference_outputs is None else Path(sources.reference_outputs),
-            ignore=ignore,
-            tolerances=tolerances,
-            max_error=sources.max_error,
-        )
-        yield _Opened(left, right, sides, samples, loading, sources)
-
-
-def _of_limits(data: Any, batch: int, max_error: float | None) -> tuple[tuple[bool, str, str, str], ...]:
-    return (
-        (data is None, "data", "is missing", "give the samples that both sides compute"),
-        (batch < 1, "batch", f"is {batch}", "give at least 1"),
-        (max_error is not None and not max_error > 0, "max_error", f"is {max_error or 0:g}", "give a limit above 0"),
-    )
-
-
-def _refuse(*faults: tuple[bool, str, str, str]) -> None:
-    """Raise the first fault that is there: setting, text and hint."""
-    for is_there, setting, text, hint in faults:
-        if is_there:
-            raise SettingsError(text, hint, setting=setting)
-
-
-def _output_names(model: Model, ignore: Collection[str]) -> list[str]:
-    """The names of all outputs, of which ``ignore`` leaves some to compare."""
-    names = [output.name for output in model.outputs]
-    if unknown := [name for name in ignore if name not in names]:
-        raise SettingsError(
-            f"names {unknown[0]!r}, which is no output", f"there are {', '.join(names)}", setting="ignore"
-        )
-    if set(names) <= set(ignore):
-        raise SettingsError("all outputs are ignored", "leave one to compare")
-    return names
-
-
-def _engine_path(candidate: ModelLike) -> Path | None:
-    """Where a candidate is an engine: its path."""
-    if isinstance(candidate, onnx.ModelProto) or not is_engine(Path(candidate)):
-        return None
-    return Path(candidate)
-
-
-@contextlib.contextmanager
-def _opened(candidate: ModelLike | None) -> Iterator[Model | Path | None]:
-    """The candidate: a model that was read, the path of an engine, or None."""
-    if candidate is None:
-        yield None
-    elif (engine := _engine_path(candidate)) is not None:
-        yield engine
-    else:
-        with loaded_model(candidate, any_precision=True) as loaded:
-            yield loaded
-
-
-def _runner(
-    other: Model | Path,
-    name: str,
-    left: Runner,
-    folder: Path,
-    batch: int,
-    ignore: Collection[str],
-    stage: Callable[[str], None],
-) -> Runner | EngineRunner:
-    """What runs the candidate on the samples of the model, under its own names of the inputs."""
-    if isinstance(other, Path):
-        return EngineRunner(other, engine_kinds(other), left, folder / "engine", ignore)
-    feeds = [_fed(feed, left.model, other) for feed in left.samples]
-    _check_outputs(left.model, other)
-    return Runner(other, feeds, folder / "candidate", batch, name, stage)
-
-
-def _models_compared(sides: Sides, right: Runner, *, trace: bool) -> tuple[Sides, list[Finding], list[Finding]]:
-    """The graphs of two models, node by node.
-
-    Returns:
-        The sides with the precisions that the candidate's groups have; what the graphs differ in; with ``trace``, where
-        their values first differ.
-    """
-    alignment = align(sides.runner.model, right.model)
-    sides = with_candidate_plan(sides, alignment)
-    difference, harmless = structure_finding(sides, alignment)
-    limits = [each.limit for every in sides.tolerances.values() for each in every if not each.is_absolute]
-    first = first_difference(sides, right, alignment, harmless, min(limits, default=None)) if trace else None
-    traced = [] if first is None else [first]
-    if difference is None:
-        return sides, [], traced
-    return (sides, [], [difference, *traced]) if difference.severity == "info" else (sides, [difference], traced)
-
-
-def _name(model: ModelLike | None) -> str:
-    return "the ModelProto" if isinstance(model, onnx.ModelProto) or model is None else str(model)
-
-
-def _fed(feed: Mapping[str, Any], model: Model, other: Model) -> dict[str, Any]:
-    """A sample under the candidate's names of the inputs: by name, else by position where there are as many."""
-    ours, theirs = [i.name for i in model.inputs], [i.name for i in other.inputs]
-    if set(theirs) <= set(ours):
-        return {name: feed[name] for name in theirs}
-    if len(ours) != len(theirs):
-        _refuse_inputs(ours, theirs)
-    return {name: feed[ours[k]] for k, name in enumerate(theirs)}
+            return _explained(compared)
+        return replace(comparison, warnings=(*compared.warnings, *comparison.warnings))
 
 
 def _is_reduced(model: Model) -> bool:
     return any(info.dtype in _REDUCED_TYPES for info in model.tensors.values())
 
 
-def _refuse_inputs(ours: Sequence[str], theirs: Sequence[str]) -> NoReturn:
-    raise DataError(
-        f"the candidate has other inputs: {', '.join(theirs)}, the model {', '.join(ours)}",
-        "compare models with the same inputs",
-    )
+@dataclass(frozen=True)
+class _Compared:
+    """Two sides that have run on the samples; ``warnings`` are of the candidate's loading."""
+
+    left: Runner
+    right: Runner | EngineRunner | None
+    sides: Sides
+    samples: CalibrationSet
+    warnings: Sequence[str]
+    batch: int
+    is_reference_recorded: bool
 
 
-def _check_outputs(model: Model, other: Model) -> None:
-    ours, theirs = [o.name for o in model.outputs], [o.name for o in other.outputs]
-    if not set(ours) <= set(theirs) and len(ours) != len(theirs):
-        inputs, other_inputs = [i.name for i in model.inputs], [i.name for i in other.inputs]
-        if set(inputs).isdisjoint(other_inputs):
-            _refuse_inputs(inputs, other_inputs)
+@contextlib.contextmanager
+def _ran(
+    model: ModelLike,
+    candidate: ModelLike | None,
+    data: Any,
+    batch: int,
+    listener: Listener | None,
+    *,
+    recorded: Path | None = None,
+    recorded_reference: Path | None = None,
+    tolerance: Mapping[str, float | str] | Sequence[str] = (),
+    max_error: float | str | None = None,
+    ignore: Collection[str] | None = None,
+) -> Iterator[_Compared]:
+    """Read what is compared, and run it."""
+    if data is None:
+        raise SettingsError("is missing", "give the samples that both sides compute", setting="data")
+    settings, limit, ignored = DataSettings(batch=batch), read_error(max_error), tuple(ignore or ())
+    check_limits(limit, None)
+    with contextlib.ExitStack() as stack:
+        loaded = stack.enter_context(loaded_model(model))
+        other: Model | Path | None = None
+        if not isinstance(candidate, onnx.ModelProto | None) and is_engine(Path(candidate)):
+            other = Path(candidate)
+        elif candidate is not None:
+            other = stack.enter_context(loaded_model(candidate, any_precision=True))
+        outputs = [output.name for output in loaded.outputs]
+        check_asked(Choice(ignore=ignored), ("",), outputs)
+        tolerances = parse_tolerances(tolerance, outputs)
+        samples = load_calibration(data_argument(data), loaded.inputs, settings, 0, state_inputs(loaded))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mptune-compare-")))
+        stage = (listener or Silent()).stage
+        left = Runner(loaded, samples.samples, folder / "model", batch, _name(model), stage)
+        stack.enter_context(left)
+        right: Runner | EngineRunner | None = None
+        warnings: Sequence[str] = ()
+        if isinstance(other, Path):
+            right = EngineRunner(other, engine_kinds(other), left, folder / "engine", ignored)
+            stack.enter_context(right)
+        elif other is not None:
+            feeds = _feeds(left, other)
+            right = Runner(other, feeds, folder / "candidate", batch, _name(candidate), stage)
+            stack.enter_context(right)
+            warnings = check_loads(other.path, right.name, right.worker)
+        sides = make_sides(
+            left,
+            right,
+            batch,
+            recorded=recorded,
+            recorded_reference=recorded_reference,
+            ignore=ignored,
+            tolerances=tolerances,
+            max_error=limit,
+        )
+        yield _Compared(left, right, sides, samples, warnings, batch, recorded_reference is not None)
+
+
+def _name(model: ModelLike | None) -> str:
+    return "the ModelProto" if isinstance(model, onnx.ModelProto) else str(model)
+
+
+def _feeds(left: Runner, other: Model) -> list[dict[str, Any]]:
+    """The samples under the candidate's names of the inputs: by name, else by position where there are as many."""
+    ours, theirs = [each.name for each in left.model.inputs], [each.name for each in other.inputs]
+    if not set(theirs) <= set(ours) and len(theirs) != len(ours):
+        raise DataError(
+            f"the candidate has other inputs: {', '.join(theirs)}, the model {', '.join(ours)}",
+            "compare models with the same inputs",
+        )
+    sources = theirs if set(theirs) <= set(ours) else ours
+    outputs, other_outputs = [each.name for each in left.model.outputs], [each.name for each in other.outputs]
+    if not set(outputs) <= set(other_outputs) and len(outputs) != len(other_outputs):
         raise ModelError(
-            f"the candidate has the outputs {', '.join(theirs)}, the model {', '.join(ours)}",
+            f"the candidate has the outputs {', '.join(other_outputs)}, the model {', '.join(outputs)}",
             "compare models with the same outputs",
         )
+    return [{name: feed[source] for name, source in zip(theirs, sources, strict=False)} for feed in left.samples]
+
+
+def _explained(compared: _Compared, repeat: int = 1, *, stress: bool = False, trace: bool = False) -> Comparison:
+    """Name what makes the outputs differ."""
+    left, right, sides = compared.left, compared.right, compared.sides
+    more = repetition_findings(sides, right or left, repeat, stress=stress)
+    structural: list[Finding] = []
+    models = [left.model]
+    if isinstance(right, Runner):
+        # The graphs of two models, node by node; with ``trace``, where their values first differ.
+        models.append(right.model)
+        alignment = align(left.model, right.model)
+        sides = with_candidate_plan(sides, alignment)
+        difference, harmless = structure_finding(sides, alignment)
+        if difference is not None:
+            (more if difference.severity == "info" else structural).append(difference)
+        if trace:
+            limits = [each.limit for every in sides.tolerances.values() for each in every if not each.is_absolute]
+            first = first_difference(sides, right, alignment, harmless, min(limits, default=None))
+            more += [] if first is None else [first]
+    if not compared.is_reference_recorded:
+        more += already_mixed_findings(left.grouped, static_shapes(left.model, compared.batch).shapes, "compare")
+    drawn = [finding for model in models for finding in training_findings(model, "compare", is_run=False)]
+    comparison = compare_sides(sides, compared.samples, structural, more, drawn[:1])
+    return replace(comparison, warnings=(*compared.warnings, *comparison.warnings))

@@ -1,42 +1,105 @@
-"""From a search to a device: ``confirm`` measures a run's front there, ``export`` packs it or writes it as files."""
+"""From a search to other machines: ``worker`` joins it, ``confirm`` measures its front, ``export`` packs it."""
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mptune.api.arguments import listening, recorded_metric, recorded_plugins
+from mptune.api import arguments
+from mptune.api.arguments import MetricLike
 from mptune.api.reading import with_demands
 from mptune.choice import Choice
-from mptune.data.metrics.accuracy import TaskMetric
 from mptune.data.metrics.tasks import CALLABLE, script_of, undirected
 from mptune.data.scripts import end_scripts
 from mptune.errors import RunError, SettingsError
-from mptune.files import full_disk_as_error, refuse
+from mptune.files import PathLike, full_disk_as_error, refuse
 from mptune.reporting.recipe import BuildRecipe
 from mptune.reporting.run_files import write_run_files
 from mptune.reporting.weak import write_weak_folder
-from mptune.rundir import joined_run, read_run, read_search
-from mptune.settings import EngineChoice, SearchSettings, Tolerances
-from mptune.tuning.confirm import Confirm
+from mptune.rundir import RunDirectory, joined_run, read_run, read_search
+from mptune.settings import SearchSettings, Tolerances, documented
+from mptune.tuning import confirm as confirming
 from mptune.tuning.confirmation import Confirmation
 from mptune.tuning.copies import load_grouped, pack
+from mptune.tuning.crew import end_with_search
 from mptune.tuning.listener import Listener
 from mptune.tuning.measuring import OpenToolchain
+from mptune.tuning.record.storage import storage_url
 from mptune.tuning.runs.result import front_of, read_record
+from mptune.tuning.worker import work
+
+_POLL_S = 0.2
 
 
+def worker(
+    run: PathLike,
+    *,
+    storage: str | None = None,
+    gpu: int | None = None,
+    metric: MetricLike | Sequence[MetricLike] | None = None,
+    plugins: PathLike | Sequence[PathLike] | None = None,
+    wait_s: float = 60.0,
+    progress: bool | None = None,
+    listener: Listener | None = None,
+    open_toolchain: OpenToolchain | None = None,
+) -> None:
+    """Join a search: evaluate plans of it until it stops. Any number of workers may, on several hosts with a database.
+
+    The search must have been started. When the workers have ended, the call that started it confirms the front.
+
+    A host with another device, engine or version is refused: its figures cannot be compared.
+
+    Args:
+        run: The run directory of the search, or its unpacked ``export`` on another host.
+        storage: Optuna storage URL of the search. By default what the run names, or its journal.
+        gpu: Use this GPU of those that CUDA shows, counted by their PCI addresses.
+        metric: The search's metric, where it is a function or a script; several where reported metrics are scripts.
+        plugins: The search's libraries with TensorRT plugins.
+        wait_s: How long to wait for a search that is not prepared yet, or whose budget is spent.
+        progress: Show progress on stderr, as in ``search``.
+        listener: Is called at each step.
+        open_toolchain: Opens what evaluates plans, in place of the toolchain of the search's target and engine.
+
+    Raises:
+        RunError: It is no run directory, the search was not started, this host differs from the one that started it,
+            or the storage does not answer.
+        TargetError: The target or engine is not available here.
+        KeyboardInterrupt: The worker was interrupted; its plan has been given back.
+    """
+    end_with_search()
+    if gpu is not None and open_toolchain is None:
+        arguments.check_gpus("gpu", (gpu,))
+    with contextlib.ExitStack() as stack:
+        listens = stack.enter_context(arguments.listening(progress, listener))
+        run_json, until_s = RunDirectory(Path(run)).run_json, time.monotonic() + wait_s
+        if wait_s > 0 and not run_json.exists():
+            listens.stage(f"waiting up to {wait_s:.0f} s for {run_json}")
+        while not run_json.exists() and time.monotonic() < until_s:
+            time.sleep(_POLL_S)
+        directory, file = read_search(Path(run))
+        name, function = arguments.recorded_metric(file, metric, directory.path, "worker")
+        loaded = arguments.recorded_plugins(file, plugins, directory.path, "worker")
+        for context in (full_disk_as_error(directory.path), arguments.only_gpu(gpu), joined_run(directory)):
+            stack.enter_context(context)
+        # An exported run names no storage: its journal is a copy.
+        url = storage if storage is not None else storage_url(file.storage)
+        own = SearchSettings(metric=name, metric_function=function, plugins=loaded, storage=url)
+        work(directory, own, listens, open_toolchain, max(0.0, until_s - time.monotonic()))
+
+
+@documented
 def confirm(
-    run: str | Path,
+    run: PathLike,
     *,
     target: str = "auto",
-    engine: EngineChoice = "auto",
-    metric: str | TaskMetric | Sequence[str | TaskMetric] | None = None,
-    plugins: str | Path | Sequence[str | Path] | None = None,
+    engine: str = "auto",
+    metric: MetricLike | Sequence[MetricLike] | None = None,
+    plugins: PathLike | Sequence[PathLike] | None = None,
     tolerance: Tolerances | None = None,
-    ignore: Sequence[str] | None = None,
+    ignore: str | Sequence[str] | None = None,
     storage: str | None = None,
     timeout_s: float | None = None,
     max_disk_bytes: int | None = None,
@@ -50,15 +113,10 @@ def confirm(
 
     Args:
         run: the run directory of a search.
+        {settings}
         target: the device; ``auto`` takes the search's own where it is here, else the GPU here, else the CPU.
-        engine: toolchain family.
         metric: the search's, where it is a function or a script; several where reported metrics are scripts.
         plugins: as in ``search``, of this machine; needed where the search had some.
-        tolerance: as in ``search``; None takes the search's.
-        ignore: as in ``search``; None takes the search's.
-        storage: as in ``report``.
-        timeout_s: start no new measurement after this many seconds.
-        max_disk_bytes: start no new measurement that could make the confirmation's directory larger than this.
         progress: show progress on stderr, as in ``search``.
         listener: is called at each step.
         open_toolchain: opens what evaluates plans, in place of the toolchain of ``target`` and ``engine``.
@@ -75,33 +133,24 @@ def confirm(
         KeyboardInterrupt: passed on; the same call resumes.
     """
     limits = SearchSettings(timeout_s=timeout_s, max_disk_bytes=max_disk_bytes)  # refuses what cannot be meant
-    directory, file = read_search(run)
+    directory, file = read_search(Path(run))
     file = with_demands(file, tolerance, ignore)
-    recorded = file.search.metric, *file.search.reported_metrics
-    name, function = recorded_metric(recorded, metric, directory.path, "confirm")
-    loaded = recorded_plugins(file, plugins, directory.path, "confirm", may_differ=True)
+    name, function = arguments.recorded_metric(file, metric, directory.path, "confirm")
+    loaded = arguments.recorded_plugins(file, plugins, directory.path, "confirm", may_differ=True)
     settings = replace(limits, target=target, engine=engine, storage=storage, metric=name, metric_function=function)
     settings = replace(settings, plugins=loaded)
     with full_disk_as_error(directory.path), contextlib.ExitStack() as stack:
         stack.callback(end_scripts)
-        listens = stack.enter_context(listening(progress, listener))
-        confirming = Confirm(directory, file, settings, listens, open_toolchain)
-        stack.callback(confirming.close)
-        confirmation = confirming.run()
-        front = write_run_files(
-            confirming.directory,
-            confirmation.front,
-            confirming.record,
-            confirming.grouped,
-            confirming.file.environment,
-            confirmation,
-        )
-    return replace(confirmation, front=front)
+        listens = stack.enter_context(arguments.listening(progress, listener))
+        begun = confirming.confirm(directory, file, settings, listens, stack, open_toolchain)
+        result, directory, file, record, grouped = begun
+        front = write_run_files(directory, result.front, record, grouped, file.environment, result)
+        return replace(result, front=front)
 
 
 def export(
-    run: str | Path,
-    out: str | Path | None = None,
+    run: PathLike,
+    out: PathLike | None = None,
     *,
     for_: str | None = None,
     plan: str | None = None,
@@ -120,7 +169,7 @@ def export(
         for_: ``tensorrt-8``.
         plan: the plan to write, by its fingerprint or the beginning of it; None takes the chosen one.
         force: overwrite ``out``.
-        storage: as in ``report``.
+        storage: URL of the run's database, if any; None takes that of ``MPTUNE_STORAGE``.
         warn: receives what cannot be written, one line each.
 
     Returns:
@@ -132,11 +181,24 @@ def export(
         PlanError: no such plan, or one with groups in BF16, which TensorRT 8 lacks.
         ModelError: TensorRT 8 lacks the operator set or an operator of the model.
     """
+    if for_ not in (None, "tensorrt-8"):
+        raise SettingsError(f"{for_} is unknown", "give --for tensorrt-8", setting="for_")
     if for_ is not None:
-        return _export_weak(run, out, for_, plan, force, storage)
+        directory, file = read_run(Path(run))
+        with contextlib.closing(read_record(directory, file, storage)) as record:
+            asked = None if plan is None else Choice(plan=plan, ignore=file.choice.ignore)
+            front = front_of(directory, file, record, asked=asked)
+        if front.chosen is None:
+            raise RunError(f"{directory.path} has no chosen plan", "choose one with `mptune pick`, or give --plan ID")
+        grouped = load_grouped(directory, file)
+        recipe = BuildRecipe.of(file, directory.data, grouped.model.inputs)
+        folder = directory.path / "weak" if out is None else Path(out)
+        with full_disk_as_error(folder):
+            write_weak_folder(front.chosen.plan, grouped, folder, recipe, force=force)
+        return folder
     if plan is not None:
         raise SettingsError("goes with --for", "a packed run holds all plans", setting="plan")
-    directory, file = read_search(run)
+    directory, file = read_search(Path(run))
     target = Path(f"{directory.path.resolve().name}.tar.gz" if out is None else out)
     if target.is_dir() or (target.exists() and not force):
         refuse(target)
@@ -150,34 +212,8 @@ def export(
         pack(directory, file, target, storage)
     metric = file.search.metric
     if warn is not None and metric.startswith(CALLABLE):
-        function = undirected(metric).rpartition(":")[2]
-        warn(
-            f"the metric is the Python function {function}: mptune.confirm(run, metric={function}) needs it there, too"
-        )
+        name = undirected(metric).rpartition(":")[2]
+        warn(f"the metric is the Python function {name}: mptune.confirm(run, metric={name}) needs it there, too")
     elif warn is not None and (script := script_of(metric)):
         warn(f"the metric is a script of yours: copy {script} to the device, too, to the same relative path")
     return target
-
-
-def _export_weak(
-    run: str | Path,
-    out: str | Path | None,
-    target: str,
-    plan: str | None,
-    force: bool,
-    storage: str | None,
-) -> Path:
-    if target != "tensorrt-8":
-        raise SettingsError(f"{target} is unknown", "give --for tensorrt-8", setting="for_")
-    directory, file = read_run(run)
-    with contextlib.closing(read_record(directory, file, storage)) as record:
-        asked = None if plan is None else Choice(plan=plan, ignore=file.choice.ignore)
-        front = front_of(directory, file, record, asked=asked)
-    if front.chosen is None:
-        raise RunError(f"{directory.path} has no chosen plan", "choose one with `mptune pick`, or give --plan ID")
-    grouped = load_grouped(directory, file)
-    recipe = BuildRecipe.of(file, directory.data, grouped.model.inputs)
-    folder = directory.path / "weak" if out is None else Path(out)
-    with full_disk_as_error(folder):
-        write_weak_folder(front.chosen.plan, grouped, folder, recipe, force=force)
-    return folder

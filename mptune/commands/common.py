@@ -15,7 +15,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeVar
 
@@ -23,7 +22,6 @@ import typer
 
 from mptune.errors import EXIT_NOT_MET, SettingsError
 from mptune.printable import printable
-from mptune.tuning.record.waiting import waits_told_to
 
 if TYPE_CHECKING:
     from mptune.reporting.terminal.progress import TerminalListener
@@ -31,17 +29,7 @@ if TYPE_CHECKING:
 
 EXIT_INTERRUPTED = 130
 
-_STORAGE_VARIABLE = "MPTUNE_STORAGE"
-
 Command = TypeVar("Command", bound=Callable[..., None])
-
-
-@dataclass
-class Invocation:
-    """One run of the program, whatever the command."""
-
-    arguments: list[str]
-    debug: bool = False
 
 
 def guarded(command: Command) -> Command:
@@ -50,8 +38,7 @@ def guarded(command: Command) -> Command:
     @functools.wraps(command)
     def wrapper(*args: Any, **kwargs: Any) -> None:
         try:
-            with waits_told_to(complain):  # of commands without a listener
-                command(*args, **kwargs)
+            command(*args, **kwargs)
             sys.stdout.flush()
         except BrokenPipeError:
             raise typer.Exit(reader_left()) from None
@@ -81,25 +68,23 @@ def ending_signals_as_interrupts() -> Iterator[None]:
 
     Only the first of them counts, so that the clean-up that it starts comes to its end.
     """
-    names = ("SIGTERM", "SIGHUP")
-    present = [number for name in names if (number := getattr(signal, name, None)) is not None]
-    before: dict[int, Any] = {}
+    handled: list[int] = []
 
     def interrupt(number: int, frame: object) -> None:
-        for other in before:
+        for other in handled:
             signal.signal(other, signal.SIG_IGN)
         raise KeyboardInterrupt
 
     if threading.current_thread() is threading.main_thread():
-        before = {number: signal.getsignal(number) for number in present}
-        before = {number: handler for number, handler in before.items() if handler is signal.SIG_DFL}
-    for number in before:
+        numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+        handled += [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
+    for number in handled:
         signal.signal(number, interrupt)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number in handled:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def interrupted(resume: str) -> int:
@@ -124,20 +109,18 @@ def resumable(
 
 def _resume_command(context: typer.Context) -> str:
     """The command as it was given, without ``--fresh``, which would start over, and URLs that may hold a secret."""
-    invocation = context.find_root().obj
-    given = list(invocation.arguments if isinstance(invocation, Invocation) else sys.argv[1:])
-    shown: list[str] = []
-    while given:
-        argument = given.pop(0)
+    shown = ["mptune"]
+    is_url = False
+    for argument in context.find_root().obj or sys.argv[1:]:
         name, is_joined, url = argument.partition("=")
-        if name == "--storage":
-            url = url if is_joined else given.pop(0) if given else ""
-            is_harmless = url.startswith("sqlite:///") and "?" not in url
-            shown += [name, url if is_harmless else f"${_STORAGE_VARIABLE}"]
+        if is_url or (name == "--storage" and is_joined):
+            shown += [] if is_url else [name]
+            url = argument if is_url else url
+            shown.append(url if url.startswith("sqlite:///") and "?" not in url else "$MPTUNE_STORAGE")
         elif argument != "--fresh":
             shown.append(argument)
-    command = shlex.join(["mptune", *shown])
-    return command.replace(f"'${_STORAGE_VARIABLE}'", f'"${_STORAGE_VARIABLE}"')
+        is_url = argument == "--storage"
+    return " ".join('"$MPTUNE_STORAGE"' if word == "$MPTUNE_STORAGE" else shlex.quote(word) for word in shown)
 
 
 def complain(message: str, hint: str = "") -> None:
@@ -151,9 +134,9 @@ def complain(message: str, hint: str = "") -> None:
         _give_up(sys.stderr)
 
 
-def say(text: object) -> None:
-    """One line on stdout."""
-    print(printable(text))
+def warn(text: str) -> None:
+    """One line of warning on stderr."""
+    complain(f"warning: {text}")
 
 
 def print_json(document: Any) -> None:
@@ -197,27 +180,24 @@ def leave_unmet(front: Front, *, as_json: bool) -> None:
     """Leave with 3 where no plan meets the limits asked for."""
     if not front.limits_met:
         if as_json:
-            complain(f"warning: {front.unmet}")
+            warn(str(front.unmet))
         raise typer.Exit(EXIT_NOT_MET)
 
 
 def seen_with_stdout(warned: Collection[str]) -> Collection[str]:
     """What was warned on stderr, where that is the same terminal or file as stdout; else nothing."""
     try:
-        is_one_place = os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
+        return warned if os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno()) else ()
     except (OSError, ValueError):  # a stream that is no file
-        is_one_place = False
-    return warned if is_one_place else ()
+        return ()
 
 
 def print_csv(records: Sequence[Mapping[str, object]]) -> None:
     """A header and a line for each record on stdout; what is not known is empty."""
     writer = csv.DictWriter(sys.stdout, list(records[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(
-        {name: printable(value) if isinstance(value, str) else value for name, value in record.items()}
-        for record in records
-    )
+    for record in records:
+        writer.writerow({name: printable(value) if isinstance(value, str) else value for name, value in record.items()})
 
 
 def at_most_one(given: dict[str, Any]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
 import typer
 
@@ -12,43 +12,29 @@ from mptune.commands.common import (
     RecordedMetricOption,
     RunArgument,
     StorageOption,
-    complain,
     leave_unmet,
     print_json,
     resumable,
-    say,
     seen_with_stdout,
+    warn,
 )
-from mptune.commands.options import (
-    EngineOption,
-    IgnoreOption,
-    MaxDiskOption,
-    PluginOption,
-    TimeoutOption,
-    ToleranceOption,
-)
-from mptune.settings import SearchSettings
+from mptune.commands.options import with_settings
+from mptune.printable import printable
 
 
+@with_settings("engine", "plugins", "tolerance", "ignore", "timeout_s", "max_disk_bytes")
 def confirm(
     context: typer.Context,
     run: RunArgument,
-    target: Annotated[
-        str,
-        typer.Option(
-            metavar="auto|NAME|FILE",
-            help="Device to measure on; auto is the target of the search if it is here, else the GPU here.",
-        ),
-    ] = SearchSettings.target,
-    engine: EngineOption = SearchSettings.engine,
+    target: str = typer.Option(
+        "auto",
+        metavar="auto|NAME|FILE",
+        help="Device to measure on; auto is the target of the search if it is here, else the GPU here.",
+    ),
     metric: RecordedMetricOption = None,
-    plugins: PluginOption = None,
-    tolerance: ToleranceOption = None,
-    ignore: IgnoreOption = None,
     storage: StorageOption = None,
-    timeout_s: TimeoutOption = None,
-    max_disk_bytes: MaxDiskOption = None,
     json_: JsonOption = False,
+    **settings: Any,
 ) -> None:
     """Measure the front of a search on this device.
 
@@ -67,17 +53,7 @@ def confirm(
         from mptune.api import deploying
 
         confirmation = deploying.confirm(
-            run,
-            target=target,
-            engine=engine,
-            metric=metric,
-            plugins=plugins,
-            tolerance=tolerance,
-            ignore=ignore,
-            storage=storage,
-            timeout_s=timeout_s,
-            max_disk_bytes=max_disk_bytes,
-            listener=listener,
+            run, target=target, metric=metric, storage=storage, listener=listener, **settings
         )
     if json_:
         print_json(confirmation.to_json())
@@ -90,27 +66,20 @@ def confirm(
 
 def export(
     run: RunArgument,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="RUN.tar.gz",
-            help="File to write, or folder with --for. Default: the run's name + .tar.gz here; with --for RUN/weak.",
-        ),
-    ] = None,
-    for_: Annotated[
-        str | None,
-        typer.Option(
-            "--for",
-            metavar="TENSORRT",
-            help="Write one plan for a TensorRT without strong typing: tensorrt-8.",
-        ),
-    ] = None,
-    plan: Annotated[
-        str | None, typer.Option(metavar="ID", help="With --for: the plan with this id. Default: the chosen one.")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the output.")] = False,
+    out: Path | None = typer.Option(
+        None,
+        "--out",
+        "-o",
+        metavar="RUN.tar.gz",
+        help="File to write, or folder with --for. Default: the run's name + .tar.gz here; with --for RUN/weak.",
+    ),
+    for_: str | None = typer.Option(
+        None, "--for", metavar="TENSORRT", help="Write one plan for a TensorRT without strong typing: tensorrt-8."
+    ),
+    plan: str | None = typer.Option(
+        None, metavar="ID", help="With --for: the plan with this id. Default: the chosen one."
+    ),
+    force: bool = typer.Option(False, "--force", help="Overwrite the output."),
     storage: StorageOption = None,
 ) -> None:
     """Pack a run into one file to take to a device.
@@ -127,7 +96,4 @@ def export(
     """
     from mptune.api import deploying
 
-    def warn(text: str) -> None:
-        complain(f"warning: {text}")
-
-    say(deploying.export(run, out, for_=for_, plan=plan, force=force, storage=storage, warn=warn))
+    print(printable(deploying.export(run, out, for_=for_, plan=plan, force=force, storage=storage, warn=warn)))

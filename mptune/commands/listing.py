@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from mptune.commands.common import JsonOption, print_json
+from mptune.commands.common import JsonOption, complain, print_json
 
 
 def targets(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="NAME|FILE",
-            help="Show one profile, or a file of your own: its figures and their sources.",
-            show_default=False,
-        ),
-    ] = None,
+    name: str | None = typer.Argument(
+        None,
+        metavar="NAME|FILE",
+        help="Show one profile, or a file of your own: its figures and their sources.",
+        show_default=False,
+    ),
     json_: JsonOption = False,
 ) -> None:
     """List the devices that have a profile, or show one.
@@ -34,22 +31,17 @@ def targets(
     """
     from mptune.targets.target import list_targets, load_target
 
-    if name is not None:
-        target = load_target(name)
-        if json_:
-            print_json(target.model_dump())
-            return
-        from mptune.reporting.terminal.listings import print_target
-
-        print_target(target)
-        return
-    profiles = list_targets()
+    profiles = list_targets() if name is None else [load_target(name)]
     if json_:
-        print_json([target.model_dump() for target in profiles])
+        documents = [target.model_dump() for target in profiles]
+        print_json(documents if name is None else documents[0])
         return
-    from mptune.reporting.terminal.listings import print_targets
+    from mptune.reporting.terminal.listings import print_target, print_targets
 
-    print_targets(profiles)
+    if name is None:
+        print_targets(profiles)
+    else:
+        print_target(profiles[0])
 
 
 def spaces(json_: JsonOption = False) -> None:
@@ -76,13 +68,11 @@ def spaces(json_: JsonOption = False) -> None:
 
 
 def doctor(
-    selftest: Annotated[
-        bool,
-        typer.Option(
-            "--selftest",
-            help="Build, run, time and check the demo's model on every engine here. Exit code 1 if a check fails.",
-        ),
-    ] = False,
+    selftest: bool = typer.Option(
+        False,
+        "--selftest",
+        help="Build, run, time and check the demo's model on every engine here. Exit code 1 if a check fails.",
+    ),
     json_: JsonOption = False,
 ) -> None:
     """Show what this machine can do, and what is missing.
@@ -96,27 +86,24 @@ def doctor(
     """
     from mptune.engines.environment import describe_environment
     from mptune.engines.toolchains.choose import list_toolchains
+    from mptune.reporting.terminal.listings import print_doctor, print_selftest
 
     environment, toolchains = describe_environment(), list_toolchains()
     document: dict[str, Any] = {
         "environment": environment.to_json(),
-        "toolchains": [asdict(status) for status in toolchains],
+        "toolchains": [asdict(each) for each in toolchains],
     }
     if not json_:
-        from mptune.reporting.terminal.listings import print_doctor
-
         print_doctor(environment, toolchains)
-    result = None
+    holds = True
     if selftest:
         from mptune.selftest import run_selftest
 
-        result = run_selftest(progress=lambda text: print(f"self-test: {text}", file=sys.stderr, flush=True))
-        document["selftest"] = result.to_json()
+        result = run_selftest(progress=lambda text: complain(f"self-test: {text}"))
+        holds, document["selftest"] = result.holds, result.to_json()
         if not json_:
-            from mptune.reporting.terminal.listings import print_selftest
-
             print_selftest(result)
     if json_:
         print_json(document)
-    if result is not None and not result.holds:
+    if not holds:
         raise typer.Exit(1)

@@ -1,34 +1,33 @@
-"""``mptune inspect`` and ``apply``: inspect a model, apply a plan to it. No search, no run directory."""
+"""``mptune inspect``, ``apply``, ``compare`` and ``check``: models without a search and a run directory."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from mptune.commands.common import JsonOption, ModelArgument, at_most_one, complain, print_json, say
-from mptune.commands.options import BatchOption, OpsetOption
-from mptune.errors import EXIT_STOPPED, SettingsError
-from mptune.settings import DataSettings, SearchSettings
+from mptune.commands.common import JsonOption, ModelArgument, at_most_one, print_json, warn
+from mptune.commands.options import with_settings
+from mptune.errors import EXIT_NOT_MET, EXIT_STOPPED, SettingsError
+from mptune.printable import printable
+
+if TYPE_CHECKING:
+    from mptune.diagnosis.comparison import Comparison
 
 
+@with_settings("batch")
 def inspect(
     model: ModelArgument,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PATH", help="Calibration samples; with them, the values inside the model are checked, too."
-        ),
-    ] = None,
-    space: Annotated[
-        str, typer.Option(metavar="NAME|FILE", help="The search space whose groups and pins are shown.")
-    ] = SearchSettings.space,
-    batch: BatchOption = DataSettings.batch,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with code 4 if a finding is an error; all samples are run.")
-    ] = False,
+    data: Path | None = typer.Option(
+        None, metavar="PATH", help="Calibration samples; with them, the values inside the model are checked, too."
+    ),
+    space: str = typer.Option("default", metavar="NAME|FILE", help="The search space whose groups and pins are shown."),
+    strict: bool = typer.Option(
+        False, "--strict", help="Exit with code 4 if a finding is an error; all samples are run."
+    ),
     json_: JsonOption = False,
+    **settings: Any,
 ) -> None:
     """Show layer groups, operators, costs and hazards of a model.
 
@@ -44,9 +43,7 @@ def inspect(
     from mptune.reporting.terminal.progress import TerminalListener
 
     with TerminalListener() as listener:
-        inspection = models.inspect(
-            model, data=data, space=space, batch=batch, all_samples=strict, stage=listener.stage
-        )
+        inspection = models.inspect(model, data=data, space=space, all_samples=strict, stage=listener.stage, **settings)
     if json_:
         print_json(inspection.to_json())
     else:
@@ -57,39 +54,28 @@ def inspect(
         raise typer.Exit(EXIT_STOPPED)
 
 
+@with_settings("opset", "batch")
 def apply(
     model: ModelArgument,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="OUT.onnx", help="File to write the mixed model to.")],
-    plan: Annotated[
-        Path | None,
-        typer.Argument(metavar="PLAN", help="A plan.json, from a search or written by hand.", show_default=False),
-    ] = None,
-    fp16_all: Annotated[
-        bool, typer.Option("--fp16-all", help="Without a PLAN: FP16 wherever FP16 can hold the values.")
-    ] = False,
-    bf16_all: Annotated[
-        bool, typer.Option("--bf16-all", help="Without a PLAN: BF16 wherever BF16 can hold the values.")
-    ] = False,
-    keep_fp32: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PATTERN",
-            help="Keep these groups in FP32, with or without a PLAN: op:Softmax, kind:norm or a glob. Repeatable.",
-        ),
-    ] = None,
-    keep_bf16: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PATTERN", help="Keep these groups in BF16, which holds values beyond FP16's range. Repeatable."
-        ),
-    ] = None,
-    opset: OpsetOption = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(metavar="PATH", help="Samples; with them, the plan is checked on the values inside the model."),
-    ] = None,
-    batch: BatchOption = DataSettings.batch,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the output file.")] = False,
+    out: Path = typer.Option(..., "--out", "-o", metavar="OUT.onnx", help="File to write the mixed model to."),
+    plan: Path | None = typer.Argument(
+        None, metavar="PLAN", help="A plan.json, from a search or written by hand.", show_default=False
+    ),
+    fp16_all: bool = typer.Option(False, "--fp16-all", help="Without a PLAN: FP16 wherever FP16 can hold the values."),
+    bf16_all: bool = typer.Option(False, "--bf16-all", help="Without a PLAN: BF16 wherever BF16 can hold the values."),
+    keep_fp32: list[str] | None = typer.Option(
+        None,
+        metavar="PATTERN",
+        help="Keep these groups in FP32, with or without a PLAN: op:Softmax, kind:norm or a glob. Repeatable.",
+    ),
+    keep_bf16: list[str] | None = typer.Option(
+        None, metavar="PATTERN", help="Keep these groups in BF16, which holds values beyond FP16's range. Repeatable."
+    ),
+    data: Path | None = typer.Option(
+        None, metavar="PATH", help="Samples; with them, the plan is checked on the values inside the model."
+    ),
+    force: bool = typer.Option(False, "--force", help="Overwrite the output file."),
+    **settings: Any,
 ) -> None:
     """Write the mixed-precision model of a plan or of a rule.
 
@@ -108,7 +94,7 @@ def apply(
       mptune apply model.onnx --fp16-all --keep-bf16 "decoder/*" --opset 22 -o mixed.onnx
     """
     if plan is None and not (fp16_all or bf16_all or keep_fp32 or keep_bf16):
-        raise SettingsError("nothing says which plan to apply", "give a plan.json, --fp16-all or --keep-fp32 PATTERN")
+        raise SettingsError("no plan given", "give a plan.json, --fp16-all or --keep-fp32 PATTERN")
     at_most_one({"PLAN": plan, "--fp16-all": fp16_all, "--bf16-all": bf16_all})
     from mptune.api import models
 
@@ -118,11 +104,119 @@ def apply(
         out,
         keep_fp32=keep_fp32 or (),
         keep_bf16=keep_bf16 or (),
-        opset=opset,
         data=data,
-        batch=batch,
         force=force,
         reduced="bf16" if bf16_all else "fp16",
-        warn=lambda text: complain(f"warning: {text}"),
+        warn=warn,
+        **settings,
     )
-    say(written)
+    print(printable(written))
+
+
+@with_settings("ignore", "batch")
+def compare(
+    model: ModelArgument,
+    data: Path = typer.Option(..., metavar="PATH", help="Samples that both sides compute."),
+    candidate: Path | None = typer.Argument(
+        None, metavar="CANDIDATE", help="Another ONNX model, or a TensorRT engine for the GPU here.", show_default=False
+    ),
+    outputs: Path | None = typer.Option(
+        None,
+        metavar="FILE",
+        help="Outputs that a deployment recorded: .npz, one array per output, rows in the order of the data.",
+    ),
+    reference_outputs: Path | None = typer.Option(
+        None, metavar="FILE", help="Outputs to compare with, instead of those of MODEL in FP32."
+    ),
+    tolerance: list[str] | None = typer.Option(
+        None,
+        metavar="OUTPUT[COLUMNS]=X",
+        help="Limit the error of an output, or of columns of it; abs:X limits the"
+        " absolute difference. Repeatable."
+        " Default: twice the emulated error of all-FP16, at most 0.1.",
+    ),
+    trace: bool = typer.Option(
+        False, "--trace", help="Find the first group whose values differ between two ONNX models."
+    ),
+    repeat: int = typer.Option(1, metavar="N", help="Run CANDIDATE (or MODEL) N times, and compare the runs."),
+    stress: bool = typer.Option(
+        False, "--stress", help="Run it in several threads at once, and compare with single runs."
+    ),
+    json_: JsonOption = False,
+    **settings: Any,
+) -> None:
+    """Name what makes outputs differ from a model in FP32.
+
+    Compares recorded outputs, another model or an engine with MODEL in true FP32. Causes are FP16, TF32, stale or torn
+    rows, another order or sign, other preprocessing, or what two models differ in. Exit code 0: the outputs agree. Exit
+    code 3: they differ beyond the tolerance, or by more than rounding. Exit code 1: CANDIDATE does not load.
+
+    \b
+    Example:
+      mptune compare model.onnx --data val.npz --outputs deployed.npz
+      mptune compare model.onnx other.onnx --data val.npz --trace
+      mptune compare model.onnx model.engine --data val.npz --repeat 3 --stress
+      mptune compare model.onnx --data val.npz --outputs deployed.npz --tolerance boxes=abs:0.5 --json
+    """
+    from mptune.api import comparing
+    from mptune.reporting.terminal.progress import TerminalListener
+
+    with TerminalListener() as listener:
+        comparison = comparing.compare(
+            model,
+            candidate,
+            data=data,
+            outputs=outputs,
+            reference_outputs=reference_outputs,
+            tolerance=tolerance or (),
+            trace=trace,
+            repeat=repeat,
+            stress=stress,
+            listener=listener,
+            **settings,
+        )
+    _finish(comparison, as_json=json_)
+
+
+@with_settings("batch")
+def check(
+    mixed: Path = typer.Argument(..., metavar="MIXED", help="The mixed-precision model."),
+    against: Path = typer.Option(..., metavar="MODEL", help="The FP32 model that it was made from."),
+    data: Path = typer.Option(..., metavar="PATH", help="Samples, such as a validation set."),
+    max_error: str = typer.Option(..., metavar="X", help="Limit on the error of every output, such as 1e-2 or 1%."),
+    explain: bool = typer.Option(
+        False, "--explain", help="Where an output is beyond the limit, name the cause, as compare does."
+    ),
+    json_: JsonOption = False,
+    **settings: Any,
+) -> None:
+    """Check a mixed-precision model against its FP32 model.
+
+    For continuous integration. Exit code 0: every output is within the limit. Exit code 3: one is beyond it.
+    Exit code 1: MIXED does not load.
+
+    \b
+    Example:
+      mptune check mixed.onnx --against model.onnx --data val.npz --max-error 1e-2
+    """
+    from mptune.api import comparing
+    from mptune.reporting.terminal.progress import TerminalListener
+
+    with TerminalListener() as listener:
+        comparison = comparing.check(
+            mixed, against=against, data=data, max_error=max_error, explain=explain, listener=listener, **settings
+        )
+    _finish(comparison, as_json=json_, hint="" if explain else "--explain names what makes the difference")
+
+
+def _finish(comparison: Comparison, *, as_json: bool, hint: str = "") -> None:
+    if as_json:
+        print_json(comparison.to_json())
+    else:
+        from mptune.reporting.terminal.comparison import print_comparison
+
+        print_comparison(comparison)
+        if hint and not comparison.agrees:
+            print(f"hint: {hint}")
+    if not comparison.agrees:
+        raise typer.Exit(EXIT_NOT_MET)

@@ -1,20 +1,33 @@
-"""The options of ``mptune search``, made from the settings that declare them, their panels, and how texts are read."""
+"""The options that settings declare, their panels in the help, and how their texts are read."""
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand
 
 from mptune.data.metrics.table import METRICS
-from mptune.settings import ERROR, RUN, SearchSettings, options_of, read_error
+from mptune.settings import (
+    PYTHON,
+    RUN,
+    DataSettings,
+    InMemory,
+    SearchSettings,
+    TensorRtSettings,
+    declarations,
+    option_name,
+    read_error,
+)
 
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?:(?P<unit>[KMGT])(?P<binary>i?)B?|B)?", re.IGNORECASE)
 _DURATION = re.compile(r"(?:(?P<h>\d+(?:\.\d+)?)h)?(?:(?P<m>\d+(?:\.\d+)?)m)?(?:(?P<s>\d+(?:\.\d+)?)s?)?")
+
+Command = TypeVar("Command", bound=Callable[..., None])
 
 
 def parse_duration(text: str) -> float:
@@ -49,7 +62,7 @@ def parse_mebibytes(text: str) -> int:
 
 
 def parse_engine(name: str) -> str:
-    """Check the name of a backend; other packages may bring some, so that all are looked up for a name alone."""
+    """Check the name of a backend; other packages may bring more, so that all are looked up for a name alone."""
     if name != "auto":
         from mptune.engines.backends.registry import backend_names
 
@@ -59,15 +72,58 @@ def parse_engine(name: str) -> str:
     return name
 
 
-MetricOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME|script.py:function[:max]",
-        help=f"The error to minimise: {', '.join(METRICS)}; or a function of your own."
-        " Repeatable: the first is optimised, the others are reported."
-        "  [default: worst_part]",
-    ),
-]
+_DECLARED = declarations(SearchSettings)
+_TYPES = {k: v for owner in (SearchSettings, DataSettings, TensorRtSettings) for k, v in get_type_hints(owner).items()}
+_PARSERS: dict[str, Callable[[str], Any]] = {
+    "engine": parse_engine,
+    "max_error": read_error,
+    "gpus": parse_gpus,
+    "timeout_s": parse_duration,
+    "max_disk_bytes": parse_size,
+    "max_memory_bytes": parse_size,
+    "workspace_mb": parse_mebibytes,
+}
+"""Setting -> what reads its text, where that is not of the setting's type."""
+
+SEARCH_OPTIONS = tuple(name for name, each in _DECLARED.items() if each.panel != PYTHON)
+"""The settings that ``mptune search`` has an option for."""
+
+
+def _parameter(name: str) -> inspect.Parameter:
+    """The option of a setting, as a parameter of a command."""
+    declared, kind, default = _DECLARED[name], _TYPES[name], _DECLARED[name].default
+    help_text = declared.help
+    if name == "metric":
+        kind, default, help_text = list[str] | None, None, help_text.replace("a named metric", ", ".join(METRICS))
+    elif name == "precisions":
+        kind, default = str, ",".join(default)
+    elif name in _PARSERS:
+        kind, default = Any, default or None
+    elif get_origin(kind) is tuple:  # given once for each
+        kind, default = list[Path] | None if kind == tuple[Path, ...] else list[str] | None, None
+    elif InMemory in get_args(kind):
+        kind = Path | None
+    option = typer.Option(option_name(name), metavar=declared.metavar, help=help_text, parser=_PARSERS.get(name))
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
+
+
+def with_settings(*names: str) -> Callable[[Command], Command]:
+    """Give a command the options of these settings in place of its ``**settings``, in which it gets their values."""
+
+    def decorated(command: Command) -> Command:
+        signature = inspect.signature(command, eval_str=True)
+        own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        parameters = [
+            *(each for each in own if each.default is each.empty),
+            *map(_parameter, names),
+            *(each.replace(kind=each.KEYWORD_ONLY) for each in own if each.default is not each.empty),
+        ]
+        command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {each.name: each.annotation for each in parameters}
+        return command
+
+    return decorated
+
 
 _MOST_USED = {
     "--data PATH": "calibration samples: .npz, .npy, or a folder",
@@ -81,7 +137,7 @@ _MOST_USED = {
     "--explain": "also show what breaks in FP16, and why groups stay FP32",
     "--quiet": "show the answer alone",
 }
-"""What ``--help`` shows, on one screen of 80x24; ``--help-all`` has every option, by group."""
+"""What ``mptune search --help`` shows, on one screen of 80x24; ``--help-all`` has every option, by group."""
 
 _HELP_ALL = "mptune.help_all"
 
@@ -97,79 +153,28 @@ HelpAllOption = Annotated[
     bool, typer.Option("--help-all", is_eager=True, callback=_show_all_options, help="Show all options.")
 ]
 
-OTHER = "Options"
-"""The panel of the options that no panel lists."""
 
+class SearchCommand(TyperCommand):
+    """``mptune search``: its help shows the most used options, or all of them in their panels.
 
-def with_panels(panels: Mapping[str, tuple[str, ...]]) -> type[TyperCommand]:
-    """A command whose help shows its options in these panels."""
+    Typer draws panels with rich alone; this is their plain form.
+    """
 
-    class PanelCommand(TyperCommand):
-        """Typer draws panels with rich alone; this is their plain form."""
-
-        def format_options(self, ctx: Any, formatter: Any) -> None:
-            if not ctx.meta.get(_HELP_ALL):
-                with formatter.section("Common options"):
-                    formatter.write_dl(list(_MOST_USED.items()))
-                formatter.write_text(f"`{ctx.command_path} --help-all` shows every option.")
-                return
-            records = {}
-            arguments = []
-            for param in self.get_params(ctx):
-                record = param.get_help_record(ctx)
-                if record is not None and param.param_type_name == "argument":
-                    arguments.append(record)
-                elif record is not None:
-                    records[next(name for name in param.opts if name.startswith("--"))] = record
-            if arguments:
-                with formatter.section("Arguments"):
-                    formatter.write_dl(arguments)
-            placed = {name for names in panels.values() for name in names}
-            rest = tuple(name for name in records if name not in placed)
-            for heading, names in (*panels.items(), (OTHER, rest)):
-                with formatter.section(heading):
-                    formatter.write_dl([records[name] for name in names if name in records])
-
-    return PanelCommand
-
-
-_OPTIONS = options_of(SearchSettings())
-_PARSERS: dict[str, Callable[[str], Any]] = {
-    "engine": parse_engine,
-    "max_error": read_error,
-    "gpus": parse_gpus,
-    "timeout_s": parse_duration,
-    "max_disk_bytes": parse_size,
-    "max_memory_bytes": parse_size,
-    "workspace_mb": parse_mebibytes,
-}
-"""Setting -> what reads its text, where that is not of the setting's type."""
-
-
-def option_of(setting: str) -> Any:
-    """The option of a setting."""
-    option = _OPTIONS[setting]
-    return typer.Option(option.name, metavar=option.metavar, help=option.help, parser=_PARSERS.get(setting))
-
-
-def panels() -> dict[str, tuple[str, ...]]:
-    """Headings of ``mptune search --help``, with their options."""
-    names: dict[str, tuple[str, ...]] = {}
-    for option in _OPTIONS.values():
-        names[option.panel] = (*names.get(option.panel, ("--metric",) if option.panel == ERROR else ()), option.name)
-    return names | {RUN: (*names[RUN], "--explain", "--open", "--quiet", "--json", "--help-all")}
-
-
-PluginOption = Annotated[list[Path] | None, option_of("plugins")]
-OpsetOption = Annotated[int | None, option_of("opset")]
-BatchOption = Annotated[int, option_of("batch")]
-EngineOption = Annotated[str, option_of("engine")]
-ToleranceOption = Annotated[list[str] | None, option_of("tolerance")]
-IgnoreOption = Annotated[list[str] | None, option_of("ignore")]
-LimitOption = Annotated[list[str] | None, option_of("limits")]
-MaxErrorOption = Annotated[float | None, option_of("max_error")]
-MaxLatencyOption = Annotated[float | None, option_of("max_latency_ms")]
-MaxMemoryOption = Annotated[int | None, option_of("max_memory_bytes")]
-KneeOption = Annotated[bool, option_of("knee")]
-TimeoutOption = Annotated[float | None, option_of("timeout_s")]
-MaxDiskOption = Annotated[int | None, option_of("max_disk_bytes")]
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options of the help."""
+        if not ctx.meta.get(_HELP_ALL):
+            with formatter.section("Common options"):
+                formatter.write_dl(list(_MOST_USED.items()))
+            formatter.write_text(f"`{ctx.command_path} --help-all` shows every option.")
+            return
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": []}
+        sections |= {each.panel: [] for each in _DECLARED.values() if each.panel != PYTHON} | {"Options": []}
+        for param in self.get_params(ctx):
+            declared = _DECLARED.get(param.name)
+            is_argument, is_general = param.param_type_name == "argument", param.name in ("debug", "help")
+            panel = "Arguments" if is_argument else "Options" if is_general else declared.panel if declared else RUN
+            if (record := param.get_help_record(ctx)) is not None:
+                sections[panel].append(record)
+        for heading, records in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)

@@ -12,52 +12,46 @@ from mptune.graph.hazards.interface import fixed_rows
 from mptune.graph.loading.model import Model
 from mptune.targets.findings import holds_bf16
 
-
-def describe(failure: Failure) -> str:
-    """Stage, kind and message in one line."""
-    return f"{failure.stage.value}, {failure.kind.value}: {failure.message}"
-
-
 _MACHINE_HINTS = {
     FailureKind.DISK_FULL: DISK_FULL_HINT,
     FailureKind.DEVICE_LOST: "see that the device answers (nvidia-smi)",
     FailureKind.DRIVER: "update the NVIDIA driver (535 or later for CUDA 12, 580 for CUDA 13), or install the packages"
     " for its CUDA: `mptune doctor` names them",
     FailureKind.WORKER: "run `mptune doctor`",
-    FailureKind.OUT_OF_MEMORY: "see what else uses the memory of the host and of the device",
-    FailureKind.TIMEOUT: "see what else uses the host and the device",
+}
+_MODEL_HINTS = {
+    **_MACHINE_HINTS,
+    FailureKind.TIMEOUT: "the model is too slow for the deadline: give fewer samples or a smaller --batch",
+    FailureKind.OUT_OF_MEMORY: "free memory on the device, or give a smaller --batch",
+    FailureKind.UNSUPPORTED: "the toolchain lacks an operator of this model: try another --engine",
 }
 
 
-def machine_error(failure: Failure, attempts: int, control: str = "") -> RunError:
-    """The error after the last retry of a fault of the machine; ``control`` is what else shows the machine's fault."""
+def describe(failure: Failure) -> str:
+    """Stage, kind and message in one line."""
+    return f"{failure.stage.value}, {failure.kind.value}: {failure.message}"
+
+
+def machine_error(failure: Failure, tries: int, control: str = "") -> RunError:
+    """The error after the last try of a job that the machine fails; ``control`` is what else shows that it does."""
     log = "" if failure.log_path is None else f" (log: {failure.log_path})"
-    times = "" if attempts == 1 else f" {attempts} times in a row"
     what = f"{failure.kind.value} ({failure.stage.value}): {failure.message}{log}{f'; {control}' if control else ''}"
-    cure = _MACHINE_HINTS.get(failure.kind, "see what the system's log says (dmesg), and that the device answers")
+    cure = _MACHINE_HINTS.get(
+        failure.kind, "see what the system's log says (dmesg), and what else uses the machine and its device"
+    )
     again = "" if RESUME_HINT in cure else f"; when that is repaired, {RESUME_HINT}"
-    return RunError(f"the machine failed{times}: {what}", f"{cure}{again}")
+    return RunError(f"the machine failed {tries} times in a row: {what}", f"{cure}{again}")
 
 
 def did_not_run(what: str, failure: Failure, model: Model | None = None) -> BaselineError:
     """The error for an FP32 job that gave no result; the model may explain it, by a Reshape that fixes rows or BF16."""
-    hints = {
-        **_MACHINE_HINTS,
-        FailureKind.TIMEOUT: "the model is too slow for the deadline: give fewer samples or a smaller --batch",
-        FailureKind.OUT_OF_MEMORY: "free memory on the device, or give a smaller --batch",
-        FailureKind.UNSUPPORTED: "the toolchain lacks an operator of this model: try another --engine",
-    }
-    hint = hints.get(failure.kind, "see that the model runs in ONNX Runtime by itself, or try another --engine")
+    hint = _MODEL_HINTS.get(failure.kind, "see that the model runs in ONNX Runtime by itself, or try another --engine")
     if model is not None and failure.kind is FailureKind.UNSUPPORTED and holds_bf16(model):
         hint = f"the model computes in BF16 in parts, and ONNX Runtime has few BF16 kernels: {GIVE_FP32}"
     if (supported := re.search(r"max supported IR version: (\d+)", failure.message)) is not None:
         hint = f"save it with ir_version = {supported[1]}, which the installed ONNX Runtime reads, or upgrade that"
     if model is not None and failure.kind is FailureKind.ERROR and (fixed := fixed_rows(model)) is not None:
         name, rows = fixed
-        hint = (
-            f"Reshape {name!r} gives {rows} row{'s' * (rows != 1)} whatever the batch: try --batch {rows}, or export it"
-            " with -1 or 0 there"
-        )
-    if failure.log_path is not None:
-        hint += f"; the log is {failure.log_path}"
-    return BaselineError(f"{what} ({failure.stage.value}, {failure.kind.value}): {failure.message}", hint)
+        hint = f"Reshape {name!r} fixes the number of rows: try --batch {rows}, or export it with -1 or 0 there"
+    log = "" if failure.log_path is None else f"; the log is {failure.log_path}"
+    return BaselineError(f"{what} ({failure.stage.value}, {failure.kind.value}): {failure.message}", f"{hint}{log}")

@@ -7,7 +7,6 @@ import shutil
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from string import Template
 from typing import Any
 
 import numpy as np
@@ -24,10 +23,9 @@ from mptune.graph.loading.model import Model
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
-from mptune.json_form import encode_float
 from mptune.reporting.readme import readme_text
 from mptune.reporting.recipe import ENGINE_FILE, BuildRecipe, is_on_cpu, timing_cache_of
-from mptune.resources import read_template
+from mptune.reporting.text import fill_template, short_number
 from mptune.rundir import LateFaults
 from mptune.targets.costs import is_convolutional
 from mptune.tuning.evaluation import Evaluation
@@ -77,19 +75,45 @@ def write_chosen(
         PlanError: the plan does not fit the model.
         ModelError: what was made does not load in ONNX Runtime.
     """
+    plan = evaluation.plan
     fresh = directory.with_name(f".{directory.name}.new")
     old = directory.with_name(f".{directory.name}.old")
     faults = LateFaults(directory.parent / "logs")
     try:
         with writing(directory):
-            _recover(directory, fresh, old)
+            # An interrupted writer leaves either directory; between its renames the user's files lie in the old one.
+            if old.exists() and not directory.exists():
+                old.rename(directory)
+            for leftover in (fresh, old):
+                if leftover.exists():
+                    shutil.rmtree(leftover)
             fresh.mkdir()
             rewriter = Rewriter(grouped, bank)
-            model_file, metadata = fresh / "model.onnx", provenance(front, evaluation)
-            written = rewriter.export(evaluation.plan, model_file, metadata)
-            check_written(written, f"the model of plan {evaluation.plan.fingerprint}", grouped.model.path)
-            plan = evaluation.plan.to_json(rewriter.node_precisions(evaluation.plan), opset)
-            (fresh / "plan.json").write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
+            latency = evaluation.latency
+            figures = {
+                "version": __version__,
+                "source_sha256": front.model_sha256,
+                "plan": plan.fingerprint,
+                "origin": str(evaluation.origin),
+                "target": front.target,
+                "engine": front.engine,
+                "device": front.device,
+                "metric": front.metric,
+                "error": short_number(evaluation.error_value),
+                "error_source": evaluation.error_source,
+                "held_out_error": short_number(evaluation.held_out_value),
+                "latency_ms": short_number(latency.median_ms),
+                "latency_source": latency.source,
+                "speedup": short_number(evaluation.speedup),
+                "remeasured": "yes" if evaluation.remeasured else "no",
+                "confirmed": "yes" if evaluation.confirmed else "no",
+                "precision": json.dumps({k: str(v) for k, v in plan.precision.items()}, separators=(",", ":")),
+            }
+            metadata = {name: str(figure) for name, figure in figures.items() if figure not in (None, "")}
+            model_file = rewriter.export(plan, fresh / "model.onnx", metadata)
+            check_written(model_file, f"the model of plan {plan.fingerprint}", grouped.model.path)
+            document = plan.to_json(rewriter.node_precisions(plan), opset)
+            (fresh / "plan.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
             engine = evaluation.engine_in(directory.parent / "engines")
             if engine is not None:
                 link_or_copy(str(engine), str(fresh / ENGINE_FILE))
@@ -100,20 +124,30 @@ def write_chosen(
             if not is_on_cpu(front):
                 with faults.tolerated("chosen/build.sh"):
                     script = fresh / "build.sh"
-                    script.write_text(recipe.script(evaluation.plan), encoding="utf-8")
+                    script.write_text(recipe.script(plan), encoding="utf-8")
                     script.chmod(script.stat().st_mode | 0o111)
                     if recipe.timing_cache:  # a copy: trtexec writes to it
                         shutil.copyfile(timing_cache_of(directory.parent), fresh / TIMING_CACHE)
             if check is not None:
                 with faults.tolerated("chosen/check.npz"):
                     if evaluation.error_source == "emulated":
-                        Emulator(grouped, bank).write(evaluation.plan, fresh / EMULATION_FILE, model_file)
+                        Emulator(grouped, bank).write(plan, fresh / EMULATION_FILE, model_file)
                     write_arrays(fresh / CHECK_FILE, check, zipfile.ZIP_DEFLATED)
             with faults.tolerated("chosen/README.txt"):
                 has_check = (fresh / CHECK_FILE).exists()
                 readme = readme_text(front, evaluation, environment, engine, recipe, has_check=has_check)
                 (fresh / "README.txt").write_text(readme, encoding="utf-8")
-            _carry_over(directory, fresh)
+            # The user's own files come along, without a copy of their bytes where links work.
+            for entry in directory.iterdir() if directory.is_dir() else ():
+                target = fresh / entry.name
+                if entry.name in OWN_FILES:
+                    continue
+                if entry.is_symlink():
+                    target.symlink_to(entry.readlink())
+                elif entry.is_dir():
+                    shutil.copytree(entry, target, symlinks=True, copy_function=link_or_copy)
+                else:
+                    link_or_copy(str(entry), str(target))
             if directory.exists():
                 directory.rename(old)
             fresh.rename(directory)
@@ -123,70 +157,10 @@ def write_chosen(
     return faults.warnings
 
 
-def _recover(directory: Path, fresh: Path, old: Path) -> None:
-    """Undo what an interrupted writer left: between its two renames the user's files lie in ``old`` alone."""
-    if old.exists() and not directory.exists():
-        old.rename(directory)
-    for leftover in (fresh, old):
-        if leftover.exists():
-            shutil.rmtree(leftover)
-
-
-def _carry_over(directory: Path, fresh: Path) -> None:
-    """Give the user's own files a place in the new directory, without copying their bytes where links work."""
-    if not directory.is_dir():
-        return
-    for entry in directory.iterdir():
-        if entry.name in OWN_FILES:
-            continue
-        target = fresh / entry.name
-        if entry.is_symlink():
-            target.symlink_to(entry.readlink())
-        elif entry.is_dir():
-            shutil.copytree(entry, target, symlinks=True, copy_function=link_or_copy)
-        else:
-            link_or_copy(str(entry), str(target))
-
-
 def infer_script(model: Model, preprocessing: Mapping[str, Any] | None = None) -> str:
     """The text of infer.py; ``preprocessing`` is how images become inputs, None where the data are no images."""
     # The search uses observed shapes, which are not available here; the declared ones give nearly the same answer.
     use_tf32 = "1" if is_convolutional(model, {}) else "0"
     images = "" if preprocessing is None else image_reader(preprocessing)
-    return Template(read_template("infer.py.in")).substitute(
-        use_tf32=use_tf32, images=images, read_images=READ_IMAGES if images else ""
-    )
-
-
-def provenance(front: Front, evaluation: Evaluation) -> dict[str, str]:
-    """What ``model.onnx`` says of itself in ``metadata_props``; keys without the prefix ``mptune.``.
-
-    ``precision`` is JSON: layer group -> precision. The same plan with the same figures gives the same text.
-    """
-    latency = evaluation.latency
-    facts = {
-        "version": __version__,
-        "source_sha256": front.model_sha256,
-        "plan": evaluation.plan.fingerprint,
-        "origin": str(evaluation.origin),
-        "target": front.target,
-        "engine": front.engine,
-        "device": front.device,
-        "metric": front.metric,
-        "error": _number(evaluation.error_value),
-        "error_source": evaluation.error_source,
-        "held_out_error": "" if evaluation.held_out_value is None else _number(evaluation.held_out_value),
-        "latency_ms": _number(latency.median_ms),
-        "latency_source": latency.source,
-        "speedup": _number(evaluation.speedup),
-        "remeasured": "yes" if evaluation.remeasured else "no",
-        "confirmed": "yes" if evaluation.confirmed else "no",
-        "precision": json.dumps(
-            {group: str(precision) for group, precision in evaluation.plan.precision.items()}, separators=(",", ":")
-        ),
-    }
-    return {name: fact for name, fact in facts.items() if fact}
-
-
-def _number(value: float) -> str:
-    return str(encode_float(float(f"{value:.6g}")))
+    read_images = READ_IMAGES if images else ""
+    return fill_template("infer.py.jinja", use_tf32=use_tf32, images=images, read_images=read_images)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -50,7 +49,7 @@ class BuildRecipe:
 
     Attributes:
         tf32: FP32 groups may use TF32, which trtexec and TensorRT's builder allow by default.
-        ranges: by input, under the name for trtexec.
+        ranges: by input.
         unknown: inputs whose shapes or values are not known, or whose names cannot be passed.
         settings: workspace and optimization level.
         timing_cache: the run has one, and a copy lies beside ``build.sh``.
@@ -72,17 +71,22 @@ class BuildRecipe:
 
         ``deciding`` are the inputs whose values decide a shape: trtexec reads these values as it reads shapes.
         """
-        fixed, every = file.fixed_settings, [info.name for info in inputs]
+        fixed = file.fixed_settings
         dynamic = [i.name for i in inputs if i.shape is None or any(not isinstance(size, int) for size in i.shape)]
         given: dict[str, Range] = {each.name: (each.smallest, each.usual, each.largest) for each in fixed.shapes}
         given |= _observed(data_dir, [name for name in dynamic if name not in given], list(deciding))
-        wanted = [name for name in every if name in {*dynamic, *deciding}]
-        passed = {name: _name(name, every) for name in wanted if name in given}
+        wanted = [i.name for i in inputs if i.name in {*dynamic, *deciding}]
+        passed = [name for name in wanted if name in given and not _SEPARATORS & set(name)]
+        settings: TensorRtSettings = fixed.tensorrt
+        jetson = None if file.environment is None else file.environment.jetson
+        is_measured = file.target is not None and file.target.latency_source == "measured"
+        if settings.workspace_mb is None and jetson is not None and is_measured:
+            settings = replace(settings, workspace_mb=default_workspace_mb(jetson.memory_gb))  # TensorRT's own there
         return cls(
             tf32=fixed.tf32,
-            ranges={as_passed: given[name] for name, as_passed in passed.items() if as_passed},
-            unknown=tuple(name for name in wanted if not passed.get(name)),
-            settings=_built_with(file),
+            ranges={name: given[name] for name in passed},
+            unknown=tuple(name for name in wanted if name not in passed),
+            settings=settings,
             timing_cache=timing_cache_of(data_dir.parent).is_file(),
             plugins=file.search.plugins,
         )
@@ -127,12 +131,8 @@ class BuildRecipe:
     def warnings(self) -> tuple[str, ...]:
         """What the command does not hold, one line each."""
         return tuple(
-            f"Input {printable(name)!r} is not in the command, and trtexec takes 1 for all its sizes or values: "
-            + (
-                "trtexec cannot be passed a name with ' or , so rename it in the model."
-                if _SEPARATORS.search(name)
-                else "they are not known: give --minShapes, --optShapes, --maxShapes."
-            )
+            f"Input {printable(name)!r} is not in the command, and trtexec takes 1 for all its sizes or values: they"
+            " are not known, or its name has ' or , in it. Give --minShapes, --optShapes and --maxShapes, or rename it."
             for name in self.unknown
         )
 
@@ -152,16 +152,6 @@ def trtexec_script(first_lines: Iterable[str], options: Iterable[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _built_with(file: RunFile) -> TensorRtSettings:
-    """The builder's settings; where a Jetson was measured, with the limit that TensorRT has there by default."""
-    settings = file.fixed_settings.tensorrt
-    jetson = None if file.environment is None else file.environment.jetson
-    measured = file.target is not None and file.target.latency_source == "measured"
-    if settings.workspace_mb is not None or jetson is None or not measured:
-        return settings
-    return replace(settings, workspace_mb=default_workspace_mb(jetson.memory_gb))
-
-
 def timing_cache_of(run: Path) -> Path:
     """Where a run directory keeps what TensorRT measured of its tactics."""
     return run / "engines" / TIMING_CACHE
@@ -172,18 +162,9 @@ def engine_name(plan: PrecisionPlan) -> str:
     return f"model.{plan.fingerprint}.engine"
 
 
-_SEPARATORS = re.compile(r"[,'](?:.*[,'])?", re.DOTALL)
+_SEPARATORS = frozenset(",'")
 """What trtexec takes as separators or drops: it splits lists at each comma, quoted or not, then strips the quotes
 (``splitToStringVec``, ``splitNameAndValue`` in samples/common, the same in TensorRT 10.0 to 11.1)."""
-
-
-def _name(name: str, every: Sequence[str]) -> str:
-    """How trtexec is passed a name: ``*`` in place of separators; empty where that fits another input as well."""
-    pattern = _SEPARATORS.sub("*", name)
-    head, _, tail = pattern.partition("*")
-    fitting = [n for n in every if n.startswith(head) and n.endswith(tail) and len(n) >= len(head) + len(tail)]
-    is_safe = fitting == [name] and not any("*" in other for other in every)
-    return pattern if pattern == name or is_safe else ""
 
 
 def _observed(data_dir: Path, dynamic: Sequence[str], deciding: Sequence[str]) -> dict[str, Range]:

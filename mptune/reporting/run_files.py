@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -32,8 +31,8 @@ from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front
 from mptune.tuning.fronts.dominance import reference_error_of
 from mptune.tuning.fronts.progress import progress_of
+from mptune.tuning.reasons.plan_findings import sample_indices
 from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.runs.result import sample_indices
 from mptune.tuning.steps.remeasure import dropped_plans
 
 
@@ -58,64 +57,62 @@ def write_run_files(
     if confirmation is None:
         keep_model(run, grouped)
     file = run.load()
-    if _is_written(run, document):
-        _record_choice(run, file, front)
+    is_written = False
+    with contextlib.suppress(OSError, ValueError, PlanError):  # else it is written anew
+        plan = PrecisionPlan.from_json(read_text(run.chosen / "plan.json"))
+        is_chosen = plan.fingerprint == document["chosen"]
+        is_written = is_chosen and bool(read_json(run.front_json) == document) and run.report_html.exists()
+    new_choice = None
+    if file is not None and file.choice != front.choice:
+        new_choice = file.model_copy(update={"choice": front.choice})
+    if is_written:
+        if new_choice is not None:
+            run.save(new_choice)
         return front
     faults = LateFaults(run.logs)
     environment = environment or describe_environment()
     if front.chosen is not None:
         bank = WeightBank.write(grouped.model, run.weights)
-        recipe, check = BuildRecipe(), None
+        recipe, check, opset = BuildRecipe(), None, None
         if file is not None:
             recipe = BuildRecipe.of(file, run.data, grouped.model.inputs, facts_of(grouped.model).shape_inputs)
+            opset = file.fixed_settings.opset
             with faults.tolerated("chosen/check.npz"):
                 check = check_set_of(run, file, front, front.chosen, grouped)
-        opset = None if file is None else file.fixed_settings.opset
         faults.warnings += write_chosen(
             front, front.chosen, grouped, run.chosen, environment, bank, recipe, check, opset
         )
-    _record_choice(run, file, front)
+    if new_choice is not None:
+        run.save(new_choice)
     with writing(run.report_html):  # of the front before: a run without a page is written again
         run.report_html.unlink(missing_ok=True)
     write_json(run.front_json, document)
     with faults.tolerated("report.html"):
-        _write_page(run, front, record, grouped, environment, confirmation)
-    _delete_dominated_engines(run, front, record)
+        outputs = run_outputs(run, front)
+        write_run_outputs(run.outputs_json, outputs)
+        dropped = dropped_plans(record, front.fp32.ignored)
+        evaluations = [
+            replace(e.with_baseline(front.fp32.latency.median_ms), held_out=dropped.get(e.plan.fingerprint))
+            for e in record.evaluations()
+        ]
+        progress = progress_of(record, front.fp32, reference_error_of(front.metric, evaluations))
+        content = PageContent(front, evaluations, grouped.groups, environment, progress, confirmation, outputs)
+        write_report(content, run.report_html)
+    # Engines off the front free their space; only files that lie in the run's own directory.
+    needed = {e.engine_path for e in (*front.points, front.fp32, front.fp16, front.chosen) if e is not None}
+    for path in (evaluation.engine_path for evaluation in record.evaluations()):
+        if path is not None and path not in needed and Path(path).parent.resolve() == run.engines.resolve():
+            with contextlib.suppress(OSError):
+                Path(path).unlink()
+                EngineLayers.path(Path(path)).unlink(missing_ok=True)
     return replace(front, warnings=(*front.warnings, *faults.warnings))
-
-
-def _write_page(
-    run: RunDirectory,
-    front: Front,
-    record: StudyRecord,
-    grouped: GroupedModel,
-    environment: Environment,
-    confirmation: Confirmation | None,
-) -> None:
-    """Write ``outputs.json`` and ``report.html``."""
-    outputs = run_outputs(run, front)
-    write_run_outputs(run.outputs_json, outputs)
-    broken = dropped_plans(record, front.fp32.ignored)
-    evaluations = [
-        replace(e.with_baseline(front.fp32.latency.median_ms), held_out=broken.get(e.plan.fingerprint))
-        for e in record.evaluations()
-    ]
-    progress = progress_of(record, front.fp32, reference_error_of(front.metric, evaluations))
-    content = PageContent(front, evaluations, grouped.groups, environment, progress, confirmation, outputs)
-    write_report(content, run.report_html)
-
-
-def _record_choice(run: RunDirectory, file: RunFile | None, front: Front) -> None:
-    if file is not None and file.choice != front.choice:
-        run.save(file.model_copy(update={"choice": front.choice}))
 
 
 def check_set_of(
     run: RunDirectory, file: RunFile, front: Front, chosen: Evaluation, grouped: GroupedModel
 ) -> dict[str, np.ndarray] | None:
     """The first held-out samples, with the error of the chosen plan; search samples where it has no held-out error."""
-    fixed, on_onnxruntime = file.fixed_settings, front.engine == "onnxruntime"
-    rollout = None
+    fixed, rollout = file.fixed_settings, None
     if fixed.feedback and file.data is not None:
         inputs, outputs = ([v.name for v in values] for values in (grouped.model.inputs, grouped.model.outputs))
         rollout = Rollout.parse(fixed.feedback, fixed.steps, inputs, outputs, file.data.samples)
@@ -127,7 +124,7 @@ def check_set_of(
         metric=front.metric,
         source=chosen.error_source,
         engine=front.engine,
-        provider=("cpu" if is_on_cpu(front) else "cuda") if on_onnxruntime else None,
+        provider=("cpu" if is_on_cpu(front) else "cuda") if front.engine == "onnxruntime" else None,
         ignored=chosen.ignored,
         rollout=rollout,
     )
@@ -150,23 +147,3 @@ def run_outputs(run: RunDirectory, front: Front) -> RunOutputs:
     names = () if is_rollout else read_names(run.data / HELD_OUT_NAMES_JSON)
     indices = sample_indices(file).held_out
     return replace(outputs, indices=indices, names=names, unit="sequence" if is_rollout else "sample")
-
-
-def _is_written(run: RunDirectory, document: dict[str, Any]) -> bool:
-    try:
-        plan = PrecisionPlan.from_json(read_text(run.chosen / "plan.json"))
-        same = bool(read_json(run.front_json) == document)
-    except (OSError, ValueError, PlanError):
-        return False
-    return same and plan.fingerprint == document["chosen"] and run.report_html.exists()
-
-
-def _delete_dominated_engines(run: RunDirectory, front: Front, record: StudyRecord) -> None:
-    """Free the space of engines that are not on the front; only files that lie in the run's own directory."""
-    kept = {e.engine_path for e in (*front.points, front.fp32, front.fp16, front.chosen) if e is not None}
-    for evaluation in record.evaluations():
-        path = evaluation.engine_path
-        if path is not None and path not in kept and Path(path).parent.resolve() == run.engines.resolve():
-            with contextlib.suppress(OSError):
-                Path(path).unlink()
-                EngineLayers.path(Path(path)).unlink(missing_ok=True)

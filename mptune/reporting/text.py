@@ -1,31 +1,71 @@
-"""Formatted numbers, sources and reasons: shared by the terminal, the page and README.txt."""
+"""Formatted numbers, sources and reasons, and the templates that they fill: shared by terminal, page and README.txt."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mptune.engines.environment import Environment, GpuState
 from mptune.finding import Finding
 from mptune.graph.plan import REDUCED, PrecisionPlan
+from mptune.json_form import encode_float
+from mptune.printable import printable
 from mptune.targets.target import EXPECTED_FACTOR
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
 from mptune.tuning.explanation import Kept
 from mptune.tuning.front import Front, fp16_name, front_rows
 from mptune.tuning.fronts.dominance import faster_beyond_noise
-from mptune.tuning.fronts.texts import compared, speedup_of
+from mptune.tuning.fronts.texts import compared, error_cell, format_speedup, latency_text
+
+if TYPE_CHECKING:
+    import jinja2
+
+    from mptune.tuning.confirmation import Confirmation
 
 KEPT_BECAUSE = "kept in FP32 because"
 """Above the FP32 groups of a plan with their reasons, in every view."""
 
 _MOST_OF_A_CODE = 3
-"""So many findings of one code are shown one by one among the warnings; the others are counted."""
+"""Findings of one code that are shown one by one; the others are counted."""
+
+LONGEST_SENTENCE = 700
+"""Characters of a sentence in a text or on the page: names in it may be of any length."""
+
+
+def fill_template(name: str, **values: object) -> str:
+    """A file under ``templates``, filled.
+
+    What it shows is printable, on one line and no longer than a sentence, and escaped in HTML, but for what the
+    template marks as safe.
+    """
+    return _templates().get_template(name).render(values)
+
+
+@cache
+def _templates() -> jinja2.Environment:
+    import jinja2  # slow to import, and only written files need it
+    from markupsafe import Markup
+
+    def shown(value: object) -> object:
+        return value if isinstance(value, Markup) else cut_middle(printable(value), LONGEST_SENTENCE)
+
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=lambda name: name is not None and name.endswith(".html"),
+        undefined=jinja2.StrictUndefined,
+        finalize=shown,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
 
 
 def speedup_text(evaluation: Evaluation, fp32: Evaluation) -> str:
     """The speedup against all-FP32, and whether it is none beyond noise, such as ``1.01x, not significant``."""
-    text = speedup_of(evaluation, fp32)
+    text = format_speedup(evaluation.speedup)
     is_apart = faster_beyond_noise(evaluation, fp32) or faster_beyond_noise(fp32, evaluation)
     is_measured = evaluation.latency.source == "measured"
     return f"{text}, not significant" if is_measured and not is_apart and evaluation.plan != fp32.plan else text
@@ -63,14 +103,17 @@ def shell_path(path: Path) -> str:
     return shlex.quote(short_path(path))
 
 
-def finding_page(code: str) -> str:
-    """Where a finding's code is explained, in the documentation."""
-    return f"docs/reference/findings.md#{code}"
+def short_number(value: float | None) -> float | str | None:
+    """Six significant digits, enough for any figure that is shown; as in JSON files where it is not finite."""
+    return None if value is None else encode_float(float(f"{value:.6g}"))
 
 
-def cut_front(text: str, width: int) -> str:
-    """The end of a text that is too long, since names differ at their end."""
-    return text if len(text) <= width else "..." + text[len(text) - max(0, width - 3) :]
+def cut_middle(text: str, width: int) -> str:
+    """A text with its middle left out where it is too long: names differ at their ends."""
+    if len(text) <= width:
+        return text
+    head = width // 3 if width >= 30 else 0
+    return f"{text[:head]}...{text[len(text) - max(0, width - 3 - head) :]}"
 
 
 def explain_kept(kept: Kept) -> str:
@@ -78,23 +121,12 @@ def explain_kept(kept: Kept) -> str:
     return f"{kept.worth.group} {kept.worth.name}: {kept.because}"
 
 
-def more_in_explain(count: int, run: str) -> str:
-    """Where the rest of a list is that is cut here; ``run`` is the run's directory."""
-    return f"and {count} more: mptune report {run} --explain"
-
-
-def kept_lines(front: Front, evaluation: Evaluation, most: int, run: str) -> list[str]:
-    """The first FP32 groups of a plan, each with its reason, and how many more there are."""
-    kept = front.explanation.of(evaluation.plan.fingerprint)
-    more = [more_in_explain(len(kept) - most, run)] if len(kept) > most else []
-    return [*map(explain_kept, kept[:most]), *more]
-
-
 def neighbour_lines(front: Front) -> list[tuple[str, str]]:
     """The plans beside the chosen one: what each is better in, and its id with what it gives instead."""
     return [
-        (beside.role, f"{beside.evaluation.plan.fingerprint}: {compared(beside.evaluation, beside.chosen)}")
-        for beside in front.neighbours
+        (role, f"{evaluation.plan.fingerprint}: {compared(evaluation, front.chosen)}")
+        for role, evaluation in front.neighbours
+        if front.chosen is not None
     ]
 
 
@@ -117,13 +149,6 @@ def describe_engine(front: Front) -> str:
     if front.device in front.engine:
         return front.engine
     return f"{front.engine} {'on' if front.fp32.latency.source == 'measured' else 'for'} {front.device}"
-
-
-TRUE_FP32 = (
-    "Speedups are against all-FP32 in true FP32; against TF32, TensorRT's own default on GPUs that have it, they are"
-    " smaller"
-)
-"""What to know about every speedup on a GPU."""
 
 
 def latency_source(front: Front) -> str:
@@ -208,3 +233,51 @@ def _describe_gpu(gpu: GpuState) -> str:
     if gpu.power_limit_w is not None:
         parts.append(f"limit {gpu.power_limit_w:.0f} W")
     return ", ".join(parts)
+
+
+def sources_before(confirmation: Confirmation) -> tuple[str, str]:
+    """What the search's latencies and errors were: predicted and emulated, or measured earlier."""
+    searched = confirmation.searched
+    return (
+        "predicted" if searched.latency_source == "predicted" else "earlier",
+        "emulated" if searched.error_source == "emulated" else "earlier",
+    )
+
+
+def confirmation_rows(confirmation: Confirmation) -> list[dict[str, str]]:
+    """Each plan with its figures in the search and as measured, and what became of it on the device, in a word."""
+    front, rows = confirmation.front, []
+    on_front = {point.plan for point in front.points}
+    for plan in confirmation.plans:
+        seen, now = plan.searched, plan.measured
+        became = "front" if seen.plan in on_front else ""
+        if now is None:
+            became = "failed"
+        elif front.chosen is not None and front.chosen.plan == seen.plan:
+            became = "chosen"
+        row = {
+            "plan": seen.plan.fingerprint,
+            "ms": latency_text(seen),
+            "measured ms": "-" if now is None else latency_text(now),
+            "speedup": format_speedup(seen.speedup),
+            "measured speedup": "-" if now is None else format_speedup(now.speedup),
+            "error": error_cell(seen),
+            "measured error": "-" if now is None or now.held_out is None else error_cell(now),
+            "became": became,
+            "origin": seen.origin.label,
+        }
+        rows.append(row)
+    return rows
+
+
+def verdicts(confirmation: Confirmation) -> list[str]:
+    """Whether the search's rankings held: a line for the latencies and one for the errors."""
+    latency, error = sources_before(confirmation)
+    lines = []
+    for what, agreement, source in (("latency", confirmation.latency, latency), ("error", confirmation.error, error)):
+        tau = "not defined" if agreement.kendall_tau is None else f"{agreement.kendall_tau:.2f}"
+        lines.append(
+            f"{what}: Kendall's tau {tau} over {agreement.plans} plans; {agreement.agreeing} of {agreement.pairs} pairs"
+            f" that differ beyond noise are in the same order: the {source} ranking {agreement.verdict}"
+        )
+    return lines

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from string import Template
 
 from mptune.engines.loading import check_written
 from mptune.errors import PlanError, RunError
@@ -12,9 +11,8 @@ from mptune.files import write_text
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.weak import WeakModel, weak_model
-from mptune.printable import printable
 from mptune.reporting.recipe import BuildRecipe, trtexec_script
-from mptune.resources import read_template
+from mptune.reporting.text import fill_template
 
 _LONGEST_ARGUMENT = (128 << 10) - 1
 """Bytes of one argument on Linux (MAX_ARG_STRLEN in include/uapi/linux/binfmts.h)."""
@@ -37,8 +35,8 @@ def write_weak_folder(
     weak.write(directory / "model.onnx")
     check_written(directory / "model.onnx", f"the model of plan {plan.fingerprint}", grouped.model.path)
     write_text(directory / "build.sh", script, mode=0o755)
-    facts = {"plan": plan.fingerprint, "model": printable(grouped.model.path.name)}
-    write_text(directory / "README.txt", Template(read_template("weak.txt.in")).substitute(facts))
+    readme = fill_template("weak.txt.jinja", plan=plan.fingerprint, model=grouped.model.path.name)
+    write_text(directory / "README.txt", readme)
 
 
 def _script(plan: PrecisionPlan, weak: WeakModel, recipe: BuildRecipe) -> str:

@@ -26,8 +26,8 @@ from mptune.tuning.record.study import compare_metric
 from mptune.tuning.runs.result import front_of, read_record
 from mptune.tuning.steps.remeasure import confirmed_evaluations, rounds_needed
 
-HELD, HELD_MOSTLY, FEWEST_PAIRS = 0.9, 0.75, 3
-"""Shares of the pairs from which on a ranking held, and held in the main; of fewer pairs nothing can be said."""
+HELD, FEWEST_PAIRS = 0.9, 3
+"""Share of the pairs from which on a ranking held; of fewer pairs nothing can be said."""
 
 ERRORS_APART = 1.1
 """Errors with a smaller ratio count as equal: emulated and measured errors of one plan differ this much."""
@@ -53,12 +53,7 @@ class Agreement(JsonForm):
         """In plain words, to follow "the ranking"."""
         if self.pairs < FEWEST_PAIRS:
             return "cannot be judged: too few plans differ beyond noise"
-        share = self.agreeing / self.pairs
-        if share >= HELD:
-            return "held"
-        if share >= HELD_MOSTLY:
-            return "held in the main: between neighbours go by what was measured"
-        return "did not hold: go by what was measured"
+        return "held" if self.agreeing >= HELD * self.pairs else "did not hold: go by what was measured"
 
     def to_json(self) -> dict[str, Any]:
         """All fields and the verdict."""
@@ -174,16 +169,15 @@ def read_confirmation(
     sound = [replace(e, confirmed=True) for e in evaluations if e.is_finite]
     rounds = rounds_needed(settings, "measured")
     confirmed, unconfirmed = confirmed_evaluations(record, rounds, settings.latency, sound)
-    measured = {e.plan.fingerprint: e for e in confirmed}
-    reasons = {plan.fingerprint: describe(failure) for plan, _, failure in record.failures()}
-    reasons |= {e.plan.fingerprint: "its outputs are not finite" for e in evaluations if not e.is_finite}
+    measured = {e.plan: e for e in confirmed}
+    reasons = {plan: describe(failure) for plan, _, failure in record.failures()}
+    reasons |= {e.plan: "its outputs are not finite" for e in evaluations if not e.is_finite}
     not_finite = "its outputs are not finite on the held-out samples"
-    reasons |= {e.plan.fingerprint: describe(failure) if failure else not_finite for e, failure in unconfirmed}
-    plans = []
-    for before in searched:
-        fingerprint = before.plan.fingerprint
-        failure = "" if fingerprint in measured else reasons.get(fingerprint, "not measured yet")
-        plans.append(ConfirmedPlan(before, measured.get(fingerprint), failure))
+    reasons |= {e.plan: describe(failure) if failure else not_finite for e, failure in unconfirmed}
+    plans = [
+        ConfirmedPlan(e, measured.get(e.plan), "" if e.plan in measured else reasons.get(e.plan, "not measured yet"))
+        for e in searched
+    ]
     plans.sort(key=lambda plan: (plan.measured is None, (plan.measured or plan.searched).latency.median_ms))
     pairs = [(plan.searched, plan.measured) for plan in plans if plan.measured is not None]
     return Confirmation(front, search.target, tuple(plans), latency_agreement(pairs), error_agreement(pairs))

@@ -84,22 +84,19 @@ def pack(run: RunDirectory, file: RunFile, out: Path, storage: str | None = None
     The study is copied into a journal, so that the device needs no database. A search may be writing meanwhile: the
     record is what it was at one moment, and each file is whole.
     """
-    url = storage_url(file.storage, storage)
+    url, home = storage_url(file.storage, storage), run.data.parent
     with tempfile.TemporaryDirectory(prefix="mptune-export-") as folder:
         members = {name: Path(folder) / name for name in (run.run_json.name, run.journal.name)}
         write_json(members[run.run_json.name], file.model_copy(update={"storage": None}).model_dump(mode="json"))
         copy_study(file.study, run.journal, url, members[run.journal.name])
         needed = [run.weights / name for name in (*bank_files(file.fixed_settings.precisions), MODEL_FILE)]
         needed += [run.data / f"{which}{part}.npz" for which in ("search", "held_out") for part in ("", "_reference")]
-        members |= {str(path.relative_to(run.data.parent)): path for path in needed}
-        for path in sorted((*run.data.glob("*"), *run.data.glob(f"{TARGETS}/*"))):
-            # How often to repeat, and the baseline's latency then, are notes about this machine.
-            is_left = path.name.startswith((".", "timing-")) or path.suffix == ".tmp"
-            if path.is_file() and not is_left:
-                members[str(path.relative_to(run.data.parent))] = path
-        absent = next((path for path in members.values() if not path.exists()), None)
-        if absent is not None:
-            raise RunError(f"{absent} is missing: the run is not whole", "let `mptune search` go on with it first")
+        if absent := [path for path in needed if not path.exists()]:
+            raise RunError(f"{absent[0]} is missing: the run is not whole", "let `mptune search` go on with it first")
+        # How often to repeat, and the baseline's latency then, are notes about this machine.
+        files = (path for path in sorted((*run.data.glob("*"), *run.data.glob(f"{TARGETS}/*"))) if path.is_file())
+        needed += [path for path in files if not path.name.startswith((".", "timing-")) and path.suffix != ".tmp"]
+        members |= {str(path.relative_to(home)): path for path in needed}
         with writing(out), whole_file(out) as partial, tarfile.open(partial, "w:gz", compresslevel=1) as archive:
             for place, path in members.items():
                 with open_file(path) as content:  # it may be replaced: what is open stays what it is

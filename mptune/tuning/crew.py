@@ -13,8 +13,8 @@ from collections.abc import Mapping
 
 from mptune.data.metrics.tasks import script_of
 from mptune.engines.base import Failure
-from mptune.errors import MptuneError, RunError
-from mptune.files import RESUME_HINT, read_text, writing
+from mptune.errors import RunError
+from mptune.files import RESUME_HINT, writing
 from mptune.graph.plan import PrecisionPlan
 from mptune.processes.parent import absolute_sys_path, kill_tree
 from mptune.rundir import RunDirectory
@@ -48,7 +48,7 @@ def run_workers(
         variables: the environment, before it was limited to one GPU.
 
     Raises:
-        MptuneError: that of the first worker, where none came to its end.
+        RunError: none of them came to its end.
     """
     environment = {**variables, "PYTHONPATH": os.pathsep.join(absolute_sys_path()), "PYTHONSAFEPATH": "1"}
     environment |= {_PARENT: str(os.getpid()), STORAGE_VARIABLE: url or ""}
@@ -56,9 +56,8 @@ def run_workers(
     command += [f"--metric={name}" for name in (settings.metric, *settings.reported_metrics) if script_of(name)]
     command += [f"--plugin={path}" for path in settings.plugins]
     running: dict[int, subprocess.Popen[bytes]] = {}
-    reported = {each.plan.fingerprint for each in record.evaluations()}
-    reported |= {plan.fingerprint for plan, _, _ in record.failures()}
-    errors: list[MptuneError] = []
+    reported = {each.plan for each in record.evaluations()} | {plan for plan, _, _ in record.failures()}
+    errors: list[RunError] = []
     try:
         for gpu in settings.gpus:
             log = run.logs / f"worker-gpu{gpu}.log"
@@ -74,22 +73,23 @@ def run_workers(
         while running:
             time.sleep(_POLL_S)
             ended = [gpu for gpu, process in running.items() if process.poll() is not None]
+            before = len(reported)
             outcomes: list[tuple[PrecisionPlan, Origin, Evaluation | Failure]]
             outcomes = [(each.plan, each.origin, each) for each in record.evaluations()]
-            before = len(reported)
             for plan, origin, outcome in (*outcomes, *record.failures()):
-                if plan.fingerprint in reported:
-                    continue
-                reported.add(plan.fingerprint)
-                tell_outcome(listener, plan, origin, outcome, len(reported), settings.budget)
+                if plan not in reported:
+                    reported.add(plan)
+                    tell_outcome(listener, plan, origin, outcome, len(reported), settings.budget)
             if len(reported) > before:
                 announce(listener, record, settings)
             for gpu in ended:
                 process = running.pop(gpu)
                 kill_tree(process)  # what it may have left
                 if process.returncode:
-                    errors.append(_error_of(run, gpu, process.returncode))
-                    listener.warning(errors[-1].message)
+                    log = run.logs / f"worker-gpu{gpu}.log"
+                    text = f"the worker on GPU {gpu} ended with exit status {process.returncode}: see {log}"
+                    errors.append(RunError(text, f"when what it names is repaired, {RESUME_HINT}"))
+                    listener.warning(text)
     finally:
         for process in running.values():
             process.terminate()
@@ -99,19 +99,6 @@ def run_workers(
             kill_tree(process)
     if len(errors) == len(settings.gpus):
         raise errors[0]
-
-
-def _error_of(run: RunDirectory, gpu: int, status: int) -> MptuneError:
-    """What a worker ended with: the last error in its log, if it came to write one."""
-    log = run.logs / f"worker-gpu{gpu}.log"
-    _, is_error, rest = read_text(log).rpartition("error: ")
-    if status < 0 or not is_error:
-        text = f"the worker on GPU {gpu} died (exit status {status}); its log is {log}"
-        return RunError(text, f"when that is repaired, {RESUME_HINT}")
-    message, *hints = rest.splitlines()
-    error = RunError(f"the worker on GPU {gpu} stopped: {message}", "".join(hints[:1]).removeprefix("hint: "))
-    error.exit_code = status
-    return error
 
 
 def end_with_search() -> None:

@@ -19,7 +19,7 @@ from mptune.finding import Finding, Where
 from mptune.graph.casting.value_types import unsupported, value_types
 from mptune.graph.fused import FusedNodes, of_model
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.hazards import find, hazard, interface, masks, observed_values
+from mptune.graph.hazards import find, hazard, interface, observed_values
 from mptune.graph.loading.model import Model
 from mptune.graph.ops import RECURRENT
 from mptune.graph.plan import REDUCED, Precision
@@ -28,7 +28,7 @@ from mptune.targets import findings as about_target
 from mptune.targets import memory
 from mptune.targets.target import Target
 from mptune.tuning import space
-from mptune.tuning.listener import Listener
+from mptune.tuning.listener import Listener, Silent
 from mptune.tuning.reasons.reference import training_findings, without_repetition
 from mptune.tuning.steps import attempts, baseline
 
@@ -61,34 +61,34 @@ class MissingKernels(JsonForm):
 
     def findings(self, grouped: GroupedModel) -> tuple[Finding, ...]:
         """One finding for each precision and operator."""
-        lacking: dict[tuple[Precision, str], list[MissingKernel]] = {}
-        for precision, nodes in self.nodes.items():
-            for node in nodes:
-                if node.node in grouped.owners:
-                    lacking.setdefault((precision, node.op_type), []).append(node)
         findings = []
-        for (precision, op_type), alike in lacking.items():
-            first, names = alike[0], tuple(node.node for node in alike)
-            groups = tuple(dict.fromkeys(grouped.owners[name] for name in names))
-            evidence: dict[str, int | float | str] = {"operator": op_type, "nodes": len(alike)}
-            evidence |= {"fp32_provider": first.wanted, f"{precision}_provider": first.actual or "none"}
-            finding = Finding.of(
-                f"no-{precision}-kernel",
-                "search",
-                Where(nodes=names, groups=groups),
-                evidence,
-                kind="stated" if first.reason else "elsewhere" if first.actual else "nowhere",
-                reason=first.reason,
-                precision=precision.name,
-                provider=first.actual,
-                groups=len(groups),
-            )
-            findings.append(finding)
+        for precision, nodes in self.nodes.items():
+            inside = [node for node in nodes if node.node in grouped.owners]
+            for op_type in dict.fromkeys(node.op_type for node in inside):
+                alike = [node for node in inside if node.op_type == op_type]
+                first, names = alike[0], tuple(node.node for node in alike)
+                groups = tuple(dict.fromkeys(grouped.owners[name] for name in names))
+                evidence: dict[str, int | float | str] = {"operator": op_type, "nodes": len(alike)}
+                evidence |= {"fp32_provider": first.wanted, f"{precision}_provider": first.actual or "none"}
+                finding = Finding.of(
+                    f"no-{precision}-kernel",
+                    "search",
+                    Where(nodes=names, groups=groups),
+                    evidence,
+                    kind="stated" if first.reason else "elsewhere" if first.actual else "nowhere",
+                    reason=first.reason,
+                    precision=precision.name,
+                    provider=first.actual,
+                    groups=len(groups),
+                )
+                findings.append(finding)
         return tuple(findings)
 
 
-def ask_for_kernels(toolchain: Toolchain, precisions: Sequence[str] = ("fp32", "fp16")) -> MissingKernels:
-    """Ask the engine, in a fresh process where the first one fails; a second failure is a warning."""
+def ask_for_kernels(
+    toolchain: Toolchain, precisions: Sequence[str] = ("fp32", "fp16"), listener: Listener | None = None
+) -> MissingKernels:
+    """Ask the engine what it lacks and what it fuses; what it does not answer is a warning."""
     nodes: dict[Precision, tuple[MissingKernel, ...]] = {}
     warnings: list[str] = []
     for precision in REDUCED:
@@ -96,10 +96,8 @@ def ask_for_kernels(toolchain: Toolchain, precisions: Sequence[str] = ("fp32", "
         is_searched = precision in precisions and precision.stored is not Precision.FP32
         if precision is not Precision.FP16 and not is_searched:
             continue
-        answer = toolchain.missing_kernels(precision)
-        if isinstance(answer, Failure):
-            toolchain.restart()
-            answer = toolchain.missing_kernels(precision)
+        job, what = lambda asked=precision: toolchain.missing_kernels(asked), "asking which operators the engine lacks"
+        answer = attempts.run_job(job, toolchain, listener or Silent(), what)
         if isinstance(answer, Failure):
             warnings.append(
                 f"operators without an {precision.name} kernel are not known, since the all-{precision.name} engine "
@@ -108,12 +106,10 @@ def ask_for_kernels(toolchain: Toolchain, precisions: Sequence[str] = ("fp32", "
         elif answer:
             nodes[precision] = answer
     fused = toolchain.fused_nodes()
-    if isinstance(fused, Failure):
-        toolchain.restart()
-        fused = ()
-    # Their kernels approximate sigmoid and tanh (``benchmarks.roundings`` of commit 672f8217).
+    # Kernels of recurrent operators approximate sigmoid and tanh (``benchmarks.roundings`` of commit 672f8217).
     is_measured = toolchain.error_source == "measured" and toolchain.emulation_holds
-    return MissingKernels(nodes, tuple(warnings), fused, tuple(sorted(RECURRENT)) if is_measured else ())
+    not_emulated = tuple(sorted(RECURRENT)) if is_measured else ()
+    return MissingKernels(nodes, tuple(warnings), () if isinstance(fused, Failure) else fused, not_emulated)
 
 
 @dataclass(frozen=True)
@@ -169,24 +165,23 @@ def observe(
         baseline.stop_at_errors(findings)
     listener.stage("computing the reference outputs")
     what = "taking the reference"
-    reference = attempts.in_fresh_processes(lambda: toolchain.reference("search"), toolchain, listener, what)
+    reference = attempts.run_needed_job(lambda: toolchain.reference("search"), toolchain, listener, what)
     findings += baseline.check_reference(reference, indices=indices[0], skip=skip, model=model)
-    held_out = attempts.in_fresh_processes(lambda: toolchain.reference("held_out"), toolchain, listener, what)
+    held_out = attempts.run_needed_job(lambda: toolchain.reference("held_out"), toolchain, listener, what)
     named = {(finding.code, finding.where.outputs) for finding in findings}
-    for finding in baseline.check_reference(held_out, indices=indices[1], skip=skip):
-        if (finding.code, finding.where.outputs) not in named:
-            findings += (finding.on_held_out_samples(),)
-    kernels = ask_for_kernels(toolchain, precisions)  # on a GPU ranges are observed meanwhile
+    new = baseline.check_reference(held_out, indices=indices[1], skip=skip)
+    findings += tuple(f.on_held_out_samples() for f in new if (f.code, f.where.outputs) not in named)
+    kernels = ask_for_kernels(toolchain, precisions, listener)  # on a GPU ranges are observed meanwhile
     listener.stage("observing the ranges of values")
     what = "observing ranges"
-    ranges = attempts.in_fresh_processes(lambda: toolchain.observe(listener.stage), toolchain, listener, what)
+    ranges = attempts.run_needed_job(lambda: toolchain.observe(listener.stage), toolchain, listener, what)
     if isinstance(ranges, Failure):
         raise did_not_run("the model cannot be observed in FP32", ranges, model)
     observed = observed_values.ObservedValues(ranges, tuple(indices[0]))
-    warnings = baseline.check_ranges(ranges)
+    warnings: tuple[str, ...] = ()
     if model is not None and target is not None:
         need, is_measured = memory.memory_need(model, observed.shapes), toolchain.latency_source == "measured"
-        warnings += memory.memory_warnings(need, target, measured=is_measured)
+        warnings = memory.memory_warnings(need, target, measured=is_measured)
     errors = {} if isinstance(reference, Failure) else reference.optimisation_error
     return Observations(observed, warnings, errors, without_repetition(findings), kernels)
 
@@ -197,7 +192,6 @@ def data_findings(observations: Observations, grouped: GroupedModel, first: int)
     return (
         *earlier,
         *baseline.optimisation_findings(errors, grouped.model, "search", first, earlier),
-        *masks.masked_row_findings(grouped, observations.observed, "search", earlier),
     )
 
 
@@ -225,17 +219,13 @@ def model_findings(
     )
 
 
-@dataclass(frozen=True)
-class Searched:
-    """The groups as they are searched, their hazards, and which of them may be what."""
+def find_space(
+    context: RunContext, named: space.NamedSpace, observations: Observations
+) -> tuple[GroupedModel, tuple[hazard.Hazard, ...], space.SearchSpace]:
+    """The groups as they are searched, their hazards, and which of them may be what.
 
-    grouped: GroupedModel
-    hazards: tuple[hazard.Hazard, ...]
-    space: space.SearchSpace
-
-
-def search_space(context: RunContext, named: space.NamedSpace, observations: Observations) -> Searched:
-    """What may be searched: nodes that hold values beyond FP16 are set apart (``find_split``), then groups pinned."""
+    Nodes that hold values beyond FP16 are set apart (``find_split``), then groups pinned.
+    """
     kernels, observed, precisions = observations.kernels, observations.observed, context.precisions
     fused = of_model(context.model, kernels.fused)
     grouped, hazards = find.find_split(context.grouped, observed, precisions, fused)
@@ -243,5 +233,4 @@ def search_space(context: RunContext, named: space.NamedSpace, observations: Obs
     lacking = {p: unsupported(value_types(grouped), p) | kernels.pins(grouped, p) for p in asked}
     lacking.setdefault(Precision.FP16, kernels.pins(grouped))  # its reasons are told of groups that stay in FP32
     free = space.make_space(grouped, named, hazards, observed.absmax, lacking, precisions, kernels.not_emulated)
-    warnings = (*free.warnings, *hazard.near_the_end(hazards))
-    return Searched(grouped, hazards, replace(free, warnings=warnings))
+    return grouped, hazards, replace(free, warnings=(*free.warnings, *hazard.near_the_end(hazards)))

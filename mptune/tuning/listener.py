@@ -45,15 +45,14 @@ def tell_outcome(
     listener: Listener, plan: PrecisionPlan, origin: Origin, outcome: Evaluation | Failure, done: int, budget: int
 ) -> None:
     """Tell a listener what came of a plan: evaluated where it is finite, else failed, and why."""
-    if isinstance(outcome, Failure):
-        listener.failed(plan, origin, outcome, done, budget)
-    elif outcome.is_finite:
+    if isinstance(outcome, Evaluation) and outcome.is_finite:
         listener.evaluated(outcome, done, budget)
+    elif isinstance(outcome, Failure):
+        listener.failed(plan, origin, outcome, done, budget)
     else:
-        why = f"its {outcome.metric} is {outcome.error_value}"
-        if count := outcome.counted.non_finite:
-            why = f"{count} values are NaN or Inf where the reference has none"
-        listener.failed(plan, origin, why, done, budget)
+        count = outcome.counted.non_finite
+        why = f"{count} values are NaN or Inf where the reference has none"
+        listener.failed(plan, origin, why if count else f"its {outcome.metric} is not finite", done, budget)
 
 
 def count_down(listener: Listener, done: int, left: int) -> None:
@@ -69,10 +68,9 @@ def passed_on(*listeners: Listener) -> Listener:
     class Several:
         def __getattr__(self, name: str) -> Any:
             def call(*arguments: Any) -> None:
-                if name == "warning" and arguments[0] in warned:
-                    return
+                is_repeated = name == "warning" and arguments[0] in warned
                 warned.update(arguments[:1] if name == "warning" else ())
-                for listener in listeners:
+                for listener in () if is_repeated else listeners:
                     if name != "remaining" or hasattr(listener, name):
                         getattr(listener, name)(*arguments)
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from mptune.data.metrics.tasks import law_metric
-from mptune.engines.base import Failure
 from mptune.engines.context import RunContext
 from mptune.engines.environment import Environment
-from mptune.engines.failures import describe
 from mptune.engines.toolchains.choose import open_toolchain
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.engines.workers import Workers
@@ -21,15 +19,14 @@ from mptune.run_json import RunFile, TargetSection
 from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings
 from mptune.targets.target import Target, profile_warnings
-from mptune.tuning.evaluation import ORIGIN_TF32, Evaluation
+from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.fronts.stopped import with_suspects
 from mptune.tuning.listener import Listener
 from mptune.tuning.reasons.reasons import keep_grounds
-from mptune.tuning.record import sessions
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.study import check_metrics, open_study
 from mptune.tuning.space import SearchSpace
-from mptune.tuning.steps import baseline, limits, prior, tuner
+from mptune.tuning.steps import baseline, knowledge, limits, tuner
 
 OpenToolchain = Callable[[RunContext], Toolchain]
 """What a caller brings in place of the toolchain of a target."""
@@ -76,28 +73,6 @@ class Measuring:
         if target is not None and environment.jetson is not None and is_measured:
             environment = environment.with_warnings(*profile_warnings(target, environment.jetson))
         return cls(toolchain, section, environment)
-
-
-def keep_tf32(record: StudyRecord, toolchain: Toolchain, settings: SearchSettings, listener: Listener) -> None:
-    """Measure all-FP32 with TF32 once in a study: the default of TensorRT and of ONNX Runtime's CUDA provider."""
-    fp32 = record.baseline()
-    if fp32 is None or record.tf32() is not None:
-        return
-    measurement = toolchain.evaluate_tf32()
-    if isinstance(measurement, Failure):
-        listener.warning(f"all-FP32 with TF32 was not measured: {describe(measurement)}")
-    elif measurement is not None:
-        measurement = sessions.anchored(record, measurement)
-        latency = sessions.Sessions(record).corrected(measurement.latency)
-        evaluation = Evaluation.from_measurement(
-            fp32.plan,
-            replace(measurement, latency=latency),
-            number=fp32.number,
-            origin=ORIGIN_TF32,
-            metric=settings.metric,
-            baseline_ms=fp32.latency.median_ms,
-        )
-        record.keep_tf32(evaluation)
 
 
 def ended_early(limit: limits.Limits, run: Path) -> EndedEarlyError:
@@ -157,10 +132,10 @@ def make_tuner(
     limit: limits.Limits,
 ) -> tuner.Tuner:
     """What proposes plans and evaluates them; it asks first for what the sampler has to know, if that proposes any."""
-    space, knowledge = record.space, None
-    if settings.sampler == "precision" and space.free and settings.budget > len(space.seeds):
+    sampler_knowledge = None
+    if settings.sampler == "precision" and record.space.free and settings.budget > len(record.space.seeds):
         has_labels = file.fixed_settings.labels_sha256 is not None
         law = law_metric(settings.metric, settings.metric_function, has_labels=has_labels)
-        knowledge = prior.Knowledge(record, space, toolchain, settings, listener, law, run.data, limit)
-        keep_grounds(space, knowledge.prior, run.data)
-    return tuner.Tuner(record, space, toolchain, settings, listener, limit, knowledge)
+        sampler_knowledge = knowledge.Knowledge(record, toolchain, settings, listener, law, run.data, limit)
+        keep_grounds(record.space, sampler_knowledge.prior, run.data)
+    return tuner.Tuner(record, toolchain, settings, listener, limit, sampler_knowledge)

@@ -61,14 +61,17 @@ def split_data(data: CalibrationSet, settings: SearchSettings, inputs: Sequence[
     options = settings.seed, settings.data_settings.held_out_fraction, settings.data_settings.max_search_samples
     if settings.rollout is not None and settings.labels is not None:
         raise SettingsError("cannot be given where a state is fed back", "leave one of them away", setting="labels")
-    search, held_out = data.split(*options, 1 if settings.rollout is None else settings.rollout.steps)
-    warnings = tuple(dict.fromkeys((*search.warnings, *held_out.warnings)))
-    findings = tuple(dict.fromkeys((*search.findings, *held_out.findings)))
-    sets = SampleSets(search, held_out, warnings, findings, size_findings(data.samples, inputs, settings.shapes))
-    if settings.labels is None:
-        return sets
-    labels = load_labels(settings.labels, len(data.samples))
-    return replace(sets, labels=tuple([labels[k] for k in part.indices] for part in (search, held_out)))
+    parts = search, held_out = data.split(*options, 1 if settings.rollout is None else settings.rollout.steps)
+    every = [] if settings.labels is None else load_labels(settings.labels, len(data.samples))
+    labels = [[every[k] for k in part.indices] if every else () for part in parts]
+    return SampleSets(
+        search,
+        held_out,
+        tuple(dict.fromkeys((*search.warnings, *held_out.warnings))),
+        tuple(dict.fromkeys((*search.findings, *held_out.findings))),
+        size_findings(data.samples, inputs, settings.shapes),
+        tuple(labels),
+    )
 
 
 def with_rollout(settings: SearchSettings, model: Model, samples: int) -> SearchSettings:

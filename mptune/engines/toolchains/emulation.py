@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,6 @@ from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
-from mptune.graph.writing.stretches import Stretch, Waist, find_stretches
 from mptune.processes.parent import Worker
 from mptune.targets.costs import Shape, group_costs
 from mptune.targets.memory import memory_need
@@ -48,12 +48,10 @@ def run_bytes(model: Model, samples: Path) -> int | None:
 
 
 STRETCHES = 12
-"""A plan of one group computes about ``(1 + 1 / stretches) / 2`` of the model on a CPU. Each stretch opens a session:
-fewer where a stretch would hold one group only."""
+"""Sessions that all plans of one group share on a CPU: each has switches for consecutive groups, as switches for all
+groups cost more than a session for each plan. Fewer where a stretch would hold one group only."""
 EMULATED_ROWS = 8
 """Rows that an emulated error is taken on before a plan is built; evaluations take all samples."""
-_WAIST_BYTES = 1 << 28
-"""Most memory of the worker for the values at all waists, bytes, of all samples together."""
 _KEPT_BYTES = 1 << 30
 """Sessions stay open while their weights together are no more than this, bytes."""
 
@@ -84,12 +82,19 @@ class Emulation:
         self, plans: Sequence[PrecisionPlan], which: SampleSet = "search", part: range | None = None
     ) -> tuple[OutputError, ...] | Failure:
         """The errors of plans on a set of samples, or on a part of ``samples``."""
+        # The stretch that holds all reduced groups of a plan, None where there is none -> the plans' indices.
+        by_stretch: dict[tuple[str, ...] | None, list[int]] = {}
+        for index, plan in enumerate(plans):
+            reduced = set(plan.reduced_groups)
+            stretches = self._stretches if self.provider == "cpu" and part is not None and reduced else ()
+            home = next((stretch for stretch in stretches if reduced <= set(stretch)), None)
+            by_stretch.setdefault(home, []).append(index)
         errors: dict[int, OutputError] = {}
-        for stretch, numbers in self._by_stretch(plans, few=part is not None).items():
+        for stretch, numbers in by_stretch.items():
             members = [plans[number] for number in numbers]
             # On a CPU the switches of a whole model cost more than a session for each plan. And nothing is fused around
             # a switch, so an all-FP32 plan matches the reference bit by bit only in a session of its own. What is fed
-            # back changes the values at waists, and every step runs the whole model.
+            # back goes through every step of a session.
             apart = stretch is None and (self.provider == "cpu" or not any(plan.reduced_groups for plan in members))
             is_shared = not apart and self.unshared is None and self.context.settings.rollout is None
             run = partial(self._switched, stretch) if is_shared else self._one_by_one
@@ -104,60 +109,41 @@ class Emulation:
         return tuple(errors[number] for number in range(len(plans)))
 
     def close(self) -> None:
-        """Delete what was written. Idempotent."""
         for path in self._written.values():
             path.unlink(missing_ok=True)
         self._written.clear()
-
-    def _by_stretch(self, plans: Sequence[PrecisionPlan], *, few: bool) -> dict[Stretch | None, list[int]]:
-        """The stretch that holds all reduced groups of each plan, None where there is none -> the plans' indices."""
-        if self.provider != "cpu":
-            return {None: list(range(len(plans)))}
-        members: dict[Stretch | None, list[int]] = {}
-        for index, plan in enumerate(plans):
-            reduced = set(plan.reduced_groups)
-            # Values at waists are kept for a few samples only.
-            home = next((s for s in self._stretches if reduced <= set(s.groups)), None) if few and reduced else None
-            members.setdefault(home, []).append(index)
-        return members
 
     def _one_by_one(
         self, plans: Sequence[PrecisionPlan], which: SampleSet, part: range | None
     ) -> tuple[OutputError, ...] | Failure:
         # Nothing is rounded in an all-FP32 plan: its outputs are the reference.
-        paths = [
-            self._emulator.write(plan, self.context.scratch(f"emulated-{plan.fingerprint}"))
-            if plan.reduced_groups
-            else None
-            for plan in plans
-        ]
+        paths: list[Path | None] = []
         try:
-            scoring = self._scoring(which, part, plans)
-            return self.worker.call(ErrorsJob(tuple(paths), scoring, self.provider, self._run_bytes))
+            for plan in plans:
+                path = self.context.scratch(f"emulated-{plan.fingerprint}")
+                paths.append(self._emulator.write(plan, path) if plan.reduced_groups else None)
+            job = ErrorsJob(tuple(paths), self._scoring(which, part, plans), self.provider, self._run_bytes)
+            return self.worker.call(job)
         finally:
-            for path in filter(None, paths):
-                path.unlink(missing_ok=True)
+            for written in filter(None, paths):
+                written.unlink(missing_ok=True)
 
     def _switched(
-        self, stretch: Stretch | None, plans: Sequence[PrecisionPlan], which: SampleSet, part: range | None
+        self, stretch: tuple[str, ...] | None, plans: Sequence[PrecisionPlan], which: SampleSet, part: range | None
     ) -> tuple[OutputError, ...] | Failure:
         emulator, bank = self._emulator, self.context.bank
         # All of the run's, whatever these plans have: a session for each kind of plan would be opened at every change.
         wanted = {*self.context.precisions, *(p for plan in plans for p in plan.precision.values())}
         precisions = tuple(p for p in REDUCED if p in wanted) or REDUCED[:1]
-        groups = tuple(g.id for g in self.computed.groups) if stretch is None else stretch.groups
-        start = Waist() if stretch is None else stretch.start
+        groups = tuple(g.id for g in self.computed.groups) if stretch is None else stretch
         name = "-".join(("whole" if stretch is None else groups[0], *map(str, precisions)))
-        model = self._write(name, lambda path: emulator.write_switched(path, groups, start, precisions))
-        starts = [each.start for each in self._stretches] if start.tensors else []
-        head = self._write("head", lambda path: emulator.write_head(path, starts)) if starts else None
+        model = self._write(name, lambda path: emulator.write_switched(path, groups, precisions))
         # As many sessions stay open as their weights leave room for; on a GPU one, as engines need the memory.
         room = _KEPT_BYTES // max(sum(place.length for place in bank.places[Precision.FP32].values()), 1)
         room = room if self.provider == "cpu" else min(room, 1)
         number = 0 if stretch is None else self._stretches.index(stretch) + 1
         job = SwitchedErrorsJob(
             model,
-            head,
             tuple(map(emulator.on, plans)),
             tuple(emulator.switches[p][g] for p in precisions for g in groups if g in emulator.switches[p]),
             self._scoring(which, part, plans),
@@ -185,10 +171,9 @@ class Emulation:
         count //= steps
         # A sequence is many runs; two say how far sequences differ.
         few = min(self._few if rollout is None else 2, count)
-        # Emulating one group computes about half of the model, as it begins at a waist before the group.
         grouped = self.context.grouped
         flops = sum(cost.flops for cost in group_costs(grouped, self.shapes).values())
-        group_s = flops / 2 / _FLOPS_PER_S + len(grouped.model.nodes) * _S_PER_NODE
+        group_s = flops / _FLOPS_PER_S + len(grouped.model.nodes) * _S_PER_NODE
         is_quick = len(grouped.groups) * few * steps * group_s <= QUICK_S
         if self.provider != "cpu" or is_quick:  # On a GPU each part would open its sessions again.
             return EmulatedSamples((range(few),), None)
@@ -200,16 +185,18 @@ class Emulation:
         return math.ceil(EMULATED_ROWS / rows_per_sample(self.computed.model, batch, self.shapes))
 
     @cached_property
-    def _stretches(self) -> tuple[Stretch, ...]:
-        count = min(STRETCHES, math.ceil(len(self.computed.groups) / 2))
-        return find_stretches(self.computed, self.shapes, count, _WAIST_BYTES // self._few)
+    def _stretches(self) -> tuple[tuple[str, ...], ...]:
+        """Consecutive groups, by their ids."""
+        groups = [group.id for group in self.computed.groups]
+        count = min(STRETCHES, math.ceil(len(groups) / 2))
+        ends = [len(groups) * number // count for number in range(count + 1)]
+        return tuple(tuple(groups[start:end]) for start, end in itertools.pairwise(ends))
 
     @cached_property
     def _emulator(self) -> Emulator:
         return Emulator(self.computed, self.context.bank, self.fused)
 
     def _write(self, name: str, write: Callable[[Path], Path]) -> Path:
-        """A model that stays until ``close``: a restarted worker opens it again."""
         if name not in self._written:
             self._written[name] = write(self.context.scratch(f"emulated-{name}"))
         return self._written[name]

@@ -44,17 +44,14 @@ def find_hazards(
     hazards += on_data.long_sum_hazards(types, observed, precisions)
     hazards += on_data.index_hazards(types, observed, precisions)
     hazards += on_data.fit_hazards(types, observed)
-    hazards += static.norm_hazards(types, observed)
-    hazards += static.broadcast_hazards(types)
-    hazards += static.int64_hazards(facts)
+    hazards += [*static.norm_hazards(types, observed), *static.broadcast_hazards(types), *static.int64_hazards(facts)]
     inside, steps = values_inside(model, fused), steps_inside(fused)
+    groups = {group.id: position for position, group in enumerate(grouped.groups)}
+    nodes = {node.name: node.index for node in model.nodes}
 
     def is_fused(hazard: Hazard) -> bool:  # what the nodes read is not: that is FP16 where it is computed in FP16
         of_step = hazard.code == "long-sum" or facts.is_scalar(hazard.place.tensor)
         return hazard.place.tensor in inside or (hazard.place.node in steps and of_step)
-
-    groups = {group.id: position for position, group in enumerate(grouped.groups)}
-    nodes = {node.name: node.index for node in model.nodes}
 
     def position(hazard: Hazard) -> tuple[int, bool, int, str, str]:
         place, is_norm = hazard.place, hazard.code == "norm-written-out"  # a norm's squares only may overflow

@@ -78,14 +78,15 @@ class Hazard:
         """What to do."""
         return self._fill(CODES[self.code].wording(self.wording).cure)
 
-    def _fill(self, template: str) -> str:
-        return fill(template, {**_where((self,)).first_names(), **self.evidence, **self._words})
-
     @property
-    def _words(self) -> dict[str, object]:
+    def all_words(self) -> dict[str, object]:
+        """What its wordings name, beside the place and the evidence."""
         place = where_to_keep(self.precision.name)
         words = {"keep_out": f"keep the group {place}", "kept": f"the group is kept {place}"}
         return {"precision": self.precision.name, **words, **self.words}
+
+    def _fill(self, template: str) -> str:
+        return fill(template, {**_where((self,)).first_names(), **self.evidence, **self.all_words})
 
     def rules_out(self, precision: Precision) -> bool:
         """Whether the group cannot be right in a reduced precision.
@@ -131,31 +132,24 @@ def _where(hazards: Sequence[Hazard]) -> Where:
     )
 
 
-def as_finding(hazards: Sequence[Hazard], origin: FindingOrigin) -> Finding:
-    """The finding that hazards of one value are; of severity ``info`` where all of them are."""
-    first = next((hazard for hazard in hazards if hazard.place.node), hazards[0])
-    return Finding.of(
-        first.code,
-        origin,
-        _where(hazards),
-        first.evidence if first.precision is Precision.FP16 else {**first.evidence, **ONLY_BF16},
-        kind=first.wording,
-        severity="info" if all(hazard.severity == "info" for hazard in hazards) else None,
-        **first._words,
-    )
-
-
 def hazard_findings(hazards: Sequence[Hazard], origin: FindingOrigin) -> tuple[Finding, ...]:
     """The hazards that are no notes, as findings; those of one value with one reason are one finding.
 
     A hazard of severity ``error`` pins its group, which repairs it: its finding has the code's severity, as a plan may
-    still put the group in FP16.
+    still put the group in FP16. It is ``info`` where all of its hazards are.
     """
     merged: dict[tuple[str, str, str, str], list[Hazard]] = {}
     for hazard in hazards:
         if not hazard.is_note:
             merged.setdefault((hazard.code, hazard.place.tensor, hazard.reason, hazard.cure), []).append(hazard)
-    return tuple(as_finding(places, origin) for places in merged.values())
+    findings = []
+    for same in merged.values():
+        first = next((hazard for hazard in same if hazard.place.node), same[0])
+        evidence = first.evidence if first.precision is Precision.FP16 else {**first.evidence, **ONLY_BF16}
+        severity: Severity | None = "info" if all(hazard.severity == "info" for hazard in same) else None
+        about: dict[str, Any] = {"kind": first.wording, "severity": severity, **first.all_words}
+        findings.append(Finding.of(first.code, origin, _where(same), evidence, **about))
+    return tuple(findings)
 
 
 def worst_first(hazards: Iterable[Hazard]) -> tuple[Hazard, ...]:
@@ -167,12 +161,8 @@ def worst_first(hazards: Iterable[Hazard]) -> tuple[Hazard, ...]:
     for hazard in hazards:
         rank = SEVERITIES.index(hazard.severity)
         worst[hazard.place.group] = min(rank, worst.get(hazard.place.group, rank))
-
-    def rank_of(hazard: Hazard) -> int:
-        is_apart = hazard.severity == "info" or hazard.place.group is None
-        return SEVERITIES.index(hazard.severity) if is_apart else worst[hazard.place.group]
-
-    return tuple(sorted(hazards, key=rank_of))
+    apart = {id(h): SEVERITIES.index(h.severity) for h in hazards if h.severity == "info" or h.place.group is None}
+    return tuple(sorted(hazards, key=lambda hazard: apart.get(id(hazard), worst[hazard.place.group])))
 
 
 def near_the_end(hazards: Sequence[Hazard]) -> tuple[str, ...]:
@@ -185,8 +175,8 @@ def near_the_end(hazards: Sequence[Hazard]) -> tuple[str, ...]:
 
 def spacing(value: float, precision: Precision) -> float:
     """Distance of neighbouring values at a magnitude: of FP16 2**-10 of its power of two, and 2**-24 below normal."""
-    digits, tiny = precision.mantissa_bits, precision.smallest
-    return max(2.0 ** (math.floor(math.log2(abs(value))) - digits), tiny) if value else tiny
+    above = 2.0 ** (math.floor(math.log2(abs(value))) - precision.mantissa_bits) if value else 0.0
+    return max(above, precision.smallest)
 
 
 def readers_in_fp16(types: ValueTypes, tensor: str) -> list[Node]:

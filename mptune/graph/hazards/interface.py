@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from mptune.finding import Finding, FindingOrigin, OutputColumns, Where
 from mptune.findings.wording import listed
@@ -17,9 +18,10 @@ _BEFORE = frozenset(("past", "prev", "previous", "old", "last", "init", "initial
 _AFTER = frozenset(("present", "next", "new", "cur", "current", "updated", "update"))
 _DIRECTIONS = _BEFORE | _AFTER | {"in", "out", "input", "output"}
 """Words that tell the state before a step from that after it, and nothing else of it."""
-_SAME = {"kv": "", "pastkv": "", "presentkv": "", "cache": "", "states": "state"}
-_FILLERS = (("key", "values"), ("k", "v", "cache"))
-"""``past_key_values.0.key`` is ``present.0.key`` afterwards: words that stand for the whole cache."""
+_WHOLE_CACHE = re.compile("key_?values|k_?v_?cache|kv|cache", re.IGNORECASE)
+"""``past_key_values.0.key`` is ``present.0.key`` afterwards: what stands for the whole cache tells nothing."""
+_STATE_SLOTS: Mapping[str, slice] = {**dict.fromkeys(RECURRENT, slice(5, 7)), "Loop": slice(2, None)}
+"""Operator -> the inputs that hold the state before its first step; of a Scan they are those before its sequences."""
 _SHOWN = 3
 
 
@@ -34,32 +36,26 @@ def interface_findings(model: Model, origin: FindingOrigin, fed: Sequence[tuple[
     deciding = {name for output in facts.dependent_outputs for name in output.nodes}
     nodes = [node for node in facts.deciding_nodes if not names or node.name in deciding]
     if nodes:
-        findings.append(
-            Finding.of(
-                "value-dependent-shape",
-                origin,
-                Where(nodes=tuple(node.name for node in nodes), outputs=tuple(map(OutputColumns, names))),
-                {"nodes": len(nodes), "outputs": len(names)},
-                kind="" if names else "inside",
-                names=_listed([repr(name) for name in names]),
-                operators=_listed([f"{node.op_type} {node.name!r}" for node in nodes]),
-            )
-        )
+        where = Where(nodes=tuple(node.name for node in nodes), outputs=tuple(map(OutputColumns, names)))
+        about: dict[str, Any] = {
+            "kind": "" if names else "inside",
+            "names": _listed([repr(name) for name in names]),
+            "operators": _listed([f"{node.op_type} {node.name!r}" for node in nodes]),
+        }
+        counts = {"nodes": len(nodes), "outputs": len(names)}
+        findings.append(Finding.of("value-dependent-shape", origin, where, counts, **about))
     done = {name for pair in fed for name in pair}
     pairs = [pair for pair in state_pairs(model) if not done.intersection(pair)]
     if pairs:
         options = ["--feedback " + shlex.quote(f"{output}:{given}") for output, given in pairs]
         outputs, inputs = zip(*pairs, strict=True)
-        findings.append(
-            Finding.of(
-                "state-fed-back",
-                origin,
-                Where(outputs=tuple(map(OutputColumns, outputs)), inputs=inputs),
-                {"pairs": len(pairs), **{f"to {given}": output for output, given in pairs}},
-                shown=_listed([f"{output} -> {given}" for output, given in pairs]),
-                options=" ".join(options[:_SHOWN]) + (" and so on" if len(pairs) > _SHOWN else ""),
-            )
-        )
+        where = Where(outputs=tuple(map(OutputColumns, outputs)), inputs=inputs)
+        evidence: dict[str, int | str] = {"pairs": len(pairs), **{f"to {given}": output for output, given in pairs}}
+        about = {
+            "shown": _listed([f"{output} -> {given}" for output, given in pairs]),
+            "options": " ".join(options[:_SHOWN]) + (" and so on" if len(pairs) > _SHOWN else ""),
+        }
+        findings.append(Finding.of("state-fed-back", origin, where, evidence, **about))
     return tuple(findings)
 
 
@@ -83,10 +79,6 @@ def state_pairs(model: Model) -> tuple[tuple[str, str], ...]:
     return tuple((output.name, pairs[output.name]) for output in model.outputs if output.name in pairs)
 
 
-_STATE_SLOTS: Mapping[str, slice] = {**dict.fromkeys(RECURRENT, slice(5, 7)), "Loop": slice(2, None)}
-"""Operator -> the inputs that hold the state before its first step; of a Scan they are those before its sequences."""
-
-
 def state_inputs(model: Model) -> frozenset[str]:
     """Inputs that hold a state: fed back from an output, or where a recurrent operator or a loop begins."""
     nodes = [node for graph in all_graphs(model.proto.graph) for node in graph.node]
@@ -106,7 +98,11 @@ def state_inputs(model: Model) -> frozenset[str]:
 
 
 def _same_but_direction(output: TensorInfo, given: TensorInfo) -> bool:
-    mine, its = _words(output.name), _words(given.name)
+    """``past_state`` becomes ``new_state``; along one axis a cache grows."""
+    before, after = (_WHOLE_CACHE.sub("", name).replace("states", "state") for name in (given.name, output.name))
+    its, mine = (
+        re.findall(r"[a-z]+|\d+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()) for name in (before, after)
+    )
     stem, other = ([word for word in words if word not in _DIRECTIONS] for words in (mine, its))
     if output.name == given.name or stem != other or not _same_shape(output, given, growing=1):
         return False
@@ -117,28 +113,15 @@ def _same_but_direction(output: TensorInfo, given: TensorInfo) -> bool:
 
 def _same_but_step(output: TensorInfo, given: TensorInfo) -> bool:
     """``h0`` becomes ``hn`` or ``h1``, ``h_t`` becomes ``h_t1``, ``state`` becomes ``stateN``: with equal shapes."""
-    last = re.fullmatch(r"(.+?)_?(n|N|t1)", output.name)
-    first = re.fullmatch(r"(.+?)_?(0|1|t|T)", output.name)
-    start = re.fullmatch(r"(.+?)_?(0|t)", given.name)
-    stem = start[1] if start else None
-    is_last = last is not None and last[1] in (stem, given.name)
-    is_first = first is not None and first[1] == stem and output.name != given.name
-    return (is_last or is_first) and _same_shape(output, given, growing=0)
-
-
-def _words(name: str) -> list[str]:
-    """The words of a name, of the whole cache left out."""
-    words = [word.lower() for word in re.findall(r"[A-Z]*[a-z]+|[A-Z]+|\d+", name)]
-    for filler in _FILLERS:
-        for k in range(len(words) - len(filler) + 1):
-            if tuple(words[k : k + len(filler)]) == filler:
-                del words[k : k + len(filler)]
-                break
-    return [w for w in (_SAME.get(word, word) for word in words) if w]
+    after = re.fullmatch(r"(.+?)_?(n|N|t1|0|1|t|T)", output.name)
+    stem = re.sub(r"_?(0|t)$", "", given.name)
+    if after is None or output.name == given.name or after[1] != stem:
+        return False
+    return (stem != given.name or after[2] in ("n", "N", "t1")) and _same_shape(output, given, growing=0)
 
 
 def _same_shape(output: TensorInfo, given: TensorInfo, growing: int) -> bool:
-    """Whether types agree and all but so many axes may have the same size; a symbolic size may be any."""
+    """Whether types agree and all but ``growing`` axes may have the same size; a symbolic size may be any."""
     mine, its = output.shape, given.shape
     if output.dtype != given.dtype or mine is None or its is None or len(mine) != len(its) or not mine:
         return False

@@ -8,20 +8,14 @@ what they read (``makes_limit``); the rest follows from these, and from how larg
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import numpy as np
-from onnx import numpy_helper
 
-from mptune.finding import Finding, FindingOrigin, Where
-from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.facts import attribute, facts_of
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.hazards.hazard import FP16_MAX, group_of
-from mptune.graph.hazards.observed_values import ObservedValues
 from mptune.graph.loading.model import Model, Node, once
 from mptune.graph.loading.tensors import fill_value
-from mptune.graph.ops import ADDS, BOUNDS, COPIES, MOVEMENT, SHAPE_OF, SOFTMAX
+from mptune.graph.ops import ADDS, BOUNDS, COPIES, MOVEMENT, SOFTMAX
 from mptune.graph.plan import Precision
 from mptune.graph.writing.weights import chunks
 
@@ -45,7 +39,7 @@ _MASK_INPUTS: Mapping[tuple[str, str], int] = {
 """(domain, operator) -> the input that is added to the scores inside the operator."""
 
 
-def _mask_input(node: Node) -> str:
+def mask_input(node: Node) -> str:
     """What an attention operator adds to its scores; "" where a node is none, or has no mask."""
     slot = _MASK_INPUTS.get(("" if node.is_standard else node.domain, node.op_type))
     return "" if slot is None or len(node.inputs) <= slot else node.inputs[slot]
@@ -60,7 +54,7 @@ def _walk_back(model: Model) -> tuple[frozenset[str], frozenset[int]]:
         readers = [(out, reader) for out in node.outputs if out for reader in facts.readers(out)]
         for out, reader in readers:
             passes = reader.op_type in _BEFORE_MASKED and not to_softmax.isdisjoint(reader.outputs)
-            if passes or reader.op_type in _ANSWERS_INFINITY or _mask_input(reader) == out:
+            if passes or reader.op_type in _ANSWERS_INFINITY or mask_input(reader) == out:
                 to_softmax.add(out)
             if reader.op_type in ADDS or (reader.op_type in _PASSES and not to_sum.isdisjoint(reader.outputs)):
                 to_sum.add(out)
@@ -88,102 +82,58 @@ def makes_limit(model: Model, node: Node) -> bool:
     return node.index in _walk_back(model)[1]
 
 
-def is_limit(model: Model, tensor: str) -> bool:
-    """Whether all that read a constant make limits or masks of it."""
-    readers = facts_of(model).readers(tensor)
-    return bool(readers) and all(makes_limit(model, node) for node in readers)
-
-
 def stays_right(model: Model, node: Node) -> bool:
     """Whether a node stays right where a mask that it reads or computes is infinite."""
     return node.op_type in _ANSWERS_INFINITY or (node.op_type in _ASSEMBLES - {"Mul"} and comes_to_softmax(model, node))
 
 
-# -- how large constants are ------------------------------------------------------------------------------------------
+def _largest(parts: Iterable[np.ndarray]) -> float:
+    """The largest magnitude of constants; 0 where there is none."""
+    return max((float(np.max(np.abs(part), initial=0.0)) for part in parts), default=0.0)
 
 
-def _ends(parts: Iterable[np.ndarray]) -> tuple[float, float]:
-    """The largest magnitude of constants, and the largest finite one; 0 where there is none."""
-    largest = finite = 0.0
-    for magnitudes in map(np.abs, parts):
-        largest = max(largest, float(np.max(magnitudes, initial=0.0)))
-        finite = max(finite, float(np.max(magnitudes, where=np.isfinite(magnitudes), initial=0.0)))
-    return largest, finite
-
-
-@once
-def _ends_by_name(model: Model) -> dict[str, tuple[float, float]]:
-    """Grows with each constant that is asked for."""
-    return {}
-
-
-def _ends_of(model: Model, name: str) -> tuple[float, float]:
-    ends, constant = _ends_by_name(model), model.initializers[name]
-    if name not in ends:
-        ends[name] = _ends(chunks(constant)) if constant.dtype == "float" and constant.nbytes else (0.0, 0.0)
-    return ends[name]
+def _largest_of(model: Model, name: str) -> float:
+    constant = model.initializers[name]
+    return _largest(chunks(constant)) if constant.dtype == "float" and constant.nbytes else 0.0
 
 
 def is_held(model: Model, value: str, precision: Precision) -> bool:
     """Whether a value that is computed in FP32 is limited to a precision's range before it is cast to it."""
-    return _masks(model).get(value, 0.0) > precision.largest or comes_from_beyond(model, value, precision)
+    return _masks(model).get(value, 0.0) > precision.largest
 
 
 @once
 def _masks(model: Model) -> Mapping[str, float]:
-    """FP32 values that bring masks to a softmax -> the largest magnitude of the constants that these are made of.
+    """FP32 values that are masks, or bring them to a softmax -> the largest magnitude of the constants in them.
 
     Values with an infinite constant in them are left out: infinities stay.
     """
-    magnitudes: dict[str, float] = {}
+    facts, magnitudes = facts_of(model), dict[str, float]()
+
+    def is_limit(tensor: str) -> bool:
+        readers = facts.readers(tensor)
+        return bool(readers) and all(makes_limit(model, node) for node in readers)
+
     for node in model.nodes:
-        is_filled = node.op_type == "ConstantOfShape"
-        if not (is_filled or node.op_type in _SELECTS | ADDS | {"Mul"}) or not node.is_standard:
+        reads_bounds, is_filled = node.op_type in BOUNDS, node.op_type == "ConstantOfShape"
+        if not node.is_standard or not (is_filled or node.op_type in _SELECTS | ADDS | {"Mul"}):
             continue
         if not model.info(node.outputs[0]).is_float32:
             continue
         made_of = [magnitudes[name] for name in node.inputs if name in magnitudes]
         if is_filled:
-            made_of = [_ends([fill_value(node.proto)])[0]] if is_limit(model, node.outputs[0]) else []
-        elif node.op_type not in BOUNDS:  # the bounds of these are none that values have
-            constants = (name for name in node.inputs if name in model.initializers)
-            fixed = (name for name in constants if not model.initializers[name].overridable and is_limit(model, name))
-            made_of += [_ends_of(model, name)[0] for name in fixed]
+            made_of = [_largest([fill_value(node.proto)])] if is_limit(node.outputs[0]) else []
+        for name in node.inputs if not (is_filled or reads_bounds) else ():  # no value has those bounds
+            constant = model.initializers.get(name)
+            if constant is not None and not constant.overridable and is_limit(name):
+                made_of.append(_largest_of(model, name))
         magnitude = max(made_of, default=0.0)
         if magnitude > Precision.FP16.largest:
             magnitudes.update(dict.fromkeys(node.outputs, magnitude))
-    return {
-        name: magnitude
-        for name, magnitude in magnitudes.items()
-        if math.isfinite(magnitude) and comes_to_softmax(model, model.nodes[model.producer[name]])
+    bring = {
+        name for name in magnitudes if comes_to_softmax(model, model.nodes[model.producer[name]]) or is_limit(name)
     }
-
-
-def comes_from_beyond(model: Model, value: str, precision: Precision) -> bool:
-    """Whether an FP32 value is computed from constants alone, among them finite ones beyond a precision, none infinite.
-
-    It is a constant to whoever reads it, and is held as one: beyond the range as the largest finite value.
-    """
-    index = model.producer.get(value)
-    if index is None or index not in facts_of(model).folded_nodes or not model.info(value).is_float32:
-        return False
-    return precision.largest < _largest_by_node(model)[index] < math.inf
-
-
-@once
-def _largest_by_node(model: Model) -> dict[int, float]:
-    """Node that is folded -> the largest magnitude of the FP32 constants that it computes from."""
-    largest: dict[int, float] = {}
-    for index in sorted(facts_of(model).folded_nodes):
-        node = model.nodes[index]
-        inputs = [] if node.op_type in SHAPE_OF else [n for n in node.inputs if n and model.info(n).is_float32]
-        tensors = (numpy_helper.to_array(a.t) for a in node.proto.attribute if a.HasField("t"))
-        magnitudes = [_ends(tensor for tensor in tensors if tensor.dtype.kind == "f")[0]]
-        for name in inputs:
-            is_constant = name in model.initializers
-            magnitudes.append(_ends_of(model, name)[0] if is_constant else largest[model.producer[name]])
-        largest[index] = max(magnitudes)
-    return largest
+    return {name: size for name, size in magnitudes.items() if name in bring and math.isfinite(size)}
 
 
 # -- what was observed ------------------------------------------------------------------------------------------------
@@ -197,7 +147,7 @@ def mask_values(model: Model, absmax: Mapping[str, float]) -> set[str]:
     masks = {*model.initializers, *(info.name for info in model.inputs)}
 
     def is_large(name: str) -> bool:
-        size = _ends_of(model, name)[0] if name in model.initializers else absmax.get(name, 0.0)
+        size = _largest_of(model, name) if name in model.initializers else absmax.get(name, 0.0)
         return size > Precision.FP16.largest
 
     for node in model.nodes:
@@ -209,101 +159,17 @@ def mask_values(model: Model, absmax: Mapping[str, float]) -> set[str]:
     return masks
 
 
-Bound = tuple[float, frozenset[str]]
-"""A magnitude that a value does not exceed; and the constants beyond the precision that it comes from, with what is
-folded into one."""
-
-
-def held_bounds(types: ValueTypes, absmax: Mapping[str, float], precision: Precision) -> Mapping[str, Bound]:
-    """Values beyond a precision because of constants beyond it -> their bound where it holds these constants."""
-    model, largest, bounds, unbounded = types.model, precision.largest, dict[str, Bound](), (math.inf, frozenset[str]())
-
-    def held(name: str, finite: float) -> Bound:
-        return min(largest, finite), frozenset((name,) if finite > largest else ())
-
-    def read(name: str) -> Bound:
-        constant = model.initializers.get(name)
-        if constant is not None:
-            return unbounded if constant.overridable else held(name, _ends_of(model, name)[1])
-        return bounds.get(name) or (absmax.get(name, math.inf), frozenset())
-
-    for node in model.nodes:
-        rule, has_group = types.rules[node.index], group_of(types, node) is not None
-        for out in node.outputs:
-            observed = absmax.get(out, math.inf)
-            if observed <= largest or out in model.initializers or not model.info(out).is_float32:
-                continue
-            bound: Bound = unbounded
-            if not has_group and node.index in types.facts.folded_nodes:
-                bound = largest, frozenset((out,) if comes_from_beyond(model, out, precision) else ())
-            elif has_group and rule.outputs and node.op_type == "ConstantOfShape":
-                bound = held(out, _ends([fill_value(node.proto)])[1])
-            elif has_group and rule.outputs:
-                parts = [read(node.inputs[slot]) for slot in rule.inputs]
-                magnitudes, sources = [part[0] for part in parts], frozenset[str]().union(*(part[1] for part in parts))
-                if node.op_type in _SELECTS:
-                    bound = max(magnitudes, default=math.inf), sources
-                elif node.op_type in ADDS:
-                    bound = sum(magnitudes), sources
-                elif node.op_type == "Mul":
-                    bound = 0.0 if 0.0 in magnitudes else math.prod(magnitudes), sources
-            if bound[1]:
-                bounds[out] = min(observed, bound[0]), bound[1]
-    return bounds
-
-
 # -- rows that are masked whole ---------------------------------------------------------------------------------------
 
 
 def softmax_rows(model: Model) -> dict[str, tuple[int, ...]]:
     """FP32 values that a softmax is taken of, or that are added to its scores -> the axes of a row, ascending."""
     facts, rows = facts_of(model), dict[str, tuple[int, ...]]()
-
-    def values(node: Node) -> Iterator[tuple[str, int]]:
+    for node in model.nodes:
+        tensor, axis = mask_input(node), -1
         if node.op_type in SOFTMAX and node.is_standard:
             stated = attribute(node, "axis")
-            yield node.inputs[0], stated if isinstance(stated, int) else -1
-        elif node.op_type == "Exp" and node.is_standard:  # of x - max(x), along the last axis
-            shift = facts.producer(node.inputs[0])
-            top = facts.producer(shift.inputs[1]) if shift is not None and shift.op_type == "Sub" else None
-            if shift is not None and top is not None and top.op_type == "ReduceMax":
-                rank = len(model.info(shift.inputs[0]).shape or ())
-                is_same = facts.root(top.inputs[0]) == facts.root(shift.inputs[0])
-                if is_same and rank and facts.reduced_axes(top) == (rank - 1,):
-                    yield shift.inputs[0], -1
-        elif mask := _mask_input(node):
-            yield mask, -1
-
-    for node in model.nodes:
-        for tensor, axis in values(node):
-            if tensor and model.info(tensor).is_float32 and not facts.is_static(tensor):
-                rows.setdefault(tensor, (axis,))
+            tensor, axis = node.inputs[0], stated if isinstance(stated, int) else -1
+        if tensor and model.info(tensor).is_float32 and not facts.is_static(tensor):
+            rows.setdefault(tensor, (axis,))
     return rows
-
-
-def masked_row_findings(
-    grouped: GroupedModel, observed: ObservedValues, origin: FindingOrigin, reference_findings: Sequence[Finding] = ()
-) -> tuple[Finding, ...]:
-    """A finding for each value that had rows masked whole.
-
-    ``reference_findings``: of the same model in FP32, where the softmax may be NaN already.
-    """
-    model, owners, findings = grouped.model, grouped.owners, list[Finding]()
-    broken = {n for each in reference_findings if each.code == "reference-not-finite" for n in each.where.nodes}
-    for tensor, values in observed.ranges.items():
-        if not values.masked_rows:
-            continue
-        readers = [model.nodes[i] for i in model.consumers.get(tensor, ())]
-        nodes = [n.name for n in readers if n.op_type in SOFTMAX | {"Sub"} or (n.domain, n.op_type) in _MASK_INPUTS]
-        groups = tuple(dict.fromkeys(owners[name] for name in nodes if name in owners))
-        findings.append(
-            Finding.of(
-                "mask",
-                origin,
-                Where(tuple(nodes), groups, (tensor,), samples=(observed.sample(values.masked_sample),)),
-                {"masked_rows": values.masked_rows, "limit": -FP16_MAX},
-                kind="rows in FP32" if broken.intersection(nodes) else "rows",
-                samples=values.masked_samples if values.masked_samples > 1 else None,
-            )
-        )
-    return tuple(findings)

@@ -64,11 +64,11 @@ class TensorRange(JsonForm):
         """The range over all samples of a value, of its range on each."""
         masked = [position for position, each in enumerate(samples) if each.masked_rows]
         return cls(
-            absmax=max(each.absmax for each in samples),
-            shape=samples[0].shape,
-            non_finite=sum(each.non_finite for each in samples),
-            lowest=min(each.lowest for each in samples),
-            highest=max(each.highest for each in samples),
+            max(each.absmax for each in samples),
+            samples[0].shape,
+            sum(each.non_finite for each in samples),
+            min(each.lowest for each in samples),
+            max(each.highest for each in samples),
             sample=max(range(len(samples)), key=lambda position: samples[position].absmax),
             beyond=sum(each.beyond for each in samples),
             samples=len(samples),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from statistics import fmean
 from typing import Any
 
@@ -15,11 +16,21 @@ from mptune.graph.facts import Facts
 from mptune.graph.grouping.patterns import find_patterns
 from mptune.graph.hazards.hazard import FP16_MAX, Hazard, HazardPlace, group_of, readers_in_fp16, spacing
 from mptune.graph.hazards.interface import state_pairs
-from mptune.graph.hazards.masks import comes_to_softmax, held_bounds, is_limit, mask_values, stays_right
+from mptune.graph.hazards.masks import comes_to_softmax, is_held, mask_input, mask_values, stays_right
 from mptune.graph.hazards.observed_values import NodeFacts, ObservedValues
 from mptune.graph.hazards.probes import POLES
 from mptune.graph.loading.model import Node
-from mptune.graph.ops import ARITHMETIC, BOUNDS, CENTRING_NORMS, COMPARISONS, ELEMENTWISE, MOVEMENT, SUMMING, operator
+from mptune.graph.ops import (
+    ARITHMETIC,
+    BOUNDS,
+    CENTRING_NORMS,
+    COMPARISONS,
+    ELEMENTWISE,
+    MOVEMENT,
+    SOFTMAX,
+    SUMMING,
+    operator,
+)
 from mptune.graph.plan import Precision
 
 _HEADROOM = 2.0
@@ -52,6 +63,7 @@ _KEEPS_INDEX = MOVEMENT | ARITHMETIC | BOUNDS | {"Mod", "Where", "Neg", "Concat"
 _CARRIES_INDEX = _KEEPS_INDEX | {"Floor", "Ceil", "Round", "Abs", "Sum", "ReduceSum", "CumSum", "Gather"} - {"Cast"}
 """Through these the value that becomes an index is computed: what they read and what they give is as large."""
 _MAX_STEPS = 256
+_DIGITS = attrgetter("mantissa_bits")
 
 
 def _walk(start: Iterable[str], onward: Callable[[str], Iterable[str]]) -> Iterator[str]:
@@ -69,35 +81,27 @@ def _walk(start: Iterable[str], onward: Callable[[str], Iterable[str]]) -> Itera
 
 
 def range_hazards(types: ValueTypes, observed: ObservedValues) -> list[Hazard]:
-    """Values that were seen near or beyond FP16's ends, for every group that would hold them in FP16."""
+    """Values that were seen near or beyond FP16's ends, for every group that would hold them; and rows masked whole."""
     model, hazards, masks = types.model, list[Hazard](), mask_values(types.model, observed.absmax)
-    in_fp16 = held_bounds(types, observed.absmax, Precision.FP16)
-    in_bf16 = held_bounds(types, observed.absmax, Precision.BF16)
-    for tensor, value_range in observed.ranges.items():
-        absmax = value_range.absmax
-        bound, sources = in_fp16.get(tensor, (value_range.absmax, frozenset()))
+    for tensor, values in observed.ranges.items():
+        absmax = values.absmax
+        for node in types.facts.readers(tensor) if values.masked_rows else ():
+            if node.op_type in SOFTMAX or mask_input(node) == tensor:
+                group, sample = group_of(types, node), observed.sample(values.masked_sample)
+                place = HazardPlace(node.name, None if group is None else group.id, tensor, (sample,))
+                rows = {"masked_rows": values.masked_rows, "limit": -FP16_MAX}
+                samples = {"samples": values.masked_samples if values.masked_samples > 1 else None}
+                hazards.append(Hazard("mask", place, rows, "rows", "warning", values.absmax, samples))
         is_beyond = absmax > FP16_MAX
-        is_held = is_beyond and bound < Precision.FP16.overflows_at
-        if is_held and all(is_limit(model, constant) for constant in sources):
-            continue  # these constants are hazards of their own
-        severity: Severity = "warning"
-        code, evidence = "overflow", {"absmax": absmax, "fp16_max": FP16_MAX}
-        if value_range.beyond:
-            evidence |= {"samples_beyond": value_range.beyond, "samples": value_range.samples}
-        if is_held:  # as constants are held as FP16's largest finite value
-            wording, evidence["held_as"] = "held", FP16_MAX
-        elif is_beyond:
-            wording, severity = "seen", "error"
-        elif absmax > FP16_MAX / _HEADROOM:
-            wording = "near"
-        elif 0 < absmax <= Precision.FP16.smallest_normal:
-            wording = "underflow become zero" if absmax <= Precision.FP16.smallest / 2 else "underflow lose digits"
-            code = "vanishing-values"
-        else:
+        if is_beyond and tensor in masks and is_held(model, tensor, Precision.FP16):
+            continue  # the constants that it is made of are hazards of their own, and are held within the range
+        if not is_beyond and absmax <= FP16_MAX / _HEADROOM:
             continue
-        sample = observed.sample(value_range.sample)
-        words = {"in_samples": in_samples(value_range.beyond, value_range.samples, sample)}
-        value = in_bf16.get(tensor, (value_range.absmax,))[0] if absmax > Precision.BF16.largest else absmax
+        evidence: dict[str, float] = {"absmax": absmax, "fp16_max": FP16_MAX}
+        if values.beyond:
+            evidence |= {"samples_beyond": values.beyond, "samples": values.samples}
+        sample = observed.sample(values.sample)
+        words = {"in_samples": in_samples(values.beyond, values.samples, sample)}
         done = set[tuple[str, bool]]()
         for node in touching(types, tensor):
             group, is_mask = group_of(types, node), is_beyond and tensor in masks and stays_right(model, node)
@@ -105,12 +109,11 @@ def range_hazards(types: ValueTypes, observed: ObservedValues) -> list[Hazard]:
                 continue
             done.add((group.id, is_mask))
             place = HazardPlace(node.name, group.id, tensor, (sample,))
-            hazard = Hazard(code, place, evidence, wording, severity, value, words)
-            if is_mask:
-                hazard = replace(hazard, wording="mask", severity="warning")
-            elif wording == "seen" and tensor in masks and node.op_type == "Mul" and comes_to_softmax(model, node):
-                hazard = replace(hazard, code="mask")
-            hazards.append(hazard)
+            makes_mask = is_beyond and tensor in masks and node.op_type == "Mul" and comes_to_softmax(model, node)
+            severity: Severity = "error" if is_beyond and not is_mask else "warning"
+            wording = "mask" if is_mask else "seen" if is_beyond else "near"
+            code = "mask" if makes_mask else "overflow"
+            hazards.append(Hazard(code, place, evidence, wording, severity, absmax, words))
     return hazards
 
 
@@ -132,7 +135,7 @@ def probe_hazards(types: ValueTypes, observed: ObservedValues, guarded: Collecti
 
     ``guarded``: groups with an epsilon that vanishes.
     """
-    facts, nodes = types.facts, {node.name: node for node in types.model.nodes}
+    nodes = {node.name: node for node in types.model.nodes}
     patterns = (pattern for pattern in find_patterns(types.model) if pattern.kind in ("activation", "norm"))
     inside = {index for pattern in patterns for index in pattern.nodes}
     hazards: list[Hazard] = []
@@ -144,41 +147,36 @@ def probe_hazards(types: ValueTypes, observed: ObservedValues, guarded: Collecti
         ranges = (observed.ranges[name] for name in (*node.inputs, *node.outputs) if name in observed.ranges)
         if any(values.absmax > precision.largest for values in ranges):
             continue  # that is an overflow, and rounded figures say nothing more
-        look = _Look(facts, observed, record, node, group.id)
+        look = _Look(types.facts, observed, record, node, group.id)
         if node.op_type in ("Add", "Sub"):
             hazards += [*(() if node.index in inside else look.stagnation()), *look.cancellation()]
         elif node.op_type in CENTRING_NORMS:
-            hazards += look.removed_offset()
+            hazards += look.removed_offset() if "error" in record.facts else ()
         elif node.op_type in POLES:
             hazards += look.pole(is_guarded=group.id in guarded)
         else:
             hazards += look.spacing()
     in_fp16 = {(hazard.code, hazard.place.node) for hazard in hazards if hazard.precision is Precision.FP16}
     hazards = [h for h in hazards if h.precision is Precision.FP16 or (h.code, h.place.node) not in in_fp16]
-    return hazards + [h for hazard in hazards for h in _of_operands(types, nodes[hazard.place.node or ""], hazard)]
 
-
-def _of_operands(types: ValueTypes, node: Node, hazard: Hazard) -> Iterator[Hazard]:
-    """The same for the groups that compute what a node reads: rounded there, it is as wrong as rounded here."""
-    is_pole = node.op_type in POLES
-    if hazard.code not in (("vanishing-values",) if is_pole else ("cancellation", "spacing")):
-        return
-    facts, done = types.facts, {hazard.place.group}
-    for name in (hazard.place.tensor,) if is_pole else facts.varying(node):
-        source = facts.producer(name)
-        while source is not None and source.op_type in MOVEMENT and source.inputs:
-            source = facts.producer(source.inputs[0])
-        group = None if source is None or not types.model.info(name).is_float32 else group_of(types, source)
-        if source is None or group is None or types.group_of[source.index] in types.lacking(hazard.precision):
+    # The same for the groups that compute what such a node reads: rounded there, it is as wrong as rounded here.
+    of_operands = list[Hazard]()
+    for hazard in hazards:
+        node, done = nodes[hazard.place.node or ""], {hazard.place.group}
+        is_pole = node.op_type in POLES
+        if hazard.code not in (("vanishing-values",) if is_pole else ("cancellation", "spacing")):
             continue
-        if group.id not in done:
-            done.add(group.id)
-            yield replace(hazard, place=replace(hazard.place, group=group.id, node=None))
-
-
-def _limit(limits: tuple[float, float], precision: Precision) -> float:
-    """Of a pair for FP16 and BF16, that of the one whose mantissa is most like a precision's."""
-    return limits[precision.mantissa_bits - Precision.BF16.mantissa_bits < 2]
+        for name in (hazard.place.tensor,) if is_pole else types.facts.varying(node):
+            source = types.facts.producer(name)
+            while source is not None and source.op_type in MOVEMENT and source.inputs:
+                source = types.facts.producer(source.inputs[0])
+            group = None if source is None or not types.model.info(name).is_float32 else group_of(types, source)
+            if source is None or group is None or types.group_of[source.index] in types.lacking(hazard.precision):
+                continue
+            if group.id not in done:
+                done.add(group.id)
+                of_operands.append(replace(hazard, place=replace(hazard.place, group=group.id, node=None)))
+    return hazards + of_operands
 
 
 def _largest(values: Sequence[float]) -> int:
@@ -196,12 +194,13 @@ class _Look:
     def _sums(self, *names: str) -> list[float]:
         return [sum(self.on_samples[name]) for name in names]
 
-    def _means(self, *names: str) -> list[float]:
-        return [fmean(self.on_samples[name]) for name in names]
+    def _limit(self, limits: tuple[float, float]) -> float:
+        """Of a pair for FP16 and BF16, that of the one whose mantissa is most like the precision's."""
+        return limits[self.precision.mantissa_bits - Precision.BF16.mantissa_bits < 2]
 
     def _relative_error(self) -> float:
         """Root mean square of what rounding changes of the results, in standard deviations of these; 0 of none."""
-        error, mean, square = self._means("error", "mean", "square")
+        error, mean, square = (fmean(self.on_samples[name]) for name in ("error", "mean", "square"))
         variance = square - mean**2
         scale = variance if variance > _ROUNDING_OF_SUMS * square else square
         return math.sqrt(error / scale) if error > 0 and math.isfinite(error + scale) else 0.0
@@ -218,6 +217,11 @@ class _Look:
     def stagnation(self) -> Iterator[Hazard]:
         """A side that is lost on most elements, as the rounded sum is the other side."""
         facts, node = self.facts, self.node
+
+        def elementwise(value: str) -> Iterable[str]:
+            maker = facts.producer(value)
+            return facts.varying(maker) if maker is not None and maker.op_type in _STEP_BY_STEP else ()
+
         outputs = {given: output for output, given in state_pairs(facts.model)}
         sides = zip(("first", "second"), ("second", "first"), node.inputs, reversed(node.inputs), strict=True)
         for step, base, moved, kept in sides:
@@ -229,41 +233,32 @@ class _Look:
             if node.op_type == "Sub" and step == "first":
                 continue  # what is left is the negated base: a difference, not a step
             steps, lost = self._sums(f"{step}_steps", f"{step}_lost")
-            if not steps or lost < _LOST_SHARE * steps or self._follows(moved, kept):
+            # A step that is made of the other side element by element, as x + 0.04 x**3 is, adds nothing up.
+            follows = any(facts.root(value) == facts.root(kept) for value in _walk([moved], elementwise))
+            if follows or not steps or lost < _LOST_SHARE * steps:
                 continue
-            size, at = (math.sqrt(mean) for mean in self._means(step, base))
+            size, at = (math.sqrt(fmean(self.on_samples[side])) for side in (step, base))
             evidence = {"share": lost / steps, "elements": int(steps), "step": size, "base": at}
             evidence["spacing"] = spacing(at, self.precision)
             words, place = {"moved": moved, "unchanged": kept}, (node.outputs[0], evidence, f"{step}_lost", at)
             yield self._hazard("stagnation", *place, severity="error", words=words)
             return
 
-    def _follows(self, moved: str, kept: str) -> bool:
-        """Whether the step is made of the other side element by element, as x + 0.04 x**3 is: nothing is added up."""
-        facts = self.facts
-
-        def operands(value: str) -> Iterable[str]:
-            node = facts.producer(value)
-            return facts.varying(node) if node is not None and node.op_type in _STEP_BY_STEP else ()
-
-        return any(facts.root(value) == facts.root(kept) for value in _walk([moved], operands))
-
     def cancellation(self) -> Iterator[Hazard]:
         """A result much smaller than its operands, which their rounding changes."""
         first, second, result, error = self._sums("first", "second", "result", "error")
         if math.isfinite(first + second + result + error) and result > 0:
             factor, relative = (math.sqrt(first) + math.sqrt(second)) / math.sqrt(result), math.sqrt(error / result)
-            if factor >= _CANCELLATION_FACTOR and relative >= _limit(_CANCELLATION_ERROR, self.precision):
+            if factor >= _CANCELLATION_FACTOR and relative >= self._limit(_CANCELLATION_ERROR):
                 evidence = {"factor": factor, "relative_error": relative}
                 yield self._hazard("cancellation", self.node.outputs[0], evidence, "error", factor)
 
     def removed_offset(self) -> Iterator[Hazard]:
         """A norm that takes a large mean out of values whose differences rounding has changed by then."""
         relative = self._relative_error()
-        if relative >= _limit(_MOVED_NORM, self.precision):
-            magnitude = self.on_samples["magnitude"][_largest(self.on_samples["error"])]
-            evidence = {"magnitude": magnitude, "spacing": spacing(magnitude, self.precision)}
-            evidence["relative_error"] = relative
+        if relative >= self._limit(_MOVED_NORM):
+            reached = self.on_samples["magnitude"][_largest(self.on_samples["error"])]
+            evidence = {"magnitude": reached, "spacing": spacing(reached, self.precision), "relative_error": relative}
             yield self._hazard("cancellation", self.node.inputs[0], evidence, "error", relative, wording="norm")
 
     def spacing(self) -> Iterator[Hazard]:
@@ -271,7 +266,7 @@ class _Look:
         moved, rows = self._sums("moved", "rows")
         op_type, share = self.node.op_type, moved / rows if rows else math.nan
         is_softmax = op_type == "Softmax"
-        least = _limit(_MOVED_WEIGHTS if is_softmax else _MOVED_ROWS, self.precision)
+        least = self._limit(_MOVED_WEIGHTS if is_softmax else _MOVED_ROWS)
         if least <= share < math.inf and (is_softmax or moved >= _FEWEST_MOVED):
             worst = _largest(self.on_samples["moved"])
             magnitude, gap = self.on_samples["magnitude"][worst], self.on_samples["gap"][worst]
@@ -284,33 +279,29 @@ class _Look:
     def pole(self, *, is_guarded: bool) -> Iterator[Hazard]:
         """Operands that a precision brings to zero or below it, where FP32 does not, and what then gives Inf or NaN.
 
-        And those of which so many are below the smallest normal value that the results change. ``is_guarded``: by an
+        And those below the smallest normal value, where their share changes the results. ``is_guarded``: by an
         epsilon that vanishes, which is named already: only values that are not zero before it vanish by themselves.
         """
         node, relative = self.node, self._relative_error()
-        values, lost, vanished, nonzero, zeroed, small = self._sums(
-            "values", "lost", "vanished", "nonzero", "zeroed", "small"
-        )
-        zero_share = zeroed / max(1, nonzero)
-        if not lost and relative < _limit(_MOVED_NORM, self.precision):
+        names = ("values", "lost", "vanished", "nonzero", "zeroed", "small")
+        values, lost, vanished, nonzero, zeroed, small = self._sums(*names)
+        zero_share, vanishes = zeroed / max(1, nonzero), 2 * vanished >= lost
+        if not lost and relative < self._limit(_MOVED_NORM):
             return
-        if is_guarded and (2 * vanished < lost or zero_share <= _FEW):
+        if is_guarded and (not vanishes or zero_share <= _FEW):
             return
-        code, severity, evidence = "cancellation", "warning", dict[str, float]()
-        if 2 * vanished >= lost:
-            code, subnormal_share = "vanishing-values", (small - zeroed) / max(1, nonzero)
+        evidence: dict[str, float] = {}
+        if vanishes:
+            subnormal_share = (small - zeroed) / max(1, nonzero)
             evidence = {"zero_share": zero_share, "subnormal_share": subnormal_share}
             evidence["smallest_normal"] = self.precision.smallest_normal
-            # What limits the results takes the infinite ones, too: their error shows what that does.
-            readers = self.facts.readers(node.outputs[0])
-            is_limited = bool(readers) and all(reader.op_type in BOUNDS | {"Where"} for reader in readers)
-            severity = "error" if lost and not is_limited else "warning"
         if lost:
             evidence |= {"lost": int(lost), "values": int(values), "smallest": min(self.on_samples["smallest"])}
         else:
             evidence["relative_error"] = relative
+        code, operand = "vanishing-values" if vanishes else "cancellation", node.inputs[POLES[node.op_type]]
         wording, worst_by = (f"pole {node.op_type}", "lost") if lost else ("", "error")
-        operand = node.inputs[POLES[node.op_type]]
+        severity = "error" if lost and vanishes else "warning"
         yield self._hazard(code, operand, evidence, worst_by, lost, wording=wording, severity=severity)
 
 
@@ -318,18 +309,16 @@ class _Look:
 
 
 def long_sum_hazards(types: ValueTypes, observed: ObservedValues, precisions: Sequence[str]) -> list[Hazard]:
-    """Sums of so many values of one sign that a term is below half of the spacing at the sum, in FP16 or in BF16."""
-    hazards, narrowest, shapes = [], _narrowest(precisions), observed.shapes
+    """Sums of values of one sign, enough that a term is below half of the spacing at the sum, in FP16 or in BF16."""
+    narrowest = min((Precision.FP16, *map(Precision.named, precisions)), key=_DIGITS)
+    hazards, shapes = [], observed.shapes
     exact = narrowest.exact_integers
     for node in types.model.nodes:
         group = group_of(types, node)
         if group is None or node.op_type not in SUMMING or not node.is_standard or node.inputs[0] not in shapes:
             continue
-        values, shape, out = observed.ranges[node.inputs[0]], shapes[node.inputs[0]], shapes.get(node.outputs[0])
-        axis = types.model.initializers.get(node.inputs[1]) if node.op_type == "CumSum" else None
-        terms = 0 if out is None else math.prod(shape) // max(1, math.prod(out))
-        if node.op_type == "CumSum":
-            terms = 0 if axis is None else int(shape[int(axis.numpy().reshape(-1)[0])])
+        values, out = observed.ranges[node.inputs[0]], shapes.get(node.outputs[0])
+        terms = 0 if out is None else math.prod(shapes[node.inputs[0]]) // max(1, math.prod(out))
         is_of_one_sign = node.op_type in _ONE_SIGNED or not values.lowest < 0 < values.highest
         if terms < exact or not is_of_one_sign or values.lowest == values.highest == 0:
             continue
@@ -340,17 +329,13 @@ def long_sum_hazards(types: ValueTypes, observed: ObservedValues, precisions: Se
     return hazards
 
 
-def _narrowest(precisions: Sequence[str]) -> Precision:
-    """The precision of the fewest digits among FP16 and these."""
-    return min((Precision.FP16, *map(Precision.named, precisions)), key=lambda precision: precision.mantissa_bits)
-
-
 def index_hazards(types: ValueTypes, observed: ObservedValues, precisions: Sequence[str]) -> list[Hazard]:
     """Casts to integers that become an index or a size, of values above the whole numbers that FP16 or BF16 holds.
 
     The groups that compute such a value are kept in FP32, back to where values are smaller or no index yet.
     """
-    hazards, narrowest, facts = list[Hazard](), _narrowest(precisions), types.facts
+    narrowest = min((Precision.FP16, *map(Precision.named, precisions)), key=_DIGITS)
+    hazards, facts = list[Hazard](), types.facts
     exact = narrowest.exact_integers
     large = {tensor for tensor, absmax in observed.absmax.items() if absmax > exact}
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from mptune.graph.facts import Facts, attribute, facts_of, float_attribute
+from mptune.graph.facts import attribute, facts_of, float_attribute
 from mptune.graph.hazards.observed_values import TensorRange
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import from_stored, to_stored
@@ -60,7 +60,6 @@ class ProbedNode:
         pole: the operand at whose zero the result is infinite, or below which it is NaN; "" where there is none.
         before_epsilon: what a constant is added to, or is the least of, to give ``pole``; else ``pole``.
         steps: the nodes that compute ``pole``, in topological order, which are computed again of rounded operands.
-        opset: of the model.
     """
 
     node: Node
@@ -68,7 +67,6 @@ class ProbedNode:
     pole: str = ""
     before_epsilon: str = ""
     steps: tuple[Node, ...] = ()
-    opset: int = 17
 
     @property
     def reads(self) -> frozenset[str]:
@@ -85,56 +83,37 @@ class ProbedNode:
 
 def probed_nodes(model: Model) -> tuple[ProbedNode, ...]:
     """The nodes of a model that have a probe, in topological order."""
-    facts = facts_of(model)
-    if model.opset < _FIRST_OPSET:
-        return ()
-    probed = []
-    for node in model.nodes:
-        if not node.is_standard or node.op_type not in _PROBES or not facts.varying(node):
+    facts, probed = facts_of(model), list[ProbedNode]()
+    for node in model.nodes if model.opset >= _FIRST_OPSET else ():
+        if not node.is_standard or node.op_type not in _PROBES or not facts.varying(node) or not node.inputs[0]:
             continue
-        info = model.info(node.inputs[0]) if node.inputs[0] else None
-        is_empty = info is None or not info.is_float32 or 0 in (info.shape or ())
-        if is_empty or attribute(node, "training_mode") == 1:
+        info = model.info(node.inputs[0])
+        if not info.is_float32 or 0 in (info.shape or ()) or attribute(node, "training_mode") == 1:
             continue
         computed = (name for name in (node.outputs[0], *node.inputs[:2]) if name not in model.initializers)
         key = next((name for name in computed if model.info(name).is_float32), "")
-        if node.op_type in POLES:
-            pole = _pole_of(facts, node)
-            if pole:
-                probed.append(ProbedNode(node, key, pole, _before_epsilon(model, pole), _steps(model, pole)))
-        elif key:
-            probed.append(ProbedNode(node, key, opset=model.opset))
+        if node.op_type not in POLES:
+            probed += [ProbedNode(node, key)] if key else []
+            continue
+        pole = node.inputs[POLES[node.op_type]]
+        power = facts.number(node.inputs[1]) if node.op_type == "Pow" else -1.0
+        if facts.is_static(pole) or not model.info(pole).is_float32 or power is None:
+            continue
+        if power > 0 and power == int(power):
+            continue
+        source, before = facts.producer(pole), pole
+        if source is not None and source.op_type in GUARDS and source.is_standard:
+            operands = [name for name in source.inputs if name and name not in model.initializers]
+            before = operands[0] if len(operands) == 1 and model.info(operands[0]).is_float32 else pole
+        steps, names = set[int](), {pole}  # arithmetic before it; what reductions give is taken as it is
+        for _ in range(_POLE_DEPTH):
+            makers = [maker for maker in map(facts.producer, names) if maker is not None]
+            makers = [maker for maker in makers if maker.is_standard and maker.op_type in _RECOMPUTED]
+            makers = [maker for maker in makers if all(n and model.info(n).is_float32 for n in maker.inputs)]
+            steps.update(maker.index for maker in makers)
+            names = {name for maker in makers for name in maker.inputs}
+        probed.append(ProbedNode(node, key, pole, before, tuple(model.nodes[index] for index in sorted(steps))))
     return tuple(probed)
-
-
-def _pole_of(facts: Facts, node: Node) -> str:
-    """The computed operand at whose zero a node's result is infinite, or below which it is NaN; "" if none."""
-    name = node.inputs[POLES[node.op_type]]
-    if facts.is_static(name) or not facts.model.info(name).is_float32:
-        return ""
-    power = facts.number(node.inputs[1]) if node.op_type == "Pow" else None
-    has_pole = node.op_type != "Pow" or (power is not None and not (power > 0 and power == int(power)))
-    return name if has_pole else ""
-
-
-def _before_epsilon(model: Model, value: str) -> str:
-    node = model.nodes[model.producer[value]] if value in model.producer else None
-    if node is None or node.op_type not in GUARDS or not node.is_standard:
-        return value
-    operands = [name for name in node.inputs if name and name not in model.initializers]
-    return operands[0] if len(operands) == 1 and model.info(operands[0]).is_float32 else value
-
-
-def _steps(model: Model, value: str) -> tuple[Node, ...]:
-    """Arithmetic before a value, a few operators deep; what reductions give is taken as it is."""
-    steps, values = set[int](), {value}
-    for _ in range(_POLE_DEPTH):
-        makers = [model.nodes[model.producer[name]] for name in values if name in model.producer]
-        makers = [node for node in makers if node.is_standard and node.op_type in _RECOMPUTED]
-        makers = [node for node in makers if all(name and model.info(name).is_float32 for name in node.inputs)]
-        steps.update(node.index for node in makers)
-        values = {name for node in makers for name in node.inputs}
-    return tuple(model.nodes[index] for index in sorted(steps))
 
 
 # -- on one sample ----------------------------------------------------------------------------------------------------
@@ -154,7 +133,8 @@ def range_of(values: np.ndarray, row_axes: tuple[int, ...] = ()) -> TensorRange:
             highest = max(highest, float(finite.max(initial=0.0)))
     absmax, limit, masked = max(highest, -lowest, 0.0), Precision.FP16.largest, 0
     if row_axes and (non_finite or lowest < -limit):
-        masked = int(np.count_nonzero(values.max(axis=row_axes) < -limit))
+        largest = values.max(axis=row_axes)  # a row that is -inf throughout is NaN in FP32 already
+        masked = int(np.count_nonzero((largest < -limit) & (largest > -np.inf)))
     return TensorRange(
         absmax, values.shape, non_finite, lowest, highest, beyond=int(absmax > limit), masked_rows=masked
     )
@@ -181,32 +161,18 @@ def _blocks(*arrays: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
             yield block if isinstance(block, tuple) else (block,)
 
 
-def _as_rows(values: np.ndarray, count: int) -> np.ndarray:
-    return values.reshape(count, values.size // max(1, count))
-
-
-def _thinned(arrays: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
-    """Arrays that are broadcast to one shape, each at even distances along its longest axes: ``_MOST`` elements."""
-    arrays = np.broadcast_arrays(*arrays)
-    while (size := arrays[0].size) > _MOST:
-        axis = int(np.argmax(arrays[0].shape))
-        length = arrays[0].shape[axis]
-        positions = _spaced(length, length * _MOST // size)
-        arrays = [np.take(values, positions, axis) for values in arrays]
-    return arrays
+def _rows_along(values: np.ndarray, axis: int) -> np.ndarray:
+    """The rows of a value along an axis, [rows, length]: enough of them at even distances for ``_MOST`` elements."""
+    values = np.moveaxis(values, axis, -1)
+    rows: np.ndarray = values.reshape(-1, values.shape[-1]) if values.size else values.reshape(0, 1)
+    chosen: np.ndarray = rows[_spaced(len(rows), max(_FEWEST_ROWS, _MOST // max(1, rows.shape[1])))]
+    return chosen
 
 
 def _spaced(length: int, count: int) -> np.ndarray:
     """At most ``count`` positions, one at least; not all even or all odd, as those of a fixed step may be."""
     count = max(1, min(length, count))
     return np.arange(count if length else 0) * length // count
-
-
-def _row_blocks(rows: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Rows, [rows, length], some at a time, with the position of the first."""
-    step = max(1, _BLOCK // max(1, rows.shape[1]))
-    for start in range(0, len(rows) if rows.size else 0, step):
-        yield start, rows[start : start + step]
 
 
 def _squares(values: np.ndarray) -> float:
@@ -216,7 +182,12 @@ def _squares(values: np.ndarray) -> float:
 def _sum(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
     """Of Add and Sub: mean squares; and of how many elements a side is lost, as the rounded sum is the other side."""
     node, size = probed.node, values[probed.node.outputs[0]].size
-    first, second, result = _thinned([values[name] for name in (*node.inputs, node.outputs[0])])
+    arrays: Sequence[np.ndarray] = np.broadcast_arrays(*(values[name] for name in (*node.inputs, node.outputs[0])))
+    while (left := arrays[0].size) > _MOST:  # at even distances along the longest axes
+        axis = int(np.argmax(arrays[0].shape))
+        positions = _spaced(arrays[0].shape[axis], arrays[0].shape[axis] * _MOST // left)
+        arrays = [np.take(each, positions, axis) for each in arrays]
+    first, second, result = arrays
     a, b = rounded(first, precision), rounded(second, precision)
     exact = _FUNCTIONS[node.op_type](a, b)
     total, count = rounded(exact, precision), max(1, result.size)
@@ -233,48 +204,39 @@ def _sum(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
 
 
 def _norm(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
-    """Mean square of what rounding a norm's operand changes of its results before they are scaled; and of these.
+    """Mean square of what rounding a norm's operand changes of its results before they are scaled; and of these."""
+    node, operand = probed.node, values[probed.node.inputs[0]]
+    shape, axis, groups = operand.shape, attribute(node, "axis"), attribute(node, "num_groups")
+    count = shape[0] * (groups if isinstance(groups, int) else shape[1])  # over a channel of a sample, or some of them
+    if node.op_type == "LayerNormalization":
+        count = math.prod(shape[: axis if isinstance(axis, int) else -1])
+    if not operand.size:
+        return dict.fromkeys(("error", "mean", "square", "magnitude"), 0.0)
+    rows = operand.reshape(count, -1)
+    rows = rows[_spaced(count, max(_FEWEST_ROWS, _MOST // rows.shape[1]))]
+    rows = rows[:, _spaced(rows.shape[1], _MOST)]
+    results, moved = (
+        (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + float_attribute(node, "epsilon", 1e-5))
+        for x in (rows.astype(np.float64), rounded(rows, precision).astype(np.float64))
+    )
+    error, square = _squares(moved - results) / rows.size, _squares(results) / rows.size
+    return {"error": error, "mean": float(results.mean()), "square": square, "magnitude": _magnitude(operand)}
 
-    And of a BatchNormalization how far its operand lies off the running mean, in standard deviations: the median over
-    the channels, as a dead one with a variance near zero says nothing.
+
+def _batch_norm(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
+    """How far the operand lies off the running mean, in standard deviations.
+
+    The median over the channels, as a dead one with a variance near zero says nothing. Statistics of 0 and 1 are of a
+    model that was not trained; even powers of two come from rescaling.
     """
-    operand, node = values[probed.node.inputs[0]], probed.node
-    epsilon, shape, statistics = float_attribute(node, "epsilon", 1e-5), operand.shape, list[np.ndarray]()
-    axis, groups = attribute(node, "axis"), attribute(node, "num_groups")
-    if node.op_type == "BatchNormalization":
-        rows = _as_rows(np.moveaxis(operand, 1, 0), shape[1])
-        statistics = [values[name].astype(np.float64)[:, None] for name in node.inputs[3:5]]
-    elif node.op_type == "LayerNormalization":
-        rows = _as_rows(operand, math.prod(shape[: axis if isinstance(axis, int) else -1]))
-    else:  # over one channel of a sample, or over a group of them
-        rows = _as_rows(operand, shape[0] * (groups if isinstance(groups, int) else shape[1]))
-
-    if statistics:  # each row is a channel, whose statistics are its own
-        rows = rows[:, _spaced(rows.shape[1], _MOST // max(1, len(rows)))]
-    else:
-        rows = rows[_spaced(len(rows), max(_FEWEST_ROWS, _MOST // max(1, rows.shape[1])))]
-
-    def normal(block: np.ndarray, start: int) -> np.ndarray:
-        x = block.astype(np.float64)
-        stored = [each[start : start + len(x)] for each in statistics]
-        centre, spread = stored or (x.mean(-1, keepdims=True), x.var(-1, keepdims=True))
-        normalised: np.ndarray = (x - centre) / np.sqrt(spread + epsilon)
-        return normalised
-
-    facts, shifts, size = dict.fromkeys(("error", "mean", "square"), 0.0), list[float](), max(1, rows.size)
-    for start, block in _row_blocks(rows):
-        results = normal(block, start)
-        facts["error"] += _squares(normal(rounded(block, precision), start) - results) / size
-        facts["mean"] += float(results.sum()) / size
-        facts["square"] += _squares(results) / size
-        shifts += np.abs(results.mean(-1)).tolist()
-    if statistics and shifts:
-        # Statistics of 0 and 1 are of a model that was not trained; even powers of two come from rescaling.
-        (mean, variance), powers = statistics, np.log2(np.abs(statistics[1]) + epsilon) / 2
-        is_trained = (mean != 0).any() or (variance != 1).any()
-        if is_trained and not np.allclose(powers, np.round(powers), atol=1e-3):
-            facts["deviations"] = float(np.median(shifts))
-    return {**facts, "magnitude": _magnitude(operand)}
+    node, operand = probed.node, values[probed.node.inputs[0]]
+    mean, variance = (values[name].astype(np.float64) for name in node.inputs[3:5])
+    deviation = np.sqrt(np.abs(variance) + float_attribute(node, "epsilon", 1e-5))
+    powers, is_trained = np.log2(deviation), (mean != 0).any() or (variance != 1).any()
+    if not operand.size or not is_trained or np.allclose(powers, np.round(powers), atol=1e-3):
+        return {}
+    centres = np.moveaxis(operand, 1, 0).reshape(len(mean), -1).mean(-1, dtype=np.float64)
+    return {"deviations": float(np.median(np.abs(centres - mean) / deviation))}
 
 
 def _pole(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
@@ -337,31 +299,22 @@ def _rows(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
 
     And how many rows there are, the magnitude of their largest, and how far the next one is in the mean.
     """
-    operand, op_type = values[probed.node.inputs[0]], probed.node.op_type
-    is_softmax, axis = op_type == "Softmax", attribute(probed.node, "axis")
-    if is_softmax and probed.opset < 13:  # a row has all axes from this one on
-        operand = _as_rows(operand, math.prod(operand.shape[: axis if isinstance(axis, int) else 1]))
+    op_type, stated = probed.node.op_type, attribute(probed.node, "axis")
+    default = -1 if op_type == "Softmax" else 0
+    rows = _rows_along(values[probed.node.inputs[0]], stated if isinstance(stated, int) else default)
+    rows = -rows if op_type == "ArgMin" else rows
+    if not rows.size:
+        return dict.fromkeys(("rows", "moved", "magnitude", "gap"), 0.0)
+    near, largest = rounded(rows, precision), rows.max(-1, keepdims=True)
+    if op_type == "Softmax":
+        weights = [np.exp(each - each.max(-1, keepdims=True)) for each in (rows, near)]
+        exact, again = (each / each.sum(-1, keepdims=True) for each in weights)
+        moved = float(np.abs(exact - again).sum(dtype=np.float64)) / 2
     else:
-        default = -1 if is_softmax else 0
-        axis = axis if isinstance(axis, int) else default
-        operand = _as_rows(np.moveaxis(operand, axis, -1), operand.size // max(1, operand.shape[axis]))
-    facts = {"rows": 0.0, "moved": 0.0, "magnitude": 0.0, "gap": 0.0}
-    if is_softmax:
-        operand = operand[_spaced(len(operand), max(_FEWEST_ROWS, _MOST // max(1, operand.shape[1])))]
-    for _, block in _row_blocks(operand):
-        rows = -block if op_type == "ArgMin" else block
-        near, largest = rounded(rows, precision), rows.max(-1, keepdims=True)
-        if is_softmax:
-            weights = [np.exp(each - each.max(-1, keepdims=True)) for each in (rows, near)]
-            exact, again = (each / each.sum(-1, keepdims=True) for each in weights)
-            facts["moved"] += float(np.abs(exact - again).sum(dtype=np.float64)) / 2
-        else:
-            facts["moved"] += np.count_nonzero(near.argmax(-1) != rows.argmax(-1))
-        away = largest - rows
-        facts["rows"] += len(rows)
-        facts["magnitude"] = max(facts["magnitude"], _magnitude(largest))
-        facts["gap"] += float(np.min(away, -1, where=away > 0, initial=np.inf).sum(dtype=np.float64))
-    return {**facts, "gap": facts["gap"] / max(1.0, facts["rows"])}
+        moved = float(np.count_nonzero(near.argmax(-1) != rows.argmax(-1)))
+    away = largest - rows
+    gap = float(np.min(away, -1, where=away > 0, initial=np.inf).mean(dtype=np.float64))
+    return {"rows": float(len(rows)), "moved": moved, "magnitude": _magnitude(largest), "gap": gap}
 
 
 def _magnitude(values: np.ndarray) -> float:
@@ -377,4 +330,5 @@ _PROBES: Mapping[str, Callable[[ProbedNode, Arrays, Precision], Numbers]] = {
     **dict.fromkeys(EXTREMES, _rows),
     **dict.fromkeys(COMPARISONS, _comparison),
     **dict.fromkeys(CENTRING_NORMS, _norm),
+    "BatchNormalization": _batch_norm,
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -34,6 +34,7 @@ _OPERATORS: Mapping[str, tuple[int, str]] = {
 }
 """Name of a pattern -> the operator that it could be, and the opset that has it. An L2 norm is no normalisation that
 has an operator with statistics in FP32."""
+_TINY = {"fp16_smallest": FP16_TINY}
 _INT32 = np.iinfo(np.int32)
 _STARTS_AND_ENDS = slice(1, 3)
 """The inputs of a Slice that say where it starts and ends. Past the end of an axis all values mean the same, so one
@@ -43,17 +44,18 @@ _PUTS_TOGETHER = RESHAPES | {"Concat", "Cast"}
 """What exporters put between such an end and its Slice."""
 
 
-# -- constants --------------------------------------------------------------------------------------------------------
+# -- constants and epsilons -------------------------------------------------------------------------------------------
 
 
 def constant_hazards(types: ValueTypes, observed: ObservedValues) -> list[Hazard]:
-    """Weights and constants that overflow or vanish: one hazard per group that reads them."""
+    """Weights and constants that overflow or vanish, epsilons among them: one hazard per group that reads them."""
     hazards: list[Hazard] = []
     for name in sorted(types.convertible_constants()):
         rounding, done = rounding_of(types.model.initializers[name], Precision.FP16), set[tuple[str, bool]]()
         absmax, share = rounding.absmax, rounding.vanished / max(1, rounding.size)
         words = {"overflowed": rounding.overflowed, "vanished": rounding.vanished, "size": rounding.size}
-        is_rescaled = types.in_precision(name, Precision.FP16) is not types.model.initializers[name]
+        if types.in_precision(name, Precision.FP16) is not types.model.initializers[name]:
+            continue  # the typed model holds it rescaled, with the constant beside it
         for node in readers_in_fp16(types, name):
             group = group_of(types, node)
             limits = bool(rounding.overflowed) and makes_limit(types.model, node)
@@ -61,66 +63,29 @@ def constant_hazards(types: ValueTypes, observed: ObservedValues) -> list[Hazard
                 continue
             done.add((group.id, limits))
             place = HazardPlace(node.name, group.id, name)
-            if rounding.overflowed and is_rescaled:
-                evidence = {"absmax": absmax, "fp16_max": FP16_MAX}
-                hazards.append(Hazard("overflow", place, evidence, "rescaled", "info", absmax, words))
-            elif rounding.overflowed:
+            if rounding.overflowed:
                 wording = "constant" if rounding.size == 1 else "constants"
-                hazards.append(_overflow(types.model, place, absmax, wording, [node], words))
-            elif is_rescaled:
-                continue
+                hazards += _overflow(types.model, place, absmax, wording, [node], words)
             elif rounding.size == 1 and absmax < FP16_NORMAL and _divides(types.facts, node):
-                hazards += _epsilon(types.facts, observed, place, node, absmax)
+                # A hazard unless data show that what it guards stays away from zero. One that is subnormal still guards
+                # a square root; what is divided by it alone leaves FP16's range, which only data can show.
+                guarded = [observed.ranges[v].smallest for v in types.facts.varying(node) if v in observed.ranges]
+                smallest = min(guarded, default=None)
+                is_zero = absmax <= FP16_TINY / 2
+                if is_zero:
+                    is_harmless = smallest is not None and smallest >= FP16_NORMAL
+                else:
+                    is_below = smallest is not None and smallest <= absmax and absmax * FP16_MAX < 1
+                    is_harmless = not is_below or _divides(types.facts, node, by_root=True)
+                if not is_harmless:
+                    seen = {} if smallest is None else {"smallest": smallest}
+                    evidence, wording = {"epsilon": absmax, **_TINY, **seen}, "constant" if is_zero else "subnormal"
+                    normal = {"fp16_normal": FP16_NORMAL}
+                    hazards.append(Hazard("vanishing-epsilon", place, evidence, wording, "warning", absmax, normal))
             elif share > _VANISHING_SHARE:
                 severity: Severity = "warning" if share > _MOSTLY_VANISHING_SHARE else "info"
                 hazards.append(Hazard("vanishing-epsilon", place, {}, "weights", severity, absmax, words))
     return hazards
-
-
-def _overflow(
-    model: Model, place: HazardPlace, absmax: float, wording: str, readers: Sequence[Node], words: Mapping[str, object]
-) -> Hazard:
-    """A finite constant beyond FP16, which is held as FP16's largest finite value.
-
-    A limit, and a mask on the way to a softmax or the like, mean the same so. Anything else is changed by it.
-    """
-    evidence = {"absmax": absmax, "fp16_max": FP16_MAX, "held_as": FP16_MAX}
-    severity: Severity = "warning"
-    code = "overflow"
-    if readers and all(makes_limit(model, node) for node in readers):
-        severity = "info"
-        if any(node.op_type not in BOUNDS | {"Where"} for node in readers):
-            code = "mask"
-        else:
-            wording += " limit"
-    return Hazard(code, place, evidence, wording, severity, absmax, words)
-
-
-# -- epsilons ---------------------------------------------------------------------------------------------------------
-
-
-def _epsilon(facts: Facts, observed: ObservedValues, place: HazardPlace, node: Node, epsilon: float) -> list[Hazard]:
-    """An epsilon below FP16's smallest normal: a hazard unless data show that what it guards stays away from zero.
-
-    One that is subnormal still guards a square root; what is divided by it alone leaves FP16's range, which only data
-    can show.
-    """
-    guarded = [observed.ranges[value].smallest for value in facts.varying(node) if value in observed.ranges]
-    smallest = min(guarded, default=None)
-    if epsilon <= FP16_TINY / 2:
-        wording = "constant"
-        is_harmless = smallest is not None and smallest >= FP16_NORMAL
-    else:
-        wording = "subnormal"
-        is_below = smallest is not None and smallest <= epsilon and epsilon * FP16_MAX < 1
-        is_harmless = not is_below or _divides(facts, node, by_root=True)
-    if is_harmless:
-        return []
-    evidence: dict[str, int | float | str] = {"epsilon": epsilon, "fp16_smallest": FP16_TINY}
-    if smallest is not None:
-        evidence["smallest"] = smallest
-    words = {"fp16_normal": FP16_NORMAL}
-    return [Hazard("vanishing-epsilon", place, evidence, wording, "warning", epsilon, words)]
 
 
 def node_hazards(types: ValueTypes) -> list[Hazard]:
@@ -137,16 +102,30 @@ def node_hazards(types: ValueTypes) -> list[Hazard]:
             value = abs(float(fill_value(node.proto).reshape(-1)[0]))
             place, readers = HazardPlace(node.name, group.id, node.outputs[0]), types.facts.readers(node.outputs[0])
             if FP16_MAX < value < math.inf:
-                hazards.append(_overflow(types.model, place, value, "filled", readers, {}))
+                hazards += _overflow(types.model, place, value, "filled", readers, {})
         elif node.op_type in _WITH_EPSILON and 0 < (epsilon := float_attribute(node, "epsilon", 1e-5)) <= FP16_TINY / 2:
-            is_stored = node.op_type == "BatchNormalization"
-            variance = types.model.initializers.get(node.inputs[4]) if is_stored else None
-            is_safe = variance is not None and variance.nbytes > 0 and float(variance.numpy().min()) > FP16_NORMAL
-            place, evidence = HazardPlace(node.name, group.id, node.inputs[0]), {"epsilon": epsilon}
-            evidence["fp16_smallest"] = FP16_TINY
-            wording, words = "attribute of a safe variance" if is_safe else "attribute", {"operator": node.op_type}
-            hazards.append(Hazard("vanishing-epsilon", place, evidence, wording, "warning", epsilon, words))
+            stored = types.model.initializers.get(node.inputs[4]) if node.op_type == "BatchNormalization" else None
+            if stored is not None and stored.nbytes and float(stored.numpy().min()) > FP16_NORMAL:
+                continue
+            place, evidence = HazardPlace(node.name, group.id, node.inputs[0]), {"epsilon": epsilon, **_TINY}
+            words = {"operator": node.op_type}
+            hazards.append(Hazard("vanishing-epsilon", place, evidence, "attribute", value=epsilon, words=words))
     return hazards
+
+
+def _overflow(
+    model: Model, place: HazardPlace, absmax: float, wording: str, readers: Sequence[Node], words: Mapping[str, object]
+) -> list[Hazard]:
+    """A finite constant beyond FP16, which is held as FP16's largest finite value.
+
+    To a limit, and a mask on the way to a softmax or the like, that means the same. Anything else is changed by it.
+    """
+    evidence = {"absmax": absmax, "fp16_max": FP16_MAX, "held_as": FP16_MAX}
+    if not readers or not all(makes_limit(model, node) for node in readers):
+        return [Hazard("overflow", place, evidence, wording, "warning", absmax, words)]
+    if all(node.op_type in BOUNDS | {"Where"} for node in readers):
+        return []
+    return [Hazard("mask", place, evidence, wording, "info", absmax, words)]
 
 
 def _divides(facts: Facts, node: Node, *, by_root: bool = False) -> bool:
@@ -176,54 +155,40 @@ def norm_hazards(types: ValueTypes, observed: ObservedValues) -> list[Hazard]:
     """Norms that were written out: their squares overflow in FP16 where an operator would keep them in FP32."""
     hazards = []
     for pattern in find_patterns(types.model):
-        if not pattern.squares:
+        node = types.facts.producer(pattern.squares) if pattern.squares else None
+        if node is None or types.group_of[node.index] < 0 or not _could_be_operator(types.facts, pattern):
             continue
-        node = types.model.nodes[types.model.producer[pattern.squares]]
-        group = types.group_of[node.index]
-        if group < 0:
-            continue
-        evidence: dict[str, float] = {"opset": types.model.opset}
-        words: dict[str, object] = {"pattern": pattern.name, "square_limit": _SQUARE_LIMIT}
-        if is_named := _could_be_operator(types.facts, pattern):
-            evidence["operator_opset"], words["operator"] = _OPERATORS[pattern.name]
+        opset, operator = _OPERATORS[pattern.name]
+        evidence: dict[str, float] = {"opset": types.model.opset, "operator_opset": opset}
+        words = {"pattern": pattern.name, "square_limit": _SQUARE_LIMIT, "operator": operator}
         square = observed.absmax.get(pattern.squares)
         if square is not None:
             evidence["largest_square"] = square
-        place = HazardPlace(node.name, types.groups[group].id, pattern.squares)
+        place = HazardPlace(node.name, types.groups[types.group_of[node.index]].id, pattern.squares)
         severity: Severity = "warning" if square is None else "info"
-        wording, value = "" if is_named else "no operator", _SQUARE_LIMIT if square is None else square
-        hazards.append(Hazard("norm-written-out", place, evidence, wording, severity, value, words))
+        hazards.append(Hazard("norm-written-out", place, evidence, "", severity, square or _SQUARE_LIMIT, words))
     return hazards
 
 
 def _could_be_operator(facts: Facts, pattern: Pattern) -> bool:
-    """Whether a norm could be an operator at a newer operator set.
+    """Whether a norm could be an operator at a newer operator set: one mean, over the channels, beside an epsilon.
 
-    A norm of one position has its mean over the channels, the last axis or axis 1. A root mean square over several
-    axes is the energy of an image, one without an epsilon or of a sum is a length.
+    A root mean square over several axes is the energy of an image, one without an epsilon or of a sum is a length;
+    InstanceNormalization has always been there.
     """
-    squares = facts.producer(pattern.squares)
-    if pattern.name not in _OPERATORS or squares is None or facts.model.opset >= _OPERATORS[pattern.name][0]:
-        return False
     means = [node for node in facts.readers(pattern.squares) if node.op_type in ("ReduceMean", "ReduceSum")]
-    if len(means) != 1:
+    if pattern.name not in _OPERATORS or facts.model.opset >= _OPERATORS[pattern.name][0] or len(means) != 1:
         return False
     rank, axes = len(facts.model.info(means[0].inputs[0]).shape or ()), facts.reduced_axes(means[0])
     if pattern.name == "LayerNorm written out":
-        is_per_channel = rank > 3 and axes == tuple(range(2, rank))  # InstanceNormalization has always been there
-        return bool(axes) and not is_per_channel
+        return bool(axes) and not (rank > 3 and axes == tuple(range(2, rank)))
     members = [facts.model.nodes[index] for index in pattern.nodes]
-    is_mean = means[0].op_type == "ReduceMean" or any(
-        facts.producer(node.inputs[0]) is means[0] and facts.is_scalar(node.inputs[1])
-        for node in members
-        if node.op_type in ("Div", "Mul")
-    )
     has_epsilon = any(node.op_type in GUARDS and any(i and facts.is_scalar(i) for i in node.inputs) for node in members)
-    return is_mean and has_epsilon and len(axes) == 1 and axes[0] in (1, rank - 1)
+    return means[0].op_type == "ReduceMean" and has_epsilon and len(axes) == 1 and axes[0] in (1, rank - 1)
 
 
 def broadcast_hazards(types: ValueTypes) -> list[Hazard]:
-    """Broadcasts of computed values in a model whose batch is fixed at 1, of the kinds that ``_stretched`` names.
+    """Broadcasts of computed values in a model whose batch is fixed at 1.
 
     TensorRT has been seen to give wrong values there, where the same model with a dynamic batch is right.
     """
@@ -241,35 +206,24 @@ def broadcast_hazards(types: ValueTypes) -> list[Hazard]:
         result = fixed_shape(output.shape)
         if len(operands) < 2 or len(shapes) < len(operands) or result is None or not output.is_float32:
             continue
-        if not _stretched(shapes, result, planes):
-            continue
-        group = types.group_of[node.index]
-        place = HazardPlace(node.name, types.groups[group].id if group >= 0 else None, node.outputs[0])
-        text = " with ".join(str(list(shape)) for shape in shapes)
-        evidence: dict[str, int | str] = {"batch": 1, "operands": text, "result": str(list(result))}
-        words = {"operator": node.op_type}
-        hazards.append(Hazard("broadcast", place, evidence, value=float(math.prod(result)), words=words))
+        # Operands stretch each other, one is stretched over more than one axis, or is a plane of a whole image. Gates,
+        # biases and scales of channels, tokens or whole tensors are stretched everywhere, and are right everywhere:
+        # what has one axis of its own at most, or the channels and no pixel.
+        is_stretched = result not in shapes
+        for shape in shapes:
+            aligned = (1,) * (len(result) - len(shape)) + shape
+            own = [axis for axis, size in enumerate(aligned) if size > 1]
+            over = [axis for axis, size in enumerate(aligned) if size == 1 < result[axis]]
+            is_plane = len(result) == 4 and over == [1] and own == [2, 3] and result[2:] in planes
+            is_stretched = is_stretched or is_plane or (len(over) > 1 and len(own) > 1)
+        if is_stretched:
+            group = types.group_of[node.index]
+            place = HazardPlace(node.name, types.groups[group].id if group >= 0 else None, node.outputs[0])
+            text = " with ".join(str(list(shape)) for shape in shapes)
+            evidence: dict[str, int | str] = {"batch": 1, "operands": text, "result": str(list(result))}
+            words = {"operator": node.op_type}
+            hazards.append(Hazard("broadcast", place, evidence, value=float(math.prod(result)), words=words))
     return hazards
-
-
-def _stretched(operands: Sequence[tuple[int, ...]], result: tuple[int, ...], planes: Collection[object]) -> bool:
-    """Whether operands stretch each other, one is stretched over more than one axis, or is a plane of a whole image.
-
-    Gates, biases and scales of channels, tokens or whole tensors are stretched everywhere, and are right everywhere:
-    what has one axis of its own at most, or the channels and no pixel. A one-channel plane counts where the image has
-    the size of one that the model takes.
-    """
-    if not any(operand == result for operand in operands):
-        return True
-    for operand in operands:
-        aligned = (1,) * (len(result) - len(operand)) + operand
-        own = [axis for axis, size in enumerate(aligned) if size > 1]
-        over = [axis for axis, size in enumerate(aligned) if size == 1 < result[axis]]
-        if len(over) > 1 and len(own) > 1:
-            return True
-        if len(result) == 4 and over == [1] and own == [2, 3] and result[2:] in planes:
-            return True
-    return False
 
 
 def int64_hazards(facts: Facts) -> list[Hazard]:
@@ -278,10 +232,9 @@ def int64_hazards(facts: Facts) -> list[Hazard]:
     for name, constant in facts.model.initializers.items():
         if constant.dtype != "int64" or constant.nbytes == 0:
             continue
-        highest = max(int(part.max(initial=0)) for part in chunks(constant))
-        lowest = min(int(part.min(initial=0)) for part in chunks(constant))
-        beyond = highest if highest > _INT32.max else lowest
-        if (beyond == lowest and lowest >= _INT32.min) or _bounds_slices(facts, name):
+        ends = [end for part in chunks(constant) for end in (int(part.max(initial=0)), int(part.min(initial=0)))]
+        beyond = max(ends) if max(ends) > _INT32.max else min(ends)
+        if _INT32.min <= beyond <= _INT32.max or _bounds_slices(facts, name):
             continue
         place = HazardPlace(next((node.name for node in facts.readers(name)), None), None, name)
         hazards.append(Hazard("int64-range", place, {"value": beyond, "int32_max": _INT32.max}, value=float(beyond)))

@@ -119,7 +119,7 @@ class Initializer:
         return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=self.shape)
 
 
-EXTERNAL_HINT = "keep the model's .onnx file and its data files together in one folder"
+_EXTERNAL_HINT = "keep the model's .onnx file and its data files together in one folder"
 
 
 def is_external(tensor: onnx.TensorProto) -> bool:
@@ -140,15 +140,15 @@ def external_location(tensor: onnx.TensorProto, base_dir: Path) -> tuple[Path, i
         path = (base_dir / location).resolve()
         offset, length = int(entries.get("offset", 0)), int(entries.get("length", expected))
     except (OSError, RuntimeError, ValueError):  # a loop of links, a null character, no number
-        raise ModelError(f"{data} has a bad location, offset or length", EXTERNAL_HINT) from None
+        raise ModelError(f"{data} has a bad location, offset or length", _EXTERNAL_HINT) from None
     if not location or Path(location).is_absolute() or not path.is_relative_to(base_dir):
-        raise ModelError(f"{data} points outside the model's folder: {location!r}", EXTERNAL_HINT)
+        raise ModelError(f"{data} points outside the model's folder: {location!r}", _EXTERNAL_HINT)
     if not path.is_file():
-        raise ModelError(f"{data} is missing: {location!r}", EXTERNAL_HINT)
+        raise ModelError(f"{data} is missing: {location!r}", _EXTERNAL_HINT)
     size = path.stat().st_size
     if offset < 0 or length != expected or offset + length > size:
         what = f"{length} of {expected} bytes at {offset}, the file has {size}"
-        raise ModelError(f"{data} does not fit {location!r}: {what}", EXTERNAL_HINT)
+        raise ModelError(f"{data} does not fit {location!r}: {what}", _EXTERNAL_HINT)
     return path, offset, length
 
 

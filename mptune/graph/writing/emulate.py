@@ -2,18 +2,10 @@
 
 Every value that the plan puts in FP16 (node outputs, inputs that cross a boundary, weights) goes through an explicit
 pair of Casts to FP16 and back. Running the FP16-typed model on a provider without FP16 kernels is no substitute: it
-computes in FP32 and drops the roundings between nodes.
-
-Which steps are rounded depends on the engine:
-
-- ONNX Runtime: norms that it fuses (``mptune.engines.ort.fusions`` asks it) are one operator, with FP32 inside
-  (``mptune.graph.fused``). Its CUDA provider rounds within some nodes, too, and not between others
-  (``mptune.graph.writing.rounding_steps``). Its CPU provider computes FP16 in FP32 and leaves out roundings, so its
-  errors are below the emulated ones.
-- TensorRT and TensorRT-RTX, here or for a profile of another device: each node of the model is rounded. What their
-  builder fuses is known once an engine is built, and differs by version and device; a strongly typed network promises
-  the types of its tensors, not the precision inside a fused kernel. So emulated errors of norms that are written out
-  are upper ones there.
+computes in FP32 and drops the roundings between nodes. Norms that ONNX Runtime fuses are one operator, with FP32 inside
+(``mptune.graph.fused``); its CUDA provider rounds within some nodes, and not between others
+(``mptune.graph.writing.rounding_steps``). What TensorRT's builder fuses is known once an engine is built: emulated
+errors of norms that are written out are upper ones there.
 
 One file may also serve all plans: a boolean input for each group and precision turns its roundings on at run time.
 """
@@ -28,33 +20,25 @@ import onnx
 import onnx.helper
 
 from mptune.files import write_bytes
-from mptune.graph.casting.value_types import ValueTypes, new_suffix, value_types
+from mptune.graph.casting.value_types import new_suffix, value_types
 from mptune.graph.fused import FUSED_IN, FusedNodes, steps_inside
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.hazards.masks import is_held
-from mptune.graph.loading.model import Model, Node
+from mptune.graph.loading.model import Node
 from mptune.graph.ops import COPIES
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.model_file import (
+    add_node,
     clip_node,
     declare_rounded_outputs,
     frame_of,
     rounding_nodes,
     saturate,
 )
-from mptune.graph.writing.stretches import Waist
 from mptune.graph.writing.weights import NeededConstant, WeightBank, constants_of_file, inline_tensor
 
 _Modes = Sequence[tuple[Precision, str]]
 """The precisions that a group may have, each with the input that turns its roundings on; "" where they always are."""
-
-
-def needs_rounding(types: ValueTypes, node: Node) -> bool:
-    """Whether rounding a node's output can change it: not where it only selects among rounded inputs and zero."""
-    if not node.rounds:
-        return False
-    floats = {slot for slot, name in enumerate(node.inputs) if name and types.model.info(name).is_float32}
-    return node.op_type not in COPIES | {"Relu"} or not floats <= set(types.rules[node.index].inputs)
 
 
 class Emulator:
@@ -71,7 +55,13 @@ class Emulator:
         model = grouped.model
         self.frame = frame_of(model)
         self.inside = steps_inside(fused)
-        self.rounds = frozenset(node.index for node in model.nodes if needs_rounding(types, node))
+        self.rounds: set[int] = set()
+        """Nodes whose results rounding can change: not where they only select among rounded inputs and zero."""
+        for node in model.nodes:
+            floats = {slot for slot, name in enumerate(node.inputs) if name and model.info(name).is_float32}
+            selects = node.op_type in COPIES | {"Relu"} and floats <= set(types.rules[node.index].inputs)
+            if node.rounds and not selects:
+                self.rounds.add(node.index)
         self.maker = {
             node.outputs[slot]: types.group_of[node.index]
             for node, rule in zip(model.nodes, types.rules, strict=True)
@@ -87,7 +77,7 @@ class Emulator:
         self.constant_nodes = frozenset(
             name for name, c in model.initializers.items() if c.node_index is not None and name not in in_bank
         )
-        """Results of Constant nodes that stay nodes in the emulation of one plan."""
+        """Results of Constant nodes that stay nodes."""
         self.switches: Mapping[Precision, Mapping[str, str]] = {
             precision: {
                 group.id: group.id + self.suffix[f"{precision}_switch"]
@@ -109,82 +99,63 @@ class Emulator:
         Args:
             typed: the plan's exported model, in whose folder ``path`` lies: its constants are read in place.
         """
-        model = self.types.model
         modes: dict[int, _Modes] = {
             position: [(plan.precision[group.id], "")]
             for position, group in enumerate(self.types.groups)
             if group.id in self.switches.get(plan.precision[group.id], ())
         }
-        writing = _Writing(self, modes, is_fixed=True)
-        return writing.write(path, model.nodes, model.proto.graph.output, typed=typed)
+        return _Writing(self, modes, is_fixed=True).write(path, typed)
 
     def write_switched(
-        self,
-        path: Path,
-        switched: Collection[str],
-        start: Waist | None = None,
-        precisions: Sequence[Precision] = (Precision.FP16,),
+        self, path: Path, switched: Collection[str], precisions: Sequence[Precision] = (Precision.FP16,)
     ) -> Path:
         """Write the emulation of all plans with no group but these reduced to ``path``, in the weight bank's folder.
 
         Args:
-            switched: ids of the groups that have switches; none of their nodes lies before ``start``.
-            start: its tensors become inputs, and no node before it is there.
+            switched: ids of the groups that have switches.
         """
         modes: dict[int, _Modes] = {
             position: [(p, self.switches[p][group.id]) for p in precisions if group.id in self.switches[p]]
             for position, group in enumerate(self.types.groups)
             if group.id in switched
         }
-        model, start = self.types.model, start or Waist()
-        return _Writing(self, modes).write(path, model.nodes[start.last + 1 :], model.proto.graph.output, start.tensors)
-
-    def write_head(self, path: Path, waists: Sequence[Waist]) -> Path:
-        """Write the FP32 model whose outputs are the tensors of these waists."""
-        model = self.types.model
-        tensors = dict.fromkeys(tensor for waist in waists for tensor in waist.tensors)
-        nodes = model.nodes[: max(waist.last for waist in waists) + 1]
-        return _Writing(self, {}).write(path, nodes, [_value(model, tensor) for tensor in tensors])
+        return _Writing(self, modes).write(path)
 
 
 class _Writing:
     """One model while it is written."""
 
     def __init__(self, emulator: Emulator, modes: Mapping[int, _Modes], *, is_fixed: bool = False) -> None:
-        """Begin.
-
-        ``modes`` are those of the groups, by position. ``is_fixed``: of one plan, each group has one mode at most, and
-        the model keeps all its inputs.
-        """
+        """Begin; ``modes`` are those of the groups, by position. ``is_fixed``: of one plan, one mode each at most."""
         self._emulator, self._types, self._model = emulator, emulator.types, emulator.types.model
         self._suffix, self._modes, self._is_fixed = emulator.suffix, modes, is_fixed
-        self._constant_nodes = emulator.constant_nodes if is_fixed else frozenset()
         self._proto = onnx.ModelProto()
         self._proto.CopyFrom(emulator.frame)
         self._graph = self._proto.graph
         self._computed: set[str] = set()
-        self._read: set[str] = set()
+        self._read = {output.name for output in self._graph.output}
         self._reduced: set[tuple[str, Precision]] = set()
 
-    def write(
-        self,
-        path: Path,
-        nodes: Sequence[Node],
-        outputs: Sequence[onnx.ValueInfoProto],
-        entered: Sequence[str] = (),
-        typed: Path | None = None,
-    ) -> Path:
-        """Write these nodes with their roundings; values that are ``entered`` are inputs."""
-        for node in nodes:
-            is_constant = node.op_type == "Constant" and node.outputs[0] in self._model.initializers
-            if not is_constant or node.outputs[0] in self._constant_nodes:
+    def write(self, path: Path, typed: Path | None = None) -> Path:
+        """Write all nodes with their roundings, then the constants that these read, and the switches."""
+        model, graph, emulator = self._model, self._graph, self._emulator
+        for node in model.nodes:
+            is_constant = node.op_type == "Constant" and node.outputs[0] in model.initializers
+            if not is_constant or node.outputs[0] in emulator.constant_nodes:
                 self._add(node)
-        self._graph.ClearField("output")
-        self._graph.output.extend(outputs)
-        self._read.update(output.name for output in outputs)
-        self._add_constants(typed)
-        self._add_inputs(entered)
-        declare_rounded_outputs(self._graph, self._model)
+        stored, placed = emulator.stored, dict[str, onnx.TensorProto]()
+        if typed is not None:
+            stored, placed = inline_tensor, constants_of_file(typed)
+        for name, constant in model.initializers.items():
+            reduced = [p for p in REDUCED if (name, p) in self._reduced]
+            is_kept = constant.overridable or (constant.node_index is None and not reduced)
+            is_read = (name in self._read or is_kept) and name not in emulator.constant_nodes
+            needed: list[NeededConstant] = [(constant, name, None)] if is_read else []
+            needed += [(self._types.in_precision(name, p), name + self._suffix[p], p) for p in reduced]
+            graph.initializer.extend(placed.get(each[1]) or stored(*each) for each in needed)
+        switches = [switch for modes in self._modes.values() for _, switch in modes if switch]
+        graph.input.extend(onnx.helper.make_tensor_value_info(s, onnx.TensorProto.BOOL, []) for s in switches)
+        declare_rounded_outputs(graph, model)
         return write_bytes(path, [self._proto.SerializeToString(deterministic=True)])
 
     def _add(self, node: Node) -> None:
@@ -202,24 +173,11 @@ class _Writing:
         for slot in rounded:
             outputs[slot] += self._suffix["raw"]
         self._read.update(inputs, node.captures)
-        proto = self._graph.node.add()
-        proto.CopyFrom(node.proto)
-        proto.name = node.name
-        proto.input[:], proto.output[:] = inputs, outputs
-        held: dict[Precision, str] = {}  # the ends of names: results with attributes that a precision can hold
-        if self._is_fixed:
-            saturate(proto, modes[0][0] if modes else Precision.FP32)
-        for precision, _ in roundings if rounded and not self._is_fixed else ():
-            copy = onnx.NodeProto()
-            copy.CopyFrom(proto)
-            if saturate(copy, precision):
-                held[precision] = self._suffix[f"{precision}_held"]
-                copy.name += held[precision]
-                copy.output[:] = [name + held[precision] for name in proto.output]
-                self._append(copy)
+        proto = add_node(self._graph, node, inputs, outputs)
+        if self._is_fixed and modes:
+            saturate(proto, modes[0][0])
         for slot in rounded:
-            sources = {precision: outputs[slot] + suffix for precision, suffix in held.items()}
-            self._choose(roundings, outputs[slot], node.outputs[slot], sources)
+            self._choose(roundings, outputs[slot], node.outputs[slot], proto)
 
     def _read_by(self, group: int, tensor: str, modes: _Modes) -> str:
         """The name that the nodes of a group read in place of a value that another group computes."""
@@ -230,21 +188,25 @@ class _Writing:
             ((precision, _),) = modes
             result = tensor + self._suffix[f"{precision}_rounded"]
         if result not in self._computed:
-            self._choose(modes, tensor, result, {})
+            self._choose(modes, tensor, result)
         return result
 
-    def _choose(self, modes: _Modes, tensor: str, result: str, sources: Mapping[Precision, str]) -> None:
-        """Append the nodes that compute ``result``: the value, rounded as the switch says that is on.
-
-        ``sources`` are values that are rounded in place of ``tensor``.
-        """
+    def _choose(self, modes: _Modes, tensor: str, result: str, computed_by: onnx.NodeProto | None = None) -> None:
+        """Append the nodes that compute ``result``: the value, rounded as the switch says that is on."""
         otherwise = tensor
         for number, (precision, switch) in enumerate(modes, 1):
             if not switch:
                 self._round(tensor, precision, result)
                 return
-            self._read.add(sources.get(precision, tensor))
-            rounded = self._round(sources.get(precision, tensor), precision)
+            source, copy = tensor, onnx.NodeProto()
+            if computed_by is not None:  # what fills a tensor fills it with what the precision can hold
+                copy.CopyFrom(computed_by)
+            if saturate(copy, precision):
+                source = copy.output[0] = tensor + self._suffix[f"{precision}_held"]
+                copy.name += self._suffix[f"{precision}_held"]
+                self._append(copy)
+            self._read.add(source)
+            rounded = self._round(source, precision)
             chosen = result if number == len(modes) else f"{result}.{precision}{self._suffix['or']}"
             # A node of the model may have the name of its result.
             self._append(_node("Where", [switch, rounded, otherwise], chosen, chosen + self._suffix["by"]))
@@ -278,35 +240,6 @@ class _Writing:
         self._computed.update(node.output[0] for node in nodes)
         self._graph.node.extend(nodes)
 
-    def _add_constants(self, typed: Path | None) -> None:
-        stored, placed = self._emulator.stored, dict[str, onnx.TensorProto]()
-        if typed is not None:
-            stored, placed = inline_tensor, constants_of_file(typed)
-        for name, constant in self._model.initializers.items():
-            reduced = [p for p in REDUCED if (name, p) in self._reduced]
-            is_kept = self._is_fixed and (constant.overridable or (constant.node_index is None and not reduced))
-            is_read = (name in self._read or is_kept) and name not in self._constant_nodes
-            needed: list[NeededConstant] = [(constant, name, None)] if is_read else []
-            needed += [(self._types.in_precision(name, p), name + self._suffix[p], p) for p in reduced]
-            self._graph.initializer.extend(placed.get(each[1]) or stored(*each) for each in needed)
-
-    def _add_inputs(self, entered: Sequence[str]) -> None:
-        model, graph = self._model, self._graph
-        if not self._is_fixed:
-            for field in ("input", "sparse_initializer", "value_info"):
-                graph.ClearField(field)
-            sparse = model.proto.graph.sparse_initializer
-            graph.sparse_initializer.extend(each for each in sparse if each.values.name in self._read)
-            graph.input.extend(value for value in model.proto.graph.input if value.name in self._read)
-        graph.input.extend(_value(model, name) for name in entered if name in self._read)
-        switches = [switch for modes in self._modes.values() for _, switch in modes if switch]
-        graph.input.extend(onnx.helper.make_tensor_value_info(s, onnx.TensorProto.BOOL, []) for s in switches)
-
 
 def _node(op_type: str, inputs: Sequence[str], output: str, name: str = "", **attributes: Any) -> onnx.NodeProto:
     return onnx.helper.make_node(op_type, inputs, [output], name=name or output, **attributes)
-
-
-def _value(model: Model, name: str) -> onnx.ValueInfoProto:
-    code = onnx.TensorProto.DataType.Value(model.info(name).dtype.upper())
-    return onnx.helper.make_tensor_value_info(name, code, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import onnx
 import onnx.helper
@@ -14,11 +14,10 @@ from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import STANDARD_DOMAINS
 from mptune.graph.plan import Precision
 
-_MIN_IR_VERSION = 4
+MIN_IR_VERSION = 4
 """From 4 on, constants of the graph need not be among its inputs."""
 _CLIP_HAS_INPUTS = 11
 """From this operator set on, Clip reads its limits."""
-
 METADATA_PREFIX = "mptune."
 """Of the keys in ``metadata_props`` that say what made a model."""
 
@@ -39,7 +38,7 @@ def frame_of(model: Model) -> onnx.ModelProto:
             setattr(frame, descriptor.name, value)
     del frame.metadata_props[:]
     frame.metadata_props.extend(e for e in model.proto.metadata_props if not e.key.startswith(METADATA_PREFIX))
-    frame.ir_version = max(frame.ir_version, _MIN_IR_VERSION)
+    frame.ir_version = max(frame.ir_version, MIN_IR_VERSION)
     graph = frame.graph
     graph.name = source.name or "graph"
     if source.HasField("doc_string"):
@@ -85,38 +84,38 @@ def saturate(node: onnx.NodeProto, precision: Precision) -> bool:
     return True
 
 
-def add_cast(graph: onnx.GraphProto, source: str, result: str, precision: Precision, name: str) -> None:
-    """Append a Cast of one value."""
-    graph.node.append(_cast(source, result, precision, name))
-
-
-def _cast(source: str, result: str, precision: Precision, name: str = "") -> onnx.NodeProto:
+def cast_node(source: str, result: str, precision: Precision, name: str = "") -> onnx.NodeProto:
+    """A Cast of one value, named like its result by default."""
     proto = onnx.NodeProto(op_type="Cast", name=name or result, input=[source], output=[result])
     proto.attribute.add(name="to", type=onnx.AttributeProto.INT, i=precision.onnx_type)
     return proto
 
 
 def rounding_nodes(source: str, reduced: str, rounded: str, precision: Precision) -> list[onnx.NodeProto]:
-    """The nodes that round an FP32 value to a precision, as FP32: a pair of Casts, or a mantissa that is split.
-
-    Split by Dekker (A floating-point technique for extending the available precision, Numerische Mathematik 18, 1971,
-    Eq. 5.5): with ``s = 2 ** digits + 1``, ``x * s - (x * s - x)`` has so many digits fewer. What would overflow stays.
-    """
+    """The nodes that round an FP32 value to a precision, as FP32: a pair of Casts, or a mantissa that is split."""
     if precision.is_rounded_by_casts:
-        return [_cast(source, reduced, precision), _cast(reduced, rounded, Precision.FP32)]
-    digits = Precision.FP32.mantissa_bits - precision.mantissa_bits
+        return [cast_node(source, reduced, precision), cast_node(reduced, rounded, Precision.FP32)]
+    return split_nodes(source, reduced, rounded, Precision.FP32.mantissa_bits - precision.mantissa_bits)
+
+
+def split_nodes(source: str, prefix: str, rounded: str, digits: int) -> list[onnx.NodeProto]:
+    """The nodes that round an FP32 value to a mantissa of ``digits`` bits fewer, to nearest. What would overflow stays.
+
+    By Dekker (A floating-point technique for extending the available precision, Numerische Mathematik 18, 1971,
+    Eq. 5.5): with ``s = 2 ** digits + 1``, ``x * s - (x * s - x)`` has ``digits`` fewer.
+    """
     steps = [
-        ("Constant", [], "factor", {"value": _scalar(2.0**digits + 1)}),
-        ("Constant", [], "beyond", {"value": _scalar(2.0 ** (126 - digits))}),
-        ("Mul", [source, f"{reduced}.factor"], "scaled", {}),
-        ("Sub", [f"{reduced}.scaled", source], "rest", {}),
-        ("Sub", [f"{reduced}.scaled", f"{reduced}.rest"], "split", {}),
+        ("Constant", [], "factor", {"value": scalar(2.0**digits + 1)}),
+        ("Constant", [], "beyond", {"value": scalar(2.0 ** (126 - digits))}),
+        ("Mul", [source, f"{prefix}.factor"], "scaled", {}),
+        ("Sub", [f"{prefix}.scaled", source], "rest", {}),
+        ("Sub", [f"{prefix}.scaled", f"{prefix}.rest"], "split", {}),
         ("Abs", [source], "size", {}),
-        ("Less", [f"{reduced}.size", f"{reduced}.beyond"], "fits", {}),
+        ("Less", [f"{prefix}.size", f"{prefix}.beyond"], "fits", {}),
     ]
     return [
-        *(onnx.helper.make_node(op, i, [f"{reduced}.{o}"], name=f"{reduced}.{o}", **more) for op, i, o, more in steps),
-        onnx.helper.make_node("Where", [f"{reduced}.fits", f"{reduced}.split", source], [rounded], name=rounded),
+        *(onnx.helper.make_node(op, i, [f"{prefix}.{o}"], name=f"{prefix}.{o}", **more) for op, i, o, more in steps),
+        onnx.helper.make_node("Where", [f"{prefix}.fits", f"{prefix}.split", source], [rounded], name=rounded),
     ]
 
 
@@ -127,12 +126,13 @@ def clip_node(source: str, result: str, precision: Precision, opset: int) -> lis
         return [onnx.helper.make_node("Clip", [source], [result], name=result, min=-largest, max=largest)]
     ends = {f"{result}.lowest": -largest, f"{result}.highest": largest}
     return [
-        *(onnx.helper.make_node("Constant", [], [name], name=name, value=_scalar(end)) for name, end in ends.items()),
+        *(onnx.helper.make_node("Constant", [], [name], name=name, value=scalar(end)) for name, end in ends.items()),
         onnx.helper.make_node("Clip", [source, *ends], [result], name=result),
     ]
 
 
-def _scalar(value: float) -> onnx.TensorProto:
+def scalar(value: float) -> onnx.TensorProto:
+    """An FP32 number."""
     return onnx.helper.make_tensor("", onnx.TensorProto.FLOAT, [], [value])
 
 
@@ -144,8 +144,7 @@ def declare_rounded_outputs(graph: onnx.GraphProto, model: Model) -> None:
     """
     makers = {name: node for node in graph.node for name in node.output if name}
     for value in graph.output:
-        added: dict[str, onnx.NodeProto] = {}
-        waiting = [value.name]
+        added, waiting = dict[str, onnx.NodeProto](), [value.name]
         while waiting:
             node = makers.get(waiting.pop())
             if node is not None and node.op_type in ("Cast", "Where") and node.domain in STANDARD_DOMAINS:
@@ -163,9 +162,3 @@ def declare_rounded_outputs(graph: onnx.GraphProto, model: Model) -> None:
                 for axis, dim in enumerate(declared.type.tensor_type.shape.dim):
                     if dim.WhichOneof("value") is None:
                         dim.dim_param = f"{value.name}.{axis}"
-
-
-def add_metadata(proto: onnx.ModelProto, metadata: Mapping[str, str]) -> None:
-    """Append entries to ``metadata_props`` in their order; keys get ``METADATA_PREFIX``."""
-    for key, value in metadata.items():
-        proto.metadata_props.add(key=METADATA_PREFIX + key, value=value.encode("utf-8", "replace").decode("utf-8"))

@@ -15,14 +15,15 @@ from mptune.graph.folded import FoldedValues
 from mptune.graph.hazards.masks import softmax_rows
 from mptune.graph.hazards.probes import ProbedNode, probed_nodes
 from mptune.graph.loading.model import Model, needed_nodes
+from mptune.graph.writing.model_file import MIN_IR_VERSION
 from mptune.graph.writing.weights import WeightBank, inline_tensor
 
-_PART_BYTES = 1 << 28
+_PART_BYTES = 1 << 29
 """Memory for the values of one part on one sample, bytes; a larger value is a part of its own."""
 _MOST_OUTPUTS = 1000
 """Of one session: opening it takes time quadratic in their number."""
 _UNKNOWN_BYTES = _PART_BYTES // 48
-"""For a value whose size is not known before the run."""
+"""Taken for a value whose size is not known before the run."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,12 @@ class ObservedPart:
     Attributes:
         rows: FP32 value -> the axes of a row, where a softmax is taken of it; no axes elsewhere.
         nodes: those whose facts are filed under these values.
+        sample_bytes: memory of what the session gives on one sample, about.
     """
 
     rows: Mapping[str, tuple[int, ...]]
     nodes: tuple[ProbedNode, ...] = ()
+    sample_bytes: int = 0
 
     @property
     def outputs(self) -> list[str]:
@@ -55,22 +58,20 @@ def observed_parts(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> list[
     rows, nodes = softmax_rows(model), dict[str, list[ProbedNode]]()
     for probed in probed_nodes(model):
         nodes.setdefault(probed.key, []).append(probed)
-    parts, outputs, size = list[list[str]](), set[str](), 0
+    parts, sizes, outputs = list[list[str]](), list[int](), set[str]()
     for tensor in observed_tensors(model):
         reads = frozenset((tensor,)).union(*(probed.reads for probed in nodes.get(tensor, ())))
         more = sum(4 * math.prod(shapes[name]) if name in shapes else _UNKNOWN_BYTES for name in reads - outputs)
-        if not parts or size + more > _PART_BYTES or len(outputs | reads) > _MOST_OUTPUTS:
+        if not parts or sizes[-1] + more > _PART_BYTES or len(outputs | reads) > _MOST_OUTPUTS:
             parts.append([])
-            outputs, size = set(), 0
+            sizes.append(0)
+            outputs = set()
         parts[-1].append(tensor)
         outputs |= reads
-        size += more
+        sizes[-1] += more
     return [
-        ObservedPart(
-            {tensor: rows.get(tensor, ()) for tensor in part},
-            tuple(probed for tensor in part for probed in nodes.get(tensor, ())),
-        )
-        for part in parts
+        ObservedPart({n: rows.get(n, ()) for n in part}, tuple(p for n in part for p in nodes.get(n, ())), size)
+        for part, size in zip(parts, sizes, strict=True)
     ]
 
 
@@ -84,10 +85,14 @@ def write_with_outputs(
         folded: values that are constants already, in place of the nodes that compute them.
     """
     proto = without_outputs(model, bank, "watch", tensors, folded)
-    for name in tensors:
-        code = onnx.TensorProto.DataType.Value(model.info(name).dtype.upper())
-        proto.graph.output.append(onnx.helper.make_tensor_value_info(name, code, None))
+    proto.graph.output.extend(declared(model, name) for name in tensors)
     write_bytes(path, [proto.SerializeToString(deterministic=True)])
+
+
+def declared(model: Model, name: str) -> onnx.ValueInfoProto:
+    """A value of the model as an output, of any shape."""
+    code = onnx.TensorProto.DataType.Value(model.info(name).dtype.upper())
+    return onnx.helper.make_tensor_value_info(name, code, None)
 
 
 def without_outputs(
@@ -105,7 +110,7 @@ def without_outputs(
     nodes = model.nodes if wanted is None else needed_nodes(model, wanted)
     nodes = [node for node in nodes if node.index not in left_out.nodes]
     read = None if wanted is None else {*wanted, *(n for node in nodes for n in (*node.inputs, *node.captures))}
-    proto = onnx.ModelProto(ir_version=max(model.proto.ir_version, 4))
+    proto = onnx.ModelProto(ir_version=max(model.proto.ir_version, MIN_IR_VERSION))
     proto.opset_import.extend(model.proto.opset_import)
     graph = proto.graph
     graph.name = name

@@ -24,7 +24,7 @@ from mptune.graph.hazards.masks import is_held
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import fill_value
 from mptune.graph.plan import PRECISIONS, REDUCED, Precision, PrecisionPlan
-from mptune.graph.writing.model_file import add_cast, add_metadata, add_node, clip_node, frame_of, saturate
+from mptune.graph.writing.model_file import METADATA_PREFIX, add_node, cast_node, clip_node, frame_of, saturate
 from mptune.graph.writing.weights import (
     NeededConstant,
     WeightBank,
@@ -58,7 +58,7 @@ class Rewriter:
         Args:
             folded: values that are constants already, in place of the nodes that compute them.
         """
-        proto, constants = self._typed(plan, folded=folded)
+        proto, constants = self._typed(plan, folded)
         stored = inline_tensor if self._bank is None else self._bank.tensor_or_inline
         proto.graph.initializer.extend(stored(*needed) for needed in constants)
         return write_bytes(path, [proto.SerializeToString(deterministic=True)])
@@ -69,12 +69,15 @@ class Rewriter:
         Args:
             metadata: what to say of it in ``metadata_props``, whose keys get the prefix ``mptune.``.
         """
-        return write_self_contained(*self._typed(plan, metadata), path)
+        proto, constants = self._typed(plan)
+        for key, text in (metadata or {}).items():
+            writable = text.encode("utf-8", "replace").decode("utf-8")
+            proto.metadata_props.add(key=METADATA_PREFIX + key, value=writable)
+        return write_self_contained(proto, constants, path)
 
     def exported_files(self, plan: PrecisionPlan, path: Path) -> tuple[Path, ...]:
         """What ``export`` would write and replace: ``path``, and past 2 GiB the file of weights beside it."""
-        data_path = path.with_name(path.name + ".data")
-        return (path,) if is_self_contained(*self._typed(plan)) else (path, data_path)
+        return (path,) if is_self_contained(*self._typed(plan)) else (path, path.with_name(path.name + ".data"))
 
     def typed(self, plan: PrecisionPlan) -> onnx.ModelProto:
         """The typed model in memory, self-contained."""
@@ -87,16 +90,23 @@ class Rewriter:
         return self.types.node_precisions(plan)
 
     def _typed(
-        self, plan: PrecisionPlan, metadata: Mapping[str, str] | None = None, folded: FoldedValues | None = None
+        self, plan: PrecisionPlan, folded: FoldedValues | None = None
     ) -> tuple[onnx.ModelProto, list[NeededConstant]]:
         """The typed model without the constants that it reads of the model, and these."""
         types, resolution = self.types, self.types.resolve(plan.stored)
         left_out = LeftOut() if folded is None else folded.left_out(types, resolution)
-        constants, unread = self._constants(resolution)
+        constants, unread = list[NeededConstant](), set[int]()  # nodes Constant that the plan reads in no FP32
+        for name, constant in self._model.initializers.items():
+            precisions = resolution.constants.get(name, ()) if name in types.constants else (Precision.FP32,)
+            if name not in self._constant_nodes:
+                constants += [(constant, name, None)] if Precision.FP32 in precisions else []
+            elif Precision.FP32 not in precisions:
+                unread.add(self._constant_nodes[name])
+            reduced = [precision for precision in REDUCED if precision in precisions]
+            constants += [(types.in_precision(name, p), name + self._suffixes[p], p) for p in reduced]
         dropped = self._moved | unread | resolution.dropped | left_out.nodes
         proto = onnx.ModelProto()
         proto.CopyFrom(self._frame)
-        add_metadata(proto, metadata or {})
         for value in self._frame.graph.input:
             self._add_casts(proto.graph, value.name, resolution)
         for node, precision in zip(self._model.nodes, resolution.node_precisions, strict=True):
@@ -107,26 +117,12 @@ class Rewriter:
         proto.graph.initializer.extend(left_out.values)
         return proto, [needed for needed in constants if needed[0].name not in left_out.unread]
 
-    def _constants(self, resolution: Resolution) -> tuple[list[NeededConstant], frozenset[int]]:
-        """The constants that a plan reads, and the indices of the Constant nodes that it does not need."""
-        types, unread = self.types, set[int]()
-        constants: list[NeededConstant] = []
-        for name, constant in self._model.initializers.items():
-            precisions = resolution.constants.get(name, ()) if name in types.constants else (Precision.FP32,)
-            if name not in self._constant_nodes:
-                constants += [(constant, name, None)] if Precision.FP32 in precisions else []
-            elif Precision.FP32 not in precisions:
-                unread.add(self._constant_nodes[name])
-            for precision in REDUCED:
-                if precision in precisions:
-                    constants.append((types.in_precision(name, precision), name + self._suffixes[precision], precision))
-        return constants, frozenset(unread)
-
-    def _name(self, value: str, precision: Precision, computed: Precision) -> str:
-        """The name of a value's form in a precision; what must keep its name keeps it in FP32.
+    def _name(self, value: str, wanted: Precision | None, computed: Precision) -> str:
+        """The name of a value's form in a precision, None for as it is computed; what keeps its name keeps it in FP32.
 
         The model's own name for that form serves where it has one.
         """
+        precision = wanted or computed
         own = self.types.own.forms.get((value, precision))
         if own is not None and (precision, computed) != (Precision.FP32, Precision.FP32):
             return own
@@ -140,8 +136,7 @@ class Rewriter:
             value = own.same.get(value, value)
             if (value, wanted) in own.reduced:
                 return own.reduced[value, wanted]
-        computed = resolution.computed_in(value)
-        return self._name(value, wanted or computed, computed)
+        return self._name(value, wanted, resolution.computed_in(value))
 
     def _add_node(self, graph: onnx.GraphProto, node: Node, precision: Precision, resolution: Resolution) -> None:
         wanted = (self.types.precision_of_input(node, slot, precision) for slot in range(len(node.inputs)))
@@ -151,8 +146,12 @@ class Rewriter:
         proto = add_node(graph, node, inputs, [self._name_read(name, None, resolution) for name in node.outputs])
         if precision is not Precision.FP32:
             saturate(proto, precision)
-            if self.types.rules[node.index].attribute:
-                _set_output_type(proto, precision)
+            if self.types.rules[node.index].attribute and node.op_type == "Cast":
+                next(a for a in proto.attribute if a.name == "to").i = precision.onnx_type
+            elif self.types.rules[node.index].attribute:
+                filled = rounded_tensor(fill_value(proto), precision)
+                del proto.attribute[:]
+                proto.attribute.append(onnx.helper.make_attribute("value", filled))
 
     def _add_casts(self, graph: onnx.GraphProto, value: str, resolution: Resolution) -> None:
         """Append the Casts of a value, which stand right after its producer."""
@@ -170,17 +169,7 @@ class Rewriter:
                 held = value + self._held[precision]
                 graph.node.extend(clip_node(source, held, precision, self._model.opset))
                 source = held
-            add_cast(graph, source, result, precision, name)
-
-
-def _set_output_type(node: onnx.NodeProto, precision: Precision) -> None:
-    """Set the attribute that states the type of a node's output."""
-    if node.op_type == "Cast":
-        next(a for a in node.attribute if a.name == "to").i = precision.onnx_type
-        return
-    tensor = rounded_tensor(fill_value(node), precision)
-    del node.attribute[:]
-    node.attribute.append(onnx.helper.make_attribute("value", tensor))
+            graph.node.append(cast_node(source, result, precision, name))
 
 
 def rewrite(model: Model, plan: PrecisionPlan, groups: Sequence[LayerGroup] | None = None) -> onnx.ModelProto:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,15 +25,19 @@ from mptune.graph.loading.tensors import Initializer, TensorInfo
 from mptune.graph.plan import REDUCED, Precision
 
 _NEARLY = 1e-3
-
 """Relative difference of a constant that was written with few digits, or in FP16."""
+_AXES_ARE_INPUTS = {"Unsqueeze": 13, "ReduceSum": 13, "ReduceMean": 18}
+"""Operator -> the first operator set in which its axes are an input, not an attribute."""
+_WHERE_SINCE, _WHERE_HAS_BF16, _SIGMOID_HAS_BF16 = 9, 16, 13
+"""The first operator sets in which there is Where, Where has BFLOAT16, and Sigmoid has BFLOAT16."""
+_ROUNDED_BY_BOTH, _ROUNDED_BY_BF16 = 1.0 + 2.0**-12, 1.0 + 2.0**-9
+"""Which precisions round them to 1: FP16 has 11 bits, BF16 8."""
+
+# -- what the provider computes together; of one group each, as a plan may put a Cast between groups ------------------
 
 
 def divisions_of_gelus(grouped: GroupedModel, facts: Facts) -> frozenset[str]:
-    """The names of the divisions by the root of 2 that begin a GELU: ``x / sqrt(2)``, its Erf, and that plus one.
-
-    All are of one group: a plan may put a Cast between groups.
-    """
+    """The names of the divisions by the root of 2 that begin a GELU: ``x / sqrt(2)``, its Erf, and that plus one."""
     divisions: set[str] = set()
     for erf in grouped.model.nodes:
         if not erf.is_standard or erf.op_type != "Erf":
@@ -40,22 +45,20 @@ def divisions_of_gelus(grouped: GroupedModel, facts: Facts) -> frozenset[str]:
         division, after = facts.producer(erf.inputs[0]), facts.only_reader(erf)
         if division is None or after is None or facts.only_reader(division) is not erf:
             continue
-        if len(division.inputs) != 2 or division.inputs[1] not in grouped.model.initializers:
-            continue
         nodes = (division, erf, after)
         if [node.op_type for node in nodes] != ["Div", "Erf", "Add"] or not all(n.is_standard for n in nodes):
             continue
-        is_gelu = _is(facts, division.inputs[1], math.sqrt(2.0)) and _is(facts, facts.other(after, erf.outputs[0]), 1.0)
-        if is_gelu and grouped.in_one_group(nodes):
+        if division.inputs[1] not in grouped.model.initializers or not grouped.in_one_group(nodes):
+            continue
+        root, addend = facts.number(division.inputs[1]), facts.number(facts.other(after, erf.outputs[0]))
+        close = partial(math.isclose, rel_tol=_NEARLY)
+        if close(root or 0.0, math.sqrt(2.0)) and close(addend or 0.0, 1.0):
             divisions.add(division.name)
     return frozenset(divisions)
 
 
 def sigmoids_of_silus(grouped: GroupedModel, facts: Facts) -> frozenset[str]:
-    """The names of the sigmoids that are multiplied by their own input, or by what is scaled to it: QuickGelu.
-
-    All are of one group: a plan may put a Cast between groups.
-    """
+    """The names of the sigmoids that are multiplied by their own input, or by what is scaled to it: QuickGelu."""
     sigmoids: set[str] = set()
     for sigmoid in grouped.model.nodes:
         if not sigmoid.is_standard or sigmoid.op_type != "Sigmoid":
@@ -76,10 +79,7 @@ def sigmoids_of_silus(grouped: GroupedModel, facts: Facts) -> frozenset[str]:
 
 
 def folded_norms(grouped: GroupedModel, facts: Facts) -> dict[str, Node]:
-    """Name of a BatchNormalization that is folded into a convolution -> the convolution (``conv_bn_fusion.cc``).
-
-    Both are of one group: a plan may put a Cast between groups.
-    """
+    """Name of a BatchNormalization that is folded into a convolution -> the convolution (``conv_bn_fusion.cc``)."""
     model, folded = grouped.model, dict[str, Node]()
     for norm in model.nodes:
         if not norm.is_standard or norm.op_type != "BatchNormalization" or len(norm.outputs) > 1:
@@ -96,74 +96,48 @@ def folded_norms(grouped: GroupedModel, facts: Facts) -> dict[str, Node]:
     return folded
 
 
-def _is(facts: Facts, constant: str, value: float) -> bool:
-    number = facts.number(constant)
-    return number is not None and math.isclose(number, value, rel_tol=_NEARLY)
-
-
 def merged_with_scales(grouped: GroupedModel) -> frozenset[str]:
-    """The names of nodes whose result is only an intermediate one of a product with its scales.
-
-    Those of another group than their reader are not among them: a plan may put a Cast between the two.
-    """
+    """The names of nodes whose result is only an intermediate one of a product with its scales."""
     model, facts = grouped.model, facts_of(grouped.model)
-    products: set[str] = set()  # and the scales behind them
-    ahead: set[str] = set()  # scales in front of products
-    merged: set[str] = set()
+
+    def next_of_group(node: Node) -> Node | None:
+        """The one node of the same group that reads the result, where nothing else does."""
+        (out,), reader = node.outputs, facts.only_reader(node)
+        if reader is None or model.consumers[out] != (reader.index,) or not model.info(out).is_float32:
+            return None
+        return reader if grouped.in_one_group((node, reader)) and reader.inputs.count(out) == 1 else None
+
+    def scaled(node: Node) -> str | None:
+        """What a node multiplies by, or divides by, one constant number."""
+        if not node.is_standard or node.op_type not in ("Mul", "Div"):
+            return None
+        for value, scale in (node.inputs, node.inputs[::-1])[: 1 if node.op_type == "Div" else 2]:
+            constant, shape = model.initializers.get(scale), model.info(value).shape
+            is_scale = constant is not None and facts.is_scalar(scale) and value not in model.initializers
+            if is_scale and constant is not None and shape and len(constant.shape) <= len(shape):
+                return value
+        return None
+
+    matrix_products = {node.name for node in model.nodes if node.is_standard and node.op_type == "MatMul"}
+    behind, ahead, merged = set(matrix_products), set(matrix_products), set[str]()  # products, and scales beside them
     for node in model.nodes:
-        if node.name in products or _is_product(node):
-            reader = _next_of_group(grouped, facts, node)
-            if reader is not None and _scaled(facts, reader) == node.outputs[0]:
-                products.add(reader.name)
+        if node.name in behind:
+            reader = next_of_group(node)
+            if reader is not None and scaled(reader) == node.outputs[0]:
+                behind.add(reader.name)
                 merged.add(node.name)
     for node in reversed(model.nodes):
-        if node.name not in products and _scaled(facts, node):
-            reader = _next_of_group(grouped, facts, node)
-            if reader is not None and (_is_product(reader) or reader.name in ahead):
+        if node.name not in behind and scaled(node):
+            reader = next_of_group(node)
+            if reader is not None and reader.name in ahead:
                 ahead.add(node.name)
                 merged.add(node.name)
     return frozenset(merged)
 
 
-def _next_of_group(grouped: GroupedModel, facts: Facts, node: Node) -> Node | None:
-    """The one node of the same group that reads the result, where nothing else does."""
-    (out,), reader = node.outputs, facts.only_reader(node)
-    if reader is None or facts.model.consumers[out] != (reader.index,) or not facts.model.info(out).is_float32:
-        return None
-    return reader if grouped.in_one_group((node, reader)) and reader.inputs.count(out) == 1 else None
-
-
-def _scaled(facts: Facts, node: Node) -> str | None:
-    """What a node multiplies by, or divides by, one constant number."""
-    if not node.is_standard or node.op_type not in ("Mul", "Div"):
-        return None
-    for value, scale in (node.inputs, node.inputs[::-1])[: 1 if node.op_type == "Div" else 2]:
-        constant, shape = facts.model.initializers.get(scale), facts.model.info(value).shape
-        if constant is None or not facts.is_scalar(scale) or not shape or value in facts.model.initializers:
-            continue
-        if len(constant.shape) <= len(shape):
-            return value
-    return None
-
-
-def _is_product(node: Node) -> bool:
-    return node.is_standard and node.op_type == "MatMul"
-
-
-_AXES_ARE_INPUTS = {"Unsqueeze": 13, "ReduceSum": 13, "ReduceMean": 18}
-
-"""Operator -> the first operator set in which its axes are an input, not an attribute."""
-
-_WHERE_SINCE, _WHERE_HAS_BF16, _SIGMOID_HAS_BF16 = 9, 16, 13
-
-"""The first operator sets in which there is Where, Where has BFLOAT16, and Sigmoid has BFLOAT16."""
-
-_ROUNDED_BY_BOTH, _ROUNDED_BY_BF16 = 1.0 + 2.0**-12, 1.0 + 2.0**-9
-
-"""Which precisions round them to 1: FP16 has 11 bits, BF16 8."""
+# -- nodes that are written out in steps ------------------------------------------------------------------------------
 
 _Row = tuple[str, Sequence[str], str] | tuple[str, Sequence[str], str, Mapping[str, Any]]
-
 """Operator, inputs, what it computes ("": the result of the node that is written out), and attributes."""
 
 _SIGMOID: tuple[_Row, ...] = (
@@ -179,35 +153,28 @@ _SIGMOID: tuple[_Row, ...] = (
     ("Sigmoid", ("x",), "kept"),
     ("Where", ("whole", "kept", "stepwise"), ""),
 )
-
 _HARD_SIGMOID: tuple[_Row, ...] = (
     ("Mul", ("x", "alpha"), "scaled"),
     ("Add", ("scaled", "beta"), "sum"),
     ("Min", ("sum", "unit"), "limited"),
     ("Relu", ("limited",), ""),
 )
-
 _LEAKY_RELU: tuple[_Row, ...] = (("PRelu", ("x", "alpha"), ""),)
-
 _FACTOR: tuple[_Row, ...] = (
     ("Add", ("variance", "epsilon"), "shifted"),
     ("Sqrt", ("shifted",), "deviation"),
     ("Div", ("scale", "deviation"), "factor"),
 )
-
 _NEW_BIAS: tuple[_Row, ...] = (("Mul", ("mean", "factor"), "moved"), ("Sub", ("offset", "moved"), "bias"))
-
 _CHANGED_BIAS: tuple[_Row, ...] = (
     ("Sub", ("b", "mean"), "centred"),
     ("Mul", ("centred", "factor"), "moved"),
     ("Add", ("moved", "offset"), "bias"),
 )
-
 _OF_CONSTANTS = {row[2] for row in (*_FACTOR, *_NEW_BIAS, *_CHANGED_BIAS)} | {"column", "factors", "weights"}
 """Results of rows that do not have the shape of what the node computes."""
 
 _UNROUNDED = frozenset({"whole", "scaled"})
-
 """Results of rows that are not rounded: a boolean, and a product that is part of a fused multiply-add."""
 
 
@@ -300,27 +267,19 @@ class Steps:
             return
         keep = next((a.i for a in node.proto.attribute if a.name == "keepdims"), 1)
         total, constants = self._with_axes("ReduceSum", "x", "raw", axes, keepdims=keep)
-        self._write(
-            node,
-            [total, ("Div", ["raw", "count"], "")],
-            {**constants, "count": math.prod(sizes)},
-            {"x": node.inputs[0]},
-        )
+        rows = [total, ("Div", ["raw", "count"], "")]
+        self._write(node, rows, {**constants, "count": math.prod(sizes)}, {"x": node.inputs[0]})
 
     def _with_axes(
         self, op_type: str, x: str, result: str, axes: Sequence[int], **attributes: Any
     ) -> tuple[_Row, dict[str, np.ndarray]]:
-        """An operator with axes, which later operator sets read as an input, and the constant of these."""
+        """An operator with axes, which later operator sets read as an input, and the constant ``axes``."""
         if self._model.opset < _AXES_ARE_INPUTS[op_type]:
             return (op_type, [x], result, {"axes": list(axes), **attributes}), {}
         return (op_type, [x, "axes"], result, attributes), {"axes": np.array(axes, np.int64)}
 
     def _write(
-        self,
-        node: Node,
-        rows: Sequence[_Row],
-        constants: Mapping[str, float | np.ndarray],
-        others: Mapping[str, str],
+        self, node: Node, rows: Sequence[_Row], constants: Mapping[str, float | np.ndarray], others: Mapping[str, str]
     ) -> Mapping[str, str]:
         """Append nodes in place of one; ``others`` are the values of the model that the rows read.
 
@@ -332,11 +291,9 @@ class Steps:
         for step in (*constants, *(row[2] for row in rows if row[2])):
             names[step] = f"{out}.{step}{self._suffix}"
         for step, value in constants.items():
-            array = (
-                value if isinstance(value, np.ndarray) and value.dtype == np.int64 else np.asarray(value, np.float32)
-            )
+            dtype = "int64" if step == "axes" else "float"
+            array = np.asarray(value, np.int64 if step == "axes" else np.float32)
             self._values[names[step]] = tensor = onnx.numpy_helper.from_array(array)
-            dtype = "int64" if array.dtype == np.int64 else "float"
             self.tensors[names[step]] = TensorInfo(names[step], dtype, array.shape)
             self._append(onnx.helper.make_node("Constant", [], [names[step]], value=tensor))
         for op_type, inputs, step, *attributes in rows:
@@ -344,9 +301,8 @@ class Steps:
                 shape = () if step == "whole" else None if step in _OF_CONSTANTS else self._model.info(out).shape
                 dtype = "bool" if op_type == "Greater" else "float"
                 self.tensors[names[step]] = TensorInfo(names[step], dtype, shape)
-            proto = onnx.helper.make_node(
-                op_type, [names[i] for i in inputs], [names[step]], **(attributes[0] if attributes else {})
-            )
+            more = attributes[0] if attributes else {}
+            proto = onnx.helper.make_node(op_type, [names[i] for i in inputs], [names[step]], **more)
             self._append(proto, "" if step else node.name, rounds=step not in _UNROUNDED)
         self.parts[node.name] = tuple(n.name for n in self.nodes[before:] if n.op_type != "Constant")
         return names
@@ -367,10 +323,8 @@ def with_rounding_steps(
     Returns:
         A model that computes the same in FP32 and takes the same plans, and its groups. ``proto`` stays the model's.
     """
-    model = grouped.model
-    steps = Steps(grouped, precisions)
-    merged = merged_with_scales(grouped)
-    inside = steps_inside(fused)
+    model, steps = grouped.model, Steps(grouped, precisions)
+    merged, inside = merged_with_scales(grouped), steps_inside(fused)
     for node in model.nodes:
         if node.name in inside:
             steps.nodes.append(node)

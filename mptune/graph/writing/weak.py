@@ -15,7 +15,7 @@ from mptune.errors import ModelError, PlanError
 from mptune.graph.casting.value_types import ValueTypes, new_suffix, value_types
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.hazards.masks import is_held
-from mptune.graph.loading.model import Model, Node
+from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import STANDARD_DOMAINS, Initializer, all_graphs, subgraphs
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.model_file import add_node, frame_of
@@ -87,22 +87,26 @@ def weak_model(grouped: GroupedModel, plan: PrecisionPlan) -> WeakModel:
     outputs = {info.name for info in model.outputs}
     # What subgraphs read, callers replace, or the model gives keeps its name and its rank.
     constants = {name: c for name, c in model.initializers.items() if c.overridable or name in types.named}
-    proto = frame_of(model)
-    proto.ir_version = min(proto.ir_version, _IR_VERSION)
-    weak = WeakModel(proto, constants)
+    weak = WeakModel(frame_of(model), constants)
+    weak.proto.ir_version = min(weak.proto.ir_version, _IR_VERSION)
     for node in model.nodes:
         if node.op_type == "Constant" and node.outputs[0] in model.initializers:
             continue
-        inputs = list(node.inputs)
+        inputs, rank = list(node.inputs), len(model.info(node.outputs[0]).shape or ())
         for slot, value in enumerate(node.inputs):
             constant = model.initializers.get(value)
-            if constant is not None and not constant.overridable:
-                ranked = _at_rank_of_result(model, node, constant)
-                if ranked is not constant:
-                    inputs[slot] = f"{value}_{len(ranked.shape)}{suffix}"
-                constants[inputs[slot]] = ranked
-        written = add_node(proto.graph, node, inputs, node.outputs)
-        written.name, written.doc_string = f"n{len(proto.graph.node):04d}{suffix}", node.name
+            if constant is None or constant.overridable:
+                continue
+            missing = rank - len(constant.shape)
+            if node.op_type in _BROADCASTING and missing > 0 and (node.op_type != "MatMul" or len(constant.shape) > 1):
+                # Leading axes of size 1, so that the parser adds no layer that broadcasts it, which has no name.
+                proto = onnx.TensorProto()
+                proto.CopyFrom(constant.proto)
+                proto.dims[:] = (1,) * missing + constant.shape
+                constant, inputs[slot] = replace(constant, proto=proto), f"{value}_{rank}{suffix}"
+            constants[inputs[slot]] = constant
+        written = add_node(weak.proto.graph, node, inputs, node.outputs)
+        written.name, written.doc_string = f"n{len(weak.proto.graph.node):04d}{suffix}", node.name
 
         precision = planned.get(node.name)
         if precision is None or node.op_type in _UNNAMED or types.facts.is_static(node.outputs[0]):
@@ -122,18 +126,6 @@ def _is_beyond_fp16(types: ValueTypes, value: str) -> bool:
         return is_held(types.model, value, Precision.FP16)
     is_rescaled = types.in_precision(value, Precision.FP16) is not constant
     return is_rescaled or rounding_of(constant, Precision.FP16).overflowed > 0
-
-
-def _at_rank_of_result(model: Model, node: Node, constant: Initializer) -> Initializer:
-    """A constant with leading axes of size 1, so that the parser adds no layer that broadcasts it."""
-    missing = len(model.info(node.outputs[0]).shape or ()) - len(constant.shape)
-    is_vector = node.op_type == "MatMul" and len(constant.shape) < 2
-    if node.op_type not in _BROADCASTING or is_vector or missing <= 0:
-        return constant
-    proto = onnx.TensorProto()
-    proto.CopyFrom(constant.proto)
-    proto.dims[:] = (1,) * missing + constant.shape
-    return replace(constant, proto=proto)
 
 
 def _refuse_what_is_lacking(model: Model, plan: PrecisionPlan) -> None:

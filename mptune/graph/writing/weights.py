@@ -2,56 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import onnx
 import onnx.external_data_helper
-import onnx.helper
 import onnx.numpy_helper
 
-from mptune.errors import ModelError
 from mptune.files import READ_ERRORS, read_json, whole_file, write_bytes, writing
 from mptune.graph.loading.model import Model
-from mptune.graph.loading.tensors import (
-    EXTERNAL_HINT,
-    Initializer,
-    external_location,
-    from_stored,
-    is_external,
-    to_stored,
-)
+from mptune.graph.loading.tensors import Initializer, from_stored, is_external, to_stored
 from mptune.graph.plan import DEFAULT_PRECISIONS, PRECISIONS, Precision
 
 SELF_CONTAINED_LIMIT = 1_900_000_000
 """Bytes up to which one file holds the model: protobuf messages end at 2 GiB."""
-
 INDEX_FILE = "weights.json"
-
-UNBANKABLE = frozenset({"string", "int4", "uint4", "int2", "uint2", "float4e2m1"})
+_UNBANKABLE = frozenset({"string", "int4", "uint4", "int2", "uint2", "float4e2m1"})
 """Element types whose values do not lie one after the other in whole bytes."""
-
 _LARGE_FROM_BYTES = 1024
 """Smaller constants stand in the model's own file."""
-
 _ALIGN = 4096
 """Page size: lets a runtime map a tensor instead of copying it (onnx/docs/ExternalData.md)."""
-
 _CHUNK = 1 << 22
-"""Values that are read at once."""
+"""Values that are rounded or written at once."""
 
 
 # -- rounding -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Rounding:
+class Rounding(NamedTuple):
     """What rounding one constant to a reduced precision does to it.
 
     Attributes:
@@ -60,7 +46,6 @@ class Rounding:
         vanished: values other than zero that become zero.
     """
 
-    tensor: str
     absmax: float
     overflowed: int
     vanished: int
@@ -78,23 +63,18 @@ def round_values(values: np.ndarray, precision: Precision) -> np.ndarray:
         As ``to_stored``.
     """
     rounded = to_stored(values, precision)
-    infinite = np.isinf(_readable(rounded))
+    infinite = np.isinf(from_stored(rounded))
     if not infinite.any():
         return rounded
     largest = to_stored(np.copysign(np.float32(precision.largest), values), precision)
     return np.where(infinite & np.isfinite(values), largest, rounded)
 
 
-def _readable(stored: np.ndarray) -> np.ndarray:
-    """The numbers that ``to_stored`` gave, in a type that NumPy computes with."""
-    return from_stored(stored) if stored.dtype == np.uint16 else stored
-
-
 def rounding_of(constant: Initializer, precision: Precision) -> Rounding:
     """What rounding a constant would do to it."""
     absmax, overflowed, vanished, size = 0.0, 0, 0, 0
     for values in chunks(constant):
-        rounded = _readable(to_stored(values, precision))
+        rounded = from_stored(to_stored(values, precision))
         largest = float(max(np.max(values, initial=0.0), -np.min(values, initial=0.0)))
         if not np.isfinite(rounded).all():
             finite = np.isfinite(values)
@@ -103,34 +83,14 @@ def rounding_of(constant: Initializer, precision: Precision) -> Rounding:
         absmax = max(absmax, largest)
         vanished += int(np.count_nonzero(values) - np.count_nonzero(rounded))
         size += int(values.size)
-    return Rounding(constant.name, absmax, overflowed, vanished, size)
-
-
-# -- reading ------------------------------------------------------------------------------------------------------
+    return Rounding(absmax, overflowed, vanished, size)
 
 
 def chunks(constant: Initializer) -> Iterator[np.ndarray]:
-    """The values, flat, a few megabytes at a time, so that a huge constant is never held whole; at least one chunk."""
-    if not is_external(constant.proto) or not constant.nbytes:
-        flat = constant.numpy().reshape(-1)
-        for start in range(0, max(flat.size, 1), _CHUNK):
-            yield flat[start : start + _CHUNK]
-        return
-    # Plain reads: the pages of a memory map would count as this process's memory.
-    path, offset, left = external_location(constant.proto, constant.base_dir)
-    dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(constant.proto.data_type))
-    try:
-        with path.open("rb") as file:
-            file.seek(offset)
-            while left:
-                block = file.read(min(left, _CHUNK * dtype.itemsize))
-                if not block:
-                    raise ModelError(f"external data of {constant.name!r} ends early", "leave the model's files alone")
-                left -= len(block)
-                yield np.frombuffer(block, dtype)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise ModelError(f"external data of {constant.name!r} cannot be read: {reason}", EXTERNAL_HINT) from None
+    """The values, flat, a few megabytes at a time: external data are mapped, never held whole; at least one chunk."""
+    flat = constant.numpy().reshape(-1)
+    for start in range(0, max(flat.size, 1), _CHUNK):
+        yield flat[start : start + _CHUNK]
 
 
 # -- tensors of written models ------------------------------------------------------------------------------------
@@ -139,8 +99,7 @@ NeededConstant = tuple[Initializer, str, Precision | None]
 """A constant, its name in the written model, and the precision that it is rounded to; None leaves it as it is."""
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where a tensor lies in a file, in bytes."""
 
     offset: int
@@ -169,7 +128,7 @@ def rounded_tensor(values: np.ndarray, precision: Precision, name: str = "") -> 
     return onnx.numpy_helper.from_array(rounded, name)
 
 
-def _refer(tensor: onnx.TensorProto, location: str, place: Place) -> onnx.TensorProto:
+def _reference(tensor: onnx.TensorProto, location: str, place: Place) -> onnx.TensorProto:
     """Make a tensor one whose values lie in another file (onnx/docs/ExternalData.md); returns it."""
     tensor.raw_data = b""  # onnx asks for them
     onnx.external_data_helper.set_external_data(tensor, location, place.offset, place.length)
@@ -177,14 +136,13 @@ def _refer(tensor: onnx.TensorProto, location: str, place: Place) -> onnx.Tensor
     return tensor
 
 
-def _reference(needed: NeededConstant, location: str, place: Place) -> onnx.TensorProto:
-    constant, name, rounded_to = needed
+def _without_values(constant: Initializer, name: str, rounded_to: Precision | None) -> onnx.TensorProto:
     code = constant.proto.data_type if rounded_to is None else rounded_to.onnx_type
-    return _refer(onnx.TensorProto(name=name, data_type=code, dims=constant.shape), location, place)
+    return onnx.TensorProto(name=name, data_type=code, dims=constant.shape)
 
 
 def _is_large(constant: Initializer) -> bool:
-    return constant.nbytes >= _LARGE_FROM_BYTES and constant.dtype not in UNBANKABLE
+    return constant.nbytes >= _LARGE_FROM_BYTES and constant.dtype not in _UNBANKABLE
 
 
 def _append_values(file: BinaryIO, constant: Initializer, rounded_to: Precision | None) -> Place:
@@ -218,7 +176,8 @@ def write_self_contained(proto: onnx.ModelProto, constants: Sequence[NeededConst
             with data_part.open("wb") as file:
                 for needed in constants:
                     if _is_large(needed[0]):
-                        tensor = _reference(needed, data_path.name, _append_values(file, needed[0], needed[2]))
+                        place = _append_values(file, needed[0], needed[2])
+                        tensor = _reference(_without_values(*needed), data_path.name, place)
                     else:
                         tensor = inline_tensor(*needed)
                     proto.graph.initializer.append(tensor)
@@ -240,7 +199,7 @@ def constants_of_file(path: Path) -> dict[str, onnx.TensorProto]:
             if is_external(tensor):
                 tensors[tensor.name] = tensor
             elif place.length >= _LARGE_FROM_BYTES:
-                tensors[tensor.name] = _refer(tensor, path.name, place)
+                tensors[tensor.name] = _reference(tensor, path.name, place)
                 end = place.offset + place.length
     return tensors
 
@@ -278,46 +237,31 @@ class WeightBank:
         Args:
             precisions: those that plans use besides FP32. What the bank has in others stays.
         """
-        large = sorted(name for name, constant in model.initializers.items() if _is_large(constant))
-        floats = [name for name in large if model.initializers[name].dtype == "float"]
-        wanted = {
-            precision: large if precision is Precision.FP32 else floats
-            for precision in PRECISIONS
-            if precision in (Precision.FP32, *precisions)
-        }
-        bank = cls._read(model, directory)
-        if bank is not None and all(set(bank.places.get(p, ())) == set(names) for p, names in wanted.items()):
-            return bank
-        places: dict[Precision, dict[str, Place]] = {precision: {} for precision in wanted}
+        large = [model.initializers[name] for name in sorted(model.initializers)]
+        large = [constant for constant in large if _is_large(constant)]
+        index, is_of_model = directory / INDEX_FILE, False
+        with contextlib.suppress(*READ_ERRORS):
+            is_of_model = read_json(index)["model_sha256"] == model.sha256
+        places: dict[Precision, dict[str, Place]] = {}
         with writing(directory):
             directory.mkdir(parents=True, exist_ok=True)
-            for precision, names in wanted.items():
-                rounded_to = None if precision is Precision.FP32 else precision
-                with whole_file(directory / bank_file(precision)) as part, part.open("wb") as file:
-                    for name in names:
-                        places[precision][name] = _append_values(file, model.initializers[name], rounded_to)
-            document = {
-                "model_sha256": model.sha256,
-                **{str(p): {n: [at.offset, at.length] for n, at in placed.items()} for p, placed in places.items()},
-            }
-            with whole_file(directory / INDEX_FILE) as part:
-                part.write_text(json.dumps(document))
+            for precision in (row for row in PRECISIONS if row in (Precision.FP32, *precisions)):
+                rounded_to, end, placed = None if precision is Precision.FP32 else precision, 0, dict[str, Place]()
+                wanted = [constant for constant in large if rounded_to is None or constant.dtype == "float"]
+                for constant in wanted:
+                    nbytes = constant.nbytes * (1 if rounded_to is None else precision.nbytes / Precision.FP32.nbytes)
+                    placed[constant.name] = Place(-(-end // _ALIGN) * _ALIGN, int(nbytes))
+                    end = placed[constant.name].offset + int(nbytes)
+                places[precision], path = placed, directory / bank_file(precision)
+                if is_of_model and path.is_file() and path.stat().st_size == end:
+                    continue  # files are written whole, and their names before that of the index
+                with whole_file(path) as part, part.open("wb") as file:
+                    for constant in wanted:
+                        _append_values(file, constant, rounded_to)
+            if not is_of_model:
+                with whole_file(index) as part:
+                    part.write_text(json.dumps({"model_sha256": model.sha256}))
         return cls(directory, places)
-
-    @classmethod
-    def _read(cls, model: Model, directory: Path) -> WeightBank | None:
-        """The bank that is there, if it is this model's and its files have their sizes: they are written whole."""
-        try:
-            document = read_json(directory / INDEX_FILE)
-            written = [precision for precision in PRECISIONS if str(precision) in document]
-            places = {p: {name: Place(*place) for name, place in document[str(p)].items()} for p in written}
-            for precision, placed in places.items():
-                nbytes = max((place.offset + place.length for place in placed.values()), default=0)
-                if (directory / bank_file(precision)).stat().st_size != nbytes:
-                    return None
-            return cls(directory, places) if document["model_sha256"] == model.sha256 else None
-        except READ_ERRORS:
-            return None
 
     def tensor_or_inline(
         self, constant: Initializer, name: str, rounded_to: Precision | None = None
@@ -325,5 +269,6 @@ class WeightBank:
         """A reference to a banked constant under ``name``; a self-contained one where the bank does not hold it."""
         precision = rounded_to or Precision.FP32
         place = self.places.get(precision, {}).get(constant.name)
-        needed = constant, name, rounded_to
-        return inline_tensor(*needed) if place is None else _reference(needed, bank_file(precision), place)
+        if place is None:
+            return inline_tensor(constant, name, rounded_to)
+        return _reference(_without_values(constant, name, rounded_to), bank_file(precision), place)

@@ -16,14 +16,14 @@ from mptune.graph.casting.value_types import new_suffix
 from mptune.graph.loading.model import Model
 from mptune.graph.ops import PRODUCTS
 from mptune.graph.plan import REDUCED, Precision
-from mptune.graph.writing.model_file import add_cast, declare_rounded_outputs
-from mptune.graph.writing.observe import without_outputs
+from mptune.graph.writing.model_file import cast_node, declare_rounded_outputs, scalar, split_nodes
+from mptune.graph.writing.observe import declared, without_outputs
 from mptune.graph.writing.weights import WeightBank
 
 Rounding = Literal["nearest", "truncated"]
 ROUNDINGS: tuple[Rounding, ...] = get_args(Rounding)
-_SPLIT = float((1 << 13) + 1)
-"""Veltkamp's constant: splits off the upper 24 - 13 = 11 significant bits of an FP32 number (10 are stored)."""
+_TF32_DIGITS = 13
+"""Bits of FP32's mantissa that TF32 lacks."""
 
 
 def uses_products(model: Model) -> bool:
@@ -32,49 +32,44 @@ def uses_products(model: Model) -> bool:
 
 
 def write_tf32(model: Model, bank: WeightBank, path: Path, rounding: Rounding) -> Path:
-    """Write the emulation to ``path`` in the bank's folder."""
-    suffix = new_suffix(model, "tf32")
-    proto = without_outputs(model, bank, "tf32")
+    """Write the model with the operands of its products as TF32 to ``path`` in the bank's folder."""
+    suffix, proto = new_suffix(model, "tf32"), without_outputs(model, bank, "tf32")
     graph = proto.graph
     graph.output.extend(model.proto.graph.output)
     copies = list(graph.node)
     del graph.node[:]
-    for key, number in (("split", _SPLIT), ("shrink", 1 - 2.0**-11)):
-        graph.initializer.append(onnx.numpy_helper.from_array(np.array(number, np.float32), key + suffix))
+
+    def rounded(value: str) -> str:
+        """Append the nodes that round one value; the name of the result."""
+        near, below = f"{value}.nearest{suffix}", f"{value}.below{suffix}"
+        graph.node.extend(split_nodes(value, near, near, _TF32_DIGITS))
+        if rounding == "nearest":
+            return near
+        # Where rounding went away from zero, one unit less: 11 bits times (1 - 2^-11), to the nearest 11 bits below.
+        steps = [
+            ("Constant", [], "shrink", {"value": scalar(1 - 2.0**-11)}),
+            ("Mul", [near, f"{below}.shrink"], "smaller", {}),
+            ("Abs", [near], "size of near", {}),
+            ("Abs", [value], "size of value", {}),
+            ("Greater", [f"{below}.size of near", f"{below}.size of value"], "is above", {}),
+        ]
+        for op, inputs, name, more in steps:
+            graph.node.append(onnx.helper.make_node(op, inputs, [f"{below}.{name}"], f"{below}.{name}", **more))
+        graph.node.extend(split_nodes(f"{below}.smaller", below, below, _TF32_DIGITS))
+        result = f"{value}.truncated{suffix}"
+        graph.node.append(onnx.helper.make_node("Where", [f"{below}.is above", below, near], [result], result))
+        return result
+
     done: dict[str, str] = {}
     for node, copy in zip(model.nodes, copies, strict=True):
         if node.op_type in PRODUCTS and node.is_standard and model.info(node.outputs[0]).is_float32:
             operands = len(node.inputs) if node.op_type == "Einsum" else 2  # a bias is added in FP32
-            for slot, name in enumerate(node.inputs[:operands]):
-                if name not in done:
-                    done[name] = _round(graph, name, suffix, rounding)
-                copy.input[slot] = done[name]
+            for slot, value in enumerate(node.inputs[:operands]):
+                if value not in done:
+                    done[value] = rounded(value)
+                copy.input[slot] = done[value]
         graph.node.append(copy)
-    write_bytes(path, [proto.SerializeToString(deterministic=True)])
-    return path
-
-
-def _round(graph: onnx.GraphProto, value: str, suffix: str, rounding: Rounding) -> str:
-    """Append the nodes that round one value; returns the name of the result."""
-    steps = [
-        ("scaled", "Mul", ["", "split"]),
-        ("rest", "Sub", ["scaled", ""]),
-        ("nearest", "Sub", ["scaled", "rest"]),
-        # Where rounding went away from zero, one unit less: 11 bits times (1 - 2^-11), to the nearest 11 bits below.
-        ("smaller", "Mul", ["nearest", "shrink"]),
-        ("again", "Mul", ["smaller", "split"]),
-        ("over", "Sub", ["again", "smaller"]),
-        ("below", "Sub", ["again", "over"]),
-        ("size", "Abs", ["nearest"]),
-        ("given", "Abs", [""]),
-        ("is_above", "Greater", ["size", "given"]),
-        ("truncated", "Where", ["is_above", "below", "nearest"]),
-    ]
-    names = {name: f"{value}.{name}{suffix}" for name, _, _ in steps}
-    names |= {"": value, "split": f"split{suffix}", "shrink": f"shrink{suffix}"}
-    for name, op_type, inputs in steps[: 3 if rounding == "nearest" else None]:
-        graph.node.append(onnx.helper.make_node(op_type, [names[k] for k in inputs], [names[name]], name=names[name]))
-    return names[rounding]
+    return write_bytes(path, [proto.SerializeToString(deterministic=True)])
 
 
 _FLOAT = onnx.TensorProto.FLOAT
@@ -82,16 +77,6 @@ _PRECISIONS: Mapping[str, Precision] = {p.dtype: p for p in REDUCED if p.stored 
 """By element type."""
 _REDUCED_CODES = frozenset(precision.onnx_type for precision in _PRECISIONS.values())
 _TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype"})
-
-
-def reduced_values(model: Model) -> dict[str, Precision]:
-    """The values of the main graph that are FP16 or BF16."""
-    return {name: _PRECISIONS[info.dtype] for name, info in model.tensors.items() if info.dtype in _PRECISIONS}
-
-
-def reduced_in_subgraphs(model: Model) -> bool:
-    """Whether such values appear where only a copy of the model can hold them: in one with If, Loop or Scan."""
-    return bool(reduced_values(model)) and any(node.has_subgraph for node in model.nodes)
 
 
 def write_widened(model: Model, bank: WeightBank, path: Path, outputs: Sequence[str] | None = None) -> Path:
@@ -103,7 +88,9 @@ def write_widened(model: Model, bank: WeightBank, path: Path, outputs: Sequence[
         outputs: values of the main graph that become the only outputs, and nodes that none of them needs are left
             out; None for the model's own outputs.
     """
-    reduced = {} if reduced_in_subgraphs(model) else reduced_values(model)
+    reduced = {name: _PRECISIONS[info.dtype] for name, info in model.tensors.items() if info.dtype in _PRECISIONS}
+    if any(node.has_subgraph for node in model.nodes):
+        reduced = {}  # a branch reads what is outside it under its own name, in its own type
     raw, half = new_suffix(model, "raw"), new_suffix(model, "half")
     proto = without_outputs(model, bank, "widened", outputs)
     graph = proto.graph
@@ -111,12 +98,12 @@ def write_widened(model: Model, bank: WeightBank, path: Path, outputs: Sequence[
     del graph.node[:]
 
     def add_rounding(source: str, result: str, precision: Precision) -> None:
-        add_cast(graph, source, source + half, precision, source + half)
-        add_cast(graph, source + half, result, Precision.FP32, source + half + raw)
+        graph.node.append(cast_node(source, source + half, precision))
+        graph.node.append(cast_node(source + half, result, Precision.FP32, source + half + raw))
 
     for constant in graph.initializer:
         if constant.name in reduced:
-            add_cast(graph, constant.name + half, constant.name, Precision.FP32, constant.name + half)
+            graph.node.append(cast_node(constant.name + half, constant.name, Precision.FP32, constant.name + half))
             constant.name += half
     given_values = [given for given in graph.input if given.name not in model.initializers]
     del graph.input[:]
@@ -139,17 +126,13 @@ def write_widened(model: Model, bank: WeightBank, path: Path, outputs: Sequence[
         graph.node.append(node)
         for name in results:
             add_rounding(name + raw, name, reduced[name])
-    if outputs is None:
-        graph.output.extend(model.proto.graph.output)
-        for value in graph.output:
-            if value.name in reduced:
-                value.type.tensor_type.elem_type = _FLOAT
-    for name in outputs or ():
-        code = _FLOAT if name in reduced else onnx.TensorProto.DataType.Value(model.info(name).dtype.upper())
-        graph.output.append(onnx.helper.make_tensor_value_info(name, code, None))
+    given_outputs = model.proto.graph.output
+    graph.output.extend(given_outputs if outputs is None else [declared(model, name) for name in outputs])
+    for value in graph.output:
+        if value.name in reduced:
+            value.type.tensor_type.elem_type = _FLOAT
     declare_rounded_outputs(graph, model)
-    write_bytes(path, [proto.SerializeToString(deterministic=True)])
-    return path
+    return write_bytes(path, [proto.SerializeToString(deterministic=True)])
 
 
 def write_changed(
@@ -168,15 +151,14 @@ def write_changed(
         is_part: the file has a part of the model: what it lacks is passed over.
     """
     proto = onnx.load(widened, load_external_data=False)
-    tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
-    wide: dict[str, onnx.TensorProto] = {}  # FP16 constants, which are cast to FP32
+    tensors, wide = {tensor.name: tensor for tensor in proto.graph.initializer}, set[str]()
     for node in proto.graph.node:
-        if node.op_type == "Cast" and node.input[0] in tensors:
-            wide[node.output[0]] = tensors[node.input[0]]
+        if node.op_type == "Cast" and node.input[0] in tensors:  # an FP16 constant, of which the Cast makes FP32
+            tensors[node.output[0]] = tensors[node.input[0]]
+            wide.add(node.output[0])
         for attribute in node.attribute if node.op_type == "Constant" else ():
             if attribute.type == onnx.AttributeProto.TENSOR:
                 tensors[node.output[0]] = attribute.t
-    tensors |= wide
     nodes = {node.name: node for node in proto.graph.node}
     if is_part:
         constants = {name: array for name, array in constants.items() if name in tensors}
@@ -189,5 +171,4 @@ def write_changed(
         del nodes[name].attribute[:]
         given = [] if setting is None else [onnx.helper.make_attribute(attribute, setting)]
         nodes[name].attribute.extend([*kept, *given])
-    write_bytes(path, [proto.SerializeToString(deterministic=True)])
-    return path
+    return write_bytes(path, [proto.SerializeToString(deterministic=True)])

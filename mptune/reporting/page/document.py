@@ -18,10 +18,8 @@ from mptune.graph.grouping.groups import LayerGroup
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.json_form import encode_float
 from mptune.printable import counts_text, printable
-from mptune.reporting.confirmation_text import place_of, searched_baseline, sources_before, verdicts
 from mptune.reporting.recipe import is_on_cpu
 from mptune.reporting.text import (
-    TRUE_FP32,
     breaking_precision,
     describe_engine,
     environment_facts,
@@ -36,13 +34,12 @@ from mptune.tuning.fronts.limits import is_larger_in_search, metric_values
 from mptune.tuning.fronts.progress import Progress
 from mptune.tuning.fronts.texts import (
     compared,
-    error_cell,
     format_interval,
+    format_speedup,
     latency_text,
     memory_details,
     memory_text,
     metric_cell,
-    speedup_of,
 )
 
 if TYPE_CHECKING:
@@ -64,40 +61,6 @@ class PageContent:
     progress: Progress = field(default_factory=Progress)
     confirmation: Confirmation | None = None
     outputs: RunOutputs | None = None
-
-
-def confirmation_document(confirmation: Confirmation) -> dict[str, Any]:
-    """Both figures of every plan and what became of it; and whether the rankings held."""
-    before = searched_baseline(confirmation)
-    latency, error = (word.replace("earlier", "measured earlier") for word in sources_before(confirmation))
-    return {
-        "device": confirmation.front.device,
-        "latency_was": latency,
-        "error_was": error,
-        "verdicts": list(verdicts(confirmation)),
-        "plans": [
-            {
-                "plan": plan.searched.plan.fingerprint,
-                "origin": plan.searched.origin.label,
-                "place": place_of(confirmation, plan),
-                "searched": _figures(plan.searched, before),
-                "measured": None if plan.measured is None else _figures(plan.measured, confirmation.front.fp32),
-                "failure": plan.failure,
-            }
-            for plan in confirmation.plans
-        ],
-    }
-
-
-def _figures(evaluation: Evaluation, fp32: Evaluation | None) -> dict[str, Any]:
-    return {
-        "ms": encode_float(evaluation.latency.median_ms),
-        "ms_text": latency_text(evaluation),
-        "speedup": encode_float(evaluation.speedup),
-        "speedup_text": speedup_of(evaluation, fp32),
-        "error": encode_float(evaluation.judged_error),
-        "error_text": error_cell(evaluation),
-    }
 
 
 def recommended(front: Front) -> list[tuple[Evaluation, list[str]]]:
@@ -145,7 +108,7 @@ def page_document(content: PageContent) -> dict[str, Any]:
         "error_is": _error_source(front),
         "sources": [
             f"Latency: {latency_source(front)}.",
-            *([] if is_on_cpu(front) else [f"{TRUE_FP32}."]),
+            *([] if is_on_cpu(front) else ["Speedups are against all-FP32 in true FP32, without TF32."]),
             f"Error: {error_source(front)}.",
         ],
         "chosen": None if front.chosen is None else place[front.chosen.plan],
@@ -171,7 +134,7 @@ def page_document(content: PageContent) -> dict[str, Any]:
         "statistics": _statistics(content, place),
         "progress": _progress(content),
         "failed": [_failure(*failed) for failed in content.progress.failures[:_MOST_FAILURES]],
-        "confirmation": None if content.confirmation is None else confirmation_document(content.confirmation),
+        "confirmation": None,
         "facts": _facts(content),
         "run": shlex.quote(front.run_dir.absolute().name),  # of a command that is pasted into a shell
     }
@@ -202,7 +165,7 @@ def _plan(evaluation: Evaluation, content: PageContent) -> dict[str, Any]:
         "interval": format_interval(evaluation).replace("+-", "\N{PLUS-MINUS SIGN}"),
         "ms_text": latency_text(evaluation),
         "speedup": _short(evaluation.speedup),
-        "speedup_text": speedup_of(evaluation, content.front.fp32),
+        "speedup_text": format_speedup(evaluation.speedup),
         "search": _short(evaluation.error_value),
         "held_out": _short(evaluation.held_out_value),
         "ci95": None if interval is None else [_short(bound) for bound in interval],

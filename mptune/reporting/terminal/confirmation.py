@@ -5,23 +5,21 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, TextIO
 
-from rich.table import Table
-from rich.text import Text
-
-from mptune.reporting.confirmation_text import place_of, searched_baseline, sources_before, verdicts
-from mptune.reporting.terminal.console import make_console, plain_table, print_text, room_beside
-from mptune.reporting.terminal.front import model_fact, print_answer, print_facts, print_warnings
-from mptune.reporting.text import describe_engine, error_source, latency_source
-from mptune.tuning.fronts.texts import error_cell, format_interval, latency_text, metric_cell, speedup_of
+from mptune.reporting.terminal.console import make_console, print_facts, print_table, print_text
+from mptune.reporting.terminal.front import model_fact, print_answer, print_warnings
+from mptune.reporting.text import (
+    confirmation_rows,
+    describe_engine,
+    error_source,
+    latency_source,
+    sources_before,
+    verdicts,
+)
+from mptune.tuning.fronts.texts import format_interval, metric_cell
 
 if TYPE_CHECKING:
     from mptune.tuning.confirmation import Confirmation
 
-
-WIDE = 112
-"""Minimum columns for the intervals."""
-
-_LEAST_ORIGIN = 8
 _STYLES = {"chosen": "bold green", "front": "", "failed": "red", "": "dim"}
 
 
@@ -34,61 +32,44 @@ def print_confirmation(
     """
     console = make_console(stream)
     front, searched = confirmation.front, confirmation.searched
-    print_facts(
-        console,
-        [
-            model_fact(front),
-            ("searched", f"{searched.name}, latency {searched.latency_source}, error {searched.error_source}"),
-            ("device", describe_engine(front)),
-            ("latency", latency_source(front)),
-            ("error", error_source(front)),
-        ],
-    )
+    facts = [
+        model_fact(front),
+        ("searched", f"{searched.name}, latency {searched.latency_source}, error {searched.error_source}"),
+        ("device", describe_engine(front)),
+        ("latency", latency_source(front)),
+        ("error", error_source(front)),
+    ]
+    print_facts(console, facts)
     console.print()
-    table, has_two_errors = _table(confirmation, console.width)
-    console.print(table)
-    if has_two_errors:
+    latency, error = ({"predicted": "pred.", "emulated": "emul."}.get(w, w) for w in sources_before(confirmation))
+    figures = (f"{latency} ms", "ms", "95 %", f"{latency} x", "x", f"{error} err", "err")
+    records, rows = confirmation_rows(confirmation), []
+    for plan, record in zip(confirmation.plans, records, strict=True):
+        cells = [record[key] for key in ("plan", "ms", "measured ms")]
+        cells.append("" if plan.measured is None else format_interval(plan.measured))
+        cells += [record[key].removesuffix("x") for key in ("speedup", "measured speedup")]
+        cells += [record[key] for key in ("error", "measured error")]
+        metrics = front.metrics.values()
+        cells += ["-" if plan.measured is None else metric_cell(plan.measured, metric) for metric in metrics]
+        rows.append((*cells, record["became"], record["origin"]))
+    print_table(
+        console,
+        ("plan", *figures, *front.metrics, "", "origin"),
+        rows,
+        right=(*figures, *front.metrics),
+        optional=("95 %", f"{latency} x"),
+        shorten=("origin",),
+        styles=[_STYLES[record["became"]] for record in records],
+        header_style="bold",
+    )
+    if any("(" in cell for row in rows for cell in row[:-1]):
         print_text(console, "in brackets: on the search samples", "dim")
     console.print()
-    for plan in confirmation.plans:
+    for plan, record in zip(confirmation.plans, records, strict=True):
         if plan.measured is None:
-            name, origin = plan.searched.plan.fingerprint, plan.searched.origin.label
-            print_text(console, f"failed: {name} ({origin}): {plan.failure}")
+            print_text(console, f"failed: {record['plan']} ({record['origin']}): {plan.failure}")
     for line in verdicts(confirmation):
         print_text(console, line)
     console.print()
     print_warnings(console, front, warned)
     print_answer(console, front)
-
-
-def _table(confirmation: Confirmation, width: int) -> tuple[Table, bool]:
-    """Both figures of every plan; and whether a figure stands beside that of the search samples, in brackets."""
-    front, before = confirmation.front, searched_baseline(confirmation)
-    latency, error = ({"predicted": "pred.", "emulated": "emul."}.get(w, w) for w in sources_before(confirmation))
-    interval = ["95 %"] if width >= WIDE else []
-    figures = [f"{latency} ms", "meas. ms", *interval, f"{latency} x", "meas. x", f"{error} err", "meas. err"]
-    heads = ("plan", *figures, *front.metrics, "")
-    rows = []
-    for plan in confirmation.plans:
-        seen, now = plan.searched, plan.measured
-        rows.append(
-            (
-                seen.plan.fingerprint,
-                latency_text(seen),
-                "-" if now is None else latency_text(now),
-                *("" if now is None else format_interval(now) for _ in interval),
-                speedup_of(seen, before).removesuffix("x"),
-                "-" if now is None else speedup_of(now, front.fp32).removesuffix("x"),
-                error_cell(seen),
-                "-" if now is None or now.held_out is None else error_cell(now),
-                *("-" if now is None else metric_cell(now, metric) for metric in front.metrics.values()),
-                place_of(confirmation, plan),
-            )
-        )
-    table = plain_table((*heads, "origin"), heads[1:-1])
-    for column, cells in zip(table.columns, zip(heads, *rows, strict=True), strict=False):
-        column.min_width = max(map(len, cells))  # only the origin is cut
-    table.columns[-1].max_width = max(_LEAST_ORIGIN, room_beside(width, heads, rows))
-    for plan, row in zip(confirmation.plans, rows, strict=True):
-        table.add_row(*map(Text, (*row, plan.searched.origin.label)), style=_STYLES[row[-1]])
-    return table, any("(" in cell for row in rows for cell in row)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import TextIO
 
 from rich.console import Console
-from rich.text import Text
 
 from mptune.data.metrics.paired import is_compared_by_ratio
 from mptune.finding import BREAKING_CODES
 from mptune.findings.engine import NOTHING
-from mptune.reporting.terminal.console import make_console, print_fact, print_text
+from mptune.reporting.terminal.console import make_console, print_facts, print_text
 from mptune.reporting.text import (
     KEPT_BECAUSE,
     breaking_findings,
@@ -23,33 +22,34 @@ from mptune.reporting.text import (
     speedup_text,
     unique,
 )
-from mptune.tuning.front import Front, because, front_rows, front_table, shown_rows, table_notes
+from mptune.tuning.front import Front, because, front_table
 from mptune.tuning.fronts.texts import compared, error_text, latency_text, two_digits
 
 _MOST_BREAKS = 2
 """Places that are named; ``mptune report RUN --explain`` names all."""
 
-_WIDTH = len("more exact ")
-
-
-def print_table(console: Console, front: Front, *, every: bool = False) -> None:
-    """Print the front: a dozen rows, or all of them, then what their marks mean."""
-    rows = front_rows(front) if every else shown_rows(front_rows(front))
-    console.print(front_table(front, rows, console.width), crop=False)
-    if notes := table_notes(front, rows, more=": --all"):
-        console.print(Text(notes, style="dim"))
+_FILES = {
+    "model": "chosen/model.onnx",
+    "engine": "chosen/model.engine",
+    "try it": "chosen/infer.py",
+    "page": "report.html",
+}
+"""The files of a run that a person looks at, by what each is for."""
 
 
 def print_front(
     front: Front, stream: TextIO | None = None, *, every: bool = False, warned: Collection[str] = ()
 ) -> None:
-    """Print a front: new warnings, the table, and the answer.
+    """Print a front: new warnings, the table (a dozen rows, or all of them), and the answer.
 
     Warnings in ``warned`` have been printed before.
     """
     console = make_console(stream)
     print_warnings(console, front, warned)
-    print_table(console, front, every=every)
+    table, notes = front_table(front, console.width, every=every, more=": --all")
+    console.print(table, crop=False)
+    if notes:
+        print_text(console, notes, "dim")
     console.print()
     print_answer(console, front)
 
@@ -66,11 +66,39 @@ def print_warnings(console: Console, front: Front, warned: Collection[str]) -> N
 
 def print_answer(console: Console, front: Front) -> None:
     """Print the choice, what it gains, and the files; last, where no plan meets the limits, that."""
-    print_facts(console, [("chosen", _chosen(front)), *_gains(front), *_breaks(front)])
-    if front.chosen is not None and (reasons := because(front, front.chosen)):
+    chosen, fp16, run = front.chosen, front.fp16, shell_path(front.run_dir)
+    plan = "none" if chosen is None else chosen.plan.fingerprint
+    facts = [("chosen", f"{plan}: {front.chosen_reason}")]
+    if chosen is not None:
+        latency = f"{speedup_text(chosen, front.fp32)}: {latency_text(chosen)} ms"
+        if chosen.plan != front.fp32.plan:
+            latency += f", all-FP32 {latency_text(front.fp32)} ms"
+        if front.tf32 is not None:
+            latency += f", in TF32 {latency_text(front.tf32)} ms (error {error_text(front.tf32)})"
+        error = f"error {error_text(chosen)}"
+        if fp16 is not None and chosen.plan != fp16.plan:
+            ratio = fp16.judged_error / chosen.judged_error if chosen.judged_error > 0 else math.inf
+            is_ratio = is_compared_by_ratio(front.metric) and math.isfinite(ratio) and fp16.is_finite
+            error = f"{f'{two_digits(ratio)} times: ' if is_ratio else ''}{error}, {front.fp16_name} {error_text(fp16)}"
+        facts.append(("faster", latency + ("" if chosen.latency.source == "measured" else ", predicted")))
+        facts.append(("more exact", error + ("" if chosen.error_source == "measured" else ", emulated")))
+    places = unique(f"{f.code} ({', '.join(f.where.groups) or 'no single group'})" for f in breaking_findings(front))
+    if places:
+        more = f" and {len(places) - _MOST_BREAKS} more" if len(places) > _MOST_BREAKS else ""
+        facts.append(("breaks", f"in {breaking_precision(front)}: {', '.join(places[:_MOST_BREAKS])}{more}"))
+    print_facts(console, facts)
+    if chosen is not None and (reasons := because(front, chosen)):
         print_text(console, f"{KEPT_BECAUSE}: {reasons}")
-    print_facts(console, [*_written_files(front), *_another(front)])
-    print_fact(console, "details", f"mptune report {shell_path(front.run_dir)} --explain", _WIDTH)
+    for name, path in ((name, front.run_dir / file) for name, file in _FILES.items()):
+        if path.exists():
+            print_facts(console, [(name, f"python {shell_path(path)}" if name == "try it" else short_path(path))])
+    if chosen is not None and front.neighbours:  # the more exact one, or the faster one where there is none
+        beside = front.neighbours[-1]
+        what = f"{beside.role}, {compared(beside.evaluation, chosen)}:"
+        print_facts(
+            console, [("another", what), ("", f"mptune pick {run} --plan {beside.evaluation.plan.fingerprint}")]
+        )
+    print_facts(console, [("details", f"mptune report {run} --explain")])
     if not front.limits_met:
         print_text(console, f"limits not met: {front.unmet}", "bold yellow")
 
@@ -78,69 +106,3 @@ def print_answer(console: Console, front: Front) -> None:
 def model_fact(front: Front) -> tuple[str, str]:
     """The model's path, and the beginning of its hash."""
     return "model", f"{front.model_path} (sha256 {front.model_sha256[:12]})"
-
-
-def print_facts(console: Console, facts: Sequence[tuple[str, str]]) -> None:
-    """Print names with a paragraph beside each."""
-    for name, value in facts:
-        print_fact(console, name, value, _WIDTH)
-
-
-def _chosen(front: Front) -> str:
-    if front.chosen is None:
-        return f"none: {front.chosen_reason}"
-    return f"{front.chosen.plan.fingerprint}: {front.chosen_reason}"
-
-
-def _gains(front: Front) -> list[tuple[str, str]]:
-    """How much faster than all-FP32 the chosen plan is, and how much more exact than all-FP16."""
-    chosen, fp16 = front.chosen, front.fp16
-    if chosen is None:
-        return []
-    predicted = "" if chosen.latency.source == "measured" else ", predicted"
-    emulated = "" if chosen.error_source == "measured" else ", emulated"
-    latency = f"{speedup_text(chosen, front.fp32)}: {latency_text(chosen)} ms"
-    error = f"error {error_text(chosen)}"
-    if chosen.plan != front.fp32.plan:
-        latency += f", all-FP32 {latency_text(front.fp32)} ms"
-    if front.tf32 is not None:
-        latency += f", in TF32 {latency_text(front.tf32)} ms (error {error_text(front.tf32)})"
-    if fp16 is not None and chosen.plan != fp16.plan:
-        ratio = fp16.judged_error / chosen.judged_error if chosen.judged_error > 0 else math.inf
-        is_ratio = is_compared_by_ratio(front.metric) and math.isfinite(ratio) and fp16.is_finite
-        error = f"{f'{two_digits(ratio)} times: ' if is_ratio else ''}{error}, {front.fp16_name} {error_text(fp16)}"
-    return [("faster", latency + predicted), ("more exact", error + emulated)]
-
-
-def _breaks(front: Front) -> list[tuple[str, str]]:
-    """The findings about values that FP16 cannot hold, by their codes."""
-    places = unique(f"{f.code} ({', '.join(f.where.groups) or 'no single group'})" for f in breaking_findings(front))
-    more = f" and {len(places) - _MOST_BREAKS} more" if len(places) > _MOST_BREAKS else ""
-    return [("breaks", f"in {breaking_precision(front)}: {', '.join(places[:_MOST_BREAKS])}{more}")] if places else []
-
-
-def _another(front: Front) -> list[tuple[str, str]]:
-    """The command that chooses the more exact neighbour, or the faster one where there is none."""
-    if not front.neighbours:
-        return []
-    beside = front.neighbours[-1]
-    command = f"mptune pick {shell_path(front.run_dir)} --plan {beside.evaluation.plan.fingerprint}"
-    return [("another", f"{beside.role}, {compared(beside.evaluation, beside.chosen)}:"), ("", command)]
-
-
-_FILES = {
-    "model": "chosen/model.onnx",
-    "engine": "chosen/model.engine",
-    "try it": "chosen/infer.py",
-    "page": "report.html",
-}
-
-
-def _written_files(front: Front) -> list[tuple[str, str]]:
-    """The files of a run that a person looks at, by what each is for; those that are there."""
-    paths = ((name, front.run_dir / path) for name, path in _FILES.items())
-    return [
-        (name, f"python {shell_path(path)}" if name == "try it" else short_path(path))
-        for name, path in paths
-        if path.exists()
-    ]

@@ -7,57 +7,81 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from mptune.finding import Finding, by_severity
+from mptune.finding import by_severity
 from mptune.findings.engine import NOTHING
 from mptune.findings.wording import SEVERITIES
 from mptune.graph.plan import Precision
-from mptune.printable import counts_text, cut
+from mptune.printable import counts_text
 from mptune.reporting.terminal.console import (
     SEVERITY_STYLES,
     make_console,
-    plain_table,
-    print_fact,
+    print_facts,
+    print_table,
     print_text,
-    room_beside,
+    styled,
 )
-from mptune.reporting.text import cut_front
+from mptune.reporting.text import unique
 
 if TYPE_CHECKING:
-    from mptune.graph.hazards.hazard import Hazard
-    from mptune.graph.loading.tensors import TensorInfo
     from mptune.inspection.record import Inspection
-    from mptune.targets.memory import MemoryNeed
-
-WIDE = 96
-"""Minimum columns for the operators of each group."""
 
 _MOST_PLACES = 6
-_REASONS = 3
-"""Why groups cannot be BF16: so many are shown."""
+_MOST_REASONS = 3
+"""Why groups cannot be BF16."""
 _OF_CONSTANTS = frozenset({"overflow", "vanishing-epsilon", "int64-range"})
 
 
 def print_inspection(inspection: Inspection, stream: TextIO | None = None) -> None:
     """Print the inspection of a model; to stdout by default."""
-    console = make_console(stream)
+    console, total = make_console(stream), inspection.flops or 1.0
     for finding in inspection.findings:
         if finding.code == NOTHING:
             print_text(console, f"warning: {finding.message}", "yellow")
-    for name, value in _facts(inspection):
-        print_fact(console, name, value)
-    _section(console, "groups")
-    width = console.width
-    if not console.is_terminal:  # nobody looks at it: names stay whole, to be copied
-        console.width += max((len(item.group.name) for item in inspection.groups), default=0)
-    console.print(_groups(inspection, width, whole_names=not console.is_terminal))
-    console.width = width
-    _pins(console, inspection)
-    _section(console, "operators")
-    console.print(_operators(inspection))
-    _hazards(console, inspection)
+    print_facts(console, _facts(inspection), 9)
+
+    _print_title(console, "groups")
+    rows = []
+    for item in inspection.groups:
+        group, cost = item.group, item.cost
+        figures = (quantity(cost.flops, ""), f"{cost.flops / total:.1%}", quantity(cost.fp32_bytes, "B"))
+        same = f"x{item.repeats}" if item.repeats > 1 else ""
+        precision = "free" if item.pin is None else f"{str(item.pin.precision).upper()} pinned"
+        rows.append((group.id, group.name, group.kind, counts_text(group.ops), *figures, same, precision))
+    print_table(
+        console,
+        ("id", "name", "kind", "operators", "FLOP", "share", "bytes", "same", "precision"),
+        rows,
+        right=("FLOP", "share", "bytes", "same"),
+        optional=("operators",),
+        # Where nobody looks at it, names stay whole, to be copied.
+        shorten=("name", "operators") if console.is_terminal else ("operators",),
+        styles=["" if item.pin is None else "yellow" for item in inspection.groups],
+    )
+    pins: dict[tuple[str, str], list[str]] = {}  # groups of the same reason together
+    for item in inspection.groups:
+        if item.pin is not None:
+            pins.setdefault((str(item.pin.precision).upper(), item.pin.reason), []).append(item.group.id)
+    if pins:
+        _print_title(console, "pinned")
+    for (precision, reason), ids in pins.items():
+        print_text(console, styled((f"{precision} ", "yellow"), f"{_places(ids)}: {reason}"))
+
+    _print_title(console, "operators")
+    operators = [
+        (
+            operator.name,
+            str(operator.count),
+            str(operator.grouped),
+            quantity(operator.flops, "") if operator.grouped else "-",
+            f"{operator.flops / total:.1%}" if operator.grouped else "-",
+            operator.fixed,
+        )
+        for operator in inspection.operators
+    ]
+    heads = ("operator", "nodes", "in groups", "FLOP", "share", "the others have no precision, because")
+    print_table(console, heads, operators, right=heads[1:-1], fold=heads[-1])
+    _print_hazards(console, inspection)
     for text in inspection.warnings:
         print_text(console, f"warning: {text}", "yellow")
 
@@ -71,69 +95,26 @@ def quantity(value: float, unit: str) -> str:
     return f"{value:.0f} {unit}"
 
 
-def _section(console: Console, title: str) -> None:
+def _print_title(console: Console, title: str) -> None:
     console.print()
-    console.print(Text(title, style="bold"))
+    print_text(console, title, "bold")
 
 
 def _facts(inspection: Inspection) -> list[tuple[str, str]]:
-    model = inspection.model
-    groups = inspection.groups
-    pinned = sum(g.pin is not None for g in groups)
-    patterns = len({g.group.pattern for g in groups})
-    traffic = [
-        sum(getattr(g.cost, name) for g in groups) + getattr(inspection.rest, name)
-        for name in ("fp32_bytes", "fp16_bytes")
-    ]
-    return [
-        ("model", f"{model.path} (sha256 {model.sha256[:12]}), {len(model.nodes)} nodes"),
-        ("weights", f"{quantity(inspection.parameters, '').strip()} values, {quantity(inspection.weight_bytes, 'B')}"),
-        ("inputs", ", ".join(_value(info) for info in model.inputs)),
-        ("outputs", ", ".join(_value(info) for info in model.outputs)),
-        (
-            "groups",
-            f"{len(groups)} at {inspection.granularity} granularity, {patterns} different;"
-            f" {len(groups) - pinned} free, {pinned} pinned (space {inspection.space})",
-        ),
-        (
-            "plans",
-            _plans(len(groups) - pinned, sum(g.pin is not None and g.pin.precision is Precision.FP32 for g in groups)),
-        ),
-        *([("BF16", _bf16(inspection))] if any(item.only_bf16 for item in groups) else []),
-        (
-            "compute",
-            f"{quantity(inspection.flops, 'FLOP')} and {quantity(traffic[0], 'B')} of traffic in FP32"
-            f" ({quantity(traffic[1], 'B')} in FP16)",
-        ),
-        ("memory", _memory(inspection.memory)),
-        ("shapes", _shapes(inspection)),
-    ]
-
-
-def _plans(free: int, fp32: int) -> str:
-    """How many plans there are, and what their ends are called."""
-    fp16 = f"all-FP16 but {fp32} pinned" if fp32 else "all-FP16"
-    return (
-        f"2^{free} between all-FP32 and {fp16}" if free else f"none to search: {fp32} of the groups are pinned to FP32"
-    )
-
-
-def _bf16(inspection: Inspection) -> str:
-    """Which groups could be BF16, and why the others cannot; engines may lack kernels beside."""
-    groups = inspection.groups
-    beyond = sum(g.only_bf16 for g in groups)
-    text = f"{sum(g.no_bf16 is None for g in groups)} of {len(groups)} groups could be BF16"
-    if beyond:
-        text += f", {beyond} of them pinned to FP32 because of FP16 (--precisions fp32,fp16,bf16)"
-    reasons = Counter(g.no_bf16 for g in groups if g.no_bf16 is not None).most_common()
-    shown = [f"{count} not: {reason}" for reason, count in reasons[:_REASONS]]
-    others = sum(count for _, count in reasons[_REASONS:])
-    return "; ".join([text, *shown, *([f"{others} not for other reasons"] if others else [])])
-
-
-def _memory(need: MemoryNeed) -> str:
-    """Weights and the largest sum of live activations, in both precisions."""
-    return "; ".join(
+    model, groups, need = inspection.model, inspection.groups, inspection.memory
+    values = []
+    for infos in (model.inputs, model.outputs):
+        shapes = [i.shape and " x ".join("?" if size is None else str(size) for size in i.shape) for i in infos]
+        texts = ("?" if shape is None else shape or "scalar" for shape in shapes)
+        values.append(", ".join(f"{i.name} {i.dtype} {text}" for i, text in zip(infos, texts, strict=True)))
+    pinned = sum(item.pin is not None for item in groups)
+    fp32 = sum(item.pin is not None and item.pin.precision is Precision.FP32 for item in groups)
+    plans = f"2^{len(groups) - pinned} between all-FP32 and all-FP16{f' but {fp32} pinned' if fp32 else ''}"
+    if pinned == len(groups):
+        plans = f"none to search: {fp32} of the groups are pinned to FP32"
+    costs = [*(item.cost for item in groups), inspection.rest]
+    traffic, traffic_fp16 = sum(cost.fp32_bytes for cost in costs), sum(cost.fp16_bytes for cost in costs)
+    memory = (
         f"{quantity(need.total(precision), 'B')} in {precision.upper()} ({quantity(weights, 'B')} of weights, "
         f"{quantity(activations, 'B')} of values at {peak or 'the inputs'})"
         for precision, weights, activations, peak in (
@@ -141,123 +122,72 @@ def _memory(need: MemoryNeed) -> str:
             (Precision.FP16, need.fp16_weights, need.fp16_activations, need.fp16_peak),
         )
     )
-
-
-def _value(info: TensorInfo) -> str:
-    shape = (
-        "?" if info.shape is None else " x ".join("?" if dim is None else str(dim) for dim in info.shape) or "scalar"
-    )
-    return f"{info.name} {info.dtype} {shape}"
-
-
-def _shapes(inspection: Inspection) -> str:
-    unknown = f"; {inspection.unknown_shapes} values of unknown shape count little" if inspection.unknown_shapes else ""
+    shapes_from = "fixed in the model"
     if inspection.observed is not None:
-        few = inspection.samples < inspection.available
-        rest = f": the first of {inspection.available}; --strict runs all" if few else ""
-        return f"observed on {inspection.samples} samples of {inspection.observed}{rest}{unknown}"
-    if inspection.assumed:
+        shapes_from = f"observed on {inspection.samples} samples of {inspection.observed}"
+        if inspection.samples < inspection.available:
+            shapes_from += f": the first of {inspection.available}; --strict runs all"
+    elif inspection.assumed:
         sizes = ", ".join(f"{name} = {size}" for name, size in inspection.assumed.items())
-        return f"ASSUMED: {sizes} (--batch sets the batch, --data shows real ones){unknown}"
-    return f"fixed in the model{unknown}"
-
-
-def _groups(inspection: Inspection, width: int, *, whole_names: bool) -> Table:
-    """One row a group; operators, and names unless they stay whole, are cut to what the other columns leave."""
-    total = inspection.flops or 1.0
-    fixed = [
+        shapes_from = f"ASSUMED: {sizes} (--batch sets the batch, --data shows real ones)"
+    if inspection.unknown_shapes:
+        shapes_from += f"; {inspection.unknown_shapes} values of unknown shape count little"
+    facts = [
+        ("model", f"{model.path} (sha256 {model.sha256[:12]}), {len(model.nodes)} nodes"),
+        ("weights", f"{quantity(inspection.parameters, '').strip()} values, {quantity(inspection.weight_bytes, 'B')}"),
+        ("inputs", values[0]),
+        ("outputs", values[1]),
         (
-            item.group.id,
-            item.group.kind,
-            quantity(item.cost.flops, ""),
-            f"{item.cost.flops / total:.1%}",
-            quantity(item.cost.fp32_bytes, "B"),
-            f"x{item.repeats}" if item.repeats > 1 else "",
-            "free" if item.pin is None else f"{str(item.pin.precision).upper()} pinned",
-        )
-        for item in inspection.groups
+            "groups",
+            f"{len(groups)} at {inspection.granularity} granularity, {len({g.group.pattern for g in groups})}"
+            f" different; {len(groups) - pinned} free, {pinned} pinned (space {inspection.space})",
+        ),
+        ("plans", plans),
     ]
-    heads = ("id", "kind", "FLOP", "share", "bytes", "same", "precision")
-    left = max(room_beside(width, heads, fixed), 20)
-    longest = max((len(item.group.name) for item in inspection.groups), default=0)
-    for_name = min(longest, left - 2 if width < WIDE else max(16, left - 2 - 14))
-    for_ops = left - for_name - 4 if width >= WIDE else 0
-    for_name = longest if whole_names else for_name
-    named = ("id", "name", "kind", *(["operators"] if for_ops > 0 else []))
-    table = plain_table((*named, *heads[2:]), heads[2:-1], "dim")
-    for item, (id_, kind, *figures, precision) in zip(inspection.groups, fixed, strict=True):
-        ops = [Text(cut(counts_text(item.group.ops), for_ops))] if for_ops > 0 else []
-        style = "" if item.pin is None else "yellow"
-        table.add_row(id_, Text(cut_front(item.group.name, for_name)), kind, *ops, *figures, Text(precision, style))
-    return table
+    if beyond := sum(item.only_bf16 for item in groups):  # engines may lack kernels beside
+        reasons = Counter(item.no_bf16 for item in groups if item.no_bf16 is not None).most_common(_MOST_REASONS)
+        text = f"{sum(item.no_bf16 is None for item in groups)} of {len(groups)} groups could be BF16, {beyond} of them"
+        text += " pinned to FP32 because of FP16 (--precisions fp32,fp16,bf16)"
+        facts.append(("BF16", "; ".join([text, *(f"{count} not: {reason}" for reason, count in reasons)])))
+    return [
+        *facts,
+        (
+            "compute",
+            f"{quantity(inspection.flops, 'FLOP')} and {quantity(traffic, 'B')} of traffic in FP32"
+            f" ({quantity(traffic_fp16, 'B')} in FP16)",
+        ),
+        ("memory", "; ".join(memory)),
+        ("shapes", shapes_from),
+    ]
 
 
-def _pins(console: Console, inspection: Inspection) -> None:
-    """Why groups are pinned, groups of the same reason together."""
-    reasons: dict[tuple[str, str], list[str]] = {}
-    for item in inspection.groups:
-        if item.pin is not None:
-            reasons.setdefault((str(item.pin.precision).upper(), item.pin.reason), []).append(item.group.id)
-    if reasons:
-        _section(console, "pinned")
-    for (precision, reason), ids in reasons.items():
-        print_text(console, Text.assemble((f"{precision} ", "yellow"), _places(ids), f": {reason}"))
-
-
-def _operators(inspection: Inspection) -> Table:
-    figures = ("nodes", "in groups", "FLOP", "share")
-    table = plain_table(("operator", *figures), figures, "dim")
-    if any(operator.fixed for operator in inspection.operators):
-        table.add_column("the others have no precision, because", overflow="fold")
-    total = inspection.flops or 1.0
-    for operator in inspection.operators:
-        table.add_row(
-            Text(operator.name),
-            str(operator.count),
-            str(operator.grouped),
-            quantity(operator.flops, "") if operator.grouped else "-",
-            f"{operator.flops / total:.1%}" if operator.grouped else "-",
-            *([Text(operator.fixed)] if len(table.columns) > 5 else []),
-        )
-    return table
-
-
-def _hazards(console: Console, inspection: Inspection) -> None:
+def _print_hazards(console: Console, inspection: Inspection) -> None:
     """What is wrong with the model as a whole, then one entry for each reason and cure, with all the places of it."""
-    about = [finding for finding in by_severity(inspection.about) if finding.code != NOTHING]
-    severities = [*(finding.severity for finding in about), *(hazard.severity for hazard in inspection.hazards)]
-    counts = {severity: severities.count(severity) for severity in SEVERITIES}
-    summary = ", ".join(f"{count} {severity}{'s' if count > 1 else ''}" for severity, count in counts.items() if count)
-    _section(console, f"hazards: {summary.replace('infos', 'info') or 'none found'}")
-    if inspection.observed is None:
-        console.print(Text("values were not observed: give --data", style="dim"), soft_wrap=not console.is_terminal)
     merged: dict[tuple[str, str, str, str], list[str]] = {}
-    for finding in about:
-        merged.setdefault((finding.severity, finding.code, finding.text, finding.cure), []).append(_about(finding))
+    for finding in by_severity(inspection.about):
+        if finding.code != NOTHING:
+            names = finding.where.first_names()
+            place = next((names[kind] for kind in ("tensor", "output", "input") if kind in names), "the model")
+            key = (finding.severity, finding.code, finding.text, finding.cure)
+            merged.setdefault(key, []).append(str(place))
     for hazard in inspection.hazards:
+        at = hazard.place
+        # Which of the values that the node reads, where that is not plain.
+        parts = [at.group, at.node, at.tensor if hazard.code in _OF_CONSTANTS or not at.node else None]
         key = (hazard.severity, hazard.code, hazard.reason, hazard.cure)
-        merged.setdefault(key, []).append(_where(hazard))
-    for (severity, kind, reason, cure), places in merged.items():
-        head = Text.assemble((severity, SEVERITY_STYLES[severity]), f" {kind}: {_places(places)}")
-        print_text(console, head)
+        merged.setdefault(key, []).append(" ".join(part for part in parts if part))
+    counts = {word: sum(len(places) for key, places in merged.items() if key[0] == word) for word in SEVERITIES}
+    summary = ", ".join(f"{n} {word}{'s' * (n > 1 and word != 'info')}" for word, n in counts.items() if n)
+    _print_title(console, f"hazards: {summary or 'none found'}")
+    if inspection.observed is None:
+        print_text(console, "values were not observed: give --data", "dim")
+    for (severity, code, reason, cure), places in merged.items():
+        print_text(console, styled((severity, SEVERITY_STYLES[severity]), f" {code}: {_places(places)}"))
         print_text(console, reason, indent=2)
         print_text(console, f"-> {cure}", "dim", 2)
 
 
-def _about(finding: Finding) -> str:
-    """The value that a finding is about, or the model."""
-    names = finding.where.first_names()
-    return str(next((names[kind] for kind in ("tensor", "output", "input") if kind in names), "the model"))
-
-
-def _where(hazard: Hazard) -> str:
-    """Group and node, and which of the values that the node reads where that is not plain."""
-    place = hazard.place
-    parts = [place.group, place.node, place.tensor if hazard.code in _OF_CONSTANTS or not place.node else None]
-    return " ".join(part for part in parts if part)
-
-
 def _places(places: Sequence[str]) -> str:
-    unique = list(dict.fromkeys(places))
-    more = f" and {len(unique) - _MOST_PLACES} more" if len(unique) > _MOST_PLACES else ""
-    return ", ".join(unique[:_MOST_PLACES]) + more
+    every = unique(places)
+    more = f" and {len(every) - _MOST_PLACES} more" if len(every) > _MOST_PLACES else ""
+    return ", ".join(every[:_MOST_PLACES]) + more

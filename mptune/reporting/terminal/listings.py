@@ -1,26 +1,21 @@
-"""Lists on the terminal: targets, one target's figures, search spaces, what this machine can do, and its self-test."""
+"""Lists on the terminal: targets, search spaces, what this machine can do, its self-test, the layers of an engine."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from rich.markup import escape
-from rich.text import Text
-
-from mptune.reporting.terminal.console import make_console, plain_table, print_fact, print_text
+from mptune.reporting.terminal.console import make_console, print_facts, print_table, print_text, styled
 from mptune.reporting.text import environment_facts
 
 if TYPE_CHECKING:
     from mptune.engines.backends.backend import BackendStatus
     from mptune.engines.environment import Environment
+    from mptune.engines.jobs.layer_times import EngineLayers
     from mptune.selftest import SelfTest
     from mptune.targets.target import Target
     from mptune.tuning.space import NamedSpace
 
-
-_FIGURES_WIDTH = 45
-"""Columns that the figures take in the table of targets."""
 
 _FIGURES = (
     ("compute_capability", "compute capability", ""),
@@ -42,25 +37,25 @@ _FIGURES = (
 def print_targets(targets: Sequence[Target], stream: TextIO | None = None) -> None:
     """Print the profiles as a table; to stdout by default."""
     console = make_console(stream)
-    figures = ("SM", "FP16", "FP32", "GB/s", "GB")
-    # A name is copied, so it is never cut: titles stand beside names where both fit whole.
-    names_width, titles_width = (
-        max(len(getattr(target, attribute)) for target in targets) for attribute in ("name", "title")
-    )
-    titles = console.width >= names_width + titles_width + _FIGURES_WIDTH
-    table = plain_table(("name", *(["title"] if titles else []), "CC", *figures), figures)
+    columns = {
+        "SM": "sm_count",
+        "FP16": "fp16_tflops",
+        "FP32": "fp32_tflops",
+        "GB/s": "bandwidth_gbps",
+        "GB": "memory_gb",
+    }
+    rows = []
     for target in targets:
-        capability = target.compute_capability
-        table.add_row(
-            escape(target.name),
-            *([escape(target.title)] if titles else []),
-            "-" if capability is None else f"{capability[0]}.{capability[1]}",
-            *(
-                _figure(target, name)
-                for name in ("sm_count", "fp16_tflops", "fp32_tflops", "bandwidth_gbps", "memory_gb")
-            ),
-        )
-    console.print(table)
+        figures = []
+        for name in columns.values():
+            # The marks of weak sources line up in a column of their own.
+            value, source = getattr(target, name), target.sources.get(name, "")
+            mark = next((mark for mark in "\N{DAGGER}\N{DOUBLE DAGGER}" if mark in source), " ")
+            figures.append("- " if value is None else f"{value:g}{mark}")
+        capability = "-" if target.compute_capability is None else ".".join(map(str, target.compute_capability))
+        rows.append((target.name, target.title, capability, *figures))
+    heads = ("name", "title", "CC", *columns)
+    print_table(console, heads, rows, right=tuple(columns), optional=("title",), header_style="bold")
     console.print()
     for line in (
         "FP16 and FP32 in dense TFLOP/s. \N{DAGGER} from memory, \N{DOUBLE DAGGER} inferred, else from NVIDIA's pages.",
@@ -70,39 +65,30 @@ def print_targets(targets: Sequence[Target], stream: TextIO | None = None) -> No
         print_text(console, line)
 
 
-def _figure(target: Target, name: str) -> str:
-    """A figure with the mark of its source where that is weak; the marks line up in a column of their own."""
-    value = getattr(target, name)
-    source = target.sources.get(name, "")
-    mark = next((mark for mark in "\N{DAGGER}\N{DOUBLE DAGGER}" if mark in source), " ")
-    return "- " if value is None else f"{value:g}{mark}"
-
-
 def print_target(target: Target, stream: TextIO | None = None) -> None:
     """Print one profile; to stdout by default."""
     console = make_console(stream)
-    console.print(Text.assemble((target.name, "bold"), f"  {target.title}"), soft_wrap=True)
+    print_text(console, styled((target.name, "bold"), f"  {target.title}"))
     if target.note:
         print_text(console, target.note)
     console.print()
-    table = plain_table(("figure", "value", "unit", "source"), ("value",))
-    table.columns[-1].no_wrap = False
+    rows = []
     for name, title, unit in _FIGURES:
         value = getattr(target, name)
+        if isinstance(value, tuple):
+            text = ("." if name == "compute_capability" else ", ").join(map(str, value))
+        else:
+            text = "" if value is None else f"{value:g}"
         if value:
-            table.add_row(title, escape(_shown(name, value)), unit, escape(target.sources[name]))
-    console.print(table)
-    console.print()
-    print_text(
-        console,
-        "\N{DAGGER} from memory, \N{DOUBLE DAGGER} inferred. Power modes cap clocks: the caps are read on the device.",
+            rows.append((title, text, unit, target.sources[name]))
+    print_table(
+        console, ("figure", "value", "unit", "source"), rows, right=("value",), fold="source", header_style="bold"
     )
-
-
-def _shown(name: str, value: object) -> str:
-    if isinstance(value, tuple):
-        return ("." if name == "compute_capability" else ", ").join(map(str, value))
-    return f"{value:g}"
+    console.print()
+    note = (
+        "\N{DAGGER} from memory, \N{DOUBLE DAGGER} inferred. Power modes cap clocks: the caps are read on the device."
+    )
+    print_text(console, note)
 
 
 def print_spaces(spaces: Sequence[NamedSpace], stream: TextIO | None = None) -> None:
@@ -110,7 +96,7 @@ def print_spaces(spaces: Sequence[NamedSpace], stream: TextIO | None = None) -> 
     console = make_console(stream)
     for space in spaces:
         file = space.file
-        print_text(console, Text.assemble((space.name, "bold"), f"  {file.description}"))
+        print_text(console, styled((space.name, "bold"), f"  {file.description}"))
         facts = [f"groups: {file.granularity}"]
         facts += [f"pin {name}: {', '.join(pins)}" for name in ("fp32", "fp16") if (pins := file.pin.get(name))]
         facts += [f"seed {seed.name}: {', '.join(seed.fp32)} in FP32, the rest in FP16" for seed in file.seed]
@@ -123,17 +109,11 @@ def print_spaces(spaces: Sequence[NamedSpace], stream: TextIO | None = None) -> 
 def print_doctor(environment: Environment, toolchains: Sequence[BackendStatus], stream: TextIO | None = None) -> None:
     """Print what this machine has, which toolchains work, and how to install those that do not."""
     console = make_console(stream)
-    for name, value in environment_facts(environment):
-        print_fact(console, name, value, 16)
+    print_facts(console, environment_facts(environment), 16)
     console.print()
     for status in toolchains:
         word, style = ("ready", "green") if status.available else ("missing", "yellow")
-        state = Text.assemble(f"{status.name:<24}", (f"{word:<8}", style))
-        if console.is_terminal and status.reason:
-            console.print(state)
-            print_text(console, status.reason, indent=4)
-        else:
-            console.print(state + Text(f"  {status.reason}" if status.reason else ""), soft_wrap=True)
+        print_text(console, styled(f"{status.name:<24}", (f"{word:<8}", style), f"  {status.reason}"))
         if status.install and not status.available:
             print_text(console, f"install: {status.install}", indent=4)
     for text in environment.warnings:
@@ -149,13 +129,27 @@ def print_selftest(result: SelfTest, stream: TextIO | None = None) -> None:
     console.print()
     for check in result.checks:
         limit = "" if check.figure is None else f" (limit {check.limit})"
-        parts = (f"{check.engine:<17}{check.name:<13}", (check.status, _STATUS_STYLES[check.status]))
-        console.print(Text.assemble(*parts, f": {check.text}{limit}"), soft_wrap=True)
+        status = (check.status, _STATUS_STYLES[check.status])
+        print_text(console, styled(f"{check.engine:<17}{check.name:<13}", status, f": {check.text}{limit}"))
     failed = sum(check.status == "does not hold" for check in result.checks)
     verdict = "every check that can be taken here holds"
     if not result.holds:
         verdict = f"{failed} of {len(result.checks)} checks do not hold" if failed else "nothing could be checked"
     console.print()
-    console.print(Text(f"self-test: {verdict}, after {result.seconds:.0f} s"), soft_wrap=True)
+    print_text(console, f"self-test: {verdict}, after {result.seconds:.0f} s")
     if not result.holds:
-        console.print(Text("report it with the output of: mptune doctor --selftest --json"), soft_wrap=True)
+        print_text(console, "report it with the output of: mptune doctor --selftest --json")
+
+
+def print_layers(engine: EngineLayers, stream: TextIO | None = None) -> None:
+    """Print the layers in the engine's order; one that computes no node of the model has its name there."""
+    console = make_console(stream)
+    total_ms = sum(layer.ms for layer in engine.layers)
+    print_text(console, f"plan {engine.plan}: {len(engine.layers)} layers of its engine", "bold")
+    rows = []
+    for layer in engine.layers:
+        share = f"{layer.ms / total_ms:.1%}" if total_ms > 0 else "-"
+        types = " ".join(precision.name for precision in layer.types) or "-"
+        rows.append((f"{layer.ms:.4f}", share, types, ", ".join(layer.nodes) or f"{layer.name} (added by the engine)"))
+    print_table(console, ("ms", "share", "writes", "nodes"), rows, right=("ms", "share"), fold="nodes")
+    print_text(console, "times: the engine's own profiler, which has a cost; --json has TensorRT's names of the layers")

@@ -22,24 +22,28 @@ from rich.text import Text
 from mptune.choice import Choice
 from mptune.engines.base import Failure, Progress
 from mptune.graph.plan import PrecisionPlan
+from mptune.printable import printable
 from mptune.reporting.terminal.console import make_console
 from mptune.reporting.text import format_duration, origin_name
 from mptune.tuning.evaluation import Evaluation, Origin
 from mptune.tuning.fronts.choosing import choose
-from mptune.tuning.fronts.texts import format_error, group_counts, latency_text, speedup_of
+from mptune.tuning.fronts.texts import format_error, format_speedup, group_counts, latency_text
 
-_LAST = 20
-"""Durations that are looked at: builds grow faster with a timing cache, and slower with a worker that is shared."""
-
-_LEAST = 2
-"""Fewest durations for an estimate: the first plans start workers and fill caches."""
+_RECENT_FAILURES = 3
+_LOG_EVERY_S = 60.0
+"""Interval at which a log gets a line with the time that is left, or with how far a long step is."""
+_COUNT = re.compile(r"\b\d+ of (?=\d+ groups)|, \d+ of them to \d+%")
 
 
 class RemainingTime:
-    """Learns from each plan that is done; plans of earlier sessions do not count."""
+    """Learns from each plan that is done; plans of earlier sessions do not count.
+
+    The median of the last 20 durations counts, from the second on: one plan that ran into its deadline is not the next
+    one's duration, and builds grow faster with a timing cache.
+    """
 
     def __init__(self) -> None:
-        self._durations_s: deque[float] = deque(maxlen=_LAST)
+        self._durations_s: deque[float] = deque(maxlen=20)
         self._last: tuple[int, float] | None = None
 
     def add(self, done: int) -> None:
@@ -51,20 +55,10 @@ class RemainingTime:
         self._last = done, now_s
 
     def seconds(self, left: int) -> float | None:
-        """The time until ``left`` more plans are done, less what has passed since the last; None without an estimate.
-
-        The median of the last durations counts: one plan that ran into its deadline is not the next one's duration.
-        """
-        if self._last is None or len(self._durations_s) < _LEAST:
+        """The time until ``left`` more plans are done, less what passed since the last; None without an estimate."""
+        if self._last is None or len(self._durations_s) < 2:
             return None
-        expected_s = median(self._durations_s) * left
-        return max(expected_s - (time.monotonic() - self._last[1]), 0.0)
-
-
-RECENT_FAILURES = 3
-_SAY_EVERY_S = 60.0
-"""Interval at which a log gets a line with the time that is left, or with how far a long step is."""
-_COUNT = re.compile(r"\b\d+ of (?=\d+ groups)|, \d+ of them to \d+%")
+        return max(median(self._durations_s) * left - (time.monotonic() - self._last[1]), 0.0)
 
 
 class TerminalListener:
@@ -87,19 +81,15 @@ class TerminalListener:
     ) -> None:
         self._console = make_console(sys.stderr if stream is None else stream)
         self._quiet = quiet
-        self._max_error = max_error
-        self._max_latency_ms = max_latency_ms
-        self._stage = "starting"
-        self._detail = ""
-        self._done = 0
-        self._budget = 0
+        self._limits = Choice(max_error=max_error, max_latency_ms=max_latency_ms)
+        self._stage, self._detail = "starting", ""
+        self._done = self._budget = 0
         self._remaining_time = RemainingTime()
         self._left: int | None = None
-        self._said_s = -math.inf
-        self._logged, self._logged_s = "", -math.inf
+        self._logged_left_s = -math.inf
+        self._logged_stage, self._logged_stage_s = "", -math.inf
         self._evaluations: list[Evaluation] = []
         self._best: Evaluation | None = None
-        self._last: Evaluation | None = None
         self._failures: list[str] = []
         self._warned: set[str] = set()
         self._started_s = time.monotonic()
@@ -125,29 +115,27 @@ class TerminalListener:
         """Show the current step; in a log, one that counts groups is shown once, and then now and then."""
         self._stage, self._detail = text, ""
         now_s, step = time.monotonic(), _COUNT.sub("", text)
-        if self._live is None and (step == text or step != self._logged or now_s - self._logged_s >= _SAY_EVERY_S):
-            self._logged, self._logged_s = step, now_s
+        is_due = step == text or step != self._logged_stage or now_s - self._logged_stage_s >= _LOG_EVERY_S
+        if self._live is None and is_due:
+            self._logged_stage, self._logged_stage_s = step, now_s
             self._print(text)
 
     def evaluated(self, evaluation: Evaluation, done: int, budget: int) -> None:
         """Show a plan that was built, run and timed."""
-        self._advance(done, budget)
-        self._last = evaluation
         self._evaluations.append(evaluation)
-        asked = Choice(max_error=self._max_error, max_latency_ms=self._max_latency_ms)
-        choice = choose(self._evaluations, asked, (evaluation.metric,))
-        wanted = choice.chosen if choice.unmet is None else None
-        self._best = next((e for e in self._evaluations if e.plan.fingerprint == wanted), None)
-        if self._live is None:
-            self._print(f"[{done:>{len(str(budget))}}/{budget}] {'  '.join(_parts(evaluation))}")
+        choice = choose(self._evaluations, self._limits, (evaluation.metric,))
+        best = choice.chosen if choice.unmet is None else None
+        self._best = next((e for e in self._evaluations if e.plan.fingerprint == best), None)
+        self._advance(_figures(evaluation), done, budget)
 
     def failed(self, plan: PrecisionPlan, origin: Origin, failure: Failure | str, done: int, budget: int) -> None:
         """Show a plan without a result, with the reason and the path of the log."""
-        self._advance(done, budget)
-        text = f"failed: {describe_failure(failure)} (plan {plan.fingerprint}, {origin})"
-        self._failures.append(text)
-        if self._live is None:
-            self._print(f"[{done:>{len(str(budget))}}/{budget}] {text}")
+        reason = failure
+        if isinstance(failure, Failure):
+            log = "" if failure.log_path is None else f"; log: {failure.log_path}"
+            reason = f"{failure.stage.value}, {failure.kind.value}: {failure.message}{log}"
+        self._failures.append(f"failed: {reason} (plan {plan.fingerprint}, {origin})")
+        self._advance(self._failures[-1], done, budget)
 
     def building(self, progress: Progress) -> None:
         """Show the progress of a build, where lines are redrawn."""
@@ -158,8 +146,8 @@ class TerminalListener:
         self._remaining_time.add(done)
         self._left = left
         now_s, text = time.monotonic(), self._remaining()
-        if self._live is None and text and now_s - self._said_s >= _SAY_EVERY_S:
-            self._said_s = now_s
+        if self._live is None and text and now_s - self._logged_left_s >= _LOG_EVERY_S:
+            self._logged_left_s = now_s
             self._print(text)
 
     def warning(self, text: str) -> None:
@@ -177,7 +165,7 @@ class TerminalListener:
         if self._quiet and not always:
             return
         with self._while_there():
-            self._console.print(Text(text, style=style), soft_wrap=self._live is None)
+            self._console.print(Text(printable(text), style=style), soft_wrap=self._live is None)
 
     @contextlib.contextmanager
     def _while_there(self) -> Iterator[None]:
@@ -187,76 +175,55 @@ class TerminalListener:
         except (OSError, ValueError):  # a stream that was closed in this process raises ValueError
             self._console.quiet = True
 
-    def _advance(self, done: int, budget: int) -> None:
+    def _advance(self, line: str, done: int, budget: int) -> None:
         if self._left is None:  # Else ``remaining`` counts.
             self._remaining_time.add(done)
         self._done, self._budget, self._detail = done, budget, ""
         if done < budget:
             self._stage = f"evaluating plan {done + 1}"
-
-    def _best_label(self) -> str:
-        """The choice that was asked for."""
-        limits = [f"error <= {self._max_error:g}"] if self._max_error is not None else []
-        limits += [f"<= {self._max_latency_ms:g} ms"] if self._max_latency_ms is not None else []
-        return ", ".join(["best", *limits])
-
-    def _render(self) -> RenderableType:
-        """The lines that are redrawn at the bottom of the terminal."""
-        grid = Table.grid(padding=(0, 2))
-        grid.add_column(style="dim", no_wrap=True, min_width=len(self._best_label()))
-        grid.add_column(no_wrap=True, overflow="ellipsis")
-        grid.add_row("now", Text(self._stage + self._detail))
-        if self._best is not None:
-            grid.add_row(self._best_label(), Text("  ".join(_parts(self._best)), style="green"))
-        elif self._done:
-            grid.add_row(self._best_label(), "none yet")
-        if self._last is not None:
-            grid.add_row("last", Text("  ".join(_parts(self._last))))
-        if self._failures:
-            count = len(self._failures)
-            grid.add_row("failures", Text(f"{count}, latest:" if count > 1 else "1:"))
-            for text in self._failures[-RECENT_FAILURES:]:
-                grid.add_row("", Text(text, style="red"))
-        return Group(self._progress(), grid)
-
-    def _progress(self) -> RenderableType:
-        bar = Table.grid(padding=(0, 2))
-        elapsed = format_duration(time.monotonic() - self._started_s)
-        if not self._budget:
-            bar.add_row("mptune", elapsed)
-            return bar
-        bar.add_row(
-            "mptune",
-            ProgressBar(total=self._budget, completed=self._done, width=20),
-            f"{self._done}/{self._budget}",
-            f"{elapsed} used",
-            self._remaining(),
-        )
-        return bar
+        if self._live is None:
+            self._print(f"[{done:>{len(str(budget))}}/{budget}] {line}")
 
     def _remaining(self) -> str:
         left = self._budget - self._done if self._left is None else self._left
         seconds = self._remaining_time.seconds(left)
         return "" if left <= 0 or seconds is None else f"about {format_duration(seconds)} left"
 
+    def _render(self) -> RenderableType:
+        """The lines that are redrawn at the bottom of the terminal."""
+        bar = Table.grid(padding=(0, 2))
+        cells: list[RenderableType] = ["mptune"]
+        if self._budget:
+            cells += [ProgressBar(total=self._budget, completed=self._done, width=20), f"{self._done}/{self._budget}"]
+        bar.add_row(*cells, f"{format_duration(time.monotonic() - self._started_s)} used", self._remaining())
+        limits = self._limits
+        best = "best" if limits.max_error is None else f"best, error <= {limits.max_error:g}"
+        best += "" if limits.max_latency_ms is None else f", <= {limits.max_latency_ms:g} ms"
+        rows = [("now", self._stage + self._detail, "")]
+        if self._done:
+            rows.append((best, "none yet" if self._best is None else _figures(self._best), "green"))
+        if self._evaluations:
+            rows.append(("last", _figures(self._evaluations[-1]), ""))
+        recent = self._failures[-_RECENT_FAILURES:]
+        rows += [(f"{len(self._failures)} failures" if k == 0 else "", text, "red") for k, text in enumerate(recent)]
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(style="dim", no_wrap=True, min_width=len(best))
+        grid.add_column(no_wrap=True, overflow="ellipsis")
+        for name, text, style in rows:
+            grid.add_row(name, Text(printable(text), style=style))
+        return Group(bar, grid)
 
-def describe_failure(failure: Failure | str) -> str:
-    """One line: the stage, the kind, the message, and the path of the log."""
-    if isinstance(failure, str):
-        return failure
-    log = "" if failure.log_path is None else f"; log: {failure.log_path}"
-    return f"{failure.stage.value}: {failure.kind.value}: {failure.message}{log}"
 
-
-def _parts(evaluation: Evaluation) -> list[str]:
+def _figures(evaluation: Evaluation) -> str:
     """The figures of a plan, the most important first."""
-    latency = evaluation.latency
+    latency, plan = evaluation.latency, evaluation.plan
     predicted = "" if latency.source == "measured" else " predicted"
     emulated = "" if evaluation.error_source == "measured" else " emulated"
-    return [
+    parts = (
         f"{latency_text(evaluation)} ms{predicted}",
-        speedup_of(evaluation),
+        format_speedup(evaluation.speedup),
         f"error {format_error(evaluation.error_value)}{emulated}",
-        f"{group_counts(evaluation.plan)} {'FP16+BF16/FP32' if evaluation.plan.bf16_groups else 'FP16/FP32'}",
+        f"{group_counts(plan)} {'FP16+BF16/FP32' if plan.bf16_groups else 'FP16/FP32'}",
         origin_name(evaluation),
-    ]
+    )
+    return "  ".join(parts)

@@ -1,21 +1,16 @@
-"""What ends a search before its budget is spent: the time, its run directory's size, a nearly full disk."""
+"""What ends a search before its budget is spent: the time, or its run directory's size."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 
-from mptune.errors import RunError
-from mptune.files import DISK_FULL_HINT
 from mptune.settings import SearchSettings
 
-LEAST_FREE_BYTES = 256 << 20
-"""Free on the disk before anything is built: room for the journal, the report and the chosen model of most searches."""
 HOPELESS = 20
 """This many plans that fail, while none with FP16 in it ever ran, end the search: each may cost hours."""
 
@@ -41,10 +36,8 @@ class Limits:
         clock: Callable[[], float] = time.monotonic,
         elapsed_s: float = 0.0,
     ) -> None:
-        self._timeout_s, self._max_bytes = settings.timeout_s, settings.max_disk_bytes
-        self._run_dir = run_dir
-        self._clock = clock
-        self._started_s = clock() - max(0.0, elapsed_s)
+        self._timeout_s, self._max_bytes, self._run_dir = settings.timeout_s, settings.max_disk_bytes, run_dir
+        self._clock, self._started_s = clock, clock() - max(0.0, elapsed_s)
         self._size_bytes: int | None = None
         self._largest_plan_bytes = 0
 
@@ -54,25 +47,16 @@ class Limits:
         return self._clock() - self._started_s
 
     def reached(self) -> Stop | None:
-        """The limit that is reached; None where another evaluation may start. A nearly full disk is a RunError."""
+        """The limit that is reached; None where another evaluation may start."""
         if self._timeout_s is not None and self.elapsed_s >= self._timeout_s:
             return Stop.TIMEOUT
-        if self._run_dir is None:
+        if self._run_dir is None or self._max_bytes is None:
             return None
-        free_bytes, size_bytes = shutil.disk_usage(self._run_dir).free, size_of(self._run_dir)
+        size_bytes = size_of(self._run_dir)
         if self._size_bytes is not None:
             self._largest_plan_bytes = max(self._largest_plan_bytes, size_bytes - self._size_bytes)
         self._size_bytes = size_bytes
-        if self._max_bytes is not None and size_bytes + self._largest_plan_bytes > self._max_bytes:
-            return Stop.DISK
-        needed_bytes = LEAST_FREE_BYTES + 2 * self._largest_plan_bytes
-        if free_bytes < needed_bytes:
-            raise RunError(
-                f"the disk of {self._run_dir} is nearly full: {free_bytes >> 20} MiB are free, and the next plan "
-                f"may need {needed_bytes >> 20} MiB",
-                DISK_FULL_HINT,
-            )
-        return None
+        return Stop.DISK if size_bytes + self._largest_plan_bytes > self._max_bytes else None
 
 
 def size_of(folder: Path) -> int:

@@ -6,10 +6,12 @@ import time
 
 import pytest
 
+from mptune.data.archive import read_sample_shapes
 from mptune.engines.backends.onnxruntime import ONNXRUNTIME
 from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.engines.context import RunContext
 from mptune.engines.jobs.reference import ReferenceJob
+from mptune.engines.toolchains import reference
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.processes.parent import Worker
 from mptune.targets.target import load_target
@@ -50,6 +52,18 @@ def test_ranges_that_are_observed_beside_are_the_same(
     assert sorted(name for name, _ in jobs) == ["ObserveJob", "ReferenceJob", "ReferenceJob", "ReferenceJob"]
     assert len({worker for name, worker in jobs if name == "ReferenceJob"}) == 1
     assert len({worker for _, worker in jobs}) == 2
+
+
+def test_few_samples_are_observed_where_their_values_take_much_memory(
+    mlp_context: RunContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reference, "_OBSERVED_BYTES", 1)
+    monkeypatch.setattr(reference, "_LEAST_OBSERVED", 3)
+    with Toolchain(ONNXRUNTIME, load_target("cpu"), mlp_context) as toolchain:
+        ranges = toolchain.observe()
+    assert not isinstance(ranges, Failure)
+    assert len(read_sample_shapes(mlp_context.samples("search"))) == 4
+    assert {value.samples for value in ranges.values()} == {3}
 
 
 def test_a_model_that_is_observed_in_parts_shows_the_same_ranges(

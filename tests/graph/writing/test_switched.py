@@ -15,10 +15,8 @@ from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
-from mptune.graph.writing.stretches import find_stretches
 from mptune.graph.writing.weights import WeightBank
 from tests.graph import models
-from tests.graph.hazards.observed import ranges_on
 from tests.graph.helpers import feeds, plans, run
 from tests.graph.test_corpus import CORPUS
 from tests.graph.writing.test_saturation import grouped_block, uniform
@@ -56,9 +54,6 @@ class Both:
         self.feed = feeds(self.model)
         self.rtol = 1e-6 if path.stem in ("lstm", "gru") else 0.0
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: seen.shape for name, seen in ranges_on(self.model, [self.feed], self.folder, self.bank).items()}
-
     def alone(self, group: str) -> PrecisionPlan:
         fp32 = PrecisionPlan.uniform(self.model.sha256, [g.id for g in self.groups], Precision.FP32)
         return fp32.replace({group: Precision.FP16})
@@ -84,22 +79,6 @@ def test_one_model_serves_every_plan(path: Path, tmp_path: Path) -> None:
     session = Unfused(both.emulator.write_switched(tmp_path / "whole.onnx", both.emulator.switches[Precision.FP16]))
     for plan in plans(both.model, both.groups, 3):
         assert_same(session.run({**both.feed, **both.switches(plan)}), both.expected(plan), both.rtol)
-
-
-@pytest.mark.parametrize("path", SWITCHED, ids=lambda p: p.stem)
-def test_a_stretch_starts_from_values_that_were_computed_once(path: Path, tmp_path: Path) -> None:
-    both = Both(path, tmp_path)
-    stretches = find_stretches(both.grouped, both.shapes(), 3, 1 << 20)
-    assert sorted(g for s in stretches for g in s.groups) == [g.id for g in both.groups]
-    started = [s.start for s in stretches if s.start.tensors]
-    values = Unfused(both.emulator.write_head(tmp_path / "head.onnx", started)).run(both.feed) if started else {}
-    for stretch in stretches:
-        session = Unfused(both.emulator.write_switched(tmp_path / "stretch.onnx", stretch.groups, stretch.start))
-        assert set(stretch.start.tensors) <= session.inputs
-        for group in stretch.groups:
-            plan = both.alone(group)
-            feed = {**both.feed, **values, **both.switches(plan)}
-            assert_same(session.run(feed), both.expected(plan), both.rtol)
 
 
 def test_overflow_becomes_infinite_and_does_no_harm_while_it_is_switched_off(tmp_path: Path) -> None:

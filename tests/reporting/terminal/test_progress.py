@@ -42,7 +42,7 @@ def test_plain_lines_where_there_is_no_terminal(bench: Bench) -> None:
     assert lines[0] == "reference"
     assert lines[1] == "warning: the calibration data are random"
     assert lines[2] == "[1/5] 2.000 ms  1.00x  error 0  0/8 FP16/FP32  all-FP32"
-    assert lines[4].startswith("[3/5] failed: build: timeout: no answer after 1800 s; log: logs/3.log (plan ")
+    assert lines[4].startswith("[3/5] failed: build, timeout: no answer after 1800 s; log: logs/3.log (plan ")
     assert "3 values are not finite" in lines[5]
     assert len(lines) == 7, "a warning is shown once"
     assert "\x1b" not in stream.getvalue()

@@ -18,7 +18,7 @@ from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.sessions import Sessions
 from mptune.tuning.sampler.trials import timing_of
 from mptune.tuning.space import SearchSpace
-from mptune.tuning.steps.remeasure import confirm, confirmed_evaluations
+from mptune.tuning.steps.remeasure import confirmed_evaluations, remeasure
 from mptune.tuning.steps.tuner import REOPENED, Tuner
 from tests.fakes import FAST, Diary, FakeToolchain, Law
 from tests.tuning.conftest import OpenRecord
@@ -40,7 +40,7 @@ def test_both_baselines_are_opened_anew_and_intervals_hold_the_spread(
     open_record: OpenRecord, space: SearchSpace
 ) -> None:
     record, toolchain = open_record(), make_toolchain(space)
-    Tuner(record, space, toolchain, SETTINGS, Diary()).run()
+    Tuner(record, toolchain, SETTINGS, Diary()).run()
     fp32, fp16 = (seed.plan.fingerprint for seed in space.seeds)
     assert toolchain.reopened == [fp32] * REOPENED + [fp16] * REOPENED
     assert Sessions(record).spread.degrees == 2 * REOPENED
@@ -56,12 +56,12 @@ def test_both_baselines_are_opened_anew_and_intervals_hold_the_spread(
 
 def test_a_resumed_search_knows_the_spread(open_record: OpenRecord, space: SearchSpace) -> None:
     first = open_record()
-    Tuner(first, space, make_toolchain(space), SETTINGS, Diary()).run()
+    Tuner(first, make_toolchain(space), SETTINGS, Diary()).run()
     known = Sessions(first).spread
     first.close()
     resumed, toolchain = open_record(), make_toolchain(space, restarts=5)
     assert Sessions(resumed).spread.sd == known.sd
-    Tuner(resumed, space, toolchain, replace(SETTINGS, budget=12), Diary()).run()
+    Tuner(resumed, toolchain, replace(SETTINGS, budget=12), Diary()).run()
     assert toolchain.reopened == []
     later, before = (half_width(resumed.evaluations()[index].latency) for index in (-1, 3))
     assert later > before
@@ -69,9 +69,9 @@ def test_a_resumed_search_knows_the_spread(open_record: OpenRecord, space: Searc
 
 def test_confirming_adds_degrees_of_freedom_and_narrows(open_record: OpenRecord, space: SearchSpace) -> None:
     record, toolchain = open_record(), make_toolchain(space)
-    Tuner(record, space, toolchain, SETTINGS, Diary()).run()
+    Tuner(record, toolchain, SETTINGS, Diary()).run()
     before = Sessions(record)
-    confirm(record, toolchain, SETTINGS, Diary(), rounds=3)
+    remeasure(record, toolchain, SETTINGS, Diary(), rounds=3)
     after = Sessions(record)
     assert after.spread.degrees > before.spread.degrees
     points, _ = confirmed_evaluations(record, 3, FAST)
@@ -90,7 +90,7 @@ def test_confirming_adds_degrees_of_freedom_and_narrows(open_record: OpenRecord,
 def test_predictions_are_never_opened_anew(open_record: OpenRecord, space: SearchSpace) -> None:
     record = open_record()
     toolchain = make_toolchain(space, latency_source="predicted", error_source="emulated")
-    Tuner(record, space, toolchain, SETTINGS, Diary()).run()
+    Tuner(record, toolchain, SETTINGS, Diary()).run()
     assert toolchain.reopened == []
     assert all(math.isclose(half_width(e.latency), 0.0) for e in record.evaluations())
     predicted = Latency.predicted(3.0)
@@ -113,7 +113,7 @@ class Killed(FakeToolchain):
 def test_where_reopening_fails_the_search_goes_on(open_record: OpenRecord, space: SearchSpace, times: int) -> None:
     record, diary, toolchain = open_record(), Diary(), Killed(Law(space.free))
     toolchain.times = times
-    Tuner(record, space, toolchain, SETTINGS, diary).run()
+    Tuner(record, toolchain, SETTINGS, diary).run()
     assert record.spent == SETTINGS.budget
     assert (Sessions(record).spread.sd is None) == (times > 1)
     warned = sum("how far sessions differ" in text for text in diary.warnings)
@@ -124,10 +124,10 @@ def test_a_kill_while_reopening_loses_no_evaluation(open_record: OpenRecord, spa
     record, killed = open_record(), make_toolchain(space)
     dies = mock.patch.object(FakeToolchain, "reopen", side_effect=SystemExit)
     with dies, mock.patch.object(StudyRecord, "_finish", side_effect=SystemExit), pytest.raises(SystemExit):
-        Tuner(record, space, killed, SETTINGS, Diary()).run()
+        Tuner(record, killed, SETTINGS, Diary()).run()
     assert record.spent == 0
     record, again = open_record(), make_toolchain(space, restarts=1)
-    Tuner(record, space, again, SETTINGS, Diary()).run()
+    Tuner(record, again, SETTINGS, Diary()).run()
     assert killed.built == [space.seeds[0].plan.fingerprint]
     assert space.seeds[0].plan.fingerprint not in again.built
     assert record.spent == SETTINGS.budget

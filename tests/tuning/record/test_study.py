@@ -31,7 +31,7 @@ from tests.tuning.steps.test_tuner import make_toolchain
 
 
 def run(record: StudyRecord, space: SearchSpace, toolchain: FakeToolchain, **settings: object) -> Stop:
-    return Tuner(record, space, toolchain, SearchSettings(**settings), Silent()).run()  # type: ignore[arg-type]
+    return Tuner(record, toolchain, SearchSettings(**settings), Silent()).run()  # type: ignore[arg-type]
 
 
 def open_database(folder: Path, space: SearchSpace, seed: int = 0) -> StudyRecord:
@@ -91,9 +91,7 @@ def test_a_living_worker_keeps_its_trial(two: tuple[StudyRecord, StudyRecord], s
         assert len(toolchain.built) == 6
         one.tell_evaluation(proposal, evaluation_of(proposal, make_toolchain(space)))
 
-    assert Tuner(other, space, toolchain, SearchSettings(budget=7), Silent(), sleep=finish_the_other).run() is (
-        Stop.BUDGET
-    )
+    assert Tuner(other, toolchain, SearchSettings(budget=7), Silent(), sleep=finish_the_other).run() is (Stop.BUDGET)
     assert proposal.plan.fingerprint not in toolchain.built
     assert other.spent == 7
 
@@ -162,7 +160,7 @@ def test_while_another_builds_the_baseline_the_seeds_are_built(
         raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        Tuner(record, space, toolchain, SearchSettings(budget=2), Silent(), sleep=give_up).run()
+        Tuner(record, toolchain, SearchSettings(budget=2), Silent(), sleep=give_up).run()
     assert toolchain.built[0] == space.seeds[1].plan.fingerprint
     assert space.seeds[0].plan.fingerprint not in toolchain.built
 

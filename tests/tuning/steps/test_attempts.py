@@ -17,7 +17,7 @@ from mptune.graph.plan import PrecisionPlan
 from mptune.tuning.facts import observe
 from mptune.tuning.fronts.dominance import pareto
 from mptune.tuning.space import SearchSpace
-from mptune.tuning.steps.attempts import FAULTS_IN_A_ROW, in_fresh_processes
+from mptune.tuning.steps.attempts import FAULTS_IN_A_ROW, NEEDED_TRIES, run_job, run_needed_job
 from mptune.tuning.steps.tuner import Stop
 from tests.fakes import Diary, FakeToolchain, Law
 from tests.tuning.conftest import OpenRecord
@@ -59,7 +59,7 @@ def test_where_nothing_runs_any_more_the_search_stops_and_can_be_resumed(
     with pytest.raises(RunError, match="all-FP32, which ran before, fails now too") as caught:
         make_tuner(record, space, toolchain, diary, budget=20).run()
     assert "resumes" in caught.value.hint
-    assert len(toolchain.calls) == 5 + FAULTS_IN_A_ROW + 1 + 2, "three plans twice, and all-FP32 twice"
+    assert len(toolchain.calls) == 5 + FAULTS_IN_A_ROW + 1 + NEEDED_TRIES, "three plans twice, and all-FP32"
     assert len(record.failures()) == 2, "the third goes back into the queue"
     record = open_record()
     assert make_tuner(record, space, make_toolchain(space), budget=20).run() is Stop.BUDGET
@@ -93,8 +93,8 @@ _ERROR = Failure(Stage.BUILD, FailureKind.ERROR, "no kernel")
 @pytest.mark.parametrize(
     ("outcomes", "calls", "expected"),
     [
-        ((_CRASH, "done"), 2, "done"),
         ((_CRASH, _TIMEOUT, "done"), 2, _TIMEOUT),
+        ((_CRASH, "done"), 2, "done"),
         ((_ERROR, "done"), 1, _ERROR),  # what the job causes itself
     ],
 )
@@ -102,9 +102,15 @@ def test_a_job_that_fails_is_tried_once_more(
     space: SearchSpace, outcomes: Sequence[Failure | str], calls: int, expected: Failure | str
 ) -> None:
     left, toolchain = list(outcomes), make_toolchain(space)
-    assert in_fresh_processes(lambda: left.pop(0), toolchain, Diary(), "taking the reference") == expected
+    assert run_job(lambda: left.pop(0), toolchain, Diary(), "a job") == expected
     assert len(outcomes) - len(left) == calls
     assert toolchain.restarts == calls - 1
+
+
+def test_a_job_that_all_depends_on_is_tried_three_times(space: SearchSpace) -> None:
+    left, toolchain = [_CRASH, _TIMEOUT, "done"], make_toolchain(space)
+    assert run_needed_job(lambda: left.pop(0), toolchain, Diary(), "taking the reference") == "done"
+    assert toolchain.restarts == 2
 
 
 def test_a_model_that_does_not_run_is_still_told(space: SearchSpace) -> None:
@@ -147,7 +153,7 @@ def make_faulty(space: SearchSpace, *lost: int) -> FaultyToolchain:
 
 
 def test_a_reference_that_only_the_machine_prevents_is_not_the_models_fault(space: SearchSpace) -> None:
-    with pytest.raises(RunError, match="the machine failed 2 times in a row: device lost") as caught:
+    with pytest.raises(RunError, match="the machine failed 3 times in a row: device lost") as caught:
         observe(make_faulty(space, *range(9)), Diary())
     assert "resumes" in caught.value.hint
 

@@ -6,9 +6,10 @@ import itertools
 import json
 import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,15 +26,14 @@ from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import ORIGIN_SAMPLER, EmulatedError, Evaluation
 from mptune.tuning.sampler.precision import EMULATIONS_TO_LEARN
 from mptune.tuning.space import SearchSpace
-from mptune.tuning.steps.emulated import PlanEmulator
-from mptune.tuning.steps.prior import Knowledge
+from mptune.tuning.steps.knowledge import Knowledge
 from mptune.tuning.steps.tuner import Tuner
 from tests.conftest import save_mlp
 from tests.fakes import FAST, Diary, FakeToolchain, Law, make_plan, search
 from tests.graph.helpers import feeds
 from tests.graph.test_corpus import CORPUS
 from tests.tuning.conftest import OpenRecord, make_small_space
-from tests.tuning.factory import make_error, make_evaluation
+from tests.tuning.factory import evaluation_of, make_error
 from tests.tuning.steps.test_tuner import make_toolchain
 
 METRIC = "relative_l2"
@@ -43,36 +43,45 @@ def choices(space: SearchSpace, *rows: str) -> list[dict[str, str]]:
     return [dict(space.choices(make_plan(bits))) for bits in rows]
 
 
-def make_emulator(space: SearchSpace, toolchain: FakeToolchain, diary: Diary | None = None) -> PlanEmulator:
-    return PlanEmulator(space, toolchain, METRIC, diary or Diary())
+@pytest.fixture
+def know(open_record: OpenRecord, tmp_path: Path) -> Callable[..., Knowledge]:
+    """What a search knows of a space's plans, which are emulated on a toolchain."""
+
+    def make(space: SearchSpace, toolchain: FakeToolchain, diary: Diary | None = None, **options: Any) -> Knowledge:
+        record = open_record(space)
+        return Knowledge(record, toolchain, SearchSettings(), diary or Diary(), METRIC, tmp_path, **options)
+
+    return make
 
 
-def test_each_plan_is_emulated_once() -> None:
+def test_each_plan_is_emulated_once(know: Callable[..., Knowledge]) -> None:
     space = make_small_space(4)
     toolchain = make_toolchain(space)
-    emulator = make_emulator(space, toolchain)
+    emulator = know(space, toolchain)
     rows = choices(space, "1000", "0110", "1000")
-    errors = emulator(rows)
+    errors = emulator.emulate(rows)
     assert errors == [pytest.approx(toolchain.law.error(make_plan(bits))) for bits in ("1000", "0110", "1000")]
     assert toolchain.emulated == [make_plan("1000").fingerprint, make_plan("0110").fingerprint]
-    assert emulator(rows[:1]) == errors[:1]
+    assert emulator.emulate(rows[:1]) == errors[:1]
 
 
-def test_plans_are_emulated_to_learn_from_only_as_far_as_they_take_little_beside_a_build() -> None:
+def test_plans_are_emulated_to_learn_from_as_far_as_that_takes_little_beside_a_build(
+    know: Callable[..., Knowledge],
+) -> None:
     """Four plans in one second, by the clock: in half a second two of them."""
     space = make_small_space(4)
     toolchain = make_toolchain(space)
     now = iter(range(100))
-    emulator = PlanEmulator(space, toolchain, METRIC, Diary(), clock=lambda: float(next(now)))
+    emulator = know(space, toolchain, clock=lambda: float(next(now)))
     assert emulator.affordable(0.0) == 0, "nothing was built yet"
     assert 0 < emulator.affordable(0.1) < EMULATIONS_TO_LEARN, "how long one takes is not known yet"
-    emulator(choices(space, "1000", "0110", "1100", "0011"))
+    emulator.emulate(choices(space, "1000", "0110", "1100", "0011"))
     assert emulator.affordable(0.2) == 0
     assert emulator.affordable(0.5) == 2
     assert emulator.affordable(1e6) == EMULATIONS_TO_LEARN
-    emulator(choices(space, "1000"))
+    emulator.emulate(choices(space, "1000"))
     assert emulator.affordable(0.5) == 2, "known errors take no time"
-    emulator(choices(space, "1111"))
+    emulator.emulate(choices(space, "1111"))
     assert emulator.affordable(1.0) == 2
 
 
@@ -103,21 +112,20 @@ def test_a_search_emulates_to_learn_where_that_is_cheap(
     asked: list[int] = []
     allowed: list[int] = []
 
-    class Counting(PlanEmulator):
-        def __call__(self, choices: Sequence[Mapping[str, str]]) -> list[float]:
+    class Counting(Knowledge):
+        def emulate(self, choices: Sequence[Mapping[str, str]]) -> list[float]:
             asked.append(len(choices))
-            return super().__call__(choices)
+            return super().emulate(choices)
 
         def affordable(self, seconds: float) -> int:
             allowed.append(super().affordable(seconds))
             return allowed[-1]
 
-    known = Knowledge(record, space, toolchain, settings, diary, METRIC, tmp_path)
-    known.emulator = Counting(space, toolchain, METRIC, diary, clock=lambda: seconds * next(ticks))
+    known = Counting(record, toolchain, settings, diary, METRIC, tmp_path, clock=lambda: seconds * next(ticks))
     decoded: list[int] = []
     decode = Evaluation.from_json
     monkeypatch.setattr(Evaluation, "from_json", lambda found: decoded.append(found["number"]) or decode(found))
-    Tuner(record, space, toolchain, settings, diary, knowledge=known).run()
+    Tuner(record, toolchain, settings, diary, knowledge=known).run()
     assert record.spent == 6
     assert len(decoded) == len(set(decoded)), "each evaluation is decoded once"
     assert len(asked) >= 3, "candidates are emulated, too"
@@ -126,44 +134,46 @@ def test_a_search_emulates_to_learn_where_that_is_cheap(
     assert len(allowed) == 4, "before each plan that is no seed"
 
 
-def test_what_is_known_of_single_groups_is_not_emulated_again() -> None:
+def test_what_is_known_of_single_groups_is_not_emulated_again(know: Callable[..., Knowledge]) -> None:
     space = make_small_space(3)
-    toolchain = make_toolchain(space)
-    emulator = make_emulator(space, toolchain)
-    emulator.learn({"g001": make_error(0.25), "g002": make_error(math.nan)})
-    assert emulator(choices(space, "010", "001")) == [0.25, math.inf]
-    assert toolchain.emulated == []
-    assert emulator.recall(make_plan("010")) == EmulatedError(0.25, 2)
+    toolchain = make_toolchain(space, non_finite={"g002"})
+    emulator = know(space, toolchain)
+    emulator.sampler()
+    assert len(toolchain.emulated) == 3
+    law = toolchain.law.error(make_plan("010"))
+    assert emulator.emulate(choices(space, "010", "001")) == [pytest.approx(law, rel=1e-3), math.inf]
+    assert len(toolchain.emulated) == 3
+    assert emulator.recall(make_plan("010")) == EmulatedError(pytest.approx(law, rel=1e-3), 2)
 
 
-def test_what_overflows_is_infinite_and_what_fails_is_not_known() -> None:
+def test_what_overflows_is_infinite_and_what_fails_is_not_known(know: Callable[..., Knowledge]) -> None:
     space = make_small_space(4)
     toolchain = make_toolchain(space, emulation_fails={"g001"}, non_finite={"g002"})
-    emulator = make_emulator(space, toolchain)
-    errors = emulator(choices(space, "1000", "0100", "0010"))
+    emulator = know(space, toolchain)
+    errors = emulator.emulate(choices(space, "1000", "0100", "0010"))
     assert [math.isinf(error) for error in errors] == [False, False, True]
     assert math.isnan(errors[1])
     assert emulator.recall(make_plan("0100")) is None, "it failed: nothing is known of the outputs"
     assert emulator.recall(make_plan("0010")) == EmulatedError(math.inf, 2)
     before = len(toolchain.emulated)
-    assert math.isnan(emulator(choices(space, "0100"))[0])
+    assert math.isnan(emulator.emulate(choices(space, "0100"))[0])
     assert len(toolchain.emulated) == before, "it is not tried again and again"
 
 
-def test_a_machine_that_stays_broken_is_tried_again_and_then_nothing_is_asked() -> None:
+def test_a_machine_that_stays_broken_is_tried_again_and_then_nothing_is_asked(know: Callable[..., Knowledge]) -> None:
     space, diary, asked = make_small_space(2), Diary(), []
     toolchain = make_toolchain(space)
-    emulator = make_emulator(space, toolchain, diary)
-    (known,) = emulator(choices(space, "10"))
+    emulator = know(space, toolchain, diary)
+    (known,) = emulator.emulate(choices(space, "10"))
 
     def emulate(plans: object) -> Failure:
         asked.append(plans)
         return Failure(Stage.RUN, FailureKind.DEVICE_LOST, "gone")
 
     toolchain.emulate = emulate  # type: ignore[method-assign, assignment]
-    assert [math.isnan(error) for error in emulator(choices(space, "01", "10"))] == [True, False]
-    assert math.isnan(emulator(choices(space, "11"))[0])
-    assert emulator(choices(space, "10")) == [known]
+    assert [math.isnan(error) for error in emulator.emulate(choices(space, "01", "10"))] == [True, False]
+    assert math.isnan(emulator.emulate(choices(space, "11"))[0])
+    assert emulator.emulate(choices(space, "10")) == [known]
     assert len(asked) == 2
     again, warning = diary.warnings
     assert "trying again" in again
@@ -217,18 +227,22 @@ def test_a_search_asks_it_only_where_errors_are_measured_and_those_of_an_emulati
     assert len(toolchain.emulated) == len(set(toolchain.emulated))
 
 
-def test_measured_errors_of_groups_that_are_not_emulated_are_added() -> None:
+def test_measured_errors_of_groups_that_are_not_emulated_are_added(
+    know: Callable[..., Knowledge], open_record: OpenRecord
+) -> None:
     space = replace(make_small_space(4), not_emulated=("g001",))
-    toolchain = make_toolchain(space)
-    emulator = make_emulator(space, toolchain)
-    assert math.isnan(*emulator(choices(space, "1100")))
-    emulator.learn({"g000": make_error(1e-3)})
-    assert emulator(choices(space, "1000")) == [1e-3]
-    alone = replace(make_evaluation(1.0, 7e-3), plan=space.alone("g001"), metric=METRIC)
-    emulator.learn_measured([alone])
-    measured = alone.error.value(METRIC)
-    assert emulator(choices(space, "1100", "0100")) == pytest.approx([math.hypot(1e-3, measured), measured])
-    assert emulator.recall(make_plan("1100")) is None, "no emulated error to compare a measured one with"
+    toolchain, record = make_toolchain(space), open_record(space)
+    emulator = know(space, toolchain)
+    assert math.isnan(*emulator.emulate(choices(space, "1100")))
+    record.enqueue(space.alone("g001"), ORIGIN_SAMPLER)
+    proposal = record.ask()
+    evaluation = replace(evaluation_of(proposal, toolchain), error=make_error(7e-3))
+    record.tell_evaluation(proposal, evaluation)
+    again = know(space, toolchain)
+    again.sampler()
+    (alone,) = again.emulate(choices(space, "1000"))
+    assert again.emulate(choices(space, "1100", "0100")) == pytest.approx([math.hypot(alone, 7e-3), 7e-3])
+    assert again.recall(make_plan("0100")) is None, "no emulated error to compare a measured one with"
 
 
 class Recurrent(FakeToolchain):

@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 import os
-import shutil
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from mptune.errors import RunError
 from mptune.settings import SearchSettings
 from mptune.tuning.space import SearchSpace
-from mptune.tuning.steps.limits import LEAST_FREE_BYTES, Limits, size_of
-from mptune.tuning.steps.remeasure import confirm, to_measure
+from mptune.tuning.steps.limits import Limits, size_of
+from mptune.tuning.steps.remeasure import remeasure, to_measure
 from mptune.tuning.steps.tuner import Stop, Tuner
 from tests.fakes import Diary, FakeToolchain, Law
 from tests.tuning.conftest import OpenRecord
-
-
-@pytest.fixture
-def free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Says how many bytes are free on every disk."""
-
-    def set_free(free_bytes: int) -> None:
-        monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free_bytes))
-
-    return set_free
 
 
 def test_the_size_of_a_run_counts_each_file_once(tmp_path: Path) -> None:
@@ -46,16 +33,6 @@ def test_the_run_directory_does_not_grow_beyond_its_limit(tmp_path: Path) -> Non
     assert limits.reached() is Stop.DISK, "another one of 300 bytes is more than 1000"
 
 
-def test_nothing_is_built_on_a_disk_that_is_nearly_full(tmp_path: Path, free: Callable[[int], None]) -> None:
-    limits = Limits(SearchSettings(), tmp_path)
-    free(LEAST_FREE_BYTES)
-    assert limits.reached() is None
-    (tmp_path / "engine").write_bytes(b"x" * 100)
-    with pytest.raises(RunError, match="nearly full") as caught:
-        limits.reached()
-    assert "the same command resumes" in caught.value.hint
-
-
 def test_a_search_stops_at_the_size_and_goes_on(open_record: OpenRecord, space: SearchSpace, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
@@ -67,16 +44,16 @@ def test_a_search_stops_at_the_size_and_goes_on(open_record: OpenRecord, space: 
 
     record, toolchain = open_record(), Builds(Law([g.id for g in space.groups]))
     settings = SearchSettings(budget=12, max_disk_bytes=450)
-    stop = Tuner(record, space, toolchain, settings, Diary(), limits=Limits(settings, folder)).run()
+    stop = Tuner(record, toolchain, settings, Diary(), limits=Limits(settings, folder)).run()
     assert (stop, record.spent) == (Stop.DISK, 4)
     larger = SearchSettings(budget=6, max_disk_bytes=10_000)
-    assert Tuner(record, space, toolchain, larger, Diary(), limits=Limits(larger, folder)).run() is Stop.BUDGET
+    assert Tuner(record, toolchain, larger, Diary(), limits=Limits(larger, folder)).run() is Stop.BUDGET
 
 
 def test_the_time_ends_a_confirmation_and_it_goes_on(open_record: OpenRecord, space: SearchSpace) -> None:
     record, toolchain = open_record(), FakeToolchain(Law([g.id for g in space.groups]))
     settings = SearchSettings(budget=8, timeout_s=100.0)
-    Tuner(record, space, toolchain, settings, Diary()).run()
+    Tuner(record, toolchain, settings, Diary()).run()
     now, diary = [0.0], Diary()
     limits = Limits(settings, clock=lambda: now[0])
     points = len(to_measure(record, settings, 3))
@@ -86,10 +63,10 @@ def test_the_time_ends_a_confirmation_and_it_goes_on(open_record: OpenRecord, sp
             now[0] += 40.0
             return super().evaluate(plan, which, profile=profile)
 
-    confirm(record, Slow(toolchain.law), settings, diary, 3, limits)
+    remeasure(record, Slow(toolchain.law), settings, diary, 3, limits)
     assert len(to_measure(record, settings, 3)) == points - 3
     assert "the time is over" in diary.stages[-1]
-    confirm(record, toolchain, settings, Diary(), 3, Limits(settings))
+    remeasure(record, toolchain, settings, Diary(), 3, Limits(settings))
     assert not to_measure(record, settings, 3)
 
 
@@ -106,8 +83,8 @@ def test_workers_share_the_start_of_the_time() -> None:
 def test_a_machine_that_fails_while_the_front_is_confirmed_ends_it(open_record: OpenRecord, space: SearchSpace) -> None:
     record, toolchain = open_record(), FakeToolchain(Law([g.id for g in space.groups]))
     settings = SearchSettings(budget=8)
-    Tuner(record, space, toolchain, settings, Diary()).run()
+    Tuner(record, toolchain, settings, Diary()).run()
     broken = FakeToolchain(toolchain.law, killed=lambda number: True)
     with pytest.raises(RunError, match="all-FP32, which ran before, fails now too"):
-        confirm(record, broken, settings, Diary(), 3, Limits(settings))
+        remeasure(record, broken, settings, Diary(), 3, Limits(settings))
     assert len(broken.calls) <= 10

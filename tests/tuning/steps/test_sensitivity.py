@@ -24,9 +24,9 @@ from mptune.targets.roofline import BoundaryCost, LatencyTerms
 from mptune.tuning.sampler.latency_model import LatencyModel
 from mptune.tuning.sampler.posterior import BuiltPlans
 from mptune.tuning.space import Pin, SearchSpace
+from mptune.tuning.steps.knowledge import Knowledge
 from mptune.tuning.steps.limits import Limits
-from mptune.tuning.steps.prior import Knowledge, make_prior
-from mptune.tuning.steps.sensitivity import OneGroupErrors, Sensitivity
+from mptune.tuning.steps.prior import SENSITIVITY_JSON, Sensitivity, make_prior
 from mptune.tuning.steps.tuner import Tuner
 from tests.conftest import save_mlp
 from tests.fakes import FAST, Diary, FakeToolchain, Law, make_plan
@@ -57,7 +57,7 @@ def test_a_group_whose_emulation_fails_is_unknown_and_one_that_overflows_is_infi
     toolchain = make_toolchain(space, emulation_fails={"g001"}, non_finite={"g002"})
     found = find_sensitivity(space, toolchain, "relative_l2", tmp_path / "s.json", Diary())
     assert {g: math.isinf(error) for g, error in found.errors.items()} == {"g000": False, "g002": True, "g003": False}
-    assert found.failed == ("g001",)
+    assert "g001" not in found.errors
     squares = make_prior(space, found, None, exact=False).log_square_errors
     assert squares is not None
     assert [math.isinf(square) for square in squares] == [False, False, True, False]
@@ -87,10 +87,7 @@ def test_outputs_that_are_ignored_do_not_count(tmp_path: Path) -> None:
     toolchain = TwoOutputs(Law(list(space.free)))
 
     def taken(ignored: Collection[str]) -> Sensitivity:
-        wanted = SearchSettings(ignore=tuple(ignored))
-        errors = OneGroupErrors(space, toolchain, METRIC, path, Diary(), settings=wanted)
-        errors.take(math.inf)
-        return errors.sensitivity()
+        return find_sensitivity(space, toolchain, METRIC, path, Diary(), settings=SearchSettings(ignore=tuple(ignored)))
 
     law = toolchain.law.errors
     ignoring = taken(("z",))
@@ -99,17 +96,35 @@ def test_outputs_that_are_ignored_do_not_count(tmp_path: Path) -> None:
     assert math.isinf(whole.errors["g002"])
     assert whole.errors["g001"] == pytest.approx(100 * law["g001"], rel=1e-3)
     assert len(toolchain.emulated) == 4, "another set of ignored outputs needs no new emulation"
-    assert Sensitivity.load(path, METRIC).ignoring(("z",)).errors == ignoring.errors
+    assert Sensitivity.load(tmp_path / SENSITIVITY_JSON, METRIC).ignoring(("z",)).errors == ignoring.errors
 
 
 def test_past_a_limit_nothing_more_is_taken(tmp_path: Path) -> None:
     space = make_small_space(20)
     toolchain, ticks = make_toolchain(space), itertools.count()
     limits = Limits(SearchSettings(timeout_s=2.0), clock=lambda: float(next(ticks)))
-    errors = OneGroupErrors(space, toolchain, METRIC, tmp_path / "s.json", Diary(), limits=limits)
-    errors.take(math.inf)
+    find_sensitivity(space, toolchain, METRIC, tmp_path / "s.json", Diary(), limits=limits)
     assert len(toolchain.emulated) == 8, "one job, then the time is over"
-    assert len(Sensitivity.load(tmp_path / "s.json", METRIC).errors) == 8, "and what was taken is kept"
+    assert len(Sensitivity.load(tmp_path / SENSITIVITY_JSON, METRIC).errors) == 8, "and what was taken is kept"
+
+
+def test_what_one_worker_found_the_other_does_not_emulate(open_record: OpenRecord, tmp_path: Path) -> None:
+    """One works before the other, then both at once."""
+    space = make_small_space(16)
+    first, second, third = (make_toolchain(space) for _ in range(3))
+    one, two, three = (
+        Knowledge(open_record(space), toolchain, SearchSettings(), Diary(), METRIC, tmp_path)
+        for toolchain in (first, second, third)
+    )
+    one.take(16)
+    two.take(math.inf)
+    three.take(math.inf)
+    assert (len(first.emulated), len(second.emulated), len(third.emulated)) == (8, 8, 0)
+    assert set(first.emulated).isdisjoint(second.emulated)
+    assert two.sensitivity() == three.sensitivity()
+    other = make_toolchain(space)
+    Knowledge(open_record(space), other, SearchSettings(), Diary(), "max_abs", tmp_path).take(math.inf)
+    assert len(other.emulated) == 16, "another metric has other errors"
 
 
 IDS = [f"g{i:03d}" for i in range(6)]
@@ -178,8 +193,8 @@ def test_the_prior_counts_casts_between_two_reduced_precisions(law: tuple[Latenc
 def test_knowing_the_law_every_proposal_is_on_the_front(open_record: OpenRecord, tmp_path: Path) -> None:
     space, wanted = make_small_space(16), SearchSettings(budget=26)
     record, toolchain = open_record(space), make_toolchain(space, latency_source="predicted", error_source="emulated")
-    known = Knowledge(record, space, toolchain, wanted, Diary(), METRIC, tmp_path)
-    Tuner(record, space, toolchain, wanted, Diary(), knowledge=known).run()
+    known = Knowledge(record, toolchain, wanted, Diary(), METRIC, tmp_path)
+    Tuner(record, toolchain, wanted, Diary(), knowledge=known).run()
     proposals = record.evaluations()[2:]
     assert len(proposals) == 24
     beaten = [

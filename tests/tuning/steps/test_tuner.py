@@ -20,8 +20,8 @@ from mptune.tuning.fronts.dominance import pareto
 from mptune.tuning.listener import Silent
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.space import Pin, SearchSpace
+from mptune.tuning.steps.knowledge import Knowledge
 from mptune.tuning.steps.limits import Limits
-from mptune.tuning.steps.prior import Knowledge
 from mptune.tuning.steps.tuner import HOPELESS, Stop, Tuner
 from tests.fakes import Diary, FakeToolchain, Law, make_plan
 from tests.tuning.conftest import OpenRecord, make_small_space
@@ -31,7 +31,7 @@ def make_tuner(
     record: StudyRecord, space: SearchSpace, toolchain: FakeToolchain, listener: Diary | None = None, **settings: object
 ) -> Tuner:
     wanted = SearchSettings(**{"budget": 12, **settings})  # type: ignore[arg-type]
-    return Tuner(record, space, toolchain, wanted, listener or Silent())
+    return Tuner(record, toolchain, wanted, listener or Silent())
 
 
 def make_toolchain(space: SearchSpace, **options: object) -> FakeToolchain:
@@ -53,10 +53,9 @@ def test_budget_counts_seeds_and_no_plan_is_built_twice(
 
 def judging_tuner(record: StudyRecord, space: SearchSpace, toolchain: FakeToolchain, listener: Diary) -> Tuner:
     """Holds measured errors against those of emulation, which are the law's; budget and seeds as without it."""
-    settings, known = SearchSettings(budget=12), cast("Knowledge", SimpleNamespace(seeds_first=None))
-    known.emulator = SimpleNamespace(recall=lambda plan: EmulatedError(toolchain.law.error(plan), None))
-    known.sampler = lambda: None  # type: ignore[method-assign]
-    return Tuner(record, space, toolchain, settings, listener, knowledge=known)
+    known = SimpleNamespace(recall=lambda plan: EmulatedError(toolchain.law.error(plan), None), sampler=lambda: None)
+    settings = SearchSettings(budget=12)
+    return Tuner(record, toolchain, settings, listener, knowledge=cast("Knowledge", known))
 
 
 def test_an_error_that_a_process_made_is_measured_again_in_a_fresh_one(
@@ -158,7 +157,7 @@ def test_a_machine_that_stays_broken_stops_the_search_and_can_be_resumed(
     record = open_record()
     make_tuner(record, space, make_toolchain(space), budget=5).run()
     broken = make_toolchain(space, faults=-1)
-    with pytest.raises(RunError, match="8 times in a row: device lost") as caught:
+    with pytest.raises(RunError, match="9 times in a row: device lost") as caught:
         make_tuner(record, space, broken).run()
     assert "resumes" in caught.value.hint
     assert len(set(broken.built)) == 2, "one plan, and all-FP32 as a control"
@@ -187,7 +186,7 @@ def test_a_plan_that_loses_the_device_where_all_fp32_runs_is_at_fault(
 def test_the_time_is_over(open_record: OpenRecord, space: SearchSpace) -> None:
     record, settings, now = open_record(), SearchSettings(budget=50, timeout_s=8.5), iter(range(1000))
     limits = Limits(settings, clock=lambda: float(next(now)))
-    assert Tuner(record, space, make_toolchain(space), settings, Silent(), limits).run() is Stop.TIMEOUT
+    assert Tuner(record, make_toolchain(space), settings, Silent(), limits).run() is Stop.TIMEOUT
     assert record.spent == 4, "it is asked before a plan is proposed, and before it is built"
 
 
