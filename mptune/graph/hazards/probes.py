@@ -213,7 +213,7 @@ def _batch_norm(probed: ProbedNode, values: Arrays, precision: Precision) -> Num
     """How far the operand lies off the running mean, in standard deviations.
 
     The median over the channels, as a dead one with a variance near zero says nothing. Statistics of 0 and 1 are of a
-    model that was not trained; even powers of two come from ``casting.rescaled``.
+    model that was not trained; even powers of two come from rescaling.
     """
     node, operand = probed.node, values[probed.node.inputs[0]]
     mean, variance = (values[name].astype(np.float64) for name in node.inputs[3:5])
