@@ -15,15 +15,13 @@ from mptune.api.arguments import ModelLike, data_argument, loaded_model
 from mptune.choice import Choice
 from mptune.data.calibration import load_calibration
 from mptune.data.samples import CalibrationSet
-from mptune.diagnosis.comparing import check_sides, compare_sides, make_sides
+from mptune.diagnosis.comparing import check_sides, compare_sides, make_sides, repetition_findings
 from mptune.diagnosis.comparison import Comparison
 from mptune.diagnosis.engines import EngineRunner, engine_kinds, is_engine
-from mptune.diagnosis.limits import parse_tolerances
-from mptune.diagnosis.pairs.structure import align, structure_finding, with_candidate_plan
-from mptune.diagnosis.pairs.tracing import first_difference
-from mptune.diagnosis.repeating import repetition_findings
 from mptune.diagnosis.runner import Runner
-from mptune.diagnosis.sides import Sides
+from mptune.diagnosis.sides import Sides, parse_tolerances
+from mptune.diagnosis.structure import align, structure_finding, with_candidate_plan
+from mptune.diagnosis.tracing import first_difference
 from mptune.engines.loading import check_loads
 from mptune.errors import DataError, ModelError, SettingsError
 from mptune.files import PathLike
@@ -208,16 +206,16 @@ def _ran(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mptune-compare-")))
         stage = (listener or Silent()).stage
         left = Runner(loaded, samples.samples, folder / "model", batch, _name(model), stage)
-        stack.enter_context(left)
+        stack.callback(left.worker.close)
         right: Runner | EngineRunner | None = None
         warnings: Sequence[str] = ()
         if isinstance(other, Path):
             right = EngineRunner(other, engine_kinds(other), left, folder / "engine", ignored)
-            stack.enter_context(right)
+            stack.callback(right.worker.close)
         elif other is not None:
             feeds = _feeds(left, other)
             right = Runner(other, feeds, folder / "candidate", batch, _name(candidate), stage)
-            stack.enter_context(right)
+            stack.callback(right.worker.close)
             warnings = check_loads(other.path, right.name, right.worker)
         sides = make_sides(
             left,
@@ -265,12 +263,11 @@ def _explained(compared: _Compared, repeat: int = 1, *, stress: bool = False, tr
         models.append(right.model)
         alignment = align(left.model, right.model)
         sides = with_candidate_plan(sides, alignment)
-        difference, harmless = structure_finding(sides, alignment)
-        if difference is not None:
-            (more if difference.severity == "info" else structural).append(difference)
+        difference = structure_finding(sides, alignment)
+        structural = [] if difference is None else [difference]
         if trace:
-            limits = [each.limit for every in sides.tolerances.values() for each in every if not each.is_absolute]
-            first = first_difference(sides, right, alignment, harmless, min(limits, default=None))
+            limits = [tolerance.limit for tolerance in sides.tolerances if not tolerance.is_absolute]
+            first = first_difference(sides, right, alignment, min(limits, default=None))
             more += [] if first is None else [first]
     if not compared.is_reference_recorded:
         more += already_mixed_findings(left.grouped, static_shapes(left.model, compared.batch).shapes, "compare")
