@@ -1,7 +1,4 @@
-"""What the engine layer gives the layers above: failures, measurements, and the toolchain's protocol.
-
-A job that fails gives a ``Failure``, never a sentinel number.
-"""
+"""What the engine layer gives the layers above. A job that fails gives a ``Failure``, never a sentinel number."""
 
 from __future__ import annotations
 

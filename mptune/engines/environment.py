@@ -1,7 +1,4 @@
-"""The environment of a measurement: versions, machine, GPU state, other processes; and warnings about them.
-
-Versions come from package metadata, so that nothing heavy is imported; the state of GPUs comes from nvidia-smi.
-"""
+"""The environment of a measurement: versions, machine, state of GPUs (by nvidia-smi), processes; and warnings."""
 
 from __future__ import annotations
 

@@ -30,8 +30,5 @@ class Workers:
 
 
 def observes_beside(provider: Provider) -> bool:
-    """Whether ranges are observed while the reference is taken: on a GPU, where opening both is the host's work.
-
-    On a CPU both take all cores.
-    """
+    """Whether ranges are observed while the reference is taken: on a GPU; on a CPU both take all cores."""
     return provider == "cuda" and usable_cores() >= _CORES_BESIDE

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from mptune.engines.backends.backend import Availability, BackendStatus, Builder, Built, Place
 from mptune.engines.base import Failure, MissingKernel, Profiling
-from mptune.engines.jobs.layer_times import LayerTime
 from mptune.engines.ort.cuda_session import PROBE_TIMEOUT_S
 from mptune.engines.tensorrt.builder import BuildOptions
 from mptune.engines.tensorrt.jobs import (
@@ -22,6 +21,7 @@ from mptune.engines.tensorrt.jobs import (
     ParseJob,
     TensorRtEngine,
 )
+from mptune.engines.tensorrt.layers import LayerTime
 from mptune.engines.tensorrt.library import AHEAD_OF_TIME, RTX_CAPABILITIES, Kind, install_line, is_installed
 from mptune.engines.tensorrt.session import EngineOptions
 from mptune.graph.loading.model import Model
@@ -73,10 +73,7 @@ class TensorRt:
         return Availability("builds" if gpu is None else "measures", title, loads_plugins=True, notes=notes)
 
     def _why_not_ahead(self, place: Place) -> str | None:
-        """Why no engines are built for a device that is not here; None where they are.
-
-        TensorRT-RTX builds for some on which it is no good choice: for these, it has to be named.
-        """
+        """Why no engines are built for a device that is not here; some are only where TensorRT-RTX is named."""
         if self.name == "tensorrt":
             return f"TensorRT builds engines on the device that they are for, and {place.target.title} is not here"
         if place.target.compute_capability not in (AHEAD_OF_TIME if place.is_named else RTX_CAPABILITIES):
@@ -152,11 +149,7 @@ def refused_in_bf16(model: Model, kind: Kind) -> tuple[MissingKernel, ...]:
 
 
 class TensorRtBuilder(Builder):
-    """Builds engines of plans in the worker and finds them again.
-
-    Two builds of a plan may choose different kernels and differ in speed, so a plan that is measured again (in a
-    confirmation) is measured with the file of its first build.
-    """
+    """Builds engines of plans in the worker and finds them again: builds of one plan may differ in speed."""
 
     profiling: Profiling = "along"
 

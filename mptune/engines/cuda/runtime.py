@@ -213,8 +213,7 @@ class DeviceBuffer(_Handle):
         return host
 
 
-DELAY_US = 200
-"""Longer than a launch takes."""
+DELAY_US = 200  # longer than a launch takes
 _PTX = b"""
 .version 6.0
 .target sm_50

@@ -22,8 +22,7 @@ from mptune.processes.child import WorkerState
 _MOST_ROWS = 4
 _ROWS_BYTES = 1 << 30
 """Memory for a batch of different rows, bytes, by the estimate of one run's: there are two at least."""
-_OTHER_SAMPLES = 8
-"""Most samples that are searched for rows that differ."""
+_OTHER_SAMPLES = 8  # most samples that are searched for rows that differ
 _NO_BATCH = re.compile(
     r"(?:^|[_\W])(?:seq|sequence|time|step|length|len|tokens?|frames?|points?|nodes?|edges?|vertices|height|width|[htw])",
     re.IGNORECASE,
@@ -36,10 +35,8 @@ Dim = int | str | None
 class RowFeeds:
     """A batch of different rows, and its first and last row without the others."""
 
-    axes: Mapping[str, int]
-    """Input -> its batch axis."""
-    count: int
-    """Rows of ``batch``."""
+    axes: Mapping[str, int]  # input -> its batch axis
+    count: int  # rows of ``batch``
     is_dynamic: bool
     batch: Feed
     first: Feed
@@ -172,10 +169,7 @@ def check_rows(
 
 
 def _distance(batch: np.ndarray, row: int, alone: np.ndarray) -> float:
-    """How far a row of a batch is from the row alone, against the larger of its norm and the mean row's.
-
-    A row whose values are near zero among rows that are not would make rounding large.
-    """
+    """How far a row of a batch is from the row alone, against the larger of its norm and the mean row's."""
     error = value_error(batch[row], alone)
     norm, *norms = (float(np.linalg.norm(np.asarray(values, np.float64))) for values in (alone, *batch))
     usual = float(np.sqrt(np.mean(np.square(norms))))
@@ -192,8 +186,7 @@ class Sight:
     """What one value holds."""
 
     shapes: tuple[tuple[int, ...], ...]
-    kind: str = ""
-    """``nan`` or ``inf`` where not all is finite."""
+    kind: str = ""  # ``nan`` or ``inf`` where not all is finite
     difference: float = 0.0
     """Relative L2 between the two feeds, of the same row where rows are compared; 0 where there is one feed, or where
     the two cannot be compared; infinite where a value belongs to pairs of rows."""
@@ -219,8 +212,7 @@ class SightJob:
     samples: Path
     provider: Provider
     question: Question
-    index: int = 0
-    """Of the sample, or of the row, the first or the last one."""
+    index: int = 0  # of the sample, or of the row, the first or the last one
 
     def run(self, state: WorkerState) -> dict[str, Sight]:
         """See the class; empty where the samples do not have such feeds."""

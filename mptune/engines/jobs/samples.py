@@ -64,10 +64,8 @@ class MetricQuestion:
 class Scoring:
     """The samples that a job runs on, and how their outputs are scored."""
 
-    samples: Path
-    """Labels lie beside this file."""
-    reference: Path
-    """File of the reference outputs; their parts lie beside it."""
+    samples: Path  # labels lie beside this file
+    reference: Path  # file of the reference outputs; their parts lie beside it
     metric: str = "relative_l2"
     dependent: tuple[DependentOutput, ...] = ()
     """Outputs whose shape depends on values: they are compared as sets of rows."""
@@ -76,14 +74,11 @@ class Scoring:
     is_proposal: bool = False
     """The plan is only to be proposed: only what orders plans is computed (``law_metric``)."""
     rollout: Rollout | None = None
-    reported: tuple[str, ...] = ()
-    """Other metrics."""
+    reported: tuple[str, ...] = ()  # other metrics
     callable_takes_set: bool = False
     """The metric is a function of the calling program, which takes the whole set at once."""
-    timeout_s: float = METRIC_TIMEOUT_S
-    """For one call of a script's metric."""
-    sketches: Path | None = None
-    """File to write what the outputs look like to (``mptune.data.run_outputs``)."""
+    timeout_s: float = METRIC_TIMEOUT_S  # for one call of a script's metric
+    sketches: Path | None = None  # file to write what the outputs look like to (``mptune.data.run_outputs``)
 
     @classmethod
     def in_run(

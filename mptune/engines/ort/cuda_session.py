@@ -80,10 +80,7 @@ class CudaSession(OrtSession):
         return StreamStopwatch(enqueue, stream, monotonic_ms, delay=delay)
 
     def replay(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """See ``OrtSession``; by a CUDA graph where one is captured, else as ``run``.
-
-        A model of thousands of small kernels takes several times as long where each of them is launched.
-        """
+        """See ``OrtSession``; by a CUDA graph where one is captured: thousands of launches take much longer."""
         if not self._has_graph:
             return self.run(feeds)
         bound = self._settled(feeds, unchanged=True)
@@ -146,11 +143,7 @@ class CudaSession(OrtSession):
         return options
 
     def _settled(self, feeds: Mapping[str, np.ndarray], *, unchanged: bool = False) -> Bound:
-        """Put the feeds on the device and run once, which captures the graph; without one where that fails.
-
-        Args:
-            unchanged: arrays that were fed before have the values that they had.
-        """
+        """Put the feeds on the device (if ``unchanged`` those that are new) and run once, which captures the graph."""
         stream = self._opened_stream()
         try:
             return self._bind(feeds, unchanged=unchanged)
@@ -271,10 +264,7 @@ _probing = threading.Lock()
 
 
 def probe(provider: Provider, worker: Worker | None = None) -> str | None:
-    """Run a tiny model in a worker; None where that works, else the reason. Run once in this process.
-
-    ``worker`` keeps its process, with CUDA's libraries; without one the process ends.
-    """
+    """Why a tiny model does not run in a worker, which keeps its process where it is given; None where it runs."""
     with _probing:
         if provider in _reasons:
             return _reasons[provider]

@@ -67,10 +67,7 @@ OptimisedNode = tuple[str, tuple[str, ...], str]
 
 @dataclass(frozen=True)
 class FusionsJob:
-    """Open a typed model as a search opens it, and name the nodes that several of its own became.
-
-    ``folder`` is empty; a copy of all weights is written to it.
-    """
+    """Name the nodes that several of a typed model's became; all weights are written to the folder, which is empty."""
 
     model: Path
     folder: Path

@@ -1,7 +1,4 @@
-"""Sessions of ONNX Runtime: how they are opened, the CPU provider, and what ONNX Runtime's errors mean.
-
-ONNX Runtime is imported when the first session opens.
-"""
+"""Sessions of ONNX Runtime: how they are opened, the CPU provider, what errors mean, and runs side by side."""
 
 from __future__ import annotations
 
@@ -10,18 +7,21 @@ import re
 import traceback
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from mptune.engines.base import EngineError, FailureKind
+from mptune.engines.environment import usable_cores
 from mptune.engines.timing.latency import HostStopwatch, Stopwatch
 
+T = TypeVar("T")
 Provider = Literal["cpu", "cuda"]
 PROVIDERS: Mapping[Provider, str] = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 Preset = Literal["timed", "reference", "values", "emulation"]
@@ -45,21 +45,24 @@ _FAULTS = (
 )
 
 
+_MEMORY_SHARE = 0.5  # share of the available memory that runs at the same time may take
+_MOST_BYTES = 3 << 28
+"""Memory that they may take: a model whose single run takes more has operators large enough for all cores."""
+_CGROUP = Path("/sys/fs/cgroup")
+
+
 @dataclass(frozen=True)
 class SessionOptions:
     """How a session is opened."""
 
     provider: Provider = "cpu"
     preset: Preset = "reference"
-    threads: int | None = None
-    """That one run computes with on a CPU; None takes all cores."""
+    threads: int | None = None  # that one run computes with on a CPU; None takes all cores
     tf32: Tf32 = "off"
     """By environment: where NVIDIA's variable switches TF32 off, let it do so alone. Convolutions are faster then, but
     matrix products may use TF32 at times (``cuda_session``)."""
-    cuda_graph: bool = True
-    """Capture one, where the preset does and the model allows it."""
-    optimised_dir: Path | None = None
-    """An empty folder for the graph as it was optimised."""
+    cuda_graph: bool = True  # capture one, where the preset does and the model allows it
+    optimised_dir: Path | None = None  # an empty folder for the graph as it was optimised
 
 
 @dataclass(eq=False)
@@ -304,6 +307,52 @@ def translated(call: Callable[[], Any]) -> Any:
         traceback.clear_frames(error.__traceback__)
         text = str(error).strip()
         raise EngineError(classify(text), first_words(text) or type(error).__name__) from error
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """How many runs of a session go at a time, each on a thread of its own: threads of one run wait by spinning."""
+
+    count: int = 1
+    threads: int | None = None  # that each computes with, as ``SessionOptions.threads``; None takes all cores
+
+    @classmethod
+    def for_runs(cls, runs: int, run_bytes: int | None, threads: int = 1) -> SideBySide:
+        """As many as there are cores for, and memory; one after another where the memory of a run is not known.
+
+        Args:
+            run_bytes: memory that one of them takes about, bytes.
+            threads: that each has at least.
+        """
+        available, cores = available_bytes(), usable_cores()
+        if run_bytes is None or available is None:
+            return cls()
+        count = min(cores // threads, runs, min(int(_MEMORY_SHARE * available), _MOST_BYTES) // max(run_bytes, 1))
+        return cls() if count <= 1 else cls(count, max(1, cores // count))
+
+    def run(self, calls: Sequence[Callable[[], T]]) -> list[T]:
+        """What calls return, in their order; once one has raised an exception no other is begun."""
+        if self.count <= 1 or len(calls) <= 1:
+            return [call() for call in calls]
+        with ThreadPoolExecutor(self.count) as pool:
+            futures = [pool.submit(call) for call in calls]
+            try:
+                return [future.result() for future in futures]
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+
+def available_bytes() -> int | None:
+    """Memory that this process may take beside what it has; None where the system does not say."""
+    limits = []
+    with suppress(OSError, ValueError):
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        limits += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    with suppress(OSError, ValueError):  # "max" is no number
+        limit, used = (int((_CGROUP / f"memory.{name}").read_text(encoding="ascii")) for name in ("max", "current"))
+        limits.append(max(limit - used, 0))
+    return min(limits, default=None)
 
 
 # The first that a message matches is its kind. CUDA's numbers are those of driver_types.h.

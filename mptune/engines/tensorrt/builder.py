@@ -46,10 +46,7 @@ def _locked(path: Path) -> Iterator[bytes]:
 
 
 def attach_timing_cache(path: Path, config: Any, objects: BuildObjects) -> None:
-    """Load the run's timing cache into a builder's configuration; an empty one where the file cannot be used.
-
-    It may be damaged, or of another version of TensorRT or another GPU: builds take longer once, and write it anew.
-    """
+    """Load the run's timing cache; an empty one where the file is damaged, or of another version or GPU."""
     content = b""
     with suppress(*_LOCK_ERRORS), _locked(path) as written:
         content = written
@@ -83,8 +80,7 @@ class BuildOptions:
     shapes: tuple[ShapeRange, ...] = ()
     settings: TensorRtSettings = field(default_factory=TensorRtSettings)
     timing_cache: Path | None = None
-    plugins: tuple[Path, ...] = ()
-    """Libraries with plugins of the user's."""
+    plugins: tuple[Path, ...] = ()  # libraries with plugins of the user's
 
 
 @collector_paused()
@@ -251,10 +247,7 @@ def _text(shape: Sequence[int]) -> str:
 @cache
 def _monitor_class(trt: Any) -> Any:
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
-        """Reports the two outermost phases and stops the build at the deadline.
-
-        TensorRT calls it from several threads; they share single assignments only.
-        """
+        """Reports the two outermost phases and stops the build at the deadline; called from several threads."""
 
         def __init__(self, deadline: float, report: Callable[[Progress], None] | None) -> None:
             super().__init__()

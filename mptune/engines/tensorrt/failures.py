@@ -58,8 +58,7 @@ _PLACE = re.compile(
     r"|^Serialization assertion .*? failed\.(?=\S)"
 )
 """Function, error number, source file and line."""
-_GENERAL = frozenset({"Internal Error", "API Usage Error"})
-"""Categories that add nothing to a message."""
+_GENERAL = frozenset({"Internal Error", "API Usage Error"})  # categories that add nothing to a message
 
 
 def construct(make: Callable[[], T], log: Any) -> T:
@@ -71,10 +70,7 @@ def construct(make: Callable[[], T], log: Any) -> T:
 
 
 def build_failure(log: Any, otherwise: str = "") -> EngineError:
-    """The error for a build, a load or an execution that TensorRT failed, from what it logged.
-
-    ``otherwise`` is the message where it logged no error.
-    """
+    """The error for what TensorRT failed, from what it logged; ``otherwise`` is the message where it logged none."""
     if not log.errors:
         return EngineError(FailureKind.ERROR, otherwise or "TensorRT failed without a message")
     errors = [(classify(text), clean(text)) for text in log.errors]
@@ -86,10 +82,7 @@ def build_failure(log: Any, otherwise: str = "") -> EngineError:
 
 
 def skipped_tactics(warnings: Sequence[str]) -> tuple[str, ...]:
-    """The warning for an engine that was built although tactics were skipped for want of memory.
-
-    TensorRT logs two warnings for a tactic, of which the second says that it is skipped.
-    """
+    """The warning for an engine whose build skipped tactics for want of memory, of which TensorRT logs two lines."""
     short = [text for text in warnings if _SHORT_OF_MEMORY.search(text)]
     count = sum("skipping tactic" in text.lower() for text in short) or len(short)
     text = (

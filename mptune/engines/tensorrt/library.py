@@ -49,10 +49,7 @@ class Library:
 
 
 def install_line(kind: Kind, gpus: Sequence[Gpu] = ()) -> str:
-    """How to install a library for the driver here; cuda-python that is installed already is left as it is.
-
-    ``pip install tensorrt`` brings CUDA 13, whatever the driver.
-    """
+    """How to install a library for the driver here; ``pip install tensorrt`` brings CUDA 13, whatever the driver."""
     if kind == "tensorrt" and gpus and gpus[0].is_jetson:
         return (
             "JetPack brings it: sudo apt install python3-libnvinfer, and a virtual environment with"
@@ -152,11 +149,7 @@ def _log(trt: Any) -> Any:
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Pause Python's garbage collector while TensorRT runs.
-
-    A collection in a callback of TensorRT may free other objects of TensorRT, whose destructors need the locks that it
-    holds: a deadlock.
-    """
+    """Pause Python's garbage collector: run in a callback of TensorRT, it may free its objects, which deadlocks."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -168,10 +161,7 @@ def collector_paused() -> Iterator[None]:
 
 @cache
 def _load_plugin(trt: Any, path: Path | None) -> None:
-    """Load a library of plugins, NVIDIA's own for None; once per process, before the first builder or runtime.
-
-    Its creators register themselves, or are asked for.
-    """
+    """Load a library of plugins, NVIDIA's own for None; once per process, before the first builder or runtime."""
     with collector_paused():
         if path is None:
             trt.init_libnvinfer_plugins(_log(trt), "")

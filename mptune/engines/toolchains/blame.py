@@ -130,10 +130,7 @@ def _takes_rows_by_index(model: Model, node: Node) -> bool:
 
 
 def _not_finite(model: Model, sights: Sights, output: str, sample: int) -> Place | None:
-    """The first node that makes what is not finite of values that are.
-
-    An infinity that a constant holds, as a mask does, is none until something makes NaN of it.
-    """
+    """The first node that makes what is not finite of values that are; infinite constants, as of masks, may stay so."""
     for info in model.inputs:
         if info.name in sights and sights[info.name].kind:
             return Place("", "", info.name, sights[info.name].kind, sample)
@@ -158,10 +155,7 @@ def _not_finite(model: Model, sights: Sights, output: str, sample: int) -> Place
 
 
 def _source(model: Model, sights: Sights, limit: float, outputs: Iterable[str]) -> Place | None:
-    """The first node whose value differs by more than the limit, and nothing that it reads does.
-
-    Of those that an output comes from which differs itself.
-    """
+    """The first node before an output that differs whose value differs by more than the limit, and nothing it reads."""
     bad = {name for name, sight in sights.items() if not sight.difference <= limit}
     stack, visited, roots = [name for name in outputs if name in bad], set[str](), list[tuple[int, str]]()
     while stack:

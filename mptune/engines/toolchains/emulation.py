@@ -31,10 +31,7 @@ _VALUES_EACH = 3
 
 
 def run_bytes(model: Model, samples: Path) -> int | None:
-    """Bytes (rather too many) for the values of one run in FP32, emulated or observed, on the largest sample.
-
-    None where a value's size is not known, or a subgraph has values of its own.
-    """
+    """Bytes (rather too many) for the values of one run in FP32 on the largest sample; None where sizes are unknown."""
     every = [shapes for shapes in read_sample_shapes(samples) if shapes]
     if not every:
         return None
@@ -52,8 +49,7 @@ STRETCHES = 12
 groups cost more than a session for each plan. Fewer where a stretch would hold one group only."""
 EMULATED_ROWS = 8
 """Rows that an emulated error is taken on before a plan is built; evaluations take all samples."""
-_KEPT_BYTES = 1 << 30
-"""Sessions stay open while their weights together are no more than this, bytes."""
+_KEPT_BYTES = 1 << 30  # sessions stay open while their weights together are no more than this, bytes
 
 
 QUICK_S = 10.0
@@ -72,8 +68,7 @@ class Emulation:
     """The same model and groups with a node for each step after which the target's engine rounds."""
     provider: Provider
     worker: Worker
-    shapes: Mapping[str, Shape]
-    """Concrete shapes of the FP32 values; empty where they are not known."""
+    shapes: Mapping[str, Shape]  # concrete shapes of the FP32 values; empty where they are not known
     fused: Sequence[FusedNodes] = ()
     unshared: Failure | None = field(default=None, init=False)
     _written: dict[str, Path] = field(default_factory=dict, init=False)

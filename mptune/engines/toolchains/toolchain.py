@@ -27,10 +27,10 @@ from mptune.engines.base import (
 )
 from mptune.engines.context import RunContext
 from mptune.engines.environment import Environment, describe_environment
-from mptune.engines.jobs.layer_times import EngineLayers, with_group_times
 from mptune.engines.jobs.measure import MeasureJob, MeasureResult, ReopenJob
 from mptune.engines.jobs.samples import Scoring
 from mptune.engines.ort.session import Provider
+from mptune.engines.tensorrt.layers import EngineLayers, with_group_times
 from mptune.engines.timing.latency import DRIFT_TEXT, Latency, LatencySource, TimingRecord
 from mptune.engines.timing.spread import SessionTiming, Standings
 from mptune.engines.toolchains.emulation import Emulation
@@ -121,10 +121,7 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         return self.reference_model.reference(which)
 
     def observe(self, stage: Callable[[str], object] | None = None) -> Mapping[str, TensorRange] | Failure:
-        """Run the model over the search samples and reduce each float tensor to its range; ``stage`` gets the progress.
-
-        A large model is observed in parts.
-        """
+        """Run the model over the search samples, and reduce float tensors to their ranges; ``stage`` gets progress."""
         return self.reference_model.observe(stage)
 
     def missing_kernels(self, precision: Precision) -> tuple[MissingKernel, ...] | Failure:
@@ -259,21 +256,14 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         return with_group_times(measurement, layers, self.context.grouped)
 
     def _drift(self, result: MeasureResult) -> float:
-        """The first latency of the baseline on this device over that beside a result.
-
-        Latencies that were taken hours apart are compared by it. The first result freezes the repetitions, for resumed
-        runs, too.
-        """
+        """The first latency of the baseline on this device over that beside a result, which freezes the repetitions."""
         if self._timing is None:
             self._timing = TimingRecord(result.repetitions, result.baseline.median_ms, self.context.settings.latency)
             write_json(self._timing_path, self._timing.to_json())
         return self._timing.baseline_ms / result.baseline.median_ms
 
     def evaluate_tf32(self) -> Measurement | Failure | None:
-        """All-FP32 with TF32, on the search samples; None where the device has none, or nothing is timed.
-
-        It runs in a process of its own, as an environment variable keeps TF32 off in the others.
-        """
+        """All-FP32 with TF32, in a process of its own whose environment allows it; None where the device has none."""
         is_timed = self.builder is not None and self.latency_source == "measured"
         built = self.builder.build_tf32() if self.builder is not None and is_timed and self.target.tf32_tflops else None
         if built is None or isinstance(built, Failure):
@@ -311,18 +301,12 @@ class Toolchain(AbstractContextManager["Toolchain"]):
 
     @property
     def profiling(self) -> Profiling:
-        """``along``: the engine of any plan that is timed; ``none``: no profiler is usable, or it has failed.
-
-        After one failure nothing is profiled any more: each try may cost the worker.
-        """
+        """``along``: any plan that is timed; ``none``: no profiler is usable, or it has failed once."""
         usable = self.builder is not None and self.latency_source == "measured" and self._can_profile
         return self.builder.profiling if self.builder is not None and usable else "none"
 
     def reopen(self, plan: PrecisionPlan, count: int) -> tuple[SessionTiming, ...] | Failure:
-        """Open the engine of a plan that was evaluated anew, this many times, and time each session: they differ.
-
-        Empty where latency is predicted.
-        """
+        """Open the engine of a plan anew, this many times, and time each session; empty where latency is predicted."""
         if self.builder is None or self.latency_source == "predicted":
             return ()
         built = self.builder.build(plan)

@@ -20,7 +20,7 @@ from mptune.engines.failures import did_not_run
 from mptune.engines.jobs.outputs import value_error
 from mptune.engines.jobs.reference import ObserveJob, ReferenceJob
 from mptune.engines.jobs.rows import row_feeds
-from mptune.engines.ort import side_by_side
+from mptune.engines.ort import session as side_by_side
 from mptune.engines.ort.cuda_session import run_probe
 from mptune.engines.ort.session import OrtSession, Provider, SessionOptions
 from mptune.graph.hazards.interface import fixed_rows
