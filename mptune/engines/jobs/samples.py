@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -45,19 +44,6 @@ def batch_sizes(shapes: Sequence[Mapping[str, Sequence[int]]], outputs: int) -> 
     """What may be the batch of each output: the first dimensions of the inputs of its sample, or of its sequence."""
     firsts = shapes[:: max(1, len(shapes) // outputs)][:outputs]
     return tuple(frozenset(shape[0] for shape in sample.values() if shape) for sample in firsts)
-
-
-@dataclass(frozen=True)
-class MetricQuestion:
-    """Asks the parent process for the value of the caller's metric: of one sample, or of a whole set.
-
-    A function of the calling program cannot come into the worker, so its arguments go to it.
-    """
-
-    arguments: tuple[Any, ...]
-
-    def answer(self, metric: str, function: Any) -> float:
-        return number_of(metric, function, self.arguments)
 
 
 @dataclass(frozen=True)
@@ -204,10 +190,11 @@ class Scoring:
         return errors
 
     def _metric(self, state: WorkerState, spec: str, *, has_labels: bool) -> Metric:
+        """One of the calling program cannot come into the worker, so its arguments go to the parent as a question."""
         if not spec.startswith(CALLABLE):
             make = partial(resolve_metric, spec, has_labels=has_labels, timeout_s=self.timeout_s)
             resolved: Metric = state.cached(f"metric {spec}", (spec, has_labels), make)
             return resolved
         if self.callable_takes_set:
-            return Metric(spec, "set", lambda data: float(state.ask(MetricQuestion(tuple(data.arguments())))))
-        return Metric(spec, "sample", lambda *arguments: float(state.ask(MetricQuestion(arguments))))
+            return Metric(spec, "set", lambda data: float(state.ask(tuple(data.arguments()))))
+        return Metric(spec, "sample", lambda *arguments: float(state.ask(arguments)))

@@ -356,36 +356,21 @@ def available_bytes() -> int | None:
 
 
 # The first that a message matches is its kind. CUDA's numbers are those of driver_types.h.
-_KINDS = tuple(
-    (kind, re.compile(pattern, re.IGNORECASE))
-    for kind, pattern in (
-        (
-            FailureKind.OUT_OF_MEMORY,
-            r"out of memory|failed to allocate memory|bad_alloc|bad allocation|cu(?:blas|dnn)_status_alloc_failed"
-            r"|cudaerrormemoryallocation|available memory of",
-        ),
-        (FailureKind.DISK_FULL, r"no space left on device|disk quota exceeded"),
-        (FailureKind.DRIVER, r"cuda (?:failure|error) 35\b|driver version is insufficient"),
-        # The device is lost or refuses work: the machine's fault.
-        (
-            FailureKind.DEVICE_LOST,
-            r"cuda (?:failure|error) (?:3|46|100|101|214|220|714|802|803|804|999)\b|no cuda-capable device"
-            r"|devices? unavailable|uncorrectable ecc|busy or unavailable|fallen off the bus",
-        ),
-        # A kernel failed and with it the CUDA context: the plan's fault, and the process cannot be used again.
-        (
-            FailureKind.CRASH,
-            r"cuda (?:failure|error) (?:700|702|710|715|716|717|718|719)\b|illegal memory access"
-            r"|unspecified launch failure|misaligned address|device-side assert|illegal instruction",
-        ),
-        (FailureKind.UNSUPPORTED, r"^\[ONNXRuntimeError\] : \d+ : NOT_IMPLEMENTED"),
-        (
-            FailureKind.INVALID_MODEL,
-            r"^\[ONNXRuntimeError\] : \d+ : (?:INVALID_GRAPH|INVALID_PROTOBUF|NO_MODEL)|type error|shapeinferenceerror"
-            r"|typeinferenceerror|bound to different types|invalid model",
-        ),
-    )
-)
+_KINDS = {
+    FailureKind.OUT_OF_MEMORY: r"out of memory|failed to allocate memory|bad_alloc|bad allocation"
+    r"|cu(?:blas|dnn)_status_alloc_failed|cudaerrormemoryallocation|available memory of",
+    FailureKind.DISK_FULL: r"no space left on device|disk quota exceeded",
+    FailureKind.DRIVER: r"cuda (?:failure|error) 35\b|driver version is insufficient",
+    # The device is lost or refuses work: the machine's fault.
+    FailureKind.DEVICE_LOST: r"cuda (?:failure|error) (?:3|46|100|101|214|220|714|802|803|804|999)\b"
+    r"|no cuda-capable device|devices? unavailable|uncorrectable ecc|busy or unavailable|fallen off the bus",
+    # A kernel failed and with it the CUDA context: the plan's fault, and the process cannot be used again.
+    FailureKind.CRASH: r"cuda (?:failure|error) (?:700|702|710|715|716|717|718|719)\b|illegal memory access"
+    r"|unspecified launch failure|misaligned address|device-side assert|illegal instruction",
+    FailureKind.UNSUPPORTED: r"^\[ONNXRuntimeError\] : \d+ : NOT_IMPLEMENTED",
+    FailureKind.INVALID_MODEL: r"^\[ONNXRuntimeError\] : \d+ : (?:INVALID_GRAPH|INVALID_PROTOBUF|NO_MODEL)|type error"
+    r"|shapeinferenceerror|typeinferenceerror|bound to different types|invalid model",
+}
 _CODE = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
 # "/onnxruntime_src/.../graph.cc:1423 void ns::Class::method(args) const [with T = x] condition was false. words": a
 # source position, a C++ signature, the message.
@@ -398,7 +383,7 @@ _NODE = re.compile(r"Non-zero status code returned while running (\S+) node\. Na
 
 def classify(text: str) -> FailureKind:
     """Kind of failure by a message of ONNX Runtime or CUDA."""
-    return next((kind for kind, pattern in _KINDS if pattern.search(text)), FailureKind.ERROR)
+    return next((kind for kind, words in _KINDS.items() if re.search(words, text, re.IGNORECASE)), FailureKind.ERROR)
 
 
 def first_words(text: str) -> str:

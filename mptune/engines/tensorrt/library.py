@@ -9,7 +9,7 @@ import importlib.util
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -65,7 +65,9 @@ def install_line(kind: Kind, gpus: Sequence[Gpu] = ()) -> str:
 
 def is_installed(kind: Kind) -> bool:
     """Whether the package is there; its libraries may still be missing."""
-    return importlib.util.find_spec(MODULES[kind]) is not None
+    with suppress(ImportError, ValueError):
+        return importlib.util.find_spec(MODULES[kind]) is not None
+    return False
 
 
 def load_library(kind: Kind, plugins: Sequence[Path] = ()) -> Library:

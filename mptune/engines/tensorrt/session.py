@@ -20,7 +20,7 @@ from mptune.engines.tensorrt.library import Kind, Library, collector_paused, loa
 from mptune.engines.timing.latency import Stopwatch, monotonic_ms
 from mptune.files import read_bytes
 
-_ALIGNMENT = 256  # nvInferRuntime.h, setTensorAddress: "The pointer must have at least 256-byte alignment"
+_ALIGNMENT = 256  # NvInferRuntime.h, setTensorAddress: "The pointer must have at least 256-byte alignment"
 _FATAL = (FailureKind.OUT_OF_MEMORY, FailureKind.DEVICE_LOST, FailureKind.CRASH)
 """After these no other way of running is tried."""
 

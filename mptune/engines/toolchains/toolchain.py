@@ -6,10 +6,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from mptune.data.metrics.accuracy import OutputError
+from mptune.data.metrics.table import number_of
 from mptune.engines.backends.backend import Backend, Built
 from mptune.engines.backends.tensorrt import refused_in_bf16
 from mptune.engines.base import (
@@ -102,7 +103,7 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         self.worker = self._workers.main
         function = context.settings.metric_function
         if function is not None:
-            self.worker.on_question = lambda question: question.answer(context.settings.metric, function)
+            self.worker.on_question = partial(number_of, context.settings.metric, function)
         self.reference_model = ReferenceModel(context, provider, self.worker, self._workers.observer)
         self.builder = None if backend is None else backend.builder(self.reference_model, target, gpu)
         # Without a builder engines are taken to round as TensorRT's do.
