@@ -14,8 +14,7 @@ from pathlib import Path
 from mptune.json_form import JsonForm
 from mptune.targets.detect import JetsonState, ask_nvidia_smi, read_jetson
 
-BACKEND_GROUP = "mptune.backends"
-"""The group of entry points in which other packages bring backends."""
+BACKEND_GROUP = "mptune.backends"  # the group of entry points in which other packages bring backends
 _PACKAGES = ("mptune", "numpy", "onnx", "optuna", "cuda-bindings")
 _ENGINE_PACKAGES = ("onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-lean", "tensorrt-rtx")
 _VARIANTS = ("", "-cu12", "-cu13")

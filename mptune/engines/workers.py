@@ -10,8 +10,7 @@ from mptune.engines.ort.session import Provider
 from mptune.processes.parent import Worker
 from mptune.settings import SearchSettings
 
-_CORES_BESIDE = 4
-"""Fewest cores that have room for what runs beside the first worker."""
+_CORES_BESIDE = 4  # fewest cores that have room for what runs beside the first worker
 
 
 class Workers:

@@ -52,7 +52,7 @@ class Failure(JsonForm):
 
     @property
     def is_inconclusive(self) -> bool:
-        """Whether one such failure does not show whose fault it is: what the job causes comes again in a new process."""
+        """Whether one such failure does not show whose fault it is: what a job causes comes again in a new process."""
         return self.kind in (FailureKind.CRASH, FailureKind.TIMEOUT, FailureKind.OUT_OF_MEMORY)
 
 

@@ -34,10 +34,8 @@ if TYPE_CHECKING:
     from mptune.targets.detect import Gpu
     from mptune.targets.target import Target
 
-TIMING_CACHE = "timing.cache"
-"""Of a run, in its folder of engines."""
-_GRACE_S = 20.0
-"""TensorRT is asked to stop at the deadline; the worker is killed this much later."""
+TIMING_CACHE = "timing.cache"  # of a run, in its folder of engines
+_GRACE_S = 20.0  # TensorRT is asked to stop at the deadline; the worker is killed this much later
 _NOT_IN_BF16 = frozenset({"GRU", "HardSwish"})
 """Operators of ONNX that the parser of TensorRT-RTX 1.7 takes in FP32 and FP16 alone: it subtracts a GRU's gate from an
 FP32 one ("ElementWiseOperation SUB must have same input types. But they are of types Float and BFloat16"); and "Only
@@ -69,7 +67,8 @@ class TensorRt:
             if complaint is not None:
                 obstacle = f"its parser does not take this model with {operators}: {complaint}"
                 return Availability("", title, obstacle, CURE, is_unexpected=True, is_models_fault=gpu is not None)
-        notes = _usable_library(self.name).warnings
+        library = find_library(self.name)
+        notes = () if isinstance(library, str) else library.warnings
         return Availability("builds" if gpu is None else "measures", title, loads_plugins=True, notes=notes)
 
     def _why_not_ahead(self, place: Place) -> str | None:
@@ -127,12 +126,6 @@ def find_library(kind: Kind) -> LibraryReport | str:
     return run_once(LibraryJob(kind), PROBE_TIMEOUT_S)
 
 
-def _usable_library(kind: Kind) -> LibraryReport:
-    library = find_library(kind)
-    assert not isinstance(library, str), library
-    return library
-
-
 def foreign_operators(model: Model, domain: str = "") -> str:
     """Operators of other domains than ONNX's own, or of one of them, and how many nodes each has, as a text."""
     counts = Counter(f"{node.domain}.{node.op_type}" for node in model.nodes if not node.is_standard)
@@ -156,7 +149,9 @@ class TensorRtBuilder(Builder):
     def __init__(self, kind: Kind, reference: ReferenceModel, target: Target, gpu: Gpu | None) -> None:
         self._kind, self._target, self._gpu = kind, target, gpu
         self._context, self._worker = reference.context, reference.worker
-        self._version = _usable_library(kind).version
+        library = find_library(kind)
+        assert not isinstance(library, str), library
+        self._version = library.version
         self._timeout_s = self._context.settings.worker.build_timeout_s
 
     def build(self, plan: PrecisionPlan, *, baseline: bool = False) -> Built | Failure:
@@ -195,7 +190,7 @@ class TensorRtBuilder(Builder):
             built = self._worker.call(job, self._timeout_s + _GRACE_S)
         finally:
             model.unlink(missing_ok=True)
-        return built if isinstance(built, Failure) else Built(engine, built.build_s, built.warnings, is_kept=True)
+        return built if isinstance(built, Failure) else Built(engine, *built, is_kept=True)
 
     def release(self, plan: PrecisionPlan, *, faulty: bool = False) -> None:
         if faulty:

@@ -28,6 +28,9 @@ _NO_BATCH = re.compile(
     re.IGNORECASE,
 )
 """A dimension with such a name holds the parts of one sample, which may well act on each other."""
+Question = Literal["finite", "repeat", "constant", "rows", "batch"]
+"""finite: one sample. repeat: one sample twice. constant: two samples that differ. rows: a row alone, and the same row
+among different ones. batch: a row alone, and a batch."""
 Dim = int | str | None
 
 
@@ -49,11 +52,10 @@ class RowFeeds:
 def row_feeds(inputs: Mapping[str, Sequence[Dim]], samples: Sequence[Feed], most: int = _MOST_ROWS) -> RowFeeds | None:
     """Batches to compare rows of; None where the model has no batch.
 
-    The batch is dimension 0: of the inputs that share the first dynamic dimension 0, else of those that share the
-    first fixed one above 1. Where inputs of two dimensions and more differ in a fixed one, it is no batch but the
-    layers of a state, the nodes of a graph, or the like. An input may have the same dynamic dimension elsewhere, as a
-    KV cache with keys and values stacked does. A dynamic dimension whose name says otherwise, or whose size differs
-    among the samples, is no batch.
+    The batch is dimension 0: of the inputs that share the first dynamic dimension 0 (an input may have it elsewhere, as
+    a KV cache with keys and values stacked does), else of those that share the first fixed one above 1. A fixed one in
+    which inputs differ is no batch but the layers of a state, the nodes of a graph, or the like; nor is a dynamic one
+    whose name says otherwise, or whose size differs among the samples.
     """
     feed = samples[0]
     inputs = {name: shape for name, shape in inputs.items() if shape and name in feed}
@@ -121,8 +123,7 @@ def check_rows(
 ) -> RowReport:
     """Run a batch of different rows, and its first and last row without the others, and compare.
 
-    ``outputs`` are those of the first sample, ``dependent`` those whose shape depends on values; a run takes about
-    ``run_bytes``.
+    ``outputs`` are those of the first sample, ``dependent`` those whose shape depends on values.
     """
     most = _MOST_ROWS if not run_bytes else min(_MOST_ROWS, max(2, _ROWS_BYTES // run_bytes))
     feeds = row_feeds({name: shape for name, (_, shape) in session.inputs.items()}, samples, most)
@@ -174,11 +175,6 @@ def _distance(batch: np.ndarray, row: int, alone: np.ndarray) -> float:
     norm, *norms = (float(np.linalg.norm(np.asarray(values, np.float64))) for values in (alone, *batch))
     usual = float(np.sqrt(np.mean(np.square(norms))))
     return error * norm / usual if np.isfinite(error) and np.isfinite(usual) and usual > norm > 0 else error
-
-
-Question = Literal["finite", "repeat", "constant", "rows", "batch"]
-"""finite: one sample. repeat: one sample twice. constant: two samples that differ. rows: a row alone, and the same row
-among different ones. batch: a row alone, and a batch."""
 
 
 @dataclass(frozen=True)

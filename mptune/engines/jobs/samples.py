@@ -105,10 +105,10 @@ class Scoring:
         return every if self.part is None else every[self.part.start : self.part.stop]
 
     def error(self, state: WorkerState, outputs: Sequence[Outputs]) -> OutputError:
-        """The error of the outputs on these samples.
+        """The error of the outputs on these samples; metrics over the whole set are taken of whole sets only.
 
         Outputs with another number of rows than the reference are compared as sets of rows. A metric of the user's gets
-        the outputs as they are, whatever their shapes. Metrics over the whole set are taken of whole sets only.
+        the outputs as they are, whatever their shapes.
         """
         references, wanted = cached_samples(state, self.reference), self.wanted(state)
         labels = labels_beside(self.samples)

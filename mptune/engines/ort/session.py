@@ -43,8 +43,6 @@ _FAULTS = (
     *("find kernel for com.microsoft.Q", "find kernel for QLinear", "Type 'tensor(float8"),
     "LayerNormFusion/",  # as the node that the fusion makes is named
 )
-
-
 _MEMORY_SHARE = 0.5  # share of the available memory that runs at the same time may take
 _MOST_BYTES = 3 << 28
 """Memory that they may take: a model whose single run takes more has operators large enough for all cores."""
@@ -67,11 +65,7 @@ class SessionOptions:
 
 @dataclass(eq=False)
 class Bound:
-    """Inputs and outputs bound for one set of feeds.
-
-    Stopwatches hold it, and with it nothing of the session once it is released: ONNX Runtime's binding keeps the
-    session alive.
-    """
+    """Inputs and outputs bound for one set of feeds; stopwatches hold nothing of the session once it is released."""
 
     binding: Any
     inputs: dict[str, Any] = field(default_factory=dict)
@@ -116,12 +110,10 @@ class OrtSession:
     def run(
         self, feeds: Mapping[str, np.ndarray], *, gives_back: bool = False, is_transient: bool = False
     ) -> dict[str, np.ndarray]:
-        """See ``EngineSession``.
+        """See ``EngineSession``; ``gives_back``: on a CPU, the memory that the session keeps for the next run.
 
-        Args:
-            gives_back: on a CPU, give back the memory that the session keeps for the next run.
-            is_transient: the caller lets go of all arrays before the next run, which may write into the same memory.
-                Without that they are copied, and each run takes fresh memory for all of them.
+        ``is_transient``: the caller lets go of all arrays before the next run, which may write into the same memory.
+        Without that they are copied, and each run takes fresh memory for all of them.
         """
         self._open_session()
         options = self._run_options()
@@ -318,12 +310,7 @@ class SideBySide:
 
     @classmethod
     def for_runs(cls, runs: int, run_bytes: int | None, threads: int = 1) -> SideBySide:
-        """As many as there are cores for, and memory; one after another where the memory of a run is not known.
-
-        Args:
-            run_bytes: memory that one of them takes about, bytes.
-            threads: that each has at least.
-        """
+        """As many as there are cores for (each has ``threads`` at least), and memory; one where that is not known."""
         available, cores = available_bytes(), usable_cores()
         if run_bytes is None or available is None:
             return cls()

@@ -97,9 +97,8 @@ def build_engine(
     """Parse a typed model as a strongly typed network and build it.
 
     The engine takes the shapes of all samples and is tuned for those of the first. After ``timeout_s`` TensorRT is
-    asked to stop; it checks between steps only, so that the caller needs a deadline of its own.
-
-    Returns the engine (TensorRT's ``IHostMemory``, which has the buffer protocol), and warnings.
+    asked to stop; it checks between steps only, so that the caller needs a deadline of its own. Returns the engine
+    (TensorRT's ``IHostMemory``, which has the buffer protocol), and warnings.
     """
     objects = BuildObjects() if objects is None else objects
     builder, network, _ = parse_network(library, model, objects)
@@ -128,10 +127,7 @@ def build_engine(
 
 @collector_paused()
 def parse_network(library: Library, model: Path, objects: BuildObjects | None = None) -> tuple[Any, Any, Any]:
-    """Parse a typed model as a strongly typed network: builder, network, and the parser, which holds its weights.
-
-    ``objects`` keeps what TensorRT made, the log first, also where this raises.
-    """
+    """Parse a typed model: builder, network, and parser, which holds its weights; ``objects`` has the log first."""
     import onnx
 
     trt = library.trt

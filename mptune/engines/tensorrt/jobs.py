@@ -69,14 +69,6 @@ class ParseJob:
 
 
 @dataclass(frozen=True)
-class BuildResult:
-    """The result of ``BuildJob``."""
-
-    build_s: float
-    warnings: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class BuildJob:
     """Build the engine of a typed model and write it to a file, whole or not at all."""
 
@@ -90,7 +82,8 @@ class BuildJob:
     """Close the sessions that stay open in the worker before the build. Where CPU and GPU share their memory, TensorRT
     would skip tactics in some builds and not in others, by what is open."""
 
-    def run(self, state: WorkerState) -> BuildResult:
+    def run(self, state: WorkerState) -> tuple[float, tuple[str, ...]]:
+        """Returns the seconds that it took, and warnings."""
         for slot in _OPEN_SESSIONS if self.alone else ():
             state.drop(slot)
         library = load_library(self.options.kind, self.options.plugins)
@@ -103,7 +96,7 @@ class BuildJob:
         build_s = time.perf_counter() - started
         with whole_file(self.engine_path) as partial_path:
             partial_path.write_bytes(engine)
-        return BuildResult(build_s, warnings)
+        return build_s, warnings
 
 
 @dataclass(frozen=True)

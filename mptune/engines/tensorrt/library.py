@@ -180,12 +180,7 @@ def _load_plugin(trt: Any, path: Path | None) -> None:
 def exports_creators(path: Path) -> bool:
     """Whether ``IPluginRegistry.load_library`` (trtexec's --dynamicPlugins) can ask a library for its plugins.
 
-    Others register theirs when they are loaded (--staticPlugins). The names are those of NVIDIA/TensorRT,
-    plugin/vc/vfcCommon.h. False where the file cannot be read.
+    Others register theirs when they are loaded (--staticPlugins). The names: NVIDIA/TensorRT, plugin/vc/vfcCommon.h.
     """
-    try:
-        content = path.read_bytes()
-    except OSError:
-        return False
-    # An ELF file has the names of its symbols as texts.
+    content = path.read_bytes() if path.is_file() else b""  # an ELF file has the names of its symbols as texts
     return any(b"\0%b\0" % name in content for name in (b"getCreators", b"getPluginCreators"))

@@ -198,7 +198,6 @@ class TensorRtSession:
 
     def attach(self, profiler: Any) -> None:
         """Have an ``IProfiler`` called with the time of each layer, which it is where CUDA graphs are off."""
-        self._opened()
         context = self._context
         context.profiler = profiler
 

@@ -17,21 +17,17 @@ from mptune.graph.loading.model import Model, Node, needed_nodes
 from mptune.graph.ops import RECURRENT, SHAPE_OF, operator
 from mptune.processes.parent import Worker
 
-REPEAT_WARNING = 1e-5
-"""Two runs on one sample that differ by more are no rounding, in relative L2."""
-ROWS_WARNING = 1e-4
-"""A row of one batch and the same row alone, or in another batch."""
+REPEAT_WARNING = 1e-5  # two runs on one sample that differ by more are no rounding, in relative L2
+ROWS_WARNING = 1e-4  # a row of one batch and the same row alone, or in another batch
 ALONG_SEQUENCE, BY_INDEX = "sequence", "index"
 """Values of places where rows meet that are no samples: steps of a sequence, or nodes of a graph."""
-_AT_ONCE = 48
-"""Most values that are outputs of one model, and in memory at the same time."""
+_AT_ONCE = 48  # most values that are outputs of one model, and in memory at the same time
 _SEQUENTIAL = RECURRENT | {"Scan"}
 """Axis 0 of what these read is a sequence, whose steps follow from each other."""
 _SHAPE_OPERATORS = SHAPE_OF | {"ConstantOfShape", "Range", "EyeLike"}
 """What they give does not depend on values, and is no fault."""
 _WATCHED = frozenset({"float", "float16", "double", "int64", "int32", "int8", "uint8", "int16", "bool"})
-Sights = Mapping[str, Sight]
-"""Value -> what it holds; empty where that could not be run."""
+Sights = Mapping[str, Sight]  # value -> what it holds; empty where that could not be run
 
 
 def locate(

@@ -58,10 +58,8 @@ class Toolchain(AbstractContextManager["Toolchain"]):
     """Evaluates plans for one target. Lives in the parent process.
 
     Every method that builds or runs anything does so in a worker process under a deadline; a plan that fails comes
-    back as a ``Failure``. Methods may be called in any order, and nothing starts before it is needed.
-
-    Measured, it times the engines of its backend. Predicted, the roofline gives latencies and emulation the errors: no
-    device is needed. With a backend engines are built then, too, as a plan whose engine cannot be built has failed.
+    back as a ``Failure``. Nothing starts before it is needed. Predicted, the roofline gives latencies and emulation the
+    errors: no device is needed. With a backend engines are built then, too: a plan whose engine cannot be has failed.
 
     Attributes:
         name: of the backend, or ``emulation``.
@@ -126,10 +124,7 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         return self.reference_model.observe(stage)
 
     def missing_kernels(self, precision: Precision) -> tuple[MissingKernel, ...] | Failure:
-        """The nodes that another execution provider runs in a reduced precision than in FP32, or none in BF16.
-
-        Without a backend as TensorRT's parser refuses them, for a device that is predicted.
-        """
+        """The nodes that another provider runs in a reduced precision than in FP32, or none does."""
         if self.builder is None:
             return refused_in_bf16(self.context.model, "tensorrt") if precision is Precision.BF16 else ()
         return self.builder.missing_kernels(precision)
