@@ -86,11 +86,11 @@ def metric_arguments(metric: Any, run: Path, *, fresh: bool) -> tuple[str, TaskM
     """
     several = one_or_several(metric)
     if metric is None:
-        several = (SearchSettings.metric,)
+        file: RunFile | None = None
         with contextlib.suppress(RunError):  # raised again where the run is opened
-            if not fresh and (file := RunDirectory(run).load()) is not None:
-                several = (file.search.metric, *file.search.reported_metrics)
-                _refuse_unnamed(several, (), run, f"mptune search MODEL --out {shlex.quote(str(run))}")
+            file = None if fresh else RunDirectory(run).load()
+        several = (SearchSettings.metric,) if file is None else (file.search.metric, *file.search.reported_metrics)
+        _refuse_unnamed(several, (), run, f"mptune search MODEL --out {shlex.quote(str(run))}")
     if not several:
         raise SettingsError("names nothing", "give at least one, or leave it away", setting="metric")
     if any(callable(each) for each in several[1:]):
