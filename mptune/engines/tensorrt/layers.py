@@ -48,8 +48,8 @@ class EngineLayers(JsonForm):
     layers: tuple[LayerTime, ...]
 
     @staticmethod
-    def path(engine: Path) -> Path:
-        return engine.with_suffix(".layers.json")
+    def path(engine_file: Path) -> Path:
+        return engine_file.with_suffix(".layers.json")
 
 
 def read_layers(information: str) -> tuple[LayerTime, ...]:
