@@ -21,7 +21,7 @@ from mptune.reporting.run_files import write_run_files
 from mptune.reporting.weak import write_weak_folder
 from mptune.rundir import RunDirectory, joined_run, read_run, read_search
 from mptune.settings import SearchSettings, Tolerances, documented
-from mptune.tuning.confirm import Confirm
+from mptune.tuning import confirm as confirming
 from mptune.tuning.confirmation import Confirmation
 from mptune.tuning.copies import load_grouped, pack
 from mptune.tuning.crew import end_with_search
@@ -142,12 +142,10 @@ def confirm(
     with full_disk_as_error(directory.path), contextlib.ExitStack() as stack:
         stack.callback(end_scripts)
         listens = stack.enter_context(arguments.listening(progress, listener))
-        confirming = Confirm(directory, file, settings, listens, open_toolchain)
-        stack.callback(confirming.close)
-        result = confirming.run()
-        environment = confirming.file.environment
-        directory, record, grouped = confirming.directory, confirming.record, confirming.grouped
-        return replace(result, front=write_run_files(directory, result.front, record, grouped, environment, result))
+        begun = confirming.confirm(directory, file, settings, listens, stack, open_toolchain)
+        result, directory, file, record, grouped = begun
+        front = write_run_files(directory, result.front, record, grouped, file.environment, result)
+        return replace(result, front=front)
 
 
 def export(

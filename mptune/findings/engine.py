@@ -107,9 +107,8 @@ def _emulation_differs(v: Values) -> Words:
         cure = "run `mptune confirm` on the device before you rely on a plan that has them in FP16"
         return Words(f"{text} {v.low:g} to {v.high:g} times as large", cure)
     text = f"plan {v.plan}: the error is {v.measured:.2e} as measured and {v.emulated:.2e} as emulated"
-    operators = f"; its FP16 groups hold {v.operators}" if v.operators else ""
     cure = "rely on the measured error: emulation does not give what this engine computes"
-    return Words(f"{text}, apart by more than a factor of {v.factor:g}{operators}", cure)
+    return Words(f"{text}, apart by more than a factor of {v.factor:g}", cure)
 
 
 @ENGINE.row("already-mixed", "warning", "the model holds FP16 already")
