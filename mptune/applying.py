@@ -109,7 +109,7 @@ def write_model(model: Model, resolved: ResolvedPlan, out: Path, *, force: bool 
     files = rewriter.exported_files(resolved.plan, out)
     protos = (c.proto for c in model.initializers.values() if is_external(c.proto))
     folder = model.path.resolve().parent
-    sources = {model.path} | {external_location(proto, folder).path for proto in protos}
+    sources = {model.path} | {external_location(proto, folder)[0] for proto in protos}
     for path in files:
         if path.exists() and any(path.samefile(source) for source in sources):
             raise PlanError(f"{path} is what the mixed model is made from", "give another path with -o")

@@ -138,14 +138,10 @@ def confirm(
     with full_disk_as_error(directory.path), contextlib.ExitStack() as stack:
         stack.callback(end_scripts)
         listens = stack.enter_context(arguments.listening(progress, listener))
-        session = confirming.Confirm(directory, file, settings, listens, open_toolchain)
-        stack.callback(session.close)
-        result = session.run()
-        environment = session.file.environment
-        directory, record, grouped = session.directory, session.record, session.grouped
-        return replace(
-            result, front=run_files.write_run_files(directory, result.front, record, grouped, environment, result)
-        )
+        begun = confirming.confirm(directory, file, settings, listens, stack, open_toolchain)
+        result, directory, file, record, grouped = begun
+        front = run_files.write_run_files(directory, result.front, record, grouped, file.environment, result)
+        return replace(result, front=front)
 
 
 def export(

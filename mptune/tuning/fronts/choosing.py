@@ -51,8 +51,7 @@ def choose(
 
     def decided(chosen: Evaluation | None, **outcome: object) -> Choice:
         outcome["chosen"] = None if chosen is None else chosen.plan.fingerprint
-        outcome["replaced"] = None if asked.replaced == outcome["chosen"] else asked.replaced
-        return asked.again().model_copy(update=outcome)
+        return asked.again().model_copy(update={"replaced": asked.replaced, **outcome})
 
     if asked.plan is not None:
         picked = find_plan(evaluations, asked.plan)

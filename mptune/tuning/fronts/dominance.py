@@ -23,24 +23,6 @@ def faster_beyond_noise(first: Evaluation, other: Evaluation) -> bool:
     return is_lower(first.latency, other.latency)
 
 
-def in_doubt(evaluations: Sequence[Evaluation], max_latency_ms: float | None = None) -> tuple[Evaluation, ...]:
-    """The evaluations whose place on the front hangs on how exactly latencies are known.
-
-    Of two plans neither of which is faster beyond noise the more exact one may or may not dominate the other: both are
-    in doubt. So is a plan whose interval holds the limit on latency. A plan has no place to be in doubt about where one
-    with no larger error is faster beyond noise.
-    """
-    faster = are_lower([e.latency for e in evaluations])
-    errors = np.array([e.error_value for e in evaluations])
-    placed = np.logical_not((faster & (errors[:, None] <= errors[None, :])).any(axis=0))
-    is_near = ~(faster | faster.T | np.eye(len(evaluations), dtype=bool))
-    is_in_doubt = (placed[:, None] & placed[None, :] & is_near).any(axis=1)
-    if max_latency_ms is not None:
-        lows, highs = np.array([e.latency.ci95_ms for e in evaluations]).reshape(-1, 2).T
-        is_in_doubt |= placed & (lows <= max_latency_ms) & (max_latency_ms <= highs)
-    return tuple(evaluations[index] for index in np.flatnonzero(is_in_doubt).tolist())
-
-
 def pareto(
     evaluations: Iterable[Evaluation], error: Callable[[Evaluation], float] = attrgetter("judged_error")
 ) -> tuple[Evaluation, ...]:

@@ -24,7 +24,7 @@ from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.sampler.latency_model import LatencyModel
 from mptune.tuning.sampler.posterior import Prior
 from mptune.tuning.space import SearchSpace
-from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, Sensitivity
+from mptune.tuning.steps.prior import SENSITIVITY_JSON, Sensitivity
 
 LEAST_GAIN = 5e-4
 """Share of the base latency: what a group saves below it cannot be timed."""

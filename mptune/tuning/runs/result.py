@@ -53,6 +53,8 @@ def front_of(
     if asked is not None and choice.unmet is not None and made.chosen is not None:
         unmet = {"unmet": choice.unmet, "nearest": choice.nearest}
         return build_front(run, file, record, made.model_copy(update=unmet))
+    if asked is not None and choice.chosen is not None and choice.replaced == choice.chosen:
+        return replace(front, choice=choice.model_copy(update={"replaced": made.replaced}))
     return front
 
 
@@ -78,24 +80,21 @@ def build_front(
     outputs = [name for name in recorded.error.per_output if name != ALL_OUTPUTS]
     tolerances = limits.check_asked(choice, metrics, outputs, recorded.error)
 
-    # Each plan as it was measured last. The plans that may be on the front are judged apart from the others, next to
-    # which the place of any of them would be in doubt.
+    # Each plan as it was measured last. On the front are those alone that may have been re-measured.
     settings = SearchSettings(**file.measured_settings)
     rounds = remeasure.rounds_needed(settings, recorded.latency.source)
     every = [replace(e.ignoring(choice.ignore), confirmed=is_confirmation) for e in (*record.evaluations(), recorded)]
     recorded = every.pop()
     sound = [e for e in every if e.is_finite]
-    dropped = remeasure.dropped_plans(record, choice.ignore)
-    on_front = sound if is_confirmation else remeasure.candidates(every, tolerances, dropped)
-    off_front = [e for e in sound if e.plan not in {candidate.plan for candidate in on_front}]
-    confirmed, unconfirmed = remeasure.confirmed_evaluations(record, rounds, settings.latency, on_front)
-    others, _ = remeasure.confirmed_evaluations(record, rounds, settings.latency, off_front)
-    fp32 = next((e for e in confirmed if e.origin == ORIGIN_FP32), recorded)
-    broken = [evaluation for evaluation, failure in unconfirmed if failure is None]
+    latest, unconfirmed = remeasure.confirmed_evaluations(record, rounds, settings.latency, sound)
+    fp32 = next((e for e in latest if e.origin == ORIGIN_FP32), recorded)
     base_ms = fp32.latency.median_ms
-    latest = {e.plan: e.with_baseline(base_ms) for e in (*every, *broken, *others)} | {e.plan: e for e in confirmed}
-    evaluations = tuple(latest.values())
-    points = dominance.confirmed_front(limits.feasible(confirmed, tolerances))
+    broken = [evaluation for evaluation, failure in unconfirmed if failure is None]
+    by_plan = {e.plan: e.with_baseline(base_ms) for e in (*every, *broken)} | {e.plan: e for e in latest}
+    evaluations = tuple(by_plan.values())
+    dropped = remeasure.dropped_plans(record, choice.ignore)
+    on_front = {e.plan for e in (sound if is_confirmation else remeasure.candidates(every, tolerances, dropped))}
+    points = dominance.confirmed_front(limits.feasible([e for e in latest if e.plan in on_front], tolerances))
 
     tf32 = record.tf32()
     tf32 = None if tf32 is None else tf32.ignoring(choice.ignore).with_baseline(base_ms)

@@ -13,7 +13,7 @@ from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.timing.latency import Latency
 from mptune.engines.timing.spread import SessionSpread
 from mptune.tuning.evaluation import Evaluation
-from mptune.tuning.fronts.dominance import faster_beyond_noise, in_doubt, neighbours, pareto, shared_errors
+from mptune.tuning.fronts.dominance import faster_beyond_noise, neighbours, pareto, shared_errors
 from mptune.tuning.fronts.texts import compared
 from tests.engines.timing.test_spread import Machine
 from tests.tuning.factory import make_error, make_evaluation, make_front
@@ -55,20 +55,6 @@ def test_the_same_plan_twice_is_never_ranked() -> None:
             if one.plan == same.plan:
                 ranked += faster_beyond_noise(one, same) or faster_beyond_noise(same, one)
     assert ranked == 0
-
-
-def test_places_are_in_doubt_where_intervals_overlap_and_something_hangs_on_it() -> None:
-    apart, one, other = (make_evaluation(ms, e, width=0.1, number=n) for n, (ms, e) in enumerate(DOUBTFUL))
-    behind = [make_evaluation(ms, 1e-2, width=0.1, number=n) for n, ms in ((8, 5.0), (9, 5.05))]
-    assert in_doubt([apart, one, other, *behind]) == (one, other), "those behind are dominated, whichever is faster"
-    assert in_doubt([apart, one]) == ()
-    assert in_doubt([apart, one], max_latency_ms=2.05) == (one,)
-    assert in_doubt([apart, one], max_latency_ms=2.5) == ()
-    same = make_evaluation(2.0, 1e-3, number=5)
-    assert in_doubt([same, make_evaluation(2.1, 1e-4, number=6)]) == (), "predicted latencies have no width"
-
-
-DOUBTFUL = ((1.0, 1e-2), (2.0, 1e-3), (2.15, 1e-4))
 
 
 FAST, CHOSEN, SLOW, SLOWEST = (

@@ -28,7 +28,6 @@ from mptune.tuning.record.study import open_study
 from mptune.tuning.runs.result import build_front
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.remeasure import (
-    points_to_remeasure,
     remeasure,
     rounds_needed,
     to_measure,
@@ -78,7 +77,7 @@ def test_rounds_of_all_plans_are_fresh_interleaved_and_on_held_out_samples(
 
 def test_what_cannot_become_the_choice_is_measured_once(searched: StudyRecord, space: SearchSpace) -> None:
     toolchain = make_toolchain(space)
-    points = [p.plan.fingerprint for p in points_to_remeasure(searched, SETTINGS, 3)[0]]
+    points = [p.plan.fingerprint for _, p in to_measure(searched, SETTINGS, 3)]
     remeasure(searched, toolchain, SETTINGS, Diary(), rounds=3)
     front = front_of(searched)
     assert front.chosen is not None
@@ -106,7 +105,7 @@ def test_the_confirmed_front(searched: StudyRecord, space: SearchSpace) -> None:
 
 
 def test_what_was_measured_is_not_repeated(searched: StudyRecord, space: SearchSpace) -> None:
-    points, _ = points_to_remeasure(searched, SETTINGS, 3)
+    points = to_measure(searched, SETTINGS, 3)
     interrupted = make_toolchain(space, interrupt_after=len(points) + 1, session_spread=0.3)
     with pytest.raises(KeyboardInterrupt):
         remeasure(searched, interrupted, SETTINGS, Diary(), rounds=3)
