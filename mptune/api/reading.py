@@ -15,7 +15,7 @@ from mptune.settings import Tolerance, Tolerances, documented, one_or_several
 from mptune.tuning.front import Front
 
 if TYPE_CHECKING:
-    from mptune.engines.jobs.layer_times import EngineLayers
+    from mptune.engines.tensorrt.layers import EngineLayers
 
 
 @documented
@@ -62,7 +62,7 @@ def layers(run: PathLike, *, storage: str | None = None) -> EngineLayers:
     Raises:
         RunError: there is no front, no plan is chosen, or the layers of its engine were not recorded.
     """
-    from mptune.engines.jobs.layer_times import EngineLayers
+    from mptune.engines.tensorrt.layers import EngineLayers
 
     front = report(run, storage=storage)
     chosen = front.chosen
