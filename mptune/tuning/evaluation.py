@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PureWindowsPath
@@ -58,14 +57,6 @@ ORIGIN_FP32, ORIGIN_FP16, ORIGIN_TF32 = (Origin("seed", name) for name in ("all-
 ORIGIN_SAMPLER = Origin("sampler")
 
 
-@dataclass(frozen=True)
-class EmulatedError:
-    """The error of one plan by emulation, ``inf`` where it is not finite, on the first ``samples`` search samples."""
-
-    value: float
-    samples: int | None
-
-
 @dataclass(frozen=True, repr=False)
 class Evaluation(JsonForm):
     """A plan that was built, run and timed (or predicted and emulated).
@@ -78,7 +69,6 @@ class Evaluation(JsonForm):
         speedup: median of all-FP32 / median of this one; above 1 is faster.
         emulated: the objective statistic by emulation of some of the samples, beside a measured one.
         disagrees: the measured error is not the emulated one, by more than ``EMULATION_FACTOR``.
-        operators: of the plan's reduced groups, where it disagrees; those that are in most of them first.
         held_out: the same statistics on the held-out samples, the worst of several rounds; None until re-measured.
         remeasured: the search measured it again in fresh processes.
         confirmed: a device measured it by ``mptune confirm``.
@@ -96,7 +86,6 @@ class Evaluation(JsonForm):
     speedup: float
     emulated: float | None = None
     disagrees: bool = False
-    operators: tuple[str, ...] = ()
     held_out: OutputError | None = None
     drift: float = 1.0
     build_s: float = 0.0
@@ -127,19 +116,18 @@ class Evaluation(JsonForm):
         evaluation = cls(plan, number, origin, metric=metric, speedup=1.0, ignored=ignored, **figures)
         return evaluation if baseline_ms is None else evaluation.with_baseline(baseline_ms)
 
-    def with_emulated(self, emulated: EmulatedError, fp32_error: float, operators: Iterable[str] = ()) -> Evaluation:
-        """The same evaluation with the plan's emulated error, and whether the two disagree, of which ``operators``."""
+    def with_emulated(self, emulated: float, samples: int, fp32_error: float) -> Evaluation:
+        """The same with the plan's error by emulation of the first ``samples``, and whether the two disagree."""
         if self.has_own_value:  # of such metrics the relative L2 is emulated
             return self
-        compared = replace(self, emulated=emulated.value)
+        compared = replace(self, emulated=emulated)
         if self.metric not in ADD_IN_SQUARES or not self.is_finite:  # other statistics do not add in squares
             return compared
-        same = self.counted if emulated.samples is None else self.counted.of_first(emulated.samples)
-        measured, expected = same.value(self.metric), math.hypot(emulated.value, fp32_error)
+        measured = self.counted.of_first(samples).value(self.metric)
+        expected = math.hypot(emulated, fp32_error)
         is_near = expected / EMULATION_FACTOR <= measured <= expected * EMULATION_FACTOR
-        if is_near or max(measured, expected) <= _FP32_NOISE:  # as where FP16 holds every value of a mask
-            return compared
-        return replace(compared, disagrees=True, operators=tuple(operators))
+        # Neither counts below FP32's own noise, as where FP16 holds every value of a mask.
+        return replace(compared, disagrees=not is_near and max(measured, expected) > _FP32_NOISE)
 
     def __repr__(self) -> str:
         held_out = "" if self.held_out is None else f" held out, {self.error_value:.2g} on the search samples"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -147,14 +146,6 @@ class SearchSpace:
     def all_fp16(self) -> PrecisionPlan:
         """All-FP16, as it is searched, shown and compared with: FP16 wherever it is possible on the samples."""
         return self.mixed(())
-
-    def operators(self, plan: PrecisionPlan) -> tuple[str, ...]:
-        """The operators of the groups that a plan reduces, those that are in most of them first."""
-        from mptune.graph.ops import MOVEMENT  # not where a run is read
-
-        reduced = set(plan.reduced_groups)
-        counts = Counter(op for group in self.groups if group.id in reduced for op in {*group.ops} - MOVEMENT)
-        return tuple(op for op, _ in counts.most_common())
 
     def choices(self, plan: PrecisionPlan) -> dict[str, str]:
         """The precision of every free group of a plan, as text: what Optuna calls the parameters."""

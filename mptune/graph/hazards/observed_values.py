@@ -31,7 +31,6 @@ class TensorRange(JsonForm):
     Attributes:
         absmax: largest finite magnitude.
         shape: on the first sample.
-        non_finite: how many elements were NaN or infinite.
         lowest: smallest finite element, signed; at most 0 where some are not finite. ``highest`` likewise.
         sample: position of the sample with the largest magnitude among those that were run.
         beyond: how many samples hold a magnitude beyond FP16's largest value.
@@ -43,7 +42,6 @@ class TensorRange(JsonForm):
 
     absmax: float
     shape: tuple[int, ...] = ()
-    non_finite: int = 0
     lowest: float = 0.0
     highest: float = 0.0
     sample: int = 0
@@ -66,7 +64,6 @@ class TensorRange(JsonForm):
         return cls(
             max(each.absmax for each in samples),
             samples[0].shape,
-            sum(each.non_finite for each in samples),
             min(each.lowest for each in samples),
             max(each.highest for each in samples),
             sample=max(range(len(samples)), key=lambda position: samples[position].absmax),

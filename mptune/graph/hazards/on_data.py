@@ -83,9 +83,8 @@ def _walk(start: Iterable[str], onward: Callable[[str], Iterable[str]]) -> Itera
 def range_hazards(types: ValueTypes, observed: ObservedValues) -> list[Hazard]:
     """Values that were seen near or beyond FP16's ends, for every group that would hold them; and rows masked whole."""
     model, hazards, masks = types.model, list[Hazard](), mask_values(types.model, observed.absmax)
-    smaller = types.rescaled(Precision.FP16).values
     for tensor, values in observed.ranges.items():
-        absmax = values.absmax / smaller.get(tensor, 1.0)
+        absmax = values.absmax
         for node in types.facts.readers(tensor) if values.masked_rows else ():
             if node.op_type in SOFTMAX or mask_input(node) == tensor:
                 group, sample = group_of(types, node), observed.sample(values.masked_sample)

@@ -121,23 +121,17 @@ def probed_nodes(model: Model) -> tuple[ProbedNode, ...]:
 
 def range_of(values: np.ndarray, row_axes: tuple[int, ...] = ()) -> TensorRange:
     """The range of a value on one sample; ``row_axes`` are those of a row, where a softmax is taken of the value."""
-    lowest, highest, non_finite = 0.0, 0.0, 0
-    if values.size:
-        lowest, highest = float(values.min()), float(values.max())
+    lowest, highest = (float(values.min()), float(values.max())) if values.size else (0.0, 0.0)
     if not np.isfinite(highest - lowest):  # NaN comes through, and an infinity is an end
         lowest = highest = 0.0
         for (block,) in _blocks(values):
             finite = block[np.isfinite(block)]
-            non_finite += block.size - finite.size
-            lowest = min(lowest, float(finite.min(initial=0.0)))
-            highest = max(highest, float(finite.max(initial=0.0)))
+            lowest, highest = min(lowest, float(finite.min(initial=0.0))), max(highest, float(finite.max(initial=0.0)))
     absmax, limit, masked = max(highest, -lowest, 0.0), Precision.FP16.largest, 0
-    if row_axes and (non_finite or lowest < -limit):
+    if row_axes and lowest < -limit:
         largest = values.max(axis=row_axes)  # a row that is -inf throughout is NaN in FP32 already
         masked = int(np.count_nonzero((largest < -limit) & (largest > -np.inf)))
-    return TensorRange(
-        absmax, values.shape, non_finite, lowest, highest, beyond=int(absmax > limit), masked_rows=masked
-    )
+    return TensorRange(absmax, values.shape, lowest, highest, beyond=int(absmax > limit), masked_rows=masked)
 
 
 def facts_on(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
@@ -159,14 +153,6 @@ def _blocks(*arrays: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
     ) as blocks:
         for block in blocks if arrays[0].size else ():
             yield block if isinstance(block, tuple) else (block,)
-
-
-def _rows_along(values: np.ndarray, axis: int) -> np.ndarray:
-    """The rows of a value along an axis, [rows, length]: enough of them at even distances for ``_MOST`` elements."""
-    values = np.moveaxis(values, axis, -1)
-    rows: np.ndarray = values.reshape(-1, values.shape[-1]) if values.size else values.reshape(0, 1)
-    chosen: np.ndarray = rows[_spaced(len(rows), max(_FEWEST_ROWS, _MOST // max(1, rows.shape[1])))]
-    return chosen
 
 
 def _spaced(length: int, count: int) -> np.ndarray:
@@ -227,7 +213,7 @@ def _batch_norm(probed: ProbedNode, values: Arrays, precision: Precision) -> Num
     """How far the operand lies off the running mean, in standard deviations.
 
     The median over the channels, as a dead one with a variance near zero says nothing. Statistics of 0 and 1 are of a
-    model that was not trained; even powers of two come from ``casting.rescaled``.
+    model that was not trained; even powers of two come from rescaling.
     """
     node, operand = probed.node, values[probed.node.inputs[0]]
     mean, variance = (values[name].astype(np.float64) for name in node.inputs[3:5])
@@ -301,10 +287,12 @@ def _rows(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
     """
     op_type, stated = probed.node.op_type, attribute(probed.node, "axis")
     default = -1 if op_type == "Softmax" else 0
-    rows = _rows_along(values[probed.node.inputs[0]], stated if isinstance(stated, int) else default)
-    rows = -rows if op_type == "ArgMin" else rows
-    if not rows.size:
+    operand = np.moveaxis(values[probed.node.inputs[0]], stated if isinstance(stated, int) else default, -1)
+    if not operand.size:
         return dict.fromkeys(("rows", "moved", "magnitude", "gap"), 0.0)
+    rows = operand.reshape(-1, operand.shape[-1])  # enough of them at even distances for ``_MOST`` elements
+    rows = rows[_spaced(len(rows), max(_FEWEST_ROWS, _MOST // rows.shape[1]))]
+    rows = -rows if op_type == "ArgMin" else rows
     near, largest = rounded(rows, precision), rows.max(-1, keepdims=True)
     if op_type == "Softmax":
         weights = [np.exp(each - each.max(-1, keepdims=True)) for each in (rows, near)]

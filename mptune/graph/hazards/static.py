@@ -36,10 +36,6 @@ _OPERATORS: Mapping[str, tuple[int, str]] = {
 has an operator with statistics in FP32."""
 _TINY = {"fp16_smallest": FP16_TINY}
 _INT32 = np.iinfo(np.int32)
-_STARTS_AND_ENDS = slice(1, 3)
-"""The inputs of a Slice that say where it starts and ends. Past the end of an axis all values mean the same, so one
-that INT32 cannot hold means the same clamped: exporters write INT64_MAX for "to the end", and its negative for "to the
-beginning" of a reversed axis."""
 _PUTS_TOGETHER = RESHAPES | {"Concat", "Cast"}
 """What exporters put between such an end and its Slice."""
 
@@ -242,17 +238,18 @@ def int64_hazards(facts: Facts) -> list[Hazard]:
 
 
 def _bounds_slices(facts: Facts, name: str) -> bool:
-    """Whether a value is only a start or an end of Slices, directly or through operators that assemble them."""
-    done, stack = set[str](), [name]
-    while stack:
-        at = stack.pop()
-        done.add(at)
-        readers = facts.readers(at)
-        if not readers or facts.is_output(at):
+    """Whether a value is only a start or an end of Slices, directly or through operators that assemble them.
+
+    Past the end of an axis all values mean the same: exporters write INT64_MAX for "to the end".
+    """
+    waiting = [name]
+    for value in waiting:  # grows
+        readers = facts.readers(value)
+        if not readers or facts.is_output(value):
             return False
         for reader in readers:
             if reader.op_type in _PUTS_TOGETHER:
-                stack += [out for out in reader.outputs if out and out not in done]
-            elif reader.op_type != "Slice" or reader.inputs.count(at) != reader.inputs[_STARTS_AND_ENDS].count(at):
+                waiting += [out for out in reader.outputs if out and out not in waiting]
+            elif reader.op_type != "Slice" or value in (reader.inputs[0], *reader.inputs[3:]):
                 return False
     return True

@@ -16,7 +16,6 @@ from mptune.data.metrics.parts import belongs_to
 from mptune.data.metrics.table import METRICS
 from mptune.data.samples import split_indices
 from mptune.finding import Finding, FindingOrigin, OutputColumns, Where
-from mptune.findings.wording import listed
 from mptune.run_json import RunFile
 from mptune.tuning.evaluation import EMULATION_FACTOR, Evaluation
 
@@ -36,8 +35,6 @@ _LEAST_SAMPLES = 4
 """With fewer samples none stands out."""
 _LEAST_ERROR = 1e-3
 """Relative errors below this are what FP16 gives anyway: no single sample, and no held-out one, is a worry."""
-_OPERATORS = 6
-"""Operators that are named, at most."""
 
 
 class SampleIndices(NamedTuple):
@@ -111,6 +108,5 @@ def plan_findings(
 
     if chosen.disagrees and chosen.emulated is not None:
         numbers = {"measured": chosen.error_value, "emulated": chosen.emulated}
-        operators = listed(chosen.operators, _OPERATORS)
-        add("emulation-differs", Where(), numbers, factor=EMULATION_FACTOR, operators=operators)
+        add("emulation-differs", Where(), numbers, factor=EMULATION_FACTOR)
     return tuple(findings)

@@ -24,7 +24,6 @@ from mptune.errors import RunError
 from mptune.files import write_json
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import SearchSettings
-from mptune.tuning.evaluation import EmulatedError
 from mptune.tuning.fronts.hypervolume import REFERENCE_ERROR
 from mptune.tuning.fronts.searched_error import searched_as, searched_error, stored, suffices
 from mptune.tuning.listener import Listener
@@ -260,12 +259,12 @@ class Knowledge:
             return _UNTIMED
         return min(EMULATIONS_TO_LEARN, int(seconds * self._emulations / max(self._emulating_s, 1e-9)))
 
-    def recall(self, plan: PrecisionPlan) -> EmulatedError | None:
-        """The emulated objective statistic of a plan; None if it was not emulated, or failed."""
+    def recall(self, plan: PrecisionPlan) -> tuple[float, int] | None:
+        """A plan's emulated objective statistic, and on how many samples; None if it was not emulated, or failed."""
         if (error := self._emulated.get(plan.fingerprint)) is None:
             return None
         plain = SearchSettings(ignore=self._settings.ignore)
-        return EmulatedError(searched_error(error, self._law, plain), error.sample_count)
+        return searched_error(error, self._law, plain), error.sample_count
 
     def _update(self) -> None:
         sensitivity = self.sensitivity()

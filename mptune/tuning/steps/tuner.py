@@ -173,7 +173,7 @@ class Tuner:
         emulated = None if self._knowledge is None else self._knowledge.recall(plan)
         if emulated is None or baseline is None:
             return evaluation
-        return evaluation.with_emulated(emulated, baseline.error_value, self._space.operators(plan))
+        return evaluation.with_emulated(*emulated, baseline.error_value)
 
     def _doubt(self, proposal: Proposal, measurement: Measurement) -> str:
         """What speaks against a measurement, in words that a sound one in another process completes; else empty."""

@@ -114,7 +114,7 @@ def test_a_count_that_is_not_finite_is_no_error(place: Path, capsys: pytest.Capt
 
 
 class TestRunJson:
-    @pytest.mark.parametrize("odd", [None, 5, "x", [], {}, [1], {"a": 1}, True, 1e308])
+    @pytest.mark.parametrize("odd", [None, 5, "x", {"a": [1]}])
     def test_odd_types(self, place: Path, odd: object) -> None:
         document = json.loads((RUN / "run.json").read_text())
         sections = [(document, name) for name in document]
