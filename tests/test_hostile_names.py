@@ -12,7 +12,7 @@ import pytest
 import mptune
 from mptune.cli import main
 from mptune.engines.base import Failure, FailureKind, Stage
-from mptune.printable import printable, printable_html
+from mptune.printable import printable
 from mptune.reporting.terminal.confirmation import print_confirmation
 from mptune.reporting.terminal.progress import TerminalListener
 from mptune.tuning.evaluation import Origin
@@ -134,4 +134,3 @@ def test_errors(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_printable() -> None:
     assert printable("a\nb\x1b[0m\u202e\u00e4") == "a\\nb\\x1b[0m\\u202e\u00e4"
-    assert printable_html("<\n\x1b>") == "&lt;\n\\x1b&gt;"

@@ -31,7 +31,9 @@ KEPT_BECAUSE = "kept in FP32 because"
 _MOST_OF_A_CODE = 3
 """Findings of one code that are shown one by one; the others are counted."""
 
-LONGEST_SENTENCE = 700
+TEMPLATES = Path(__file__).parent / "templates"
+
+_LONGEST_SENTENCE = 700
 """Characters of a sentence in a text or on the page: names in it may be of any length."""
 
 
@@ -47,13 +49,20 @@ def fill_template(name: str, **values: object) -> str:
 @cache
 def _templates() -> jinja2.Environment:
     import jinja2  # slow to import, and only written files need it
-    from markupsafe import Markup
+    from markupsafe import Markup, escape
 
     def shown(value: object) -> object:
-        return value if isinstance(value, Markup) else cut_middle(printable(value), LONGEST_SENTENCE)
+        return value if isinstance(value, Markup) else cut_middle(printable(value), _LONGEST_SENTENCE)
 
-    return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+    def prose(text: str) -> Markup:
+        """A sentence; what stands in it in backticks is code."""
+        parts = (escape(part) for part in cut_middle(printable(text), _LONGEST_SENTENCE).split("`"))
+        return Markup("").join(
+            Markup("<code>{}</code>").format(part) if k % 2 else part for k, part in enumerate(parts)
+        )
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=lambda name: name is not None and name.endswith(".html"),
         undefined=jinja2.StrictUndefined,
         finalize=shown,
@@ -61,6 +70,8 @@ def _templates() -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    environment.filters["prose"] = prose
+    return environment
 
 
 def speedup_text(evaluation: Evaluation, fp32: Evaluation) -> str:

@@ -14,7 +14,7 @@ from mptune.choice import Choice
 from mptune.commands.common import print_csv
 from mptune.data.metrics.accuracy import OutputError
 from mptune.data.metrics.paired import is_larger_beyond_noise
-from mptune.reporting.page.document import PageContent, page_document
+from mptune.reporting.page import PageContent, page_document
 from mptune.tuning.front import Front, front_records
 from mptune.tuning.fronts.choosing import choose
 from mptune.tuning.fronts.limits import MetricLimit

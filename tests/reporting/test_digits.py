@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from mptune.reporting.page.document import PageContent, page_document
+from mptune.reporting.page import PageContent, page_document
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front
 from mptune.tuning.fronts.texts import latency_text, speedup_of
