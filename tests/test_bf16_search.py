@@ -17,8 +17,7 @@ import mptune
 from mptune.errors import RunError, SettingsError, TargetError
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
-from mptune.reporting.terminal.explanation import print_explanation
-from mptune.reporting.terminal.front import print_front
+from mptune.reporting.terminal.front import print_explanation, print_front
 from mptune.reporting.text import breaking_precision
 from mptune.tuning.explanation import Explanation
 from tests.graph.models import constant, model, node, save, value

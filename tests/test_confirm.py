@@ -225,7 +225,7 @@ def test_a_plan_that_fails_on_the_device_is_told(prepared, capsys: pytest.Captur
     assert any("no kernel for this" in text for text in failed.values())
     kept = {p.plan.fingerprint for p in found.front.points}
     assert not kept & failed.keys()
-    from mptune.reporting.terminal.confirmation import print_confirmation
+    from mptune.reporting.terminal.front import print_confirmation
 
     print_confirmation(found)
     assert "(all-fp16): build, error: no kernel for this" in " ".join(capsys.readouterr().out.split())

@@ -13,7 +13,7 @@ import mptune
 from mptune.cli import main
 from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.printable import printable
-from mptune.reporting.terminal.confirmation import print_confirmation
+from mptune.reporting.terminal.front import print_confirmation
 from mptune.reporting.terminal.progress import TerminalListener
 from mptune.tuning.evaluation import Origin
 from tests.conftest import save_mlp

@@ -16,9 +16,8 @@ from mptune.data.metrics.tasks import CALLABLE, script_of, undirected
 from mptune.data.scripts import end_scripts
 from mptune.errors import RunError, SettingsError
 from mptune.files import full_disk_as_error, refuse
-from mptune.reporting.recipe import BuildRecipe
+from mptune.reporting.recipe import BuildRecipe, write_weak_folder
 from mptune.reporting.run_files import write_run_files
-from mptune.reporting.weak import write_weak_folder
 from mptune.rundir import RunDirectory, joined_run, read_run, read_search
 from mptune.settings import SearchSettings, Tolerances
 from mptune.tuning.confirm import Confirm

@@ -11,6 +11,7 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,7 @@ from mptune.reporting.text import (
 )
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import GroupWorth
-from mptune.tuning.front import Front, because
+from mptune.tuning.front import Front, because, is_held_out
 from mptune.tuning.fronts.limits import is_larger_in_search, metric_values
 from mptune.tuning.fronts.progress import Progress
 from mptune.tuning.fronts.texts import (
@@ -93,67 +94,51 @@ def write_report(content: PageContent, path: Path) -> None:
 
 def render(content: PageContent) -> str:
     """The page as text. A content security policy forbids every request, and every script and style but its own."""
-    front, data = content.front, page_document(content)
+    front, progress, values = content.front, content.progress, content.progress.hypervolume
     style = (TEMPLATES / "page/page.css").read_text(encoding="utf-8")
     parts = [(TEMPLATES / f"page/{name}.js").read_text(encoding="utf-8") for name in SCRIPTS]
     script = '(() => {\n"use strict";\n' + "".join(parts) + "})();\n"
-    style_hash, script_hash = (
-        f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in (style, script)
-    )
-    place = {fingerprint: index for index, (fingerprint, *_) in enumerate(data["plans"])}
-    plans = (*front.points, front.fp32, front.fp16, front.chosen)
-    sources = {evaluation.error_source for evaluation in plans if evaluation is not None}
-    findings = {"errors": [f for f in front.findings if f.severity == "error"]}
-    others = [f for f in front.findings if f.severity != "error"]
-    findings["numbers"] = [f for f in others if f.code in FP16_CODES]
-    findings["loud"] = [f for f in others if f.code not in FP16_CODES and f.severity == "warning"]
-    findings["quiet"] = [f for f in others if f.code not in FP16_CODES and f.severity != "warning"]
-    values = content.progress.hypervolume
-    failures = [
-        (plan, origin.label, f"{failure.stage.value}: {failure.kind.value}", failure, _first_line(failure.log_path))
-        for plan, origin, failure in content.progress.failures[:_MOST_FAILURES]
-    ]
+    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script)]
+    shown = [e for e in (*front.points, front.fp32, front.fp16, front.chosen) if e is not None]
+    sources = {evaluation.error_source for evaluation in shown}
     facts: list[tuple[str, object]] = [("model", front.model_path), ("sha256", front.model_sha256)]
     facts += [("target", front.target), ("engine", front.engine), ("device", front.device), ("metric", front.metric)]
     return fill_template(
         "page/page.html",
         version=__version__,
-        policy=f"default-src 'none'; img-src data:; style-src {style_hash}; script-src {script_hash}",
         style=style,
         script=script,
-        data=embedded_json(data),
-        run=data["run"],
+        hashes=hashes,
+        data=embedded_json(page_document(content)),
+        run=_run_name(front),
         front=front,
-        engine=describe_engine(front),
-        latency_is=front.fp32.latency.source,
-        error_is=sources.pop() if len(sources) == 1 else "measured and emulated",
-        sources=[f"Latency: {latency_source(front)}.", f"Error: {error_source(front)}."]
-        + ([] if is_on_cpu(front) else ["Speedups are against all-FP32 in true FP32, without TF32."]),
-        reduced=reduced_names(row.plan for row in plans if row is not None).replace(" and ", " or "),
         groups=content.groups,
-        recommended=[
-            (evaluation, roles, place[evaluation.plan.fingerprint] if evaluation is not front.tf32 else None)
-            for evaluation, roles in recommended(front)
-        ],
-        ms=latency_text,
-        speedup=lambda evaluation: speedup_of(evaluation, front.fp32),
-        error=error_text,
-        error_cell=error_cell,
-        compared=lambda evaluation: compared(evaluation, front.chosen) if front.chosen else "",
-        places=lambda finding: _places(finding, front.chosen),
-        has_held_out=any(evaluation.held_out is not None for evaluation in plans if evaluation is not None),
+        recommended=recommended(front),
+        engine=describe_engine(front),
+        error_is=sources.pop() if len(sources) == 1 else "measured and emulated",
+        latency_source=latency_source(front),
+        error_source=error_source(front),
+        on_cpu=is_on_cpu(front),
+        reduced=reduced_names(evaluation.plan for evaluation in shown).replace(" and ", " or "),
         breaking=breaking_precision(front),
-        pinned=sum(group["pinned"] is not None for group in data["groups"]),
-        findings=findings,
+        pinned=len([row for row in _groups(content) if row["pinned"] is not None]),
+        has_held_out=is_held_out(front),
+        fp16_codes=FP16_CODES,
         warnings=unique((*front.warnings, *(front.chosen.warnings if front.chosen else ()))),
         confirmation=content.confirmation,
-        verdicts=[] if content.confirmation is None else verdicts(content.confirmation),
-        confirmed=[] if content.confirmation is None else confirmation_rows(content.confirmation),
+        verdicts=content.confirmation and verdicts(content.confirmation),
+        confirmed=content.confirmation and confirmation_rows(content.confirmation),
+        progress=progress,
         grown=next((k for k, value in enumerate(values, 1) if value >= 0.95 * values[-1] > 0), 0),
-        progress=content.progress,
-        duration=format_duration,
-        failures=failures,
+        failures=[(*failed, _first_line(failed[2].log_path)) for failed in progress.failures[:_MOST_FAILURES]],
         facts=facts + ([] if content.environment is None else environment_facts(content.environment)),
+        ms=latency_text,
+        speedup=partial(speedup_of, fp32=front.fp32),
+        error=error_text,
+        error_cell=error_cell,
+        compared=compared,
+        places=_places,
+        duration=format_duration,
     )
 
 
@@ -187,14 +172,6 @@ def page_document(content: PageContent) -> dict[str, Any]:
     place = {evaluation.plan.fingerprint: index for index, evaluation in enumerate(plans)}
     rows = [_plan(evaluation, content) for evaluation in plans]
 
-    worths, groups = {worth.group: worth for worth in explanation.groups}, []
-    for group in content.groups:
-        worth = worths.get(group.id) or GroupWorth(group.id, group.name, group.kind)
-        row: dict[str, Any] = {"id": group.id, "name": group.name, "kind": group.kind, "ops": counts_text(group.ops)}
-        row["pinned"] = worth.pinned or group.pinned
-        row["error"], row["gain"] = short_number(worth.one_group_error), short_number(worth.gain_ms)
-        groups.append({**row, "casts": short_number(worth.casts_ms)})
-
     # Plan -> [group, reason] of each FP32 group; a reason stands in the table of texts once.
     column = {group.id: index for index, group in enumerate(content.groups)}
     texts: dict[str, int] = {}
@@ -224,7 +201,7 @@ def page_document(content: PageContent) -> dict[str, Any]:
         "metric": front.metric,
         "metrics": list(front.metrics),
         "latency_is": front.fp32.latency.source,
-        "run": shlex.quote(front.run_dir.absolute().name),  # of a command that is pasted into a shell
+        "run": _run_name(front),
         "chosen": None if front.chosen is None else place[front.chosen.plan.fingerprint],
         "fp32": place[front.fp32.plan.fingerprint],
         "fp16": None if front.fp16 is None else place[front.fp16.plan.fingerprint],
@@ -232,7 +209,7 @@ def page_document(content: PageContent) -> dict[str, Any]:
         "tf32": None if front.tf32 is None else list(_plan(front.tf32, content).values()),
         "front": [place[point.plan.fingerprint] for point in front.points],
         "neighbours": [{"plan": place[n.evaluation.plan.fingerprint], "role": n.role} for n in front.neighbours],
-        "groups": groups,
+        "groups": _groups(content),
         "plan_fields": list(rows[0]),
         "plans": [list(row.values()) for row in rows],
         "reasons": {"texts": list(texts), "plans": reasons},
@@ -241,6 +218,29 @@ def page_document(content: PageContent) -> dict[str, Any]:
     }
     printed: dict[str, Any] = _printable(document)
     return printed
+
+
+def _run_name(front: Front) -> str:
+    """The name of the run, for a command that is pasted into a shell."""
+    return shlex.quote(front.run_dir.absolute().name)
+
+
+def _groups(content: PageContent) -> list[dict[str, Any]]:
+    worths = {worth.group: worth for worth in content.front.explanation.groups}
+    unknown = GroupWorth("", "", "")
+    return [
+        {
+            "id": group.id,
+            "name": group.name,
+            "kind": group.kind,
+            "ops": counts_text(group.ops),
+            "pinned": worths.get(group.id, unknown).pinned or group.pinned,
+            "error": short_number(worths.get(group.id, unknown).one_group_error),
+            "gain": short_number(worths.get(group.id, unknown).gain_ms),
+            "casts": short_number(worths.get(group.id, unknown).casts_ms),
+        }
+        for group in content.groups
+    ]
 
 
 def _plan(evaluation: Evaluation, content: PageContent) -> dict[str, Any]:
@@ -285,29 +285,16 @@ def embedded_json(document: Any) -> str:
 
 
 def _places(finding: Finding, chosen: Evaluation | None) -> list[tuple[str, str]]:
-    """Where a finding is, a few names of each kind, with what the chosen plan does to its groups; and its evidence."""
-    where = finding.where
-    groups = list(where.groups)
-    if chosen is not None:
-        precision = chosen.plan.precision
-        groups = [f"{g} {precision.get(g, Precision.FP32).name} in the chosen plan" for g in groups]
-    kinds: dict[str, Sequence[object]] = {
-        "node": where.nodes,
-        "value": where.tensors,
-        "output": where.outputs,
-        "input": where.inputs,
-        "sample": where.samples,
-        "group": groups,
-    }
+    """Where a finding is, a few names of each kind, with what the chosen plan does to its groups."""
     facts = []
-    for kind, names in kinds.items():
-        more = f" and {len(names) - 6} more" if len(names) > 6 else ""
-        text = ", ".join(cut_middle(printable(name), 90) for name in names[:6])
-        facts += [(kind + "s" * (len(names) > 1), text + more)] if names else []
-    numbers = [(name.replace("_", " "), value) for name, value in finding.evidence.items()]
-    evidence = [f"{name} {value:.4g}" for name, value in numbers if isinstance(value, int | float)]
-    evidence += [f"{name} {value}" for name, value in numbers if value in ("nan", "inf", "-inf")]
-    return [*facts, ("evidence", ", ".join(evidence))] if evidence else facts
+    for kind, names in vars(finding.where).items():
+        texts = [cut_middle(printable(name), 90) for name in names[:6]]
+        if kind == "groups" and chosen is not None:
+            now = chosen.plan.precision
+            texts = [f"{group} {now.get(group, Precision.FP32).name} in the chosen plan" for group in names[:6]]
+        if names:
+            facts.append((kind, ", ".join(texts) + (f" and {len(names) - 6} more" if len(names) > 6 else "")))
+    return facts
 
 
 def _first_line(log: Path | None) -> str:

@@ -16,8 +16,7 @@ from mptune.choice import Choice
 from mptune.finding import CODES, Finding, Where
 from mptune.graph.plan import Precision
 from mptune.printable import printable
-from mptune.reporting.terminal.explanation import print_explanation
-from mptune.reporting.terminal.front import print_front
+from mptune.reporting.terminal.front import print_explanation, print_front
 from mptune.tuning.evaluation import Origin
 from mptune.tuning.front import Front
 from mptune.tuning.fronts.texts import compared

@@ -29,7 +29,7 @@ function selection() {
     if (navigator.clipboard) navigator.clipboard.writeText(command.textContent).then(() => done("copied"), mark);
     else mark();
   });
-  const rows = [...document.querySelectorAll("#decide tr[data-place]")].map((row) => [row, plans[row.dataset.place]]);
+  const rows = [...document.querySelectorAll("#decide tr[data-plan]")].map((row) => [row, plans.find((plan) => plan.plan === row.dataset.plan)]);
   for (const [row, plan] of rows) row.querySelector("button").addEventListener("click", () => select(plan));
   onChange(() => {
     [state.error, state.ms].forEach((value, k) => {
