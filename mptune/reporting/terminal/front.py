@@ -206,7 +206,8 @@ def print_confirmation(
     ]
     print_facts(console, facts)
     console.print()
-    latency, error = ({"predicted": "pred.", "emulated": "emul."}.get(w, w) for w in text.sources_before(confirmation))
+    latency = "pred." if searched.latency_source == "predicted" else "earlier"
+    error = "emul." if searched.error_source == "emulated" else "earlier"
     figures = (f"{latency} ms", "ms", "95 %", f"{latency} x", "x", f"{error} err", "err")
     records, rows = text.confirmation_rows(confirmation), []
     for plan, record in zip(confirmation.plans, records, strict=True):

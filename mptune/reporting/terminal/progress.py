@@ -21,6 +21,7 @@ from rich.text import Text
 
 from mptune.choice import Choice
 from mptune.engines.base import Failure, Progress
+from mptune.engines.failures import describe
 from mptune.graph.plan import PrecisionPlan
 from mptune.printable import printable
 from mptune.reporting.terminal.console import make_console
@@ -86,8 +87,7 @@ class TerminalListener:
         self._done = self._budget = 0
         self._remaining_time = RemainingTime()
         self._left: int | None = None
-        self._logged_left_s = -math.inf
-        self._logged_stage, self._logged_stage_s = "", -math.inf
+        self._logged_s: dict[str, float] = {}
         self._evaluations: list[Evaluation] = []
         self._best: Evaluation | None = None
         self._failures: list[str] = []
@@ -114,10 +114,8 @@ class TerminalListener:
     def stage(self, text: str) -> None:
         """Show the current step; in a log, one that counts groups is shown once, and then now and then."""
         self._stage, self._detail = text, ""
-        now_s, step = time.monotonic(), _COUNT.sub("", text)
-        is_due = step == text or step != self._logged_stage or now_s - self._logged_stage_s >= _LOG_EVERY_S
-        if self._live is None and is_due:
-            self._logged_stage, self._logged_stage_s = step, now_s
+        step = _COUNT.sub("", text)
+        if self._live is None and (step == text or self._is_due(step)):
             self._print(text)
 
     def evaluated(self, evaluation: Evaluation, done: int, budget: int) -> None:
@@ -130,10 +128,9 @@ class TerminalListener:
 
     def failed(self, plan: PrecisionPlan, origin: Origin, failure: Failure | str, done: int, budget: int) -> None:
         """Show a plan without a result, with the reason and the path of the log."""
-        reason = failure
-        if isinstance(failure, Failure):
-            log = "" if failure.log_path is None else f"; log: {failure.log_path}"
-            reason = f"{failure.stage.value}, {failure.kind.value}: {failure.message}{log}"
+        reason = failure if isinstance(failure, str) else describe(failure)
+        if isinstance(failure, Failure) and failure.log_path is not None:
+            reason += f"; log: {failure.log_path}"
         self._failures.append(f"failed: {reason} (plan {plan.fingerprint}, {origin})")
         self._advance(self._failures[-1], done, budget)
 
@@ -145,9 +142,8 @@ class TerminalListener:
         """Learn how long measurements take; in a log, say now and then how long the rest will."""
         self._remaining_time.add(done)
         self._left = left
-        now_s, text = time.monotonic(), self._remaining()
-        if self._live is None and text and now_s - self._logged_left_s >= _LOG_EVERY_S:
-            self._logged_left_s = now_s
+        text = self._remaining()
+        if self._live is None and text and self._is_due("left"):
             self._print(text)
 
     def warning(self, text: str) -> None:
@@ -174,6 +170,14 @@ class TerminalListener:
             yield
         except (OSError, ValueError):  # a stream that was closed in this process raises ValueError
             self._console.quiet = True
+
+    def _is_due(self, what: str) -> bool:
+        """Whether a log has not had this line for a while."""
+        now_s = time.monotonic()
+        is_due = now_s - self._logged_s.get(what, -math.inf) >= _LOG_EVERY_S
+        if is_due:
+            self._logged_s[what] = now_s
+        return is_due
 
     def _advance(self, line: str, done: int, budget: int) -> None:
         if self._left is None:  # Else ``remaining`` counts.
