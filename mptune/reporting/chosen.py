@@ -25,25 +25,13 @@ from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
 from mptune.printable import printable
+from mptune.reporting import text
 from mptune.reporting.recipe import ENGINE_FILE, NO_TRTEXEC, BuildRecipe, is_on_cpu, timing_cache_of
-from mptune.reporting.text import (
-    environment_facts,
-    explain_kept,
-    fill_template,
-    finding_lines,
-    neighbour_lines,
-    origin_name,
-    reduced_names,
-    short_number,
-    speedup_text,
-    unique,
-)
 from mptune.rundir import LateFaults
 from mptune.targets.costs import is_convolutional
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front
-from mptune.tuning.fronts.limits import is_larger_in_search, metric_values
-from mptune.tuning.fronts.texts import error_text, format_error, format_ms, format_value, latency_text, noise_ms
+from mptune.tuning.fronts import texts
 
 CHECK_FILE, EMULATION_FILE = "check.npz", "check.onnx"
 """What ``infer.py --check`` reads: samples, and where the error is emulated the model that emulates it."""
@@ -116,12 +104,12 @@ def write_chosen(
                 "engine": front.engine,
                 "device": front.device,
                 "metric": front.metric,
-                "error": short_number(evaluation.error_value),
+                "error": text.short_number(evaluation.error_value),
                 "error_source": evaluation.error_source,
-                "held_out_error": short_number(evaluation.held_out_value),
-                "latency_ms": short_number(latency.median_ms),
+                "held_out_error": text.short_number(evaluation.held_out_value),
+                "latency_ms": text.short_number(latency.median_ms),
                 "latency_source": latency.source,
-                "speedup": short_number(evaluation.speedup),
+                "speedup": text.short_number(evaluation.speedup),
                 "remeasured": "yes" if evaluation.remeasured else "no",
                 "confirmed": "yes" if evaluation.confirmed else "no",
                 "precision": json.dumps({k: str(v) for k, v in plan.precision.items()}, separators=(",", ":")),
@@ -180,7 +168,7 @@ def infer_script(model: Model, preprocessing: Mapping[str, Any] | None = None) -
     use_tf32 = "1" if is_convolutional(model, {}) else "0"
     images = "" if preprocessing is None else image_reader(preprocessing)
     read_images = READ_IMAGES if images else ""
-    return fill_template("infer.py.jinja", use_tf32=use_tf32, images=images, read_images=read_images)
+    return text.fill_template("infer.py.jinja", use_tf32=use_tf32, images=images, read_images=read_images)
 
 
 def readme_text(
@@ -193,63 +181,31 @@ def readme_text(
     has_check: bool,
 ) -> str:
     """The text of README.txt; ``has_check`` says whether samples with reference outputs lie beside it."""
-    plan, latency, noise = evaluation.plan, evaluation.latency, noise_ms(evaluation)
-    reduced, is_cpu = reduced_names([plan]), is_on_cpu(front)
+    plan = evaluation.plan
     (first, count), *others = plan.reduced_counts.items() or [(Precision.FP16, 0)]
     counts = [f"{count} of {len(plan.precision)} layer groups in {first.name}"]
     counts += [f"{number} in {precision.name}" for precision, number in others]
-    if evaluation.error_source == "measured":
-        computed_by = f"on the outputs of {'this model on that CPU' if is_cpu else 'the engine of the target'}"
-    else:
-        computed_by = f"by the FP32 model with explicit roundings to {reduced}"
-    held_out_error = "not taken"
-    if evaluation.held_out is not None:
-        held_out_error = f"{format_error(evaluation.held_out_value)} (calibration samples that the search did not use)"
-    if is_larger_in_search(evaluation):
-        held_out_error = error_text(evaluation)
-    metrics = []
-    for name, metric in front.metrics.items():
-        searched, held_out = map(format_value, metric_values(evaluation, metric))
-        on_held_out = "" if evaluation.held_out is None else f"{held_out} on held-out samples, "
-        metrics.append((name, f"{on_held_out}{searched} on the search samples"))
-    kept = [explain_kept(group) for group in front.explanation.of(plan.fingerprint)]
+    kept = [text.explain_kept(group) for group in front.explanation.of(plan.fingerprint)]
     if len(kept) > _MOST_KEPT:
         kept[_MOST_KEPT:] = [f"and {len(kept) - _MOST_KEPT} more: mptune report RUN --explain"]
-    plan_facts = {
-        "original model": front.model_path,
-        "sha256": front.model_sha256,
-        "plan": f"{plan.fingerprint} ({origin_name(evaluation)})",
-        "chosen because": front.chosen_reason,
-    }
-    machine = [("target", front.target), ("runtime" if is_cpu else "engine", front.engine), ("device", front.device)]
-    machine += [] if environment is None else environment_facts(environment)
-    return fill_template(
+    return text.fill_template(
         "README.txt.jinja",
         version=__version__,
+        text=text,
+        texts=texts,
         front=front,
         evaluation=evaluation,
         plan=plan,
         recipe=recipe,
         engine=engine,
         has_check=has_check,
-        is_cpu=is_cpu,
+        is_cpu=is_on_cpu(front),
         counts=", ".join(counts),
-        reduced=reduced,
-        plan_facts=plan_facts.items(),
-        ms=latency_text(evaluation),
-        interval=" to ".join(format_ms(bound, noise) for bound in latency.ci95_ms),
-        p99=format_ms(latency.p99_ms, noise),
-        fp32_ms=latency_text(front.fp32),
-        speedup=speedup_text(evaluation, front.fp32),
-        searched_error=format_error(evaluation.error_value),
-        computed_by=computed_by,
-        held_out_error=held_out_error,
-        metrics=metrics,
-        neighbours=neighbour_lines(front),
+        reduced=text.reduced_names([plan]),
         kept=kept,
-        findings=list(finding_lines(front.findings, lambda f: f"{f.severity}: {f.code}: {f.message}")),
-        machine=machine,
-        warnings=unique((*front.warnings, *evaluation.warnings)),
+        findings=list(text.finding_lines(front.findings, lambda f: f"{f.severity}: {f.code}: {f.message}")),
+        environment=[] if environment is None else text.environment_facts(environment),
+        warnings=text.unique((*front.warnings, *evaluation.warnings)),
         trtexec=printable(recipe.command(plan)),  # pasted into a shell: whole
         no_trtexec=NO_TRTEXEC,
     )

@@ -11,7 +11,6 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,39 +23,14 @@ from mptune.finding import FP16_CODES, Finding
 from mptune.graph.grouping.groups import LayerGroup
 from mptune.graph.plan import Precision
 from mptune.printable import counts_text, printable
+from mptune.reporting import text
 from mptune.reporting.recipe import is_on_cpu
-from mptune.reporting.text import (
-    TEMPLATES,
-    breaking_precision,
-    confirmation_rows,
-    cut_middle,
-    describe_engine,
-    environment_facts,
-    error_source,
-    fill_template,
-    format_duration,
-    latency_source,
-    reduced_names,
-    short_number,
-    unique,
-    verdicts,
-)
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import GroupWorth
 from mptune.tuning.front import Front, because, is_held_out
+from mptune.tuning.fronts import texts
 from mptune.tuning.fronts.limits import is_larger_in_search, metric_values
 from mptune.tuning.fronts.progress import Progress
-from mptune.tuning.fronts.texts import (
-    compared,
-    error_cell,
-    error_text,
-    format_interval,
-    latency_text,
-    memory_details,
-    memory_text,
-    metric_cell,
-    speedup_of,
-)
 
 if TYPE_CHECKING:
     from mptune.tuning.confirmation import Confirmation
@@ -95,50 +69,40 @@ def write_report(content: PageContent, path: Path) -> None:
 def render(content: PageContent) -> str:
     """The page as text. A content security policy forbids every request, and every script and style but its own."""
     front, progress, values = content.front, content.progress, content.progress.hypervolume
-    style = (TEMPLATES / "page/page.css").read_text(encoding="utf-8")
-    parts = [(TEMPLATES / f"page/{name}.js").read_text(encoding="utf-8") for name in SCRIPTS]
+    style = (text.TEMPLATES / "page/page.css").read_text(encoding="utf-8")
+    parts = [(text.TEMPLATES / f"page/{name}.js").read_text(encoding="utf-8") for name in SCRIPTS]
     script = '(() => {\n"use strict";\n' + "".join(parts) + "})();\n"
     hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script)]
     shown = [e for e in (*front.points, front.fp32, front.fp16, front.chosen) if e is not None]
     sources = {evaluation.error_source for evaluation in shown}
     facts: list[tuple[str, object]] = [("model", front.model_path), ("sha256", front.model_sha256)]
     facts += [("target", front.target), ("engine", front.engine), ("device", front.device), ("metric", front.metric)]
-    return fill_template(
+    return text.fill_template(
         "page/page.html",
         version=__version__,
         style=style,
         script=script,
         hashes=hashes,
         data=embedded_json(page_document(content)),
+        text=text,
+        texts=texts,
         run=_run_name(front),
         front=front,
         groups=content.groups,
         recommended=recommended(front),
-        engine=describe_engine(front),
         error_is=sources.pop() if len(sources) == 1 else "measured and emulated",
-        latency_source=latency_source(front),
-        error_source=error_source(front),
         on_cpu=is_on_cpu(front),
-        reduced=reduced_names(evaluation.plan for evaluation in shown).replace(" and ", " or "),
-        breaking=breaking_precision(front),
+        reduced=text.reduced_names(evaluation.plan for evaluation in shown).replace(" and ", " or "),
         pinned=len([row for row in _groups(content) if row["pinned"] is not None]),
         has_held_out=is_held_out(front),
         fp16_codes=FP16_CODES,
-        warnings=unique((*front.warnings, *(front.chosen.warnings if front.chosen else ()))),
+        places=_places,
+        warnings=text.unique((*front.warnings, *(front.chosen.warnings if front.chosen else ()))),
         confirmation=content.confirmation,
-        verdicts=content.confirmation and verdicts(content.confirmation),
-        confirmed=content.confirmation and confirmation_rows(content.confirmation),
         progress=progress,
         grown=next((k for k, value in enumerate(values, 1) if value >= 0.95 * values[-1] > 0), 0),
         failures=[(*failed, _first_line(failed[2].log_path)) for failed in progress.failures[:_MOST_FAILURES]],
-        facts=facts + ([] if content.environment is None else environment_facts(content.environment)),
-        ms=latency_text,
-        speedup=partial(speedup_of, fp32=front.fp32),
-        error=error_text,
-        error_cell=error_cell,
-        compared=compared,
-        places=_places,
-        duration=format_duration,
+        facts=facts + ([] if content.environment is None else text.environment_facts(content.environment)),
     )
 
 
@@ -187,7 +151,7 @@ def page_document(content: PageContent) -> dict[str, Any]:
     # Plan -> the statistics of every output, over the held-out samples where there are any.
     statistics = {
         place[e.plan.fingerprint]: [
-            [output, {name: short_number(value) for name, value in by.items()}]
+            [output, {name: text.short_number(value) for name, value in by.items()}]
             for output, by in (e.held_out or e.error).summary().items()
         ]
         for e in shown
@@ -235,9 +199,9 @@ def _groups(content: PageContent) -> list[dict[str, Any]]:
             "kind": group.kind,
             "ops": counts_text(group.ops),
             "pinned": worths.get(group.id, unknown).pinned or group.pinned,
-            "error": short_number(worths.get(group.id, unknown).one_group_error),
-            "gain": short_number(worths.get(group.id, unknown).gain_ms),
-            "casts": short_number(worths.get(group.id, unknown).casts_ms),
+            "error": text.short_number(worths.get(group.id, unknown).one_group_error),
+            "gain": text.short_number(worths.get(group.id, unknown).gain_ms),
+            "casts": text.short_number(worths.get(group.id, unknown).casts_ms),
         }
         for group in content.groups
     ]
@@ -250,29 +214,29 @@ def _plan(evaluation: Evaluation, content: PageContent) -> dict[str, Any]:
     is_chosen = front.chosen is None or evaluation.plan == front.chosen.plan
     return {
         "plan": evaluation.plan.fingerprint,
-        "ms": short_number(latency.median_ms),
-        "low": short_number(latency.ci95_ms[0]),
-        "high": short_number(latency.ci95_ms[1]),
-        "interval": format_interval(evaluation),
-        "ms_text": latency_text(evaluation),
-        "speedup": short_number(evaluation.speedup),
-        "speedup_text": speedup_of(evaluation, front.fp32),
-        "search": short_number(evaluation.error_value),
-        "held_out": short_number(evaluation.held_out_value),
-        "ci95": None if interval is None else [short_number(bound) for bound in interval],
+        "ms": text.short_number(latency.median_ms),
+        "low": text.short_number(latency.ci95_ms[0]),
+        "high": text.short_number(latency.ci95_ms[1]),
+        "interval": texts.format_interval(evaluation),
+        "ms_text": texts.latency_text(evaluation),
+        "speedup": text.short_number(evaluation.speedup),
+        "speedup_text": texts.speedup_of(evaluation, front.fp32),
+        "search": text.short_number(evaluation.error_value),
+        "held_out": text.short_number(evaluation.held_out_value),
+        "ci95": None if interval is None else [text.short_number(bound) for bound in interval],
         "finite": evaluation.is_finite,
         "bits": "".join([_LETTERS.get(precision.get(group.id, Precision.FP32), "b") for group in content.groups]),
         "origin": evaluation.origin.label,
-        "memory": memory_text(evaluation),
-        "memory_parts": memory_details(evaluation),
+        "memory": texts.memory_text(evaluation),
+        "memory_parts": texts.memory_details(evaluation),
         "sources": ", ".join([latency.source, evaluation.error_source, *again]),
         "part": "" if evaluation.part is None else str(evaluation.part),
         "warnings": list(evaluation.warnings),
-        "against": "" if is_chosen or front.chosen is None else compared(evaluation, front.chosen),
+        "against": "" if is_chosen or front.chosen is None else texts.compared(evaluation, front.chosen),
         "because": because(front, evaluation),
         "search_larger": is_larger_in_search(evaluation),
         "metrics": [
-            [*map(short_number, metric_values(evaluation, metric)), metric_cell(evaluation, metric)]
+            [*map(text.short_number, metric_values(evaluation, metric)), texts.metric_cell(evaluation, metric)]
             for metric in front.metrics.values()
         ],
     }
@@ -288,7 +252,7 @@ def _places(finding: Finding, chosen: Evaluation | None) -> list[tuple[str, str]
     """Where a finding is, a few names of each kind, with what the chosen plan does to its groups."""
     facts = []
     for kind, names in vars(finding.where).items():
-        texts = [cut_middle(printable(name), 90) for name in names[:6]]
+        texts = [text.cut_middle(printable(name), 90) for name in names[:6]]
         if kind == "groups" and chosen is not None:
             now = chosen.plan.precision
             texts = [f"{group} {now.get(group, Precision.FP32).name} in the chosen plan" for group in names[:6]]
