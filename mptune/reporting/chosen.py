@@ -26,7 +26,7 @@ from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
 from mptune.printable import printable
 from mptune.reporting import text
-from mptune.reporting.recipe import ENGINE_FILE, NO_TRTEXEC, BuildRecipe, is_on_cpu, timing_cache_of
+from mptune.reporting.recipe import ENGINE_FILE, NO_TRTEXEC, BuildRecipe, is_on_cpu
 from mptune.rundir import LateFaults
 from mptune.targets.costs import is_convolutional
 from mptune.tuning.evaluation import Evaluation
@@ -132,7 +132,7 @@ def write_chosen(
                     script.write_text(recipe.script(plan), encoding="utf-8")
                     script.chmod(script.stat().st_mode | 0o111)
                     if recipe.timing_cache:  # a copy: trtexec writes to it
-                        shutil.copyfile(timing_cache_of(directory.parent), fresh / TIMING_CACHE)
+                        shutil.copyfile(directory.parent / "engines" / TIMING_CACHE, fresh / TIMING_CACHE)
             if check is not None:
                 with faults.tolerated("chosen/check.npz"):
                     if evaluation.error_source == "emulated":

@@ -69,6 +69,7 @@ def write_report(content: PageContent, path: Path) -> None:
 def render(content: PageContent) -> str:
     """The page as text. A content security policy forbids every request, and every script and style but its own."""
     front, progress, values = content.front, content.progress, content.progress.hypervolume
+    data = page_document(content)
     style = (text.TEMPLATES / "page/page.css").read_text(encoding="utf-8")
     parts = [(text.TEMPLATES / f"page/{name}.js").read_text(encoding="utf-8") for name in SCRIPTS]
     script = '(() => {\n"use strict";\n' + "".join(parts) + "})();\n"
@@ -83,17 +84,17 @@ def render(content: PageContent) -> str:
         style=style,
         script=script,
         hashes=hashes,
-        data=embedded_json(page_document(content)),
+        data=embedded_json(data),
         text=text,
         texts=texts,
-        run=_run_name(front),
+        run=data["run"],
         front=front,
         groups=content.groups,
         recommended=recommended(front),
         error_is=sources.pop() if len(sources) == 1 else "measured and emulated",
         on_cpu=is_on_cpu(front),
         reduced=text.reduced_names(evaluation.plan for evaluation in shown).replace(" and ", " or "),
-        pinned=len([row for row in _groups(content) if row["pinned"] is not None]),
+        pinned=sum(group["pinned"] is not None for group in data["groups"]),
         has_held_out=is_held_out(front),
         fp16_codes=FP16_CODES,
         places=_places,
@@ -136,6 +137,15 @@ def page_document(content: PageContent) -> dict[str, Any]:
     place = {evaluation.plan.fingerprint: index for index, evaluation in enumerate(plans)}
     rows = [_plan(evaluation, content) for evaluation in plans]
 
+    worths = {worth.group: worth for worth in explanation.groups}
+    groups = []
+    for group in content.groups:
+        worth = worths.get(group.id) or GroupWorth(group.id, group.name, group.kind)
+        numbers = {"error": worth.one_group_error, "gain": worth.gain_ms, "casts": worth.casts_ms}
+        names = {"id": group.id, "name": group.name, "kind": group.kind, "ops": counts_text(group.ops)}
+        row = {**names, **{name: text.short_number(number) for name, number in numbers.items()}}
+        groups.append({**row, "pinned": worth.pinned or group.pinned})
+
     # Plan -> [group, reason] of each FP32 group; a reason stands in the table of texts once.
     column = {group.id: index for index, group in enumerate(content.groups)}
     texts: dict[str, int] = {}
@@ -165,7 +175,7 @@ def page_document(content: PageContent) -> dict[str, Any]:
         "metric": front.metric,
         "metrics": list(front.metrics),
         "latency_is": front.fp32.latency.source,
-        "run": _run_name(front),
+        "run": shlex.quote(front.run_dir.absolute().name),  # of a command that is pasted into a shell
         "chosen": None if front.chosen is None else place[front.chosen.plan.fingerprint],
         "fp32": place[front.fp32.plan.fingerprint],
         "fp16": None if front.fp16 is None else place[front.fp16.plan.fingerprint],
@@ -173,7 +183,7 @@ def page_document(content: PageContent) -> dict[str, Any]:
         "tf32": None if front.tf32 is None else list(_plan(front.tf32, content).values()),
         "front": [place[point.plan.fingerprint] for point in front.points],
         "neighbours": [{"plan": place[n.evaluation.plan.fingerprint], "role": n.role} for n in front.neighbours],
-        "groups": _groups(content),
+        "groups": groups,
         "plan_fields": list(rows[0]),
         "plans": [list(row.values()) for row in rows],
         "reasons": {"texts": list(texts), "plans": reasons},
@@ -182,29 +192,6 @@ def page_document(content: PageContent) -> dict[str, Any]:
     }
     printed: dict[str, Any] = _printable(document)
     return printed
-
-
-def _run_name(front: Front) -> str:
-    """The name of the run, for a command that is pasted into a shell."""
-    return shlex.quote(front.run_dir.absolute().name)
-
-
-def _groups(content: PageContent) -> list[dict[str, Any]]:
-    worths = {worth.group: worth for worth in content.front.explanation.groups}
-    unknown = GroupWorth("", "", "")
-    return [
-        {
-            "id": group.id,
-            "name": group.name,
-            "kind": group.kind,
-            "ops": counts_text(group.ops),
-            "pinned": worths.get(group.id, unknown).pinned or group.pinned,
-            "error": text.short_number(worths.get(group.id, unknown).one_group_error),
-            "gain": text.short_number(worths.get(group.id, unknown).gain_ms),
-            "casts": text.short_number(worths.get(group.id, unknown).casts_ms),
-        }
-        for group in content.groups
-    ]
 
 
 def _plan(evaluation: Evaluation, content: PageContent) -> dict[str, Any]:

@@ -98,7 +98,7 @@ class BuildRecipe:
             ranges={name: given[name] for name in passed},
             unknown=tuple(name for name in wanted if name not in passed),
             settings=settings,
-            timing_cache=timing_cache_of(data_dir.parent).is_file(),
+            timing_cache=(data_dir.parent / "engines" / TIMING_CACHE).is_file(),
             plugins=file.search.plugins,
         )
 
@@ -122,11 +122,12 @@ class BuildRecipe:
             options.append(f"--timingCacheFile={TIMING_CACHE}")
         options += [f"--staticPlugins={path}" for path in self.plugins]
         options += [f"--dynamicPlugins={path}" for path in self.plugins if exports_creators(Path(path))]
-        return tuple(options)
+        # Never the engine that was measured, never that of another plan.
+        return (*options, f"--saveEngine=model.{plan.fingerprint}.engine")
 
     def command(self, plan: PrecisionPlan) -> str:
         """The whole command as one line."""
-        return shlex.join(("trtexec", *self.options(plan), f"--saveEngine={engine_name(plan)}"))
+        return shlex.join(("trtexec", *self.options(plan)))
 
     def script(self, plan: PrecisionPlan) -> str:
         """``build.sh``: runs the command in its own directory; more options of trtexec may follow."""
@@ -136,7 +137,7 @@ class BuildRecipe:
             f"# {about_tf32}, as in the search. Options that are given to this script go to trtexec after these.",
         ]
         lines += [f"# {line}" for line in self.warnings]
-        return trtexec_script(lines, (*self.options(plan), f"--saveEngine={engine_name(plan)}"))
+        return trtexec_script(lines, self.options(plan))
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -161,16 +162,6 @@ def trtexec_script(first_lines: Iterable[str], options: Iterable[str]) -> str:
         " \\\n    ".join(('exec "$trtexec"', *map(shlex.quote, options))) + ' "$@"',
     ]
     return "\n".join(lines) + "\n"
-
-
-def timing_cache_of(run: Path) -> Path:
-    """Where a run directory keeps what TensorRT measured of its tactics."""
-    return run / "engines" / TIMING_CACHE
-
-
-def engine_name(plan: PrecisionPlan) -> str:
-    """The file that the recipe builds: never the engine that was measured, never that of another plan."""
-    return f"model.{plan.fingerprint}.engine"
 
 
 _SEPARATORS = frozenset(",'")
@@ -221,7 +212,8 @@ def write_weak_folder(
 def _weak_script(plan: PrecisionPlan, weak: WeakModel, recipe: BuildRecipe) -> str:
     """``build.sh``. Options as of TensorRT 8.4 to 8.6 (samples/common/sampleOptions.cpp), which take exact names."""
     kept = replace(recipe, timing_cache=False, plugins=()).options(plan)
-    options = [option for option in kept if not option.startswith(("--stronglyTyped", "--builderOptimizationLevel"))]
+    unknown = "--stronglyTyped", "--builderOptimizationLevel", "--saveEngine"
+    options = [option for option in kept if not option.startswith(unknown)]
     if Precision.FP16 in weak.precisions.values():
         options += ["--fp16", "--precisionConstraints=obey"]
     for option, kinds in (("--layerPrecisions", weak.precisions), ("--layerOutputTypes", weak.types)):
