@@ -102,7 +102,7 @@ def render(content: PageContent) -> str:
         confirmation=content.confirmation,
         progress=progress,
         grown=next((k for k, value in enumerate(values, 1) if value >= 0.95 * values[-1] > 0), 0),
-        failures=[(*failed, _first_line(failed[2].log_path)) for failed in progress.failures[:_MOST_FAILURES]],
+        failures=progress.failures[:_MOST_FAILURES],
         facts=facts + ([] if content.environment is None else text.environment_facts(content.environment)),
     )
 
@@ -246,15 +246,6 @@ def _places(finding: Finding, chosen: Evaluation | None) -> list[tuple[str, str]
         if names:
             facts.append((kind, ", ".join(texts) + (f" and {len(names) - 6} more" if len(names) > 6 else "")))
     return facts
-
-
-def _first_line(log: Path | None) -> str:
-    """The first line of a log that says something; empty where the log is gone or says nothing."""
-    try:
-        with (log or Path()).open(encoding="utf-8", errors="replace") as lines:
-            return next((line.strip() for line in lines if line.strip()), "")
-    except OSError:
-        return ""
 
 
 def _printable(value: Any) -> Any:

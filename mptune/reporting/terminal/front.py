@@ -146,9 +146,7 @@ def print_explanation(front: Front, stream: TextIO | None = None) -> None:
         pages = unique(f"docs/reference/findings.md#{finding.code}" for finding in findings)
         print_text(console, f"see {', '.join(pages)}", "dim", indent=2)
     else:
-        is_finite = front.fp16 is not None and front.fp16.is_finite
-        error = f"; the error of {front.fp16_name} is {error_text(front.fp16)}" if front.fp16 and is_finite else ""
-        print_text(console, f"nothing that breaks was found on the samples{error}", indent=2)
+        print_text(console, "nothing that breaks was found on the samples", indent=2)
     console.print()
     if not explanation.groups:
         console.print("this run holds nothing to explain: run the same `mptune search` again to add the reasons")

@@ -118,14 +118,7 @@ def _facts(inspection: Inspection) -> list[tuple[str, str]]:
         plans = f"none to search: {fp32} of the groups are pinned to FP32"
     costs = [*(item.cost for item in groups), inspection.rest]
     traffic, traffic_fp16 = sum(cost.fp32_bytes for cost in costs), sum(cost.fp16_bytes for cost in costs)
-    memory = (
-        f"{quantity(need.total(precision), 'B')} in {precision.upper()} ({quantity(weights, 'B')} of weights, "
-        f"{quantity(activations, 'B')} of values at {peak or 'the inputs'})"
-        for precision, weights, activations, peak in (
-            (Precision.FP32, need.fp32_weights, need.fp32_activations, need.fp32_peak),
-            (Precision.FP16, need.fp16_weights, need.fp16_activations, need.fp16_peak),
-        )
-    )
+    memory = [f"{quantity(need.total(p), 'B')} in {p.upper()}" for p in (Precision.FP32, Precision.FP16)]
     shapes_from = "fixed in the model"
     if inspection.observed is not None:
         shapes_from = f"observed on {inspection.samples} samples of {inspection.observed}"
@@ -160,7 +153,7 @@ def _facts(inspection: Inspection) -> list[tuple[str, str]]:
             f"{quantity(inspection.flops, 'FLOP')} and {quantity(traffic, 'B')} of traffic in FP32"
             f" ({quantity(traffic_fp16, 'B')} in FP16)",
         ),
-        ("memory", "; ".join(memory)),
+        ("memory", f"{' and '.join(memory)}: weights and the values that are alive at once"),
         ("shapes", shapes_from),
     ]
 
