@@ -114,7 +114,7 @@ def test_a_search_without_fp16_speaks_of_bf16(overflowing: tuple[Path, Path], tm
     assert breaking_precision(nothing) == "BF16"
     assert breaking_precision(front) == "FP16"
     readme = (out / "chosen" / "README.txt").read_text()
-    assert "layer groups in BF16, the rest in FP32" in readme
+    assert " in BF16, the rest in FP32" in readme
     assert "BF16 weights" in readme
     assert "roundings to FP16" not in readme
 

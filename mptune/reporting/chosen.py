@@ -7,7 +7,6 @@ import shutil
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,11 +19,9 @@ from mptune.engines.loading import check_written
 from mptune.files import link_or_copy, writing
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.loading.model import Model
-from mptune.graph.plan import Precision
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
-from mptune.printable import printable
 from mptune.reporting import text
 from mptune.reporting.recipe import ENGINE_FILE, NO_TRTEXEC, BuildRecipe, is_on_cpu
 from mptune.rundir import LateFaults
@@ -162,7 +159,7 @@ def write_chosen(
     return faults.warnings
 
 
-def infer_script(model: Model, preprocessing: Mapping[str, Any] | None = None) -> str:
+def infer_script(model: Model, preprocessing: Mapping[str, object] | None = None) -> str:
     """The text of infer.py; ``preprocessing`` is how images become inputs, None where the data are no images."""
     # The search uses observed shapes, which are not available here; the declared ones give nearly the same answer.
     use_tf32 = "1" if is_convolutional(model, {}) else "0"
@@ -182,9 +179,7 @@ def readme_text(
 ) -> str:
     """The text of README.txt; ``has_check`` says whether samples with reference outputs lie beside it."""
     plan = evaluation.plan
-    (first, count), *others = plan.reduced_counts.items() or [(Precision.FP16, 0)]
-    counts = [f"{count} of {len(plan.precision)} layer groups in {first.name}"]
-    counts += [f"{number} in {precision.name}" for precision, number in others]
+    counts = [f"{count} in {precision.name}" for precision, count in plan.reduced_counts.items()] or ["none in FP16"]
     kept = [text.explain_kept(group) for group in front.explanation.of(plan.fingerprint)]
     if len(kept) > _MOST_KEPT:
         kept[_MOST_KEPT:] = [f"and {len(kept) - _MOST_KEPT} more: mptune report RUN --explain"]
@@ -206,6 +201,5 @@ def readme_text(
         findings=list(text.finding_lines(front.findings, lambda f: f"{f.severity}: {f.code}: {f.message}")),
         environment=[] if environment is None else text.environment_facts(environment),
         warnings=text.unique((*front.warnings, *evaluation.warnings)),
-        trtexec=printable(recipe.command(plan)),  # pasted into a shell: whole
         no_trtexec=NO_TRTEXEC,
     )

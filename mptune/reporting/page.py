@@ -24,7 +24,6 @@ from mptune.graph.grouping.groups import LayerGroup
 from mptune.graph.plan import Precision
 from mptune.printable import counts_text, printable
 from mptune.reporting import text
-from mptune.reporting.recipe import is_on_cpu
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import GroupWorth
 from mptune.tuning.front import Front, because, is_held_out
@@ -92,7 +91,6 @@ def render(content: PageContent) -> str:
         groups=content.groups,
         recommended=recommended(front),
         error_is=sources.pop() if len(sources) == 1 else "measured and emulated",
-        on_cpu=is_on_cpu(front),
         reduced=text.reduced_names(evaluation.plan for evaluation in shown).replace(" and ", " or "),
         pinned=sum(group["pinned"] is not None for group in data["groups"]),
         has_held_out=is_held_out(front),

@@ -126,8 +126,8 @@ class BuildRecipe:
         return (*options, f"--saveEngine=model.{plan.fingerprint}.engine")
 
     def command(self, plan: PrecisionPlan) -> str:
-        """The whole command as one line."""
-        return shlex.join(("trtexec", *self.options(plan)))
+        """The whole command as one line, which is pasted into a shell."""
+        return printable(shlex.join(("trtexec", *self.options(plan))))
 
     def script(self, plan: PrecisionPlan) -> str:
         """``build.sh``: runs the command in its own directory; more options of trtexec may follow."""
