@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from mptune.data.samples import CalibrationSet
 from mptune.engines.loading import check_written, load_typed_model
 from mptune.errors import PlanError
 from mptune.files import full_disk_as_error, read_json, refuse, writing
-from mptune.finding import Finding
 from mptune.graph.casting.value_types import ValueTypes, unsupported
 from mptune.graph.grouping.grouped import GroupedModel, plan_of_nodes
 from mptune.graph.grouping.groups import APART_SUFFIX, LayerGroup, find_groups
@@ -26,9 +25,9 @@ from mptune.inspection.model import observe_values
 from mptune.settings import Granularity
 from mptune.tuning.space import close_patterns, match
 
+_GRANULARITIES: tuple[Granularity, ...] = ("op", "fusion", "block")
 _KEYS = frozenset({"format", "model_sha256", "opset", "precision", "nodes"})
 _PLAN_HINT = 'a plan is chosen/plan.json of a run, or {"nodes": {"NAME or GLOB": "fp16"}}'
-
 _UNSEEN = (
     "the values of this model were not checked, only its weights and its structure: give --data PATH, so that groups "
     "whose values FP16 cannot hold are found"
@@ -67,15 +66,22 @@ def resolve_plan(
     """
     if plan is None:
         return _all_reduced(model, samples, reduced, keep_fp32, keep_bf16)
-    if isinstance(plan, PrecisionPlan):
-        resolved = _by_groups(model, plan, {})
-    else:
-        resolved = _from_file(model, plan)
+    resolved = _by_groups(model, plan, {}) if isinstance(plan, PrecisionPlan) else _from_file(model, plan)
     kept = _kept(keep_fp32, keep_bf16, resolved.groups, model)
     resolved = _supported(model, replace(resolved, plan=resolved.plan.replace(kept)))
-    is_checked = resolved.is_of_other_weights or samples is not None or resolved.is_by_nodes
-    doubts = _doubts(model, resolved, samples) if is_checked else ()
-    return replace(resolved, warnings=(*resolved.warnings, *doubts))
+    if not (resolved.is_of_other_weights or samples is not None or resolved.is_by_nodes):
+        return resolved
+    # It is carried out as it stands, with warnings where it has FP16 that cannot be right, or may not be.
+    held = set(resolved.plan.precision.values())
+    hazards, warnings = _hazards(GroupedModel(model, resolved.groups), samples, held)
+    cure = "" if resolved.is_by_nodes else "; keep it in FP32: --keep-fp32 {id}"
+    for precision in REDUCED:
+        warnings += _ruled_out(hazards, resolved, precision, cure)
+    if samples is not None:
+        warnings += _finding_lines(hazards, resolved.plan, pinned_by_hazards(hazards))
+    elif resolved.is_of_other_weights:
+        warnings += (_UNSEEN,)
+    return replace(resolved, warnings=(*resolved.warnings, *warnings))
 
 
 def check_out(plan: PrecisionPlan | Path | None, out: Path, *, force: bool) -> None:
@@ -89,10 +95,9 @@ def check_out(plan: PrecisionPlan | Path | None, out: Path, *, force: bool) -> N
 def load_for_plan(model: Path, plan: PrecisionPlan | Path | None, opset: int | None) -> Model:
     """The model, raised to an operator set that is given, else to the one that a file's plan is of."""
     loaded = load_typed_model(model, opset=opset)
-    wanted = _opset_of(plan) if opset is None and isinstance(plan, Path) else None
-    if wanted is not None and wanted > loaded.opset:
-        return load_typed_model(model, opset=wanted)
-    return loaded
+    wanted = _read(plan).get("opset") if opset is None and isinstance(plan, Path) else None
+    is_raised = isinstance(wanted, int) and wanted > loaded.opset
+    return load_typed_model(model, opset=wanted) if is_raised else loaded
 
 
 def write_model(model: Model, resolved: ResolvedPlan, out: Path, *, force: bool = False) -> tuple[str, ...]:
@@ -102,44 +107,37 @@ def write_model(model: Model, resolved: ResolvedPlan, out: Path, *, force: bool 
     """
     rewriter = Rewriter(GroupedModel(model, resolved.groups))
     files = rewriter.exported_files(resolved.plan, out)
+    protos = (c.proto for c in model.initializers.values() if is_external(c.proto))
+    folder = model.path.resolve().parent
+    sources = {model.path} | {external_location(proto, folder)[0] for proto in protos}
     for path in files:
-        if path.exists() and any(path.samefile(source) for source in _sources(model)):
+        if path.exists() and any(path.samefile(source) for source in sources):
             raise PlanError(f"{path} is what the mixed model is made from", "give another path with -o")
         if path.is_dir() or (path.exists() and not force):
             refuse(path)
     with full_disk_as_error(out), writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".mptune-", dir=out.parent) as folder:
-            made = rewriter.export(resolved.plan, Path(folder) / out.name)
-            warnings = check_written(made, str(out), model.path)
+        with tempfile.TemporaryDirectory(prefix=".mptune-", dir=out.parent) as scratch:
+            written = rewriter.export(resolved.plan, Path(scratch) / out.name)
+            warnings = check_written(written, str(out), model.path)
             for path in reversed(files):  # the data have their name before the model has
-                (made.parent / path.name).replace(path)
+                (written.parent / path.name).replace(path)
     return warnings
-
-
-def _sources(model: Model) -> set[Path]:
-    """The files that a model is read from."""
-    protos = (c.proto for c in model.initializers.values() if is_external(c.proto))
-    folder = model.path.resolve().parent
-    return {model.path} | {external_location(proto, folder).path for proto in protos}
 
 
 def _kept(
     keep_fp32: Sequence[str], keep_bf16: Sequence[str], groups: Sequence[LayerGroup], model: Model
 ) -> dict[str, Precision]:
-    """Group id -> the precision that patterns keep it in."""
-    kept = dict.fromkeys(_matched("keep_bf16", keep_bf16, groups, model), Precision.BF16)
-    return kept | dict.fromkeys(_matched("keep_fp32", keep_fp32, groups, model), Precision.FP32)
-
-
-def _matched(setting: str, patterns: Sequence[str], groups: Sequence[LayerGroup], model: Model) -> list[str]:
-    """Ids of the groups that patterns mean."""
-    matched = {pattern: match(pattern, groups) for pattern in patterns}
-    for pattern, ids in matched.items():
-        if not ids:
-            text = f"{pattern} matches nothing in {model.path}"
-            raise PlanError(text, close_patterns(pattern, groups), setting=setting)
-    return [group for ids in matched.values() for group in ids]
+    """Group id -> the precision that patterns keep it in; what both mean is FP32."""
+    kept: dict[str, Precision] = {}
+    for setting, patterns in (("keep_bf16", keep_bf16), ("keep_fp32", keep_fp32)):
+        for pattern in patterns:
+            ids = match(pattern, groups)
+            if not ids:
+                text = f"{pattern} matches nothing in {model.path}"
+                raise PlanError(text, close_patterns(pattern, groups), setting=setting)
+            kept |= dict.fromkeys(ids, Precision.BF16 if setting == "keep_bf16" else Precision.FP32)
+    return kept
 
 
 def _all_reduced(
@@ -160,18 +158,15 @@ def _all_reduced(
     stays = [f"{names[group]} ({group}) stays in FP32: {reason}" for group, reason in pinned.items()]
     resolved = _supported(model, ResolvedPlan(groups, PrecisionPlan(model.sha256, plan)))
     about = _finding_lines(hazards, resolved.plan, pinned)
-    if samples is None and about:
-        about = (*about, _UNSEEN)
+    unseen = (_UNSEEN,) if samples is None and about else ()
     doubts = _ruled_out(hazards, resolved, Precision.BF16, "") if reduced is not Precision.BF16 else ()
-    return replace(resolved, warnings=(*warnings, *stays, *resolved.warnings, *doubts, *about))
+    return replace(resolved, warnings=(*warnings, *stays, *resolved.warnings, *doubts, *about, *unseen))
 
 
 def _supported(model: Model, resolved: ResolvedPlan) -> ResolvedPlan:
     """The plan with those groups in FP32 whose operators have no BF16 at the model's operator set, and a warning."""
     asked = [group.id for group in resolved.groups if resolved.plan.precision[group.id] is Precision.BF16]
-    if not asked:
-        return resolved
-    missing = unsupported(ValueTypes(GroupedModel(model, resolved.groups)), Precision.BF16)
+    missing = unsupported(ValueTypes(GroupedModel(model, resolved.groups)), Precision.BF16) if asked else {}
     lacking = [group for group in asked if group in missing]
     if not lacking:
         return resolved
@@ -187,21 +182,10 @@ def _hazards(
     """The hazards of the weights, and of the values on the data where there are any; and warnings about the data."""
     if samples is None:
         return find_hazards(grouped), ()
-    named = tuple(map(str, precisions))
-    seen, about = observe_values(grouped, samples, named)
-    hazards = find_hazards(grouped, seen, named)
-    return hazards, (*samples.warnings, *_lines((*samples.findings, *about)))
-
-
-def _doubts(model: Model, resolved: ResolvedPlan, samples: CalibrationSet | None) -> tuple[str, ...]:
-    """Where a plan has FP16 that cannot be right, or may not be: it is carried out all the same."""
-    held = set(resolved.plan.precision.values())
-    hazards, warnings = _hazards(GroupedModel(model, resolved.groups), samples, held)
-    cure = "" if resolved.is_by_nodes else "; keep it in FP32: --keep-fp32 {id}"
-    pins = tuple(line for precision in REDUCED for line in _ruled_out(hazards, resolved, precision, cure))
-    if samples is not None:
-        return (*warnings, *pins, *_finding_lines(hazards, resolved.plan, pinned_by_hazards(hazards)))
-    return (*warnings, *pins, *([_UNSEEN] if resolved.is_of_other_weights else []))
+    names = tuple(map(str, precisions))
+    values, about = observe_values(grouped, samples, names)
+    lines = (f"{each.code}: {each.message}" for each in (*samples.findings, *about) if each.severity != "info")
+    return find_hazards(grouped, values, names), (*samples.warnings, *lines)
 
 
 def _ruled_out(hazards: Sequence[Hazard], resolved: ResolvedPlan, precision: Precision, cure: str) -> tuple[str, ...]:
@@ -219,48 +203,30 @@ def _finding_lines(hazards: Sequence[Hazard], plan: PrecisionPlan, settled: Coll
     """What else the values show, by code: of the groups of a plan that are not settled."""
     groups = [(hazard, hazard.place.group) for hazard in hazards]
     left = [h for h, group in groups if group and group not in settled and h.holds_in(plan.precision[group])]
-    return _lines(hazard_findings(left, "apply"))
-
-
-def _lines(findings: Iterable[Finding]) -> tuple[str, ...]:
-    return tuple(f"{finding.code}: {finding.message}" for finding in findings if finding.severity != "info")
-
-
-def _opset_of(path: Path) -> int | None:
-    """The operator set that a file's plan wants its model raised to; None where it does not say."""
-    opset = _read(path).get("opset")
-    return opset if isinstance(opset, int) else None
+    findings = hazard_findings(left, "apply")
+    return tuple(f"{each.code}: {each.message}" for each in findings if each.severity != "info")
 
 
 def _from_file(model: Model, path: Path) -> ResolvedPlan:
+    """The plan of a file, which may be of a model with the same nodes and other weights: one that was trained again."""
     document = _read(path)
-    nodes = _node_precisions(document.get("nodes", {}), path)
+    nodes: dict[str, Precision] = document["nodes"]
     sha256 = str(document.get("model_sha256") or "")
-    if sha256 and sha256 != model.sha256:
-        return _of_other_weights(model, path, document, nodes)
-    if document.get("precision"):
-        return _by_groups(model, PrecisionPlan.from_json(document, str(path)), nodes)
-    by_nodes = plan_of_nodes(model, nodes, str(path))
-    return ResolvedPlan(by_nodes.groups, by_nodes.plan, by_nodes.warnings, is_by_nodes=True)
-
-
-def _of_other_weights(
-    model: Model, path: Path, document: Mapping[str, Any], nodes: Mapping[str, Precision]
-) -> ResolvedPlan:
-    """A plan of a model that has the same nodes and other weights, such as one that was trained again."""
-    made_for = str(document["model_sha256"])[:12]
-    other = f"{path} was made for another model (sha256 {made_for}, {model.path} has {model.sha256[:12]})"
-    if not nodes or not document.get("precision"):
-        raise PlanError(other, "give the model that was searched")
+    if not sha256 or sha256 == model.sha256:
+        if document.get("precision"):
+            return _by_groups(model, PrecisionPlan.from_json(document, str(path)), nodes)
+        by_nodes = plan_of_nodes(model, nodes, str(path))
+        return ResolvedPlan(by_nodes.groups, by_nodes.plan, by_nodes.warnings, is_by_nodes=True)
+    other = f"{path} was made for another model (sha256 {sha256[:12]}, {model.path} has {model.sha256[:12]})"
     names = {node.name for node in model.nodes}
-    grouped = {name for group in find_groups(model, "op") for name in group.nodes}
-    unlike = [name for name in nodes if name not in names] or sorted(grouped - nodes.keys())
-    if unlike:
+    missing = {name for group in find_groups(model, "op") for name in group.nodes} - nodes.keys()
+    unlike = [name for name in nodes if name not in names] or sorted(missing)
+    if unlike or not document.get("precision"):
         raise PlanError(
-            f"{other} with other nodes, such as {unlike[0]!r}",
+            f"{other} with other nodes{f', such as {unlike[0]!r}' if unlike else ''}",
             "give the model that was searched, or one of the same structure, such as one that was trained again",
         )
-    plan = replace(PrecisionPlan.from_json(dict(document), str(path)), model_sha256=model.sha256)
+    plan = replace(PrecisionPlan.from_json(document, str(path)), model_sha256=model.sha256)
     resolved = _by_groups(model, plan, nodes)
     warning = (
         f"{other} with the same nodes: its precisions are taken; the errors that it was chosen by are not known here"
@@ -269,6 +235,7 @@ def _of_other_weights(
 
 
 def _read(path: Path) -> dict[str, Any]:
+    """The JSON of a plan, checked; ``nodes`` have precisions."""
     try:
         document = read_json(path)
     except OSError as error:
@@ -278,57 +245,42 @@ def _read(path: Path) -> dict[str, Any]:
         raise PlanError(f"{path} is no plan: it is not JSON ({reason})", _PLAN_HINT) from None
     if not isinstance(document, dict) or not (document.get("precision") or document.get("nodes")):
         raise PlanError(f"{path} is no plan: it has neither 'precision' nor 'nodes'", _PLAN_HINT)
-    unknown = sorted(set(document) - _KEYS)
-    if unknown:
+    if unknown := sorted(set(document) - _KEYS):
         raise PlanError(f"{path}: a plan has no {unknown[0]!r}", f"it has {', '.join(sorted(_KEYS))}")
     if document.get("format", PLAN_FORMAT) != PLAN_FORMAT:
         raise PlanError(f"{path} has format {document['format']!r}, this mptune reads {PLAN_FORMAT}", "upgrade mptune")
-    return {"format": PLAN_FORMAT, **document}
-
-
-def _node_precisions(nodes: Any, path: Path) -> dict[str, Precision]:
+    nodes = document.get("nodes", {})
     if not isinstance(nodes, dict):
         raise PlanError(f"{path}: 'nodes' is not an object", _PLAN_HINT)
     for name, precision in nodes.items():
         if precision not in [p.value for p in PRECISIONS]:
-            raise PlanError(
-                f"{path}: node {name!r} has precision {precision!r}", f"a precision is one of: {', '.join(PRECISIONS)}"
-            )
-    return {name: Precision.named(precision) for name, precision in nodes.items()}
+            hint = f"a precision is one of: {', '.join(PRECISIONS)}"
+            raise PlanError(f"{path}: node {name!r} has precision {precision!r}", hint)
+    return {"format": PLAN_FORMAT, **document, "nodes": {name: Precision.named(each) for name, each in nodes.items()}}
 
 
-def _by_groups(model: Model, plan: PrecisionPlan, nodes: Mapping[str, Precision]) -> ResolvedPlan:
+def _by_groups(model: Model, plan: PrecisionPlan, nodes: dict[str, Precision]) -> ResolvedPlan:
     """The groups of a plan, found by trying every granularity: a plan does not record its own."""
     if plan.model_sha256 and plan.model_sha256 != model.sha256:
-        raise PlanError(
-            f"the plan was made for another model (sha256 {plan.model_sha256[:12]}, {model.path} has "
-            f"{model.sha256[:12]})",
-            "give the model that was searched",
-        )
-    fitting = []
-    for granularity in get_args(Granularity):
-        if granularity == "auto":  # is one of the others
-            continue
+        made_for = f"sha256 {plan.model_sha256[:12]}, {model.path} has {model.sha256[:12]}"
+        raise PlanError(f"the plan was made for another model ({made_for})", "give the model that was searched")
+    of_groups, is_fitting = plan.precision, False
+    for granularity in _GRANULARITIES:
         groups = find_groups(model, granularity)
-        if {group.id for group in groups} == set(plan.precision):
-            if _agree(groups, plan, nodes):
+        if {group.id for group in groups} == of_groups.keys():
+            is_fitting = True
+            if all(nodes.get(name, of_groups[g.id]) is of_groups[g.id] for g in groups for name in g.nodes):
                 return ResolvedPlan(groups, plan)
-            fitting.append(groups)
-    if fitting:
+    if is_fitting:
         raise PlanError(
             "the plan's 'precision' and its 'nodes' contradict each other", "leave one of them out: nodes alone will do"
         )
     if nodes:
         by_nodes = plan_of_nodes(model, nodes)
-        is_split = any(group.endswith(APART_SUFFIX) for group in plan.precision)
+        is_split = any(group.endswith(APART_SUFFIX) for group in of_groups)
         warnings = () if is_split else ("the plan's groups are another version's: its nodes were taken",)
         return ResolvedPlan(by_nodes.groups, by_nodes.plan, (*warnings, *by_nodes.warnings))
     raise PlanError(
-        f"the plan has {len(plan.precision)} groups, which are not those of {model.path}",
+        f"the plan has {len(of_groups)} groups, which are not those of {model.path}",
         "it was made for another model, or by another version of mptune: search again",
     )
-
-
-def _agree(groups: Sequence[LayerGroup], plan: PrecisionPlan, nodes: Mapping[str, Precision]) -> bool:
-    """Whether every node that the plan names has the precision of its group."""
-    return all(nodes.get(name, plan.precision[g.id]) is plan.precision[g.id] for g in groups for name in g.nodes)

@@ -22,7 +22,7 @@ from mptune.commands import deploying, listing, models, searching
 from mptune.commands.common import complain, ending_signals_as_interrupts, guarded, interrupted, reader_left
 from mptune.commands.options import SearchCommand
 from mptune.errors import EXIT_NOT_MET, EXIT_USAGE, MptuneError
-from mptune.files import disk_error, is_disk_full
+from mptune.files import DISK_FULL_HINT, is_disk_full
 from mptune.settings import option_name
 from mptune.tuning.record.waiting import waits_told_to
 
@@ -43,7 +43,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
     debug = "--debug" in options or os.environ.get("MPTUNE_DEBUG", "0") not in ("", "0")
     # A global option that people write at the end, after a command has failed, stands before the command.
-    words = [*(["--debug"] if debug else []), *(a for a in options if a != "--debug"), *arguments[len(options) :]]
+    words = [
+        *(["--debug"] if "--debug" in options else []),
+        *(a for a in options if a != "--debug"),
+        *arguments[len(options) :],
+    ]
     # A stream that was closed before the start (``2>&-``) is None in Python.
     sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115
     sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
@@ -81,16 +85,17 @@ def explain(error: BaseException) -> tuple[str, str, int]:
         context = getattr(error, "ctx", None)
         command = "mptune" if context is None else context.command_path
         return error.format_message(), f"`{command} --help` shows what is expected", EXIT_USAGE  # type: ignore[attr-defined]
-    if isinstance(error, OSError) and is_disk_full(error):
+    if is_disk_full(error):
         # What is written to a run directory fails with its path (``full_disk_as_error``).
-        if error.filename:
-            return explain(disk_error(error, Path(error.filename)))
-        text = "disk full: the output, or a temporary file, cannot be written"
-        return text, "free some space, then run it again", EXIT_ERROR
-    if isinstance(error, PermissionError):
-        return f"not permitted: {error.filename}", "check who owns it, or give another path", EXIT_ERROR
-    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-        return f"a path is too long for this system: {error.filename}", "give a shorter one", EXIT_ERROR
+        path = getattr(error, "filename", None)
+        text = f"disk full: cannot write {path or 'the output, or a temporary file'}"
+        return text, DISK_FULL_HINT if path else "free some space, then run it again", EXIT_ERROR
+    if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG):
+        return (
+            f"{error.filename}: {error.strerror}",
+            "check its name and its permissions, or give another path",
+            EXIT_ERROR,
+        )
     words = " ".join(str(error).split())
     text = f"unexpected {type(error).__name__}{': ' if words else ''}{words}"
     hint = "this is a bug in mptune: run again with --debug for the traceback, and report it"

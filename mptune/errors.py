@@ -3,15 +3,10 @@
 ::
 
     MptuneError
-    |-- SettingsError    a setting is out of range, or two contradict each other   (exit code 2)
-    |-- ModelError       the ONNX file cannot be read, typed or tuned
-    |-- DataError        the calibration data do not fit the model
-    |-- PlanError        a plan does not fit the model
-    |-- SpaceError       a search-space file is unknown or invalid
-    |-- TargetError      a target or toolchain is unknown, invalid or not available here
-    |-- RunError         the run directory: another model's, in use, not writable, disk full
-    |   `-- EndedEarlyError   --timeout or --max-disk ended it before there was a front    (exit code 3)
-    `-- BaselineError    the FP32 baseline is broken already: precision is not the problem    (4 with its findings)
+    |-- SettingsError (exit code 2), ModelError, DataError, PlanError, SpaceError, TargetError
+    |-- RunError
+    |   `-- EndedEarlyError (exit code 3)
+    `-- BaselineError (4 with its findings)
 
 A candidate that fails to build or to run is not an error but a value: ``mptune.engines.base.Failure``.
 """

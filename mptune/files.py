@@ -15,36 +15,35 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn, TypeVar
+from typing import Any, BinaryIO, NoReturn, TypeAlias, TypeVar
 
 from mptune.errors import RunError
 from mptune.json_form import JsonForm
 
 Form = TypeVar("Form", bound=JsonForm)
+PathLike: TypeAlias = "str | os.PathLike[str]"
 
 RESUME_HINT = "the same command resumes the search: nothing that was evaluated is lost"
-
 DISK_FULL_HINT = f"free some space, then run it again: {RESUME_HINT}"
-
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+MOST_TEXT_BYTES = 64 << 20
+"""A larger file of text is refused: what is made of its JSON takes several times its size in memory."""
+READ_ERRORS = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
+"""What reading a file, and making a dataclass of its JSON, can raise."""
 
 _numbers = itertools.count()
 
 
 def is_disk_full(error: BaseException | None) -> bool:
     """Whether the error says that a disk, or the user's quota on it, is full."""
-    return isinstance(error, OSError) and error.errno in _FULL
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def disk_error(error: OSError, path: Path | None) -> RunError:
     """The ``RunError`` for an ``OSError`` that came while ``path`` was written; None where the path is not known."""
     if is_disk_full(error):
         return RunError("disk full" if path is None else f"disk full: cannot write {path}", DISK_FULL_HINT)
-    reason = error.strerror or str(error)
-    return RunError(
-        f"cannot write {path}: {reason}",
-        "check the permissions, or take another place: a new search with --out DIR, a run as a copy of it",
-    )
+    hint = "check the permissions, or take another place: a new search with --out DIR, a run as a copy of it"
+    return RunError(f"cannot write {path}: {error.strerror or error}", hint)
 
 
 @contextmanager
@@ -78,14 +77,17 @@ def whole_file(path: Path) -> Iterator[Path]:
     Raises:
         OSError: as the system raised it; ``writing`` around the block makes it a ``RunError``.
     """
-    _delete_leftovers(path)
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):  # weights take gigabytes
+        if is_left(leftover.name):
+            leftover.unlink(missing_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.{next(_numbers)}.partial")
     try:
         partial.unlink(missing_ok=True)  # a link of that name, which somebody put there, would be written through
         yield partial
         _sync(partial)
         partial.replace(path)
-        _sync(path.parent)
+        with suppress(OSError):  # not every system can do that to a directory
+            _sync(path.parent)
     except BaseException:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
@@ -93,16 +95,10 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 def _sync(path: Path) -> None:
-    """Have a file, or the names in a directory, on the disk. Not every system can do that to a directory."""
-    is_directory = path.is_dir()
-    if is_directory and os.name == "nt":
-        return
-    number = os.open(path, os.O_RDONLY if is_directory else os.O_RDWR)
+    """Have a file, or the names in a directory, on the disk."""
+    number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)
-    except OSError:
-        if not is_directory:
-            raise
     finally:
         os.close(number)
 
@@ -115,14 +111,6 @@ def files_sha256(*paths: Path) -> str:
             while block := file.read(1 << 22):
                 digest.update(block)
     return digest.hexdigest()
-
-
-def _delete_leftovers(path: Path) -> None:
-    """Delete what killed processes left of earlier attempts: weights take gigabytes."""
-    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
-        if is_left(leftover.name):
-            with suppress(OSError):
-                leftover.unlink()
 
 
 def write_bytes(path: Path, chunks: Iterable[bytes]) -> Path:
@@ -140,10 +128,6 @@ def write_text(path: Path, text: str, *, mode: int | None = None) -> None:
         if mode is not None:
             partial.chmod(mode)
         file.write(text)
-
-
-MOST_TEXT_BYTES = 64 << 20
-"""A larger file of text is refused: what is made of its JSON takes several times its size in memory."""
 
 
 def open_file(path: Path, most_bytes: int | None = None) -> BinaryIO:
@@ -191,10 +175,6 @@ def read_json(path: Path, most_bytes: int = MOST_TEXT_BYTES) -> Any:
     return parse_json(read_text(path, most_bytes))
 
 
-READ_ERRORS = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
-"""What reading a file, and making a dataclass of its JSON, can raise."""
-
-
 def read_form(form: type[Form], path: Path, hint: str) -> Form | None:
     """Read a dataclass from the file of its JSON form; None where there is no file.
 
@@ -231,31 +211,9 @@ def refuse(path: Path) -> NoReturn:
 
 
 _SCRATCH = re.compile(r"-(?P<pid>\d+)-(?P<started>\d+)-(?P<host>[0-9a-f]{8})\.[a-z]+$")
-
 _PARTIAL = re.compile(r"^\..+\.(?P<pid>\d+)\.\d+\.partial$")
-
 _CLOCK_S = 2
 """Two looks at one process differ by this much in when it started, where the clock was set in between."""
-
-
-def scratch_name(name: str, suffix: str) -> str:
-    """A file name of this process alone: ``name``, its number, its start in seconds, its host, ``suffix``."""
-    return f"{name}-{_this_process(os.getpid())}{suffix}"
-
-
-def delete_scratch(folders: Iterable[Path]) -> tuple[Path, ...]:
-    """Delete what dead processes of this host left: their temporary models and half-written files.
-
-    What belongs to a living process, or to one of another host, stays.
-    """
-    left = [path for folder in folders if folder.is_dir() for path in folder.iterdir() if is_left(path.name)]
-    for path in left:
-        with suppress(OSError):
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
-    return tuple(left)
 
 
 @lru_cache(maxsize=1)
@@ -271,21 +229,38 @@ def _host() -> str:
     return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
 
 
+def scratch_name(name: str, suffix: str) -> str:
+    """A file name of this process alone: ``name``, its number, its start in seconds, its host, ``suffix``."""
+    return f"{name}-{_this_process(os.getpid())}{suffix}"
+
+
 def is_left(name: str) -> bool:
     """Whether a file, or what else has such a name, is of a process of this host that has ended."""
-    scratch, partial = _SCRATCH.search(name), _PARTIAL.match(name)
-    if scratch is not None:
-        return scratch["host"] == _host() and not _lives(int(scratch["pid"]), int(scratch["started"]))
-    return partial is not None and not _lives(int(partial["pid"]), None)
-
-
-def _lives(pid: int, started: int | None) -> bool:
+    scratch = _SCRATCH.search(name)
+    match = scratch or _PARTIAL.match(name)
+    if match is None or (scratch is not None and scratch["host"] != _host()):
+        return False
     import psutil
 
     try:
-        since = psutil.Process(pid).create_time()
-        return started is None or bool(abs(since - started) <= _CLOCK_S)
+        started = psutil.Process(int(match["pid"])).create_time()
     except psutil.NoSuchProcess:
-        return False
-    except psutil.Error:
         return True
+    except psutil.Error:
+        return False
+    return scratch is not None and abs(started - int(scratch["started"])) > _CLOCK_S
+
+
+def delete_scratch(folders: Iterable[Path]) -> tuple[Path, ...]:
+    """Delete what dead processes of this host left: their temporary models and half-written files.
+
+    What belongs to a living process, or to one of another host, stays.
+    """
+    left = [path for folder in folders if folder.is_dir() for path in folder.iterdir() if is_left(path.name)]
+    for path in left:
+        with suppress(OSError):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+    return tuple(left)

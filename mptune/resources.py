@@ -18,15 +18,7 @@ else:
     import tomli as tomllib
 
 Kind = Literal["targets", "spaces"]
-_THE_GPU_HERE = frozenset({"cuda", "gpu", "nvidia", "cuda:0", "gpu0", "local", "here", "this", "host"})
-"""Names that other tools have for what ``--target auto`` means."""
-
 Schema = TypeVar("Schema", bound=pydantic.BaseModel)
-
-
-def _folder(kind: Kind) -> Path:
-    root = _installed("search_spaces")
-    return root / "targets" if kind == "targets" else root
 
 
 def _installed(folder: str) -> Path:
@@ -34,6 +26,10 @@ def _installed(folder: str) -> Path:
     package = Path(__file__).resolve().parent
     inside = package / folder
     return inside if inside.is_dir() else package.parent / folder
+
+
+def _folder(kind: Kind) -> Path:
+    return _installed("search_spaces/targets" if kind == "targets" else "search_spaces")
 
 
 def demo_model() -> tuple[Path, Path]:
@@ -63,40 +59,27 @@ def is_path(name_or_path: str) -> bool:
 def locate(kind: Kind, name_or_path: str, error: type[MptuneError]) -> Path:
     """The path that a person means by a known name, or by the path of a TOML file of their own.
 
-    An ``error`` has close matches in its hint, and the exit code of
-    wrong usage.
+    An ``error`` has close matches in its hint, and the exit code of wrong usage.
     """
-    if is_path(name_or_path):
-        path = Path(name_or_path)
-        if path.is_file():
-            return path
-        raise _usage(
-            error(f"no such file: {path}", f"give the path of a TOML file, or a name that `mptune {kind}` lists")
-        )
+    path = Path(name_or_path)
+    if is_path(name_or_path) and path.is_file():
+        return path
     if name_or_path in names(kind):
         return find(kind, name_or_path)
-    word = name_or_path.lower()
-    close = [name for name in names(kind) if len(word) > 2 and word in name]
-    close = close or difflib.get_close_matches(word, names(kind), n=3, cutoff=0.6)
-    hint = f"did you mean {' or '.join(close)}? " if close else ""
-    if kind == "targets" and word in _THE_GPU_HERE:
-        hint = "--target auto takes the GPU of this machine; "
-    what = {"targets": "target", "spaces": "search space"}[kind]
-    more = f"{hint}`mptune {kind}` lists them all; a TOML file of your own works too"
-    raise _usage(error(f"there is no {what} {name_or_path!r}", more))
+    if is_path(name_or_path):
+        raised = error(f"no such file: {path}", f"give the path of a TOML file, or a name that `mptune {kind}` lists")
+    else:
+        word, what = name_or_path.lower(), {"targets": "target", "spaces": "search space"}[kind]
+        close = [name for name in names(kind) if len(word) > 2 and word in name]
+        close = close or difflib.get_close_matches(word, names(kind), n=3, cutoff=0.6)
+        hint = f"did you mean {' or '.join(close)}? " if close else ""
+        hint += f"`mptune {kind}` lists them all; a TOML file of your own works too"
+        raised = error(f"there is no {what} {name_or_path!r}", hint)
+    raised.exit_code = EXIT_USAGE
+    raise raised
 
 
-def _usage(error: MptuneError) -> MptuneError:
-    error.exit_code = EXIT_USAGE
-    return error
-
-
-def read_toml(
-    path: Path,
-    schema: type[Schema],
-    error: type[MptuneError],
-    example: str,
-) -> Schema:
+def read_toml(path: Path, schema: type[Schema], error: type[MptuneError], example: str) -> Schema:
     """Read a TOML file that a person wrote, checked against a schema."""
     try:
         document: dict[str, Any] = tomllib.loads(read_text(path))

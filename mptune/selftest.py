@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
@@ -24,7 +24,6 @@ from mptune.engines.context import RunContext
 from mptune.engines.environment import cpu_model
 from mptune.engines.jobs.samples import cached_samples
 from mptune.engines.ort.cuda_session import probe
-from mptune.engines.timing.latency import Stopwatch
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
@@ -149,52 +148,47 @@ def run_selftest(
 
 
 def run_engine(each: Engines, folder: Path, progress: Callable[[str], None]) -> list[Figures]:
-    """Evaluate the plans on one engine, and look at it."""
+    """Evaluate the plans on one engine, as a search does, and look at what was built."""
     path, data = demo_model()
     with np.load(data) as arrays:
         rows = {name: np.split(values[: _SAMPLES * _ROWS], _SAMPLES) for name, values in arrays.items()}
-    model, gpu, name = load_model(path), each.place.gpu, each.can.title
+    model, gpu, engine = load_model(path), each.place.gpu, each.can.title
     grouped = GroupedModel(model, find_groups(model))
     context = RunContext.in_folder(grouped, folder, _SETTINGS)
     for which in get_args(SampleSet):
         save_samples(context.samples(which), [{name: rows[name][k] for name in rows} for k in range(_SAMPLES)])
-    fp32 = grouped.uniform(Precision.FP32)
     free = [group.id for group in grouped.groups if group.pinned is None]
+    provider: Literal["cuda", "cpu"] = "cuda" if gpu is not None and probe("cuda") is None else "cpu"
+    device = cpu_model() if gpu is None else gpu.name
     tested = []
-    with Toolchain(
-        each.backend,
-        each.place.target,
-        context,
-        "cuda" if gpu is not None and probe("cuda") is None else "cpu",
-        gpu=gpu,
-        device=cpu_model() if gpu is None else gpu.name,
-    ) as toolchain:
-        for plan, reduced in ((FP32, []), ("half", free[::2]), ("all-fp16", free)):
-            progress(f"{name}: {plan}")
-            tested.append(evaluate_plan(toolchain, name, plan, fp32.replace(dict.fromkeys(reduced, Precision.FP16))))
+    with Toolchain(each.backend, each.place.target, context, provider, gpu=gpu, device=device) as toolchain:
+        for name, reduced in ((FP32, []), ("half", free[::2]), ("all-fp16", free)):
+            progress(f"{engine}: {name}")
+            plan = grouped.uniform(Precision.FP32).replace(dict.fromkeys(reduced, Precision.FP16))
+            try:
+                tested.append(_figures(toolchain, engine, name, plan))
+            except EngineError as failure:
+                tested.append(Figures(engine, name, str(failure)))
     return tested
 
 
-def _require(result: T | Failure) -> T:
-    if isinstance(result, Failure):
-        raise EngineError(result.kind, f"{result.stage.value}: {result.kind.value}: {result.message}")
-    return result
+def _figures(toolchain: Toolchain, engine: str, name: str, plan: PrecisionPlan) -> Figures:
+    """The figures of one plan; an ``EngineError`` where it has none."""
 
+    def required(result: T | Failure) -> T:
+        if isinstance(result, Failure):
+            raise EngineError(result.kind, f"{result.stage.value}: {result.kind.value}: {result.message}")
+        return result
 
-def evaluate_plan(toolchain: Toolchain, engine: str, name: str, plan: PrecisionPlan) -> Figures:
-    """Evaluate one plan, and look at its engine as well."""
     builder = toolchain.builder
     assert builder is not None
-    try:
-        _require(toolchain.reference("search"))
-        measured = _require(toolchain.evaluate(plan))
-        (emulated,) = _require(toolchain.emulation.errors([plan]))
-        built = _require(builder.build(plan))
-        look = LookJob(built.engine, toolchain.context.samples("search"))
-        change, span_ratio = _require(toolchain.worker.call(look))
-        builder.release(plan)
-    except EngineError as failure:
-        return Figures(engine, name, str(failure))
+    required(toolchain.reference("search"))
+    measured = required(toolchain.evaluate(plan))
+    (emulated,) = required(toolchain.emulation.errors([plan]))
+    built = required(builder.build(plan))
+    look = LookJob(built.engine, toolchain.context.samples("search"))
+    change, span_ratio = required(toolchain.worker.call(look))
+    builder.release(plan)
     return Figures(
         engine,
         name,
@@ -225,51 +219,47 @@ class LookJob:
         first, second = cached_samples(state, self.samples)[:2]
         before, _ = session.run(first), session.run(second)
         state.enter(Stage.TIME)
-        span_ratio = read_clocks(session.stopwatch(first))
+        watch, executions, ratios = session.stopwatch(first), 4, list[float]()
+        while len(ratios) < _SPANS:
+            started_ns = time.monotonic_ns()
+            span_ms = watch.span_ms(executions)
+            host_ms = (time.monotonic_ns() - started_ns) / 1e6
+            if host_ms < _SPAN_MS:
+                executions *= 2
+            else:
+                ratios.append(span_ms / host_ms)
         state.enter(Stage.RUN)
         after = session.run(first)
         norm = np.linalg.norm
-        return max(float(norm(after[name] - values) / norm(values)) for name, values in before.items()), span_ratio
-
-
-def read_clocks(watch: Stopwatch) -> float:
-    """The duration of many executions by a stopwatch, over that by the host's clock; the median of a few."""
-    executions, ratios = 4, list[float]()
-    while len(ratios) < _SPANS:
-        before = time.monotonic_ns()
-        span_ms = watch.span_ms(executions)
-        host_ms = (time.monotonic_ns() - before) / 1e6
-        if host_ms < _SPAN_MS:
-            executions *= 2
-        else:
-            ratios.append(span_ms / host_ms)
-    return float(np.median(ratios))
+        change = max(float(norm(after[name] - values) / norm(values)) for name, values in before.items())
+        return change, float(np.median(ratios))
 
 
 def judge(engine: str, tested: Sequence[Figures]) -> list[Check]:
-    """The checks of one engine."""
+    """The checks of one engine: of each, the plan whose figure is farthest from its limits."""
     failed = [each for each in tested if each.failure]
     ran = [each for each in tested if not each.failure]
     text = f"{len(ran)} of {len(tested)} plans built, run and timed"
     text += f"; {failed[0].plan}: {failed[0].failure}" if failed else ""
-    status: Status = "does not hold" if failed else "holds"
-    checks = [Check(engine, "builds", status, float(len(failed)), "0 failures", text)]
-
-    def add(name: str, what: str, figures: Mapping[str, float], low: float, high: float) -> None:
-        """The figure, by plan, that is farthest from its limits."""
-        limit = f"<= {high:g}" if low == 0.0 else f"{low:.2g} to {high:g}"
-        if figures:
-            plan, worst = max(figures.items(), key=lambda item: max(item[1] - high, low - item[1]))
-            status: Status = "holds" if low <= worst <= high else "does not hold"
-            checks.append(Check(engine, name, status, worst, limit, f"{what} {worst:.2g} ({plan})"))
-        else:
-            checks.append(Check(engine, name, "cannot be checked here", None, limit, "no such plan could be run"))
-
+    checks = [Check(engine, "builds", _status(not failed), float(len(failed)), "0 failures", text)]
     fp32 = {each.plan: each.error for each in ran if each.plan == FP32}
-    add("fp32", "with TF32 off the relative error of FP32 is", fp32, 0.0, MOST_FP32_ERROR)
     ratios = {each.plan: each.error / each.emulated_error for each in ran if each.plan != FP32}
-    add("fp16", "the error over the emulated one is", ratios, *ERROR_RATIOS)
     changes = {each.plan: each.change for each in ran}
-    add("repeat", "two runs on one sample, with another between, differ by", changes, 0.0, MOST_CHANGE)
-    add("clock", "the engine's clock over the host's is", {each.plan: each.span_ratio for each in ran}, *SPAN_RATIOS)
+    clocks = {each.plan: each.span_ratio for each in ran}
+    for name, what, figures, (low, high) in (
+        ("fp32", "with TF32 off the relative error of FP32 is", fp32, (0.0, MOST_FP32_ERROR)),
+        ("fp16", "the error over the emulated one is", ratios, ERROR_RATIOS),
+        ("repeat", "two runs on one sample, with another between, differ by", changes, (0.0, MOST_CHANGE)),
+        ("clock", "the engine's clock over the host's is", clocks, SPAN_RATIOS),
+    ):
+        limit = f"<= {high:g}" if low == 0.0 else f"{low:.2g} to {high:g}"
+        if not figures:
+            checks.append(Check(engine, name, "cannot be checked here", None, limit, "no such plan could be run"))
+            continue
+        plan, worst = max(figures.items(), key=lambda item: max(item[1] - high, low - item[1]))
+        checks.append(Check(engine, name, _status(low <= worst <= high), worst, limit, f"{what} {worst:.2g} ({plan})"))
     return checks
+
+
+def _status(holds: bool) -> Status:
+    return "holds" if holds else "does not hold"

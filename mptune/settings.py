@@ -30,7 +30,6 @@ RUN, ADVANCED, PYTHON = "Run directory", "Advanced", ""
 """Headings of ``mptune search --help-all``; ``PYTHON`` are settings without an option."""
 
 Resume = Literal["fixed", "free"]
-"""``fixed`` within a run, or ``free`` to change from one search to the next; both are recorded in run.json."""
 
 T = TypeVar("T")
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -41,7 +40,8 @@ class Declaration:
     """What is declared of a setting beside its type.
 
     Attributes:
-        resume: None where run.json records it in another form (a hash, the choice), or not at all.
+        resume: ``fixed`` within a run, or ``free`` to change from one search to the next; None where run.json has it in
+            another form (a hash, the choice), or not at all.
         python: what a Python program may give beyond the option.
         option: its name on the command line, where that is not the field's.
     """
@@ -50,7 +50,7 @@ class Declaration:
     panel: str
     help: str
     metavar: str | None = None
-    resume: Resume | None = None
+    resume: Resume | None = "fixed"
     python: str = ""
     option: str = ""
 
@@ -80,13 +80,18 @@ def option_name(setting: str) -> str:
 
 
 def documented(function: Function) -> Function:
-    """Put what is declared of a function's arguments into its docstring, in place of ``{settings}``."""
+    """Put what is declared of a function's arguments into its docstring, in place of ``{settings}``.
+
+    An argument that the docstring describes itself is left to it.
+    """
     wrap = textwrap.TextWrapper(120, initial_indent=" " * 8, subsequent_indent=" " * 12, break_on_hyphens=False)
-    declared = declarations(SearchSettings).items()
+    text = function.__doc__ or ""
     lines = [
-        wrap.fill(f"{name}: {each.help} {each.python}") for name, each in declared if name in function.__annotations__
+        wrap.fill(f"{name}: {each.help} {each.python}")
+        for name, each in declarations(SearchSettings).items()
+        if name in function.__annotations__ and f"        {name}: " not in text
     ]
-    function.__doc__ = (function.__doc__ or "").replace("        {settings}", "\n".join(lines))
+    function.__doc__ = text.replace("        {settings}", "\n".join(lines))
     return function
 
 
@@ -298,6 +303,7 @@ class TensorRtSettings:
         "Limit on the scratch memory of a TensorRT kernel, such as 2GiB. Default: all memory of a GPU, a"
         " quarter of a Jetson's.",
         "SIZE",
+        resume=None,
         option="--workspace",
     )
     optimization_level: int = 3
@@ -324,10 +330,10 @@ class DataSettings:
         max_search_samples: at most this many search samples are evaluated per plan; None takes all.
     """
 
-    batch: int = _setting(1, MODEL, "Rows per sample if the batch is dynamic.", "N", "fixed")
-    random_samples: int = _setting(16, PYTHON, "Samples that are drawn where no data is given.", resume="fixed")
-    held_out_fraction: float = _setting(0.25, PYTHON, "Share of samples that the search never sees.", resume="fixed")
-    max_search_samples: int | None = _setting(64, PYTHON, "At most this many search samples.", resume="fixed")
+    batch: int = _setting(1, MODEL, "Rows per sample if the batch is dynamic.", "N")
+    random_samples: int = _setting(16, PYTHON, "Samples that are drawn where no data is given.")
+    held_out_fraction: float = _setting(0.25, PYTHON, "Share of samples that the search never sees.")
+    max_search_samples: int | None = _setting(64, PYTHON, "At most this many search samples.")
 
     def __post_init__(self) -> None:
         """Refuse values that cannot be meant."""
@@ -366,12 +372,15 @@ class SearchSettings:
         MODEL,
         "Calibration samples: .npz, .npy, or a folder. Default: random inputs.",
         "PATH",
-        "free",
-        "Or an array, for a model with one input; a dictionary of arrays by input name, samples concatenated along axis"
-        " 0; or an iterable with one dictionary per sample.",
+        resume="free",
+        python="Or an array, for a model with one input; a dictionary of arrays by input name, samples concatenated"
+        " along axis 0; or an iterable with one dictionary per sample.",
     )
     data_settings: DataSettings = _setting(
-        DataSettings(), PYTHON, "How samples are drawn and split; ``batch`` above 1 replaces the one in here."
+        DataSettings(),
+        PYTHON,
+        "How samples are drawn and split; ``batch`` above 1 replaces the one in here.",
+        resume=None,
     )
     shapes: tuple[ShapeRange, ...] = _setting(
         (),
@@ -379,18 +388,13 @@ class SearchSettings:
         "Shapes that a TensorRT engine accepts, such as x:1x32,4x32,8x32; once for each dynamic input."
         " Default: the shapes of the data.",
         "NAME:MIN,OPT,MAX",
-        "fixed",
-        "Or input -> one shape, or (smallest, usual, largest).",
+        python="Or input -> one shape, or (smallest, usual, largest).",
     )
     target: str = _setting(
-        "auto",
-        MODEL,
-        "Device to tune for; auto is the GPU here. `mptune targets` lists the names.",
-        "auto|NAME|FILE",
-        "fixed",
+        "auto", MODEL, "Device to tune for; auto is the GPU here. `mptune targets` lists the names.", "auto|NAME|FILE"
     )
     engine: EngineChoice = _setting(
-        "auto", MODEL, "What builds and runs the engines.", "<auto|tensorrt|tensorrt-rtx|onnxruntime>", "fixed"
+        "auto", MODEL, "What builds and runs the engines.", "<auto|tensorrt|tensorrt-rtx|onnxruntime>"
     )
     plugins: tuple[Path, ...] = _setting(
         (),
@@ -398,7 +402,7 @@ class SearchSettings:
         "Library with TensorRT plugins (.so) that building and running the engines needs. It is loaded in the worker"
         " processes. Repeatable.",
         "FILE.so",
-        "free",
+        resume="free",
         option="--plugin",
     )
     space: str = _setting(
@@ -406,7 +410,6 @@ class SearchSettings:
         MODEL,
         "Which groups may be FP16, and which plans to try first; `mptune spaces` lists the names.",
         "NAME|FILE",
-        "fixed",
     )
     precisions: tuple[str, ...] = _setting(
         ("fp32", "fp16"),
@@ -414,10 +417,9 @@ class SearchSettings:
         "Precisions that groups may have: fp32,fp16 or fp32,bf16 or fp32,fp16,bf16. With all three, groups"
         " whose values leave FP16's range may be BF16.",
         "LIST",
-        "fixed",
     )
     opset: int | None = _setting(
-        None, MODEL, "Raise the model to this opset first: most operators have BF16 from 22 on.", "N", "fixed"
+        None, MODEL, "Raise the model to this opset first: most operators have BF16 from 22 on.", "N"
     )
     metric: str = _setting(
         "worst_part",
@@ -425,14 +427,14 @@ class SearchSettings:
         "The error to minimise: a named metric, or a function of your own. Repeatable: the first is optimised, the"
         " others are reported. Default: worst_part.",
         "NAME|script.py:function[:max]",
-        "free",
-        "Or a function (outputs, reference) -> float, called once per sample with two dictionaries of arrays by output"
-        " name; or (outputs, references, inputs, labels) -> float, called once with all samples. The run keeps a hash"
-        " of a function: give it again to resume.",
+        resume="free",
+        python="Or a function (outputs, reference) -> float, called once per sample with two dictionaries of arrays by"
+        " output name; or (outputs, references, inputs, labels) -> float, called once with all samples. The run keeps a"
+        " hash of a function: give it again to resume.",
     )
     reported_metrics: tuple[str, ...] = _setting((), PYTHON, "Metrics reported of every plan.", resume="free")
     labels: Path | None = _setting(
-        None, ERROR, "Labels for metrics that need them: .npz, rows in the order of the data.", "PATH"
+        None, ERROR, "Labels for metrics that need them: .npz, rows in the order of the data.", "PATH", resume=None
     )
     tolerance: tuple[Tolerance, ...] = _setting(
         (),
@@ -440,36 +442,41 @@ class SearchSettings:
         "Limit the error of an output, or of columns of it (4, 0:4 or 0,2,5), in the metric's unit; abs:X"
         " limits the absolute error. Repeatable.",
         "OUTPUT[COLUMNS]=X",
-        "free",
-        'Or output -> X, such as {"scores": 1e-3, "detections[4]": "abs:0.005"}.',
+        resume="free",
+        python='Or output -> X, such as {"scores": 1e-3, "detections[4]": "abs:0.005"}.',
     )
-    ignore: tuple[str, ...] = _setting((), ERROR, "Leave out the error of this output. Repeatable.", "OUTPUT", "free")
+    ignore: tuple[str, ...] = _setting(
+        (), ERROR, "Leave out the error of this output. Repeatable.", "OUTPUT", resume="free"
+    )
     feedback: tuple[str, ...] = _setting(
         (),
         ERROR,
         "Feed OUTPUT back as INPUT over recorded sequences; the error at the end of a sequence counts.",
         "OUTPUT:INPUT",
-        "fixed",
     )
     steps: int | None = _setting(
-        None, ERROR, "Number of samples in one recorded sequence, for --feedback. Default: all.", "K", "fixed"
+        None, ERROR, "Number of samples in one recorded sequence, for --feedback. Default: all.", "K"
     )
     max_error: float | None = _setting(
         None,
         CHOICE,
         "Choose the fastest plan whose error is at most this, such as 1e-2 or 1%. Default: 1% for worst_part.",
         "X",
-        "free",
+        resume="free",
     )
     max_latency_ms: float | None = _setting(
-        None, CHOICE, "Choose the plan with the smallest error whose latency is at most this, in ms.", "X", "free"
+        None,
+        CHOICE,
+        "Choose the plan with the smallest error whose latency is at most this, in ms.",
+        "X",
+        resume="free",
     )
     max_memory_bytes: int | None = _setting(
         None,
         CHOICE,
         "Choose among plans whose engine and its context take at most this, such as 2GiB.",
         "SIZE",
-        "free",
+        resume="free",
         option="--max-memory",
     )
     limits: tuple[str, ...] = _setting(
@@ -477,16 +484,21 @@ class SearchSettings:
         CHOICE,
         "Limit the value of a metric, on search and on held-out samples, such as map>=0.41. Repeatable.",
         "NAME>=X",
+        resume=None,
         option="--limit",
     )
-    knee: bool = _setting(False, CHOICE, "Choose the knee of the plans, in place of the fastest within a limit.")
-    budget: int = _setting(50, BUDGET, "Number of plans to evaluate, those of common rules included.", "N", "free")
+    knee: bool = _setting(
+        False, CHOICE, "Choose the knee of the plans, in place of the fastest within a limit.", resume=None
+    )
+    budget: int = _setting(
+        50, BUDGET, "Number of plans to evaluate, those of common rules included.", "N", resume="free"
+    )
     timeout_s: float | None = _setting(
         None,
         BUDGET,
         "Start no new evaluation after this time: 8h, 90m, 30s or seconds. Default: no limit.",
         "8h",
-        "free",
+        resume="free",
         option="--timeout",
     )
     max_disk_bytes: int | None = _setting(
@@ -494,34 +506,33 @@ class SearchSettings:
         BUDGET,
         "Start no new evaluation once the run directory is this large. Default: no limit.",
         "20GiB",
-        "free",
+        resume="free",
         option="--max-disk",
     )
     gpus: tuple[int, ...] = _setting(
-        (), BUDGET, "Share the search among these GPUs, one worker process each. Default: one GPU.", "0,1"
+        (), BUDGET, "Share the search among these GPUs, one worker process each. Default: one GPU.", "0,1", resume=None
     )
     out: Path | None = _setting(
-        None, RUN, "Run directory. Default: the model's name + .mptune, in the working directory.", "DIR"
+        None, RUN, "Run directory. Default: the model's name + .mptune, in the working directory.", "DIR", resume=None
     )
-    fresh: bool = _setting(False, RUN, "Start a new search; the old run directory is moved aside.")
+    fresh: bool = _setting(False, RUN, "Start a new search; the old run directory is moved aside.", resume=None)
     storage: str | None = _setting(
         None,
         RUN,
         "Optuna storage, to share the search. Default: $MPTUNE_STORAGE, else a file in the run directory.",
         "URL",
+        resume=None,
     )
     sampler: str = _setting(
         "precision",
         ADVANCED,
         "What proposes plans: precision models error and latency group by group, tpe is Optuna's TPESampler.",
         "precision|tpe",
-        "free",
+        resume="free",
     )
-    seed: int = _setting(0, ADVANCED, "Seed of the data split, the sampler and random inputs.", "N", "fixed")
-    tf32: bool = _setting(
-        False, ADVANCED, "Allow TF32 in the FP32 groups of candidates. The reference never uses it.", resume="fixed"
-    )
-    tensorrt: TensorRtSettings = _setting(TensorRtSettings(), PYTHON, "How TensorRT builds engines.", resume="fixed")
+    seed: int = _setting(0, ADVANCED, "Seed of the data split, the sampler and random inputs.", "N")
+    tf32: bool = _setting(False, ADVANCED, "Allow TF32 in the FP32 groups of candidates. The reference never uses it.")
+    tensorrt: TensorRtSettings = _setting(TensorRtSettings(), PYTHON, "How TensorRT builds engines.")
     skip_checks: bool = _setting(
         False, ADVANCED, "Search even if a check finds the FP32 model, its data or its engine wrong.", resume="free"
     )
@@ -538,9 +549,9 @@ class SearchSettings:
         "How many points of a longer front are measured again; baselines, both ends and what may be chosen always are.",
         resume="free",
     )
-    latency: LatencySettings = _setting(LatencySettings(), PYTHON, "How latencies are taken.", resume="fixed")
+    latency: LatencySettings = _setting(LatencySettings(), PYTHON, "How latencies are taken.")
     worker: WorkerSettings = _setting(
-        WorkerSettings(), PYTHON, "Deadlines of the worker process that builds and measures."
+        WorkerSettings(), PYTHON, "Deadlines of the worker process that builds and measures.", resume=None
     )
     rollout: Any = field(default=None, repr=False)
     metric_function: Callable[[Mapping[str, Any], Mapping[str, Any]], float] | None = field(

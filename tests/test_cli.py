@@ -429,8 +429,8 @@ def test_every_exception_has_words(tmp_path: Path) -> None:
     message, hint, code = explain(OSError(errno.ENOSPC, "No space left on device", "weights.bin"))
     assert (message, code) == ("disk full: cannot write weights.bin", 1)
     assert "free some space" in hint
-    assert explain(OSError(errno.EDQUOT, "Disk quota exceeded"))[0].startswith("disk full: the output")
-    assert explain(PermissionError(errno.EACCES, "denied", "run.json"))[0] == "not permitted: run.json"
+    assert explain(OSError(errno.EDQUOT, "Disk quota exceeded"))[0].startswith("disk full: cannot write the output")
+    assert explain(PermissionError(errno.EACCES, "denied", "run.json"))[0] == "run.json: denied"
     assert explain(MptuneError("m", "h")) == ("m", "h", 1)
     message, hint, code = explain(ValueError("two\nlines"))
     assert (message, code) == ("unexpected ValueError: two lines", 1)
@@ -446,7 +446,7 @@ def test_output_that_cannot_be_written_is_no_full_run_directory() -> None:
         )
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
-        "error: disk full: the output, or a temporary file, cannot be written",
+        "error: disk full: cannot write the output, or a temporary file",
         "hint: free some space, then run it again",
     ]
 

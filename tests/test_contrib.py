@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 import pytest
 
-from mptune.engines.jobs.placement import OperatorTypesJob
 from mptune.engines.loading import load_typed_model
+from mptune.engines.ort.fusions import OperatorTypesJob
 from mptune.engines.ort.session import OrtSession, SessionOptions
 from mptune.graph.facts import node_rule
 from mptune.graph.grouping.grouped import GroupedModel
@@ -75,7 +75,7 @@ def load(worker: Worker) -> Load:
     """As ``load_typed_model``."""
 
     def ask(slim: onnx.ModelProto, values: Sequence[str]) -> RuntimeTypes:
-        answer = worker.call(OperatorTypesJob(slim.SerializeToString(), tuple(values), "cpu"), 60.0)
+        answer = worker.call(OperatorTypesJob(slim.SerializeToString(), tuple(values)), 60.0)
         assert isinstance(answer, RuntimeTypes)
         return answer
 

@@ -239,7 +239,7 @@ def test_which_groups_could_be_bf16(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     np.savez(tmp_path / "x.npz", x=rng.standard_normal((8, 2, 4, 4)).astype(np.float32))
     inspection = mptune.inspect(path, data=tmp_path / "x.npz")
     conv = next(g for g in inspection.groups if "Conv" in g.group.ops)
-    assert conv.no_bf16 == ("ONNX has no BF16 for Conv at opset 17; --opset 22 raises the model to one that has it")
+    assert conv.no_bf16 == ("ONNX has no BF16 for Conv at opset 17; --opset 22 raises the model")
     beyond = [g for g in inspection.groups if g.only_bf16]
     assert beyond
     assert all(g.pin is not None and g.no_bf16 is None for g in beyond)

@@ -163,4 +163,4 @@ def test_rows_of_detections_are_no_rows_of_the_batch(tmp_path: Path) -> None:
     save_samples(tmp_path / "s.npz", [{"x": x}])
     report = ReferenceJob(model.path, tmp_path / "s.npz", tmp_path / "r.npz", "cpu", names).run(WorkerState())
     check_reference(report)
-    assert not report.rows.repeated
+    assert not report.rows.mixed

@@ -24,8 +24,7 @@ from mptune.json_form import decode_float, encode_float
 from mptune.tuning.reasons.reasons import Grounds
 from mptune.tuning.sampler.posterior import Prior
 from mptune.tuning.space import load_space, make_space
-from mptune.tuning.steps.prior import make_prior
-from mptune.tuning.steps.sensitivity import Sensitivity
+from mptune.tuning.steps.prior import Sensitivity, make_prior
 
 
 @dataclass(frozen=True)

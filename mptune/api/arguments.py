@@ -21,29 +21,32 @@ from mptune.data.metrics.accuracy import TaskMetric
 from mptune.data.metrics.whole_set import SetFunction
 from mptune.engines.loading import load_typed_model
 from mptune.errors import ModelError, RunError, SettingsError, TargetError
-from mptune.files import write_bytes
+from mptune.files import PathLike, write_bytes
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.identity import PLUGINS, plugins_sha256, refuse_other
-from mptune.printable import printable
 from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory
-from mptune.settings import InMemory, SearchSettings, ShapeRange, one_or_several
+from mptune.settings import InMemory, SearchSettings, ShapeRange, Tolerance, Tolerances, one_or_several, read_error
 from mptune.targets.detect import detect_gpus, gpu_variables
 from mptune.tuning.listener import Listener, Silent, passed_on
 from mptune.tuning.record.waiting import waits_told_to
 
-PathLike: TypeAlias = "str | os.PathLike[str]"
 ModelLike: TypeAlias = "str | os.PathLike[str] | onnx.ModelProto"
 """A path, or a model in memory."""
 
 MetricLike: TypeAlias = "str | TaskMetric | SetFunction"
 """A name, ``script.py:function``, or a function."""
 
+TolerancesLike: TypeAlias = Tolerances
 Shapes: TypeAlias = "Mapping[str, Sequence[int] | Sequence[Sequence[int]]] | Iterable[str | ShapeRange]"
 """Input -> one shape, or (smallest, usual, largest); or texts as ``--shapes`` takes them."""
 
 _SHAPES_HINT = "give {'x': (8, 32)} for one shape, or {'x': ((1, 32), (4, 32), (8, 32))} for smallest, usual, largest"
+
+
+# The readers of the settings, beside those below.
+texts, tolerances_argument, error_argument = one_or_several, Tolerance.parse_all, read_error
 
 
 def run_path(model: ModelLike, out: PathLike | None) -> Path:
@@ -83,11 +86,11 @@ def metric_arguments(metric: Any, run: Path, *, fresh: bool) -> tuple[str, TaskM
     """
     several = one_or_several(metric)
     if metric is None:
-        several = (SearchSettings.metric,)
+        file: RunFile | None = None
         with contextlib.suppress(RunError):  # raised again where the run is opened
-            if not fresh and (file := RunDirectory(run).load()) is not None:
-                several = (file.search.metric, *file.search.reported_metrics)
-                _refuse_unnamed(several, (), run, f"mptune search MODEL --out {shlex.quote(str(run))}")
+            file = None if fresh else RunDirectory(run).load()
+        several = (SearchSettings.metric,) if file is None else (file.search.metric, *file.search.reported_metrics)
+        _refuse_unnamed(several, (), run, f"mptune search MODEL --out {shlex.quote(str(run))}")
     if not several:
         raise SettingsError("names nothing", "give at least one, or leave it away", setting="metric")
     if any(callable(each) for each in several[1:]):
@@ -190,16 +193,6 @@ def shapes_argument(shapes: Shapes | None) -> tuple[ShapeRange, ...]:
             raise SettingsError(f"{name}: {given!r} is not understood", _SHAPES_HINT, setting="shapes") from None
         ranges.append(ShapeRange(name, smallest, usual, largest))
     return tuple(ranges)
-
-
-def refuse_other_bytes(*given: object) -> None:
-    """Refuse paths that JSON files cannot hold."""
-    for path in given:
-        if isinstance(path, (str, os.PathLike)):
-            try:
-                os.fspath(path).encode("utf-8")
-            except UnicodeEncodeError:
-                raise SettingsError(f"the path {printable(os.fspath(path))} is not UTF-8", "rename it") from None
 
 
 def check_shapes(shapes: Sequence[ShapeRange], inputs: Sequence[TensorInfo]) -> None:

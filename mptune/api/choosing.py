@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from pathlib import Path
 
 from mptune.choice import Choice, ChoiceLimits
 from mptune.errors import SettingsError
-from mptune.files import full_disk_as_error
+from mptune.files import PathLike, full_disk_as_error
 from mptune.reporting.run_files import write_run_files
 from mptune.rundir import open_run, read_run
-from mptune.settings import Tolerance, Tolerances, check_limits, one_or_several, read_error
+from mptune.settings import Tolerance, Tolerances, check_limits, documented, one_or_several, read_error
 from mptune.tuning.confirmation import read_confirmation
 from mptune.tuning.copies import load_grouped
 from mptune.tuning.front import Front
 from mptune.tuning.runs.result import front_of, read_record
 
 
+@documented
 def pick(
-    run: str | Path,
+    run: PathLike,
     *,
     max_error: float | str | None = None,
     max_latency_ms: float | None = None,
     max_memory_bytes: int | None = None,
     limits: str | Sequence[str] | None = None,
     tolerance: Tolerances | None = None,
-    ignore: Sequence[str] | None = None,
+    ignore: str | Sequence[str] | None = None,
     knee: bool = False,
     plan: str | None = None,
     storage: str | None = None,
@@ -38,15 +38,9 @@ def pick(
 
     Args:
         run: the run directory.
-        max_error: take the fastest plan whose error is at most this; None stands for the metric's default limit.
-        max_latency_ms: take the most exact plan that is at most this slow.
-        max_memory_bytes: take one whose engine and its context take at most this much memory.
-        limits: on the metrics' own values, as in ``search``; None keeps the run's.
-        tolerance: as in ``search``: take the fastest plan within these.
+        {settings}
         ignore: outputs whose errors do not count; None leaves out those that the run leaves out.
-        knee: take the knee of the plans.
         plan: take this one, by its fingerprint or the beginning of it.
-        storage: as in ``report``.
 
     Raises:
         SettingsError: ways to choose that exclude each other, or a limit that is not above 0.

@@ -11,7 +11,8 @@ from typing import Any
 
 import onnx
 
-from mptune.api.arguments import ModelLike, PathLike, data_argument, loaded_model
+from mptune.api.arguments import ModelLike, data_argument, loaded_model
+from mptune.choice import Choice
 from mptune.data.calibration import load_calibration
 from mptune.data.samples import CalibrationSet
 from mptune.diagnosis.comparing import check_sides, compare_sides, make_sides
@@ -25,13 +26,14 @@ from mptune.diagnosis.runner import Runner
 from mptune.diagnosis.sides import Sides
 from mptune.engines.loading import check_loads
 from mptune.errors import DataError, ModelError, SettingsError
+from mptune.files import PathLike
 from mptune.finding import Finding
 from mptune.graph.hazards.interface import state_inputs
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import static_shapes
 from mptune.settings import DataSettings, check_limits, read_error
 from mptune.targets.findings import already_mixed_findings
-from mptune.tuning.fronts.limits import check_tolerances
+from mptune.tuning.fronts.limits import check_asked
 from mptune.tuning.listener import Listener, Silent
 from mptune.tuning.reasons.reference import training_findings
 
@@ -200,7 +202,7 @@ def _ran(
         elif candidate is not None:
             other = stack.enter_context(loaded_model(candidate, any_precision=True))
         outputs = [output.name for output in loaded.outputs]
-        check_tolerances((), ignored, "", outputs)
+        check_asked(Choice(ignore=ignored), ("",), outputs)
         tolerances = parse_tolerances(tolerance, outputs)
         samples = load_calibration(data_argument(data), loaded.inputs, settings, 0, state_inputs(loaded))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mptune-compare-")))

@@ -9,18 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from mptune.api import arguments
-from mptune.api.arguments import MetricLike, PathLike
+from mptune.api.arguments import MetricLike
 from mptune.api.reading import with_demands
 from mptune.choice import Choice
 from mptune.data.metrics.tasks import CALLABLE, script_of, undirected
 from mptune.data.scripts import end_scripts
 from mptune.errors import RunError, SettingsError
-from mptune.files import full_disk_as_error, refuse
+from mptune.files import PathLike, full_disk_as_error, refuse
 from mptune.reporting.recipe import BuildRecipe, write_weak_folder
 from mptune.reporting.run_files import write_run_files
 from mptune.rundir import RunDirectory, joined_run, read_run, read_search
-from mptune.settings import SearchSettings, Tolerances
-from mptune.tuning.confirm import Confirm
+from mptune.settings import SearchSettings, Tolerances, documented
+from mptune.tuning import confirm as confirming
 from mptune.tuning.confirmation import Confirmation
 from mptune.tuning.copies import load_grouped, pack
 from mptune.tuning.crew import end_with_search
@@ -89,6 +89,7 @@ def worker(
         work(directory, own, listens, open_toolchain, max(0.0, until_s - time.monotonic()))
 
 
+@documented
 def confirm(
     run: PathLike,
     *,
@@ -111,15 +112,10 @@ def confirm(
 
     Args:
         run: the run directory of a search.
+        {settings}
         target: the device; ``auto`` takes the search's own where it is here, else the GPU here, else the CPU.
-        engine: toolchain family.
         metric: the search's, where it is a function or a script; several where reported metrics are scripts.
         plugins: as in ``search``, of this machine; needed where the search had some.
-        tolerance: as in ``search``; None takes the search's.
-        ignore: as in ``search``; None takes the search's.
-        storage: as in ``report``.
-        timeout_s: start no new measurement after this many seconds.
-        max_disk_bytes: start no new measurement that could make the confirmation's directory larger than this.
         progress: show progress on stderr, as in ``search``.
         listener: is called at each step.
         open_toolchain: opens what evaluates plans, in place of the toolchain of ``target`` and ``engine``.
@@ -145,12 +141,10 @@ def confirm(
     with full_disk_as_error(directory.path), contextlib.ExitStack() as stack:
         stack.callback(end_scripts)
         listens = stack.enter_context(arguments.listening(progress, listener))
-        confirming = Confirm(directory, file, settings, listens, open_toolchain)
-        stack.callback(confirming.close)
-        result = confirming.run()
-        environment = confirming.file.environment
-        directory, record, grouped = confirming.directory, confirming.record, confirming.grouped
-        return replace(result, front=write_run_files(directory, result.front, record, grouped, environment, result))
+        begun = confirming.confirm(directory, file, settings, listens, stack, open_toolchain)
+        result, directory, file, record, grouped = begun
+        front = write_run_files(directory, result.front, record, grouped, file.environment, result)
+        return replace(result, front=front)
 
 
 def export(
@@ -174,7 +168,7 @@ def export(
         for_: ``tensorrt-8``.
         plan: the plan to write, by its fingerprint or the beginning of it; None takes the chosen one.
         force: overwrite ``out``.
-        storage: as in ``report``.
+        storage: URL of the run's database, if any; None takes that of ``MPTUNE_STORAGE``.
         warn: receives what cannot be written, one line each.
 
     Returns:

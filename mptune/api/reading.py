@@ -5,22 +5,22 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mptune.errors import RunError
-from mptune.files import read_form
+from mptune.files import PathLike, read_form
 from mptune.run_json import RunFile
 from mptune.rundir import read_run
-from mptune.settings import Tolerance, Tolerances, one_or_several
+from mptune.settings import Tolerance, Tolerances, documented, one_or_several
 from mptune.tuning.front import Front
 
 if TYPE_CHECKING:
     from mptune.engines.jobs.layer_times import EngineLayers
 
 
+@documented
 def report(
-    run: str | Path,
+    run: PathLike,
     *,
     tolerance: Tolerances | None = None,
     ignore: str | Sequence[str] | None = None,
@@ -30,10 +30,8 @@ def report(
 
     Args:
         run: the run directory.
-        tolerance: as in ``search``: the plans within it, and which one ``pick`` would choose; None takes the run's.
-            Nothing is written.
-        ignore: as in ``search``; None takes the run's.
-        storage: URL of the run's database, if any; None takes that of ``MPTUNE_STORAGE``.
+        {settings}
+        tolerance: as in ``search``, or the run's: the plans within it, and which of them ``pick`` would choose.
 
     Raises:
         RunError: it is no run directory, or holds no baseline yet.
@@ -54,7 +52,7 @@ def report(
     return front if choice.chosen == front.choice.chosen else replace(front, proposed=choice)
 
 
-def layers(run: str | Path, *, storage: str | None = None) -> EngineLayers:
+def layers(run: PathLike, *, storage: str | None = None) -> EngineLayers:
     """Which layers of the chosen plan's engine compute which nodes, with their types and times.
 
     Args:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 from mptune.api import choosing, deploying, reading
+from mptune.files import PathLike
 from mptune.rundir import read_run
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front
@@ -21,7 +21,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def open_run(path: str | os.PathLike[str]) -> Run:
+def open_run(path: PathLike) -> Run:
     """Open the run directory of a search, or of a confirmation. Nothing is locked, written or measured.
 
     Args:
@@ -34,7 +34,7 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     return Run(path)
 
 
-def _for_run(function: Callable[Concatenate[str | Path, P], T], summary: str) -> Callable[Concatenate[Run, P], T]:
+def _for_run(function: Callable[Concatenate[PathLike, P], T], summary: str) -> Callable[Concatenate[Run, P], T]:
     """A function of a run directory as a method of ``Run``, with the other arguments as they are."""
 
     def method(self: Run, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -53,7 +53,7 @@ class Run:
         path: The directory.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: PathLike) -> None:
         self.path = Path(path)
 
     def __repr__(self) -> str:

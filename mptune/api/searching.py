@@ -10,29 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from mptune.api import arguments
-from mptune.api.arguments import MetricLike, ModelLike, PathLike, Shapes
+from mptune.api.arguments import MetricLike, ModelLike, Shapes
+from mptune.choice import Choice
 from mptune.data.scripts import end_scripts
 from mptune.engines.toolchains.choose import probed_ahead
 from mptune.errors import SettingsError
-from mptune.files import full_disk_as_error
+from mptune.files import PathLike, full_disk_as_error
 from mptune.graph.precision import precision_set
 from mptune.reporting.run_files import write_run_files
 from mptune.rundir import open_run
-from mptune.settings import (
-    DataSettings,
-    LatencySettings,
-    SearchSettings,
-    TensorRtSettings,
-    Tolerance,
-    Tolerances,
-    WorkerSettings,
-    documented,
-    one_or_several,
-    read_error,
-)
+from mptune.settings import DataSettings, LatencySettings, SearchSettings, TensorRtSettings, WorkerSettings, documented
 from mptune.targets.target import load_target
 from mptune.tuning.front import Front
-from mptune.tuning.fronts.limits import check_tolerances
+from mptune.tuning.fronts.limits import check_asked
 from mptune.tuning.fronts.stopped import findings_kept
 from mptune.tuning.listener import Listener
 from mptune.tuning.measuring import OpenToolchain
@@ -56,7 +46,7 @@ def search(
     max_error: float | str | None = None,
     max_latency_ms: float | None = None,
     max_memory_bytes: int | None = None,
-    tolerance: Tolerances | None = None,
+    tolerance: arguments.TolerancesLike | None = None,
     ignore: str | Sequence[str] | None = None,
     metric: MetricLike | Sequence[MetricLike] | None = None,
     labels: PathLike | None = None,
@@ -113,7 +103,6 @@ def search(
         KeyboardInterrupt: It was interrupted; the same call resumes it.
     """
     path = arguments.run_path(model, out)
-    arguments.refuse_other_bytes(model, data, out, target, space, labels)
     metric_name, metric_function, reported_metrics = arguments.metric_arguments(metric, path, fresh=fresh)
     data_settings = data_settings or DataSettings()
     settings = SearchSettings(
@@ -130,14 +119,14 @@ def search(
         metric_function=metric_function,
         reported_metrics=reported_metrics,
         labels=None if labels is None else Path(labels),
-        tolerance=Tolerance.parse_all(tolerance),
-        ignore=one_or_several(ignore),
-        feedback=one_or_several(feedback),
+        tolerance=arguments.tolerances_argument(tolerance),
+        ignore=arguments.texts(ignore),
+        feedback=arguments.texts(feedback),
         steps=steps,
-        max_error=read_error(max_error),
+        max_error=arguments.error_argument(max_error),
         max_latency_ms=max_latency_ms,
         max_memory_bytes=max_memory_bytes,
-        limits=one_or_several(limits),
+        limits=arguments.texts(limits),
         knee=knee,
         budget=budget,
         timeout_s=timeout_s,
@@ -172,7 +161,7 @@ def search(
         workers = None if open_toolchain is not None else stack.enter_context(probed_ahead(settings))
         loaded = stack.enter_context(arguments.loaded_model(model, settings.opset))
         outputs = [output.name for output in loaded.outputs]
-        check_tolerances(settings.tolerance, settings.ignore, settings.metric, outputs)
+        check_asked(Choice.of(settings), (settings.metric, *settings.reported_metrics), outputs)
         arguments.check_shapes(settings.shapes, loaded.inputs)
         arguments.check_batch(settings.data_settings.batch, loaded.inputs)
         listens = stack.enter_context(

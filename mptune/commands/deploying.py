@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -26,13 +26,11 @@ from mptune.printable import printable
 def confirm(
     context: typer.Context,
     run: RunArgument,
-    target: Annotated[
-        str,
-        typer.Option(
-            metavar="auto|NAME|FILE",
-            help="Device to measure on; auto is the target of the search if it is here, else the GPU here.",
-        ),
-    ] = "auto",
+    target: str = typer.Option(
+        "auto",
+        metavar="auto|NAME|FILE",
+        help="Device to measure on; auto is the target of the search if it is here, else the GPU here.",
+    ),
     metric: RecordedMetricOption = None,
     storage: StorageOption = None,
     json_: JsonOption = False,
@@ -68,25 +66,20 @@ def confirm(
 
 def export(
     run: RunArgument,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="RUN.tar.gz",
-            help="File to write, or folder with --for. Default: the run's name + .tar.gz here; with --for RUN/weak.",
-        ),
-    ] = None,
-    for_: Annotated[
-        str | None,
-        typer.Option(
-            "--for", metavar="TENSORRT", help="Write one plan for a TensorRT without strong typing: tensorrt-8."
-        ),
-    ] = None,
-    plan: Annotated[
-        str | None, typer.Option(metavar="ID", help="With --for: the plan with this id. Default: the chosen one.")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the output.")] = False,
+    out: Path | None = typer.Option(
+        None,
+        "--out",
+        "-o",
+        metavar="RUN.tar.gz",
+        help="File to write, or folder with --for. Default: the run's name + .tar.gz here; with --for RUN/weak.",
+    ),
+    for_: str | None = typer.Option(
+        None, "--for", metavar="TENSORRT", help="Write one plan for a TensorRT without strong typing: tensorrt-8."
+    ),
+    plan: str | None = typer.Option(
+        None, metavar="ID", help="With --for: the plan with this id. Default: the chosen one."
+    ),
+    force: bool = typer.Option(False, "--force", help="Overwrite the output."),
     storage: StorageOption = None,
 ) -> None:
     """Pack a run into one file to take to a device.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -11,14 +11,12 @@ from mptune.commands.common import JsonOption, complain, print_json
 
 
 def targets(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="NAME|FILE",
-            help="Show one profile, or a file of your own: its figures and their sources.",
-            show_default=False,
-        ),
-    ] = None,
+    name: str | None = typer.Argument(
+        None,
+        metavar="NAME|FILE",
+        help="Show one profile, or a file of your own: its figures and their sources.",
+        show_default=False,
+    ),
     json_: JsonOption = False,
 ) -> None:
     """List the devices that have a profile, or show one.
@@ -70,13 +68,11 @@ def spaces(json_: JsonOption = False) -> None:
 
 
 def doctor(
-    selftest: Annotated[
-        bool,
-        typer.Option(
-            "--selftest",
-            help="Build, run, time and check the demo's model on every engine here. Exit code 1 if a check fails.",
-        ),
-    ] = False,
+    selftest: bool = typer.Option(
+        False,
+        "--selftest",
+        help="Build, run, time and check the demo's model on every engine here. Exit code 1 if a check fails.",
+    ),
     json_: JsonOption = False,
 ) -> None:
     """Show what this machine can do, and what is missing.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -19,18 +19,13 @@ if TYPE_CHECKING:
 @with_settings("batch")
 def inspect(
     model: ModelArgument,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PATH", help="Calibration samples; with them, the values inside the model are checked, too."
-        ),
-    ] = None,
-    space: Annotated[
-        str, typer.Option(metavar="NAME|FILE", help="The search space whose groups and pins are shown.")
-    ] = "default",
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with code 4 if a finding is an error; all samples are run.")
-    ] = False,
+    data: Path | None = typer.Option(
+        None, metavar="PATH", help="Calibration samples; with them, the values inside the model are checked, too."
+    ),
+    space: str = typer.Option("default", metavar="NAME|FILE", help="The search space whose groups and pins are shown."),
+    strict: bool = typer.Option(
+        False, "--strict", help="Exit with code 4 if a finding is an error; all samples are run."
+    ),
     json_: JsonOption = False,
     **settings: Any,
 ) -> None:
@@ -62,35 +57,24 @@ def inspect(
 @with_settings("opset", "batch")
 def apply(
     model: ModelArgument,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="OUT.onnx", help="File to write the mixed model to.")],
-    plan: Annotated[
-        Path | None,
-        typer.Argument(metavar="PLAN", help="A plan.json, from a search or written by hand.", show_default=False),
-    ] = None,
-    fp16_all: Annotated[
-        bool, typer.Option("--fp16-all", help="Without a PLAN: FP16 wherever FP16 can hold the values.")
-    ] = False,
-    bf16_all: Annotated[
-        bool, typer.Option("--bf16-all", help="Without a PLAN: BF16 wherever BF16 can hold the values.")
-    ] = False,
-    keep_fp32: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PATTERN",
-            help="Keep these groups in FP32, with or without a PLAN: op:Softmax, kind:norm or a glob. Repeatable.",
-        ),
-    ] = None,
-    keep_bf16: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PATTERN", help="Keep these groups in BF16, which holds values beyond FP16's range. Repeatable."
-        ),
-    ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(metavar="PATH", help="Samples; with them, the plan is checked on the values inside the model."),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the output file.")] = False,
+    out: Path = typer.Option(..., "--out", "-o", metavar="OUT.onnx", help="File to write the mixed model to."),
+    plan: Path | None = typer.Argument(
+        None, metavar="PLAN", help="A plan.json, from a search or written by hand.", show_default=False
+    ),
+    fp16_all: bool = typer.Option(False, "--fp16-all", help="Without a PLAN: FP16 wherever FP16 can hold the values."),
+    bf16_all: bool = typer.Option(False, "--bf16-all", help="Without a PLAN: BF16 wherever BF16 can hold the values."),
+    keep_fp32: list[str] | None = typer.Option(
+        None,
+        metavar="PATTERN",
+        help="Keep these groups in FP32, with or without a PLAN: op:Softmax, kind:norm or a glob. Repeatable.",
+    ),
+    keep_bf16: list[str] | None = typer.Option(
+        None, metavar="PATTERN", help="Keep these groups in BF16, which holds values beyond FP16's range. Repeatable."
+    ),
+    data: Path | None = typer.Option(
+        None, metavar="PATH", help="Samples; with them, the plan is checked on the values inside the model."
+    ),
+    force: bool = typer.Option(False, "--force", help="Overwrite the output file."),
     **settings: Any,
 ) -> None:
     """Write the mixed-precision model of a plan or of a rule.
@@ -132,42 +116,32 @@ def apply(
 @with_settings("ignore", "batch")
 def compare(
     model: ModelArgument,
-    data: Annotated[Path, typer.Option(metavar="PATH", help="Samples that both sides compute.")],
-    candidate: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="CANDIDATE", help="Another ONNX model, or a TensorRT engine for the GPU here.", show_default=False
-        ),
-    ] = None,
-    outputs: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Outputs that a deployment recorded: .npz, one array per output, rows in the order of the data.",
-        ),
-    ] = None,
-    reference_outputs: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Outputs to compare with, instead of those of MODEL in FP32.")
-    ] = None,
-    tolerance: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="OUTPUT[COLUMNS]=X",
-            help="Limit the error of an output, or of columns of it; abs:X limits the"
-            " absolute difference. Repeatable."
-            " Default: twice the emulated error of all-FP16, at most 0.1.",
-        ),
-    ] = None,
-    trace: Annotated[
-        bool,
-        typer.Option("--trace", help="Find the first group whose values differ between two ONNX models."),
-    ] = False,
-    repeat: Annotated[
-        int, typer.Option(metavar="N", help="Run CANDIDATE (or MODEL) N times, and compare the runs.")
-    ] = 1,
-    stress: Annotated[
-        bool, typer.Option("--stress", help="Run it in several threads at once, and compare with single runs.")
-    ] = False,
+    data: Path = typer.Option(..., metavar="PATH", help="Samples that both sides compute."),
+    candidate: Path | None = typer.Argument(
+        None, metavar="CANDIDATE", help="Another ONNX model, or a TensorRT engine for the GPU here.", show_default=False
+    ),
+    outputs: Path | None = typer.Option(
+        None,
+        metavar="FILE",
+        help="Outputs that a deployment recorded: .npz, one array per output, rows in the order of the data.",
+    ),
+    reference_outputs: Path | None = typer.Option(
+        None, metavar="FILE", help="Outputs to compare with, instead of those of MODEL in FP32."
+    ),
+    tolerance: list[str] | None = typer.Option(
+        None,
+        metavar="OUTPUT[COLUMNS]=X",
+        help="Limit the error of an output, or of columns of it; abs:X limits the"
+        " absolute difference. Repeatable."
+        " Default: twice the emulated error of all-FP16, at most 0.1.",
+    ),
+    trace: bool = typer.Option(
+        False, "--trace", help="Find the first group whose values differ between two ONNX models."
+    ),
+    repeat: int = typer.Option(1, metavar="N", help="Run CANDIDATE (or MODEL) N times, and compare the runs."),
+    stress: bool = typer.Option(
+        False, "--stress", help="Run it in several threads at once, and compare with single runs."
+    ),
     json_: JsonOption = False,
     **settings: Any,
 ) -> None:
@@ -206,15 +180,13 @@ def compare(
 
 @with_settings("batch")
 def check(
-    mixed: Annotated[Path, typer.Argument(metavar="MIXED", help="The mixed-precision model.")],
-    against: Annotated[Path, typer.Option(metavar="MODEL", help="The FP32 model that it was made from.")],
-    data: Annotated[Path, typer.Option(metavar="PATH", help="Samples, such as a validation set.")],
-    max_error: Annotated[
-        str, typer.Option(metavar="X", help="Limit on the error of every output, such as 1e-2 or 1%.")
-    ],
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Where an output is beyond the limit, name the cause, as compare does.")
-    ] = False,
+    mixed: Path = typer.Argument(..., metavar="MIXED", help="The mixed-precision model."),
+    against: Path = typer.Option(..., metavar="MODEL", help="The FP32 model that it was made from."),
+    data: Path = typer.Option(..., metavar="PATH", help="Samples, such as a validation set."),
+    max_error: str = typer.Option(..., metavar="X", help="Limit on the error of every output, such as 1e-2 or 1%."),
+    explain: bool = typer.Option(
+        False, "--explain", help="Where an output is beyond the limit, name the cause, as compare does."
+    ),
     json_: JsonOption = False,
     **settings: Any,
 ) -> None:

@@ -4,26 +4,11 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from mptune.commands.common import (
-    OPEN_HELP,
-    JsonOption,
-    ModelArgument,
-    OpenOption,
-    RecordedMetricOption,
-    RunArgument,
-    StorageOption,
-    at_most_one,
-    complain,
-    finish,
-    open_page,
-    print_csv,
-    print_json,
-    resumable,
-)
+from mptune.commands import common
 from mptune.commands.options import SEARCH_OPTIONS, HelpAllOption, parse_duration, with_settings
 from mptune.errors import BaselineError, EndedEarlyError, SettingsError
 from mptune.settings import TensorRtSettings
@@ -32,13 +17,11 @@ from mptune.settings import TensorRtSettings
 @with_settings(*SEARCH_OPTIONS)
 def search(
     context: typer.Context,
-    model: ModelArgument,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Then show what breaks in FP16, and why groups stay FP32.")
-    ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print the answer alone: no progress, no table.")] = False,
-    open_: OpenOption = False,
-    json_: JsonOption = False,
+    model: common.ModelArgument,
+    explain: bool = typer.Option(False, "--explain", help="Then show what breaks in FP16, and why groups stay FP32."),
+    quiet: bool = typer.Option(False, "--quiet", help="Print the answer alone: no progress, no table."),
+    open_: common.OpenOption = False,
+    json_: common.JsonOption = False,
     help_all: HelpAllOption = False,
     **settings: Any,
 ) -> None:
@@ -52,10 +35,10 @@ def search(
       mptune search model.onnx --data samples.npz --max-error 1e-2 --budget 100
       mptune search model.onnx --target jetson-orin-nano-8gb --out nano.mptune
     """
-    at_most_one({"--explain": explain, "--quiet": quiet, "--json": json_ and not quiet})
+    common.at_most_one({"--explain": explain, "--quiet": quiet, "--json": json_ and not quiet})
     tensorrt = TensorRtSettings(workspace_mb=settings.pop("workspace_mb"))
     try:
-        with resumable(context, settings["max_error"], settings["max_latency_ms"], quiet=quiet) as listener:
+        with common.resumable(context, settings["max_error"], settings["max_latency_ms"], quiet=quiet) as listener:
             from mptune.api import searching
 
             # Options have the names of the arguments: all of them are passed on as they are.
@@ -66,15 +49,15 @@ def search(
             from mptune.rundir import read_run
             from mptune.tuning.fronts.stopped import stopped_document
 
-            print_json(stopped_document(read_run(run_path(model, settings["out"]))[1]))
+            common.print_json(stopped_document(read_run(run_path(model, settings["out"]))[1]))
         raise
     if explain:
         from mptune.reporting.terminal.front import print_explanation
 
         print_explanation(front)
     if open_:
-        open_page(front.run_dir)
-    finish(front, json_, warned=listener.warned, quiet=quiet)
+        common.open_page(front.run_dir)
+    common.finish(front, json_, warned=listener.warned, quiet=quiet)
 
 
 _DEMO_BUDGET = 20
@@ -82,8 +65,8 @@ _DEMO_BUDGET = 20
 
 def demo(
     context: typer.Context,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Run directory.")] = Path("demo.mptune"),
-    open_: Annotated[bool, typer.Option("--open/--no-open", help=OPEN_HELP)] = True,
+    out: Path = typer.Option(Path("demo.mptune"), metavar="DIR", help="Run directory."),
+    open_: bool = typer.Option(True, "--open/--no-open", help=common.OPEN_HELP),
 ) -> None:
     """Search a small model that comes with mptune, in 20 plans, and open the report.
 
@@ -98,33 +81,33 @@ def demo(
     from mptune.resources import demo_model
 
     model, data = demo_model()
-    complain("the model is an attention network for 8x8 images of digits; the same search is")
-    complain(f"  mptune search {shlex.quote(str(model))} --data {shlex.quote(str(data))} --budget {_DEMO_BUDGET}")
-    with resumable(context) as listener:
+    common.complain("the model is an attention network for 8x8 images of digits; the same search is")
+    common.complain(
+        f"  mptune search {shlex.quote(str(model))} --data {shlex.quote(str(data))} --budget {_DEMO_BUDGET}"
+    )
+    with common.resumable(context) as listener:
         from mptune.api import searching
 
         front = searching.search(model, data=data, out=out, budget=_DEMO_BUDGET, listener=listener)
     if open_:
-        open_page(front.run_dir)
-    finish(front, as_json=False, warned=listener.warned)
+        common.open_page(front.run_dir)
+    common.finish(front, as_json=False, warned=listener.warned)
 
 
 @with_settings("plugins")
 def worker(
     context: typer.Context,
-    run: RunArgument,
-    storage: StorageOption = None,
-    gpu: Annotated[int | None, typer.Option(metavar="N", min=0, help="Use this GPU of the machine.")] = None,
-    metric: RecordedMetricOption = None,
-    wait_s: Annotated[
-        Any,
-        typer.Option(
-            "--wait",
-            metavar="60s",
-            parser=parse_duration,
-            help="How long to wait for a search that is not prepared yet, or whose budget is spent.",
-        ),
-    ] = "60s",
+    run: common.RunArgument,
+    storage: common.StorageOption = None,
+    gpu: int | None = typer.Option(None, metavar="N", min=0, help="Use this GPU of the machine."),
+    metric: common.RecordedMetricOption = None,
+    wait_s: Any = typer.Option(
+        "60s",
+        "--wait",
+        metavar="60s",
+        parser=parse_duration,
+        help="How long to wait for a search that is not prepared yet, or whose budget is spent.",
+    ),
     **settings: Any,
 ) -> None:
     """Join a search, and evaluate its plans until it stops.
@@ -137,7 +120,7 @@ def worker(
       mptune worker model.mptune --gpu 1
       mptune worker model.mptune --storage postgresql+psycopg://user@host/name
     """
-    with resumable(context) as listener:
+    with common.resumable(context) as listener:
         from mptune.api import deploying
 
         deploying.worker(run, storage=storage, gpu=gpu, metric=metric, wait_s=wait_s, listener=listener, **settings)
@@ -145,20 +128,18 @@ def worker(
 
 @with_settings("tolerance", "ignore")
 def report(
-    run: RunArgument,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Show the error and gain of each group, and why groups stay FP32.")
-    ] = False,
-    layers: Annotated[
-        bool, typer.Option("--layers", help="Show which engine layer of the chosen plan computes which nodes.")
-    ] = False,
-    every: Annotated[
-        bool, typer.Option("--all", help="Show all plans of the front. Default: at most a dozen.")
-    ] = False,
-    csv_: Annotated[bool, typer.Option("--csv", help="Print all plans of the front as CSV on stdout.")] = False,
-    storage: StorageOption = None,
-    open_: OpenOption = False,
-    json_: JsonOption = False,
+    run: common.RunArgument,
+    explain: bool = typer.Option(
+        False, "--explain", help="Show the error and gain of each group, and why groups stay FP32."
+    ),
+    layers: bool = typer.Option(
+        False, "--layers", help="Show which engine layer of the chosen plan computes which nodes."
+    ),
+    every: bool = typer.Option(False, "--all", help="Show all plans of the front. Default: at most a dozen."),
+    csv_: bool = typer.Option(False, "--csv", help="Print all plans of the front as CSV on stdout."),
+    storage: common.StorageOption = None,
+    open_: common.OpenOption = False,
+    json_: common.JsonOption = False,
     **settings: Any,
 ) -> None:
     """Show the front of a search, from its run directory alone.
@@ -171,14 +152,14 @@ def report(
       mptune report model.mptune --csv > front.csv
       mptune report model.mptune --json | jq '.points[].latency.median_ms'
     """
-    at_most_one({"--explain": explain, "--csv": csv_, "--layers": layers})
-    at_most_one({"--json": json_, "--csv": csv_})
+    common.at_most_one({"--explain": explain, "--csv": csv_, "--layers": layers})
+    common.at_most_one({"--json": json_, "--csv": csv_})
     from mptune.api import reading
 
     if layers:
         engine = reading.layers(run, storage=storage)
         if json_:
-            print_json(engine.to_json())
+            common.print_json(engine.to_json())
         else:
             from mptune.reporting.terminal.listings import print_layers
 
@@ -186,15 +167,15 @@ def report(
         return
     front = reading.report(run, storage=storage, **settings)
     if open_:
-        open_page(front.run_dir)
+        common.open_page(front.run_dir)
     if csv_:
         from mptune.tuning.front import front_records
 
-        print_csv(front_records(front))
+        common.print_csv(front_records(front))
     elif not explain:
-        finish(front, json_, every=every)
+        common.finish(front, json_, every=every)
     elif json_:
-        print_json(front.explanation.to_json(front.metric))
+        common.print_json(front.explanation.to_json(front.metric))
     else:
         from mptune.reporting.terminal.front import print_explanation
 
@@ -206,12 +187,10 @@ _LIMITS = ("max_error", "max_latency_ms", "max_memory_bytes", "limits", "toleran
 
 @with_settings(*_LIMITS, "ignore", "knee")
 def pick(
-    run: RunArgument,
-    plan: Annotated[
-        str | None, typer.Option(metavar="ID", help="Choose the plan with this id, as the table shows it.")
-    ] = None,
-    storage: StorageOption = None,
-    json_: JsonOption = False,
+    run: common.RunArgument,
+    plan: str | None = typer.Option(None, metavar="ID", help="Choose the plan with this id, as the table shows it."),
+    storage: common.StorageOption = None,
+    json_: common.JsonOption = False,
     **settings: Any,
 ) -> None:
     """Choose another plan and write chosen/ anew. Nothing is measured again.
@@ -224,9 +203,9 @@ def pick(
       mptune pick model.mptune --plan 3f2a91c04b1d
     """
     is_limited = any(settings[name] is not None for name in _LIMITS)
-    if at_most_one({"a limit": is_limited, "--knee": settings["knee"], "--plan": plan}) == 0:
+    if common.at_most_one({"a limit": is_limited, "--knee": settings["knee"], "--plan": plan}) == 0:
         hint = "limits: --max-error, --max-latency-ms, --max-memory, --limit, --tolerance; or name the plan with --plan"
         raise SettingsError("give a limit or --knee", hint)
     from mptune.api import choosing
 
-    finish(choosing.pick(run, plan=plan, storage=storage, **settings), json_)
+    common.finish(choosing.pick(run, plan=plan, storage=storage, **settings), json_)

@@ -12,7 +12,7 @@ from mptune.diagnosis.runner import InWorker, Outputs, Runner
 from mptune.engines.backends.tensorrt import why_not_on
 from mptune.engines.base import Failure, FailureKind
 from mptune.engines.failures import did_not_run
-from mptune.engines.jobs.outputs import ModelNames, OutputsJob, RepeatJob
+from mptune.engines.jobs.outputs import OutputsJob, RepeatJob
 from mptune.engines.tensorrt.jobs import TensorRtEngine
 from mptune.engines.tensorrt.library import Kind, install_line, is_installed
 from mptune.engines.tensorrt.session import EngineOptions
@@ -76,9 +76,7 @@ class EngineRunner(InWorker):
         super().__init__(Worker(folder / "logs"))
         self.name = str(path)
         self._path, self._kinds, self._model, self._folder = path, tuple(kinds), model, folder
-        outputs = tuple(output.name for output in model.model.outputs)
-        wanted = tuple(output for output in outputs if output not in ignore)
-        self._names = ModelNames(tuple(i.name for i in model.model.inputs), outputs, wanted)
+        self._wanted = tuple(output.name for output in model.model.outputs if output.name not in ignore)
 
     @cached_property
     def exact(self) -> Outputs:
@@ -92,7 +90,7 @@ class EngineRunner(InWorker):
         failures = []
         for kind in self._kinds:
             engine = TensorRtEngine(self._path, EngineOptions(kind))
-            job = OutputsJob(engine, self._model.samples_path, into, self._names)
+            job = OutputsJob(engine, self._model.samples_path, into, self._wanted)
             count = self.worker.call(job)
             if not isinstance(count, Failure):
                 return kind, read_samples(into)
@@ -105,7 +103,7 @@ class EngineRunner(InWorker):
         worst = self._folder / f"worst_{threads}.npz"
         isolated, samples = self._folder / "exact.npz", self._model.samples_path
         engine = TensorRtEngine(self._path, EngineOptions(kind))
-        job = RepeatJob(engine, samples, isolated, times, threads, worst, self._names)
+        job = RepeatJob(engine, samples, isolated, times, threads, worst, self._wanted)
         error = self.worker.call(job)
         if isinstance(error, Failure):
             raise self._error(error)

@@ -9,7 +9,6 @@ import os
 import platform
 import re
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -24,18 +23,8 @@ _PACKAGES = ("mptune", "numpy", "onnx", "optuna", "cuda-bindings")
 _ENGINE_PACKAGES = ("onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-lean", "tensorrt-rtx")
 _VARIANTS = ("", "-cu12", "-cu13")
 """TensorRT's packages for one CUDA bring the same module, without the package of the plain name."""
-_GPU_FIELDS = {
-    "memory_mb": "memory.total",
-    "memory_used_mb": "memory.used",
-    "sm_clock_mhz": "clocks.sm",
-    "max_sm_clock_mhz": "clocks.max.sm",
-    "memory_clock_mhz": "clocks.mem",
-    "power_w": "power.draw",
-    "power_limit_w": "power.limit",
-    "temperature_c": "temperature.gpu",
-}
-"""Number of ``GpuState`` -> what nvidia-smi calls it."""
-_CSV = ("--format=csv,noheader,nounits",)
+_QUERY = "index,name,driver_version,memory.total,clocks.sm,clocks.max.sm,power.limit"
+"""What nvidia-smi is asked for, in the order of ``GpuState``'s fields."""
 # Bits of nvmlClocksEventReasons (nvml.h) that mean throttling. Idle, application clocks and sync boost do not.
 _THROTTLE_BITS = {
     0x04: "power cap",
@@ -52,15 +41,11 @@ class GpuState:
 
     index: int
     name: str
-    memory_mb: float | None = None
-    memory_used_mb: float | None = None
     driver: str | None = None
+    memory_mb: float | None = None
     sm_clock_mhz: float | None = None
     max_sm_clock_mhz: float | None = None
-    memory_clock_mhz: float | None = None
-    power_w: float | None = None
     power_limit_w: float | None = None
-    temperature_c: float | None = None
     throttle: tuple[str, ...] = ()
 
 
@@ -77,21 +62,17 @@ class Environment(JsonForm):
     jetson: JetsonState | None = None
 
     def with_warnings(self, *warnings: str) -> Environment:
-        """The same with more warnings."""
         return replace(self, warnings=(*self.warnings, *warnings))
 
 
 def describe_environment(root: Path = Path("/")) -> Environment:
     """Describe the machine. Does not raise for what is missing."""
-    with ThreadPoolExecutor(2) as pool:  # each waits for nvidia-smi
-        summary, others = pool.submit(ask_nvidia_smi), pool.submit(process_warnings)
-        gpus = read_gpus()
+    gpus = read_gpus()
     versions, warnings = {"python": platform.python_version(), **installed_versions()}, list[str]()
     if gpus:
-        cuda = re.search(r"CUDA Version:\s*([0-9.]+)", summary.result() or "")
+        cuda = re.search(r"CUDA Version:\s*([0-9.]+)", ask_nvidia_smi() or "")
         versions |= {"cuda driver": cuda[1]} if cuda else {}
-        warnings += [warning for gpu in gpus for warning in state_warnings(gpu)]
-        warnings += others.result()
+        warnings += [*(warning for gpu in gpus for warning in state_warnings(gpu)), *process_warnings()]
     system = platform.platform(), cpu_model(), usable_cores()
     return Environment(versions, *system, gpus, tuple(warnings), read_jetson(root))
 
@@ -114,31 +95,30 @@ def engine_packages() -> tuple[str, ...]:
 
 def read_gpus() -> tuple[GpuState, ...]:
     """The state of every GPU that nvidia-smi shows; empty where there is none."""
-    text = ask_nvidia_smi(f"--query-gpu={','.join(('index,name,driver_version', *_GPU_FIELDS.values()))}", *_CSV)
+    text = ask_nvidia_smi(f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits") or ""
     # Asked for apart: drivers renamed the field, and nvidia-smi refuses a whole query for one unknown field.
     fields = ("clocks_throttle_reasons.active", "clocks_event_reasons.active")
     reasons = (ask_nvidia_smi(f"--query-gpu={field}", "--format=csv,noheader") for field in fields)
-    return parse_gpus(text or "", next(filter(None, reasons), ""))
-
-
-def parse_gpus(text: str, reasons: str = "") -> tuple[GpuState, ...]:
-    """Read nvidia-smi's CSV: a line per GPU (index, name, driver, ``_GPU_FIELDS``), and a hexadecimal bit mask each."""
-    masks = [line.strip() for line in reasons.splitlines() if line.strip()]
+    masks = [line for line in next(filter(None, reasons), "").splitlines() if line.strip()]
     gpus: list[GpuState] = []
     for line in text.splitlines():
-        fields = [field.strip() for field in line.split(",")]
-        if len(fields) != 3 + len(_GPU_FIELDS) or not fields[0].isdigit():
+        index, *words = (field.strip() for field in line.split(","))
+        if len(words) != _QUERY.count(",") or not index.isdigit():
             continue
-        numbers: dict[str, float] = {}
-        for name, field in zip(_GPU_FIELDS, fields[3:], strict=True):
-            with suppress(ValueError):  # [N/A]
-                numbers[name] = float(field)
+        memory_mb, clock_mhz, max_clock_mhz, limit_w = map(_number, words[2:])
         bits = 0
         with suppress(ValueError, IndexError):
             bits = int(masks[len(gpus)], 16)
         throttle = tuple(reason for bit, reason in _THROTTLE_BITS.items() if bits & bit)
-        gpus.append(GpuState(int(fields[0]), fields[1], driver=fields[2], throttle=throttle, **numbers))
+        gpus.append(GpuState(int(index), words[0], words[1], memory_mb, clock_mhz, max_clock_mhz, limit_w, throttle))
     return tuple(gpus)
+
+
+def _number(word: str) -> float | None:
+    """A number of nvidia-smi's; None for [N/A]."""
+    with suppress(ValueError):
+        return float(word)
+    return None
 
 
 def state_warnings(now: GpuState, before: GpuState | None = None) -> tuple[str, ...]:

@@ -12,15 +12,12 @@ from mptune.graph.hazards.interface import fixed_rows
 from mptune.graph.loading.model import Model
 from mptune.targets.findings import holds_bf16
 
-_OTHERS = "see what else uses the memory and the cores of this machine and of its device"
 _MACHINE_HINTS = {
     FailureKind.DISK_FULL: DISK_FULL_HINT,
     FailureKind.DEVICE_LOST: "see that the device answers (nvidia-smi)",
     FailureKind.DRIVER: "update the NVIDIA driver (535 or later for CUDA 12, 580 for CUDA 13), or install the packages"
     " for its CUDA: `mptune doctor` names them",
     FailureKind.WORKER: "run `mptune doctor`",
-    FailureKind.OUT_OF_MEMORY: _OTHERS,
-    FailureKind.TIMEOUT: _OTHERS,
 }
 _MODEL_HINTS = {
     **_MACHINE_HINTS,
@@ -39,7 +36,9 @@ def machine_error(failure: Failure, tries: int, control: str = "") -> RunError:
     """The error after the last try of a job that the machine fails; ``control`` is what else shows that it does."""
     log = "" if failure.log_path is None else f" (log: {failure.log_path})"
     what = f"{failure.kind.value} ({failure.stage.value}): {failure.message}{log}{f'; {control}' if control else ''}"
-    cure = _MACHINE_HINTS.get(failure.kind, "see what the system's log says (dmesg), and that the device answers")
+    cure = _MACHINE_HINTS.get(
+        failure.kind, "see what the system's log says (dmesg), and what else uses the machine and its device"
+    )
     again = "" if RESUME_HINT in cure else f"; when that is repaired, {RESUME_HINT}"
     return RunError(f"the machine failed {tries} times in a row: {what}", f"{cure}{again}")
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S = 300.0
 _OF_THE_MODEL = frozenset({FailureKind.INVALID_MODEL, FailureKind.ERROR, FailureKind.CRASH})
-_UNKNOWN_OPERATOR = ("is not a registered function/op", "No Op registered")
 
 
 def load_typed_model(path: str | Path, *, any_precision: bool = False, opset: int | None = None) -> Model:
@@ -30,14 +29,14 @@ def load_typed_model(path: str | Path, *, any_precision: bool = False, opset: in
     Raises:
         ModelError: as ``load_model``.
     """
-    return load_model(path, _ask, any_precision=any_precision, opset=opset)
 
+    def ask(slim: onnx.ModelProto, values: Sequence[str]) -> RuntimeTypes:
+        from mptune.engines.ort.fusions import OperatorTypesJob
 
-def _ask(slim: onnx.ModelProto, values: Sequence[str]) -> RuntimeTypes:
-    from mptune.engines.jobs.placement import OperatorTypesJob
+        answer = run_once(OperatorTypesJob(slim.SerializeToString(), tuple(values)), _TIMEOUT_S)
+        return RuntimeTypes(failure=answer) if isinstance(answer, str) else answer
 
-    answer = run_once(OperatorTypesJob(slim.SerializeToString(), tuple(values), "cpu"), _TIMEOUT_S)
-    return RuntimeTypes(failure=answer) if isinstance(answer, str) else answer
+    return load_model(path, ask, any_precision=any_precision, opset=opset)
 
 
 @dataclass(frozen=True)
@@ -59,21 +58,9 @@ class OpenJob:
         try:
             translated(partial(onnxruntime.InferenceSession, str(self.model), options, providers=[PROVIDERS["cpu"]]))
         except EngineError as error:
-            if error.kind is FailureKind.UNSUPPORTED:
-                return
             # ONNX Runtime writes out an operator without a BF16 kernel with others, which may admit no BF16.
-            if "bfloat16" not in error.message or not _is_valid(self.model):
+            if error.kind is not FailureKind.UNSUPPORTED and "bfloat16" not in error.message:
                 raise
-
-
-def _is_valid(model: Path) -> bool:
-    import onnx.checker
-
-    try:
-        onnx.checker.check_model(str(model), full_check=True)
-    except Exception:  # onnx raises several kinds
-        return False
-    return True
 
 
 def check_loads(path: Path, name: str, worker: Worker | None = None) -> tuple[str, ...]:
@@ -95,10 +82,6 @@ def check_loads(path: Path, name: str, worker: Worker | None = None) -> tuple[st
     if plain.kind not in _OF_THE_MODEL:
         return ()
     hint = f"onnxruntime.InferenceSession({str(path)!r}) says the same: convert or export it again"
-    if any(words in plain.message for words in _UNKNOWN_OPERATOR):
-        hint = "ONNX Runtime itself must know every operator: export the model with ONNX's own, or with local functions"
-    elif "does not match expected type" in plain.message:
-        hint = "a type that the file declares contradicts its nodes: delete graph.value_info, or convert it again"
     raise ModelError(f"{name} does not load: {plain.message.rstrip('.')}", hint)
 
 

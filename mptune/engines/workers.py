@@ -18,16 +18,13 @@ class Workers:
     """Both workers. A process starts at the first job, so that the second one costs nothing where it is not used."""
 
     def __init__(self, settings: SearchSettings) -> None:
-        """Their logs have no place before ``log_to``."""
         environment = {} if settings.tf32 else NO_TF32
         self.main, self.observer = (Worker(None, settings.worker, environment) for _ in range(2))
 
     def log_to(self, folder: Path) -> None:
-        """Write the logs of failed jobs there."""
         self.main.logs_dir = self.observer.logs_dir = folder
 
     def close(self) -> None:
-        """End both processes, whatever they do. Idempotent."""
         self.observer.close()
         self.main.close()
 

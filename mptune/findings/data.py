@@ -80,19 +80,10 @@ DATA: Mapping[str, CodeInfo] = {
         " {median_of_others:.1e} (median)",
         "look at this sample; where it is as it should be, give more like it",
     ),
-    "held-out-differs": CodeInfo(
+    "held-out-differs": row(
         "warning",
         "the held-out error is far above the error that the search saw",
-        {
-            "": Wording(
-                "plan {plan}: the held-out error is {held_out:.1e}, that of the search samples {search:.1e}",
-                "give more samples, of every kind that the model meets, so that the search sees what they show",
-            ),
-            "unsteady": Wording(
-                "plan {plan}: the held-out error is {held_out:.1e} in one process and {held_out_least:.1e} in another,"
-                " on the same samples; that of the search samples is {search:.1e}",
-                "the engine does not give the same again: run `mptune compare` with --repeat and --stress",
-            ),
-        },
+        "plan {plan}: the held-out error is {held_out:.1e}, that of the search samples {search:.1e}",
+        "give more samples, of every kind that the model meets, so that the search sees what they show",
     ),
 }

@@ -135,7 +135,7 @@ ENGINE: Mapping[str, CodeInfo] = {
         {
             "": Wording(
                 "plan {plan}: the error is {measured:.2e} as measured and {emulated:.2e} as emulated, apart by more"
-                " than a factor of {factor:g}[; its FP16 groups hold {operators}]",
+                " than a factor of {factor:g}",
                 "rely on the measured error: emulation does not give what this engine computes",
             ),
             "recurrent": Wording(

@@ -35,9 +35,7 @@ _EVALUATION = "export the model in evaluation mode (model.eval(), no dropout, no
 
 _ROWS_MIX = {
     "mixed": "a row gives another output alone than among different rows of a batch",
-    "alone": "a row gives another output alone than in a larger batch",
     "others": "a row gives another output when the other rows of its batch change",
-    "repeated": "identical rows of a batch give different outputs",
 }
 _ROWS_MEET: Mapping[str, tuple[str, str, Severity | None]] = {
     "": (

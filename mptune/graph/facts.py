@@ -2,11 +2,9 @@
 
 Notions that stand beside each other, since they answer different questions:
 
-- *static*: is a value computed from constants alone? Patterns and hazards ask it: a weight is one, however it is
-  written down, also one that is stored quantised.
+- *static*: is a value computed from constants alone, also from quantised ones? Patterns and hazards ask it.
 - *folded*: does a runtime compute a value before it runs the model, from constants and shapes? Costs, inspection and
-  the written models ask it. Values behind QuantizeLinear and DequantizeLinear are not: runtimes keep these. Nor is what
-  depends on a shape that values decide.
+  the written models ask it. Runtimes keep what stands behind QuantizeLinear and DequantizeLinear.
 - *shape nodes*: which nodes compute what is used as a shape? These stay FP32, whatever they are computed from.
 - *dependent outputs*: which outputs have a shape that floating-point values decide? Their rows are compared as sets.
 - *rules*: which inputs and outputs of a node may change to a reduced precision, and to which?
@@ -78,16 +76,14 @@ class Facts:
         self._outputs = frozenset(output.name for output in model.outputs)
         self._input_sizes = {dim for info in model.inputs for dim in info.shape or () if isinstance(dim, str)}
         for node in model.nodes:
-            if self._is_alias(node):
+            if not node.is_standard or not node.inputs or not node.outputs or node.inputs[0] in self.static:
+                continue
+            is_alias = node.op_type in ops.ALIASES and not any(node.outputs[1:])
+            if node.op_type == "Cast":
+                is_alias = all(model.info(t).dtype in ops.FLOAT_TYPES for t in (node.inputs[0], node.outputs[0]))
+            if is_alias:
                 self.alias_nodes[node.index] = node
                 self._root[node.outputs[0]] = self.root(node.inputs[0])
-
-    def _is_alias(self, node: Node) -> bool:
-        if not node.is_standard or not node.inputs or not node.outputs or node.inputs[0] in self.static:
-            return False
-        if node.op_type == "Cast":
-            return all(self.model.info(t).dtype in ops.FLOAT_TYPES for t in (node.inputs[0], node.outputs[0]))
-        return node.op_type in ops.ALIASES and not any(node.outputs[1:])
 
     def _computed_from(self, values: Collection[str], sources: Collection[str] = ()) -> frozenset[int]:
         """Indices of the nodes that compute from these values, and from what ``sources`` (operators) give, alone."""
@@ -270,7 +266,17 @@ class Facts:
             if "selects" in row.traits or not ops.SELECTING.isdisjoint(inner):
                 sizing = read
             shaping = read if row.shaped_like is None else [node.inputs[k] for k in row.shaped_like]
-            open_outs = [out for out in outs if not self._has_known_shape(out, node)]
+            # Outputs of which inference finds no whole shape. What a file says of its outputs may be one example.
+            open_outs = []
+            for out in outs:
+                shape = model.info(out).shape
+                if out in self._outputs:
+                    constants = [model.initializers[name] for name in node.inputs if name in model.initializers]
+                    small = [c for c in constants if c.nbytes <= INLINE_LIMIT and c.dtype != "string"]
+                    kind = output_types(model, node, {}, {c.name: c.numpy() for c in small}).get(out)
+                    shape = None if kind is None else type_of(kind)[1]
+                if shape is None or not all(isinstance(dim, int) or dim in self._input_sizes for dim in shape):
+                    open_outs.append(out)
             if not folded.issuperset(sizing) or not unknown.isdisjoint(shaping):
                 unknown.update(open_outs)  # before the run
             passed = frozenset[str]().union(*(deciding.get(name, ()) for name in shaping))
@@ -280,16 +286,6 @@ class Facts:
             if passed:
                 deciding.update(dict.fromkeys(open_outs, passed))
         return frozenset(folded), deciding, tuple(nodes)
-
-    def _has_known_shape(self, out: str, node: Node) -> bool:
-        """Whether inference finds a shape without unknown sizes. What a file says of its outputs may be one example."""
-        shape = self.model.info(out).shape
-        if out in self._outputs:
-            constants = {name: c for name in node.inputs if (c := self.model.initializers.get(name)) is not None}
-            small = {n: c.numpy() for n, c in constants.items() if c.nbytes <= INLINE_LIMIT and c.dtype != "string"}
-            kind = output_types(self.model, node, {}, small).get(out)
-            shape = None if kind is None else type_of(kind)[1]
-        return shape is not None and all(isinstance(dim, int) or dim in self._input_sizes for dim in shape)
 
     # -- what is used as a shape ----------------------------------------------------------------------------------
 
@@ -320,14 +316,12 @@ class Facts:
     @property
     def shape_inputs(self) -> tuple[str, ...]:
         """The integer inputs of a fixed shape, rank 0 or 1, whose values decide a shape: TensorRT's shape tensors."""
-        model = self.model
-        integers = [i for i in model.inputs if i.dtype.startswith(_INTEGERS)]
-        small = [i.name for i in integers if len(fixed_shape(i.shape) or (0, 0)) <= 1]
-        return tuple(
-            name
-            for name in small
-            if any(_uses(model.nodes[k], name, k in self.shape_nodes, False)[0] for k in model.consumers.get(name, ()))
-        )
+        model, names = self.model, []
+        for info in model.inputs:
+            readers = model.consumers.get(info.name, ()) if info.dtype.startswith(_INTEGERS) else ()
+            is_shape = any(_uses(model.nodes[k], info.name, k in self.shape_nodes, False)[0] for k in readers)
+            names += [info.name] if is_shape and len(fixed_shape(info.shape) or (0, 0)) <= 1 else []
+        return tuple(names)
 
 
 def _uses(reader: Node, name: str, shape: bool, data: bool) -> tuple[bool, bool]:
@@ -359,12 +353,7 @@ COMPUTES_SHAPE = "computes a shape: FP16 is not exact above 2048, and TensorRT t
 
 @once
 def node_rules(model: Model) -> tuple[NodeRule, ...]:
-    """What a reduced precision would change about each node, [nodes]; made once per model.
-
-    The operators' own schemas decide: an input or output follows the node's precision when its type constraint admits
-    ``tensor(float)`` and the reduced type, such as ``tensor(float16)``. What the schemas cannot say, the table of
-    operators says, with its reason (``Operator.fp32``).
-    """
+    """What a reduced precision would change about each node, [nodes]; made once per model."""
     return tuple(_rule_of(model, node) for node in model.nodes)
 
 
@@ -374,6 +363,11 @@ def node_rule(model: Model, node: Node) -> NodeRule:
 
 
 def _rule_of(model: Model, node: Node) -> NodeRule:
+    """The operators' own schemas decide, and what they cannot say, the table of operators (``Operator.fp32``).
+
+    An input or output follows the node's precision when its type constraint admits ``tensor(float)`` and the reduced
+    type, such as ``tensor(float16)``.
+    """
     schema, info = schema_of(model, node), model.info
     op_type = node.op_type if node.is_standard else ""
     row = operator(op_type)
@@ -391,7 +385,7 @@ def _rule_of(model: Model, node: Node) -> NodeRule:
     if schema is None:
         return NodeRule(fixed=f"ONNX has no operator {node.op_type!r} at opset {model.opset}")
     # What the table rules out, or an attribute types.
-    if row.fp32 and not row.fp32_inputs and not dequantises_weights(model, node):
+    if row.fp32 and not row.fp32_inputs:
         return NodeRule(fixed=row.fp32)
     if is_quantised(node):
         return NodeRule(fixed="scales must stay FP32: small scales vanish in FP16")
@@ -409,7 +403,7 @@ def _rule_of(model: Model, node: Node) -> NodeRule:
     # What the schema says: types of inputs decide, and outputs follow.
     for name in filter(None, (*node.inputs, *node.outputs)):
         if info(name).dtype in ops.OPAQUE_TYPES:
-            return NodeRule(fixed=f"{name!r} is {ops.OPAQUE_TYPES[info(name).dtype]}")
+            return NodeRule(fixed=f"{name!r} is no tensor, or of a type that ONNX cannot infer")
     given = {schema.input_type(i) for i, name in enumerate(node.inputs) if name}
     for i in float_outputs:  # such as a state whose optional input is omitted
         parameter = schema.output_type(i)
@@ -442,33 +436,6 @@ def casts_integers(model: Model, node: Node) -> bool:
     if node.op_type != "Cast" or not node.is_standard or not model.info(node.outputs[0]).is_float32:
         return False
     return model.info(node.inputs[0]).dtype.startswith(("int", "uint", "bool"))
-
-
-_FP16_SCALES = 19
-"""From this operator set on, scales may be FP16."""
-
-
-def dequantises_weights(model: Model, node: Node) -> bool:
-    """Whether a node dequantises a constant for products of activations that are not quantised, and may do so in FP16.
-
-    Its scales must be normal numbers of FP16: smaller ones lose digits, and vanish.
-    """
-    if node.op_type != "DequantizeLinear" or not node.is_standard or model.opset < _FP16_SCALES:
-        return False
-    weight, scale = (model.initializers.get(name) for name in node.inputs[:2])
-    if weight is None or scale is None or weight.overridable or scale.overridable or scale.dtype != "float":
-        return False
-    (out,) = node.outputs
-    readers = [model.nodes[index] for index in model.consumers.get(out, ())]
-    if attribute(node, "output_dtype") or not readers or out in {output.name for output in model.outputs}:
-        return False
-    for reader in readers:
-        others = [name for name in reader.inputs[:2] if name != out]
-        is_product = reader.op_type in ops.PRODUCTS and reader.is_standard and len(others) == 1
-        if not is_product or out not in reader.inputs[:2] or is_dequantised(model, others[0]):
-            return False
-    values, fp16 = np.abs(scale.numpy()), Precision.FP16
-    return bool(values.size and values.min() >= fp16.smallest_normal and values.max() <= fp16.largest)
 
 
 def is_dequantised(model: Model, tensor: str) -> bool:

@@ -18,7 +18,7 @@ import onnx.helper
 from mptune.files import write_bytes
 from mptune.graph.casting.value_types import Resolution, ValueTypes
 from mptune.graph.facts import facts_of
-from mptune.graph.loading.model import Model, Node
+from mptune.graph.loading.model import Model
 from mptune.graph.loading.reading import without_weights
 from mptune.graph.ops import SHAPE_OF
 from mptune.graph.plan import REDUCED
@@ -40,8 +40,7 @@ def is_worthwhile(model: Model) -> bool:
 
 def write_without_weights(model: Model, path: Path) -> Path:
     """Write the model with inputs in place of its weights: folding depends on shapes and small constants alone."""
-    nodes = [node.proto for node in model.nodes]
-    slim = without_weights(model.proto, nodes, model.initializers, _LARGEST_CONSTANT)
+    slim = without_weights(model.proto, [n.proto for n in model.nodes], model.initializers, _LARGEST_CONSTANT)
     return write_bytes(path, [slim.SerializeToString(deterministic=True)])
 
 
@@ -82,8 +81,7 @@ class FoldedValues:
         sources = frozenset(types.own.sources[value] for value in resolution.casts.keys() & types.own.sources.keys())
         key = reduced, sources  # nearly always the same
         if key not in self._by_plan:
-            staying = reduced | {cast.index for cast in types.own.casts}
-            self._by_plan[key] = self._left_out(types.model, staying, sources)
+            self._by_plan[key] = self._left_out(types.model, reduced | types.own.casts.keys(), sources)
         return self._by_plan[key]
 
     def unread(self, model: Model, wanted: Collection[str]) -> LeftOut:
@@ -94,10 +92,7 @@ class FoldedValues:
         return self._left_out(model, frozenset(), frozenset(wanted)) if self.values else LeftOut()
 
     def _left_out(self, model: Model, staying: frozenset[int], wanted: frozenset[str]) -> LeftOut:
-        """Walk back from what is read, as far as it is computed: most of it is folded.
-
-        ``staying`` nodes are computed, and so is what depends on them but for its shape; ``wanted`` values are needed.
-        """
+        """``staying`` nodes are computed, and so is what depends on them but for its shape; ``wanted`` is needed."""
         folded = set(facts_of(model).folded_nodes)
         stack = list(staying & folded)
         folded -= staying
@@ -107,24 +102,19 @@ class FoldedValues:
                     if index in folded and model.nodes[index].op_type not in SHAPE_OF:
                         folded.remove(index)
                         stack.append(index)
+        # Back from what is read, as far as it is computed: most of it is folded.
+        reads = [{name for name in (*node.inputs, *node.captures) if name} for node in model.nodes]
         outputs = {info.name for info in model.outputs}
-        read = outputs.union(wanted, *(_reads(node) for node in model.nodes if node.index not in folded))
-        names, computed = list(read), set[int]()
-        while names:
-            name = names.pop()
+        read = outputs.union(wanted, *(names for index, names in enumerate(reads) if index not in folded))
+        waiting, computed = list(read), set[int]()
+        while waiting:
+            name = waiting.pop()
             index = model.producer.get(name, -1)
-            if index not in folded or index in computed or (name in self.values and name not in outputs):
-                continue
-            computed.add(index)
-            more = _reads(model.nodes[index]) - read
-            read |= more
-            names += more
+            if index in folded and index not in computed and (name not in self.values or name in outputs):
+                computed.add(index)
+                waiting += reads[index] - read
+                read |= reads[index]
         left_out = frozenset(folded - computed)
         entered = sorted(name for name in read & self.values.keys() if model.producer[name] in left_out)
         gone = frozenset(name for name in model.initializers.keys() - read if model.consumers.get(name))
         return LeftOut(left_out, gone, tuple(self.values[name] for name in entered))
-
-
-def _reads(node: Node) -> set[str]:
-    """Values that a node reads, subgraphs included."""
-    return {name for name in (*node.inputs, *node.captures) if name}

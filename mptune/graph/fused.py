@@ -1,10 +1,8 @@
 """Nodes that an engine computes as one operator, with FP32 inside: norms above all that are written out in the model.
 
-ONNX Runtime makes one LayerNormalization or SimplifiedLayerNormalization of such a norm. Its kernel takes the
-statistics in FP32 whatever the type of what it reads, and rounds once, at its end: squares beyond FP16's range do no
-harm there.
-Which nodes these are the engine says (``mptune.engines.ort.fusions``); here is what follows from it for emulation and
-for hazards. It holds in FP16: the same nodes in BF16 are not always fused, so each of their steps is rounded there.
+ONNX Runtime's kernel for such a norm takes the statistics in FP32 whatever the type of what it reads, and rounds once,
+at its end. Which nodes these are the engine says (``mptune.engines.ort.fusions``). It holds in FP16: the same nodes in
+BF16 are not always fused, so each of their steps is rounded there.
 """
 
 from __future__ import annotations

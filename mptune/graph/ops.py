@@ -251,35 +251,28 @@ class OperatorSchema:
     """The part of an operator's schema that typing needs.
 
     Attributes:
-        inputs: formal type per position: a type parameter such as ``T``, or a type such as ``tensor(int64)``.
-        variadic_input: whether the last input may be there any number of times.
+        inputs: formal type per position: a type parameter such as ``T``, or a type such as ``tensor(int64)``; the last
+            one may be there any number of times.
         types: type parameter -> the types that it admits.
     """
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    variadic_input: bool
-    variadic_output: bool
     types: Mapping[str, frozenset[str]]
 
     @classmethod
     def of(cls, schema: Any, type_attribute: str = "type_str") -> OperatorSchema:
         """Read a schema object of onnx, or of ONNX Runtime, which has ``typeStr`` for ``type_str``."""
-        return cls(
-            tuple(getattr(p, type_attribute) for p in schema.inputs),
-            tuple(getattr(p, type_attribute) for p in schema.outputs),
-            bool(schema.inputs) and schema.inputs[-1].option.name == "Variadic",
-            bool(schema.outputs) and schema.outputs[-1].option.name == "Variadic",
-            {c.type_param_str: frozenset(c.allowed_type_strs) for c in schema.type_constraints},
-        )
+        inputs, outputs = (tuple(getattr(p, type_attribute) for p in side) for side in (schema.inputs, schema.outputs))
+        return cls(inputs, outputs, {c.type_param_str: frozenset(c.allowed_type_strs) for c in schema.type_constraints})
 
     def input_type(self, position: int) -> str:
-        """Formal type of the input at a position; "" beyond the last."""
-        return _at(self.inputs, position, variadic=self.variadic_input)
+        """Formal type of the input at a position."""
+        return self.inputs[min(position, len(self.inputs) - 1)]
 
     def output_type(self, position: int) -> str:
-        """Formal type of the output at a position; "" beyond the last."""
-        return _at(self.outputs, position, variadic=self.variadic_output)
+        """Formal type of the output at a position."""
+        return self.outputs[min(position, len(self.outputs) - 1)]
 
     def admitted(self, type_parameter: str) -> frozenset[Precision]:
         """The reduced precisions that a type parameter admits besides FP32."""
@@ -287,12 +280,6 @@ class OperatorSchema:
         if f"tensor({Precision.FP32.dtype})" not in types:
             return frozenset()
         return frozenset(p for p in REDUCED if f"tensor({p.dtype})" in types)
-
-
-def _at(formal: tuple[str, ...], position: int, *, variadic: bool) -> str:
-    if variadic:
-        position = min(position, len(formal) - 1)
-    return formal[position] if position < len(formal) else ""
 
 
 @dataclass(frozen=True)
@@ -322,14 +309,8 @@ QUANTISED_NAMES = ("Q", "DynamicQuantize", "Dequantize", "MatMulInteger", "GemmF
 WEIGHTS_ONLY = frozenset({"QuickGelu", "QMoE"})
 """Operators that are named so and compute with activations that are not quantised."""
 
-_KEEPS = "which keeps its type"
-OPAQUE_TYPES: Mapping[str, str] = {
-    **{kind: f"a {kind}, {_KEEPS}" for kind in ("sequence", "map")},
-    "optional": f"an optional, {_KEEPS}",
-    "sparse_tensor": f"a sparse tensor, {_KEEPS}",
-    "undefined": "of a type that ONNX cannot infer",
-}
-"""Types of values that are no tensors -> what such a value is."""
+OPAQUE_TYPES = frozenset({"sequence", "map", "optional", "sparse_tensor", "undefined"})
+"""Types of values that are no tensors, or are not known."""
 
 
 @cache
@@ -343,8 +324,7 @@ def onnx_schema(op_type: str, opset: int) -> OperatorSchema | None:
 
 def is_written_out(op_type: str, opset: int) -> bool:
     """Whether ONNX defines one of its operators by others, so that a runtime without a kernel can write it out."""
-    try:
-        schema: Any = onnx.defs.get_schema(op_type, opset, "")
-    except onnx.defs.SchemaError:
+    if onnx_schema(op_type, opset) is None:
         return False
+    schema: Any = onnx.defs.get_schema(op_type, opset, "")
     return bool(schema.has_function or schema.has_context_dependent_function)

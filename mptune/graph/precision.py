@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -25,6 +25,11 @@ class Precision(str):
         nbytes: of a stored value.
         throughput: the field of ``Target`` with the peak of its matrix products; None on targets that lack it.
         since: first compute capability whose tensor cores have it.
+        largest: finite value (IEEE 754-2008, table 3.5), 65504 of FP16.
+        overflows_at: smallest value that rounds to infinity, half a spacing above the largest one (4.3.1).
+        smallest_normal: below it, values lose digits.
+        smallest: value above zero (subnormal); half of it rounds to zero.
+        exact_integers: it holds every whole number up to here, 2048 of FP16: a sum of ones stops there.
     """
 
     FP32: ClassVar[Precision]
@@ -38,14 +43,30 @@ class Precision(str):
     nbytes: int
     throughput: str
     since: tuple[int, int] = (5, 3)
+    largest: float = field(init=False)
+    overflows_at: float = field(init=False)
+    smallest_normal: float = field(init=False)
+    smallest: float = field(init=False)
+    exact_integers: float = field(init=False)
 
     def __new__(cls, value: str, *row: Any) -> Precision:
         """The text is the name."""
         return str.__new__(cls, value)
 
+    def __post_init__(self) -> None:
+        """Compute what follows from digits and exponents."""
+        (least, most), digits = self.exponents, self.mantissa_bits
+        vars(self).update(
+            largest=(2 - 2.0**-digits) * 2.0**most,
+            overflows_at=(2 - 2.0 ** -(digits + 1)) * 2.0**most,
+            smallest_normal=2.0**least,
+            smallest=2.0 ** (least - digits),
+            exact_integers=2.0 ** (digits + 1),
+        )
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the whole row: a worker process knows those of mptune only."""
-        return add_precision, astuple(self)
+        return add_precision, tuple(getattr(self, row.name) for row in fields(self) if row.init)
 
     @classmethod
     def named(cls, name: str) -> Precision:
@@ -65,31 +86,6 @@ class Precision(str):
     def name(self) -> str:
         """Its name in texts, such as ``FP16``."""
         return self.upper()
-
-    @property
-    def largest(self) -> float:
-        """Largest finite value (IEEE 754-2008, table 3.5): 65504 of FP16."""
-        return float((2 - 2.0**-self.mantissa_bits) * 2.0 ** self.exponents[1])
-
-    @property
-    def overflows_at(self) -> float:
-        """Smallest value that rounds to infinity: half a spacing above the largest one (IEEE 754-2008, 4.3.1)."""
-        return float((2 - 2.0 ** -(self.mantissa_bits + 1)) * 2.0 ** self.exponents[1])
-
-    @property
-    def smallest_normal(self) -> float:
-        """Below it, values lose digits."""
-        return float(2.0 ** self.exponents[0])
-
-    @property
-    def smallest(self) -> float:
-        """Smallest value above zero (subnormal); half of it rounds to zero."""
-        return float(2.0 ** (self.exponents[0] - self.mantissa_bits))
-
-    @property
-    def exact_integers(self) -> float:
-        """It holds every whole number up to here, 2048 of FP16: a sum of ones stops there."""
-        return float(2.0 ** (self.mantissa_bits + 1))
 
     @property
     def stored(self) -> Precision:

@@ -35,6 +35,23 @@ class InspectedGroup:
     no_bf16: str | None = None
     only_bf16: bool = False
 
+    def to_json(self) -> dict[str, Any]:
+        """The group in ``mptune inspect --json``."""
+        group, pin = self.group, self.pin
+        return {
+            "id": group.id,
+            "name": group.name,
+            "kind": group.kind,
+            "ops": dict(group.ops),
+            "nodes": list(group.nodes),
+            "pattern": group.pattern,
+            "repeats": self.repeats,
+            **_cost(self.cost),
+            "pinned": None if pin is None else {"precision": str(pin.precision), "reason": pin.reason},
+            "no_bf16": self.no_bf16,
+            "only_bf16": self.only_bf16,
+        }
+
 
 @dataclass(frozen=True)
 class OperatorSummary:
@@ -58,11 +75,8 @@ class Inspection:
     """What ``inspect`` found in a model: groups, operators, costs, hazards.
 
     Attributes:
-        model: what was inspected.
-        parameters: how many floating-point constants there are.
-        weight_bytes: in how many bytes.
+        parameters: how many floating-point constants there are, ``weight_bytes`` in how many bytes.
         memory: what all-FP32 and all-FP16 need of it at once.
-        granularity: of the groups.
         space: name of the search space whose pins count.
         groups: in topological order.
         operators: by FLOPs, the most first.
@@ -71,8 +85,7 @@ class Inspection:
         assumed: symbolic dimension -> the size that FLOPs and bytes are counted for; empty where shapes were observed.
         unknown_shapes: how many FP32 values have no known shape, and count as one element per unknown dimension.
         observed: what the samples are called whose values and shapes were observed; None where none were.
-        samples: how many.
-        available: how many a search would run; more where these computed enough for a look.
+        samples: how many; ``available`` are as many as a search would run.
         warnings: that have no code, one line each.
         about: findings about the model as a whole, and about the data.
     """
@@ -125,7 +138,7 @@ class Inspection:
             "shapes": {"assumed": dict(self.assumed), "observed": self.observed, "unknown": self.unknown_shapes},
             "samples": self.samples,
             "samples_available": self.available,
-            "groups": [_group(g) for g in self.groups],
+            "groups": [group.to_json() for group in self.groups],
             "operators": [
                 {"name": o.name, "nodes": o.count, "with_precision": o.grouped, "flops": o.flops, "fixed": o.fixed}
                 for o in self.operators
@@ -137,26 +150,9 @@ class Inspection:
         }
 
 
-def _value(info: TensorInfo) -> dict[str, Any]:
-    return {"name": info.name, "dtype": info.dtype, "shape": None if info.shape is None else list(info.shape)}
-
-
 def _cost(cost: GroupCost) -> dict[str, float]:
     return {"flops": cost.flops, "fp32_bytes": cost.fp32_bytes, "fp16_bytes": cost.fp16_bytes}
 
 
-def _group(inspected: InspectedGroup) -> dict[str, Any]:
-    group, pin = inspected.group, inspected.pin
-    return {
-        "id": group.id,
-        "name": group.name,
-        "kind": group.kind,
-        "ops": dict(group.ops),
-        "nodes": list(group.nodes),
-        "pattern": group.pattern,
-        "repeats": inspected.repeats,
-        **_cost(inspected.cost),
-        "pinned": None if pin is None else {"precision": str(pin.precision), "reason": pin.reason},
-        "no_bf16": inspected.no_bf16,
-        "only_bf16": inspected.only_bf16,
-    }
+def _value(info: TensorInfo) -> dict[str, Any]:
+    return {"name": info.name, "dtype": info.dtype, "shape": None if info.shape is None else list(info.shape)}

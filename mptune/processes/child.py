@@ -20,11 +20,8 @@ from mptune.errors import MptuneError
 from mptune.files import is_disk_full
 from mptune.processes.failure import EngineError, Failure, FailureKind, Progress, Stage
 
-SHOW_STACKS = signal.SIGUSR2
-"""At this signal the worker prints where its threads stand."""
 _GUARD_WAKES_S = 0.1
 TRANSIENT = "transient"
-"""Slot of what a job alone uses (``WorkerState.transient``)."""
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
@@ -34,7 +31,6 @@ class Job(Protocol[T_co]):
 
     def run(self, state: WorkerState) -> T_co:
         """Run it. The result must be picklable."""
-        ...
 
 
 class WorkerState:
@@ -115,7 +111,6 @@ def main() -> None:
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     faulthandler.enable(sys.stderr)
-    faulthandler.register(SHOW_STACKS, sys.stderr)
 
     connection = Connection(descriptor)
     state = WorkerState(connection)
@@ -130,17 +125,17 @@ def main() -> None:
             except SystemExit:
                 raise
             except BaseException as error:
-                answer = pickle.dumps(("failure", failure_of(error, state)))
+                with contextlib.suppress(OSError):  # a full disk
+                    traceback.print_exc()
+                answer = pickle.dumps(("failure", Failure(state.stage, *describe(error))))
             if os.getpid() != worker:  # The job forked: this copy must not answer in the worker's place.
                 os._exit(1)
             with contextlib.suppress(OSError):  # a full disk
                 sys.stdout.flush()
                 sys.stderr.flush()
             state.send(answer)
-            try:
+            with contextlib.suppress(Exception):  # What goes wrong once the answer is sent is no matter of the job.
                 state.drop(TRANSIENT)
-            except Exception:  # What goes wrong once the answer is sent is for the log alone.
-                traceback.print_exc()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # The parent has closed the connection.
     finally:
@@ -149,13 +144,6 @@ def main() -> None:
             with contextlib.suppress(OSError):
                 os.kill(guard, signal.SIGKILL)  # The parent kills what else is in the group.
                 os.waitpid(guard, 0)
-
-
-def failure_of(error: BaseException, state: WorkerState) -> Failure:
-    """What a job failed with, in an ``except`` clause; its traceback goes to the log."""
-    with contextlib.suppress(OSError):  # a full disk
-        traceback.print_exc()
-    return Failure(state.stage, *describe(error))
 
 
 def describe(error: BaseException) -> tuple[FailureKind, str]:

@@ -12,14 +12,10 @@ from mptune.json_form import JsonForm
 class Stage(str, Enum):
     """Where a job failed."""
 
-    START = "start"
-    """The worker process itself."""
-    BUILD = "build"
-    """Rewritten model to engine (for ONNX Runtime: to a session)."""
-    RUN = "run"
-    """Computing the outputs."""
+    START = "start"  # of the worker process itself
+    BUILD = "build"  # rewritten model to engine (for ONNX Runtime: to a session)
+    RUN = "run"  # computing the outputs
     TIME = "time"
-    """Timing the engine."""
 
 
 class FailureKind(str, Enum):
@@ -57,8 +53,7 @@ class Failure(JsonForm):
     @property
     def is_machine_fault(self) -> bool:
         """Whether the machine is at fault, not the plan: such a job is run again."""
-        kinds = FailureKind.DISK_FULL, FailureKind.DEVICE_LOST, FailureKind.DRIVER, FailureKind.WORKER
-        return self.kind in kinds
+        return self.kind in (FailureKind.DISK_FULL, FailureKind.DEVICE_LOST, FailureKind.DRIVER, FailureKind.WORKER)
 
     @property
     def is_inconclusive(self) -> bool:

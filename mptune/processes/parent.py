@@ -1,11 +1,8 @@
 """The parent's end of the worker process, in which every engine is built and run.
 
-The parent owns the deadline, kills the whole process tree, and starts the worker again when it is needed. A job is a
-frozen dataclass with ``run(state)``. One that raises ``MptuneError`` met a problem that the user has to fix, so the
-error is raised again in the parent; every other exception, crash or timeout comes back as a ``Failure``, with a log of
-what the job printed.
-
-POSIX only: process groups, socket pairs.
+The parent owns the deadline, kills the whole process tree, and starts the worker again when it is needed. A job that
+raises ``MptuneError`` met a problem that the user has to fix, so the error is raised again in the parent; every other
+exception, crash or timeout comes back as a ``Failure``, with a log of what the job printed. POSIX only.
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ from typing import Any, TypeVar
 import psutil  # type: ignore[import-untyped]
 
 from mptune.errors import MptuneError
-from mptune.processes.child import SHOW_STACKS, Job
+from mptune.processes.child import Job
 from mptune.processes.failure import EngineError, Failure, FailureKind, Progress, Stage
 from mptune.settings import WorkerSettings
 
@@ -46,7 +43,6 @@ _MOST_PRINTED_BYTES = 64 << 20
 """While a job runs its output may become this large."""
 _END_TIMEOUT_S = 10.0
 """A process may take this long to end."""
-_SHOWING_S = 0.2
 _RETIRING = frozenset({FailureKind.OUT_OF_MEMORY, FailureKind.DEVICE_LOST, FailureKind.CRASH})
 """After these the process is replaced: its CUDA context may be lost, or its memory exhausted."""
 _CLOSED = Failure(Stage.START, FailureKind.WORKER, "the worker was closed")
@@ -98,10 +94,10 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         with self._lock:
             try:
                 return self._call(job, timeout_s)
-            except BaseException as error:
-                # An MptuneError is an answer. Anything else (Ctrl-C) left a job running whose result nobody reads.
-                if not isinstance(error, MptuneError):
-                    self._end(kills=True)
+            except MptuneError:
+                raise
+            except BaseException:  # Ctrl-C, say, left a job running whose result nobody reads.
+                self._end(kills=True)
                 raise
 
     def restart(self) -> None:
@@ -137,9 +133,8 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
                 process = self._process = used or WorkerProcess(self._environment)
             except OSError as error:
                 return Failure(Stage.START, FailureKind.WORKER, f"the worker process could not be started: {error}")
-            result: T | Failure = _CLOSED
-            if not self.is_closed:  # After this ``close`` kills the process itself.
-                result = process.exchange(job, timeout_s, self)
+            # After ``is_closed`` is set ``close`` kills the process itself.
+            result: T | Failure = _CLOSED if self.is_closed else process.exchange(job, timeout_s, self)
             if self.is_closed:
                 self._end(kills=True)
                 return _CLOSED
@@ -210,12 +205,17 @@ class WorkerProcess:
 
         After a failure the process is killed, unless it is fit for the next job.
         """
+
+        def send(value: Any) -> None:
+            with contextlib.suppress(OSError):  # A process that is gone, or does not read, gives no answer either.
+                self.connection.send_bytes(pickle.dumps(value, protocol=5))
+
         if self.jobs > 0:
             os.ftruncate(self._output, 0)  # what the last job printed
         self.jobs += 1
         self.stage = Stage.START
         try:
-            self._send(job)
+            send(job)
             limit_s = left_s = worker.settings.start_timeout_s
             turned = time.monotonic()
             while left_s > -_OVERTIME_S:
@@ -246,9 +246,9 @@ class WorkerProcess:
                     worker.on_progress(value)
                 elif kind == "question":
                     try:
-                        self._send(("answer", worker.on_question(value)))
+                        send(("answer", worker.on_question(value)))
                     except MptuneError as error:
-                        self._send(("refused", error))
+                        send(("refused", error))
                 elif kind == "error":
                     raise value
                 else:
@@ -258,18 +258,10 @@ class WorkerProcess:
                     return result
             if not self.is_alive:
                 raise self._cause_of_death()
-            with contextlib.suppress(OSError):
-                os.kill(self.popen.pid, SHOW_STACKS)
-                time.sleep(_SHOWING_S)
             raise EngineError(FailureKind.TIMEOUT, f"no result after {limit_s:g} s")
         except EngineError as error:
             self.kill()
             return Failure(self.stage, error.kind, error.message)
-
-    def _send(self, value: Any) -> None:
-        message = pickle.dumps(value, protocol=5)
-        with contextlib.suppress(OSError):  # A process that is gone, or does not read, gives no answer either.
-            self.connection.send_bytes(message)
 
     def _cause_of_death(self) -> EngineError:
         """Why the process is gone, by its exit status and what it printed last."""
@@ -300,11 +292,12 @@ class WorkerProcess:
             return None
         self._shorten_output(2 * KEEP_BYTES)
         path = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{self.popen.pid}-{self.jobs:03d}-{name}.log"
-        with contextlib.suppress(OSError):
+        try:
             folder.mkdir(parents=True, exist_ok=True)
             path.write_bytes(os.pread(self._output, 3 * KEEP_BYTES, 0))
-            return path
-        return None
+        except OSError:
+            return None
+        return path
 
     def kill(self) -> None:
         """Kill the whole tree; what was printed stays."""
@@ -343,7 +336,7 @@ def kill_tree(process: subprocess.Popen[bytes]) -> None:
 
 def absolute_sys_path() -> tuple[str, ...]:
     """This process' import path as absolute paths."""
-    return tuple(str(Path(entry).absolute()) if entry else str(Path.cwd()) for entry in sys.path)
+    return tuple(str(Path(entry).absolute()) for entry in sys.path)
 
 
 def run_once(job: Job[T], timeout_s: float) -> T | str:

@@ -111,7 +111,7 @@ def recommended(front: Front) -> list[tuple[Evaluation, list[str]]]:
         (front.chosen, "chosen"),
         (front.fp32, "all-FP32"),
         (front.fp16, front.fp16_name),
-        *((beside.evaluation, beside.role) for beside in front.neighbours),
+        *((evaluation, role) for role, evaluation in front.neighbours),
     ]
     rows: dict[str, tuple[Evaluation, list[str]]] = {}
     for evaluation, role in named:
@@ -205,7 +205,7 @@ def _plan(evaluation: Evaluation, content: PageContent) -> dict[str, Any]:
         "interval": texts.format_interval(evaluation),
         "ms_text": texts.latency_text(evaluation),
         "speedup": text.short_number(evaluation.speedup),
-        "speedup_text": texts.speedup_of(evaluation, front.fp32),
+        "speedup_text": texts.format_speedup(evaluation.speedup),
         "search": text.short_number(evaluation.error_value),
         "held_out": text.short_number(evaluation.held_out_value),
         "ci95": None if interval is None else [text.short_number(bound) for bound in interval],

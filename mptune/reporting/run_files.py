@@ -30,8 +30,8 @@ from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front
 from mptune.tuning.fronts.dominance import reference_error_of
 from mptune.tuning.fronts.progress import progress_of
+from mptune.tuning.reasons.plan_findings import sample_indices
 from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.runs.result import sample_indices
 from mptune.tuning.steps.remeasure import dropped_plans
 
 

@@ -18,7 +18,7 @@ from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
 from mptune.tuning.explanation import Kept
 from mptune.tuning.front import Front, fp16_name, front_rows
 from mptune.tuning.fronts.dominance import faster_beyond_noise
-from mptune.tuning.fronts.texts import compared, error_cell, latency_text, speedup_of
+from mptune.tuning.fronts.texts import compared, error_cell, format_speedup, latency_text
 
 if TYPE_CHECKING:
     import jinja2
@@ -76,7 +76,7 @@ def _templates() -> jinja2.Environment:
 
 def speedup_text(evaluation: Evaluation, fp32: Evaluation) -> str:
     """The speedup against all-FP32, and whether it is none beyond noise, such as ``1.01x, not significant``."""
-    text = speedup_of(evaluation, fp32)
+    text = format_speedup(evaluation.speedup)
     is_apart = faster_beyond_noise(evaluation, fp32) or faster_beyond_noise(fp32, evaluation)
     is_measured = evaluation.latency.source == "measured"
     return f"{text}, not significant" if is_measured and not is_apart and evaluation.plan != fp32.plan else text
@@ -130,8 +130,9 @@ def explain_kept(kept: Kept) -> str:
 def neighbour_lines(front: Front) -> list[tuple[str, str]]:
     """The plans beside the chosen one: what each is better in, and its id with what it gives instead."""
     return [
-        (beside.role, f"{beside.evaluation.plan.fingerprint}: {compared(beside.evaluation, beside.chosen)}")
-        for beside in front.neighbours
+        (role, f"{evaluation.plan.fingerprint}: {compared(evaluation, front.chosen)}")
+        for role, evaluation in front.neighbours
+        if front.chosen is not None
     ]
 
 
@@ -240,7 +241,6 @@ def environment_facts(environment: Environment) -> list[tuple[str, str]]:
 def confirmation_rows(confirmation: Confirmation) -> list[dict[str, str]]:
     """Each plan with its figures in the search and as measured, and what became of it on the device, in a word."""
     front, rows = confirmation.front, []
-    before = next((p.searched for p in confirmation.plans if p.searched.origin == ORIGIN_FP32), None)
     for plan in confirmation.plans:
         seen, now = plan.searched, plan.measured
         is_chosen = front.chosen is not None and front.chosen.plan == seen.plan
@@ -249,8 +249,8 @@ def confirmation_rows(confirmation: Confirmation) -> list[dict[str, str]]:
             "plan": seen.plan.fingerprint,
             "ms": latency_text(seen),
             "measured ms": "-" if now is None else latency_text(now),
-            "speedup": speedup_of(seen, before),
-            "measured speedup": "-" if now is None else speedup_of(now, front.fp32),
+            "speedup": format_speedup(seen.speedup),
+            "measured speedup": "-" if now is None else format_speedup(now.speedup),
             "error": error_cell(seen),
             "measured error": "-" if now is None or now.held_out is None else error_cell(now),
             "became": "failed" if now is None else "chosen" if is_chosen else "front" if is_on_front else "",

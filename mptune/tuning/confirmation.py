@@ -26,8 +26,8 @@ from mptune.tuning.record.study import compare_metric
 from mptune.tuning.runs.result import front_of, read_record
 from mptune.tuning.steps.remeasure import confirmed_evaluations, rounds_needed
 
-HELD, HELD_MOSTLY, FEWEST_PAIRS = 0.9, 0.75, 3
-"""Shares of the pairs from which on a ranking held, and held in the main; of fewer pairs nothing can be said."""
+HELD, FEWEST_PAIRS = 0.9, 3
+"""Share of the pairs from which on a ranking held; of fewer pairs nothing can be said."""
 
 ERRORS_APART = 1.1
 """Errors with a smaller ratio count as equal: emulated and measured errors of one plan differ this much."""
@@ -53,12 +53,7 @@ class Agreement(JsonForm):
         """In plain words, to follow "the ranking"."""
         if self.pairs < FEWEST_PAIRS:
             return "cannot be judged: too few plans differ beyond noise"
-        share = self.agreeing / self.pairs
-        if share >= HELD:
-            return "held"
-        if share >= HELD_MOSTLY:
-            return "held in the main: between neighbours go by what was measured"
-        return "did not hold: go by what was measured"
+        return "held" if self.agreeing >= HELD * self.pairs else "did not hold: go by what was measured"
 
     def to_json(self) -> dict[str, Any]:
         """All fields and the verdict."""

@@ -94,8 +94,8 @@ def pack(run: RunDirectory, file: RunFile, out: Path, storage: str | None = None
         if absent := [path for path in needed if not path.exists()]:
             raise RunError(f"{absent[0]} is missing: the run is not whole", "let `mptune search` go on with it first")
         # How often to repeat, and the baseline's latency then, are notes about this machine.
-        kept = (path for path in sorted((*run.data.glob("*"), *run.data.glob(f"{TARGETS}/*"))) if path.is_file())
-        needed += [path for path in kept if not path.name.startswith((".", "timing-")) and path.suffix != ".tmp"]
+        files = (path for path in sorted((*run.data.glob("*"), *run.data.glob(f"{TARGETS}/*"))) if path.is_file())
+        needed += [path for path in files if not path.name.startswith((".", "timing-")) and path.suffix != ".tmp"]
         members |= {str(path.relative_to(home)): path for path in needed}
         with writing(out), whole_file(out) as partial, tarfile.open(partial, "w:gz", compresslevel=1) as archive:
             for place, path in members.items():

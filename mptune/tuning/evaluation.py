@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PureWindowsPath
 from typing import Any, Literal
 
 from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError
-from mptune.data.metrics.paired import Floats, error_interval, pseudo_values
+from mptune.data.metrics.paired import error_interval
 from mptune.data.metrics.parts import ADD_IN_SQUARES
 from mptune.data.metrics.table import own_value
 from mptune.engines.base import ErrorSource, Measurement
-from mptune.engines.timing.latency import DRIFT_TEXT, Latency
+from mptune.engines.timing.latency import Latency
 from mptune.finding import OutputColumns
 from mptune.graph.plan import PrecisionPlan
 from mptune.json_form import JsonForm, encode
@@ -54,21 +53,8 @@ class Origin:
         return self.name or self.kind
 
 
-ORIGIN_FP32 = Origin("seed", "all-fp32")
-ORIGIN_FP16 = Origin("seed", "all-fp16")
-ORIGIN_TF32 = Origin("seed", "tf32")
+ORIGIN_FP32, ORIGIN_FP16, ORIGIN_TF32 = (Origin("seed", name) for name in ("all-fp32", "all-fp16", "tf32"))
 ORIGIN_SAMPLER = Origin("sampler")
-
-
-@dataclass(frozen=True)
-class EmulatedError:
-    """The error of one plan by emulation: ``inf`` where it is not finite.
-
-    It is of the first ``samples`` search samples; None where nobody counted them.
-    """
-
-    value: float
-    samples: int | None
 
 
 @dataclass(frozen=True, repr=False)
@@ -83,12 +69,9 @@ class Evaluation(JsonForm):
         speedup: median of all-FP32 / median of this one; above 1 is faster.
         emulated: the objective statistic by emulation of some of the samples, beside a measured one.
         disagrees: the measured error is not the emulated one, by more than ``EMULATION_FACTOR``.
-        operators: of the plan's reduced groups, where it disagrees; those that are in most of them first.
-        held_out: the same statistics on the held-out samples; None until re-measured.
-        held_out_least: the smallest error of a round, where several took ``held_out``, which is the largest; else None.
+        held_out: the same statistics on the held-out samples, the worst of several rounds; None until re-measured.
         remeasured: the search measured it again in fresh processes.
         confirmed: a device measured it by ``mptune confirm``.
-        warnings: one line each, ending with what to do.
         power_mode: of the Jetson that it was timed on, and what that mode left; None elsewhere.
         ignored: outputs whose errors do not count.
     """
@@ -103,9 +86,7 @@ class Evaluation(JsonForm):
     speedup: float
     emulated: float | None = None
     disagrees: bool = False
-    operators: tuple[str, ...] = ()
     held_out: OutputError | None = None
-    held_out_least: float | None = None
     drift: float = 1.0
     build_s: float = 0.0
     engine_path: str | None = None
@@ -130,40 +111,32 @@ class Evaluation(JsonForm):
     ) -> Evaluation:
         """Turn what a toolchain returned into an evaluation; ``baseline_ms`` is None for all-FP32 itself."""
         same = ("latency", "error", "error_source", "drift", "build_s", "warnings", "memory", "power_mode")
-        evaluation = cls(
-            plan=plan,
-            number=number,
-            origin=origin,
-            metric=metric,
-            speedup=1.0,
-            engine_path=None if measurement.engine_path is None else str(measurement.engine_path),
-            ignored=ignored,
-            **{name: getattr(measurement, name) for name in same},
-        )
+        figures: dict[str, Any] = {name: getattr(measurement, name) for name in same}
+        figures["engine_path"] = measurement.engine_path and str(measurement.engine_path)
+        evaluation = cls(plan, number, origin, metric=metric, speedup=1.0, ignored=ignored, **figures)
         return evaluation if baseline_ms is None else evaluation.with_baseline(baseline_ms)
 
-    def with_emulated(self, emulated: EmulatedError, fp32_error: float, operators: Iterable[str] = ()) -> Evaluation:
-        """The same evaluation with the plan's emulated error, and whether the two disagree, of which ``operators``."""
-        compared = replace(self, emulated=emulated.value)
+    def with_emulated(self, emulated: float, samples: int, fp32_error: float) -> Evaluation:
+        """The same with the plan's error by emulation of the first ``samples``, and whether the two disagree."""
+        if self.has_own_value:  # of such metrics the relative L2 is emulated
+            return self
+        compared = replace(self, emulated=emulated)
         if self.metric not in ADD_IN_SQUARES or not self.is_finite:  # other statistics do not add in squares
             return compared
-        same = self.counted if emulated.samples is None else self.counted.of_first(emulated.samples)
-        measured, expected = same.value(self.metric), math.hypot(emulated.value, fp32_error)
-        if expected / EMULATION_FACTOR <= measured <= expected * EMULATION_FACTOR:
-            return compared
-        if max(measured, expected) <= _FP32_NOISE:  # no value that counts was rounded, as where FP16 holds a mask
-            return compared
-        return replace(compared, disagrees=True, operators=tuple(operators))
+        measured = self.counted.of_first(samples).value(self.metric)
+        expected = math.hypot(emulated, fp32_error)
+        is_near = expected / EMULATION_FACTOR <= measured <= expected * EMULATION_FACTOR
+        # Neither counts below FP32's own noise, as where FP16 holds every value of a mask.
+        return replace(compared, disagrees=not is_near and max(measured, expected) > _FP32_NOISE)
 
     def __repr__(self) -> str:
-        held_out = "" if self.held_out_value is None else f" held out, {self.error_value:.2g} on the search samples"
-        counts = {"FP16": 0, **{precision.name: count for precision, count in self.plan.reduced_counts.items()}}
-        return (
-            f"Evaluation({self.plan.fingerprint}: {self.latency.median_ms:.4g} ms {self.latency.source},"
-            f" error {self.judged_error:.2g}{held_out} ({self.metric}),"
-            f" {', '.join(f'{count} {name}' for name, count in counts.items())} and {len(self.plan.fp32_groups)} FP32"
-            f" groups, {self.origin})"
-        )
+        held_out = "" if self.held_out is None else f" held out, {self.error_value:.2g} on the search samples"
+        error = f"error {self.judged_error:.2g}{held_out} ({self.metric})"
+        counts = {precision.name: count for precision, count in self.plan.reduced_counts.items()}
+        counts["FP32"] = len(self.plan.fp32_groups)
+        groups = ", ".join(f"{count} {name}" for name, count in counts.items())
+        latency = f"{self.latency.median_ms:.4g} ms {self.latency.source}"
+        return f"Evaluation({self.plan.fingerprint}: {latency}, {error}, groups: {groups}, {self.origin})"
 
     def engine_in(self, engines: Path) -> Path | None:
         """The plan's engine, in the run's own folder only: the record may come from a stranger, and name any file."""
@@ -204,28 +177,11 @@ class Evaluation(JsonForm):
         return (self.counted_held_out or self.counted).deciding_part(self.metric)
 
     @cached_property
-    def pseudo_errors(self) -> Floats | None:
-        """Pseudo-values of the error on the search samples (``mptune.data.metrics.paired``), shape (samples,)."""
-        return pseudo_values(self.counted, self.metric)
-
-    @cached_property
-    def all_pseudo_errors(self) -> Floats | None:
-        """The same on all samples that the plan has met, the held-out ones counted in."""
-        if self.counted_held_out is None:
-            return self.pseudo_errors
-        return pseudo_values(self.counted.with_samples_of(self.counted_held_out), self.metric)
-
-    @cached_property
     def is_finite(self) -> bool:
         """Whether the plan is feasible: no NaN or Inf where the reference has none, on any sample."""
         errors = filter(None, (self.counted, self.counted_held_out))
         is_sound = all(error.non_finite == 0 and math.isfinite(error.value(self.metric)) for error in errors)
         return is_sound and math.isfinite(self.latency.median_ms)
-
-    @property
-    def timing_warnings(self) -> tuple[str, ...]:
-        """The warnings about how the plan was measured; how far the baseline drifts stands once for all plans."""
-        return tuple(text for text in self.warnings if not text.startswith(DRIFT_TEXT))
 
     @property
     def has_own_value(self) -> bool:
@@ -248,30 +204,25 @@ class Evaluation(JsonForm):
     def to_point(self) -> dict[str, Any]:
         """The POINT of front.json: every key always there, non-finite numbers as strings."""
         figures = ("median_ms", "p90_ms", "p99_ms", "ci95_ms", "cv", "source")
-        point: dict[str, Any] = encode(
-            {
-                "plan": self.plan.fingerprint,
-                "origin": self.origin,
-                "latency": {name: getattr(self.latency, name) for name in figures},
-                "error": {
-                    "value": self.error_value,
-                    "metric": self.metric,
-                    "source": self.error_source,
-                    "emulated": self.emulated,
-                    "held_out": self.held_out_value,
-                    "ci95": error_interval(self.counted, self.metric),
-                    "part": None if self.part is None else self.part.to_json("output"),
-                    "per_output": self.error.summary(),
-                },
-                "speedup": self.speedup,
-                "fp16_groups": len(self.plan.fp16_groups),
-                "bf16_groups": len(self.plan.bf16_groups),
-                "fp32_groups": len(self.plan.fp32_groups),
-                "engine": self.engine_path,
-                "remeasured": self.remeasured,
-                "confirmed": self.confirmed,
-                **{n: getattr(self.memory, n, None) for n in ("engine_bytes", "context_bytes", "weight_bytes")},
-                "memory_source": None if self.memory is None else self.memory.source,
-            }
-        )
-        return point
+        point: dict[str, Any] = {
+            "plan": self.plan.fingerprint,
+            "origin": self.origin,
+            "latency": {name: getattr(self.latency, name) for name in figures},
+            "error": {
+                "value": self.error_value,
+                "metric": self.metric,
+                "source": self.error_source,
+                "emulated": self.emulated,
+                "held_out": self.held_out_value,
+                "ci95": error_interval(self.counted, self.metric),
+                "part": self.part and self.part.to_json("output"),
+                "per_output": self.error.summary(),
+            },
+            "engine": self.engine_path,
+            "memory_source": self.memory and self.memory.source,
+        }
+        point |= {name: getattr(self, name) for name in ("speedup", "remeasured", "confirmed")}
+        point |= {name: len(getattr(self.plan, name)) for name in ("fp16_groups", "bf16_groups", "fp32_groups")}
+        point |= {n: getattr(self.memory, n, None) for n in ("engine_bytes", "context_bytes", "weight_bytes")}
+        encoded: dict[str, Any] = encode(point)
+        return encoded

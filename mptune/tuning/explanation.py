@@ -10,8 +10,6 @@ from typing import Any, Literal
 
 from mptune.json_form import JsonForm, encode
 
-EXPLANATION_FORMAT = 1
-
 Reason = Literal["finding", "no-kernel", "error", "casts", "not-tried"]
 """Why a group is FP32: a finding pins it; the engine has no kernel; its error; FP16 saves nothing beyond its Casts; or
 none of these, as where the search space pins it."""
@@ -62,9 +60,7 @@ class Kept:
     @property
     def because(self) -> str:
         """Why it is FP32 with the figures, one line, as every view says it."""
-        error, figures = self.worth.one_group_error, []
-        if self.worth.pinned is not None:
-            figures.append(self.worth.pinned)
+        error, figures = self.worth.one_group_error, [self.worth.pinned] if self.worth.pinned else []
         if error is not None:
             figures.append(f"{error:.1e} alone" if math.isfinite(error) else "NaN or Inf alone")
         if self.saves_ms is not None:
@@ -100,13 +96,14 @@ class Explanation:
             plan: [{**k.to_json(), "one_group_error": k.worth.one_group_error, "saves_ms": k.saves_ms} for k in kept]
             for plan, kept in self.kept.items()
         }
-        document = {"format": EXPLANATION_FORMAT, "metric": metric, "gains_from": self.gains_from}
-        return {**document, "groups": encode(self.groups), "plans": encode(plans)}
+        document = {"format": 1, "metric": metric, "gains_from": self.gains_from, "groups": self.groups, "plans": plans}
+        encoded: dict[str, Any] = encode(document)
+        return encoded
 
 
 def reason_counts(kept: Iterable[Kept], most: int | None = None) -> str:
     """FP32 groups by finding or reason, such as ``2 overflow, 12 error, 1 more``; at most ``most`` words are listed."""
-    counts = Counter(group.word for group in kept)
-    parts = [f"{count} {word}" for word, count in counts.items()]
-    rest = sum(list(counts.values())[most:]) if most is not None else 0
-    return ", ".join([*parts[:most], f"{rest} more"] if rest else parts)
+    counts = list(Counter(group.word for group in kept).items())
+    parts = [f"{count} {word}" for word, count in counts[:most]]
+    rest = 0 if most is None else sum(count for _, count in counts[most:])
+    return ", ".join([*parts, f"{rest} more"] if rest else parts)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 from mptune.engines.base import Failure, MissingKernel
@@ -20,7 +19,7 @@ from mptune.finding import Finding, Where
 from mptune.graph.casting.value_types import unsupported, value_types
 from mptune.graph.fused import FusedNodes, of_model
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.hazards import find, hazard, interface, masks, observed_values
+from mptune.graph.hazards import find, hazard, interface, observed_values
 from mptune.graph.loading.model import Model
 from mptune.graph.ops import RECURRENT
 from mptune.graph.plan import REDUCED, Precision
@@ -97,8 +96,7 @@ def ask_for_kernels(
         is_searched = precision in precisions and precision.stored is not Precision.FP32
         if precision is not Precision.FP16 and not is_searched:
             continue
-        what = "asking which operators the engine lacks"
-        job = partial(toolchain.missing_kernels, precision)
+        job, what = lambda asked=precision: toolchain.missing_kernels(asked), "asking which operators the engine lacks"
         answer = attempts.run_job(job, toolchain, listener or Silent(), what)
         if isinstance(answer, Failure):
             warnings.append(
@@ -175,8 +173,8 @@ def observe(
     findings += tuple(f.on_held_out_samples() for f in new if (f.code, f.where.outputs) not in named)
     kernels = ask_for_kernels(toolchain, precisions, listener)  # on a GPU ranges are observed meanwhile
     listener.stage("observing the ranges of values")
-    job = partial(toolchain.observe, listener.stage)
-    ranges = attempts.run_needed_job(job, toolchain, listener, "observing ranges")
+    what = "observing ranges"
+    ranges = attempts.run_needed_job(lambda: toolchain.observe(listener.stage), toolchain, listener, what)
     if isinstance(ranges, Failure):
         raise did_not_run("the model cannot be observed in FP32", ranges, model)
     observed = observed_values.ObservedValues(ranges, tuple(indices[0]))
@@ -194,7 +192,6 @@ def data_findings(observations: Observations, grouped: GroupedModel, first: int)
     return (
         *earlier,
         *baseline.optimisation_findings(errors, grouped.model, "search", first, earlier),
-        *masks.masked_row_findings(grouped, observations.observed, "search", earlier),
     )
 
 

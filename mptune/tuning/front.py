@@ -1,10 +1,10 @@
-"""Front: the non-dominated evaluations, the choice, and what the search says about them; how good the whole is."""
+"""Front: the non-dominated evaluations, the choice, and what the search says about them; as JSON, table and records."""
 
 from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -16,6 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from mptune.choice import Choice
+from mptune.data.metrics.paired import LEAST_ERROR
+from mptune.data.metrics.tasks import undirected
 from mptune.errors import PlanError
 from mptune.finding import Finding
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -24,25 +26,23 @@ from mptune.printable import WIDEST, cut, printable
 from mptune.settings import check_limits
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import Explanation, reason_counts
-from mptune.tuning.fronts.choosing import choose
-from mptune.tuning.fronts.dominance import Neighbour, neighbours
-from mptune.tuning.fronts.limits import metric_values, shown_metrics
-from mptune.tuning.fronts.texts import (
-    choice_limits,
-    choice_text,
-    error_cell,
-    error_text,
-    format_interval,
-    group_counts,
-    latency_text,
-    memory_text,
-    metric_cell,
-    part_text,
-    speedup_of,
-    unmet_text,
-)
+from mptune.tuning.fronts import choosing, texts
+from mptune.tuning.fronts.dominance import Neighbour, neighbours, shared_errors
+from mptune.tuning.fronts.limits import metric_values
 
 FRONT_FORMAT = 1
+
+MOST_ROWS = 12
+"""A longer front is shown by this many of its rows: the ends, the baselines, the choice, and an even spread."""
+
+_WIDTH = 100
+"""Of the table where it is no terminal that shows it."""
+
+_TEXTS = ("", "plan", "worst part", "FP32 because", "origin")
+"""Columns that hold no numbers."""
+
+_DROPPED = ("memory", "95 %", "FP32 because", "worst part")
+"""Columns that are left out, one after the other, where the width does not hold all."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -50,28 +50,21 @@ class Front:
     """What a search found: the trade-off of latency against error, and the plan taken from it.
 
     Attributes:
-        run_dir: the run directory that it was read from.
-        model_path: the user's model.
-        model_sha256: its hash.
-        target: name of the target.
-        engine: name of the toolchain.
-        device: what ran or is predicted.
-        metric: the objective statistic.
         fp32: the all-FP32 baseline.
         fp16: all-FP16 after pins; None where it failed or was not evaluated.
+        tf32: all-FP32 with TF32; None where the device has none, or it was not evaluated.
         points: sorted by latency, non-dominated beyond noise; judged by held-out error where it is known.
         chosen: the plan in ``chosen/``; None where nothing is feasible, or nothing was chosen yet.
         choice: how it was chosen, and which limits no plan meets.
+        nearest: the plan nearest to limits that no plan meets; None where they are met.
+        proposed: the choice that would be made: of a search that is not over, or under limits that were asked about.
         evaluations: plans evaluated, seeds and failures counted in.
         failures: those of them that did not build or run, or whose outputs were not finite.
-        hypervolume: ``hypervolume()`` of the points, 0 to 1.
+        hypervolume: share of latency and error that the points gain, 0 to 1; for comparing searches.
         warnings: that have no code, one line each.
         findings: the most severe first; a warning about groups that the chosen plan keeps in FP32 is ``info``.
         explanation: why groups stay FP32, plan by plan, and what each group costs and gains.
-        reported_metrics: that were taken beside the objective.
-        nearest: the plan nearest to limits that no plan meets; None where they are met.
-        proposed: the choice that would be made: of a search that is not over, or under limits that were asked about.
-        tf32: all-FP32 with TF32; None where the device has none, or it was not evaluated.
+        reported_metrics: that were taken beside the objective, ``metric``.
     """
 
     run_dir: Path
@@ -117,58 +110,77 @@ class Front:
         """
         check_limits(max_error, max_latency_ms, max_memory_bytes)
         asked = Choice(max_error=max_error, max_latency_ms=max_latency_ms, max_memory_bytes=max_memory_bytes)
-        choice = choose(self.points, asked, (self.metric,), self.tf32)
-        if choice.chosen is None:
+        choice = choosing.choose(self.points, asked, (self.metric,), self.tf32)
+        point = next((each for each in self.points if each.plan.fingerprint == choice.chosen), None)
+        if point is None:
             raise PlanError("no plan is feasible", "`mptune report` on the run directory shows what failed")
-        point = next(each for each in self.points if each.plan.fingerprint == choice.chosen)
         if choice.unmet is not None:
-            figures = f"{latency_text(point)} ms with error {error_text(point)}"
-            hint = f"the nearest is {choice.chosen}: {figures}"
-            raise PlanError(f"no plan has {choice_limits(choice.unmet, self.metric)}", hint)
+            figures = f"{texts.latency_text(point)} ms with error {texts.error_text(point)}"
+            limits = texts.choice_limits(choice.unmet, self.metric)
+            raise PlanError(f"no plan has {limits}", f"the nearest is {choice.chosen}: {figures}")
         return point
 
     def __repr__(self) -> str:
-        return front_text(self)
+        """What was searched, the table, the choice; under 2,000 characters."""
+        stream = io.StringIO()
+        table, notes = front_table(self, _WIDTH)
+        console = Console(file=stream, width=_WIDTH, no_color=True, highlight=False, force_terminal=False)
+        console.print(table, crop=False)
+        model, target, engine, device, metric = (
+            cut(str(name)) for name in (self.model_path.name, self.target, self.engine, self.device, self.metric)
+        )
+        counts = f"{len(self.points)} points from {self.evaluations} plans"
+        samples = " on held-out samples" if is_held_out(self) else ""
+        plan = "none" if self.chosen is None else self.chosen.plan.fingerprint
+        lines = (
+            f"Front of {model} on {target}: {counts}{f', {self.failures} failed' if self.failures else ''}",
+            f"latency {self.fp32.latency.source} ({engine}, {device}), error: {metric}{samples}",
+            *map(str.rstrip, stream.getvalue().splitlines()),
+            notes,
+            f"chosen: {plan}, {cut(self.chosen_reason, 2 * WIDEST)}",
+        )
+        return "\n".join(printable(line) for line in lines if line)
 
     def to_json(self) -> dict[str, Any]:
         """The content of front.json: every key always there, null where unknown."""
-        choice = self.choice
-        baseline = {"fp32": self.fp32, "fp16": self.fp16, "tf32": self.tf32}
-        content: dict[str, Any] = encode(
-            {
-                "format": FRONT_FORMAT,
-                "model": {"path": self.model_path, "sha256": self.model_sha256},
-                "target": {"name": self.target, "engine": self.engine, "device": self.device},
-                "metric": self.metric,
-                "baseline": {name: point and self._point(point) for name, point in baseline.items()},
-                "points": [self._point(point) for point in self.points],
-                "chosen": self.chosen and self.chosen.plan.fingerprint,
-                "chosen_point": self.chosen and self._point(self.chosen),
-                "choice": {
-                    "reason": choice.kind,
-                    "limits": choice.limit_values,
-                    "limits_met": self.limits_met,
-                    "nearest": choice.nearest,
-                    "replaced": choice.replaced,
-                    "neighbours": self.neighbours,
-                },
-                "evaluations": self.evaluations,
-                "failures": self.failures,
-                "hypervolume": self.hypervolume,
-                "findings": self.findings,
-                "warnings": self.warnings,
-            }
-        )
-        return content
 
-    def _point(self, evaluation: Evaluation) -> dict[str, Any]:
-        """The POINT of an evaluation, its metrics' own values, and why its FP32 groups are FP32."""
-        kept = () if evaluation is self.tf32 else self.explanation.of(evaluation.plan.fingerprint)
-        metrics = {
-            name: dict(zip(("search", "held_out"), metric_values(evaluation, metric), strict=True))
-            for name, metric in self.metrics.items()
+        def point(evaluation: Evaluation | None) -> dict[str, Any] | None:
+            if evaluation is None:
+                return None
+            own = {name: metric_values(evaluation, metric) for name, metric in self.metrics.items()}
+            metrics = {name: {"search": search, "held_out": held_out} for name, (search, held_out) in own.items()}
+            fp32 = () if evaluation is self.tf32 else self.explanation.of(evaluation.plan.fingerprint)
+            return {**evaluation.to_point(), "metrics": metrics, "fp32": fp32}
+
+        def beside(other: Evaluation) -> dict[str, Any]:
+            """A neighbour of the chosen plan: its latency less that plan's, its error over that on samples of both."""
+            assert self.chosen is not None
+            before, after = (max(error, LEAST_ERROR) for error in shared_errors(self.chosen, other))
+            delta_ms = other.latency.median_ms - self.chosen.latency.median_ms
+            return {"plan": other.plan.fingerprint, "latency_ms_delta": delta_ms, "error_ratio": after / before}
+
+        choice = self.choice
+        document = {
+            "format": FRONT_FORMAT,
+            "model": {"path": self.model_path, "sha256": self.model_sha256},
+            "target": {"name": self.target, "engine": self.engine, "device": self.device},
+            "metric": self.metric,
+            "baseline": {"fp32": point(self.fp32), "fp16": point(self.fp16), "tf32": point(self.tf32)},
+            "points": list(map(point, self.points)),
+            "chosen": self.chosen and self.chosen.plan.fingerprint,
+            "chosen_point": point(self.chosen),
+            "choice": {
+                "reason": choice.kind,
+                "limits": choice.limit_values,
+                "limits_met": self.limits_met,
+                "nearest": choice.nearest,
+                "replaced": choice.replaced,
+                "neighbours": [beside(evaluation) for _, evaluation in self.neighbours],
+            },
         }
-        return {**evaluation.to_point(), "metrics": encode(metrics), "fp32": encode(kept)}
+        same = ("evaluations", "failures", "hypervolume", "findings", "warnings")
+        content: dict[str, Any] = encode(document | {name: getattr(self, name) for name in same})
+        return content
 
     @property
     def chosen_reason(self) -> str:
@@ -176,17 +188,19 @@ class Front:
         proposed, fp32 = self.proposed, self.fp32.plan
         if self.chosen is None and proposed is None:
             return "no plan is feasible"
-        text = "nothing is in chosen/ yet" if self.chosen is None else choice_text(self.choice, self.metric, fp32)
+        text = "nothing is in chosen/ yet"
+        if self.chosen is not None:
+            text = texts.choice_text(self.choice, self.metric, fp32)
         if proposed is None:
             return text
         options = "`mptune pick` with the same options would choose"
         who = "as the search stands it would be" if self.chosen is None else options
-        return f"{text}; {who} {proposed.chosen}, {choice_text(proposed, self.metric, fp32)}"
+        return f"{text}; {who} {proposed.chosen}, {texts.choice_text(proposed, self.metric, fp32)}"
 
     @property
     def unmet(self) -> str:
         """Which limits no plan meets, and the nearest plan, one line; empty where they are met."""
-        return unmet_text(self.choice, self.metric, self.nearest)
+        return texts.unmet_text(self.choice, self.metric, self.nearest)
 
     @property
     def limits_met(self) -> bool:
@@ -201,8 +215,13 @@ class Front:
     @cached_property
     def metrics(self) -> Mapping[str, str]:
         """Short name -> metric of those whose own values are shown beside the error."""
-        every = (*self.points, self.fp32, self.fp16, self.chosen)
-        return shown_metrics(filter(None, every), self.reported_metrics)
+        every = [e for e in (*self.points, self.fp32, self.fp16, self.chosen) if e is not None]
+        # The objective is among them where its own value is not its error, as of an accuracy.
+        own = (e.metric for e in every if e.has_own_value and metric_values(e, e.metric)[0] != e.error_value)
+        metrics = dict.fromkeys((*own, *self.reported_metrics))
+        shown = [m for m in metrics if any(metric_values(e, m) != (None, None) for e in every)]
+        names = [undirected(metric).rpartition(":")[2] for metric in shown]
+        return {name if names.count(name) == 1 else metric: metric for name, metric in zip(names, shown, strict=True)}
 
     @property
     def neighbours(self) -> tuple[Neighbour, ...]:
@@ -212,24 +231,10 @@ class Front:
 
 def fp16_name(plan: PrecisionPlan) -> str:
     """What a plan is called that has every group in FP16 but for those that are BF16, or pinned to FP32."""
-    first, *others = plan.reduced_counts or (Precision.FP16,)
-    pinned = len(plan.fp32_groups)
-    but = [f"{plan.reduced_counts[precision]} in {precision.name}" for precision in others]
-    but += [f"{pinned} pinned"] * bool(pinned)
-    return f"all-{first.name} but {' and '.join(but)}" if but else f"all-{first.name}"
-
-
-MOST_ROWS = 12
-"""A longer front is shown by this many of its rows: the ends, the baselines, the choice, and an even spread."""
-
-_WIDTH = 100
-"""Of the table where it is no terminal that shows it."""
-
-_TEXTS = ("", "plan", "worst part", "FP32 because", "origin")
-"""Columns that hold no numbers."""
-
-_DROPPED = ("memory", "95 %", "FP32 because", "worst part")
-"""Columns that are left out, one after the other, where the width does not hold all."""
+    (first, _), *others = plan.reduced_counts.items() or [(Precision.FP16, 0)]
+    but = [f"{count} in {precision.name}" for precision, count in others]
+    but += [f"{len(plan.fp32_groups)} pinned"] * bool(plan.fp32_groups)
+    return f"all-{first.name}{' but ' if but else ''}{' and '.join(but)}"
 
 
 @dataclass(frozen=True)
@@ -245,36 +250,15 @@ class Row:
 
 def front_rows(front: Front) -> tuple[Row, ...]:
     """The points of the front, both baselines and the chosen plan, sorted by latency."""
-    by_plan = {point.plan: point for point in front.points}
-    on_front = set(by_plan)
-    for extra in (front.chosen, front.fp32, front.fp16):
-        if extra is not None:
-            by_plan.setdefault(extra.plan, extra)
+    on_front = {point.plan for point in front.points}
+    by_plan = {e.plan: e for e in (front.fp16, front.fp32, front.chosen, *front.points) if e is not None}
     baselines = {} if front.fp16 is None else {front.fp16.plan: front.fp16_name}
     baselines[front.fp32.plan] = "all-FP32"
-    rows = [
-        Row(
-            evaluation,
-            name=baselines.get(plan, evaluation.origin.label),
-            is_chosen=front.chosen is not None and plan == front.chosen.plan,
-            is_baseline=plan in baselines,
-            on_front=plan in on_front,
-        )
-        for plan, evaluation in by_plan.items()
-    ]
-    return tuple(sorted(rows, key=lambda row: row.evaluation.latency.median_ms))
-
-
-def shown_rows(rows: tuple[Row, ...]) -> tuple[Row, ...]:
-    """At most ``MOST_ROWS`` of the rows: chosen plan, ends of the front and baselines, then an even spread."""
-    if len(rows) <= MOST_ROWS:
-        return rows
-    points = [k for k, row in enumerate(rows) if row.on_front]
-    kept = {*points[:1], *points[-1:], *(k for k, row in enumerate(rows) if row.is_chosen or row.is_baseline)}
-    while len(kept) < MOST_ROWS:  # the middle of the widest gap
-        low, high = max(pairwise(sorted(kept)), key=lambda pair: pair[1] - pair[0])
-        kept.add((low + high) // 2)
-    return tuple(rows[k] for k in sorted(kept))
+    rows = []
+    for plan, e in sorted(by_plan.items(), key=lambda item: item[1].latency.median_ms):
+        is_chosen = front.chosen is not None and plan == front.chosen.plan
+        rows.append(Row(e, baselines.get(plan, e.origin.label), is_chosen, plan in baselines, plan in on_front))
+    return tuple(rows)
 
 
 def front_records(front: Front) -> list[dict[str, Any]]:
@@ -294,12 +278,12 @@ def front_records(front: Front) -> list[dict[str, Any]]:
             "p99_ms": evaluation.latency.p99_ms,
             "speedup": evaluation.speedup,
             "error": evaluation.error_value,
-            "part": part_text(evaluation, WIDEST) or None,
+            "part": texts.part_text(evaluation, WIDEST) or None,
             "held_out_error": evaluation.held_out_value,
             "fp16_groups": len(plan.fp16_groups),
             "bf16_groups": len(plan.bf16_groups),
             "fp32_groups": len(plan.fp32_groups),
-            "memory_bytes": None if memory is None else memory.total_bytes,
+            "memory_bytes": memory and memory.total_bytes,
             "origin": str(evaluation.origin),
             "latency_source": evaluation.latency.source,
             "error_source": evaluation.error_source,
@@ -328,84 +312,68 @@ def is_held_out(front: Front) -> bool:
     return any(row.evaluation.held_out is not None for row in front_rows(front))
 
 
-def front_table(front: Front, rows: Sequence[Row], width: int) -> Table:
-    """The table of these rows, one line each, with the columns that the width holds."""
+def front_table(front: Front, width: int, *, every: bool = False, more: str = "") -> tuple[Table, str]:
+    """The table of a dozen rows or of all, with the columns that the width holds, and what its marks mean.
+
+    ``more`` stands behind the count of the rows that are left out.
+    """
+    all_rows = rows = front_rows(front)
+    if not every and len(rows) > MOST_ROWS:
+        points = [k for k, row in enumerate(rows) if row.on_front]
+        shown = {*points[:1], *points[-1:], *(k for k, row in enumerate(rows) if row.is_chosen or row.is_baseline)}
+        while len(shown) < MOST_ROWS:  # the middle of the widest gap
+            low, high = max(pairwise(sorted(shown)), key=lambda pair: pair[1] - pair[0])
+            shown.add((low + high) // 2)
+        rows = tuple(rows[k] for k in sorted(shown))
     plans = [row.evaluation for row in rows]
     is_predicted = any(plan.latency.source == "predicted" for plan in plans)
     has_bf16 = any(plan.plan.bf16_groups for plan in plans)
-    parts = list(map(part_text, plans))
+    parts = list(map(texts.part_text, plans))
     names_parts = len(set(parts)) > 1 or any("[" in part for part in parts)  # of a single output it says nothing
+    starred = [is_held_out(front) and plan.held_out is None and plan.is_finite for plan in plans]
+    errors = ["*" * star + texts.error_cell(plan) for star, plan in zip(starred, plans, strict=True)]
+    metrics = {m: [texts.metric_cell(plan, m) for plan in plans] for m in front.metrics.values()}
     columns = [
         ("", [">" if row.is_chosen else "" if row.on_front else "-" for row in rows]),
         ("plan", [plan.plan.fingerprint for plan in plans]),
-        ("pred. ms" if is_predicted else "ms", list(map(latency_text, plans))),
-        ("95 %", list(map(format_interval, plans))),
-        ("speedup", [speedup_of(plan, front.fp32) for plan in plans]),
-        ("error", [_mark(front, plan) + error_cell(plan) for plan in plans]),
-        *((cut(name, WIDEST // 3), [metric_cell(plan, m) for plan in plans]) for name, m in front.metrics.items()),
+        ("pred. ms" if is_predicted else "ms", list(map(texts.latency_text, plans))),
+        ("95 %", list(map(texts.format_interval, plans))),
+        ("speedup", [texts.format_speedup(plan.speedup) for plan in plans]),
+        ("error", errors),
+        *((cut(name, WIDEST // 3), metrics[metric]) for name, metric in front.metrics.items()),
         ("worst part", parts if names_parts else []),
-        ("FP16+BF16/32" if has_bf16 else "FP16/32", [group_counts(plan.plan) for plan in plans]),
-        ("memory", list(map(memory_text, plans))),
+        ("FP16+BF16/32" if has_bf16 else "FP16/32", [texts.group_counts(plan.plan) for plan in plans]),
+        ("memory", list(map(texts.memory_text, plans))),
         ("FP32 because", [because(front, plan, 2) for plan in plans]),
     ]
     columns = [(head, cells) for head, cells in columns if not head or set(cells) - {"", "-"}]
-    origins = [row.name for row in rows]
-    for dropped in ("", *_DROPPED):
-        if dropped:
+
+    # Columns are left out where the width does not hold all, then the origin is cut. A table that is wider than the
+    # terminal even so is not cut: each line says something different.
+    def used() -> int:
+        return sum(max(map(len, (head, *cells))) + len("  ") for head, cells in columns)
+
+    longest = max(len(name) for name in ("origin", *(row.name for row in rows)))
+    for dropped in _DROPPED:
+        if used() + longest > width:
             columns = [column for column in columns if column[0] != dropped]
-        used = sum(max(map(len, (head, *cells))) + len("  ") for head, cells in columns)
-        if used + max(map(len, ("origin", *origins))) <= width:
-            break
-    room = max(width - used, len("origin"))
-    columns.append(("origin", [textwrap.shorten(name, room, placeholder="...") for name in origins]))
-    # A table that is wider than the terminal is not cut: each line says something different.
-    whole = used + max(map(len, ("origin", *columns[-1][1])))
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold", width=whole)
+    room = max(width - used(), len("origin"))
+    columns.append(("origin", [textwrap.shorten(row.name, room, placeholder="...") for row in rows]))
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold", width=used() - len("  "))
     for head, _ in columns:
         table.add_column(Text(printable(head)), justify="left" if head in _TEXTS else "right", no_wrap=True)
-    for row, cells in zip(rows, zip(*(cells for _, cells in columns), strict=True), strict=True):
+    for row, *line in zip(rows, *(cells for _, cells in columns), strict=True):
         style = "bold green" if row.is_chosen else "" if row.on_front else "dim"
-        table.add_row(*(Text(printable(cell)) for cell in cells), style=style)
-    return table
+        table.add_row(*(Text(printable(cell)) for cell in line), style=style)
 
-
-def _mark(front: Front, plan: Evaluation) -> str:
-    """``*`` before an error of the search samples in a column of held-out errors."""
-    return "*" if plan.held_out is None and plan.is_finite and is_held_out(front) else ""
-
-
-def table_notes(front: Front, rows: Sequence[Row], more: str = "") -> str:
-    """What the marks in the table mean, and how many rows it leaves out, with ``more`` behind their count."""
-    plans = [row.evaluation for row in rows]
-    cells = (*map(error_cell, plans), *(metric_cell(plan, m) for plan in plans for m in front.metrics.values()))
-    left = len(front_rows(front)) - len(rows)
-    notes = [
-        ("> chosen", any(row.is_chosen for row in rows)),
-        ("- not on the front", any(not row.on_front and not row.is_chosen for row in rows)),
-        ("* of the search samples", any(_mark(front, plan) for plan in plans)),
-        ("in brackets: on the search samples", any("(" in cell for cell in cells)),
-        (f"{left} more rows{more}", left > 0),
-    ]
-    texts = [text for text, holds in notes if holds]
-    return "" if texts == ["> chosen"] else "; ".join(texts)
-
-
-def front_text(front: Front) -> str:
-    """What ``print(front)`` and a notebook show: what was searched, the table, the choice; under 2,000 characters."""
-    rows = shown_rows(front_rows(front))
-    failed = f", {front.failures} failed" if front.failures else ""
-    samples = " on held-out samples" if is_held_out(front) else ""
-    stream = io.StringIO()
-    console = Console(file=stream, width=_WIDTH, no_color=True, highlight=False, force_terminal=False)
-    console.print(front_table(front, rows, _WIDTH), crop=False)
-    plan = "none" if front.chosen is None else front.chosen.plan.fingerprint
-    lines = (
-        f"Front of {cut(front.model_path.name)} on {cut(front.target)}: {len(front.points)} points from"
-        f" {front.evaluations} plans{failed}",
-        f"latency {front.fp32.latency.source} ({cut(front.engine)}, {cut(front.device)}), error: {cut(front.metric)}"
-        f"{samples}",
-        *map(str.rstrip, stream.getvalue().splitlines()),
-        table_notes(front, rows),
-        f"chosen: {plan}, {cut(front.chosen_reason, 2 * WIDEST)}",
-    )
-    return "\n".join(printable(line) for line in lines if line)
+    left = len(all_rows) - len(rows)
+    has_brackets = any("(" in cell for cells in (errors, *metrics.values()) for cell in cells)
+    notes = {
+        "> chosen": any(row.is_chosen for row in rows),
+        "- not on the front": any(not row.on_front and not row.is_chosen for row in rows),
+        "* of the search samples": any(starred),
+        "in brackets: on the search samples": has_brackets,
+        f"{left} more rows{more}": left > 0,
+    }
+    shown_notes = [text for text, holds in notes.items() if holds]
+    return table, "" if shown_notes == ["> chosen"] else "; ".join(shown_notes)

@@ -26,7 +26,7 @@ from mptune.tuning.reasons.reasons import keep_grounds
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.study import check_metrics, open_study
 from mptune.tuning.space import SearchSpace
-from mptune.tuning.steps import baseline, limits, prior, tuner
+from mptune.tuning.steps import baseline, knowledge, limits, tuner
 
 OpenToolchain = Callable[[RunContext], Toolchain]
 """What a caller brings in place of the toolchain of a target."""
@@ -132,10 +132,10 @@ def make_tuner(
     limit: limits.Limits,
 ) -> tuner.Tuner:
     """What proposes plans and evaluates them; it asks first for what the sampler has to know, if that proposes any."""
-    knowledge = None
+    sampler_knowledge = None
     if settings.sampler == "precision" and record.space.free and settings.budget > len(record.space.seeds):
         has_labels = file.fixed_settings.labels_sha256 is not None
         law = law_metric(settings.metric, settings.metric_function, has_labels=has_labels)
-        knowledge = prior.Knowledge(record, toolchain, settings, listener, law, run.data, limit)
-        keep_grounds(record.space, knowledge.prior, run.data)
-    return tuner.Tuner(record, toolchain, settings, listener, limit, knowledge)
+        sampler_knowledge = knowledge.Knowledge(record, toolchain, settings, listener, law, run.data, limit)
+        keep_grounds(record.space, sampler_knowledge.prior, run.data)
+    return tuner.Tuner(record, toolchain, settings, listener, limit, sampler_knowledge)

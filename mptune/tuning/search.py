@@ -21,6 +21,7 @@ from mptune.targets.findings import TARGET_CODE, not_measured
 from mptune.targets.target import Target
 from mptune.tuning import copies, crew, facts, measuring, samples, space
 from mptune.tuning.front import Front
+from mptune.tuning.fronts.limits import check_asked
 from mptune.tuning.listener import Listener
 from mptune.tuning.reasons import reasons
 from mptune.tuning.record import storage, study
@@ -135,7 +136,7 @@ class Search:
         recorded = earlier = run.load()
         if recorded is not None and recorded.confirms is not None:
             raise RunError(f"{run.path} is a confirmation", "go on with it: `mptune confirm` with the run around it")
-        self._is_evaluated = recorded is not None and result.has_evaluation(run, recorded, settings.storage)
+        self._is_evaluated = recorded is not None and study.has_evaluation(run, recorded, settings.storage)
         name = run.path.resolve().name.removesuffix(".mptune")
         url = storage.named_storage(settings.storage, is_journal=recorded is not None and recorded.storage is None)
 
@@ -174,7 +175,7 @@ class Search:
         asked = given if recorded is None else recorded.choice.asked_again(given)
         self._settings = settings = asked.limit(settings)
         outputs = [output.name for output in model.outputs]
-        result.check_asked(asked, (settings.metric, *settings.reported_metrics), outputs)
+        check_asked(asked, (settings.metric, *settings.reported_metrics), outputs)
         is_earlier = earlier is not None and earlier.storage == place
         begun = earlier.study if earlier and is_earlier else study.study_name(name, is_new=settings.fresh)
         self.file = run_json.RunFile.of(settings, section, fixed, place, begun)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -135,8 +134,8 @@ class SearchSpace:
         """The plan with these groups in FP32, all others in the best precision, or FP32 where they may not have it."""
         possible = {self.reduced_of(group) for group in self.free}
         best = next((precision for precision in REDUCED if precision in possible), Precision.FP32)
-        kept = {*fp32, *(group for group in self.free if self.reduced_of(group) is not best)}
-        return self.plan({g: Precision.FP32 if g in kept else best for g in self.free})
+        in_fp32 = {*fp32, *(group for group in self.free if self.reduced_of(group) is not best)}
+        return self.plan({g: Precision.FP32 if g in in_fp32 else best for g in self.free})
 
     @property
     def all_fp32(self) -> PrecisionPlan:
@@ -147,14 +146,6 @@ class SearchSpace:
     def all_fp16(self) -> PrecisionPlan:
         """All-FP16, as it is searched, shown and compared with: FP16 wherever it is possible on the samples."""
         return self.mixed(())
-
-    def operators(self, plan: PrecisionPlan) -> tuple[str, ...]:
-        """The operators of the groups that a plan reduces, those that are in most of them first."""
-        from mptune.graph.ops import MOVEMENT  # not where a run is read
-
-        reduced = set(plan.reduced_groups)
-        counts = Counter(op for group in self.groups if group.id in reduced for op in {*group.ops} - MOVEMENT)
-        return tuple(op for op, _ in counts.most_common())
 
     def choices(self, plan: PrecisionPlan) -> dict[str, str]:
         """The precision of every free group of a plan, as text: what Optuna calls the parameters."""
@@ -286,12 +277,12 @@ def make_space(
     seeds += [Seed(Origin("seed", f"{names[group]} alone"), space.alone(group)) for group in alone[:MOST_ALONE]]
     # All others are as in two precisions: BF16's error is eight times FP16's, and decides that of a plan which has it
     # wherever it can be. Where it pays the sampler knows better: simulated, such a seed cost a build for nothing.
-    kept = {seed.name: list(matched(seed.fp32, is_seed=True)) for seed in named.file.seed}
+    mixed = [(seed.name, list(matched(seed.fp32, is_seed=True))) for seed in named.file.seed]
     if large := over_threshold(grouped, absmax or {}, LARGE_ACTIVATION):
-        kept[f"activations over {LARGE_ACTIVATION:g} in FP32"] = list(large)
+        mixed.append((f"activations over {LARGE_ACTIVATION:g} in FP32", list(large)))
     others = [group for group in space.free if space.all_fp16.precision[group] is not Precision.FP32]
-    kept |= {f"first {name} in FP32": others[: round(share * len(others))] for name, share in PREFIXES.items()}
-    seeds += [Seed(Origin("seed", name), space.mixed(fp32)) for name, fp32 in kept.items()]
+    mixed += [(f"first {name} in FP32", others[: round(share * len(others))]) for name, share in PREFIXES.items()]
+    seeds += [Seed(Origin("seed", name), space.mixed(fp32)) for name, fp32 in mixed]
     unique: dict[str, Seed] = {}
     for seed in seeds:
         unique.setdefault(seed.plan.fingerprint, seed)

@@ -69,10 +69,10 @@ class Bench:
     def build(self, plan: PrecisionPlan, samples: Sequence[Feeds]) -> bytes:
         """A plan's engine."""
         typed = self._rewriter.write(plan, self._folder / "typed.onnx")
-        built = builder.build_engine(load_library("tensorrt"), typed, BuildOptions("tensorrt"), samples)
-        made = Blueprint.from_bytes(bytes(built.memory))
+        engine, _ = builder.build_engine(load_library("tensorrt"), typed, BuildOptions("tensorrt"), samples)
+        made = Blueprint.from_bytes(bytes(engine))
         assert (made.tf32, made.is_typed) == (False, True), "it would compute something else"
-        return bytes(built.memory)
+        return bytes(engine)
 
     def run(self, plan: PrecisionPlan, samples: Sequence[Feeds]) -> list[dict[str, np.ndarray]]:
         """Build a plan's engine for the shapes of samples, run and time it, and hold each step to what must be so."""

@@ -172,7 +172,6 @@ class IExecutionContext(Native):
         self._has_run = False
         self._stream = 0
         self._done: Any = None
-        self._runtime_cache: Any = None
         engine._cuda.contexts.add(self)
         weakref.finalize(self, engine._cuda.release, scratch, "IExecutionContext")
 
@@ -300,6 +299,4 @@ class IExecutionContext(Native):
 
     def _count(self) -> float:
         self._cuda.executions += 1
-        if self._runtime_cache is not None:
-            self._runtime_cache._kernels |= self._engine._kernels
         return self._engine._ms

@@ -29,7 +29,7 @@ from mptune.engines.ort import cuda_session
 from mptune.errors import MptuneError
 from mptune.processes import child, parent
 from mptune.processes.child import WorkerState
-from mptune.processes.failure import Progress, Stage
+from mptune.processes.failure import Failure, Progress, Stage
 from mptune.targets import detect
 from tests.device.cuda import FakeCuda
 from tests.device.rules import Rules
@@ -183,7 +183,7 @@ class _WorkerHere(parent.Worker):
         except MptuneError:
             raise
         except Exception as error:
-            return child.failure_of(error, self._state)
+            return Failure(self._state.stage, *child.describe(error))
         finally:
             self._state.drop(child.TRANSIENT)
 

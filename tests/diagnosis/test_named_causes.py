@@ -11,7 +11,7 @@ import pytest
 from onnxruntime.transformers.float16 import convert_float_to_float16
 
 import mptune
-from tests.graph.casting.test_rescaled import factors
+from tests.graph.casting.test_rescaled import CHANNELS, batch_norm
 from tests.graph.models import constant, model, node, save, value, weight
 
 ROWS = {"x": np.random.default_rng(0).standard_normal((8, 16)).astype(np.float32)}
@@ -154,9 +154,9 @@ def test_constants_that_do_not_make_the_difference_are_said_not_to(tmp_path: Pat
 
 
 def test_constants_that_are_rescaled_to_fit_fp16_make_no_difference(tmp_path: Path) -> None:
-    left = save(factors(3e6, 2e-6, ("Mul", "Mul")), tmp_path)
+    left = save(batch_norm(5e5), tmp_path)
     right = mptune.apply(left, None, tmp_path / "half.onnx")
-    data = {"x": np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32)}
+    data = {"x": np.random.default_rng(0).standard_normal((8, CHANNELS, 8)).astype(np.float32)}
     found = mptune.compare(left, right, data=data, trace=True)
     assert found.verdict == "agrees"
     assert {each.severity for each in found.findings} == {"info"}

@@ -95,7 +95,7 @@ def build_here(kind: Kind, model: Path, path: Path, samples: Sequence[Mapping[st
     if kind == "tensorrt-rtx" and capability not in RTX_CAPABILITIES:
         pytest.skip(f"TensorRT-RTX does not run on compute capability {capability}")
     options = BuildOptions(kind, capabilities=() if capability is None else (capability,))
-    path.write_bytes(build_engine(library, model, options, samples).memory)
+    path.write_bytes(build_engine(library, model, options, samples)[0])
     return path
 
 

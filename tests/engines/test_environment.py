@@ -13,7 +13,6 @@ from mptune.engines.environment import (
     GpuState,
     describe_environment,
     installed_versions,
-    parse_gpus,
     process_warnings,
     read_gpus,
     state_warnings,
@@ -21,8 +20,8 @@ from mptune.engines.environment import (
 from tests.targets.jetson_files import ORIN_NANO_SUPER, put_files
 
 TWO_GPUS = """\
-0, NVIDIA H200, 570.86.15, 143771, 512, 1980, 1980, 3201, 120.50, 700.00, 35
-1, NVIDIA H200, 570.86.15, 143771, 0, 345, 1980, 3201, [N/A], [Not Supported], 31
+0, NVIDIA H200, 570.86.15, 143771, 1980, 1980, 700.00
+1, NVIDIA H200, 570.86.15, 143771, 345, 1980, [Not Supported]
 """
 
 
@@ -32,23 +31,15 @@ def test_the_environment_names_what_is_here_and_survives_json(tmp_path: Path) ->
     assert {"numpy", "onnx"} <= environment.versions.keys()
     assert environment.cpu
     assert environment.cpu_count >= 1
-    with_gpus = Environment({"python": "3.12"}, "Linux", "a CPU", 2, parse_gpus(TWO_GPUS, "0x4\n0x0\n"), ("a: b",))
+    with_gpus = Environment(
+        {"python": "3.12"}, "Linux", "a CPU", 2, (GpuState(1, "NVIDIA H200", throttle=("power cap",)),), ("a: b",)
+    )
     jetson = describe_environment(put_files(tmp_path, ORIN_NANO_SUPER))
     assert jetson.jetson.mode.name == "MAXN_SUPER"
     assert describe_environment(tmp_path / "elsewhere").jetson is None
     for made in (environment, with_gpus, jetson):
         assert Environment.from_json(json.loads(json.dumps(made.to_json()))) == made
     assert with_gpus.with_warnings("c: d").warnings == ("a: b", "c: d")
-
-
-def test_gpus_are_read_with_what_the_driver_leaves_out() -> None:
-    first, second = parse_gpus(TWO_GPUS, "0x0000000000000048\n0x0000000000000001\n")
-    assert (first.index, first.name, first.driver) == (0, "NVIDIA H200", "570.86.15")
-    assert (first.sm_clock_mhz, first.power_w, first.temperature_c) == (1980.0, 120.5, 35.0)
-    assert first.throttle == ("hardware slowdown", "hardware thermal limit")
-    assert (second.power_w, second.power_limit_w, second.throttle) == (None, None, ())
-    assert parse_gpus("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.") == ()
-    assert parse_gpus(TWO_GPUS, "[N/A]\n")[0].throttle == ()
 
 
 def test_throttling_and_falling_clocks_are_warnings_with_a_cure() -> None:
@@ -74,7 +65,7 @@ def test_the_driver_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 if 'clocks_throttle_reasons' in arguments:
     sys.exit('Field "clocks_throttle_reasons.active" is not a valid field to query.')
 if 'clocks_event_reasons' in arguments:
-    print('0x40'), print('0x0')
+    print('0x48'), print('0x1')
 elif '--query-gpu' in arguments:
     print({TWO_GPUS!r}, end='')
 elif '--query-compute-apps' in arguments:
@@ -84,7 +75,10 @@ else:
 """
     fake_nvidia_smi(tmp_path, script, monkeypatch)
     gpus = read_gpus()
-    assert [gpu.throttle for gpu in gpus] == [("hardware thermal limit",), ()]
+    assert [gpu.throttle for gpu in gpus] == [("hardware slowdown", "hardware thermal limit"), ()]
+    first, second = gpus
+    assert (first.index, first.name, first.driver, first.sm_clock_mhz) == (0, "NVIDIA H200", "570.86.15", 1980.0)
+    assert (first.power_limit_w, second.power_limit_w) == (700.0, None)
     environment = describe_environment()
     assert environment.versions["cuda driver"] == "12.8"
     assert any("throttled" in warning for warning in environment.warnings)

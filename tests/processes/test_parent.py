@@ -197,13 +197,10 @@ def test_an_mptune_error_is_raised_in_the_parent_as_it_is(worker: Worker, logs: 
 
 
 @pytest.mark.smoke
-def test_a_hang_is_killed_with_everything_it_started_and_the_log_shows_where_it_stood(
-    worker: Worker, tmp_path: Path
-) -> None:
+def test_a_hang_is_killed_with_everything_it_started(worker: Worker, tmp_path: Path) -> None:
     worker.call(faults.pid(), PLENTY_S)  # what is imported first takes its time
     failure = fail(worker, faults.hang(tmp_path / "pids"), timeout_s=6.0)
     assert (failure.stage, failure.kind, failure.message) == (Stage.TIME, FailureKind.TIMEOUT, "no result after 6 s")
-    assert "faults.py" in log_of(failure)
     started = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
     assert len(started) == 3
     assert all(is_gone(pid) for pid in started)

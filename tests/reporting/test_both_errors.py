@@ -13,11 +13,10 @@ import pytest
 from mptune.choice import Choice
 from mptune.commands.common import print_csv
 from mptune.data.metrics.accuracy import OutputError
-from mptune.data.metrics.paired import is_larger_beyond_noise
 from mptune.reporting.page import PageContent, page_document
 from mptune.tuning.front import Front, front_records
 from mptune.tuning.fronts.choosing import choose
-from mptune.tuning.fronts.limits import MetricLimit
+from mptune.tuning.fronts.limits import MetricLimit, is_larger_in_search
 from mptune.tuning.fronts.texts import compared
 from tests.reporting.conftest import Bench, MakeFront, readme
 from tests.reporting.conftest import front_text as printed
@@ -68,25 +67,11 @@ def test_no_view_gives_the_smaller_error_alone(
     assert [p["search_larger"] for p in shown.values() if p["held_out"] != pytest.approx(1.1e-5)].count(1) == 0
 
 
-@pytest.mark.parametrize(
-    ("searched", "held_out", "larger"),
-    [
-        ((5.4e-4,) * 3, (1.1e-5,) * 3, True),
-        (
-            (1e-5,) * 11 + (6.4e-3,),
-            (1e-5, 1.1e-5, 1.2e-5),
-            True,
-        ),  # one sample has it all, no held-out one
-        ((1e-4, 3e-4, 2e-4, 4e-4), (1.5e-4, 2.4e-4, 2.5e-4), False),
-        ((2e-4, 2.1e-4), (4e-4, 4.1e-4), False),
-        ((5.4e-4,), (1.1e-5,), True),
-        ((0.0, 0.0), (0.0, 0.0), False),
-    ],
-)
-def test_an_error_is_larger_beyond_the_intervals(
-    searched: tuple[float, ...], held_out: tuple[float, ...], larger: bool
-) -> None:
-    assert is_larger_beyond_noise(error_of(*searched), error_of(*held_out), "relative_l2") is larger
+def test_an_error_is_larger_in_the_search_from_twice_on(make_front: MakeFront) -> None:
+    plan = lucky(make_front).chosen
+    for searched, held_out, larger in ((5.4e-4, 1.1e-5, True), (3e-4, 2e-4, False), (2e-4, 4e-4, False), (0, 0, False)):
+        assert is_larger_in_search(replace(plan, error=error_of(searched), held_out=error_of(held_out))) is larger
+    assert not is_larger_in_search(replace(plan, held_out=None))
 
 
 @pytest.mark.parametrize("columns", [80, 130])

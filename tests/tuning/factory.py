@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 from mptune.choice import Choice
 from mptune.data.metrics.accuracy import OutputError
@@ -22,7 +21,9 @@ from mptune.tuning.record.study import open_study
 from mptune.tuning.sampler.posterior import Prior
 from mptune.tuning.sampler.precision import PrecisionSampler
 from mptune.tuning.space import SearchSpace
-from mptune.tuning.steps.sensitivity import OneGroupErrors, Sensitivity
+from mptune.tuning.steps.knowledge import Knowledge
+from mptune.tuning.steps.limits import Limits
+from mptune.tuning.steps.prior import Sensitivity
 from tests.fakes import SHA, FakeToolchain
 
 
@@ -59,14 +60,21 @@ def make_evaluation(
 
 
 def find_sensitivity(
-    space: SearchSpace, toolchain: Toolchain, metric: str, path: Path, listener: Listener, **options: Any
+    space: SearchSpace,
+    toolchain: Toolchain,
+    metric: str,
+    path: Path,
+    listener: Listener,
+    settings: SearchSettings | None = None,
+    limits: Limits | None = None,
+    allowed: float = math.inf,
 ) -> Sensitivity:
-    """All one-group errors, known well enough; what an earlier call noted in the journal beside is not done again."""
+    """One-group errors, beside ``path``; what an earlier call noted in the journal there is not done again."""
     record = open_study(space, name=metric, metric=metric, identity={}, journal=path.with_suffix(".journal"))
-    errors = OneGroupErrors(record, toolchain, metric, path, listener, **options)
-    errors.take(math.inf)
+    known = Knowledge(record, toolchain, settings or SearchSettings(), listener, metric, path.parent, limits)
+    known.take(allowed)
     record.close()
-    return errors.sensitivity()
+    return known.sensitivity()
 
 
 def propose_with(record: StudyRecord, prior: Prior) -> None:

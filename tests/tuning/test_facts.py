@@ -117,7 +117,7 @@ def test_squares_inside_of_a_fused_norm_pin_nothing(
 
 
 def test_observations_survive_their_file(tmp_path: Path) -> None:
-    ranges = {"t": TensorRange(600.0, (2, 3)), "u": TensorRange(math.inf, (), 7)}
+    ranges = {"t": TensorRange(600.0, (2, 3)), "u": TensorRange(math.inf)}
     toolchain, diary = FakeToolchain(Law(()), ranges=ranges), Diary()
     seen = observe(toolchain, diary)
     assert diary.stages == ["computing the reference outputs", "observing the ranges of values"]

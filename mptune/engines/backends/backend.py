@@ -136,22 +136,18 @@ class Backend(Protocol):
 
     def available(self, place: Place) -> Availability:
         """What it can do for a place."""
-        ...
 
     def statuses(self, gpus: Sequence[Gpu]) -> tuple[BackendStatus, ...]:
         """What it can do on this machine, for ``mptune doctor``."""
-        ...
 
     def builder(self, reference: ReferenceModel, target: Target, gpu: Gpu | None) -> Builder:
         """What builds the engines of one run: of the model of ``reference``, in its worker."""
-        ...
 
 
 class ModelBuilder(Builder):
     """Builds for a backend that opens the typed model itself: it is written for each plan and deleted afterwards."""
 
     def __init__(self, reference: ReferenceModel, make_engine: Callable[[Path, PrecisionPlan], Engine]) -> None:
-        """``make_engine`` takes the typed model of a plan."""
         self.reference, self.context = reference, reference.context
         self._make_engine = make_engine
         self._written: dict[str, Path] = {}
@@ -160,11 +156,12 @@ class ModelBuilder(Builder):
         return Built(self._make_engine(self.typed_model(plan, baseline=baseline), plan))
 
     def release(self, plan: PrecisionPlan, *, faulty: bool = False) -> None:
-        self._delete(plan.fingerprint)
+        if plan.fingerprint in self._written:
+            self._written.pop(plan.fingerprint).unlink(missing_ok=True)
 
     def close(self) -> None:
-        for name in tuple(self._written):
-            self._delete(name)
+        while self._written:
+            self._written.popitem()[1].unlink(missing_ok=True)
 
     def typed_model(self, plan: PrecisionPlan, *, baseline: bool = False) -> Path:
         """The typed model of a plan, written where it is not there."""
@@ -185,7 +182,3 @@ class ModelBuilder(Builder):
     def write(self, plan: PrecisionPlan, name: str) -> Path:
         """Write the typed model of a plan beside the weight bank."""
         return self.context.rewriter.write(plan, self.context.scratch(name), self.reference.folded_values)
-
-    def _delete(self, name: str) -> None:
-        if name in self._written:
-            self._written.pop(name).unlink(missing_ok=True)

@@ -15,13 +15,10 @@ from typing import TYPE_CHECKING
 from mptune.engines.backends.backend import Availability, BackendStatus, Built, ModelBuilder, Place
 from mptune.engines.base import Failure, MissingKernel
 from mptune.engines.environment import installed_versions
-from mptune.engines.jobs.placement import PlacementJob
 from mptune.engines.ort.cuda_session import OrtEngine, probe
-from mptune.engines.ort.fusions import FusionsJob, fused_nodes, may_fuse
+from mptune.engines.ort.fusions import FusionsJob, PlacementJob, fused_nodes, may_fuse
 from mptune.engines.ort.session import PROVIDERS, SessionOptions, Tf32
-from mptune.graph.facts import attribute
 from mptune.graph.fused import FusedNodes
-from mptune.graph.loading.model import Model
 from mptune.graph.ops import is_written_out
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.targets.costs import is_convolution, is_convolutional
@@ -35,8 +32,6 @@ INSTALL = "pip install onnxruntime-gpu" if platform.machine() in ("x86_64", "AMD
 CUDA_INSTALL = "pip install 'onnxruntime-gpu[cuda,cudnn]' and a driver for its CUDA version"
 _NO_KERNEL = re.compile(r"Could not find an implementation for (?P<op>\w+)\(\d+\)")
 """How ONNX Runtime says that no provider has a kernel (its error NOT_IMPLEMENTED)."""
-_REFUSED_BY_CPU = {"ScatterElements": (b"add", b"mul"), "ScatterND": (b"add", b"mul", b"max", b"min")}
-"""Operator -> the reductions that its FP16 kernel of the CPU provider refuses when it runs (ONNX Runtime 1.31)."""
 CPU_WARNING = (
     "FP16 is seldom faster on a CPU, where ONNX Runtime computes most of it in FP32 and pays for the Casts: give"
     " --target a GPU or a profile (`mptune targets` lists them)"
@@ -84,13 +79,13 @@ class OrtBuilder(ModelBuilder):
     """Sessions of typed models; the provider that computes the reference computes the candidates, too."""
 
     def __init__(self, reference: ReferenceModel) -> None:
-        """Nothing is written or asked yet."""
         super().__init__(reference, self._engine)
         self.provider = reference.provider
         self.fuses = self.provider != "cuda"  # The CUDA provider runs a kernel for each node.
         # The CPU provider computes FP16 in FP32, and leaves out roundings between nodes.
         self.emulation_holds = self.provider != "cpu"
         self._grouped = self.context.grouped
+        self._fused: tuple[FusedNodes, ...] | Failure | None = None
 
     def _engine(self, path: Path, plan: PrecisionPlan) -> OrtEngine:
         settings = self.context.settings
@@ -120,83 +115,53 @@ class OrtBuilder(ModelBuilder):
         return is_convolutional(model, shapes) if shapes else has_convolution
 
     def missing_kernels(self, precision: Precision) -> tuple[MissingKernel, ...] | Failure:
-        """See ``Toolchain``; no node can leave the CPU provider, the last one, but some do not run there in FP16.
+        """See ``Toolchain``; no node can leave the CPU provider, the last one."""
+        return () if self.provider == "cpu" else self.nodes_without_kernel(precision)
 
-        Of BF16 the CPU is not asked: no profile of a CPU has it.
-        """
-        if self.provider == "cpu":
-            return _refused_by_cpu(self.context.model) if precision is Precision.FP16 else ()
-        return self.unopened_in_bf16() if precision is Precision.BF16 else self._moved(precision, frozenset())[0]
+    def nodes_without_kernel(self, precision: Precision) -> tuple[MissingKernel, ...] | Failure:
+        """The nodes that another provider runs than in FP32, or none: opens plans reduced wherever they may be.
 
-    def _moved(
-        self, precision: Precision, lacking: AbstractSet[str]
-    ) -> tuple[tuple[MissingKernel, ...] | Failure, frozenset[str]]:
-        """Open the plan that is reduced wherever it may be, without the groups of operators that lack a kernel.
-
-        Returns the nodes that another provider runs than in FP32, and the operators that were reduced.
-        """
-        grouped = self._grouped
-        reduced = [g for g in grouped.groups if g.pinned is None and lacking.isdisjoint(g.ops)]
-        fp32 = grouped.uniform(Precision.FP32)
-        with self.written(fp32.replace({g.id: precision for g in reduced}), f"all-{precision.value}") as path:
-            answer = self.reference.worker.call(
-                PlacementJob(path, self.typed_model(fp32, baseline=True), self.provider)
-            )
-        return answer, frozenset(op for group in reduced for op in group.ops)
-
-    def unopened_in_bf16(self) -> tuple[MissingKernel, ...] | Failure:
-        """The nodes without a BF16 kernel: where no provider has one the session does not open, and names one node.
-
-        An operator that ONNX defines by others is written out where it has no kernel: then one of those is named.
+        Where no provider has a kernel the session does not open, and names one node: its operator stays FP32 then. An
+        operator that ONNX defines by others is written out where it has no kernel: then one of those is named.
         """
         grouped, lacking = self._grouped, set[str]()
+        fp32, provider = grouped.uniform(Precision.FP32), PROVIDERS[self.provider]
+
+        def opened(lacking: AbstractSet[str]) -> tuple[tuple[MissingKernel, ...] | Failure, str, set[str]]:
+            """Without groups of these operators: the nodes that moved, an operator without kernel, reduced ones."""
+            reduced = [g for g in grouped.groups if g.pinned is None and lacking.isdisjoint(g.ops)]
+            with self.written(fp32.replace({g.id: precision for g in reduced}), f"all-{precision.value}") as path:
+                job = PlacementJob(path, self.typed_model(fp32, baseline=True), self.provider)
+                answer = self.reference.worker.call(job)
+            named = _NO_KERNEL.search(answer.message) if isinstance(answer, Failure) else None
+            return answer, "" if named is None else named["op"], {op for group in reduced for op in group.ops}
+
         while True:
-            answer, reduced = self._moved(Precision.BF16, lacking)
+            answer, named, reduced = opened(lacking)
             if not isinstance(answer, Failure):
                 nodes = (n for n in grouped.model.nodes if n.op_type in lacking and n.name in grouped.owners)
-                provider = PROVIDERS[self.provider]
                 return (*(MissingKernel(n.name, n.op_type, provider, "") for n in nodes), *answer)
-            named = _without_kernel(answer)
             written_out = sorted(op for op in reduced if is_written_out(op, grouped.model.opset))
             if named in reduced:
                 lacking.add(named)
             elif named and written_out:
-                trials = ((op, self._moved(Precision.BF16, {*lacking, op})[0]) for op in written_out)
-                cure = next((op for op, trial in trials if _without_kernel(trial) != named), None)
+                cure = next((op for op in written_out if opened({*lacking, op})[1] != named), None)
                 lacking.update(written_out if cure is None else {cure})  # all of them where it takes more than one
             else:
                 return answer
 
     def fused_nodes(self) -> tuple[FusedNodes, ...] | Failure:
+        """See ``Toolchain``; asks a session of the all-FP16 plan once, if the model has such nodes."""
+        if self._fused is None:
+            self._fused = self._ask_fused() if may_fuse(self._grouped) else ()
         return self._fused
 
-    @cached_property
-    def _fused(self) -> tuple[FusedNodes, ...] | Failure:
-        """See ``Toolchain``; asks a session of the all-FP16 plan, if the model has such nodes."""
-        grouped = self._grouped
-        if not may_fuse(grouped):
-            return ()
-        with self.written(grouped.uniform(Precision.FP16), "fusions") as path:
+    def _ask_fused(self) -> tuple[FusedNodes, ...] | Failure:
+        with self.written(self._grouped.uniform(Precision.FP16), "fusions") as path:
             folder = path.with_suffix(".session")  # for what the session writes
             try:
                 folder.mkdir()
                 answer = self.reference.worker.call(FusionsJob(path, folder, self.provider))
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
-        return answer if isinstance(answer, Failure) else fused_nodes(grouped, answer)
-
-
-def _refused_by_cpu(model: Model) -> tuple[MissingKernel, ...]:
-    """The nodes whose FP16 kernel refuses to run: "MLFloat16 data type is not supported"."""
-    text = "ONNX Runtime's CPU provider does not run {} with this reduction in FP16"
-    return tuple(
-        MissingKernel(node.name, node.op_type, PROVIDERS["cpu"], "", text.format(node.op_type))
-        for node in model.nodes
-        if node.is_standard and attribute(node, "reduction") in _REFUSED_BY_CPU.get(node.op_type, ())
-    )
-
-
-def _without_kernel(answer: object) -> str:
-    """The operator that ONNX Runtime names as one that no provider has a kernel for; "" at every other answer."""
-    named = _NO_KERNEL.search(answer.message) if isinstance(answer, Failure) else None
-    return "" if named is None else named["op"]
+        return answer if isinstance(answer, Failure) else fused_nodes(self._grouped, answer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -22,8 +23,8 @@ from mptune.engines.tensorrt.jobs import (
     TensorRtEngine,
 )
 from mptune.engines.tensorrt.library import AHEAD_OF_TIME, RTX_CAPABILITIES, Kind, install_line, is_installed
-from mptune.engines.tensorrt.operators import CURE, foreign_operators, refused_in_bf16
 from mptune.engines.tensorrt.session import EngineOptions
+from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.processes.parent import run_once
 from mptune.targets.memory import default_workspace_mb
@@ -35,9 +36,13 @@ if TYPE_CHECKING:
 
 TIMING_CACHE = "timing.cache"
 """Of a run, in its folder of engines."""
-_RUNTIME_CACHE = "runtime.cache"
 _GRACE_S = 20.0
 """TensorRT is asked to stop at the deadline; the worker is killed this much later."""
+_NOT_IN_BF16 = frozenset({"GRU", "HardSwish"})
+"""Operators of ONNX that the parser of TensorRT-RTX 1.7 takes in FP32 and FP16 alone: it subtracts a GRU's gate from an
+FP32 one ("ElementWiseOperation SUB must have same input types. But they are of types Float and BFloat16"); and "Only
+FLOAT, HALF or INT8 input is supported for the HardSwish operator"."""
+CURE = "give the model from before ONNX Runtime's optimiser, or --engine onnxruntime"
 
 
 @dataclass(frozen=True)
@@ -59,8 +64,7 @@ class TensorRt:
                 hint = "search on the device itself, or leave --engine at auto to predict"
             is_unexpected = gpu is not None and bool(title) and runs_on(self.name, gpu)
             return Availability("", title, obstacle, hint, is_unexpected)
-        operators = "" if model is None else foreign_operators(model)
-        if model is not None and operators:
+        if model is not None and (operators := foreign_operators(model)):
             complaint = run_once(ParseJob(self.name, model.path, place.plugins), PROBE_TIMEOUT_S)
             if complaint is not None:
                 obstacle = f"its parser does not take this model with {operators}: {complaint}"
@@ -109,8 +113,7 @@ def runs_on(kind: Kind, gpu: Gpu) -> bool:
 def why_not_on(kind: Kind, gpu: Gpu) -> str | None:
     """Why TensorRT or TensorRT-RTX cannot measure on a GPU that is here; None where it can."""
     if not runs_on(kind, gpu):
-        capabilities = _listed(sorted(RTX_CAPABILITIES))
-        return f"TensorRT-RTX computes FP32 and FP16 on GPUs of compute capability {capabilities}"
+        return f"TensorRT-RTX computes FP32 and FP16 on GPUs of compute capability {_listed(sorted(RTX_CAPABILITIES))}"
     library = find_library(kind)
     return library if isinstance(library, str) else library.cuda_obstacle
 
@@ -131,6 +134,21 @@ def _usable_library(kind: Kind) -> LibraryReport:
     library = find_library(kind)
     assert not isinstance(library, str), library
     return library
+
+
+def foreign_operators(model: Model, domain: str = "") -> str:
+    """Operators of other domains than ONNX's own, or of one of them, and how many nodes each has, as a text."""
+    counts = Counter(f"{node.domain}.{node.op_type}" for node in model.nodes if not node.is_standard)
+    return ", ".join(f"{name} ({count})" for name, count in counts.items() if name.startswith(domain))
+
+
+def refused_in_bf16(model: Model, kind: Kind) -> tuple[MissingKernel, ...]:
+    """The nodes that the parser refuses in BF16."""
+    title = "TensorRT-RTX" if kind == "tensorrt-rtx" else "TensorRT"
+    others = "" if kind == "tensorrt-rtx" else "; TensorRT's own has not been tried"
+    reason = "the ONNX parser of TensorRT-RTX 1.7 refuses {} in BF16" + others
+    nodes = (node for node in model.nodes if node.is_standard and node.op_type in _NOT_IN_BF16)
+    return tuple(MissingKernel(n.name, n.op_type, title, "", reason.format(n.op_type)) for n in nodes)
 
 
 class TensorRtBuilder(Builder):
@@ -161,14 +179,7 @@ class TensorRtBuilder(Builder):
     def _build(self, plan: PrecisionPlan, path: Path, *, tf32: bool) -> Built | Failure:
         context, settings, gpu = self._context, self._context.settings, self._gpu
         is_rtx = self._kind == "tensorrt-rtx"
-        opened_with = EngineOptions(
-            self._kind,
-            settings.latency.cuda_graph,
-            context.engines_dir / _RUNTIME_CACHE if is_rtx else None,
-            settings.plugins,
-            context.rewriter.node_precisions(plan),
-        )
-        engine = TensorRtEngine(path, opened_with)
+        engine = TensorRtEngine(path, EngineOptions(self._kind, settings.latency.cuda_graph, settings.plugins))
         if path.exists():
             return Built(engine, 0.0, is_kept=True)
         capability = self._target.compute_capability if gpu is None else gpu.compute_capability
@@ -194,7 +205,6 @@ class TensorRtBuilder(Builder):
         return built if isinstance(built, Failure) else Built(engine, built.build_s, built.warnings, is_kept=True)
 
     def release(self, plan: PrecisionPlan, *, faulty: bool = False) -> None:
-        """A faulty file is deleted, any other stays."""
         if faulty:
             self._path(plan).unlink(missing_ok=True)
 

@@ -34,13 +34,10 @@ def runtime() -> Any:
     except Exception as error:  # Besides ImportError, a driver that lacks a function raises RuntimeError.
         reason = str(error) or type(error).__name__
     system = load_system_runtime()
-    if system is not None:
-        return system
-    if reason:
-        raise EngineError(
-            FailureKind.UNSUPPORTED, f"cuda-python is not usable ({reason}); {install_line()} installs it"
-        )
-    return module
+    if system is None and reason:
+        message = f"cuda-python is not usable ({reason}); {install_line()} installs it"
+        raise EngineError(FailureKind.UNSUPPORTED, message)
+    return module if system is None else system
 
 
 def install_line() -> str:
@@ -85,7 +82,6 @@ def check(result: tuple[Any, ...], call: str) -> Any:
 
 
 def _call(name: str, *arguments: Any) -> Any:
-    """Call a function of the runtime by its name."""
     return check(getattr(runtime(), name)(*arguments), name)
 
 
@@ -137,7 +133,6 @@ class Stream(_Handle):
         return int(self.handle)
 
     def synchronize(self) -> None:
-        """Wait until everything enqueued so far has finished."""
         _call("cudaStreamSynchronize", self.handle)
 
     def abandon_capture(self) -> None:
@@ -157,7 +152,6 @@ class Event(_Handle):
         self.handle = _call("cudaEventCreate")
 
     def record(self, stream: Stream) -> None:
-        """Enqueue the event on the stream."""
         _call("cudaEventRecord", self.handle, stream.handle)
 
     def elapsed_ms(self, end: Event) -> float:
@@ -174,7 +168,6 @@ class Graph(_Handle):
     destroy = "cudaGraphExecDestroy"
 
     def __init__(self, stream: Stream, enqueue: Callable[[], None]) -> None:
-        """Capture what ``enqueue`` puts on the stream."""
         mode = runtime().cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         _call("cudaStreamBeginCapture", stream.handle, mode)
         try:
@@ -189,9 +182,6 @@ class Graph(_Handle):
             runtime().cudaGraphDestroy(graph)
 
     def launch(self, stream: Stream) -> None:
-        """Enqueue the graph."""
-        if self.handle is None:
-            raise EngineError(FailureKind.ERROR, "the CUDA graph is closed")
         _call("cudaGraphLaunch", self.handle, stream.handle)
 
 
@@ -208,20 +198,15 @@ class DeviceBuffer(_Handle):
 
     @property
     def address(self) -> int:
-        """Where it lies on the device."""
         return int(self.handle)
 
     def upload(self, array: np.ndarray, stream: Stream) -> None:
-        """Copy a host array of this shape and type to the device and wait for it."""
         host = np.asarray(array, dtype=self.dtype, order="C")
-        if host.shape != self.shape:
-            raise ValueError(f"shape {host.shape} does not fit a buffer of shape {self.shape}")
         kind = runtime().cudaMemcpyKind.cudaMemcpyHostToDevice
         _call("cudaMemcpyAsync", self.address, host.ctypes.data, self.nbytes, kind, stream.handle)
         stream.synchronize()
 
     def download(self, stream: Stream) -> np.ndarray:
-        """Wait for the stream and copy to a new host array."""
         host, kind = np.empty(self.shape, self.dtype), runtime().cudaMemcpyKind.cudaMemcpyDeviceToHost
         _call("cudaMemcpyAsync", host.ctypes.data, self.address, self.nbytes, kind, stream.handle)
         stream.synchronize()

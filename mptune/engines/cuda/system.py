@@ -54,10 +54,7 @@ class Code(int):
 
 
 class SystemRuntime:
-    """The calls of ``cuda.bindings.runtime`` that mptune makes, on a loaded ``libcudart``.
-
-    Each returns a tuple whose first item is the error, as cuda-python's do.
-    """
+    """The calls of ``cuda.bindings.runtime`` on a loaded ``libcudart``: the first item of each result is the error."""
 
     cudaDeviceAttr = SimpleNamespace(cudaDevAttrMultiProcessorCount=16)
     cudaStreamNonBlocking = 1
@@ -65,7 +62,6 @@ class SystemRuntime:
     cudaMemcpyKind = SimpleNamespace(cudaMemcpyHostToDevice=1, cudaMemcpyDeviceToHost=2)
 
     def __init__(self, library: Any) -> None:
-        """Declare the functions."""
         self._library = library
         for function in (library.cudaGetErrorName, library.cudaGetErrorString):
             function.restype, function.argtypes = c_char_p, (c_int,)
@@ -75,19 +71,12 @@ class SystemRuntime:
             setattr(self, name, partial(self._call, function, types))
 
     def cudaGetErrorString(self, code: int) -> tuple[Code, bytes]:
-        """What an error means."""
         return Code(0), self._library.cudaGetErrorString(int(code)) or b""
 
     def _call(self, function: Any, types: tuple[Any, ...], *given: Any) -> tuple[Any, ...]:
-        values, written = iter(given), None
-        arguments = []
-        for kind in types:
-            if hasattr(kind, "contents"):  # a pointer
-                written = kind._type_()
-                arguments.append(byref(written))
-            else:
-                arguments.append(next(values))
-        code = Code(function(*arguments))
+        values = iter(given)
+        written: Any = next((kind._type_() for kind in types if hasattr(kind, "contents")), None)  # by the one pointer
+        code = Code(function(*(byref(written) if hasattr(kind, "contents") else next(values) for kind in types)))
         name = "cudaSuccess" if code == 0 else (self._library.cudaGetErrorName(code) or b"").decode(errors="replace")
         code.name = name or f"error {int(code)}"
         return (code,) if written is None else (code, written.value)

@@ -61,7 +61,6 @@ class SwitchedErrorsJob:
     scoring: Scoring
     provider: Provider = "cpu"
     run_bytes: int | None = None
-    """As of ``ErrorsJob``."""
     slot: str | None = "switched"
     """Under which the session stays open in the worker for later jobs; another of the same slot closes it. None closes
     it with this job."""

@@ -37,7 +37,6 @@ class EngineLayers(JsonForm):
 
     @staticmethod
     def path(engine: Path) -> Path:
-        """Where the layers of an engine are kept."""
         return engine.with_suffix(".layers.json")
 
 

@@ -13,7 +13,7 @@ from mptune.engines.base import Engine, EngineSession, Measurement, Stage
 from mptune.engines.cuda import runtime as cuda
 from mptune.engines.environment import process_warnings, read_gpus, state_warnings
 from mptune.engines.jobs.samples import Scoring, cached_samples, file_identity
-from mptune.engines.timing.latency import Latency, Repetitions, Stopwatch, calibrate, monotonic_ms, time_in_turn
+from mptune.engines.timing.latency import Latency, Repetitions, calibrate, monotonic_ms, time_in_turn
 from mptune.engines.timing.spread import Enough, SessionTiming
 from mptune.processes.child import WorkerState
 from mptune.settings import LatencySettings
@@ -45,7 +45,6 @@ class Baseline:
     """Of this session, unique: what was timed beside it shares what is particular to it."""
 
     def close(self) -> None:
-        """Close the session."""
         self.session.close()
 
 
@@ -91,17 +90,12 @@ class MeasureJob:
 
         state.enter(Stage.TIME)
         before = read_throttling() if self.on_gpu else None
-        watches, repetitions = self.stopwatches(state, candidate, baseline)
-        baseline_latency, latency = time_in_turn(
-            watches, repetitions, self.latency, is_enough=lambda values: enough.is_reached(values[1], values[0])
-        )
-        timing = SessionTiming.of_values(baseline.name, latency.raw_ms, baseline_latency.raw_ms)
-        latency = replace(latency, session=timing)
-        jetson_warnings = _jetson_warnings(state, before)
-        warnings = [*candidate.warnings, *baseline.session.warnings]
-        if self.on_gpu:
-            warnings += gpu_warnings(state)
-        warnings += jetson_warnings
+        baseline_latency, latency, repetitions = self.timed(state, candidate, baseline, enough)
+        now = None if before is None else read_throttling()  # of a Jetson, right after the timing
+        warnings = [*candidate.warnings, *baseline.session.warnings, *(gpu_warnings(state) if self.on_gpu else ())]
+        if now is not None and before is not None:
+            first: Throttling = state.cached("first jetson state", "", lambda: now)
+            warnings += throttling_warnings(now, before, first)
         mode = read_power_mode() if self.on_gpu else None
         context_bytes = candidate.context_bytes
         measurement = Measurement(
@@ -119,26 +113,21 @@ class MeasureJob:
         return MeasureResult(measurement, baseline_latency, repetitions, enough.error)
 
     def open_baseline(self, state: WorkerState) -> Baseline:
-        """The baseline's session, opened once in a worker."""
         key = (*file_identity(self.baseline.path), self.baseline)
         return state.cached("baseline", key, lambda: Baseline(self.baseline.open()))
 
-    def stopwatches(
-        self, state: WorkerState, candidate: EngineSession, baseline: Baseline
-    ) -> tuple[list[Stopwatch], Repetitions]:
-        """Of the baseline and the candidate, which are timed in turn; and how often, calibrated on the baseline."""
+    def timed(
+        self, state: WorkerState, candidate: EngineSession, baseline: Baseline, enough: Enough
+    ) -> tuple[Latency, Latency, Repetitions]:
+        """The baseline and the candidate, timed in turn; and how often, calibrated on the baseline."""
         feed = cached_samples(state, self.timing_samples)[0]
         watches = [session.stopwatch(feed) for session in (baseline.session, candidate)]
-        return watches, self.repetitions or calibrate(watches[0].run_once, monotonic_ms, self.latency)
-
-
-def _jetson_warnings(state: WorkerState, before: Throttling | None) -> tuple[str, ...]:
-    """Warnings about throttling of a Jetson, whose state nvidia-smi does not know; read right after the timing."""
-    now = None if before is None else read_throttling()
-    if now is None or before is None:
-        return ()
-    first: Throttling = state.cached("first jetson state", "", lambda: now)
-    return throttling_warnings(now, before, first)
+        repetitions = self.repetitions or calibrate(watches[0].run_once, monotonic_ms, self.latency)
+        before, latency = time_in_turn(
+            watches, repetitions, self.latency, is_enough=lambda values: enough.is_reached(values[1], values[0])
+        )
+        timing = SessionTiming.of_values(baseline.name, latency.raw_ms, before.raw_ms)
+        return before, replace(latency, session=timing), repetitions
 
 
 @dataclass(frozen=True)
@@ -155,12 +144,7 @@ class ReopenJob:
             state.enter(Stage.BUILD)
             candidate = state.transient(self.measure.engine.open)
             state.enter(Stage.TIME)
-            watches, repetitions = self.measure.stopwatches(state, candidate, baseline)
-            before, now = time_in_turn(
-                watches,
-                repetitions,
-                self.measure.latency,
-                is_enough=lambda values: self.measure.enough.is_reached(values[1], values[0]),
-            )
-            timings.append(SessionTiming.of_values(baseline.name, now.raw_ms, before.raw_ms))
+            _, latency, _ = self.measure.timed(state, candidate, baseline, self.measure.enough)
+            assert latency.session is not None
+            timings.append(latency.session)
         return tuple(timings)

@@ -26,28 +26,17 @@ _BLOCK = 1 << 16
 
 
 @dataclass(frozen=True)
-class ModelNames:
-    """How a model calls what goes into an engine and comes out of it."""
-
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    wanted: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class OutputsJob:
     """Run an engine over the samples and write its outputs to a file."""
 
     engine: Engine
     samples: Path
     outputs: Path
-    names: ModelNames | None = None
-    """Of the ONNX model's inputs and outputs, where the engine may have others: the samples have those inputs, the file
-    gets those outputs."""
+    wanted: tuple[str, ...] = ()
+    """Outputs that the file gets; none named: all."""
 
     def run(self, state: WorkerState) -> int:
-        """Returns the number of samples."""
-        (run,) = _open_runs(state, self.engine, self.names, 1)
+        (run,) = _open_runs(state, self.engine, self.wanted, 1)
         state.enter(Stage.RUN)
         outputs = [run(feed) for feed in cached_samples(state, self.samples)]
         save_samples(self.outputs, outputs)
@@ -65,12 +54,11 @@ class RepeatJob:
     threads: int
     worst: Path
     """File to write: the outputs of the repetition that differs most from the isolated runs."""
-    names: ModelNames | None = None
-    """As of ``OutputsJob``."""
+    wanted: tuple[str, ...] = ()
 
     def run(self, state: WorkerState) -> float:
         """Returns the largest relative L2 over repetitions, samples and outputs; 0 where all runs are equal."""
-        runs = _open_runs(state, self.engine, self.names, self.threads)
+        runs = _open_runs(state, self.engine, self.wanted, self.threads)
         state.enter(Stage.RUN)
         samples, isolated = cached_samples(state, self.samples), read_samples(self.outputs)
         count, largest = self.threads, 0.0
@@ -87,40 +75,25 @@ class RepeatJob:
         return largest
 
 
-def _open_runs(state: WorkerState, engine: Engine, names: ModelNames | None, count: int) -> list[Run]:
+def _open_runs(state: WorkerState, engine: Engine, wanted: Sequence[str], count: int) -> list[Run]:
     """What runs a sample, for each thread, until the job ends.
 
     A session of ONNX Runtime serves all threads; of other engines each has one, with a context and a stream of its own.
     """
     sessions: ExitStack[bool | None] = state.transient(lambda: ExitStack())
-    shares = isinstance(engine, OrtEngine)
-    runs = [_run_of(sessions.enter_context(closing(engine.open())), names) for _ in range(1 if shares else count)]
-    return runs * count if shares else runs
+    if isinstance(engine, OrtEngine):
+        return [_widening(sessions.enter_context(closing(engine.open())))] * count
 
+    def run_of(session: Any) -> Run:
+        missing = [name for name in wanted if name not in session.outputs]
+        if missing:
+            outputs = ", ".join(session.outputs)
+            raise EngineError(
+                FailureKind.ERROR, f"the engine has no output {missing[0]!r}, which the model has: {outputs}"
+            )
+        return lambda feed: {name: value for name, value in session.run(feed).items() if not wanted or name in wanted}
 
-def _run_of(session: Any, names: ModelNames | None) -> Run:
-    """What runs a session under the names of the model."""
-    if names is None:
-        return _widening(session)
-    inputs = _correspondence("inputs", [*session.inputs], [*session.inputs], names.inputs)
-    outputs = _correspondence("outputs", names.wanted, names.outputs, [*session.outputs])
-
-    def run(feed: Feed) -> Outputs:
-        values = session.run({name: feed[own] for name, own in inputs.items()})
-        return {own: values[name] for own, name in outputs.items()}
-
-    return run
-
-
-def _correspondence(what: str, wanted: Sequence[str], names: Sequence[str], others: Sequence[str]) -> dict[str, str]:
-    """Each wanted name -> the other side's: the same, else the one at its place among ``names``, where as many."""
-    if set(wanted) <= set(others):
-        return {name: name for name in wanted}
-    if len(names) != len(others):
-        message = f"the {what} of the engine and of the model differ: {', '.join(names)} and {', '.join(others)}"
-        raise EngineError(FailureKind.ERROR, message)
-    by_place = dict(zip(names, others, strict=True))
-    return {name: by_place[name] for name in wanted}
+    return [run_of(sessions.enter_context(closing(engine.open()))) for _ in range(count)]
 
 
 def _widening(session: OrtSession) -> Run:

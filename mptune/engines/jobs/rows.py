@@ -12,9 +12,8 @@ from typing import Literal
 
 import numpy as np
 
-from mptune.engines.base import EngineError, FailureKind, Stage
+from mptune.engines.base import EngineError, FailureKind, RowReport, Stage
 from mptune.engines.jobs.outputs import value_error
-from mptune.engines.jobs.reference_report import RowReport
 from mptune.engines.jobs.samples import Feed, Outputs, cached_samples
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import OrtSession, Provider, SessionOptions
@@ -35,18 +34,18 @@ Dim = int | str | None
 
 @dataclass(frozen=True)
 class RowFeeds:
-    """One batch in three forms."""
+    """A batch of different rows, and its first and last row without the others."""
 
     axes: Mapping[str, int]
     """Input -> its batch axis."""
-    size: int
+    count: int
+    """Rows of ``batch``."""
     is_dynamic: bool
-    rows: tuple[Feed, ...]
-    """Each row of ``mixed`` alone; the first alone where the batch is fixed, in which nothing else fits."""
-    repeated: Feed
-    mixed: Feed | None
-    """Different rows; None where there are none."""
-    is_whole: bool = True
+    batch: Feed
+    first: Feed
+    """The first row alone; among copies of itself where the batch is fixed, in which nothing else fits."""
+    last: Feed
+    is_whole: bool
     """No other input has a dynamic axis of the same size, which may be the batch under another name or none."""
 
 
@@ -67,27 +66,40 @@ def row_feeds(inputs: Mapping[str, Sequence[Dim]], samples: Sequence[Feed], most
         batch, length = inputs[dynamic[0]][0], feed[dynamic[0]].shape[0]
         if _NO_BATCH.search(str(batch or "")) or any(sample[dynamic[0]].shape[0] != length for sample in samples):
             return None
-        size = max(2, length)
+        size = 2
         axes = {name: list(shape).index(batch) for name, shape in inputs.items() if batch and batch in shape}
         axes = axes or {name: 0 for name in dynamic if inputs[name][0] == batch}
         others = ((d, n) for name in inputs.keys() - axes for d, n in zip(inputs[name], feed[name].shape, strict=False))
         is_whole = not any(n == length and not isinstance(d, int) and not _NO_BATCH.search(d or "") for d, n in others)
     else:
-        size = next((dim for dim, *_ in inputs.values() if isinstance(dim, int) and dim > 1), 1)
+        size = most = next((dim for dim, *_ in inputs.values() if isinstance(dim, int) and dim > 1), 1)
         axes = {name: 0 for name, shape in inputs.items() if shape[0] == size}
         if any(len(shape) > 1 and shape[0] != size for shape in inputs.values()):
             return None
     if size < 2 or not axes or any(feed[name].shape[axis] < 1 for name, axis in axes.items()):
         return None
 
+    # Rows that differ and fit the first one: of the samples, else the first with its values in another order.
     first = _row(feed, axes, 0)
-    repeated = {**first, **{name: np.repeat(first[name], size, axis) for name, axis in axes.items()}}
-    rows = [first, *_other_rows(first, axes, samples, most if dynamic else size)]
-    mixed = None
-    if len(rows) > 1:
-        rows += [rows[-1]] * (0 if dynamic else size - len(rows))
-        mixed = {**first, **{name: np.concatenate([row[name] for row in rows], axis) for name, axis in axes.items()}}
-    return RowFeeds(axes, size, bool(dynamic), tuple(rows if dynamic else rows[:1]), repeated, mixed, is_whole)
+    shared = {name: values for name, values in first.items() if name not in axes}
+    rows: list[Feed] = [first]
+    for sample in samples[:_OTHER_SAMPLES]:
+        for index in range(min(most, *(sample[name].shape[axis] for name, axis in axes.items()))):
+            row = {**_row(sample, axes, index), **shared}
+            fits = all(row[name].shape == first[name].shape for name in axes)
+            if len(rows) < most and fits and not any(_same(row, other) for other in rows):
+                rows.append(row)
+    if len(rows) == 1:
+        flipped = {name: np.flip(first[name], -1) if first[name].ndim > 1 else first[name] for name in axes}
+        changed: tuple[Feed, ...] = ({**first, **flipped}, {**first, **_halved(flipped)})
+        rows += [row for row in changed if not _same(row, first)][:1]
+    rows += [rows[-1]] * (size - len(rows))
+
+    def joined(parts: Sequence[Feed]) -> Feed:
+        return {**first, **{name: np.concatenate([part[name] for part in parts], axis) for name, axis in axes.items()}}
+
+    start, end = (row if dynamic else joined([row] * size) for row in (rows[0], rows[-1]))
+    return RowFeeds(axes, len(rows), bool(dynamic), joined(rows), start, end, is_whole)
 
 
 def _row(feed: Feed, axes: Mapping[str, int], row: int) -> dict[str, np.ndarray]:
@@ -96,23 +108,6 @@ def _row(feed: Feed, axes: Mapping[str, int], row: int) -> dict[str, np.ndarray]
 
 def _same(feed: Feed, other: Feed) -> bool:
     return all(np.array_equal(values, other[name]) for name, values in feed.items())
-
-
-def _other_rows(first: Feed, axes: Mapping[str, int], samples: Sequence[Feed], most: int) -> list[Feed]:
-    """Rows that differ from the first, and fit it: of the samples, else the first with its values in another order."""
-    shared = {name: values for name, values in first.items() if name not in axes}
-    others: list[Feed] = []
-    for sample in samples[:_OTHER_SAMPLES]:
-        for index in range(min(most, *(sample[name].shape[axis] for name, axis in axes.items()))):
-            row = {**_row(sample, axes, index), **shared}
-            fits = all(row[name].shape == first[name].shape for name in axes)
-            if len(others) < most - 1 and fits and not any(_same(row, other) for other in (first, *others)):
-                others.append(row)
-    if others:
-        return others
-    flipped = {name: np.flip(first[name], -1) if first[name].ndim > 1 else first[name] for name in axes}
-    changed: tuple[Feed, ...] = ({**first, **flipped}, {**first, **_halved(flipped)})
-    return [row for row in changed if not _same(row, first)][:1]
 
 
 def _halved(feed: Feed) -> Feed:
@@ -127,7 +122,7 @@ def check_rows(
     outputs: Outputs,
     run_bytes: int | None = None,
 ) -> RowReport:
-    """Run batches of identical and of different rows, and rows alone, and compare.
+    """Run a batch of different rows, and its first and last row without the others, and compare.
 
     ``outputs`` are those of the first sample, ``dependent`` those whose shape depends on values; a run takes about
     ``run_bytes``.
@@ -136,17 +131,12 @@ def check_rows(
     feeds = row_feeds({name: shape for name, (_, shape) in session.inputs.items()}, samples, most)
     if feeds is None:
         return RowReport()
-    size = count = feeds.size
-    alone = last = None
+    count = rows_alone = 1 if feeds.is_dynamic else feeds.count
     try:
-        many = session.run(feeds.repeated)
-        if feeds.is_dynamic:
-            count = 1
-            alone = outputs if _same(feeds.rows[0], samples[0]) else session.run(feeds.rows[0])
-        count = len(feeds.rows)
-        mixed = None if feeds.mixed is None else session.run(feeds.mixed)
-        if feeds.is_dynamic and mixed is not None:
-            last = session.run(feeds.rows[-1])
+        first = outputs if _same(feeds.first, samples[0]) else session.run(feeds.first)
+        last = session.run(feeds.last)
+        count = feeds.count
+        batch = session.run(feeds.batch)
     except EngineError as error:
         if not feeds.is_dynamic or error.kind is not FailureKind.ERROR:
             raise
@@ -155,25 +145,30 @@ def check_rows(
         name, axis = next(iter(feeds.axes.items()))
         return RowReport(count, failure=error.message, ran=samples[0][name].shape[axis])
 
-    many = {name: values for name, values in many.items() if name not in dependent}
-    rows = [name for name, values in many.items() if values.shape[:1] == (size,)]
-    if alone is None:
-        repeated = {name: max(value_error(many[name][k], many[name][0]) for k in range(1, size)) for name in rows}
-        among = {} if mixed is None else {name: _distance(mixed[name], 0, many[name][0]) for name in rows}
-        return RowReport(size, repeated, mixed=among)
-    rows = [name for name in rows if alone[name].shape[:1] != (size,)]
-    repeated = {name: max(value_error(many[name][k], many[name][0]) for k in range(1, size)) for name in rows}
-    single = [name for name in rows if alone[name].shape[:1] == (1,)]
-    report = RowReport(size, repeated, {name: value_error(many[name][0], alone[name][0]) for name in single})
-    if mixed is not None and last is not None:
-        end = len(feeds.rows) - 1
-        single = [name for name in single if mixed[name].shape[:1] == (end + 1,)]
-        of_first = {name: _distance(mixed[name], 0, alone[name][0]) for name in single}
-        of_last = {name: _distance(mixed[name], end, last[name][0]) for name in single}
-        worst = {name: max(of_first[name], of_last[name]) for name in single}
-        is_last = bool(single) and max(of_last.values()) > max(of_first.values())
-        report = replace(report, mixed=worst, mixed_row=end if is_last else 0)
-    return _with_lost(session, report, many, alone, last) if feeds.is_whole else report
+    of_first, of_last = dict[str, float](), dict[str, float]()
+    lost, declared = dict[str, tuple[int, ...]](), dict[str, str]()
+    batch_name = next((shape[0] for _, shape in session.inputs.values() if shape and isinstance(shape[0], str)), None)
+    for name, values in batch.items():
+        if name in dependent:
+            continue
+        if values.shape[:1] == (count,) and first[name].shape[:1] == (rows_alone,):
+            of_first[name] = _distance(values, 0, first[name][0])
+            of_last[name] = _distance(values, count - 1, last[name][-1])
+        # An output that has as many rows for a batch as for one row, although its shape or its values follow it. One
+        # that is not declared to have the batch, as a table of anchors is, has no rows to lose unless its size is 1, or
+        # of no name, and its values depend on the row.
+        shape = session.outputs[name][1]
+        can_lose = feeds.is_dynamic and feeds.is_whole and values.ndim > 0 and bool(shape)
+        if not can_lose or values.shape != first[name].shape or values.shape[0] == count:
+            continue
+        differs = not np.array_equal(last[name], first[name])
+        may_be_batch = shape[0] in (1, None) or (batch_name is None and isinstance(shape[0], str))
+        if shape[0] == batch_name is not None or (may_be_batch and differs):
+            lost[name] = tuple(int(dim) for dim in values.shape)
+            declared[name] = f"[{', '.join('?' if dim is None else str(dim) for dim in shape)}]"
+    is_last = bool(of_last) and max(of_last.values()) > max(of_first.values())
+    mixed = {name: max(error, of_last[name]) for name, error in of_first.items()}
+    return RowReport(count, mixed, count - 1 if is_last else 0, not feeds.is_dynamic, lost, declared)
 
 
 def _distance(batch: np.ndarray, row: int, alone: np.ndarray) -> float:
@@ -187,29 +182,6 @@ def _distance(batch: np.ndarray, row: int, alone: np.ndarray) -> float:
     return error * norm / usual if np.isfinite(error) and np.isfinite(usual) and usual > norm > 0 else error
 
 
-def _with_lost(
-    session: OrtSession, report: RowReport, many: Outputs, alone: Outputs, other: Outputs | None
-) -> RowReport:
-    """Outputs that have as many rows for a batch as for one row, although their shape or their values follow it.
-
-    One that is not declared to have the batch, as a table of anchors is, has no rows to lose unless its size is 1, or
-    of no name, and its values depend on the row.
-    """
-    lost = {}
-    firsts = [shape[0] for _, shape in session.inputs.values() if shape]
-    batch = next((dim for dim in firsts if isinstance(dim, str)), None)
-    for name, values in many.items():
-        _, shape = session.outputs[name]
-        if values.ndim == 0 or not shape or values.shape != alone[name].shape or values.shape[0] == report.rows:
-            continue
-        differs = other is not None and not np.array_equal(other[name], alone[name])
-        may_be_batch = shape[0] in (1, None) or (batch is None and isinstance(shape[0], str))
-        if shape[0] == batch is not None or (may_be_batch and differs):
-            lost[name] = tuple(int(dim) for dim in values.shape)
-    shown = {name: ", ".join("?" if dim is None else str(dim) for dim in session.outputs[name][1]) for name in lost}
-    return replace(report, lost=lost, declared={name: f"[{dims}]" for name, dims in shown.items()})
-
-
 Question = Literal["finite", "repeat", "constant", "rows", "batch"]
 """finite: one sample. repeat: one sample twice. constant: two samples that differ. rows: a row alone, and the same row
 among different ones. batch: a row alone, and a batch."""
@@ -220,22 +192,12 @@ class Sight:
     """What one value holds."""
 
     shapes: tuple[tuple[int, ...], ...]
-    nan: int = 0
-    infinite: int = 0
+    kind: str = ""
+    """``nan`` or ``inf`` where not all is finite."""
     difference: float = 0.0
     """Relative L2 between the two feeds, of the same row where rows are compared; 0 where there is one feed, or where
     the two cannot be compared; infinite where a value belongs to pairs of rows."""
     is_equal: bool = True
-
-    @property
-    def is_finite(self) -> bool:
-        """Neither NaN nor infinite."""
-        return not (self.nan or self.infinite)
-
-    @property
-    def kind(self) -> str:
-        """What stands there where it is not finite."""
-        return "nan" if self.nan else "inf"
 
     @property
     def keeps_rows(self) -> bool:
@@ -258,7 +220,7 @@ class SightJob:
     provider: Provider
     question: Question
     index: int = 0
-    """Of the sample, or of the row."""
+    """Of the sample, or of the row, the first or the last one."""
 
     def run(self, state: WorkerState) -> dict[str, Sight]:
         """See the class; empty where the samples do not have such feeds."""
@@ -280,22 +242,13 @@ class SightJob:
             other = first_other(samples)
             return (samples[0], _halved(samples[0]) if other is None else samples[other])
         rows = row_feeds({name: shape for name, (_, shape) in session.inputs.items()}, samples)
-        if rows is None:
-            return ()
-        if self.question == "batch":
-            return (rows.rows[0], rows.repeated)
-        if rows.mixed is None:
-            return ()
-        return (rows.rows[self.index] if rows.is_dynamic else rows.repeated, rows.mixed)
+        return () if rows is None else (rows.last if self.index else rows.first, rows.batch)
 
     def _sight(self, arrays: Sequence[np.ndarray]) -> Sight:
         first, other = arrays[0], arrays[-1]
         is_float = first.dtype.kind == "f"
-        sight = Sight(
-            tuple(tuple(int(dim) for dim in array.shape) for array in arrays),
-            int(np.isnan(first).sum()) if is_float else 0,
-            int(np.isinf(first).sum()) if is_float else 0,
-        )
+        kind = ("nan" if np.isnan(first).any() else "inf" if np.isinf(first).any() else "") if is_float else ""
+        sight = Sight(tuple(tuple(int(dim) for dim in array.shape) for array in arrays), kind)
         if self.question == "rows":
             # The part of a batch that belongs to the row, by the one axis that grew.
             grown = [k for k, (a, b) in enumerate(zip(first.shape, other.shape, strict=False)) if a != b]

@@ -57,7 +57,6 @@ class MetricQuestion:
     arguments: tuple[Any, ...]
 
     def answer(self, metric: str, function: Any) -> float:
-        """Compute it; in the parent."""
         return number_of(metric, function, self.arguments)
 
 
@@ -114,7 +113,6 @@ class Scoring:
         )
 
     def feeds(self, state: WorkerState) -> Sequence[Feed]:
-        """The samples to run: those of the part."""
         every: Sequence[Feed] = cached_samples(state, self.samples)
         if self.part is None:
             return every
@@ -122,7 +120,6 @@ class Scoring:
         return every[self.part.start * steps : self.part.stop * steps]
 
     def wanted(self, state: WorkerState) -> Sequence[Outputs]:
-        """The reference outputs of these."""
         every: Sequence[Outputs] = cached_samples(state, self.reference)
         return every if self.part is None else every[self.part.start : self.part.stop]
 
@@ -196,7 +193,13 @@ class Scoring:
                 feeds,
                 cached_samples(state, labels) if labels.is_file() else [{} for _ in outputs],
             )
-            call = partial(_set_value, metric)
+
+            def call(data: SampleSetArrays, metric: Metric = metric) -> float:
+                function = metric.load()
+                # A function of the calling program gets the arrays as they are, in the parent.
+                is_here = not metric.name.startswith(CALLABLE)
+                return number_of(metric.name, function, data.arguments()) if is_here else float(function(data))
+
             wanted: Sequence[float] = ()
             if metric.larger_is_better:
                 key = (*file_identity(self.reference), metric.name)
@@ -213,10 +216,3 @@ class Scoring:
         if self.callable_takes_set:
             return Metric(spec, "set", lambda data: float(state.ask(MetricQuestion(tuple(data.arguments())))))
         return Metric(spec, "sample", lambda *arguments: float(state.ask(MetricQuestion(arguments))))
-
-
-def _set_value(metric: Metric, data: SampleSetArrays) -> float:
-    function = metric.load()
-    if metric.name.startswith(CALLABLE):  # it goes to the parent as it is
-        return float(function(data))
-    return number_of(metric.name, function, data.arguments())

@@ -10,6 +10,7 @@ libraries read the variable once, so it must be set when the process starts.
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
@@ -106,33 +107,33 @@ class CudaSession(OrtSession):
             raise EngineError(FailureKind.ERROR, "the session is closed")
         return self._stream
 
-    def _open(self, *, graph: bool) -> None:
-        """Load the model on a new stream; without a CUDA graph where ONNX Runtime refuses one."""
+    def _open(self, *, graph: bool, refusal: str = "") -> None:
+        """Load the model on a new stream; without a CUDA graph where ONNX Runtime refuses one (``refusal``: why)."""
         self.close()
+        if refusal:
+            self._warn(
+                f"no CUDA graph ({refusal}): latency contains launch costs; keep every node of the model on the GPU"
+            )
         cuda.set_device(0)
         self._stream = cuda.Stream()
         self._has_graph = graph
-        refusal: str | None = None
         provider = provider_options(self.options, self._stream.address, graph=graph)
         try:
             self._load([(PROVIDERS["cuda"], provider), PROVIDERS["cpu"]])
+            refusal = ""
         except EngineError as error:
             if not graph or error.kind in _FATAL:
                 self.close()
                 raise
             refusal = error.message
         # Outside of the block above: an exception may hold what belongs to the session.
-        if refusal is not None:
-            self._open_without_graph(refusal)
+        if refusal:
+            self._open(graph=False, refusal=refusal)
         elif PROVIDERS["cuda"] not in self._session.get_providers():
             self.close()
             raise EngineError(
                 FailureKind.UNSUPPORTED, "ONNX Runtime's CUDA provider did not start (the log has its messages)"
             )
-
-    def _open_without_graph(self, refusal: str) -> None:
-        self._open(graph=False)
-        self._warn(f"no CUDA graph ({refusal}): latency contains launch costs; keep every node of the model on the GPU")
 
     def _run_options(self) -> Any:
         if not self._has_graph:
@@ -159,7 +160,7 @@ class CudaSession(OrtSession):
             refusal = error.message
         # A failed capture leaves session and stream in an unknown state: start over without.
         stream.abandon_capture()
-        self._open_without_graph(refusal)
+        self._open(graph=False, refusal=refusal)
         return self._bind(feeds)
 
     def _bind(self, feeds: Mapping[str, np.ndarray], *, unchanged: bool = False) -> Bound:
@@ -176,7 +177,8 @@ class CudaSession(OrtSession):
                 if not unchanged or bound.fed.get(name) is not array:
                     translated(partial(bound.inputs[name].update_inplace, np.asarray(array, order="C")))
         else:
-            bound = self._new_binding(feeds)
+            outputs = {} if self._has_dynamic_outputs else self.run(feeds)  # Only for their shapes and types.
+            bound = translated(partial(self._new_binding, feeds, outputs))
             self._bindings[key] = bound
             self._bound_anywhere.add(bound)
         bound.fed = dict(feeds)
@@ -185,33 +187,26 @@ class CudaSession(OrtSession):
         self._opened_stream().synchronize()
         return bound
 
-    def _new_binding(self, feeds: Mapping[str, np.ndarray]) -> Bound:
+    def _new_binding(self, feeds: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]) -> Bound:
         import onnxruntime
 
-        outputs = {} if self._has_dynamic_outputs else self.run(feeds)  # Only for their shapes and types.
         options = onnxruntime.RunOptions()
         # Otherwise every run waits for the device, and an event pair would contain the host's way there and back.
         options.add_run_config_entry("disable_synchronize_execution_providers", "1")
         if self._has_graph:
             options.add_run_config_entry("gpu_graph_id", str(len(self._bindings) + 1))
-
-        def bind() -> Bound:
-            binding = self._open_session().io_binding()
-            inputs = {}
-            for name, array in feeds.items():
-                inputs[name] = onnxruntime.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"), "cuda", 0)
-                binding.bind_ortvalue_input(name, inputs[name])
-            for name in self.outputs:
-                value = outputs.get(name)
-                if value is None:
-                    binding.bind_output(name, "cuda", 0)
-                else:
-                    place = onnxruntime.OrtValue.ortvalue_from_shape_and_type(value.shape, value.dtype, "cuda", 0)
-                    binding.bind_ortvalue_output(name, place)
-            return Bound(binding, inputs, options)
-
-        bound: Bound = translated(bind)
-        return bound
+        binding, inputs = self._open_session().io_binding(), {}
+        for name, array in feeds.items():
+            inputs[name] = onnxruntime.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"), "cuda", 0)
+            binding.bind_ortvalue_input(name, inputs[name])
+        for name in self.outputs:
+            value = outputs.get(name)
+            if value is None:
+                binding.bind_output(name, "cuda", 0)
+            else:
+                place = onnxruntime.OrtValue.ortvalue_from_shape_and_type(value.shape, value.dtype, "cuda", 0)
+                binding.bind_ortvalue_output(name, place)
+        return Bound(binding, inputs, options)
 
 
 def provider_options(options: SessionOptions, stream_address: int, *, graph: bool) -> dict[str, str]:
@@ -261,7 +256,6 @@ class ProbeJob:
     provider: Provider
 
     def run(self, state: WorkerState) -> None:
-        """Raise ``EngineError`` where it does not start."""
         import onnx.parser
 
         model = onnx.parser.parse_model(_PROBE)
@@ -301,7 +295,5 @@ def run_probe(provider: Provider, worker: Worker) -> str | None:
             return None
         # ONNX Runtime logs the library that does not load; its exception names no cause.
         log = "" if failure.log_path is None else failure.log_path.read_text(encoding="utf-8", errors="replace")
-        for line in log.splitlines():
-            if "cannot open shared object file" in line or "Failed to load library" in line:
-                return line.rpartition("error:")[2].strip()
-        return failure.message
+        library = re.search(r"^.*(?:cannot open shared object file|Failed to load library).*$", log, re.MULTILINE)
+        return failure.message if library is None else library[0].rpartition("error:")[2].strip()

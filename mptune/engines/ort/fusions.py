@@ -1,4 +1,4 @@
-"""What ONNX Runtime makes of a graph: constants folded, and nodes that it computes as one in FP32."""
+"""What ONNX Runtime makes of a graph: where nodes run, types, constants folded, nodes computed as one in FP32."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from pathlib import Path
 
 import onnx
 
+from mptune.engines.base import EngineError, MissingKernel
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import OPTIMISED_MODEL, PROVIDERS, Provider, SessionOptions, translated
 from mptune.graph.facts import facts_of
 from mptune.graph.fused import FusedNodes
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.patterns import find_patterns
+from mptune.graph.loading.model import RuntimeTypes
+from mptune.graph.loading.tensors import TensorInfo, element_type
+from mptune.graph.ops import OperatorSchema
 from mptune.processes.child import WorkerState
 
 _RENAMING = [
@@ -37,7 +41,6 @@ class FoldJob:
     folded: Path
 
     def run(self, state: WorkerState) -> None:
-        """See the class."""
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
@@ -58,14 +61,8 @@ _OPERATOR_SINCE = 17
 """The operator set from which LayerNormalization is one of ONNX's own operators, of one type."""
 
 
-@dataclass(frozen=True)
-class OptimisedNode:
-    """A node of a session's graph that several of the typed model's became."""
-
-    op_type: str
-    nodes: tuple[str, ...]
-    result: str
-    """The node that computes its first output in the typed model."""
+OptimisedNode = tuple[str, tuple[str, ...], str]
+"""A node of a session's graph: its operator, the nodes of the typed model that became it, the one of its result."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +131,7 @@ def optimised_nodes(typed: onnx.GraphProto, optimised: onnx.GraphProto) -> Itera
                 pending += [name for name in inner if producer[name].name in varying]
         result = in_typed(node.output[0])
         if len(computed) > 1 and result is not None:
-            yield OptimisedNode(node.op_type, tuple(computed), producer[result].name)
+            yield node.op_type, tuple(computed), producer[result].name
 
 
 def fused_nodes(grouped: GroupedModel, optimised: Iterable[OptimisedNode]) -> tuple[FusedNodes, ...]:
@@ -142,13 +139,82 @@ def fused_nodes(grouped: GroupedModel, optimised: Iterable[OptimisedNode]) -> tu
     model = grouped.model
     named = {node.name: node for node in model.nodes}
     fused = []
-    for fusion in optimised:
-        if fusion.op_type in _CENTRED and model.opset >= _OPERATOR_SINCE:
+    for op_type, nodes, result in optimised:
+        if op_type in _CENTRED and model.opset >= _OPERATOR_SINCE:
             continue
-        members = sorted((named[name] for name in fusion.nodes if name in named), key=lambda node: node.index)
-        if fusion.op_type.startswith("Skip"):  # the sums before the norm: a plan may have them in another precision
+        members = sorted((named[name] for name in nodes if name in named), key=lambda node: node.index)
+        if op_type.startswith("Skip"):  # the sums before the norm: a plan may have them in another precision
             members = [node for node in members if grouped.in_one_group((node, members[-1]))]
-        if len(members) < 2 or members[-1].name != fusion.result or not grouped.in_one_group(members):
+        if len(members) < 2 or members[-1].name != result or not grouped.in_one_group(members):
             continue
         fused.append(FusedNodes(tuple(node.name for node in members)))
     return tuple(fused)
+
+
+@dataclass(frozen=True)
+class PlacementJob:
+    """Open two typed models, and name the nodes that the provider runs in FP32, and another one in FP16.
+
+    Nodes that are elsewhere in FP32 as well (the arithmetic of shapes) are there for another reason. Fused nodes have
+    names of their own, and are left out.
+    """
+
+    fp16: Path
+    fp32: Path
+    provider: Provider
+
+    def run(self, state: WorkerState) -> tuple[MissingKernel, ...]:
+        options, wanted = SessionOptions(self.provider), PROVIDERS[self.provider]
+        fp16, fp32 = (
+            state.transient(partial(open_session, model, options)).placement() for model in (self.fp16, self.fp32)
+        )
+        at_home = {name for name, (_, provider) in fp32.items() if provider == wanted}
+        return tuple(
+            MissingKernel(name, op_type, wanted, provider)
+            for name, (op_type, provider) in fp16.items()
+            if provider != wanted and name in at_home
+        )
+
+
+@dataclass(frozen=True)
+class OperatorTypesJob:
+    """Type values of a model on the CPU, and read the schemas of the operators that compute them."""
+
+    model: bytes
+    values: tuple[str, ...]
+
+    def run(self, state: WorkerState) -> RuntimeTypes:
+        """See the class. A model that ONNX Runtime does not load gives the schemas, and why it does not."""
+        from onnxruntime.capi import _pybind_state
+
+        proto = onnx.load_model_from_string(self.model)
+        # The newest schemas that the model's operator sets allow; none where ONNX Runtime was built without them.
+        operators = {(n.domain, n.op_type) for n in proto.graph.node if not set(self.values).isdisjoint(n.output)}
+        versions = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in proto.opset_import}
+        newest: dict[tuple[str, str], tuple[int, OperatorSchema]] = {}
+        for schema in getattr(_pybind_state, "get_all_operator_schema", tuple)():
+            for domain in {schema.domain, "ai.onnx"} if not schema.domain else {schema.domain}:
+                key, since = (domain, schema.name), schema.since_version
+                allowed = key in operators and since <= versions.get(schema.domain, 0)
+                if allowed and since > newest.get(key, (0, None))[0]:
+                    newest[key] = since, OperatorSchema.of(schema, "typeStr")
+        schemas = {key: schema for key, (_, schema) in newest.items()}
+
+        shown = (*proto.graph.input, *proto.graph.output)
+        named = {dim.dim_param for value in shown for dim in value.type.tensor_type.shape.dim if dim.dim_param}
+        declared = {output.name for output in proto.graph.output}
+        proto.graph.output.extend(onnx.ValueInfoProto(name=v) for v in self.values if v not in declared)
+        options = SessionOptions(preset="values")
+        try:
+            session = state.transient(partial(open_session, proto.SerializeToString(), options))
+        except EngineError as error:
+            return RuntimeTypes({}, schemas, error.message)
+        values = {}
+        for name in self.values:
+            kind, shape = session.outputs.get(name, ("", ()))
+            if element_type(kind):
+                # Symbols that ONNX Runtime made up are left out: they stand for nothing. And it shows a value of
+                # unknown rank like a scalar, without a dimension: such a shape is not known.
+                dims = tuple(dim if isinstance(dim, int) or dim in named else None for dim in shape)
+                values[name] = TensorInfo(name, element_type(kind), dims or None)
+        return RuntimeTypes(values, schemas)

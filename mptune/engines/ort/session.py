@@ -5,10 +5,13 @@ ONNX Runtime is imported when the first session opens.
 
 from __future__ import annotations
 
+import gc
 import re
 import traceback
+import warnings
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,7 +20,6 @@ from typing import Any, Literal
 import numpy as np
 
 from mptune.engines.base import EngineError, FailureKind
-from mptune.engines.lifetime import are_gone, references
 from mptune.engines.timing.latency import HostStopwatch, Stopwatch
 
 Provider = Literal["cpu", "cuda"]
@@ -31,8 +33,16 @@ Tf32 = Literal["off", "off by environment", "on"]
 OPTIMISED_MODEL = "optimised.onnx"
 """In ``optimised_dir`` of ``SessionOptions``: the graph that is run, large constants beside it."""
 _LOG_WARNING = 2
-_NO_QUANTISED_KERNEL = ("find kernel for com.microsoft.Q", "find kernel for QLinear", "Type 'tensor(float8")
 _NORM_FUSIONS = ("LayerNormFusionL1", "LayerNormFusionL2", "SimplifiedLayerNormFusion")
+# What makes a valid model fail to load (ONNX Runtime 1.31.1), and what ONNX Runtime says then. With x64quantprecision a
+# Gemm of INT8 activations gets UINT8 weights, and no kernel takes both. Layers of FP8 activations are fused as those of
+# INT8 are; and a Relu before FP8 is dropped as one before UINT8 is, where QuantizeLinear gives no negative values. From
+# opset 17 on, a norm written out behind a Cast is fused with the Cast into one of two types.
+_FAULTY_OPTIMISERS = ("QDQSelectorActionTransformer", "ReluQuantRewrite", *_NORM_FUSIONS)
+_FAULTS = (
+    *("find kernel for com.microsoft.Q", "find kernel for QLinear", "Type 'tensor(float8"),
+    "LayerNormFusion/",  # as the node that the fusion makes is named
+)
 
 
 @dataclass(frozen=True)
@@ -66,7 +76,6 @@ class Bound:
     fed: dict[str, np.ndarray] = field(default_factory=dict)
 
     def release(self) -> None:
-        """Let go of everything. Idempotent."""
         self.binding = self.run_options = None
         self.inputs, self.fed = {}, {}
 
@@ -83,7 +92,6 @@ class OrtSession:
     """
 
     def __init__(self, model: Path | bytes, options: SessionOptions) -> None:
-        """Load the model; building the engine happens here."""
         self.options = options
         self.inputs: dict[str, tuple[str, tuple[int | str | None, ...]]] = {}
         self.outputs: dict[str, tuple[str, tuple[int | str | None, ...]]] = {}
@@ -128,7 +136,6 @@ class OrtSession:
         return self.run(feeds)
 
     def stopwatch(self, feeds: Mapping[str, np.ndarray]) -> Stopwatch:
-        """See ``EngineSession``."""
 
         def bind() -> Bound:
             binding = self._open_session().io_binding()
@@ -145,15 +152,12 @@ class OrtSession:
     def placement(self) -> dict[str, tuple[str, str]]:
         """Node -> its operator and the provider that runs it, of a ``reference``; empty before ONNX Runtime 1.24."""
 
-        def read() -> dict[str, tuple[str, str]]:
-            return {
-                node.name: (f"{node.domain}.{node.op_type}" if node.domain else node.op_type, part.ep_name)
-                for part in getattr(self._open_session(), "get_provider_graph_assignment_info", tuple)()
-                for node in part.get_nodes()
-            }
-
-        placed: dict[str, tuple[str, str]] = translated(read)
-        return placed
+        parts = translated(lambda: getattr(self._open_session(), "get_provider_graph_assignment_info", tuple)())
+        return {
+            node.name: (f"{node.domain}.{node.op_type}" if node.domain else node.op_type, part.ep_name)
+            for part in parts
+            for node in part.get_nodes()
+        }
 
     def close(self) -> None:
         self._end_session()
@@ -167,7 +171,6 @@ class OrtSession:
         return are_gone(watched, "a session of ONNX Runtime")
 
     def _execute(self, bound: Bound) -> None:
-        """Run once on what is bound."""
 
         def run() -> None:
             session = self._open_session()
@@ -187,7 +190,10 @@ class OrtSession:
         return None
 
     def _load(self, providers: list[Any]) -> None:
+        import onnx
         import onnxruntime
+
+        from mptune.graph.loading.reading import name_apart
 
         on_cpu = self.options.provider == "cpu"
         options = _native_options(self.options)
@@ -206,15 +212,20 @@ class OrtSession:
             try:
                 self._session = translated(partial(opened, model, options, disabled_optimizers=disabled))
             except EngineError as error:
-                if "two nodes with same node name" in error.message and isinstance(model, str):
-                    model, folder = with_names_apart(Path(model))
+                if "two nodes with same node name" in error.message and isinstance(self._model, Path):
+                    # ONNX lets nodes share a name, ONNX Runtime does not.
+                    proto = onnx.load(self._model, load_external_data=False)
+                    name_apart(proto.graph)
+                    model, folder = proto.SerializeToString(), str(self._model.resolve().parent)
                     options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
                     continue
-                optimisers, warning = _faulty_optimisers(error.message, on_cpu=on_cpu)
-                if not optimisers or optimisers[0] in disabled:
+                if _FAULTY_OPTIMISERS[0] in disabled or not any(words in error.message for words in _FAULTS):
                     raise
-                disabled += optimisers
-                self._warnings.append(warning)
+                disabled += _FAULTY_OPTIMISERS
+                self._warnings.append(
+                    "optimisers of ONNX Runtime fail on this model, and are off: norms that are written out run node by"
+                    " node (LayerNormFusion), INT8 and FP8 layers in FP32 between QuantizeLinear and DequantizeLinear"
+                )
         self.inputs = {value.name: (value.type, tuple(value.shape)) for value in self._session.get_inputs()}
         self.outputs = {value.name: (value.type, tuple(value.shape)) for value in self._session.get_outputs()}
 
@@ -259,38 +270,23 @@ def _native_options(options: SessionOptions) -> Any:
     return native
 
 
-def _faulty_optimisers(message: str, *, on_cpu: bool) -> tuple[list[str], str]:
-    """The optimisers that make a valid model fail to load (ONNX Runtime 1.31.1), and the warning; none otherwise."""
-    if on_cpu and any(words in message for words in _NO_QUANTISED_KERNEL):
-        # With x64quantprecision a Gemm of INT8 activations gets UINT8 weights, and no kernel takes both. Layers of FP8
-        # activations are fused as those of INT8 are; and a Relu before FP8 is dropped as one before UINT8 is, where
-        # QuantizeLinear gives no negative values.
-        return ["QDQSelectorActionTransformer", "ReluQuantRewrite"], (
-            "ONNX Runtime has no kernel on a CPU for an INT8 or FP8 layer of this model: all quantised layers compute"
-            " in FP32 between QuantizeLinear and DequantizeLinear"
-        )
-    if "LayerNormFusion/" in message:
-        # The node that a fusion makes is named so. From opset 17 on, a norm written out behind a Cast is fused with the
-        # Cast into one of two types; with SimplifiedLayerNormFusion from 1.23 on.
-        return [*_NORM_FUSIONS], (
-            "ONNX Runtime's LayerNormFusion joins a Cast and the norm behind it and fails: it is off, so that all norms"
-            " that are written out run node by node"
-        )
-    return [], ""
+def references(*objects: Any) -> tuple[weakref.ReferenceType[Any], ...]:
+    """Weak references to the native objects that can have one; None is left out."""
+    watched = []
+    for each in objects:
+        with suppress(TypeError):  # None, or a type without weak references.
+            watched.append(weakref.ref(each))
+    return tuple(watched)
 
 
-def with_names_apart(path: Path) -> tuple[bytes, str]:
-    """A model whose nodes have names of their own, without its external data; and the folder of these.
-
-    ONNX lets nodes share a name, ONNX Runtime does not.
-    """
-    import onnx
-
-    from mptune.graph.loading.reading import name_apart
-
-    proto = onnx.load(path, load_external_data=False)
-    name_apart(proto.graph)
-    return proto.SerializeToString(), str(path.resolve().parent)
+def are_gone(watched: tuple[weakref.ReferenceType[Any], ...], what: str) -> bool:
+    """Whether all have been freed; a ``RuntimeWarning`` where not: one that outlives its CUDA stream crashes."""
+    if any(reference() is not None for reference in watched):
+        gc.collect()  # Only a cycle may still hold it.
+    if all(reference() is None for reference in watched):
+        return True
+    warnings.warn(f"{what} is still alive after it was closed: an object holds it", RuntimeWarning, stacklevel=3)
+    return False
 
 
 def translated(call: Callable[[], Any]) -> Any:

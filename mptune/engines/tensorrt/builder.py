@@ -16,7 +16,7 @@ import numpy as np
 
 from mptune.engines.base import EngineError, FailureKind, Progress
 from mptune.engines.jobs.samples import Feed
-from mptune.engines.tensorrt.failures import build_failure, construct, parser_complaint, parser_failure, skipped_tactics
+from mptune.engines.tensorrt.failures import build_failure, construct, parser_failure, skipped_tactics
 from mptune.engines.tensorrt.library import AHEAD_OF_TIME, Kind, Library, collector_paused, open_log
 from mptune.errors import SettingsError
 from mptune.files import whole_file
@@ -33,7 +33,6 @@ class BuildObjects(list[Any]):
     """TensorRT's objects of one build: they live until ``close``, since a crash as they are freed costs the result."""
 
     def close(self) -> None:
-        """Free them in reverse order, an object before what it was made with."""
         with collector_paused():
             while self:
                 self.pop()
@@ -44,11 +43,6 @@ def _locked(path: Path) -> Iterator[bytes]:
     """Hold the lock of a file that the processes of a run share, to read and to write; yields what it holds."""
     with filelock.FileLock(path.with_name(path.name + ".lock"), timeout=_LOCK_TIMEOUT_S):
         yield path.read_bytes() if path.exists() else b""
-
-
-def _write(path: Path, serialized: Any) -> None:
-    with whole_file(path) as partial:
-        partial.write_bytes(bytes(memoryview(serialized)))
 
 
 def attach_timing_cache(path: Path, config: Any, objects: BuildObjects) -> None:
@@ -74,31 +68,8 @@ def save_timing_cache(path: Path, config: Any) -> None:
         if written is not None:
             timing_cache.combine(written, ignore_mismatch=False)
         if timing_cache is not None:
-            _write(path, timing_cache.serialize())
-
-
-def open_runtime_cache(path: Path, runtime_config: Any) -> Any:
-    """Load the kernels that TensorRT-RTX has compiled for this GPU into the configuration of a new context.
-
-    Where the file cannot be read, or is of another GPU or version and deleted, kernels are compiled again.
-    """
-    runtime_cache = runtime_config.create_runtime_cache()
-    with suppress(*_LOCK_ERRORS), _locked(path) as content:
-        if content and not runtime_cache.deserialize(content):
-            path.unlink()
-    runtime_config.set_runtime_cache(runtime_cache)
-    return runtime_cache
-
-
-def save_runtime_cache(path: Path, runtime_cache: Any) -> None:
-    """Write the kernels of a session, for all engines of the run.
-
-    Several sessions are open at a time, each with a cache that began with what the file held then: the largest stays.
-    """
-    with suppress(*_LOCK_ERRORS), _locked(path) as content:
-        serialized = runtime_cache.serialize()
-        if len(memoryview(serialized)) > len(content):
-            _write(path, serialized)
+            with whole_file(path) as partial:
+                partial.write_bytes(bytes(memoryview(timing_cache.serialize())))
 
 
 @dataclass(frozen=True)
@@ -116,15 +87,6 @@ class BuildOptions:
     """Libraries with plugins of the user's."""
 
 
-@dataclass(frozen=True)
-class BuiltEngine:
-    """A serialised engine."""
-
-    memory: Any
-    """TensorRT's ``IHostMemory``; it has the buffer protocol."""
-    warnings: tuple[str, ...] = ()
-
-
 @collector_paused()
 def build_engine(
     library: Library,
@@ -135,11 +97,13 @@ def build_engine(
     timeout_s: float = math.inf,
     report: Callable[[Progress], None] | None = None,
     objects: BuildObjects | None = None,
-) -> BuiltEngine:
+) -> tuple[Any, tuple[str, ...]]:
     """Parse a typed model as a strongly typed network and build it.
 
     The engine takes the shapes of all samples and is tuned for those of the first. After ``timeout_s`` TensorRT is
     asked to stop; it checks between steps only, so that the caller needs a deadline of its own.
+
+    Returns the engine (TensorRT's ``IHostMemory``, which has the buffer protocol), and warnings.
     """
     objects = BuildObjects() if objects is None else objects
     builder, network, _ = parse_network(library, model, objects)
@@ -163,7 +127,7 @@ def build_engine(
         raise build_failure(log)
     if cache_file is not None:
         save_timing_cache(cache_file, config)
-    return BuiltEngine(memory, (*library.warnings, *skipped_tactics(log.warnings)))
+    return memory, (*library.warnings, *skipped_tactics(log.warnings))
 
 
 @collector_paused()
@@ -191,7 +155,7 @@ def parse_network(library: Library, model: Path, objects: BuildObjects | None = 
             importer = str(parser_error.func() or "").removeprefix("import")
             operator = parser_error.node_operator() or (importer if onnx.defs.has(importer) else "")
             words, node = parser_error.desc() or "", parser_error.node_name() or ""
-            complaints.append(parser_complaint(parser_error.code().name, words, node, operator))
+            complaints.append((parser_error.code().name, words, node, operator))
         raise parser_failure(complaints, log)
     return builder, network, parser
 
@@ -220,31 +184,53 @@ def _fill_profile(network: Any, profile: Any, samples: Sequence[Feed], shapes: S
 
     Smallest and largest are those of all samples, the usual one is the first sample's; the user's shapes go before.
     """
-    ranges = {shape.name: shape for shape in shapes}
+    given = {shape.name: shape for shape in shapes}
     dynamic: dict[str, str] = {}
     has_values = False
     for position in range(network.num_inputs):
         tensor = network.get_input(position)
         name, declared = tensor.name, tuple(tensor.shape)
         if any(name not in sample for sample in samples):
-            raise EngineError(
-                FailureKind.UNSUPPORTED,
-                f"TensorRT calls an input {name!r}, which the model has not: one that is an output, too, is renamed."
-                " Take it off the model's outputs",
-            )
+            message = f"TensorRT calls an input {name!r}, which the model has not: take it off the model's outputs"
+            raise EngineError(FailureKind.UNSUPPORTED, message)
         arrays = [np.asarray(sample[name]) for sample in samples]
         if tensor.is_shape_tensor:
-            _set_values(profile, name, arrays)
+            values = [array.ravel() for array in arrays]
+            try:  # Floats raise a TypeError; so do large numbers before 10.11, whose pyCore.cpp takes 32 bits.
+                if values[0].dtype.kind not in "iu":
+                    raise TypeError
+                usual, smallest, largest = _range(values)
+                profile.set_shape_input(name, smallest, usual, largest)
+            except (TypeError, OverflowError) as error:
+                most = max(abs(value).max(initial=0) for value in values)
+                message = (
+                    f"input {name!r} decides a shape and holds {most} ({values[0].dtype}): TensorRT takes whole"
+                    f" numbers there, before 10.11 of at most {np.iinfo(np.int32).max}"
+                )
+                raise EngineError(FailureKind.UNSUPPORTED, message) from error
             has_values = True
-        if -1 in declared:
-            dynamic[name] = _text(declared)
-            usual, smallest, largest = _range([np.array(array.shape) for array in arrays])
-            if name in ranges:
-                given = ranges[name]
-                _check_range(given, declared, (smallest, largest))
-                smallest, usual, largest = given.smallest, given.usual, given.largest
-            profile.set_shape(name, smallest, usual, largest)
-    unknown = sorted(set(ranges) - set(dynamic))
+        if -1 not in declared:
+            continue
+        dynamic[name] = _text(declared)
+        usual, smallest, largest = _range([np.array(array.shape) for array in arrays])
+        if name in given:
+            shape = given[name]
+            bounds = list(zip(shape.smallest, shape.largest, strict=True))
+            message = hint = ""
+            pairs = zip(declared, bounds, strict=False)
+            if len(bounds) != len(declared) or any(size != -1 and pair != (size, size) for size, pair in pairs):
+                message = f"{_text(shape.largest)} does not fit the input's shape {dynamic[name]}"
+                hint = "give every dimension, the fixed ones as they are"
+            elif any(
+                low < least or most > high for low, most, (least, high) in zip(smallest, largest, bounds, strict=True)
+            ):
+                message = f"the data hold shapes from {_text(smallest)} to {_text(largest)}, which is out of range"
+                hint = "widen the range, or give data of the shapes that you will deploy"
+            if message:
+                raise SettingsError(f"{name}: {message}", hint, setting="shapes")
+            smallest, usual, largest = shape.smallest, shape.usual, shape.largest
+        profile.set_shape(name, smallest, usual, largest)
+    unknown = sorted(set(given) - set(dynamic))
     if unknown:
         names = ", ".join(f"{name} ({shape})" for name, shape in dynamic.items()) or "none"
         message = f"names {unknown[0]!r}, which is no dynamic input"
@@ -252,42 +238,10 @@ def _fill_profile(network: Any, profile: Any, samples: Sequence[Feed], shapes: S
     return has_values or bool(dynamic)
 
 
-def _set_values(profile: Any, name: str, arrays: Sequence[np.ndarray]) -> None:
-    """Set the range of values of an input that is a shape."""
-    dtype = arrays[0].dtype
-    problem = f"is of type {dtype}: TensorRT takes INT32 and INT64 there, so cast it in the model"
-    if dtype.kind in "iu":
-        usual, smallest, largest = _range([array.ravel() for array in arrays])
-        try:
-            profile.set_shape_input(name, smallest, usual, largest)
-            return
-        except (TypeError, OverflowError):  # before 10.11 pyCore.cpp takes 32 bits
-            number, most = max(map(abs, (*smallest, *largest))), np.iinfo(np.int32).max
-            problem = f"holds {number}, and this TensorRT takes INT32 there: give values of at most {most}"
-    raise EngineError(FailureKind.UNSUPPORTED, f"input {name!r} decides a shape and {problem}")
-
-
 def _range(arrays: Sequence[np.ndarray]) -> tuple[tuple[int, ...], ...]:
     """First, smallest and largest of integer arrays, element by element."""
     stacked = np.stack(arrays)
     return tuple(tuple(map(int, row)) for row in (stacked[0], stacked.min(axis=0), stacked.max(axis=0)))
-
-
-def _check_range(given: ShapeRange, declared: tuple[int, ...], observed: Sequence[tuple[int, ...]]) -> None:
-    """Raise where the user's range does not fit the model's declaration or the shapes in the data."""
-    bounds = list(zip(given.smallest, given.largest, strict=True))
-    message = hint = ""
-    if len(bounds) != len(declared) or any(
-        n != -1 and pair != (n, n) for n, pair in zip(declared, bounds, strict=True)
-    ):
-        message = f"{_text(given.largest)} does not fit the input's shape {_text(declared)}"
-        hint = "give every dimension, the fixed ones as they are"
-    for shape in observed:
-        if not message and any(not low <= n <= high for n, (low, high) in zip(shape, bounds, strict=True)):
-            message = f"the data hold the shape {_text(shape)}, which is out of range"
-            hint = "widen the range, or give data of the shapes that you will deploy"
-    if message:
-        raise SettingsError(f"{given.name}: {message}", hint, setting="shapes")
 
 
 def _text(shape: Sequence[int]) -> str:

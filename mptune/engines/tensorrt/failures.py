@@ -92,38 +92,32 @@ def skipped_tactics(warnings: Sequence[str]) -> tuple[str, ...]:
     """
     short = [text for text in warnings if _SHORT_OF_MEMORY.search(text)]
     count = sum("skipping tactic" in text.lower() for text in short) or len(short)
-    tactics = "1 tactic" if count == 1 else f"{count} tactics"
     text = (
-        f"TensorRT skipped {tactics} for want of memory, so that another build may choose other kernels: close other"
-        " programs, or set --workspace below what is always free"
+        f"TensorRT skipped tactics ({count}) for want of memory, so that another build may choose other kernels: close"
+        " other programs, or set --workspace below what is always free"
     )
     return (text,) if count else ()
 
 
-def parser_complaint(code: str, words: str, node: str = "", operator: str = "") -> EngineError:
-    """One error of the ONNX parser; it is about an unknown operator, attribute or type where it is ``UNSUPPORTED``."""
-    kind = FailureKind.OUT_OF_MEMORY if code == "MEM_ALLOC_FAILED" else FailureKind.PARSER
-    if code.startswith("UNSUPPORTED") and (operator or ("data" in words and "type" in words)):
-        kind = FailureKind.UNSUPPORTED
-    if operator and "Plugin not found" in words:
-        kind = FailureKind.UNSUPPORTED
-    lines = [clean(line) for line in words.splitlines()]
-    message = next((line for line in lines if line and not line.startswith("Invalid Node - ")), clean(words))
-    if message in ("false", ""):
-        message = "TensorRT's parser does not support it"
-    where = f"{operator} node {node!r}: " if node else f"{operator}: "
-    return EngineError(kind, f"{where if operator else ''}{message}")
+def parser_failure(complaints: Sequence[tuple[str, str, str, str]], log: Any) -> EngineError:
+    """The error for a model that TensorRT's parser rejects; a complaint is code, words, node and operator.
 
-
-def parser_failure(complaints: Sequence[EngineError], log: Any) -> EngineError:
-    """The error for a model that TensorRT's parser rejects; the first about an unsupported operator counts."""
-    if not complaints:
+    The first about an operator, an attribute or a type that it does not support counts.
+    """
+    errors = []
+    for code, words, node, operator in complaints:
+        about = operator or ("data" in words and "type" in words)
+        is_unsupported = (code.startswith("UNSUPPORTED") and about) or (operator and "Plugin not found" in words)
+        kind = FailureKind.OUT_OF_MEMORY if code == "MEM_ALLOC_FAILED" else FailureKind.PARSER
+        lines = [clean(line) for line in words.splitlines()]
+        message = next((line for line in lines if line and not line.startswith("Invalid Node - ")), "")
+        if message in ("false", ""):
+            message = "TensorRT's parser does not support it"
+        where = "" if not operator else f"{operator} node {node!r}: " if node else f"{operator}: "
+        errors.append(EngineError(FailureKind.UNSUPPORTED if is_unsupported else kind, f"{where}{message}"))
+    if not errors:
         return build_failure(log, "TensorRT's parser rejects the model without a message")
-    first = next((each for each in complaints if each.kind is FailureKind.UNSUPPORTED), complaints[0])
-    file = next((text for text in log.errors if "Failed to open file" in text), None)
-    if file is not None and first.kind is FailureKind.PARSER:
-        return EngineError(FailureKind.PARSER, clean(file))
-    return first
+    return next((each for each in errors if each.kind is FailureKind.UNSUPPORTED), errors[0])
 
 
 def classify(text: str) -> FailureKind:

@@ -22,7 +22,7 @@ from mptune.targets.detect import detect_gpus
 
 PROFILED_RUNS, UNTIMED_RUNS = 20, 5
 """Executions that a profile averages over, without the longest; warm-up executions before these."""
-_OPEN_SESSIONS = ("baseline", "switched 0", "waists")
+_OPEN_SESSIONS = ("baseline", "switched 0")
 """What stays open in the worker from job to job and holds memory of the device."""
 
 
@@ -79,7 +79,6 @@ class BuildResult:
     """The result of ``BuildJob``."""
 
     build_s: float
-    nbytes: int
     warnings: tuple[str, ...] = ()
 
 
@@ -104,13 +103,13 @@ class BuildJob:
         samples = [sample for path in self.samples for sample in cached_samples(state, path)]
         objects = state.transient(BuildObjects)  # Freed once the answer is sent.
         started, limit_s = time.perf_counter(), self.timeout_s
-        built = build_engine(
+        engine, warnings = build_engine(
             library, self.model, self.options, samples, timeout_s=limit_s, report=state.report, objects=objects
         )
         build_s = time.perf_counter() - started
         with whole_file(self.engine_path) as partial_path:
-            partial_path.write_bytes(built.memory)
-        return BuildResult(build_s, built.memory.nbytes, built.warnings)
+            partial_path.write_bytes(engine)
+        return BuildResult(build_s, warnings)
 
 
 @dataclass(frozen=True)
@@ -132,7 +131,6 @@ class EngineProfileJob:
     samples: Path
 
     def run(self, state: WorkerState) -> tuple[LayerTime, ...]:
-        """The layer times of one execution, in the engine's order."""
         feed = cached_samples(state, self.samples)[0]
         options = replace(self.built.options, cuda_graph=False)
         session = state.transient(partial(TensorRtSession, self.built.path, options))

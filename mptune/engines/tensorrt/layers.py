@@ -1,4 +1,4 @@
-"""The layers of a built engine: the types that they run in, held against the plan, and their times."""
+"""The layers of a built engine: the types that they run in, and their times."""
 
 from __future__ import annotations
 
@@ -42,28 +42,6 @@ def read_layers(information: str) -> tuple[LayerTime, ...]:
             types.add(next((precision for precision, form in _TYPES if form.search(text)), None))
         layers.append(LayerTime(nodes, 0.0, str(entry.get("Name", "")), tuple(p for p in PRECISIONS if p in types)))
     return tuple(layers)
-
-
-def type_warnings(nodes: Mapping[str, Precision], layers: Sequence[LayerTime]) -> tuple[str, ...]:
-    """Compare an engine with its plan.
-
-    Only layers whose nodes all have the same precision count: what is fused across a boundary has both.
-    """
-    others = []
-    for layer in layers:
-        planned = {nodes.get(node) for node in layer.nodes}
-        precision = planned.pop() if len(planned) == 1 else None
-        if precision is not None and layer.types and precision not in layer.types:
-            others.append((layer, precision))
-    if not others:
-        return ()
-    layer, precision = others[0]
-    actual = ", ".join(sorted(each.value for each in layer.types))
-    return (
-        f"{len(others)} of {len(layers)} layers of the engine run in another type than the plan says, such as"
-        f" {layer.name!r} ({actual} in place of {precision.value}): latency and error are those of this engine; update"
-        " TensorRT to have the plan's",
-    )
 
 
 def layer_times(executions: Sequence[Mapping[str, float]], layers: Sequence[LayerTime]) -> tuple[LayerTime, ...]:

@@ -45,7 +45,6 @@ class Library:
 
     @property
     def is_rtx(self) -> bool:
-        """Whether this is TensorRT-RTX."""
         return self.kind == "tensorrt-rtx"
 
 
@@ -69,10 +68,7 @@ def install_line(kind: Kind, gpus: Sequence[Gpu] = ()) -> str:
 
 def is_installed(kind: Kind) -> bool:
     """Whether the package is there; its libraries may still be missing."""
-    try:
-        return importlib.util.find_spec(MODULES[kind]) is not None
-    except (ImportError, ValueError):
-        return False
+    return importlib.util.find_spec(MODULES[kind]) is not None
 
 
 def load_library(kind: Kind, plugins: Sequence[Path] = ()) -> Library:
@@ -84,18 +80,14 @@ def load_library(kind: Kind, plugins: Sequence[Path] = ()) -> Library:
     try:
         trt = importlib.import_module(MODULES[kind])
     except (ImportError, OSError, RuntimeError) as error:
-        message = f"{kind} is not installed"
-        if not isinstance(error, ModuleNotFoundError):
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            message = f"{kind} is installed, but a library that it needs does not load: {reason}"
-        elif (error.name or "").split(".")[0] != MODULES[kind]:
-            message = f"{kind} is installed, but its part {error.name!r} is not"
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        is_missing = isinstance(error, ModuleNotFoundError) and error.name == MODULES[kind]
+        message = f"{kind} is not installed" if is_missing else f"{kind} is installed, but does not load: {reason}"
         raise EngineError(FailureKind.UNSUPPORTED, message) from error
     version = str(getattr(trt, "__version__", ""))
     warnings = check_version(kind, version)
-    _register_plugins(trt)
-    for path in plugins:
-        _load_plugin(trt, path)
+    for plugin in (None, *plugins):
+        _load_plugin(trt, plugin)
     return Library(kind, trt, version, warnings)
 
 
@@ -103,28 +95,27 @@ def check_version(kind: Kind, version: str) -> tuple[str, ...]:
     """Raise ``EngineError`` for a version that is not supported; warnings about one that is."""
     match = re.match(r"(\d+)\.(\d+)", version)
     number = (int(match[1]), int(match[2])) if match else (0, 0)
-    problem = ""
+    problem = warning = ""
     if match is None:
         problem = f"{kind} reports its version as {version!r}: install it again"
-    elif kind == "tensorrt-rtx":
-        if number < (1, 7):
-            problem = f"TensorRT-RTX {version} is too old, mptune needs 1.7: pip install --upgrade tensorrt-rtx"
-    elif number < (10, 0):
+    elif kind == "tensorrt-rtx" and number < (1, 7):
+        problem = f"TensorRT-RTX {version} is too old, mptune needs 1.7: pip install --upgrade tensorrt-rtx"
+    elif kind == "tensorrt" and number < (10, 0):
         problem = (
             f"TensorRT {version} has no strongly typed networks, mptune measures with 10.0 or later: on a Jetson update"
-            " to JetPack 6.1 (TensorRT 10.3) or later"
+            " to JetPack 6.1 (TensorRT 10.3) or later, or export a plan for version 8: `mptune export RUN --for"
+            " tensorrt-8`"
         )
-        problem += ", or export a plan for it: `mptune export RUN --for tensorrt-8`" if number[0] == 8 else ""
-    elif number < (10, 12):
-        return (
+    elif kind == "tensorrt" and number < (10, 12):
+        warning = (
             f"TensorRT {version}: strongly typed networks are fully available from 10.12 on, by NVIDIA's release notes:"
-            " look out for warnings about layers that run in another type than asked for",
+            " update it where you can"
         )
-    elif number >= (12, 0):
-        return (f"TensorRT {version} is newer than any that this mptune was written for: upgrade mptune",)
+    elif kind == "tensorrt" and number >= (12, 0):
+        warning = f"TensorRT {version} is newer than any that this mptune was written for: upgrade mptune"
     if problem:
         raise EngineError(FailureKind.UNSUPPORTED, problem)
-    return ()
+    return (warning,) if warning else ()
 
 
 def open_log(trt: Any) -> Any:
@@ -176,16 +167,15 @@ def collector_paused() -> Iterator[None]:
 
 
 @cache
-def _register_plugins(trt: Any) -> None:
-    """Register NVIDIA's plugins, once per process and before the first builder or runtime (NvInferPlugin.h)."""
-    with collector_paused():
-        trt.init_libnvinfer_plugins(_log(trt), "")
+def _load_plugin(trt: Any, path: Path | None) -> None:
+    """Load a library of plugins, NVIDIA's own for None; once per process, before the first builder or runtime.
 
-
-@cache
-def _load_plugin(trt: Any, path: Path) -> None:
-    """Load a library of plugins, once per process; its creators register themselves, or are asked for."""
+    Its creators register themselves, or are asked for.
+    """
     with collector_paused():
+        if path is None:
+            trt.init_libnvinfer_plugins(_log(trt), "")
+            return
         try:
             ctypes.CDLL(str(path))
         except OSError as error:

@@ -14,14 +14,11 @@ import numpy as np
 from mptune.engines.base import EngineError, FailureKind
 from mptune.engines.cuda import runtime as cuda
 from mptune.engines.cuda.runtime import StreamStopwatch
-from mptune.engines.lifetime import are_gone, references
-from mptune.engines.tensorrt.builder import open_runtime_cache, save_runtime_cache
+from mptune.engines.ort.session import are_gone, references
 from mptune.engines.tensorrt.failures import build_failure, construct
-from mptune.engines.tensorrt.layers import read_layers, type_warnings
 from mptune.engines.tensorrt.library import Kind, Library, collector_paused, load_library, open_log
 from mptune.engines.timing.latency import Stopwatch, monotonic_ms
 from mptune.files import read_bytes
-from mptune.graph.plan import Precision
 
 _ALIGNMENT = 256
 """NvInferRuntime.h, setTensorAddress: "The pointer must have at least 256-byte alignment"."""
@@ -36,12 +33,8 @@ class EngineOptions:
     kind: Kind
     cuda_graph: bool = True
     """Time a captured CUDA graph where capture works."""
-    runtime_cache: Path | None = None
-    """File in which TensorRT-RTX keeps the kernels that it compiles on first use; None for none."""
     plugins: tuple[Path, ...] = ()
     """Libraries with plugins of the user's."""
-    nodes: Mapping[str, Precision] = field(default_factory=dict)
-    """Node -> precision by the plan, which the engine's layers are held against."""
 
 
 def host_memory(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
@@ -102,7 +95,6 @@ class _Bound:
     graph: cuda.Graph | None = None
 
     def close(self) -> None:
-        """Free the device memory."""
         for place in (self.graph, *self.inputs.values(), *self.outputs.values()):
             if place is not None and not isinstance(place, np.ndarray):
                 place.close()
@@ -116,7 +108,6 @@ class TensorRtSession:
 
     @collector_paused()
     def __init__(self, path: Path, options: EngineOptions) -> None:
-        """Load an engine file."""
         self.options = options
         self.inputs: dict[str, np.dtype[Any]] = {}
         self.outputs: dict[str, np.dtype[Any]] = {}
@@ -126,9 +117,6 @@ class TensorRtSession:
         self._stream: cuda.Stream | None = None
         self._engine: Any = None
         self._context: Any = None
-        self._kernels: Any = None
-        """TensorRT-RTX's runtime cache."""
-        self._has_run = False
         self.library: Library = load_library(options.kind, options.plugins)
         self._log = open_log(self.library.trt)
         cuda.set_device(0)
@@ -169,8 +157,6 @@ class TensorRtSession:
             # By default kernels for the very shapes are compiled in the background, and the first runs use slower ones.
             strategies = trt.DynamicShapesKernelSpecializationStrategy
             runtime_config.dynamic_shapes_kernel_specialization_strategy = strategies.EAGER
-            if self.options.runtime_cache is not None:
-                self._kernels = open_runtime_cache(self.options.runtime_cache, runtime_config)
             self._context = self._engine.create_execution_context(runtime_config)
         else:
             self._context = self._engine.create_execution_context()
@@ -183,10 +169,7 @@ class TensorRtSession:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """See ``EngineSession``; the types of layers are known to a context that is bound."""
-        if not self.options.nodes or self._bound is None:
-            return tuple(self._warnings)
-        return (*self._warnings, *type_warnings(self.options.nodes, read_layers(self.information())))
+        return tuple(self._warnings)
 
     @property
     def context_bytes(self) -> int | None:
@@ -244,8 +227,6 @@ class TensorRtSession:
                     self._stream.synchronize()
             self._bound.close()
             self._bound = None
-        self._save_kernels()
-        self._kernels = None
         # TensorRT's objects are freed before those that made them, and all of them before the stream.
         watched = references(self._context, self._engine, self._runtime)
         self._context = None
@@ -271,11 +252,8 @@ class TensorRtSession:
                 raise EngineError(FailureKind.ERROR, f"no value is given for input {name!r}")
             array = np.asarray(feeds[name], order="C")
             arrays[name] = array.astype(dtype, copy=False)
-            if array.dtype == np.float64 and dtype == np.float32:
-                # TensorRT has no FP64: its parser declares such inputs FP32 (onnx-tensorrt's ModelImporter).
-                self._warn(f"input {name!r} is FP64, and FP32 in the engine: give FP32 where you deploy it")
-            # Floats are cast to another width, integers where that keeps their values.
-            elif array.dtype.kind != dtype.kind or (dtype.kind in "iu" and not np.array_equal(arrays[name], array)):
+            # Floats are cast to another width (TensorRT has no FP64), integers where that keeps their values.
+            if array.dtype.kind != dtype.kind or (dtype.kind in "iu" and not np.array_equal(arrays[name], array)):
                 message = f"input {name!r} is of type {dtype}, and {array.dtype} was given"
                 raise EngineError(FailureKind.ERROR, message)
         # Shapes of outputs may depend on the values of inputs on the host.
@@ -316,10 +294,10 @@ class TensorRtSession:
                 bound.inputs[name][...] = array
         try:
             unknown = context.infer_shapes()
-        except RuntimeError as error:  # pyCore.cpp raises where TensorRT returns -1
-            raise self._refused("the shapes do not fit together") from error
+        except RuntimeError:  # pyCore.cpp raises where TensorRT returns -1
+            unknown = list(self.inputs)
         if unknown:
-            raise self._refused(f"the shapes of {', '.join(unknown)} cannot be inferred")
+            raise self._refused(f"the shapes of {', '.join(unknown)} do not fit together, or cannot be inferred")
         for name, dtype in self.outputs.items():
             shape = tuple(context.get_tensor_shape(name))
             if -1 not in shape:
@@ -342,9 +320,6 @@ class TensorRtSession:
     def _execute(self) -> None:
         self._enqueue()
         self._opened().synchronize()
-        if not self._has_run:  # The baseline's session stays open while candidates come and go.
-            self._has_run = True
-            self._save_kernels()
 
     def _capture(self, bound: _Bound, stream: cuda.Stream) -> cuda.Graph | None:
         """The CUDA graph of an execution; None, with a warning, where it cannot be captured."""
@@ -367,10 +342,6 @@ class TensorRtSession:
             why = error.message
         self._warn(f"no CUDA graph ({why}): latency contains launch costs; keep loops and conditions out of the model")
         return None
-
-    def _save_kernels(self) -> None:
-        if self._kernels is not None and self.options.runtime_cache is not None:
-            save_runtime_cache(self.options.runtime_cache, self._kernels)
 
     def _warn(self, text: str) -> None:
         if text not in self._warnings:

@@ -46,25 +46,21 @@ class Stopwatch(Protocol):
     @property
     def enqueue_ms(self) -> float | None:
         """Median host milliseconds of one enqueue so far, where the device runs asynchronously; else None."""
-        ...
 
     def run_once(self) -> None:
         """Execute once and wait until it has finished."""
-        ...
 
     def value_ms(self, executions: int) -> float:
         """Mean milliseconds per execution, of this many back to back.
 
         Where they are more than one, an untimed execution precedes them, since another engine has used the caches.
         """
-        ...
 
     def span_ms(self, executions: int) -> float:
         """Milliseconds, by the clock of ``value_ms``, from before the first to after the last execution.
 
         Nothing else is between: a host's clock around the call must show the same.
         """
-        ...
 
 
 @dataclass(frozen=True)
@@ -93,7 +89,6 @@ class Latency(JsonForm):
         return cls(ms, ms, ms, (ms, ms), 0.0, "predicted")
 
     def scaled(self, factor: float) -> Latency:
-        """Every time multiplied by ``factor`` (drift correction)."""
         low, high = self.ci95_ms
         return replace(
             self,
@@ -182,7 +177,6 @@ class HostStopwatch:
     enqueue_ms = None
 
     def __init__(self, run_once: Callable[[], None], clock: Callable[[], float] = monotonic_ms) -> None:
-        """Take a function that executes once, and a clock in milliseconds."""
         self.run_once = run_once
         self._clock = clock
 

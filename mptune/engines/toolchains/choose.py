@@ -10,15 +10,15 @@ from threading import Thread
 
 from mptune.engines.backends.backend import Availability, Backend, BackendStatus, Place
 from mptune.engines.backends.registry import find_backends
+from mptune.engines.backends.tensorrt import foreign_operators
 from mptune.engines.context import RunContext
 from mptune.engines.environment import cpu_model
 from mptune.engines.ort.cuda_session import PROBE_TIMEOUT_S, ProbeJob, probe
 from mptune.engines.ort.session import Provider
-from mptune.engines.tensorrt.operators import foreign_operators
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.engines.workers import Workers, observes_beside
 from mptune.errors import TargetError
-from mptune.settings import EngineChoice, SearchSettings
+from mptune.settings import SearchSettings
 from mptune.targets.detect import Gpu, detect_gpus, hidden_gpu
 from mptune.targets.target import Target, check_precisions, in_power_mode, load_target, match_target, same_memory
 
@@ -78,12 +78,11 @@ def probed_ahead(settings: SearchSettings) -> Iterator[Workers]:
 
     def ask() -> None:
         with suppress(Exception):  # whoever asks again gets it
-            if (target != "auto" and load_target(target).kind == "cpu") or not detect_gpus():
-                return
-            if observes_beside("cuda"):
-                warm_up = partial(workers.observer.call, ProbeJob("cuda"), PROBE_TIMEOUT_S)
-                Thread(target=warm_up, daemon=True).start()
-            probe("cuda", workers.main)
+            if (target == "auto" or load_target(target).kind != "cpu") and detect_gpus():
+                if observes_beside("cuda"):
+                    warm_up = partial(workers.observer.call, ProbeJob("cuda"), PROBE_TIMEOUT_S)
+                    Thread(target=warm_up, daemon=True).start()
+                probe("cuda", workers.main)
 
     Thread(target=ask, daemon=True).start()
     try:
@@ -106,7 +105,23 @@ def open_toolchain(target: Target, context: RunContext, workers: Workers | None 
         target = in_power_mode(target, gpu.mode)
     provider: Provider = "cuda" if gpus and probe("cuda") is None else "cpu"
     place = Place(target, gpu, context.model, is_named=settings.engine != "auto", plugins=settings.plugins)
-    backend, answer, warnings = _choose(settings.engine, place)
+    # The first backend that measures, else the first that builds, else none.
+    where = place.target.title if gpu is None else gpu.name
+    backend: Backend | None = None
+    answer, refusal, warnings = Availability(), None, list[str]()
+    for each in find_backends(settings.engine):
+        can = each.available(place)
+        if can.obstacle and (place.is_named or can.is_models_fault) and refusal is None:
+            refusal = TargetError(f"--engine {each.name} cannot be used for {where}: {can.obstacle}", can.hint)
+        if can.is_unexpected:
+            warnings.append(f"{each.name} is passed over for {where}: {can.obstacle}; {can.hint}")
+        if can.ability == "measures" or (can.ability == "builds" and backend is None):
+            backend, answer = each, can
+        if can.ability == "measures":
+            break
+    if answer.ability != "measures" and refusal is not None:
+        raise refusal
+    warnings += answer.notes
     if settings.plugins and not answer.loads_plugins:
         served = "its latency is predicted" if backend is None else f"{backend.name} serves it here"
         raise TargetError(
@@ -124,35 +139,11 @@ def open_toolchain(target: Target, context: RunContext, workers: Workers | None 
         return Toolchain(backend, target, context, provider, warnings, gpu=gpu, device=device, workers=workers)
     own = foreign_operators(context.model, "com.microsoft")
     if backend is None and own:
-        text = (
+        warnings.append(
             f"TensorRT parses few of ONNX Runtime's own operators, and this model has {own}: on {target.title} it may"
-            " run in ONNX Runtime only"
+            " run in ONNX Runtime only; for TensorRT give the model from before ONNX Runtime's optimiser"
         )
-        warnings = (*warnings, f"{text}; for TensorRT give the model from before ONNX Runtime's optimiser")
     return Toolchain(backend, target, context, provider, warnings, latency_source="predicted", workers=workers)
-
-
-def _choose(choice: EngineChoice, place: Place) -> tuple[Backend | None, Availability, tuple[str, ...]]:
-    """The first backend that measures, else the first that builds, else none; what it can do, and warnings."""
-    where = place.target.title if place.gpu is None else place.gpu.name
-    passed_over: list[str] = []
-    builds: tuple[Backend, Availability] | None = None
-    refusal: tuple[str, str] | None = None
-    for backend in find_backends(choice):
-        answer = backend.available(place)
-        if answer.ability == "measures":
-            return backend, answer, (*passed_over, *answer.notes)
-        if answer.obstacle and (place.is_named or answer.is_models_fault) and refusal is None:
-            refusal = f"--engine {backend.name} cannot be used for {where}: {answer.obstacle}", answer.hint
-        if answer.ability == "builds" and builds is None:
-            builds = backend, answer
-        if answer.is_unexpected:
-            passed_over.append(f"{backend.name} is passed over for {where}: {answer.obstacle}; {answer.hint}")
-    if refusal is not None:
-        raise TargetError(*refusal)
-    if builds is None:
-        return None, Availability(), tuple(passed_over)
-    return (*builds, (*passed_over, *builds[1].notes))
 
 
 def is_here(target: Target, gpu: Gpu) -> bool:
@@ -165,9 +156,9 @@ def is_here(target: Target, gpu: Gpu) -> bool:
         return True
     # In a container a Jetson may be known by its family alone.
     family = gpu.name.lower().removeprefix("nvidia ")
-    has_memory = gpu.is_jetson and gpu.memory_gb is not None and target.memory_gb is not None
-    is_family = any(name.lower().startswith(f"{family} ") for name in target.gpu_names)
-    return has_memory and is_family and same_memory(gpu.memory_gb or 0.0, target.memory_gb or 0.0)
+    if not gpu.is_jetson or not any(name.lower().startswith(f"{family} ") for name in target.gpu_names):
+        return False
+    return bool(gpu.memory_gb and target.memory_gb and same_memory(gpu.memory_gb, target.memory_gb))
 
 
 def list_toolchains() -> tuple[BackendStatus, ...]:

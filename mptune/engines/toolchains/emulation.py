@@ -82,8 +82,15 @@ class Emulation:
         self, plans: Sequence[PrecisionPlan], which: SampleSet = "search", part: range | None = None
     ) -> tuple[OutputError, ...] | Failure:
         """The errors of plans on a set of samples, or on a part of ``samples``."""
+        # The stretch that holds all reduced groups of a plan, None where there is none -> the plans' indices.
+        by_stretch: dict[tuple[str, ...] | None, list[int]] = {}
+        for index, plan in enumerate(plans):
+            reduced = set(plan.reduced_groups)
+            stretches = self._stretches if self.provider == "cpu" and part is not None and reduced else ()
+            home = next((stretch for stretch in stretches if reduced <= set(stretch)), None)
+            by_stretch.setdefault(home, []).append(index)
         errors: dict[int, OutputError] = {}
-        for stretch, numbers in self._by_stretch(plans, few=part is not None).items():
+        for stretch, numbers in by_stretch.items():
             members = [plans[number] for number in numbers]
             # On a CPU the switches of a whole model cost more than a session for each plan. And nothing is fused around
             # a switch, so an all-FP32 plan matches the reference bit by bit only in a session of its own. What is fed
@@ -102,38 +109,24 @@ class Emulation:
         return tuple(errors[number] for number in range(len(plans)))
 
     def close(self) -> None:
-        """Delete what was written. Idempotent."""
         for path in self._written.values():
             path.unlink(missing_ok=True)
         self._written.clear()
-
-    def _by_stretch(self, plans: Sequence[PrecisionPlan], *, few: bool) -> dict[tuple[str, ...] | None, list[int]]:
-        """The stretch that holds all reduced groups of each plan, None where there is none -> the plans' indices."""
-        if self.provider != "cpu":
-            return {None: list(range(len(plans)))}
-        members: dict[tuple[str, ...] | None, list[int]] = {}
-        for index, plan in enumerate(plans):
-            reduced = set(plan.reduced_groups)
-            home = next((s for s in self._stretches if reduced <= set(s)), None) if few and reduced else None
-            members.setdefault(home, []).append(index)
-        return members
 
     def _one_by_one(
         self, plans: Sequence[PrecisionPlan], which: SampleSet, part: range | None
     ) -> tuple[OutputError, ...] | Failure:
         # Nothing is rounded in an all-FP32 plan: its outputs are the reference.
-        paths = [
-            self._emulator.write(plan, self.context.scratch(f"emulated-{plan.fingerprint}"))
-            if plan.reduced_groups
-            else None
-            for plan in plans
-        ]
+        paths: list[Path | None] = []
         try:
-            scoring = self._scoring(which, part, plans)
-            return self.worker.call(ErrorsJob(tuple(paths), scoring, self.provider, self._run_bytes))
+            for plan in plans:
+                path = self.context.scratch(f"emulated-{plan.fingerprint}")
+                paths.append(self._emulator.write(plan, path) if plan.reduced_groups else None)
+            job = ErrorsJob(tuple(paths), self._scoring(which, part, plans), self.provider, self._run_bytes)
+            return self.worker.call(job)
         finally:
-            for path in filter(None, paths):
-                path.unlink(missing_ok=True)
+            for written in filter(None, paths):
+                written.unlink(missing_ok=True)
 
     def _switched(
         self, stretch: tuple[str, ...] | None, plans: Sequence[PrecisionPlan], which: SampleSet, part: range | None
@@ -204,7 +197,6 @@ class Emulation:
         return Emulator(self.computed, self.context.bank, self.fused)
 
     def _write(self, name: str, write: Callable[[Path], Path]) -> Path:
-        """A model that stays until ``close``: a restarted worker opens it again."""
         if name not in self._written:
             self._written[name] = write(self.context.scratch(f"emulated-{name}"))
         return self._written[name]

@@ -9,14 +9,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from mptune.data.archive import read_sample_shapes
-from mptune.engines.base import Failure, SampleSet
+from mptune.engines.base import Failure, ReferenceReport, SampleSet
 from mptune.engines.context import RunContext
-from mptune.engines.jobs.observing import ObserveJob
-from mptune.engines.jobs.reference import ReferenceJob
-from mptune.engines.jobs.reference_report import ReferenceReport
+from mptune.engines.jobs.reference import ObserveJob, ReferenceJob
 from mptune.engines.ort.fusions import FoldJob
 from mptune.engines.ort.session import Provider
-from mptune.engines.toolchains.blame import Locator
+from mptune.engines.toolchains.blame import locate
 from mptune.engines.toolchains.emulation import run_bytes
 from mptune.engines.workers import observes_beside
 from mptune.graph.folded import FoldedValues, is_worthwhile, write_without_weights
@@ -52,26 +50,22 @@ class ReferenceModel:
             self._observing = pool.submit(self._observe, observer, self.folded_values)
             self._observing.add_done_callback(lambda done: observer.close())  # It holds memory of the device.
             pool.shutdown(wait=False)
-        return self._reference(which)
-
-    def _reference(self, which: SampleSet) -> ReferenceReport | Failure:
-        paths = self.context
-        is_search = which == "search"
+        context, is_search = self.context, which == "search"
         job = ReferenceJob(
-            paths.model_path,
-            paths.samples(which),
-            paths.reference(which),
+            context.model_path,
+            context.samples(which),
+            context.reference(which),
             self.provider,
-            self._dependent,
-            self.context.settings.rollout,
+            frozenset(output.name for output in context.dependent_outputs),
+            context.settings.rollout,
             is_held_out=not is_search,
-            units=shared_units(self.context.model, read_sample_shapes(paths.samples(which))[0]) if is_search else {},
+            units=shared_units(context.model, read_sample_shapes(context.samples(which))[0]) if is_search else {},
             run_bytes=self._run_bytes(which),
         )
         report = self.worker.call(job)
         if isinstance(report, Failure):
             return report
-        return Locator(self.context, self.provider, self.worker).locate(report, which)
+        return locate(context, self.provider, self.worker, report, which)
 
     def observe(self, stage: Callable[[str], object] | None = None) -> Mapping[str, TensorRange] | Failure:
         """See ``Toolchain``; observed once."""
@@ -103,7 +97,6 @@ class ReferenceModel:
     def _observe(
         self, worker: Worker, folded: FoldedValues, stage: Callable[[str], object] | None = None
     ) -> Mapping[str, TensorRange] | Failure:
-        """The values part by part: each part is a model, and a session, of its own."""
         from mptune.graph.writing.observe import observed_parts, write_with_outputs
 
         context, samples = self.context, self.context.samples("search")
@@ -141,11 +134,5 @@ class ReferenceModel:
             for path in paths:
                 path.unlink(missing_ok=True)
 
-    @cached_property
-    def _dependent(self) -> frozenset[str]:
-        return frozenset(output.name for output in self.context.dependent_outputs)
-
     def _run_bytes(self, which: SampleSet) -> int | None:
-        if self.provider != "cpu":
-            return None
-        return run_bytes(self.context.model, self.context.samples(which))
+        return run_bytes(self.context.model, self.context.samples(which)) if self.provider == "cpu" else None

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.backends.backend import Backend, Built
+from mptune.engines.backends.tensorrt import refused_in_bf16
 from mptune.engines.base import (
     EmulatedSamples,
     ErrorSource,
@@ -31,8 +31,7 @@ from mptune.engines.jobs.layer_times import EngineLayers, with_group_times
 from mptune.engines.jobs.measure import MeasureJob, MeasureResult, ReopenJob
 from mptune.engines.jobs.samples import Scoring
 from mptune.engines.ort.session import Provider
-from mptune.engines.tensorrt.operators import refused_in_bf16
-from mptune.engines.timing.latency import DRIFT_TEXT, Latency, LatencySource, Repetitions, TimingRecord
+from mptune.engines.timing.latency import DRIFT_TEXT, Latency, LatencySource, TimingRecord
 from mptune.engines.timing.spread import SessionTiming, Standings
 from mptune.engines.toolchains.emulation import Emulation
 from mptune.engines.toolchains.reference import ReferenceModel
@@ -42,7 +41,6 @@ from mptune.files import write_json
 from mptune.graph.fused import FusedNodes
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.processes.parent import Worker
-from mptune.settings import LatencySettings
 from mptune.targets.memory import plan_memory
 
 if TYPE_CHECKING:
@@ -111,10 +109,12 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         self.fuses = self.builder is None or self.builder.fuses
         self.emulation_holds = self.builder is None or self.builder.emulation_holds
         self._fp32 = context.grouped.uniform(Precision.FP32)
-        self._timer = Timer(context.notes_dir, self.name, self.device, context.settings.latency)
+        name = re.sub(r"[^a-z0-9]+", "-", f"{self.name} {self.device}".lower()).strip("-")
+        self._timing_path = context.notes_dir / f"timing-{name}.json"
+        self._timing: TimingRecord | None = None
+        self._standings = Standings()  # What was timed in this process tells how exact the next timing has to be.
         self._can_profile = True
-
-    # -- the untouched model ------------------------------------------------------------------------------------
+        self._terms: LatencyTerms | None = None
 
     def reference(self, which: SampleSet) -> ReferenceReport | Failure:
         """Compute the reference outputs of a set of samples, in FP32 without TF32, and write them to the context."""
@@ -147,8 +147,6 @@ class Toolchain(AbstractContextManager["Toolchain"]):
             environment = replace(environment, warnings=())
         return environment.with_warnings(*self._warnings)
 
-    # -- what is predicted of plans without building them -------------------------------------------------------
-
     @cached_property
     def emulation(self) -> Emulation:
         """Emulates plans; made when it is first needed."""
@@ -177,17 +175,15 @@ class Toolchain(AbstractContextManager["Toolchain"]):
 
     def latency_terms(self) -> LatencyTerms | Failure:
         """The roofline's terms for the target: a prior where latency is measured, else latency is computed from it."""
-        ranges = self.observe()
-        return replace(ranges, stage=Stage.TIME) if isinstance(ranges, Failure) else self._terms
-
-    @cached_property
-    def _terms(self) -> LatencyTerms:
         from mptune.targets.roofline import roofline
 
-        shapes, tf32 = self.reference_model.shapes, self.context.settings.tf32
-        return roofline(self.context.grouped, self.target, shapes, tf32=tf32)
-
-    # -- evaluating plans ---------------------------------------------------------------------------------------
+        ranges = self.observe()
+        if isinstance(ranges, Failure):
+            return replace(ranges, stage=Stage.TIME)
+        if self._terms is None:
+            shapes, tf32 = self.reference_model.shapes, self.context.settings.tf32
+            self._terms = roofline(self.context.grouped, self.target, shapes, tf32=tf32)
+        return self._terms
 
     def evaluate(
         self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False
@@ -202,14 +198,15 @@ class Toolchain(AbstractContextManager["Toolchain"]):
             return built
         result: Measurement | Failure | None = None
         try:
-            if built is None or self.latency_source == "predicted":
-                result = self._predict(plan, which)
+            if built is not None and self.latency_source == "measured":
+                result = self._measure(plan, which, built, profile=profile)
+            elif isinstance(terms := self.latency_terms(), Failure):
+                result = terms
+            elif isinstance(errors := self.emulation.errors([plan], which), Failure):
+                result = errors
             else:
-                job = self._measure_job(built, plan, which)
-                if isinstance(job, Failure):
-                    result = job
-                else:
-                    result = self._measured(plan, built, job, self.worker.call(job), profile)
+                latency = Latency.predicted(terms.predict(plan))
+                result = Measurement(latency, None, 1.0, errors[0], "emulated", build_s=0.0)
         finally:
             if self.builder is not None:
                 self.builder.release(plan, faulty=isinstance(result, Failure) and not result.is_machine_fault)
@@ -232,27 +229,24 @@ class Toolchain(AbstractContextManager["Toolchain"]):
             memory=memory,
         )
 
-    def _predict(self, plan: PrecisionPlan, which: SampleSet) -> Measurement | Failure:
-        terms = self.latency_terms()
-        if isinstance(terms, Failure):
-            return terms
-        errors = self.emulation.errors([plan], which)
-        if isinstance(errors, Failure):
-            return errors
-        return Measurement(Latency.predicted(terms.predict(plan)), None, 1.0, errors[0], "emulated", build_s=0.0)
-
-    def _measured(
-        self, plan: PrecisionPlan, built: Built, job: MeasureJob, result: MeasureResult | Failure, profile: bool
-    ) -> Measurement | Failure:
-        """The measurement that a job gave, corrected for drift, and with the times of layer groups."""
-        assert self.builder is not None
-        # The file that does not load may be the baseline's. That one alone: another one has other tactics.
-        if built.is_kept and _cannot_be_loaded(result) and _cannot_be_loaded(self.worker.call(ReopenJob(job, 0))):
-            self.builder.release(self._fp32, faulty=True)
+    def _measure(self, plan: PrecisionPlan, which: SampleSet, built: Built, *, profile: bool) -> Measurement | Failure:
+        """Time a plan's engine, correct it for drift, and take the times of its layer groups."""
+        job = self._measure_job(built, plan, which)
+        result = job if isinstance(job, Failure) else self.worker.call(job)
         if isinstance(result, Failure):
             return result
-        measurement = self._timer.corrected(plan, result)
-        if not profile or self.profiling == "none":
+        timing = result.measurement.latency.session
+        if timing is not None:
+            self._standings.add(plan.fingerprint, [timing], result.objective)
+        drift = self._drift(result)
+        measurement = result.measurement.with_drift(drift)
+        if abs(drift - 1.0) > DRIFT_WARNING:
+            text = (
+                f"{DRIFT_TEXT} {1 / drift:.2f} times as long as when it was first measured; latencies are"
+                " corrected for it, but less exact: lock the clocks and close other programs"
+            )
+            measurement = replace(measurement, warnings=(*measurement.warnings, text))
+        if self.builder is None or not profile or self.profiling == "none":
             return measurement
         try:
             layers = self.builder.layer_times(built)
@@ -263,6 +257,17 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         if not isinstance(layers, Failure) and built.is_kept:
             write_json(EngineLayers.path(built.engine.path), EngineLayers(plan.fingerprint, layers).to_json())
         return with_group_times(measurement, layers, self.context.grouped)
+
+    def _drift(self, result: MeasureResult) -> float:
+        """The first latency of the baseline on this device over that beside a result.
+
+        Latencies that were taken hours apart are compared by it. The first result freezes the repetitions, for resumed
+        runs, too.
+        """
+        if self._timing is None:
+            self._timing = TimingRecord(result.repetitions, result.baseline.median_ms, self.context.settings.latency)
+            write_json(self._timing_path, self._timing.to_json())
+        return self._timing.baseline_ms / result.baseline.median_ms
 
     def evaluate_tf32(self) -> Measurement | Failure | None:
         """All-FP32 with TF32, on the search samples; None where the device has none, or nothing is timed.
@@ -280,7 +285,7 @@ class Toolchain(AbstractContextManager["Toolchain"]):
             with Worker(self.context.logs_dir, self.context.settings.worker) as worker:
                 worker.on_question = self.worker.on_question
                 result = worker.call(job)
-            return result if isinstance(result, Failure) else result.measurement.with_drift(self._timer.drift(result))
+            return result if isinstance(result, Failure) else result.measurement.with_drift(self._drift(result))
         finally:
             if built.is_kept:
                 built.engine.path.unlink(missing_ok=True)
@@ -291,6 +296,7 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         if isinstance(baseline, Failure):
             return baseline
         settings = self.context.settings
+        self._timing = self._timing or TimingRecord.read(self._timing_path, settings.latency)
         return MeasureJob(
             engine=built.engine,
             baseline=baseline.engine,
@@ -298,8 +304,8 @@ class Toolchain(AbstractContextManager["Toolchain"]):
             timing_samples=self.context.samples("search"),
             on_gpu=self.target.kind != "cpu",
             latency=settings.latency,
-            repetitions=self._timer.repetitions,
-            enough=self._timer.standings.enough(plan.fingerprint),
+            repetitions=None if self._timing is None else self._timing.repetitions,
+            enough=self._standings.enough(plan.fingerprint),
             ignored=settings.ignore,
         )
 
@@ -326,12 +332,10 @@ class Toolchain(AbstractContextManager["Toolchain"]):
             job = self._measure_job(built, plan, "search")
             timings = job if isinstance(job, Failure) else self.worker.call(ReopenJob(job, count))
             if not isinstance(timings, Failure):
-                self._timer.standings.add(plan.fingerprint, timings)
+                self._standings.add(plan.fingerprint, timings)
             return timings
         finally:
             self.builder.release(plan)
-
-    # -- the worker ---------------------------------------------------------------------------------------------
 
     def listen(self, callback: Callable[[Progress], None]) -> None:
         """Call this with the progress of long builds: while ``evaluate`` waits for them, and in its thread."""
@@ -353,53 +357,3 @@ class Toolchain(AbstractContextManager["Toolchain"]):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-class Timer:
-    """Makes latencies that were taken hours apart comparable.
-
-    The repetitions are calibrated once per device and then frozen, resumed runs included; each latency is scaled by the
-    drift of the FP32 baseline that is timed in turn with it.
-    """
-
-    def __init__(self, notes_dir: Path, engine: str, device: str, settings: LatencySettings) -> None:
-        """Read nothing yet."""
-        name = re.sub(r"[^a-z0-9]+", "-", f"{engine} {device}".lower()).strip("-")
-        self._path = notes_dir / f"timing-{name}.json"
-        self._settings = settings
-        self._record: TimingRecord | None = None
-        self.standings = Standings()
-        """What was timed in this process, which tells how exact the next timing has to be."""
-
-    def corrected(self, plan: PrecisionPlan, result: MeasureResult) -> Measurement:
-        """The measurement of a plan, corrected for drift; the first one freezes the repetitions."""
-        session = result.measurement.latency.session
-        if session is not None:
-            self.standings.add(plan.fingerprint, [session], result.objective)
-        drift = self.drift(result)
-        measurement = result.measurement.with_drift(drift)
-        if abs(drift - 1.0) > DRIFT_WARNING:
-            text = (
-                f"{DRIFT_TEXT} {1 / drift:.2f} times as long as when it was first measured; latencies are"
-                " corrected for it, but less exact: lock the clocks and close other programs"
-            )
-            measurement = replace(measurement, warnings=(*measurement.warnings, text))
-        return measurement
-
-    def drift(self, result: MeasureResult) -> float:
-        """The first latency of the baseline over that beside a result; the first result freezes the repetitions."""
-        if self._record is None:
-            self._record = TimingRecord(result.repetitions, result.baseline.median_ms, self._settings)
-            write_json(self._path, self._record.to_json())
-        return self._record.baseline_ms / result.baseline.median_ms
-
-    @property
-    def repetitions(self) -> Repetitions | None:
-        """The frozen repetitions; None before the first timing."""
-        self._record = self._record or TimingRecord.read(self._path, self._settings)
-        return None if self._record is None else self._record.repetitions
-
-
-def _cannot_be_loaded(result: object) -> bool:
-    """Whether an engine's file cannot be loaded, through no fault of the machine."""
-    return isinstance(result, Failure) and result.stage is Stage.BUILD and not result.is_machine_fault

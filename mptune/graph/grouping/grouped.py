@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -65,7 +65,9 @@ def plan_of_nodes(model: Model, wanted: Mapping[str, Precision], source: str = "
     explicit: dict[str, Precision] = {}
     warnings = []
     for key, precision in wanted.items():
-        names = _matching(model.nodes, key)
+        prefix, _, op_type = key.partition(":")
+        names = [n for n, node in nodes.items() if (node.op_type == op_type if prefix == "op" else fnmatchcase(n, key))]
+        names = [key] if key in nodes else names  # names may hold brackets
         if not names:
             close = difflib.get_close_matches(key, nodes, 1)
             hint = f"did you mean {close[0]!r}?" if close else "`mptune inspect MODEL --json` lists the nodes"
@@ -74,38 +76,28 @@ def plan_of_nodes(model: Model, wanted: Mapping[str, Precision], source: str = "
         if precision is not Precision.FP32 and unit_of.keys().isdisjoint(names):
             reason = node_rule(model, nodes[names[0]]).fixed or "it computes nothing in FP32"
             warnings.append(f"{key!r} names only nodes that cannot be {precision.name}: {reason}")
-    chosen: list[Precision] = []
+    chosen: dict[str, Precision] = {}  # by node
+    precisions: dict[str, Precision] = {}  # by group
     for group, pattern in units:
         asked = [explicit.get(name) for name in group.nodes]
         stated = {precision for precision in asked if precision is not None}
         reduced = [precision.name for precision in asked if precision not in (None, Precision.FP32)]
         first, precision = nodes[group.nodes[0]], Precision.FP32
         is_layer = pattern is not None and pattern.kind in ("conv", "matmul")
-        if not stated:
-            viewed = first.inputs[0] if len(group.nodes) == 1 and first.op_type in MOVEMENT and first.inputs else ""
-            maker = unit_of.get(model.nodes[model.producer[viewed]].name) if viewed in model.producer else None
-            precision = chosen[maker] if maker is not None and maker < len(chosen) else Precision.FP32
-        elif group.kind == QUANTISED:
+        if not stated and len(group.nodes) == 1 and first.op_type in MOVEMENT and first.inputs:
+            maker = model.producer.get(first.inputs[0], -1)
+            precision = chosen.get(model.nodes[maker].name, precision) if maker >= 0 else precision
+        elif group.kind == QUANTISED and reduced:
             asks = f"{group.name} stays in FP32 although the plan asks for"
-            warnings += [f"{asks} {reduced[0]}: {group.pinned}"] if reduced else []
-        elif len(stated) == 1 and (is_layer or None not in asked or stated == {Precision.FP32}):
+            warnings.append(f"{asks} {reduced[0]}: {group.pinned}")
+        elif len(stated) == 1 and (is_layer or None not in asked or not reduced):
             (precision,) = stated
-        else:
+        elif stated:
             what = pattern.name if pattern is not None else group.kind
             warnings.append(
                 f"{group.name} ({what}) is indivisible, and the plan has {len(reduced)} of its {len(group.nodes)} nodes"
                 f" in {' or '.join(dict.fromkeys(reduced))}: it is FP32 as a whole"
             )
-        chosen.append(precision)
-    groups = tuple(group for group, _ in units)
-    plan = PrecisionPlan(model.sha256, {g.id: p for g, p in zip(groups, chosen, strict=True)})
-    return NodesPlan(groups, plan, tuple(warnings))
-
-
-def _matching(nodes: Sequence[Node], key: str) -> list[str]:
-    """The names of the nodes that a key names: by exact name first, since names may hold brackets."""
-    exact = [node.name for node in nodes if node.name == key]
-    if exact:
-        return exact
-    prefix, _, op_type = key.partition(":")
-    return [n.name for n in nodes if (n.op_type == op_type if prefix == "op" else fnmatchcase(n.name, key))]
+        precisions[group.id] = precision
+        chosen.update(dict.fromkeys(group.nodes, precision))
+    return NodesPlan(tuple(group for group, _ in units), PrecisionPlan(model.sha256, precisions), tuple(warnings))

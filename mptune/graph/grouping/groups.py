@@ -14,12 +14,12 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import get_args
 
 from mptune.errors import PlanError
-from mptune.graph.facts import casts_integers, dequantises_weights, facts_of, node_rules
+from mptune.graph.facts import casts_integers, facts_of, node_rules
 from mptune.graph.grouping.patterns import QUANTISED, Pattern, find_patterns
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import fixed_shape
@@ -40,10 +40,8 @@ GROUPS_PER_BUDGET = 2.0
 """``auto`` takes ``op`` where that makes at most this many free groups per evaluation."""
 
 MOST_GROUPS = 500
-"""``auto`` takes ``block`` where ``fusion`` makes more free groups: each costs an emulated inference before the search,
-and time in every proposal of the sampler. A small budget does not call for blocks: as the one-group errors are known,
-10 builds reach 1.8 times the hypervolume with 120 groups that they reach with the 20 blocks of these, and blocks that
-are split later do not catch up within 50 builds (``benchmarks.granularity`` of commit 672f8217)."""
+"""``auto`` takes ``block`` where ``fusion`` makes more free groups: each costs an emulated inference before a search,
+and time in each proposal of the sampler. A small budget does not call for blocks: one-group errors are known."""
 
 Scope = tuple[str, ...]
 
@@ -166,21 +164,6 @@ _FOLDS_INTO = frozenset({"conv", "matmul"})
 """A BatchNormalization right after one of these is folded into it by every runtime."""
 
 
-@dataclass
-class _Assignment:
-    """Which nodes are in which group.
-
-    Attributes:
-        leader: node index -> index of the node that leads its group; nodes without a precision are not in it.
-        kind: leader -> kind of its group, where that is not elementwise.
-        title: leader -> name of its group, where that does not follow from its nodes.
-    """
-
-    leader: dict[int, int] = field(default_factory=dict)
-    kind: dict[int, str] = field(default_factory=dict)
-    title: dict[int, str] = field(default_factory=dict)
-
-
 class _Partition:
     """What the partitions of one model at every granularity share: patterns, and which nodes have a precision."""
 
@@ -196,30 +179,30 @@ class _Partition:
         for pattern in self._patterns:
             whole = tuple(index for index in pattern.nodes if index in self._whole)
             self._whole.update(dict.fromkeys(whole, whole))
-        self._fusion: _Assignment | None = None
 
     def groups(self, granularity: Granularity) -> tuple[LayerGroup, ...]:
         """The groups at a granularity other than ``auto``."""
-        if granularity == "op":
-            return self._named(self._assigned(fuse=False))
-        self._fusion = self._fusion or self._assigned(fuse=True)
-        return self._named(self._fusion if granularity == "fusion" else self._blocks(self._fusion))
+        leader, kind = self._assigned(fuse=granularity != "op")
+        return self._blocks(leader, kind) if granularity == "block" else self._named(leader, kind)
 
     def units(self) -> tuple[LayerGroup, ...]:
         """The finest partition."""
-        units = _Assignment()
+        leader, kind = dict[int, int](), dict[int, str]()
         for index, whole in self._whole.items():
             pattern = self.pattern_of.get(index)
-            leader = units.leader[index] = pattern.anchor if pattern and pattern.anchor in whole else whole[0]
-            kind = anchor_kind(self._model.nodes[leader].op_type) if pattern is None else pattern.kind
-            if kind is not None and kind != "activation":
-                units.kind[leader] = kind
-        return self._named(units)
+            first = leader[index] = pattern.anchor if pattern and pattern.anchor in whole else whole[0]
+            own = anchor_kind(self._model.nodes[first].op_type) if pattern is None else pattern.kind
+            if own is not None and own != "activation":
+                kind[first] = own
+        return self._named(leader, kind)
 
-    def _assigned(self, *, fuse: bool) -> _Assignment:
-        """The groups at ``fusion`` granularity, or at ``op``: patterns, then every other node in topological order."""
-        assignment = _Assignment()
-        leader, kind = assignment.leader, assignment.kind
+    def _assigned(self, *, fuse: bool) -> tuple[dict[int, int], dict[int, str]]:
+        """The groups at ``fusion`` granularity, or at ``op``: patterns, then every other node in topological order.
+
+        Returns:
+            Node -> the node that leads its group; leader -> kind of its group, where that is not elementwise.
+        """
+        leader, kind = dict[int, int](), dict[int, str]()
         for pattern in self._patterns:
             typed = [index for index in pattern.nodes if index in self._whole]
             if pattern.kind != "activation" and typed:
@@ -245,7 +228,7 @@ class _Partition:
             if target == i and anchor is not None:
                 kind[i] = anchor
         self._join_readers(sources, leader, kind)
-        return assignment
+        return leader, kind
 
     def _join_readers(self, sources: Sequence[int], leader: dict[int, int], kind: Mapping[int, str]) -> None:
         """Give nodes that read no group the group of their readers; where these differ, a group of their own.
@@ -260,8 +243,9 @@ class _Partition:
         views = {i for i in sources if self._is_view_of_constant(nodes[i])}
         single = {i for i in sources if all(self._facts.is_single(out) for out in nodes[i].outputs if out)}  # scales
         folded = {i for i in sources if self._is_static(nodes[i])} - single - views
+        others = {*sources} - folded
         for i in sources:  # connected sources that feed nothing in a group yet share one leader
-            alike = folded if i in folded else {*sources} - folded
+            alike = folded if i in folded else others
             earlier = [leader[p] for p in self._producers(nodes[i]) if p in alike and p in leader]
             first = i if i in self.pattern_of else max(earlier, default=i)
             leader.update(dict.fromkeys(self._whole[i], first))
@@ -300,34 +284,33 @@ class _Partition:
         return [self._model.producer[root] for root in roots if root in self._model.producer]
 
     def _is_view_of_constant(self, node: Node) -> bool:
-        """Whether a node shows a constant in another form: a view of it, its dequantised values, or a view of those."""
+        """Whether a node shows a constant in another form: a view of it, or of its dequantised values."""
         model, passed = self._model, MOVEMENT
-        if not node.inputs or not (node.op_type in MOVEMENT or dequantises_weights(model, node)):
-            return False
-        value = node.inputs[0]
-        while value in model.producer and value not in model.initializers:
-            node, passed = model.nodes[model.producer[value]], MOVEMENT | QUANTISING
-            if node.op_type not in passed:
-                return False
-            value = node.inputs[0]
-        return value in model.initializers
+        while node.op_type in passed and node.inputs:
+            value, passed = node.inputs[0], MOVEMENT | QUANTISING
+            if value in model.initializers or value not in model.producer:
+                return value in model.initializers
+            node = model.nodes[model.producer[value]]
+        return False
 
-    def _blocks(self, fusion: _Assignment) -> _Assignment:
-        """Merge fusion groups by module, and the rest by repeated structure."""
-        model, fine = self._model, self._named(fusion)
-        nodes, leaders = {node.name: node for node in model.nodes}, sorted({*fusion.leader.values()})
-        position = {leader: k for k, leader in enumerate(leaders)}
-        pairs = zip(fine, leaders, strict=True)
-        scopes = [_group_scope(model.nodes[leader], [nodes[name] for name in group.nodes]) for group, leader in pairs]
+    def _blocks(self, leader: Mapping[int, int], kind: Mapping[int, str]) -> tuple[LayerGroup, ...]:
+        """The groups at fusion granularity, merged by module, and the rest by repeated structure."""
+        model, fine = self._model, self._named(leader, kind)
+        nodes, leaders = {node.name: node for node in model.nodes}, sorted({*leader.values()})
+        position = {first: k for k, first in enumerate(leaders)}
+        scopes = [
+            _group_scope(model.nodes[first], [nodes[name] for name in group.nodes])
+            for group, first in zip(fine, leaders, strict=True)
+        ]
         # Of each fusion group: the module that it merges into, or the first group of the run that it belongs to.
         modules = zip(fine, _block_scopes(scopes), strict=True)
         labels: list[Scope | int | None] = [None if group.pinned else scope for group, scope in modules]
         # What reads no group, and is read in another module than its own, is shared (a mask): it stays out of both.
         reads, read_in = set[int](), [set[Scope | int | None]() for _ in fine]
-        for index, leader in fusion.leader.items():
-            reader = position[leader]
+        for index, first in leader.items():
+            reader = position[first]
             for producer in self._producers(model.nodes[index]):
-                maker = position[fusion.leader[producer]] if producer in fusion.leader else reader
+                maker = position[leader[producer]] if producer in leader else reader
                 if maker != reader:
                     reads.add(reader)
                     read_in[maker].add(labels[reader])
@@ -336,49 +319,47 @@ class _Partition:
         for start, length in _runs([fine[k].pattern for k in alone]):
             for k in alone[start : start + length]:
                 labels[k] = alone[start]
-        blocks, members = _Assignment(), dict[Scope | int, list[int]]()
+        members: dict[Scope | int, list[int]] = {}
         for k, label in enumerate(labels):
             members.setdefault(-1 - k if label is None else label, []).append(k)
-        block_of = {leaders[k]: leaders[group[0]] for group in members.values() for k in group}
-        blocks.leader.update((index, block_of[leader]) for index, leader in fusion.leader.items())
-        for label, group in members.items():
-            first = leaders[group[0]]
-            blocks.kind[first] = "block" if len(group) > 1 else fusion.kind.get(first, "elementwise")
+        block_of, kinds, titles = dict[int, int](), dict[int, str](), dict[int, str]()
+        for label, merged in members.items():
+            first = leaders[merged[0]]
+            block_of.update((leaders[k], first) for k in merged)
+            kinds[first] = "block" if len(merged) > 1 else kind.get(first, "elementwise")
             if isinstance(label, tuple):
-                blocks.title[first] = "/".join(label)
+                titles[first] = "/".join(label)
             elif label >= 0:
-                blocks.title[first] = f"{fine[group[0]].name}..{fine[group[-1]].name}"
-        return blocks
+                titles[first] = f"{fine[merged[0]].name}..{fine[merged[-1]].name}"
+        return self._named({index: block_of[first] for index, first in leader.items()}, kinds, titles)
 
-    def _named(self, assignment: _Assignment) -> tuple[LayerGroup, ...]:
-        """The groups of an assignment, in topological order of their leaders."""
+    def _named(
+        self, leader_of: Mapping[int, int], kind: Mapping[int, str], titles: Mapping[int, str] | None = None
+    ) -> tuple[LayerGroup, ...]:
+        """The groups in topological order of their leaders; titles are names that do not follow from the nodes."""
         model = self._model
         members: dict[int, list[Node]] = {}
-        for index, leader in sorted(assignment.leader.items()):
+        for index, leader in sorted(leader_of.items()):
             members.setdefault(leader, []).append(model.nodes[index])
         ordered = sorted(members.items())
         # Names are unique by the groups' kinds, and by number where that is not enough.
-        kinds = [assignment.kind.get(leader, "elementwise") for leader, _ in ordered]
+        kinds = [kind.get(leader, "elementwise") for leader, _ in ordered]
         names = []
         for leader, nodes in ordered:
-            own = model.nodes[leader].name
-            scope = "/".join(_group_scope(model.nodes[leader], nodes))
-            names.append(assignment.title.get(leader) or scope or own.strip("/") or own)
+            own, scope = model.nodes[leader].name, "/".join(_group_scope(model.nodes[leader], nodes))
+            names.append((titles or {}).get(leader) or scope or own.strip("/") or own)
         shared = Counter(names)
-        names = [f"{name}/{kind}" if shared[name] > 1 else name for name, kind in zip(names, kinds, strict=True)]
+        names = [f"{name}/{kinds[k]}" if shared[name] > 1 else name for k, name in enumerate(names)]
         total, number, width = Counter(names), Counter[str](), max(3, len(str(len(ordered))))
         groups: list[LayerGroup] = []
-        for (_, nodes), name, kind in zip(ordered, names, kinds, strict=True):
+        for k, ((_, nodes), name) in enumerate(zip(ordered, names, strict=True)):
             number[name] += 1
+            unique = name if total[name] == 1 else f"{name}#{number[name]}"
             pinned = FOLDED if all(self._is_static(node) for node in nodes) else None
             is_moved = all(n.op_type in MOVEMENT - {"Cast"} or casts_integers(model, n) for n in nodes)
-            if kind == QUANTISED:
-                pinned = _KEPT_QUANTISED
-            elif nodes[0].op_type == "Cast" and is_moved:
-                pinned = CASTS_INTEGERS
-            unique = name if total[name] == 1 else f"{name}#{number[name]}"
-            group = LayerGroup(f"g{len(groups):0{width}d}", unique, kind, (), {}, pinned)
-            groups.append(_with_nodes(model, group, nodes))
+            pinned = CASTS_INTEGERS if nodes[0].op_type == "Cast" and is_moved else pinned
+            pinned = _KEPT_QUANTISED if kinds[k] == QUANTISED else pinned
+            groups.append(_with_nodes(model, LayerGroup(f"g{k:0{width}d}", unique, kinds[k], (), {}, pinned), nodes))
         return tuple(groups)
 
 

@@ -229,31 +229,26 @@ def _activation(facts: Facts, core: Node) -> Pattern | None:
     if core.op_type not in _CORES or len(facts.varying(core)) != 1:
         return None
     # Over sums and products with single numbers, to the product that it gates.
-    inside, at, is_halved = {core.index}, core, False
-    while (gate := facts.only_reader(at)) is not None and gate.op_type in ARITHMETIC and len(inside) <= 6:
-        other = facts.other(gate, at.outputs[0])
-        if not facts.is_scalar(other):
+    at, is_halved = core, False
+    for _ in range(_MAX_ACTIVATION_STEPS // 2):
+        gate = facts.only_reader(at)
+        other = facts.other(gate, at.outputs[0]) if gate is not None else ""
+        if gate is None or gate.op_type not in ARITHMETIC or not facts.is_scalar(other):
             break
         is_halved |= gate.op_type in ("Mul", "Div")
-        inside.add(gate.index)
         at = gate
-    else:
+    if gate is None or gate.op_type != "Mul" or not other or facts.is_scalar(other):
         return None
-    if gate.op_type != "Mul" or not other:
-        return None
-    # It gates x itself, or x scaled by a number.
-    operators, argument = ARITHMETIC | {"Pow", "Softplus"}, facts.varying(core)[0]
+    # It gates x itself, or x scaled by a number. And x * clip(x) is no activation that has a name.
+    operators = ARITHMETIC | {"Pow", "Softplus", core.op_type}
     entry, scale = facts.root(other), facts.producer(other)
-    before = between(facts, entry, argument, operators, _MAX_ACTIVATION_STEPS)
-    is_scaled = before is None and scale is not None and scale.op_type in ("Mul", "Div")
+    inside = between(facts, entry, gate.outputs[0], operators, _MAX_ACTIVATION_STEPS)
+    is_scaled = inside is None and scale is not None and scale.op_type in ("Mul", "Div")
     if is_scaled and scale is not None and len(facts.varying(scale)) == 1 and facts.only_reader(scale) is gate:
         entry = facts.root(facts.varying(scale)[0])
-        before = between(facts, entry, argument, operators, _MAX_ACTIVATION_STEPS)
-        inside.add(scale.index)
-    # x * clip(x) is no activation that has a name; x * clip(x + 3, 0, 6) is.
-    if before is None or (core.op_type == "Clip" and not before):
+        inside = between(facts, entry, gate.outputs[0], operators, _MAX_ACTIVATION_STEPS)
+    if inside is None or (core.op_type == "Clip" and facts.root(facts.varying(core)[0]) == entry):
         return None
-    inside |= before | {gate.index}
     last = facts.only_reader(gate)
     if not is_halved and not is_scaled and core.op_type != "Sigmoid" and last is not None:
         scales = last.op_type in ("Mul", "Div") and facts.is_scalar(facts.other(last, gate.outputs[0]))

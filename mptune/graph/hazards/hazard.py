@@ -175,8 +175,8 @@ def near_the_end(hazards: Sequence[Hazard]) -> tuple[str, ...]:
 
 def spacing(value: float, precision: Precision) -> float:
     """Distance of neighbouring values at a magnitude: of FP16 2**-10 of its power of two, and 2**-24 below normal."""
-    digits, tiny = precision.mantissa_bits, precision.smallest
-    return max(2.0 ** (math.floor(math.log2(abs(value))) - digits), tiny) if value else tiny
+    above = 2.0 ** (math.floor(math.log2(abs(value))) - precision.mantissa_bits) if value else 0.0
+    return max(above, precision.smallest)
 
 
 def readers_in_fp16(types: ValueTypes, tensor: str) -> list[Node]:

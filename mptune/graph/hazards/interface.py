@@ -97,12 +97,14 @@ def state_inputs(model: Model) -> frozenset[str]:
     return frozenset(info.name for info in model.inputs if info.name in states)
 
 
+def _words(name: str) -> list[str]:
+    apart = re.sub("(?<=[a-z])(?=[A-Z])", "_", _WHOLE_CACHE.sub("", name).replace("states", "state"))
+    return re.findall(r"[a-z]+|\d+", apart.lower())
+
+
 def _same_but_direction(output: TensorInfo, given: TensorInfo) -> bool:
     """``past_state`` becomes ``new_state``; along one axis a cache grows."""
-    before, after = (_WHOLE_CACHE.sub("", name).replace("states", "state") for name in (given.name, output.name))
-    its, mine = (
-        re.findall(r"[a-z]+|\d+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()) for name in (before, after)
-    )
+    mine, its = _words(output.name), _words(given.name)
     stem, other = ([word for word in words if word not in _DIRECTIONS] for words in (mine, its))
     if output.name == given.name or stem != other or not _same_shape(output, given, growing=1):
         return False

@@ -8,14 +8,11 @@ what they read (``makes_limit``); the rest follows from these, and from how larg
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from mptune.finding import Finding, FindingOrigin, Where
 from mptune.graph.facts import attribute, facts_of
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.hazards.observed_values import ObservedValues
 from mptune.graph.loading.model import Model, Node, once
 from mptune.graph.loading.tensors import fill_value
 from mptune.graph.ops import ADDS, BOUNDS, COPIES, MOVEMENT, SOFTMAX
@@ -42,7 +39,7 @@ _MASK_INPUTS: Mapping[tuple[str, str], int] = {
 """(domain, operator) -> the input that is added to the scores inside the operator."""
 
 
-def _mask_input(node: Node) -> str:
+def mask_input(node: Node) -> str:
     """What an attention operator adds to its scores; "" where a node is none, or has no mask."""
     slot = _MASK_INPUTS.get(("" if node.is_standard else node.domain, node.op_type))
     return "" if slot is None or len(node.inputs) <= slot else node.inputs[slot]
@@ -57,7 +54,7 @@ def _walk_back(model: Model) -> tuple[frozenset[str], frozenset[int]]:
         readers = [(out, reader) for out in node.outputs if out for reader in facts.readers(out)]
         for out, reader in readers:
             passes = reader.op_type in _BEFORE_MASKED and not to_softmax.isdisjoint(reader.outputs)
-            if passes or reader.op_type in _ANSWERS_INFINITY or _mask_input(reader) == out:
+            if passes or reader.op_type in _ANSWERS_INFINITY or mask_input(reader) == out:
                 to_softmax.add(out)
             if reader.op_type in ADDS or (reader.op_type in _PASSES and not to_sum.isdisjoint(reader.outputs)):
                 to_sum.add(out)
@@ -90,23 +87,14 @@ def stays_right(model: Model, node: Node) -> bool:
     return node.op_type in _ANSWERS_INFINITY or (node.op_type in _ASSEMBLES - {"Mul"} and comes_to_softmax(model, node))
 
 
-def _ends(parts: Iterable[np.ndarray]) -> float:
+def _largest(parts: Iterable[np.ndarray]) -> float:
     """The largest magnitude of constants; 0 where there is none."""
     return max((float(np.max(np.abs(part), initial=0.0)) for part in parts), default=0.0)
 
 
-@once
-def _ends_by_name(model: Model) -> dict[str, float]:
-    """Grows with each constant that is asked for."""
-    return {}
-
-
-def _largest(model: Model, name: str) -> float:
-    """The largest magnitude of a constant."""
-    ends, constant = _ends_by_name(model), model.initializers[name]
-    if name not in ends:
-        ends[name] = _ends(chunks(constant)) if constant.dtype == "float" and constant.nbytes else 0.0
-    return ends[name]
+def _largest_of(model: Model, name: str) -> float:
+    constant = model.initializers[name]
+    return _largest(chunks(constant)) if constant.dtype == "float" and constant.nbytes else 0.0
 
 
 def is_held(model: Model, value: str, precision: Precision) -> bool:
@@ -127,18 +115,18 @@ def _masks(model: Model) -> Mapping[str, float]:
         return bool(readers) and all(makes_limit(model, node) for node in readers)
 
     for node in model.nodes:
-        is_filled = node.op_type == "ConstantOfShape"
-        if not (is_filled or node.op_type in _SELECTS | ADDS | {"Mul"}) or not node.is_standard:
+        reads_bounds, is_filled = node.op_type in BOUNDS, node.op_type == "ConstantOfShape"
+        if not node.is_standard or not (is_filled or node.op_type in _SELECTS | ADDS | {"Mul"}):
             continue
         if not model.info(node.outputs[0]).is_float32:
             continue
         made_of = [magnitudes[name] for name in node.inputs if name in magnitudes]
         if is_filled:
-            made_of = [_ends([fill_value(node.proto)])] if is_limit(node.outputs[0]) else []
-        elif node.op_type not in BOUNDS:  # the bounds of these are none that values have
-            constants = (name for name in node.inputs if name in model.initializers)
-            fixed = (name for name in constants if not model.initializers[name].overridable and is_limit(name))
-            made_of += [_largest(model, name) for name in fixed]
+            made_of = [_largest([fill_value(node.proto)])] if is_limit(node.outputs[0]) else []
+        for name in node.inputs if not (is_filled or reads_bounds) else ():  # no value has those bounds
+            constant = model.initializers.get(name)
+            if constant is not None and not constant.overridable and is_limit(name):
+                made_of.append(_largest_of(model, name))
         magnitude = max(made_of, default=0.0)
         if magnitude > Precision.FP16.largest:
             magnitudes.update(dict.fromkeys(node.outputs, magnitude))
@@ -159,7 +147,7 @@ def mask_values(model: Model, absmax: Mapping[str, float]) -> set[str]:
     masks = {*model.initializers, *(info.name for info in model.inputs)}
 
     def is_large(name: str) -> bool:
-        size = _largest(model, name) if name in model.initializers else absmax.get(name, 0.0)
+        size = _largest_of(model, name) if name in model.initializers else absmax.get(name, 0.0)
         return size > Precision.FP16.largest
 
     for node in model.nodes:
@@ -178,38 +166,10 @@ def softmax_rows(model: Model) -> dict[str, tuple[int, ...]]:
     """FP32 values that a softmax is taken of, or that are added to its scores -> the axes of a row, ascending."""
     facts, rows = facts_of(model), dict[str, tuple[int, ...]]()
     for node in model.nodes:
-        tensor, axis = _mask_input(node), -1
+        tensor, axis = mask_input(node), -1
         if node.op_type in SOFTMAX and node.is_standard:
             stated = attribute(node, "axis")
             tensor, axis = node.inputs[0], stated if isinstance(stated, int) else -1
         if tensor and model.info(tensor).is_float32 and not facts.is_static(tensor):
             rows.setdefault(tensor, (axis,))
     return rows
-
-
-def masked_row_findings(
-    grouped: GroupedModel, observed: ObservedValues, origin: FindingOrigin, reference_findings: Sequence[Finding] = ()
-) -> tuple[Finding, ...]:
-    """A finding for each value that had rows masked whole.
-
-    ``reference_findings``: of the same model in FP32, where the softmax may be NaN already.
-    """
-    model, owners, findings = grouped.model, grouped.owners, list[Finding]()
-    broken = {n for each in reference_findings if each.code == "reference-not-finite" for n in each.where.nodes}
-    for tensor, values in observed.ranges.items():
-        if not values.masked_rows:
-            continue
-        readers = [model.nodes[i] for i in model.consumers.get(tensor, ())]
-        nodes = [node.name for node in readers if node.op_type in SOFTMAX or _mask_input(node) == tensor]
-        groups = tuple(dict.fromkeys(owners[name] for name in nodes if name in owners))
-        findings.append(
-            Finding.of(
-                "mask",
-                origin,
-                Where(tuple(nodes), groups, (tensor,), samples=(observed.sample(values.masked_sample),)),
-                {"masked_rows": values.masked_rows, "limit": -Precision.FP16.largest},
-                kind="rows in FP32" if broken.intersection(nodes) else "rows",
-                samples=values.masked_samples if values.masked_samples > 1 else None,
-            )
-        )
-    return tuple(findings)

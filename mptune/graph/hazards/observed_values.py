@@ -31,7 +31,6 @@ class TensorRange(JsonForm):
     Attributes:
         absmax: largest finite magnitude.
         shape: on the first sample.
-        non_finite: how many elements were NaN or infinite.
         lowest: smallest finite element, signed; at most 0 where some are not finite. ``highest`` likewise.
         sample: position of the sample with the largest magnitude among those that were run.
         beyond: how many samples hold a magnitude beyond FP16's largest value.
@@ -43,7 +42,6 @@ class TensorRange(JsonForm):
 
     absmax: float
     shape: tuple[int, ...] = ()
-    non_finite: int = 0
     lowest: float = 0.0
     highest: float = 0.0
     sample: int = 0
@@ -64,11 +62,10 @@ class TensorRange(JsonForm):
         """The range over all samples of a value, of its range on each."""
         masked = [position for position, each in enumerate(samples) if each.masked_rows]
         return cls(
-            absmax=max(each.absmax for each in samples),
-            shape=samples[0].shape,
-            non_finite=sum(each.non_finite for each in samples),
-            lowest=min(each.lowest for each in samples),
-            highest=max(each.highest for each in samples),
+            max(each.absmax for each in samples),
+            samples[0].shape,
+            min(each.lowest for each in samples),
+            max(each.highest for each in samples),
             sample=max(range(len(samples)), key=lambda position: samples[position].absmax),
             beyond=sum(each.beyond for each in samples),
             samples=len(samples),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from statistics import fmean
 from typing import Any
 
@@ -15,11 +16,21 @@ from mptune.graph.facts import Facts
 from mptune.graph.grouping.patterns import find_patterns
 from mptune.graph.hazards.hazard import FP16_MAX, Hazard, HazardPlace, group_of, readers_in_fp16, spacing
 from mptune.graph.hazards.interface import state_pairs
-from mptune.graph.hazards.masks import comes_to_softmax, is_held, mask_values, stays_right
+from mptune.graph.hazards.masks import comes_to_softmax, is_held, mask_input, mask_values, stays_right
 from mptune.graph.hazards.observed_values import NodeFacts, ObservedValues
 from mptune.graph.hazards.probes import POLES
 from mptune.graph.loading.model import Node
-from mptune.graph.ops import ARITHMETIC, BOUNDS, CENTRING_NORMS, COMPARISONS, ELEMENTWISE, MOVEMENT, SUMMING, operator
+from mptune.graph.ops import (
+    ARITHMETIC,
+    BOUNDS,
+    CENTRING_NORMS,
+    COMPARISONS,
+    ELEMENTWISE,
+    MOVEMENT,
+    SOFTMAX,
+    SUMMING,
+    operator,
+)
 from mptune.graph.plan import Precision
 
 _HEADROOM = 2.0
@@ -52,6 +63,7 @@ _KEEPS_INDEX = MOVEMENT | ARITHMETIC | BOUNDS | {"Mod", "Where", "Neg", "Concat"
 _CARRIES_INDEX = _KEEPS_INDEX | {"Floor", "Ceil", "Round", "Abs", "Sum", "ReduceSum", "CumSum", "Gather"} - {"Cast"}
 """Through these the value that becomes an index is computed: what they read and what they give is as large."""
 _MAX_STEPS = 256
+_DIGITS = attrgetter("mantissa_bits")
 
 
 def _walk(start: Iterable[str], onward: Callable[[str], Iterable[str]]) -> Iterator[str]:
@@ -69,11 +81,17 @@ def _walk(start: Iterable[str], onward: Callable[[str], Iterable[str]]) -> Itera
 
 
 def range_hazards(types: ValueTypes, observed: ObservedValues) -> list[Hazard]:
-    """Values that were seen near or beyond FP16's ends, for every group that would hold them in FP16."""
+    """Values that were seen near or beyond FP16's ends, for every group that would hold them; and rows masked whole."""
     model, hazards, masks = types.model, list[Hazard](), mask_values(types.model, observed.absmax)
-    smaller = types.rescaled(Precision.FP16).values
     for tensor, values in observed.ranges.items():
-        absmax = values.absmax / smaller.get(tensor, 1.0)
+        absmax = values.absmax
+        for node in types.facts.readers(tensor) if values.masked_rows else ():
+            if node.op_type in SOFTMAX or mask_input(node) == tensor:
+                group, sample = group_of(types, node), observed.sample(values.masked_sample)
+                place = HazardPlace(node.name, None if group is None else group.id, tensor, (sample,))
+                rows = {"masked_rows": values.masked_rows, "limit": -FP16_MAX}
+                samples = {"samples": values.masked_samples if values.masked_samples > 1 else None}
+                hazards.append(Hazard("mask", place, rows, "rows", "warning", values.absmax, samples))
         is_beyond = absmax > FP16_MAX
         if is_beyond and tensor in masks and is_held(model, tensor, Precision.FP16):
             continue  # the constants that it is made of are hazards of their own, and are held within the range
@@ -133,7 +151,7 @@ def probe_hazards(types: ValueTypes, observed: ObservedValues, guarded: Collecti
         if node.op_type in ("Add", "Sub"):
             hazards += [*(() if node.index in inside else look.stagnation()), *look.cancellation()]
         elif node.op_type in CENTRING_NORMS:
-            hazards += look.removed_offset()
+            hazards += look.removed_offset() if "error" in record.facts else ()
         elif node.op_type in POLES:
             hazards += look.pole(is_guarded=group.id in guarded)
         else:
@@ -199,6 +217,11 @@ class _Look:
     def stagnation(self) -> Iterator[Hazard]:
         """A side that is lost on most elements, as the rounded sum is the other side."""
         facts, node = self.facts, self.node
+
+        def elementwise(value: str) -> Iterable[str]:
+            maker = facts.producer(value)
+            return facts.varying(maker) if maker is not None and maker.op_type in _STEP_BY_STEP else ()
+
         outputs = {given: output for output, given in state_pairs(facts.model)}
         sides = zip(("first", "second"), ("second", "first"), node.inputs, reversed(node.inputs), strict=True)
         for step, base, moved, kept in sides:
@@ -210,11 +233,9 @@ class _Look:
             if node.op_type == "Sub" and step == "first":
                 continue  # what is left is the negated base: a difference, not a step
             steps, lost = self._sums(f"{step}_steps", f"{step}_lost")
-            if not steps or lost < _LOST_SHARE * steps:
-                continue
             # A step that is made of the other side element by element, as x + 0.04 x**3 is, adds nothing up.
-            makers = _walk([moved], lambda value: facts.varying(n) if (n := self._elementwise(value)) else ())
-            if any(facts.root(value) == facts.root(kept) for value in makers):
+            follows = any(facts.root(value) == facts.root(kept) for value in _walk([moved], elementwise))
+            if follows or not steps or lost < _LOST_SHARE * steps:
                 continue
             size, at = (math.sqrt(fmean(self.on_samples[side])) for side in (step, base))
             evidence = {"share": lost / steps, "elements": int(steps), "step": size, "base": at}
@@ -222,10 +243,6 @@ class _Look:
             words, place = {"moved": moved, "unchanged": kept}, (node.outputs[0], evidence, f"{step}_lost", at)
             yield self._hazard("stagnation", *place, severity="error", words=words)
             return
-
-    def _elementwise(self, value: str) -> Node | None:
-        node = self.facts.producer(value)
-        return node if node is not None and node.op_type in _STEP_BY_STEP else None
 
     def cancellation(self) -> Iterator[Hazard]:
         """A result much smaller than its operands, which their rounding changes."""
@@ -240,9 +257,8 @@ class _Look:
         """A norm that takes a large mean out of values whose differences rounding has changed by then."""
         relative = self._relative_error()
         if relative >= self._limit(_MOVED_NORM):
-            magnitude = self.on_samples["magnitude"][_largest(self.on_samples["error"])]
-            evidence = {"magnitude": magnitude, "spacing": spacing(magnitude, self.precision)}
-            evidence["relative_error"] = relative
+            reached = self.on_samples["magnitude"][_largest(self.on_samples["error"])]
+            evidence = {"magnitude": reached, "spacing": spacing(reached, self.precision), "relative_error": relative}
             yield self._hazard("cancellation", self.node.inputs[0], evidence, "error", relative, wording="norm")
 
     def spacing(self) -> Iterator[Hazard]:
@@ -263,29 +279,29 @@ class _Look:
     def pole(self, *, is_guarded: bool) -> Iterator[Hazard]:
         """Operands that a precision brings to zero or below it, where FP32 does not, and what then gives Inf or NaN.
 
-        And those of which so many are below the smallest normal value that the results change. ``is_guarded``: by an
+        And those below the smallest normal value, where their share changes the results. ``is_guarded``: by an
         epsilon that vanishes, which is named already: only values that are not zero before it vanish by themselves.
         """
         node, relative = self.node, self._relative_error()
-        values, lost, vanished, nonzero, zeroed, small = self._sums(
-            "values", "lost", "vanished", "nonzero", "zeroed", "small"
-        )
+        names = ("values", "lost", "vanished", "nonzero", "zeroed", "small")
+        values, lost, vanished, nonzero, zeroed, small = self._sums(*names)
         zero_share, vanishes = zeroed / max(1, nonzero), 2 * vanished >= lost
         if not lost and relative < self._limit(_MOVED_NORM):
             return
         if is_guarded and (not vanishes or zero_share <= _FEW):
             return
-        code, evidence = "cancellation", dict[str, float]()
+        evidence: dict[str, float] = {}
         if vanishes:
-            code, evidence = "vanishing-values", {"zero_share": zero_share}
-            evidence["subnormal_share"] = (small - zeroed) / max(1, nonzero)
+            subnormal_share = (small - zeroed) / max(1, nonzero)
+            evidence = {"zero_share": zero_share, "subnormal_share": subnormal_share}
             evidence["smallest_normal"] = self.precision.smallest_normal
         if lost:
             evidence |= {"lost": int(lost), "values": int(values), "smallest": min(self.on_samples["smallest"])}
         else:
             evidence["relative_error"] = relative
+        code, operand = "vanishing-values" if vanishes else "cancellation", node.inputs[POLES[node.op_type]]
         wording, worst_by = (f"pole {node.op_type}", "lost") if lost else ("", "error")
-        severity, operand = "error" if lost and vanishes else "warning", node.inputs[POLES[node.op_type]]
+        severity = "error" if lost and vanishes else "warning"
         yield self._hazard(code, operand, evidence, worst_by, lost, wording=wording, severity=severity)
 
 
@@ -293,8 +309,9 @@ class _Look:
 
 
 def long_sum_hazards(types: ValueTypes, observed: ObservedValues, precisions: Sequence[str]) -> list[Hazard]:
-    """Sums of so many values of one sign that a term is below half of the spacing at the sum, in FP16 or in BF16."""
-    hazards, narrowest, shapes = [], _narrowest(precisions), observed.shapes
+    """Sums of values of one sign, enough that a term is below half of the spacing at the sum, in FP16 or in BF16."""
+    narrowest = min((Precision.FP16, *map(Precision.named, precisions)), key=_DIGITS)
+    hazards, shapes = [], observed.shapes
     exact = narrowest.exact_integers
     for node in types.model.nodes:
         group = group_of(types, node)
@@ -312,17 +329,13 @@ def long_sum_hazards(types: ValueTypes, observed: ObservedValues, precisions: Se
     return hazards
 
 
-def _narrowest(precisions: Sequence[str]) -> Precision:
-    """The precision of the fewest digits among FP16 and these."""
-    return min((Precision.FP16, *map(Precision.named, precisions)), key=lambda precision: precision.mantissa_bits)
-
-
 def index_hazards(types: ValueTypes, observed: ObservedValues, precisions: Sequence[str]) -> list[Hazard]:
     """Casts to integers that become an index or a size, of values above the whole numbers that FP16 or BF16 holds.
 
     The groups that compute such a value are kept in FP32, back to where values are smaller or no index yet.
     """
-    hazards, narrowest, facts = list[Hazard](), _narrowest(precisions), types.facts
+    narrowest = min((Precision.FP16, *map(Precision.named, precisions)), key=_DIGITS)
+    hazards, facts = list[Hazard](), types.facts
     exact = narrowest.exact_integers
     large = {tensor for tensor, absmax in observed.absmax.items() if absmax > exact}
 

@@ -121,22 +121,17 @@ def probed_nodes(model: Model) -> tuple[ProbedNode, ...]:
 
 def range_of(values: np.ndarray, row_axes: tuple[int, ...] = ()) -> TensorRange:
     """The range of a value on one sample; ``row_axes`` are those of a row, where a softmax is taken of the value."""
-    lowest, highest, non_finite = 0.0, 0.0, 0
-    if values.size:
-        lowest, highest = float(values.min()), float(values.max())
+    lowest, highest = (float(values.min()), float(values.max())) if values.size else (0.0, 0.0)
     if not np.isfinite(highest - lowest):  # NaN comes through, and an infinity is an end
         lowest = highest = 0.0
         for (block,) in _blocks(values):
             finite = block[np.isfinite(block)]
-            non_finite += block.size - finite.size
-            lowest = min(lowest, float(finite.min(initial=0.0)))
-            highest = max(highest, float(finite.max(initial=0.0)))
+            lowest, highest = min(lowest, float(finite.min(initial=0.0))), max(highest, float(finite.max(initial=0.0)))
     absmax, limit, masked = max(highest, -lowest, 0.0), Precision.FP16.largest, 0
-    if row_axes and (non_finite or lowest < -limit):
-        masked = int(np.count_nonzero(values.max(axis=row_axes) < -limit))
-    return TensorRange(
-        absmax, values.shape, non_finite, lowest, highest, beyond=int(absmax > limit), masked_rows=masked
-    )
+    if row_axes and lowest < -limit:
+        largest = values.max(axis=row_axes)  # a row that is -inf throughout is NaN in FP32 already
+        masked = int(np.count_nonzero((largest < -limit) & (largest > -np.inf)))
+    return TensorRange(absmax, values.shape, lowest, highest, beyond=int(absmax > limit), masked_rows=masked)
 
 
 def facts_on(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
@@ -158,14 +153,6 @@ def _blocks(*arrays: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
     ) as blocks:
         for block in blocks if arrays[0].size else ():
             yield block if isinstance(block, tuple) else (block,)
-
-
-def _rows_along(values: np.ndarray, axis: int) -> np.ndarray:
-    """The rows of a value along an axis, [rows, length]: enough of them at even distances for ``_MOST`` elements."""
-    values = np.moveaxis(values, axis, -1)
-    rows: np.ndarray = values.reshape(-1, values.shape[-1]) if values.size else values.reshape(0, 1)
-    chosen: np.ndarray = rows[_spaced(len(rows), max(_FEWEST_ROWS, _MOST // max(1, rows.shape[1])))]
-    return chosen
 
 
 def _spaced(length: int, count: int) -> np.ndarray:
@@ -203,48 +190,39 @@ def _sum(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
 
 
 def _norm(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
-    """Mean square of what rounding a norm's operand changes of its results before they are scaled; and of these.
-
-    And of a BatchNormalization how far its operand lies off the running mean, in standard deviations: the median over
-    the channels, as a dead one with a variance near zero says nothing.
-    """
-    operand, node = values[probed.node.inputs[0]], probed.node
-    epsilon, shape = float_attribute(node, "epsilon", 1e-5), operand.shape
-    is_batch = node.op_type == "BatchNormalization"
-    axis, groups = attribute(node, "axis"), attribute(node, "num_groups")
-    if is_batch:  # each row is a channel, whose statistics are its own
-        rows = np.moveaxis(operand, 1, 0).reshape(shape[1], operand.size // max(1, shape[1]))
-        rows = rows[:, _spaced(rows.shape[1], _MOST // max(1, len(rows)))]
-    else:  # over the last axes, over one channel of a sample, or over a group of them
-        count = shape[0] * (groups if isinstance(groups, int) else shape[1])
-        if node.op_type == "LayerNormalization":
-            count = math.prod(shape[: axis if isinstance(axis, int) else -1])
-        rows = operand.reshape(count, operand.size // max(1, count))
-        rows = rows[_spaced(count, max(_FEWEST_ROWS, _MOST // max(1, rows.shape[1])))]
-        rows = rows[:, _spaced(rows.shape[1], _MOST)]
-
-    def normal(x: np.ndarray) -> np.ndarray:
-        x = x.astype(np.float64)
-        centre, spread = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
-        if is_batch:
-            centre, spread = (values[name].astype(np.float64)[:, None] for name in node.inputs[3:5])
-        normalised: np.ndarray = (x - centre) / np.sqrt(spread + epsilon)
-        return normalised
-
-    size = max(1, rows.size)
-    if not rows.size:
+    """Mean square of what rounding a norm's operand changes of its results before they are scaled; and of these."""
+    node, operand = probed.node, values[probed.node.inputs[0]]
+    shape, axis, groups = operand.shape, attribute(node, "axis"), attribute(node, "num_groups")
+    count = shape[0] * (groups if isinstance(groups, int) else shape[1])  # over a channel of a sample, or some of them
+    if node.op_type == "LayerNormalization":
+        count = math.prod(shape[: axis if isinstance(axis, int) else -1])
+    if not operand.size:
         return dict.fromkeys(("error", "mean", "square", "magnitude"), 0.0)
-    results = normal(rows)
-    facts = {"error": _squares(normal(rounded(rows, precision)) - results) / size, "mean": float(results.sum()) / size}
-    facts |= {"square": _squares(results) / size, "magnitude": _magnitude(operand)}
-    if is_batch:
-        # Statistics of 0 and 1 are of a model that was not trained; even powers of two come from ``casting.rescaled``.
-        mean, variance = (values[name].astype(np.float64) for name in node.inputs[3:5])
-        powers = np.log2(np.abs(variance) + epsilon) / 2
-        is_trained = (mean != 0).any() or (variance != 1).any()
-        if is_trained and not np.allclose(powers, np.round(powers), atol=1e-3):
-            facts["deviations"] = float(np.median(np.abs(results.mean(-1))))
-    return facts
+    rows = operand.reshape(count, -1)
+    rows = rows[_spaced(count, max(_FEWEST_ROWS, _MOST // rows.shape[1]))]
+    rows = rows[:, _spaced(rows.shape[1], _MOST)]
+    results, moved = (
+        (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + float_attribute(node, "epsilon", 1e-5))
+        for x in (rows.astype(np.float64), rounded(rows, precision).astype(np.float64))
+    )
+    error, square = _squares(moved - results) / rows.size, _squares(results) / rows.size
+    return {"error": error, "mean": float(results.mean()), "square": square, "magnitude": _magnitude(operand)}
+
+
+def _batch_norm(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
+    """How far the operand lies off the running mean, in standard deviations.
+
+    The median over the channels, as a dead one with a variance near zero says nothing. Statistics of 0 and 1 are of a
+    model that was not trained; even powers of two come from rescaling.
+    """
+    node, operand = probed.node, values[probed.node.inputs[0]]
+    mean, variance = (values[name].astype(np.float64) for name in node.inputs[3:5])
+    deviation = np.sqrt(np.abs(variance) + float_attribute(node, "epsilon", 1e-5))
+    powers, is_trained = np.log2(deviation), (mean != 0).any() or (variance != 1).any()
+    if not operand.size or not is_trained or np.allclose(powers, np.round(powers), atol=1e-3):
+        return {}
+    centres = np.moveaxis(operand, 1, 0).reshape(len(mean), -1).mean(-1, dtype=np.float64)
+    return {"deviations": float(np.median(np.abs(centres - mean) / deviation))}
 
 
 def _pole(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
@@ -309,10 +287,12 @@ def _rows(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
     """
     op_type, stated = probed.node.op_type, attribute(probed.node, "axis")
     default = -1 if op_type == "Softmax" else 0
-    rows = _rows_along(values[probed.node.inputs[0]], stated if isinstance(stated, int) else default)
-    rows = -rows if op_type == "ArgMin" else rows
-    if not rows.size:
+    operand = np.moveaxis(values[probed.node.inputs[0]], stated if isinstance(stated, int) else default, -1)
+    if not operand.size:
         return dict.fromkeys(("rows", "moved", "magnitude", "gap"), 0.0)
+    rows = operand.reshape(-1, operand.shape[-1])  # enough of them at even distances for ``_MOST`` elements
+    rows = rows[_spaced(len(rows), max(_FEWEST_ROWS, _MOST // rows.shape[1]))]
+    rows = -rows if op_type == "ArgMin" else rows
     near, largest = rounded(rows, precision), rows.max(-1, keepdims=True)
     if op_type == "Softmax":
         weights = [np.exp(each - each.max(-1, keepdims=True)) for each in (rows, near)]
@@ -338,4 +318,5 @@ _PROBES: Mapping[str, Callable[[ProbedNode, Arrays, Precision], Numbers]] = {
     **dict.fromkeys(EXTREMES, _rows),
     **dict.fromkeys(COMPARISONS, _comparison),
     **dict.fromkeys(CENTRING_NORMS, _norm),
+    "BatchNormalization": _batch_norm,
 }

@@ -36,10 +36,6 @@ _OPERATORS: Mapping[str, tuple[int, str]] = {
 has an operator with statistics in FP32."""
 _TINY = {"fp16_smallest": FP16_TINY}
 _INT32 = np.iinfo(np.int32)
-_STARTS_AND_ENDS = slice(1, 3)
-"""The inputs of a Slice that say where it starts and ends. Past the end of an axis all values mean the same, so one
-that INT32 cannot hold means the same clamped: exporters write INT64_MAX for "to the end", and its negative for "to the
-beginning" of a reversed axis."""
 _PUTS_TOGETHER = RESHAPES | {"Concat", "Cast"}
 """What exporters put between such an end and its Slice."""
 
@@ -65,7 +61,7 @@ def constant_hazards(types: ValueTypes, observed: ObservedValues) -> list[Hazard
             place = HazardPlace(node.name, group.id, name)
             if rounding.overflowed:
                 wording = "constant" if rounding.size == 1 else "constants"
-                hazards.append(_overflow(types.model, place, absmax, wording, [node], words))
+                hazards += _overflow(types.model, place, absmax, wording, [node], words)
             elif rounding.size == 1 and absmax < FP16_NORMAL and _divides(types.facts, node):
                 # A hazard unless data show that what it guards stays away from zero. One that is subnormal still guards
                 # a square root; what is divided by it alone leaves FP16's range, which only data can show.
@@ -102,7 +98,7 @@ def node_hazards(types: ValueTypes) -> list[Hazard]:
             value = abs(float(fill_value(node.proto).reshape(-1)[0]))
             place, readers = HazardPlace(node.name, group.id, node.outputs[0]), types.facts.readers(node.outputs[0])
             if FP16_MAX < value < math.inf:
-                hazards.append(_overflow(types.model, place, value, "filled", readers, {}))
+                hazards += _overflow(types.model, place, value, "filled", readers, {})
         elif node.op_type in _WITH_EPSILON and 0 < (epsilon := float_attribute(node, "epsilon", 1e-5)) <= FP16_TINY / 2:
             stored = types.model.initializers.get(node.inputs[4]) if node.op_type == "BatchNormalization" else None
             if stored is not None and stored.nbytes and float(stored.numpy().min()) > FP16_NORMAL:
@@ -115,17 +111,17 @@ def node_hazards(types: ValueTypes) -> list[Hazard]:
 
 def _overflow(
     model: Model, place: HazardPlace, absmax: float, wording: str, readers: Sequence[Node], words: Mapping[str, object]
-) -> Hazard:
+) -> list[Hazard]:
     """A finite constant beyond FP16, which is held as FP16's largest finite value.
 
-    A limit, and a mask on the way to a softmax or the like, mean the same so. Anything else is changed by it.
+    To a limit, and a mask on the way to a softmax or the like, that means the same. Anything else is changed by it.
     """
     evidence = {"absmax": absmax, "fp16_max": FP16_MAX, "held_as": FP16_MAX}
     if not readers or not all(makes_limit(model, node) for node in readers):
-        return Hazard("overflow", place, evidence, wording, "warning", absmax, words)
-    if any(node.op_type not in BOUNDS | {"Where"} for node in readers):
-        return Hazard("mask", place, evidence, wording, "info", absmax, words)
-    return Hazard("overflow", place, evidence, wording + " limit", "info", absmax, words)
+        return [Hazard("overflow", place, evidence, wording, "warning", absmax, words)]
+    if all(node.op_type in BOUNDS | {"Where"} for node in readers):
+        return []
+    return [Hazard("mask", place, evidence, wording, "info", absmax, words)]
 
 
 def _divides(facts: Facts, node: Node, *, by_root: bool = False) -> bool:
@@ -156,19 +152,17 @@ def norm_hazards(types: ValueTypes, observed: ObservedValues) -> list[Hazard]:
     hazards = []
     for pattern in find_patterns(types.model):
         node = types.facts.producer(pattern.squares) if pattern.squares else None
-        if node is None or types.group_of[node.index] < 0:
+        if node is None or types.group_of[node.index] < 0 or not _could_be_operator(types.facts, pattern):
             continue
-        evidence: dict[str, float] = {"opset": types.model.opset}
-        words: dict[str, object] = {"pattern": pattern.name, "square_limit": _SQUARE_LIMIT}
-        if is_named := _could_be_operator(types.facts, pattern):
-            evidence["operator_opset"], words["operator"] = _OPERATORS[pattern.name]
+        opset, operator = _OPERATORS[pattern.name]
+        evidence: dict[str, float] = {"opset": types.model.opset, "operator_opset": opset}
+        words = {"pattern": pattern.name, "square_limit": _SQUARE_LIMIT, "operator": operator}
         square = observed.absmax.get(pattern.squares)
         if square is not None:
             evidence["largest_square"] = square
         place = HazardPlace(node.name, types.groups[types.group_of[node.index]].id, pattern.squares)
         severity: Severity = "warning" if square is None else "info"
-        wording, value = "" if is_named else "no operator", _SQUARE_LIMIT if square is None else square
-        hazards.append(Hazard("norm-written-out", place, evidence, wording, severity, value, words))
+        hazards.append(Hazard("norm-written-out", place, evidence, "", severity, square or _SQUARE_LIMIT, words))
     return hazards
 
 
@@ -244,17 +238,18 @@ def int64_hazards(facts: Facts) -> list[Hazard]:
 
 
 def _bounds_slices(facts: Facts, name: str) -> bool:
-    """Whether a value is only a start or an end of Slices, directly or through operators that assemble them."""
-    done, stack = set[str](), [name]
-    while stack:
-        at = stack.pop()
-        done.add(at)
-        readers = facts.readers(at)
-        if not readers or facts.is_output(at):
+    """Whether a value is only a start or an end of Slices, directly or through operators that assemble them.
+
+    Past the end of an axis all values mean the same: exporters write INT64_MAX for "to the end".
+    """
+    waiting = [name]
+    for value in waiting:  # grows
+        readers = facts.readers(value)
+        if not readers or facts.is_output(value):
             return False
         for reader in readers:
             if reader.op_type in _PUTS_TOGETHER:
-                stack += [out for out in reader.outputs if out and out not in done]
-            elif reader.op_type != "Slice" or reader.inputs.count(at) != reader.inputs[_STARTS_AND_ENDS].count(at):
+                waiting += [out for out in reader.outputs if out and out not in waiting]
+            elif reader.op_type != "Slice" or value in (reader.inputs[0], *reader.inputs[3:]):
                 return False
     return True

@@ -107,11 +107,9 @@ class Model:
     """A typed ONNX model. Immutable by convention: nobody changes ``proto``.
 
     Attributes:
-        path: where it was loaded from.
         sha256: over the file and all external data that it refers to.
         opset: version of the default operator set.
         inputs: graph inputs that must be fed (initializers that double as inputs are left out).
-        outputs: graph outputs.
         nodes: in topological order.
         tensors: every value of the main graph by name.
         initializers: graph initializers and Constant nodes by tensor name.
@@ -156,7 +154,40 @@ def load_model(
     """
     path = Path(path)
     try:
-        model = _load(path, ask, opset)
+        proto, opset = read_model(path, opset)
+        base_dir = path.resolve().parent
+        nodes = _sorted_nodes(proto.graph, path)
+        # Constants: those of the graph, and Constant nodes.
+        graph_inputs = [TensorInfo(i.name, *type_of(i.type)) for i in proto.graph.input]
+        inputs, initializers = {info.name for info in graph_inputs}, dict[str, Initializer]()
+        for tensor in proto.graph.initializer:
+            name = intern(tensor.name)
+            initializers[name] = Initializer(name, tensor, base_dir, overridable=name in inputs)
+        for node in nodes:
+            value = constant_value(node.proto) if node.op_type == "Constant" and node.is_standard else None
+            if value is not None:
+                initializers[node.outputs[0]] = Initializer(node.outputs[0], value, base_dir, node_index=node.index)
+        files = {external_location(t, base_dir)[0] for t in all_tensors(proto.graph) if is_external(t)}
+        # Types: of operators that ONNX does not define, those that the runtime says.
+        outside = (n for n in nodes if not n.is_standard or onnx_schema(n.op_type, opset) is None)
+        foreign = tuple(out for node in outside for out in node.outputs if out)
+        slim = without_weights(proto, [node.proto for node in nodes], initializers)
+        runtime = ask(slim, foreign) if foreign and ask is not None else RuntimeTypes()
+        tensors = _inferred(slim, proto, initializers, foreign, runtime.values, path)
+        model = Model(
+            path=path,
+            sha256=files_sha256(path, *sorted(files)),
+            opset=opset,
+            inputs=tuple(i for i in graph_inputs if i.name not in initializers),
+            outputs=tuple(tensors.get(o.name, TensorInfo(o.name, *type_of(o.type))) for o in proto.graph.output),
+            nodes=nodes,
+            tensors=tensors,
+            initializers=initializers,
+            producer={out: node.index for node in nodes for out in node.outputs if out},
+            consumers=consumers_of(nodes),
+            proto=proto,
+            runtime=runtime,
+        )
     except MptuneError:
         raise
     except Exception as error:  # contradictions that only a damaged file has, such as text that is not UTF-8
@@ -164,43 +195,6 @@ def load_model(
     if not any_precision:
         _check_tunable(model)
     return model
-
-
-def _load(path: Path, ask: AskRuntime | None, opset: int | None) -> Model:
-    proto, opset = read_model(path, opset)
-    base_dir = path.resolve().parent
-    nodes = _sorted_nodes(proto.graph, path)
-    # Constants: those of the graph, and Constant nodes.
-    graph_inputs = [TensorInfo(i.name, *type_of(i.type)) for i in proto.graph.input]
-    inputs, initializers = {info.name for info in graph_inputs}, dict[str, Initializer]()
-    for tensor in proto.graph.initializer:
-        name = intern(tensor.name)
-        initializers[name] = Initializer(name, tensor, base_dir, overridable=name in inputs)
-    for node in nodes:
-        value = constant_value(node.proto) if node.op_type == "Constant" and node.is_standard else None
-        if value is not None:
-            initializers[node.outputs[0]] = Initializer(node.outputs[0], value, base_dir, node_index=node.index)
-    files = {external_location(t, base_dir).path for t in all_tensors(proto.graph) if is_external(t)}
-    # Types: of operators that ONNX does not define, those that the runtime says.
-    outside = (n for n in nodes if not n.is_standard or onnx_schema(n.op_type, opset) is None)
-    foreign = tuple(out for node in outside for out in node.outputs if out)
-    slim = without_weights(proto, [node.proto for node in nodes], initializers)
-    runtime = ask(slim, foreign) if foreign and ask is not None else RuntimeTypes()
-    tensors = _inferred(slim, proto, initializers, foreign, runtime.values, path)
-    return Model(
-        path=path,
-        sha256=files_sha256(path, *sorted(files)),
-        opset=opset,
-        inputs=tuple(i for i in graph_inputs if i.name not in initializers),
-        outputs=tuple(tensors.get(o.name, TensorInfo(o.name, *type_of(o.type))) for o in proto.graph.output),
-        nodes=nodes,
-        tensors=tensors,
-        initializers=initializers,
-        producer={out: node.index for node in nodes for out in node.outputs if out},
-        consumers=consumers_of(nodes),
-        proto=proto,
-        runtime=runtime,
-    )
 
 
 def _inferred(
@@ -211,17 +205,11 @@ def _inferred(
     runtime_types: Mapping[str, TensorInfo],
     path: Path,
 ) -> dict[str, TensorInfo]:
-    """Type every value of the main graph.
-
-    Args:
-        slim: the model without its large weights; it is changed.
-        proto: the model.
-        foreign: outputs of operators that ONNX cannot infer: only for them is the file's own value_info trusted, where
-            nothing better is known.
-    """
-    outputs = {output.name for output in proto.graph.output}
-    slim.graph.value_info.extend(v for v in proto.graph.value_info if v.name in foreign and v.name not in runtime_types)
-    typed_by_runtime = {*foreign}.intersection(runtime_types) - outputs
+    """Type every value of the main graph; ``slim`` is the model without its large weights, and is changed."""
+    # Only for what ONNX cannot infer is the file's own value_info trusted, where nothing better is there.
+    opaque, outputs = {*foreign}, {output.name for output in proto.graph.output}
+    slim.graph.value_info.extend(v for v in proto.graph.value_info if v.name in opaque and v.name not in runtime_types)
+    typed_by_runtime = opaque.intersection(runtime_types) - outputs
     slim.graph.value_info.extend(declaration(runtime_types[name]) for name in typed_by_runtime)
     for graph in all_graphs(slim.graph):
         for node in graph.node:
@@ -309,8 +297,8 @@ def _sorted_nodes(graph: onnx.GraphProto, path: Path) -> tuple[Node, ...]:
     for index, at in enumerate(order):
         proto = graph.node[at]
         inputs, outputs, captured = (tuple(map(intern, part)) for part in (proto.input, proto.output, captures[at]))
-        op_type, domain = intern(proto.op_type), intern(proto.domain)
-        nodes.append(Node(index, names[at], op_type, domain, inputs, outputs, captured, proto))
+        name, op_type, domain = map(intern, (names[at], proto.op_type, proto.domain))
+        nodes.append(Node(index, name, op_type, domain, inputs, outputs, captured, proto))
     return tuple(nodes)
 
 
@@ -327,14 +315,9 @@ def consumers_of(nodes: tuple[Node, ...]) -> dict[str, tuple[int, ...]]:
 def _check_tunable(model: Model) -> None:
     """Refuse a model without a layer that computes in FP32, or with outputs that no error is defined of."""
     for output in model.proto.graph.output:
-        kind = output.type
-        while (which := kind.WhichOneof("value")) in ("sequence_type", "optional_type"):
-            kind = getattr(kind, which).elem_type
-        if which == "map_type":
-            raise ModelError(
-                f"{model.path}: output {output.name!r} holds maps, not tensors, so its error cannot be measured",
-                "export without ZipMap (skl2onnx: options={'zipmap': False})",
-            )
+        if "map_type" in (output.type.WhichOneof("value"), output.type.sequence_type.elem_type.WhichOneof("value")):
+            text = f"{model.path}: output {output.name!r} holds maps, not tensors, so its error cannot be measured"
+            raise ModelError(text, "export without ZipMap (skl2onnx: options={'zipmap': False})")
     # Outputs of tree ensembles, linear classifiers and the like are always FP32, integers, text or maps.
     nodes = [node for node in model.nodes if node.domain != "ai.onnx.ml" and node.op_type != "Constant"]
     computed = [model.info(out).dtype for node in nodes for out in node.outputs if out]
@@ -381,7 +364,5 @@ def needed_nodes(model: Model, values: Iterable[str]) -> list[Node]:
     for node in reversed(model.nodes):
         if not wanted.isdisjoint(node.outputs):
             needed.append(node)
-            wanted.update(node.inputs)
-            wanted.update(node.captures)
-            wanted.discard("")  # an omitted input is nobody's output
+            wanted.update(name for name in (*node.inputs, *node.captures) if name)
     return needed[::-1]

@@ -77,18 +77,6 @@ def read_model(path: Path, opset: int | None = None) -> tuple[onnx.ModelProto, i
     return (proto, current) if opset is None else (_raised(proto, path, current, opset), opset)
 
 
-_OTHER_FILES = {
-    ".pt .pth .pt2 .ckpt .safetensors": (
-        "a PyTorch file",
-        "load it in Python and export it: torch.onnx.export(model, inputs, 'model.onnx')",
-    ),
-    ".engine .plan .trt": ("a TensorRT engine", "give the ONNX model that it was built from"),
-    ".pb .h5 .keras .tflite": ("a TensorFlow model", "export it: python -m tf2onnx.convert"),
-    ".npz .npy": ("arrays", "the model comes first; --data takes the samples"),
-}
-"""Suffixes of files that people give in place of a model -> what they are, and what to do."""
-
-
 def _parsed(path: Path) -> onnx.ModelProto:
     if not path.is_file():
         text = f"{path} is not a file" if path.exists() else f"no such file: {path}"
@@ -104,11 +92,9 @@ def _parsed(path: Path) -> onnx.ModelProto:
         proto, text = onnx.ModelProto(), f"{path} is not an ONNX model, or it is truncated"
     if proto.graph.node and proto.ir_version:
         return proto
-    hint = "export it again, or check that the copy is complete (compare its size or sha256 with the original)"
-    for suffixes, (what, cure) in _OTHER_FILES.items():
-        if path.suffix.lower() in suffixes.split():
-            text, hint = f"{path} is not an ONNX model: {what}", cure
-    raise ModelError(text, hint)
+    raise ModelError(
+        text, "export it again (a PyTorch module: torch.onnx.export), or compare the copy with the original"
+    )
 
 
 def _fault(proto: onnx.ModelProto) -> str:
@@ -178,21 +164,19 @@ _GROUP_NORM_BY_CHANNEL = 21
 def _raised(proto: onnx.ModelProto, path: Path, current: int, opset: int) -> onnx.ModelProto:
     """The model, which has no local functions, at a newer operator set; the same model where it is there already."""
     newest = onnx.defs.onnx_opset_version()
-    if opset < current:
-        text = f"{path} uses opset {current}: --opset {opset} would lower it"
-        raise ModelError(text, "an operator set can only be raised")
-    if opset > newest:
-        text = f"is {opset}, the installed onnx {onnx.__version__} knows up to {newest}"
-        raise ModelError(text, f"give at most {newest}, or pip install --upgrade onnx", setting="opset")
+    if not current <= opset <= newest:
+        text = f"is {opset}, the model has {current}, and the installed onnx {onnx.__version__} knows up to {newest}"
+        raise ModelError(text, "an operator set can only be raised", setting="opset")
     if opset == current:
         return proto
     refused = f"{path} cannot be brought from opset {current} to {opset} by ONNX's converter"
     cure = "export it again at that opset, or search at the opset that it has"
-    nodes = (node for graph in all_graphs(proto.graph) for node in graph.node)
-    norm = next((n for n in nodes if n.op_type == "GroupNormalization" and n.domain in STANDARD_DOMAINS), None)
-    if norm is not None and current < _GROUP_NORM_BY_CHANNEL <= opset:
-        what = f"GroupNormalization {norm.name!r} has a scale for each group, from {_GROUP_NORM_BY_CHANNEL} on one for"
-        raise ModelError(f"{refused}: {what} each channel, and the converter leaves it as it is", cure)
+    operators = {node.op_type for graph in all_graphs(proto.graph) for node in graph.node}
+    if "GroupNormalization" in operators and current < _GROUP_NORM_BY_CHANNEL <= opset:
+        what = (
+            f"from {_GROUP_NORM_BY_CHANNEL} on a GroupNormalization has a scale for each channel, before for each group"
+        )
+        raise ModelError(f"{refused}: {what}", cure)
     slim = without_weights(proto, proto.graph.node, {})
     slim.graph.value_info.extend(proto.graph.value_info)
     try:

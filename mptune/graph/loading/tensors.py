@@ -112,26 +112,14 @@ class Initializer:
         """The values; a read-only memory map where they lie in external data."""
         if not is_external(self.proto):
             return onnx.numpy_helper.to_array(self.proto)
-        where = external_location(self.proto, self.base_dir)
+        path, offset, _ = external_location(self.proto, self.base_dir)
         dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(self.proto.data_type))
         if self.nbytes == 0:
             return np.empty(self.shape, dtype)
-        try:
-            return np.memmap(where.path, dtype=dtype, mode="r", offset=where.offset, shape=self.shape)
-        except (OSError, ValueError) as error:
-            raise ModelError(f"external data of {self.name!r} cannot be read: {error}", EXTERNAL_HINT) from None
+        return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=self.shape)
 
 
-EXTERNAL_HINT = "keep the model's .onnx file and its data files together in one folder"
-
-
-@dataclass(frozen=True)
-class ExternalPlace:
-    """Where one constant's raw data lie, in bytes."""
-
-    path: Path
-    offset: int
-    length: int
+_EXTERNAL_HINT = "keep the model's .onnx file and its data files together in one folder"
 
 
 def is_external(tensor: onnx.TensorProto) -> bool:
@@ -139,8 +127,12 @@ def is_external(tensor: onnx.TensorProto) -> bool:
     return tensor.data_location == onnx.TensorProto.EXTERNAL
 
 
-def external_location(tensor: onnx.TensorProto, base_dir: Path) -> ExternalPlace:
-    """Where external data lies; refuses what leaves the model's folder (path traversal) or does not fit its file."""
+def external_location(tensor: onnx.TensorProto, base_dir: Path) -> tuple[Path, int, int]:
+    """Where external data lies: file, offset and length in bytes.
+
+    Raises:
+        ModelError: it leaves the model's folder (path traversal), or does not fit its file.
+    """
     entries = {e.key: e.value for e in tensor.external_data}
     location, expected = entries.get("location", ""), tensor_nbytes(tensor)
     data = f"external data of {tensor.name!r}"
@@ -148,16 +140,16 @@ def external_location(tensor: onnx.TensorProto, base_dir: Path) -> ExternalPlace
         path = (base_dir / location).resolve()
         offset, length = int(entries.get("offset", 0)), int(entries.get("length", expected))
     except (OSError, RuntimeError, ValueError):  # a loop of links, a null character, no number
-        raise ModelError(f"{data} has a bad location, offset or length", EXTERNAL_HINT) from None
+        raise ModelError(f"{data} has a bad location, offset or length", _EXTERNAL_HINT) from None
     if not location or Path(location).is_absolute() or not path.is_relative_to(base_dir):
-        raise ModelError(f"{data} points outside the model's folder: {location!r}", EXTERNAL_HINT)
+        raise ModelError(f"{data} points outside the model's folder: {location!r}", _EXTERNAL_HINT)
     if not path.is_file():
-        raise ModelError(f"{data} is missing: {location!r}", EXTERNAL_HINT)
+        raise ModelError(f"{data} is missing: {location!r}", _EXTERNAL_HINT)
     size = path.stat().st_size
     if offset < 0 or length != expected or offset + length > size:
         what = f"{length} of {expected} bytes at {offset}, the file has {size}"
-        raise ModelError(f"{data} does not fit {location!r}: {what}", EXTERNAL_HINT)
-    return ExternalPlace(path, offset, length)
+        raise ModelError(f"{data} does not fit {location!r}: {what}", _EXTERNAL_HINT)
+    return path, offset, length
 
 
 TYPE_NAMES: dict[int, str] = {code: name.lower() for name, code in onnx.TensorProto.DataType.items()}

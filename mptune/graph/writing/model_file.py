@@ -99,7 +99,7 @@ def rounding_nodes(source: str, reduced: str, rounded: str, precision: Precision
 
 
 def split_nodes(source: str, prefix: str, rounded: str, digits: int) -> list[onnx.NodeProto]:
-    """The nodes that round an FP32 value to so many bits of mantissa fewer, to nearest. What would overflow stays.
+    """The nodes that round an FP32 value to a mantissa of ``digits`` bits fewer, to nearest. What would overflow stays.
 
     By Dekker (A floating-point technique for extending the available precision, Numerische Mathematik 18, 1971,
     Eq. 5.5): with ``s = 2 ** digits + 1``, ``x * s - (x * s - x)`` has ``digits`` fewer.

@@ -16,7 +16,7 @@ from mptune.printable import cut
 from mptune.reporting import text
 from mptune.reporting.terminal.console import make_console, print_facts, print_table, print_text
 from mptune.reporting.text import shell_path, short_path, speedup_text, unique
-from mptune.tuning.front import Front, because, front_rows, front_table, is_held_out, shown_rows, table_notes
+from mptune.tuning.front import Front, because, front_table, is_held_out
 from mptune.tuning.fronts.texts import (
     compared,
     error_text,
@@ -56,9 +56,9 @@ def print_front(
     """
     console = make_console(stream)
     print_warnings(console, front, warned)
-    rows = front_rows(front) if every else shown_rows(front_rows(front))
-    console.print(front_table(front, rows, console.width), crop=False)
-    if notes := table_notes(front, rows, more=": --all"):
+    table, notes = front_table(front, console.width, every=every, more=": --all")
+    console.print(table, crop=False)
+    if notes:
         print_text(console, notes, "dim")
     console.print()
     print_answer(console, front)
@@ -104,9 +104,9 @@ def print_answer(console: Console, front: Front) -> None:
     for name, path in ((name, front.run_dir / file) for name, file in _FILES.items()):
         if path.exists():
             print_facts(console, [(name, f"python {shell_path(path)}" if name == "try it" else short_path(path))])
-    if front.neighbours:  # the more exact one, or the faster one where there is none
+    if chosen is not None and front.neighbours:  # the more exact one, or the faster one where there is none
         beside = front.neighbours[-1]
-        what = f"{beside.role}, {compared(beside.evaluation, beside.chosen)}:"
+        what = f"{beside.role}, {compared(beside.evaluation, chosen)}:"
         print_facts(
             console, [("another", what), ("", f"mptune pick {run} --plan {beside.evaluation.plan.fingerprint}")]
         )

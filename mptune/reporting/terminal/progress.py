@@ -27,7 +27,7 @@ from mptune.reporting.terminal.console import make_console
 from mptune.reporting.text import origin_name
 from mptune.tuning.evaluation import Evaluation, Origin
 from mptune.tuning.fronts.choosing import choose
-from mptune.tuning.fronts.texts import format_error, group_counts, latency_text, speedup_of
+from mptune.tuning.fronts.texts import format_error, format_speedup, group_counts, latency_text
 
 _RECENT_FAILURES = 3
 _LOG_EVERY_S = 60.0
@@ -194,7 +194,7 @@ def _figures(evaluation: Evaluation) -> str:
     emulated = "" if evaluation.error_source == "measured" else " emulated"
     parts = (
         f"{latency_text(evaluation)} ms{predicted}",
-        speedup_of(evaluation),
+        format_speedup(evaluation.speedup),
         f"error {format_error(evaluation.error_value)}{emulated}",
         f"{group_counts(plan)} {'FP16+BF16/FP32' if plan.bf16_groups else 'FP16/FP32'}",
         origin_name(evaluation),

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Sequence
 
@@ -49,32 +48,39 @@ def choose(
     Raises:
         PlanError: a plan is asked for by an id that is unknown or ambiguous, or that is not finite.
     """
+
+    def decided(chosen: Evaluation | None, **outcome: object) -> Choice:
+        outcome["chosen"] = None if chosen is None else chosen.plan.fingerprint
+        return asked.again().model_copy(update={"replaced": asked.replaced, **outcome})
+
     if asked.plan is not None:
-        fingerprint = find_plan(evaluations, asked.plan).plan.fingerprint
-        return _decided(asked, chosen=fingerprint, plan=fingerprint, kind="plan")
+        picked = find_plan(evaluations, asked.plan)
+        return decided(picked, kind="plan", plan=picked.plan.fingerprint)
     limits = PlanLimits.of(asked, metrics)
     kind = "knee" if limits.wants_knee else "default" if asked.given_limits == ChoiceLimits() else "limits"
-    decided = _decided(asked, kind=kind, default_error=limits.default_error)
+    how = {"kind": kind, "default_error": limits.default_error}
     sound = [e for e in evaluations if e.is_finite]
     meeting = [e for e in sound if limits.excess(e) <= 1.0]
     if not meeting:
         nearest = min(sound, key=lambda e: (limits.excess(e), e.latency.median_ms), default=None)
-        name = None if nearest is None else nearest.plan.fingerprint
         asked_for = asked.given_limits.model_copy(update={"max_error": limits.max_error})
-        unmet = asked_for if asked_for != ChoiceLimits() else None
-        return decided.model_copy(update={"chosen": name, "nearest": name, "unmet": unmet})
-    candidates = _worth_choosing(meeting, tf32)
-    fp32 = next((e for e in candidates if not e.plan.reduced_groups), None)
-    is_left_out = fp32 is not None and any(e not in candidates and not gains_nothing(e, fp32) for e in meeting)
+        unmet = None if asked_for == ChoiceLimits() else asked_for
+        return decided(nearest, **how, unmet=unmet, nearest=nearest and nearest.plan.fingerprint)
+
+    # What beats all-FP32, where that meets the limits, and TF32 in one of latency and error. Where nothing that meets
+    # them beats TF32, and all-FP32 does not meet them, TF32 is no reason to choose nothing.
+    fp32 = next((e for e in meeting if not e.plan.reduced_groups), None)
+    faster = [e for e in meeting if fp32 is None or (e is not fp32 and not gains_nothing(e, fp32))]
+    worth = [e for e in faster if tf32 is None or not _is_beaten(e, tf32)]
+    candidates = [*worth, fp32] if fp32 is not None else worth or faster
     if limits.wants_knee:
-        return decided.model_copy(update={"chosen": knee(candidates).plan.fingerprint})
+        return decided(knee(candidates), **how)
     if not limits.is_error_limited:
         # A plan that has met no held-out samples is compared on the search samples: its error is no smaller for that.
         met = [e for e in candidates if e.held_out is not None] or candidates
         exactest = min(met, key=lambda e: (rest_error(e), e.latency.median_ms))
         new = [e for e in candidates if e.held_out is None and e.error_value < exactest.error_value]
-        exactest = min([exactest, *new], key=lambda e: e.error_value)
-        return decided.model_copy(update={"chosen": exactest.plan.fingerprint, "is_most_exact": True})
+        return decided(min([exactest, *new], key=lambda e: e.error_value), **how, is_most_exact=True)
     fastest = min(candidates, key=lambda e: (e.latency.median_ms, rest_error(e)))
     chosen, least = fastest, 1.0 / MUCH_EXACTER
     for evaluation in candidates:
@@ -82,37 +88,22 @@ def choose(
         if before > 0 and after / before <= least and is_as_fast(evaluation, fastest):
             chosen, least = evaluation, after / before
     passed_over = None if chosen is fastest else fastest.plan.fingerprint
-    is_tf32_better = chosen is fp32 and is_left_out
-    outcome = {"chosen": chosen.plan.fingerprint, "passed_over": passed_over, "is_tf32_better": is_tf32_better}
-    return decided.model_copy(update=outcome)
+    is_tf32_better = chosen is fp32 and len(worth) < len(faster)
+    return decided(chosen, **how, passed_over=passed_over, is_tf32_better=is_tf32_better)
 
 
-def _decided(asked: Choice, **outcome: object) -> Choice:
-    """A request with an outcome in place of the earlier one."""
-    return asked.again().model_copy(update={"replaced": asked.replaced, **outcome})
+def _is_beaten(evaluation: Evaluation, tf32: Evaluation) -> bool:
+    """Whether a plan is slower than TF32 beyond noise, and less exact."""
+    if not faster_beyond_noise(tf32, evaluation):
+        return False
+    before, after = shared_errors(tf32, evaluation)
+    return after > before
 
 
 def is_as_fast(evaluation: Evaluation, other: Evaluation) -> bool:
     """Whether a plan is not significantly slower than another, and slower by no more than the margin."""
     most_ms = (1.0 + MARGIN[other.latency.source]) * other.latency.median_ms
     return evaluation.latency.median_ms <= most_ms and not faster_beyond_noise(other, evaluation)
-
-
-def _worth_choosing(meeting: Sequence[Evaluation], tf32: Evaluation | None) -> list[Evaluation]:
-    """The plans that beat all-FP32, where that meets the limits, and TF32 in one of latency and error."""
-
-    def is_beaten_by_tf32(evaluation: Evaluation) -> bool:
-        if tf32 is None or not faster_beyond_noise(tf32, evaluation):
-            return False
-        before, after = shared_errors(tf32, evaluation)
-        return after > before
-
-    fp32 = next((e for e in meeting if not e.plan.reduced_groups), None)
-    mixed = [e for e in meeting if e is not fp32 and not (fp32 is not None and gains_nothing(e, fp32))]
-    worth = [e for e in mixed if not is_beaten_by_tf32(e)]
-    if fp32 is not None:
-        return [*worth, fp32]
-    return worth or mixed
 
 
 def gains_nothing(evaluation: Evaluation, fp32: Evaluation) -> bool:
@@ -165,23 +156,14 @@ def could_be_chosen(
 
 
 def find_plan(evaluations: Sequence[Evaluation], fingerprint: str) -> Evaluation:
-    """The first evaluation whose plan's fingerprint begins with ``fingerprint``."""
-    matching = {
-        e.plan.fingerprint: e
-        for e in reversed(evaluations)
-        if fingerprint and e.plan.fingerprint.startswith(fingerprint)
-    }
-    if not matching:
-        close = difflib.get_close_matches(fingerprint, [e.plan.fingerprint for e in evaluations], n=3)
-        hint = f"did you mean {' or '.join(dict.fromkeys(close))}?" if close else "`mptune report RUN` lists the plans"
-        raise PlanError(f"no plan {fingerprint!r} was evaluated in this run", hint)
+    """The evaluation of the one plan whose fingerprint begins with ``fingerprint``."""
+    matching = {e.plan.fingerprint: e for e in evaluations if e.plan.fingerprint.startswith(fingerprint or "?")}
+    hint = "`mptune report RUN` lists the plans"
     if len(matching) > 1:
         names = ", ".join(sorted(matching))
         raise PlanError(f"{fingerprint!r} means several plans: {names}", "give more of its digits")
-    (evaluation,) = matching.values()
-    if not evaluation.is_finite:
-        raise PlanError(
-            f"plan {evaluation.plan.fingerprint} is not feasible: its outputs are not finite",
-            "`mptune report RUN` lists the plans that are",
-        )
-    return evaluation
+    for name, evaluation in matching.items():
+        if evaluation.is_finite:
+            return evaluation
+        raise PlanError(f"plan {name} is not feasible: its outputs are not finite", hint)
+    raise PlanError(f"no plan {fingerprint!r} was evaluated in this run", hint)

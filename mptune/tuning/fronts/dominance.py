@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from mptune.data.metrics.paired import LEAST_ERROR, is_compared_by_ratio, significantly_smaller
 from mptune.data.metrics.parts import ADD_IN_SQUARES
 from mptune.engines.timing.latency import are_lower, is_lower
-from mptune.json_form import encode_float
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, REFERENCE_ERROR, dominated_area, exactness, gains
 from mptune.tuning.fronts.limits import is_larger_in_search
-
-Bools = NDArray[np.bool_]
-
-FAR_SMALLER = 10.0
-"""An error this many times smaller is smaller, whatever other samples may say: a single sample that one plan breaks,
-and another does not, makes the error of the first so uncertain that nothing differs from it significantly."""
 
 LEAST_FASTER, LEAST_EXACTER = 0.01, 1.1
 """A faster neighbour takes this share of the latency less, a more exact one has this many times less error."""
@@ -33,66 +23,34 @@ def faster_beyond_noise(first: Evaluation, other: Evaluation) -> bool:
     return is_lower(first.latency, other.latency)
 
 
-def in_doubt(evaluations: Sequence[Evaluation], max_latency_ms: float | None = None) -> tuple[Evaluation, ...]:
-    """The evaluations whose place on the front hangs on how exactly latencies are known.
+def pareto(
+    evaluations: Iterable[Evaluation], error: Callable[[Evaluation], float] = attrgetter("judged_error")
+) -> tuple[Evaluation, ...]:
+    """The non-dominated evaluations, sorted by latency. Plans that are not finite are never among them.
 
-    Of two plans neither of which is faster beyond noise the more exact one may or may not dominate the other: both are
-    in doubt. So is a plan whose interval holds the limit on latency. A plan has no place to be in doubt about where one
-    with no larger error is faster beyond noise.
+    A point is faster beyond noise than every point that is as exact or more exact: so of plans whose latencies differ
+    within the noise the more exact one stays, and of those with one error the faster one.
     """
-    faster = are_lower([evaluation.latency for evaluation in evaluations])
-    errors = np.array([evaluation.error_value for evaluation in evaluations])
-    beats: Bools = faster & (errors[:, None] <= errors[None, :])
-    placed: Bools = ~np.asarray(beats.any(axis=0))
-    doubtful = placed[:, None] & placed[None, :] & ~(faster | faster.T) & ~np.eye(len(evaluations), dtype=bool)
-    is_in_doubt = doubtful.any(axis=1)
-    if max_latency_ms is not None:
-        lows, highs = (np.array([evaluation.latency.ci95_ms[side] for evaluation in evaluations]) for side in (0, 1))
-        is_in_doubt |= placed & (lows <= max_latency_ms) & (max_latency_ms <= highs)
-    return tuple(evaluations[index] for index in np.flatnonzero(is_in_doubt).tolist())
+    plans = sorted((e for e in evaluations if e.is_finite), key=lambda e: (error(e), e.latency.median_ms, e.number))
+    faster = are_lower([e.latency for e in plans])  # (plans, plans): the row's latency is lower than the column's
+    on_front: list[int] = []
+    for index in range(len(plans)):
+        if faster[index, on_front].all():
+            on_front.append(index)
+    return tuple(plans[index] for index in reversed(on_front))
 
 
-def non_dominated(evaluations: Sequence[Evaluation], errors: Sequence[float]) -> list[int]:
-    """The indices of evaluations that nothing dominates, in their order.
+def confirmed_front(points: Iterable[Evaluation]) -> tuple[Evaluation, ...]:
+    """The front by the error of the search samples, less what is dominated by held-out error.
 
-    One plan beats another when it is significantly faster and not significantly less exact, or significantly more exact
-    and not significantly slower. Plans that differ significantly in neither are represented by the first of them: so a
-    difference within the noise displaces nothing. What is returned is the kernel of this relation: none of it beats
-    another of it, and everything else is beaten by one of it. Where plans beat each other in a circle (the first is no
-    different from the second, the second from the third, and the third is more exact than the first), there is no such
-    set: the first undecided plan is taken, and what it beats is left out.
+    Where the two errors rank two plans differently, neither ranking is beyond the noise of the samples; the plan that
+    stays is better in latency and not worse in either error by much, and the front reads the same both ways. Points
+    that have no held-out error are not judged by it: theirs would look the better for it.
     """
-    faster = are_lower([evaluation.latency for evaluation in evaluations])
-    exacter = _more_exact(evaluations, np.array(errors, dtype=float))
-    same = ~(faster | faster.T | exacter | exacter.T)
-    # (plans, plans): the row's plan beats the column's
-    beats: Bools = (faster & ~exacter.T) | (exacter & ~faster.T) | (same & np.triu(np.ones_like(same), 1))
-    undecided = np.ones(len(evaluations), dtype=bool)
-    kept: list[int] = []
-    while undecided.any():
-        free = undecided & ~beats[undecided].any(axis=0)
-        if not free.any():
-            free[np.flatnonzero(undecided)[0]] = True
-            undecided &= ~beats[:, free].any(axis=1)
-        kept += np.flatnonzero(free).tolist()
-        undecided &= ~free & ~beats[free].any(axis=0)
-    return sorted(kept)
-
-
-def _more_exact(evaluations: Sequence[Evaluation], errors: NDArray[np.float64]) -> Bools:
-    """Whether the row's error is significantly smaller, by all samples that both plans have met, or far smaller."""
-    by_ratio = bool(evaluations) and is_compared_by_ratio(evaluations[0].metric)
-    if by_ratio:
-        errors = np.maximum(errors, LEAST_ERROR)
-    is_smaller = significantly_smaller(errors, [e.pseudo_errors for e in evaluations])
-    held_out = [number for number, evaluation in enumerate(evaluations) if evaluation.held_out is not None]
-    if held_out:
-        every = [evaluations[number].all_pseudo_errors for number in held_out]
-        is_smaller[np.ix_(held_out, held_out)] = significantly_smaller(errors[held_out], every)
-    if by_ratio:
-        floored = np.maximum(errors, ERROR_FLOOR)
-        is_smaller |= FAR_SMALLER * floored[:, None] <= floored[None, :]
-    return is_smaller
+    searched = pareto(points, error=lambda e: e.error_value)
+    remeasured = [e for e in searched if e.held_out is not None]
+    beaten = {e.plan for e in remeasured} - {e.plan for e in pareto(remeasured)}
+    return tuple(e for e in searched if e.plan not in beaten)
 
 
 def shared_errors(left: Evaluation, right: Evaluation) -> tuple[float, float]:
@@ -106,24 +64,11 @@ def shared_errors(left: Evaluation, right: Evaluation) -> tuple[float, float]:
     return left.held_out_value, right.held_out_value
 
 
-@dataclass(frozen=True)
-class Neighbour:
+class Neighbour(NamedTuple):
     """A point of the front that a person would compare with the chosen plan; its role is what it is better in."""
 
     role: Literal["faster", "more exact"]
     evaluation: Evaluation
-    chosen: Evaluation
-
-    def to_json(self) -> dict[str, Any]:
-        """As in front.json: latency less the chosen plan's, error over the chosen plan's on samples of both."""
-        before, after = shared_errors(self.chosen, self.evaluation)
-        delta_ms = self.evaluation.latency.median_ms - self.chosen.latency.median_ms
-        ratio = max(after, LEAST_ERROR) / max(before, LEAST_ERROR)
-        return {
-            "plan": self.evaluation.plan.fingerprint,
-            "latency_ms_delta": encode_float(delta_ms),
-            "error_ratio": encode_float(ratio),
-        }
 
 
 def neighbours(points: Sequence[Evaluation], chosen: Evaluation) -> tuple[Neighbour, ...]:
@@ -139,36 +84,7 @@ def neighbours(points: Sequence[Evaluation], chosen: Evaluation) -> tuple[Neighb
         before, after = shared_errors(chosen, point)
         if after < before and LEAST_EXACTER * after <= before and faster_beyond_noise(chosen, point):
             exacter.append(point)
-    named = (*(("faster", p) for p in faster[-1:]), *(("more exact", p) for p in exacter[:1]))
-    return tuple(Neighbour(role, point, chosen) for role, point in named)  # type: ignore[arg-type]
-
-
-def pareto(
-    evaluations: Iterable[Evaluation], error: Callable[[Evaluation], float] = attrgetter("judged_error")
-) -> tuple[Evaluation, ...]:
-    """The non-dominated evaluations, sorted by latency. Plans that are not finite are never kept.
-
-    Each point is significantly faster than the next one, whose error is significantly smaller
-    (``tuning.fronts.dominance``). Of plans without a significant difference the one with the smaller error stays, of
-    those with the same error the faster one.
-    """
-    feasible = [e for e in evaluations if e.is_finite]
-    feasible.sort(key=lambda e: (error(e), e.latency.median_ms, e.number))
-    kept = [feasible[index] for index in non_dominated(feasible, [error(e) for e in feasible])]
-    return tuple(sorted(kept, key=lambda e: (e.latency.median_ms, -error(e))))
-
-
-def confirmed_front(points: Iterable[Evaluation]) -> tuple[Evaluation, ...]:
-    """The front by the error of the search samples, less what is dominated by held-out error.
-
-    Where the two errors rank two plans differently, neither ranking is beyond the noise of the samples; the plan that
-    is kept is better in latency and not worse in either error by much, and the front reads the same both ways. Points
-    that have no held-out error are not judged by it: theirs would look the better for it.
-    """
-    searched = pareto(points, error=lambda e: e.error_value)
-    beaten = {e.plan.fingerprint for e in searched if e.held_out is not None}
-    beaten -= {e.plan.fingerprint for e in pareto(e for e in searched if e.held_out is not None)}
-    return tuple(e for e in searched if e.plan.fingerprint not in beaten)
+    return (*(Neighbour("faster", p) for p in faster[-1:]), *(Neighbour("more exact", p) for p in exacter[:1]))
 
 
 def hypervolume(points: Iterable[Evaluation], fp32: Evaluation, reference_error: float = REFERENCE_ERROR) -> float:
@@ -181,9 +97,8 @@ def hypervolume(points: Iterable[Evaluation], fp32: Evaluation, reference_error:
     floor = max(fp32.judged_error, ERROR_FLOOR)
     if not floor < reference_error:
         return 0.0
-    finite = [point for point in points if point.is_finite]
-    latency_ms = np.array([point.latency.median_ms for point in finite], dtype=float)
-    errors = np.array([point.judged_error for point in finite], dtype=float)
+    finite = [(e.latency.median_ms, e.judged_error) for e in points if e.is_finite]
+    latency_ms, errors = np.array(finite, dtype=float).reshape(-1, 2).T
     return dominated_area(gains(latency_ms, fp32.latency.median_ms), exactness(errors, reference_error, floor))
 
 

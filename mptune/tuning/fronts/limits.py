@@ -5,12 +5,11 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from mptune.choice import ChoiceLimits
+from mptune.choice import Choice, ChoiceLimits
 from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError
-from mptune.data.metrics.paired import is_larger_beyond_noise
 from mptune.data.metrics.parts import ADD_IN_SQUARES, part_statistic
 from mptune.data.metrics.table import METRICS, own_value
 from mptune.data.metrics.tasks import undirected
@@ -18,6 +17,46 @@ from mptune.errors import SettingsError
 from mptune.finding import OutputColumns
 from mptune.settings import Tolerance
 from mptune.tuning.evaluation import Evaluation
+
+_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_LIMIT = re.compile(rf"\s*(?P<name>.+?)\s*(?P<sign>>=|<=|>|<)\s*(?P<bound>{_NUMBER})\s*")
+
+
+@dataclass(frozen=True)
+class MetricLimit:
+    """A limit on a metric's own value, such as ``map>=0.41``: a lower bound where ``at_least``."""
+
+    metric: str
+    at_least: bool
+    bound: float
+
+    @classmethod
+    def parse(cls, text: str, metrics: Sequence[str]) -> MetricLimit:
+        """Read a limit on one of the metrics that are taken; ``:max`` of a script's function may be left out."""
+        match = _LIMIT.fullmatch(text)
+        if match is None:
+            hint = "write NAME>=X or NAME<=X with a metric that --metric names, such as map>=0.41"
+            raise SettingsError(f"{text} is not understood", hint, setting="limits")
+        name = match["name"]
+        metric = next((metric for metric in metrics if name in (metric, undirected(metric))), None)
+        if metric is None:
+            close = difflib.get_close_matches(name, [*metrics, *METRICS], 1)
+            hint = f"did you mean {close[0]}?" if close and name not in METRICS else f"give --metric {name}, too"
+            raise SettingsError(f"{text}: the metrics are {', '.join(metrics)}", hint, setting="limits")
+        return cls(metric, match["sign"].startswith(">"), float(match["bound"]))
+
+    def excess(self, evaluation: Evaluation) -> float:
+        """How far beyond the limit a plan's own value is, as a ratio: at most 1 holds, infinite is not known."""
+        ratios = []
+        for value in metric_values(evaluation, self.metric)[: 1 if evaluation.held_out is None else 2]:
+            if value is not None and (value >= self.bound if self.at_least else value <= self.bound):
+                ratios.append(1.0)
+            elif value is None or not value * self.bound > 0:
+                ratios.append(math.inf)
+            else:  # never 1.0 by rounding, which would hold
+                ratio = abs(value / self.bound)
+                ratios.append(max(ratio, 1.0 / ratio, math.nextafter(1.0, 2.0)))
+        return max(ratios)
 
 
 @dataclass(frozen=True)
@@ -30,14 +69,13 @@ class PlanLimits:
         wants_knee: the knee of what meets the limits is wanted.
     """
 
-    max_error: float | None = None
-    max_latency_ms: float | None = None
-    max_memory_bytes: int | None = None
-    tolerances: tuple[Tolerance, ...] = ()
-    of_metrics: tuple[MetricLimit, ...] = ()
-    default_error: float | None = None
-    is_error_limited: bool = False
-    wants_knee: bool = False
+    asked: ChoiceLimits
+    tolerances: tuple[Tolerance, ...]
+    of_metrics: tuple[MetricLimit, ...]
+    max_error: float | None
+    default_error: float | None
+    is_error_limited: bool
+    wants_knee: bool
 
     @classmethod
     def of(cls, asked: ChoiceLimits, metrics: Sequence[str]) -> PlanLimits:
@@ -47,20 +85,18 @@ class PlanLimits:
         """
         of_metrics = tuple(MetricLimit.parse(text, metrics) for text in asked.limits)
         on_objective = asked.max_error is not None or any(limit.metric == metrics[0] for limit in of_metrics)
-        default = METRICS[metrics[0]].default_limit if metrics[0] in METRICS else None
-        if on_objective or asked.max_latency_ms is not None or asked.knee:
-            default = None
+        is_replaced = on_objective or asked.max_latency_ms is not None or asked.knee
+        default = None if is_replaced or metrics[0] not in METRICS else METRICS[metrics[0]].default_limit
         others = bool(of_metrics or asked.tolerance) and asked.max_latency_ms is None
         is_error_limited = on_objective or default is not None or others
         return cls(
-            default if asked.max_error is None else asked.max_error,
-            asked.max_latency_ms,
-            asked.max_memory_bytes,
+            asked,
             tuple(map(Tolerance.parse, asked.tolerance)),
             of_metrics,
-            default,
-            is_error_limited,
-            asked.knee or not (is_error_limited or asked.max_latency_ms is not None),
+            max_error=default if asked.max_error is None else asked.max_error,
+            default_error=default,
+            is_error_limited=is_error_limited,
+            wants_knee=asked.knee or not (is_error_limited or asked.max_latency_ms is not None),
         )
 
     def excess(self, evaluation: Evaluation, latency_ms: float | None = None) -> float:
@@ -73,12 +109,12 @@ class PlanLimits:
         if self.max_error is not None:
             error, limit = rest_error(evaluation, self.tolerances), self.max_error
             ratios.append(error / limit if limit > 0 else 1.0 if error <= limit else math.inf)
-        if self.max_latency_ms is not None:
+        if self.asked.max_latency_ms is not None:
             ms = evaluation.latency.median_ms if latency_ms is None else latency_ms
-            ratios.append(ms / self.max_latency_ms)
-        if self.max_memory_bytes is not None:
+            ratios.append(ms / self.asked.max_latency_ms)
+        if self.asked.max_memory_bytes is not None:
             memory = evaluation.memory
-            ratios.append(math.inf if memory is None else memory.total_bytes / self.max_memory_bytes)
+            ratios.append(math.inf if memory is None else memory.total_bytes / self.asked.max_memory_bytes)
         return math.inf if any(map(math.isnan, ratios)) else max(ratios)
 
 
@@ -102,26 +138,23 @@ def rest_error(evaluation: Evaluation, tolerances: Sequence[Tolerance] = ()) -> 
     """The error of what no tolerance is about, the larger of search and held-out samples: ``--max-error`` limits it."""
     errors = filter(None, (evaluation.counted, evaluation.counted_held_out)) if tolerances else ()
     by_part = [error.by_part(evaluation.metric) for error in errors]
+    values = [v for parts in by_part for part, v in parts.items() if not is_covered(part, tolerances)]
     if not any(by_part):  # the evaluation keeps these, which thousands of plans are asked for
         values = [evaluation.error_value, evaluation.judged_error]
-    else:
-        values = [v for parts in by_part for part, v in parts.items() if not is_covered(part, tolerances)]
     return max(values, key=lambda value: (math.isnan(value), value), default=0.0)
 
 
 def is_larger_in_search(evaluation: Evaluation) -> bool:
-    """Whether the error of the search samples is larger than the held-out one beyond their intervals."""
-    held_out = evaluation.counted_held_out
-    return held_out is not None and is_larger_beyond_noise(evaluation.counted, held_out, evaluation.metric)
+    """Whether the error of the search samples is more than twice the held-out one: these lack what makes it."""
+    held_out = evaluation.held_out_value
+    return held_out is not None and evaluation.error_value > held_out + abs(held_out)
 
 
 def is_covered(part: OutputColumns, tolerances: Sequence[Tolerance]) -> bool:
     """Whether tolerances are about all of an output, or of a part of it."""
-    mine = [tolerance for tolerance in tolerances if tolerance.output == part.name]
-    if any(tolerance.columns is None for tolerance in mine):
-        return True
-    limited = {column for tolerance in mine for column in tolerance.columns or ()}
-    return part.columns is not None and limited.issuperset(part.columns)
+    mine = [tolerance.columns for tolerance in tolerances if tolerance.output == part.name]
+    limited = {column for columns in mine for column in columns or ()}
+    return None in mine or (part.columns is not None and limited.issuperset(part.columns))
 
 
 def largest_error(error: OutputError, tolerance: Tolerance, metric: str) -> float:
@@ -132,117 +165,55 @@ def largest_error(error: OutputError, tolerance: Tolerance, metric: str) -> floa
             return max(statistics.get("max_abs", (math.nan,)))
         of_output = OutputError({tolerance.output: statistics})
         return of_output.value(metric) if of_output.has(metric) else math.nan
-    kept = error.columns.get(tolerance.output)
-    statistic = "max_abs" if tolerance.is_absolute else metric
-    values = []
+    statistic, values = "max_abs" if tolerance.is_absolute else metric, []
+    every = getattr(error.columns.get(tolerance.output), statistic, ())
     for column in tolerance.columns:
         of_part = statistics.get(part_statistic(range(column, column + 1)))
         if of_part is not None and statistic == "worst_part":
             values.append(sum(of_part) / len(of_part))
         else:
-            every = getattr(kept, statistic, ())
             values.append(every[column] if column < len(every) else math.nan)
     return math.nan if any(map(math.isnan, values)) else max(values)
 
 
-def check_tolerances(
-    tolerances: Sequence[Tolerance],
-    ignored: Collection[str],
-    metric: str,
-    outputs: Collection[str],
-    error: OutputError | None = None,
-) -> None:
-    """Check that tolerances, and outputs that are ignored, mean something for a model."""
+def check_asked(
+    asked: Choice, metrics: Sequence[str], outputs: Collection[str], error: OutputError | None = None
+) -> tuple[Tolerance, ...]:
+    """Check that limits, and outputs that are ignored, mean something for a model; gives the tolerances.
+
+    ``metrics`` are the objective, then the others that are taken; columns are checked by the error of any plan.
+    """
+    metric, tolerances = metrics[0], PlanLimits.of(asked, metrics).tolerances
     limited = [tolerance.output for tolerance in tolerances]
-    for setting, name in [*(("tolerance", name) for name in limited), *(("ignore", name) for name in ignored)]:
+    for setting, name in [*(("tolerance", name) for name in limited), *(("ignore", name) for name in asked.ignore)]:
         if name not in outputs:
             close = difflib.get_close_matches(name, outputs, 1)
             hint = f"did you mean {close[0]!r}?" if close else f"its outputs are {', '.join(list(outputs)[:8])}"
             raise SettingsError(f"names {name!r}, which is no output of the model", hint, setting=setting)
-    for name in {*limited} & {*ignored}:
-        raise SettingsError(f"names {name!r}, which has a tolerance", "give one of them", setting="ignore")
-    if outputs and set(ignored) >= set(outputs):
+        if setting == "ignore" and name in limited:
+            raise SettingsError(f"names {name!r}, which has a tolerance", "give one of them", setting=setting)
+    if outputs and set(asked.ignore) >= set(outputs):
         raise SettingsError("names every output: nothing is left to compare", "leave one output", setting="ignore")
-    by_column = (*ADD_IN_SQUARES, "max_abs")
+    of_outputs = metric in METRICS and METRICS[metric].kind == "element"
     for tolerance in tolerances:
-        if tolerance.is_absolute:
-            continue
-        text, cure = "", "write abs:X, the largest absolute error"
-        if metric not in METRICS or METRICS[metric].kind != "element":
-            text = f"{metric} sees all outputs at once, so no output has an error of its own"
-        elif tolerance.columns is not None and metric not in by_column:
-            text = f"{metric} is not kept column by column"
-            cure += f", or search with --metric {' or '.join(by_column)}"
-        if text:
-            raise SettingsError(f"{tolerance}: {text}", cure, setting="tolerance")
+        is_kept = of_outputs and (tolerance.columns is None or metric in (*ADD_IN_SQUARES, "max_abs"))
+        if not (tolerance.is_absolute or is_kept):
+            text = f"{tolerance}: {metric} is not kept for {'single columns' if of_outputs else 'single outputs'}"
+            raise SettingsError(text, "write abs:X, the largest absolute error", setting="tolerance")
     if error is not None:
         check_columns(tolerances, error)
+    return tolerances
 
 
 def check_columns(tolerances: Sequence[Tolerance], error: OutputError) -> None:
     """Check by the error of any plan that the outputs have the columns that tolerances name."""
     for tolerance in tolerances:
-        kept, name = error.columns.get(tolerance.output), tolerance.output
-        count = 0 if kept is None else len(kept.max_abs)
-        if tolerance.columns is None or max(tolerance.columns) < count:
-            continue
-        if not count:
-            text, cure = f"errors of single columns of output {name!r} are not known", "limit the whole output"
-        else:
-            text = f"output {name!r} has no column {max(tolerance.columns)}"
-            cure = f"its columns are 0 to {count - 1}" if count > 1 else "it has one column"
-        if count < 2:
-            cure += f": --tolerance {name}=X" + (" limits it" if count else "")
-        raise SettingsError(f"{tolerance}: {text}", cure, setting="tolerance")
-
-
-_HINT = "write NAME>=X or NAME<=X with a metric that --metric names, such as map>=0.41"
-
-_FORM = re.compile(r"\s*(?P<name>.+?)\s*(?P<sign>>=|<=|>|<)\s*(?P<value>[-+0-9.eE]+)\s*")
-
-
-@dataclass(frozen=True)
-class MetricLimit:
-    """One limit; the bound is in the metric's own unit, a lower one where ``at_least``."""
-
-    metric: str
-    at_least: bool
-    bound: float
-
-    @classmethod
-    def parse(cls, text: str, metrics: Sequence[str]) -> MetricLimit:
-        """Read a limit on one of the metrics that are taken; ``:max`` of a script's function may be left out."""
-        match = _FORM.fullmatch(text)
-        try:
-            bound = float(match["value"]) if match else 0.0
-        except ValueError:
-            match = None
-        if match is None:
-            raise SettingsError(f"{text} is not understood", _HINT, setting="limits")
-        names = {**{undirected(metric): metric for metric in metrics}, **{metric: metric for metric in metrics}}
-        wanted = match["name"]
-        if wanted in names:
-            return cls(names[wanted], match["sign"].startswith(">"), bound)
-        message, hint = f"the metrics are {', '.join(metrics)}", f"give --metric {wanted}, too"
-        if wanted not in METRICS and ":" not in wanted:
-            close = difflib.get_close_matches(wanted, [*names, *METRICS], 2)
-            message = f"there is no metric {wanted!r}"
-            hint = f"did you mean {' or '.join(close)}?" if close else f"the metrics are {', '.join(METRICS)}"
-        raise SettingsError(f"{text}: {message}", hint, setting="limits")
-
-    def excess(self, evaluation: Evaluation) -> float:
-        """How far beyond the limit a plan's own value is, as a ratio: at most 1 holds, infinite is not known."""
-        values = metric_values(evaluation, self.metric)[: 1 if evaluation.held_out is None else 2]
-        return max(map(self._excess, values))
-
-    def _excess(self, value: float | None) -> float:
-        if value is None:
-            return math.inf
-        if value >= self.bound if self.at_least else value <= self.bound:
-            return 1.0
-        small, large = sorted((abs(value), abs(self.bound)))
-        # Never 1.0 by rounding, which would hold.
-        return max(large / small, math.nextafter(1.0, 2.0)) if value * self.bound > 0 else math.inf
+        name = tolerance.output
+        count = len(error.columns[name].max_abs) if name in error.columns else 0
+        if tolerance.columns is not None and max(tolerance.columns) >= count:
+            text = f"{tolerance}: output {name!r} has no column {max(tolerance.columns)}"
+            hint = f"it has {count} columns with errors of their own; --tolerance {name}=X limits the whole output"
+            raise SettingsError(text, hint, setting="tolerance")
 
 
 def metric_values(evaluation: Evaluation, metric: str) -> tuple[float | None, float | None]:
@@ -256,12 +227,3 @@ def metric_values(evaluation: Evaluation, metric: str) -> tuple[float | None, fl
         return error.value(metric) if error.has(metric) else None
 
     return value(evaluation.error), value(evaluation.held_out)
-
-
-def shown_metrics(evaluations: Iterable[Evaluation], reported: Sequence[str]) -> dict[str, str]:
-    """Short name -> metric: those reported beside the objective, and this where its own value is not its error."""
-    every = list(evaluations)
-    own = (e.metric for e in every if metric_values(e, e.metric)[0] != e.error_value and e.has_own_value)
-    shown = [m for m in dict.fromkeys((*own, *reported)) if any(metric_values(e, m) != (None, None) for e in every)]
-    names = [undirected(metric).rpartition(":")[2] for metric in shown]
-    return {name if names.count(name) == 1 else metric: metric for name, metric in zip(names, shown, strict=True)}

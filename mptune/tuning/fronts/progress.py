@@ -20,10 +20,8 @@ class Progress:
     """How a search went.
 
     Attributes:
-        hypervolume: after each evaluation, by the errors of the search samples, which all of them have; 0 to 1.
-        reference_error: errors past it count nothing in the hypervolume.
-        trials: evaluations and failed plans; ``trials_s`` is what they took together, whichever process ran them, and
-            ``builds_s`` the builds of it.
+        hypervolume: after each evaluation (``hypervolumes``), with errors past ``reference_error`` worth nothing.
+        trials: evaluations and failed plans; ``trials_s`` is what they took together, ``builds_s`` the builds of it.
         span_s: from the start of the first to the end of the last, pauses counted in.
     """
 
@@ -40,23 +38,20 @@ def progress_of(record: StudyRecord, fp32: Evaluation, reference_error: float) -
     """Read how a search went from its record; the reference error is that of the hypervolume."""
     evaluations = record.evaluations()
     times = [(t.datetime_start, t.datetime_complete) for t in record.settled()]
-    spans = [(start.timestamp(), end.timestamp()) for start, end in times if start is not None and end is not None]
+    spans = np.array([(begin.timestamp(), end.timestamp()) for begin, end in times if begin and end]).reshape(-1, 2)
     return Progress(
         hypervolumes(evaluations, fp32, reference_error),
         reference_error,
         trials=len(spans),
-        trials_s=sum(max(0.0, end - start) for start, end in spans),
+        trials_s=float(np.maximum(np.diff(spans), 0.0).sum()),
         builds_s=sum(evaluation.build_s for evaluation in evaluations),
-        span_s=max((end for _, end in spans), default=0.0) - min((start for start, _ in spans), default=0.0),
+        span_s=float(np.ptp(spans)) if len(spans) else 0.0,
         failures=record.failures(),
     )
 
 
 def hypervolumes(evaluations: Sequence[Evaluation], fp32: Evaluation, reference_error: float) -> tuple[float, ...]:
-    """The hypervolume of the first one, two, ... evaluations, by the errors of the search samples.
-
-    Its axes are those of ``mptune.tuning.fronts.dominance.hypervolume``.
-    """
+    """``dominance.hypervolume`` of the first one, two, ... evaluations, by the errors of the search samples."""
     floor = max(fp32.error_value, ERROR_FLOOR)
     if not floor < reference_error:
         return (0.0,) * len(evaluations)

@@ -21,10 +21,9 @@ def part_errors(error: OutputError, law: str, settings: SearchSettings) -> dict[
 
     ``law`` is the statistic that adds in squares (``law_metric``); where it sees all outputs at once it is one part.
     """
-    counted = error.without(settings.ignore)
+    counted, judged = error.without(settings.ignore), []
     parts = counted.by_part(law)
     errors = {} if parts else {law: counted.value(law)}
-    judged = []
     for tolerance in settings.tolerance:
         unit = REFERENCE_ERROR if law in ADD_IN_SQUARES else max(other.limit for other in settings.tolerance)
         covered = {} if tolerance.is_absolute else {p: e for p, e in parts.items() if is_covered(p, [tolerance])}
@@ -32,16 +31,15 @@ def part_errors(error: OutputError, law: str, settings: SearchSettings) -> dict[
         if not values and not math.isnan(value := largest_error(counted, tolerance, law)):
             values = {str(tolerance): value}
         errors.update({name: value * unit / tolerance.limit for name, value in values.items()})
-        if values:
-            judged.append(tolerance)
+        judged += [tolerance] * bool(values)
     return errors | {str(part): value for part, value in parts.items() if not is_covered(part, judged)}
 
 
 def searched_error(error: OutputError, law: str, settings: SearchSettings) -> float:
     """The number that the sampler minimises; ``inf`` where an output that counts is not finite."""
-    counted = error.without(settings.ignore)
     errors = part_errors(error, law, settings).values()
-    return max(errors) if counted.non_finite == 0 and all(map(math.isfinite, errors)) else math.inf
+    is_finite = error.without(settings.ignore).non_finite == 0 and all(map(math.isfinite, errors))
+    return max(errors) if is_finite else math.inf
 
 
 def searched_as(law: str, settings: SearchSettings) -> str:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mptune.data.metrics.parts import belongs_to
 from mptune.data.metrics.table import METRICS
+from mptune.data.samples import split_indices
 from mptune.finding import Finding, FindingOrigin, OutputColumns, Where
-from mptune.findings.wording import listed
+from mptune.run_json import RunFile
 from mptune.tuning.evaluation import EMULATION_FACTOR, Evaluation
 
 LEAST = 1e-2
@@ -35,16 +35,23 @@ _LEAST_SAMPLES = 4
 """With fewer samples none stands out."""
 _LEAST_ERROR = 1e-3
 """Relative errors below this are what FP16 gives anyway: no single sample, and no held-out one, is a worry."""
-_OPERATORS = 6
-"""Operators that are named, at most."""
 
 
-@dataclass(frozen=True)
-class SampleIndices:
+class SampleIndices(NamedTuple):
     """Index in the user's data of each search sample and of each held-out one; empty where not known."""
 
     search: tuple[int, ...] = ()
     held_out: tuple[int, ...] = ()
+
+
+def sample_indices(file: RunFile) -> SampleIndices:
+    """Those of a run; of sequences where each begins."""
+    fixed = file.fixed_settings
+    if file.data is None:
+        return SampleIndices()
+    steps = (fixed.steps or file.data.samples) if fixed.feedback else 1
+    split = split_indices(file.data.samples // steps, fixed.seed, fixed.held_out_fraction, fixed.max_search_samples)
+    return SampleIndices(*(tuple(steps * k for k in part) for part in split))
 
 
 def plan_findings(
@@ -53,9 +60,9 @@ def plan_findings(
     """The findings about one plan; ``run`` is the run directory in command lines."""
     findings: list[Finding] = []
 
-    def add(code: str, where: Where, numbers: Mapping[str, float], kind: str = "", **names: Any) -> None:
+    def add(code: str, where: Where, numbers: Mapping[str, float], **names: Any) -> None:
         names |= {"plan": chosen.plan.fingerprint, "run": run}
-        findings.append(Finding.of(code, origin, where, numbers, kind=kind, **names))
+        findings.append(Finding.of(code, origin, where, numbers, **names))
 
     # Columns that move more than their output shows, and errors near zero.
     error = chosen.counted_held_out or chosen.counted
@@ -76,8 +83,9 @@ def plan_findings(
                 better = "" if chosen.metric == "worst_part" else "worst_part"
                 add(code, place, numbers, part=OutputColumns(name, (worst,)), better_metric=better)
 
-    # The user's own metric may have any scale: only of the named errors it is known what is large.
-    metric, seen, held_out = METRICS.get(chosen.metric), chosen.error_value, chosen.held_out_value
+    # One sample that makes the error, and held-out samples that differ. The user's own metric may have any scale: only
+    # of the named errors it is known what is large.
+    metric, held_out = METRICS.get(chosen.metric), chosen.held_out_value
     if metric is not None and metric.kind == "element" and not metric.is_summed:
         decisive: list[tuple[float, int, float]] = []
         for each, index_of in ((chosen.counted, indices.search), (chosen.counted_held_out, indices.held_out)):
@@ -93,16 +101,12 @@ def plan_findings(
         if decisive:
             value, index, rest = max(decisive)
             add("one-sample-decides", Where(samples=(index,)), {"error": value, "median_of_others": rest})
-        if held_out is not None and math.isfinite(held_out):
-            where, least = Where(samples=indices.held_out), chosen.held_out_least
-            numbers = {"held_out": held_out, "search": seen}
-            if least is not None and held_out > max(EMULATION_FACTOR * least, _LEAST_ERROR):
-                add("held-out-differs", where, {**numbers, "held_out_least": least}, "unsteady")
-            elif held_out >= max(HELD_OUT_FACTOR * seen, _LEAST_ERROR):
-                add("held-out-differs", where, numbers)
+        least = max(HELD_OUT_FACTOR * chosen.error_value, _LEAST_ERROR)
+        if held_out is not None and least <= held_out < math.inf:
+            numbers = {"held_out": held_out, "search": chosen.error_value}
+            add("held-out-differs", Where(samples=indices.held_out), numbers)
 
     if chosen.disagrees and chosen.emulated is not None:
-        operators = listed(chosen.operators, _OPERATORS)
-        numbers = {"measured": seen, "emulated": chosen.emulated}
-        add("emulation-differs", Where(), numbers, factor=EMULATION_FACTOR, operators=operators)
+        numbers = {"measured": chosen.error_value, "emulated": chosen.emulated}
+        add("emulation-differs", Where(), numbers, factor=EMULATION_FACTOR)
     return tuple(findings)

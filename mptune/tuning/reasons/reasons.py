@@ -24,7 +24,7 @@ from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.sampler.latency_model import LatencyModel
 from mptune.tuning.sampler.posterior import Prior
 from mptune.tuning.space import SearchSpace
-from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, Sensitivity
+from mptune.tuning.steps.prior import SENSITIVITY_JSON, Sensitivity
 
 LEAST_GAIN = 5e-4
 """Share of the base latency: what a group saves below it cannot be timed."""
@@ -51,14 +51,12 @@ class Grounds(JsonForm):
     @classmethod
     def of(cls, space: SearchSpace, prior: Prior | None) -> Grounds:
         """The grounds of a space, without one-group errors, which belong to the sensitivity."""
-        groups = [GroupWorth(group.id, group.name, group.kind) for group in space.groups]
-        for index, group in enumerate(groups):
-            if (pin := space.pinned.get(group.group)) is not None:
-                groups[index] = replace(group, pinned=pin.reason, finding=pin.finding)
-        if prior is not None and prior.gains_ms is not None:
-            terms = replace(prior, log_square_errors=None, log_square_sds=None, part_shares=None)
-            return cls(tuple(groups), terms)
-        return cls(tuple(groups))
+        pins = {group.id: space.pinned.get(group.id) for group in space.groups}
+        groups = (GroupWorth(g.id, g.name, g.kind) for g in space.groups)
+        pinned = (replace(w, pinned=p.reason, finding=p.finding) if (p := pins[w.group]) else w for w in groups)
+        if prior is None or prior.gains_ms is None:
+            return cls(tuple(pinned))
+        return cls(tuple(pinned), replace(prior, log_square_errors=None, log_square_sds=None, part_shares=None))
 
     @classmethod
     def load(cls, path: Path) -> Grounds:
@@ -71,12 +69,11 @@ class Grounds(JsonForm):
 
 def keep_grounds(space: SearchSpace, prior: Prior | None, data_dir: Path) -> None:
     """Store what later explanations need; terms that are there already stay where ``prior`` brings none."""
-    path = data_dir / EXPLAIN_JSON
-    before, now = Grounds.load(path), Grounds.of(space, prior)
+    before, now = Grounds.load(data_dir / EXPLAIN_JSON), Grounds.of(space, prior)
     if now.prior is None and before.free == now.free:
         now = Grounds(now.groups, before.prior)
     if now != before:
-        write_json(path, now.to_json())
+        write_json(data_dir / EXPLAIN_JSON, now.to_json())
 
 
 def explain(
@@ -92,11 +89,14 @@ def explain(
     if not groups or any(e.plan.precision.keys() != {g.group for g in groups} for e in points):
         return Explanation()
     plans = {e.plan.fingerprint: e for e in (*points, *others)}
+
+    # One-group errors of the metric, or else in relative L2.
     ignored = next((e.ignored for e in plans.values()), ())
-    every = (Sensitivity.load(data_dir / SENSITIVITY_JSON, metric) for metric in (record.metric, "relative_l2"))
-    usable: Mapping[str, float] = next((each.ignoring(ignored).errors for each in every if each.errors), {})
+    stored = (Sensitivity.load(data_dir / SENSITIVITY_JSON, metric) for metric in (record.metric, "relative_l2"))
+    usable: Mapping[str, float] = next((each.ignoring(ignored).errors for each in stored if each.errors), {})
     errors = {group: error for group, error in usable.items() if not math.isnan(error)}
 
+    # Gains and costs of boundaries, fitted to all builds: what each group would save that a plan has in FP32.
     gains_ms: dict[str, float] = {}
     source, latency, terms = None, None, np.empty(0)
     built = record.built_plans(free).thinned(_LEARNT_FROM)
@@ -108,7 +108,6 @@ def explain(
         source = "the roofline" if grounds.prior.exact else f"the roofline and {builds} builds"
 
     def saved_ms(reduced: Collection[str]) -> dict[str, float]:
-        """What each other free group would save a plan with these reduced groups, its Casts counted in."""
         if latency is None:
             return {}
         row = np.array([[group in reduced for group in free]])
@@ -130,37 +129,29 @@ def explain(
         )
         for group in groups
     ]
-    least_ms = LEAST_GAIN * built.base_ms
-    kept = {plan: fp32_groups(e, worths, saved_ms(e.plan.reduced_groups), least_ms) for plan, e in plans.items()}
+    kept: dict[str, tuple[Kept, ...]] = {}
+    for name, evaluation in plans.items():
+        fp32 = {worth.group: worth for worth in worths if evaluation.plan.precision[worth.group] is Precision.FP32}
+        saves = saved_ms(evaluation.plan.reduced_groups)
+        least_ms, error = LEAST_GAIN * built.base_ms, max(evaluation.error_value, ERROR_FLOOR)
+        reasons = [Kept(w, _reason(w, saves.get(g), least_ms, error), saves.get(g)) for g, w in fp32.items()]
+        reasons.sort(key=lambda k: (k.worth.one_group_error is None, -(k.worth.one_group_error or 0.0)))
+        kept[name] = tuple(reasons)
     return Explanation(kept, tuple(sorted(worths, key=_rank)), source)
 
 
-def fp32_groups(
-    evaluation: Evaluation, groups: Sequence[GroupWorth], saved_ms: Mapping[str, float], least_ms: float
-) -> tuple[Kept, ...]:
-    """The FP32 groups of a plan, each with its reason; the largest one-group error first, the unknown last.
-
-    ``saved_ms`` is what each group would save this plan, where that is known; less than ``least_ms`` cannot be timed.
-    """
-    before, kept = max(evaluation.error_value, ERROR_FLOOR), []
-    for group in groups:
-        if evaluation.plan.precision[group.group] is not Precision.FP32:
-            continue
-        error, saves_ms = group.one_group_error, saved_ms.get(group.group)
-        reason: Reason = "not-tried"
-        if group.pinned is not None:
-            if group.finding is not None:
-                reason = "no-kernel" if group.finding.endswith("-kernel") else "finding"
-        else:
-            raises = error is not None and not math.hypot(before, error) < (1 + LEAST_RISE) * before
-            saves_nothing = saves_ms is not None and saves_ms < least_ms
-            # Casts that do not pay may be there only because of the neighbours' errors: then its own error is why.
-            if saves_nothing and (not raises or (group.gain_ms or 0.0) <= 0):
-                reason = "casts"
-            elif raises:
-                reason = "error"
-        kept.append(Kept(group, reason, saves_ms))
-    return tuple(sorted(kept, key=lambda k: (k.worth.one_group_error is None, -(k.worth.one_group_error or 0.0))))
+def _reason(worth: GroupWorth, saves_ms: float | None, least_ms: float, plan_error: float) -> Reason:
+    """Why a plan of this error keeps a group in FP32; a saving below ``least_ms`` cannot be timed."""
+    if worth.pinned is not None:
+        if worth.finding is None:
+            return "not-tried"
+        return "no-kernel" if worth.finding.endswith("-kernel") else "finding"
+    error = worth.one_group_error
+    raises = error is not None and not math.hypot(plan_error, error) < (1 + LEAST_RISE) * plan_error
+    # Casts that do not pay may be there only because of the neighbours' errors: then its own error is why.
+    if saves_ms is not None and saves_ms < least_ms and (not raises or (worth.gain_ms or 0.0) <= 0):
+        return "casts"
+    return "error" if raises else "not-tried"
 
 
 def _rank(worth: GroupWorth) -> tuple[int, float]:

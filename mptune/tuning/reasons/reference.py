@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from mptune.engines.jobs.reference_report import Place, ReferenceReport
+from mptune.engines.base import Place, ReferenceReport
 from mptune.engines.toolchains.blame import ALONG_SEQUENCE, BY_INDEX
 from mptune.finding import Evidence, Finding, FindingOrigin, OutputColumns, Where
 from mptune.findings.wording import Severity
 from mptune.graph.facts import attribute
-from mptune.graph.loading.model import Model, Node, needed_nodes
+from mptune.graph.loading.model import Model, needed_nodes
 from mptune.graph.ops import RANDOM
 
 REPEAT_WARNING, REPEAT_LIMIT = 1e-5, 1e-2
@@ -30,29 +31,25 @@ def training_findings(model: Model, origin: FindingOrigin, *, is_run: bool) -> t
 
     ``is_run``: the model is run twice, too, which shows what random numbers do, but not what training mode does.
     """
-    needed = needed_nodes(model, [info.name for info in model.outputs])
-    wrong = [(n, k) for n in needed if (k := _training_kind(model, n)) and not (k == "random" and is_run)]
+    wrong: dict[str, tuple[str, str]] = {}
+    for node in needed_nodes(model, [info.name for info in model.outputs]):
+        if not node.is_standard:
+            continue
+        if node.op_type == "BatchNormalization" and attribute(node, "training_mode") == 1:
+            wrong[node.name] = "norm", node.op_type
+        elif node.op_type == "Dropout":
+            inputs = [model.initializers[n].numpy() if n in model.initializers else None for n in node.inputs[1:3]]
+            ratio, training = (*inputs, None, None)[:2]
+            if training is not None and bool(training) and (ratio is None or float(ratio) > 0):
+                wrong[node.name] = "dropout", node.op_type
+        elif node.op_type in RANDOM and not is_run:
+            wrong[node.name] = "random", node.op_type
     if not wrong:
         return ()
-    first, kind = next(((node, kind) for node, kind in wrong if kind == "norm"), wrong[0])
-    where = Where(nodes=tuple(node.name for node, _ in wrong))
-    evidence: Evidence = {"nodes": len(wrong), "operator": first.op_type}
-    more = len(wrong) - 1 or ""
-    return (Finding.of("not-deterministic", origin, where, evidence, kind=kind, node=first.name, more=more),)
-
-
-def _training_kind(model: Model, node: Node) -> str:
-    """The wording's kind for a node that is in training mode or draws random numbers; else empty."""
-    if not node.is_standard:
-        return ""
-    if node.op_type == "BatchNormalization":
-        return "norm" if attribute(node, "training_mode") == 1 else ""
-    if node.op_type == "Dropout":
-        values = [model.initializers[name].numpy() if name in model.initializers else None for name in node.inputs[1:3]]
-        ratio, training = (*values, None, None)[:2]
-        draws = training is not None and bool(training) and (ratio is None or float(ratio) > 0)
-        return "dropout" if draws else ""
-    return "random" if node.op_type in RANDOM else ""
+    name, (kind, operator) = min(wrong.items(), key=lambda item: item[1][0] != "norm")
+    evidence: Evidence = {"nodes": len(wrong), "operator": operator}
+    where, more = Where(nodes=tuple(wrong)), len(wrong) - 1 or ""
+    return (Finding.of("not-deterministic", origin, where, evidence, kind=kind, node=name, more=more),)
 
 
 def without_repetition(findings: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -68,102 +65,78 @@ def reference_findings(
     report: ReferenceReport, origin: FindingOrigin, indices: Sequence[int] = ()
 ) -> tuple[Finding, ...]:
     """What the reference runs on samples showed; ``indices`` are those of the samples in the data."""
-    return (*_about_values(report, origin, indices), *_about_rows(report, origin))
+    outputs, places, findings = report.outputs, report.places, []
 
+    def add(
+        code: str, names: Iterable[str], evidence: Evidence, kind: str = "", place: Place | None = None, **texts: Any
+    ) -> None:
+        """A finding about outputs, with the node, or the input, where it begins."""
+        where = Where(outputs=tuple(map(OutputColumns, names)), samples=texts.pop("samples", ()))
+        if place is not None:
+            at: dict[str, Any] = {"nodes": (place.node,)} if place.node else {"inputs": (place.tensor,)}
+            where = replace(where, tensors=(place.tensor,), **at)
+            evidence = {**evidence, "operator": place.op_type} if place.node else evidence
+        texts["place"] = "" if place is None else place.shown
+        findings.append(Finding.of(code, origin, where, evidence, kind=kind, **texts))
 
-def _about_values(report: ReferenceReport, origin: FindingOrigin, indices: Sequence[int]) -> Iterator[Finding]:
-    """Outputs that are not finite, empty, zero or the same on all samples, and two runs on one sample that differ."""
-    outputs, places = report.outputs, report.places
+    # Outputs that are not finite.
     bad = {name: int(facts["non_finite"]) for name, facts in outputs.items() if facts["non_finite"]}
     if bad:
         placed = ((name, p) for (code, name), p in places.items() if code == "reference-not-finite")
         name, place = next(placed, (next(iter(bad)), None))
-        facts = outputs[name]
-        sample, count = int(facts.get("bad_sample", 0)), int(facts.get("bad_samples", 1))
+        sample, count = (int(outputs[name].get(key, least)) for key, least in (("bad_sample", 0), ("bad_samples", 1)))
         sample = indices[sample] if sample < len(indices) else sample
         evidence: dict[str, int | float | str] = {"non_finite": bad[name], "sample": sample}
         kind = "" if place is None else f"{place.op_type} {str(place.value).removeprefix('-')}"
         evidence |= {} if place is None else {"value": place.value}
-        counts = {"bad_samples": count, "of_samples": int(facts["samples"])} if count > 1 else {}
-        code = "reference-not-finite"
-        yield _finding(origin, code, bad, evidence, kind, place, samples=(sample,), output=name, **counts)
+        counts = {"bad_samples": count, "of_samples": int(outputs[name]["samples"])} if count > 1 else {}
+        add("reference-not-finite", bad, evidence, kind, place, samples=(sample,), output=name, **counts)
 
     # An output that says nothing is a warning; where all are, an error.
     empty = [name for name, facts in outputs.items() if facts.get("size", 1.0) == 0]
     zero = [name for name, facts in outputs.items() if facts["zero_fraction"] >= 1.0]
     if empty and len(empty) == len(outputs):
-        yield _finding(origin, "reference-zero", empty, {"size": 0}, "empty")
-    for name in empty if len(empty) < len(outputs) else ():
-        yield _finding(origin, "output-constant", [name], {"size": 0}, "empty")
-    if zero and len(zero) == len(outputs):
+        add("reference-zero", empty, {"size": 0}, "empty")
+    elif zero and len(zero) == len(outputs):
         place = next((p for name in zero if (p := places.get(("output-constant", name))) is not None), None)
-        yield _finding(origin, "reference-zero", zero, {"zero_fraction": 1.0}, place=place)
+        add("reference-zero", zero, {"zero_fraction": 1.0}, place=place)
     else:
         for name, facts in outputs.items():
             place = places.get(("output-constant", name))
+            if name in empty:
+                add("output-constant", [name], {"size": 0}, "empty")
             # A table that follows from no input, such as anchors, is what it is meant to be.
-            if name in zero or (facts.get("constant") and place is not None):
+            elif name in zero or (facts.get("constant") and place is not None):
                 shares = {"absmax": facts["absmax"], "zero_fraction": facts["zero_fraction"]}
-                yield _finding(origin, "output-constant", [name], shares, "zero" if name in zero else "", place)
+                add("output-constant", [name], shares, "zero" if name in zero else "", place)
 
     if not report.repeat_error <= REPEAT_WARNING:
         place = places.get(("not-deterministic", ""))
         draws = place is not None and place.op_type in RANDOM | {"Dropout"}
         kind = "" if draws or not report.repeat_error <= REPEAT_LIMIT else "noise"
         numbers = {"relative_l2": report.repeat_error, "limit": REPEAT_LIMIT}
-        yield _finding(origin, "not-deterministic", (), numbers, kind, place, samples=(indices[0] if indices else 0,))
+        add("not-deterministic", (), numbers, kind, place, samples=(indices[0] if indices else 0,))
 
-
-def _about_rows(report: ReferenceReport, origin: FindingOrigin) -> Iterator[Finding]:
-    """Rows that depend on the other rows of their batch, and outputs that lost the batch or do not run with one."""
-    rows = report.rows
-    # Rows that differ as two runs do say nothing of their batch. NaN counts as the worst.
-    least = max(ROWS_WARNING, _BEYOND_REPEATS * report.repeat_error)
-    wrong: dict[str, tuple[str, float]] = {}
-    for kind, errors in (("mixed", rows.mixed), ("alone", rows.alone), ("repeated", rows.repeated)):
-        worst = max(errors.items(), key=lambda item: (item[1] != item[1], item[1]), default=("", 0.0))
-        wrong |= {} if worst[1] <= least else {kind: worst}
-    if wrong:
-        # The first that is beyond the limit, else the first: what is named is what a user does, feed different rows.
-        kind = next((kind for kind, (_, error) in wrong.items() if not error <= ROWS_LIMIT), next(iter(wrong)))
-        output, error = wrong[kind]
-        kind = "others" if kind == "mixed" and rows.mixed and not rows.alone else kind
-        place = report.places.get(("rows-mix", output))
+    # Rows that depend on the other rows of their batch. What differs as two runs do says nothing of it.
+    rows, least = report.rows, max(ROWS_WARNING, _BEYOND_REPEATS * report.repeat_error)
+    output, error = rows.worst_mixed
+    if not error <= least:
+        kind = "others" if rows.is_fixed else "mixed"
+        place = places.get(("rows-mix", output))
         severity: Severity | None = "warning" if error <= ROWS_LIMIT else None
         if place is not None and place.value in (ALONG_SEQUENCE, BY_INDEX):
             kind, severity = f"{kind} {place.value}", None
         elif place is not None and place.op_type.rpartition(".")[2] in _STEPS and math.isfinite(error):
             kind, severity = f"{kind} step", None
-        evidence = {"relative_l2": error, "limit": ROWS_LIMIT, "rows": rows.rows, "row": rows.mixed_row}
-        yield _finding(origin, "rows-mix", [output], evidence, kind, place, severity=severity)
+        numbers = {"relative_l2": error, "limit": ROWS_LIMIT, "rows": rows.rows, "row": rows.mixed_row}
+        add("rows-mix", [output], numbers, kind, place, severity=severity)
+
+    # Outputs that lost the batch or do not run with one.
     for name, shape in rows.lost.items():
         lost: Evidence = {"rows": rows.rows, "shape": str(list(shape)), "declared": rows.declared[name]}
-        yield _finding(origin, "batch-not-kept", [name], lost, place=report.places.get(("batch-not-kept", name)))
+        add("batch-not-kept", [name], lost, place=places.get(("batch-not-kept", name)))
     if rows.failure:
         where = Where(nodes=(rows.failed_node,) if rows.failed_node else ())
         evidence = {"rows": rows.rows, "rows_that_run": rows.ran}
-        yield Finding.of("batch-not-kept", origin, where, evidence, kind="fails", failure=rows.failure)
-
-
-def _finding(
-    origin: FindingOrigin,
-    code: str,
-    outputs: Iterable[str],
-    evidence: Evidence,
-    kind: str = "",
-    place: Place | None = None,
-    *,
-    samples: tuple[int, ...] = (),
-    **names: Any,
-) -> Finding:
-    """A finding about outputs, with the node, or the input, where it begins."""
-    where = Where(
-        nodes=(place.node,) if place is not None and place.node else (),
-        tensors=(place.tensor,) if place is not None else (),
-        outputs=tuple(OutputColumns(name) for name in outputs),
-        inputs=(place.tensor,) if place is not None and not place.node else (),
-        samples=samples,
-    )
-    if place is not None and place.node:
-        evidence = {**evidence, "operator": place.op_type}
-    return Finding.of(code, origin, where, evidence, kind=kind, place="" if place is None else place.shown, **names)
+        findings.append(Finding.of("batch-not-kept", origin, where, evidence, kind="fails", failure=rows.failure))
+    return tuple(findings)

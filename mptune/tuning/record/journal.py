@@ -13,7 +13,7 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.storages.journal._file import get_lock_file
 
 from mptune.errors import RunError
-from mptune.files import open_file, parse_json, writing
+from mptune.files import writing
 from mptune.run_json import damaged_hint
 
 _END = b"}\n"
@@ -82,14 +82,3 @@ def open_journal(path: Path, *, is_locked: bool) -> JournalStorage:
         return JournalStorage(file)
     except _UNREADABLE as error:
         raise RunError(f"line {file.line} of {path} is damaged", damaged_hint(path.parent)) from error
-
-
-def line_of_attribute(journal: Path, trial_id: int, attribute: str) -> int:
-    """The last line that gives a trial this attribute; 0 where none does."""
-    last = 0
-    with open_file(journal) as file:
-        for number, line in enumerate(file, start=1):
-            record = parse_json(line) if attribute.encode() in line else {}
-            if record.get("trial_id") == trial_id and attribute in record.get("user_attr", {}):
-                last = number
-    return last

@@ -20,11 +20,11 @@ from optuna.trial import FrozenTrial, TrialState
 
 from mptune.data.metrics.paired import LEAST_ERROR
 from mptune.engines.base import Failure
-from mptune.errors import PlanError
+from mptune.errors import PlanError, RunError
 from mptune.files import READ_ERRORS, is_left, scratch_name
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.tuning.evaluation import ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation, Origin
-from mptune.tuning.record.storage import close_storage, damaged_trial
+from mptune.tuning.record.storage import close_storage
 from mptune.tuning.sampler.plans import Columns
 from mptune.tuning.sampler.posterior import BuiltPlans
 from mptune.tuning.sampler.trials import OUTCOME_ATTR, PLAN_ATTR, outcome_of, read_plans, set_outcome
@@ -73,8 +73,6 @@ class StudyRecord:
         self._plans: dict[int, PrecisionPlan] = {}
         self._evaluations: dict[int, Evaluation] = {}
 
-    # -- reading ------------------------------------------------------------------------------------------------
-
     def trials(self) -> list[FrozenTrial]:
         """All trials, in their order, not to be changed."""
         return self._study.get_trials(deepcopy=False)
@@ -110,10 +108,7 @@ class StudyRecord:
         for trial in settled:
             if trial._trial_id not in self._evaluations:
                 with self._reading(trial) as outcome:
-                    evaluation = Evaluation.from_json(outcome["evaluation"])
-                    evaluation.to_point()  # with the figures that every reader asks for
-                    sum(outcome.get("group_ms", {}).values())
-                self._evaluations[trial._trial_id] = evaluation
+                    self._evaluations[trial._trial_id] = Evaluation.from_json(outcome["evaluation"])
         return tuple([self._evaluations[trial._trial_id] for trial in settled])
 
     def failures(self) -> tuple[tuple[PrecisionPlan, Origin, Failure], ...]:
@@ -152,8 +147,6 @@ class StudyRecord:
     def built_plans(self, groups: Sequence[str]) -> BuiltPlans:
         """The plans that were evaluated, over these free groups; without those of a group that is not as it prefers."""
         return read_plans(self.trials(), Columns(tuple(groups), tuple(str(self.space.reduced_of(g)) for g in groups)))
-
-    # -- asking and telling -------------------------------------------------------------------------------------
 
     def enqueue(self, plan: PrecisionPlan, origin: Origin) -> None:
         """Let a plan be asked next, unless it is enqueued already."""
@@ -236,8 +229,6 @@ class StudyRecord:
                 self._study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
         return len(orphans)
 
-    # -- the study as a whole -----------------------------------------------------------------------------------
-
     def note(self, key: str) -> Any:
         """A JSON value kept with the study, not to be changed; None where there is none."""
         return self.notes().get(key)
@@ -255,8 +246,6 @@ class StudyRecord:
     def close(self) -> None:
         """Let go of the storage. Idempotent."""
         close_storage(self.storage)
-
-    # -- trials -------------------------------------------------------------------------------------------------
 
     def _fingerprints(self, trials: Sequence[FrozenTrial]) -> set[str]:
         for trial in trials:
@@ -302,11 +291,12 @@ class StudyRecord:
 
     @contextmanager
     def _reading(self, trial: FrozenTrial) -> Iterator[Mapping[str, Any]]:
-        """The outcome of a trial; one that is not what mptune writes is a ``RunError`` that names its place."""
+        """The outcome of a trial; one that is not what mptune writes is a ``RunError``."""
         try:
             yield outcome_of(trial)
         except (*READ_ERRORS, AssertionError, RecursionError, PlanError) as error:
-            raise damaged_trial(trial, OUTCOME_ATTR, self._where) from error
+            text = f"{self._where} is damaged: the outcome of trial {trial.number} cannot be read"
+            raise RunError(text, "restore it from a copy, or start over with --fresh (nothing is deleted)") from error
 
 
 def origin_of(attrs: Mapping[str, Any]) -> Origin:

@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, cast
 from urllib.parse import quote
 
 from optuna.storages import BaseStorage, JournalStorage
-from optuna.trial import FrozenTrial
 
 from mptune.errors import RunError
 from mptune.identity import refuse_other
-from mptune.run_json import damaged_hint
-from mptune.tuning.record.journal import line_of_attribute, open_journal
+from mptune.tuning.record.journal import open_journal
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL
@@ -118,15 +116,6 @@ def shown_message(url: str, error: BaseException) -> str:
     secrets = [str(value) for value in (parsed.password, *parsed.query.values()) if value]
     is_secret = any(form in message for secret in secrets for form in (secret, quote(secret, safe="")))
     return type(error).__name__ if is_secret else message
-
-
-def damaged_trial(trial: FrozenTrial, attribute: str, where: str) -> RunError:
-    """The error for an attribute of a trial that is not what mptune writes."""
-    place, hint = where, "restore the database from a backup, or start over with --fresh"
-    if "://" not in where:
-        place = f"line {line_of_attribute(Path(where), trial._trial_id, attribute)} of {where}"
-        hint = damaged_hint(Path(where).parent)
-    return RunError(f"{place} is damaged: the {attribute} of trial {trial.number} cannot be read", hint)
 
 
 def _parse(url: str) -> URL | None:

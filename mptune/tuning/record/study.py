@@ -16,10 +16,12 @@ from optuna.trial import FrozenTrial, TrialState
 
 from mptune.data.metrics.tasks import script_sha256
 from mptune.errors import RunError
-from mptune.identity import SPACE, differences
+from mptune.identity import SPACE, differences, identity_of
+from mptune.run_json import RunFile
+from mptune.rundir import RunDirectory
 from mptune.settings import Granularity
 from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.record.storage import close_storage, open_storage, without_secrets
+from mptune.tuning.record.storage import close_storage, open_storage, same_storage, storage_url, without_secrets
 from mptune.tuning.sampler.precision import derive_seed, make_sampler
 from mptune.tuning.space import SearchSpace
 
@@ -119,11 +121,21 @@ def read_study(*, model_sha256: str, name: str, metric: str, journal: Path, url:
     return StudyRecord(study, storage, SearchSpace(model_sha256, (), (), {}, ()), metric, where, is_alone=False)
 
 
-def has_outcome(*, name: str, identity: Mapping[str, Any], journal: Path, url: str | None = None) -> bool:
-    """Whether the study of a run holds a plan that was evaluated, or that failed; in a database also one in work."""
-    made_with, trials = _look(name, journal, url)
+def has_evaluation(run: RunDirectory, file: RunFile, given: str | None = None) -> bool:
+    """Whether the study of a run holds a plan that was evaluated, or that failed; in a database also one in work.
+
+    ``given`` is the storage that the caller names. True where the storage cannot be read.
+    """
+    try:
+        url = storage_url(file.storage, same_storage(file.storage, given))
+        if url is None and not run.journal.exists():
+            return False
+        made_with, trials = _look(file.study, run.journal, url)
+    except RunError:
+        return True
     states = _OUTCOMES if url is None else _BEGUN
-    return not differences(made_with, identity, "there", "here") and any(trial.state in states for trial in trials)
+    is_same = not differences(made_with, identity_of(file), "there", "here")
+    return is_same and any(trial.state in states for trial in trials)
 
 
 def shared_granularity(run: str, url: str | None, model_sha256: str, space_sha256: str) -> Granularity | None:

@@ -9,35 +9,25 @@ from dataclasses import replace
 from pathlib import Path
 
 from mptune.choice import Choice
-from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError
-from mptune.data.samples import split_indices
+from mptune.data.metrics.accuracy import ALL_OUTPUTS
 from mptune.engines.base import Failure
 from mptune.engines.failures import describe
+from mptune.engines.timing.latency import DRIFT_TEXT
 from mptune.errors import PlanError, RunError
 from mptune.finding import FindingOrigin, by_severity
 from mptune.findings.engine import NOTHING
 from mptune.findings.wording import listed
-from mptune.identity import identity_of
 from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory
-from mptune.settings import SearchSettings, Tolerance
-from mptune.targets.target import EXPECTED_FACTOR
+from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation
 from mptune.tuning.front import Front
-from mptune.tuning.fronts.choosing import choose
-from mptune.tuning.fronts.dominance import confirmed_front, hypervolume, reference_error_of
-from mptune.tuning.fronts.limits import PlanLimits, check_tolerances, feasible
-from mptune.tuning.reasons.plan_findings import SampleIndices, plan_findings
+from mptune.tuning.fronts import choosing, dominance, limits
+from mptune.tuning.reasons.plan_findings import plan_findings, sample_indices
 from mptune.tuning.reasons.reasons import explain
+from mptune.tuning.record import sessions, storage, study
 from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.record.sessions import drift_warning
-from mptune.tuning.record.storage import same_storage, storage_url
-from mptune.tuning.record.study import has_outcome, read_study
-from mptune.tuning.steps.baseline import ENGINE_CODE, engine_findings
-from mptune.tuning.steps.remeasure import candidates, confirmed_evaluations, dropped_plans, rounds_needed
-
-NOISY = 0.05
-"""Half the width of the baseline's 95 % interval, as a share of its median, past which fronts lose points to noise."""
+from mptune.tuning.steps import baseline, remeasure
 
 _NAMED = 3
 """Plans that are named in one warning."""
@@ -68,35 +58,11 @@ def front_of(
     return front
 
 
-def read_record(run: RunDirectory, file: RunFile, storage: str | None = None) -> StudyRecord:
-    """Open the study of a run to read it."""
-    return read_study(
-        model_sha256=file.model.sha256,
-        name=file.study,
-        metric=file.search.metric,
-        journal=run.journal,
-        url=storage_url(file.storage, storage),
-    )
-
-
-def has_evaluation(run: RunDirectory, file: RunFile, storage: str | None = None) -> bool:
-    """Whether the run holds an evaluation, or a plan that failed; True where its storage cannot be read."""
-    if file.storage is None and not run.journal.exists():
-        return False
-    try:
-        url = storage_url(file.storage, same_storage(file.storage, storage))
-        return has_outcome(name=file.study, identity=identity_of(file), journal=run.journal, url=url)
-    except RunError:
-        return True
-
-
-def check_asked(
-    choice: Choice, metrics: Sequence[str], outputs: Sequence[str], error: OutputError | None = None
-) -> tuple[Tolerance, ...]:
-    """Check that the limits of a choice mean something for a model; gives its tolerances."""
-    tolerances = PlanLimits.of(choice, metrics).tolerances
-    check_tolerances(tolerances, choice.ignore, metrics[0], outputs, error)
-    return tolerances
+def read_record(run: RunDirectory, file: RunFile, given: str | None = None) -> StudyRecord:
+    """Open the study of a run to read it; ``given`` is the storage that the caller names."""
+    url = storage.storage_url(file.storage, given)
+    sha256, metric = file.model.sha256, file.search.metric
+    return study.read_study(model_sha256=sha256, name=file.study, metric=metric, journal=run.journal, url=url)
 
 
 def build_front(
@@ -106,64 +72,61 @@ def build_front(
 
     ``choice`` was made, or is a request; with ``is_made`` a choice is made of a request, else it is only proposed.
     """
-    target, is_confirmation = file.target, file.confirms is not None
-    baseline = record.baseline()
-    if target is None or baseline is None:
-        what = "" if target is None else " of all-FP32"
-        more = "" if target is None else ", so there is nothing to compare with"
-        raise RunError(
-            f"{run.path} holds no evaluation{what} yet{more}",
-            "let `mptune search` go on with it first, and give it more time if you set --timeout",
-        )
+    target, is_confirmation, recorded = file.target, file.confirms is not None, record.baseline()
+    if target is None or recorded is None:
+        hint = "let `mptune search` go on with it first, and give it more time if you set --timeout"
+        raise RunError(f"{run.path} holds no evaluation of all-FP32 yet, so there is nothing to compare with", hint)
     metrics = record.metric, *file.search.reported_metrics
-    outputs = [name for name in baseline.error.per_output if name != ALL_OUTPUTS]
-    tolerances = check_asked(choice, metrics, outputs, baseline.error)
+    outputs = [name for name in recorded.error.per_output if name != ALL_OUTPUTS]
+    tolerances = limits.check_asked(choice, metrics, outputs, recorded.error)
 
-    # Each plan as it was measured last. The plans that may be on the front are judged apart from the others, next to
-    # which the place of any of them would be in doubt.
+    # Each plan as it was measured last. On the front are those alone that may have been re-measured.
     settings = SearchSettings(**file.measured_settings)
-    rounds = rounds_needed(settings, baseline.latency.source)
-    searched = (*record.evaluations(), baseline)
-    *every, baseline = (replace(e.ignoring(choice.ignore), confirmed=is_confirmation) for e in searched)
+    rounds = remeasure.rounds_needed(settings, recorded.latency.source)
+    every = [replace(e.ignoring(choice.ignore), confirmed=is_confirmation) for e in (*record.evaluations(), recorded)]
+    recorded = every.pop()
     sound = [e for e in every if e.is_finite]
-    on_front = sound if is_confirmation else candidates(every, tolerances, dropped_plans(record, choice.ignore))
-    shown = {e.plan for e in on_front}
-    confirmed, unconfirmed = confirmed_evaluations(record, rounds, settings.latency, on_front)
-    others, _ = confirmed_evaluations(record, rounds, settings.latency, [e for e in sound if e.plan not in shown])
-    fp32 = next((e for e in confirmed if e.origin == ORIGIN_FP32), baseline)
-    broken = [evaluation for evaluation, failure in unconfirmed if failure is None]
+    latest, unconfirmed = remeasure.confirmed_evaluations(record, rounds, settings.latency, sound)
+    fp32 = next((e for e in latest if e.origin == ORIGIN_FP32), recorded)
     base_ms = fp32.latency.median_ms
-    latest = {e.plan: e.with_baseline(base_ms) for e in (*every, *broken, *others)} | {e.plan: e for e in confirmed}
-    evaluations = tuple(latest.values())
-    points = confirmed_front(feasible(confirmed, tolerances))
+    broken = [evaluation for evaluation, failure in unconfirmed if failure is None]
+    by_plan = {e.plan: e.with_baseline(base_ms) for e in (*every, *broken)} | {e.plan: e for e in latest}
+    evaluations = tuple(by_plan.values())
+    dropped = remeasure.dropped_plans(record, choice.ignore)
+    on_front = {e.plan for e in (sound if is_confirmation else remeasure.candidates(every, tolerances, dropped))}
+    points = dominance.confirmed_front(limits.feasible([e for e in latest if e.plan in on_front], tolerances))
 
     tf32 = record.tf32()
     tf32 = None if tf32 is None else tf32.ignoring(choice.ignore).with_baseline(base_ms)
     proposed = None
     if choice.chosen is None:
-        made = choose(evaluations, choice, metrics, tf32)
+        made = choosing.choose(evaluations, choice, metrics, tf32)
         choice, proposed = (made, None) if is_made else (choice, made)
     by_name = {e.plan.fingerprint: e for e in evaluations}
     chosen = by_name.get(choice.chosen or "")
 
     findings = file.findings
     origin: FindingOrigin = "confirm" if is_confirmation else "search"
-    if fp32.counted_held_out is not None and not any(finding.code == ENGINE_CODE for finding in findings):
-        findings += engine_findings(fp32.counted_held_out, origin, tf32=file.fixed_settings.tf32, held_out=True)
+    if fp32.counted_held_out is not None and not any(f.code == baseline.ENGINE_CODE for f in findings):
+        has_tf32 = file.fixed_settings.tf32
+        findings += baseline.engine_findings(fp32.counted_held_out, origin, tf32=has_tf32, held_out=True)
     fp16 = next((e for e in evaluations if e.origin == ORIGIN_FP16), None)
     explanation = explain(record, run.data, points, [e for e in (fp32, fp16, chosen) if e], findings)
     if chosen is not None:
         findings += plan_findings(chosen, sample_indices(file), origin, shlex.quote(str(run.path)))
-    plan = (chosen or fp32).plan
-    is_untold = all(finding.code != NOTHING for finding in findings)
+    shown = (chosen or fp32).plan
+    is_told = any(finding.code == NOTHING for finding in findings)
     is_all_pinned = bool(explanation.groups) and all(group.pinned is not None for group in explanation.groups)
-    warnings = (
-        *file.warnings,
-        *fp32.latency.warnings,
-        *drift_warning(record),
-        *(() if chosen is None else chosen.timing_warnings),
-        *_about_remeasuring(points, chosen, unconfirmed),
-        *_about_search(file, record, fp32, choice, is_all_pinned=is_all_pinned and is_untold),
+    # How far the baseline drifts stands once for all plans.
+    timing = () if chosen is None else (text for text in chosen.warnings if not text.startswith(DRIFT_TEXT))
+    warnings = dict.fromkeys(
+        (
+            *file.warnings,
+            *fp32.latency.warnings,
+            *sessions.drift_warning(record),
+            *timing,
+            *_warnings(file, record, fp32, choice, unconfirmed, is_all_pinned=is_all_pinned and not is_told),
+        )
     )
     return Front(
         run_dir=run.path,
@@ -180,9 +143,9 @@ def build_front(
         choice=choice,
         evaluations=record.spent,
         failures=len(record.failed()),
-        hypervolume=hypervolume(points, fp32, reference_error_of(record.metric, every)),
-        warnings=tuple(dict.fromkeys(warnings)),
-        findings=by_severity(f.under_plan(plan.fp32_groups, plan.bf16_groups) for f in findings),
+        hypervolume=dominance.hypervolume(points, fp32, dominance.reference_error_of(record.metric, every)),
+        warnings=tuple(warnings),
+        findings=by_severity(f.under_plan(shown.fp32_groups, shown.bf16_groups) for f in findings),
         explanation=explanation,
         reported_metrics=file.search.reported_metrics,
         nearest=by_name.get(choice.nearest or ""),
@@ -191,21 +154,40 @@ def build_front(
     )
 
 
-def _about_search(
-    file: RunFile, record: StudyRecord, fp32: Evaluation, choice: Choice, *, is_all_pinned: bool
+def _warnings(
+    file: RunFile,
+    record: StudyRecord,
+    fp32: Evaluation,
+    choice: Choice,
+    unconfirmed: Sequence[tuple[Evaluation, Failure | None]],
+    *,
+    is_all_pinned: bool,
 ) -> Iterator[str]:
     """What makes the front less than a user may take it for: failures, plans that were not searched, noise."""
+    others = " and {others} more"
+    again = [(evaluation.plan.fingerprint, failure) for evaluation, failure in unconfirmed if failure is not None]
+    if again:
+        (first, failure), plans = again[0], listed([plan for plan, _ in again], _NAMED, others)
+        yield (
+            f"failed when re-measured: {plans}; the figures are the search's, and the same command measures again;"
+            f" {first} with: {describe(failure)}"
+        )
+    if broken := [evaluation.plan.fingerprint for evaluation, failure in unconfirmed if failure is None]:
+        yield (
+            f"not finite on the held-out samples, and off the front: {listed(broken, _NAMED, others)};"
+            " give more calibration samples, so that the search sees such values"
+        )
     if choice.max_latency_ms is not None and fp32.latency.source == "predicted":
         yield (
-            f"the limit of {choice.max_latency_ms:g} ms is held against predictions; 87 % of published latencies "
-            f"lie within a factor of {EXPECTED_FACTOR:g} of such: run `mptune confirm RUN` on the device"
+            f"the limit of {choice.max_latency_ms:g} ms is held against predictions: run `mptune confirm RUN` on the"
+            " device"
         )
     failures, evaluations = record.failures(), record.evaluations()
     if failures:
-        first = failures[0][2]
-        log = "" if first.log_path is None else f" (log: {first.log_path})"
-        tried = len(failures) + len(evaluations)
-        yield f"{len(failures)} of {tried} plans failed and are not judged; the first with: {describe(first)}{log}"
+        first_failure, tried = failures[0][2], len(failures) + len(evaluations)
+        log = "" if first_failure.log_path is None else f" (log: {first_failure.log_path})"
+        text = f"{len(failures)} of {tried} plans failed and are not judged; the first with"
+        yield f"{text}: {describe(first_failure)}{log}"
     if is_all_pinned:
         yield (
             "every layer group is pinned, so there was nothing to search: `mptune report RUN --explain` says why each"
@@ -215,46 +197,3 @@ def _about_search(
     if file.confirms is None and ORIGIN_SAMPLER not in origins and len(origins) < (record.plan_count or math.inf):
         more = "the same command" if record.spent < file.search.budget else "the same command with a larger --budget"
         yield f"only the baseline and the seeds were evaluated, and nothing was searched: {more} goes on"
-    (low, high), base_ms = fp32.latency.ci95_ms, fp32.latency.median_ms
-    spread = (high - low) / 2 / base_ms if base_ms > 0 else 0.0
-    if NOISY < spread < math.inf:
-        yield (
-            f"the baseline's latency is known to +-{spread:.0%} only, and plans that are closer cannot be"
-            " distinguished: the front shows those that can"
-        )
-
-
-def _about_remeasuring(
-    points: Sequence[Evaluation], chosen: Evaluation | None, unconfirmed: Sequence[tuple[Evaluation, Failure | None]]
-) -> Iterator[str]:
-    """A line for plans that failed when re-measured, for those that gave NaN or Inf, and for a choice that is new."""
-    failed = [(evaluation, failure) for evaluation, failure in unconfirmed if failure is not None]
-    if failed:
-        plans = listed([evaluation.plan.fingerprint for evaluation, _ in failed], _NAMED, " and {others} more")
-        yield (
-            f"failed when re-measured: {plans}; the figures are the search's, and the same command measures again;"
-            f" {failed[0][0].plan.fingerprint} with: {describe(failed[0][1])}"
-        )
-    broken = [evaluation.plan.fingerprint for evaluation, failure in unconfirmed if failure is None]
-    if broken:
-        yield (
-            f"not finite on the held-out samples, and off the front: {listed(broken, _NAMED, ' and {others} more')};"
-            " give more calibration samples, so that the search sees such values"
-        )
-    is_new = chosen is not None and chosen.held_out is None and any(point.held_out is not None for point in points)
-    if chosen is not None and is_new and all(evaluation.plan != chosen.plan for evaluation, _ in unconfirmed):
-        yield (
-            f"the chosen plan {chosen.plan.fingerprint} was not measured again: `mptune search` with the limit that you"
-            " want re-measures what it chooses"
-        )
-
-
-def sample_indices(file: RunFile) -> SampleIndices:
-    """Which of the user's samples are search samples, and which are held out; of sequences where each begins."""
-    fixed = file.fixed_settings
-    if file.data is None:
-        return SampleIndices()
-    steps = (fixed.steps or file.data.samples) if fixed.feedback else 1
-    count = file.data.samples // steps
-    split = split_indices(count, fixed.seed, fixed.held_out_fraction, fixed.max_search_samples)
-    return SampleIndices(*(tuple(steps * k for k in part) for part in split))

@@ -5,10 +5,11 @@ After five faults in a row all-FP32, which ran before, is tried: where it fails 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
+from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, Measurement, SampleSet
 from mptune.engines.failures import describe, machine_error
 from mptune.engines.toolchains.toolchain import Toolchain
@@ -60,6 +61,30 @@ def run_needed_job(job: Callable[[], T | Failure], toolchain: Toolchain, listene
     if isinstance(result, Failure) and result.is_machine_fault:
         raise machine_error(result, NEEDED_TRIES)
     return result
+
+
+def emulate_outputs(
+    toolchain: Toolchain, plans: Sequence[PrecisionPlan], listener: Listener, part: range | None = None
+) -> list[OutputError | None]:
+    """Emulate plans in one job, or one by one where that fails; None for a plan that fails alone.
+
+    Raises:
+        RunError: the machine fails.
+    """
+    of_part = () if part is None else (part,)
+    errors: list[OutputError | None] = []
+    for batch in (plans, *([plan] for plan in plans if len(plans) > 1)):
+        what = f"emulating {'plans' if len(batch) > 1 else f'plan {batch[0].fingerprint}'}"
+        result = run_job(partial(toolchain.emulate, batch, *of_part), toolchain, listener, what)
+        if not isinstance(result, Failure):
+            errors += result
+        elif result.is_machine_fault:
+            raise machine_error(result, TRIES)
+        elif len(batch) == 1:
+            errors.append(None)
+        if len(errors) == len(plans):
+            break
+    return errors
 
 
 class Attempts:

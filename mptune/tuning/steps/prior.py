@@ -1,186 +1,77 @@
-"""What the sampler knows before a proposal: the roofline, one-group errors as far as they were taken, emulated plans.
-
-Where emulations take long only few are taken before the first plan, and more between plans, in proportion to the plans
-that have been evaluated: so a resumed search takes the same as one that was not interrupted.
-"""
+"""The sampler's prior: what is known about errors and latencies before any build, from emulation and the roofline."""
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from mptune.data.metrics.accuracy import OutputError
 from mptune.data.metrics.parts import ADD_IN_SQUARES
-from mptune.engines.base import Failure
-from mptune.engines.toolchains.toolchain import Toolchain
-from mptune.errors import RunError
-from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.files import read_json
+from mptune.graph.plan import Precision
+from mptune.json_form import JsonForm
 from mptune.settings import SearchSettings
 from mptune.targets.roofline import LatencyTerms
-from mptune.tuning.evaluation import EmulatedError
-from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, REFERENCE_ERROR
-from mptune.tuning.fronts.searched_error import part_errors, searched_as, searched_error
-from mptune.tuning.listener import Listener
-from mptune.tuning.record.record import StudyRecord
+from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
+from mptune.tuning.fronts.searched_error import part_errors, searched_error
 from mptune.tuning.sampler.plans import Boundary, Crossings, End
 from mptune.tuning.sampler.posterior import Prior
-from mptune.tuning.sampler.precision import EMULATIONS_TO_LEARN, PrecisionSampler, derive_seed
 from mptune.tuning.space import SearchSpace
-from mptune.tuning.steps.attempts import run_needed_job
-from mptune.tuning.steps.limits import Limits
-from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, OneGroupErrors, Sensitivity, emulate_outputs
 
-AT_FIRST = 200
-"""Emulations of one group on one sample that come before the sampler's first plan where they take long, at least. One
-computes about half of the model, as it begins at a waist before its group."""
+SENSITIVITY_JSON = "sensitivity.json"
+"""Name of the file in the run's data directory."""
 
-_PER_SEED_SAMPLE = 2.0
-"""Of those that come then, for each sample of the seeds, where that is more: about as long as the seeds took."""
-
-_PER_PLAN_SAMPLE = 0.5
-"""Later, emulations between two proposals for each sample of a plan's evaluation: a quarter of its time."""
-
-_LEARNING_SHARE = 0.5
-"""Of the time of a build, that emulations of plans may take from which the groups' errors are learnt."""
 
 _UNTAKEN_SD = 3.0
 """Standard deviation of the log of a squared error that is taken from other groups: a factor of 4.5 in the error."""
-
-_UNTIMED = 2
-"""Plans to learn from, before it is known how long an emulation takes."""
 
 MOST_PARTS = 12
 """Parts of the outputs that are told apart; the others are taken together."""
 
 
-class Knowledge:
-    """All that is known of a search's plans beside their evaluations; more of it is found out between plans.
-
-    Where errors are measured and emulation predicts them, it emulates plans before one of them is proposed, each once:
-    elsewhere an evaluation is itself an emulation, and as quick. What earlier sessions emulated the sampler reads from
-    the study.
+@dataclass(frozen=True)
+class Sensitivity(JsonForm):
+    """One-group errors.
 
     Attributes:
-        prior: what the sampler knows by now.
+        metric: the statistic.
+        errors: group id -> error with that group alone in FP16; ``inf`` where it is not finite. Groups whose error has
+            not been taken are missing.
+        output_errors: group id -> the statistics behind its error, by sample.
+        doubts: group id -> standard deviation of the logarithm of its error, against the error on all samples; missing
+            where all were taken.
     """
 
-    def __init__(
-        self,
-        record: StudyRecord,
-        toolchain: Toolchain,
-        settings: SearchSettings,
-        listener: Listener,
-        law: str,
-        data_dir: Path,
-        limits: Limits | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Ask for the roofline; ``law`` is the statistic that adds in squares."""
-        self._record, self._space, self._toolchain, self._law = record, record.space, toolchain, law
-        self._settings, self._listener, self._limits, self._clock = settings, listener, limits, clock
-        path = data_dir / SENSITIVITY_JSON
-        self.errors = OneGroupErrors(record, toolchain, law, path, listener, settings, limits)
-        terms = run_needed_job(toolchain.latency_terms, toolchain, listener, "predicting latencies")
-        if isinstance(terms, Failure):
-            text = "no latency can be predicted, so the search learns it from builds alone"
-            listener.warning(f"{text}: {terms.message}")
-        self._terms = None if isinstance(terms, Failure) else terms
-        self._searched: dict[int, float] = {}  # number of an evaluation -> its error as the search weighs it
-        self._emulates = toolchain.error_source == "measured" and toolchain.emulation_holds
-        self._emulated: dict[str, OutputError | None] = {}  # of plans by their fingerprint; None where emulation fails
-        self._alone: dict[str, float] = {}  # measured errors of groups that are not emulated
-        self._emulating_s, self._emulations = 0.0, 0
-        self._update()
+    metric: str
+    errors: Mapping[str, float]
+    output_errors: Mapping[str, OutputError] = field(default_factory=dict)
+    doubts: Mapping[str, float] = field(default_factory=dict)
 
-    def sampler(self) -> PrecisionSampler:
-        """Emulate the groups that are due by now; what proposes the next plan then.
+    def ignoring(self, outputs: Collection[str]) -> Sensitivity:
+        """The same without some outputs of the model."""
+        counted = {group: error.without(outputs) for group, error in self.output_errors.items()}
+        errors = {**self.errors, **{g: error_value(e, self.metric) for g, e in counted.items()}}
+        return replace(self, errors=errors, output_errors=counted)
 
-        Called before each proposal, so that none waits for many.
-        """
-        evaluations, per_plan, allowed = self._record.evaluations(), self._toolchain.emulated_samples.per_plan, math.inf
-        if per_plan is not None:
-            seeds = len(self._space.seeds)
-            later = _PER_PLAN_SAMPLE * per_plan * max(0, self._record.spent - seeds)
-            allowed = max(AT_FIRST, _PER_SEED_SAMPLE * per_plan * seeds) + later
-        if self.errors.take(allowed):
-            self._update()
-            missing = len(self._space.free) - len(self.errors.sensitivity().errors)
-            more = f"; {missing} one-group errors are estimated from groups like them" if missing else ""
-            self._listener.stage(f"searching{more}")
-        alone = {self._space.alone(group).fingerprint: group for group in self._space.not_emulated}
-        for evaluation in evaluations:
-            if evaluation.number not in self._searched:
-                error = self._searched[evaluation.number] = searched_error(evaluation.error, self._law, self._settings)
-                if (group := alone.get(evaluation.plan.fingerprint)) is not None:
-                    self._alone[group] = error
-        build_s = float(np.median([evaluation.build_s for evaluation in evaluations] or [0.0]))
-        return PrecisionSampler(
-            self.prior,
-            derive_seed(self._settings.seed, 0),
-            # Of metrics that do not add in squares the largest error so far bounds the front.
-            error_scale=REFERENCE_ERROR if self._record.metric in ADD_IN_SQUARES else math.inf,
-            emulate=self.emulate if self._emulates else None,
-            emulations_to_learn=self.affordable(_LEARNING_SHARE * build_s),
-            errors=self._searched,
-            error_name=searched_as(self._law, self._settings),
-        )
+    @classmethod
+    def load(cls, path: Path, metric: str) -> Sensitivity:
+        """What a search has left for explanations; empty where there is nothing of this metric that can be read."""
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            read = cls.from_json(read_json(path))
+            if read.metric == metric:
+                return read
+        return cls(metric, {})
 
-    def emulate(self, choices: Sequence[Mapping[str, str]]) -> list[float]:
-        """The errors of plans, as the search weighs them, by the precision of every free group.
 
-        Those of groups that are not emulated are added in squares, as measured; NaN where an error is not known.
-        """
-        fp32 = dict.fromkeys(self._space.not_emulated, str(Precision.FP32))
-        plans = [self._space.plan({**each, **fp32}) for each in choices]
-        new = {plan.fingerprint: plan for plan in plans if plan.fingerprint not in self._emulated}
-        if new and self._emulates and (self._limits is None or self._limits.reached() is None):
-            began_s = self._clock()
-            try:
-                outputs = emulate_outputs(self._toolchain, list(new.values()), self._listener)
-            except RunError as fault:
-                self._emulates = False
-                text = "the search goes on without emulating plans before they are built"
-                self._listener.warning(f"{text}: {fault.message}")
-            else:
-                self._emulating_s += self._clock() - began_s
-                self._emulations += len(new)
-                self._emulated.update(zip(new, outputs, strict=True))
-        errors = []
-        for plan, each in zip(plans, choices, strict=True):
-            error = self._emulated.get(plan.fingerprint)
-            emulated = math.nan if error is None else searched_error(error, self._law, self._settings)
-            alone = (self._alone.get(group, math.nan) for group in fp32 if each[group] != Precision.FP32)
-            errors.append(math.hypot(emulated, *alone))
-        return errors
-
-    def affordable(self, seconds: float) -> int:
-        """How many plans can be emulated in this time, by the time that emulation has taken; a few before any."""
-        if not self._emulates or seconds <= 0.0:
-            return 0
-        if not self._emulations:
-            return _UNTIMED
-        return min(EMULATIONS_TO_LEARN, int(seconds * self._emulations / max(self._emulating_s, 1e-9)))
-
-    def recall(self, plan: PrecisionPlan) -> EmulatedError | None:
-        """The emulated objective statistic of a plan; None if it was not emulated, or failed."""
-        if (error := self._emulated.get(plan.fingerprint)) is None:
-            return None
-        plain = SearchSettings(ignore=self._settings.ignore)
-        return EmulatedError(searched_error(error, self._law, plain), error.sample_count)
-
-    def _update(self) -> None:
-        sensitivity = self.errors.sensitivity()
-        exact = self._toolchain.latency_source == "predicted"
-        self.prior = make_prior(self._space, sensitivity, self._terms, exact=exact, settings=self._settings)
-        if self._emulates:  # groups that have been emulated on all samples are plans, too
-            uncertain = {*sensitivity.doubts, *self._space.not_emulated}
-            alone = {g: error for g, error in sensitivity.output_errors.items() if g not in uncertain}
-            self._emulated |= {self._space.alone(group).fingerprint: error for group, error in alone.items()}
+def error_value(error: OutputError, metric: str) -> float:
+    """The statistic of an error; ``inf`` where an output is not finite."""
+    value = error.value(metric)
+    return value if error.non_finite == 0 and math.isfinite(value) else math.inf
 
 
 def make_prior(

@@ -82,34 +82,6 @@ def _in_turn(evaluations: Iterable[Evaluation]) -> tuple[Evaluation, ...]:
     return tuple(sorted(unique.values(), key=lambda e: (e.origin != ORIGIN_FP32, e.latency.median_ms)))
 
 
-def points_to_remeasure(
-    record: StudyRecord, settings: SearchSettings, rounds: int
-) -> tuple[tuple[Evaluation, ...], tuple[Evaluation, ...]]:
-    """Which plans to measure again, in their order, and those of them that may become the choice.
-
-    They are the front, the baselines and, on it or not, what may become the choice (``could_be_chosen``). Where these
-    are more than ``settings.confirm_points``: the choice's, the baselines, both ends of the front and what has been
-    measured already, then evenly spread ones of the rest.
-    """
-    evaluations = [e.ignoring(settings.ignore) for e in record.evaluations()]
-    front = candidates(evaluations, settings.tolerance, dropped_plans(record, settings.ignore))
-    every = _in_turn((*(e for e in evaluations if e.is_finite), *front))
-    latest, _ = confirmed_evaluations(record, rounds, settings.latency, every)
-    metrics = (record.metric, *settings.reported_metrics)
-    named = {e.plan for e in could_be_chosen(latest, Choice.of(settings), metrics, record.tf32())}
-    rivals = tuple(e for e in every if e.plan in named)
-    points = _in_turn((*front, *rivals))
-    if len(points) <= settings.confirm_points:
-        return points, rivals
-    shown, measured = pareto(feasible(points, settings.tolerance)), _rounds(record)
-    wanted = {e.plan.fingerprint for e in (*rivals, *shown[:1], *shown[-1:])} | measured.keys()
-    wanted |= {e.plan.fingerprint for e in points if e.origin in (ORIGIN_FP32, ORIGIN_FP16)}
-    first = [e for e in points if e.plan.fingerprint in wanted]
-    rest = [e for e in points if e.plan.fingerprint not in wanted]  # by latency
-    count = min(max(settings.confirm_points - len(first), 0), len(rest))
-    return _in_turn((*first, *(rest[int((number + 0.5) * len(rest) / count)] for number in range(count)))), rivals
-
-
 def to_measure(
     record: StudyRecord,
     settings: SearchSettings,
@@ -120,18 +92,35 @@ def to_measure(
 ) -> list[tuple[int, Evaluation]]:
     """What is measured next, round and plan; empty where all is done.
 
-    First every point once, then round by round, as far as ``rounds``, what may become the choice: a round is judged
-    before the next one begins. ``all_plans``: every plan has all rounds.
+    First every point once: the front, the baselines and, on it or not, what may become the choice
+    (``could_be_chosen``). Where these are more than ``settings.confirm_points``: the choice's, the baselines, both ends
+    of the front and what has been measured already, then evenly spread ones of the rest. Then round by round, as far as
+    ``rounds``, what may become the choice: a round is judged before the next one begins. ``all_plans``: every plan has
+    all rounds.
     """
-    if all_plans:
-        points = rivals = _in_turn(e for e in record.evaluations() if e.is_finite)
-    else:
-        points, rivals = points_to_remeasure(record, settings, rounds)
-    measured = _rounds(record)
+    evaluations, measured = [e.ignoring(settings.ignore) for e in record.evaluations()], _rounds(record)
+    points = rivals = _in_turn(e for e in evaluations if e.is_finite)
+    if not all_plans:
+        front = candidates(evaluations, settings.tolerance, dropped_plans(record, settings.ignore))
+        every = _in_turn((*rivals, *front))
+        latest, _ = confirmed_evaluations(record, rounds, settings.latency, every)
+        metrics = (record.metric, *settings.reported_metrics)
+        named = {e.plan for e in could_be_chosen(latest, Choice.of(settings), metrics, record.tf32())}
+        rivals = tuple(e for e in every if e.plan in named)
+        points = _in_turn((*front, *rivals))
+    if not all_plans and len(points) > settings.confirm_points:
+        shown = pareto(feasible(points, settings.tolerance))
+        wanted = {e.plan.fingerprint for e in (*rivals, *shown[:1], *shown[-1:])} | measured.keys()
+        wanted |= {e.plan.fingerprint for e in points if e.origin in (ORIGIN_FP32, ORIGIN_FP16)}
+        first = [e for e in points if e.plan.fingerprint in wanted]
+        rest = [e for e in points if e.plan.fingerprint not in wanted]  # by latency
+        count = min(max(settings.confirm_points - len(first), 0), len(rest))
+        points = _in_turn((*first, *(rest[int((number + 0.5) * len(rest) / count)] for number in range(count))))
+
     for count in range(1, rounds + 1):
-        wanted = [p for p in (points if count == 1 else rivals) if p.plan.fingerprint not in failed]
-        every = [(number, point) for number in range(count) for point in wanted]
-        if todo := [(n, p) for n, p in every if not _holds(measured.get(p.plan.fingerprint, {}).get(n), p)]:
+        of_round = [p for p in (points if count == 1 else rivals) if p.plan.fingerprint not in failed]
+        interleaved = [(number, point) for number in range(count) for point in of_round]
+        if todo := [(n, p) for n, p in interleaved if not _holds(measured.get(p.plan.fingerprint, {}).get(n), p)]:
             return todo
     return []
 
@@ -203,8 +192,9 @@ def confirmed_evaluations(
 ) -> tuple[tuple[Evaluation, ...], tuple[tuple[Evaluation, Failure | None], ...]]:
     """What re-measuring has shown, read back from the record; and what was not confirmed, with why it failed.
 
-    Where a plan did not fail, but is not finite on the held-out samples, that is None. ``remeasured`` is True only
-    where latency was measured again.
+    Where a plan did not fail, but is not finite on the held-out samples, that is None. Latencies are summed up again
+    over the rounds, with an interval that holds what differs between sessions; the held-out error is that of the worst
+    round. ``remeasured`` is True only where latency was measured again.
     """
     measured, sessions = _rounds(record), Sessions(record)
     confirmed: list[Evaluation] = []
@@ -212,8 +202,20 @@ def confirmed_evaluations(
     for point in candidates(record.evaluations()) if points is None else points:
         outcomes = [outcome for _, outcome in sorted(measured.get(point.plan.fingerprint, {}).items())]
         failure = next((outcome for outcome in outcomes if isinstance(outcome, Failure)), None)
-        held = [each for each in outcomes if isinstance(each, _Round) and _holds(each, point)]
-        pooled = _pooled(point, held[:rounds], latency, sessions)
+        held = [each for each in outcomes if isinstance(each, _Round) and _holds(each, point)][:rounds]
+        pooled = replace(point, latency=sessions.corrected(point.latency))
+        if held:
+            errors = [each.error.without(point.ignored) for each in held]
+            values = [(error.non_finite, error.value(point.metric)) for error in errors]
+            total = pool_latencies([each.latency for each in held], latency)
+            pooled = replace(
+                point,
+                latency=sessions.corrected(total, [each.latency.session for each in held]),
+                held_out=held[max(range(len(held)), key=values.__getitem__)].error,
+                engine_path=next((each.engine_path for each in reversed(held) if each.engine_path), point.engine_path),
+                remeasured=total.source == "measured",
+                warnings=tuple(dict.fromkeys((*point.warnings, *(text for each in held for text in each.warnings)))),
+            )
         if not pooled.is_finite:
             unconfirmed.append((pooled, None))
         elif failure is not None:
@@ -224,24 +226,3 @@ def confirmed_evaluations(
     if baseline is not None:
         confirmed = [p.with_baseline(baseline.latency.median_ms) for p in confirmed]
     return tuple(confirmed), tuple(unconfirmed)
-
-
-def _pooled(point: Evaluation, rounds: Sequence[_Round], settings: LatencySettings, sessions: Sessions) -> Evaluation:
-    """A point over its rounds: latencies summed up again, with an interval that holds what differs between sessions.
-
-    The held-out error is that of the worst round.
-    """
-    if not rounds:
-        return replace(point, latency=sessions.corrected(point.latency))
-    errors = [each.error.without(point.ignored) for each in rounds]
-    values = [(error.non_finite, error.value(point.metric)) for error in errors]
-    latency = pool_latencies([each.latency for each in rounds], settings)
-    return replace(
-        point,
-        latency=sessions.corrected(latency, [each.latency.session for each in rounds]),
-        held_out=rounds[max(range(len(rounds)), key=values.__getitem__)].error,
-        held_out_least=min(value for _, value in values) if len(values) > 1 else None,
-        engine_path=next((each.engine_path for each in reversed(rounds) if each.engine_path), point.engine_path),
-        remeasured=latency.source == "measured",
-        warnings=tuple(dict.fromkeys((*point.warnings, *(text for each in rounds for text in each.warnings)))),
-    )

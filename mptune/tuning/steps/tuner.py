@@ -25,8 +25,8 @@ from mptune.tuning.record.sessions import Sessions, anchored, keep_reopened
 from mptune.tuning.sampler.trials import ehvi_of
 from mptune.tuning.steps import attempts, remeasure
 from mptune.tuning.steps.baseline import check_baseline
+from mptune.tuning.steps.knowledge import Knowledge
 from mptune.tuning.steps.limits import HOPELESS, Limits, Stop
-from mptune.tuning.steps.prior import Knowledge
 
 DUPLICATES_IN_A_ROW = 3
 """After this many proposals in a row that were evaluated before, any new plan is taken instead."""
@@ -171,9 +171,9 @@ class Tuner:
             ignored=self._settings.ignore,
         )
         emulated = None if self._knowledge is None else self._knowledge.recall(plan)
-        if emulated is None or baseline is None or evaluation.has_own_value:  # of those the relative L2 is emulated
+        if emulated is None or baseline is None:
             return evaluation
-        return evaluation.with_emulated(emulated, baseline.error_value, self._space.operators(plan))
+        return evaluation.with_emulated(*emulated, baseline.error_value)
 
     def _doubt(self, proposal: Proposal, measurement: Measurement) -> str:
         """What speaks against a measurement, in words that a sound one in another process completes; else empty."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,11 @@ from mptune.data.metrics.tasks import refuse_inside, script_of
 from mptune.errors import RunError, SettingsError
 
 RUN = Path("run.mptune")
+
+
+def made_with(*metrics: str) -> Any:
+    """As much of a run.json as names its metrics."""
+    return SimpleNamespace(search=SimpleNamespace(metric=metrics[0], reported_metrics=metrics[1:]))
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +32,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_every_script_of_a_run_has_to_be_named_in_each_call(place: Path) -> None:
     assert script_of("a.py:f") == script_of("a.py/:f") == Path("a.py")
     assert script_of("relative_l2") is script_of("callable:f") is script_of("a.txt:f") is None
-    recorded = ("relative_l2", "mine.py:worst")
+    recorded = made_with("relative_l2", "mine.py:worst")
     assert recorded_metric(recorded, "mine.py:worst", RUN, "confirm") == ("relative_l2", None)
     for given in (None, "relative_l2"):
         with pytest.raises(RunError, match="is not run unless you name it") as caught:
@@ -33,9 +40,12 @@ def test_every_script_of_a_run_has_to_be_named_in_each_call(place: Path) -> None
         assert "`mptune confirm run.mptune --metric mine.py:worst`" in caught.value.hint
     (place / "sub").mkdir()
     Path("mine.py").rename("sub/mine.py")
-    assert recorded_metric(("mine.py:worst",), "sub/mine.py:worst", RUN, "worker") == ("sub/mine.py:worst", None)
-    with pytest.raises(SettingsError, match="the run's metric is"):
-        recorded_metric(("mine.py:least",), "sub/mine.py:worst", RUN, "worker")
+    assert recorded_metric(made_with("mine.py:worst"), "sub/mine.py:worst", RUN, "worker") == (
+        "sub/mine.py:worst",
+        None,
+    )
+    with pytest.raises(SettingsError, match="and that of the run"):
+        recorded_metric(made_with("mine.py:least"), "sub/mine.py:worst", RUN, "worker")
 
 
 @pytest.mark.parametrize(
@@ -49,4 +59,4 @@ def test_a_script_in_the_run_directory_is_never_run(metric: str) -> None:
         refuse_inside(metric, RUN)
     for given in (None, metric):
         with pytest.raises(RunError, match="lies in the run directory"):
-            recorded_metric((metric,), given, RUN, "confirm")
+            recorded_metric(made_with(metric), given, RUN, "confirm")

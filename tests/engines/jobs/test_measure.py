@@ -85,7 +85,7 @@ def test_the_state_of_the_gpus_is_read_again_once_it_is_old(monkeypatch: pytest.
         f"""#!/bin/sh
 case "$*" in
   *--query-gpu=index*) echo . >> {asked}; [ $(wc -l < {asked}) -gt 1 ] && mhz=900 || mhz=1900
-    echo "0, H200, 580, 143000, 100, $mhz, 1980, 3201, 100, 700, 40";;
+    echo "0, H200, 580, 143000, $mhz, 1980, 700";;
   *throttle*) echo 0x0;;
 esac
 """

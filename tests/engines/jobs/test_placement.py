@@ -11,9 +11,9 @@ import pytest
 from onnx import helper
 
 from mptune.engines.base import MissingKernel
-from mptune.engines.jobs import placement
-from mptune.engines.jobs.placement import PlacementJob
+from mptune.engines.ort import fusions as placement
 from mptune.engines.ort.cuda_session import open_session
+from mptune.engines.ort.fusions import PlacementJob
 from mptune.engines.ort.session import PROVIDERS, SessionOptions
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups

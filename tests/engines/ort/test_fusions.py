@@ -19,10 +19,9 @@ from mptune.engines.backends.onnxruntime import ONNXRUNTIME
 from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.engines.context import RunContext
 from mptune.engines.jobs.emulation import SwitchedErrorsJob
-from mptune.engines.jobs.observing import ObserveJob
-from mptune.engines.jobs.reference import ReferenceJob
+from mptune.engines.jobs.reference import ObserveJob, ReferenceJob
 from mptune.engines.jobs.samples import Scoring
-from mptune.engines.ort.fusions import FoldJob, FusionsJob, OptimisedNode, fused_nodes, may_fuse
+from mptune.engines.ort.fusions import FoldJob, FusionsJob, fused_nodes, may_fuse
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.graph.folded import FoldedValues, is_worthwhile, write_without_weights
 from mptune.graph.fused import FusedNodes
@@ -85,7 +84,7 @@ def test_below_opset_17_it_counts(tmp_path: Path) -> None:
         ("LayerNormalization", ("n_h", *steps), ()),
         ("SkipLayerNormalization", ("n_h", *steps), (FusedNodes(steps),)),
     ):
-        assert fused_nodes(grouped, [OptimisedNode(op_type, nodes, "n_y")]) == expected
+        assert fused_nodes(grouped, [(op_type, nodes, "n_y")]) == expected
 
 
 @pytest.mark.parametrize(
@@ -101,7 +100,7 @@ def test_other_operators_that_round_once(tmp_path: Path, op_type: str, nodes: tu
     grouped = GroupedModel(model, find_groups(model))
     assert may_fuse(grouped)
     names = tuple(f"n_{name}" for name in nodes)
-    found = OptimisedNode(op_type, names[::-1], names[-1])
+    found = (op_type, names[::-1], names[-1])
     assert fused_nodes(grouped, [found]) == (FusedNodes(names),)
 
 
@@ -136,7 +135,7 @@ def test_a_switched_epsilon_is_the_models(tmp_path: Path) -> None:
     path = emulator.write_switched(context.scratch("switched"), [group.id for group in grouped.groups])
     on = emulator.on(grouped.uniform(Precision.FP16))
     switches = tuple(emulator.switches[Precision.FP16].values())
-    (error,) = run_here(SwitchedErrorsJob(path, None, (on,), switches, Scoring(*paths[1:])))
+    (error,) = run_here(SwitchedErrorsJob(path, (on,), switches, Scoring(*paths[1:])))
     assert 1e-5 < error.value("relative_l2") < 1e-3
 
 

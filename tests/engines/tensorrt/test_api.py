@@ -37,7 +37,6 @@ CLASSES = {
     "inspector": "EngineInspector",
     "registry": "IPluginRegistry",
     "runtime_config": "IRuntimeConfig",
-    "runtime_cache": "IRuntimeCache",
 }
 """Variable (``trt`` or ``self._runtime`` alike) -> the class whose attributes are looked up on it."""
 
@@ -48,11 +47,7 @@ RTX_ONLY = {
     "IBuilderConfig.num_compute_capabilities",
     "IBuilderConfig.set_compute_capability",
     "ICudaEngine.create_runtime_config",
-    "IRuntimeCache.deserialize",
-    "IRuntimeCache.serialize",
-    "IRuntimeConfig.create_runtime_cache",
     "IRuntimeConfig.dynamic_shapes_kernel_specialization_strategy",
-    "IRuntimeConfig.set_runtime_cache",
 }
 """Named only where ``library.is_rtx``; TensorRT has some of them too, in its later versions."""
 
@@ -110,7 +105,6 @@ def test_the_code_names_what_it_should() -> None:
         "IBuilderConfig.avg_timing_iterations",
         "IExecutionContext.execute_async_v3",
         "DynamicShapesKernelSpecializationStrategy.EAGER",
-        "IRuntimeCache.serialize",
         "IOutputAllocator",
         "init_libnvinfer_plugins",
         "IPluginRegistry.load_library",
@@ -156,5 +150,5 @@ def test_tensorrts_names(version: str) -> None:
 
 
 def test_rtxs_names_are_there_too() -> None:
-    wanted = {name for name in RTX_ONLY if name.split(".")[0] in ("IRuntimeConfig", "IRuntimeCache", "ICudaEngine")}
+    wanted = {name for name in RTX_ONLY if name.split(".")[0] in ("IRuntimeConfig", "ICudaEngine")}
     assert wanted <= names_in_module(make_module("1.7.1", FakeCuda(), is_rtx=True))

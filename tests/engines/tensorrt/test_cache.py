@@ -12,13 +12,10 @@ import pytest
 from mptune.engines.tensorrt.builder import (
     BuildObjects,
     attach_timing_cache,
-    open_runtime_cache,
-    save_runtime_cache,
     save_timing_cache,
 )
 from mptune.engines.tensorrt.library import load_library, open_log
 from tests.device.cuda import FakeCuda
-from tests.device.rtx_runtime import IRuntimeCache, IRuntimeConfig
 from tests.device.tensorrt import make_module
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use Deprecated in TensorRT-RTX:DeprecationWarning")
@@ -56,27 +53,3 @@ def test_a_damaged_file_is_replaced_and_one_that_cannot_be_written_costs_the_cac
     path.parent.write_text("a file is in the way")
     save_timing_cache(path, config)
     attached(trt, path)
-
-
-def test_the_baselines_old_copy_does_not_overwrite_the_candidates_kernels(tmp_path: Path) -> None:
-    """The baseline is opened first and closed last."""
-    path = tmp_path / "runtime.cache"
-    baseline = open_runtime_cache(path, IRuntimeConfig())
-    baseline._kernels |= {"fp32-gemm"}
-    save_runtime_cache(path, baseline)
-    for name in ("fp16-gemm", "fp16-conv"):
-        candidate = open_runtime_cache(path, IRuntimeConfig())
-        candidate._kernels |= {name}
-        save_runtime_cache(path, candidate)
-    save_runtime_cache(path, baseline)
-    assert set(path.read_text().split()) == {"fp32-gemm", "fp16-gemm", "fp16-conv"}
-
-
-def test_kernels_of_another_gpu_make_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "runtime.cache"
-    path.write_bytes(b"longer than all kernels here")
-    monkeypatch.setattr(IRuntimeCache, "deserialize", lambda cache, content: False)
-    cache = open_runtime_cache(path, IRuntimeConfig())
-    cache._kernels |= {"gemm"}
-    save_runtime_cache(path, cache)
-    assert path.read_bytes() == b"gemm"

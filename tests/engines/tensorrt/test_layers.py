@@ -11,7 +11,6 @@ import gc
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +25,7 @@ from mptune.engines.jobs.layer_times import LayerTime, group_times
 from mptune.engines.jobs.measure import MeasureResult
 from mptune.engines.tensorrt.builder import parse_network
 from mptune.engines.tensorrt.jobs import EngineProfileJob, TensorRtEngine
-from mptune.engines.tensorrt.layers import layer_times, profiler_class, read_layers, type_warnings
+from mptune.engines.tensorrt.layers import layer_times, profiler_class, read_layers
 from mptune.engines.tensorrt.library import Kind, load_library
 from mptune.engines.tensorrt.session import EngineOptions
 from mptune.engines.timing.latency import Repetitions, summarise
@@ -52,8 +51,7 @@ def job(folder: Path, program: str, kind: Kind = "tensorrt") -> EngineProfileJob
     engine.write_bytes(PROGRAMS[program]().to_bytes())
     shape = (4,) if program == "nonzero" else (2, 3)
     CalibrationSet(({"x": np.ones(shape, np.float32)},), "test", False).save(samples)
-    options = EngineOptions(kind, True, folder / "runtime.cache" if kind == "tensorrt-rtx" else None)
-    return EngineProfileJob(TensorRtEngine(engine, options), samples)
+    return EngineProfileJob(TensorRtEngine(engine, EngineOptions(kind)), samples)
 
 
 @pytest.mark.parametrize("kind", ["tensorrt", "tensorrt-rtx"])
@@ -65,7 +63,6 @@ def test_each_layer_is_timed_and_traced_to_its_nodes(kind: Kind, fake_cuda: Fake
         LayerTime(("/b/Conv",), 2.0, "/b/Conv_myl0_1"),
     )
     assert (fake_cuda.captures, fake_cuda.launches) == (0, 0)
-    assert (tmp_path / "runtime.cache").exists() == (kind == "tensorrt-rtx")
 
 
 def test_an_engine_that_tells_no_layers_is_an_error(fake_cuda: FakeCuda, tmp_path: Path) -> None:
@@ -156,35 +153,6 @@ def test_a_gpu_tells_what_its_layers_take(kind: Kind, mlp_path: Path, mlp_contex
 
 HALF, SINGLE = Precision.FP16, Precision.FP32
 
-IN_10 = {HALF: "Row major linear FP16 format", SINGLE: "Row major linear FP32"}
-IN_11 = {HALF: "Half", SINGLE: "Float"}
-
-
-def tensor(version: int, name: str, precision: Precision) -> dict[str, Any]:
-    facts: dict[str, Any] = {"Name": name, "Location": "Device", "Dimensions": [1, 8]}
-    if version == 10:
-        return {**facts, "Format/Datatype": IN_10[precision]}
-    return {**facts, "Format": "Row major linear (kLINEAR)", "Datatype": IN_11[precision]}
-
-
-def document(version: int, *layers: tuple[str, Precision, Precision]) -> str:
-    """Layers as (ONNX nodes with a plus between them, type of the input, type of the output)."""
-    described = [
-        {
-            "Name": f"{nodes}_myl0_{position}",
-            "LayerType": "gemm",
-            "Inputs": [tensor(version, "a", taken)],
-            "Outputs": [tensor(version, "b", given)],
-            "TacticName": "sm80_xmma_gemm_f16f16_f16f32_f32",
-            "StreamId": 0,
-            "Metadata": "\x1e".join(f"[ONNX Layer: {node}]" for node in nodes.split("+")) if nodes else "",
-        }
-        for position, (nodes, taken, given) in enumerate(layers)
-    ]
-    if version == 10:
-        return json.dumps({"Layers": described, "Bindings": ["a", "b"]})
-    return json.dumps({"Layers": described, "I/O Tensors": [{"Name": "a", "IOMode": "Input", "DataType": "Float"}]})
-
 
 @pytest.mark.parametrize(
     ("text", "precision"),
@@ -209,21 +177,5 @@ def test_the_types_in_tensorrts_words(text: str, precision: Precision | None) ->
 
 
 @pytest.mark.parametrize("text", ["", "no JSON", "[]", '{"Layers": ["a name only", "another"]}', '{"Bindings": []}'])
-def test_what_tells_no_types_gives_no_layers_and_no_warnings(text: str) -> None:
+def test_what_tells_no_types_gives_no_layers(text: str) -> None:
     assert read_layers(text) == ()
-    assert type_warnings({"n": HALF}, read_layers(text)) == ()
-
-
-@pytest.mark.parametrize("version", [10, 11])
-def test_a_layer_in_another_type_is_told_and_an_engine_that_does_what_the_plan_says_is_not(version: int) -> None:
-    nodes = {"a": HALF, "b": HALF, "c": SINGLE}
-    layers = read_layers(document(version, ("a", HALF, HALF), ("b", SINGLE, SINGLE), ("c", SINGLE, SINGLE)))
-    (warning,) = type_warnings(nodes, layers)
-    assert warning.startswith("1 of 3 layers")
-    assert "'b_myl0_1' (fp32 in place of fp16)" in warning
-    assert type_warnings({**nodes, "b": SINGLE}, layers) == ()
-
-
-def test_what_is_fused_over_a_boundary_is_not_judged() -> None:
-    layers = read_layers(document(10, ("a+b", HALF, SINGLE), ("c+/c/cast", HALF, SINGLE), ("d", HALF, HALF)))
-    assert type_warnings({"a": HALF, "b": SINGLE, "c": HALF, "d": HALF}, layers) == ()

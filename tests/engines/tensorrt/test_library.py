@@ -46,9 +46,9 @@ def refused(kind: tensorrt.Kind = "tensorrt") -> str:
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        ("raise ImportError('libnvinfer.so.10: no such file')", "a library that it needs does not load: libnvinfer.so"),
-        ("raise RuntimeError('libnvinfer.so.10: no such file')", "a library that it needs does not load: libnvinfer"),
-        ("import tensorrt_bindings_of_nobody", "its part 'tensorrt_bindings_of_nobody' is not"),
+        ("raise ImportError('libnvinfer.so.10: no such file')", "is installed, but does not load: libnvinfer.so"),
+        ("raise RuntimeError('libnvinfer.so.10: no such file')", "is installed, but does not load: libnvinfer"),
+        ("import tensorrt_bindings_of_nobody", "No module named 'tensorrt_bindings_of_nobody'"),
         ("", "reports its version as '': install it again"),
     ],
 )
@@ -81,7 +81,7 @@ def test_plugins_are_registered_once_and_with_the_process_logger(
             "8.6.2.3",
             r"8\.6\.2\.3 has no strongly typed.*JetPack 6\.1.*`mptune export RUN --for tensorrt-8`$",
         ),
-        ("tensorrt", "9.1.0", r"no strongly typed networks.*JetPack 6\.1 \(TensorRT 10\.3\) or later$"),
+        ("tensorrt", "9.1.0", r"no strongly typed networks.*JetPack 6\.1 \(TensorRT 10\.3\) or later"),
         ("tensorrt-rtx", "1.2.0.54", "pip install --upgrade tensorrt-rtx"),
     ],
 )

@@ -18,7 +18,6 @@ from tests.device.cuda import FakeCuda
 from tests.device.programs import PROGRAMS
 from tests.engines.engine_support import timed
 
-KERNELS = b"Mul ReduceSum Reshape"
 """Of ``double``."""
 
 
@@ -32,8 +31,7 @@ class Device:
     def open(self, program: str, kind: Kind = "tensorrt", *, cuda_graph: bool = True) -> TensorRtSession:
         path = self.folder / f"{program}.engine"
         path.write_bytes(PROGRAMS[program]().to_bytes())
-        cache = self.folder / "runtime.cache" if kind == "tensorrt-rtx" else None
-        self.sessions.append(TensorRtSession(path, EngineOptions(kind, cuda_graph, cache)))
+        self.sessions.append(TensorRtSession(path, EngineOptions(kind, cuda_graph)))
         return self.sessions[-1]
 
 
@@ -133,18 +131,12 @@ def test_a_context_that_is_kept_keeps_its_stream_and_is_reported(device: Device)
     device.cuda.cudaStreamDestroy(stream)
 
 
-def test_tensorrt_rtx_compiles_at_once_and_keeps_its_kernels(device: Device) -> None:
+def test_tensorrt_rtx_compiles_at_once(device: Device) -> None:
     session = device.open("double", "tensorrt-rtx")
     config, strategies = session._context._runtime_config, session.library.trt.DynamicShapesKernelSpecializationStrategy
     assert config.dynamic_shapes_kernel_specialization_strategy is strategies.EAGER
-    assert config._cache._kernels == set()
     # Engines are built for inspection, and run without its cost.
     assert session._context.nvtx_verbosity is session.library.trt.ProfilingVerbosity.NONE
-    session.run(rows(1))
-    session.close()
-    assert (device.folder / "runtime.cache").read_bytes() == KERNELS
-    again = device.open("double", "tensorrt-rtx")
-    assert again._context._runtime_cache.serialize() == KERNELS
 
 
 @pytest.mark.gpu
@@ -161,21 +153,18 @@ def test_an_engine_for_another_gpu_and_a_damaged_one(kind: Kind, mlp_path: Path,
     if kind == "tensorrt":
         pytest.skip("TensorRT builds for the GPU here only")
     options = BuildOptions(kind, capabilities=((12, 1),))
-    path.write_bytes(build_engine(library, mlp_path, options, [{"x": np.zeros((1, 32), np.float32)}]).memory)
+    path.write_bytes(build_engine(library, mlp_path, options, [{"x": np.zeros((1, 32), np.float32)}])[0])
     with pytest.raises(EngineError, match=r"the engine x\.engine cannot be loaded: "):
         TensorRtSession(path, EngineOptions(kind))
 
 
-def test_fp64_is_fp32_for_tensorrt_and_said_once(device: Device) -> None:
+def test_fp64_is_fp32_for_tensorrt(device: Device) -> None:
     """TensorRT's parser declares FP64 inputs FP32."""
     session = device.open("double")
     feeds = {"x": rows(2)["x"].astype(np.float64)}
     for _ in range(2):
         np.testing.assert_array_equal(session.run(feeds)["y"], rows(2)["x"] * 2)
     assert timed(session, feeds).median_ms > 0.0
-    assert [text for text in session.warnings if "FP64" in text] == [
-        "input 'x' is FP64, and FP32 in the engine: give FP32 where you deploy it"
-    ]
     session.close()
 
 
@@ -199,7 +188,9 @@ def test_values_that_no_shape_can_have_are_an_engine_error(device: Device) -> No
     """``infer_shapes`` raises ``RuntimeError`` (pyCore.cpp)."""
     session = device.open("reshape")
     feeds = {"x": np.zeros((2, 6), np.float32), "shape": np.array([24, 1], np.int64)}
-    with pytest.raises(EngineError, match=r"the shapes do not fit together: values \[24, 1\] of shape are out of"):
+    with pytest.raises(
+        EngineError, match=r"do not fit together, or cannot be inferred: values \[24, 1\] of shape are out of"
+    ):
         session.run(feeds)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 
 import numpy as np
@@ -10,23 +9,17 @@ import pytest
 
 import mptune
 from mptune.engines.backends.onnxruntime import ONNXRUNTIME
-from mptune.engines.base import EngineError, Failure
+from mptune.engines.base import Failure
 from mptune.engines.context import RunContext
-from mptune.engines.ort.session import OrtSession, SessionOptions
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision
-from mptune.graph.writing.rewrite import Rewriter
-from mptune.settings import SearchSettings
 from mptune.targets.target import load_target
 from mptune.tuning.facts import MissingKernels
 from tests.engines.conftest import QUICK
-from tests.engines.engine_support import make_context
 from tests.engines.jobs.test_placement import save_sampling
-from tests.graph import models
-from tests.graph.models import constant, node, value, weight
 
 
 @pytest.mark.gpu
@@ -60,46 +53,11 @@ def test_a_search_on_a_gpu_keeps_grid_sample_in_fp32(tmp_path: Path) -> None:
     assert [finding.where.groups for finding in front.findings if finding.code == "no-fp16-kernel"] == [(group,)]
 
 
-@pytest.mark.parametrize(
-    ("op_type", "refused"), [("ScatterElements", {"add", "mul"}), ("ScatterND", {"add", "mul", "max", "min"})]
-)
-def test_scatters_that_reduce_do_not_run_in_fp16_on_a_cpu(
-    op_type: str, refused: set[str], tmp_path: Path, settings: SearchSettings
-) -> None:
-    """Their FP16 kernel refuses to run; without a reduction it runs."""
-    places = {"ScatterElements": [[0, 1, 1, 2]] * 3, "ScatterND": [[0], [1], [1]]}[op_type]
-    nodes = [node("Gemm", ["x", "w"], "a", "product")]
-    for number, reduction in enumerate(("none", "add", "mul", "max", "min")):
-        nodes.append(node("Softmax", ["a"], f"p{number}"))  # groups of their own
-        inputs = [f"p{number}", "places", "updates"]
-        nodes.append(node(op_type, inputs, f"s{number}", reduction, reduction=reduction))
-        nodes.append(node("Transpose", [f"s{number}"], f"t{number}"))  # alone in FP16, it would be run in FP32
-    nodes.append(node("Sum", [f"t{number}" for number in range(5)], "y", "sum"))
-    constants = [weight("w", 4, 4), constant("places", places, np.int64), weight("updates", 3, 4)]
-    proto = models.model(nodes, [value("x", [3, 4])], [value("y", [4, 3])], constants, opset=18)
-    feed = {"x": np.random.default_rng(1).standard_normal((3, 4)).astype(np.float32)}
-    model = load_model(models.save(proto, tmp_path))
-    context = make_context(model, tmp_path, feed)
-    grouped = context.grouped
-    with Toolchain(ONNXRUNTIME, load_target("cpu"), context, "cpu") as toolchain:
-        found = toolchain.missing_kernels(Precision.FP16)
-    assert not isinstance(found, Failure)
-    assert {one.node for one in found} == refused
-    pins = MissingKernels({Precision.FP16: found}).pins(grouped)
-    kept = grouped.uniform(Precision.FP16).replace(dict.fromkeys(pins, Precision.FP32))
-    assert grouped.owners["none"] in kept.fp16_groups
-    for plan, runs in ((kept, True), (grouped.uniform(Precision.FP16), False)):
-        session = OrtSession(Rewriter(grouped).export(plan, tmp_path / "typed.onnx"), SessionOptions())
-        with contextlib.nullcontext() if runs else pytest.raises(EngineError, match="not supported with"):
-            session.run(feed)
-        session.close()
-
-
 def test_operators_that_no_provider_runs_in_bf16_are_named(mlp_context: RunContext) -> None:
     """By the CPU provider, which has next to no BF16 kernels: its session names one node after the other."""
     with Toolchain(ONNXRUNTIME, load_target("cpu"), mlp_context, "cpu") as toolchain:
         assert toolchain.missing_kernels(Precision.BF16) == ()
-        found = toolchain.builder.unopened_in_bf16()
+        found = toolchain.builder.nodes_without_kernel(Precision.BF16)
     assert not isinstance(found, Failure), found
     assert {"MatMul", "Gemm"} & {node.op_type for node in found}
     assert {(node.wanted, node.actual) for node in found} == {("CPUExecutionProvider", "")}

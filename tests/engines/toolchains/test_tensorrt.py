@@ -9,13 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mptune.engines.backends.tensorrt import TENSORRT
+from mptune.engines.backends.tensorrt import TENSORRT, refused_in_bf16
 from mptune.engines.base import Failure, FailureKind, Measurement, Progress, Stage
 from mptune.engines.context import RunContext
 from mptune.engines.tensorrt.builder import BuildOptions
 from mptune.engines.tensorrt.jobs import BuildJob, BuildResult, LibraryReport
 from mptune.engines.tensorrt.library import load_library
-from mptune.engines.tensorrt.operators import refused_in_bf16
 from mptune.engines.tensorrt.session import EngineOptions, TensorRtSession
 from mptune.engines.toolchains import choose as toolchain
 from mptune.engines.toolchains.choose import open_toolchain
@@ -100,7 +99,6 @@ def test_a_build_past_its_deadline_is_cancelled_then_killed(mlp_path: Path, mlp_
         assert (failed(killed).kind, killed.message) == (FailureKind.TIMEOUT, "no result after 0 s")
         built = worker.call(BuildJob(mlp_path, engine, options, samples, timeout_s=PLENTY_S), PLENTY_S)
         assert isinstance(built, BuildResult)
-        assert built.nbytes == engine.stat().st_size
         assert worker.pid != pid
 
 
@@ -208,7 +206,8 @@ def test_a_damaged_engine_is_a_failure_and_not_found_again(
             assert isinstance(tools.evaluate(fp16), Measurement)
             baseline.write_bytes(baseline.read_bytes()[:-1])
             assert f"{baseline.name} cannot be loaded" in failed(tools.evaluate(fp16)).message
-            assert not baseline.exists()
+            assert not isinstance(tools.evaluate(fp32), Measurement), "which deletes it, as the engine of its plan"
+            assert isinstance(tools.evaluate(fp16), Measurement)
         assert here.broken() == []
 
 
@@ -223,7 +222,7 @@ def test_nothing_is_open_during_a_build_that_shares_the_memory(
         skipped = []
         for alone in (False, False, True):
             built = BuildJob(mlp_path, engine, options, (samples,), 60.0, alone).run(state)
-            skipped.append(any("TensorRT skipped 1 tactic for want of memory" in text for text in built.warnings))
+            skipped.append(any("TensorRT skipped tactics (1) for want of memory" in text for text in built.warnings))
             state.cached("baseline", "key", lambda: TensorRtSession(engine, EngineOptions("tensorrt")))
         assert skipped == [False, True, False]
         state.close()

@@ -12,7 +12,7 @@ import pytest
 
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
-from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
+from mptune.graph.hazards.find import find_hazards
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision
 from mptune.graph.writing.emulate import Emulator
@@ -38,12 +38,6 @@ def batch_norm(variance: float) -> onnx.ModelProto:
     shape = f"float[batch,{CHANNELS},8]"
     nodes = "n = BatchNormalization(x, scale, bias, mean, variance) y = Relu(n)"
     return text(f"({shape} x) => ({shape} y) {{ {nodes} }}", *(constant(name, v) for name, v in vectors.items()))
-
-
-def factors(first: float, second: float, operators: tuple[str, str]) -> onnx.ModelProto:
-    nodes = f"t = {operators[0]}(x, a) y = {operators[1]}(t, b)"
-    graph = f"(float[batch,8] x) => (float[batch,8] y) {{ {nodes} }}"
-    return text(graph, constant("a", first), constant("b", second))
 
 
 def errors(proto: onnx.ModelProto, feed: Mapping[str, np.ndarray], folder: Path) -> dict[str, float]:
@@ -80,26 +74,3 @@ def test_a_variance_that_another_node_reads_stays(tmp_path: Path) -> None:
     model = load_model(models.save(proto, tmp_path))
     hazards = find_hazards(GroupedModel(model, find_groups(model)))
     assert "held_as" in next(h for h in hazards if h.place.tensor == "variance").evidence
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "operators"),
-    [
-        (3e6, 2e-6, ("Mul", "Mul")),
-        (3e6, 1e5, ("Mul", "Div")),
-        (1e-3, 3e5, ("Mul", "Mul")),
-        (2e6, 3e6, ("Div", "Mul")),
-    ],
-)
-def test_a_factor_beyond_fp16_moves_into_the_next(
-    first: float, second: float, operators: tuple[str, str], tmp_path: Path
-) -> None:
-    feed = {"x": np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32)}
-    proto = factors(first, second, operators)
-    assert max(errors(proto, feed, tmp_path).values()) < 2e-3
-    assert not pinned_by_hazards(hazards_on(proto, feed, tmp_path))
-
-
-def test_factors_whose_product_is_beyond_fp16_stay(tmp_path: Path) -> None:
-    model = load_model(models.save(factors(1e6, 1e6, ("Mul", "Mul")), tmp_path))
-    assert pinned_by_hazards(find_hazards(GroupedModel(model, find_groups(model))))

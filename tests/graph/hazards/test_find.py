@@ -152,7 +152,7 @@ def test_a_finite_mask_seen_on_data_pins_no_attention_core(tmp_path: Path) -> No
     ranges = {"bias": -lowest, "masked": -lowest, "scaled": 3.0, "scores": 9.0}
     found = find_hazards(grouped, magnitudes_of(ranges))
     assert pinned_by_hazards(found) == {}
-    assert {(h.severity, h.code, h.place.tensor) for h in found} == {("info", "overflow", "lowest")}
+    assert found == (), "the constant is a limit"
 
 
 def test_large_values_that_are_not_added_before_a_softmax_pin_their_group(tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ def test_a_group_norm_is_not_raised_to_where_its_scale_means_channels(tmp_path: 
     graph = f"(float[1,4,3] x) => (float[1,4,3] y) {{ {nodes} }}"
     path = models.save(models.text(graph, models.weight("scale", 2), models.weight("bias", 2), opset=18), tmp_path)
     assert load_model(path, opset=20).opset == 20
-    with pytest.raises(ModelError, match="'norm' has a scale for each group, from 21 on one for each channel"):
+    with pytest.raises(ModelError, match="from 21 on a GroupNormalization has a scale for each channel"):
         load_model(path, opset=22)
 
 
@@ -253,6 +253,13 @@ def _spoilt(path: str, value: object) -> onnx.ModelProto:
 )
 def test_refuses_what_contradicts_itself(path: str, value: object, word: str, tmp_path: Path) -> None:
     assert word in refused(models.save(_spoilt(path, value), tmp_path))
+
+
+@pytest.mark.parametrize("text", [b"/block/norm", b"gamma", b"MatMul"])
+def test_what_no_check_looks_for_is_refused_in_one_line_as_well(text: bytes, tmp_path: Path) -> None:
+    """Text that is not UTF-8: protobuf hands it over as bytes."""
+    (tmp_path / "m.onnx").write_bytes(models.mlp().SerializeToString().replace(text, b"\xff" * len(text)))
+    assert "cannot be read" in refused(tmp_path / "m.onnx")
 
 
 def test_a_value_may_be_an_output_twice(tmp_path: Path) -> None:

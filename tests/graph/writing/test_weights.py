@@ -28,7 +28,6 @@ from mptune.graph.writing.weights import (
     WeightBank,
     bank_file,
     chunks,
-    inline_tensor,
     round_values,
     rounding_of,
     write_self_contained,
@@ -123,16 +122,6 @@ def test_a_bank_that_cannot_be_written(tmp_path: Path) -> None:
     assert caught.value.hint
 
 
-def test_external_data_are_read_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights, "_CHUNK", 1000)
-    constant = external(tmp_path).initializers["w"]
-    parts = list(chunks(constant))
-    assert [p.size for p in parts] == [1000, 1000, 1000, 1000, 96]
-    assert np.array_equal(np.concatenate(parts), constant.numpy().reshape(-1))
-    half = numpy_helper.to_array(inline_tensor(constant, "w", Precision.FP16))
-    assert np.array_equal(half, constant.numpy().astype(np.float16))
-
-
 def test_external_data_that_shrink_or_vanish_later_are_an_error(tmp_path: Path) -> None:
     constant = external(tmp_path).initializers["w"]
     (tmp_path / "m.bin").write_bytes(bytes(100))
@@ -172,16 +161,6 @@ def test_past_the_limit_weights_lie_in_a_file_beside(tmp_path: Path, monkeypatch
     assert {t.name: t.raw_data for t in first} == {t.name: t.raw_data for t in second}
     feed = feeds(model)
     assert np.array_equal(run(one, feed)["x4"], run(out, feed)["x4"])
-
-
-def test_a_shared_weight_counts_twice_towards_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, plan, rewriter = deep(tmp_path)
-    fp32 = PrecisionPlan.uniform(model.sha256, plan.precision, Precision.FP32)
-    shared = fp32.replace({next(iter(fp32.precision)): Precision.FP16})
-    nbytes = sum(c.nbytes for c in model.initializers.values())
-    monkeypatch.setattr(weights, "SELF_CONTAINED_LIMIT", nbytes + 2000)
-    assert len(rewriter.exported_files(fp32, tmp_path / "a.onnx")) == 1
-    assert len(rewriter.exported_files(shared, tmp_path / "a.onnx")) == 2
 
 
 def test_a_failed_export_leaves_both_files_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,7 +80,7 @@ def test_one_point_prints_in_a_line() -> None:
     text = repr(FRONT.best(max_error=1.0, max_latency_ms=100.0))
     assert text == (
         f"Evaluation({FRONT.points[0].plan.fingerprint}: 5 ms predicted, error 0.01 (relative_l2),"
-        " 1 FP16 and 9 FP32 groups, sampler)"
+        " groups: 1 FP16, 9 FP32, sampler)"
     )
 
 

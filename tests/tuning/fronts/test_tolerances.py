@@ -14,7 +14,7 @@ from mptune.errors import SettingsError
 from mptune.settings import Tolerance
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.fronts.choosing import choose
-from mptune.tuning.fronts.limits import MetricLimit, PlanLimits, check_tolerances, excess, rest_error
+from mptune.tuning.fronts.limits import MetricLimit, PlanLimits, check_asked, excess, rest_error
 from tests.tuning.factory import make_evaluation
 
 SCALES = np.array([300.0, 300.0, 80.0, 80.0, 0.2])
@@ -92,9 +92,9 @@ def test_max_error_limits_the_rest() -> None:
     ],
 )
 def test_what_cannot_be_meant(tolerance: str | None, ignore: tuple[str, ...], what: str) -> None:
-    given = () if tolerance is None else (Tolerance.parse(tolerance),)
+    asked = Choice(tolerance=() if tolerance is None else (tolerance,), ignore=ignore)
     with pytest.raises(SettingsError, match=what) as caught:
-        check_tolerances(given, ignore, "worst_part", ["d"], detections(0.1))
+        check_asked(asked, ("worst_part",), ["d"], detections(0.1))
     assert caught.value.hint
 
 

@@ -19,8 +19,7 @@ from mptune.tuning.listener import Silent
 from mptune.tuning.reasons.reasons import EXPLAIN_JSON, Grounds, explain, keep_grounds
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.space import Pin, SearchSpace
-from mptune.tuning.steps.prior import make_prior
-from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON
+from mptune.tuning.steps.prior import SENSITIVITY_JSON, make_prior
 from mptune.tuning.steps.tuner import Tuner
 from tests.fakes import Diary, FakeToolchain, Law
 from tests.tuning.conftest import OpenRecord, make_small_space

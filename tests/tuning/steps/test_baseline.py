@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from mptune.data.metrics.accuracy import OutputError
-from mptune.engines.base import Failure, FailureKind, ReferenceReport, Stage
-from mptune.engines.jobs.reference_report import Place, RowReport
+from mptune.engines.base import Failure, FailureKind, Place, ReferenceReport, RowReport, Stage
 from mptune.errors import BaselineError
 from mptune.tuning.steps.baseline import check_baseline, check_reference
 from tests.tuning.factory import make_error
@@ -21,7 +20,7 @@ GOOD = ReferenceReport("CPUExecutionProvider", {"y": SOUND, "z": SOUND}, repeat_
 
 def test_a_sound_reference_passes() -> None:
     assert check_reference(GOOD) == ()
-    rows = RowReport(2, {"y": 1e-7}, {"y": 0.0}, {"y": 1e-6})
+    rows = RowReport(2, {"y": 1e-6})
     assert check_reference(replace(GOOD, rows=rows, repeat_error=1e-6)) == ()
     (finding,) = check_reference(replace(GOOD, rows=RowReport(2, failure="node. Name:'r' Status: mind the gap")))
     assert (finding.code, finding.severity, finding.where.nodes) == ("batch-not-kept", "warning", ("r",))
@@ -34,9 +33,9 @@ def test_a_sound_reference_passes() -> None:
         (replace(GOOD, outputs={"y": {**SOUND, "zero_fraction": 1.0}}), "all zero in every output"),
         (replace(GOOD, repeat_error=0.5), "not deterministic"),
         (replace(GOOD, repeat_error=math.nan), "not deterministic"),
-        (replace(GOOD, rows=RowReport(2, {"y": 0.5})), "identical rows"),
-        (replace(GOOD, rows=RowReport(2, {"y": 0.0}, {"y": math.nan})), "alone than in a larger batch"),
-        (replace(GOOD, rows=RowReport(2, mixed={"y": 0.5}, alone={"y": 0.0})), "alone than among different rows"),
+        (replace(GOOD, rows=RowReport(2, {"y": 0.5}, is_fixed=True)), "when the other rows of its batch change"),
+        (replace(GOOD, rows=RowReport(2, {"y": math.nan})), "alone than among different rows"),
+        (replace(GOOD, rows=RowReport(2, {"y": 0.5})), "alone than among different rows"),
         (replace(GOOD, rows=RowReport(4, lost={"y": (1, 10)}, declared={"y": "[B, 10]"})), r"\[1, 10\] for 4 rows"),
     ],
 )
@@ -55,7 +54,7 @@ def test_small_flaws_of_the_reference_are_warnings() -> None:
         GOOD,
         outputs={"y": SOUND, "z": {**SOUND, "zero_fraction": 1.0}},
         repeat_error=1e-4,
-        rows=RowReport(2, {"y": 1e-3}, {"y": 2e-3}),
+        rows=RowReport(2, {"y": 2e-3}),
     )
     found = check_reference(report)
     assert [f.code for f in found] == ["output-constant", "not-deterministic", "rows-mix"]
@@ -65,7 +64,7 @@ def test_small_flaws_of_the_reference_are_warnings() -> None:
 @pytest.mark.parametrize(("operator", "severity"), [("QuantizeLinear", "info"), ("Reshape", "error")])
 def test_rows_that_a_step_of_int8_tells_apart_are_not_mixed(operator: str, severity: str) -> None:
     """Kernels for another batch size round in another order, and a value between two steps goes to the other one."""
-    rows = RowReport(2, mixed={"y": 1.3e-2}, alone={"y": 0.0})
+    rows = RowReport(2, {"y": 1.3e-2})
     place = Place("quantize", operator, "q", 1.3e-2)
     found = check_reference(replace(GOOD, rows=rows, places={("rows-mix", "y"): place}), skip=True)
     assert [(one.code, one.severity, one.where.nodes) for one in found] == [("rows-mix", severity, ("quantize",))]

@@ -23,10 +23,10 @@ from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import SearchSettings
-from mptune.tuning.evaluation import ORIGIN_SAMPLER, EmulatedError, Evaluation
+from mptune.tuning.evaluation import ORIGIN_SAMPLER, Evaluation
 from mptune.tuning.sampler.precision import EMULATIONS_TO_LEARN
 from mptune.tuning.space import SearchSpace
-from mptune.tuning.steps.prior import Knowledge
+from mptune.tuning.steps.knowledge import Knowledge
 from mptune.tuning.steps.tuner import Tuner
 from tests.conftest import save_mlp
 from tests.fakes import FAST, Diary, FakeToolchain, Law, make_plan, search
@@ -143,7 +143,7 @@ def test_what_is_known_of_single_groups_is_not_emulated_again(know: Callable[...
     law = toolchain.law.error(make_plan("010"))
     assert emulator.emulate(choices(space, "010", "001")) == [pytest.approx(law, rel=1e-3), math.inf]
     assert len(toolchain.emulated) == 3
-    assert emulator.recall(make_plan("010")) == EmulatedError(pytest.approx(law, rel=1e-3), 2)
+    assert emulator.recall(make_plan("010")) == (pytest.approx(law, rel=1e-3), 2)
 
 
 def test_what_overflows_is_infinite_and_what_fails_is_not_known(know: Callable[..., Knowledge]) -> None:
@@ -154,7 +154,7 @@ def test_what_overflows_is_infinite_and_what_fails_is_not_known(know: Callable[.
     assert [math.isinf(error) for error in errors] == [False, False, True]
     assert math.isnan(errors[1])
     assert emulator.recall(make_plan("0100")) is None, "it failed: nothing is known of the outputs"
-    assert emulator.recall(make_plan("0010")) == EmulatedError(math.inf, 2)
+    assert emulator.recall(make_plan("0010")) == (math.inf, 2)
     before = len(toolchain.emulated)
     assert math.isnan(emulator.emulate(choices(space, "0100"))[0])
     assert len(toolchain.emulated) == before, "it is not tried again and again"
@@ -204,11 +204,11 @@ def evaluation(error: float, metric: str = METRIC) -> Evaluation:
 def test_a_factor_between_measured_and_emulated_is_kept(
     measured: float, emulated: float, fp32: float, agree: bool
 ) -> None:
-    found = evaluation(measured).with_emulated(EmulatedError(emulated, 1), fp32)
+    found = evaluation(measured).with_emulated(emulated, 1, fp32)
     assert found.emulated == emulated
     assert found.disagrees == (not agree)
     assert Evaluation.from_json(json.loads(json.dumps(found.to_json()))) == found
-    other = evaluation(measured, "max_abs").with_emulated(EmulatedError(emulated, 1), fp32)
+    other = evaluation(measured, "max_abs").with_emulated(emulated, 1, fp32)
     assert (other.emulated, other.disagrees) == (emulated, False)
 
 

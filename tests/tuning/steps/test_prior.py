@@ -17,13 +17,12 @@ from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import ORIGIN_SAMPLER
 from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.record.study import open_study
 from mptune.tuning.sampler.precision import PrecisionSampler
 from mptune.tuning.space import SearchSpace
-from mptune.tuning.steps import prior
+from mptune.tuning.steps import knowledge
+from mptune.tuning.steps.knowledge import Knowledge
 from mptune.tuning.steps.limits import Limits
-from mptune.tuning.steps.prior import Knowledge, log_square_errors
-from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, OneGroupErrors, Sensitivity
+from mptune.tuning.steps.prior import SENSITIVITY_JSON, Sensitivity, log_square_errors
 from mptune.tuning.steps.tuner import Stop, Tuner
 from tests.fakes import Diary, FakeToolchain, Law
 from tests.tuning.conftest import OpenRecord, make_small_space
@@ -87,12 +86,7 @@ def complete(space: SearchSpace, toolchain: BySample) -> dict[str, float]:
 
 
 def take(space: SearchSpace, toolchain: BySample, folder: Path, allowed: float) -> Sensitivity:
-    """One-group errors as far as so many emulations are allowed; what an earlier call noted is not done again."""
-    record = open_study(space, name="s", metric=METRIC, identity={}, journal=folder / "s.journal")
-    errors = OneGroupErrors(record, toolchain, METRIC, folder / SENSITIVITY_JSON, Diary())
-    errors.take(allowed)
-    record.close()
-    return errors.sensitivity()
+    return find_sensitivity(space, toolchain, METRIC, folder / SENSITIVITY_JSON, Diary(), allowed=allowed)
 
 
 def test_errors_are_within_their_doubt_until_all_samples_are_taken(tmp_path: Path) -> None:
@@ -168,7 +162,7 @@ def searched(
 def test_the_first_plan_is_proposed_before_all_errors_are_known(
     open_record: OpenRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prior, "AT_FIRST", 16)
+    monkeypatch.setattr(knowledge, "AT_FIRST", 16)
     space = make_small_space(24)
     toolchain, record = by_sample(space), open_record(space)
     known, diary, _ = searched(record, space, toolchain, tmp_path, 60)
@@ -188,7 +182,7 @@ def test_the_first_plan_is_proposed_before_all_errors_are_known(
 def test_a_resumed_search_takes_and_proposes_the_same(
     open_record: OpenRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prior, "AT_FIRST", 16)
+    monkeypatch.setattr(knowledge, "AT_FIRST", 16)
     space = make_small_space(24)
     plans, samples = [], []
     for name, budgets in (("whole", (20,)), ("parts", (7, 13, 20))):

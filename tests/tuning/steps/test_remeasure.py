@@ -28,7 +28,6 @@ from mptune.tuning.record.study import open_study
 from mptune.tuning.runs.result import build_front
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.remeasure import (
-    points_to_remeasure,
     remeasure,
     rounds_needed,
     to_measure,
@@ -78,7 +77,7 @@ def test_rounds_of_all_plans_are_fresh_interleaved_and_on_held_out_samples(
 
 def test_what_cannot_become_the_choice_is_measured_once(searched: StudyRecord, space: SearchSpace) -> None:
     toolchain = make_toolchain(space)
-    points = [p.plan.fingerprint for p in points_to_remeasure(searched, SETTINGS, 3)[0]]
+    points = [p.plan.fingerprint for _, p in to_measure(searched, SETTINGS, 3)]
     remeasure(searched, toolchain, SETTINGS, Diary(), rounds=3)
     front = front_of(searched)
     assert front.chosen is not None
@@ -106,7 +105,7 @@ def test_the_confirmed_front(searched: StudyRecord, space: SearchSpace) -> None:
 
 
 def test_what_was_measured_is_not_repeated(searched: StudyRecord, space: SearchSpace) -> None:
-    points, _ = points_to_remeasure(searched, SETTINGS, 3)
+    points = to_measure(searched, SETTINGS, 3)
     interrupted = make_toolchain(space, interrupt_after=len(points) + 1, session_spread=0.3)
     with pytest.raises(KeyboardInterrupt):
         remeasure(searched, interrupted, SETTINGS, Diary(), rounds=3)
@@ -187,17 +186,17 @@ class Erring(FakeToolchain):
         return replace(found, error=replace(found.error, per_output=scaled))
 
 
-def test_processes_that_differ_on_the_same_samples_are_told(searched: StudyRecord, space: SearchSpace) -> None:
+def test_of_processes_that_differ_on_the_same_samples_the_worst_counts(
+    searched: StudyRecord, space: SearchSpace
+) -> None:
     toolchain = Erring(Law([g.id for g in space.groups]))
     toolchain.factor = lambda plan, restarts: 1.0 if restarts == 1 else 5.0
     remeasure(searched, toolchain, SETTINGS, Diary(), rounds=3)
     front = front_of(searched)
     chosen = front.chosen
     assert chosen is not None
-    assert chosen.held_out_least is not None
-    assert chosen.held_out_value == pytest.approx(5.0 * chosen.held_out_least)
-    (found,) = [finding for finding in front.findings if finding.code == "held-out-differs"]
-    assert "in one process and" in found.text
+    assert chosen.held_out_value == pytest.approx(5.0 * chosen.error_value, rel=0.1), "that of the worst process"
+    assert [finding.code for finding in front.findings] == ["held-out-differs"]
 
 
 def test_an_fp32_engine_that_is_wrong_on_held_out_samples_alone_is_told(
@@ -289,9 +288,8 @@ def test_finding_a_plan() -> None:
     whole = known[7].plan.fingerprint
     assert find_plan(known, whole) == known[7]
     typo = whole[:-1] + ("0" if whole[-1] != "0" else "1")
-    with pytest.raises(PlanError) as caught:
+    with pytest.raises(PlanError, match="no plan"):
         find_plan(known, typo)
-    assert whole in caught.value.hint
     with pytest.raises(PlanError, match="not feasible"):
         find_plan([make_evaluation(1.0, float("nan"), number=3)], make_evaluation(1.0, 1.0, number=3).plan.fingerprint)
 
@@ -354,14 +352,6 @@ def test_a_limit_confirms_what_it_chooses_until_it_holds(long: StudyRecord) -> N
     again = make_toolchain(make_small_space(16))
     remeasure(long, again, wanted, Diary(), rounds=3)
     assert again.calls == []
-
-
-def test_a_pick_that_was_not_confirmed_is_told(long: StudyRecord) -> None:
-    remeasure(long, make_toolchain(make_small_space(16)), CAPPED, Diary(), rounds=1)
-    other = next(p for p in front_of(long).points if p.held_out is None)
-    told = front_of(long, plan=other.plan.fingerprint).warnings
-    assert any(other.plan.fingerprint in text and "was not measured again" in text for text in told)
-    assert not any("was not measured again" in text for text in front_of(long).warnings)
 
 
 def test_no_baseline_no_front(open_record: OpenRecord) -> None:

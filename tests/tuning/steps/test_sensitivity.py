@@ -24,9 +24,9 @@ from mptune.targets.roofline import BoundaryCost, LatencyTerms
 from mptune.tuning.sampler.latency_model import LatencyModel
 from mptune.tuning.sampler.posterior import BuiltPlans
 from mptune.tuning.space import Pin, SearchSpace
+from mptune.tuning.steps.knowledge import Knowledge
 from mptune.tuning.steps.limits import Limits
-from mptune.tuning.steps.prior import Knowledge, make_prior
-from mptune.tuning.steps.sensitivity import OneGroupErrors, Sensitivity
+from mptune.tuning.steps.prior import SENSITIVITY_JSON, Sensitivity, make_prior
 from mptune.tuning.steps.tuner import Tuner
 from tests.conftest import save_mlp
 from tests.fakes import FAST, Diary, FakeToolchain, Law, make_plan
@@ -96,7 +96,7 @@ def test_outputs_that_are_ignored_do_not_count(tmp_path: Path) -> None:
     assert math.isinf(whole.errors["g002"])
     assert whole.errors["g001"] == pytest.approx(100 * law["g001"], rel=1e-3)
     assert len(toolchain.emulated) == 4, "another set of ignored outputs needs no new emulation"
-    assert Sensitivity.load(path, METRIC).ignoring(("z",)).errors == ignoring.errors
+    assert Sensitivity.load(tmp_path / SENSITIVITY_JSON, METRIC).ignoring(("z",)).errors == ignoring.errors
 
 
 def test_past_a_limit_nothing_more_is_taken(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_past_a_limit_nothing_more_is_taken(tmp_path: Path) -> None:
     limits = Limits(SearchSettings(timeout_s=2.0), clock=lambda: float(next(ticks)))
     find_sensitivity(space, toolchain, METRIC, tmp_path / "s.json", Diary(), limits=limits)
     assert len(toolchain.emulated) == 8, "one job, then the time is over"
-    assert len(Sensitivity.load(tmp_path / "s.json", METRIC).errors) == 8, "and what was taken is kept"
+    assert len(Sensitivity.load(tmp_path / SENSITIVITY_JSON, METRIC).errors) == 8, "and what was taken is kept"
 
 
 def test_what_one_worker_found_the_other_does_not_emulate(open_record: OpenRecord, tmp_path: Path) -> None:
@@ -113,8 +113,8 @@ def test_what_one_worker_found_the_other_does_not_emulate(open_record: OpenRecor
     space = make_small_space(16)
     first, second, third = (make_toolchain(space) for _ in range(3))
     one, two, three = (
-        OneGroupErrors(open_record(space), toolchain, METRIC, tmp_path / f"{k}.json", Diary())
-        for k, toolchain in enumerate((first, second, third))
+        Knowledge(open_record(space), toolchain, SearchSettings(), Diary(), METRIC, tmp_path)
+        for toolchain in (first, second, third)
     )
     one.take(16)
     two.take(math.inf)
@@ -122,9 +122,8 @@ def test_what_one_worker_found_the_other_does_not_emulate(open_record: OpenRecor
     assert (len(first.emulated), len(second.emulated), len(third.emulated)) == (8, 8, 0)
     assert set(first.emulated).isdisjoint(second.emulated)
     assert two.sensitivity() == three.sensitivity()
-    assert (tmp_path / "2.json").exists(), "explanations read it"
     other = make_toolchain(space)
-    OneGroupErrors(open_record(space), other, "max_abs", tmp_path / "s.json", Diary()).take(math.inf)
+    Knowledge(open_record(space), other, SearchSettings(), Diary(), "max_abs", tmp_path).take(math.inf)
     assert len(other.emulated) == 16, "another metric has other errors"
 
 

@@ -15,13 +15,13 @@ from mptune.engines.base import Failure, FailureKind, Measurement, Stage
 from mptune.errors import BaselineError, RunError, SettingsError
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings, Tolerance
-from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, EmulatedError
+from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32
 from mptune.tuning.fronts.dominance import pareto
 from mptune.tuning.listener import Silent
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.space import Pin, SearchSpace
+from mptune.tuning.steps.knowledge import Knowledge
 from mptune.tuning.steps.limits import Limits
-from mptune.tuning.steps.prior import Knowledge
 from mptune.tuning.steps.tuner import HOPELESS, Stop, Tuner
 from tests.fakes import Diary, FakeToolchain, Law, make_plan
 from tests.tuning.conftest import OpenRecord, make_small_space
@@ -53,7 +53,7 @@ def test_budget_counts_seeds_and_no_plan_is_built_twice(
 
 def judging_tuner(record: StudyRecord, space: SearchSpace, toolchain: FakeToolchain, listener: Diary) -> Tuner:
     """Holds measured errors against those of emulation, which are the law's; budget and seeds as without it."""
-    known = SimpleNamespace(recall=lambda plan: EmulatedError(toolchain.law.error(plan), None), sampler=lambda: None)
+    known = SimpleNamespace(recall=lambda plan: (toolchain.law.error(plan), 9), sampler=lambda: None)
     settings = SearchSettings(budget=12)
     return Tuner(record, toolchain, settings, listener, knowledge=cast("Knowledge", known))
 
