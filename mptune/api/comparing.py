@@ -15,13 +15,9 @@ from mptune.api.arguments import ModelLike, data_argument, loaded_model
 from mptune.choice import Choice
 from mptune.data.calibration import load_calibration
 from mptune.data.samples import CalibrationSet
-from mptune.diagnosis.comparing import check_sides, compare_sides, make_sides
+from mptune.diagnosis import comparing, engines, limits, repeating
 from mptune.diagnosis.comparison import Comparison
-from mptune.diagnosis.engines import EngineRunner, engine_kinds, is_engine
-from mptune.diagnosis.limits import parse_tolerances
-from mptune.diagnosis.pairs.structure import align, structure_finding, with_candidate_plan
-from mptune.diagnosis.pairs.tracing import first_difference
-from mptune.diagnosis.repeating import repetition_findings
+from mptune.diagnosis.pairs import structure, tracing
 from mptune.diagnosis.runner import Runner
 from mptune.diagnosis.sides import Sides
 from mptune.engines.loading import check_loads
@@ -92,7 +88,7 @@ def compare(
         TargetError: The candidate is an engine, and what runs it is not here.
         BaselineError: A model or an engine does not run on the data.
     """
-    is_engine_given = not isinstance(candidate, onnx.ModelProto | None) and is_engine(Path(candidate))
+    is_engine_given = not isinstance(candidate, onnx.ModelProto | None) and engines.is_engine(Path(candidate))
     if repeat < 1:
         raise SettingsError(f"is {repeat}", "give at least 1", setting="repeat")
     if candidate is not None and outputs is not None:
@@ -152,7 +148,7 @@ def check(
                 "the model of --against has FP16 or BF16 values, and MIXED has none",
                 f"exchange them: MIXED is {left.name}, and --against {right.name}",
             )
-        comparison = check_sides(compared.sides, compared.samples)
+        comparison = comparing.check_sides(compared.sides, compared.samples)
         if explain and not comparison.agrees:
             return _explained(compared)
         return replace(comparison, warnings=(*compared.warnings, *comparison.warnings))
@@ -167,7 +163,7 @@ class _Compared:
     """Two sides that have run on the samples; ``warnings`` are of the candidate's loading."""
 
     left: Runner
-    right: Runner | EngineRunner | None
+    right: Runner | engines.EngineRunner | None
     sides: Sides
     samples: CalibrationSet
     warnings: Sequence[str]
@@ -197,29 +193,29 @@ def _ran(
     with contextlib.ExitStack() as stack:
         loaded = stack.enter_context(loaded_model(model))
         other: Model | Path | None = None
-        if not isinstance(candidate, onnx.ModelProto | None) and is_engine(Path(candidate)):
+        if not isinstance(candidate, onnx.ModelProto | None) and engines.is_engine(Path(candidate)):
             other = Path(candidate)
         elif candidate is not None:
             other = stack.enter_context(loaded_model(candidate, any_precision=True))
         outputs = [output.name for output in loaded.outputs]
         check_asked(Choice(ignore=ignored), ("",), outputs)
-        tolerances = parse_tolerances(tolerance, outputs)
+        tolerances = limits.parse_tolerances(tolerance, outputs)
         samples = load_calibration(data_argument(data), loaded.inputs, settings, 0, state_inputs(loaded))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mptune-compare-")))
         stage = (listener or Silent()).stage
         left = Runner(loaded, samples.samples, folder / "model", batch, _name(model), stage)
         stack.enter_context(left)
-        right: Runner | EngineRunner | None = None
+        right: Runner | engines.EngineRunner | None = None
         warnings: Sequence[str] = ()
         if isinstance(other, Path):
-            right = EngineRunner(other, engine_kinds(other), left, folder / "engine", ignored)
+            right = engines.EngineRunner(other, engines.engine_kinds(other), left, folder / "engine", ignored)
             stack.enter_context(right)
         elif other is not None:
             feeds = _feeds(left, other)
             right = Runner(other, feeds, folder / "candidate", batch, _name(candidate), stage)
             stack.enter_context(right)
             warnings = check_loads(other.path, right.name, right.worker)
-        sides = make_sides(
+        sides = comparing.make_sides(
             left,
             right,
             batch,
@@ -257,23 +253,23 @@ def _feeds(left: Runner, other: Model) -> list[dict[str, Any]]:
 def _explained(compared: _Compared, repeat: int = 1, *, stress: bool = False, trace: bool = False) -> Comparison:
     """Name what makes the outputs differ."""
     left, right, sides = compared.left, compared.right, compared.sides
-    more = repetition_findings(sides, right or left, repeat, stress=stress)
+    more = repeating.repetition_findings(sides, right or left, repeat, stress=stress)
     structural: list[Finding] = []
     models = [left.model]
     if isinstance(right, Runner):
         # The graphs of two models, node by node; with ``trace``, where their values first differ.
         models.append(right.model)
-        alignment = align(left.model, right.model)
-        sides = with_candidate_plan(sides, alignment)
-        difference, harmless = structure_finding(sides, alignment)
+        alignment = structure.align(left.model, right.model)
+        sides = structure.with_candidate_plan(sides, alignment)
+        difference, harmless = structure.structure_finding(sides, alignment)
         if difference is not None:
             (more if difference.severity == "info" else structural).append(difference)
         if trace:
             limits = [each.limit for every in sides.tolerances.values() for each in every if not each.is_absolute]
-            first = first_difference(sides, right, alignment, harmless, min(limits, default=None))
+            first = tracing.first_difference(sides, right, alignment, harmless, min(limits, default=None))
             more += [] if first is None else [first]
     if not compared.is_reference_recorded:
         more += already_mixed_findings(left.grouped, static_shapes(left.model, compared.batch).shapes, "compare")
     drawn = [finding for model in models for finding in training_findings(model, "compare", is_run=False)]
-    comparison = compare_sides(sides, compared.samples, structural, more, drawn[:1])
+    comparison = comparing.compare_sides(sides, compared.samples, structural, more, drawn[:1])
     return replace(comparison, warnings=(*compared.warnings, *comparison.warnings))

@@ -12,7 +12,7 @@ from mptune.data.check_set import collect_check
 from mptune.data.rollout import Rollout
 from mptune.data.run_outputs import HELD_OUT_NAMES_JSON, RunOutputs, read_names, write_run_outputs
 from mptune.engines.environment import Environment, describe_environment
-from mptune.engines.jobs.layer_times import EngineLayers
+from mptune.engines.tensorrt.layers import EngineLayers
 from mptune.errors import PlanError
 from mptune.files import read_json, read_text, write_json, writing
 from mptune.graph.facts import facts_of
