@@ -1,4 +1,4 @@
-"""Files that come with mptune, in the source tree or installed: targets, search spaces, the demo's model, templates."""
+"""Files that come with mptune, in the source tree or installed: targets, search spaces, the demo's model."""
 
 from __future__ import annotations
 
@@ -36,11 +36,6 @@ def demo_model() -> tuple[Path, Path]:
     """The model of `mptune demo`, an attention network for 8x8 digits, and its calibration samples."""
     folder = _installed("benchmarks/models")
     return folder / "digits_vit.onnx", folder / "digits_calib.npz"
-
-
-def read_template(name: str) -> str:
-    """The text of a file under ``mptune/reporting/templates``."""
-    return (Path(__file__).resolve().parent / "reporting" / "templates" / name).read_text(encoding="utf-8")
 
 
 def names(kind: Kind) -> tuple[str, ...]:

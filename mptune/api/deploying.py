@@ -16,7 +16,7 @@ from mptune.data.metrics.tasks import CALLABLE, script_of, undirected
 from mptune.data.scripts import end_scripts
 from mptune.errors import RunError, SettingsError
 from mptune.files import PathLike, full_disk_as_error, refuse
-from mptune.reporting import recipe, run_files, weak
+from mptune.reporting import recipe, run_files
 from mptune.rundir import RunDirectory, joined_run, read_run, read_search
 from mptune.settings import SearchSettings, Tolerances, documented
 from mptune.tuning import confirm as confirming
@@ -190,7 +190,7 @@ def export(
         build_recipe = recipe.BuildRecipe.of(file, directory.data, grouped.model.inputs)
         folder = directory.path / "weak" if out is None else Path(out)
         with full_disk_as_error(folder):
-            weak.write_weak_folder(front.chosen.plan, grouped, folder, build_recipe, force=force)
+            recipe.write_weak_folder(front.chosen.plan, grouped, folder, build_recipe, force=force)
         return folder
     if plan is not None:
         raise SettingsError("goes with --for", "a packed run holds all plans", setting="plan")

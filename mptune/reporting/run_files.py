@@ -20,8 +20,7 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.plan import PrecisionPlan
 from mptune.graph.writing.weights import WeightBank
 from mptune.reporting.chosen import write_chosen
-from mptune.reporting.page.document import PageContent
-from mptune.reporting.page.html import write_report
+from mptune.reporting.page import PageContent, write_report
 from mptune.reporting.recipe import BuildRecipe, is_on_cpu
 from mptune.run_json import RunFile
 from mptune.rundir import LateFaults, RunDirectory
