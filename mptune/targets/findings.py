@@ -161,11 +161,7 @@ def quantised_findings(
         "other_groups": rest,
     }
     where = Where(nodes=nodes or tuple(n.name for n in operators), groups=tuple(group.id for group in parts))
-    together = len(parts) + len(operators)
-    is_both = bool(parts and operators)
-    return (
-        Finding.of("quantised-parts", origin, where, evidence, is_both=is_both, together=together, is_whole=not rest),
-    )
+    return (Finding.of("quantised-parts", origin, where, evidence),)
 
 
 def _computes_in_integers(node: Node) -> bool:

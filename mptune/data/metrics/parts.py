@@ -75,10 +75,6 @@ class OutputParts(JsonForm):
         parts = min(count, MOST_PARTS) if self.is_split else 0
         return tuple(range(round(count * k / parts), round(count * (k + 1) / parts)) for k in range(parts))
 
-    def least_scale(self, columns: Sequence[int]) -> float:
-        """What columns are divided by at least; 0 where none shares a unit with others."""
-        return min((self.scales[k] for k in columns if self.units and self.units[k]), default=0.0)
-
     def fits(self, shape: Sequence[int]) -> bool:
         """Whether an array of this shape has these columns."""
         return self.axis is not None and self.axis < len(shape) and shape[self.axis] == len(self.scales)
