@@ -19,7 +19,6 @@ from mptune.diagnosis.runner import Outputs, Runner
 from mptune.engines.jobs.samples import batch_sizes
 from mptune.finding import OutputColumns
 from mptune.graph.facts import facts_of
-from mptune.graph.loading.shapes import shared_units
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.widened import ROUNDINGS
 from mptune.settings import Tolerance
@@ -135,8 +134,7 @@ class Sides:
     @cached_property
     def _parts(self) -> Mapping[str, OutputParts]:
         shapes = [{name: array.shape for name, array in sample.items()} for sample in self.runner.samples]
-        units = shared_units(self.runner.model, shapes[0])
-        return find_parts(self.runner.exact, batch_sizes(shapes, len(self.runner.exact)), units)
+        return find_parts(self.runner.exact, batch_sizes(shapes, len(self.runner.exact)))
 
 
 @dataclass(frozen=True, eq=False)
