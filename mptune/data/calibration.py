@@ -84,21 +84,15 @@ def _from_path(path: Path, inputs: Sequence[TensorInfo], batch: int) -> Calibrat
         return _from_memory(_polygraphy_inputs(path), inputs, batch, path.name)
     if suffix not in (".npz", ".npy"):
         raise DataError(f"{path} is no calibration data" if path.exists() else f"no such file: {path}", _FORMS)
-    return _from_memory(_read_file(path, inputs), inputs, batch, path.name)
+    return _from_memory(_read_file(path), inputs, batch, path.name)
 
 
-def _read_file(path: Path, inputs: Sequence[TensorInfo]) -> Arrays:
-    if path.suffix.lower() == ".npz":
-        return read_archive(path)
-    if len(inputs) != 1:
-        names = ", ".join(f"{info.name}=..." for info in inputs)
-        hint = f"write all inputs by name into one file: np.savez('data.npz', {names})"
-        raise DataError(f"{path.name} is one array, the model has {len(inputs)} inputs", hint)
-    return {inputs[0].name: read_array(path)}
+def _read_file(path: Path) -> np.ndarray | Arrays:
+    return read_archive(path) if path.suffix.lower() == ".npz" else read_array(path)
 
 
 def _from_memory(content: Any, inputs: Sequence[TensorInfo], batch: int, source: str) -> CalibrationSet:
-    given = arrays_of(content, inputs)
+    given = arrays_of(content, inputs, source)
     if isinstance(given, dict):
         samples, warnings = cut_samples(given, inputs, batch, source)
         return CalibrationSet(samples, source, warnings=warnings)
@@ -114,19 +108,18 @@ def _from_folder(folder: Path, inputs: Sequence[TensorInfo], batch: int) -> Cali
         """``sample_2`` comes before ``sample_10``."""
         return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", file.name) if part]
 
-    every = [file for file in folder.iterdir() if file.is_file() and not file.name.startswith(".")]
-    suffixes = sorted({file.suffix.lower() for file in every})
+    every = (file for file in folder.iterdir() if file.is_file() and not file.name.startswith("."))
     files = sorted((file for file in every if file.suffix.lower() in (".npz", ".npy")), key=in_order)
     if not files:
-        hint = f"it holds {', '.join(suffixes[:5])}; {_FORMS}" if suffixes else _FORMS
-        raise DataError(f"{folder} holds neither .npz or .npy files nor a preprocess.toml for images", hint)
-    if {".npy", ".npz"} <= set(suffixes):
+        raise DataError(f"{folder} holds neither .npz or .npy files nor a preprocess.toml for images", _FORMS)
+    if len({file.suffix.lower() for file in files}) > 1:
         raise DataError(f"{folder} holds both .npz and .npy files", "keep one kind in the folder, one file per sample")
 
     @lru_cache(maxsize=1)  # its neighbours are often asked for next
     def samples_in(file: Path) -> tuple[tuple[Arrays, ...], tuple[str, ...]]:
         is_shard = file.name.lower().startswith("shard")
-        return cut_samples(_read_file(file, inputs), inputs, batch, file.name, is_whole=not is_shard)
+        arrays: Any = arrays_of(_read_file(file), inputs, file.name)  # a dictionary, as a file is no iterable
+        return cut_samples(arrays, inputs, batch, file.name, is_whole=not is_shard)
 
     def read(index: int) -> Feed:
         file, k = places[index]
