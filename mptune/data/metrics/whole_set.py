@@ -26,6 +26,7 @@ _SCORE, _CLASS = 4, 5  # columns of an image's detections, shape (M, 6), behind 
 _GROUPS = 8  # parts of the samples that are left out in turn, at most
 _CLASS_SCORES = "class scores (floating, a batch and a class axis)"
 _FROM_0 = "class numbers begin with 0"
+_SHAPES = "give labels in the output's shape, class numbers without its class axis"
 _NAMES = "name outputs and labels boxes [N, M, 4] (x1, y1, x2, y2), scores [N, M] or [N, M, C], classes [N, M]"
 
 
@@ -117,7 +118,7 @@ def _scores_and_classes(
             scores = np.moveaxis(output, axis, -1)
             return scores, target.reshape(scores.shape[:-1]).astype(np.int64)
     text = f"{metric}: labels of shape {target.shape} do not fit output {name!r} of shape {output.shape}"
-    raise DataError(text, "give class numbers in the output's shape without its class axis")
+    raise DataError(text, _SHAPES)
 
 
 def mean_iou(outputs: Arrays, references: Arrays, inputs: Arrays, labels: Arrays) -> float:
@@ -136,7 +137,7 @@ def mean_iou(outputs: Arrays, references: Arrays, inputs: Arrays, labels: Arrays
         got, wanted = output, target
         if output.dtype.kind in "iu":
             if got.size != wanted.size:
-                raise DataError(f"miou: {name!r} has shape {got.shape}, its labels {wanted.shape}", "give one each")
+                raise DataError(f"miou: {name!r} has shape {got.shape}, its labels {wanted.shape}", _SHAPES)
             classes = int(max(got.max(), 0)) + 1
         else:
             scores, wanted = _scores_and_classes("miou", name, output, target)
@@ -171,8 +172,7 @@ def endpoint_error(outputs: Arrays, references: Arrays, inputs: Arrays, labels: 
     for name, output, target in _judged("endpoint_error", outputs, references, labels, fits, kind):
         got, wanted = components_first(output.astype(np.float64)), components_first(target)
         if got.shape != wanted.shape:
-            text = f"endpoint_error: output {name!r} has shape {output.shape}, its target {target.shape}"
-            raise DataError(text, "give labels of the output's shape, or your own script.py:function")
+            raise DataError(f"endpoint_error: {name!r} has shape {output.shape}, its target {target.shape}", _SHAPES)
         with np.errstate(invalid="ignore", over="ignore"):
             distance = np.hypot(*(got - wanted))[np.isfinite(wanted).all(axis=0)]
         values.append(float(distance.mean()) if distance.size else 0.0)
