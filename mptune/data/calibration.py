@@ -69,22 +69,23 @@ def load_calibration(
 
 def _from_path(path: Path, inputs: Sequence[TensorInfo], batch: int) -> CalibrationSet:
     script, _, function = str(path).rpartition(":") if path.suffix != ".py" else (str(path), "", "load_data")
+    suffix, declaration = path.suffix.lower(), path / "preprocess.toml"
+    content: Any
     if script.endswith(".py"):
         from mptune.data.scripts import run_loader  # slow to import, as images are, and a run is read without data
 
-        return _from_memory(run_loader(Path(script), function), inputs, batch, path.name)
-    suffix, declaration = path.suffix.lower(), path / "preprocess.toml"
-    if suffix == ".toml" or declaration.is_file():
+        content = run_loader(Path(script), function)
+    elif suffix == ".toml" or declaration.is_file():
         from mptune.data.images import load_images
 
         return load_images(path if suffix == ".toml" else declaration, inputs, batch)
-    if path.is_dir():
+    elif path.is_dir():
         return _from_folder(path, inputs, batch)
-    if suffix == ".json":
-        return _from_memory(_polygraphy_inputs(path), inputs, batch, path.name)
-    if suffix not in (".npz", ".npy"):
+    elif suffix not in (".json", ".npz", ".npy"):
         raise DataError(f"{path} is no calibration data" if path.exists() else f"no such file: {path}", _FORMS)
-    return _from_memory(_read_file(path), inputs, batch, path.name)
+    else:
+        content = _polygraphy_inputs(path) if suffix == ".json" else _read_file(path)
+    return _from_memory(content, inputs, batch, path.name)
 
 
 def _read_file(path: Path) -> np.ndarray | Arrays:
@@ -96,10 +97,8 @@ def _from_memory(content: Any, inputs: Sequence[TensorInfo], batch: int, source:
     if isinstance(given, dict):
         samples, warnings = cut_samples(given, inputs, batch, source)
         return CalibrationSet(samples, source, warnings=warnings)
-    parts = [
-        cut_samples(arrays, inputs, batch, f"{source}, sample {number}", is_whole=True)
-        for number, arrays in enumerate(given)
-    ]
+    places = (f"{source}, sample {number}" for number in range(len(given)))
+    parts = [cut_samples(each, inputs, batch, place, is_whole=True) for each, place in zip(given, places, strict=True)]
     return CalibrationSet(tuple(sample for samples, _ in parts for sample in samples), source, warnings=parts[0][1])
 
 

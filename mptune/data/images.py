@@ -25,9 +25,8 @@ from mptune.resources import read_toml
 if TYPE_CHECKING:
     from mptune.graph.loading.tensors import TensorInfo
 
+# In the run's data directory: the declaration with what the model says of it, as ``image_input`` takes it.
 PREPROCESS_JSON = "preprocess.json"
-"""In the run's data directory: the declaration with what the model says of it, as ``image_input`` takes it."""
-
 IMAGES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
 

@@ -28,8 +28,8 @@ Floats = NDArray[np.float64]
 Source = Literal["measured", "emulated"]
 Sketch: TypeAlias = dict[str, Any]  # JSON; see the module
 
+# In the run's data directory: the file names of the held-out samples, where each was a file.
 HELD_OUT_NAMES_JSON = "held_out_names.json"
-"""In the run's data directory: the file names of the held-out samples, where each was a file."""
 
 FORMAT = 1
 MOST_BYTES = 1_000_000  # of the file
@@ -243,10 +243,9 @@ def write_run_outputs(path: Path, outputs: RunOutputs) -> None:
 def read_names(path: Path) -> tuple[str, ...]:
     """The names in ``HELD_OUT_NAMES_JSON``; empty where there are none."""
     try:
-        names: Any = read_json(path)
-    except (OSError, ValueError):
+        return tuple(map(str, list(read_json(path))))
+    except READ_ERRORS:
         return ()
-    return tuple(map(str, names)) if isinstance(names, list) else ()
 
 
 def _text(document: Mapping[str, Any]) -> str:

@@ -24,11 +24,10 @@ from mptune.json_form import JsonForm, encode
 
 Floats = NDArray[np.float64]
 
+# The metric, and the statistic of an output that is one part; ``worst_part[4]`` is that of its column 4.
 WORST_PART = "worst_part"
-"""The metric, and the statistic of an output that is one part; ``worst_part[4]`` is that of its column 4."""
-
+# Metrics of which the law of squares holds, for each output or part; errors of them above 3e-2 are worth nothing.
 ADD_IN_SQUARES = ("relative_l2", WORST_PART)
-"""Metrics of which the law of squares holds, for each output or part; errors of them above 3e-2 are worth nothing."""
 
 SCALES_DIFFER = 10.0  # largest over smallest standard deviation of the columns from which each column is a part
 MOST_PARTS = 256  # more columns share this many parts, consecutive ones together, each divided by its own scale

@@ -41,13 +41,11 @@ class Metric:
 
     def load(self) -> Callable[..., Any]:
         """The function."""
-        if isinstance(self.function, str):
-            function: Callable[..., Any] = getattr(importlib.import_module(_FUNCTIONS), self.function)
-            return function
-        return self.function
+        if not isinstance(self.function, str):
+            return self.function
+        function: Callable[..., Any] = getattr(importlib.import_module("mptune.data.metrics.whole_set"), self.function)
+        return function
 
-
-_FUNCTIONS = "mptune.data.metrics.whole_set"
 
 METRICS: Mapping[str, Metric] = {
     metric.name: metric
