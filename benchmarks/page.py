@@ -23,8 +23,7 @@ from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.timing.latency import Latency
 from mptune.graph.grouping.groups import LayerGroup
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.reporting.page.document import PageContent
-from mptune.reporting.page.html import write_report
+from mptune.reporting.page import PageContent, write_report
 from mptune.tuning.evaluation import Evaluation, Origin
 from mptune.tuning.explanation import Explanation, GroupWorth, Kept
 from mptune.tuning.front import Front

@@ -243,15 +243,14 @@ def _read(path: Path) -> dict[str, Any]:
     except ValueError as error:
         reason = " ".join(str(error).split())
         raise PlanError(f"{path} is no plan: it is not JSON ({reason})", _PLAN_HINT) from None
-    if not isinstance(document, dict) or not (document.get("precision") or document.get("nodes")):
-        raise PlanError(f"{path} is no plan: it has neither 'precision' nor 'nodes'", _PLAN_HINT)
+    objects = [document.get(name) or {} for name in ("precision", "nodes")] if isinstance(document, dict) else []
+    if not any(objects) or not all(isinstance(each, dict) for each in objects):
+        raise PlanError(f"{path} is no plan: it has neither 'precision' nor 'nodes' as an object", _PLAN_HINT)
     if unknown := sorted(set(document) - _KEYS):
         raise PlanError(f"{path}: a plan has no {unknown[0]!r}", f"it has {', '.join(sorted(_KEYS))}")
     if document.get("format", PLAN_FORMAT) != PLAN_FORMAT:
         raise PlanError(f"{path} has format {document['format']!r}, this mptune reads {PLAN_FORMAT}", "upgrade mptune")
-    nodes = document.get("nodes", {})
-    if not isinstance(nodes, dict):
-        raise PlanError(f"{path}: 'nodes' is not an object", _PLAN_HINT)
+    nodes = document.get("nodes") or {}
     for name, precision in nodes.items():
         if precision not in [p.value for p in PRECISIONS]:
             hint = f"a precision is one of: {', '.join(PRECISIONS)}"

@@ -7,7 +7,7 @@ Whatever detects something calls ``Finding.of`` with code, place and evidence; t
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any, Literal, get_args
@@ -17,30 +17,26 @@ from mptune.findings.data import DATA
 from mptune.findings.engine import ENGINE
 from mptune.findings.numbers import NUMBERS
 from mptune.findings.reference import REFERENCE
-from mptune.findings.wording import SEVERITIES, CodeInfo, Severity
+from mptune.findings.wording import SEVERITIES, CodeInfo, Severity, Values, located
 from mptune.json_form import JsonForm
 
 CODES: Mapping[str, CodeInfo] = MappingProxyType({**NUMBERS, **REFERENCE, **DATA, **ENGINE, **COMPARISON})
 """Every code that a finding can have."""
-
-BREAKING_CODES = tuple(sorted((code for code, row in CODES.items() if row.breaks), key=lambda code: CODES[code].breaks))
+_AT_VALUE = frozenset({*NUMBERS, "broadcast", "data-do-not-fit"})
+"""Codes whose text begins with the value and the node, where the finding has them."""
+BREAKING_CODES = (
+    *("overflow", "vanishing-epsilon", "vanishing-values", "mask", "stagnation", "index-in-float", "spacing"),
+    "cancellation",
+)
 """Codes of values that FP16 cannot hold, or holds so coarsely that the outputs suffer; the plainest first."""
-
 FP16_CODES = frozenset((*BREAKING_CODES, "long-sum", "norm-written-out", "no-fp16-kernel"))
 """Codes of what FP16 breaks or lacks; the others are about the model in FP32, the data, the target or the run."""
-
 RANGE_CODES = frozenset({"overflow", "mask", "vanishing-epsilon", "vanishing-values", "norm-written-out"})
 """Codes of values that leave FP16's range, which BF16 holds."""
-
-FindingOrigin = Literal["inspect", "search", "confirm", "compare", "apply"]
-"""The command that made a finding."""
-
+FindingOrigin = Literal["inspect", "search", "confirm", "compare", "apply"]  # the command that made a finding
 ONLY_BF16: Mapping[str, str] = MappingProxyType({"precision": "bf16"})
 """Part of the evidence where BF16 has too few digits and FP16 has enough."""
-
-
-Evidence = Mapping[str, int | float | str]
-"""The numbers that prove a finding, by name."""
+Evidence = Mapping[str, int | float | str]  # the numbers that prove a finding, by name
 
 
 @dataclass(frozen=True)
@@ -113,10 +109,14 @@ class Finding:
     cure: str
 
     def __post_init__(self) -> None:
-        _check("code", self.code, tuple(CODES))
-        _check("severity", self.severity, SEVERITIES)
-        _check("origin", self.origin, get_args(FindingOrigin))
-        object.__setattr__(self, "evidence", {name: _json_value(value) for name, value in self.evidence.items()})
+        allowed = {"code": CODES, "severity": SEVERITIES, "origin": get_args(FindingOrigin)}
+        for name, values in allowed.items():
+            if getattr(self, name) not in values:
+                raise ValueError(f"there is no {name} {getattr(self, name)!r}")
+        evidence = {n: v if isinstance(v, (str, int)) else float(v) for n, v in self.evidence.items()}
+        # JSON has no numbers that are not finite.
+        evidence = {n: str(v) if isinstance(v, float) and not math.isfinite(v) else v for n, v in evidence.items()}
+        object.__setattr__(self, "evidence", evidence)
 
     @classmethod
     def of(
@@ -133,14 +133,15 @@ class Finding:
         """A finding with the words that the table has for its code.
 
         Args:
-            kind: which of the code's wordings.
-            severity: where it is not the wording's, or the code's.
-            names: what the wording names beside the evidence and the first of each kind of place.
+            kind: which of the code's circumstances.
+            severity: where it is not that of the words, or the code's.
+            names: what the words name beside the evidence and the first of each kind of place.
         """
         row = CODES[code]
-        wording = row.wording(kind)
-        text, cure = wording.filled({**where.first_names(), **evidence, **names})
-        return cls(code, severity or wording.severity or row.severity, origin, where, evidence, text, cure)
+        words = row.words(Values({"kind": kind, **where.first_names(), **evidence, **names}))
+        is_at_value = code in _AT_VALUE and where.tensors
+        text = located(where.tensors[0], next(iter(where.nodes), None)) + words.text if is_at_value else words.text
+        return cls(code, severity or words.severity or row.severity, origin, where, evidence, text, words.cure)
 
     @property
     def message(self) -> str:
@@ -198,16 +199,3 @@ class Finding:
 def by_severity(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """The most severe first, otherwise in their order."""
     return tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))
-
-
-def _check(what: str, value: str, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise ValueError(f"there is no {what} {value!r}")
-
-
-def _json_value(value: float | str) -> int | float | str:
-    """A number that JSON can hold; ``str`` of a non-finite float is ``nan``, ``inf`` or ``-inf``."""
-    if isinstance(value, (str, int)):
-        return value
-    value = float(value)
-    return value if math.isfinite(value) else str(value)

@@ -92,7 +92,7 @@ def _decoder(hint: Any) -> Callable[[Any], Any]:
         (inner,) = (_decoder(each) for each in arguments if each is not type(None))
         return lambda value: None if value is None else inner(value)
     if origin is Literal:
-        return lambda value: _one_of(arguments, value)
+        return partial(_choice, arguments)
     if origin is tuple and arguments[-1] is ...:
         inner = _decoder(arguments[0])
         return lambda value: tuple([inner(entry) for entry in value])
@@ -118,7 +118,7 @@ def _text(value: Any) -> str:
     return value
 
 
-def _one_of(choices: tuple[Any, ...], value: Any) -> Any:
+def _choice(choices: tuple[Any, ...], value: Any) -> Any:
     if value not in choices:
         raise ValueError(f"{value!r} is none of {choices}")
     return value

@@ -32,13 +32,6 @@ def cut(text: str, width: int = WIDEST) -> str:
     return line if len(line) <= width else line[: max(0, width - 3)] + "..."
 
 
-def printable_html(text: object) -> str:
-    """The text as it may stand in HTML; line breaks are left, since they mean nothing there."""
-    from html import escape  # a table of 2,000 entities, for the command line alone too much
-
-    return "\n".join(escape(printable(line)) for line in str(text).split("\n"))
-
-
 def counts_text(counts: Mapping[str, int]) -> str:
     """Names with how often each is there, such as ``MatMul, Add x2``."""
     return ", ".join(name if count == 1 else f"{name} x{count}" for name, count in counts.items())

@@ -1,4 +1,4 @@
-"""Files that come with mptune, in the source tree or installed: targets, search spaces, the demo's model, templates."""
+"""Files that come with mptune, in the source tree or installed: targets, search spaces, the demo's model."""
 
 from __future__ import annotations
 
@@ -38,20 +38,13 @@ def demo_model() -> tuple[Path, Path]:
     return folder / "digits_vit.onnx", folder / "digits_calib.npz"
 
 
-def read_template(name: str) -> str:
-    """The text of a file under ``mptune/reporting/templates``."""
-    return (Path(__file__).resolve().parent / "reporting" / "templates" / name).read_text(encoding="utf-8")
-
-
 def names(kind: Kind) -> tuple[str, ...]:
     """The names of all files of a kind, sorted."""
     return tuple(sorted(path.stem for path in _folder(kind).glob("*.toml")))
 
 
 def find(kind: Kind, name: str) -> Path:
-    """The path of one of the files that ``names`` lists; another name is a ``KeyError``."""
-    if name not in names(kind):
-        raise KeyError(name)
+    """The path of one of the files that ``names`` lists."""
     return _folder(kind) / f"{name}.toml"
 
 

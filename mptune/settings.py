@@ -321,19 +321,12 @@ class TensorRtSettings:
 
 @dataclass(frozen=True)
 class DataSettings:
-    """How calibration samples are drawn and split.
-
-    Attributes:
-        batch: rows per sample for a model with a dynamic batch.
-        random_samples: how many samples are drawn when the user gave no data.
-        held_out_fraction: share of the samples that the search never sees.
-        max_search_samples: at most this many search samples are evaluated per plan; None takes all.
-    """
+    """How calibration samples are drawn and split."""
 
     batch: int = _setting(1, MODEL, "Rows per sample if the batch is dynamic.", "N")
     random_samples: int = _setting(16, PYTHON, "Samples that are drawn where no data is given.")
     held_out_fraction: float = _setting(0.25, PYTHON, "Share of samples that the search never sees.")
-    max_search_samples: int | None = _setting(64, PYTHON, "At most this many search samples.")
+    max_search_samples: int | None = _setting(64, PYTHON, "At most this many search samples; None takes all.")
 
     def __post_init__(self) -> None:
         """Refuse values that cannot be meant."""

@@ -161,7 +161,7 @@ def test_a_confirmation_is_a_run_directory_of_its_own(prepared) -> None:
     assert document["search"]["latency_source"] == "predicted"
     assert all(p["latency"]["source"] == "measured" for p in document["points"])
     assert (HERE / "chosen" / "model.onnx").exists()
-    assert "Kendall's tau 1.00" in (HERE / "report.html").read_text()
+    assert "Kendall&#39;s tau 1.00" in (HERE / "report.html").read_text()
     assert Path("model.mptune/front.json").read_bytes() == before, "the prediction stays"
     assert not list((HERE / "data").glob("*.npz")), "samples were lent"
     assert mptune.report(HERE) == found.front
@@ -169,7 +169,7 @@ def test_a_confirmation_is_a_run_directory_of_its_own(prepared) -> None:
     mptune.pick(HERE, plan=other.plan.fingerprint)
     document = json.loads((HERE / "front.json").read_text())
     assert (document["chosen"], document["agreement"]) == (other.plan.fingerprint, found.to_json()["agreement"])
-    assert "Kendall's tau" in (HERE / "report.html").read_text()
+    assert "Kendall&#39;s tau" in (HERE / "report.html").read_text()
     for call in (mptune.confirm, mptune.export):
         with pytest.raises(RunError, match="is a confirmation already"):
             call(HERE)
@@ -225,7 +225,7 @@ def test_a_plan_that_fails_on_the_device_is_told(prepared, capsys: pytest.Captur
     assert any("no kernel for this" in text for text in failed.values())
     kept = {p.plan.fingerprint for p in found.front.points}
     assert not kept & failed.keys()
-    from mptune.reporting.terminal.confirmation import print_confirmation
+    from mptune.reporting.terminal.front import print_confirmation
 
     print_confirmation(found)
     assert "(all-fp16): build, error: no kernel for this" in " ".join(capsys.readouterr().out.split())

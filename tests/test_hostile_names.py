@@ -12,13 +12,12 @@ import pytest
 import mptune
 from mptune.cli import main
 from mptune.engines.base import Failure, FailureKind, Stage
-from mptune.printable import printable, printable_html
-from mptune.reporting.terminal.confirmation import print_confirmation
+from mptune.printable import printable
+from mptune.reporting.terminal.front import print_confirmation
 from mptune.reporting.terminal.progress import TerminalListener
 from mptune.tuning.evaluation import Origin
 from tests.conftest import save_mlp
 from tests.fakes import FAST, FakeToolchain, make_plan, make_toolchain
-from tests.reporting.page.reading import data_of
 
 pytestmark = pytest.mark.usefixtures("opened_here")
 
@@ -110,9 +109,7 @@ def test_files_and_python(place: Path) -> None:
     shown = [Path("model.mptune/chosen/README.txt").read_text(), repr(front), *map(repr, front.points)]
     shown.append(Path("model.mptune/report.html").read_text().replace("FORGED", ""))  # line breaks mean nothing there
     assert any("owned" in text for text in shown)
-    progress = data_of(Path("model.mptune/report.html").read_text())["progress"]
-    assert progress["trials"] == len(progress["hypervolume"]) == 6
-    assert 0 < progress["trials_s"] <= progress["span_s"]
+    assert "plans evaluated" in shown[-1]
     assert [is_clean(text) for text in shown] == [True] * len(shown)
 
 
@@ -134,4 +131,3 @@ def test_errors(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_printable() -> None:
     assert printable("a\nb\x1b[0m\u202e\u00e4") == "a\\nb\\x1b[0m\\u202e\u00e4"
-    assert printable_html("<\n\x1b>") == "&lt;\n\\x1b&gt;"

@@ -49,7 +49,7 @@ def test_memory_in_both_precisions(mlp_path: Path, monkeypatch: pytest.MonkeyPat
     assert inspection.memory.fp32_weights == inspection.weight_bytes
     assert inspection.memory.fp32_activations == 4 * 4 * (32 + 64 + 64)  # the caller's input, fc1's output and Relu's
     assert inspection.to_json()["memory_bytes"]["fp16_weights"] == inspection.weight_bytes // 2
-    assert "in FP16 (" in shown(inspection, monkeypatch)
+    assert "in FP16: weights and the values" in shown(inspection, monkeypatch)
 
 
 @pytest.mark.slow

@@ -95,10 +95,10 @@ _RESTORE = (
             "short.onnx is not an ONNX model, or it is truncated",
             "export it again (a PyTorch module: torch.onnx.export), or compare the copy with the original",
         ),
-        (["search", "mlp.onnx", "--shapes", "z:1x32"], 2, "--shapes names 'z', which is no input",
+        (["search", "mlp.onnx", "--shapes", "z:1x32"], 2, "--shapes names 'z', which is no input of any size",
          "inputs of any size: x (batch, 32)"),
-        (["search", "mlp.onnx", "--shapes", "x:1x32x3"], 2, "--shapes x:1x32x3: input 'x' has rank 2, not 3",
-         "its shape is (batch, 32)"),
+        (["search", "mlp.onnx", "--shapes", "x:1x32x3"], 2, "--shapes x:1x32x3: input 'x' has the shape (batch, 32)",
+         "give every dimension, the fixed ones as they are"),
         (
             ["search", "mlp.onnx", "--shapes", "x:1x32,2x32,4x33"],
             2,
@@ -106,7 +106,7 @@ _RESTORE = (
             "give every dimension, the fixed ones as they are",
         ),
         (["search", "cnn.onnx", "--shapes", "image:2x3x16x16"], 2,
-         "--shapes image: the input's shape is fixed at (2, 3, 16, 16)", "inputs of any size: none"),
+         "--shapes names 'image', which is no input of any size", "inputs of any size: none"),
         (["search", "cnn.onnx", "--batch", "4"], 2, "--batch is 4, but the model's batch is fixed (image (2, 3, 16, "
          "16))", "leave it away, or export the model with a dynamic batch"),
         (["search", "mlp.onnx", "--target", "orin-nx"], 2, "there is no target 'orin-nx'",

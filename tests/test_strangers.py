@@ -83,9 +83,8 @@ class TestLinks:
         with pytest.raises(RunError, match="is a named pipe"):
             read_run("model.mptune")
 
-    @pytest.mark.parametrize("name", ["run.json", "study.journal", "weights/fp32.bin"])
-    def test_a_link_to_itself_is_refused(self, place: Path, name: str) -> None:
-        path = Path("model.mptune") / name
+    def test_a_link_to_itself_is_refused(self, place: Path) -> None:
+        path = Path("model.mptune/run.json")
         path.unlink()
         path.symlink_to(path.name)
         with pytest.raises(RunError, match="is a link out of the run directory"):

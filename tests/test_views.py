@@ -23,8 +23,7 @@ import mptune
 from benchmarks.browser import missing, open_browser, show
 from mptune.cli import main
 from mptune.graph.plan import PrecisionPlan
-from mptune.reporting.terminal.explanation import print_explanation
-from mptune.reporting.terminal.front import print_front
+from mptune.reporting.terminal.front import print_explanation, print_front
 from mptune.settings import LatencySettings
 from tests.conftest import save_mlp
 from tests.reporting.conftest import Terminal

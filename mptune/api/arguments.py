@@ -197,28 +197,23 @@ def shapes_argument(shapes: Shapes | None) -> tuple[ShapeRange, ...]:
 
 def check_shapes(shapes: Sequence[ShapeRange], inputs: Sequence[TensorInfo]) -> None:
     """Refuse shapes of inputs that the model does not have, or has in another rank or with fixed sizes."""
-    declared = {info.name: info for info in inputs}
-    is_fixed = {i.name: i.shape is not None and all(isinstance(size, int) for size in i.shape) for i in inputs}
-    dynamic = ", ".join(f"{i.name} {shape_text(i.shape or ())}" for i in inputs if not is_fixed[i.name]) or "none"
+    dynamic = {i.name: i.shape for i in inputs if i.shape is None or not all(isinstance(size, int) for size in i.shape)}
     for wanted in shapes:
-        shape = declared[wanted.name].shape if wanted.name in declared else ()
-        text = hint = ""
-        if wanted.name not in declared:
-            text, hint = f"names {wanted.name!r}, which is no input", f"inputs of any size: {dynamic}"
-        elif is_fixed[wanted.name]:
-            text = f"{wanted.name}: the input's shape is fixed at {shape_text(shape or ())}"
-            hint = f"inputs of any size: {dynamic}"
-        elif shape is not None and len(wanted.usual) != len(shape):
-            text = f"{wanted}: input {wanted.name!r} has rank {len(shape)}, not {len(wanted.usual)}"
-            hint = f"its shape is {shape_text(shape)}"
-        elif shape is not None and any(
-            isinstance(size, int) and set(given) != {size}
-            for size, *given in zip(shape, wanted.smallest, wanted.usual, wanted.largest, strict=True)
+        if wanted.name not in dynamic:
+            names = ", ".join(f"{name} {shape_text(shape or ())}" for name, shape in dynamic.items()) or "none"
+            hint = f"inputs of any size: {names}"
+            raise SettingsError(f"names {wanted.name!r}, which is no input of any size", hint, setting="shapes")
+        shape = dynamic[wanted.name]
+        given = zip(wanted.smallest, wanted.usual, wanted.largest, strict=True)
+        if shape is not None and (
+            len(shape) != len(wanted.usual)
+            or any(isinstance(size, int) and set(sizes) != {size} for size, sizes in zip(shape, given, strict=True))
         ):
-            text = f"{wanted}: input {wanted.name!r} has the shape {shape_text(shape)}"
-            hint = "give every dimension, the fixed ones as they are"
-        if text:
-            raise SettingsError(text, hint, setting="shapes")
+            raise SettingsError(
+                f"{wanted}: input {wanted.name!r} has the shape {shape_text(shape)}",
+                "give every dimension, the fixed ones as they are",
+                setting="shapes",
+            )
 
 
 def check_batch(batch: int, inputs: Sequence[TensorInfo]) -> None:

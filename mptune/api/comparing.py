@@ -15,15 +15,11 @@ from mptune.api.arguments import ModelLike, data_argument, loaded_model
 from mptune.choice import Choice
 from mptune.data.calibration import load_calibration
 from mptune.data.samples import CalibrationSet
-from mptune.diagnosis.comparing import check_sides, compare_sides, make_sides
+from mptune.diagnosis import comparing, engines, structure
 from mptune.diagnosis.comparison import Comparison
-from mptune.diagnosis.engines import EngineRunner, engine_kinds, is_engine
-from mptune.diagnosis.limits import parse_tolerances
-from mptune.diagnosis.pairs.structure import align, structure_finding, with_candidate_plan
-from mptune.diagnosis.pairs.tracing import first_difference
-from mptune.diagnosis.repeating import repetition_findings
 from mptune.diagnosis.runner import Runner
-from mptune.diagnosis.sides import Sides
+from mptune.diagnosis.sides import Sides, parse_tolerances
+from mptune.diagnosis.tracing import first_difference
 from mptune.engines.loading import check_loads
 from mptune.errors import DataError, ModelError, SettingsError
 from mptune.files import PathLike
@@ -92,7 +88,7 @@ def compare(
         TargetError: The candidate is an engine, and what runs it is not here.
         BaselineError: A model or an engine does not run on the data.
     """
-    is_engine_given = not isinstance(candidate, onnx.ModelProto | None) and is_engine(Path(candidate))
+    is_engine_given = not isinstance(candidate, onnx.ModelProto | None) and engines.is_engine(Path(candidate))
     if repeat < 1:
         raise SettingsError(f"is {repeat}", "give at least 1", setting="repeat")
     if candidate is not None and outputs is not None:
@@ -152,7 +148,7 @@ def check(
                 "the model of --against has FP16 or BF16 values, and MIXED has none",
                 f"exchange them: MIXED is {left.name}, and --against {right.name}",
             )
-        comparison = check_sides(compared.sides, compared.samples)
+        comparison = comparing.check_sides(compared.sides, compared.samples)
         if explain and not comparison.agrees:
             return _explained(compared)
         return replace(comparison, warnings=(*compared.warnings, *comparison.warnings))
@@ -167,7 +163,7 @@ class _Compared:
     """Two sides that have run on the samples; ``warnings`` are of the candidate's loading."""
 
     left: Runner
-    right: Runner | EngineRunner | None
+    right: Runner | engines.EngineRunner | None
     sides: Sides
     samples: CalibrationSet
     warnings: Sequence[str]
@@ -197,7 +193,7 @@ def _ran(
     with contextlib.ExitStack() as stack:
         loaded = stack.enter_context(loaded_model(model))
         other: Model | Path | None = None
-        if not isinstance(candidate, onnx.ModelProto | None) and is_engine(Path(candidate)):
+        if not isinstance(candidate, onnx.ModelProto | None) and engines.is_engine(Path(candidate)):
             other = Path(candidate)
         elif candidate is not None:
             other = stack.enter_context(loaded_model(candidate, any_precision=True))
@@ -208,18 +204,18 @@ def _ran(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mptune-compare-")))
         stage = (listener or Silent()).stage
         left = Runner(loaded, samples.samples, folder / "model", batch, _name(model), stage)
-        stack.enter_context(left)
-        right: Runner | EngineRunner | None = None
+        stack.callback(left.worker.close)
+        right: Runner | engines.EngineRunner | None = None
         warnings: Sequence[str] = ()
         if isinstance(other, Path):
-            right = EngineRunner(other, engine_kinds(other), left, folder / "engine", ignored)
-            stack.enter_context(right)
+            right = engines.EngineRunner(other, engines.engine_kinds(other), left, folder / "engine", ignored)
+            stack.callback(right.worker.close)
         elif other is not None:
             feeds = _feeds(left, other)
             right = Runner(other, feeds, folder / "candidate", batch, _name(candidate), stage)
-            stack.enter_context(right)
+            stack.callback(right.worker.close)
             warnings = check_loads(other.path, right.name, right.worker)
-        sides = make_sides(
+        sides = comparing.make_sides(
             left,
             right,
             batch,
@@ -257,23 +253,22 @@ def _feeds(left: Runner, other: Model) -> list[dict[str, Any]]:
 def _explained(compared: _Compared, repeat: int = 1, *, stress: bool = False, trace: bool = False) -> Comparison:
     """Name what makes the outputs differ."""
     left, right, sides = compared.left, compared.right, compared.sides
-    more = repetition_findings(sides, right or left, repeat, stress=stress)
+    more = comparing.repetition_findings(sides, right or left, repeat, stress=stress)
     structural: list[Finding] = []
     models = [left.model]
     if isinstance(right, Runner):
         # The graphs of two models, node by node; with ``trace``, where their values first differ.
         models.append(right.model)
-        alignment = align(left.model, right.model)
-        sides = with_candidate_plan(sides, alignment)
-        difference, harmless = structure_finding(sides, alignment)
-        if difference is not None:
-            (more if difference.severity == "info" else structural).append(difference)
+        alignment = structure.align(left.model, right.model)
+        sides = structure.with_candidate_plan(sides, alignment)
+        difference = structure.structure_finding(sides, alignment)
+        structural = [] if difference is None else [difference]
         if trace:
-            limits = [each.limit for every in sides.tolerances.values() for each in every if not each.is_absolute]
-            first = first_difference(sides, right, alignment, harmless, min(limits, default=None))
+            limits = [tolerance.limit for tolerance in sides.tolerances if not tolerance.is_absolute]
+            first = first_difference(sides, right, alignment, min(limits, default=None))
             more += [] if first is None else [first]
     if not compared.is_reference_recorded:
         more += already_mixed_findings(left.grouped, static_shapes(left.model, compared.batch).shapes, "compare")
     drawn = [finding for model in models for finding in training_findings(model, "compare", is_run=False)]
-    comparison = compare_sides(sides, compared.samples, structural, more, drawn[:1])
+    comparison = comparing.compare_sides(sides, compared.samples, structural, more, drawn[:1])
     return replace(comparison, warnings=(*compared.warnings, *comparison.warnings))

@@ -16,15 +16,11 @@ from mptune.data.metrics.tasks import CALLABLE, script_of, undirected
 from mptune.data.scripts import end_scripts
 from mptune.errors import RunError, SettingsError
 from mptune.files import PathLike, full_disk_as_error, refuse
-from mptune.reporting.recipe import BuildRecipe
-from mptune.reporting.run_files import write_run_files
-from mptune.reporting.weak import write_weak_folder
+from mptune.reporting import recipe, run_files
 from mptune.rundir import RunDirectory, joined_run, read_run, read_search
 from mptune.settings import SearchSettings, Tolerances, documented
 from mptune.tuning import confirm as confirming
-from mptune.tuning.confirmation import Confirmation
-from mptune.tuning.copies import load_grouped, pack
-from mptune.tuning.crew import end_with_search
+from mptune.tuning import confirmation, copies, crew
 from mptune.tuning.listener import Listener
 from mptune.tuning.measuring import OpenToolchain
 from mptune.tuning.record.storage import storage_url
@@ -69,7 +65,7 @@ def worker(
         TargetError: The target or engine is not available here.
         KeyboardInterrupt: The worker was interrupted; its plan has been given back.
     """
-    end_with_search()
+    crew.end_with_search()
     if gpu is not None and open_toolchain is None:
         arguments.check_gpus("gpu", (gpu,))
     with contextlib.ExitStack() as stack:
@@ -106,7 +102,7 @@ def confirm(
     progress: bool | None = None,
     listener: Listener | None = None,
     open_toolchain: OpenToolchain | None = None,
-) -> Confirmation:
+) -> confirmation.Confirmation:
     """Build and measure the front of a search, and its seeds, on the device here. The same call again resumes.
 
     The run directory is enough: neither the machine of the search nor the model need be here.
@@ -144,7 +140,7 @@ def confirm(
         listens = stack.enter_context(arguments.listening(progress, listener))
         begun = confirming.confirm(directory, file, settings, listens, stack, open_toolchain)
         result, directory, file, record, grouped = begun
-        front = write_run_files(directory, result.front, record, grouped, file.environment, result)
+        front = run_files.write_run_files(directory, result.front, record, grouped, file.environment, result)
         return replace(result, front=front)
 
 
@@ -190,11 +186,11 @@ def export(
             front = front_of(directory, file, record, asked=asked)
         if front.chosen is None:
             raise RunError(f"{directory.path} has no chosen plan", "choose one with `mptune pick`, or give --plan ID")
-        grouped = load_grouped(directory, file)
-        recipe = BuildRecipe.of(file, directory.data, grouped.model.inputs)
+        grouped = copies.load_grouped(directory, file)
+        build_recipe = recipe.BuildRecipe.of(file, directory.data, grouped.model.inputs)
         folder = directory.path / "weak" if out is None else Path(out)
         with full_disk_as_error(folder):
-            write_weak_folder(front.chosen.plan, grouped, folder, recipe, force=force)
+            recipe.write_weak_folder(front.chosen.plan, grouped, folder, build_recipe, force=force)
         return folder
     if plan is not None:
         raise SettingsError("goes with --for", "a packed run holds all plans", setting="plan")
@@ -209,7 +205,7 @@ def export(
     with full_disk_as_error(target), joined_run(directory):  # so that nobody moves it aside
         with contextlib.closing(read_record(directory, file, storage)) as record:
             front_of(directory, file, record)  # a run without a baseline has nothing to confirm
-        pack(directory, file, target, storage)
+        copies.pack(directory, file, target, storage)
     metric = file.search.metric
     if warn is not None and metric.startswith(CALLABLE):
         name = undirected(metric).rpartition(":")[2]

@@ -8,10 +8,11 @@ from typing import Any, Literal
 
 from mptune.api.arguments import ModelLike, check_batch, data_argument, loaded_model
 from mptune.applying import check_out, load_for_plan, resolve_plan, write_model
+from mptune.files import PathLike
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.inspection.model import inspect_model, load_samples
 from mptune.inspection.record import Inspection
-from mptune.settings import DataSettings
+from mptune.settings import DataSettings, documented
 from mptune.tuning.space import load_space
 
 
@@ -50,10 +51,11 @@ def inspect(
         return inspect_model(loaded, named, data_argument(data), batch, budget, stage, all_samples=all_samples)
 
 
+@documented
 def apply(
-    model: str | Path,
-    plan: PrecisionPlan | str | Path | None,
-    out: str | Path,
+    model: PathLike,
+    plan: PrecisionPlan | PathLike | None,
+    out: PathLike,
     *,
     keep_fp32: Sequence[str] = (),
     force: bool = False,
@@ -68,21 +70,17 @@ def apply(
 
     Args:
         model: path of the ONNX model that the plan was made for, or of one with the same nodes and other weights, such
-            as one that was trained again: what FP16 cannot hold of its weights, and of its values on ``data``, is
-            warned of.
+            as one that was trained again: what FP16 cannot hold of it is warned of.
         plan: a plan, the path of a plan.json (a search's, or one by hand that names nodes), or None for FP16 wherever
             FP16 can be right.
-        out: where to write.
+        out: where to write; ``force`` overwrites it.
         keep_fp32: patterns as in search-space files; what they mean is FP32 whatever the plan says.
-        force: overwrite ``out``.
         warn: receives what differs from the request, one line each.
         data: samples, as in ``search``: the plan is checked on the values that they give; without a plan, groups whose
             values FP16 cannot hold stay in FP32.
-        batch: rows per sample where the batch is dynamic.
         reduced: what groups have where ``plan`` is None: ``bf16`` takes BF16 wherever BF16 can be right.
         keep_bf16: as ``keep_fp32``, of groups that are BF16; what both mean is FP32.
-        opset: raises the model to this operator set first, by ONNX's own converter: most operators have BF16 from 22
-            on.
+        {settings}
 
     Returns:
         The path written.
@@ -94,7 +92,8 @@ def apply(
         DataError: the data do not fit the model.
         BaselineError: the model does not run on them in FP32.
     """
-    given, written, source = Path(plan) if isinstance(plan, str) else plan, Path(out), data_argument(data)
+    given = plan if plan is None or isinstance(plan, PrecisionPlan) else Path(plan)
+    written, source = Path(out), data_argument(data)
     check_out(given, written, force=force)
     loaded = load_for_plan(Path(model), given, opset)
     samples = None if source is None else load_samples(loaded, source, batch)

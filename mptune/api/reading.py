@@ -15,7 +15,7 @@ from mptune.settings import Tolerance, Tolerances, documented, one_or_several
 from mptune.tuning.front import Front
 
 if TYPE_CHECKING:
-    from mptune.engines.jobs.layer_times import EngineLayers
+    from mptune.engines.tensorrt.layers import EngineLayers
 
 
 @documented
@@ -62,25 +62,23 @@ def layers(run: PathLike, *, storage: str | None = None) -> EngineLayers:
     Raises:
         RunError: there is no front, no plan is chosen, or the layers of its engine were not recorded.
     """
-    from mptune.engines.jobs.layer_times import EngineLayers
+    from mptune.engines.tensorrt.layers import EngineLayers
 
     front = report(run, storage=storage)
     chosen = front.chosen
     if chosen is None:
         raise RunError("no plan is chosen, so there is no engine to describe", "`mptune pick` chooses one")
     engine = chosen.engine_in(front.run_dir / "engines")
-    if engine is not None:
-        hint = "delete it, and measure the plan again: `mptune confirm RUN`"
-        if recorded := read_form(EngineLayers, EngineLayers.path(engine), hint):
-            return recorded
-    there = "then `mptune report RUN/confirmed/DEVICE --layers`"
-    plan = f"of plan {chosen.plan.fingerprint} no layers were recorded"
-    if chosen.latency.source == "predicted":
-        raise RunError(f"{plan}: its latency is predicted", f"`mptune confirm RUN` on the device records them, {there}")
-    if engine is None:
-        kinds = "layers are recorded of engine files of TensorRT and TensorRT-RTX"
-        raise RunError(f"{plan}: {front.engine} left no engine file", f"{kinds}: --engine tensorrt")
-    raise RunError(f"{plan}: its engine was not profiled", f"`mptune confirm RUN` profiles it again, {there}")
+    hint = "delete it, and measure the plan again: `mptune confirm RUN`"
+    if engine is not None and (recorded := read_form(EngineLayers, EngineLayers.path(engine), hint)):
+        return recorded
+    why = "its engine was not profiled" if engine is not None else f"{front.engine} left no engine file"
+    why = "its latency is predicted" if chosen.latency.source == "predicted" else why
+    raise RunError(
+        f"of plan {chosen.plan.fingerprint} no layers were recorded: {why}",
+        "`mptune confirm RUN` with TensorRT or TensorRT-RTX records them, then `mptune report RUN/confirmed/DEVICE"
+        " --layers`",
+    )
 
 
 def with_demands(file: RunFile, tolerance: Tolerances | None, ignore: str | Sequence[str] | None) -> RunFile:

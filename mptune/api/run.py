@@ -34,14 +34,13 @@ def open_run(path: PathLike) -> Run:
     return Run(path)
 
 
-def _for_run(function: Callable[Concatenate[PathLike, P], T], summary: str) -> Callable[Concatenate[Run, P], T]:
+def _for_run(function: Callable[Concatenate[PathLike, P], T]) -> Callable[Concatenate[Run, P], T]:
     """A function of a run directory as a method of ``Run``, with the other arguments as they are."""
 
+    @functools.wraps(function)
     def method(self: Run, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return function(self.path, *args, **kwargs)
 
-    functools.update_wrapper(method, function)
-    method.__doc__ = summary
     method.__qualname__ = f"Run.{function.__name__}"
     return method
 
@@ -91,9 +90,7 @@ class Run:
         url = storage_url(file.storage)
         return copy_study(file.study, directory.journal, url)
 
-    report = _for_run(reading.report, "Read the front. See ``mptune.report``.")
-    pick = _for_run(choosing.pick, "Choose another plan and write ``chosen/`` anew. See ``mptune.pick``.")
-    confirm = _for_run(deploying.confirm, "Build and measure the front on the device here. See ``mptune.confirm``.")
-    export = _for_run(
-        deploying.export, "Pack what a confirmation on another device needs into one file. See ``mptune.export``."
-    )
+    report = _for_run(reading.report)
+    pick = _for_run(choosing.pick)
+    confirm = _for_run(deploying.confirm)
+    export = _for_run(deploying.export)

@@ -58,7 +58,7 @@ def confirm(
     if json_:
         print_json(confirmation.to_json())
     else:
-        from mptune.reporting.terminal.confirmation import print_confirmation
+        from mptune.reporting.terminal.front import print_confirmation
 
         print_confirmation(confirmation, warned=seen_with_stdout(listener.warned))
     leave_unmet(confirmation.front, as_json=json_)

@@ -213,7 +213,7 @@ def _finish(comparison: Comparison, *, as_json: bool, hint: str = "") -> None:
     if as_json:
         print_json(comparison.to_json())
     else:
-        from mptune.reporting.terminal.comparison import print_comparison
+        from mptune.reporting.terminal.inspection import print_comparison
 
         print_comparison(comparison)
         if hint and not comparison.agrees:

@@ -52,7 +52,7 @@ def search(
             common.print_json(stopped_document(read_run(run_path(model, settings["out"]))[1]))
         raise
     if explain:
-        from mptune.reporting.terminal.explanation import print_explanation
+        from mptune.reporting.terminal.front import print_explanation
 
         print_explanation(front)
     if open_:
@@ -177,7 +177,7 @@ def report(
     elif json_:
         common.print_json(front.explanation.to_json(front.metric))
     else:
-        from mptune.reporting.terminal.explanation import print_explanation
+        from mptune.reporting.terminal.front import print_explanation
 
         print_explanation(front)
 

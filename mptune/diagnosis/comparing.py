@@ -1,34 +1,28 @@
 """How a verdict comes about: both sides, each output's error and limit, then the causes in order (``CAUSES``).
 
-1. ``make_sides`` runs what has to run and reads what was recorded.
-2. ``Sides.output`` takes the part of each output that is worst against its limit (``limits``).
-3. Each of ``CAUSES`` is asked in turn about the outputs that no cause before it explains.
-4. ``compare_sides`` judges: ``differs`` where an output is beyond its limit, or has a cause that is no rounding.
+``differs`` where an output is beyond its limit, or has a cause that is no rounding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import os
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from mptune.data.metrics.comparing import compare_outputs
-from mptune.data.metrics.row_sets import find_row_sets
 from mptune.data.samples import CalibrationSet
-from mptune.diagnosis.causes.agreeing import agreement, tf32
-from mptune.diagnosis.causes.half import has_size_of_fp16, precision
-from mptune.diagnosis.causes.order import not_computed, other_order, stale_rows
-from mptune.diagnosis.causes.preprocessing import other_feed
 from mptune.diagnosis.comparison import Comparison
 from mptune.diagnosis.engines import EngineRunner
-from mptune.diagnosis.patterns.roundings import FP32_ROUNDING
+from mptune.diagnosis.order import find_stale, other_order, stale_finding, stale_rows
+from mptune.diagnosis.precision import precision
+from mptune.diagnosis.preprocessing import other_feed
+from mptune.diagnosis.roundings import FP32_ROUNDING
 from mptune.diagnosis.rows import Layout, read_recording
-from mptune.diagnosis.runner import Outputs, Runner
-from mptune.diagnosis.sides import Origin, Side, Sides
-from mptune.finding import Finding, by_severity
-from mptune.graph.facts import facts_of
+from mptune.diagnosis.runner import Runner
+from mptune.diagnosis.sides import HEADROOM, Limit, Side, Sides, figure_of
+from mptune.finding import Finding, OutputColumns, Where, by_severity
 from mptune.graph.plan import Precision
 from mptune.settings import Tolerance
 
@@ -41,67 +35,85 @@ def make_sides(
     recorded: Path | None,
     recorded_reference: Path | None,
     ignore: Collection[str],
-    tolerances: Mapping[str, Sequence[Tolerance]],
+    tolerances: Sequence[Tolerance],
     max_error: float | None,
 ) -> Sides:
     """Run what has to run and read what was recorded."""
-    exact = runner.exact
-    names = [output.name for output in runner.model.outputs if output.name not in ignore]
-    layouts = {name: Layout.of_arrays([sample[name] for sample in exact], runner.samples) for name in names}
-    reference, candidate = exact, exact
-    reference_name = candidate_name = f"{runner.name} in FP32"
-    origin: Origin = "same"
+    exact, names = runner.exact, [output.name for output in runner.model.outputs]
+    compared = [name for name in names if name not in ignore]
+    layouts = {name: Layout.of_arrays([sample[name] for sample in exact], runner.samples) for name in compared}
     inputs = [info.name for info in runner.model.inputs]
+    reference, reference_name = exact, f"{runner.name} in FP32"
     if recorded_reference is not None:
-        reference = read_recording(recorded_reference, layouts, inputs)
-        reference_name = str(recorded_reference)
+        reference, reference_name = read_recording(recorded_reference, layouts, inputs), str(recorded_reference)
+    candidate, candidate_name, origin = exact, f"{runner.name} in FP32", "same"
     if recorded is not None:
-        candidate = read_recording(recorded, layouts, inputs)
-        candidate_name, origin = str(recorded), "recorded"
-    elif isinstance(other, EngineRunner):
-        candidate, candidate_name, origin = other.exact, other.name, "engine"
+        candidate, candidate_name, origin = read_recording(recorded, layouts, inputs), str(recorded), "recorded"
     elif other is not None:
-        candidate, candidate_name, origin = _renamed(other.exact, runner, other), other.name, "model"
-    rows = max((layout.rows_per_sample for layout in layouts.values()), default=1)
-    return Sides(
-        runner,
-        reference,
-        candidate,
-        reference_name,
-        candidate_name,
-        layouts,
-        max(rows, batch),
-        runner.throughout(Precision.FP16),
-        origin,
-        tolerances,
-        max_error,
-    )
+        candidate, candidate_name, origin = other.exact, other.name, "engine"
+    if isinstance(other, Runner):
+        origin, theirs = "model", [output.name for output in other.model.outputs]
+        if not set(names) <= set(theirs):  # outputs agree by name, else by position
+            by_position = dict(zip(names, theirs, strict=True))
+            candidate = tuple({name: sample[by_position[name]] for name in names} for sample in candidate)
+    batch = max([batch, *(each.shapes[0][0] for each in layouts.values() if each.shapes[0] and not each.stacked)])
+    two_runs, plan = (reference, candidate, reference_name, candidate_name), runner.throughout(Precision.FP16)
+    return Sides(runner, *two_runs, layouts, batch, plan, origin, tolerances, max_error)
 
 
-def _renamed(outputs: Outputs, runner: Runner, other: Runner) -> Outputs:
-    """A candidate's outputs under the model's names: by name, else by position where there are as many."""
-    ours, theirs = [o.name for o in runner.model.outputs], [o.name for o in other.model.outputs]
-    if set(ours) <= set(theirs):
-        return outputs
-    by_position = dict(zip(ours, theirs, strict=True))
-    return tuple({name: sample[by_position[name]] for name in ours} for sample in outputs)
+def tf32(side: Side) -> Finding | None:
+    """``tf32-reference`` and ``tf32-candidate``, also of outputs within their limits."""
+    cause = side.rounding
+    names = {"tf32-reference": side.sides.reference_name, "tf32-candidate": side.sides.candidate_name}
+    if cause is None or cause.cause not in names:
+        return None
+    evidence = {**side.evidence, "left_share": cause.left, "size_ratio": cause.size}
+    return side.finding(cause.cause, evidence, name=names[cause.cause])
+
+
+def not_computed(side: Side) -> Finding | None:
+    """``not-computed``, of recorded outputs."""
+    if side.is_within or side.sides.origin != "recorded" or side.compared is None:
+        return None
+    got, wanted = side.rows(side.sides.candidate), side.rows(side.sides.reference)
+    is_zero = not got.any() and bool(wanted.any())
+    # Rows of one label each are equal by chance.
+    is_equal = len(got) > 1 and bool((got == got[:1]).all()) and got.dtype.kind == "f"
+    if not is_zero and (not is_equal or bool((wanted == wanted[:1]).all())):
+        return None
+    kind = "zero" if is_zero else "equal rows"
+    return side.finding("not-computed", {"error": side.error, "rows": len(got)}, kind=kind)
+
+
+def agreement(side: Side) -> Finding | None:
+    """``agrees``, of outputs within their limits."""
+    is_fp32 = side.error <= FP32_ROUNDING
+    # What other models differ in makes more than FP32 rounding, and is no rounding.
+    if not side.is_within or (side.sides.is_other_model and not is_fp32):
+        return None
+    size = "fp32" if is_fp32 else "fp16" if side.error <= HEADROOM * side.emulated else "within tolerance"
+    where = Where(outputs=(side.where,))
+    return side.finding("agrees", side.evidence, where, kind="equal" if side.error == 0 else size)
 
 
 Cause = Callable[[Sequence[Side]], Sequence[Finding]]
 """Outputs without a cause yet -> findings, whose ``where.outputs`` are the outputs that they explain."""
 
-CAUSES: tuple[Cause, ...] = (other_order, stale_rows, tf32, other_feed, not_computed, precision, agreement)
 
+def _each(cause: Callable[[Side], Finding | None]) -> Cause:
+    return lambda outputs: [finding for side in outputs if (finding := cause(side)) is not None]
+
+
+CAUSES: tuple[Cause, ...] = (
+    *map(_each, (other_order, stale_rows, tf32)),
+    precision,
+    other_feed,
+    *map(_each, (not_computed, agreement)),
+)
 STRUCTURAL = frozenset(
     {"stale-rows", "torn-rows", "outputs-permuted", "attribute-differs", "not-deterministic", "data-do-not-fit"}
 )
 """Causes that are no rounding: with one of them the verdict is always ``differs``."""
-
-
-def check_sides(sides: Sides, data: CalibrationSet) -> Comparison:
-    """Judge every output against its limit, by the two runs alone."""
-    sides = replace(sides, is_gate=True)
-    return _judged(sides, [sides.output(name) for name in sides.layouts], data)
 
 
 def compare_sides(
@@ -116,95 +128,82 @@ def compare_sides(
     ``structural`` is what two models differ in, ``more`` is of repetitions and of the trace. Where outputs differ and
     nodes are ``drawn``, which draw random numbers, no rounding is made out behind them.
     """
-    outputs = [sides.output(name) for name in sides.layouts]
-    if any(side.error > FP32_ROUNDING for side in outputs):
+    if any(side.error > FP32_ROUNDING for side in sides.outputs):
         structural = [*drawn, *structural]
     if structural:
         sides = replace(sides, is_other_model=True)
-        outputs = [replace(side, sides=sides) for side in outputs]
-    causes, unexplained = _causes(outputs)
-    findings = [*structural, *more, *causes]
-    findings.sort(key=lambda each: each.code == "first-difference")  # where it begins is no cause
-    return _judged(sides, outputs, data, findings, map(_without_cause, unexplained))
-
-
-def _judged(
-    sides: Sides,
-    outputs: Sequence[Side],
-    data: CalibrationSet,
-    findings: Sequence[Finding] = (),
-    texts: Iterable[str] = (),
-) -> Comparison:
-    not_compared = [text for side in outputs if (text := _not_finite(side))]
-    is_within = all(side.is_within for side in outputs)
-    differs = not is_within or any(f.code in STRUCTURAL and f.severity != "info" for f in findings)
-    warnings = [*data.warnings, *(f"{f.code}: {f.message}" for f in data.findings)]
-    return Comparison(
-        "differs" if differs else "agrees",
-        by_severity(findings),
-        _statistics(sides, outputs),
-        sides.reference_name,
-        sides.candidate_name,
-        len(sides.reference),
-        (*texts, *not_compared, *warnings),
-        {side.name: side.limit for side in outputs},
-    )
-
-
-def _causes(outputs: Sequence[Side]) -> tuple[list[Finding], list[Side]]:
-    """What each of ``CAUSES`` finds; and the outputs beyond their limits that nothing explains."""
-    findings: list[Finding] = []
-    rest = list(outputs)
+    findings, unexplained = list[Finding](), sides.outputs
     for cause in CAUSES:
-        named = cause(rest)
+        named = cause(unexplained)
         explained = {output.name for each in named for output in each.where.outputs}
+        unexplained = [side for side in unexplained if side.name not in explained]
         findings += named
-        rest = [side for side in rest if side.name not in explained]
-    return findings, [side for side in rest if not side.is_within and not side.sides.is_other_model]
-
-
-def _without_cause(side: Side) -> str:
-    """What is known of an output whose difference has no known cause."""
-    if has_size_of_fp16(side):
-        return (
-            f"output {side.name!r}: FP16 throughout, emulated, gives an error of that size, too"
-            f" ({side.judged_fp16:.3g}), in other values, so whether FP16 makes the difference is not shown;"
-            " `mptune inspect MODEL --data PATH` names what FP16 breaks"
-        )
-    text = f"output {side.name!r}: none of the roundings, stale rows, orders and inputs tried gives its difference"
-    if side.sides.origin == "recorded":
+    findings = sorted([*structural, *more, *findings], key=lambda each: each.code == "first-difference")
+    text = "none of the roundings, stale rows, orders and inputs tried gives its difference"
+    if sides.origin == "recorded":
         text += "; with the model that the engine was built of as CANDIDATE, --trace names where it begins"
-    return text
+    beyond = [side.name for side in unexplained if not side.is_within and not sides.is_other_model]
+    texts = [f"output {name!r}: {text}" for name in beyond]
+    comparison = check_sides(sides, data, findings, texts)
+    fp16 = {side.name: {"emulated_fp16": side.emulated, "judged_fp16": side.judged_fp16} for side in sides.outputs}
+    return replace(comparison, outputs={name: {**by, **fp16[name]} for name, by in comparison.outputs.items()})
 
 
-def _not_finite(side: Side) -> str:
-    """What is left out of the comparison of an output, since the reference is not finite there; "" if nothing is."""
-    counts = [int((~np.isfinite(array)).sum()) if array.dtype.kind == "f" else 0 for array in side.wanted]
-    if not any(counts):
-        return ""
-    first = next(sample for sample, count in enumerate(counts) if count)
-    return (
-        f"output {side.name!r} of the reference holds {sum(counts)} NaN or Inf, first in sample {first}: these values"
-        " are not compared; `mptune inspect MODEL --data PATH` names the node"
-    )
-
-
-def _statistics(sides: Sides, outputs: Sequence[Side]) -> dict[str, dict[str, float]]:
-    def only(samples: Outputs) -> list[dict[str, np.ndarray]]:
-        return [{name: np.asarray(sample[name]) for name in sides.layouts} for sample in samples]
-
-    dependent = [output for output in facts_of(sides.runner.model).dependent_outputs if output.name in sides.layouts]
-    wanted = only(sides.reference)
-    row_sets = find_row_sets(dependent, wanted)
-    statistics = compare_outputs(only(sides.candidate), wanted, None, row_sets, any_shape=True).summary()
-    return {
+def check_sides(
+    sides: Sides, data: CalibrationSet, findings: Sequence[Finding] = (), texts: Sequence[str] = ()
+) -> Comparison:
+    """Judge every output against its limit, by the two runs alone: nothing is emulated."""
+    warnings = [*data.warnings, *(f"{f.code}: {f.message}" for f in data.findings)]
+    for side in sides.outputs:
+        count = sum(int((~np.isfinite(array)).sum()) for array in side.wanted if array.dtype.kind == "f")
+        if count:
+            text = f"output {side.name!r} of the reference holds {count} NaN or Inf, which are not compared"
+            warnings.insert(0, f"{text}; `mptune inspect MODEL --data PATH` names the node")
+    agrees = all(side.is_within for side in sides.outputs) and STRUCTURAL.isdisjoint(f.code for f in findings)
+    outputs = {
         side.name: {
-            **statistics[side.name],
+            **side.errors.summary()[side.name],
             "error": side.error,
             "limit": side.limit.value,
             "judged": side.judged,
-            **({} if sides.is_gate else {"emulated_fp16": side.emulated, "judged_fp16": side.judged_fp16}),
-            "largest_difference": side.largest,
+            "largest_difference": figure_of(side.errors, side.name, Limit(0.0, is_absolute=True)),
         }
-        for side in outputs
+        for side in sides.outputs
     }
+    return Comparison(
+        "agrees" if agrees else "differs",
+        by_severity(findings),
+        outputs,
+        sides.reference_name,
+        sides.candidate_name,
+        len(sides.reference),
+        (*texts, *warnings),
+        {side.name: side.limit for side in sides.outputs},
+    )
+
+
+def repetition_findings(sides: Sides, runner: Runner | EngineRunner, repeat: int, *, stress: bool) -> list[Finding]:
+    """What runs are that differ from isolated ones: stale or torn rows, or other values; none within FP32 rounding.
+
+    ``runner`` is of the candidate where that is a model or an engine, else of the model.
+    """
+    threads = max(2, min(8, os.cpu_count() or 2))
+    ways = [(repeat, 1, "one after another")] if repeat > 1 else []
+    ways += [(max(repeat, 4), threads, f"in {threads} threads at once")] if stress else []
+    for times, at_once, how in ways:
+        error, worst = runner.repeated(times, at_once)
+        if error <= FP32_ROUNDING or worst is None:
+            continue
+        isolated = runner.exact
+        again = replace(sides, reference=isolated, candidate=worst)
+        for side in again.outputs if all(name in isolated[0] for name in sides.layouts) else ():
+            # Both ran in the same precision: what a row has of another run it has exactly.
+            rows = side.compared
+            exact = None if rows is None else replace(rows, half=rows.exact)
+            stale = None if exact is None else find_stale(exact, sides.batch)
+            if stale is not None:
+                return [stale_finding(side, stale)]
+        where = Where(outputs=tuple(OutputColumns(name) for name in isolated[0]))
+        evidence: dict[str, int | float | str] = {"relative_l2": error, "runs": times, "mode": how}
+        return [Finding.of("not-deterministic", "compare", where, evidence, kind="runs", runner=runner.name)]
+    return []

@@ -1,18 +1,16 @@
-"""Comparison: what ``mptune compare`` and ``mptune check`` show, its JSON form, and how its findings are made."""
+"""Comparison: what ``mptune compare`` and ``mptune check`` show, and its JSON form."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from mptune.diagnosis.limits import Limit
-from mptune.finding import Finding, OutputColumns, Where
+from mptune.diagnosis.sides import Limit
+from mptune.finding import Finding
 from mptune.json_form import encode_float
 
 COMPARISON_FORMAT = 1
-
-_NOWHERE = Where()
 
 Verdict = Literal["agrees", "differs"]
 
@@ -67,15 +65,3 @@ class Comparison:
             "warnings": list(self.warnings),
             "limits": {name: limit.to_json() for name, limit in self.limits.items()},
         }
-
-
-def finding(
-    code: str,
-    kind: str,
-    outputs: tuple[OutputColumns, ...],
-    evidence: Mapping[str, int | float | str],
-    where: Where = _NOWHERE,
-    **names: Any,
-) -> Finding:
-    """A finding of a comparison about outputs and, where that is known, a place in the model."""
-    return Finding.of(code, "compare", replace(where, outputs=outputs), evidence, kind=kind, **names)

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from mptune.data.archive import read_samples
-from mptune.diagnosis.runner import InWorker, Outputs, Runner
+from mptune.diagnosis.runner import Outputs, Runner
 from mptune.engines.backends.tensorrt import why_not_on
 from mptune.engines.base import Failure, FailureKind
 from mptune.engines.failures import did_not_run
@@ -21,24 +21,13 @@ from mptune.processes.parent import Worker
 from mptune.targets.detect import detect_gpus
 
 _SUFFIXES = frozenset({".engine", ".plan", ".trt"})
-
-_MAGIC = b"ftrt"
-"""The first bytes of an engine file of TensorRT (``Magic tag does not match`` of its runtime is about them)."""
-
 _KINDS: tuple[Kind, ...] = ("tensorrt", "tensorrt-rtx")
-
 _RECORD = "record its outputs where it runs, and give them: --outputs FILE"
 
 
 def is_engine(path: Path) -> bool:
-    """Whether a file is an engine, by its suffix or its first bytes."""
-    if path.suffix.lower() in _SUFFIXES:
-        return True
-    try:
-        with path.open("rb") as file:
-            return file.read(len(_MAGIC)) == _MAGIC
-    except OSError:
-        return False
+    """Whether a file is an engine, by its suffix."""
+    return path.suffix.lower() in _SUFFIXES
 
 
 def engine_kinds(path: Path) -> tuple[Kind, ...]:
@@ -50,61 +39,51 @@ def engine_kinds(path: Path) -> tuple[Kind, ...]:
         raise TargetError(f"{path} is an engine, and no NVIDIA GPU is here to run it", _RECORD)
     reasons = {kind: why_not_on(kind, gpus[0]) if is_installed(kind) else f"{kind} is not installed" for kind in _KINDS}
     kinds = tuple(kind for kind in _KINDS if reasons[kind] is None)
-    if kinds:
-        return kinds
-    shown = "; ".join(f"{kind}: {reason}" for kind, reason in reasons.items())
-    install = install_line(next((kind for kind in _KINDS if is_installed(kind)), "tensorrt"), gpus)
-    raise TargetError(f"{path} is an engine, and cannot be run on {gpus[0].name} ({shown})", f"{install}; or {_RECORD}")
+    if not kinds:
+        shown = "; ".join(f"{kind}: {reason}" for kind, reason in reasons.items())
+        install = install_line(next((kind for kind in _KINDS if is_installed(kind)), "tensorrt"), gpus)
+        text = f"{path} is an engine, and cannot be run on {gpus[0].name} ({shown})"
+        raise TargetError(text, f"{install}; or {_RECORD}")
+    return kinds
 
 
-class EngineRunner(InWorker):
+class EngineRunner:
     """One engine file on a model's samples. Nothing runs before it is asked for; results are kept.
 
     Methods raise BaselineError where the engine cannot be loaded, or does not run on the samples.
     """
 
     def __init__(
-        self,
-        path: Path,
-        kinds: Sequence[Kind],
-        model: Runner,
-        folder: Path,
-        ignore: Collection[str] = (),
+        self, path: Path, kinds: Sequence[Kind], model: Runner, folder: Path, ignore: Collection[str] = ()
     ) -> None:
         """Take what may run the engine, the ONNX model's runner, and a folder that does not exist yet."""
         folder.mkdir()
-        super().__init__(Worker(folder / "logs"))
-        self.name = str(path)
-        self._path, self._kinds, self._model, self._folder = path, tuple(kinds), model, folder
+        self.worker, self.name = Worker(folder / "logs"), str(path)
+        self._path, self._kinds, self._samples, self._folder = path, tuple(kinds), model.samples_path, folder
         self._wanted = tuple(output.name for output in model.model.outputs if output.name not in ignore)
 
-    @cached_property
+    @property
     def exact(self) -> Outputs:
         """The engine's outputs under the model's names, in the types that the engine gives."""
         return self._run[1]
 
     @cached_property
-    def _run(self) -> tuple[Kind, Outputs]:
-        """Whose engine it is, and its outputs."""
-        into = self._folder / "exact.npz"
-        failures = []
+    def _run(self) -> tuple[TensorRtEngine, Outputs]:
+        """The engine as what runs it, and its outputs."""
+        into, failures = self._folder / "exact.npz", list[Failure]()
         for kind in self._kinds:
             engine = TensorRtEngine(self._path, EngineOptions(kind))
-            job = OutputsJob(engine, self._model.samples_path, into, self._wanted)
-            count = self.worker.call(job)
+            count = self.worker.call(OutputsJob(engine, self._samples, into, self._wanted))
             if not isinstance(count, Failure):
-                return kind, read_samples(into)
+                return engine, read_samples(into)
             failures.append(count)
         raise self._error(failures[0])
 
     def repeated(self, times: int, threads: int) -> tuple[float, Outputs | None]:
         """The largest relative difference of repeated runs from isolated ones, and the outputs of that run."""
-        kind, _ = self._run
-        worst = self._folder / f"worst_{threads}.npz"
-        isolated, samples = self._folder / "exact.npz", self._model.samples_path
-        engine = TensorRtEngine(self._path, EngineOptions(kind))
-        job = RepeatJob(engine, samples, isolated, times, threads, worst, self._wanted)
-        error = self.worker.call(job)
+        engine, _ = self._run
+        isolated, worst = self._folder / "exact.npz", self._folder / f"worst_{threads}.npz"
+        error = self.worker.call(RepeatJob(engine, self._samples, isolated, times, threads, worst, self._wanted))
         if isinstance(error, Failure):
             raise self._error(error)
         return error, read_samples(worst) if error > 0 else None

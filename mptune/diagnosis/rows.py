@@ -12,15 +12,15 @@ import numpy as np
 from mptune.data.archive import read_archive, read_array
 from mptune.errors import DataError
 
+_UNNAMED = "arr_0"  # what NumPy calls an array that is saved without a name
+
 
 @dataclass(frozen=True)
 class Layout:
     """How the arrays of one output, one for each sample, lie in one array."""
 
-    shapes: tuple[tuple[int, ...], ...]
-    """Of each sample."""
-    stacked: bool
-    """Samples have no axis of rows: one is added."""
+    shapes: tuple[tuple[int, ...], ...]  # of each sample
+    stacked: bool  # samples have no axis of rows: one is added
 
     @classmethod
     def of_arrays(cls, arrays: Sequence[np.ndarray], feeds: Sequence[Mapping[str, np.ndarray]]) -> Layout:
@@ -28,8 +28,7 @@ class Layout:
         shapes = tuple(array.shape for array in arrays)
         rows = [{value.shape[0] for value in feed.values() if value.ndim} for feed in feeds]
         along = all(shape and shape[0] in sizes for shape, sizes in zip(shapes, rows, strict=True))
-        ragged = len(set(shapes)) > 1
-        return cls(shapes, not along and not ragged)
+        return cls(shapes, not along and len(set(shapes)) == 1)
 
     @property
     def is_regular(self) -> bool:
@@ -37,41 +36,31 @@ class Layout:
         return len({shape if self.stacked else shape[1:] for shape in self.shapes}) == 1
 
     @property
-    def rows_per_sample(self) -> int:
-        """Of the first sample."""
-        return 1 if self.stacked or not self.shapes[0] else self.shapes[0][0]
+    def ends(self) -> np.ndarray:
+        """Number of rows up to and with each sample."""
+        return np.cumsum([1 if self.stacked else shape[0] for shape in self.shapes])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of what ``rows`` gives."""
+        return (int(self.ends[-1]), *(self.shapes[0] if self.stacked else self.shapes[0][1:]))
 
     def rows(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
         """All samples in one array, rows first."""
         return np.stack(arrays) if self.stacked else np.concatenate(arrays)
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of what ``rows`` gives."""
-        if self.stacked:
-            return (len(self.shapes), *self.shapes[0])
-        return (sum(shape[0] for shape in self.shapes), *self.shapes[0][1:])
+    def cut(self, rows: np.ndarray) -> list[np.ndarray]:
+        """Inverse of ``rows``."""
+        return list(rows) if self.stacked else np.split(rows, self.ends[:-1])
 
     def fit(self, array: np.ndarray) -> np.ndarray | None:
         """A recorded array in this layout; None where it has another shape, apart from axes of size 1 and flat rows."""
-        wanted = self.shape
         if not self.is_regular:
             return None
+        wanted = self.shape
         is_flat = array.shape[:1] == wanted[:1] and array.ndim == 2 and array.size == math.prod(wanted)
-        if is_flat or _without_ones(array.shape) == _without_ones(wanted):
-            return array.reshape(wanted)
-        return None
-
-    def cut(self, rows: np.ndarray) -> list[np.ndarray]:
-        """Inverse of ``rows``."""
-        if self.stacked:
-            return list(rows)
-        ends = np.cumsum([shape[0] for shape in self.shapes])
-        return np.split(rows, ends[:-1])
-
-
-def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(size for size in shape if size != 1)
+        is_same = [size for size in array.shape if size != 1] == [size for size in wanted if size != 1]
+        return array.reshape(wanted) if is_flat or is_same else None
 
 
 def read_recording(
@@ -81,57 +70,30 @@ def read_recording(
 
     Raises DataError where an output is missing, or has a shape that fits no output.
     """
-    if path.suffix.lower() == ".npy":
-        if len(layouts) != 1:
-            raise DataError(
-                f"{path} is one array, the model has the outputs {_listed(layouts)}",
-                "write one array per output: np.savez('outputs.npz', name=...)",
-            )
-        arrays = {next(iter(layouts)): read_array(path)}
-    else:
-        arrays = read_archive(path)
+    is_single = path.suffix.lower() == ".npy"
+    arrays = {_UNNAMED: read_array(path)} if is_single else dict(read_archive(path))
     if list(arrays) == [_UNNAMED] and len(layouts) == 1:
         arrays = {next(iter(layouts)): arrays[_UNNAMED]}
-    missing = [name for name in layouts if name not in arrays]
-    if missing:
-        hint = f"write one array per output by its name: np.savez('outputs.npz', **{{{missing[0]!r}: ...}})"
-        if arrays and arrays.keys() <= set(inputs):
-            hint = "these are inputs of the model: give what it, or the deployment, computed of them"
-        elif len(missing) < len(layouts):
-            hint += f", or leave it out of the comparison: --ignore {missing[0]}"
-        raise DataError(f"{path} has no output {missing[0]!r}: it holds {_listed(arrays)}", hint)
-    for name in layouts:
-        if arrays[name].dtype.kind not in "fiub":
-            raise DataError(f"{path}: {name!r} is of type {arrays[name].dtype}, not numeric", "save numbers")
     cut: dict[str, list[np.ndarray]] = {}
     for name, layout in layouts.items():
+        if name not in arrays:
+            hint = f"write one array per output by its name: np.savez('outputs.npz', **{{{name!r}: ...}})"
+            if arrays.keys() <= set(inputs):
+                hint = "these are inputs of the model: give what it, or the deployment, computed of them"
+            elif not arrays.keys().isdisjoint(layouts):
+                hint += f", or leave it out of the comparison: --ignore {name}"
+            raise DataError(f"{path} has no output {name!r}: it holds {', '.join(map(repr, arrays)) or 'none'}", hint)
+        if arrays[name].dtype.kind not in "fiub":
+            raise DataError(f"{path}: {name!r} is of type {arrays[name].dtype}, not numeric", "save numbers")
         fitted = layout.fit(arrays[name])
         if fitted is None:
-            raise _misfit(str(path), name, arrays[name], layouts)
+            shape, wanted = arrays[name].shape, layout.shape
+            if shape[1:] == wanted[1:] and shape:
+                text = f"{path} holds {shape[0]} rows of output {name!r}, the data give {wanted[0]}"
+                raise DataError(text, "record all rows, in the order of the data, without any added")
+            text = f"{path}: output {name!r} has shape {list(shape)}, the data give {list(wanted)}"
+            hint = "record the output itself by its name, as the model gives it: axes in its order, rows along axis 0"
+            raise DataError(text, hint)
         cut[name] = layout.cut(fitted)
     count = len(next(iter(layouts.values())).shapes)
     return tuple({name: parts[k] for name, parts in cut.items()} for k in range(count))
-
-
-_UNNAMED = "arr_0"
-"""What NumPy calls an array that is saved without a name."""
-
-
-def _misfit(file: str, name: str, array: np.ndarray, layouts: Mapping[str, Layout]) -> DataError:
-    """The error for an array of another shape, with what to do about it."""
-    wanted = layouts[name].shape
-    if array.ndim and array.shape[1:] == wanted[1:]:
-        return DataError(
-            f"{file} holds {array.shape[0]} rows of output {name!r}, the data give {wanted[0]}",
-            "record all rows, in the order of the data, without any added",
-        )
-    hint = "record the output itself, as the model gives it, with its rows along axis 0"
-    if other := next((other for other, layout in layouts.items() if layout.fit(array) is not None), None):
-        hint = f"it has the shape of the output {other!r}: read outputs by name, or exchange the two"
-    elif sorted(array.shape) == sorted(wanted):
-        hint = "its axes are in another order: transpose it (numpy.transpose)"
-    return DataError(f"{file}: output {name!r} has shape {list(array.shape)}, the data give {list(wanted)}", hint)
-
-
-def _listed(names: Mapping[str, object]) -> str:
-    return ", ".join(map(repr, names)) or "none"

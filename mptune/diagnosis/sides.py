@@ -1,140 +1,196 @@
-"""The two sides of a comparison, in one layout, with what FP16 and TF32 make of the model."""
+"""The two sides of a comparison in one layout, each output with its error, its limit, and what FP16 and TF32 make."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any
 
 import numpy as np
 
-from mptune.data.metrics.parts import OutputParts, find_parts
-from mptune.data.metrics.row_sets import RowSet, aligned_rows, find_row_sets
-from mptune.diagnosis.limits import Limit, columns_of, default_limit, error_of, largest_of, limits_of
-from mptune.diagnosis.patterns.roundings import Cause, Compared, Explanation, explain, is_half_precise
+from mptune.data.metrics.accuracy import OutputError
+from mptune.data.metrics.comparing import compare_outputs
+from mptune.data.metrics.parts import WORST_PART, OutputParts, find_parts
+from mptune.data.metrics.row_sets import RowSet, find_row_sets
+from mptune.diagnosis.roundings import FP32_ROUNDING, Cause, Compared, Explanation, explain
 from mptune.diagnosis.rows import Layout
 from mptune.diagnosis.runner import Outputs, Runner
 from mptune.engines.jobs.samples import batch_sizes
-from mptune.finding import OutputColumns
+from mptune.errors import SettingsError
+from mptune.finding import Finding, OutputColumns, Where
 from mptune.graph.facts import facts_of
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.widened import ROUNDINGS
 from mptune.settings import Tolerance
 
-Origin = Literal["recorded", "model", "engine", "same"]
+HEADROOM = 2.0  # without a tolerance, the limit is this times the emulated all-FP16 error (``default_limit``)
+MOST_LIMIT = 0.1  # without a tolerance, no limit is larger
+FALLBACK_LIMIT = 1e-2  # the limit where the emulated all-FP16 error is not finite
+
+
+@dataclass(frozen=True)
+class Limit:
+    """How far a part of an output may lie from its reference."""
+
+    value: float
+    is_absolute: bool = False  # of the largest absolute difference, in the output's own unit
+    columns: tuple[int, ...] | None = None  # None: the whole output
+
+    def to_json(self) -> dict[str, Any]:
+        """The limit as ``compare --json`` prints it."""
+        columns = None if self.columns is None else list(self.columns)
+        return {"value": self.value, "unit": "absolute" if self.is_absolute else "relative", "columns": columns}
+
+    def text(self, figure: float) -> str:
+        """A figure of what is limited, as ``--tolerance`` takes it: ``0.01``, or ``abs:0.5``."""
+        return f"abs:{figure:.3g}" if self.is_absolute else f"{figure:.3g}"
+
+    def sentence(self, figure: float) -> str:
+        """The same in a sentence: ``an error of 0.01``, or ``a largest absolute difference of 0.5``."""
+        return f"{'a largest absolute difference' if self.is_absolute else 'an error'} of {figure:.3g}"
+
+
+def parse_tolerances(given: Sequence[str] | Mapping[str, float | str], outputs: Sequence[str]) -> tuple[Tolerance, ...]:
+    """Read ``OUTPUT[COLUMNS]=X`` and ``OUTPUT[COLUMNS]=abs:X`` (``mptune.settings.Tolerance``)."""
+    tolerances = tuple(Tolerance.parse_all(given))
+    for name in (tolerance.output for tolerance in tolerances if tolerance.output not in outputs):
+        text = f"names {name!r}, which is no output"
+        raise SettingsError(text, f"there are {', '.join(outputs)}", setting="tolerance")
+    return tolerances
+
+
+def limits_of(
+    name: str,
+    tolerances: Sequence[Tolerance],
+    parts: OutputParts | None,
+    rest: float | None,
+    default: Callable[[tuple[int, ...] | None], float],
+) -> list[Limit]:
+    """The limit of each part of an output: where no tolerance is, ``rest`` (``--max-error``), else ``default``."""
+    tolerances = [tolerance for tolerance in tolerances if tolerance.output == name]
+    count = 0 if parts is None or parts.axis is None else len(parts.scales)
+    for tolerance in tolerances:
+        if tolerance.columns is not None and max(tolerance.columns) >= count:
+            hint = f"it has {count} columns, from 0 to {count - 1}" if count else "it has no columns"
+            raise SettingsError(f"{tolerance}: output {name!r} has no such column", hint, setting="tolerance")
+    limits = [Limit(tolerance.limit, tolerance.is_absolute, tolerance.columns) for tolerance in tolerances]
+    if any(tolerance.columns is None for tolerance in tolerances):
+        return limits
+    named = {column for tolerance in tolerances for column in tolerance.columns or ()}
+    left: list[tuple[int, ...] | None] = [None]
+    if parts is not None and (parts.is_split or named):
+        ranges = parts.ranges if parts.is_split else (range(count),)
+        left = [columns for each in ranges if (columns := tuple(k for k in each if k not in named))]
+    return [*limits, *(Limit(default(c) if rest is None else rest, columns=c) for c in left)]
+
+
+def default_limit(emulated: float) -> float:
+    """The limit where none is given: twice the error of all-FP16, and no more than a small part of the spread.
+
+    A value beyond FP16's range, or a decision that falls the other way, is no rounding: an error that is as large as
+    that of a broken FP16 model does not agree.
+    """
+    if not math.isfinite(emulated):
+        return FALLBACK_LIMIT
+    return min(max(HEADROOM * emulated, FP32_ROUNDING), MOST_LIMIT)
+
+
+def figure_of(errors: OutputError, name: str, limit: Limit) -> float:
+    """The figure of an output that a limit is about; infinite where shapes or finite values differ."""
+    by_part = {part: error for part, error in errors.by_part(WORST_PART).items() if part.name == name}
+    by_column, part = errors.columns.get(name), OutputColumns(name, limit.columns)
+    values: Collection[float]
+    if limit.columns is None:
+        values = errors.per_output[name].get("max_abs", ()) if limit.is_absolute else by_part.values()
+    elif part in by_part and not limit.is_absolute:
+        values = (by_part[part],)
+    else:
+        every = () if by_column is None else by_column.max_abs if limit.is_absolute else by_column.worst_part
+        values = tuple(every[k] for k in limit.columns if k < len(every))
+    return max(values) if values and all(map(math.isfinite, values)) else math.inf
 
 
 @dataclass(frozen=True)
 class Sides:
     """What is compared."""
 
-    runner: Runner
-    """Runs the model."""
+    runner: Runner  # runs the model
     reference: Outputs
     candidate: Outputs
     reference_name: str
     candidate_name: str
-    layouts: Mapping[str, Layout]
-    """Only of outputs that are compared."""
-    batch: int
-    """Rows that one run computes."""
-    plan: PrecisionPlan
-    """The candidate's precisions as far as they are known; else FP16 wherever FP16 can be right."""
-    origin: Origin
-    """Of the candidate: recorded, another model, an engine file, or the model itself."""
-    tolerances: Mapping[str, Sequence[Tolerance]] = field(default_factory=dict)
-    max_error: float | None = None
-    """Limit of outputs without one; None for that of FP16."""
+    layouts: Mapping[str, Layout]  # only of outputs that are compared
+    batch: int  # rows that one run computes
+    plan: PrecisionPlan  # the candidate's precisions as far as they are known; else FP16 wherever FP16 can be right
+    origin: str  # of the candidate: recorded, another model, an engine file, or the same model
+    tolerances: Sequence[Tolerance] = ()
+    max_error: float | None = None  # limit of outputs without one; None for that of FP16
     is_other_model: bool = False
     """Two models differ in more than precision, or one draws random numbers: no rounding is made out behind that."""
-    is_gate: bool = False
-    """Only errors against their limits are asked for: nothing is emulated, and figures of FP16 are NaN."""
 
-    def output(self, name: str) -> Side:
-        """One output of both sides, judged by the part of it that is worst against its limit."""
-        return self.worst(name, self.candidate, self.reference)
+    @cached_property
+    def outputs(self) -> list[Side]:
+        """Every output that is compared."""
+        return self.judged(self.candidate, self.reference)
 
-    def worst(self, name: str, candidate: Outputs, reference: Outputs) -> Side:
-        """The part of an output that is worst against its limit, of any two runs."""
-        return max(self.parts(name, candidate, reference), key=lambda side: side.judged / side.limit.value)
-
-    def parts(self, name: str, candidate: Outputs, reference: Outputs) -> list[Side]:
-        """Each part of an output that has a limit, of any two runs.
-
-        Where the number of rows depends on values, rows are paired first (``mptune.data.metrics.row_sets``).
-        """
-        exact = self.runner.exact
-        whole = arrays_of(candidate, name), arrays_of(reference, name)
-        largest = largest_of(*self._paired(name, candidate, reference))
-        sides = []
-
-        def default(columns: tuple[int, ...] | None) -> float:
-            return default_limit(self.error(name, columns, self.emulated, exact))
-
-        tolerances = self.tolerances.get(name, ())
-        for limit in limits_of(name, tolerances, self._parts.get(name), self.max_error, default):
-            columns = limit.columns
-            error = judged = self.error(name, columns, candidate, reference)
-            of_fp16 = judged_fp16 = math.nan if self.is_gate else self.error(name, columns, self.emulated, exact)
-            if limit.is_absolute:
-                judged = largest_of(*self._part(name, columns, candidate, reference))
-                judged_fp16 = largest_of(*self._part(name, columns, self.emulated, exact))
-            sides.append(Side(self, name, *whole, error, of_fp16, limit, judged, judged_fp16, largest))
+    def judged(self, got: Outputs, wanted: Outputs) -> list[Side]:
+        """Each output of two runs, by the part of it that is worst against its limit."""
+        errors, sides = self.errors(got, wanted), list[Side]()
+        for name in self.layouts:
+            parts = [
+                Side(self, name, arrays_of(got, name), arrays_of(wanted, name), errors, limit)
+                for limit in self._limits(name)
+            ]
+            sides.append(max(parts, key=lambda side: side.excess))
         return sides
 
-    def error(self, name: str, columns: tuple[int, ...] | None, got: Outputs, wanted: Outputs) -> float:
-        """The error of an output, or of columns of it, between any two runs."""
-        pair = self._part(name, columns, got, wanted)
-        return error_of(*pair, about_zero=self.has_row_set(name), least=self._least_scale(name, columns))
-
-    def _least_scale(self, name: str, columns: tuple[int, ...] | None) -> float:
-        parts = self._parts.get(name)
-        return 0.0 if parts is None or columns is None else parts.least_scale(columns)
-
-    def _part(
-        self, name: str, columns: tuple[int, ...] | None, got: Outputs, wanted: Outputs
-    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        parts = self._parts.get(name)
-        axis = None if parts is None else parts.axis
-        first, second = self._paired(name, got, wanted)
-        return columns_of(first, axis, columns), columns_of(second, axis, columns)
+    def errors(self, got: Outputs, wanted: Outputs) -> OutputError:
+        """All statistics of two runs; rows whose number depends on values are paired first."""
+        first, second = ([{k: np.asarray(run[k]) for k in self.layouts} for run in each] for each in (got, wanted))
+        return compare_outputs(first, second, row_sets=self.row_sets, parts=self._parts, any_shape=True)
 
     @property
     def emulated(self) -> Outputs:
         """The model in all-FP16, as a search plans it."""
         return self.runner.emulated(self.runner.planned_fp16)
 
-    def has_row_set(self, name: str) -> bool:
-        """Whether an output is compared as a set of rows."""
-        return any(name in rows.names for rows in self._row_sets)
-
-    def _paired(self, name: str, got: Outputs, wanted: Outputs) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """One output of all samples of two runs; rows of a set are brought together, in the axes that they have."""
-        whole = arrays_of(got, name), arrays_of(wanted, name)
-        row_sets = [rows for rows in self._row_sets if name in rows.names]
-        if not row_sets:
-            return whole
-        aligned = [aligned_rows(row_sets, first, second).get(name) for first, second in zip(got, wanted, strict=True)]
-        pairs = [rows for rows in aligned if rows is not None]
-        if len(pairs) < len(aligned):
-            return whole
-        lead = (1,) * (whole[1][0].ndim - 2)
-        return (
-            [rows.output.reshape(lead + rows.output.shape) for rows in pairs],
-            [rows.reference.reshape(lead + rows.reference.shape) for rows in pairs],
-        )
+    @cached_property
+    def fp16_errors(self) -> OutputError:
+        """The error of that."""
+        return self.errors(self.emulated, self.runner.exact)
 
     @cached_property
-    def _row_sets(self) -> tuple[RowSet, ...]:
+    def row_sets(self) -> tuple[RowSet, ...]:
+        """Outputs that are compared as sets of rows."""
         dependent = [output for output in facts_of(self.runner.model).dependent_outputs if output.name in self.layouts]
         return find_row_sets(dependent, self.runner.exact)
+
+    def is_row_set(self, name: str) -> bool:
+        """Whether an output is compared as a set of rows."""
+        return any(name in rows.names for rows in self.row_sets)
 
     @cached_property
     def _parts(self) -> Mapping[str, OutputParts]:
         shapes = [{name: array.shape for name, array in sample.items()} for sample in self.runner.samples]
-        return find_parts(self.runner.exact, batch_sizes(shapes, len(self.runner.exact)))
+        exact = self.runner.exact
+        parts = dict(find_parts(exact, batch_sizes(shapes, len(exact))))
+        for name, part in parts.items():
+            if part.is_split and part.axis is not None and len(part.ranges) < len(part.scales):
+                # Columns that are one part have one scale: of few samples, that of a column may be nearly 0 by chance.
+                columns = [np.moveaxis(np.asarray(run[name], np.float64), part.axis, 0) for run in exact]
+                values = np.concatenate([each.reshape(len(each), -1) for each in columns], axis=1)
+                scales = [float(np.std(values[each])) for each in part.ranges for _ in each]
+                parts[name] = replace(part, scales=tuple(scales))
+        return parts
+
+    def _limits(self, name: str) -> list[Limit]:
+        def default(columns: tuple[int, ...] | None) -> float:
+            return default_limit(figure_of(self.fp16_errors, name, Limit(0.0, columns=columns)))
+
+        parts = None if self.is_row_set(name) else self._parts.get(name)
+        return limits_of(name, self.tolerances, parts, self.max_error, default)
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,19 +199,30 @@ class Side:
 
     sides: Sides
     name: str
-    got: Sequence[np.ndarray]
-    """Of the candidate, one array per sample."""
+    got: Sequence[np.ndarray]  # of the candidate, one array per sample
     wanted: Sequence[np.ndarray]
-    error: float
-    """Of that part, as all figures but ``largest``."""
-    emulated: float
-    """Error of all-FP16 (``Sides.emulated``)."""
-    limit: Limit
-    judged: float
-    """The figure that the limit is about."""
-    judged_fp16: float
-    largest: float
-    """Largest absolute difference of the whole output, on any sample."""
+    errors: OutputError
+    limit: Limit  # of that part
+
+    @property
+    def error(self) -> float:
+        """The error of that part."""
+        return figure_of(self.errors, self.name, replace(self.limit, is_absolute=False))
+
+    @property
+    def emulated(self) -> float:
+        """The same of all-FP16 (``Sides.emulated``)."""
+        return figure_of(self.sides.fp16_errors, self.name, replace(self.limit, is_absolute=False))
+
+    @property
+    def judged(self) -> float:
+        """The figure that the limit is about."""
+        return figure_of(self.errors, self.name, self.limit)
+
+    @property
+    def judged_fp16(self) -> float:
+        """The same of all-FP16."""
+        return figure_of(self.sides.fp16_errors, self.name, self.limit)
 
     @property
     def where(self) -> OutputColumns:
@@ -163,42 +230,40 @@ class Side:
         return OutputColumns(self.name, self.limit.columns)
 
     @property
+    def excess(self) -> float:
+        """The figure by its limit: more than 1 is beyond it."""
+        return self.judged / self.limit.value
+
+    @property
     def is_within(self) -> bool:
         """Whether it is within tolerance."""
         return self.judged <= self.limit.value
 
-    @property
-    def evidence(self) -> dict[str, int | float | str]:
-        """Its figures for a finding: the one that is limited, where that is not ``error``, too."""
-        figures: dict[str, int | float | str] = {"error": self.error, "emulated_fp16": self.emulated}
-        if self.limit.is_absolute:
-            figures |= {"largest_difference": self.judged, "limit_of_difference": self.limit.value}
-        else:
-            figures["limit"] = self.limit.value
-        return figures
+    def finding(
+        self, code: str, evidence: Mapping[str, int | float | str], where: Where | None = None, **names: Any
+    ) -> Finding:
+        """A finding about this output."""
+        where = where or Where(outputs=(OutputColumns(self.name),))
+        names |= {"error_shown": self.limit.sentence(self.judged), "judged_fp16": self.judged_fp16}
+        return Finding.of(code, "compare", where, evidence, place=str(self.where), **names)
 
     @property
-    def row_count(self) -> int:
-        """Rows of all samples."""
-        return self.sides.layouts[self.name].shape[0]
+    def evidence(self) -> dict[str, int | float | str]:
+        """Its figures for a finding; ``largest_difference`` is what an absolute limit is about."""
+        largest = {"largest_difference": self.judged} if self.limit.is_absolute else {}
+        return {"error": self.error, "emulated_fp16": self.emulated, "limit": self.limit.value, **largest}
+
+    def rows(self, outputs: Outputs) -> np.ndarray:
+        """Rows of this output of any run on the same samples; none where they have several shapes."""
+        try:
+            return self.sides.layouts[self.name].rows(arrays_of(outputs, self.name))
+        except ValueError:
+            return np.zeros(0)
 
     def samples_of(self, rows: Sequence[int]) -> tuple[int, ...]:
         """The samples that these rows belong to."""
-        layout = self.sides.layouts[self.name]
-        ends = np.cumsum([1 if layout.stacked else shape[0] for shape in layout.shapes])
+        ends = self.sides.layouts[self.name].ends
         return tuple(sorted({int(np.searchsorted(ends, row, side="right")) for row in rows}))
-
-    def rows(self, outputs: Outputs) -> np.ndarray:
-        """Rows of this output of any run on the same samples."""
-        return self.sides.layouts[self.name].rows(arrays_of(outputs, self.name))
-
-    def lost(self, outputs: Outputs) -> np.ndarray | None:
-        """Where a run's output is NaN or Inf and the reference is finite, flat; None where they differ in shape."""
-        arrays = arrays_of(outputs, self.name)
-        if any(a.shape != b.shape or b.dtype.kind not in "fiub" for a, b in zip(arrays, self.wanted, strict=True)):
-            return None
-        pairs = zip(arrays, self.wanted, strict=True)
-        return np.concatenate([(np.isfinite(b) & ~np.isfinite(a)).ravel() for a, b in pairs])
 
     @cached_property
     def compared(self) -> Compared | None:
@@ -208,25 +273,23 @@ class Side:
     def compared_with(self, got: Sequence[np.ndarray]) -> Compared | None:
         """As ``compared``, of other arrays in the candidate's place."""
         layout = self.sides.layouts[self.name]
-        alike = all(a.shape == b.shape for a, b in zip(got, self.wanted, strict=True))
-        if not layout.is_regular or not alike or any(array.dtype.kind not in "fiub" for array in self.wanted):
+        alike = all(a.shape == b.shape and b.dtype.kind in "fiub" for a, b in zip(got, self.wanted, strict=True))
+        if not layout.is_regular or not alike:
             return None
-        emulated = arrays_of(self.sides.emulated, self.name)
-        same = all(a.shape == b.shape for a, b in zip(emulated, self.wanted, strict=True))
-        return Compared.of_rows(layout.rows(got), layout.rows(self.wanted), layout.rows(emulated) if same else None)
+        return Compared.of_rows(layout.rows(got), layout.rows(self.wanted), self.rows(self.sides.emulated))
 
     @property
     def difference(self) -> Compared | None:
         """``compared``, where there is a difference to explain."""
         compared = self.compared
-        is_set = self.is_within and self.sides.has_row_set(self.name)
+        is_set = self.is_within and self.sides.is_row_set(self.name)
         return None if compared is None or compared.distance <= compared.exact or is_set else compared
 
     @cached_property
     def rounding(self) -> Explanation | None:
         """The rounding whose pattern the difference has; None where it has none, or none is made out."""
         sides, runner, compared = self.sides, self.sides.runner, self.difference
-        if compared is None:
+        if compared is None or sides.is_other_model:
             return None
         exact = np.asarray(self.rows(runner.exact), np.float64)
 
@@ -235,17 +298,15 @@ class Side:
             with np.errstate(invalid="ignore", over="ignore"):
                 return [(cause, (rows - exact) / compared.scale)] if rows.shape == exact.shape else []
 
-        ways = ROUNDINGS if sides.origin != "model" else ()
+        difference, ways = compared.got - compared.wanted, ROUNDINGS if sides.origin != "model" else ()
         tf32 = [each for way in ways for each in changes("tf32-candidate", runner.tf32(way))]
-        tf32 += [("tf32-reference", -made) for _, made in tf32]
+        tf32 += [("tf32-reference", -change) for _, change in tf32]
         plans = [plan for plan in dict.fromkeys((sides.plan, runner.throughout(Precision.FP16))) if plan.reduced_groups]
         half = [each for p in plans for each in changes("bf16" if p.bf16_groups else "fp16", runner.emulated(p))]
-        is_half = is_half_precise(np.concatenate([array.ravel() for array in self.got]))
-        difference = compared.got - compared.wanted
-        cause = explain(difference, [*tf32, *half], is_half=is_half)
+        cause = explain(difference, [*tf32, *half])
         if cause is None and sides.origin != "model":  # an engine may be BF16 throughout, which nothing says
             bf16 = changes("bf16", runner.emulated(runner.throughout(Precision.BF16)))
-            cause = explain(difference, [*tf32, *bf16], is_half=is_half)
+            cause = explain(difference, [*tf32, *bf16])
         return cause
 
 

@@ -1,7 +1,4 @@
-"""What the engine layer gives the layers above: failures, measurements, and the toolchain's protocol.
-
-A job that fails gives a ``Failure``, never a sentinel number.
-"""
+"""What the engine layer gives the layers above. A job that fails gives a ``Failure``, never a sentinel number."""
 
 from __future__ import annotations
 
@@ -38,13 +35,10 @@ class MissingKernel(JsonForm):
     """A node that leaves its execution provider once it is FP16, or BF16."""
 
     node: str
-    op_type: str
-    """With the domain where that is not ONNX's own."""
+    op_type: str  # with the domain where that is not ONNX's own
     wanted: str
-    actual: str
-    """The provider that runs it in FP16 or BF16; "" where none does."""
-    reason: str = ""
-    """What was seen, where the providers were not asked."""
+    actual: str  # the provider that runs it in FP16 or BF16; "" where none does
+    reason: str = ""  # what was seen, where the providers were not asked
 
 
 @dataclass(frozen=True)
@@ -56,8 +50,7 @@ class Measurement:
     (``drift``), so that figures taken hours apart can be compared."""
     baseline: Latency | None
     """The FP32 baseline measured in the same minutes, not scaled; None where latency is predicted."""
-    drift: float
-    """First baseline median / this baseline median; ``latency`` is already multiplied by it."""
+    drift: float  # first baseline median / this baseline median; ``latency`` is already multiplied by it
     error: OutputError
     error_source: ErrorSource
     build_s: float
@@ -67,8 +60,7 @@ class Measurement:
     """Group id -> time by the engine's own profiler, scaled as ``latency``; None where no profile was taken. Their sum
     is not the latency: profiling has a cost. Groups that no layer computes are left out."""
     memory: EngineMemory | None = None
-    power_mode: PowerMode | None = None
-    """That it was timed in; None where it was not timed on a Jetson."""
+    power_mode: PowerMode | None = None  # that it was timed in; None where it was not timed on a Jetson
 
     def with_drift(self, drift: float) -> Measurement:
         """The same measurement with its times scaled by another drift."""
@@ -88,8 +80,7 @@ class Place:
     node: str
     op_type: str
     tensor: str
-    value: float | str
-    """What stands there, such as ``nan`` or the relative L2 of two runs."""
+    value: float | str  # what stands there, such as ``nan`` or the relative L2 of two runs
     sample: int | None = None
 
     @property
@@ -112,10 +103,8 @@ class RowReport:
     """Output -> its shape for ``rows`` rows, where it does not have as many rows although it is declared to."""
     declared: Mapping[str, str] = field(default_factory=dict)
     """Output -> its declared shape, of those in ``lost``."""
-    failure: str = ""
-    """The error where a dynamic batch fails with ``rows`` rows."""
-    ran: int = 0
-    """How many rows the samples have, with which it does not fail; 0 where nothing failed."""
+    failure: str = ""  # the error where a dynamic batch fails with ``rows`` rows
+    ran: int = 0  # how many rows the samples have, with which it does not fail; 0 where nothing failed
 
     @property
     def failed_node(self) -> str:
@@ -134,14 +123,12 @@ class RowReport:
 class ReferenceReport:
     """What the reference runs showed, for the checks before the search."""
 
-    provider: str
-    """ONNX Runtime's execution provider, such as ``CUDAExecutionProvider``; TF32 is always off."""
+    provider: str  # ONNX Runtime's execution provider, such as ``CUDAExecutionProvider``; TF32 is always off
     outputs: Mapping[str, Mapping[str, float]]
     """Output name -> {"size", "non_finite", "zero_fraction", "absmax"} over all samples; and where it applies
     {"bad_sample"}, the first that is not finite, {"bad_samples"}, how many of {"samples"} are not, {"constant"}, 1
     where samples differ and the output does not."""
-    repeat_error: float
-    """Largest relative L2 between two runs on the same sample, over outputs."""
+    repeat_error: float  # largest relative L2 between two runs on the same sample, over outputs
     rows: RowReport = RowReport()
     places: Mapping[tuple[str, str], Place] = field(default_factory=dict)
     """(finding's code, output) -> the node to blame."""
@@ -193,8 +180,7 @@ class Engine(Protocol):
 class EmulatedSamples:
     """The samples of an emulated error."""
 
-    parts: tuple[range, ...]
-    """Their numbers in the search samples, from 0 on, in consecutive parts, none empty."""
+    parts: tuple[range, ...]  # their numbers in the search samples, from 0 on, in consecutive parts, none empty
     per_plan: int | None
     """Samples that the evaluation of one plan runs: what is emulated between plans is measured by it. None where
     everything is best taken at once: opening sessions is what takes the time, or all is quick."""

@@ -27,8 +27,7 @@ class RunContext:
 
     grouped: GroupedModel
     settings: SearchSettings
-    weights_dir: Path
-    """The weight bank; typed and emulated models are written beside it."""
+    weights_dir: Path  # the weight bank; typed and emulated models are written beside it
     data_dir: Path
     engines_dir: Path
     logs_dir: Path

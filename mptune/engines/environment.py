@@ -1,7 +1,4 @@
-"""The environment of a measurement: versions, machine, GPU state, other processes; and warnings about them.
-
-Versions come from package metadata, so that nothing heavy is imported; the state of GPUs comes from nvidia-smi.
-"""
+"""The environment of a measurement: versions, machine, state of GPUs (by nvidia-smi), processes; and warnings."""
 
 from __future__ import annotations
 
@@ -17,8 +14,7 @@ from pathlib import Path
 from mptune.json_form import JsonForm
 from mptune.targets.detect import JetsonState, ask_nvidia_smi, read_jetson
 
-BACKEND_GROUP = "mptune.backends"
-"""The group of entry points in which other packages bring backends."""
+BACKEND_GROUP = "mptune.backends"  # the group of entry points in which other packages bring backends
 _PACKAGES = ("mptune", "numpy", "onnx", "optuna", "cuda-bindings")
 _ENGINE_PACKAGES = ("onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-lean", "tensorrt-rtx")
 _VARIANTS = ("", "-cu12", "-cu13")

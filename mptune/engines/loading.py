@@ -24,11 +24,7 @@ _OF_THE_MODEL = frozenset({FailureKind.INVALID_MODEL, FailureKind.ERROR, Failure
 
 
 def load_typed_model(path: str | Path, *, any_precision: bool = False, opset: int | None = None) -> Model:
-    """Load, check and type a model, with the help of ONNX Runtime where ONNX's own inference does not do.
-
-    Raises:
-        ModelError: as ``load_model``.
-    """
+    """As ``load_model``, with the help of ONNX Runtime where ONNX's own inference does not do."""
 
     def ask(slim: onnx.ModelProto, values: Sequence[str]) -> RuntimeTypes:
         from mptune.engines.ort.fusions import OperatorTypesJob
@@ -64,13 +60,9 @@ class OpenJob:
 
 
 def check_loads(path: Path, name: str, worker: Worker | None = None) -> tuple[str, ...]:
-    """Open a model once as a user would, in a worker of its own where none is given.
+    """Open a model once as a user would, in a worker of its own where none is given; ModelError: it does not load.
 
-    Returns:
-        A warning where it loads without ONNX Runtime's graph optimisations only.
-
-    Raises:
-        ModelError: it does not load.
+    Returns a warning where it loads without ONNX Runtime's graph optimisations only.
     """
     with Worker() if worker is None else nullcontext(worker) as opening:
         failure = opening.call(OpenJob(path), _TIMEOUT_S)
@@ -86,13 +78,9 @@ def check_loads(path: Path, name: str, worker: Worker | None = None) -> tuple[st
 
 
 def check_written(path: Path, name: str, source: Path) -> tuple[str, ...]:
-    """Open a model that mptune wrote, once, as a user would; the arguments and the warning are as of ``check_loads``.
+    """Open a model that mptune wrote, as ``check_loads``; ModelError: it does not load, and its source does.
 
-    Args:
-        source: what it was made from: where that does not load either, a warning says so.
-
-    Raises:
-        ModelError: it does not load, and its source does.
+    Where the source, which it was made from, does not load either, a warning says so.
     """
     try:
         return check_loads(path, name)

@@ -10,8 +10,7 @@ from mptune.engines.ort.session import Provider
 from mptune.processes.parent import Worker
 from mptune.settings import SearchSettings
 
-_CORES_BESIDE = 4
-"""Fewest cores that have room for what runs beside the first worker."""
+_CORES_BESIDE = 4  # fewest cores that have room for what runs beside the first worker
 
 
 class Workers:
@@ -30,8 +29,5 @@ class Workers:
 
 
 def observes_beside(provider: Provider) -> bool:
-    """Whether ranges are observed while the reference is taken: on a GPU, where opening both is the host's work.
-
-    On a CPU both take all cores.
-    """
+    """Whether ranges are observed while the reference is taken: on a GPU; on a CPU both take all cores."""
     return provider == "cuda" and usable_cores() >= _CORES_BESIDE

@@ -2,188 +2,124 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from mptune.findings.wording import Table, Values, Words, counted
 
-from mptune.findings.wording import CodeInfo, Wording, row
-
-_FP16_GIVES = "(FP16 throughout, emulated, gives {judged_fp16:.3g})"
-_HAS = "output {place!r} has {error_shown}"
-_UNDONE = "; undone, {left_share:.2g%} of the difference is left"
-
-_LATE_CURES = {
-    "": "no plan repairs this: synchronise the stream before the outputs are read (cudaStreamSynchronize, or"
-    " stream.synchronize()), and give each run in flight buffers of its own",
-    "one row": "no plan repairs this: see whether the batch was fixed at 1 where the model was exported or the engine"
-    " built (dynamic axes, optimisation profile), and whether the input is copied for each run",
-}
-
+COMPARISON = Table()
 _TF32_OFF = (
-    ": use_tf32=0 for ONNX Runtime's CUDA provider, clear_flag(BuilderFlag.TF32) for TensorRT, or"
-    " NVIDIA_TF32_OVERRIDE=0 in the environment"
+    "use_tf32=0 for ONNX Runtime's CUDA provider, clear_flag(BuilderFlag.TF32) for TensorRT, or NVIDIA_TF32_OVERRIDE=0"
+    " in the environment"
 )
-_NONE_ALONE = (
-    "{differences:/# constant or attribute differs/# constants or attributes differ}, and none that was tried alone"
-    " makes a tenth of the difference: together, in FP32, they make an error of {together:.3g}; output {place!r} has"
-    " {error_shown}"
+_SYNCHRONISE = (
+    "no plan repairs this: synchronise the stream before the outputs are read (cudaStreamSynchronize, or"
+    " stream.synchronize()), give each run in flight buffers of its own, and see that the batch was not fixed at 1"
 )
 
 
-def _late(what: str, example: str) -> dict[str, Wording]:
-    text = f"output {{output!r}}: {{count}} of {{of_rows}} rows are {what}: row {{row}} {example} {{source_row}}"
-    lags = {
-        "": "[before?; the source is most often {before:/# row/# rows} before]",
-        "one row": "; so do all {count} that differ",
+@COMPARISON.row("agrees", "info", "the outputs differ by what FP16 or TF32 rounding gives, or less")
+def _agrees(v: Values) -> Words:
+    sizes = {
+        "equal": "nothing differs",
+        "fp32": "what FP32 rounding gives",
+        "fp16": "the size of FP16 rounding",
+        "within tolerance": "within the tolerance given, and more than FP16 rounding gives",
     }
-    return {kind: Wording(text + lag, _LATE_CURES[kind]) for kind, lag in lags.items()}
-
-
-def _tf32(side: str, cure: str) -> CodeInfo:
-    return row(
-        "warning",
-        f"the difference is what TF32 in the {side} makes",
-        f"output {{output!r}}: TF32 in the {side} ({{name}}) makes the difference of {{error:.3g}}: emulated,"
-        " it has {size_ratio:.2f} times its size, and {left_share:.2g%} of the difference is left without it",
-        cure + _TF32_OFF,
+    return Words(
+        f"output {v.place!r} has {v.error_shown}: {sizes[v.kind]} (FP16 throughout, emulated, gives"
+        f" {v.judged_fp16:.3g})"
     )
 
 
-COMPARISON: Mapping[str, CodeInfo] = {
-    "agrees": CodeInfo(
-        "info",
-        "the outputs differ by what FP16 or TF32 rounding gives, or less",
-        {
-            "equal": Wording(f"output {{place!r}} equals the reference {_FP16_GIVES}"),
-            **{
-                kind: Wording(f"{_HAS}: {what} {_FP16_GIVES}")
-                for kind, what in {
-                    "fp32": "what FP32 rounding gives",
-                    "fp16": "the size of FP16 rounding",
-                    "within tolerance": "within the tolerance given, and more than FP16 rounding gives",
-                }.items()
-            },
-        },
-    ),
-    "stale-rows": CodeInfo(
-        "warning",
-        "rows equal the reference of another row, such as the one before",
-        _late("stale", "equals the reference's row"),
-    ),
-    "torn-rows": CodeInfo(
-        "warning",
-        "rows are part this and part the previous result",
-        _late("torn[, {whole} are wholly another row's]", "is part its own result and part that of row"),
-    ),
-    "not-computed": CodeInfo(
-        "warning",
-        "a recorded output is all zero, or has equal rows where the reference's differ",
-        {
-            "zero": Wording(
-                "output {output!r} is zero everywhere, and the reference is not",
-                "copy it back after each run, and give the engine the address of its buffer (setTensorAddress)",
-            ),
-            "equal rows": Wording(
-                "output {output!r}: all {rows} rows are equal, and the reference's differ",
-                "copy the output back after each run, and not once, and the input before it",
-            ),
-        },
-    ),
-    "tf32-reference": _tf32("reference", "compute the reference with TF32 off"),
-    "tf32-candidate": _tf32("candidate", "switch TF32 off where this matters"),
-    "outputs-permuted": CodeInfo(
-        "warning",
-        "outputs, columns or rows are in another order",
-        {
-            "ahead": Wording(
-                "output {output!r}: from row {begin} on, {rows} of {of_rows} rows are those of later samples (row"
-                " {row} equals the reference's row {source_row}): as where a sample was left out",
-                "give the rows in the order of the data, one for each sample: see which sample the recording lacks",
-            ),
-            "exchanged": Wording(
-                "output {name!r} holds what is {other!r} of the reference",
-                "read outputs by name, not by position, or exchange the two",
-            ),
-            **{
-                kind: Wording(
-                    f"output {{output!r}} has its {what} in another order: {{moved}} of {{entries}} moved ({{shown}})"
-                    + _UNDONE,
-                    cure,
-                )
-                for kind, what, cure in (
-                    ("rows", "rows", "give the rows in the order of the data"),
-                    (
-                        "entries",
-                        "entries along axis {along}",
-                        "bring the entries into the reference's order, or compare them by what they mean",
-                    ),
-                )
-            },
-        },
-    ),
-    "attribute-differs": CodeInfo(
-        "warning",
-        "two models differ in an attribute, a constant or their structure",
-        {
-            "": Wording(
-                "node {node}: {difference}[ (alone, in FP32, it makes an error of {alone:.3g})][; next {next}];"
-                " output {place!r} then has {error_shown} (FP16 throughout gives {judged_fp16:.3g})",
-                "export both from the same source, or give this node the same value in both",
-            ),
-            "together": Wording(_NONE_ALONE, "export both from the same source"),
-            "together little": Wording(_NONE_ALONE, severity="info"),
-        },
-    ),
-    "first-difference": CodeInfo(
-        "warning",
-        "the first group along the graph that leaves the tolerance",
-        {
-            f"{kind}{shape}": Wording(
-                f"the two models begin to differ in {{name}}: value {{tensor!r}}, computed by {{node}}, {differs};"
-                f" {before}",
-                cure,
-                "info" if kind == "rounding" else None,
-            )
-            for kind, before, cure in (
-                (
-                    "",
-                    "every value before it is within {error_before:.3g}",
-                    "compare this node in both models: its attributes, its constants and its type",
-                ),
-                (
-                    "reduced",
-                    "every value before it differs by what FP16 or BF16 makes, or less",
-                    "if its precision makes that, keep this group in FP32; else compare the node in both models",
-                ),
-                (
-                    "rounding",
-                    "that is where FP16 or BF16 begins, and none differs by more than twice what these give, emulated",
-                    "",
-                ),
-            )
-            for shape, differs in {
-                "": "has a relative error of {error:.3g}",
-                " infinite": "differs in its shape, in values that are not finite, or where one model has zeros only",
-            }.items()
-        },
-    ),
-    "precision": CodeInfo(
-        "warning",
-        "the difference comes from FP16",
-        {
-            f"{kind}{plan}": Wording(
-                f"{_HAS}, the limit is {{limit_value:.3g}}: {cause}; most of it comes from {{named}}[; {{seen}}]"
-                "[is_bf16?; BF16 keeps 8 bits where FP16 keeps 11]",
-                cure,
-            )
-            for kind, cause in {
-                "reproduced": "emulating {precisions} reproduces it ({left_share:.2g%} of the difference is left)",
-                "of its size": "{precisions} throughout, emulated, gives an error of that size ({judged_fp16:.3g}), in"
-                " other values",
-            }.items()
-            for plan, cure in {
-                "": "keep {kept_groups:/# group/# groups} in FP32 ({left}): mptune apply {model} {options} -o OUT.onnx",
-                ", no plan": "no plan with {precisions} groups keeps the limit: allow more with --tolerance, or stay in"
-                " FP32",
-            }.items()
-        },
-    ),
-}
+@COMPARISON.row("stale-rows", "warning", "rows equal the reference of another row, such as the one before")
+def _stale_rows(v: Values) -> Words:
+    text = f"output {v.output!r}: {v.rows} of {v.of_rows} rows are stale: row {v.row} equals the reference's row"
+    return Words(f"{text} {v.source_row}", _SYNCHRONISE)
+
+
+@COMPARISON.row("torn-rows", "warning", "rows are part this and part the previous result")
+def _torn_rows(v: Values) -> Words:
+    text = f"output {v.output!r}: {v.torn} of {v.of_rows} rows are torn: row {v.row} is part its own result and part"
+    return Words(f"{text} that of row {v.source_row}", _SYNCHRONISE)
+
+
+@COMPARISON.row(
+    "not-computed", "warning", "a recorded output is all zero, or has equal rows where the reference's differ"
+)
+def _not_computed(v: Values) -> Words:
+    what = (
+        "is zero everywhere, and the reference is not" if v.kind == "zero" else f"has {v.rows} rows that are all equal"
+    )
+    cure = "copy the output back after each run, and the input before it, and give the engine the address of its buffer"
+    return Words(f"output {v.output!r} {what}", f"{cure} (setTensorAddress)")
+
+
+def _tf32(v: Values, side: str) -> str:
+    return (
+        f"output {v.output!r}: TF32 in the {side} ({v.name}) makes the difference of {v.error:.3g}: emulated, it has"
+        f" {v.size_ratio:.2f} times its size, and {100 * v.left_share:.2g} % of the difference is left without it"
+    )
+
+
+@COMPARISON.row("tf32-reference", "warning", "the difference is what TF32 in the reference makes")
+def _tf32_reference(v: Values) -> Words:
+    return Words(_tf32(v, "reference"), f"compute the reference with TF32 off: {_TF32_OFF}")
+
+
+@COMPARISON.row("tf32-candidate", "warning", "the difference is what TF32 in the candidate makes")
+def _tf32_candidate(v: Values) -> Words:
+    return Words(_tf32(v, "candidate"), f"switch TF32 off where this matters: {_TF32_OFF}")
+
+
+@COMPARISON.row("outputs-permuted", "warning", "outputs, columns or rows are in another order")
+def _outputs_permuted(v: Values) -> Words:
+    if v.kind == "outputs":
+        text = f"output {v.name!r} holds what is {v.other!r} of the reference"
+        return Words(text, "read outputs by name, not by position, or exchange the two")
+    what = "rows" if v.kind == "rows" else f"entries along axis {v.axis}"
+    text = f"output {v.output!r} has its {what} in another order: {v.moved} of {v.entries} moved ({v.shown})"
+    return Words(text, "give them in the reference's order, or in that of the data, one row for each of its rows")
+
+
+@COMPARISON.row("attribute-differs", "warning", "two models differ in an attribute, a constant or their structure")
+def _attribute_differs(v: Values) -> Words:
+    then = f"output {v.place!r} then has {v.error_shown} (FP16 throughout gives {v.judged_fp16:.3g})"
+    cure = "export both from the same source, or give this node the same value in both"
+    if not v.get("node"):
+        text = f"{v.differences} constants or attributes differ, and none that was tried alone makes a tenth of the"
+        return Words(f"{text} difference: together, in FP32, they make an error of {v.together:.3g}; {then}", cure)
+    alone = "" if v.get("alone") is None else f" (alone, in FP32, it makes an error of {v.alone:.3g})"
+    others = f"; next {v.others}" if v.others else ""
+    return Words(f"node {v.node}: {v.difference}{alone}{others}; {then}", cure)
+
+
+@COMPARISON.row("first-difference", "warning", "the first group along the graph that leaves the tolerance")
+def _first_difference(v: Values) -> Words:
+    text = f"the two models begin to differ in {v.name}: value {v.tensor!r}, computed by {v.node}"
+    text += f", has a relative error of {v.error:.3g}"
+    if v.kind == "rounding":
+        text += "; that is where FP16 or BF16 begins, and none differs by more than twice what these give, emulated"
+        return Words(text, severity="info")
+    before = f"is within {v.error_before:.3g}" if not v.kind else "differs by what FP16 or BF16 makes, or less"
+    return Words(
+        f"{text}; every value before it {before}",
+        "compare this node in both models: its attributes, its constants and its type; keep the group in FP32 where"
+        " that makes it",
+    )
+
+
+@COMPARISON.row("precision", "warning", "the difference comes from FP16")
+def _precision(v: Values) -> Words:
+    cause = f"emulating {v.precisions} reproduces it ({100 * v.left_share:.2g} % of the difference is left)"
+    if v.left_share == 1:
+        cause = (
+            f"{v.precisions} throughout, emulated, gives an error of that size ({v.judged_fp16:.3g}), in other values"
+        )
+    seen = f"; {v.seen}" if v.seen else ""
+    bits = "; BF16 keeps 8 bits where FP16 keeps 11" if v.bf16_groups else ""
+    cure = f"no plan with {v.precisions} groups keeps the limit: allow more with --tolerance, or stay in FP32"
+    if v.left:
+        cure = f"keep {counted(v.kept_groups, 'group')} in FP32, which leaves {v.left}: {v.command}"
+    return Words(
+        f"output {v.place!r} has {v.error_shown}, the limit is {v.limit_value:.3g}: {cause}; most of it comes from"
+        f" {v.named}{seen}{bits}",
+        cure,
+    )

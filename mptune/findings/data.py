@@ -2,88 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from mptune.findings.wording import Table, Values, Words
 
-from mptune.findings.wording import AT, CodeInfo, Wording, row
+DATA = Table()
 
-_LEFT = (
-    "{left_share:.2g%} of the difference is left, on {explained}[; not on the other {others} of {tried} that were"
-    " tried][; {differing} of {count} {number:/differs/differ}]"
-)
-_OTHER_FEEDS = {
-    "prepared": (
-        "the samples are prepared in another way there",
-        "prepare the samples as in training on both sides: channels, range, layout",
-    ),
-    "mixed up": ("the inputs are mixed up there", "give each input by its name, and a buffer of its own"),
-    "not written": (
-        "as if that input were not written before each run there",
-        "write it before each run, on the stream of the run, into a buffer that no other run uses",
-    ),
-}
-"""How a deployment feeds the samples otherwise: what that means, and what to do."""
 
-DATA: Mapping[str, CodeInfo] = {
-    "random-data": row(
-        "warning",
-        "no samples were given, and mptune drew random numbers",
-        "random inputs: no calibration data was given, so every error here is the error on noise, and real inputs can"
-        " differ by far",
-        "give --data",
-    ),
-    "constant-data": row(
-        "warning",
-        "an input is the same everywhere in all samples",
-        "every value of input {input!r} is {value:g} in all samples",
-        "give real inputs with --data: constants show nothing of what the network computes",
-    ),
-    "duplicate-samples": row(
-        "warning",
-        "the same sample is there more than once",
-        "{duplicates} of {samples} samples equal an earlier one, so the held-out error may be taken on samples"
-        " that the search saw",
-        "give different samples; if one buffer was filled for each of them, keep copies of it",
-    ),
-    "too-few-samples": row(
-        "warning",
-        "too few samples to hold any out",
-        "one sample only: the held-out error is taken on the sample that the search saw",
-        "give 2 or more samples",
-    ),
-    "data-do-not-fit": CodeInfo(
-        "warning",
-        "activations before a BatchNorm lie far off its running mean",
-        {
-            "norm": Wording(
-                "activations before this BatchNormalization lie {standard_deviations:.3g} of its standard deviations"
-                " off its running mean (median over the channels)[, and before {more} more]: the data are not prepared"
-                " as in training",
-                "scale, normalise and order the channels of the inputs as in training; data as in training stay below"
-                " 0.1",
-                at=AT,
-            ),
-            **{
-                f"{kind}{near}": Wording(text.format(left=_LEFT, meaning=meaning), cure)
-                for kind, (meaning, cure) in _OTHER_FEEDS.items()
-                for near, text in {
-                    "": "the model gives what was recorded {{words}} ({left}): {meaning}; precision is not the problem",
-                    " nearly": "the model comes near to what was recorded {{words}} ({left}; rounding would leave"
-                    " {{rounding_share:.2g%}}): perhaps {meaning}, in this way or a similar one",
-                }.items()
-            },
-        },
-    ),
-    "one-sample-decides": row(
-        "warning",
-        "one sample's error is far above that of the rest",
-        "plan {plan}: sample {sample} of the data has an error of {error:.1e}, the others"
-        " {median_of_others:.1e} (median)",
-        "look at this sample; where it is as it should be, give more like it",
-    ),
-    "held-out-differs": row(
-        "warning",
-        "the held-out error is far above the error that the search saw",
-        "plan {plan}: the held-out error is {held_out:.1e}, that of the search samples {search:.1e}",
-        "give more samples, of every kind that the model meets, so that the search sees what they show",
-    ),
-}
+@DATA.row("random-data", "warning", "no samples were given, and mptune drew random numbers")
+def _random_data(v: Values) -> Words:
+    text = "random inputs: no calibration data was given, so every error is that on noise, and real inputs can differ"
+    return Words(f"{text} by far", "give --data")
+
+
+@DATA.row("constant-data", "warning", "an input is the same everywhere in all samples")
+def _constant_data(v: Values) -> Words:
+    cure = "give real inputs with --data: constants show nothing of what the network computes"
+    return Words(f"every value of input {v.input!r} is {v.value:g} in all samples", cure)
+
+
+@DATA.row("duplicate-samples", "warning", "the same sample is there more than once")
+def _duplicate_samples(v: Values) -> Words:
+    text = (
+        f"{v.duplicates} of {v.samples} samples equal an earlier one: the held-out error may be that of searched ones"
+    )
+    return Words(text, "give different samples; if one buffer was filled for each of them, keep copies of it")
+
+
+@DATA.row("too-few-samples", "warning", "too few samples to hold any out")
+def _too_few_samples(v: Values) -> Words:
+    text = "one sample only: the held-out error is taken on the sample that the search saw"
+    return Words(text, "give 2 or more samples")
+
+
+@DATA.row("data-do-not-fit", "warning", "activations before a BatchNorm lie far off its running mean")
+def _data_do_not_fit(v: Values) -> Words:
+    if v.kind == "norm":
+        more = f", and before {v.more} more" if v.get("more") else ""
+        return Words(
+            f"activations before this BatchNormalization lie {v.standard_deviations:.3g} of its standard deviations off"
+            f" its running mean (median over the channels){more}: the data are not prepared as in training",
+            "scale, normalise and order the channels of the inputs as in training; data as in training stay below 0.1",
+        )
+    left = f"{100 * v.left_share:.2g} % of the difference is left"
+    left += "" if v.is_exact else f", rounding would leave {100 * v.rounding_share:.2g} %: perhaps in a similar way"
+    where = f"of {v.tried} samples that were tried" if v.samples == v.tried else f"of {v.tried}: samples {v.shown}"
+    return Words(
+        f"the model gives what was recorded {v.words} ({left}, on {v.samples} {where}): precision is not the problem",
+        "feed both sides alike: channels, range and layout as in training, each input by its name, written before each"
+        " run on the stream of the run",
+    )
+
+
+@DATA.row("one-sample-decides", "warning", "one sample's error is far above that of the rest")
+def _one_sample_decides(v: Values) -> Words:
+    text = f"plan {v.plan}: sample {v.sample} of the data has an error of {v.error:.1e}, the others"
+    cure = "look at this sample; where it is as it should be, give more like it"
+    return Words(f"{text} {v.median_of_others:.1e} (median)", cure)
+
+
+@DATA.row("held-out-differs", "warning", "the held-out error is far above the error that the search saw")
+def _held_out_differs(v: Values) -> Words:
+    text = f"plan {v.plan}: the held-out error is {v.held_out:.1e}, that of the search samples {v.search:.1e}"
+    return Words(text, "give more samples, of every kind that the model meets, so that the search sees what they show")

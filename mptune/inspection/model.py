@@ -22,9 +22,7 @@ from mptune.graph.casting.value_types import unsupported, value_types
 from mptune.graph.facts import facts_of, node_rule
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_fitting_groups, find_groups
-from mptune.graph.hazards.find import find_split, pinned_by_hazards
-from mptune.graph.hazards.hazard import worst_first
-from mptune.graph.hazards.interface import interface_findings, state_inputs
+from mptune.graph.hazards import find, hazard, interface
 from mptune.graph.hazards.observed_values import ObservedValues
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import static_shapes
@@ -32,10 +30,9 @@ from mptune.graph.loading.tensors import all_tensors, tensor_nbytes
 from mptune.graph.plan import DEFAULT_PRECISIONS, PRECISIONS, Precision
 from mptune.inspection.record import InspectedGroup, Inspection, OperatorSummary
 from mptune.settings import DataSettings, InMemory, SearchSettings
-from mptune.targets.costs import VIEWS, ShapeTable, group_costs, is_folded, node_flops, ungrouped_cost
-from mptune.targets.findings import already_mixed_findings, nothing_to_tune, out_of_reach_findings, quantised_findings
-from mptune.targets.memory import memory_need
-from mptune.targets.target import load_target
+from mptune.targets import costs, memory
+from mptune.targets import findings as target_findings
+from mptune.targets import target as targets
 from mptune.tuning.reasons.reference import training_findings, without_repetition
 from mptune.tuning.space import NamedSpace, make_space
 from mptune.tuning.steps.baseline import check_reference, optimisation_findings
@@ -50,7 +47,7 @@ _WEIGHTS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE
 def load_samples(model: Model, data: Path | InMemory, batch: int) -> CalibrationSet:
     """As many samples as a search would take."""
     settings = DataSettings(batch=batch)
-    samples = load_calibration(data, model.inputs, settings, 0, state_inputs(model))
+    samples = load_calibration(data, model.inputs, settings, 0, interface.state_inputs(model))
     return replace(samples, samples=samples.samples[: settings.max_search_samples])
 
 
@@ -64,7 +61,7 @@ def observe_values(
     with tempfile.TemporaryDirectory(prefix="mptune-inspect-") as folder:
         context = RunContext.in_folder(grouped, Path(folder), SearchSettings(precisions=tuple(precisions)))
         samples.save(context.samples("search"))
-        with Toolchain(None, load_target("cpu"), context) as toolchain:
+        with Toolchain(None, targets.load_target("cpu"), context) as toolchain:
             ranges = toolchain.observe(stage)
             reference = ranges if isinstance(ranges, Failure) else toolchain.reference("search")
     if isinstance(ranges, Failure):
@@ -108,42 +105,42 @@ def inspect_model(
         available = len(samples.samples)
         if not all_samples:  # a look at a large model takes fewer than a search
             given = static_shapes(model, given={n: array.shape for n, array in samples.samples[0].items()}).shapes
-            costs = (ungrouped_cost(grouped, given), *group_costs(grouped, given).values())
-            count = max(_LEAST_OBSERVED, int(_OBSERVED_FLOPS / max(1.0, sum(cost.flops for cost in costs))))
+            all_costs = (costs.ungrouped_cost(grouped, given), *costs.group_costs(grouped, given).values())
+            count = max(_LEAST_OBSERVED, int(_OBSERVED_FLOPS / max(1.0, sum(cost.flops for cost in all_costs))))
             samples = replace(samples, samples=samples.samples[:count])
         observed, of_values = observe_values(grouped, samples, precisions, stage)
         shapes = observed.shapes
     is_run = samples is not None
 
     # What is ruled out, and so pinned: in a search with FP16 alone, and where groups may be BF16, too.
-    grouped, every = find_split(grouped, observed)
-    hazards = worst_first([hazard for hazard in every if hazard.precision is Precision.FP16])
+    grouped, every = find.find_split(grouped, observed)
+    hazards = hazard.worst_first([hazard for hazard in every if hazard.precision is Precision.FP16])
     space = make_space(grouped, named, hazards, observed.absmax)
     no_bf16 = {
-        **pinned_by_hazards(every, Precision.BF16, is_measured=True),
+        **find.pinned_by_hazards(every, Precision.BF16, is_measured=True),
         **unsupported(value_types(grouped), Precision.BF16),
         **{group.id: group.pinned for group in grouped.groups if group.pinned is not None},
     }
     of_three = make_space(grouped, named, hazards, observed.absmax, {Precision.BF16: no_bf16}, precisions)
     only_bf16 = space.pinned.keys() & set(of_three.free)
     about = (
-        *nothing_to_tune(grouped, "inspect"),
+        *target_findings.nothing_to_tune(grouped, "inspect"),
         *training_findings(model, "inspect", is_run=is_run),
         *(replace(finding, origin="inspect") for finding in (samples.findings if samples else ())),
         *of_values,
-        *already_mixed_findings(grouped, shapes, "inspect"),
-        *quantised_findings(grouped, shapes, "inspect"),
-        *out_of_reach_findings(grouped, shapes, "inspect"),
-        *interface_findings(model, "inspect"),
+        *target_findings.already_mixed_findings(grouped, shapes, "inspect"),
+        *target_findings.quantised_findings(grouped, shapes, "inspect"),
+        *target_findings.out_of_reach_findings(grouped, shapes, "inspect"),
+        *interface.interface_findings(model, "inspect"),
     )
-    group_cost, repeats = group_costs(grouped, shapes), Counter(group.pattern for group in grouped.groups)
+    group_cost, repeats = costs.group_costs(grouped, shapes), Counter(group.pattern for group in grouped.groups)
     floats = [t for t in all_tensors(model.proto.graph) if t.data_type in _WEIGHTS]
     computed = [out for node in model.nodes for out in node.outputs if out and model.info(out).is_float32]
     return Inspection(
         model=model,
         parameters=sum(math.prod(t.dims) for t in floats),
         weight_bytes=sum(map(tensor_nbytes, floats)),
-        memory=memory_need(model, shapes),
+        memory=memory.memory_need(model, shapes),
         granularity=granularity,
         space=named.name,
         groups=tuple(
@@ -152,8 +149,8 @@ def inspect_model(
             )
             for g in grouped.groups
         ),
-        operators=_operators(grouped, ShapeTable(model, shapes)),
-        rest=ungrouped_cost(grouped, shapes),
+        operators=_operators(grouped, costs.ShapeTable(model, shapes)),
+        rest=costs.ungrouped_cost(grouped, shapes),
         hazards=tuple(
             replace(h, severity="warning") if h.place.group and h.severity == "error" else h for h in hazards
         ),
@@ -167,7 +164,7 @@ def inspect_model(
     )
 
 
-def _operators(grouped: GroupedModel, shapes: ShapeTable) -> tuple[OperatorSummary, ...]:
+def _operators(grouped: GroupedModel, shapes: costs.ShapeTable) -> tuple[OperatorSummary, ...]:
     """The operators of a model, by FLOPs, the most first; a ``Constant`` computes nothing and is none of them."""
     model = grouped.model
     folded = facts_of(model).folded
@@ -179,7 +176,7 @@ def _operators(grouped: GroupedModel, shapes: ShapeTable) -> tuple[OperatorSumma
         before = summaries.get(name, OperatorSummary(name, 0, 0, 0.0, ""))
         has_precision = node.name in grouped.owners
         fixed = before.fixed or ("" if has_precision else node_rule(model, node).fixed or "")
-        is_free = node.has_subgraph or node.op_type in VIEWS or is_folded(node, folded)
-        flops = before.flops + (0.0 if is_free else node_flops(node, shapes)[0])
+        is_free = node.has_subgraph or node.op_type in costs.VIEWS or costs.is_folded(node, folded)
+        flops = before.flops + (0.0 if is_free else costs.node_flops(node, shapes)[0])
         summaries[name] = OperatorSummary(name, before.count + 1, before.grouped + has_precision, flops, fixed)
     return tuple(sorted(summaries.values(), key=lambda o: (-o.flops, -o.count, o.name)))

@@ -24,17 +24,14 @@ class FailureKind(str, Enum):
     TIMEOUT = "timeout"
     CRASH = "crash"
     OUT_OF_MEMORY = "out of memory"
-    UNSUPPORTED = "unsupported"
-    """An operator, type or device that the engine does not support."""
+    UNSUPPORTED = "unsupported"  # an operator, type or device that the engine does not support
     INVALID_MODEL = "invalid model"
-    PARSER = "parser error"
-    """TensorRT's ONNX parser rejects the model, and not for an unsupported operator."""
+    PARSER = "parser error"  # TensorRT's ONNX parser rejects the model, and not for an unsupported operator
     NO_TACTIC = "no tactic"
     """TensorRT supports the operators, but finds no kernel for a layer in the types asked for."""
     DISK_FULL = "disk full"
     DEVICE_LOST = "device lost"
-    DRIVER = "driver too old"
-    """CUDA error 35: the driver is older than the CUDA of a library, or there is none."""
+    DRIVER = "driver too old"  # CUDA error 35: the driver is older than the CUDA of a library, or there is none
     WORKER = "worker did not start"
     ERROR = "error"
 
@@ -45,10 +42,8 @@ class Failure(JsonForm):
 
     stage: Stage
     kind: FailureKind
-    message: str
-    """One line, from the message of the library that failed where there is one."""
-    log_path: Path | None = None
-    """File of what the worker printed during the job; None where nothing was kept."""
+    message: str  # one line, from the message of the library that failed where there is one
+    log_path: Path | None = None  # file of what the worker printed during the job; None where nothing was kept
 
     @property
     def is_machine_fault(self) -> bool:
@@ -57,10 +52,7 @@ class Failure(JsonForm):
 
     @property
     def is_inconclusive(self) -> bool:
-        """Whether one such failure does not show whose fault it is: the process may have been killed from outside.
-
-        What the job causes itself comes again in a fresh process.
-        """
+        """Whether one such failure does not show whose fault it is: what a job causes comes again in a new process."""
         return self.kind in (FailureKind.CRASH, FailureKind.TIMEOUT, FailureKind.OUT_OF_MEMORY)
 
 

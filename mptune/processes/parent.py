@@ -32,17 +32,12 @@ from mptune.processes.child import Job
 from mptune.processes.failure import EngineError, Failure, FailureKind, Progress, Stage
 from mptune.settings import WorkerSettings
 
-KEEP_BYTES = 1 << 20
-"""How much of the start and of the end of a job's output its log holds."""
-_STALL_S = 120
-"""The worker may rest this long within a message."""
+KEEP_BYTES = 1 << 20  # how much of the start and of the end of a job's output its log holds
+_STALL_S = 120  # the worker may rest this long within a message
 _TICK_S = 1.0
-_OVERTIME_S = 5.0
-"""What was sent before the deadline is read for this long after it."""
-_MOST_PRINTED_BYTES = 64 << 20
-"""While a job runs its output may become this large."""
-_END_TIMEOUT_S = 10.0
-"""A process may take this long to end."""
+_OVERTIME_S = 5.0  # what was sent before the deadline is read for this long after it
+_MOST_PRINTED_BYTES = 64 << 20  # while a job runs its output may become this large
+_END_TIMEOUT_S = 10.0  # a process may take this long to end
 _RETIRING = frozenset({FailureKind.OUT_OF_MEMORY, FailureKind.DEVICE_LOST, FailureKind.CRASH})
 """After these the process is replaced: its CUDA context may be lost, or its memory exhausted."""
 _CLOSED = Failure(Stage.START, FailureKind.WORKER, "the worker was closed")
@@ -155,17 +150,12 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
 
 
 class WorkerProcess:
-    """A process that runs jobs, one after the other.
-
-    Attributes:
-        jobs: number of jobs that it was given.
-        stage: that the job in work has reached; ``START`` until the process begins it.
-    """
+    """A process that runs jobs, one after the other."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         """Start it; OSError where that cannot be done."""
-        self.jobs = 0
-        self.stage = Stage.START
+        self.jobs = 0  # that it was given
+        self.stage = Stage.START  # that the job in work has reached; ``START`` until the process begins it
         self.connection, theirs = Pipe()
         # A file without a name, to which the process appends what it prints, native code and its children included.
         self._output, path = tempfile.mkstemp()

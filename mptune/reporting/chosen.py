@@ -7,7 +7,6 @@ import shutil
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -23,16 +22,19 @@ from mptune.graph.loading.model import Model
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
-from mptune.reporting.readme import readme_text
-from mptune.reporting.recipe import ENGINE_FILE, BuildRecipe, is_on_cpu, timing_cache_of
-from mptune.reporting.text import fill_template, short_number
+from mptune.reporting import text
+from mptune.reporting.recipe import ENGINE_FILE, NO_TRTEXEC, BuildRecipe, is_on_cpu
 from mptune.rundir import LateFaults
 from mptune.targets.costs import is_convolutional
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front
+from mptune.tuning.fronts import texts
 
 CHECK_FILE, EMULATION_FILE = "check.npz", "check.onnx"
 """What ``infer.py --check`` reads: samples, and where the error is emulated the model that emulates it."""
+
+_MOST_KEPT = 12
+"""FP32 groups that README.txt names."""
 
 OWN_FILES = frozenset(
     {
@@ -99,12 +101,12 @@ def write_chosen(
                 "engine": front.engine,
                 "device": front.device,
                 "metric": front.metric,
-                "error": short_number(evaluation.error_value),
+                "error": text.short_number(evaluation.error_value),
                 "error_source": evaluation.error_source,
-                "held_out_error": short_number(evaluation.held_out_value),
-                "latency_ms": short_number(latency.median_ms),
+                "held_out_error": text.short_number(evaluation.held_out_value),
+                "latency_ms": text.short_number(latency.median_ms),
                 "latency_source": latency.source,
-                "speedup": short_number(evaluation.speedup),
+                "speedup": text.short_number(evaluation.speedup),
                 "remeasured": "yes" if evaluation.remeasured else "no",
                 "confirmed": "yes" if evaluation.confirmed else "no",
                 "precision": json.dumps({k: str(v) for k, v in plan.precision.items()}, separators=(",", ":")),
@@ -127,7 +129,7 @@ def write_chosen(
                     script.write_text(recipe.script(plan), encoding="utf-8")
                     script.chmod(script.stat().st_mode | 0o111)
                     if recipe.timing_cache:  # a copy: trtexec writes to it
-                        shutil.copyfile(timing_cache_of(directory.parent), fresh / TIMING_CACHE)
+                        shutil.copyfile(directory.parent / "engines" / TIMING_CACHE, fresh / TIMING_CACHE)
             if check is not None:
                 with faults.tolerated("chosen/check.npz"):
                     if evaluation.error_source == "emulated":
@@ -157,10 +159,47 @@ def write_chosen(
     return faults.warnings
 
 
-def infer_script(model: Model, preprocessing: Mapping[str, Any] | None = None) -> str:
+def infer_script(model: Model, preprocessing: Mapping[str, object] | None = None) -> str:
     """The text of infer.py; ``preprocessing`` is how images become inputs, None where the data are no images."""
     # The search uses observed shapes, which are not available here; the declared ones give nearly the same answer.
     use_tf32 = "1" if is_convolutional(model, {}) else "0"
     images = "" if preprocessing is None else image_reader(preprocessing)
     read_images = READ_IMAGES if images else ""
-    return fill_template("infer.py.jinja", use_tf32=use_tf32, images=images, read_images=read_images)
+    return text.fill_template("infer.py.jinja", use_tf32=use_tf32, images=images, read_images=read_images)
+
+
+def readme_text(
+    front: Front,
+    evaluation: Evaluation,
+    environment: Environment | None,
+    engine: Path | None,
+    recipe: BuildRecipe,
+    *,
+    has_check: bool,
+) -> str:
+    """The text of README.txt; ``has_check`` says whether samples with reference outputs lie beside it."""
+    plan = evaluation.plan
+    counts = [f"{count} in {precision.name}" for precision, count in plan.reduced_counts.items()] or ["none in FP16"]
+    kept = [text.explain_kept(group) for group in front.explanation.of(plan.fingerprint)]
+    if len(kept) > _MOST_KEPT:
+        kept[_MOST_KEPT:] = [f"and {len(kept) - _MOST_KEPT} more: mptune report RUN --explain"]
+    return text.fill_template(
+        "README.txt.jinja",
+        version=__version__,
+        text=text,
+        texts=texts,
+        front=front,
+        evaluation=evaluation,
+        plan=plan,
+        recipe=recipe,
+        engine=engine,
+        has_check=has_check,
+        is_cpu=is_on_cpu(front),
+        counts=", ".join(counts),
+        reduced=text.reduced_names([plan]),
+        kept=kept,
+        findings=list(text.finding_lines(front.findings, lambda f: f"{f.severity}: {f.code}: {f.message}")),
+        environment=[] if environment is None else text.environment_facts(environment),
+        warnings=text.unique((*front.warnings, *evaluation.warnings)),
+        no_trtexec=NO_TRTEXEC,
+    )

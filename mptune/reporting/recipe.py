@@ -1,4 +1,7 @@
-"""How to build the chosen model with NVIDIA's ``trtexec`` as the search built it: ``chosen/build.sh``."""
+"""How to build the chosen model with NVIDIA's ``trtexec`` as the search built it: ``chosen/build.sh``.
+
+And ``weak/``: a plan for TensorRT 8, which has no strong typing, as a model in FP32 and a command of trtexec.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,16 @@ import numpy as np
 
 from mptune.data.archive import read_sample_shapes, read_samples
 from mptune.engines.backends.tensorrt import TIMING_CACHE
+from mptune.engines.loading import check_written
 from mptune.engines.tensorrt.library import exports_creators
-from mptune.errors import DataError
+from mptune.errors import DataError, PlanError, RunError
+from mptune.files import write_text
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.loading.tensors import TensorInfo
-from mptune.graph.plan import PrecisionPlan
+from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.writing.weak import WeakModel, weak_model
 from mptune.printable import printable
+from mptune.reporting.text import fill_template
 from mptune.run_json import RunFile
 from mptune.settings import TensorRtSettings
 from mptune.targets.memory import default_workspace_mb
@@ -30,6 +38,9 @@ NO_TRTEXEC = (
     "folder bin"
 )
 """Where to get trtexec. Source: NVIDIA/TensorRT#2780."""
+
+_LONGEST_ARGUMENT = (128 << 10) - 1
+"""Bytes of one argument on Linux (MAX_ARG_STRLEN in include/uapi/linux/binfmts.h)."""
 
 Range: TypeAlias = "tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]"
 """Smallest, usual and largest: shapes of a dynamic input, or values of one that decides a shape."""
@@ -87,7 +98,7 @@ class BuildRecipe:
             ranges={name: given[name] for name in passed},
             unknown=tuple(name for name in wanted if name not in passed),
             settings=settings,
-            timing_cache=timing_cache_of(data_dir.parent).is_file(),
+            timing_cache=(data_dir.parent / "engines" / TIMING_CACHE).is_file(),
             plugins=file.search.plugins,
         )
 
@@ -111,11 +122,12 @@ class BuildRecipe:
             options.append(f"--timingCacheFile={TIMING_CACHE}")
         options += [f"--staticPlugins={path}" for path in self.plugins]
         options += [f"--dynamicPlugins={path}" for path in self.plugins if exports_creators(Path(path))]
-        return tuple(options)
+        # Never the engine that was measured, never that of another plan.
+        return (*options, f"--saveEngine=model.{plan.fingerprint}.engine")
 
     def command(self, plan: PrecisionPlan) -> str:
-        """The whole command as one line."""
-        return shlex.join(("trtexec", *self.options(plan), f"--saveEngine={engine_name(plan)}"))
+        """The whole command as one line, which is pasted into a shell."""
+        return printable(shlex.join(("trtexec", *self.options(plan))))
 
     def script(self, plan: PrecisionPlan) -> str:
         """``build.sh``: runs the command in its own directory; more options of trtexec may follow."""
@@ -125,7 +137,7 @@ class BuildRecipe:
             f"# {about_tf32}, as in the search. Options that are given to this script go to trtexec after these.",
         ]
         lines += [f"# {line}" for line in self.warnings]
-        return trtexec_script(lines, (*self.options(plan), f"--saveEngine={engine_name(plan)}"))
+        return trtexec_script(lines, self.options(plan))
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -152,16 +164,6 @@ def trtexec_script(first_lines: Iterable[str], options: Iterable[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def timing_cache_of(run: Path) -> Path:
-    """Where a run directory keeps what TensorRT measured of its tactics."""
-    return run / "engines" / TIMING_CACHE
-
-
-def engine_name(plan: PrecisionPlan) -> str:
-    """The file that the recipe builds: never the engine that was measured, never that of another plan."""
-    return f"model.{plan.fingerprint}.engine"
-
-
 _SEPARATORS = frozenset(",'")
 """What trtexec takes as separators or drops: it splits lists at each comma, quoted or not, then strips the quotes
 (``splitToStringVec``, ``splitNameAndValue`` in samples/common, the same in TensorRT 10.0 to 11.1)."""
@@ -184,3 +186,47 @@ def _observed(data_dir: Path, dynamic: Sequence[str], deciding: Sequence[str]) -
             smallest, largest = every.min(axis=0).tolist(), every.max(axis=0).tolist()
             ranges[name] = (tuple(smallest), of_samples[0], tuple(largest))
     return ranges
+
+
+def write_weak_folder(
+    plan: PrecisionPlan, grouped: GroupedModel, directory: Path, recipe: BuildRecipe, *, force: bool = False
+) -> None:
+    """Write the folder; with ``force`` into one that exists, where other files stay.
+
+    Raises:
+        RunError: there is such a folder already, or it cannot be written.
+        ModelError: the model has something that TensorRT 8 lacks.
+        PlanError: the plan has groups in BF16, or more layers than a command takes.
+    """
+    if directory.exists() and not force:
+        raise RunError(f"{directory} exists already", "give --force to write into it, or another folder with --out")
+    weak = weak_model(grouped, plan)
+    script = _weak_script(plan, weak, recipe)
+    weak.write(directory / "model.onnx")
+    check_written(directory / "model.onnx", f"the model of plan {plan.fingerprint}", grouped.model.path)
+    write_text(directory / "build.sh", script, mode=0o755)
+    readme = fill_template("weak.txt.jinja", plan=plan.fingerprint, model=grouped.model.path.name)
+    write_text(directory / "README.txt", readme)
+
+
+def _weak_script(plan: PrecisionPlan, weak: WeakModel, recipe: BuildRecipe) -> str:
+    """``build.sh``. Options as of TensorRT 8.4 to 8.6 (samples/common/sampleOptions.cpp), which take exact names."""
+    kept = replace(recipe, timing_cache=False, plugins=()).options(plan)
+    unknown = "--stronglyTyped", "--builderOptimizationLevel", "--saveEngine"
+    options = [option for option in kept if not option.startswith(unknown)]
+    if Precision.FP16 in weak.precisions.values():
+        options += ["--fp16", "--precisionConstraints=obey"]
+    for option, kinds in (("--layerPrecisions", weak.precisions), ("--layerOutputTypes", weak.types)):
+        options.append(f"{option}={','.join(f'{name}:{kind}' for name, kind in kinds.items())}")
+    named, nodes = len(weak.precisions), len(weak.proto.graph.node)
+    if max(map(len, options)) > _LONGEST_ARGUMENT:
+        message = f"the precisions of {named} layers are more than one argument of a command may hold on Linux"
+        raise PlanError(message, "simplify the model, or update to JetPack 6.1 (TensorRT 10.3) or later")
+    options += ["--profilingVerbosity=detailed", "--exportLayerInfo=layers.json", "--saveEngine=model.engine"]
+    lines = [
+        f"# Builds the engine of plan {plan.fingerprint} with TensorRT 8, on the device that will run it. By mptune.",
+        "# Options that are given to this script go to trtexec after these.",
+        *(f"# {line}" for line in recipe.warnings),
+        f"echo '{named} of {nodes} nodes have a precision, {nodes - named} cannot be named or take none'",
+    ]
+    return trtexec_script(lines, options)

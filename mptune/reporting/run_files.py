@@ -12,7 +12,7 @@ from mptune.data.check_set import collect_check
 from mptune.data.rollout import Rollout
 from mptune.data.run_outputs import HELD_OUT_NAMES_JSON, RunOutputs, read_names, write_run_outputs
 from mptune.engines.environment import Environment, describe_environment
-from mptune.engines.jobs.layer_times import EngineLayers
+from mptune.engines.tensorrt.layers import EngineLayers
 from mptune.errors import PlanError
 from mptune.files import read_json, read_text, write_json, writing
 from mptune.graph.facts import facts_of
@@ -20,8 +20,7 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.plan import PrecisionPlan
 from mptune.graph.writing.weights import WeightBank
 from mptune.reporting.chosen import write_chosen
-from mptune.reporting.page.document import PageContent
-from mptune.reporting.page.html import write_report
+from mptune.reporting.page import PageContent, write_report
 from mptune.reporting.recipe import BuildRecipe, is_on_cpu
 from mptune.run_json import RunFile
 from mptune.rundir import LateFaults, RunDirectory

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mptune.engines.environment import Environment, GpuState
+from mptune.engines.environment import Environment
 from mptune.finding import Finding
 from mptune.graph.plan import REDUCED, PrecisionPlan
 from mptune.json_form import encode_float
@@ -31,7 +31,9 @@ KEPT_BECAUSE = "kept in FP32 because"
 _MOST_OF_A_CODE = 3
 """Findings of one code that are shown one by one; the others are counted."""
 
-LONGEST_SENTENCE = 700
+TEMPLATES = Path(__file__).parent / "templates"
+
+_LONGEST_SENTENCE = 700
 """Characters of a sentence in a text or on the page: names in it may be of any length."""
 
 
@@ -47,13 +49,20 @@ def fill_template(name: str, **values: object) -> str:
 @cache
 def _templates() -> jinja2.Environment:
     import jinja2  # slow to import, and only written files need it
-    from markupsafe import Markup
+    from markupsafe import Markup, escape
 
     def shown(value: object) -> object:
-        return value if isinstance(value, Markup) else cut_middle(printable(value), LONGEST_SENTENCE)
+        return value if isinstance(value, Markup) else cut_middle(printable(value), _LONGEST_SENTENCE)
 
-    return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+    def prose(text: str) -> Markup:
+        """A sentence; what stands in it in backticks is code."""
+        parts = (escape(part) for part in cut_middle(printable(text), _LONGEST_SENTENCE).split("`"))
+        return Markup("").join(
+            Markup("<code>{}</code>").format(part) if k % 2 else part for k, part in enumerate(parts)
+        )
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=lambda name: name is not None and name.endswith(".html"),
         undefined=jinja2.StrictUndefined,
         finalize=shown,
@@ -61,6 +70,8 @@ def _templates() -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    environment.filters["prose"] = prose
+    return environment
 
 
 def speedup_text(evaluation: Evaluation, fp32: Evaluation) -> str:
@@ -80,14 +91,9 @@ def origin_name(evaluation: Evaluation) -> str:
 
 def format_duration(seconds: float) -> str:
     """Seconds as ``45 s``, ``3 min 20 s`` or ``2 h 5 min``."""
-    total = max(0, round(seconds))
-    if total < 60:
-        return f"{total} s"
-    if total < 3600:
-        minutes, rest = divmod(total, 60)
-        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
-    hours, rest = divmod(total, 3600)
-    return f"{hours} h {rest // 60} min" if rest >= 60 else f"{hours} h"
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    parts = [(minutes, "min"), (rest, "s")] if minutes < 60 else [(minutes // 60, "h"), (minutes % 60, "min")]
+    return " ".join(f"{count} {unit}" for count, unit in parts if count) or "0 s"
 
 
 def short_path(path: Path) -> str:
@@ -216,45 +222,29 @@ def finding_lines(findings: Iterable[Finding], line: Callable[[Finding], str]) -
 def environment_facts(environment: Environment) -> list[tuple[str, str]]:
     """The machine as (name, value) lines: system, CPU, GPUs or the Jetson, then the version of every package."""
     facts = [("system", environment.os), ("CPU", f"{environment.cpu}, {environment.cpu_count} cores")]
-    facts += [(f"GPU {gpu.index}", _describe_gpu(gpu)) for gpu in environment.gpus] or [("GPU", "none")]
     if environment.jetson is not None:
-        facts = [*facts[:2], *environment.jetson.facts()]
-    return [*facts, *sorted(environment.versions.items())]
-
-
-def _describe_gpu(gpu: GpuState) -> str:
-    parts = [gpu.name]
-    if gpu.memory_mb is not None:
-        parts.append(f"{gpu.memory_mb / 1024:.0f} GiB")
-    if gpu.driver:
-        parts.append(f"driver {gpu.driver}")
-    if gpu.sm_clock_mhz is not None and gpu.max_sm_clock_mhz is not None:
-        parts.append(f"{gpu.sm_clock_mhz:.0f} of {gpu.max_sm_clock_mhz:.0f} MHz")
-    if gpu.power_limit_w is not None:
-        parts.append(f"limit {gpu.power_limit_w:.0f} W")
-    return ", ".join(parts)
-
-
-def sources_before(confirmation: Confirmation) -> tuple[str, str]:
-    """What the search's latencies and errors were: predicted and emulated, or measured earlier."""
-    searched = confirmation.searched
-    return (
-        "predicted" if searched.latency_source == "predicted" else "earlier",
-        "emulated" if searched.error_source == "emulated" else "earlier",
-    )
+        return [*facts, *environment.jetson.facts(), *sorted(environment.versions.items())]
+    for gpu in environment.gpus:
+        parts = [gpu.name]
+        if gpu.memory_mb is not None:
+            parts.append(f"{gpu.memory_mb / 1024:.0f} GiB")
+        if gpu.driver:
+            parts.append(f"driver {gpu.driver}")
+        if gpu.sm_clock_mhz is not None and gpu.max_sm_clock_mhz is not None:
+            parts.append(f"{gpu.sm_clock_mhz:.0f} of {gpu.max_sm_clock_mhz:.0f} MHz")
+        if gpu.power_limit_w is not None:
+            parts.append(f"limit {gpu.power_limit_w:.0f} W")
+        facts.append((f"GPU {gpu.index}", ", ".join(parts)))
+    return [*facts, *([] if environment.gpus else [("GPU", "none")]), *sorted(environment.versions.items())]
 
 
 def confirmation_rows(confirmation: Confirmation) -> list[dict[str, str]]:
     """Each plan with its figures in the search and as measured, and what became of it on the device, in a word."""
     front, rows = confirmation.front, []
-    on_front = {point.plan for point in front.points}
     for plan in confirmation.plans:
         seen, now = plan.searched, plan.measured
-        became = "front" if seen.plan in on_front else ""
-        if now is None:
-            became = "failed"
-        elif front.chosen is not None and front.chosen.plan == seen.plan:
-            became = "chosen"
+        is_chosen = front.chosen is not None and front.chosen.plan == seen.plan
+        is_on_front = any(point.plan == seen.plan for point in front.points)
         row = {
             "plan": seen.plan.fingerprint,
             "ms": latency_text(seen),
@@ -263,7 +253,7 @@ def confirmation_rows(confirmation: Confirmation) -> list[dict[str, str]]:
             "measured speedup": "-" if now is None else format_speedup(now.speedup),
             "error": error_cell(seen),
             "measured error": "-" if now is None or now.held_out is None else error_cell(now),
-            "became": became,
+            "became": "failed" if now is None else "chosen" if is_chosen else "front" if is_on_front else "",
             "origin": seen.origin.label,
         }
         rows.append(row)
@@ -272,12 +262,15 @@ def confirmation_rows(confirmation: Confirmation) -> list[dict[str, str]]:
 
 def verdicts(confirmation: Confirmation) -> list[str]:
     """Whether the search's rankings held: a line for the latencies and one for the errors."""
-    latency, error = sources_before(confirmation)
-    lines = []
-    for what, agreement, source in (("latency", confirmation.latency, latency), ("error", confirmation.error, error)):
+    searched, lines = confirmation.searched, []
+    for what, agreement, source in (
+        ("latency", confirmation.latency, searched.latency_source),
+        ("error", confirmation.error, searched.error_source),
+    ):
         tau = "not defined" if agreement.kendall_tau is None else f"{agreement.kendall_tau:.2f}"
         lines.append(
             f"{what}: Kendall's tau {tau} over {agreement.plans} plans; {agreement.agreeing} of {agreement.pairs} pairs"
-            f" that differ beyond noise are in the same order: the {source} ranking {agreement.verdict}"
+            f" that differ beyond noise are in the same order: the {source.replace('measured', 'earlier')} ranking"
+            f" {agreement.verdict}"
         )
     return lines

@@ -163,8 +163,7 @@ def quantised_findings(
         "other_groups": rest,
     }
     where = Where(nodes=nodes or tuple(n.name for n in operators), groups=tuple(group.id for group in parts))
-    count, is_both = len(parts) + len(operators), bool(parts and operators)
-    return (Finding.of("quantised-parts", origin, where, evidence, is_both=is_both, together=count, is_whole=not rest),)
+    return (Finding.of("quantised-parts", origin, where, evidence),)
 
 
 def out_of_reach_findings(

@@ -26,8 +26,7 @@ from mptune.printable import WIDEST, cut, printable
 from mptune.settings import check_limits
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import Explanation, reason_counts
-from mptune.tuning.fronts import choosing, texts
-from mptune.tuning.fronts.dominance import Neighbour, neighbours, shared_errors
+from mptune.tuning.fronts import choosing, dominance, texts
 from mptune.tuning.fronts.limits import metric_values
 
 FRONT_FORMAT = 1
@@ -155,7 +154,7 @@ class Front:
         def beside(other: Evaluation) -> dict[str, Any]:
             """A neighbour of the chosen plan: its latency less that plan's, its error over that on samples of both."""
             assert self.chosen is not None
-            before, after = (max(error, LEAST_ERROR) for error in shared_errors(self.chosen, other))
+            before, after = (max(error, LEAST_ERROR) for error in dominance.shared_errors(self.chosen, other))
             delta_ms = other.latency.median_ms - self.chosen.latency.median_ms
             return {"plan": other.plan.fingerprint, "latency_ms_delta": delta_ms, "error_ratio": after / before}
 
@@ -224,9 +223,9 @@ class Front:
         return {name if names.count(name) == 1 else metric: metric for name, metric in zip(names, shown, strict=True)}
 
     @property
-    def neighbours(self) -> tuple[Neighbour, ...]:
+    def neighbours(self) -> tuple[dominance.Neighbour, ...]:
         """The plans that every view names beside the chosen one."""
-        return () if self.chosen is None else neighbours(self.points, self.chosen)
+        return () if self.chosen is None else dominance.neighbours(self.points, self.chosen)
 
 
 def fp16_name(plan: PrecisionPlan) -> str:

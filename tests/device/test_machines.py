@@ -193,10 +193,8 @@ def test_what_an_engine_cannot_take_is_one_clear_error(here: Here, mlp_path: Pat
     with pytest.raises(BaselineError, match="cannot be loaded"):
         mptune.compare(mlp_path, foreign, data=data)
     (tmp_path / "cut.engine").write_bytes(engine.read_bytes()[:-7])
-    (tmp_path / "engine.bin").write_bytes(b"ftrt" + bytes(64))  # an engine by its first bytes
-    for name in ("cut.engine", "engine.bin"):
-        with pytest.raises(BaselineError, match="cannot be loaded"):
-            mptune.compare(mlp_path, tmp_path / name, data=data)
+    with pytest.raises(BaselineError, match="cannot be loaded"):
+        mptune.compare(mlp_path, tmp_path / "cut.engine", data=data)
     here.log.unlink(missing_ok=True)  # what the device refused is what was tried
 
 

@@ -140,19 +140,6 @@ def test_another_structure_is_named_where_constants_do_not_make_the_difference(t
     assert finding.where.nodes == ("/norm",)
 
 
-def test_constants_that_do_not_make_the_difference_are_said_not_to(tmp_path: Path) -> None:
-    """What FP16 breaks, beside masks that were limited."""
-    proto = masked_and_normed(np.full(8, 9e3))
-    proto.graph.node.append(node("Add", ["y", "offset"], "sum", "/sum"))
-    proto.graph.node.append(node("Sub", ["sum", "offset"], "out", "/difference"))
-    proto.graph.initializer.append(constant("offset", [6e3]))
-    proto.graph.output[0].name = "out"
-    left, right = save(proto, tmp_path), save(converted(proto), tmp_path, "half.onnx")
-    found = mptune.compare(left, right, data=ROWS, tolerance={"out": 1e-3}, trace=True)
-    severities = {each.code: each.severity for each in found.findings}
-    assert severities == {"precision": "warning", "attribute-differs": "info", "first-difference": "info"}
-
-
 def test_constants_that_are_rescaled_to_fit_fp16_make_no_difference(tmp_path: Path) -> None:
     left = save(batch_norm(5e5), tmp_path)
     right = mptune.apply(left, None, tmp_path / "half.onnx")

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mptune.diagnosis.causes.preprocessing import other_feed, ways
 from mptune.diagnosis.comparing import make_sides
+from mptune.diagnosis.preprocessing import other_feed, ways
 from mptune.diagnosis.runner import Runner
 from mptune.diagnosis.sides import Sides
 from mptune.graph.loading.model import load_model
@@ -52,8 +52,9 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Runner, P
     proto, data = tracker()
     path = models.save(proto, folder)  # type: ignore[arg-type]
     samples = [{name: array[k : k + 1] for name, array in data.items()} for k in range(COUNT)]
-    with Runner(load_model(path), samples, folder / "run", 1) as runner:
-        yield runner, folder, data
+    runner = Runner(load_model(path), samples, folder / "run", 1)
+    yield runner, folder, data
+    runner.worker.close()
 
 
 def recorded(runner: Runner, folder: Path, got: np.ndarray) -> Sides:
@@ -65,7 +66,7 @@ def recorded(runner: Runner, folder: Path, got: np.ndarray) -> Sides:
         recorded=folder / "got.npz",
         recorded_reference=None,
         ignore=(),
-        tolerances={},
+        tolerances=(),
         max_error=None,
     )
 
@@ -124,7 +125,7 @@ def test_each_way_is_named(
     runner, folder, data = opened
     fed = {name: np.ascontiguousarray(array, np.float32) for name, array in {**data, **change(data)}.items()}
     sides = recorded(runner, folder, recordings.run(runner.model.path, fed, 1)["y"])
-    found = other_feed([sides.output("y")])
+    found = other_feed(sides.outputs)
     assert [one.code for one in found] == ["data-do-not-fit"] * (words is not None)
     for one in found:
         assert words is not None
@@ -138,15 +139,15 @@ def test_a_way_that_holds_for_some_samples_names_them(opened: tuple[Runner, Path
     rows = np.arange(COUNT)[:, None]
     fed = {**data, "prev": np.where(rows % 2, 0, data["prev"]).astype(np.float32)}
     sides = recorded(runner, folder, recordings.run(runner.model.path, fed, 1)["y"])
-    (one,) = other_feed([sides.output("y")])
+    (one,) = other_feed(sides.outputs)
     assert "with zeros in the input 'prev'" in one.text
-    assert "samples 1, 3, 5 of 6 differ" in one.text
+    assert "on 3 of 3 samples" in one.text
     assert one.where.samples == (1, 3, 5)
     got = recordings.run(runner.model.path, fed, 1)["y"]
     sides = recorded(runner, folder, np.where(rows % 2, got, got + 0.01).astype(np.float32))
-    (one,) = other_feed([sides.output("y")])
+    (one,) = other_feed(sides.outputs)
     assert "with zeros in the input 'prev'" in one.text
-    assert "not on the other 3 of 6" in one.text
+    assert "on 3 of 6: samples 1, 3, 5" in one.text
     assert one.where.samples == (1, 3, 5)
 
 
@@ -154,16 +155,16 @@ def test_few_bytes_are_fed_at_a_time(opened: tuple[Runner, Path, Arrays], monkey
     runner, folder, data = opened
     got = recordings.run(runner.model.path, {**data, "prev": data["cur"], "cur": data["prev"]}, 1)["y"]
     sides = recorded(runner, folder, got)
-    whole, run, fed = other_feed([sides.output("y")]), runner.on, list[int]()
+    whole, run, fed = other_feed(sides.outputs), runner.on, list[int]()
 
     def counted(name: str, feeds: Sequence[Arrays]) -> object:
         fed.append(sum(array.nbytes for feed in feeds for array in feed.values()))
         return run(name, feeds)
 
     one = sum(array[:1].nbytes for array in data.values())
-    monkeypatch.setattr("mptune.diagnosis.causes.preprocessing._MOST_BYTES", 10 * one)
+    monkeypatch.setattr("mptune.diagnosis.preprocessing._MOST_BYTES", 10 * one)
     monkeypatch.setattr(runner, "on", counted)
-    assert other_feed([sides.output("y")]) == whole
+    assert other_feed(sides.outputs) == whole
     assert len(whole) == 1
     assert len(fed) > 3
     assert max(fed) <= 10 * one

@@ -11,9 +11,9 @@ import pytest
 import mptune
 from mptune.cli import main
 from mptune.data.metrics.parts import OutputParts
-from mptune.diagnosis.limits import Limit, limits_of
+from mptune.diagnosis.sides import Limit, limits_of
 from mptune.errors import SettingsError
-from mptune.reporting.terminal.comparison import print_comparison
+from mptune.reporting.terminal.inspection import print_comparison
 from mptune.settings import Tolerance
 from tests.diagnosis import recordings
 from tests.graph import models
@@ -59,7 +59,7 @@ def test_tolerances_of_columns(place: Path) -> None:
     assert found.verdict == "differs"
     largest = float(np.abs(np.load(place / "got.npz")["y"] - np.load(place / "right.npz")["y"]).max())
     figures = found.outputs["y"]
-    assert figures["judged"] == pytest.approx(largest, rel=1e-4), "what the limit is about, and not the relative error"
+    assert figures["judged"] == pytest.approx(largest, rel=1e-3), "what the limit is about, and not the relative error"
     assert figures["judged_fp16"] > 10 * figures["emulated_fp16"], "in the same unit"
     assert found.to_json()["limits"] == {"y": {"value": 1.0, "unit": "absolute", "columns": [0, 1, 2, 3]}}
     stream = io.StringIO()

@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper
 
 import mptune
 from mptune.cli import main
-from mptune.diagnosis.pairs.structure import align
+from mptune.diagnosis.structure import align
 from mptune.engines.loading import load_typed_model
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups

@@ -85,7 +85,7 @@ def test_the_fp32_plan_is_the_model_and_every_value_is_observed(path: Path, tmp_
     if path.stem not in ("local_functions", "external_data"):
         assert same_graph(onnx.load(out).graph, onnx.load(path).graph)
     ranges = ranges_on(model, [feed], tmp_path, WeightBank.write(model, tmp_path))
-    assert all(seen.lowest <= seen.highest and not seen.non_finite for seen in ranges.values())
+    assert all(seen.lowest <= seen.highest for seen in ranges.values())
 
 
 @pytest.mark.tensorrt_rtx

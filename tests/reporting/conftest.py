@@ -18,7 +18,7 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup, find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.reporting.readme import readme_text
+from mptune.reporting.chosen import readme_text
 from mptune.reporting.recipe import BuildRecipe
 from mptune.reporting.terminal.front import print_front
 from mptune.run_json import TargetSection

@@ -13,7 +13,7 @@ import pytest
 from mptune.choice import Choice
 from mptune.commands.common import print_csv
 from mptune.data.metrics.accuracy import OutputError
-from mptune.reporting.page.document import PageContent, page_document
+from mptune.reporting.page import PageContent, page_document
 from mptune.tuning.front import Front, front_records
 from mptune.tuning.fronts.choosing import choose
 from mptune.tuning.fronts.limits import MetricLimit, is_larger_in_search
@@ -95,7 +95,7 @@ def test_every_view_has_a_column_for_each_metric(
     assert [float(chosen[k]) for k in ("map", "held_out_map", "text_differs", "held_out_text_differs")] == [
         31.25, 32.5, pytest.approx(0.0278), 0.0,
     ]  # fmt: skip
-    assert "map              32.5 on held-out samples, 31.25 on the search samples" in readme(front)
+    assert "map              32.5 (31.25)" in readme(front)
     document = page_document(PageContent(front, front.points, bench.groups))
     assert document["metrics"] == ["map", "text_differs"]
     assert plans_of(document)[front.chosen.plan.fingerprint]["metrics"][0] == [31.25, 32.5, "32.5 (31.25)"]

@@ -160,7 +160,7 @@ def options_of(script: Path) -> dict[str, str]:
 
 
 def test_more_layers_than_an_argument_holds(run: Front, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mptune.reporting.weak._LONGEST_ARGUMENT", 64)
+    monkeypatch.setattr("mptune.reporting.recipe._LONGEST_ARGUMENT", 64)
     with pytest.raises(PlanError, match="more than one argument of a command may hold"):
         mptune.export(run.run_dir, for_="tensorrt-8")
     assert not (run.run_dir / "weak" / "build.sh").exists()

@@ -27,8 +27,6 @@ def test_names_are_those_of_the_files() -> None:
     for kind in ("spaces", "targets"):
         assert list(resources.names(kind)) == sorted(resources.names(kind))
         assert all(resources.find(kind, name).is_file() for name in resources.names(kind))
-    with pytest.raises(KeyError):
-        resources.find("spaces", "targets/h200")
 
 
 def test_files_are_found_in_an_installed_package(tmp_path: Path) -> None:

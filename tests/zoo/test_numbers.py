@@ -55,7 +55,7 @@ def test_the_tracker_names_the_add_and_pins_its_group(tmp_path: Path) -> None:
     assert 0.25 <= finding.evidence["spacing"] <= 0.5
     pins = {g.group.id: g.pin.reason for g in found.groups if g.pin is not None}
     assert set(pins) == set(finding.where.groups)
-    assert all("gives back 'pos' unchanged" in reason for reason in pins.values())
+    assert all("'pos' stays unchanged" in reason for reason in pins.values())
     assert all("advance" in g.group.nodes for g in found.groups if g.pin is not None)
 
 

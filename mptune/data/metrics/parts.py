@@ -55,7 +55,6 @@ class OutputParts(JsonForm):
     whole: float  # scale of the whole output; 0 where all its values are 0
     scales: tuple[float, ...] = ()  # of each column; 0 where all its values are 0
     is_split: bool = False  # whether columns are parts
-    probabilities: tuple[int, ...] = ()  # columns whose values all lie from 0 to 1, as those of a Softmax
 
     @cached_property
     def divisors(self) -> Floats:
@@ -73,10 +72,6 @@ class OutputParts(JsonForm):
         count = len(self.scales)
         parts = min(count, MOST_PARTS) if self.is_split else 0
         return tuple(range(round(count * k / parts), round(count * (k + 1) / parts)) for k in range(parts))
-
-    def least_scale(self, columns: Sequence[int]) -> float:
-        """What columns are divided by at least; 0 where none holds probabilities."""
-        return min((self.scales[k] for k in columns if k in self.probabilities), default=0.0)
 
     def fits(self, shape: Sequence[int]) -> bool:
         """Whether an array of this shape has these columns."""
@@ -203,8 +198,7 @@ def _parts_along(arrays: Sequence[np.ndarray], axis: int | None) -> tuple[Output
     moving = spread[spread > 0]
     steps = np.abs(np.diff(np.log(moving)))
     has_step = moving.size > 1 and moving.max() > SCALES_DIFFER * moving.min() and steps.max() > math.log(_STEP)
-    probabilities = tuple(np.flatnonzero(is_probability).tolist())
-    return OutputParts(axis, whole, tuple(map(float, scales)), is_split, probabilities), bool(has_step)
+    return OutputParts(axis, whole, tuple(map(float, scales)), is_split), bool(has_step)
 
 
 def _scale(count: float, squares: float, deviations: float) -> float:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from mptune.engines.base import Engine, Failure, MissingKernel, Profiling
-from mptune.engines.jobs.layer_times import LayerTime
+from mptune.engines.tensorrt.layers import LayerTime
 from mptune.graph.fused import FusedNodes
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -32,12 +32,9 @@ class Place:
     target: Target
     gpu: Gpu | None = None
     """The target's GPU, where it is here; None for a CPU, and for a device that is elsewhere."""
-    model: Model | None = None
-    """None where it is not known yet."""
-    is_named: bool = False
-    """The user asked for this backend by its name."""
-    plugins: tuple[Path, ...] = ()
-    """Libraries with TensorRT plugins that the model needs."""
+    model: Model | None = None  # None where it is not known yet
+    is_named: bool = False  # the user asked for this backend by its name
+    plugins: tuple[Path, ...] = ()  # libraries with TensorRT plugins that the model needs
 
 
 @dataclass(frozen=True)
@@ -49,18 +46,13 @@ class Availability:
     then the latency is predicted, unless the user named this backend."""
     title: str = ""
     """Its name on this device, as ``doctor`` and the self-test show it; "" where it is not installed."""
-    obstacle: str = ""
-    """Why it does neither, in a few words; "" where it is not meant for the place."""
-    hint: str = ""
-    """What to do about the obstacle."""
+    obstacle: str = ""  # why it does neither, in a few words; "" where it is not meant for the place
+    hint: str = ""  # what to do about the obstacle
     is_unexpected: bool = False
     """Who left the choice to mptune is told of the obstacle: without it, this backend would serve."""
-    is_models_fault: bool = False
-    """It would do but for this model."""
-    loads_plugins: bool = False
-    """Its engines take TensorRT plugins."""
-    notes: tuple[str, ...] = ()
-    """What to know about figures that are measured there."""
+    is_models_fault: bool = False  # it would do but for this model
+    loads_plugins: bool = False  # its engines take TensorRT plugins
+    notes: tuple[str, ...] = ()  # what to know about figures that are measured there
 
 
 @dataclass(frozen=True)
@@ -70,8 +62,7 @@ class BackendStatus:
     name: str
     available: bool
     reason: str
-    install: str = ""
-    """The command that installs it; empty where nothing is missing."""
+    install: str = ""  # the command that installs it; empty where nothing is missing
 
 
 @dataclass(frozen=True)
@@ -82,27 +73,20 @@ class Built:
     build_s: float | None = None
     """Seconds to build it, 0 where its file was there; None where opening it builds it."""
     warnings: tuple[str, ...] = ()
-    is_kept: bool = False
-    """Its file stays, for later evaluations and for the user."""
+    is_kept: bool = False  # its file stays, for later evaluations and for the user
 
 
 class Builder(ABC):
     """Builds the engines of one run, and says what is particular about them."""
 
-    profiling: Profiling = "none"
-    """Whether ``layer_times`` gives times."""
+    profiling: Profiling = "none"  # whether ``layer_times`` gives times
     fuses = True
     """Whether engines fuse nodes into one kernel; else the result of each node is rounded and written to memory."""
-    emulation_holds = True
-    """Whether engines round every value that a plan puts in FP16."""
+    emulation_holds = True  # whether engines round every value that a plan puts in FP16
 
     @abstractmethod
     def build(self, plan: PrecisionPlan, *, baseline: bool = False) -> Built | Failure:
-        """The engine of a plan.
-
-        Args:
-            baseline: it is the one that candidates are timed in turn with, and stays until ``close``.
-        """
+        """The engine of a plan; the ``baseline``'s, which candidates are timed in turn with, stays until ``close``."""
 
     def build_tf32(self) -> Built | Failure | None:
         """The engine of all-FP32 whose products and convolutions may use TF32; None where it has no such engine."""
@@ -121,11 +105,10 @@ class Builder(ABC):
         return ()
 
     def missing_kernels(self, precision: Precision) -> tuple[MissingKernel, ...] | Failure:
-        """See ``Toolchain``."""
+        """See ``Toolchain``, as of ``fused_nodes``."""
         return ()
 
     def fused_nodes(self) -> tuple[FusedNodes, ...] | Failure:
-        """See ``Toolchain``."""
         return ()
 
 

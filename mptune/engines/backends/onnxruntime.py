@@ -104,11 +104,7 @@ class OrtBuilder(ModelBuilder):
 
     @cached_property
     def tf32_by_environment(self) -> bool:
-        """How the sessions that are timed are opened (``SessionOptions``); asks the worker for shapes the first time.
-
-        Where convolutions are a good part of the work, both should be as fast as possible without TF32. Elsewhere it
-        matters more that no matrix product ever uses TF32.
-        """
+        """Whether convolutions are a good part of the work: elsewhere it matters more that no product uses TF32."""
         model = self.context.model
         has_convolution = self.provider == "cuda" and any(is_convolution(node) for node in model.nodes)
         shapes = self.reference.shapes if has_convolution else {}

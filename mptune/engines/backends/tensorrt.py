@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from mptune.engines.backends.backend import Availability, BackendStatus, Builder, Built, Place
 from mptune.engines.base import Failure, MissingKernel, Profiling
-from mptune.engines.jobs.layer_times import LayerTime
 from mptune.engines.ort.cuda_session import PROBE_TIMEOUT_S
 from mptune.engines.tensorrt.builder import BuildOptions
 from mptune.engines.tensorrt.jobs import (
@@ -22,6 +21,7 @@ from mptune.engines.tensorrt.jobs import (
     ParseJob,
     TensorRtEngine,
 )
+from mptune.engines.tensorrt.layers import LayerTime
 from mptune.engines.tensorrt.library import AHEAD_OF_TIME, RTX_CAPABILITIES, Kind, install_line, is_installed
 from mptune.engines.tensorrt.session import EngineOptions
 from mptune.graph.loading.model import Model
@@ -34,10 +34,8 @@ if TYPE_CHECKING:
     from mptune.targets.detect import Gpu
     from mptune.targets.target import Target
 
-TIMING_CACHE = "timing.cache"
-"""Of a run, in its folder of engines."""
-_GRACE_S = 20.0
-"""TensorRT is asked to stop at the deadline; the worker is killed this much later."""
+TIMING_CACHE = "timing.cache"  # of a run, in its folder of engines
+_GRACE_S = 20.0  # TensorRT is asked to stop at the deadline; the worker is killed this much later
 _NOT_IN_BF16 = frozenset({"GRU", "HardSwish"})
 """Operators of ONNX that the parser of TensorRT-RTX 1.7 takes in FP32 and FP16 alone: it subtracts a GRU's gate from an
 FP32 one ("ElementWiseOperation SUB must have same input types. But they are of types Float and BFloat16"); and "Only
@@ -69,14 +67,12 @@ class TensorRt:
             if complaint is not None:
                 obstacle = f"its parser does not take this model with {operators}: {complaint}"
                 return Availability("", title, obstacle, CURE, is_unexpected=True, is_models_fault=gpu is not None)
-        notes = _usable_library(self.name).warnings
+        library = find_library(self.name)
+        notes = () if isinstance(library, str) else library.warnings
         return Availability("builds" if gpu is None else "measures", title, loads_plugins=True, notes=notes)
 
     def _why_not_ahead(self, place: Place) -> str | None:
-        """Why no engines are built for a device that is not here; None where they are.
-
-        TensorRT-RTX builds for some on which it is no good choice: for these, it has to be named.
-        """
+        """Why no engines are built for a device that is not here; some are only where TensorRT-RTX is named."""
         if self.name == "tensorrt":
             return f"TensorRT builds engines on the device that they are for, and {place.target.title} is not here"
         if place.target.compute_capability not in (AHEAD_OF_TIME if place.is_named else RTX_CAPABILITIES):
@@ -130,12 +126,6 @@ def find_library(kind: Kind) -> LibraryReport | str:
     return run_once(LibraryJob(kind), PROBE_TIMEOUT_S)
 
 
-def _usable_library(kind: Kind) -> LibraryReport:
-    library = find_library(kind)
-    assert not isinstance(library, str), library
-    return library
-
-
 def foreign_operators(model: Model, domain: str = "") -> str:
     """Operators of other domains than ONNX's own, or of one of them, and how many nodes each has, as a text."""
     counts = Counter(f"{node.domain}.{node.op_type}" for node in model.nodes if not node.is_standard)
@@ -152,18 +142,16 @@ def refused_in_bf16(model: Model, kind: Kind) -> tuple[MissingKernel, ...]:
 
 
 class TensorRtBuilder(Builder):
-    """Builds engines of plans in the worker and finds them again.
-
-    Two builds of a plan may choose different kernels and differ in speed, so a plan that is measured again (in a
-    confirmation) is measured with the file of its first build.
-    """
+    """Builds engines of plans in the worker and finds them again: builds of one plan may differ in speed."""
 
     profiling: Profiling = "along"
 
     def __init__(self, kind: Kind, reference: ReferenceModel, target: Target, gpu: Gpu | None) -> None:
         self._kind, self._target, self._gpu = kind, target, gpu
         self._context, self._worker = reference.context, reference.worker
-        self._version = _usable_library(kind).version
+        library = find_library(kind)
+        assert not isinstance(library, str), library
+        self._version = library.version
         self._timeout_s = self._context.settings.worker.build_timeout_s
 
     def build(self, plan: PrecisionPlan, *, baseline: bool = False) -> Built | Failure:
@@ -202,7 +190,7 @@ class TensorRtBuilder(Builder):
             built = self._worker.call(job, self._timeout_s + _GRACE_S)
         finally:
             model.unlink(missing_ok=True)
-        return built if isinstance(built, Failure) else Built(engine, built.build_s, built.warnings, is_kept=True)
+        return built if isinstance(built, Failure) else Built(engine, *built, is_kept=True)
 
     def release(self, plan: PrecisionPlan, *, faulty: bool = False) -> None:
         if faulty:

@@ -16,6 +16,25 @@ from mptune.engines.cuda.system import load_system_runtime
 from mptune.engines.ort.session import classify
 from mptune.targets.detect import cuda_series, detect_gpus
 
+DELAY_US = 200  # longer than a launch takes
+_PTX = b"""
+.version 6.0
+.target sm_50
+.address_size 64
+.visible .entry wait(.param .u64 span_ns)
+{
+    .reg .pred %waiting;
+    .reg .u64 %span, %begin, %now, %passed;
+    ld.param.u64 %span, [span_ns];
+    mov.u64 %begin, %globaltimer;
+again:
+    mov.u64 %now, %globaltimer;
+    sub.u64 %passed, %now, %begin;
+    setp.lt.u64 %waiting, %passed, %span;
+    @%waiting bra again;
+    ret;
+}
+\0"""
 INSTALL = {12: "pip install 'cuda-bindings<13'", 13: "pip install cuda-bindings"}
 """By the CUDA of the driver: version 12 works with drivers of 525 and later, 13 only with 580 and later (CUDA's release
 notes, table 3)."""
@@ -127,7 +146,6 @@ class Stream(_Handle):
 
     @property
     def address(self) -> int:
-        """The ``cudaStream_t`` as an integer, as engines take it."""
         if self.handle is None:
             raise EngineError(FailureKind.ERROR, "the stream is closed")
         return int(self.handle)
@@ -160,10 +178,7 @@ class Event(_Handle):
 
 
 class Graph(_Handle):
-    """A captured CUDA graph, ready to be launched.
-
-    The caller enqueues once and synchronises before the capture, and captures again when shapes or addresses change.
-    """
+    """A captured CUDA graph. The caller enqueues once and synchronises before; other shapes need another one."""
 
     destroy = "cudaGraphExecDestroy"
 
@@ -211,28 +226,6 @@ class DeviceBuffer(_Handle):
         _call("cudaMemcpyAsync", host.ctypes.data, self.address, self.nbytes, kind, stream.handle)
         stream.synchronize()
         return host
-
-
-DELAY_US = 200
-"""Longer than a launch takes."""
-_PTX = b"""
-.version 6.0
-.target sm_50
-.address_size 64
-.visible .entry wait(.param .u64 span_ns)
-{
-    .reg .pred %waiting;
-    .reg .u64 %span, %begin, %now, %passed;
-    ld.param.u64 %span, [span_ns];
-    mov.u64 %begin, %globaltimer;
-again:
-    mov.u64 %now, %globaltimer;
-    sub.u64 %passed, %now, %begin;
-    setp.lt.u64 %waiting, %passed, %span;
-    @%waiting bra again;
-    ret;
-}
-\0"""
 
 
 def enqueue_delay(stream: Stream, span_us: int = DELAY_US) -> None:

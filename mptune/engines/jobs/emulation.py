@@ -13,8 +13,7 @@ from mptune.data.rollout import outputs_of
 from mptune.engines.base import Stage
 from mptune.engines.jobs.samples import Scoring, file_identity
 from mptune.engines.ort.cuda_session import open_session
-from mptune.engines.ort.session import Provider, SessionOptions
-from mptune.engines.ort.side_by_side import SideBySide
+from mptune.engines.ort.session import Provider, SessionOptions, SideBySide
 from mptune.processes.child import WorkerState
 
 _ON, _OFF = np.array(True), np.array(False)
@@ -55,8 +54,7 @@ class SwitchedErrorsJob:
     """Run a switched emulation (``mptune.graph.writing.emulate``) over the samples once for each plan."""
 
     model: Path
-    plans: tuple[frozenset[str], ...]
-    """The switches that are on."""
+    plans: tuple[frozenset[str], ...]  # the switches that are on
     switches: tuple[str, ...]
     scoring: Scoring
     provider: Provider = "cpu"

@@ -52,8 +52,7 @@ class Baseline:
 class MeasureResult:
     """The result of ``MeasureJob``."""
 
-    measurement: Measurement
-    """Not corrected for drift; ``build_s`` is the time to open the engine."""
+    measurement: Measurement  # not corrected for drift; ``build_s`` is the time to open the engine
     baseline: Latency
     repetitions: Repetitions
     objective: float = math.nan
@@ -72,8 +71,7 @@ class MeasureJob:
     taken on."""
     on_gpu: bool = False
     latency: LatencySettings = field(default_factory=LatencySettings)
-    repetitions: Repetitions | None = None
-    """As frozen earlier; None calibrates them on the baseline."""
+    repetitions: Repetitions | None = None  # as frozen earlier; None calibrates them on the baseline
     enough: Enough = Enough()  # noqa: RUF009  it is frozen
     ignored: tuple[str, ...] = ()
 

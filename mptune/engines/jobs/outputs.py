@@ -19,10 +19,8 @@ from mptune.engines.ort.cuda_session import OrtEngine, open_session
 from mptune.engines.ort.session import OrtSession, SessionOptions
 from mptune.processes.child import WorkerState
 
-Run = Callable[[Feed], Outputs]
-"""Computes all outputs of one sample."""
-_BLOCK = 1 << 16
-"""Values of a block, few enough for a cache."""
+Run = Callable[[Feed], Outputs]  # computes all outputs of one sample
+_BLOCK = 1 << 16  # values of a block, few enough for a cache
 
 
 @dataclass(frozen=True)
@@ -32,8 +30,7 @@ class OutputsJob:
     engine: Engine
     samples: Path
     outputs: Path
-    wanted: tuple[str, ...] = ()
-    """Outputs that the file gets; none named: all."""
+    wanted: tuple[str, ...] = ()  # outputs that the file gets; none named: all
 
     def run(self, state: WorkerState) -> int:
         (run,) = _open_runs(state, self.engine, self.wanted, 1)
@@ -52,8 +49,7 @@ class RepeatJob:
     outputs: Path
     times: int
     threads: int
-    worst: Path
-    """File to write: the outputs of the repetition that differs most from the isolated runs."""
+    worst: Path  # file to write: the outputs of the repetition that differs most from the isolated runs
     wanted: tuple[str, ...] = ()
 
     def run(self, state: WorkerState) -> float:
@@ -97,10 +93,7 @@ def _open_runs(state: WorkerState, engine: Engine, wanted: Sequence[str], count:
 
 
 def _widening(session: OrtSession) -> Run:
-    """What runs a session on samples in FP16 where its inputs are FP32: these values are the same in both.
-
-    Inputs that the session has not are left out.
-    """
+    """What runs a session on samples in FP16 where its inputs are FP32; inputs that it has not are left out."""
     wide = {name: kind == "tensor(float)" for name, (kind, _) in session.inputs.items()}
 
     def run(feed: Feed) -> Outputs:

@@ -19,8 +19,7 @@ from mptune.engines.jobs.outputs import value_error
 from mptune.engines.jobs.rows import check_rows, first_other
 from mptune.engines.jobs.samples import Feed, batch_sizes, cached_samples
 from mptune.engines.ort.cuda_session import open_session
-from mptune.engines.ort.session import PROVIDERS, Provider, SessionOptions
-from mptune.engines.ort.side_by_side import SideBySide
+from mptune.engines.ort.session import PROVIDERS, Provider, SessionOptions, SideBySide
 from mptune.graph.hazards.observed_values import NodeFacts, TensorRange
 from mptune.graph.hazards.probes import facts_on, range_of
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision
@@ -36,13 +35,11 @@ class ReferenceJob:
     samples: Path
     outputs: Path
     provider: Provider
-    dependent: frozenset[str] = frozenset()
-    """Outputs whose shape depends on values."""
+    dependent: frozenset[str] = frozenset()  # outputs whose shape depends on values
     rollout: Rollout | None = None
     is_held_out: bool = False
     """The parts are those of the search samples, with which the optimisations of ONNX Runtime were looked at, too."""
-    run_bytes: int | None = None
-    """Memory that one run takes about, bytes."""
+    run_bytes: int | None = None  # memory that one run takes about, bytes
 
     def run(self, state: WorkerState) -> ReferenceReport:
         samples = cached_samples(state, self.samples)

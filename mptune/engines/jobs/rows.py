@@ -22,13 +22,15 @@ from mptune.processes.child import WorkerState
 _MOST_ROWS = 4
 _ROWS_BYTES = 1 << 30
 """Memory for a batch of different rows, bytes, by the estimate of one run's: there are two at least."""
-_OTHER_SAMPLES = 8
-"""Most samples that are searched for rows that differ."""
+_OTHER_SAMPLES = 8  # most samples that are searched for rows that differ
 _NO_BATCH = re.compile(
     r"(?:^|[_\W])(?:seq|sequence|time|step|length|len|tokens?|frames?|points?|nodes?|edges?|vertices|height|width|[htw])",
     re.IGNORECASE,
 )
 """A dimension with such a name holds the parts of one sample, which may well act on each other."""
+Question = Literal["finite", "repeat", "constant", "rows", "batch"]
+"""finite: one sample. repeat: one sample twice. constant: two samples that differ. rows: a row alone, and the same row
+among different ones. batch: a row alone, and a batch."""
 Dim = int | str | None
 
 
@@ -36,10 +38,8 @@ Dim = int | str | None
 class RowFeeds:
     """A batch of different rows, and its first and last row without the others."""
 
-    axes: Mapping[str, int]
-    """Input -> its batch axis."""
-    count: int
-    """Rows of ``batch``."""
+    axes: Mapping[str, int]  # input -> its batch axis
+    count: int  # rows of ``batch``
     is_dynamic: bool
     batch: Feed
     first: Feed
@@ -52,11 +52,10 @@ class RowFeeds:
 def row_feeds(inputs: Mapping[str, Sequence[Dim]], samples: Sequence[Feed], most: int = _MOST_ROWS) -> RowFeeds | None:
     """Batches to compare rows of; None where the model has no batch.
 
-    The batch is dimension 0: of the inputs that share the first dynamic dimension 0, else of those that share the
-    first fixed one above 1. Where inputs of two dimensions and more differ in a fixed one, it is no batch but the
-    layers of a state, the nodes of a graph, or the like. An input may have the same dynamic dimension elsewhere, as a
-    KV cache with keys and values stacked does. A dynamic dimension whose name says otherwise, or whose size differs
-    among the samples, is no batch.
+    The batch is dimension 0: of the inputs that share the first dynamic dimension 0 (an input may have it elsewhere, as
+    a KV cache with keys and values stacked does), else of those that share the first fixed one above 1. A fixed one in
+    which inputs differ is no batch but the layers of a state, the nodes of a graph, or the like; nor is a dynamic one
+    whose name says otherwise, or whose size differs among the samples.
     """
     feed = samples[0]
     inputs = {name: shape for name, shape in inputs.items() if shape and name in feed}
@@ -124,8 +123,7 @@ def check_rows(
 ) -> RowReport:
     """Run a batch of different rows, and its first and last row without the others, and compare.
 
-    ``outputs`` are those of the first sample, ``dependent`` those whose shape depends on values; a run takes about
-    ``run_bytes``.
+    ``outputs`` are those of the first sample, ``dependent`` those whose shape depends on values.
     """
     most = _MOST_ROWS if not run_bytes else min(_MOST_ROWS, max(2, _ROWS_BYTES // run_bytes))
     feeds = row_feeds({name: shape for name, (_, shape) in session.inputs.items()}, samples, most)
@@ -172,19 +170,11 @@ def check_rows(
 
 
 def _distance(batch: np.ndarray, row: int, alone: np.ndarray) -> float:
-    """How far a row of a batch is from the row alone, against the larger of its norm and the mean row's.
-
-    A row whose values are near zero among rows that are not would make rounding large.
-    """
+    """How far a row of a batch is from the row alone, against the larger of its norm and the mean row's."""
     error = value_error(batch[row], alone)
     norm, *norms = (float(np.linalg.norm(np.asarray(values, np.float64))) for values in (alone, *batch))
     usual = float(np.sqrt(np.mean(np.square(norms))))
     return error * norm / usual if np.isfinite(error) and np.isfinite(usual) and usual > norm > 0 else error
-
-
-Question = Literal["finite", "repeat", "constant", "rows", "batch"]
-"""finite: one sample. repeat: one sample twice. constant: two samples that differ. rows: a row alone, and the same row
-among different ones. batch: a row alone, and a batch."""
 
 
 @dataclass(frozen=True)
@@ -192,8 +182,7 @@ class Sight:
     """What one value holds."""
 
     shapes: tuple[tuple[int, ...], ...]
-    kind: str = ""
-    """``nan`` or ``inf`` where not all is finite."""
+    kind: str = ""  # ``nan`` or ``inf`` where not all is finite
     difference: float = 0.0
     """Relative L2 between the two feeds, of the same row where rows are compared; 0 where there is one feed, or where
     the two cannot be compared; infinite where a value belongs to pairs of rows."""
@@ -219,8 +208,7 @@ class SightJob:
     samples: Path
     provider: Provider
     question: Question
-    index: int = 0
-    """Of the sample, or of the row, the first or the last one."""
+    index: int = 0  # of the sample, or of the row, the first or the last one
 
     def run(self, state: WorkerState) -> dict[str, Sight]:
         """See the class; empty where the samples do not have such feeds."""

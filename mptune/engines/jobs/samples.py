@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -48,26 +47,11 @@ def batch_sizes(shapes: Sequence[Mapping[str, Sequence[int]]], outputs: int) -> 
 
 
 @dataclass(frozen=True)
-class MetricQuestion:
-    """Asks the parent process for the value of the caller's metric: of one sample, or of a whole set.
-
-    A function of the calling program cannot come into the worker, so its arguments go to it.
-    """
-
-    arguments: tuple[Any, ...]
-
-    def answer(self, metric: str, function: Any) -> float:
-        return number_of(metric, function, self.arguments)
-
-
-@dataclass(frozen=True)
 class Scoring:
     """The samples that a job runs on, and how their outputs are scored."""
 
-    samples: Path
-    """Labels lie beside this file."""
-    reference: Path
-    """File of the reference outputs; their parts lie beside it."""
+    samples: Path  # labels lie beside this file
+    reference: Path  # file of the reference outputs; their parts lie beside it
     metric: str = "relative_l2"
     dependent: tuple[DependentOutput, ...] = ()
     """Outputs whose shape depends on values: they are compared as sets of rows."""
@@ -76,14 +60,11 @@ class Scoring:
     is_proposal: bool = False
     """The plan is only to be proposed: only what orders plans is computed (``law_metric``)."""
     rollout: Rollout | None = None
-    reported: tuple[str, ...] = ()
-    """Other metrics."""
+    reported: tuple[str, ...] = ()  # other metrics
     callable_takes_set: bool = False
     """The metric is a function of the calling program, which takes the whole set at once."""
-    timeout_s: float = METRIC_TIMEOUT_S
-    """For one call of a script's metric."""
-    sketches: Path | None = None
-    """File to write what the outputs look like to (``mptune.data.run_outputs``)."""
+    timeout_s: float = METRIC_TIMEOUT_S  # for one call of a script's metric
+    sketches: Path | None = None  # file to write what the outputs look like to (``mptune.data.run_outputs``)
 
     @classmethod
     def in_run(
@@ -124,10 +105,10 @@ class Scoring:
         return every if self.part is None else every[self.part.start : self.part.stop]
 
     def error(self, state: WorkerState, outputs: Sequence[Outputs]) -> OutputError:
-        """The error of the outputs on these samples.
+        """The error of the outputs on these samples; metrics over the whole set are taken of whole sets only.
 
         Outputs with another number of rows than the reference are compared as sets of rows. A metric of the user's gets
-        the outputs as they are, whatever their shapes. Metrics over the whole set are taken of whole sets only.
+        the outputs as they are, whatever their shapes.
         """
         references, wanted = cached_samples(state, self.reference), self.wanted(state)
         labels = labels_beside(self.samples)
@@ -209,10 +190,11 @@ class Scoring:
         return errors
 
     def _metric(self, state: WorkerState, spec: str, *, has_labels: bool) -> Metric:
+        """One of the calling program cannot come into the worker, so its arguments go to the parent as a question."""
         if not spec.startswith(CALLABLE):
             make = partial(resolve_metric, spec, has_labels=has_labels, timeout_s=self.timeout_s)
             resolved: Metric = state.cached(f"metric {spec}", (spec, has_labels), make)
             return resolved
         if self.callable_takes_set:
-            return Metric(spec, "set", lambda data: float(state.ask(MetricQuestion(tuple(data.arguments())))))
-        return Metric(spec, "sample", lambda *arguments: float(state.ask(MetricQuestion(arguments))))
+            return Metric(spec, "set", lambda data: float(state.ask(tuple(data.arguments()))))
+        return Metric(spec, "sample", lambda *arguments: float(state.ask(arguments)))

@@ -33,6 +33,10 @@ from mptune.processes.parent import Worker
 NO_TF32: Mapping[str, str] = {"NVIDIA_TF32_OVERRIDE": "0"}
 """Environment variable that keeps CUDA's libraries from TF32. cuBLAS does not always obey it."""
 
+_PROBE = '<ir_version: 8, opset_import: ["" : 17]> probe (float[2, 2] x) => (float[2, 2] y) { y = MatMul(x, x) }'
+PROBE_TIMEOUT_S = 120.0
+_reasons: dict[Provider, str | None] = {}
+_probing = threading.Lock()
 # A second attempt without a CUDA graph does not help with these.
 _FATAL = frozenset({FailureKind.OUT_OF_MEMORY, FailureKind.DEVICE_LOST, FailureKind.CRASH})
 
@@ -80,10 +84,7 @@ class CudaSession(OrtSession):
         return StreamStopwatch(enqueue, stream, monotonic_ms, delay=delay)
 
     def replay(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """See ``OrtSession``; by a CUDA graph where one is captured, else as ``run``.
-
-        A model of thousands of small kernels takes several times as long where each of them is launched.
-        """
+        """See ``OrtSession``; by a CUDA graph where one is captured: thousands of launches take much longer."""
         if not self._has_graph:
             return self.run(feeds)
         bound = self._settled(feeds, unchanged=True)
@@ -146,11 +147,7 @@ class CudaSession(OrtSession):
         return options
 
     def _settled(self, feeds: Mapping[str, np.ndarray], *, unchanged: bool = False) -> Bound:
-        """Put the feeds on the device and run once, which captures the graph; without one where that fails.
-
-        Args:
-            unchanged: arrays that were fed before have the values that they had.
-        """
+        """Put the feeds on the device (if ``unchanged`` those that are new) and run once, which captures the graph."""
         stream = self._opened_stream()
         try:
             return self._bind(feeds, unchanged=unchanged)
@@ -264,36 +261,22 @@ class ProbeJob:
         session.run({"x": np.eye(2, dtype=np.float32)})
 
 
-_PROBE = '<ir_version: 8, opset_import: ["" : 17]> probe (float[2, 2] x) => (float[2, 2] y) { y = MatMul(x, x) }'
-PROBE_TIMEOUT_S = 120.0
-_reasons: dict[Provider, str | None] = {}
-_probing = threading.Lock()
-
-
 def probe(provider: Provider, worker: Worker | None = None) -> str | None:
-    """Run a tiny model in a worker; None where that works, else the reason. Run once in this process.
-
-    ``worker`` keeps its process, with CUDA's libraries; without one the process ends.
-    """
-    with _probing:
+    """Why a tiny model does not run in a worker, which keeps its process where it is given; None where it runs."""
+    with _probing, tempfile.TemporaryDirectory(prefix="mptune-probe-") as folder:
         if provider in _reasons:
             return _reasons[provider]
         with Worker() if worker is None else nullcontext(worker) as probing:
-            reason = run_probe(provider, probing)
+            probing.logs_dir, logs_dir = Path(folder), probing.logs_dir
+            failure = probing.call(ProbeJob(provider), PROBE_TIMEOUT_S)
+            probing.logs_dir = logs_dir
+            reason = None
+            if failure is not None:
+                # ONNX Runtime logs the library that does not load; its exception names no cause.
+                log = "" if failure.log_path is None else failure.log_path.read_text(encoding="utf-8", errors="replace")
+                words = r"^.*(?:cannot open shared object file|Failed to load library).*$"
+                library = re.search(words, log, re.MULTILINE)
+                reason = failure.message if library is None else library[0].rpartition("error:")[2].strip()
             if not probing.is_closed:  # Else it was ended for another reason.
                 _reasons[provider] = reason
         return reason
-
-
-def run_probe(provider: Provider, worker: Worker) -> str | None:
-    """See ``probe``; it runs each time."""
-    with tempfile.TemporaryDirectory(prefix="mptune-probe-") as folder:
-        worker.logs_dir, logs_dir = Path(folder), worker.logs_dir
-        failure = worker.call(ProbeJob(provider), PROBE_TIMEOUT_S)
-        worker.logs_dir = logs_dir
-        if failure is None:
-            return None
-        # ONNX Runtime logs the library that does not load; its exception names no cause.
-        log = "" if failure.log_path is None else failure.log_path.read_text(encoding="utf-8", errors="replace")
-        library = re.search(r"^.*(?:cannot open shared object file|Failed to load library).*$", log, re.MULTILINE)
-        return failure.message if library is None else library[0].rpartition("error:")[2].strip()

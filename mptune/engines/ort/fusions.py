@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,10 +32,7 @@ _RENAMING = [
 
 @dataclass(frozen=True)
 class FoldJob:
-    """Have ONNX Runtime write a model of ``write_without_weights`` with its constants folded; no session runs it.
-
-    Folding is the same for every provider: it uses the CPU's kernels, before nodes are given to providers.
-    """
+    """Have ONNX Runtime write a model of ``write_without_weights`` with its constants folded, as for every provider."""
 
     model: Path
     folded: Path
@@ -59,18 +56,13 @@ _NORMS = _CENTRED | {"SimplifiedLayerNormalization", "SkipSimplifiedLayerNormali
 _ROUND_ONCE = _NORMS | {"BiasSoftmax", "Gelu"}
 _OPERATOR_SINCE = 17
 """The operator set from which LayerNormalization is one of ONNX's own operators, of one type."""
-
-
 OptimisedNode = tuple[str, tuple[str, ...], str]
 """A node of a session's graph: its operator, the nodes of the typed model that became it, the one of its result."""
 
 
 @dataclass(frozen=True)
 class FusionsJob:
-    """Open a typed model as a search opens it, and name the nodes that several of its own became.
-
-    ``folder`` is empty; a copy of all weights is written to it.
-    """
+    """Name the nodes that several of a typed model's became; all weights are written to the folder, which is empty."""
 
     model: Path
     folder: Path
@@ -82,7 +74,41 @@ class FusionsJob:
         typed, optimised = (
             onnx.load(path, load_external_data=False).graph for path in (self.model, self.folder / OPTIMISED_MODEL)
         )
-        return tuple(optimised_nodes(typed, optimised))
+        producer = {out: node for node in typed.node for out in node.output if out}
+        # Nodes that cannot be folded: an input of theirs depends on the inputs of the model.
+        values = {value.name for value in typed.input} - {value.name for value in typed.initializer}
+        varying = set()
+        for node in typed.node:
+            if not values.isdisjoint(node.input) or any(attribute.HasField("g") for attribute in node.attribute):
+                varying.add(node.name)
+                values.update(node.output)
+
+        def in_typed(name: str) -> str | None:
+            """The name in the typed graph of a tensor of the optimised one; None where it is a new one."""
+            if name not in producer:
+                match = _RETYPED.match(name)
+                name = match["name"] if match else ""
+            return name if name in producer else None
+
+        # Each computes the producers of its outputs in the typed graph, and what is between these and the tensors that
+        # are still in the optimised graph.
+        nodes: list[OptimisedNode] = []
+        left = {in_typed(name) or name for node in optimised.node for name in (*node.input, *node.output)}
+        for node in optimised.node:
+            if node.op_type not in _ROUND_ONCE:
+                continue
+            computed: dict[str, None] = {}
+            pending = [name for name in map(in_typed, node.output) if name is not None]
+            while pending:
+                before = producer[pending.pop()]
+                if before.name not in computed:
+                    computed[before.name] = None
+                    inner = (name for name in before.input if name in producer and name not in left)
+                    pending += [name for name in inner if producer[name].name in varying]
+            result = in_typed(node.output[0])
+            if len(computed) > 1 and result is not None:
+                nodes.append((node.op_type, tuple(computed), producer[result].name))
+        return tuple(nodes)
 
 
 def may_fuse(grouped: GroupedModel) -> bool:
@@ -93,45 +119,6 @@ def may_fuse(grouped: GroupedModel) -> bool:
         if node.op_type == "Erf" or (before is not None and before.op_type == "Add"):
             return True
     return any(pattern.squares for pattern in find_patterns(grouped.model))
-
-
-def optimised_nodes(typed: onnx.GraphProto, optimised: onnx.GraphProto) -> Iterator[OptimisedNode]:
-    """The nodes of an optimised graph that several of the typed one became, of the operators that round once.
-
-    Each computes the producers of its outputs in the typed graph, and the nodes between these and the tensors that are
-    still in the optimised graph.
-    """
-    producer = {out: node for node in typed.node for out in node.output if out}
-    # Nodes that cannot be folded: an input of theirs depends on the inputs of the model.
-    values = {value.name for value in typed.input} - {value.name for value in typed.initializer}
-    varying = set()
-    for node in typed.node:
-        if not values.isdisjoint(node.input) or any(attribute.HasField("g") for attribute in node.attribute):
-            varying.add(node.name)
-            values.update(node.output)
-
-    def in_typed(name: str) -> str | None:
-        """The name in the typed graph of a tensor of the optimised one; None where it is a new one."""
-        if name not in producer:
-            match = _RETYPED.match(name)
-            name = match["name"] if match else ""
-        return name if name in producer else None
-
-    left = {in_typed(name) or name for node in optimised.node for name in (*node.input, *node.output)}
-    for node in optimised.node:
-        if node.op_type not in _ROUND_ONCE:
-            continue
-        computed: dict[str, None] = {}
-        pending = [name for name in map(in_typed, node.output) if name is not None]
-        while pending:
-            before = producer[pending.pop()]
-            if before.name not in computed:
-                computed[before.name] = None
-                inner = (name for name in before.input if name in producer and name not in left)
-                pending += [name for name in inner if producer[name].name in varying]
-        result = in_typed(node.output[0])
-        if len(computed) > 1 and result is not None:
-            yield node.op_type, tuple(computed), producer[result].name
 
 
 def fused_nodes(grouped: GroupedModel, optimised: Iterable[OptimisedNode]) -> tuple[FusedNodes, ...]:
@@ -155,8 +142,7 @@ def fused_nodes(grouped: GroupedModel, optimised: Iterable[OptimisedNode]) -> tu
 class PlacementJob:
     """Open two typed models, and name the nodes that the provider runs in FP32, and another one in FP16.
 
-    Nodes that are elsewhere in FP32 as well (the arithmetic of shapes) are there for another reason. Fused nodes have
-    names of their own, and are left out.
+    Fused nodes have names of their own, and are left out.
     """
 
     fp16: Path

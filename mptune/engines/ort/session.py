@@ -1,7 +1,4 @@
-"""Sessions of ONNX Runtime: how they are opened, the CPU provider, and what ONNX Runtime's errors mean.
-
-ONNX Runtime is imported when the first session opens.
-"""
+"""Sessions of ONNX Runtime: how they are opened, the CPU provider, what errors mean, and runs side by side."""
 
 from __future__ import annotations
 
@@ -10,18 +7,21 @@ import re
 import traceback
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from mptune.engines.base import EngineError, FailureKind
+from mptune.engines.environment import usable_cores
 from mptune.engines.timing.latency import HostStopwatch, Stopwatch
 
+T = TypeVar("T")
 Provider = Literal["cpu", "cuda"]
 PROVIDERS: Mapping[Provider, str] = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 Preset = Literal["timed", "reference", "values", "emulation"]
@@ -43,6 +43,10 @@ _FAULTS = (
     *("find kernel for com.microsoft.Q", "find kernel for QLinear", "Type 'tensor(float8"),
     "LayerNormFusion/",  # as the node that the fusion makes is named
 )
+_MEMORY_SHARE = 0.5  # share of the available memory that runs at the same time may take
+_MOST_BYTES = 3 << 28
+"""Memory that they may take: a model whose single run takes more has operators large enough for all cores."""
+_CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
@@ -51,24 +55,17 @@ class SessionOptions:
 
     provider: Provider = "cpu"
     preset: Preset = "reference"
-    threads: int | None = None
-    """That one run computes with on a CPU; None takes all cores."""
+    threads: int | None = None  # that one run computes with on a CPU; None takes all cores
     tf32: Tf32 = "off"
     """By environment: where NVIDIA's variable switches TF32 off, let it do so alone. Convolutions are faster then, but
     matrix products may use TF32 at times (``cuda_session``)."""
-    cuda_graph: bool = True
-    """Capture one, where the preset does and the model allows it."""
-    optimised_dir: Path | None = None
-    """An empty folder for the graph as it was optimised."""
+    cuda_graph: bool = True  # capture one, where the preset does and the model allows it
+    optimised_dir: Path | None = None  # an empty folder for the graph as it was optimised
 
 
 @dataclass(eq=False)
 class Bound:
-    """Inputs and outputs bound for one set of feeds.
-
-    Stopwatches hold it, and with it nothing of the session once it is released: ONNX Runtime's binding keeps the
-    session alive.
-    """
+    """Inputs and outputs bound for one set of feeds; stopwatches hold nothing of the session once it is released."""
 
     binding: Any
     inputs: dict[str, Any] = field(default_factory=dict)
@@ -113,12 +110,10 @@ class OrtSession:
     def run(
         self, feeds: Mapping[str, np.ndarray], *, gives_back: bool = False, is_transient: bool = False
     ) -> dict[str, np.ndarray]:
-        """See ``EngineSession``.
+        """See ``EngineSession``; ``gives_back``: on a CPU, the memory that the session keeps for the next run.
 
-        Args:
-            gives_back: on a CPU, give back the memory that the session keeps for the next run.
-            is_transient: the caller lets go of all arrays before the next run, which may write into the same memory.
-                Without that they are copied, and each run takes fresh memory for all of them.
+        ``is_transient``: the caller lets go of all arrays before the next run, which may write into the same memory.
+        Without that they are copied, and each run takes fresh memory for all of them.
         """
         self._open_session()
         options = self._run_options()
@@ -306,37 +301,63 @@ def translated(call: Callable[[], Any]) -> Any:
         raise EngineError(classify(text), first_words(text) or type(error).__name__) from error
 
 
+@dataclass(frozen=True)
+class SideBySide:
+    """How many runs of a session go at a time, each on a thread of its own: threads of one run wait by spinning."""
+
+    count: int = 1
+    threads: int | None = None  # that each computes with, as ``SessionOptions.threads``; None takes all cores
+
+    @classmethod
+    def for_runs(cls, runs: int, run_bytes: int | None, threads: int = 1) -> SideBySide:
+        """As many as there are cores for (each has ``threads`` at least), and memory; one where that is not known."""
+        available, cores = available_bytes(), usable_cores()
+        if run_bytes is None or available is None:
+            return cls()
+        count = min(cores // threads, runs, min(int(_MEMORY_SHARE * available), _MOST_BYTES) // max(run_bytes, 1))
+        return cls() if count <= 1 else cls(count, max(1, cores // count))
+
+    def run(self, calls: Sequence[Callable[[], T]]) -> list[T]:
+        """What calls return, in their order; once one has raised an exception no other is begun."""
+        if self.count <= 1 or len(calls) <= 1:
+            return [call() for call in calls]
+        with ThreadPoolExecutor(self.count) as pool:
+            futures = [pool.submit(call) for call in calls]
+            try:
+                return [future.result() for future in futures]
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+
+def available_bytes() -> int | None:
+    """Memory that this process may take beside what it has; None where the system does not say."""
+    limits = []
+    with suppress(OSError, ValueError):
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        limits += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    with suppress(OSError, ValueError):  # "max" is no number
+        limit, used = (int((_CGROUP / f"memory.{name}").read_text(encoding="ascii")) for name in ("max", "current"))
+        limits.append(max(limit - used, 0))
+    return min(limits, default=None)
+
+
 # The first that a message matches is its kind. CUDA's numbers are those of driver_types.h.
-_KINDS = tuple(
-    (kind, re.compile(pattern, re.IGNORECASE))
-    for kind, pattern in (
-        (
-            FailureKind.OUT_OF_MEMORY,
-            r"out of memory|failed to allocate memory|bad_alloc|bad allocation|cu(?:blas|dnn)_status_alloc_failed"
-            r"|cudaerrormemoryallocation|available memory of",
-        ),
-        (FailureKind.DISK_FULL, r"no space left on device|disk quota exceeded"),
-        (FailureKind.DRIVER, r"cuda (?:failure|error) 35\b|driver version is insufficient"),
-        # The device is lost or refuses work: the machine's fault.
-        (
-            FailureKind.DEVICE_LOST,
-            r"cuda (?:failure|error) (?:3|46|100|101|214|220|714|802|803|804|999)\b|no cuda-capable device"
-            r"|devices? unavailable|uncorrectable ecc|busy or unavailable|fallen off the bus",
-        ),
-        # A kernel failed and with it the CUDA context: the plan's fault, and the process cannot be used again.
-        (
-            FailureKind.CRASH,
-            r"cuda (?:failure|error) (?:700|702|710|715|716|717|718|719)\b|illegal memory access"
-            r"|unspecified launch failure|misaligned address|device-side assert|illegal instruction",
-        ),
-        (FailureKind.UNSUPPORTED, r"^\[ONNXRuntimeError\] : \d+ : NOT_IMPLEMENTED"),
-        (
-            FailureKind.INVALID_MODEL,
-            r"^\[ONNXRuntimeError\] : \d+ : (?:INVALID_GRAPH|INVALID_PROTOBUF|NO_MODEL)|type error|shapeinferenceerror"
-            r"|typeinferenceerror|bound to different types|invalid model",
-        ),
-    )
-)
+_KINDS = {
+    FailureKind.OUT_OF_MEMORY: r"out of memory|failed to allocate memory|bad_alloc|bad allocation"
+    r"|cu(?:blas|dnn)_status_alloc_failed|cudaerrormemoryallocation|available memory of",
+    FailureKind.DISK_FULL: r"no space left on device|disk quota exceeded",
+    FailureKind.DRIVER: r"cuda (?:failure|error) 35\b|driver version is insufficient",
+    # The device is lost or refuses work: the machine's fault.
+    FailureKind.DEVICE_LOST: r"cuda (?:failure|error) (?:3|46|100|101|214|220|714|802|803|804|999)\b"
+    r"|no cuda-capable device|devices? unavailable|uncorrectable ecc|busy or unavailable|fallen off the bus",
+    # A kernel failed and with it the CUDA context: the plan's fault, and the process cannot be used again.
+    FailureKind.CRASH: r"cuda (?:failure|error) (?:700|702|710|715|716|717|718|719)\b|illegal memory access"
+    r"|unspecified launch failure|misaligned address|device-side assert|illegal instruction",
+    FailureKind.UNSUPPORTED: r"^\[ONNXRuntimeError\] : \d+ : NOT_IMPLEMENTED",
+    FailureKind.INVALID_MODEL: r"^\[ONNXRuntimeError\] : \d+ : (?:INVALID_GRAPH|INVALID_PROTOBUF|NO_MODEL)|type error"
+    r"|shapeinferenceerror|typeinferenceerror|bound to different types|invalid model",
+}
 _CODE = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
 # "/onnxruntime_src/.../graph.cc:1423 void ns::Class::method(args) const [with T = x] condition was false. words": a
 # source position, a C++ signature, the message.
@@ -349,7 +370,7 @@ _NODE = re.compile(r"Non-zero status code returned while running (\S+) node\. Na
 
 def classify(text: str) -> FailureKind:
     """Kind of failure by a message of ONNX Runtime or CUDA."""
-    return next((kind for kind, pattern in _KINDS if pattern.search(text)), FailureKind.ERROR)
+    return next((kind for kind, words in _KINDS.items() if re.search(words, text, re.IGNORECASE)), FailureKind.ERROR)
 
 
 def first_words(text: str) -> str:

@@ -46,10 +46,7 @@ def _locked(path: Path) -> Iterator[bytes]:
 
 
 def attach_timing_cache(path: Path, config: Any, objects: BuildObjects) -> None:
-    """Load the run's timing cache into a builder's configuration; an empty one where the file cannot be used.
-
-    It may be damaged, or of another version of TensorRT or another GPU: builds take longer once, and write it anew.
-    """
+    """Load the run's timing cache; an empty one where the file is damaged, or of another version or GPU."""
     content = b""
     with suppress(*_LOCK_ERRORS), _locked(path) as written:
         content = written
@@ -83,8 +80,7 @@ class BuildOptions:
     shapes: tuple[ShapeRange, ...] = ()
     settings: TensorRtSettings = field(default_factory=TensorRtSettings)
     timing_cache: Path | None = None
-    plugins: tuple[Path, ...] = ()
-    """Libraries with plugins of the user's."""
+    plugins: tuple[Path, ...] = ()  # libraries with plugins of the user's
 
 
 @collector_paused()
@@ -101,9 +97,8 @@ def build_engine(
     """Parse a typed model as a strongly typed network and build it.
 
     The engine takes the shapes of all samples and is tuned for those of the first. After ``timeout_s`` TensorRT is
-    asked to stop; it checks between steps only, so that the caller needs a deadline of its own.
-
-    Returns the engine (TensorRT's ``IHostMemory``, which has the buffer protocol), and warnings.
+    asked to stop; it checks between steps only, so that the caller needs a deadline of its own. Returns the engine
+    (TensorRT's ``IHostMemory``, which has the buffer protocol), and warnings.
     """
     objects = BuildObjects() if objects is None else objects
     builder, network, _ = parse_network(library, model, objects)
@@ -132,10 +127,7 @@ def build_engine(
 
 @collector_paused()
 def parse_network(library: Library, model: Path, objects: BuildObjects | None = None) -> tuple[Any, Any, Any]:
-    """Parse a typed model as a strongly typed network: builder, network, and the parser, which holds its weights.
-
-    ``objects`` keeps what TensorRT made, the log first, also where this raises.
-    """
+    """Parse a typed model: builder, network, and parser, which holds its weights; ``objects`` has the log first."""
     import onnx
 
     trt = library.trt
@@ -251,10 +243,7 @@ def _text(shape: Sequence[int]) -> str:
 @cache
 def _monitor_class(trt: Any) -> Any:
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
-        """Reports the two outermost phases and stops the build at the deadline.
-
-        TensorRT calls it from several threads; they share single assignments only.
-        """
+        """Reports the two outermost phases and stops the build at the deadline; called from several threads."""
 
         def __init__(self, deadline: float, report: Callable[[Progress], None] | None) -> None:
             super().__init__()

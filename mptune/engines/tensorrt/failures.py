@@ -11,31 +11,19 @@ from mptune.engines.ort.session import classify as classify_cuda
 
 T = TypeVar("T")
 
-_KINDS = tuple(
-    (kind, re.compile(pattern, re.IGNORECASE))
-    for kind, pattern in (
-        (
-            FailureKind.OUT_OF_MEMORY,
-            r"outofmemory|out of memory|cudaerrormemoryallocation|bad_alloc|failed_allocation|mem_alloc_failed"
-            r"|insufficient memory|could not be allocated|memory allocation failed|exceeded mem budget",
-        ),
-        (FailureKind.TIMEOUT, r"build ?canceled"),
-        (
-            FailureKind.NO_TACTIC,
-            r"could not find any implementation|no runners that implement|no implementation of|no tactics to implement"
-            r"|error during tactic selection|no valid tactic|no implementation obeys",
-        ),
-        # Logged where there is no device; they accompany other errors when building ahead of time.
-        (FailureKind.DRIVER, r"cudaError 35\b|CUDA initialization failure with error: 35\b"),
-        (FailureKind.DEVICE_LOST, r"cudaError 100\b|CUDA initialization failure"),
-        (
-            FailureKind.UNSUPPORTED,
-            r"plugin not found|could not find plugin|unsupported_node|unsupported_graph|unsupported operator"
-            r"|no importer registered|is not supported|not supported by|does not support|incompatible device"
-            r"|compute capabilit|target gpu sm|cannot compile for target",
-        ),
-    )
-)
+_KINDS = {
+    FailureKind.OUT_OF_MEMORY: r"outofmemory|out of memory|cudaerrormemoryallocation|bad_alloc|failed_allocation"
+    r"|mem_alloc_failed|insufficient memory|could not be allocated|memory allocation failed|exceeded mem budget",
+    FailureKind.TIMEOUT: r"build ?canceled",
+    FailureKind.NO_TACTIC: r"could not find any implementation|no runners that implement|no implementation of"
+    r"|no tactics to implement|error during tactic selection|no valid tactic|no implementation obeys",
+    # Logged where there is no device; they accompany other errors when building ahead of time.
+    FailureKind.DRIVER: r"cudaError 35\b|CUDA initialization failure with error: 35\b",
+    FailureKind.DEVICE_LOST: r"cudaError 100\b|CUDA initialization failure",
+    FailureKind.UNSUPPORTED: r"plugin not found|could not find plugin|unsupported_node|unsupported_graph"
+    r"|unsupported operator|no importer registered|is not supported|not supported by|does not support"
+    r"|incompatible device|compute capabilit|target gpu sm|cannot compile for target",
+}
 """The first that a logged error matches is its kind; others are classified as CUDA's."""
 _RANKS = {FailureKind.OUT_OF_MEMORY: 0, FailureKind.ERROR: 2, FailureKind.DRIVER: 3, FailureKind.DEVICE_LOST: 4}
 """Of several errors that are logged, the one of the lowest rank is what failed; all other kinds have rank 1."""
@@ -58,8 +46,7 @@ _PLACE = re.compile(
     r"|^Serialization assertion .*? failed\.(?=\S)"
 )
 """Function, error number, source file and line."""
-_GENERAL = frozenset({"Internal Error", "API Usage Error"})
-"""Categories that add nothing to a message."""
+_GENERAL = frozenset({"Internal Error", "API Usage Error"})  # categories that add nothing to a message
 
 
 def construct(make: Callable[[], T], log: Any) -> T:
@@ -71,10 +58,7 @@ def construct(make: Callable[[], T], log: Any) -> T:
 
 
 def build_failure(log: Any, otherwise: str = "") -> EngineError:
-    """The error for a build, a load or an execution that TensorRT failed, from what it logged.
-
-    ``otherwise`` is the message where it logged no error.
-    """
+    """The error for what TensorRT failed, from what it logged; ``otherwise`` is the message where it logged none."""
     if not log.errors:
         return EngineError(FailureKind.ERROR, otherwise or "TensorRT failed without a message")
     errors = [(classify(text), clean(text)) for text in log.errors]
@@ -86,10 +70,7 @@ def build_failure(log: Any, otherwise: str = "") -> EngineError:
 
 
 def skipped_tactics(warnings: Sequence[str]) -> tuple[str, ...]:
-    """The warning for an engine that was built although tactics were skipped for want of memory.
-
-    TensorRT logs two warnings for a tactic, of which the second says that it is skipped.
-    """
+    """The warning for an engine whose build skipped tactics for want of memory, of which TensorRT logs two lines."""
     short = [text for text in warnings if _SHORT_OF_MEMORY.search(text)]
     count = sum("skipping tactic" in text.lower() for text in short) or len(short)
     text = (
@@ -122,7 +103,8 @@ def parser_failure(complaints: Sequence[tuple[str, str, str, str]], log: Any) ->
 
 def classify(text: str) -> FailureKind:
     """Kind of failure by the text of one logged error."""
-    return next((kind for kind, pattern in _KINDS if pattern.search(text)), None) or classify_cuda(text)
+    kind = next((kind for kind, words in _KINDS.items() if re.search(words, text, re.IGNORECASE)), None)
+    return kind or classify_cuda(text)
 
 
 def clean(text: str) -> str:

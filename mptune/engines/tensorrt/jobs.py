@@ -9,11 +9,10 @@ from pathlib import Path
 
 from mptune.engines.base import EngineError, FailureKind, Stage
 from mptune.engines.cuda import runtime as cuda
-from mptune.engines.jobs.layer_times import LayerTime
 from mptune.engines.jobs.samples import cached_samples
 from mptune.engines.tensorrt.builder import BuildObjects, BuildOptions, build_engine, parse_network
 from mptune.engines.tensorrt.failures import construct
-from mptune.engines.tensorrt.layers import layer_times, profiler_class, read_layers
+from mptune.engines.tensorrt.layers import LayerTime, layer_times, profiler_class, read_layers
 from mptune.engines.tensorrt.library import Kind, install_line, load_library, open_log
 from mptune.engines.tensorrt.session import EngineOptions, TensorRtSession
 from mptune.files import whole_file
@@ -32,17 +31,12 @@ class LibraryReport:
 
     version: str
     warnings: tuple[str, ...] = ()
-    cuda_obstacle: str | None = None
-    """Why no GPU can be used, and the command that cures it, where one does."""
+    cuda_obstacle: str | None = None  # why no GPU can be used, and the command that cures it, where one does
 
 
 @dataclass(frozen=True)
 class LibraryJob:
-    """Check that TensorRT or TensorRT-RTX loads, that its version is supported, and that it makes a builder.
-
-    A builder of TensorRT needs a GPU, and fails where the driver is older than the library's CUDA; one of TensorRT-RTX
-    needs none.
-    """
+    """Check that a library loads, in a supported version, and makes a builder; one of TensorRT needs a GPU for it."""
 
     kind: Kind
 
@@ -75,14 +69,6 @@ class ParseJob:
 
 
 @dataclass(frozen=True)
-class BuildResult:
-    """The result of ``BuildJob``."""
-
-    build_s: float
-    warnings: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class BuildJob:
     """Build the engine of a typed model and write it to a file, whole or not at all."""
 
@@ -96,7 +82,8 @@ class BuildJob:
     """Close the sessions that stay open in the worker before the build. Where CPU and GPU share their memory, TensorRT
     would skip tactics in some builds and not in others, by what is open."""
 
-    def run(self, state: WorkerState) -> BuildResult:
+    def run(self, state: WorkerState) -> tuple[float, tuple[str, ...]]:
+        """Returns the seconds that it took, and warnings."""
         for slot in _OPEN_SESSIONS if self.alone else ():
             state.drop(slot)
         library = load_library(self.options.kind, self.options.plugins)
@@ -109,7 +96,7 @@ class BuildJob:
         build_s = time.perf_counter() - started
         with whole_file(self.engine_path) as partial_path:
             partial_path.write_bytes(engine)
-        return BuildResult(build_s, warnings)
+        return build_s, warnings
 
 
 @dataclass(frozen=True)

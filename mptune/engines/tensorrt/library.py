@@ -9,7 +9,7 @@ import importlib.util
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -49,10 +49,7 @@ class Library:
 
 
 def install_line(kind: Kind, gpus: Sequence[Gpu] = ()) -> str:
-    """How to install a library for the driver here; cuda-python that is installed already is left as it is.
-
-    ``pip install tensorrt`` brings CUDA 13, whatever the driver.
-    """
+    """How to install a library for the driver here; ``pip install tensorrt`` brings CUDA 13, whatever the driver."""
     if kind == "tensorrt" and gpus and gpus[0].is_jetson:
         return (
             "JetPack brings it: sudo apt install python3-libnvinfer, and a virtual environment with"
@@ -68,7 +65,9 @@ def install_line(kind: Kind, gpus: Sequence[Gpu] = ()) -> str:
 
 def is_installed(kind: Kind) -> bool:
     """Whether the package is there; its libraries may still be missing."""
-    return importlib.util.find_spec(MODULES[kind]) is not None
+    with suppress(ImportError, ValueError):
+        return importlib.util.find_spec(MODULES[kind]) is not None
+    return False
 
 
 def load_library(kind: Kind, plugins: Sequence[Path] = ()) -> Library:
@@ -152,11 +151,7 @@ def _log(trt: Any) -> Any:
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Pause Python's garbage collector while TensorRT runs.
-
-    A collection in a callback of TensorRT may free other objects of TensorRT, whose destructors need the locks that it
-    holds: a deadlock.
-    """
+    """Pause Python's garbage collector: run in a callback of TensorRT, it may free its objects, which deadlocks."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -168,10 +163,7 @@ def collector_paused() -> Iterator[None]:
 
 @cache
 def _load_plugin(trt: Any, path: Path | None) -> None:
-    """Load a library of plugins, NVIDIA's own for None; once per process, before the first builder or runtime.
-
-    Its creators register themselves, or are asked for.
-    """
+    """Load a library of plugins, NVIDIA's own for None; once per process, before the first builder or runtime."""
     with collector_paused():
         if path is None:
             trt.init_libnvinfer_plugins(_log(trt), "")
@@ -188,12 +180,7 @@ def _load_plugin(trt: Any, path: Path | None) -> None:
 def exports_creators(path: Path) -> bool:
     """Whether ``IPluginRegistry.load_library`` (trtexec's --dynamicPlugins) can ask a library for its plugins.
 
-    Others register theirs when they are loaded (--staticPlugins). The names are those of NVIDIA/TensorRT,
-    plugin/vc/vfcCommon.h. False where the file cannot be read.
+    Others register theirs when they are loaded (--staticPlugins). The names: NVIDIA/TensorRT, plugin/vc/vfcCommon.h.
     """
-    try:
-        content = path.read_bytes()
-    except OSError:
-        return False
-    # An ELF file has the names of its symbols as texts.
+    content = path.read_bytes() if path.is_file() else b""  # an ELF file has the names of its symbols as texts
     return any(b"\0%b\0" % name in content for name in (b"getCreators", b"getPluginCreators"))

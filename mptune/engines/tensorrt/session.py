@@ -20,8 +20,7 @@ from mptune.engines.tensorrt.library import Kind, Library, collector_paused, loa
 from mptune.engines.timing.latency import Stopwatch, monotonic_ms
 from mptune.files import read_bytes
 
-_ALIGNMENT = 256
-"""NvInferRuntime.h, setTensorAddress: "The pointer must have at least 256-byte alignment"."""
+_ALIGNMENT = 256  # NvInferRuntime.h, setTensorAddress: "The pointer must have at least 256-byte alignment"
 _FATAL = (FailureKind.OUT_OF_MEMORY, FailureKind.DEVICE_LOST, FailureKind.CRASH)
 """After these no other way of running is tried."""
 
@@ -31,10 +30,8 @@ class EngineOptions:
     """How an engine is opened."""
 
     kind: Kind
-    cuda_graph: bool = True
-    """Time a captured CUDA graph where capture works."""
-    plugins: tuple[Path, ...] = ()
-    """Libraries with plugins of the user's."""
+    cuda_graph: bool = True  # time a captured CUDA graph where capture works
+    plugins: tuple[Path, ...] = ()  # libraries with plugins of the user's
 
 
 def host_memory(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
@@ -84,10 +81,7 @@ def _allocator_class(trt: Any) -> Any:
 
 @dataclass
 class _Bound:
-    """Tensors at fixed addresses for one set of input shapes, and the graph that was captured with them.
-
-    A place is a ``DeviceBuffer``, an ``Allocator``, or an array on the host, where shapes are computed from it.
-    """
+    """Places (buffer, allocator or host array) for one set of input shapes, and the graph captured with them."""
 
     key: tuple[Any, ...]
     inputs: dict[str, Any] = field(default_factory=dict)
@@ -203,11 +197,7 @@ class TensorRtSession:
         return StreamStopwatch(enqueue, stream, monotonic_ms)
 
     def attach(self, profiler: Any) -> None:
-        """Have an ``IProfiler`` called with the time of each layer, before each execution returns.
-
-        Only where CUDA graphs are off: TensorRT reports nothing of a graph launch.
-        """
-        self._opened()
+        """Have an ``IProfiler`` called with the time of each layer, which it is where CUDA graphs are off."""
         context = self._context
         context.profiler = profiler
 

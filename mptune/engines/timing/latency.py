@@ -27,6 +27,10 @@ HOST_BOUND_RATIO = 0.8
 """Enqueue over compute time above which the host, not the device, sets the latency (trtexec's own warning)."""
 LatencySource = Literal["measured", "predicted"]
 """``measured``: by a clock, on the target. ``predicted``: computed by the roofline, without the target."""
+DRIFT_TEXT = "the FP32 baseline takes"  # how the warning of a measurement begins whose baseline has drifted
+LEVEL = 0.005
+"""Share of the pairs of sessions of one plan that may be called different: half of the limit of 1 %, since values are
+not independent and sessions stop early (simulated: ``tests/engines/timing/test_spread.py``)."""
 _MAX_PROBES = 1_000_000
 
 
@@ -34,8 +38,7 @@ _MAX_PROBES = 1_000_000
 class Repetitions(JsonForm):
     """Numbers of executions for one latency: calibrated once on the baseline, then frozen for every candidate."""
 
-    iterations: int
-    """Timed values, at most."""
+    iterations: int  # timed values, at most
     executions_per_value: int = 1
     warmup_ms: float = 0.0
 
@@ -51,16 +54,10 @@ class Stopwatch(Protocol):
         """Execute once and wait until it has finished."""
 
     def value_ms(self, executions: int) -> float:
-        """Mean milliseconds per execution, of this many back to back.
-
-        Where they are more than one, an untimed execution precedes them, since another engine has used the caches.
-        """
+        """Mean milliseconds of this many executions; an untimed one precedes more than one, to fill the caches."""
 
     def span_ms(self, executions: int) -> float:
-        """Milliseconds, by the clock of ``value_ms``, from before the first to after the last execution.
-
-        Nothing else is between: a host's clock around the call must show the same.
-        """
+        """Milliseconds, by the clock of ``value_ms``, from before the first to after the last execution, no more."""
 
 
 @dataclass(frozen=True)
@@ -222,10 +219,6 @@ def time_in_turn(
     )
 
 
-DRIFT_TEXT = "the FP32 baseline takes"
-"""How the warning of a measurement begins whose baseline has drifted."""
-
-
 @dataclass(frozen=True)
 class TimingRecord(JsonForm):
     """Repetitions and baseline latency of the first timing, and what it was taken with."""
@@ -245,21 +238,13 @@ class TimingRecord(JsonForm):
 
 
 def pool_latencies(latencies: Sequence[Latency], settings: LatencySettings) -> Latency:
-    """One latency from several rounds of the same engine; the interval holds every round's median.
-
-    Where the rounds' sessions are known their interval takes its place.
-    """
+    """One latency from several rounds of the same engine; the interval holds every round's median."""
     if len(latencies) == 1 or not all(latency.raw_ms for latency in latencies):
         return latencies[0]
     pooled = summarise([value for latency in latencies for value in latency.raw_ms], settings)
     ends = [*pooled.ci95_ms, *(latency.median_ms for latency in latencies)]
     warnings = max(latencies, key=lambda latency: latency.cv).warnings
     return replace(pooled, ci95_ms=(min(ends), max(ends)), warnings=warnings)
-
-
-LEVEL = 0.005
-"""Share of the pairs of sessions of one plan that may be called different: half of the limit of 1 %, since values are
-not independent and sessions stop early (simulated: ``tests/engines/timing/test_spread.py``)."""
 
 
 def is_lower(latency: Latency, other: Latency) -> bool:

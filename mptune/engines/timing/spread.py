@@ -12,8 +12,26 @@ from numpy.typing import NDArray
 from mptune.data.metrics.paired import t_quantile
 from mptune.json_form import JsonForm
 
-BOOTSTRAP_SAMPLES = 1000
-"""Resamples of the values for the interval of their median."""
+Floats = NDArray[np.float64]
+_RESAMPLES = 400
+_LEAST_MS = 1e-9  # a clock that is too coarse gives 0, which has no logarithm
+_WITHIN_DEGREES = 4.0
+"""Degrees of freedom of one session's variance, simulated: 3.2 of 5 values, 5 of 7 (Hall and Martin, Probability Theory
+and Related Fields 80, 1988)."""
+LEAST_VALUES = 5
+"""Values of each engine that every timing takes: the median of fewer is at the mercy of one outlier."""
+CLEAR = 4.0  # a difference of this many standard errors is clear
+EXACT = 6e-4
+"""Standard error of a log ratio that is small beside any spread between sessions that was seen; one that is still
+smaller is wanted where nothing is known of the spread of this model."""
+COARSE = 1.2e-3
+"""A standard error above this is never enough for a plan that may be on the front: its interval would look careless."""
+_OF_SPREAD = 0.5
+"""A standard error within a session of this share of the spread between sessions widens intervals by 12 %."""
+_ASSUMED_SPREAD = 1.5e-3
+"""Relative standard deviation between sessions where nothing is known of it: as on an H200, rather too large."""
+_LOOK_GROWTH = 1.4
+BOOTSTRAP_SAMPLES = 1000  # resamples of the values for the interval of their median
 
 
 def bootstrap_median_interval(
@@ -26,22 +44,13 @@ def bootstrap_median_interval(
     return float(low), float(high)
 
 
-Floats = NDArray[np.float64]
-_RESAMPLES = 400
-_LEAST_MS = 1e-9
-"""A clock that is too coarse gives 0, which has no logarithm."""
-
-
 @dataclass(frozen=True)
 class SessionTiming(JsonForm):
     """The latency of one session of a plan, relative to the session of the baseline that it was timed in turn with."""
 
-    baseline: str
-    """Which session of the baseline; all candidates of one worker process share it."""
-    log_ratio: float
-    """``log(median / median of the baseline)``."""
-    sd: float
-    """Standard error of ``log_ratio`` within these two sessions."""
+    baseline: str  # which session of the baseline; all candidates of one worker process share it
+    log_ratio: float  # ``log(median / median of the baseline)``
+    sd: float  # standard error of ``log_ratio`` within these two sessions
 
     @classmethod
     def of_values(cls, baseline: str, values_ms: Sequence[float], baseline_ms: Sequence[float]) -> SessionTiming:
@@ -63,11 +72,6 @@ def log_ratio_sd(values_ms: Sequence[float] | Floats, baseline_ms: Sequence[floa
     rounds = np.random.default_rng(seed).integers(0, len(values), size=(_RESAMPLES, len(values)))
     medians = np.median(values[rounds], axis=1), np.median(baseline[rounds], axis=1)
     return float(np.std(np.log(medians[0] / medians[1]), ddof=1)) if len(values) > 1 else 0.0
-
-
-_WITHIN_DEGREES = 4.0
-"""Degrees of freedom of one session's variance, simulated: 3.2 of 5 values, 5 of 7 (Hall and Martin, Probability Theory
-and Related Fields 80, 1988)."""
 
 
 @dataclass(frozen=True)
@@ -168,32 +172,14 @@ class SessionSpread:
         return RatioEstimate(log_ratio, math.sqrt(variance), degrees)
 
 
-LEAST_VALUES = 5
-"""Values of each engine that every timing takes: the median of fewer is at the mercy of one outlier."""
-CLEAR = 4.0
-"""A difference of this many standard errors is clear."""
-EXACT = 6e-4
-"""Standard error of a log ratio that is small beside any spread between sessions that was seen; one that is still
-smaller is wanted where nothing is known of the spread of this model."""
-COARSE = 1.2e-3
-"""A standard error above this is never enough for a plan that may be on the front: its interval would look careless."""
-_OF_SPREAD = 0.5
-"""A standard error within a session of this share of the spread between sessions widens intervals by 12 %."""
-_ASSUMED_SPREAD = 1.5e-3
-"""Relative standard deviation between sessions where nothing is known of it: as on an H200, rather too large."""
-_LOOK_GROWTH = 1.4
-
-
 @dataclass(frozen=True)
 class Enough:
     """What one timing has to show."""
 
-    spread: float = _ASSUMED_SPREAD
-    """Between sessions of one plan, relative standard deviation."""
+    spread: float = _ASSUMED_SPREAD  # between sessions of one plan, relative standard deviation
     others: tuple[tuple[float, float], ...] = ()
     """Log ratio to the baseline and error of plans that were timed before, which it may be on the front with."""
-    error: float = math.nan
-    """Of the plan that is timed; NaN where it is not known or not to be judged by it."""
+    error: float = math.nan  # of the plan that is timed; NaN where it is not known or not to be judged by it
 
     def is_reached(self, values_ms: Sequence[float], baseline_ms: Sequence[float]) -> bool:
         """Whether values that were taken in turn are enough; asked at 5, 7, 10, 14, 19, 27, ... values."""

@@ -17,21 +17,17 @@ from mptune.graph.loading.model import Model, Node, needed_nodes
 from mptune.graph.ops import RECURRENT, SHAPE_OF, operator
 from mptune.processes.parent import Worker
 
-REPEAT_WARNING = 1e-5
-"""Two runs on one sample that differ by more are no rounding, in relative L2."""
-ROWS_WARNING = 1e-4
-"""A row of one batch and the same row alone, or in another batch."""
+REPEAT_WARNING = 1e-5  # two runs on one sample that differ by more are no rounding, in relative L2
+ROWS_WARNING = 1e-4  # a row of one batch and the same row alone, or in another batch
 ALONG_SEQUENCE, BY_INDEX = "sequence", "index"
 """Values of places where rows meet that are no samples: steps of a sequence, or nodes of a graph."""
-_AT_ONCE = 48
-"""Most values that are outputs of one model, and in memory at the same time."""
+_AT_ONCE = 48  # most values that are outputs of one model, and in memory at the same time
 _SEQUENTIAL = RECURRENT | {"Scan"}
 """Axis 0 of what these read is a sequence, whose steps follow from each other."""
 _SHAPE_OPERATORS = SHAPE_OF | {"ConstantOfShape", "Range", "EyeLike"}
 """What they give does not depend on values, and is no fault."""
 _WATCHED = frozenset({"float", "float16", "double", "int64", "int32", "int8", "uint8", "int16", "bool"})
-Sights = Mapping[str, Sight]
-"""Value -> what it holds; empty where that could not be run."""
+Sights = Mapping[str, Sight]  # value -> what it holds; empty where that could not be run
 
 
 def locate(
@@ -130,10 +126,7 @@ def _takes_rows_by_index(model: Model, node: Node) -> bool:
 
 
 def _not_finite(model: Model, sights: Sights, output: str, sample: int) -> Place | None:
-    """The first node that makes what is not finite of values that are.
-
-    An infinity that a constant holds, as a mask does, is none until something makes NaN of it.
-    """
+    """The first node that makes what is not finite of values that are; infinite constants, as of masks, may stay so."""
     for info in model.inputs:
         if info.name in sights and sights[info.name].kind:
             return Place("", "", info.name, sights[info.name].kind, sample)
@@ -158,10 +151,7 @@ def _not_finite(model: Model, sights: Sights, output: str, sample: int) -> Place
 
 
 def _source(model: Model, sights: Sights, limit: float, outputs: Iterable[str]) -> Place | None:
-    """The first node whose value differs by more than the limit, and nothing that it reads does.
-
-    Of those that an output comes from which differs itself.
-    """
+    """The first node before an output that differs whose value differs by more than the limit, and nothing it reads."""
     bad = {name for name, sight in sights.items() if not sight.difference <= limit}
     stack, visited, roots = [name for name in outputs if name in bad], set[str](), list[tuple[int, str]]()
     while stack:

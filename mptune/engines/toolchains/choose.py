@@ -31,8 +31,7 @@ class TargetChoice:
     """A target and why it was chosen."""
 
     target: Target
-    why: str = ""
-    """One line for the user; empty where the user named the target."""
+    why: str = ""  # one line for the user; empty where the user named the target
 
 
 def choose_target(name: str) -> TargetChoice:

@@ -26,15 +26,23 @@ from mptune.processes.parent import Worker
 from mptune.targets.costs import Shape, group_costs
 from mptune.targets.memory import memory_need
 
+STRETCHES = 12
+"""Sessions that all plans of one group share on a CPU: each has switches for consecutive groups, as switches for all
+groups cost more than a session for each plan. Fewer where a stretch would hold one group only."""
+EMULATED_ROWS = 8
+"""Rows that an emulated error is taken on before a plan is built; evaluations take all samples."""
+_KEPT_BYTES = 1 << 30  # sessions stay open while their weights together are no more than this, bytes
+QUICK_S = 10.0
+"""Where all one-group errors take no longer, they are taken at once: parts would cost more than they save."""
+_FLOPS_PER_S, _S_PER_NODE = 1.5e10, 2e-5
+"""Of one core: an estimate from the model alone, so that a search does the same on every machine, under any load, and
+when it is resumed."""
 _VALUES_EACH = 3
 """What a run holds of a value at once, in FP32 values at most: in an emulation as computed, in FP16, and rounded."""
 
 
 def run_bytes(model: Model, samples: Path) -> int | None:
-    """Bytes (rather too many) for the values of one run in FP32, emulated or observed, on the largest sample.
-
-    None where a value's size is not known, or a subgraph has values of its own.
-    """
+    """Bytes (rather too many) for the values of one run in FP32 on the largest sample; None where sizes are unknown."""
     every = [shapes for shapes in read_sample_shapes(samples) if shapes]
     if not every:
         return None
@@ -47,22 +55,6 @@ def run_bytes(model: Model, samples: Path) -> int | None:
     return None if static.unknown else _VALUES_EACH * memory_need(model, static.shapes).fp32_activations
 
 
-STRETCHES = 12
-"""Sessions that all plans of one group share on a CPU: each has switches for consecutive groups, as switches for all
-groups cost more than a session for each plan. Fewer where a stretch would hold one group only."""
-EMULATED_ROWS = 8
-"""Rows that an emulated error is taken on before a plan is built; evaluations take all samples."""
-_KEPT_BYTES = 1 << 30
-"""Sessions stay open while their weights together are no more than this, bytes."""
-
-
-QUICK_S = 10.0
-"""Where all one-group errors take no longer, they are taken at once: parts would cost more than they save."""
-_FLOPS_PER_S, _S_PER_NODE = 1.5e10, 2e-5
-"""Of one core: an estimate from the model alone, so that a search does the same on every machine, under any load, and
-when it is resumed."""
-
-
 @dataclass(eq=False)
 class Emulation:
     """Emulates plans of one model. Lives in the parent process; models are written when they are first needed."""
@@ -72,8 +64,7 @@ class Emulation:
     """The same model and groups with a node for each step after which the target's engine rounds."""
     provider: Provider
     worker: Worker
-    shapes: Mapping[str, Shape]
-    """Concrete shapes of the FP32 values; empty where they are not known."""
+    shapes: Mapping[str, Shape]  # concrete shapes of the FP32 values; empty where they are not known
     fused: Sequence[FusedNodes] = ()
     unshared: Failure | None = field(default=None, init=False)
     _written: dict[str, Path] = field(default_factory=dict, init=False)
@@ -203,10 +194,7 @@ class Emulation:
 
 
 def rows_per_sample(model: Model, batch: int, shapes: Mapping[str, Shape]) -> int:
-    """How many independent rows a sample holds: the first dimension that all inputs and outputs share, else 1.
-
-    An exporter may not know that an output has the rows of the inputs, and declare a symbol of its own for them.
-    """
+    """How many independent rows a sample holds: the first dimension that all inputs and outputs share, else 1."""
     first = {value.shape[0] if value.shape else None for value in model.inputs}
     if len(first) != 1:
         return 1
@@ -214,6 +202,7 @@ def rows_per_sample(model: Model, batch: int, shapes: Mapping[str, Shape]) -> in
     rows = batch if isinstance(declared, str) else declared
     for value in model.outputs:
         dim = value.shape[0] if value.shape else None
+        # An exporter may not know that an output has the rows of the inputs, and declare a symbol of its own for them.
         if dim != declared and (isinstance(dim, int) or shapes.get(value.name, ())[:1] != (rows,)):
             return 1
     return rows or 1

@@ -36,8 +36,7 @@ class ReferenceModel:
     context: RunContext
     provider: Provider
     worker: Worker
-    observer: Worker | None = None
-    """Observes ranges beside the first reference, where there is room for both."""
+    observer: Worker | None = None  # observes ranges beside the first reference, where there is room for both
     _observing: Future[Mapping[str, TensorRange] | Failure] | None = field(default=None, init=False)
     _ranges: Mapping[str, TensorRange] | None = field(default=None, init=False)
 

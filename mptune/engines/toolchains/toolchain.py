@@ -6,10 +6,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from mptune.data.metrics.accuracy import OutputError
+from mptune.data.metrics.table import number_of
 from mptune.engines.backends.backend import Backend, Built
 from mptune.engines.backends.tensorrt import refused_in_bf16
 from mptune.engines.base import (
@@ -27,10 +28,10 @@ from mptune.engines.base import (
 )
 from mptune.engines.context import RunContext
 from mptune.engines.environment import Environment, describe_environment
-from mptune.engines.jobs.layer_times import EngineLayers, with_group_times
 from mptune.engines.jobs.measure import MeasureJob, MeasureResult, ReopenJob
 from mptune.engines.jobs.samples import Scoring
 from mptune.engines.ort.session import Provider
+from mptune.engines.tensorrt.layers import EngineLayers, with_group_times
 from mptune.engines.timing.latency import DRIFT_TEXT, Latency, LatencySource, TimingRecord
 from mptune.engines.timing.spread import SessionTiming, Standings
 from mptune.engines.toolchains.emulation import Emulation
@@ -57,10 +58,8 @@ class Toolchain(AbstractContextManager["Toolchain"]):
     """Evaluates plans for one target. Lives in the parent process.
 
     Every method that builds or runs anything does so in a worker process under a deadline; a plan that fails comes
-    back as a ``Failure``. Methods may be called in any order, and nothing starts before it is needed.
-
-    Measured, it times the engines of its backend. Predicted, the roofline gives latencies and emulation the errors: no
-    device is needed. With a backend engines are built then, too, as a plan whose engine cannot be built has failed.
+    back as a ``Failure``. Nothing starts before it is needed. Predicted, the roofline gives latencies and emulation the
+    errors: no device is needed. With a backend engines are built then, too: a plan whose engine cannot be has failed.
 
     Attributes:
         name: of the backend, or ``emulation``.
@@ -102,7 +101,7 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         self.worker = self._workers.main
         function = context.settings.metric_function
         if function is not None:
-            self.worker.on_question = lambda question: question.answer(context.settings.metric, function)
+            self.worker.on_question = partial(number_of, context.settings.metric, function)
         self.reference_model = ReferenceModel(context, provider, self.worker, self._workers.observer)
         self.builder = None if backend is None else backend.builder(self.reference_model, target, gpu)
         # Without a builder engines are taken to round as TensorRT's do.
@@ -121,17 +120,11 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         return self.reference_model.reference(which)
 
     def observe(self, stage: Callable[[str], object] | None = None) -> Mapping[str, TensorRange] | Failure:
-        """Run the model over the search samples and reduce each float tensor to its range; ``stage`` gets the progress.
-
-        A large model is observed in parts.
-        """
+        """Run the model over the search samples, and reduce float tensors to their ranges; ``stage`` gets progress."""
         return self.reference_model.observe(stage)
 
     def missing_kernels(self, precision: Precision) -> tuple[MissingKernel, ...] | Failure:
-        """The nodes that another execution provider runs in a reduced precision than in FP32, or none in BF16.
-
-        Without a backend as TensorRT's parser refuses them, for a device that is predicted.
-        """
+        """The nodes that another provider runs in a reduced precision than in FP32, or none does."""
         if self.builder is None:
             return refused_in_bf16(self.context.model, "tensorrt") if precision is Precision.BF16 else ()
         return self.builder.missing_kernels(precision)
@@ -259,21 +252,14 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         return with_group_times(measurement, layers, self.context.grouped)
 
     def _drift(self, result: MeasureResult) -> float:
-        """The first latency of the baseline on this device over that beside a result.
-
-        Latencies that were taken hours apart are compared by it. The first result freezes the repetitions, for resumed
-        runs, too.
-        """
+        """The first latency of the baseline on this device over that beside a result, which freezes the repetitions."""
         if self._timing is None:
             self._timing = TimingRecord(result.repetitions, result.baseline.median_ms, self.context.settings.latency)
             write_json(self._timing_path, self._timing.to_json())
         return self._timing.baseline_ms / result.baseline.median_ms
 
     def evaluate_tf32(self) -> Measurement | Failure | None:
-        """All-FP32 with TF32, on the search samples; None where the device has none, or nothing is timed.
-
-        It runs in a process of its own, as an environment variable keeps TF32 off in the others.
-        """
+        """All-FP32 with TF32, in a process of its own whose environment allows it; None where the device has none."""
         is_timed = self.builder is not None and self.latency_source == "measured"
         built = self.builder.build_tf32() if self.builder is not None and is_timed and self.target.tf32_tflops else None
         if built is None or isinstance(built, Failure):
@@ -311,18 +297,12 @@ class Toolchain(AbstractContextManager["Toolchain"]):
 
     @property
     def profiling(self) -> Profiling:
-        """``along``: the engine of any plan that is timed; ``none``: no profiler is usable, or it has failed.
-
-        After one failure nothing is profiled any more: each try may cost the worker.
-        """
+        """``along``: any plan that is timed; ``none``: no profiler is usable, or it has failed once."""
         usable = self.builder is not None and self.latency_source == "measured" and self._can_profile
         return self.builder.profiling if self.builder is not None and usable else "none"
 
     def reopen(self, plan: PrecisionPlan, count: int) -> tuple[SessionTiming, ...] | Failure:
-        """Open the engine of a plan that was evaluated anew, this many times, and time each session: they differ.
-
-        Empty where latency is predicted.
-        """
+        """Open the engine of a plan anew, this many times, and time each session; empty where latency is predicted."""
         if self.builder is None or self.latency_source == "predicted":
             return ()
         built = self.builder.build(plan)

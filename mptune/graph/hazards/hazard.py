@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mptune.finding import CODES, ONLY_BF16, Finding, FindingOrigin, Where
-from mptune.findings.numbers import where_to_keep
-from mptune.findings.wording import AT, SEVERITIES, Severity, fill
+from mptune.findings.numbers import NOTES, where_to_keep
+from mptune.findings.wording import SEVERITIES, Severity, Values, Words, located
 from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.grouping.groups import LayerGroup
 from mptune.graph.loading.model import Node
@@ -46,11 +46,11 @@ class Hazard:
     """One place where FP16 cannot hold a value, or where a runtime is known to go wrong.
 
     Attributes:
-        code: row of ``mptune.finding.CODES``, which has its words; ``wording`` says which of them.
+        code: row of ``mptune.finding.CODES``, which has its words for each ``wording``.
         severity: ``error``: the values do not fit FP16, so the group is pinned to FP32; ``warning``: they may not fit;
             ``info``: good to know.
         value: the magnitude that a precision must hold, or another number of the kind.
-        words: what the wording names beside the place and the evidence.
+        words: what the text names beside the place and the evidence.
         precision: BF16 where FP16 has digits enough: it is none in a group that is FP16.
     """
 
@@ -66,27 +66,29 @@ class Hazard:
     @property
     def is_note(self) -> bool:
         """Whether it is no finding by itself."""
-        return CODES[self.code].wording(self.wording).is_note
+        return (self.code, self.wording) in NOTES
 
     @property
     def reason(self) -> str:
         """What is wrong, without the place."""
-        return self._fill(CODES[self.code].wording(self.wording).text)
+        return self._filled.text
 
     @property
     def cure(self) -> str:
         """What to do."""
-        return self._fill(CODES[self.code].wording(self.wording).cure)
+        return self._filled.cure
 
     @property
     def all_words(self) -> dict[str, object]:
-        """What its wordings name, beside the place and the evidence."""
+        """What its words name, beside the place and the evidence."""
         place = where_to_keep(self.precision.name)
         words = {"keep_out": f"keep the group {place}", "kept": f"the group is kept {place}"}
         return {"precision": self.precision.name, **words, **self.words}
 
-    def _fill(self, template: str) -> str:
-        return fill(template, {**_where((self,)).first_names(), **self.evidence, **self.all_words})
+    @property
+    def _filled(self) -> Words:
+        place = _where((self,)).first_names()
+        return CODES[self.code].words(Values({"kind": self.wording, **place, **self.evidence, **self.all_words}))
 
     def rules_out(self, precision: Precision) -> bool:
         """Whether the group cannot be right in a reduced precision.
@@ -170,7 +172,10 @@ def near_the_end(hazards: Sequence[Hazard]) -> tuple[str, ...]:
     near = sorted((h for h in hazards if (h.code, h.wording) == ("overflow", "near")), key=lambda h: -h.value)
     others = len({hazard.place.tensor for hazard in near}) - 1
     more = f"; so for {others} more value{'s' * (others > 1)}" if others > 0 else ""
-    return tuple(f"{fill(AT, vars(largest.place))}{largest.reason}{more}: {largest.cure}" for largest in near[:1])
+    return tuple(
+        f"{located(largest.place.tensor, largest.place.node)}{largest.reason}{more}: {largest.cure}"
+        for largest in near[:1]
+    )
 
 
 def spacing(value: float, precision: Precision) -> float:

@@ -245,6 +245,8 @@ class WeightBank:
         places: dict[Precision, dict[str, Place]] = {}
         with writing(directory):
             directory.mkdir(parents=True, exist_ok=True)
+            if not is_of_model:  # it names no files of two models, should this process end before it is written
+                index.unlink(missing_ok=True)
             for precision in (row for row in PRECISIONS if row in (Precision.FP32, *precisions)):
                 rounded_to, end, placed = None if precision is Precision.FP32 else precision, 0, dict[str, Place]()
                 wanted = [constant for constant in large if rounded_to is None or constant.dtype == "float"]

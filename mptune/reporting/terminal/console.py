@@ -26,7 +26,7 @@ FACT_WIDTH = len("more exact ")
 
 SEVERITY_STYLES = {"error": "bold red", "warning": "yellow", "info": "dim"}
 
-_LEAST = 14
+_LEAST = 12
 """Columns that a text keeps that is shortened."""
 
 _GAP = 2
@@ -99,17 +99,7 @@ def print_table(
     Columns without any text are left out. Where it is wider than the console, its columns give way in this order:
     those in ``optional`` are left out, one after the other; texts in those of ``shorten`` lose their middle; those of
     the column ``fold`` are wrapped. Other cells are never cut: each says something different.
-
-    Args:
-        console: where to print it.
-        heads: the titles, each once.
-        rows: a text for each title.
-        right: columns of numbers.
-        optional: see above.
-        shorten: see above.
-        fold: see above.
-        styles: of each row; none without them.
-        header_style: of the titles.
+    ``right`` names columns of numbers; ``styles`` has one for each row.
     """
     columns = {head: [printable(row[k]) for row in rows] for k, head in enumerate(heads)}
     columns = {head: cells for head, cells in columns.items() if any(cells)}

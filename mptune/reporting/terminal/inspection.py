@@ -1,4 +1,4 @@
-"""``mptune inspect`` on the terminal: the model, its groups, its operators and its hazards, as tables."""
+"""``mptune inspect`` and ``mptune compare`` on the terminal: a model as tables, and what makes two models differ."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console
 
-from mptune.finding import by_severity
+from mptune.finding import OutputColumns, by_severity
 from mptune.findings.engine import NOTHING
 from mptune.findings.wording import SEVERITIES
 from mptune.graph.plan import Precision
@@ -24,11 +24,15 @@ from mptune.reporting.terminal.console import (
 from mptune.reporting.text import unique
 
 if TYPE_CHECKING:
+    from mptune.diagnosis.comparison import Comparison
     from mptune.inspection.record import Inspection
 
 _MOST_PLACES = 6
 _MOST_REASONS = 3
 """Why groups cannot be BF16."""
+_FIGURES = {"judged": "error", "limit": "limit", "judged_fp16": "FP16 throughout, emulated"}
+"""Statistic in the unit of the limit -> its title."""
+
 _OF_CONSTANTS = frozenset({"overflow", "vanishing-epsilon", "int64-range"})
 
 
@@ -114,14 +118,7 @@ def _facts(inspection: Inspection) -> list[tuple[str, str]]:
         plans = f"none to search: {fp32} of the groups are pinned to FP32"
     costs = [*(item.cost for item in groups), inspection.rest]
     traffic, traffic_fp16 = sum(cost.fp32_bytes for cost in costs), sum(cost.fp16_bytes for cost in costs)
-    memory = (
-        f"{quantity(need.total(precision), 'B')} in {precision.upper()} ({quantity(weights, 'B')} of weights, "
-        f"{quantity(activations, 'B')} of values at {peak or 'the inputs'})"
-        for precision, weights, activations, peak in (
-            (Precision.FP32, need.fp32_weights, need.fp32_activations, need.fp32_peak),
-            (Precision.FP16, need.fp16_weights, need.fp16_activations, need.fp16_peak),
-        )
-    )
+    memory = [f"{quantity(need.total(p), 'B')} in {p.upper()}" for p in (Precision.FP32, Precision.FP16)]
     shapes_from = "fixed in the model"
     if inspection.observed is not None:
         shapes_from = f"observed on {inspection.samples} samples of {inspection.observed}"
@@ -156,7 +153,7 @@ def _facts(inspection: Inspection) -> list[tuple[str, str]]:
             f"{quantity(inspection.flops, 'FLOP')} and {quantity(traffic, 'B')} of traffic in FP32"
             f" ({quantity(traffic_fp16, 'B')} in FP16)",
         ),
-        ("memory", "; ".join(memory)),
+        ("memory", f"{' and '.join(memory)}: weights and the values that are alive at once"),
         ("shapes", shapes_from),
     ]
 
@@ -191,3 +188,30 @@ def _places(places: Sequence[str]) -> str:
     every = unique(places)
     more = f" and {len(every) - _MOST_PLACES} more" if len(every) > _MOST_PLACES else ""
     return ", ".join(every[:_MOST_PLACES]) + more
+
+
+def print_comparison(comparison: Comparison, stream: TextIO | None = None) -> None:
+    """Print a comparison; to stdout by default."""
+    console = make_console(stream)
+    style = "green" if comparison.agrees else "bold red"
+    console.print(styled(("verdict    ", "dim"), (comparison.verdict, style)))
+    print_facts(console, [(name, getattr(comparison, name)) for name in ("reference", "candidate", "samples")])
+    console.print()
+    for finding in comparison.findings:
+        heading = (f"{finding.severity}: {finding.code}  ", SEVERITY_STYLES[finding.severity])
+        print_text(console, styled(heading, finding.text))
+        if finding.cure:
+            print_text(console, finding.cure, indent=2)
+    if comparison.findings:
+        console.print()
+    shown = [key for key in _FIGURES if all(key in by for by in comparison.outputs.values())]
+    rows = []
+    for name, statistics in comparison.outputs.items():
+        limit = comparison.limits[name]
+        part = str(OutputColumns(name, limit.columns))  # the part that is worst against its limit
+        judged = [limit.text(statistics[key]) for key in shown]
+        rows.append((part, *judged, f"{statistics['largest_difference']:.3g}"))
+    titles = (*(_FIGURES[key] for key in shown), "largest difference")
+    print_table(console, ("output", *titles), rows, right=titles, fold="output")
+    for text in comparison.warnings:
+        print_text(console, f"warning: {text}", "yellow")

@@ -11,7 +11,7 @@ from mptune.reporting.text import environment_facts
 if TYPE_CHECKING:
     from mptune.engines.backends.backend import BackendStatus
     from mptune.engines.environment import Environment
-    from mptune.engines.jobs.layer_times import EngineLayers
+    from mptune.engines.tensorrt.layers import EngineLayers
     from mptune.selftest import SelfTest
     from mptune.targets.target import Target
     from mptune.tuning.space import NamedSpace

@@ -7,58 +7,34 @@ import math
 import re
 import sys
 import time
-from collections import deque
 from collections.abc import Iterator
-from statistics import median
 from types import TracebackType
 from typing import TextIO
 
 from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.progress_bar import ProgressBar
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from mptune.choice import Choice
 from mptune.engines.base import Failure, Progress
+from mptune.engines.failures import describe
 from mptune.graph.plan import PrecisionPlan
 from mptune.printable import printable
 from mptune.reporting.terminal.console import make_console
-from mptune.reporting.text import format_duration, origin_name
+from mptune.reporting.text import origin_name
 from mptune.tuning.evaluation import Evaluation, Origin
 from mptune.tuning.fronts.choosing import choose
 from mptune.tuning.fronts.texts import format_error, format_speedup, group_counts, latency_text
 
 _RECENT_FAILURES = 3
 _LOG_EVERY_S = 60.0
-"""Interval at which a log gets a line with the time that is left, or with how far a long step is."""
+"""Interval at which a log gets a line with how far a long step is."""
+_ESTIMATE_OVER_S = 3600.0
+"""The time that is left follows the plans of the last hour: builds grow faster with a timing cache."""
 _COUNT = re.compile(r"\b\d+ of (?=\d+ groups)|, \d+ of them to \d+%")
-
-
-class RemainingTime:
-    """Learns from each plan that is done; plans of earlier sessions do not count.
-
-    The median of the last 20 durations counts, from the second on: one plan that ran into its deadline is not the next
-    one's duration, and builds grow faster with a timing cache.
-    """
-
-    def __init__(self) -> None:
-        self._durations_s: deque[float] = deque(maxlen=20)
-        self._last: tuple[int, float] | None = None
-
-    def add(self, done: int) -> None:
-        """Take the number of plans that are done; several at a time share the time that they took."""
-        now_s = time.monotonic()
-        if self._last is not None and done > self._last[0]:
-            count = done - self._last[0]
-            self._durations_s.extend([(now_s - self._last[1]) / count] * count)
-        self._last = done, now_s
-
-    def seconds(self, left: int) -> float | None:
-        """The time until ``left`` more plans are done, less what passed since the last; None without an estimate."""
-        if self._last is None or len(self._durations_s) < 2:
-            return None
-        return max(median(self._durations_s) * left - (time.monotonic() - self._last[1]), 0.0)
 
 
 class TerminalListener:
@@ -83,16 +59,23 @@ class TerminalListener:
         self._quiet = quiet
         self._limits = Choice(max_error=max_error, max_latency_ms=max_latency_ms)
         self._stage, self._detail = "starting", ""
-        self._done = self._budget = 0
-        self._remaining_time = RemainingTime()
-        self._left: int | None = None
-        self._logged_left_s = -math.inf
-        self._logged_stage, self._logged_stage_s = "", -math.inf
+        columns = (
+            TextColumn("mptune"),
+            BarColumn(20),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("used,"),
+            TimeRemainingColumn(),
+            TextColumn("left"),
+        )
+        self._bar = ProgressBar(*columns, console=self._console, speed_estimate_period=_ESTIMATE_OVER_S)
+        self._task = self._bar.add_task("search", total=None)
+        self._counts_down = False
+        self._logged_s: dict[str, float] = {}
         self._evaluations: list[Evaluation] = []
         self._best: Evaluation | None = None
         self._failures: list[str] = []
         self._warned: set[str] = set()
-        self._started_s = time.monotonic()
         self._live: Live | None = None
         if self._console.is_terminal and not self._console.is_dumb_terminal and not quiet:
             self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=4, transient=True)
@@ -115,9 +98,9 @@ class TerminalListener:
         """Show the current step; in a log, one that counts groups is shown once, and then now and then."""
         self._stage, self._detail = text, ""
         now_s, step = time.monotonic(), _COUNT.sub("", text)
-        is_due = step == text or step != self._logged_stage or now_s - self._logged_stage_s >= _LOG_EVERY_S
+        is_due = step == text or now_s - self._logged_s.get(step, -math.inf) >= _LOG_EVERY_S
         if self._live is None and is_due:
-            self._logged_stage, self._logged_stage_s = step, now_s
+            self._logged_s[step] = now_s
             self._print(text)
 
     def evaluated(self, evaluation: Evaluation, done: int, budget: int) -> None:
@@ -130,10 +113,9 @@ class TerminalListener:
 
     def failed(self, plan: PrecisionPlan, origin: Origin, failure: Failure | str, done: int, budget: int) -> None:
         """Show a plan without a result, with the reason and the path of the log."""
-        reason = failure
-        if isinstance(failure, Failure):
-            log = "" if failure.log_path is None else f"; log: {failure.log_path}"
-            reason = f"{failure.stage.value}, {failure.kind.value}: {failure.message}{log}"
+        reason = failure if isinstance(failure, str) else describe(failure)
+        if isinstance(failure, Failure) and failure.log_path is not None:
+            reason += f"; log: {failure.log_path}"
         self._failures.append(f"failed: {reason} (plan {plan.fingerprint}, {origin})")
         self._advance(self._failures[-1], done, budget)
 
@@ -142,13 +124,9 @@ class TerminalListener:
         self._detail = f": {progress.phase.lower()}, {progress.done} of {progress.steps}"
 
     def remaining(self, done: int, left: int) -> None:
-        """Learn how long measurements take; in a log, say now and then how long the rest will."""
-        self._remaining_time.add(done)
-        self._left = left
-        now_s, text = time.monotonic(), self._remaining()
-        if self._live is None and text and now_s - self._logged_left_s >= _LOG_EVERY_S:
-            self._logged_left_s = now_s
-            self._print(text)
+        """Show how many measurements are done and left, those that confirm the front counted in."""
+        self._counts_down = True
+        self._advance_bar(done, done + left)
 
     def warning(self, text: str) -> None:
         """Show a warning once; it stays visible."""
@@ -176,31 +154,26 @@ class TerminalListener:
             self._console.quiet = True
 
     def _advance(self, line: str, done: int, budget: int) -> None:
-        if self._left is None:  # Else ``remaining`` counts.
-            self._remaining_time.add(done)
-        self._done, self._budget, self._detail = done, budget, ""
+        if not self._counts_down:
+            self._advance_bar(done, budget)
+        self._detail = ""
         if done < budget:
             self._stage = f"evaluating plan {done + 1}"
         if self._live is None:
             self._print(f"[{done:>{len(str(budget))}}/{budget}] {line}")
 
-    def _remaining(self) -> str:
-        left = self._budget - self._done if self._left is None else self._left
-        seconds = self._remaining_time.seconds(left)
-        return "" if left <= 0 or seconds is None else f"about {format_duration(seconds)} left"
+    def _advance_bar(self, done: int, whole: int) -> None:
+        if self._bar.tasks[0].total is None:  # plans of earlier sessions do not count
+            self._bar.reset(self._task, completed=max(0, done - 1), total=whole)
+        self._bar.update(self._task, completed=done, total=whole)
 
     def _render(self) -> RenderableType:
         """The lines that are redrawn at the bottom of the terminal."""
-        bar = Table.grid(padding=(0, 2))
-        cells: list[RenderableType] = ["mptune"]
-        if self._budget:
-            cells += [ProgressBar(total=self._budget, completed=self._done, width=20), f"{self._done}/{self._budget}"]
-        bar.add_row(*cells, f"{format_duration(time.monotonic() - self._started_s)} used", self._remaining())
         limits = self._limits
         best = "best" if limits.max_error is None else f"best, error <= {limits.max_error:g}"
         best += "" if limits.max_latency_ms is None else f", <= {limits.max_latency_ms:g} ms"
         rows = [("now", self._stage + self._detail, "")]
-        if self._done:
+        if self._evaluations or self._failures:
             rows.append((best, "none yet" if self._best is None else _figures(self._best), "green"))
         if self._evaluations:
             rows.append(("last", _figures(self._evaluations[-1]), ""))
@@ -211,7 +184,7 @@ class TerminalListener:
         grid.add_column(no_wrap=True, overflow="ellipsis")
         for name, text, style in rows:
             grid.add_row(name, Text(printable(text), style=style))
-        return Group(bar, grid)
+        return Group(self._bar.get_renderable(), grid)
 
 
 def _figures(evaluation: Evaluation) -> str:

@@ -15,8 +15,7 @@ from mptune.engines.failures import describe
 from mptune.engines.timing.latency import DRIFT_TEXT
 from mptune.errors import PlanError, RunError
 from mptune.finding import FindingOrigin, by_severity
-from mptune.findings.engine import NOTHING
-from mptune.findings.wording import listed
+from mptune.findings import engine, wording
 from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings
@@ -115,7 +114,7 @@ def build_front(
     if chosen is not None:
         findings += plan_findings(chosen, sample_indices(file), origin, shlex.quote(str(run.path)))
     shown = (chosen or fp32).plan
-    is_told = any(finding.code == NOTHING for finding in findings)
+    is_told = any(finding.code == engine.NOTHING for finding in findings)
     is_all_pinned = bool(explanation.groups) and all(group.pinned is not None for group in explanation.groups)
     # How far the baseline drifts stands once for all plans.
     timing = () if chosen is None else (text for text in chosen.warnings if not text.startswith(DRIFT_TEXT))
@@ -167,14 +166,14 @@ def _warnings(
     others = " and {others} more"
     again = [(evaluation.plan.fingerprint, failure) for evaluation, failure in unconfirmed if failure is not None]
     if again:
-        (first, failure), plans = again[0], listed([plan for plan, _ in again], _NAMED, others)
+        (first, failure), plans = again[0], wording.listed([plan for plan, _ in again], _NAMED, others)
         yield (
             f"failed when re-measured: {plans}; the figures are the search's, and the same command measures again;"
             f" {first} with: {describe(failure)}"
         )
     if broken := [evaluation.plan.fingerprint for evaluation, failure in unconfirmed if failure is None]:
         yield (
-            f"not finite on the held-out samples, and off the front: {listed(broken, _NAMED, others)};"
+            f"not finite on the held-out samples, and off the front: {wording.listed(broken, _NAMED, others)};"
             " give more calibration samples, so that the search sees such values"
         )
     if choice.max_latency_ms is not None and fp32.latency.source == "predicted":

@@ -21,7 +21,7 @@ from mptune.engines.jobs import emulation as jobs
 from mptune.engines.jobs.emulation import ErrorsJob, SwitchedErrorsJob
 from mptune.engines.jobs.reference import ReferenceJob
 from mptune.engines.jobs.samples import Feed, Outputs, Scoring
-from mptune.engines.ort import side_by_side
+from mptune.engines.ort import session as side_by_side
 from mptune.engines.ort.session import OrtSession, Provider
 from mptune.engines.toolchains import emulation
 from mptune.engines.toolchains.emulation import Emulation, rows_per_sample, run_bytes

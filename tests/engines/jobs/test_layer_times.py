@@ -4,7 +4,7 @@ from pathlib import Path
 
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, FailureKind, Measurement, Stage
-from mptune.engines.jobs.layer_times import LayerTime, group_times, with_group_times
+from mptune.engines.tensorrt.layers import LayerTime, group_times, with_group_times
 from mptune.engines.timing.latency import Latency
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups

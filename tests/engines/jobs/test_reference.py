@@ -20,8 +20,9 @@ from mptune.engines.failures import did_not_run
 from mptune.engines.jobs.outputs import value_error
 from mptune.engines.jobs.reference import ObserveJob, ReferenceJob
 from mptune.engines.jobs.rows import row_feeds
-from mptune.engines.ort import side_by_side
-from mptune.engines.ort.cuda_session import run_probe
+from mptune.engines.ort import cuda_session
+from mptune.engines.ort import session as side_by_side
+from mptune.engines.ort.cuda_session import probe
 from mptune.engines.ort.session import OrtSession, Provider, SessionOptions
 from mptune.graph.hazards.interface import fixed_rows
 from mptune.graph.loading.model import load_model
@@ -181,9 +182,10 @@ def test_reference_and_ranges_are_the_same_side_by_side(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("provider", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_a_provider_that_starts_has_no_obstacle(provider: Provider) -> None:
+def test_a_provider_that_starts_has_no_obstacle(provider: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_session, "_reasons", {})
     with Worker() as worker:
-        assert run_probe(provider, worker) is None
+        assert probe(provider, worker) is None
 
 
 @pytest.mark.parametrize("count", [8, 7])

@@ -17,10 +17,17 @@ from mptune.engines.base import EngineError, Failure, FailureKind
 from mptune.engines.jobs.emulation import ErrorsJob
 from mptune.engines.jobs.reference import ReferenceJob
 from mptune.engines.jobs.samples import Scoring
-from mptune.engines.ort import side_by_side
+from mptune.engines.ort import session as side_by_side
 from mptune.engines.ort.cuda_session import open_session
-from mptune.engines.ort.session import OPTIMISED_MODEL, OrtSession, Preset, SessionOptions, classify, first_words
-from mptune.engines.ort.side_by_side import SideBySide
+from mptune.engines.ort.session import (
+    OPTIMISED_MODEL,
+    OrtSession,
+    Preset,
+    SessionOptions,
+    SideBySide,
+    classify,
+    first_words,
+)
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model

@@ -21,11 +21,10 @@ from mptune.engines.backends import tensorrt as tensorrt_backend
 from mptune.engines.base import EngineError, FailureKind, Measurement
 from mptune.engines.context import RunContext
 from mptune.engines.cuda import runtime as cuda
-from mptune.engines.jobs.layer_times import LayerTime, group_times
 from mptune.engines.jobs.measure import MeasureResult
 from mptune.engines.tensorrt.builder import parse_network
 from mptune.engines.tensorrt.jobs import EngineProfileJob, TensorRtEngine
-from mptune.engines.tensorrt.layers import layer_times, profiler_class, read_layers
+from mptune.engines.tensorrt.layers import LayerTime, group_times, layer_times, profiler_class, read_layers
 from mptune.engines.tensorrt.library import Kind, load_library
 from mptune.engines.tensorrt.session import EngineOptions
 from mptune.engines.timing.latency import Repetitions, summarise

@@ -13,7 +13,7 @@ from mptune.engines.backends.tensorrt import TENSORRT, refused_in_bf16
 from mptune.engines.base import Failure, FailureKind, Measurement, Progress, Stage
 from mptune.engines.context import RunContext
 from mptune.engines.tensorrt.builder import BuildOptions
-from mptune.engines.tensorrt.jobs import BuildJob, BuildResult, LibraryReport
+from mptune.engines.tensorrt.jobs import BuildJob, LibraryReport
 from mptune.engines.tensorrt.library import load_library
 from mptune.engines.tensorrt.session import EngineOptions, TensorRtSession
 from mptune.engines.toolchains import choose as toolchain
@@ -98,7 +98,7 @@ def test_a_build_past_its_deadline_is_cancelled_then_killed(mlp_path: Path, mlp_
         killed = worker.call(BuildJob(mlp_path, engine, options, samples, timeout_s=PLENTY_S), 0.0)
         assert (failed(killed).kind, killed.message) == (FailureKind.TIMEOUT, "no result after 0 s")
         built = worker.call(BuildJob(mlp_path, engine, options, samples, timeout_s=PLENTY_S), PLENTY_S)
-        assert isinstance(built, BuildResult)
+        assert not isinstance(built, Failure)
         assert worker.pid != pid
 
 
@@ -222,7 +222,7 @@ def test_nothing_is_open_during_a_build_that_shares_the_memory(
         skipped = []
         for alone in (False, False, True):
             built = BuildJob(mlp_path, engine, options, (samples,), 60.0, alone).run(state)
-            skipped.append(any("TensorRT skipped tactics (1) for want of memory" in text for text in built.warnings))
+            skipped.append(any("TensorRT skipped tactics (1) for want of memory" in text for text in built[1]))
             state.cached("baseline", "key", lambda: TensorRtSession(engine, EngineOptions("tensorrt")))
         assert skipped == [False, True, False]
         state.close()

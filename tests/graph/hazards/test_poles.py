@@ -52,10 +52,10 @@ def logits(largest: float) -> np.ndarray:
 @pytest.mark.parametrize(
     ("nodes", "x", "code", "words"),
     [
-        (PROBABILITY, logits(1.0) * np.float32([40] * COLUMNS), "vanishing-values", "Log is -Inf or NaN"),
-        (f"{COMPLEMENT} [pole] y = Log(d)", logits(12.0), "cancellation", "zero or negative"),
-        (OVER_COMPLEMENT, logits(10.0), "cancellation", "the division gives Inf or NaN"),
-        (VARIANCE, logits(0.1) + 40, "cancellation", "negative, and there Sqrt is NaN"),
+        (PROBABILITY, logits(1.0) * np.float32([40] * COLUMNS), "vanishing-values", "where Log gives Inf or NaN"),
+        (f"{COMPLEMENT} [pole] y = Log(d)", logits(12.0), "cancellation", "where Log gives Inf or NaN"),
+        (OVER_COMPLEMENT, logits(10.0), "cancellation", "where Div gives Inf or NaN"),
+        (VARIANCE, logits(0.1) + 40, "cancellation", "where Sqrt gives Inf or NaN"),
     ],
     ids=["log of a probability", "log of a complement", "one over it as Div", "root of a variance"],
 )

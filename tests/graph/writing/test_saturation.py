@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from mptune.diagnosis.pairs.structure import align
+from mptune.diagnosis.structure import align
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.hazards.find import find_hazards, pinned_by_hazards

@@ -1,9 +1,10 @@
-"""The data of the page: complete, printable, and small."""
+"""The page: its data are complete, printable and small, and its text says what the run holds."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +15,13 @@ from mptune.choice import Choice, ChoiceLimits
 from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.engines.environment import Environment
 from mptune.finding import BREAKING_CODES, CODES, FP16_CODES, Finding, Where
-from mptune.reporting.page.document import PageContent, page_document, recommended
+from mptune.reporting.page import PageContent, page_document, recommended, render
 from mptune.tuning.confirmation import Confirmation
 from mptune.tuning.evaluation import Origin
 from mptune.tuning.explanation import Explanation, GroupWorth, Kept
 from mptune.tuning.fronts.progress import Progress
-from tests.reporting.conftest import Bench, MakeFront, make_error, predicted
+from mptune.tuning.fronts.texts import latency_text
+from tests.reporting.conftest import Bench, MakeFront, make_error, make_latency, predicted
 from tests.reporting.page.reading import plans_of
 
 
@@ -37,12 +39,11 @@ def test_the_data_hold_everything(make_front: MakeFront, bench: Bench, environme
         assert bool(shown["finite"]) == evaluation.is_finite
     assert [document["plans"][k][0] for k in document["front"]] == [p.plan.fingerprint for p in front.points]
     assert document["plans"][document["chosen"]][0] == front.chosen.plan.fingerprint
-    facts = dict(document["facts"])
-    assert facts["GPU 0"].startswith("NVIDIA H200, 140 GiB")
-    assert facts["sha256"] == bench.model.sha256
-    assert document["warnings"] == list(front.warnings)
-    assert (document["latency_is"], document["error_is"]) == ("measured", "measured")
-    assert document["statistics"]["plans"][str(document["fp32"])][0][1]["max_abs"] == 0.0
+    assert document["latency_is"] == "measured"
+    assert document["statistics"][str(document["fp32"])][0][1]["max_abs"] == 0.0
+    page = render(PageContent(front, evaluations, bench.groups, environment))
+    for text in ("NVIDIA H200, 140 GiB", bench.model.sha256, *front.warnings, "latency measured", "error measured"):
+        assert text in page, text
 
 
 def test_search_and_held_out_errors_stand_apart(make_front: MakeFront, bench: Bench) -> None:
@@ -63,9 +64,9 @@ def test_the_fronts_own_evaluation_stands_for_that_of_the_search(make_front: Mak
 
 
 def test_a_predicted_target_says_so(make_front: MakeFront, bench: Bench) -> None:
-    document = page_document(PageContent(predicted(make_front()[0]), (), bench.groups))
-    assert (document["latency_is"], document["error_is"]) == ("predicted", "emulated")
-    assert "PREDICTED for jetson-orin-nano-8gb" in document["sources"][0]
+    page = render(PageContent(predicted(make_front()[0]), (), bench.groups))
+    for text in ("latency predicted", "error emulated", "PREDICTED for jetson-orin-nano-8gb"):
+        assert text in page
 
 
 def test_without_a_choice(make_front: MakeFront, bench: Bench) -> None:
@@ -73,10 +74,9 @@ def test_without_a_choice(make_front: MakeFront, bench: Bench) -> None:
     front, evaluations = make_front(chosen=None, points=(), choice=choice)
     document = page_document(PageContent(front, evaluations, bench.groups))
     assert document["chosen"] is None
-    assert document["chosen_reason"] == "no plan is feasible"
-    assert document["unmet"] == "no plan has error <= 1e-09"
     assert document["front"] == []
-    assert [row["roles"] for row in document["recommended"]] == [["all-FP16"], ["all-FP32"]]
+    assert "No plan is chosen: no plan is feasible." in render(PageContent(front, evaluations, bench.groups))
+    assert [roles for _, roles in recommended(front)] == [["all-FP16"], ["all-FP32"]]
 
 
 def test_numbers_that_are_not_finite_are_texts(make_front: MakeFront, bench: Bench) -> None:
@@ -98,49 +98,40 @@ def test_pinned_groups_are_named_whoever_pins_them(make_front: MakeFront, bench:
     assert by_id[third]["pinned"] is None
 
 
-def test_reasons_stand_once_and_long_ones_are_left_out_last(make_front: MakeFront, bench: Bench) -> None:
+def test_reasons_stand_once(make_front: MakeFront, bench: Bench) -> None:
     front, evaluations = make_front()
-    column = bench.groups[-1].id
-
-    def kept(why: str) -> tuple[Kept, ...]:
-        return (Kept(GroupWorth(column, "n", "conv", pinned=why, finding="overflow"), "finding"),)
-
-    explanation = Explanation({point.plan.fingerprint: kept("too large") for point in front.points})
+    worth = GroupWorth(bench.groups[-1].id, "n", "conv", pinned="too large", finding="overflow")
+    explanation = Explanation({point.plan.fingerprint: (Kept(worth, "finding"),) for point in front.points})
     document = page_document(PageContent(replace(front, explanation=explanation), evaluations, bench.groups))
-    assert document["reasons"]["texts"] == ["", "overflow: too large"]
+    assert document["reasons"]["texts"] == ["overflow: too large"]
     assert document["fp32"] not in {int(plan) for plan in document["reasons"]["plans"]}
-    (entry,) = document["reasons"]["plans"][str(document["chosen"])]
-    assert document["reasons"]["words"][entry[1]] == "overflow"
-    huge = {point.plan.fingerprint: kept(f"{k}" * 1_400_000) for k, point in enumerate(front.points)}
-    document = page_document(PageContent(replace(front, explanation=Explanation(huge)), evaluations, bench.groups))
-    assert len(json.dumps(document)) < 2_000_000
-    assert document["reasons"]["plans"][str(document["chosen"])][0][2] != 0, "those of the chosen plan stay"
+    assert document["reasons"]["plans"][str(document["chosen"])] == [[len(bench.groups) - 1, 0]]
 
 
 def test_findings_are_sorted_by_what_they_are_about(make_front: MakeFront, bench: Bench) -> None:
     findings = tuple(
-        Finding(code, "warning", "search", Where(nodes=("a\nb",)), {"x": 1.0}, "t", "")
-        for code in ("overflow", "random-data")
+        Finding(code, "warning", "search", Where(nodes=("a\nb",)), {"x": 1.0}, f"the text of {code}", "")
+        for code in ("random-data", "overflow")
     )
-    document = page_document(PageContent(make_front(findings=findings)[0], (), bench.groups))
-    assert [f["is_fp16"] for f in document["findings"]] == [True, False]
-    assert document["findings"][0]["where"]["nodes"] == ["a\\nb"], "on one line"
+    page = render(PageContent(make_front(findings=findings)[0], (), bench.groups))
+    _, breaks, warnings = re.split('<section id="(?:breaks|warnings)"', page)
+    assert "the text of overflow" in breaks
+    assert "a\\nb" in breaks, "on one line"
+    assert "the text of random-data" in warnings
     assert set(CODES) >= FP16_CODES >= set(BREAKING_CODES)
 
 
-def test_failures_show_the_first_line_of_their_log(make_front: MakeFront, bench: Bench, tmp_path: Path) -> None:
-    log = tmp_path / "0007.log"
-    log.write_text("\n  \n[E] \x1b[31mno kernel for <Conv>\nmore\n")
-    gone = Failure(Stage.RUN, FailureKind.CRASH, "died", tmp_path / "gone.log")
-    failures = (
-        (bench.plan(2), Origin("sampler"), Failure(Stage.BUILD, FailureKind.NO_TACTIC, "no tactic", log)),
-        (bench.plan(3), Origin("seed", "half"), gone),
+def test_failures_name_their_log(make_front: MakeFront, bench: Bench, tmp_path: Path) -> None:
+    failure = Failure(Stage.BUILD, FailureKind.NO_TACTIC, "no tactic for <Conv>", tmp_path / "0007.log")
+    content = PageContent(
+        make_front()[0],
+        (),
+        bench.groups,
+        progress=Progress(failures=((bench.plan(2), Origin("seed", "half"), failure),)),
     )
-    content = PageContent(make_front()[0], (), bench.groups, progress=Progress(failures=failures))
-    first, second = page_document(content)["failed"]
-    assert (first["log"], first["line"]) == ("0007.log", "[E] \\x1b[31mno kernel for <Conv>")
-    assert (first["stage"], first["kind"]) == ("build", "no tactic")
-    assert (second["origin"], second["line"]) == ("half", "")
+    page = render(content)
+    for text in ("logs/0007.log", "<td>build: no tactic</td>", "<td>half</td>", "no tactic for &lt;Conv&gt;"):
+        assert text in page
 
 
 def test_the_run_is_named_without_its_folders(make_front: MakeFront, bench: Bench, tmp_path: Path) -> None:
@@ -150,15 +141,25 @@ def test_the_run_is_named_without_its_folders(make_front: MakeFront, bench: Benc
 
 
 def test_a_confirmation_has_both_figures(confirmation: Confirmation, bench: Bench) -> None:
-    content = PageContent(confirmation.front, (), bench.groups, confirmation=confirmation)
-    shown = page_document(content)["confirmation"]
-    assert len(shown["plans"]) == len(confirmation.plans)
-    failed = [plan for plan in shown["plans"] if plan["measured"] is None]
-    assert [plan["failure"] for plan in failed] == ["its outputs are <not> finite"]
-    assert [plan["place"] for plan in shown["plans"]].count("chosen") == 1
-    assert any("the predicted ranking held" in text for text in shown["verdicts"])
-    for plan, row in zip(confirmation.plans, shown["plans"], strict=True):
-        assert row["searched"]["ms"] == plan.searched.latency.median_ms
+    page = render(PageContent(confirmation.front, (), bench.groups, confirmation=confirmation))
+    section = page.partition('<section id="confirmation"')[2].partition("</section>")[0]
+    assert "its outputs are &lt;not&gt; finite" in section
+    assert "the predicted ranking held" in section
+    rows = [re.findall("<td>(.*?)</td>", row) for row in re.findall("<tr.*?</tr>", section)[1:]]
+    assert [row[-2] for row in rows].count("chosen") == 1
+    assert [row[:2] for row in rows] == [
+        [plan.searched.plan.fingerprint, latency_text(plan.searched)] for plan in confirmation.plans
+    ]
+
+
+def test_tf32_stands_beside_the_other_baselines(make_front: MakeFront, bench: Bench) -> None:
+    front, evaluations = make_front()
+    tf32 = replace(front.fp32, latency=make_latency(1.6), error=make_error(5e-4), speedup=1.25)
+    content = PageContent(replace(front, tf32=tf32), evaluations, bench.groups)
+    document = page_document(content)
+    assert dict(zip(document["plan_fields"], document["tf32"], strict=True))["ms"] == 1.6
+    assert len(document["plans"]) == len(evaluations), "its plan is that of all-FP32"
+    assert "<span>all-FP32 in TF32</span>" in render(content)
 
 
 def test_the_chosen_plan_its_neighbours_and_the_baselines_are_recommended(make_front: MakeFront) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mptune.reporting.terminal.confirmation import print_confirmation
+from mptune.reporting.terminal.front import print_confirmation
 from mptune.tuning.confirmation import Confirmation
 from tests.reporting.conftest import printed
 

@@ -13,8 +13,7 @@ import pytest
 from mptune.cli import main
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
-from mptune.reporting.terminal.explanation import print_explanation
-from mptune.reporting.terminal.front import print_front
+from mptune.reporting.terminal.front import print_explanation, print_front
 from mptune.reporting.text import explain_kept
 from mptune.tuning.explanation import Explanation, GroupWorth, Kept, Reason, reason_counts
 from mptune.tuning.front import Front

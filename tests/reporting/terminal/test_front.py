@@ -16,8 +16,7 @@ from mptune.choice import Choice
 from mptune.finding import CODES, Finding, Where
 from mptune.graph.plan import Precision
 from mptune.printable import printable
-from mptune.reporting.terminal.explanation import print_explanation
-from mptune.reporting.terminal.front import print_front
+from mptune.reporting.terminal.front import print_explanation, print_front
 from mptune.tuning.evaluation import Origin
 from mptune.tuning.front import Front
 from mptune.tuning.fronts.texts import compared
@@ -160,7 +159,7 @@ def test_few_of_many_breaks_are_named(make_front: MakeFront, monkeypatch: pytest
 def test_nothing_that_breaks(make_front: MakeFront, monkeypatch: pytest.MonkeyPatch) -> None:
     first = breaks_of(make_front()[0], monkeypatch)
     (line,) = first.splitlines()[1:]
-    assert line == "  nothing that breaks was found on the samples; the error of all-FP16 is 2.4e-02"
+    assert line == "  nothing that breaks was found on the samples"
 
 
 def test_all_fp16_says_how_many_groups_are_pinned(
@@ -172,7 +171,6 @@ def test_all_fp16_says_how_many_groups_are_pinned(
     text = printed(front, monkeypatch)
     (row,) = [line for line in table_of(text) if pinned.plan.fingerprint in line]
     assert row.rstrip().endswith("  all-FP16 but 2 pinned")
-    assert "the error of all-FP16 but 2 pinned is" in breaks_of(front, monkeypatch)
 
 
 def test_a_dozen_rows_unless_all_are_asked_for(

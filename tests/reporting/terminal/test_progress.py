@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mptune.engines.base import Failure, FailureKind, Progress, Stage
-from mptune.reporting.terminal.progress import RemainingTime, TerminalListener
+from mptune.reporting.terminal.progress import TerminalListener
 from mptune.tuning.evaluation import Origin
 from mptune.tuning.listener import Listener, count_down, passed_on
 from tests.reporting.conftest import Bench
@@ -112,7 +112,7 @@ def test_live_lines_in_a_terminal(bench: Bench, terminal: tuple[io.TextIOWrapper
     assert "confirming 3 plans" in last
     assert "best, error <= 0.01" in last
     assert "1.200 ms" in last
-    assert " used" in last
+    assert "used" in last
     assert "failures" in last
     assert "3 values are not finite" in last
     assert "\x1b[?25h" in read(), "the cursor comes back"
@@ -169,23 +169,15 @@ def test_the_best_so_far_follows_the_limit(bench: Bench, limits: dict[str, float
     assert listener._best.latency.median_ms == best_ms
 
 
-def test_a_log_says_now_and_then_how_long_the_rest_takes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: clock[0])
-    stream = io.StringIO()
-    listener = TerminalListener(stream)
-    for done in range(1, 31):
-        clock[0] += 10.0
-        listener.evaluated(bench.evaluation(1, 1.5, 1e-3), done, 30)
-        listener.remaining(done, 30 - done + 12)
-    lines = [line for line in stream.getvalue().splitlines() if "left" in line]
-    assert lines[0] == "about 6 min 30 s left", "39 measurements, those that confirm the front counted in"
-    assert 4 <= len(lines) <= 6, "once a minute"
-    listener.stage("confirming 4 plans")
-    for index in range(12):
-        listener.remaining(30 + index, 12 - index)
-        clock[0] += 60.0
-    assert stream.getvalue().splitlines()[-1] == "about 1 min left"
+def test_the_time_that_is_left_counts_measurements_of_this_session(bench: Bench) -> None:
+    listener = TerminalListener(io.StringIO())
+    task = listener._bar.tasks[0]
+    for done in range(31, 35):
+        listener.evaluated(bench.evaluation(1, 1.5, 1e-3), done, 50)
+    assert (task.completed, task.total) == (34, 50)
+    assert sum(sample.completed for sample in task._progress) == 4, "30 plans were evaluated earlier"
+    listener.remaining(34, 28)
+    assert (task.completed, task.total) == (34, 62), "those that confirm the front are counted in"
 
 
 def test_a_listener_need_not_count_down() -> None:
@@ -199,38 +191,8 @@ def test_a_listener_need_not_count_down() -> None:
         def warning(self, text: str) -> None: ...
 
     count_down(Plain(), 1, 2)
-    stream = io.StringIO()
-    listeners = passed_on(Plain(), TerminalListener(stream))
+    listener = TerminalListener(io.StringIO())
+    listeners = passed_on(Plain(), listener)
     for done in range(1, 5):
         count_down(listeners, done, 10 - done)
-    assert "left" in stream.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("first", "durations_s", "waited_s", "left", "seconds"),
-    [
-        (40, [500.0, 10.0], 0.0, 5, None),  # the first is not timed, one is too few
-        (40, [500.0, 10.0, 10.0], 0.0, 5, 50.0),
-        (1, [60.0] * 40, 0.0, 10, 600.0),
-        (1, [60.0] * 40 + [6.0] * 20, 0.0, 10, 60.0),
-        (1, [10.0] * 6 + [1800.0] + [10.0] * 3, 0.0, 4, 40.0),  # a plan that hung
-        (1, [10.0] * 4, 4.0, 2, 16.0),
-        (1, [10.0] * 4, 44.0, 2, 0.0),
-    ],
-)
-def test_the_time_that_is_left_follows_the_last_plans(
-    first: int,
-    durations_s: list[float],
-    waited_s: float,
-    left: int,
-    seconds: float | None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock = [100.0]
-    monkeypatch.setattr("time.monotonic", lambda: clock[0])
-    remaining = RemainingTime()
-    for done, duration_s in enumerate(durations_s, first):
-        clock[0] += duration_s
-        remaining.add(done)
-    clock[0] += waited_s
-    assert remaining.seconds(left) == seconds
+    assert listener._bar.tasks[0].completed == 4

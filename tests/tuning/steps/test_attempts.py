@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, FailureKind, ReferenceReport, SampleSet, Stage
 from mptune.engines.failures import did_not_run, machine_error
 from mptune.errors import BaselineError, RunError
-from mptune.graph.hazards.observed_values import TensorRange
-from mptune.graph.plan import PrecisionPlan
 from mptune.tuning.facts import observe
 from mptune.tuning.fronts.dominance import pareto
 from mptune.tuning.space import SearchSpace
@@ -126,43 +123,15 @@ def test_a_kill_during_emulation_teaches_no_overflow(space: SearchSpace, tmp_pat
     assert sensitivity.errors == {g: pytest.approx(e, rel=1e-3) for g, e in toolchain.law.errors.items()}
 
 
-class FaultyToolchain(FakeToolchain):
-    """The device is lost in some jobs that are no evaluations, which are counted from 0."""
-
-    lost: frozenset[int] = frozenset()
-    asked = 0
-
+class Lost(FakeToolchain):
     def reference(self, which: SampleSet) -> ReferenceReport | Failure:
-        return self._lose() or super().reference(which)
-
-    def observe(self, stage: Callable[[str], object] | None = None) -> Mapping[str, TensorRange] | Failure:
-        return self._lose() or super().observe(stage)
-
-    def emulate(self, plans: Sequence[PrecisionPlan], part: range | None = None) -> tuple[OutputError, ...] | Failure:
-        return self._lose() or super().emulate(plans)
-
-    def _lose(self) -> Failure | None:
-        number, self.asked = self.asked, self.asked + 1
-        return Failure(Stage.RUN, FailureKind.DEVICE_LOST, "the device is gone") if number in self.lost else None
-
-
-def make_faulty(space: SearchSpace, *lost: int) -> FaultyToolchain:
-    toolchain = FaultyToolchain(Law(space.free))
-    toolchain.lost = frozenset(lost)
-    return toolchain
+        return Failure(Stage.RUN, FailureKind.DEVICE_LOST, "the device is gone")
 
 
 def test_a_reference_that_only_the_machine_prevents_is_not_the_models_fault(space: SearchSpace) -> None:
     with pytest.raises(RunError, match="the machine failed 3 times in a row: device lost") as caught:
-        observe(make_faulty(space, *range(9)), Diary())
+        observe(Lost(Law(space.free)), Diary())
     assert "resumes" in caught.value.hint
-
-
-def test_a_fault_of_the_machine_during_emulation_ends_nothing(space: SearchSpace, tmp_path: Path) -> None:
-    toolchain = make_faulty(space, 0)
-    sensitivity = find_sensitivity(space, toolchain, "relative_l2", tmp_path / "s.json", Diary())
-    assert sensitivity.errors == {g: pytest.approx(e, rel=1e-3) for g, e in toolchain.law.errors.items()}
-    assert len(set(toolchain.emulated)) == len(toolchain.emulated), "the same job again, not one plan after the other"
 
 
 def test_a_driver_that_is_too_old_has_a_hint_of_its_own() -> None:

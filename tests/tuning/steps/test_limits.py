@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import pytest
-
-from mptune.errors import RunError
 from mptune.settings import SearchSettings
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.limits import Limits, size_of
@@ -78,13 +75,3 @@ def test_workers_share_the_start_of_the_time() -> None:
     assert limits.reached() is Stop.TIMEOUT
     ahead = Limits(SearchSettings(timeout_s=5.0), clock=lambda: now[0], elapsed_s=-60.0)
     assert ahead.elapsed_s == 0.0, "a clock that is ahead gives no more time"
-
-
-def test_a_machine_that_fails_while_the_front_is_confirmed_ends_it(open_record: OpenRecord, space: SearchSpace) -> None:
-    record, toolchain = open_record(), FakeToolchain(Law([g.id for g in space.groups]))
-    settings = SearchSettings(budget=8)
-    Tuner(record, toolchain, settings, Diary()).run()
-    broken = FakeToolchain(toolchain.law, killed=lambda number: True)
-    with pytest.raises(RunError, match="all-FP32, which ran before, fails now too"):
-        remeasure(record, broken, settings, Diary(), 3, Limits(settings))
-    assert len(broken.calls) <= 10

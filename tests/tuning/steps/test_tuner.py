@@ -12,7 +12,7 @@ import pytest
 
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, FailureKind, Measurement, Stage
-from mptune.errors import BaselineError, RunError, SettingsError
+from mptune.errors import BaselineError, SettingsError
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings, Tolerance
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32
@@ -149,24 +149,6 @@ def test_a_fault_of_the_machine_is_retried_and_costs_no_budget(open_record: Open
     assert len(set(toolchain.built[4:8])) == 1, "twice, then again from the queue"
     assert sum("device lost" in text and "trying again" in text for text in diary.warnings) == 2
     assert record.failures() == ()
-
-
-def test_a_machine_that_stays_broken_stops_the_search_and_can_be_resumed(
-    open_record: OpenRecord, space: SearchSpace
-) -> None:
-    record = open_record()
-    make_tuner(record, space, make_toolchain(space), budget=5).run()
-    broken = make_toolchain(space, faults=-1)
-    with pytest.raises(RunError, match="9 times in a row: device lost") as caught:
-        make_tuner(record, space, broken).run()
-    assert "resumes" in caught.value.hint
-    assert len(set(broken.built)) == 2, "one plan, and all-FP32 as a control"
-    mended = make_toolchain(space)
-    record = open_record()
-    make_tuner(record, space, mended).run()
-    assert mended.built[0] == broken.built[0]
-    assert len(mended.built) == 7
-    assert record.spent == 12
 
 
 def test_a_plan_that_loses_the_device_where_all_fp32_runs_is_at_fault(

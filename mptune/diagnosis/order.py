@@ -1,0 +1,155 @@
+"""Outputs, columns or rows in another order, and rows that are another row's result (stale), or part of it (torn)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+import numpy as np
+
+from mptune.diagnosis.roundings import CLEAR, Compared, rms
+from mptune.diagnosis.sides import Side, arrays_of
+from mptune.finding import Finding, OutputColumns, Where
+from mptune.findings.wording import listed
+
+_MOST_ORDERED = 2048  # entries along an axis up to which another order of them is looked for
+_SAMPLED = 4096  # values of each entry, or row, that are compared first
+_MOST_ROWS = 3000  # above this, a row is compared only with those that usual lags give
+_LEAST_EXPLAINED = 0.8  # share of the rows that differ that has to be explained
+_FEWEST_OF_ONE = 3  # rows that are equal to one row: a batch, or a buffer, that holds one row alone
+_FEW_VALUES = 16  # rows with fewer values equal others by chance: only near ones are looked at
+_FEWEST_TORN = 8
+"""Values of either part of a torn row, where they are equal as far as FP16 goes: fewer are equal by chance."""
+_LISTED = 8  # entries that the evidence lists
+
+
+def other_order(side: Side) -> Finding | None:
+    """``outputs-permuted``: an output is another one, or has another order along an axis."""
+    difference = side.difference
+    if difference is None:
+        return None
+    got = arrays_of(side.sides.candidate, side.name)
+    for other in side.sides.outputs:
+        compared = None if other.name == side.name else other.compared_with(got)
+        if compared is not None and compared.distance <= min(compared.half, CLEAR * difference.distance):
+            evidence: dict[str, int | float | str] = {"kind": "outputs", "error": side.error, "output": other.name}
+            return side.finding("outputs-permuted", evidence, name=side.name, other=other.name)
+    for axis in (*range(1, difference.got.ndim), 0):
+        order = find_order(difference, axis)
+        if order is not None:
+            moved = tuple(entry for entry, source in enumerate(order) if entry != source)
+            outputs = (OutputColumns(side.name, moved if axis else None),)
+            where = Where(outputs=outputs, samples=() if axis else side.samples_of(moved))
+            evidence = {"kind": "columns" if axis else "rows", "error": side.error, "moved": len(moved), "axis": axis}
+            evidence["order"] = listed(order, _LISTED)
+            shown = listed([f"{entry} is the reference's {order[entry]}" for entry in moved], 3)
+            return side.finding("outputs-permuted", evidence, where, entries=len(order), shown=shown)
+    return None
+
+
+def find_order(compared: Compared, axis: int) -> list[int] | None:
+    """The entry of the reference that each entry along an axis is, where that undoes the difference; else None."""
+    got, wanted, count = compared.got * compared.scale, compared.wanted * compared.scale, compared.got.shape[axis]
+    if not 2 <= count <= _MOST_ORDERED:
+        return None
+    from scipy.optimize import linear_sum_assignment
+
+    a, b = (np.moveaxis(each, axis, 0).reshape(count, -1) for each in (got, wanted))
+    sampled = _sampled(a.shape[1])
+    cost = _distances(a[:, sampled], b[:, sampled])
+    cost[np.arange(count), np.arange(count)] *= 1 - 1e-9  # among equals each stays where it is
+    order = linear_sum_assignment(cost)[1]
+    left = rms(compared.got - np.take(wanted, order, axis) / compared.scale)
+    if (order == np.arange(count)).all() or left > min(compared.half, CLEAR * compared.distance):
+        return None
+    return list(map(int, order))
+
+
+def _distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Squared distances between the rows of two matrices, (rows of a, rows of b), at least 0."""
+    squares = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1)[None, :] - 2 * (a @ b.T)
+    gaps: np.ndarray = np.maximum(squares, 0.0)
+    return gaps
+
+
+def _sampled(size: int) -> np.ndarray:
+    """At most ``_SAMPLED`` positions of a row, the same ones each time, drawn without order."""
+    return np.arange(size) if size <= _SAMPLED else np.random.default_rng(0).choice(size, _SAMPLED, replace=False)
+
+
+class Stale(NamedTuple):
+    """Rows of an output that are another row's result."""
+
+    source: dict[int, int]  # row -> the row of the reference that it, or its other part, equals; in their order
+    torn: tuple[int, ...]  # those that are part this and part another row
+    lag: int  # most frequent distance to the source; 1 is the row before
+
+
+def stale_rows(side: Side) -> Finding | None:
+    """``stale-rows`` and ``torn-rows``; not of two models, which ran here."""
+    if side.difference is None or side.sides.origin == "model":
+        return None
+    stale = find_stale(side.difference, side.sides.batch)
+    return None if stale is None else stale_finding(side, stale)
+
+
+def stale_finding(side: Side, stale: Stale) -> Finding:
+    """The finding for one output."""
+    rows = stale.torn or tuple(stale.source)
+    example = next((row for row in rows if row - stale.source[row] == stale.lag), rows[0])
+    count = len(side.rows(side.sides.reference))
+    evidence: dict[str, int | float | str] = {
+        "share": len(stale.source) / count,
+        "rows": len(stale.source),
+        "torn": len(stale.torn),
+        "lag": stale.lag,
+        "row": example,
+        "source_row": stale.source[example],
+        "error": side.error,
+    }
+    where = Where(outputs=(OutputColumns(side.name),), samples=side.samples_of(tuple(stale.source)))
+    return side.finding("torn-rows" if stale.torn else "stale-rows", evidence, where, of_rows=count)
+
+
+def find_stale(compared: Compared, batch: int) -> Stale | None:
+    """Find stale and torn rows; None where these do not explain the difference."""
+    own, rows = compared.distances, len(compared.got)
+    a, b = compared.got.reshape(rows, -1), compared.wanted.reshape(rows, -1)
+    lags, sampled = tuple(dict.fromkeys((1, batch, 2, 2 * batch, -1))), _sampled(a.shape[1])
+    for level in dict.fromkeys((compared.exact, compared.half)):  # rows that FP16 alone explains need no other cause
+        off = [int(row) for row in np.flatnonzero(own > level)]
+        gaps = _distances(a[off][:, sampled], b[:, sampled]) if rows <= _MOST_ROWS else np.zeros((len(off), 0))
+        source, torn = dict[int, int](), list[int]()
+        for row, gap in zip(off, gaps, strict=True):
+            before = [row - lag for lag in lags if 0 <= row - lag < rows]
+            nearest = [int(k) for k in np.argsort(gap)[:2] if k != row]
+            # A difference that FP16 could make needs an exact match: small rows lie near others by chance.
+            least = min(compared.half if own[row] > compared.half else compared.exact, CLEAR * own[row])
+            other = next((k for k in (*before, *nearest) if rms(a[row] - b[k]) <= least), None)
+            if other is None:
+                other = next((k for k in before if _is_torn(compared, a[row], b[row], b[k])), None)
+                torn += [] if other is None else [row]
+            if other is not None:
+                source[row] = other
+        # The first batch has no predecessor, so its stale content is unknown.
+        expected = [row for row in off if row >= batch or row in source]
+        if not source or len(source) < _LEAST_EXPLAINED * len(expected):
+            continue
+        lag, times = Counter(row - other for row, other in source.items()).most_common(1)[0]
+        is_one_row = len(off) >= _FEWEST_OF_ONE and float(np.ptp(a, axis=0).max(initial=0.0)) <= compared.exact
+        is_by_chance = 2 * times < len(source) and len(set(source.values())) < len(source)
+        if a.shape[1] >= _FEW_VALUES or is_one_row or not is_by_chance:
+            return Stale(source, tuple(torn), lag)
+    return None
+
+
+def _is_torn(compared: Compared, row: np.ndarray, own: np.ndarray, other: np.ndarray) -> bool:
+    """Whether a part of a row is its own result, and the rest that of another row."""
+    exact = 10 * compared.exact
+    for level, fewest in ((exact, 1), (max(4 * compared.half, exact), _FEWEST_TORN)):
+        is_own, is_other = np.abs(row - own) <= level, np.abs(row - other) <= level
+        parts = int((is_own & ~is_other).sum()), int((is_other & ~is_own).sum())
+        neither = int((~is_own & ~is_other).sum())
+        if min(parts) >= max(fewest, row.size // 200) and neither <= row.size // 1000:
+            return True
+    return False

@@ -1,0 +1,151 @@
+"""A difference that FP16 or BF16 makes: the groups that make it, and the plan that removes it."""
+
+from __future__ import annotations
+
+import glob
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from mptune.diagnosis.roundings import Explanation
+from mptune.diagnosis.runner import Outputs
+from mptune.diagnosis.sides import HEADROOM, Limit, Side, Sides, figure_of
+from mptune.finding import BREAKING_CODES, Finding, Where
+from mptune.findings.wording import listed
+from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
+
+_NAMED = 5  # groups that a text names
+_MOST_KEPT = 40  # groups that a command names
+_MARGIN = 0.8  # share of the limit that the plan is made for
+_TRIES = 8
+_NOT_FINITE = 1e6  # stands for an error that is not finite
+_LEFT_OF_ROWS = 0.5  # share of the difference between two sets of rows, up to which another set explains one of them
+_SAME_PLACES = 0.9
+_OFF = 0.01  # a value is off by more of its output's standard deviation than this
+_FEW_OFF = 0.5  # share of the values that changed decisions make wrong at most
+
+
+def precision(outputs: Sequence[Side]) -> list[Finding]:
+    """``precision``, of all outputs that are beyond their limits through FP16 or BF16."""
+    beyond = [side for side in outputs if not side.is_within and not side.sides.is_other_model]
+    causes = {side.name: cause for side in beyond if (cause := _cause(side)) is not None}
+    blamed = [side for side in beyond if side.name in causes]
+    if not blamed:
+        return []
+    sides, runner = blamed[0].sides, blamed[0].sides.runner
+    worst = max(blamed, key=lambda side: side.excess)
+    cause = causes[worst.name]
+
+    # Whose groups make it: the candidate's, or the precision throughout where they are not known.
+    reduced = Precision.BF16 if "bf16" in {each.cause for each in causes.values()} else Precision.FP16
+    is_known = sides.plan.bf16_groups if reduced is Precision.BF16 else sides.plan.reduced_groups
+    plan = sides.plan if is_known else runner.throughout(reduced)
+    shares = _shares(blamed, plan)
+    ranked = sorted(shares, key=lambda group: -shares[group])
+    kept, left = _cured(blamed, plan, shares, ranked)
+    named = kept if left is not None else ranked
+
+    groups = {group.id: group for group in runner.grouped.groups}
+    evidence = {"left_share": cause.left, "fp16_groups": len(plan.fp16_groups), "bf16_groups": len(plan.bf16_groups)}
+    options = ["--fp16-all"] if plan.fp16_groups else ["--bf16-all"]
+    if left is not None:
+        evidence |= {"kept_groups": len(kept), "error_with_kept": left.judged}
+        in_bf16 = [group for group in plan.bf16_groups if group not in kept] if plan.fp16_groups else []
+        options += [f"--keep-bf16 {glob.escape(group)}" for group in in_bf16[:_MOST_KEPT]]
+        options += [f"--keep-fp32 {glob.escape(group)}" for group in kept[:_MOST_KEPT]]
+    nodes = tuple(groups[group].nodes[0] for group in named[:_NAMED])
+    where = Where(nodes, tuple(named[:_MOST_KEPT]), outputs=tuple(side.where for side in blamed))
+    words = {
+        "limit_value": worst.limit.value,
+        "precisions": " and ".join(p.name for p in REDUCED if plan.groups_in(p)),
+        "named": listed([f"{groups[g].name} ({g}, {100 * shares[g]:.0f} %)" for g in named], _NAMED),
+        "seen": "" if plan.bf16_groups else _seen(sides, named[:_NAMED]),
+        "left": "" if left is None else left.limit.sentence(left.judged),
+        "command": f"mptune apply {runner.model.path} {' '.join(options)} -o OUT.onnx",
+    }
+    return [worst.finding("precision", {**worst.evidence, **evidence}, where, **words)]
+
+
+def _cause(side: Side) -> Explanation | None:
+    """What shows that FP16 or BF16 makes a difference: its pattern, its rows, its overflow, or its size."""
+    if side.rounding is not None:
+        return side.rounding
+    sides, runner = side.sides, side.sides.runner
+    emulated = runner.emulated(sides.plan)
+    if sides.is_row_set(side.name) and 0 < side.error < math.inf:
+        (again,) = (each for each in sides.judged(sides.candidate, emulated) if each.name == side.name)
+        if again.error <= _LEFT_OF_ROWS * side.error:
+            return Explanation("fp16", again.error / side.error, 1.0)
+    arrays = [
+        _flat(side, run) for run in (sides.candidate, emulated, runner.emulated(runner.throughout(Precision.FP16)))
+    ]
+    wanted = _flat(side, sides.reference)
+    if wanted is None or not wanted.size or any(each is None or each.shape != wanted.shape for each in arrays):
+        return None
+    got, planned, fp16 = (each for each in arrays if each is not None)
+    lost, lost_planned = (np.isfinite(wanted) & ~np.isfinite(each) for each in (got, planned))
+    if lost.any() and (lost & lost_planned).sum() >= _SAME_PLACES * max(lost.sum(), lost_planned.sum()):
+        return Explanation("fp16", 0.0, 1.0)
+    # Where decisions change, most values stay right, in the candidate as in FP16 throughout, and the error has one
+    # size. What a deployment does otherwise, such as to its inputs, moves all of them.
+    if not 0 < side.judged <= HEADROOM * side.judged_fp16 < math.inf:
+        return None
+    spread = float(np.std(wanted[np.isfinite(wanted)])) if np.isfinite(wanted).any() else 0.0
+    off, off_fp16 = (float(np.mean(~(np.abs(each - wanted) <= _OFF * spread))) for each in (got, fp16))
+    is_alike = 0 < off_fp16 <= _FEW_OFF and off <= HEADROOM * off_fp16
+    return Explanation("fp16", 1.0, side.judged_fp16 / side.judged) if is_alike else None
+
+
+def _flat(side: Side, outputs: Outputs) -> np.ndarray | None:
+    """An output of all samples in one array; None where it is not numeric."""
+    arrays = [np.asarray(sample[side.name]) for sample in outputs]
+    is_numeric = all(array.dtype.kind in "fiub" for array in arrays)
+    return np.concatenate([array.astype(np.float64).ravel() for array in arrays]) if is_numeric else None
+
+
+def _shares(blamed: Sequence[Side], plan: PrecisionPlan) -> dict[str, float]:
+    """Group of less than FP32 -> its share of the squared error, of the output where that is largest."""
+    runner, groups = blamed[0].sides.runner, plan.reduced_groups
+    base = runner.grouped.uniform(Precision.FP32)
+    errors = runner.one_by_one([base.replace({group: plan.precision[group]}) for group in groups])
+    shares = dict.fromkeys(groups, 0.0)
+    for side in blamed:
+        squares = [min(figure_of(error, side.name, Limit(0.0)), _NOT_FINITE) ** 2 for error in errors]
+        total = sum(squares) or 1.0
+        shares = {group: max(shares[group], square / total) for group, square in zip(groups, squares, strict=True)}
+    return shares
+
+
+def _cured(
+    blamed: Sequence[Side], plan: PrecisionPlan, shares: Mapping[str, float], ranked: Sequence[str]
+) -> tuple[list[str], Side | None]:
+    """The groups that have to be FP32 to keep all limits, emulated, and what is nearest to its limit then."""
+    runner, names = blamed[0].sides.runner, {side.name for side in blamed}
+    # One-group errors add in squares, but nearly: as many as should leave most of the limit come first.
+    wanted = min(side.limit.value / side.judged if math.isfinite(side.judged) else 1e-3 for side in blamed)
+    left = np.cumsum([shares[group] for group in reversed(ranked)])[::-1]
+    count = int((np.sqrt(left / max(left[0], 1e-30)) > _MARGIN * wanted).sum())
+    count = min(count, len(ranked) - 1)
+    for _ in range(_TRIES):
+        kept = list(ranked[:count])
+        if count >= len(ranked):
+            break
+        outputs = runner.emulated(plan.replace(dict.fromkeys(kept, Precision.FP32)))
+        again = [side for side in blamed[0].sides.judged(outputs, runner.exact) if side.name in names]
+        if all(side.is_within for side in again):
+            return kept, max(again, key=lambda side: side.excess)
+        count = min(len(ranked), count + max(1, (len(ranked) - count) // 3))
+    return [], None
+
+
+def _seen(sides: Sides, groups: Sequence[str]) -> str:
+    """What was seen in groups: a value beyond FP16's range, a decision that changes; certain ones first."""
+    hazards = [h for h in sides.runner.hazards if h.code in BREAKING_CODES and h.severity != "info" and not h.is_note]
+    # An epsilon that vanishes, a warning, is why a reciprocal overflows.
+    hazards.sort(key=lambda h: h.severity != "error" and h.code != "vanishing-epsilon")
+    worst = next((h for h in hazards if h.place.group in groups), None)
+    if worst is None:
+        return ""
+    nodes = (h.place.node for h in hazards if (h.code, h.place.tensor) == (worst.code, worst.place.tensor))
+    return f"{worst.code} at {next(filter(None, nodes), worst.place.tensor)} ({worst.place.group}): {worst.reason}"

@@ -1,0 +1,342 @@
+"""Two models side by side: which node is which, what differs between them, and what that does to the outputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+import onnx.defs
+import onnx.helper
+
+from mptune.diagnosis.roundings import FP32_ROUNDING
+from mptune.diagnosis.runner import Outputs
+from mptune.diagnosis.sides import HEADROOM, Sides, figure_of
+from mptune.errors import BaselineError
+from mptune.finding import Finding, OutputColumns, Where
+from mptune.graph.loading.model import Model, Node, once
+from mptune.graph.loading.tensors import from_stored
+from mptune.graph.plan import REDUCED, Precision
+from mptune.graph.writing.weights import round_values
+
+_FLOATS = frozenset({"float", "float16", "double", "bfloat16"})
+_FLOAT_CODES = frozenset(onnx.TensorProto.DataType.Value(name.upper()) for name in _FLOATS)
+_REDUCED = {precision.dtype: precision for precision in REDUCED if precision.is_rounded_by_casts}
+"""Types of values -> the precisions that compute them."""
+_SHOWN = 60  # characters of a value in a text
+_NO_EFFECT = 1e-6
+"""An error up to this shows no effect of a difference: it is what another order of FP32 additions makes."""
+_LEAST_SHARE = 0.1  # of the whole difference, that a cause makes alone
+_MOST_TRIALS = 64  # runs of the model with constants and attributes of the candidate
+_MOST_NAMED = 4
+_MOST_BYTES = 1 << 30  # of constants that are changed together: protobuf ends at 2 GiB
+
+
+class Difference(NamedTuple):
+    """One attribute, constant or input of a node that is not the same in both models."""
+
+    kind: str  # attribute, constant or structure
+    node: str
+    what: str  # the attribute, the constant, or what of the structure
+    text: str
+    root: str = ""  # the constant before Casts
+    values: np.ndarray | None = None  # the constant with the right one's values where the two differ
+    change: float = math.inf  # root mean square of that by the larger constant's; infinite where it is not known
+    attributes: Mapping[str, Any] = MappingProxyType({})  # attribute -> its value on the right; None where it has none
+
+
+class Alignment(NamedTuple):
+    """Two models side by side."""
+
+    values: Mapping[str, str]  # value of the left model -> the same of the right one; computed values only
+    differences: tuple[Difference, ...]  # in the topological order of the left model
+    reduced: Mapping[str, Precision]  # node of the left model that is FP16 or BF16 on the right -> which
+
+
+def constant_difference(a: np.ndarray, b: np.ndarray) -> tuple[str, np.ndarray | None, float] | None:
+    """Text, values and change of two constants that differ (``Difference``).
+
+    None where one is the other, or the other rounded to FP16 or BF16, which may have made the largest finite value of
+    what is beyond these (``round_values``).
+    """
+    a, b = (each.astype(np.float32) if each.dtype.name == "bfloat16" else each for each in (a, b))  # of ml_dtypes
+    if a.shape != b.shape:
+        return f"shape {list(a.shape)} in one model and {list(b.shape)} in the other", None, math.inf
+    if a.dtype.kind not in "fiub" or b.dtype.kind not in "fiub":
+        return None if np.array_equal(a, b) else ("other values", None, math.inf)
+    pairs = [(a, b)]
+    with np.errstate(over="ignore", invalid="ignore"):
+        for values, others in ((a, b), (b, a)):
+            if values.dtype.kind == "f":
+                wide = values.astype(np.float32)
+                pairs.append((round_values(wide, Precision.FP16), others))
+                pairs.append((from_stored(round_values(wide, Precision.BF16)), others))
+        exact = [(x.astype(np.float64), y.astype(np.float64)) for x, y in pairs]
+        x, y = exact[0]
+        # The one rounding that explains most values counts.
+        differs = ~max(((c == d) | (np.isnan(c) & np.isnan(d)) for c, d in exact), key=np.count_nonzero)
+        apart = np.abs(x - y)[differs]
+        share = float(np.linalg.norm(apart) / max(np.linalg.norm(x), np.linalg.norm(y), 1e-300))
+    if not differs.any():
+        return None
+    largest = float(apart[np.isfinite(apart)].max(initial=0.0))
+    text = f"{int(differs.sum())} of {a.size} values differ, by up to {largest:.3g}"
+    if lost := int((~np.isfinite(y) & np.isfinite(x)).sum()):
+        text += f", and {lost} are NaN or Inf in the candidate"
+    return text, np.where(differs, b, a).astype(a.dtype), share if math.isfinite(share) else math.inf
+
+
+def align(left: Model, right: Model) -> Alignment:
+    """Align two models, node by node in topological order; inputs by name, else by position."""
+    aligner = _Aligner(left, right)
+    values: dict[str, str] = {}
+    differences: list[Difference] = []
+    reduced: dict[str, Precision] = {}
+    for node in left.nodes:
+        if _is_float_cast(left, node) or (node.op_type == "Constant" and node.is_standard):
+            continue
+        partner = aligner.partner(node)
+        if partner is None:
+            text = f"{node.op_type} has no counterpart in the other model"
+            differences.append(Difference("structure", node.name, "operator", text))
+            continue
+        differences += aligner.differences(node, partner)
+        aligner.used.add(partner.index)
+        for ours, theirs in zip(node.outputs, partner.outputs, strict=False):
+            if ours and theirs:
+                aligner.same[_root(left, ours)] = _root(right, theirs)
+                # The right value under the left one's name, where that is the same but for Casts, is what readers get.
+                is_there = ours in right.producer and _root(right, ours) == _root(right, theirs)
+                values[ours] = ours if is_there else theirs
+        for dtype in (right.info(out).dtype for out in partner.outputs if out):
+            if dtype in _REDUCED:
+                reduced[node.name] = _REDUCED[dtype]
+    return Alignment(values, tuple(differences), reduced)
+
+
+class _Aligner:
+    """Which node and value of the right model is which of the left one, so far."""
+
+    def __init__(self, left: Model, right: Model) -> None:
+        self.left, self.right = left, right
+        ours, theirs = [info.name for info in left.inputs], [info.name for info in right.inputs]
+        inputs = {name: name for name in theirs} if set(theirs) <= set(ours) else dict(zip(ours, theirs, strict=True))
+        self.same: dict[str, str] = inputs  # values before Casts, left -> right
+        self.used = set[int]()
+        self.by_name = {node.name: node for node in right.nodes}
+        self.readers: dict[str, list[Node]] = {}  # of the right model, by the value before Casts
+        for node in right.nodes:
+            for name in filter(None, node.inputs):
+                self.readers.setdefault(_root(right, name), []).append(node)
+
+    def partner(self, node: Node) -> Node | None:
+        """The unused node of the right model that is most like a node: by name, results, or what it reads."""
+        candidates = [self.by_name[node.name]] if node.name in self.by_name else []
+        for out in node.outputs:
+            if out in self.right.producer and (root := _root(self.right, out)) in self.right.producer:
+                candidates.append(self.right.nodes[self.right.producer[root]])
+        for name in filter(None, node.inputs):
+            candidates += self.readers.get(self.same.get(_root(self.left, name), ""), [])
+        candidates = [c for c in candidates if c.index not in self.used and c.op_type == node.op_type]
+
+        def likeness(other: Node) -> tuple[bool, int, int, int]:
+            is_equal = next(self.differences(node, other), None) is None
+            named = (node.name == other.name) + bool({*node.outputs} & {*other.outputs} - {""})
+            wired = sum(self._is_same(a, b) for a, b in zip(node.inputs, other.inputs, strict=False))
+            return is_equal, named, wired, -other.index
+
+        return max(candidates, key=likeness, default=None)
+
+    def _is_same(self, ours: str, theirs: str) -> bool:
+        """Whether two inputs are the same value, or both are constants, which are compared apart."""
+        if not ours or not theirs:
+            return ours == theirs
+        a, b = _root(self.left, ours), _root(self.right, theirs)
+        is_constant = a in self.left.initializers, b in self.right.initializers
+        return all(is_constant) or (not any(is_constant) and self.same.get(a, a) == b)
+
+    def differences(self, node: Node, other: Node) -> Iterator[Difference]:
+        """What two nodes differ in: attributes, inputs, constants."""
+        left, right = self.left, self.right
+        ours, theirs = _attributes(left, node), _attributes(right, other)
+        for name in sorted(ours.keys() | theirs.keys()):
+            a, b = ours.get(name), theirs.get(name)
+            if not _is_equal(a, b) and not (name == "to" and {a, b} <= _FLOAT_CODES):
+                text = f"attribute {name!r} is {_shown(a)} in one model and {_shown(b)} in the other"
+                yield Difference("attribute", node.name, name, text, attributes={name: b})
+        for slot in range(max(len(node.inputs), len(other.inputs))):
+            mine, its = (each.inputs[slot] if slot < len(each.inputs) else "" for each in (node, other))
+            if not self._is_same(mine, its):
+                text = f"input {slot} is {mine or 'none'!r} in one model and {its or 'none'!r} in the other"
+                yield Difference("structure", node.name, f"input {slot}", text)
+            elif mine and (root := _root(left, mine)) in left.initializers:
+                arrays = left.initializers[root].numpy(), right.initializers[_root(right, its)].numpy()
+                if (constant := constant_difference(*map(np.asarray, arrays))) is not None:
+                    text, values, change = constant
+                    text = f"constant {mine!r} (input {slot}): {text}"
+                    yield Difference("constant", node.name, mine, text, root, values, change)
+
+
+def _is_float_cast(model: Model, node: Node) -> bool:
+    """Whether a node only gives a value another floating-point type, or name, as mptune's own models have them.
+
+    These limit a value to FP16's or BF16's range before it is cast, as at masks, and subtract 0 before some recurrent
+    layers.
+    """
+    if not node.is_standard or not node.inputs:
+        return False
+    constants = [model.initializers[name].numpy() for name in node.inputs[1:] if name in model.initializers]
+    if node.op_type == "Sub":
+        return bool(constants) and constants[0].ndim == 0 and not constants[0].any()
+    if node.op_type == "Clip":
+        readers = [model.nodes[index].op_type for index in model.consumers.get(node.outputs[0], ())]
+        limits = [*constants, *(np.float32(attribute.f) for attribute in node.proto.attribute)]
+        largest = {float(np.float32(precision.largest)) for precision in REDUCED}
+        is_range = len(limits) == 2 and {float(abs(limit)) for limit in limits if limit.size == 1} <= largest
+        return is_range and bool(readers) and {*readers} == {"Cast"}
+    kinds = {model.info(node.inputs[0]).dtype, model.info(node.outputs[0]).dtype}
+    return node.op_type == "Identity" or (node.op_type == "Cast" and kinds <= _FLOATS)
+
+
+def _root(model: Model, value: str) -> str:
+    """The value before all Casts between floating-point types."""
+    while value in model.producer and value not in model.initializers:
+        node = model.nodes[model.producer[value]]
+        if not _is_float_cast(model, node):
+            return _first_casts(model).get(value, value)
+        value = node.inputs[0]
+    return value
+
+
+@once
+def _first_casts(model: Model) -> Mapping[str, str]:
+    """Integers cast to a floating-point type -> the result of the first such Cast of the same integers.
+
+    A mixed model casts them once for each type that it needs.
+    """
+    first: dict[str, str] = {}
+    casts: dict[str, str] = {}
+    for node in model.nodes:
+        if node.op_type == "Cast" and node.is_standard and model.info(node.outputs[0]).dtype in _FLOATS:
+            casts[node.outputs[0]] = first.setdefault(node.inputs[0], node.outputs[0])
+    return casts
+
+
+def _attributes(model: Model, node: Node) -> dict[str, Any]:
+    """Attributes with the defaults of the operator filled in."""
+    attributes: dict[str, Any] = {}
+    if node.is_standard and onnx.defs.has(node.op_type, model.opset):
+        for name, info in onnx.defs.get_schema(node.op_type, model.opset).attributes.items():
+            if info.default_value.type:
+                attributes[name] = onnx.helper.get_attribute_value(info.default_value)
+    if node.op_type == "ConstantOfShape" and node.is_standard:  # the only default that is a tensor
+        attributes["value"] = onnx.numpy_helper.from_array(np.zeros(1, np.float32))
+    return attributes | {each.name: onnx.helper.get_attribute_value(each) for each in node.proto.attribute}
+
+
+def _is_equal(a: Any, b: Any) -> bool:
+    if isinstance(a, onnx.TensorProto) and isinstance(b, onnx.TensorProto):
+        return constant_difference(onnx.numpy_helper.to_array(a), onnx.numpy_helper.to_array(b)) is None
+    if isinstance(a, float) and isinstance(b, float) and max(abs(a), abs(b)) >= Precision.FP16.largest:
+        return constant_difference(np.float32(a), np.float32(b)) is None  # a limit holds what is beyond it
+    return bool(a == b)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, onnx.TensorProto):
+        value = onnx.numpy_helper.to_array(value)
+    if isinstance(value, np.ndarray) and value.size > 8:
+        return f"{value.dtype} of shape {list(value.shape)}"
+    if isinstance(value, float):
+        return f"{value:.7g}"  # what FP32 holds: an attribute of 1e-5 is 9.999999747378752e-06 as a Python number
+    text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    return " ".join(text.split())[:_SHOWN]
+
+
+def with_candidate_plan(sides: Sides, alignment: Alignment) -> Sides:
+    """The sides with the groups that the candidate computes in FP16 or BF16, where there are some."""
+    owners = sides.runner.grouped.owners
+    groups = {owners[node]: precision for node, precision in alignment.reduced.items() if node in owners}
+    return replace(sides, plan=sides.runner.grouped.uniform(Precision.FP32).replace(groups))
+
+
+def structure_finding(sides: Sides, alignment: Alignment) -> Finding | None:
+    """The nodes whose differences change an output, the largest effect first; None where none does.
+
+    Constants and attributes are tried in the model in FP32, together and then one by one: what they do is not seen from
+    the outputs of a candidate in FP16, which differ anyway. Another structure is not tried; it makes what they leave.
+    """
+    runner, exact = sides.runner, sides.runner.exact
+    differing = [side for side in sides.outputs if side.error > _NO_EFFECT]
+    if not differing or not alignment.differences:
+        return None
+    worst = max(differing, key=lambda side: side.excess)
+    judged = [side for side in differing if not side.is_within] or differing
+    rounded = sides.errors(runner.emulated(sides.plan) if sides.plan.reduced_groups else exact, exact)
+
+    def share_of(got: Outputs, wanted: Outputs, least: float) -> tuple[float, float]:
+        """The largest share of an output's difference that two runs differ by, where rounding makes less; the error."""
+        errors, shares, largest = sides.errors(got, wanted), [0.0], 0.0
+        for side in judged:
+            limit = replace(side.limit, is_absolute=False)
+            error, rounding = (figure_of(each, side.name, limit) for each in (errors, rounded))
+            largest = max(largest, error)
+            # Constants that are rescaled to fit FP16 are other numbers for the same function, and round otherwise.
+            if error > max(least, HEADROOM * rounding if math.isfinite(rounding) else 0.0):
+                shares.append(error / (side.error if math.isfinite(side.error) else 1.0))
+        return max(shares), largest
+
+    def with_changes(differences: Sequence[Difference]) -> Outputs | None:
+        """The model's outputs with these as in the candidate; None where it does not run."""
+        constants = {d.root: d.values for d in differences if d.values is not None}
+        attributes = [(d.node, name, value) for d in differences for name, value in d.attributes.items()]
+        if sum(each.nbytes for each in constants.values()) > _MOST_BYTES:
+            return None
+        try:
+            return runner.changed(constants, attributes) if constants or attributes else None
+        except (BaselineError, KeyError):
+            return None
+
+    tried, untried, causes = dict[str | tuple[str, str], Difference](), list[Difference](), list[Any]()
+    for difference in sorted(alignment.differences, key=lambda each: -each.change):
+        if difference.attributes or difference.values is not None:
+            tried.setdefault(difference.root or (difference.node, difference.what), difference)
+        else:
+            untried.append(difference)
+    outputs = with_changes(list(tried.values())) if tried else exact
+    together, together_error = (math.inf, math.inf) if outputs is None else share_of(outputs, exact, _NO_EFFECT)
+    for difference in list(tried.values())[:_MOST_TRIALS] if together >= _LEAST_SHARE else ():
+        alone = outputs if len(tried) == 1 else with_changes([difference])
+        if alone is None:
+            untried.append(difference)
+            continue
+        share, error = share_of(alone, exact, _NO_EFFECT)
+        causes += [(share, difference, error)] if share >= _LEAST_SHARE else []
+    causes = sorted(causes, key=lambda each: -each[0])[:_MOST_NAMED]
+    if untried:
+        made = with_changes([difference for _, difference, _ in causes]) or exact
+        share, _ = share_of(sides.candidate, made, FP32_ROUNDING)
+        causes += [(share, untried[0], None)] if share >= _LEAST_SHARE else []
+        causes.sort(key=lambda each: -each[0])
+    if not causes and together < _LEAST_SHARE:
+        return None
+
+    owners, nodes = runner.grouped.owners, tuple(dict.fromkeys(difference.node for _, difference, _ in causes))
+    where = Where(
+        nodes,
+        tuple(dict.fromkeys(owners[node] for node in nodes if node in owners)),
+        outputs=tuple(OutputColumns(side.name) for side in differing),
+    )
+    evidence: dict[str, int | float | str] = {"differences": len(causes) or len(tried)}
+    if not causes:
+        return worst.finding("attribute-differs", {**evidence, "together": together_error, **worst.evidence}, where)
+    _, first, error = causes[0]
+    evidence |= {"kind": first.kind, "what": first.what}
+    evidence |= {} if error is None else {"alone": error}
+    others = [f"{d.node} ({d.what if e is None else f'{e:.3g}'})" for _, d, e in causes[1:]]
+    words = {"node": first.node, "difference": first.text, "others": ", ".join(others)}
+    return worst.finding("attribute-differs", {**evidence, **worst.evidence}, where, **words)
