@@ -29,17 +29,6 @@ class ColumnErrors:
     relative_l2: tuple[float, ...]  # of the column alone, mean over the samples
     max_abs: tuple[float, ...]  # the largest on any sample
 
-    def with_samples_of(self, other: ColumnErrors, share: float) -> ColumnErrors:
-        """The errors over the samples of both; ``share`` of them all are this one's."""
-
-        def means(mine: Sequence[float], its: Sequence[float]) -> tuple[float, ...]:
-            return tuple(share * a + (1.0 - share) * b for a, b in zip(mine, its, strict=True))
-
-        largest = tuple(map(max, self.max_abs, other.max_abs))
-        return ColumnErrors(
-            means(self.worst_part, other.worst_part), means(self.relative_l2, other.relative_l2), largest
-        )
-
 
 @dataclass(frozen=True)
 class OutputError(JsonForm):
@@ -122,11 +111,17 @@ class OutputError(JsonForm):
     def with_samples_of(self, other: OutputError) -> OutputError:
         """The error over the samples of both, of the statistics that both hold."""
         pairs = ((o, mine, other.per_output[o]) for o, mine in self.per_output.items() if o in other.per_output)
-        columns = {
-            output: mine.with_samples_of(its, self.sample_count / (self.sample_count + other.sample_count))
-            for output, mine in self.columns.items()
-            if (its := other.columns.get(output)) is not None and len(mine.max_abs) == len(its.max_abs)
-        }
+        share = self.sample_count / (self.sample_count + other.sample_count)
+        columns = {}
+        for output, errors in self.columns.items():
+            others = other.columns.get(output)
+            if others is None or len(errors.max_abs) != len(others.max_abs):
+                continue
+            worst, relative = (
+                tuple(share * a + (1.0 - share) * b for a, b in zip(x, y, strict=True))
+                for x, y in ((errors.worst_part, others.worst_part), (errors.relative_l2, others.relative_l2))
+            )
+            columns[output] = ColumnErrors(worst, relative, tuple(map(max, errors.max_abs, others.max_abs)))
         return OutputError({o: {s: (*mine[s], *its[s]) for s in mine if s in its} for o, mine, its in pairs}, columns)
 
     def with_metrics(self, values: Mapping[str, tuple[float, ...]]) -> OutputError:

@@ -54,11 +54,9 @@ def t_quantile(level: float, degrees: float) -> float:
 
 def error_interval(error: OutputError, metric: str) -> tuple[float, float] | None:
     """The 95 % interval of an error; None where it cannot be known."""
-    pseudo = pseudo_values(error, metric)
-    return None if pseudo is None else _around(error.value(metric), pseudo, is_ratio=is_compared_by_ratio(metric))
-
-
-def _around(value: float, pseudo: Floats, *, is_ratio: bool) -> tuple[float, float]:
-    """The 95 % interval around a value, from at least 2 pseudo-values."""
+    value, pseudo = error.value(metric), pseudo_values(error, metric)
+    if pseudo is None:
+        return None
     half = t_quantile(0.975, len(pseudo) - 1) * float(np.std(pseudo, ddof=1)) / math.sqrt(len(pseudo))
+    is_ratio = is_compared_by_ratio(metric)
     return (value * math.exp(-half), value * math.exp(half)) if is_ratio else (value - half, value + half)
