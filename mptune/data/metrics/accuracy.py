@@ -1,7 +1,8 @@
-"""The error of one plan: every statistic of every output on every sample, and what they come to."""
+"""The error of one plan: every statistic of every output on every sample, what they come to, and how exactly."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ TaskMetric = Callable[[Mapping[str, np.ndarray], Mapping[str, np.ndarray]], floa
 ALL_OUTPUTS = "*"  # the output name under which task metrics stand: they see all outputs of a sample at once
 UNMATCHED = "unmatched_rows"  # rows without a partner in an output that is compared as a set of rows
 MATCHED = "matched_relative_l2"  # ``relative_l2`` of the rows that have one
+LEAST_ERROR = 1e-12  # smaller errors count as this one, so that their logarithm exists
 
 
 @dataclass(frozen=True)
@@ -166,3 +168,35 @@ def _worst(values: Sequence[float], metric: str) -> float:
         return math.nan
     row = METRICS.get(metric)
     return min(values) if row is not None and row.kind == "element" and row.larger_is_better else max(values)
+
+
+def is_compared_by_ratio(metric: str) -> bool:
+    """Whether errors of this metric are compared by their ratio, not their difference."""
+    return metric in METRICS and METRICS[metric].is_ratio
+
+
+@functools.lru_cache(maxsize=1024)
+def t_quantile(level: float, degrees: float) -> float:
+    """The value that Student's t stays below with probability ``level``; any degrees of freedom above 0."""
+    from scipy.special import stdtrit  # Slow to import.
+
+    return float(stdtrit(degrees, level))
+
+
+def error_interval(error: OutputError, metric: str) -> tuple[float, float] | None:
+    """The 95 % interval of an error, by the jackknife (Miller, Biometrika 61, 1974) and Student's t.
+
+    Leaving out one sample at a time gives pseudo-values, whose standard error is that of the error. Errors spread in
+    proportion to their size, so those of ``METRICS`` are resampled as logarithms: their interval is a factor. None
+    where there is a single sample, a value is not finite, or all samples have one value of a metric over the whole set.
+    """
+    is_ratio, value = is_compared_by_ratio(metric), error.value(metric)
+    values = np.array([value, *error.values_without_one(metric)])
+    if len(values) < 2 or not np.isfinite(values).all() or (not is_ratio and (values[1:] == values[1]).all()):
+        return None
+    if is_ratio:
+        values = np.log(np.maximum(values, LEAST_ERROR))
+    samples = len(values) - 1
+    pseudo = values[0] + (samples - 1) * (values[1:].mean() - values[1:])
+    half = t_quantile(0.975, samples - 1) * float(np.std(pseudo, ddof=1)) / math.sqrt(samples)
+    return (value * math.exp(-half), value * math.exp(half)) if is_ratio else (value - half, value + half)

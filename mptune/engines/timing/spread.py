@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mptune.data.metrics.paired import t_quantile
+from mptune.data.metrics.accuracy import t_quantile
 from mptune.json_form import JsonForm
 
 Floats = NDArray[np.float64]

@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError
-from mptune.data.metrics.paired import error_interval
+from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError, error_interval
 from mptune.data.metrics.table import METRICS, number_of, own_value
 from mptune.data.metrics.tasks import is_own, law_metric, load_metric, resolve_metric, sample_functions, script_of
 from mptune.data.metrics.whole_set import (

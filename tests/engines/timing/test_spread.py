@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mptune.data.metrics.paired import t_quantile
+from mptune.data.metrics.accuracy import t_quantile
 from mptune.engines.timing.latency import LEVEL, Latency, are_lower, is_lower
 from mptune.engines.timing.spread import (
     COARSE,
