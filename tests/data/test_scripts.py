@@ -10,7 +10,8 @@ import numpy as np
 import psutil  # type: ignore[import-untyped]
 import pytest
 
-from mptune.data.metrics.table import load_metric, number_of
+from mptune.data.metrics.table import number_of
+from mptune.data.metrics.tasks import load_metric
 from mptune.data.scripts import end_scripts, run_loader
 from mptune.errors import DataError
 

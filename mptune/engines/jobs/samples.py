@@ -14,16 +14,8 @@ from mptune.data.metrics.accuracy import OutputError
 from mptune.data.metrics.comparing import Reference, compare_outputs
 from mptune.data.metrics.parts import ADD_IN_SQUARES, load_parts, parts_path
 from mptune.data.metrics.row_sets import find_row_sets
-from mptune.data.metrics.table import (
-    CALLABLE,
-    METRIC_TIMEOUT_S,
-    Metric,
-    is_own,
-    number_of,
-    resolve_metric,
-    sample_functions,
-    takes_whole_set,
-)
+from mptune.data.metrics.table import METRIC_TIMEOUT_S, Metric, number_of, takes_whole_set
+from mptune.data.metrics.tasks import CALLABLE, is_own, resolve_metric, sample_functions
 from mptune.data.metrics.whole_set import SampleSetArrays, errors_of, set_values
 from mptune.data.rollout import Rollout
 from mptune.data.run_outputs import save_sketches, sketch_outputs

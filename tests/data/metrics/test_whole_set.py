@@ -8,17 +8,8 @@ import numpy as np
 import pytest
 
 from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError, error_interval
-from mptune.data.metrics.table import (
-    METRICS,
-    is_own,
-    law_metric,
-    load_metric,
-    number_of,
-    own_value,
-    resolve_metric,
-    sample_functions,
-    script_of,
-)
+from mptune.data.metrics.table import METRICS, number_of, own_value
+from mptune.data.metrics.tasks import is_own, law_metric, load_metric, resolve_metric, sample_functions, script_of
 from mptune.data.metrics.whole_set import (
     SampleSetArrays,
     endpoint_error,
