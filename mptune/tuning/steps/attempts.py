@@ -22,8 +22,7 @@ T = TypeVar("T")
 TRIES = 2
 
 NEEDED_TRIES = 3
-"""Of jobs on which the whole run depends: references, ranges, all-FP32. With two, 2 of 12 searches lost theirs where a
-fifth of the jobs fail (``benchmarks.chaos``)."""
+"""Of jobs that a run cannot go on without: references, ranges, all-FP32."""
 
 FAULTS_IN_A_ROW = 5
 """Failed processes in a row after which all-FP32 is tried."""
