@@ -105,7 +105,6 @@ class FakeToolchain:
         fails: a plan with any of these groups in FP16 does not build.
         crashes: the same, as a crash while running.
         emulation_fails: emulating any of these groups crashes.
-        unshared: as a toolchain says it of its emulation.
         emulation_holds: as a toolchain says it of its engines.
         non_finite: a plan with any of these groups in FP16 gives NaN.
         non_finite_held_out: the same, on the held-out samples alone.
@@ -168,7 +167,6 @@ class FakeToolchain:
     reopened: list[str] = field(default_factory=list)
     observed: int = 0
     emulation_fails: Collection[str] = ()
-    unshared: Failure | None = None
     emulation_holds: bool = True
     emulated_samples: EmulatedSamples = AT_ONCE
     emulated: list[str] = field(default_factory=list)

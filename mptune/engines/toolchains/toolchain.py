@@ -157,11 +157,6 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         """The first few search samples, on which ``emulate`` takes errors; known once they are written."""
         return self.emulation.samples
 
-    @property
-    def unshared(self) -> Failure | None:
-        """Why plans are emulated in a session each, which takes longer; None where they may share one."""
-        return self.emulation.unshared
-
     def emulate(self, plans: Sequence[PrecisionPlan], part: range | None = None) -> tuple[OutputError, ...] | Failure:
         """Emulated errors of plans on ``emulated_samples``, or on one part of them; no engine is built."""
         return self.emulation.errors(plans, part=range(self.emulated_samples.count) if part is None else part)

@@ -34,8 +34,7 @@ from mptune.tuning.steps.limits import Limits
 from mptune.tuning.steps.prior import SENSITIVITY_JSON, Sensitivity, error_value, make_prior
 
 AT_FIRST = 200
-"""Emulations of one group on one sample that come before the sampler's first plan where they take long, at least. One
-computes about half of the model, as it begins at a waist before its group."""
+"""Emulations of one group on one sample that come before the sampler's first plan where they take long, at least."""
 
 _PER_SEED_SAMPLE = 2.0
 """Of those that come then, for each sample of the seeds, where that is more: about as long as the seeds took."""
