@@ -136,14 +136,14 @@ def test_a_loader_that_fills_one_buffer_again_gives_every_sample(data: Callable[
     [
         (3, (X,), "type int hold no samples", "dict of arrays"),
         ([], (X,), "type list hold no samples", "read only once"),
-        (ROWS, (X, MASK), "one array, the model has 2 inputs", "'mask'"),
+        (ROWS, (X, MASK), "one array, the model has 2 inputs", "mask=..."),
         ([{"x": ROWS[:1]}, 5], (X,), "sample 1 is a int", "dict per sample"),
         ({"x": [[1.0]]}, (X,), "is a list, not an array", "np.asarray"),
-        (np.ma.masked_array(ROWS, ROWS > 1), (X,), "arrays is a masked array", "filled"),
+        (np.ma.masked_array(ROWS, ROWS > 1), (X,), "arrays: input 'x' is a masked array", "filled"),
         (iter([{"x": np.ma.masked_array(ROWS[:1])}]), (X,), "sample 0: input 'x' is a masked array", "filled"),
-        (np.array([{}], dtype=object), (X,), "array of objects", "float32"),
+        (np.array([{}], dtype=object), (X,), "not an array of numbers", "float32"),
         (Tensor(ROWS, TypeError("can't convert cuda:0")), (X,), "cannot be read as an array: can't", "cpu().numpy()"),
-        ([{"x": ROWS[0]}], (X,), r"expected shape \(n, 32\), got \(32,\)", "add the missing axis"),
+        ([{"x": ROWS[0]}], (X,), r"expected shape \(n, 32\), got \(32,\)", "array[None]"),
     ],
 )
 def test_what_does_not_fit_is_one_line_and_a_hint(
@@ -282,7 +282,7 @@ def test_a_run_does_not_hold_the_function(place: Path) -> None:
     for call in (lambda: search(metric="callable:lambda"), lambda: mptune.confirm("model.mptune", target="cpu")):
         with pytest.raises(SettingsError, match="'lambda' is a Python function, which a run directory") as caught:
             call()
-        assert "metric=lambda" in caught.value.hint
+        assert "metric=FUNCTION" in caught.value.hint
 
 
 def test_a_metric_that_fails_is_told(place: Path) -> None:

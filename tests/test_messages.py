@@ -73,7 +73,8 @@ _RESTORE = (
          _RESTORE.format("other.mptune")),
         (["pick", "run", "--max-error", "small"], 2, "--max-error small is not a number", "write 1e-2, 0.01 or 1%"),
         (["search", "mlp.onnx", "--metric", "l2"], 2, "unknown metric 'l2'",
-         "did you mean relative_l2?; your own: script.py:function"),
+         "there are worst_part, relative_l2, max_abs, mean_abs, median_abs, p99_abs, max_rel, sqnr_db, non_finite, "
+         "top1_disagreement, endpoint_error, top1_accuracy, top5_accuracy, map, miou; your own: script.py:function"),
         (["export", "seen.mptune", "-o", "missing/run.tar.gz"], 1, "seen.mptune is no run directory (it has no "
          "run.json)", "`mptune search MODEL` makes one: MODEL.mptune in the working directory"),
         (

@@ -27,7 +27,7 @@ def read_array(path: Path) -> np.ndarray:
     """Read one ``.npy`` file."""
     with _opened(path, "array") as content:
         if not isinstance(content, np.ndarray):
-            raise DataError(f"{path} holds several arrays, not one", "rename it: an archive of arrays ends in .npz")
+            raise ValueError("it holds several arrays")
         return content
 
 
@@ -35,11 +35,11 @@ def read_archive(path: Path) -> dict[str, np.ndarray]:
     """Read the arrays of one ``.npz`` file."""
     with _opened(path, "archive of arrays") as content:
         if isinstance(content, np.ndarray):
-            raise DataError(f"{path} holds one array without a name", "rename it: a single array ends in .npy")
+            raise ValueError("it holds one array without a name")
         arrays = {name: content[name] for name in content.files}
-    for name, array in arrays.items():
-        if not isinstance(array, np.ndarray):
-            raise DataError(f"{path}: {name!r} is not an array", "write the file with np.savez")
+        for name, array in arrays.items():
+            if not isinstance(array, np.ndarray):
+                raise ValueError(f"{name!r} is not an array")
     return arrays
 
 
@@ -56,12 +56,11 @@ def _opened(path: Path, what: str) -> Iterator[Any]:
         text = (getattr(error, "strerror", None) or str(error) or "it does not fit into memory").lower()
         raise DataError(f"{path} cannot be read: {text}", "check its path, its permissions and its size") from None
     except Exception as error:  # NumPy and zipfile raise nearly anything for a damaged file, tokenizer errors included
-        text = f"it is truncated: {' '.join(str(error).splitlines()[:1]) or type(error).__name__}"
-        hint = "write it again with np.savez or np.save, and check that the copy is complete"
-        if "pickle" in str(error) or "Object arrays" in text:  # also what NumPy says of a file without its magic bytes
-            text = "it holds pickled objects: mptune loads none, as that can run code"
-            hint = "save plain arrays: np.savez(path, name=np.asarray(values, dtype=np.float32))"
-        raise DataError(f"{path} is not a NumPy {what}, or {text}", hint) from None
+        text = " ".join(str(error).splitlines()[:1]) or type(error).__name__
+        hint = (
+            "write plain numbers (pickled objects are never loaded) with np.savez or np.save, and copy the file whole"
+        )
+        raise DataError(f"{path} is not a NumPy {what}: {text}", hint) from None
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], compression: int = zipfile.ZIP_STORED) -> None:

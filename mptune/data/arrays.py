@@ -41,52 +41,49 @@ def copied_samples(content: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(samples)
 
 
-def arrays_of(content: Any, inputs: Sequence[TensorInfo]) -> Arrays | tuple[Arrays, ...]:
+def arrays_of(content: Any, inputs: Sequence[TensorInfo], where: str = "arrays") -> Arrays | tuple[Arrays, ...]:
     """Bring data in memory into one of two forms: one dictionary of concatenated arrays, or one per sample.
 
     ``content`` is an array or a mapping of arrays, samples concatenated along axis 0; or an iterable of mappings (of
     arrays, for a model with one input), each of them one sample. An array is anything that NumPy converts without
-    copying element by element, such as a CPU tensor of PyTorch.
+    copying element by element, such as a CPU tensor of PyTorch. ``where`` names the data in errors.
     """
-    if isinstance(content, Mapping) or _is_array(content):
-        return _by_name(content, inputs, "arrays")
+
+    def is_array(value: Any) -> bool:
+        return hasattr(value, "__array__") or hasattr(value, "__array_interface__")
+
+    def by_name(value: Any, where: str) -> Arrays:
+        if is_array(value) and len(inputs) != 1:
+            names = ", ".join(f"{info.name}=..." for info in inputs)
+            hint = f"give all inputs by name, in a file: np.savez('data.npz', {names})"
+            raise DataError(f"{where} is one array, the model has {len(inputs)} inputs", hint)
+        named = {inputs[0].name: value} if is_array(value) else value
+        if not isinstance(named, Mapping):
+            raise DataError(f"{where} is a {type(value).__name__}, not a dict of arrays", _IN_MEMORY)
+        arrays = {}
+        for name, given in named.items():
+            place = f"{where}: input {str(name)!r}"
+            if np.ma.isMaskedArray(given):
+                raise DataError(f"{place} is a masked array, and a model takes no masks", "give array.filled(0)")
+            try:
+                array = np.asarray(given) if is_array(given) or isinstance(given, bool | int | float) else None
+            except Exception as error:  # a tensor on a GPU, or one that records gradients: each library raises its own
+                text = " ".join(str(error).splitlines()[:1])
+                hint = "give NumPy arrays; for a PyTorch tensor: tensor.detach().cpu().numpy()"
+                raise DataError(f"{place} cannot be read as an array: {text}", hint) from None
+            if array is None or array.dtype.hasobject:
+                text = f"{place} is a {type(given).__name__}, not an array of numbers"
+                raise DataError(text, "give np.asarray(values, dtype=np.float32)")
+            arrays[str(name)] = array
+        return arrays
+
+    if isinstance(content, Mapping) or is_array(content):
+        return by_name(content, where)
     given = copied_samples(content) if isinstance(content, Iterable) else ()
     if not given:
         text = f"data of type {type(content).__name__} hold no samples"
         raise DataError(text, f"{_IN_MEMORY}; a generator can be read only once")
-    return tuple(_by_name(sample, inputs, f"arrays, sample {number}") for number, sample in enumerate(given))
-
-
-def _is_array(value: Any) -> bool:
-    return hasattr(value, "__array__") or hasattr(value, "__array_interface__")
-
-
-def _by_name(value: Any, inputs: Sequence[TensorInfo], where: str) -> Arrays:
-    if isinstance(value, Mapping):
-        return {str(name): _array(array, f"{where}: input {str(name)!r}") for name, array in value.items()}
-    if not _is_array(value):
-        raise DataError(f"{where} is a {type(value).__name__}, not a dict of arrays", _IN_MEMORY)
-    if len(inputs) != 1:
-        names = ", ".join(f"{info.name!r}: ..." for info in inputs)
-        raise DataError(f"{where} is one array, the model has {len(inputs)} inputs", f"give a dict: {{{names}}}")
-    return {inputs[0].name: _array(value, where)}
-
-
-def _array(value: Any, where: str) -> np.ndarray:
-    if not _is_array(value) and not isinstance(value, (bool, int, float)):
-        raise DataError(f"{where} is a {type(value).__name__}, not an array", "give np.asarray(values, dtype=...)")
-    if np.ma.isMaskedArray(value):
-        hint = "give plain values, with what the deployment has in place of the masked ones: array.filled(0)"
-        raise DataError(f"{where} is a masked array, and a model takes no masks", hint)
-    try:
-        array = np.asarray(value)
-    except Exception as error:  # a tensor on a GPU, or one that records gradients: each library raises its own
-        text = " ".join(str(error).splitlines()[:1])
-        hint = "give NumPy arrays; for a PyTorch tensor: tensor.detach().cpu().numpy()"
-        raise DataError(f"{where} cannot be read as an array: {text}", hint) from None
-    if array.dtype.hasobject:
-        raise DataError(f"{where} is an array of objects", "give a numeric dtype: np.asarray(values, dtype=np.float32)")
-    return array
+    return tuple(by_name(sample, f"{where}, sample {number}") for number, sample in enumerate(given))
 
 
 def cut_samples(
@@ -193,10 +190,10 @@ def _check_shape(shape: tuple[int, ...], expected: Dims | None, where: str) -> N
     """Rank and fixed dimensions; an entry that is no int fits any size, and None any shape."""
     if expected is None:
         return
-    missing = len(expected) - len(shape)
-    if missing or any(isinstance(dim, int) and dim != size for dim, size in zip(expected, shape, strict=True)):
-        hint = {
-            1: "add the missing axis, for one sample: array[None]",
-            -1: "samples are concatenated along axis 0, not stacked: array.reshape(-1, *array.shape[2:])",
-        }.get(missing, "preprocess the data as for deployment, and check the layout; axis 0 counts the samples")
+    if len(expected) != len(shape) or any(
+        isinstance(dim, int) and dim != size for dim, size in zip(expected, shape, strict=True)
+    ):
+        hint = (
+            "axis 0 counts the samples, also of one (array[None]); preprocess as for deployment, and check the layout"
+        )
         raise DataError(f"{where}: expected shape {shape_text(expected)}, got {shape_text(shape)}", hint)

@@ -69,43 +69,36 @@ def load_calibration(
 
 def _from_path(path: Path, inputs: Sequence[TensorInfo], batch: int) -> CalibrationSet:
     script, _, function = str(path).rpartition(":") if path.suffix != ".py" else (str(path), "", "load_data")
+    suffix, declaration = path.suffix.lower(), path / "preprocess.toml"
+    content: Any
     if script.endswith(".py"):
         from mptune.data.scripts import run_loader  # slow to import, as images are, and a run is read without data
 
-        return _from_memory(run_loader(Path(script), function), inputs, batch, path.name)
-    suffix, declaration = path.suffix.lower(), path / "preprocess.toml"
-    if suffix == ".toml" or declaration.is_file():
+        content = run_loader(Path(script), function)
+    elif suffix == ".toml" or declaration.is_file():
         from mptune.data.images import load_images
 
         return load_images(path if suffix == ".toml" else declaration, inputs, batch)
-    if path.is_dir():
+    elif path.is_dir():
         return _from_folder(path, inputs, batch)
-    if suffix == ".json":
-        return _from_memory(_polygraphy_inputs(path), inputs, batch, path.name)
-    if suffix not in (".npz", ".npy"):
+    elif suffix not in (".json", ".npz", ".npy"):
         raise DataError(f"{path} is no calibration data" if path.exists() else f"no such file: {path}", _FORMS)
-    return _from_memory(_read_file(path, inputs), inputs, batch, path.name)
+    else:
+        content = _polygraphy_inputs(path) if suffix == ".json" else _read_file(path)
+    return _from_memory(content, inputs, batch, path.name)
 
 
-def _read_file(path: Path, inputs: Sequence[TensorInfo]) -> Arrays:
-    if path.suffix.lower() == ".npz":
-        return read_archive(path)
-    if len(inputs) != 1:
-        names = ", ".join(f"{info.name}=..." for info in inputs)
-        hint = f"write all inputs by name into one file: np.savez('data.npz', {names})"
-        raise DataError(f"{path.name} is one array, the model has {len(inputs)} inputs", hint)
-    return {inputs[0].name: read_array(path)}
+def _read_file(path: Path) -> np.ndarray | Arrays:
+    return read_archive(path) if path.suffix.lower() == ".npz" else read_array(path)
 
 
 def _from_memory(content: Any, inputs: Sequence[TensorInfo], batch: int, source: str) -> CalibrationSet:
-    given = arrays_of(content, inputs)
+    given = arrays_of(content, inputs, source)
     if isinstance(given, dict):
         samples, warnings = cut_samples(given, inputs, batch, source)
         return CalibrationSet(samples, source, warnings=warnings)
-    parts = [
-        cut_samples(arrays, inputs, batch, f"{source}, sample {number}", is_whole=True)
-        for number, arrays in enumerate(given)
-    ]
+    places = (f"{source}, sample {number}" for number in range(len(given)))
+    parts = [cut_samples(each, inputs, batch, place, is_whole=True) for each, place in zip(given, places, strict=True)]
     return CalibrationSet(tuple(sample for samples, _ in parts for sample in samples), source, warnings=parts[0][1])
 
 
@@ -114,19 +107,18 @@ def _from_folder(folder: Path, inputs: Sequence[TensorInfo], batch: int) -> Cali
         """``sample_2`` comes before ``sample_10``."""
         return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", file.name) if part]
 
-    every = [file for file in folder.iterdir() if file.is_file() and not file.name.startswith(".")]
-    suffixes = sorted({file.suffix.lower() for file in every})
+    every = (file for file in folder.iterdir() if file.is_file() and not file.name.startswith("."))
     files = sorted((file for file in every if file.suffix.lower() in (".npz", ".npy")), key=in_order)
     if not files:
-        hint = f"it holds {', '.join(suffixes[:5])}; {_FORMS}" if suffixes else _FORMS
-        raise DataError(f"{folder} holds neither .npz or .npy files nor a preprocess.toml for images", hint)
-    if {".npy", ".npz"} <= set(suffixes):
+        raise DataError(f"{folder} holds neither .npz or .npy files nor a preprocess.toml for images", _FORMS)
+    if len({file.suffix.lower() for file in files}) > 1:
         raise DataError(f"{folder} holds both .npz and .npy files", "keep one kind in the folder, one file per sample")
 
     @lru_cache(maxsize=1)  # its neighbours are often asked for next
     def samples_in(file: Path) -> tuple[tuple[Arrays, ...], tuple[str, ...]]:
         is_shard = file.name.lower().startswith("shard")
-        return cut_samples(_read_file(file, inputs), inputs, batch, file.name, is_whole=not is_shard)
+        arrays: Any = arrays_of(_read_file(file), inputs, file.name)  # a dictionary, as a file is no iterable
+        return cut_samples(arrays, inputs, batch, file.name, is_whole=not is_shard)
 
     def read(index: int) -> Feed:
         file, k = places[index]

@@ -8,7 +8,7 @@ sample has ``steps`` runs.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from mptune.data.archive import read_samples
 from mptune.data.metrics.accuracy import UNMATCHED, OutputError
-from mptune.data.metrics.parts import WORST_PART, OutputParts, belongs_to, columns_of_part, load_parts, parts_path
+from mptune.data.metrics.parts import WORST_PART, belongs_to, columns_of_part, load_parts, parts_path
 from mptune.data.rollout import Rollout
 from mptune.errors import DataError
 from mptune.json_form import encode, encode_float
@@ -24,11 +24,7 @@ from mptune.json_form import encode, encode_float
 FORMAT = 1
 
 MOST_SAMPLES = 8
-MOST_BYTES = 16 << 20
-"""Of inputs and references together, before they are compressed. A single sample may take ``LARGEST_SAMPLE``."""
-
-LARGEST_SAMPLE = 64 << 20
-
+MOST_BYTES, LARGEST_SAMPLE = 16 << 20, 64 << 20  # of inputs and references together; of a single sample
 _PLAIN = ("relative_l2", "max_abs")  # statistics that are checked beside ``worst_part``
 
 
@@ -71,6 +67,21 @@ def collect_check(
         return None
     parts, first = load_parts(parts_path(reference)) or {}, error.of_first(count)
     counted, overall = OutputError({name: first.per_output[name] for name in names}), error.without(ignored)
+
+    def output(name: str) -> dict[str, Any]:
+        """The mean of each statistic that is checked, and where its part lies."""
+        places, errors, part = dict[str, Any](), first.per_output[name], parts.get(name)
+        for statistic in errors:
+            if part is not None and belongs_to(statistic, WORST_PART):
+                axis, start, stop, scales = None, 0, 0, [part.divisor]
+                if columns := columns_of_part(statistic):
+                    axis, start, stop = part.axis, columns[0], columns[-1] + 1
+                    scales = [float(part.divisors[k]) for k in columns]
+                places[statistic] = encode({"axis": axis, "start": start, "stop": stop, "scales": scales})
+        checked = {statistic: values for statistic, values in errors.items() if statistic in (*_PLAIN, *places)}
+        figures = {statistic: encode_float(float(sum(values)) / len(values)) for statistic, values in checked.items()}
+        return {"name": name, "figures": figures, "parts": places}
+
     is_own = metric in _PLAIN or (metric == WORST_PART and all(name in parts for name in names))
     header = {
         "format": FORMAT,
@@ -89,7 +100,7 @@ def collect_check(
         "feedback": [] if rollout is None else [list(pair) for pair in rollout.pairs],
         "steps": steps,
         "checkpoints": [] if rollout is None else list(rollout.checkpoints),
-        "outputs": [_output(name, first.per_output[name], parts.get(name)) for name in names],
+        "outputs": [output(name) for name in names],
     }
     arrays = {"header": np.frombuffer(json.dumps(header, allow_nan=False).encode(), np.uint8)}
     for number, feed in enumerate(inputs):
@@ -97,21 +108,3 @@ def collect_check(
     for number, outputs in enumerate(references):
         arrays |= {f"reference_{number}_{k}": outputs[name] for k, name in enumerate(names)}
     return arrays
-
-
-def _output(name: str, errors: Mapping[str, Sequence[float]], parts: OutputParts | None) -> dict[str, Any]:
-    """The mean of each statistic that is checked, and where its part lies."""
-    places: dict[str, Any] = {}
-    for statistic in errors:
-        if parts is not None and belongs_to(statistic, WORST_PART):
-            columns, place = (
-                columns_of_part(statistic),
-                {"axis": None, "start": 0, "stop": 0, "scales": [parts.divisor]},
-            )
-            if columns is not None:
-                scales = [float(parts.divisors[k]) for k in columns]
-                place = {"axis": parts.axis, "start": columns[0], "stop": columns[-1] + 1, "scales": scales}
-            places[statistic] = encode(place)
-    checked = {statistic: values for statistic, values in errors.items() if statistic in (*_PLAIN, *places)}
-    figures = {statistic: encode_float(float(sum(values)) / len(values)) for statistic, values in checked.items()}
-    return {"name": name, "figures": figures, "parts": places}

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from pprint import pformat
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import pydantic
@@ -25,9 +25,8 @@ from mptune.resources import read_toml
 if TYPE_CHECKING:
     from mptune.graph.loading.tensors import TensorInfo
 
+# In the run's data directory: the declaration with what the model says of it, as ``image_input`` takes it.
 PREPROCESS_JSON = "preprocess.json"
-"""In the run's data directory: the declaration with what the model says of it, as ``image_input`` takes it."""
-
 IMAGES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
 
@@ -54,29 +53,23 @@ def load_images(declaration: Path, inputs: Sequence[TensorInfo], batch: int) -> 
     """The images of a folder as samples that are read when they are needed."""
     example = 'such as: size = [224, 224]; resize = "crop"; mean = [0.485, 0.456, 0.406]; std = [0.229, 0.224, 0.225]'
     declared = read_toml(declaration, _Declared, DataError, example)
-
-    def refuse(text: str, hint: str) -> NoReturn:
-        raise DataError(f"{declaration}: {text}", hint)
-
     # The declaration with what the model says: layout, size and type.
     info = inputs[0]
-    shape = info.shape if len(inputs) == 1 else None
+    shape = info.shape if len(inputs) == 1 and declared.input in (None, info.name) else None
     if shape is None or len(shape) != 4:
-        refuse("images are for a model with one input of rank 4", "write .npz files with one array per input")
-    if declared.input not in (None, info.name):
-        refuse(f"the model has no input {declared.input!r}", f"its input is {info.name!r}")
+        text = f"images are for a model with one input {declared.input or ''} of rank 4".replace("  ", " ")
+        raise DataError(f"{declaration}: {text}", "write .npz files with one array per input")
     channels = 1 if declared.colour == "GREY" else 3
     fitting = [layout for layout, axis in (("NCHW", 1), ("NHWC", 3)) if shape[axis] == channels]
     layout = declared.layout or (fitting[0] if len(fitting) == 1 else None)
-    if layout is None:
-        text = f"which axis of input {info.name!r} holds the {channels} channels is not known"
-        refuse(text, 'declare layout = "NCHW" or "NHWC", and colour')
     size = declared.size or (shape[2:] if layout == "NCHW" else shape[1:3])
-    if not all(isinstance(dim, int) and dim > 0 for dim in size):
-        refuse("the model leaves the size open", "declare it: size = [HEIGHT, WIDTH]")
-    for name, values in (("mean", declared.mean), ("std", declared.std)):
-        if len(values) not in (1, channels):
-            refuse(f"{name} has {len(values)} numbers", f"give 1 or {channels}")
+    if layout is None or not all(isinstance(dim, int) and dim > 0 for dim in size):
+        text = f"input {info.name!r} does not say which axis holds the {channels} channels, or which size images have"
+        hint = 'declare layout = "NCHW" or "NHWC", colour, and size = [HEIGHT, WIDTH]'
+        raise DataError(f"{declaration}: {text}", hint)
+    if {len(declared.mean), len(declared.std)} - {1, channels}:
+        text = f"mean has {len(declared.mean)} numbers, std {len(declared.std)}"
+        raise DataError(f"{declaration}: {text}", f"give 1 or {channels}")
     by_default = 1 / 255 if info.numpy_dtype.kind == "f" else 1.0
     spec = {
         **declared.model_dump(mode="json", exclude={"input", "folder"}),
@@ -86,9 +79,7 @@ def load_images(declaration: Path, inputs: Sequence[TensorInfo], batch: int) -> 
         "dtype": info.numpy_dtype.name,
     }
     folder = declaration.parent / (declared.folder or ".")
-    if not folder.is_dir():
-        refuse(f"there is no folder {folder}", "folder is relative to the file")
-    files = image_files(folder)
+    files = image_files(folder) if folder.is_dir() else []
     rows = shape[0] if isinstance(shape[0], int) else batch
     count, rest = divmod(len(files), rows)
     if not count:

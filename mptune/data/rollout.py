@@ -16,9 +16,8 @@ import numpy as np
 from mptune.errors import SettingsError
 
 Run = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]  # one run of the model: inputs to outputs
-
+# Makes several runs, at once or one after another, and gives their outputs in order.
 RunAll = Callable[[Sequence[Callable[[], Mapping[str, np.ndarray]]]], Sequence[Mapping[str, np.ndarray]]]
-"""Makes several runs, at once or one after another, and gives their outputs in order."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +49,8 @@ class Rollout:
             pairs[pair[1]] = pair[0]
         wanted = samples if steps is None else steps
         if not 2 <= wanted <= samples:
-            text, hint = f"{wanted}: the data hold {samples} samples", f"give at most {samples}"
-            if wanted < 2:
-                text, hint = f"is {wanted}", "give at least 2: one step feeds nothing back"
-            raise SettingsError(text, hint, setting="steps")
+            hint = f"give 2 to {samples}: one step feeds nothing back"
+            raise SettingsError(f"{wanted}: the data hold {samples} samples", hint, setting="steps")
         return cls(tuple((output, name) for name, output in pairs.items()), wanted)
 
     @property
@@ -63,10 +60,7 @@ class Rollout:
 
 
 def outputs_of(
-    run: Run,
-    samples: Sequence[Mapping[str, np.ndarray]],
-    rollout: Rollout | None,
-    run_all: RunAll | None = None,
+    run: Run, samples: Sequence[Mapping[str, np.ndarray]], rollout: Rollout | None, run_all: RunAll | None = None
 ) -> list[dict[str, np.ndarray]]:
     """The outputs of every sample, or of every whole sequence of samples; ``run_all`` makes several single runs."""
     if rollout is None:

@@ -28,8 +28,8 @@ Floats = NDArray[np.float64]
 Source = Literal["measured", "emulated"]
 Sketch: TypeAlias = dict[str, Any]  # JSON; see the module
 
+# In the run's data directory: the file names of the held-out samples, where each was a file.
 HELD_OUT_NAMES_JSON = "held_out_names.json"
-"""In the run's data directory: the file names of the held-out samples, where each was a file."""
 
 FORMAT = 1
 MOST_BYTES = 1_000_000  # of the file
@@ -39,7 +39,6 @@ MOST_VALUES = 1 << 17  # of a part that a histogram counts
 BINS = 64  # of histograms; the differences' have one less, so that 0 lies in the middle of one
 GRID = 64  # rows and columns of an error map, at most
 SMALLEST_IMAGE = 8  # height and width from which an output is like an image
-_TAIL, _FAR = 1e-3, 8.0  # values beyond these tails are left out of a range that they would stretch by this factor
 _LARGEST = 1e300  # ranges end here, so that their width is finite
 
 
@@ -65,9 +64,7 @@ def sketch_outputs(
     maps = 0
     for name in sorted(errors, key=lambda name: -_badness(*errors[name][0][1]))[:MOST_OUTPUTS]:
         # The plan's values and the reference's on each sample, where they can be compared value by value.
-        pairs = [
-            (np.asarray(got[name]), np.asarray(wanted[name])) for got, wanted in zip(outputs, reference, strict=True)
-        ]
+        pairs = [(np.asarray(a[name]), np.asarray(b[name])) for a, b in zip(outputs, reference, strict=True)]
         if any(array.dtype.kind not in "fiub" for pair in pairs for array in pair):
             continue
         if name in as_rows:
@@ -112,12 +109,9 @@ def _part(
     with np.errstate(all="ignore"):
         differences = np.subtract(got, wanted)[np.isfinite(wanted)]
     low, high = _ends(wanted)
-    edges = low, high, BINS
-    if all(array.dtype.kind in "iub" for array in pairs[0]) and high - low < BINS and max(-low, high) < 2**52:
-        edges = low - 0.5, high + 0.5, int(high - low) + 1  # few whole numbers have a bin each
-    elif high - low <= BINS * np.finfo(np.float64).eps * max(abs(low), abs(high)):
+    if high - low <= BINS * np.finfo(np.float64).eps * max(abs(low), abs(high)):  # a constant
         margin = 0.5 * abs(low) or 0.5
-        edges = low - margin, high + margin, BINS
+        low, high = low - margin, high + margin
     around = max(map(abs, _ends(differences)))
     worst = sorted(range(len(errors)), key=lambda k: -_badness(errors[k]))[:WORST_SAMPLES]
     return {
@@ -125,20 +119,16 @@ def _part(
         "columns": None if columns is None else list(columns),
         "error": encode_float(float(sum(errors)) / len(errors)),
         "worst_samples": [[k, encode_float(errors[k])] for k in worst],
-        "reference": _histogram(wanted, *edges),
-        "plan": _histogram(got, *edges),
+        "reference": _histogram(wanted, low, high, BINS),
+        "plan": _histogram(got, low, high, BINS),
         "difference": _histogram(differences, -around, around, BINS - 1 if around else 1),
         "every": every,
     }
 
 
 def _ends(values: Floats) -> tuple[float, float]:
-    """A range for values, without far ones, which would squeeze the others into one bin."""
-    finite = np.sort(np.clip(values[np.isfinite(values)], -_LARGEST, _LARGEST))
-    cut = int(finite.size * _TAIL)
-    low, near, far, high = map(float, finite[[0, cut, -1 - cut, -1]]) if finite.size else (0.0,) * 4
-    margin = (far - near) / 2 if high - low > _FAR * (far - near) > 0 else math.inf
-    return max(low, near - margin), min(high, far + margin)
+    finite = np.clip(values[np.isfinite(values)], -_LARGEST, _LARGEST)
+    return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
 
 
 def _histogram(values: Floats, low: float, high: float, bins: int) -> dict[str, Any]:
@@ -158,7 +148,12 @@ def _error_map(pairs: Sequence[tuple[np.ndarray, np.ndarray]], errors: Sequence[
     ``scale`` is the difference of the highest level; ``levels`` are bytes of the grid, as Base64.
     """
     sample = max(range(len(errors)), key=lambda k: _badness(errors[k]))
-    apart = _apart(*pairs[sample])
+    got, wanted = pairs[sample]
+    # 0 where the reference is not finite, inf where only the output is not.
+    with np.errstate(all="ignore"):
+        apart = np.asarray(np.abs(np.subtract(got, wanted, dtype=np.float64)))
+    apart[np.isnan(apart)] = np.inf
+    apart[~np.isfinite(wanted)] = 0.0
     if apart.ndim == 4 and apart.shape[3] <= 4:
         apart = np.moveaxis(apart, 3, 1)  # channels last
     if apart.ndim < 3 or min(apart.shape[-2:]) < SMALLEST_IMAGE or not apart.size:
@@ -173,16 +168,6 @@ def _error_map(pairs: Sequence[tuple[np.ndarray, np.ndarray]], errors: Sequence[
     levels = np.ceil(np.minimum(shares, 1.0) * 255).astype(np.uint8)
     text = base64.b64encode(levels.tobytes()).decode("ascii")
     return {"sample": sample, "size": list(apart.shape), "scale": scale, "grid": list(levels.shape), "levels": text}
-
-
-def _apart(got: np.ndarray, wanted: np.ndarray) -> Floats:
-    """Absolute differences; 0 where the reference is not finite, inf where only the output is not."""
-    with np.errstate(all="ignore"):
-        apart: Floats = np.abs(np.subtract(got, wanted, dtype=np.float64))
-    apart = np.asarray(apart)
-    apart[np.isnan(apart)] = np.inf
-    apart[~np.isfinite(wanted)] = 0.0
-    return apart
 
 
 def save_sketches(path: Path, metric: str, samples: int, outputs: Mapping[str, Sketch]) -> None:
@@ -213,10 +198,7 @@ class RunOutputs:
 
     @classmethod
     def of_plans(cls, plans: Iterable[tuple[str, Source]], folder: Path, metric: str) -> RunOutputs:
-        """The sketches that jobs have left in ``FINGERPRINT.json``, of fingerprints and the sources of their errors.
-
-        What is not there, damaged or of another metric is passed over.
-        """
+        """The sketches that jobs have left in ``FINGERPRINT.json``; what is not there or damaged is passed over."""
         by_plan: dict[str, tuple[Source, Mapping[str, Sketch]]] = {}
         count = 0
         for fingerprint, source in plans:
@@ -261,10 +243,9 @@ def write_run_outputs(path: Path, outputs: RunOutputs) -> None:
 def read_names(path: Path) -> tuple[str, ...]:
     """The names in ``HELD_OUT_NAMES_JSON``; empty where there are none."""
     try:
-        names: Any = read_json(path)
-    except (OSError, ValueError):
+        return tuple(map(str, list(read_json(path))))
+    except READ_ERRORS:
         return ()
-    return tuple(map(str, names)) if isinstance(names, list) else ()
 
 
 def _text(document: Mapping[str, Any]) -> str:

@@ -24,22 +24,22 @@ _MOST_READ = 64  # samples that are looked at, evenly spaced, where each is read
 _MIN_VALUES, _MIN_RANK = 1024, 3
 
 
+@dataclass(frozen=True, eq=False)
 class LazySamples(Sequence[Feed]):
     """Samples of any total size: each is read and checked anew when it is asked for.
 
     ``digests`` has a hash of each: equal for equal samples. It may stand for the files that they are made from.
     """
 
-    def __init__(self, read: Callable[[int], Feed], digests: Sequence[bytes]) -> None:
-        """Take what reads the sample of an index."""
-        self._read, self.digests = read, digests
+    read: Callable[[int], Feed]
+    digests: Sequence[bytes]
 
     def __len__(self) -> int:
         return len(self.digests)
 
     def __getitem__(self, index: Any) -> Any:
         chosen = range(len(self))[index]
-        return self._read(chosen) if isinstance(chosen, int) else tuple(map(self._read, chosen))
+        return self.read(chosen) if isinstance(chosen, int) else tuple(map(self.read, chosen))
 
 
 def samples_digest(samples: Iterable[Feed]) -> bytes:

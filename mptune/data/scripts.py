@@ -7,12 +7,9 @@ stays there. Only a script that the caller named is run. The process starts at t
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib.util
-import linecache
 import math
-import re
 import secrets
 import shutil
 import sys
@@ -30,8 +27,7 @@ from mptune.processes.child import WorkerState, describe
 from mptune.processes.failure import Failure, FailureKind
 from mptune.processes.parent import Worker
 
-_LAST_LINES = 3
-_SIGNATURE = "def metric(outputs, reference): ... return a number, lower is better; both map output names to arrays"
+_SIGNATURE = "write def metric(outputs, reference): ...; both map output names to arrays, and it returns one number"
 _LOADER = "it is called without arguments and gives one dictionary of arrays per sample"
 _worker: Worker | None = None
 
@@ -54,10 +50,7 @@ class _ScriptJob:
             raise self.not_loaded(describe(error)[1]) from error
         function = getattr(module, self.function, None)
         if not callable(function):
-            names = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
-            close = difflib.get_close_matches(self.function, names, 1) or names[:1]
-            hint = f"did you mean {close[0]!r}?" if close else _SIGNATURE
-            hint = f"name it: --data {self.shown.name}:FUNCTION; {_LOADER}" if self.is_loader else hint
+            hint = f"name it: --data {self.shown.name}:FUNCTION; {_LOADER}" if self.is_loader else _SIGNATURE
             raise DataError(f"{self.shown} has no function {self.function!r}", hint)
         if not self.is_loader:
             return takes_whole_set(function) if self.arguments is None else called_number(function, self.arguments)
@@ -67,10 +60,8 @@ class _ScriptJob:
             feeds = (content,) if isinstance(content, Mapping) else copied_samples(content)
         except BaseException as error:  # the user's code may raise anything
             raise DataError(f"{where} failed: {describe(error)[1]}", _LOADER) from error
-        odd = next((feed for feed in feeds if not isinstance(feed, Mapping)), None)
-        if odd is not None or not feeds:
-            what = "nothing" if not feeds else f"a {type(odd).__name__}"
-            raise DataError(f"{where} gives {what}, not dictionaries of arrays", _LOADER)
+        if not feeds or not all(isinstance(feed, Mapping) for feed in feeds):
+            raise DataError(f"{where} gives no dictionaries of arrays", _LOADER)
         return arrays_of(feeds, ())
 
     def _execute(self) -> ModuleType:
@@ -130,10 +121,7 @@ def _job(path: Path, function: str) -> _ScriptJob:
 
 
 def _call(job: _ScriptJob, timeout_s: float) -> Any:
-    """Run a job in the scripts' process. Where that gives no answer, MetricFailedError says why.
-
-    It names the line at which the script stood, where the process showed it, and what was printed last.
-    """
+    """Run a job in the scripts' process. Where that gives no answer, MetricFailedError says why."""
     global _worker
     if _worker is None:
         _worker = Worker(Path(tempfile.gettempdir()) / f"mptune-scripts-{secrets.token_hex(8)}")
@@ -146,10 +134,8 @@ def _call(job: _ScriptJob, timeout_s: float) -> Any:
         shutil.rmtree(result.log_path.parent)
     if result.kind in (FailureKind.WORKER, FailureKind.ERROR, FailureKind.DISK_FULL):
         raise MetricFailedError(result.message)
-    frame = re.search(rf'File "{re.escape(str(job.path))}", line (\d+)', text)
-    place = f" ({job.path}:{frame[1]}: {linecache.getline(str(job.path), int(frame[1])).strip()})" if frame else ""
-    if result.kind is FailureKind.TIMEOUT:
-        raise MetricFailedError(f"it ran longer than {timeout_s:g} s{place}")
-    lines = list(filter(str.strip, text.partition("Fatal Python error: ")[0].splitlines()))[-_LAST_LINES:]
-    output = f"; its last output: {' | '.join(map(str.strip, lines))}" if lines else ""
-    raise MetricFailedError(f"its process ended: {result.message}{place}{output}")
+    # Python's fault handler prints first the line at which the script stood.
+    line = next((line.strip() for line in text.splitlines() if str(job.path) in line), "")
+    is_late = result.kind is FailureKind.TIMEOUT
+    what = f"it ran longer than {timeout_s:g} s" if is_late else f"its process ended: {result.message}"
+    raise MetricFailedError(f"{what}{f' ({line})' if line else ''}")

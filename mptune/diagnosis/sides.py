@@ -21,7 +21,6 @@ from mptune.engines.jobs.samples import batch_sizes
 from mptune.errors import SettingsError
 from mptune.finding import Finding, OutputColumns, Where
 from mptune.graph.facts import facts_of
-from mptune.graph.loading.shapes import shared_units
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.widened import ROUNDINGS
 from mptune.settings import Tolerance
@@ -175,8 +174,8 @@ class Sides:
     @cached_property
     def _parts(self) -> Mapping[str, OutputParts]:
         shapes = [{name: array.shape for name, array in sample.items()} for sample in self.runner.samples]
-        exact, units = self.runner.exact, shared_units(self.runner.model, shapes[0])
-        parts = dict(find_parts(exact, batch_sizes(shapes, len(exact)), units))
+        exact = self.runner.exact
+        parts = dict(find_parts(exact, batch_sizes(shapes, len(exact))))
         for name, part in parts.items():
             if part.is_split and part.axis is not None and len(part.ranges) < len(part.scales):
                 # Columns that are one part have one scale: of few samples, that of a column may be nearly 0 by chance.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mptune._version import __version__
-from mptune.data.metrics.paired import error_interval
+from mptune.data.metrics.accuracy import error_interval
 from mptune.data.run_outputs import RunOutputs
 from mptune.engines.environment import Environment
 from mptune.files import write_text

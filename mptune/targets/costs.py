@@ -19,11 +19,9 @@ Shape = tuple[int, ...]
 K = TypeVar("K")
 
 VIEWS = RESHAPES | ALIASES  # operators that only give their first input another shape: no traffic, no kernel
-
 _METADATA = SHAPE_OF | {"Constant"}  # operators that read and write no element at run time
-
+# Operators that read only those elements of their first input that they return.
 _PARTIAL_READS = frozenset({"Gather", "GatherElements", "GatherND", "Slice"})
-"""Operators that read only those elements of their first input that they return."""
 
 # Operators with matrix products, of ONNX and (docs/ContribOperators.md of microsoft/onnxruntime) of ONNX Runtime.
 _CONVOLUTIONS = {"Conv", "DeformConv", "ConvInteger", "QLinearConv", "FusedConv", "NhwcConv", "NhwcFusedConv"}
@@ -50,8 +48,7 @@ _INPUT_FLOPS: Mapping[str, float] = {
 }
 """FLOPs per input element of operators whose output says little: passes over the row times operations per pass."""
 
-_CONVOLUTIONAL_SHARE = 0.1
-"""A model in which convolutions have more than this share of the FLOPs counts as convolutional."""
+_CONVOLUTIONAL_SHARE = 0.1  # a model in which convolutions have more of the FLOPs than this counts as convolutional
 
 
 class ShapeTable:

@@ -28,16 +28,13 @@ _DEVICE_FILES = ("dev/nvidia[0-9]*", "dev/nvhost-gpu", "dev/nvhost-ctrl-gpu", "d
 """Of the drivers for separate GPUs and, the last three, for those of a Jetson."""
 _DRIVER_OF_CUDA_13, _L4T_OF_CUDA_13 = 580, 38
 
+# Compute capability by module (NVIDIA's CUDA GPUs page); the first that the model's name holds.
 _JETSON_CAPABILITIES = {"thor": (11, 0), "orin": (8, 7), "xavier": (7, 2), "tx2": (6, 2), "tx1": (5, 3), "nano": (5, 3)}
-"""Compute capability by module (NVIDIA's CUDA GPUs page); the first that the model's name holds."""
-_JETPACK_MAJORS = {"35": "5", "36": "6", "38": "7", "39": "7"}
-"""Series of JetPack by that of Jetson Linux (NVIDIA's JetPack archive)."""
+_JETPACK_MAJORS = {"35": "5", "36": "6", "38": "7", "39": "7"}  # by series of Jetson Linux (NVIDIA's JetPack archive)
 _TPC_FOLDERS = ("gpu.0", "platform/gpu.0", "platform/17000000.gpu", "platform/bus@0/17000000.gpu")
 _ORIN_TPCS, _SMS_PER_TPC = 8, 2
-_MEMORY_CAPS = ("sys/kernel/nvpmodel_clk_cap/emc", "sys/kernel/nvpmodel_emc_cap/emc_iso_cap")
-"""Of JetPack 6 and later, and of JetPack 5."""
-_INT_MAX, _NO_LIMIT_HZ = 2**31 - 1, 1e11
-"""nvpmodel writes 0, the first, or something above the second, where a mode sets no cap."""
+_MEMORY_CAPS = ("sys/kernel/nvpmodel_clk_cap/emc", "sys/kernel/nvpmodel_emc_cap/emc_iso_cap")  # of JetPack 6, and of 5
+_INT_MAX, _NO_LIMIT_HZ = 2**31 - 1, 1e11  # where a mode sets no cap, nvpmodel writes 0, the first, or above the second
 _CLOCK_TOLERANCE = 0.05
 
 
@@ -246,12 +243,10 @@ def read_power_mode(root: Path = _ROOT) -> PowerMode | None:
     mask_texts = (_text(root / "sys/devices" / folder / "tpc_pg_mask") for folder in _TPC_FOLDERS)
     masks = [mask for text in mask_texts if (mask := _number(text)) is not None]
     caps_hz = [hz for file in _MEMORY_CAPS if 0 < (hz := _number(_text(root / file)) or 0.0) < _NO_LIMIT_HZ]
-    sm_count = None
-    if masks and "orin" in model.lower():
-        sm_count = _SMS_PER_TPC * (~int(max(masks)) & (1 << _ORIN_TPCS) - 1).bit_count()
+    tpcs = (~int(max(masks)) & (1 << _ORIN_TPCS) - 1).bit_count() if masks and "orin" in model.lower() else None
     return PowerMode(
         name=names.get(int(current[1]), "") if current else "",
-        sm_count=sm_count,
+        sm_count=None if tpcs is None else _SMS_PER_TPC * tpcs,
         gpu_mhz=_gpu_clocks_mhz(root)[2],
         memory_mhz=next((hz / 1e6 for hz in caps_hz if hz != _INT_MAX), None),
     )
@@ -280,9 +275,8 @@ def throttling_warnings(now: Throttling, before: Throttling, first: Throttling) 
     for name, count in now.events.items():
         more = count - before.events.get(name, count)
         if more > 0:
-            cause = f"under-voltage or over-current, {name}: {more} times"
-            cure = "use a stronger supply or a lower power mode, and measure again"
-            warnings.append(f"the Jetson throttled while it was timed ({cause}): {cure}")
+            text = f"the Jetson throttled while it was timed (under-voltage or over-current, {name}: {more} times)"
+            warnings.append(f"{text}: use a stronger supply or a lower power mode, and measure again")
     usual, mhz = first.gpu_mhz, now.gpu_mhz
     if usual and mhz and mhz < (1 - _CLOCK_TOLERANCE) * usual:
         warnings.append(

@@ -27,9 +27,7 @@ OUT_OF_REACH = "operators-out-of-reach"
 
 NEGLIGIBLE = 0.01  # operators whose types are known and that have less of the FLOPs than this are no finding
 _TF32_COUNTS = 0.01  # share of all-FP32's latency that TF32 saves, below which nothing is said of it
-_RECURRENT_RATIOS = (3, 13)
-"""Measured over emulated errors of three LSTM layers, ONNX Runtime's CUDA provider on an H200."""
-_NAMED_OPERATORS = 4
+_RECURRENT_RATIOS = (3, 13)  # measured over emulated errors of three LSTMs, ONNX Runtime's CUDA provider on an H200
 _ON_INTEGERS = INTEGER_PRODUCTS | {"QLinearConv", "QLinearMatMul"}
 
 
@@ -52,16 +50,15 @@ def not_here_findings(
         terms = roofline(grouped, target, shapes, tf32=True)
         tf32_ms = terms.base_ms - terms.tf32_gain_ms
         if terms.tf32_gain_ms > _TF32_COUNTS * terms.base_ms:
-            evidence: dict[str, int | float | str]
-            evidence = {"target": predicted.evidence["target"], "fp32_ms": terms.base_ms, "tf32_ms": tf32_ms}
+            numbers = {"target": predicted.evidence["target"], "fp32_ms": terms.base_ms, "tf32_ms": tf32_ms}
             ratio, kind = terms.base_ms / tf32_ms, "beside TF32"
-            findings = [Finding.of(TARGET_CODE, "search", Where(), evidence, kind=kind, ratio=ratio, tf32=tf32)]
+            findings = [Finding.of(TARGET_CODE, "search", Where(), numbers, kind=kind, ratio=ratio, tf32=tf32)]
     groups = [group for group in grouped.groups if not RECURRENT.isdisjoint(group.ops) and group.pinned is None]
     if groups:
         low, high = _RECURRENT_RATIOS
         operators = ", ".join(sorted({op for group in groups for op in group.ops} & RECURRENT))
         where = Where(groups=tuple(group.id for group in groups))
-        evidence = {"operators": operators, "low": low, "high": high}
+        evidence: dict[str, int | float | str] = {"operators": operators, "low": low, "high": high}
         findings.append(Finding.of("emulation-differs", "search", where, evidence, kind="recurrent"))
     return tuple(findings)
 
@@ -70,7 +67,12 @@ def nothing_to_tune(grouped: GroupedModel, origin: FindingOrigin) -> tuple[Findi
     """The finding that a model has no group to tune, or none with a layer, and why; none where it has one."""
     nodes = grouped.model.nodes
     free = [group for group in grouped.groups if group.pinned is None]
-    loops = [node for node in nodes if node.has_subgraph and _has_layer(node)]
+    loops = [  # nodes with a graph inside that holds an operator that would start a group
+        node
+        for node in nodes
+        if node.has_subgraph
+        and any(anchor_kind(n.op_type) for outer in subgraphs(node.proto) for g in all_graphs(outer) for n in g.node)
+    ]
     kind = ""
     if loops and not any(anchor_kind(op) for group in free for op in group.ops):
         kind = "subgraphs"
@@ -81,12 +83,6 @@ def nothing_to_tune(grouped: GroupedModel, origin: FindingOrigin) -> tuple[Findi
     where = Where(nodes=tuple(node.name for node in loops) if kind == "subgraphs" else ())
     operators = " and ".join(dict.fromkeys(node.op_type for node in loops))
     return (Finding.of(NOTHING, origin, where, {"free_groups": len(free)}, kind=kind, operators=operators),)
-
-
-def _has_layer(node: Node) -> bool:
-    """Whether a graph inside a node holds an operator that would start a group."""
-    graphs = (graph for outer in subgraphs(node.proto) for graph in all_graphs(outer))
-    return any(anchor_kind(inner.op_type) for graph in graphs for inner in graph.node)
 
 
 def already_mixed_findings(
@@ -145,7 +141,13 @@ def quantised_findings(
 ) -> tuple[Finding, ...]:
     """The finding that quantised parts stay as they are; none where the model has none."""
     parts = [group for group in grouped.groups if group.kind == QUANTISED]
-    operators = [n for n in grouped.model.nodes if n.name not in grouped.owners and _computes_in_integers(n)]
+
+    def computes_in_integers(node: Node) -> bool:
+        if node.op_type.endswith("QuantizeLinear") or node.op_type == "DequantizeLinear":
+            return False
+        return is_quantised(node) or (node.is_standard and node.op_type in _ON_INTEGERS)
+
+    operators = [n for n in grouped.model.nodes if n.name not in grouped.owners and computes_in_integers(n)]
     if not parts and not operators:
         return ()
     costs, table = group_costs(grouped, shapes), ShapeTable(grouped.model, shapes)
@@ -162,13 +164,6 @@ def quantised_findings(
     }
     where = Where(nodes=nodes or tuple(n.name for n in operators), groups=tuple(group.id for group in parts))
     return (Finding.of("quantised-parts", origin, where, evidence),)
-
-
-def _computes_in_integers(node: Node) -> bool:
-    """Whether an operator takes quantised values for its operands."""
-    if node.op_type.endswith("QuantizeLinear") or node.op_type == "DequantizeLinear":
-        return False
-    return is_quantised(node) or (node.is_standard and node.op_type in _ON_INTEGERS)
 
 
 def out_of_reach_findings(
@@ -217,7 +212,6 @@ def out_of_reach_findings(
         "first": first.name,
     }
     where, rule = Where(nodes=tuple(node.name for node in nodes)), node_rule(model, first).fixed
-    words = listed(named, _NAMED_OPERATORS, " and {others} other operators")
-    kind += " own" * is_own
-    failure = model.runtime.failure
+    words = listed(named, 4, " and {others} other operators")
+    kind, failure = kind + " own" * is_own, model.runtime.failure
     return (Finding.of(OUT_OF_REACH, origin, where, evidence, kind=kind, named=words, failure=failure, rule=rule),)

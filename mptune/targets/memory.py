@@ -19,13 +19,11 @@ from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.targets.costs import VIEWS, Shape, ShapeTable, is_folded, item_bytes
 from mptune.targets.target import EngineMemory, Target, TargetKind
 
+# Of the memory that CPU and GPU share, what a TensorRT kernel may take as scratch memory. Without a limit it is all of
+# it, and which kernels are tried depends on what happens to be free during the build.
 _WORKSPACE_SHARE = 0.25
-"""Of the memory that CPU and GPU share, what a TensorRT kernel may take as scratch memory. Without a limit it is all of
-it, and which kernels are tried depends on what happens to be free during the build."""
-
-
+# Share of the memory that a model can count on. On a Jetson the CPU, the system and the desktop live in it too.
 _USABLE: Mapping[TargetKind, float] = {"jetson": 0.75, "gpu": 0.95, "cpu": 0.75}
-"""Share of the memory that a model can count on. On a Jetson the CPU, the system and the desktop live in it too."""
 
 
 def default_workspace_mb(shared_gb: float | None) -> int | None:
@@ -103,9 +101,8 @@ def _activations(model: Model, table: ShapeTable, float_bytes: Callable[[str], i
         change[last + 1] -= size(value)
     alive = change.cumsum()  # beside the inputs, which the caller keeps, at each node
     peak = int(alive.argmax())
-    return sum(size(info.name) for info in model.inputs) + int(alive[peak]), model.nodes[peak].name if alive[
-        peak
-    ] else ""
+    name = model.nodes[peak].name if alive[peak] else ""
+    return sum(size(info.name) for info in model.inputs) + int(alive[peak]), name
 
 
 @once
@@ -147,16 +144,9 @@ def memory_warnings(need: MemoryNeed, target: Target, *, measured: bool = False)
     if (2 * fp32 if measured else fp32) <= usable:
         return ()
     weights, activations = f"weights {need.fp32_weights / 1e9:.2g}", f"activations {need.fp32_activations / 1e9:.2g}"
-    if fp32 <= usable:
-        return (
-            f"the baseline and a candidate are timed in turn and need up to {2 * fp32 / 1e9:.2g} GB of memory together"
-            f" (all-FP32: {weights}, {activations}), of which about {usable / 1e9:.2g} GB are free on {target.title}:"
-            " close other programs (on a Jetson also the desktop), or give a smaller --batch or smaller inputs",
-        )
-    shared = ", which the system shares" if target.kind == "jetson" else ""
-    fits = "all-FP16 does not fit either" if fp16 > usable else f"all-FP16 needs {fp16 / 1e9:.2g} GB"
+    need_gb, what = (fp32 / 1e9, "all-FP32") if fp32 > usable else (2 * fp32 / 1e9, "the baseline beside a candidate")
     return (
-        f"all-FP32, the baseline, needs about {fp32 / 1e9:.2g} GB of memory ({weights}, {activations} at"
-        f" {need.fp32_peak!r}), {target.title} has {target.memory_gb:g} GB{shared}; {fits}: give a smaller --batch or"
-        " smaller inputs",
+        f"{what} needs about {need_gb:.2g} GB of memory ({weights}, {activations} at {need.fp32_peak!r}), all-FP16"
+        f" {fp16 / 1e9:.2g} GB, and about {usable / 1e9:.2g} GB are free on {target.title}: close other programs, or"
+        " give a smaller --batch or smaller inputs",
     )

@@ -37,12 +37,10 @@ _VECTOR_SHARE = 0.5
 in one instruction, and most element-wise operations are none. FP16 counts the same: runtimes compute it in FP32."""
 
 TILE_ELEMENTS = 128 * 64  # output elements that one thread block computes of a convolution or matrix product; nominal
-
 _CAST_LAUNCHES = 0.5  # share of Casts that are not fused into a neighbour; nominal
-
+# A Cast reads each element in one type and writes it in the other. At the model's inputs and outputs there is no kernel
+# for it, but FP32 is moved there.
 _CAST_BYTES, _EDGE_BYTES = 4 + 2, 4 - 2
-"""A Cast reads each element in one type and writes it in the other. At the model's inputs and outputs there is no
-kernel for it, but FP32 is moved there."""
 
 
 class Kernels:

@@ -36,9 +36,8 @@ of the fit (``benchmarks/published``)."""
 
 _PEAKS = ("fp16_tflops", "bf16_tflops", "fp32_tflops", "tf32_tflops")
 
+# What a device reports lies within a tenth of the GB in its name; siblings differ by half or double.
 _MEMORY_TOLERANCE = 0.15
-"""What a device reports lies within a tenth of the GB in its name; siblings differ by half or double."""
-
 _CLOCK_TOLERANCE = 0.05  # the steps of the clock are finer; profiles round it
 
 _Positive = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
@@ -141,10 +140,8 @@ def check_precisions(target: Target, precisions: Collection[str]) -> None:
     """Refuse precisions that a device lacks."""
     for precision in map(Precision.named, precisions):
         if getattr(target, precision.throughput) is None:
-            since = ".".join(map(str, precision.since))
-            cure = f"leave {precision} out of --precisions; GPUs of compute capability {since} and newer have it"
             text = f"{target.title} has no {precision.name}, which --precisions asks for"
-            raise TargetError(text, f"{cure} (`mptune targets`)")
+            raise TargetError(text, f"leave {precision} out of --precisions (`mptune targets` lists other devices)")
 
 
 def list_targets() -> tuple[Target, ...]:
@@ -263,12 +260,9 @@ def profile_warnings(target: Target, jetson: JetsonState) -> tuple[str, ...]:
     warnings = []
     is_alike = target.kind == "jetson" and _can_be(target, jetson.model, jetson.memory_gb)
     if not (jetson.part in target.part_numbers if jetson.part and target.part_numbers else is_alike):
-        memory = "" if jetson.memory_gb is None else f", {jetson.memory_gb:g} GB"
-        part = f", module {jetson.part}" if jetson.part else ""
-        warnings.append(
-            f"this is {jetson.model}{part}{memory}, and the target is {target.title}: what was predicted holds for "
-            "another module; give --target the profile of this one"
-        )
+        text = f"this is {jetson.model} {jetson.part}".strip()
+        cure = "what was predicted holds for another module; give --target the profile of this one"
+        warnings.append(f"{text}, and the target is {target.title}: {cure}")
     mode = jetson.mode
     scaled = in_power_mode(target, mode)
     figures = {"sm_count": "{:.0f} SMs", "gpu_mhz": "the GPU {:.0f} MHz", "memory_mhz": "the memory {:.0f} MHz"}
@@ -283,8 +277,8 @@ def profile_warnings(target: Target, jetson: JetsonState) -> tuple[str, ...]:
         )
     highest, lowest = mode.gpu_mhz, jetson.gpu_min_mhz
     if highest is not None and lowest is not None and lowest < highest:
-        text = f"the GPU's clock floats between {lowest:.0f} and {highest:.0f} MHz: lock it for measuring"
-        warnings.append(f"{text} (sudo jetson_clocks)")
+        text = f"the GPU's clock floats between {lowest:.0f} and {highest:.0f} MHz"
+        warnings.append(f"{text}: lock it for measuring (sudo jetson_clocks)")
     return tuple(warnings)
 
 

@@ -8,8 +8,7 @@ from functools import cached_property
 from pathlib import Path, PureWindowsPath
 from typing import Any, Literal
 
-from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError
-from mptune.data.metrics.paired import error_interval
+from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError, error_interval
 from mptune.data.metrics.parts import ADD_IN_SQUARES
 from mptune.data.metrics.table import own_value
 from mptune.engines.base import ErrorSource, Measurement

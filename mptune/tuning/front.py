@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mptune.choice import Choice
-from mptune.data.metrics.paired import LEAST_ERROR
+from mptune.data.metrics.accuracy import LEAST_ERROR
 from mptune.data.metrics.tasks import undirected
 from mptune.errors import PlanError
 from mptune.finding import Finding

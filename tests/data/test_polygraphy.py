@@ -119,8 +119,8 @@ def test_a_loader_script(function: str, count: int, script: Path) -> None:
     ("function", "says"),
     [
         (":fails", "fails failed: KeyError: 'no data here'"),
-        (":nothing", "gives nothing"),
-        (":numbers", "gives a int"),
+        (":nothing", "gives no dictionaries of arrays"),
+        (":numbers", "gives no dictionaries of arrays"),
         (":masked", "sample 0: input 'image' is a masked array"),
         (":missing", "has no function 'missing'"),
     ],

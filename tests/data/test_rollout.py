@@ -37,7 +37,7 @@ def test_each_sequence_starts_at_its_recorded_state_and_goes_on_by_itself() -> N
         (["next:0"], 5, "feedback= next:0: the model has no such OUTPUT:INPUT"),
         (["y:z"], 5, "no such OUTPUT:INPUT"),
         (["y:x", "next:0:x"], 5, "feeds input 'x' twice"),
-        (["y:x"], 1, "steps= is 1"),
+        (["y:x"], 1, "the data hold 10 samples"),
         (["y:x"], 11, "the data hold 10 samples"),
         ([], 4, "steps= is 4, and nothing is fed back"),
     ],

@@ -103,7 +103,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 ENDS = {
     "leaves": "its process ended: exited with status 0",
-    "crashes": "its process ended: killed by SIGABRT ({script}:14: os.abort()); its last output: about to abort",
+    "crashes": 'its process ended: killed by SIGABRT (File "{script}", line 14 in crashes)',
     "interrupts": "KeyboardInterrupt",
     "closes": "its process ended: exited with status 1",
 }
@@ -123,8 +123,8 @@ def test_a_metric_or_loader_that_ends_or_breaks_its_process_is_one_error_that_na
 def test_a_number_beyond_float64_is_one_error_that_names_its_function(script: Path) -> None:
     with pytest.raises(DataError) as caught:
         number_of("m", load_metric(f"{script}:huge"), ({}, {}))
-    words = f"it returned a number beyond float64 ({script}:26: def huge(outputs, reference):)"
-    assert caught.value.message == f"metric m failed: {words}"
+    assert caught.value.message.startswith("metric m failed: it returned 1000")
+    assert caught.value.message.endswith(f"is not one number of float64 ({script}:26)")
 
 
 def test_the_next_call_of_a_metric_is_like_the_first(script: Path) -> None:
@@ -171,7 +171,12 @@ def test_a_process_that_a_script_forked_ends_with_it(script: Path) -> None:
     [
         ("", "none.py:f", "no such file", "Python file"),
         ("def f(o, r): ...", "metrics.py", "names no function", "script.py:function"),
-        ("def endpoint(o, r): ...", "metrics.py:endpont", "has no function 'endpont'", "'endpoint'"),
+        (
+            "def endpoint(o, r): ...",
+            "metrics.py:endpont",
+            "has no function 'endpont'",
+            "def metric(outputs, reference)",
+        ),
         ("x = 1", "metrics.py:f", "has no function 'f'", "def metric(outputs, reference)"),
         ("f = 3", "metrics.py:f", "has no function 'f'", "def metric"),
         ("", "metric.txt:f", "names no function", ".py"),

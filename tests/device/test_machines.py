@@ -169,19 +169,6 @@ def test_an_engine_agrees_if_it_computes_the_model(here: Here, mlp_path: Path, d
     assert other.outputs["y"]["error"] > other.outputs["y"]["limit"]
 
 
-def test_inputs_and_outputs_correspond_by_name_else_by_place(
-    here: Here, mlp_path: Path, data: Path, tmp_path: Path
-) -> None:
-    other = load_model(str(mlp_path))
-    other.graph.input[0].name, other.graph.output[0].name = "in", "out"
-    for node in other.graph.node:
-        node.input[:] = ["in" if name == "x" else name for name in node.input]
-        node.output[:] = ["out" if name == "y" else name for name in node.output]
-    engine = write_engine(tmp_path / "m.trt", other, here.machine, rows=4, name="in")
-    found = mptune.compare(mlp_path, engine, data=data, batch=4)
-    assert (found.verdict, list(found.outputs)) == ("agrees", ["y"])
-
-
 def test_what_an_engine_cannot_take_is_one_clear_error(here: Here, mlp_path: Path, data: Path, tmp_path: Path) -> None:
     proto = load_model(str(mlp_path))
     engine = write_engine(tmp_path / "m.engine", proto, here.machine, rows=1)

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from mptune.engines.jobs import measure
-from mptune.processes.child import WorkerState
 from mptune.targets.detect import (
     Gpu,
     JetsonState,
@@ -269,16 +267,15 @@ def test_clocks_and_counters_are_read(tmp_path: Path) -> None:
     ],
 )
 def test_what_lowers_the_clocks_is_a_warning_of_the_measurement(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, str], words: str
+    tmp_path: Path, changed: dict[str, str], words: str
 ) -> None:
-    monkeypatch.setattr(measure, "read_throttling", lambda: read_throttling(tmp_path))
-    state = WorkerState()
     before = read_throttling(put_files(tmp_path, ORIN))
-    assert measure._jetson_warnings(state, before) == ()  # the first timing
-    put_files(tmp_path, ORIN, **changed)
-    (warning,) = measure._jetson_warnings(state, before)
+    assert before is not None
+    assert throttling_warnings(before, before, before) == ()  # the first timing
+    now = read_throttling(put_files(tmp_path, ORIN, **changed))
+    assert now is not None
+    (warning,) = throttling_warnings(now, before, before)
     assert words in warning
     assert ": " in warning
-    still = read_throttling(tmp_path)
-    later = measure._jetson_warnings(state, still)
+    later = throttling_warnings(now, now, before)
     assert (later == ()) is ("oc" in next(iter(changed)))  # events that happened before are none of this timing

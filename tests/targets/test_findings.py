@@ -66,7 +66,6 @@ def test_another_mode_than_before(now: PowerMode | None, is_told: bool) -> None:
 def test_another_module(name: str, state: JetsonState) -> None:
     text = profile_warnings(load_target(name), state)[0]
     assert "another module" in text
-    assert "7.8 GB" in text
 
 
 @pytest.mark.parametrize(("name", "tf32_ms"), [("jetson-orin-nano-8gb", 0.362), ("t4", None), ("cpu", None)])

@@ -35,7 +35,9 @@ EVIDENCE, WORDS = ("step", "base", "spacing", "share"), dict.fromkeys(("operator
 
 def make_hazard(group: str, severity: str) -> Hazard:
     evidence = {"absmax": 1e6, "fp16_max": 65504.0}
-    return Hazard("overflow", HazardPlace(None, group, "t"), evidence, wording="seen", severity=severity, value=1e6)  # type: ignore[arg-type]
+    words = {"in_samples": "in 1 of 4 samples"}
+    place = HazardPlace(None, group, "t")
+    return Hazard("overflow", place, evidence, wording="seen", severity=severity, value=1e6, words=words)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("named", list_spaces(), ids=lambda named: named.name)

@@ -1,7 +1,8 @@
-"""The error of one plan: every statistic of every output on every sample, and what they come to."""
+"""The error of one plan: every statistic of every output on every sample, what they come to, and how exactly."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ TaskMetric = Callable[[Mapping[str, np.ndarray], Mapping[str, np.ndarray]], floa
 ALL_OUTPUTS = "*"  # the output name under which task metrics stand: they see all outputs of a sample at once
 UNMATCHED = "unmatched_rows"  # rows without a partner in an output that is compared as a set of rows
 MATCHED = "matched_relative_l2"  # ``relative_l2`` of the rows that have one
+LEAST_ERROR = 1e-12  # smaller errors count as this one, so that their logarithm exists
 
 
 @dataclass(frozen=True)
@@ -28,17 +30,6 @@ class ColumnErrors:
     worst_part: tuple[float, ...]  # root mean square of the difference over the column's scale, mean over the samples
     relative_l2: tuple[float, ...]  # of the column alone, mean over the samples
     max_abs: tuple[float, ...]  # the largest on any sample
-
-    def with_samples_of(self, other: ColumnErrors, share: float) -> ColumnErrors:
-        """The errors over the samples of both; ``share`` of them all are this one's."""
-
-        def means(mine: Sequence[float], its: Sequence[float]) -> tuple[float, ...]:
-            return tuple(share * a + (1.0 - share) * b for a, b in zip(mine, its, strict=True))
-
-        largest = tuple(map(max, self.max_abs, other.max_abs))
-        return ColumnErrors(
-            means(self.worst_part, other.worst_part), means(self.relative_l2, other.relative_l2), largest
-        )
 
 
 @dataclass(frozen=True)
@@ -122,11 +113,17 @@ class OutputError(JsonForm):
     def with_samples_of(self, other: OutputError) -> OutputError:
         """The error over the samples of both, of the statistics that both hold."""
         pairs = ((o, mine, other.per_output[o]) for o, mine in self.per_output.items() if o in other.per_output)
-        columns = {
-            output: mine.with_samples_of(its, self.sample_count / (self.sample_count + other.sample_count))
-            for output, mine in self.columns.items()
-            if (its := other.columns.get(output)) is not None and len(mine.max_abs) == len(its.max_abs)
-        }
+        share = self.sample_count / (self.sample_count + other.sample_count)
+        columns = {}
+        for output, errors in self.columns.items():
+            others = other.columns.get(output)
+            if others is None or len(errors.max_abs) != len(others.max_abs):
+                continue
+            worst, relative = (
+                tuple(share * a + (1.0 - share) * b for a, b in zip(x, y, strict=True))
+                for x, y in ((errors.worst_part, others.worst_part), (errors.relative_l2, others.relative_l2))
+            )
+            columns[output] = ColumnErrors(worst, relative, tuple(map(max, errors.max_abs, others.max_abs)))
         return OutputError({o: {s: (*mine[s], *its[s]) for s in mine if s in its} for o, mine, its in pairs}, columns)
 
     def with_metrics(self, values: Mapping[str, tuple[float, ...]]) -> OutputError:
@@ -171,3 +168,35 @@ def _worst(values: Sequence[float], metric: str) -> float:
         return math.nan
     row = METRICS.get(metric)
     return min(values) if row is not None and row.kind == "element" and row.larger_is_better else max(values)
+
+
+def is_compared_by_ratio(metric: str) -> bool:
+    """Whether errors of this metric are compared by their ratio, not their difference."""
+    return metric in METRICS and METRICS[metric].is_ratio
+
+
+@functools.lru_cache(maxsize=1024)
+def t_quantile(level: float, degrees: float) -> float:
+    """The value that Student's t stays below with probability ``level``; any degrees of freedom above 0."""
+    from scipy.special import stdtrit  # Slow to import.
+
+    return float(stdtrit(degrees, level))
+
+
+def error_interval(error: OutputError, metric: str) -> tuple[float, float] | None:
+    """The 95 % interval of an error, by the jackknife (Miller, Biometrika 61, 1974) and Student's t.
+
+    Leaving out one sample at a time gives pseudo-values, whose standard error is that of the error. Errors spread in
+    proportion to their size, so those of ``METRICS`` are resampled as logarithms: their interval is a factor. None
+    where there is a single sample, a value is not finite, or all samples have one value of a metric over the whole set.
+    """
+    is_ratio, value = is_compared_by_ratio(metric), error.value(metric)
+    values = np.array([value, *error.values_without_one(metric)])
+    if len(values) < 2 or not np.isfinite(values).all() or (not is_ratio and (values[1:] == values[1]).all()):
+        return None
+    if is_ratio:
+        values = np.log(np.maximum(values, LEAST_ERROR))
+    samples = len(values) - 1
+    pseudo = values[0] + (samples - 1) * (values[1:].mean() - values[1:])
+    half = t_quantile(0.975, samples - 1) * float(np.std(pseudo, ddof=1)) / math.sqrt(samples)
+    return (value * math.exp(-half), value * math.exp(half)) if is_ratio else (value - half, value + half)

@@ -24,16 +24,15 @@ from mptune.json_form import JsonForm, encode
 
 Floats = NDArray[np.float64]
 
+# The metric, and the statistic of an output that is one part; ``worst_part[4]`` is that of its column 4.
 WORST_PART = "worst_part"
-"""The metric, and the statistic of an output that is one part; ``worst_part[4]`` is that of its column 4."""
-
+# Metrics of which the law of squares holds, for each output or part; errors of them above 3e-2 are worth nothing.
 ADD_IN_SQUARES = ("relative_l2", WORST_PART)
-"""Metrics of which the law of squares holds, for each output or part; errors of them above 3e-2 are worth nothing."""
 
 SCALES_DIFFER = 10.0  # largest over smallest standard deviation of the columns from which each column is a part
 MOST_PARTS = 256  # more columns share this many parts, consecutive ones together, each divided by its own scale
 MOST_COLUMNS = 1024  # of an output whose columns' errors are stored one by one
-LEAST_SHARE = 0.01  # of the scale of columns that share a unit: no column of them is divided by less
+LEAST_SHARE = 0.01  # of the scale of all probabilities: no column of them is divided by less
 
 PARTS_JSON = "parts.json"  # in the run's data directory, beside the reference that the parts were found from
 HELD_OUT_PARTS_JSON = "held_out_parts.json"  # the search's parts, with scales that count the held-out samples in
@@ -56,7 +55,6 @@ class OutputParts(JsonForm):
     whole: float  # scale of the whole output; 0 where all its values are 0
     scales: tuple[float, ...] = ()  # of each column; 0 where all its values are 0
     is_split: bool = False  # whether columns are parts
-    units: tuple[int, ...] = ()  # of each column, where any share one: the same number for those that do, 0 for others
 
     @cached_property
     def divisors(self) -> Floats:
@@ -97,9 +95,7 @@ def belongs_to(statistic: str, metric: str) -> bool:
 
 
 def find_parts(
-    reference: Sequence[Mapping[str, np.ndarray]],
-    batches: Sequence[frozenset[int]] | None = None,
-    units: Mapping[str, Mapping[int, tuple[int, ...]]] | None = None,
+    reference: Sequence[Mapping[str, np.ndarray]], batches: Sequence[frozenset[int]] | None = None
 ) -> dict[str, OutputParts]:
     """The parts of every output, from the reference over all samples.
 
@@ -109,8 +105,7 @@ def find_parts(
     where the scales along it differ so, neighbouring ones by a step, and those along no other axis do.
 
     ``batches`` are the first dimensions of the inputs of each sample: axis 0 of an output is the batch where it is one
-    of them; without it axis 0 is the batch. ``units``: output -> axis -> the unit of each column: those of one Softmax,
-    LogSoftmax or Sigmoid share one (``mptune.graph.loading.shapes``).
+    of them; without it axis 0 is the batch.
     """
     parts: dict[str, OutputParts] = {}
     for name in dict.fromkeys(name for sample in reference for name in sample):
@@ -129,14 +124,12 @@ def find_parts(
         axes = [axis for axis in range(int(has_batch), rank) if shape[axis] > 0]
         usual = [axis for axis in axes if axis == 1] if rank >= 4 else axes
         axis, last = min(usual, key=lambda axis: (shape[axis], -axis), default=None), rank - 1
-        units_along = (units or {}).get(name, {})
-        parts[name], _ = _parts_along(arrays, axis, units_along.get(-1 if axis is None else axis, ()))
+        parts[name], _ = _parts_along(arrays, axis)
         if parts[name].is_split or axis == last or last not in axes or shape[last] > MOST_COLUMNS:
             continue
         # One sample says cheaply that an axis is height, width or time, as most are.
         others = [other for other in axes if other != axis and _parts_along(arrays[:1], other)[1]]
-        along_others = (_parts_along(arrays, other, units_along.get(other, ())) for other in others)
-        stepped = [columns for columns, has_step in along_others if has_step]
+        stepped = [columns for columns, has_step in (_parts_along(arrays, other) for other in others) if has_step]
         if len(stepped) == 1 and stepped[0].axis == last:
             parts[name] = stepped[0]
     return parts
@@ -154,18 +147,16 @@ def cover_held_out(
         arrays = [np.asarray(sample[name]) for sample in reference if name in sample]
         if arrays:
             fits = all(part.fits(array.shape) for array in arrays)
-            other, _ = _parts_along(arrays, part.axis if fits else None, part.units)
+            other, _ = _parts_along(arrays, part.axis if fits else None)
             scales = tuple(map(max, part.scales, other.scales)) if fits else part.scales
             covering[name] = replace(part, whole=max(part.whole, other.whole), scales=scales)
     return covering
 
 
-def _parts_along(
-    arrays: Sequence[np.ndarray], axis: int | None, units: tuple[int, ...] = ()
-) -> tuple[OutputParts, bool]:
+def _parts_along(arrays: Sequence[np.ndarray], axis: int | None) -> tuple[OutputParts, bool]:
     """The parts of one axis, and whether neighbouring columns are of two kinds; constant ones are of none."""
     columns = 1 if axis is None else arrays[0].shape[axis]
-    count, total, squares, deviations = (np.zeros(columns) for _ in range(4))  # of finite values
+    count, total, squares, deviations, low, high = (np.zeros(columns) for _ in range(6))  # of finite values
     for array in arrays:
         for values in chunks(as_columns(array, axis)):
             finite = np.isfinite(values)
@@ -179,6 +170,8 @@ def _parts_along(
             squares += (values**2).sum(axis=(0, 2))
             total += mean * n
             count += n
+            low = np.minimum(low, values.min(axis=(0, 2), initial=0.0))
+            high = np.maximum(high, values.max(axis=(0, 2), initial=0.0))
 
     def together(members: NDArray[np.bool_]) -> float:
         """The scale of several columns as if they were one."""
@@ -194,18 +187,18 @@ def _parts_along(
     scales[scales > 0] = np.maximum(scales[scales > 0], least)
     spread = np.sqrt(deviations / np.maximum(count, 1))
     spread[spread <= _CONSTANT * np.sqrt(squares / np.maximum(count, 1))] = 0.0
-    units = units if len(units) == columns and any(units) else ()
-    for unit in set(units) - {0}:
-        members = np.array(units) == unit
-        for figures in (spread, scales):
-            figures[members] = np.maximum(figures[members], LEAST_SHARE * together(members))
+    # A class that is as good as never there has probabilities near 1e-7: half of that is wrong, and nothing for a user.
+    is_probability = (low == 0) & (high <= 1)
+    for figures in (spread, scales):
+        least = LEAST_SHARE * together(is_probability)
+        figures[is_probability] = np.maximum(figures[is_probability], least)
     is_split = columns > 1 and bool(spread.max() > SCALES_DIFFER * spread.min())
     if columns > MOST_COLUMNS and not is_split:
         return OutputParts(None, whole), False
     moving = spread[spread > 0]
     steps = np.abs(np.diff(np.log(moving)))
     has_step = moving.size > 1 and moving.max() > SCALES_DIFFER * moving.min() and steps.max() > math.log(_STEP)
-    return OutputParts(axis, whole, tuple(map(float, scales)), is_split, units if columns > 1 else ()), bool(has_step)
+    return OutputParts(axis, whole, tuple(map(float, scales)), is_split), bool(has_step)
 
 
 def _scale(count: float, squares: float, deviations: float) -> float:

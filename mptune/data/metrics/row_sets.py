@@ -91,7 +91,7 @@ class RowSet:
     def find(cls, outputs: Sequence[RowOutput], reference: Sequence[Arrays]) -> RowSet:
         """A set of outputs, with what their columns are by all of their rows in the reference."""
         rows = np.concatenate([_columns_of(outputs, sample) for sample in reference])
-        low, high = (rows.min(axis=0), rows.max(axis=0)) if len(rows) else (np.zeros(rows.shape[1]),) * 2
+        low, high = rows.min(axis=0, initial=math.inf), rows.max(axis=0, initial=-math.inf)
         is_whole = (rows == np.round(rows)).all(axis=0)
         sizes = [output.rows(np.asarray(reference[0][output.name])).shape[1] - 1 for output in outputs]
         starts = tuple(itertools.accumulate(sizes, initial=1))
@@ -112,11 +112,10 @@ class RowSet:
                 may_score = len(span) == 1 or (corners.start in span and k not in corners)
                 if score is None and may_score and low[k] >= 0 and high[k] <= 1 and not is_whole[k]:
                     score = k
-        scale = np.ones(len(floats))
-        if len(rows):
-            deviation, rms = rows[:, floats].std(axis=0), np.sqrt((rows[:, floats] ** 2).mean(axis=0))
-            scale = np.where(deviation > 1e-9 * rms, deviation, rms)
-            scale = np.where((scale > 0) & np.isfinite(scale), scale, 1.0)
+        values = rows[:, floats] if len(rows) else np.ones((1, len(floats)))
+        deviation, rms = values.std(axis=0), np.sqrt((values**2).mean(axis=0))
+        scale = np.where(deviation > 1e-9 * rms, deviation, rms)
+        scale = np.where((scale > 0) & np.isfinite(scale), scale, 1.0)
         return cls(tuple(outputs), starts, tuple(keys), tuple(floats), scale, boxes, score)
 
     @property
@@ -156,13 +155,12 @@ class RowSet:
     def _pair(self, mine: Floats, its: Floats) -> Indices:
         """Which row is which row of the reference, shape (2, pairs)."""
         keys, its_keys = (rows[:, self.keys] + 0.0 for rows in (mine, its))  # -0.0 is 0.0
-        corners = range(self.boxes, self.boxes + 4) if self.boxes is not None else ()
+        corners = range(0) if self.boxes is None else range(self.boxes, self.boxes + 4)
+        values = [rows[:, self.floats] / self.scale for rows in (mine, its)] + [
+            rows[:, corners] for rows in (mine, its)
+        ]
         floats, its_floats, boxes, its_boxes = (
-            np.clip(np.nan_to_num(values, nan=_FAR, posinf=_FAR, neginf=-_FAR), -_FAR, _FAR)
-            for values in (
-                *(rows[:, self.floats] / self.scale for rows in (mine, its)),
-                *(rows[:, corners] if corners else rows[:, :0] for rows in (mine, its)),
-            )
+            np.clip(np.nan_to_num(each, nan=_FAR, posinf=_FAR, neginf=-_FAR), -_FAR, _FAR) for each in values
         )
         if np.array_equal(keys, its_keys):
             apart = ((floats - its_floats) ** 2).sum(axis=1)

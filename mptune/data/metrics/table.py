@@ -5,10 +5,8 @@ A new metric is a row here, and the function that the row names. Nothing here im
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
-import linecache
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,13 +41,11 @@ class Metric:
 
     def load(self) -> Callable[..., Any]:
         """The function."""
-        if isinstance(self.function, str):
-            function: Callable[..., Any] = getattr(importlib.import_module(_FUNCTIONS), self.function)
-            return function
-        return self.function
+        if not isinstance(self.function, str):
+            return self.function
+        function: Callable[..., Any] = getattr(importlib.import_module("mptune.data.metrics.whole_set"), self.function)
+        return function
 
-
-_FUNCTIONS = "mptune.data.metrics.whole_set"
 
 METRICS: Mapping[str, Metric] = {
     metric.name: metric
@@ -88,11 +84,8 @@ def own_value(metric: str) -> str:
 
 
 def unknown_metric(metric: str, names: Iterable[str]) -> SettingsError:
-    """The error for a metric that does not exist, with close matches."""
-    candidates = tuple(dict.fromkeys(names))
-    within = [name for name in candidates if len(metric) > 1 and metric.lower() in name]
-    close = within[:3] or difflib.get_close_matches(metric, candidates, 3)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(candidates)}"
+    """The error for a metric that does not exist."""
+    hint = f"there are {', '.join(dict.fromkeys(names))}"
     return SettingsError(f"unknown metric {metric!r}", f"{hint}; your own: script.py:function")
 
 
@@ -128,11 +121,9 @@ def called_number(function: Callable[..., Any], arguments: Sequence[Any]) -> flo
             raise TypeError
         return float(value)
     except (OverflowError, TypeError, ValueError) as error:
-        is_huge = isinstance(error, OverflowError)
-        what = "a number beyond float64" if is_huge else f"{value!r:.60}, which is not one number".replace("\n", " ")
-        line = linecache.getline(code.co_filename, code.co_firstlineno).strip() if code else ""
-        place = f" ({code.co_filename}:{code.co_firstlineno}: {line})" if code else ""
-        raise MetricFailedError(f"it returned {what}{place}") from error
+        place = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
+        shown = f"{value!r:.60}".replace("\n", " ")
+        raise MetricFailedError(f"it returned {shown}, which is not one number of float64{place}") from error
 
 
 def takes_whole_set(function: Callable[..., Any]) -> bool:

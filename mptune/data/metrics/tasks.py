@@ -10,14 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mptune.data.metrics.accuracy import TaskMetric
-from mptune.data.metrics.table import (
-    METRIC_TIMEOUT_S,
-    METRICS,
-    Metric,
-    own_value,
-    takes_whole_set,
-    unknown_metric,
-)
+from mptune.data.metrics.table import METRIC_TIMEOUT_S, METRICS, Metric, own_value, takes_whole_set, unknown_metric
 from mptune.errors import DataError, RunError, SettingsError
 from mptune.files import files_sha256
 
@@ -44,9 +37,7 @@ def script_of(metric: str) -> Path | None:
 def refuse_inside(metric: str, run: Path) -> None:
     """Refuse a script that lies in a run directory, also by a link in either direction."""
     script = script_of(metric)
-    if script is None:
-        return
-    places = (script.absolute(), script.parent.resolve() / script.name, script.resolve())
+    places = () if script is None else (script.absolute(), script.parent.resolve() / script.name, script.resolve())
     if any(place.is_relative_to(root) for place in places for root in (run.absolute(), run.resolve())):
         raise RunError(
             f"the metric's script {script} lies in the run directory {run}: such a script is never run",
@@ -80,25 +71,21 @@ def resolve_metric(
     """
     if spec.startswith(CALLABLE):
         if not callable(function):
-            name = spec.removeprefix(CALLABLE)
-            raise SettingsError(
-                f"the metric {name!r} is a Python function, which a run directory does not hold",
-                f"give the function itself in Python: metric={name} in mptune.search or mptune.confirm",
+            text = (
+                f"the metric {spec.removeprefix(CALLABLE)!r} is a Python function, which a run directory does not hold"
             )
+            raise SettingsError(text, "give the function itself to mptune.search or mptune.confirm: metric=FUNCTION")
         return Metric(spec, "set" if takes_whole_set(function) else "sample", function)
     row = METRICS.get(spec)
     if row is not None:
         if row.kind == "element" and row.larger_is_better:
-            raise SettingsError(
-                f"{spec} cannot be the objective: it is higher for better plans",
-                "use relative_l2, which ranks a sample alike (sqnr_db = -20 log10(relative_l2)); both are reported",
-            )
+            hint = "use relative_l2, which ranks a sample alike (sqnr_db = -20 log10(relative_l2)); both are reported"
+            raise SettingsError(f"{spec} cannot be the objective: it is higher for better plans", hint)
         return replace(row, kind="set") if has_labels and row.is_set_with_labels else row
     if ":" in spec or spec.endswith(".py"):
-        loaded = load_metric(spec, timeout_s)
-        is_directed = undirected(spec) != spec
-        return Metric(spec, "set" if loaded.takes_whole_set else "sample", loaded, larger_is_better=is_directed)
-    raise unknown_metric(spec, [*METRICS])
+        loaded, is_larger_better = load_metric(spec, timeout_s), undirected(spec) != spec
+        return Metric(spec, "set" if loaded.takes_whole_set else "sample", loaded, larger_is_better=is_larger_better)
+    raise unknown_metric(spec, METRICS)
 
 
 def load_metric(spec: str, timeout_s: float = METRIC_TIMEOUT_S) -> MetricScript:

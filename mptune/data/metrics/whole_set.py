@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -25,6 +26,7 @@ _SCORE, _CLASS = 4, 5  # columns of an image's detections, shape (M, 6), behind 
 _GROUPS = 8  # parts of the samples that are left out in turn, at most
 _CLASS_SCORES = "class scores (floating, a batch and a class axis)"
 _FROM_0 = "class numbers begin with 0"
+_SHAPES = "give labels in the output's shape, class numbers without its class axis"
 _NAMES = "name outputs and labels boxes [N, M, 4] (x1, y1, x2, y2), scores [N, M] or [N, M, C], classes [N, M]"
 
 
@@ -51,12 +53,9 @@ def _judged(
         raise DataError(text, f"name them as the outputs are named: {', '.join(map(repr, fitting))}")
     for name, target in targets.items():
         output: Any = outputs[name]
-        if not isinstance(output, np.ndarray) or not isinstance(target, np.ndarray):
-            hint = "use your own script.py:function"
-            raise DataError(f"{metric}: the shapes of {name!r} vary between samples", hint)
-        if len(output) != len(target):
-            text = f"{metric}: {name!r} has {len(output)} rows, its target {len(target)}"
-            raise DataError(text, "give one per row")
+        if not all(isinstance(array, np.ndarray) for array in (output, target)) or len(output) != len(target):
+            text = f"{metric}: {name!r} and its target need the same rows, of one shape in all samples"
+            raise DataError(text, "give one label per row, or use your own script.py:function")
         yield name, output, target
 
 
@@ -87,11 +86,11 @@ def _accuracies(
     for name, output, target in _judged(metric, outputs, references, labels, _is_scores, kind):
         scores, wanted = _scores_and_classes(metric, name, output, target)
         valid = wanted >= 0
-        if not valid.any():
-            raise DataError(f"{metric}: every label of {name!r} is negative", _FROM_0)
-        if wanted.max() >= scores.shape[-1]:
-            text = f"label {int(wanted.max())} of {name!r} is no class of {scores.shape[-1]}"
-            raise DataError(f"{metric}: {text}", _FROM_0)
+        if not 0 <= wanted.max(initial=-1) < scores.shape[-1]:
+            text = (
+                f"{metric}: the largest label of {name!r}, {wanted.max(initial=-1)}, is no class of {scores.shape[-1]}"
+            )
+            raise DataError(text, _FROM_0)
         clean = np.where(np.isfinite(scores), scores, -np.inf)
         label = np.maximum(wanted, 0)[..., None]
         score = np.take_along_axis(clean, label, axis=-1)
@@ -119,7 +118,7 @@ def _scores_and_classes(
             scores = np.moveaxis(output, axis, -1)
             return scores, target.reshape(scores.shape[:-1]).astype(np.int64)
     text = f"{metric}: labels of shape {target.shape} do not fit output {name!r} of shape {output.shape}"
-    raise DataError(text, "give class numbers in the output's shape without its class axis")
+    raise DataError(text, _SHAPES)
 
 
 def mean_iou(outputs: Arrays, references: Arrays, inputs: Arrays, labels: Arrays) -> float:
@@ -138,7 +137,7 @@ def mean_iou(outputs: Arrays, references: Arrays, inputs: Arrays, labels: Arrays
         got, wanted = output, target
         if output.dtype.kind in "iu":
             if got.size != wanted.size:
-                raise DataError(f"miou: {name!r} has shape {got.shape}, its labels {wanted.shape}", "give one each")
+                raise DataError(f"miou: {name!r} has shape {got.shape}, its labels {wanted.shape}", _SHAPES)
             classes = int(max(got.max(), 0)) + 1
         else:
             scores, wanted = _scores_and_classes("miou", name, output, target)
@@ -173,8 +172,7 @@ def endpoint_error(outputs: Arrays, references: Arrays, inputs: Arrays, labels: 
     for name, output, target in _judged("endpoint_error", outputs, references, labels, fits, kind):
         got, wanted = components_first(output.astype(np.float64)), components_first(target)
         if got.shape != wanted.shape:
-            text = f"endpoint_error: output {name!r} has shape {output.shape}, its target {target.shape}"
-            raise DataError(text, "give labels of the output's shape, or your own script.py:function")
+            raise DataError(f"endpoint_error: {name!r} has shape {output.shape}, its target {target.shape}", _SHAPES)
         with np.errstate(invalid="ignore", over="ignore"):
             distance = np.hypot(*(got - wanted))[np.isfinite(wanted).all(axis=0)]
         values.append(float(distance.mean()) if distance.size else 0.0)
@@ -217,8 +215,7 @@ def _detections(arrays: Mapping[str, Any], *, are_labels: bool = False) -> list[
     if is_whole:
         ends = [each for each in arrays.values() if (each[0] if isinstance(each, list) else each).shape[-1:] == (6,)]
         if are_labels or len(ends) != 1:
-            what = "boxes with classes among the labels" if are_labels else "boxes with scores among the outputs"
-            raise DataError(f"map found no {what} {', '.join(map(repr, arrays))}", _NAMES)
+            raise DataError(f"map found no boxes with classes or scores among {', '.join(map(repr, arrays))}", _NAMES)
         boxes = ends[0]
 
     def images(array: Any) -> list[np.ndarray]:
@@ -231,16 +228,14 @@ def _detections(arrays: Mapping[str, Any], *, are_labels: bool = False) -> list[
         return corners
     kinds = [np.zeros(len(image)) for image in corners] if classes is None else images(classes)
     marks = [np.ones(len(image)) for image in corners] if scores is None else images(scores)
-    if not len(corners) == len(marks) == len(kinds):
-        raise DataError("map: boxes, scores and classes are of different numbers of images", _NAMES)
     detections = []
-    for corner, mark, kind in zip(corners, marks, kinds, strict=True):
+    for corner, mark, kind in itertools.zip_longest(corners, marks, kinds, fillvalue=np.zeros(0)):
         if mark.ndim == 2:  # a score for each class: each is a detection
             kind = np.tile(np.arange(mark.shape[1]), len(corner))
             corner, mark = np.repeat(corner, mark.shape[1], 0), mark.reshape(-1)
         if corner.ndim != 2 or corner.shape[-1] != 4 or not len(corner) == len(mark) == len(kind):
-            shapes = f"boxes {corner.shape}, scores {mark.shape} and classes {kind.shape}"
-            raise DataError(f"map: an image has {shapes}", _NAMES)
+            text = f"map: an image has boxes {corner.shape}, scores {mark.shape} and classes {kind.shape}"
+            raise DataError(text, _NAMES)
         detections.append(np.column_stack([corner, mark, kind]))
     return detections
 

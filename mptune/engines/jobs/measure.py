@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from mptune.engines.base import Engine, EngineSession, Measurement, Stage
 from mptune.engines.cuda import runtime as cuda
 from mptune.engines.environment import process_warnings, read_gpus, state_warnings
 from mptune.engines.jobs.samples import Scoring, cached_samples, file_identity
-from mptune.engines.timing.latency import Latency, Repetitions, calibrate, monotonic_ms, time_in_turn
+from mptune.engines.timing.latency import Latency, Repetitions, Stopwatch, calibrate, monotonic_ms, time_in_turn
 from mptune.engines.timing.spread import Enough, SessionTiming
 from mptune.processes.child import WorkerState
 from mptune.settings import LatencySettings
@@ -46,6 +47,12 @@ class Baseline:
 
     def close(self) -> None:
         self.session.close()
+
+    def beside(self, latencies: Sequence[Latency]) -> tuple[Latency, Latency]:
+        """The latencies of the baseline and of a candidate, timed in turn: the latter knows this session."""
+        before, latency = latencies
+        timing = SessionTiming.of_values(self.name, latency.raw_ms, before.raw_ms)
+        return before, replace(latency, session=timing)
 
 
 @dataclass(frozen=True)
@@ -88,7 +95,9 @@ class MeasureJob:
 
         state.enter(Stage.TIME)
         before = read_throttling() if self.on_gpu else None
-        baseline_latency, latency, repetitions = self.timed(state, candidate, baseline, enough)
+        watches, repetitions = self.stopwatches(state, candidate, baseline)
+        latencies = time_in_turn(watches, repetitions, self.latency, is_enough=enough.is_reached)
+        baseline_latency, latency = baseline.beside(latencies)
         now = None if before is None else read_throttling()  # of a Jetson, right after the timing
         warnings = [*candidate.warnings, *baseline.session.warnings, *(gpu_warnings(state) if self.on_gpu else ())]
         if now is not None and before is not None:
@@ -114,18 +123,13 @@ class MeasureJob:
         key = (*file_identity(self.baseline.path), self.baseline)
         return state.cached("baseline", key, lambda: Baseline(self.baseline.open()))
 
-    def timed(
-        self, state: WorkerState, candidate: EngineSession, baseline: Baseline, enough: Enough
-    ) -> tuple[Latency, Latency, Repetitions]:
-        """The baseline and the candidate, timed in turn; and how often, calibrated on the baseline."""
+    def stopwatches(
+        self, state: WorkerState, candidate: EngineSession, baseline: Baseline
+    ) -> tuple[list[Stopwatch], Repetitions]:
+        """Those of the baseline and of a candidate; and how often each runs, calibrated on the baseline."""
         feed = cached_samples(state, self.timing_samples)[0]
         watches = [session.stopwatch(feed) for session in (baseline.session, candidate)]
-        repetitions = self.repetitions or calibrate(watches[0].run_once, monotonic_ms, self.latency)
-        before, latency = time_in_turn(
-            watches, repetitions, self.latency, is_enough=lambda values: enough.is_reached(values[1], values[0])
-        )
-        timing = SessionTiming.of_values(baseline.name, latency.raw_ms, before.raw_ms)
-        return before, replace(latency, session=timing), repetitions
+        return watches, self.repetitions or calibrate(watches[0].run_once, monotonic_ms, self.latency)
 
 
 @dataclass(frozen=True)
@@ -142,7 +146,10 @@ class ReopenJob:
             state.enter(Stage.BUILD)
             candidate = state.transient(self.measure.engine.open)
             state.enter(Stage.TIME)
-            _, latency, _ = self.measure.timed(state, candidate, baseline, self.measure.enough)
+            watches, repetitions = self.measure.stopwatches(state, candidate, baseline)
+            is_enough = self.measure.enough.is_reached
+            latencies = time_in_turn(watches, repetitions, self.measure.latency, is_enough=is_enough)
+            _, latency = baseline.beside(latencies)
             assert latency.session is not None
             timings.append(latency.session)
         return tuple(timings)

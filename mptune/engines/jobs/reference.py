@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import PROVIDERS, Provider, SessionOptions, SideBySide
 from mptune.graph.hazards.observed_values import NodeFacts, TensorRange
 from mptune.graph.hazards.probes import facts_on, range_of
-from mptune.graph.loading.shapes import Units
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision
 from mptune.graph.writing.observe import ObservedPart
 from mptune.processes.child import WorkerState
@@ -40,7 +39,6 @@ class ReferenceJob:
     rollout: Rollout | None = None
     is_held_out: bool = False
     """The parts are those of the search samples, with which the optimisations of ONNX Runtime were looked at, too."""
-    units: Mapping[str, Units] = field(default_factory=dict)
     run_bytes: int | None = None  # memory that one run takes about, bytes
 
     def run(self, state: WorkerState) -> ReferenceReport:
@@ -61,7 +59,7 @@ class ReferenceJob:
             parts = cover_held_out(searched, outputs)
         else:
             shapes = [{name: array.shape for name, array in sample.items()} for sample in samples]
-            parts = find_parts(outputs, batch_sizes(shapes, len(outputs)), self.units)
+            parts = find_parts(outputs, batch_sizes(shapes, len(outputs)))
         save_parts(parts_path(self.outputs), parts)
 
         is_compared = self.rollout is None and not self.is_held_out

@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mptune.data.metrics.paired import t_quantile
+from mptune.data.metrics.accuracy import t_quantile
 from mptune.engines.timing.spread import LEAST_VALUES, SessionTiming, bootstrap_median_interval
 from mptune.files import READ_ERRORS, read_json
 from mptune.json_form import JsonForm

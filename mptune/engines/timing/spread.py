@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mptune.data.metrics.paired import t_quantile
+from mptune.data.metrics.accuracy import t_quantile
 from mptune.json_form import JsonForm
 
 Floats = NDArray[np.float64]
@@ -181,8 +181,9 @@ class Enough:
     """Log ratio to the baseline and error of plans that were timed before, which it may be on the front with."""
     error: float = math.nan  # of the plan that is timed; NaN where it is not known or not to be judged by it
 
-    def is_reached(self, values_ms: Sequence[float], baseline_ms: Sequence[float]) -> bool:
-        """Whether values that were taken in turn are enough; asked at 5, 7, 10, 14, 19, 27, ... values."""
+    def is_reached(self, in_turn_ms: Sequence[Sequence[float]]) -> bool:
+        """Whether values of the baseline and of a plan, taken in turn, are enough; asked at 5, 7, 10, 14, 19, ... ."""
+        baseline_ms, values_ms = in_turn_ms
         look = float(LEAST_VALUES)
         while round(look) < len(values_ms):
             look *= _LOOK_GROWTH

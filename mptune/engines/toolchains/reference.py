@@ -19,7 +19,7 @@ from mptune.engines.toolchains.emulation import run_bytes
 from mptune.engines.workers import observes_beside
 from mptune.graph.folded import FoldedValues, is_worthwhile, write_without_weights
 from mptune.graph.hazards.observed_values import TensorRange
-from mptune.graph.loading.shapes import shared_units, static_shapes
+from mptune.graph.loading.shapes import static_shapes
 from mptune.processes.parent import Worker
 from mptune.targets.costs import Shape
 
@@ -58,7 +58,6 @@ class ReferenceModel:
             frozenset(output.name for output in context.dependent_outputs),
             context.settings.rollout,
             is_held_out=not is_search,
-            units=shared_units(context.model, read_sample_shapes(context.samples(which))[0]) if is_search else {},
             run_bytes=self._run_bytes(which),
         )
         report = self.worker.call(job)

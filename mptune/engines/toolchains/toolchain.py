@@ -192,7 +192,9 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         result: Measurement | Failure | None = None
         try:
             if built is not None and self.latency_source == "measured":
-                result = self._measure(plan, which, built, profile=profile)
+                job = self._measure_job(built, plan, which)
+                timed = job if isinstance(job, Failure) else self.worker.call(job)
+                result = timed if isinstance(timed, Failure) else self._corrected(timed, plan, built, profile=profile)
             elif isinstance(terms := self.latency_terms(), Failure):
                 result = terms
             elif isinstance(errors := self.emulation.errors([plan], which), Failure):
@@ -222,12 +224,8 @@ class Toolchain(AbstractContextManager["Toolchain"]):
             memory=memory,
         )
 
-    def _measure(self, plan: PrecisionPlan, which: SampleSet, built: Built, *, profile: bool) -> Measurement | Failure:
-        """Time a plan's engine, correct it for drift, and take the times of its layer groups."""
-        job = self._measure_job(built, plan, which)
-        result = job if isinstance(job, Failure) else self.worker.call(job)
-        if isinstance(result, Failure):
-            return result
+    def _corrected(self, result: MeasureResult, plan: PrecisionPlan, built: Built, *, profile: bool) -> Measurement:
+        """What was measured of a plan, corrected for drift, with the times of its layer groups."""
         timing = result.measurement.latency.session
         if timing is not None:
             self._standings.add(plan.fingerprint, [timing], result.objective)

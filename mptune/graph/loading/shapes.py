@@ -16,7 +16,6 @@ import onnx.shape_inference
 from mptune.graph.loading.model import Model, Node, output_types
 from mptune.graph.loading.reading import INLINE_LIMIT, without_weights
 from mptune.graph.loading.tensors import declaration, fixed_shape, type_of
-from mptune.graph.ops import ALIASES, MOVEMENT, RESHAPES, SOFTMAX
 
 ASSUMED_SIZE = 128
 """Of a symbolic dimension that is not the batch: a sequence, a height, a width. A power of two passes most networks."""
@@ -126,73 +125,3 @@ def _evaluated(model: Model, node: Node, feeds: Mapping[str, np.ndarray | None])
 
     opsets = {entry.domain: entry.version for entry in model.proto.opset_import}
     return onnx.reference.ReferenceEvaluator(node.proto, opsets=opsets).run(None, dict(feeds))
-
-
-Units = Mapping[int, tuple[int, ...]]
-"""Axis of an output -> the unit of each column along it; columns of one unit have the same number, 0 shares none."""
-
-_HEADS = SOFTMAX | {"Sigmoid"}
-
-
-def shared_units(model: Model, given: Mapping[str, tuple[int, ...]] | None) -> dict[str, Units]:
-    """Output -> its units; only of outputs that hold values of a softmax or a sigmoid, where their shapes are known.
-
-    The unit of a column is that of its head, which is such an operator whose result is only moved to the output. Heads
-    that meet in a column, as levels of a pyramid do, share one.
-    """
-    heads: dict[str, list[str]] = {}
-    for info in model.outputs:
-        reached = {info.name: None}
-        waiting = [info.name]
-        for value in waiting:  # grows
-            waiting += [name for name in _moved(model, value)[1] if name not in reached]
-            reached.update(dict.fromkeys(waiting))
-        heads[info.name] = sorted(value for value in reached if _moved(model, value)[0] in _HEADS)
-    shapes = static_shapes(model, given=given).shapes if any(heads.values()) else {}
-    units: dict[str, Units] = {}
-    for output, names in heads.items():
-        labels = _labels(model, output, names, shapes) if names else None
-        if labels is None:
-            continue
-        by_axis = {}
-        for axis in range(labels.ndim):
-            rows = np.moveaxis(labels, axis, 0).reshape(labels.shape[axis], -1)
-            present = np.array([(rows == head).any(axis=1) for head in range(len(names) + 1)])
-            unit = np.arange(len(names) + 1)
-            for column in np.unique(present[1:, ~present[0]], axis=1).T:
-                together = unit[1:][column]
-                unit[np.isin(unit, together)] = together.min(initial=len(names))
-            by_axis[axis] = tuple(unit[np.where(present[0], 0, present.argmax(axis=0))].tolist())
-        units[output] = by_axis
-    return units
-
-
-def _moved(model: Model, value: str) -> tuple[str, tuple[str, ...]]:
-    """The operator that computes a value, and which inputs it moves to it; none where it computes something else."""
-    index = model.producer.get(value)
-    if index is None or not model.nodes[index].is_standard:
-        return "", ()
-    node = model.nodes[index]
-    moved = node.inputs if node.op_type == "Concat" else node.inputs[:1]
-    return node.op_type, moved if node.op_type in MOVEMENT | {"Concat", "Gather"} else ()
-
-
-def _labels(model: Model, value: str, heads: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> np.ndarray | None:
-    """Of each element of a value the number of the head that it comes from, from 1; 0 for none. None: shape unknown."""
-    shape = shapes.get(value)
-    if shape is None:
-        return None
-    nothing = np.broadcast_to(np.int16(heads.index(value) + 1 if value in heads else 0), shape)
-    op_type, inputs = _moved(model, value)
-    labels = {name: _labels(model, name, heads, shapes) for name in inputs}
-    if not inputs or any(part is None for part in labels.values()):
-        return None if inputs else nothing
-    moved = labels[inputs[0]]
-    if op_type not in RESHAPES | ALIASES | {"Cast"}:  # the operator itself moves the labels
-        node = model.nodes[model.producer[value]]
-        others = [name for name in node.inputs if name and name not in labels]
-        if any(name not in model.initializers for name in others):
-            return nothing
-        results = _evaluated(model, node, {**labels, **{name: model.initializers[name].numpy() for name in others}})
-        moved = np.asarray(results[node.outputs.index(value)])
-    return moved.reshape(shape) if moved is not None and moved.size == nothing.size else nothing

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console
 
-from mptune.data.metrics.paired import is_compared_by_ratio
+from mptune.data.metrics.accuracy import is_compared_by_ratio
 from mptune.finding import BREAKING_CODES
 from mptune.findings.engine import NOTHING
 from mptune.graph.plan import Precision

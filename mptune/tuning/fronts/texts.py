@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from mptune.choice import Choice, ChoiceLimits
-from mptune.data.metrics.paired import is_compared_by_ratio
+from mptune.data.metrics.accuracy import is_compared_by_ratio
 from mptune.data.metrics.parts import ADD_IN_SQUARES
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.printable import cut

@@ -15,6 +15,7 @@ import numpy as np
 
 from mptune.files import READ_ERRORS, read_json, write_json
 from mptune.finding import Finding
+from mptune.graph.grouping.groups import FOLDED
 from mptune.graph.plan import Precision
 from mptune.json_form import JsonForm
 from mptune.tuning.evaluation import Evaluation
@@ -144,7 +145,7 @@ def _reason(worth: GroupWorth, saves_ms: float | None, least_ms: float, plan_err
     """Why a plan of this error keeps a group in FP32; a saving below ``least_ms`` cannot be timed."""
     if worth.pinned is not None:
         if worth.finding is None:
-            return "not-tried"
+            return "casts" if worth.pinned == FOLDED else "not-tried"
         return "no-kernel" if worth.finding.endswith("-kernel") else "finding"
     error = worth.one_group_error
     raises = error is not None and not math.hypot(plan_error, error) < (1 + LEAST_RISE) * plan_error

@@ -18,7 +18,7 @@ from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage, JournalStorage
 from optuna.trial import FrozenTrial, TrialState
 
-from mptune.data.metrics.paired import LEAST_ERROR
+from mptune.data.metrics.accuracy import LEAST_ERROR
 from mptune.engines.base import Failure
 from mptune.errors import PlanError, RunError
 from mptune.files import READ_ERRORS, is_left, scratch_name

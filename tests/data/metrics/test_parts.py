@@ -11,7 +11,15 @@ import pytest
 from mptune.data.metrics import parts as module
 from mptune.data.metrics.accuracy import OutputError
 from mptune.data.metrics.comparing import compare_outputs
-from mptune.data.metrics.parts import MOST_COLUMNS, MOST_PARTS, cover_held_out, find_parts, load_parts, save_parts
+from mptune.data.metrics.parts import (
+    LEAST_SHARE,
+    MOST_COLUMNS,
+    MOST_PARTS,
+    cover_held_out,
+    find_parts,
+    load_parts,
+    save_parts,
+)
 from mptune.finding import OutputColumns
 
 RNG = np.random.default_rng(0)
@@ -152,16 +160,16 @@ def test_what_was_seen_over_all_samples_decides_for_others(tmp_path: Path) -> No
 
 
 def test_held_out_samples_measure_what_the_search_samples_do_not_have() -> None:
-    """A class that no search sample has is 1e-3 there, and 0.5 in a held-out one: off by 1e-4 it is not wrong."""
-    searched = of([np.array([[0.6, 0.399, 0.001]]), np.array([[0.3, 0.6999, 0.0001]])])
-    held_out = of([np.array([[0.25, 0.25, 0.5]]), np.array([[0.6, 0.399, 0.001]])])
+    """A class that no search sample has is 1e-2 there, and 5 in a held-out one: off by 1e-3 it is not wrong."""
+    searched = of([np.array([[6.0, 3.99, 0.01]]), np.array([[3.0, 6.999, 0.001]])])
+    held_out = of([np.array([[2.5, 2.5, 5.0]]), np.array([[6.0, 3.99, 0.01]])])
     found = find_parts(searched)
     covering = cover_held_out(found, held_out)["y"]
     assert (covering.axis, covering.is_split) == (found["y"].axis, True)
     alone = find_parts(held_out)["y"]
     assert covering.scales == tuple(map(max, found["y"].scales, alone.scales))
     assert covering.whole == max(found["y"].whole, alone.whole)
-    off = of([held_out[0]["y"] + 1e-4, held_out[1]["y"]])
+    off = of([held_out[0]["y"] + 1e-3, held_out[1]["y"]])
     assert compare_outputs(off, held_out, parts=found).value("worst_part") > 0.1
     assert compare_outputs(off, held_out, parts={"y": covering}).value("worst_part") < 1e-3
 
@@ -183,6 +191,25 @@ def test_a_column_that_is_zero_in_all_search_samples_is_measured_by_those_that_h
     by_part = {part.columns: value for part, value in error.by_part("worst_part").items()}
     assert by_part == {(0,): 0.0, (1,): pytest.approx(0.1), (2,): pytest.approx(0.01)}
     assert error.columns["y"].worst_part == pytest.approx([0.0, 0.1, 0.01])
+
+
+@pytest.mark.parametrize("boxes", [False, True], ids=["alone", "beside boxes in pixels"])
+def test_a_class_near_zero_does_not_decide(boxes: bool) -> None:
+    """Off by 5e-7 where a class is near 1e-6: half its own scale, and nothing on the scale of the probabilities."""
+    powers = np.exp(RNG.standard_normal((4, 1, 50, 6)) + np.array([8.0, 7.0, 3.0, 2.0, -6.0, -9.0]))
+    probabilities = powers / powers.sum(axis=-1, keepdims=True)
+    left = 300.0 * RNG.standard_normal((4, 1, 50, 6 if boxes else 0))
+    reference = of(list(np.concatenate([left, probabilities], axis=-1)))
+    found = find_parts(reference)["y"]
+    assert found.scales[-1] == pytest.approx(LEAST_SHARE * probabilities.std(), rel=1e-5)
+    assert found.scales[-6] == pytest.approx(probabilities[..., 0].std(), rel=1e-5)
+    assert found.is_split
+    off = of(
+        [sample["y"] + 5e-7 * (np.arange(sample["y"].shape[-1]) == sample["y"].shape[-1] - 1) for sample in reference]
+    )
+    assert compare_outputs(off, reference).value("worst_part") < 1e-3
+    if boxes:
+        assert found.scales[:6] == pytest.approx(left.std(axis=(0, 1, 2)), rel=1e-5)
 
 
 def test_held_out_samples_of_other_shapes_and_none_at_all() -> None:

@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError
-from mptune.data.metrics.paired import error_interval
+from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError, error_interval
 from mptune.data.metrics.table import METRICS, number_of, own_value
 from mptune.data.metrics.tasks import is_own, law_metric, load_metric, resolve_metric, sample_functions, script_of
 from mptune.data.metrics.whole_set import (
@@ -57,7 +56,7 @@ def test_without_labels_the_references_classes_count_and_nan_is_a_miss() -> None
 def test_labels_that_fit_nothing_are_refused_by_shape() -> None:
     with pytest.raises(DataError, match=r"labels of shape \(4, 2\) do not fit output 'y'"):
         top1_accuracy({"y": scores((4, 3))}, {"y": scores((4, 3))}, {}, {"label": np.zeros((4, 2), int)})
-    with pytest.raises(DataError, match="label 3 of 'y' is no class of 3"):
+    with pytest.raises(DataError, match="label of 'y', 3, is no class of 3"):
         top1_accuracy({"y": scores((4, 3))}, {"y": scores((4, 3))}, {}, {"label": np.full(4, 3)})
 
 
@@ -111,7 +110,7 @@ def test_average_precision_by_hand() -> None:
 def test_images_may_have_other_numbers_of_boxes() -> None:
     lists = {name: [array[:1], array[1:, :1]] for name, array in detections().items()}
     assert mean_average_precision(lists, lists, {}, TRUTH) == pytest.approx(1.0)
-    with pytest.raises(DataError, match="no boxes with scores"):
+    with pytest.raises(DataError, match="no boxes with classes or scores"):
         mean_average_precision({"y": scores((2, 3))}, {"y": scores((2, 3))}, {}, TRUTH)
 
 
@@ -196,7 +195,7 @@ def test_a_metric_that_takes_for_ever_or_leaves_is_one_error(tmp_path) -> None:
         with pytest.raises(DataError) as caught:
             number_of("m", metric, ({}, {}))
         assert words in caught.value.message
-        assert f"{script}:" in caught.value.message
+        assert name != "leaves" or f"{script}:" in caught.value.message
         assert "\n" not in caught.value.message
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mptune.data.metrics.paired import t_quantile
+from mptune.data.metrics.accuracy import t_quantile
 from mptune.engines.timing.latency import LEVEL, Latency, are_lower, is_lower
 from mptune.engines.timing.spread import (
     COARSE,
@@ -226,7 +226,7 @@ class TimedMachine:
         for of_baseline, of_plan in self.rounds():
             baseline.append(math.exp(self.baseline + of_baseline))
             values.append(math.exp(own + of_plan))
-            if enough.is_reached(values, baseline):
+            if enough.is_reached((baseline, values)):
                 break
         return SessionTiming.of_values("first", values, baseline), len(values)
 
@@ -297,8 +297,8 @@ def test_a_plan_that_may_be_on_the_front_is_never_known_coarsely_only() -> None:
     values = np.exp(-0.3 + np.random.default_rng(0).normal(0.0, 1e-2, LEAST_VALUES))
     timing = SessionTiming.of_values("", values, np.ones(LEAST_VALUES))
     assert timing.sd > COARSE
-    assert not Enough(1e-4, front, 1e-3).is_reached(values, np.ones(LEAST_VALUES)), "apart from all, but coarse"
-    assert Enough(1e-4, (*front, (-0.65, 1e-4)), 1e-3).is_reached(values, np.ones(LEAST_VALUES)), "far behind"
+    assert not Enough(1e-4, front, 1e-3).is_reached((np.ones(LEAST_VALUES), values)), "apart from all, but coarse"
+    assert Enough(1e-4, (*front, (-0.65, 1e-4)), 1e-3).is_reached((np.ones(LEAST_VALUES), values)), "far behind"
 
 
 def test_values_are_not_looked_at_after_each_one() -> None:
@@ -306,7 +306,7 @@ def test_values_are_not_looked_at_after_each_one() -> None:
     looks = []
     for count in range(1, MOST + 1):
         values = 1.0 + 1e-9 * rng.normal(size=count)
-        if Enough().is_reached(values, np.ones(count)):
+        if Enough().is_reached((np.ones(count), values)):
             looks.append(count)
     assert looks == [5, 7, 10, 14, 19, 27, 38]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from mptune.finding import CODES, Finding, Where
+from mptune.graph.grouping.groups import FOLDED
 from mptune.graph.plan import Precision
 from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import Evaluation
@@ -52,8 +53,9 @@ def test_each_reason_where_it_holds(open_record: OpenRecord, tmp_path: Path, sou
         "g008": Pin(Precision.FP32, "CUDA has no FP16 kernel for GridSample", "no-fp16-kernel"),
         "g009": Pin(Precision.FP32, "pinned to fp32 by 'op:Add' of my.toml"),
         "g010": Pin(Precision.FP16, "pinned to fp16 by 'op:Mul' of my.toml"),
+        "g011": Pin(Precision.FP32, FOLDED),
     }
-    small = make_small_space(11)
+    small = make_small_space(12)
     free = tuple(g.id for g in small.groups if g.id not in pins)
     space = replace(small, free=free, pinned=pins, seeds=(small.seeds[0],))
     law = Law(
@@ -84,13 +86,14 @@ def test_each_reason_where_it_holds(open_record: OpenRecord, tmp_path: Path, sou
         "g007": ("casts", None),
         "g008": ("no-kernel", "no-fp16-kernel"),
         "g009": ("not-tried", None),
+        "g011": ("casts", None),
     }
     assert groups["g000"].because == "mask: m: a constant of 1e6 overflows"
     assert groups["g002"].because.startswith("spacing: 2.0e-02 alone, would save ")
     assert groups["g004"].because.startswith("error: NaN or Inf alone, would save ")
     of_baseline = {k.worth.group: k.reason for k in explanation.of(baseline.plan.fingerprint)}
     assert of_baseline["g010"] == "not-tried", "all-FP32 is the baseline, whatever is pinned"
-    assert [w.group for w in explanation.groups][-4:] == list(pins)
+    assert [w.group for w in explanation.groups][-len(pins) :] == list(pins)
     json.dumps(explanation.to_json("relative_l2"), allow_nan=False)
 
 
