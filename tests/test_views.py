@@ -172,7 +172,7 @@ def of_page(run_dir: Path, driver: Any) -> View:
     (chosen,) = texts("#decide tr.is-chosen th code")
     assert texts(".selected-body h3 code") == [chosen]
     beside = {}
-    for row in driver.find_elements("css selector", "#decide tbody tr"):
+    for row in driver.find_elements("css selector", "#decide tbody tr[data-plan]"):
         cells = [words(row.find_element("css selector", part).text) for part in ("button", "code", "td:last-child")]
         beside |= {role: f"{cells[1]}: {cells[2]}" for role in cells[0].split(", ") if role in ("faster", "more exact")}
     labels = {role for text in texts(".chart text.label") for role in text.split(", ")}

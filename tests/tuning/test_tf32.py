@@ -1,10 +1,11 @@
-"""The TF32 baseline: measured once beside all-FP32, in front.json, and a bound of what is chosen."""
+"""The TF32 baseline: evaluated once beside all-FP32, in front.json, and a bound of what is chosen."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import mptune
@@ -29,6 +30,20 @@ def test_it_is_measured_once_and_stands_in_front_json(place: Path) -> None:
 def test_a_device_without_it_has_null(place: Path) -> None:
     assert fakes.search(make_toolchain(), budget=6).tf32 is None
     assert json.loads((place / "model.mptune" / "front.json").read_text())["baseline"]["tf32"] is None
+
+
+@pytest.mark.parametrize(("target", "has_tf32"), [("jetson-orin-nano-8gb", True), ("t4", False)])
+def test_a_target_that_is_not_here_has_a_predicted_one(target: str, has_tf32: bool, place: Path) -> None:
+    np.savez("data.npz", x=np.random.default_rng(0).standard_normal((64, 32), np.float32))
+    mptune.search("model.onnx", data="data.npz", target=target, budget=2, progress=False)
+    baseline = json.loads((place / "model.mptune" / "front.json").read_text())["baseline"]
+    if not has_tf32:
+        assert baseline["tf32"] is None
+        return
+    latency, error = baseline["tf32"]["latency"], baseline["tf32"]["error"]
+    assert (latency["source"], error["source"]) == ("predicted", "emulated")
+    assert latency["median_ms"] <= baseline["fp32"]["latency"]["median_ms"]
+    assert 0 < error["value"] < baseline["fp16"]["error"]["value"]
 
 
 def test_a_plan_that_is_slower_and_less_exact_is_not_chosen(place: Path) -> None:

@@ -22,6 +22,7 @@ from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
+from mptune.graph.writing.widened import write_tf32
 from mptune.processes.parent import Worker
 from mptune.targets.costs import Shape, group_costs
 from mptune.targets.memory import memory_need
@@ -98,6 +99,21 @@ class Emulation:
                 return answer
             errors.update(zip(numbers, answer, strict=True))
         return tuple(errors[number] for number in range(len(plans)))
+
+    def tf32_error(self) -> OutputError | Failure:
+        """The error of all-FP32 on the search samples, with the operands of its products rounded as TF32.
+
+        To nearest: TF32's errors on an H200 are mostly half to 0.7 of FP16's (``benchmarks/results``), and operands
+        that were truncated would give more than FP16's.
+        """
+        path = self.context.scratch("emulated-tf32")
+        try:
+            write_tf32(self.context.model, self.context.bank, path, "nearest")
+            job = ErrorsJob((path,), self._scoring("search", None, ()), self.provider, self._run_bytes)
+            errors = self.worker.call(job)
+        finally:
+            path.unlink(missing_ok=True)
+        return errors if isinstance(errors, Failure) else errors[0]
 
     def close(self) -> None:
         for path in self._written.values():

@@ -252,9 +252,15 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         return self._timing.baseline_ms / result.baseline.median_ms
 
     def evaluate_tf32(self) -> Measurement | Failure | None:
-        """All-FP32 with TF32, in a process of its own whose environment allows it; None where the device has none."""
-        is_timed = self.builder is not None and self.latency_source == "measured"
-        built = self.builder.build_tf32() if self.builder is not None and is_timed and self.target.tf32_tflops else None
+        """All-FP32 with TF32; None where the device has none. Where latency is predicted, no engine of it is built.
+
+        It is measured in a process of its own, whose environment allows TF32.
+        """
+        if self.target.tf32_tflops is None:
+            return None
+        if self.latency_source == "predicted":
+            return self._predict_tf32()
+        built = None if self.builder is None else self.builder.build_tf32()
         if built is None or isinstance(built, Failure):
             return built
         try:
@@ -268,6 +274,19 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         finally:
             if built.is_kept:
                 built.engine.path.unlink(missing_ok=True)
+
+    def _predict_tf32(self) -> Measurement | Failure:
+        from mptune.targets.roofline import roofline
+
+        ranges = self.observe()  # the shapes
+        if isinstance(ranges, Failure):
+            return replace(ranges, stage=Stage.TIME)
+        error = self.emulation.tf32_error()
+        if isinstance(error, Failure):
+            return error
+        terms = roofline(self.context.grouped, self.target, self.reference_model.shapes, tf32=True)
+        latency = Latency.predicted(terms.base_ms - terms.tf32_gain_ms)
+        return Measurement(latency, None, 1.0, error, "emulated", build_s=0.0)
 
     def _measure_job(self, built: Built, plan: PrecisionPlan, which: SampleSet) -> MeasureJob | Failure:
         assert self.builder is not None

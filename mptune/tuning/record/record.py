@@ -126,12 +126,12 @@ class StudyRecord:
         return next((evaluation for evaluation in self.evaluations() if evaluation.origin == ORIGIN_FP32), None)
 
     def tf32(self) -> Evaluation | None:
-        """All-FP32 with TF32; None where it was not measured."""
+        """All-FP32 with TF32; None where it was not evaluated."""
         note = self.note(_TF32)
         return None if note is None else Evaluation.from_json(note)
 
     def keep_tf32(self, evaluation: Evaluation) -> None:
-        """Keep what was measured of all-FP32 with TF32."""
+        """Keep the evaluation of all-FP32 with TF32."""
         self.set_note(_TF32, evaluation.to_json())
 
     @property

@@ -139,13 +139,13 @@ class Tuner:
         raise AssertionError("unreachable")
 
     def _keep_tf32(self) -> None:
-        """Measure all-FP32 with TF32 once in a study: the default of TensorRT and of ONNX Runtime's CUDA provider."""
+        """Evaluate all-FP32 with TF32 once in a study: the default of TensorRT and of ONNX Runtime's CUDA provider."""
         record, fp32 = self._record, self._record.baseline()
         if fp32 is None or record.tf32() is not None:
             return
         measurement = self._toolchain.evaluate_tf32()
         if isinstance(measurement, Failure):
-            self._listener.warning(f"all-FP32 with TF32 was not measured: {describe(measurement)}")
+            self._listener.warning(f"all-FP32 with TF32 was not evaluated: {describe(measurement)}")
         elif measurement is not None:
             measurement = anchored(record, measurement)
             evaluation = Evaluation.from_measurement(

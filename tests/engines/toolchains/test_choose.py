@@ -39,7 +39,7 @@ DIGITS = Path(__file__).parents[3] / "benchmarks/models/digits_vit.onnx"
 NO_GPU = not toolchain.detect_gpus()
 
 
-def measured(found: Measurement | Failure) -> Measurement:
+def measured(found: Measurement | Failure | None) -> Measurement:
     assert isinstance(found, Measurement), found
     return found
 
@@ -100,6 +100,18 @@ def test_a_profile_is_predicted_and_emulated(mlp_context: RunContext, fp32: Prec
         assert measured(tools.evaluate(fp16)).error == mixed.error
         one = fp32.replace({fp16.fp16_groups[0]: Precision.FP16})
         assert measured(tools.evaluate(one)).error.value("relative_l2") > 0
+    assert not list(mlp_context.weights_dir.glob("*.onnx"))
+
+
+def test_tf32_is_predicted_and_emulated_on_a_device_that_is_not_here(
+    mlp_context: RunContext, fp32: PrecisionPlan, fp16: PrecisionPlan
+) -> None:
+    with Toolchain(None, load_target("h200"), mlp_context) as tools:
+        assert not isinstance(tools.reference("search"), Failure)
+        tf32, base, half = map(measured, (tools.evaluate_tf32(), tools.evaluate(fp32), tools.evaluate(fp16)))
+        assert (tf32.latency.source, tf32.error_source) == ("predicted", "emulated")
+        assert half.latency.median_ms < tf32.latency.median_ms < base.latency.median_ms
+        assert 1e-5 < tf32.error.value("relative_l2") < 1e-3
     assert not list(mlp_context.weights_dir.glob("*.onnx"))
 
 
