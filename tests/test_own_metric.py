@@ -40,7 +40,7 @@ def broken_search(folder: Path, body: str, listener: Diary) -> MptuneError:
         ("return float('nan')", "is nan for all-FP32, whose outputs are finite", "metric"),
         ("sys.exit(3)", "failed on sample 0: SystemExit: 3", "5: sys.exit(3)"),
         ("return outputs['logits']", "failed on sample 0: KeyError", "5: return outputs['logits']"),
-        ("return 'good'", "it returned 'good', which is not one number", "4: def metric(outputs, reference):"),
+        ("return 'good'", "it returned 'good', which is not one number", "4"),
     ],
 )
 def test_a_search_with_it_stops_at_once_and_quotes_the_line(tmp_path: Path, body: str, words: str, line: str) -> None:

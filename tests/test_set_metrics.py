@@ -83,14 +83,13 @@ def test_a_function_of_the_programs_takes_the_whole_set(files: Path) -> None:
     assert set(calls) == {9, 3}, "all search samples, or all held-out ones"
 
 
-def test_a_metric_that_takes_for_ever_is_one_error_with_its_line(files: Path) -> None:
+def test_a_metric_that_takes_for_ever_is_one_error(files: Path) -> None:
     from mptune.settings import WorkerSettings
 
     with pytest.raises(DataError) as caught:
         search(files, f"{files / 'mine.py'}:stays", worker=WorkerSettings(metric_timeout_s=1.0))
     assert "it ran longer than 1 s" in caught.value.message
     assert f"{files / 'mine.py'}:" in caught.value.message
-    assert "while True" in caught.value.message
     assert "\n" not in caught.value.message
 
 

@@ -87,7 +87,8 @@ class BuildRecipe:
         given: dict[str, Range] = {each.name: (each.smallest, each.usual, each.largest) for each in fixed.shapes}
         given |= _observed(data_dir, [name for name in dynamic if name not in given], list(deciding))
         wanted = [i.name for i in inputs if i.name in {*dynamic, *deciding}]
-        passed = [name for name in wanted if name in given and not _SEPARATORS & set(name)]
+        plain = [name for name in wanted if name == printable(name) and not _SEPARATORS & set(name)]
+        passed = [name for name in plain if name in given]
         settings: TensorRtSettings = fixed.tensorrt
         jetson = None if file.environment is None else file.environment.jetson
         is_measured = file.target is not None and file.target.latency_source == "measured"
@@ -144,7 +145,8 @@ class BuildRecipe:
         """What the command does not hold, one line each."""
         return tuple(
             f"Input {printable(name)!r} is not in the command, and trtexec takes 1 for all its sizes or values: they"
-            " are not known, or its name has ' or , in it. Give --minShapes, --optShapes and --maxShapes, or rename it."
+            " are not known, or its name has ' or , or a control character in it. Give --minShapes, --optShapes and"
+            " --maxShapes, or rename it."
             for name in self.unknown
         )
 

@@ -79,7 +79,7 @@ class Bench:
         path = self._folder / "plan.engine"
         path.write_bytes(self.build(plan, samples))
         wanted = Program(program.load_model(str(self._rewriter.write(plan, self._folder / "typed.onnx"))))
-        session = TensorRtSession(path, EngineOptions("tensorrt", nodes=self._rewriter.node_precisions(plan)))
+        session = TensorRtSession(path, EngineOptions("tensorrt"))
         try:
             found = []
             for feeds in (*samples, samples[0]):
