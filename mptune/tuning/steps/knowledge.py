@@ -135,7 +135,7 @@ class Knowledge:
         )
 
     def take(self, allowed: float) -> bool:
-        """Emulate groups alone, as far as so many emulations of one sample are allowed; whether more is known then.
+        """Emulate groups alone, as far as ``allowed`` emulations of one sample reach; whether more is known then.
 
         Those of all workers count, and of earlier runs: the study keeps them.
         """
