@@ -201,7 +201,8 @@ def meet_faults(session: Session) -> Any:
         if generator.random() < session.fault_rate:
             (fault,) = generator.choices(list(FAULTS), list(FAULTS.values()))
             job = Faulty(job, fault)
-        return original(worker, job, timeout_s)
+        # A job that brings a deadline of its own, a minute to open a model, has the run's here.
+        return original(worker, job, None if timeout_s is None else min(timeout_s, session.timeout_s))
 
     return mock.patch.object(Worker, "call", call)
 
