@@ -3,11 +3,11 @@
     python -m benchmarks.chaos --runs 30 --jobs 2 --json results/chaos.json
     python -m benchmarks.chaos --mode onnxruntime --runs 3 --undisturbed 0
 
-Each run is a search of a small model, which is killed with SIGKILL at random moments (the parent,
-its worker, or both; at least once while the front is confirmed) and started again until it ends by itself. A fault
-meets 20 % of the jobs (``benchmarks.chaos_jobs.FAULTS``); none is any plan's doing. All is drawn from the number of
-the run. Wanted: nothing lost, repeated, dropped, hung or left, and in every run at least 0.99 of the median hypervolume
-of undisturbed searches. That is judged with the fake toolchain alone, where latencies are exact to 1e-4.
+Each run is a search of a small model, which is killed with SIGKILL at random moments (the parent, its worker, or
+both; at least once while the front is confirmed) and started again until it ends by itself. A fault meets 20 % of the
+jobs (``benchmarks.chaos_jobs.FAULTS``), never two in a row, and none is any plan's doing. All is drawn from the
+number of the run. Wanted: nothing lost, repeated, dropped, hung or left, and in every run at least 0.99 of the median
+hypervolume of undisturbed searches. That is judged with the fake toolchain alone, where latencies are exact to 1e-4.
 
     lost         evaluations and confirmations that the record held when a kill came, and does not hold at the end;
                  and what the record lacks of the budget

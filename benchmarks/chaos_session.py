@@ -34,6 +34,7 @@ from mptune.processes.parent import Worker
 from mptune.settings import LatencySettings, WorkerSettings
 from mptune.targets.target import load_target
 from mptune.tuning.listener import Silent
+from mptune.tuning.steps.attempts import TRIES
 from tests.fakes import FakeToolchain, Law
 
 T = TypeVar("T")
@@ -193,12 +194,18 @@ def open_toolchain(session: Session, context: RunContext) -> Toolchain:
 
 
 def meet_faults(session: Session) -> Any:
-    """A patch of ``Worker.call`` that lets a share of the jobs meet a fault."""
+    """A patch of ``Worker.call`` that lets a share of the jobs meet a fault.
+
+    Never as many in a row as a plan has tries: after these a failure counts as the plan's, whatever has caused it.
+    """
     generator = random.Random(f"{session.seed} {session.number}")
-    original = Worker.call
+    original, in_a_row = Worker.call, 0
 
     def call(worker: Worker, job: Job[Any], timeout_s: float | None = None) -> Any:
-        if generator.random() < session.fault_rate:
+        nonlocal in_a_row
+        meets_fault = generator.random() < session.fault_rate and in_a_row < TRIES - 1
+        in_a_row = in_a_row + 1 if meets_fault else 0
+        if meets_fault:
             (fault,) = generator.choices(list(FAULTS), list(FAULTS.values()))
             job = Faulty(job, fault)
         # A job that brings a deadline of its own, a minute to open a model, has the run's here.
