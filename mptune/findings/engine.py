@@ -27,18 +27,14 @@ def _near_zero(v: Values) -> Words:
     return Words(f"{text} as it is: its values lie near zero, where FP16 has few digits; nothing is wrong")
 
 
+@ENGINE.row("no-bf16-kernel", "info", "the toolchain has no BF16 kernel for an operator")
 @ENGINE.row("no-fp16-kernel", "info", "the toolchain has no FP16 kernel for an operator")
-def _no_fp16_kernel(v: Values) -> Words:
+def _no_kernel(v: Values) -> Words:
     text = v.reason or f"{v.fp32_provider} has no {v.precision} kernel for {v.operator}"
     if v.provider and not v.reason:
         text += f": {counted(v.nodes, 'node')} would run on {v.provider}, with copies between"
     kept = "in FP32" if v.precision == "FP16" else f"out of {v.precision}"
     return Words(text, f"{counted(v.groups, 'group')} kept {kept}")
-
-
-@ENGINE.row("no-bf16-kernel", "info", "the toolchain has no BF16 kernel for an operator")
-def _no_bf16_kernel(v: Values) -> Words:
-    return _no_fp16_kernel(v)
 
 
 @ENGINE.row("quantised-parts", "warning", "quantised patterns of the model stay as they are")
