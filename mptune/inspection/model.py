@@ -16,6 +16,7 @@ from mptune.data.samples import CalibrationSet
 from mptune.engines.base import Failure
 from mptune.engines.context import RunContext
 from mptune.engines.failures import did_not_run
+from mptune.engines.toolchains.reference import LEAST_OBSERVED
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.finding import Finding
 from mptune.graph.casting.value_types import unsupported, value_types
@@ -39,8 +40,6 @@ from mptune.tuning.steps.baseline import check_reference, optimisation_findings
 
 _OBSERVED_FLOPS = 1.5e11
 """What is computed to observe values, about; a few seconds of one core."""
-_LEAST_OBSERVED = 4
-"""Fewest samples, where there are as many, whatever they cost."""
 _WEIGHTS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16})
 
 
@@ -106,7 +105,7 @@ def inspect_model(
         if not all_samples:  # a look at a large model takes fewer than a search
             given = static_shapes(model, given={n: array.shape for n, array in samples.samples[0].items()}).shapes
             all_costs = (costs.ungrouped_cost(grouped, given), *costs.group_costs(grouped, given).values())
-            count = max(_LEAST_OBSERVED, int(_OBSERVED_FLOPS / max(1.0, sum(cost.flops for cost in all_costs))))
+            count = max(LEAST_OBSERVED, int(_OBSERVED_FLOPS / max(1.0, sum(cost.flops for cost in all_costs))))
             samples = replace(samples, samples=samples.samples[:count])
         observed, of_values = observe_values(grouped, samples, precisions, stage)
         shapes = observed.shapes

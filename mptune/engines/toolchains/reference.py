@@ -25,7 +25,7 @@ from mptune.targets.costs import Shape
 
 _OBSERVED_BYTES = 1 << 34
 """Values that are read to observe ranges, bytes about: all of them come from the device to the host."""
-_LEAST_OBSERVED = 4
+LEAST_OBSERVED = 4
 """Fewest samples that ranges are observed on, where there are as many, whatever their values take."""
 
 
@@ -102,7 +102,7 @@ class ReferenceModel:
         parts = observed_parts(context.model, static_shapes(context.model, given=shapes).shapes)
         ranges: dict[str, TensorRange] = {}
         count = sum(len(part.rows) for part in parts)
-        most = max(_LEAST_OBSERVED, _OBSERVED_BYTES // max(1, sum(part.sample_bytes for part in parts)))
+        most = max(LEAST_OBSERVED, _OBSERVED_BYTES // max(1, sum(part.sample_bytes for part in parts)))
         path, run_bytes = context.scratch("observe"), self._run_bytes("search")
         try:
             for part in parts:

@@ -58,7 +58,7 @@ def test_few_samples_are_observed_where_their_values_take_much_memory(
     mlp_context: RunContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reference, "_OBSERVED_BYTES", 1)
-    monkeypatch.setattr(reference, "_LEAST_OBSERVED", 3)
+    monkeypatch.setattr(reference, "LEAST_OBSERVED", 3)
     with Toolchain(ONNXRUNTIME, load_target("cpu"), mlp_context) as toolchain:
         ranges = toolchain.observe()
     assert not isinstance(ranges, Failure)
