@@ -68,7 +68,7 @@ CAUSES: tuple[tuple[str, str], ...] = (
     ("targets/detect", "GPU: detect, choose the target"),
     ("engines/environment", "GPU: detect, choose the target"),
     ("arguments:loaded_model", "model: read, check, type"),
-    ("graph/grouping/", "model: layer groups"),
+    ("graph/groups", "model: layer groups"),
     ("tuning/facts:find_space", "model: hazards, search space"),
     ("tuning/measuring:open_record", "study: open"),
     ("tuning/copies", "run directory: copy of the model"),

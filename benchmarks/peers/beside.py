@@ -24,8 +24,7 @@ from benchmarks.measuring import Bench, Emulating
 from mptune.engines.backends.onnxruntime import ONNXRUNTIME
 from mptune.engines.environment import usable_cores
 from mptune.graph.fused import FusedNodes
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
 from mptune.targets.target import load_target
 

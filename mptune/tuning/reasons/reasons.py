@@ -15,7 +15,7 @@ import numpy as np
 
 from mptune.files import READ_ERRORS, read_json, write_json
 from mptune.finding import Finding
-from mptune.graph.grouping.groups import FOLDED
+from mptune.graph.groups import FOLDED
 from mptune.graph.plan import Precision
 from mptune.json_form import JsonForm
 from mptune.tuning.evaluation import Evaluation

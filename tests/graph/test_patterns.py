@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mptune.graph.grouping.patterns import Pattern, find_patterns
 from mptune.graph.loading.model import Model, load_model
+from mptune.graph.patterns import Pattern, find_patterns
 from tests.graph import models
 from tests.graph.models import constant, text, weight
 
