@@ -16,7 +16,7 @@ from tests.graph import models
 from tests.graph.hazards.observed import magnitudes_of
 from tests.graph.models import constant, node, text, value, weight
 
-HERE = Path(__file__).parents[1]
+HERE = Path(__file__).parent
 FILES = [*sorted((HERE / "exported").glob("*.onnx")), *sorted((HERE / "corpus").glob("*.onnx"))]
 GRANULARITIES = ("op", "fusion", "block")
 

@@ -218,7 +218,7 @@ def test_what_is_beside_a_core_and_what_is_none(tmp_path: Path) -> None:
 
 
 def test_patterns_never_overlap() -> None:
-    for path in sorted((Path(__file__).parents[1] / "exported").glob("*.onnx")):
+    for path in sorted((Path(__file__).parent / "exported").glob("*.onnx")):
         patterns = find_patterns(load_model(path))
         indices = [i for p in patterns for i in p.nodes]
         assert len(indices) == len(set(indices))

@@ -24,7 +24,7 @@ from tests.graph.helpers import run
 from tests.graph.models import constant, model, node, save, text, value, weight
 from tests.networks.networks import filled
 
-CORPUS = Path(__file__).parent.parent / "corpus"
+CORPUS = Path(__file__).parent / "corpus"
 
 
 class _Quantiser:
