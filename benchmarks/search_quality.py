@@ -48,8 +48,7 @@ from benchmarks.samplers import make_compared  # noqa: E402
 from benchmarks.simulator import EXACT, HARDER, Hard, Truth, search, unique_plans  # noqa: E402
 from mptune.engines.environment import describe_environment  # noqa: E402
 from mptune.tuning.fronts.hypervolume import REFERENCE_ERROR  # noqa: E402
-from mptune.tuning.sampler.min_cut import CutSolver  # noqa: E402
-from mptune.tuning.sampler.plans import Bools, Floats  # noqa: E402
+from mptune.tuning.sampler.plans import Bools, CutSolver, Floats  # noqa: E402
 from mptune.tuning.sampler.precision import EMULATIONS_TO_LEARN, PrecisionSampler  # noqa: E402
 
 EMULATING = ("precision", "profiled", "no designed emulations", "law known", "one decade wrong")

@@ -34,7 +34,7 @@ _NAMES = {
     "mptune.tuning.confirmation": "Confirmation",
     "mptune.tuning.listener": "Listener",
     "mptune.tuning.sampler.precision": "PrecisionSampler",
-    "mptune.tuning.sampler.posterior": "Prior",
+    "mptune.tuning.sampler.trials": "Prior",
     "mptune.inspection.record": "Inspection",
     "mptune.diagnosis.comparison": "Comparison",
     "mptune.errors": "MptuneError SettingsError ModelError DataError PlanError SpaceError TargetError RunError"
@@ -83,8 +83,8 @@ if TYPE_CHECKING:
     from mptune.tuning.evaluation import Evaluation
     from mptune.tuning.front import Front, front_records
     from mptune.tuning.listener import Listener
-    from mptune.tuning.sampler.posterior import Prior
     from mptune.tuning.sampler.precision import PrecisionSampler
+    from mptune.tuning.sampler.trials import Prior
 
 
 def __getattr__(name: str) -> Any:

@@ -22,7 +22,7 @@ from mptune.graph.plan import DEFAULT_PRECISIONS, PRECISIONS, Precision, Precisi
 from mptune.settings import SearchSettings
 from mptune.targets.roofline import BoundaryCost, LatencyTerms
 from mptune.tuning.sampler.latency_model import LatencyModel
-from mptune.tuning.sampler.posterior import BuiltPlans
+from mptune.tuning.sampler.trials import BuiltPlans
 from mptune.tuning.space import Pin, SearchSpace
 from mptune.tuning.steps.knowledge import Knowledge
 from mptune.tuning.steps.limits import Limits
