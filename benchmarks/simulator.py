@@ -37,10 +37,8 @@ from mptune.tuning.fronts.hypervolume import (
     hypervolume_improvement,
     pareto_staircase,
 )
-from mptune.tuning.sampler.min_cut import CutSolver
-from mptune.tuning.sampler.plans import PRECISIONS, Bools, Boundary, Columns, Crossings, Floats, plan_keys
-from mptune.tuning.sampler.posterior import Prior
-from mptune.tuning.sampler.trials import set_outcome
+from mptune.tuning.sampler.plans import PRECISIONS, Bools, Boundary, Columns, Crossings, CutSolver, Floats, plan_keys
+from mptune.tuning.sampler.trials import Prior, set_outcome
 
 TACTIC, TIMING, OVERFLOW, MISSED = 0.05, 0.015, 0.04, 0.1
 ONE_GROUP, WHOLE_PLAN, ROOFLINE, PROFILE = 0.1, 0.03, 0.5, 0.05

@@ -24,7 +24,7 @@ from benchmarks.peers.law import AdditiveLaw, Residual, cross_validated
 from benchmarks.simulator import Truth
 from mptune.json_form import decode_float
 from mptune.tuning.sampler.plans import Bools, Floats
-from mptune.tuning.sampler.posterior import Prior
+from mptune.tuning.sampler.trials import Prior
 
 _LATENCY, _ERROR, _EMULATION = 1, 2, 3
 """What a plan's deviations are drawn for."""

@@ -18,7 +18,7 @@ from benchmarks.peers.pages import beaten_by, more_volume, verdict
 from benchmarks.peers.replay import MOST_POINTS, Task, few_points, run
 from benchmarks.peers.world import Laws, World, open_world
 from mptune.tuning.sampler.plans import Boundary
-from mptune.tuning.sampler.posterior import Prior
+from mptune.tuning.sampler.trials import Prior
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 GROUPS = 9
