@@ -9,7 +9,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 import mptune
-from mptune.api.run import open_run
+from mptune.api.deploying import open_run
 from mptune.data.archive import save_samples
 from mptune.engines.jobs.measure import MeasureJob
 from mptune.engines.jobs.reference import ReferenceJob
