@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from mptune.tuning.fronts.hypervolume import (
+from mptune.tuning.dominance import (
     ERROR_FLOOR,
     REFERENCE_ERROR,
     exactness,

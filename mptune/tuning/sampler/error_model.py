@@ -13,7 +13,7 @@ import math
 
 import numpy as np
 
-from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
+from mptune.tuning.dominance import ERROR_FLOOR
 from mptune.tuning.sampler.plans import Bools, Floats, plan_keys
 from mptune.tuning.sampler.posterior import BuiltPlans, LinearGaussian, Prior, robust_sd
 
