@@ -11,21 +11,22 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from mptune.files import READ_ERRORS, read_json, write_json
 from mptune.finding import Finding
+from mptune.graph.groups import FOLDED
 from mptune.graph.plan import Precision
 from mptune.json_form import JsonForm, encode
 from mptune.tuning.dominance import ERROR_FLOOR
 from mptune.tuning.evaluation import Evaluation
-from mptune.tuning.sampler.posterior import Prior
-
-if TYPE_CHECKING:  # They import Optuna and ONNX, which a front does without.
-    from mptune.tuning.record.record import StudyRecord
-    from mptune.tuning.space import SearchSpace
+from mptune.tuning.record.record import StudyRecord
+from mptune.tuning.sampler.latency_model import LatencyModel
+from mptune.tuning.sampler.trials import Prior
+from mptune.tuning.space import SearchSpace
+from mptune.tuning.steps.prior import SENSITIVITY_JSON, Sensitivity
 
 LEAST_GAIN = 5e-4
 """Share of the base latency: what a group saves below it cannot be timed."""
@@ -180,10 +181,6 @@ def explain(
     findings: Sequence[Finding] = (),
 ) -> Explanation:
     """Say why groups are FP32 in each point of a front and in other plans, and what each group costs and gains."""
-    from mptune.graph.grouping.groups import FOLDED
-    from mptune.tuning.sampler.latency_model import LatencyModel
-    from mptune.tuning.steps.prior import SENSITIVITY_JSON, Sensitivity
-
     grounds = Grounds.load(data_dir / EXPLAIN_JSON)
     groups, free = grounds.groups, [group.group for group in grounds.groups if group.pinned is None]
     if not groups or any(e.plan.precision.keys() != {g.group for g in groups} for e in points):
