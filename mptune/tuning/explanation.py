@@ -26,7 +26,6 @@ from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.sampler.latency_model import LatencyModel
 from mptune.tuning.sampler.trials import Prior
 from mptune.tuning.space import SearchSpace
-from mptune.tuning.steps.prior import SENSITIVITY_JSON, Sensitivity
 
 LEAST_GAIN = 5e-4
 """Share of the base latency: what a group saves below it cannot be timed."""
@@ -181,6 +180,8 @@ def explain(
     findings: Sequence[Finding] = (),
 ) -> Explanation:
     """Say why groups are FP32 in each point of a front and in other plans, and what each group costs and gains."""
+    from mptune.tuning.steps.prior import SENSITIVITY_JSON, Sensitivity  # imports ONNX, which views do without
+
     grounds = Grounds.load(data_dir / EXPLAIN_JSON)
     groups, free = grounds.groups, [group.group for group in grounds.groups if group.pinned is None]
     if not groups or any(e.plan.precision.keys() != {g.group for g in groups} for e in points):
