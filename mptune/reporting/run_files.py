@@ -16,7 +16,7 @@ from mptune.engines.tensorrt.layers import EngineLayers
 from mptune.errors import PlanError
 from mptune.files import read_json, read_text, write_json, writing
 from mptune.graph.facts import facts_of
-from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.groups import GroupedModel
 from mptune.graph.plan import PrecisionPlan
 from mptune.graph.writing.weights import WeightBank
 from mptune.reporting.chosen import write_chosen

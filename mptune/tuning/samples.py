@@ -13,8 +13,8 @@ from mptune.data.samples import CalibrationSet, Rollout, size_findings
 from mptune.engines.context import RunContext
 from mptune.errors import SettingsError
 from mptune.finding import Finding
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.hazards.interface import state_inputs
+from mptune.graph.groups import GroupedModel
+from mptune.graph.hazards.static import state_inputs
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.settings import SearchSettings

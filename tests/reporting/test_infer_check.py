@@ -20,8 +20,7 @@ from mptune.data.metrics.parts import find_parts, parts_path, save_parts
 from mptune.data.metrics.row_sets import find_row_sets
 from mptune.data.run_outputs import collect_check
 from mptune.data.samples import Rollout, outputs_of
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision
 from mptune.graph.writing.emulate import Emulator

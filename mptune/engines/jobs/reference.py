@@ -20,7 +20,7 @@ from mptune.engines.jobs.rows import check_rows, first_other
 from mptune.engines.jobs.samples import Feed, batch_sizes, cached_samples
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import PROVIDERS, Provider, SessionOptions, SideBySide
-from mptune.graph.hazards.observed_values import NodeFacts, TensorRange
+from mptune.graph.hazards.hazard import NodeFacts, TensorRange
 from mptune.graph.hazards.probes import facts_on, range_of
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision
 from mptune.graph.writing.observe import ObservedPart
