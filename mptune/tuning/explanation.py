@@ -17,7 +17,6 @@ import numpy as np
 
 from mptune.files import READ_ERRORS, read_json, write_json
 from mptune.finding import Finding
-from mptune.graph.groups import FOLDED
 from mptune.graph.plan import Precision
 from mptune.json_form import JsonForm, encode
 from mptune.tuning.dominance import ERROR_FLOOR
@@ -180,7 +179,8 @@ def explain(
     findings: Sequence[Finding] = (),
 ) -> Explanation:
     """Say why groups are FP32 in each point of a front and in other plans, and what each group costs and gains."""
-    from mptune.tuning.steps.prior import SENSITIVITY_JSON, Sensitivity  # imports ONNX, which views do without
+    from mptune.graph.groups import FOLDED  # These import ONNX, which views do without.
+    from mptune.tuning.steps.prior import SENSITIVITY_JSON, Sensitivity
 
     grounds = Grounds.load(data_dir / EXPLAIN_JSON)
     groups, free = grounds.groups, [group.group for group in grounds.groups if group.pinned is None]

@@ -14,8 +14,7 @@ from typing import NamedTuple
 from mptune.choice import Choice, ChoiceLimits
 from mptune.data.metrics.accuracy import OutputError
 from mptune.data.metrics.parts import ADD_IN_SQUARES, belongs_to, part_statistic
-from mptune.data.metrics.table import METRICS
-from mptune.data.metrics.tasks import undirected
+from mptune.data.metrics.table import METRICS, undirected
 from mptune.errors import SettingsError
 from mptune.finding import OutputColumns
 from mptune.settings import SearchSettings, Tolerance

@@ -12,7 +12,7 @@ import numpy as np
 
 from mptune.data.archive import save_samples
 from mptune.data.metrics.parts import PARTS_JSON, cover_held_out, find_parts, load_parts, parts_path, save_parts
-from mptune.data.rollout import Rollout, outputs_of
+from mptune.data.samples import Rollout, outputs_of
 from mptune.engines.base import EngineError, ReferenceReport, Stage
 from mptune.engines.environment import usable_cores
 from mptune.engines.jobs.outputs import value_error

@@ -13,8 +13,7 @@ from onnx import helper
 
 from mptune.data.archive import read_samples
 from mptune.data.metrics.parts import PARTS_JSON, load_parts
-from mptune.data.rollout import Rollout
-from mptune.data.samples import CalibrationSet
+from mptune.data.samples import CalibrationSet, Rollout
 from mptune.engines.base import EngineError, Failure, ReferenceReport, Stage
 from mptune.engines.failures import did_not_run
 from mptune.engines.jobs.outputs import value_error
