@@ -26,8 +26,7 @@ from mptune.tuning.dominance import pareto
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
 from mptune.tuning.listener import Listener, count_down
 from mptune.tuning.plan_limits import feasible
-from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.record.sessions import Sessions, anchored
+from mptune.tuning.record.record import Sessions, StudyRecord, anchored
 from mptune.tuning.steps.attempts import Attempts
 from mptune.tuning.steps.limits import Limits
 
