@@ -164,11 +164,11 @@ def joined_run(run: RunDirectory) -> AbstractContextManager[None]:
 
 def has_workers(run: RunDirectory) -> bool:
     """Whether a worker shares the run directory now."""
-    if run.workers_lock.exists():
-        with suppress(RunError), _locked(run.workers_lock):
-            return False
-        return True
-    return False
+    if not run.workers_lock.exists():
+        return False
+    with suppress(RunError), _locked(run.workers_lock):
+        return False
+    return True
 
 
 @contextmanager
