@@ -338,7 +338,7 @@ def test_fresh_moves_the_old_run_aside(place: Path) -> None:
         toolchain = make_toolchain()
         search(toolchain, fresh=True, seed=number)
         assert len(toolchain.built) == 12
-        assert {p.name for p in (place / f"model.mptune.old-{number}").iterdir()} == old
+        assert {p.name for p in (place / f"model.mptune.old-{number}").iterdir()} - {"workers.lock"} == old
     assert mptune.report("model.mptune.old-1").evaluations == 12
 
 
