@@ -116,7 +116,7 @@ class RunFile(_Section):
     """The content of run.json.
 
     ``confirms`` is null in the run of a search. ``nodes_apart`` are the nodes that are FP32 under any plan although
-    their groups are not (``mptune.graph.grouping.groups``).
+    their groups are not (``mptune.graph.groups``).
     """
 
     format: int = RUN_FORMAT

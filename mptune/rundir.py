@@ -23,7 +23,7 @@ from mptune.run_json import HOME, RunFile, read_run_file
 from mptune.settings import SearchSettings
 
 if TYPE_CHECKING:
-    from mptune.graph.grouping.grouped import GroupedModel
+    from mptune.graph.groups import GroupedModel
 
 
 class RunDirectory:

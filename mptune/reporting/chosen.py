@@ -21,7 +21,7 @@ from mptune.engines.environment import Environment
 from mptune.engines.loading import check_written
 from mptune.errors import one_line
 from mptune.files import is_disk_full, link_or_copy, write_text, writing
-from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.groups import GroupedModel
 from mptune.graph.loading.model import Model
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter
@@ -29,9 +29,9 @@ from mptune.graph.writing.weights import WeightBank
 from mptune.reporting import text
 from mptune.reporting.recipe import ENGINE_FILE, NO_TRTEXEC, BuildRecipe, is_on_cpu
 from mptune.targets.costs import is_convolutional
+from mptune.tuning import texts
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front
-from mptune.tuning.fronts import texts
 
 CHECK_FILE, EMULATION_FILE = "check.npz", "check.onnx"
 """What ``infer.py --check`` reads: samples, and where the error is emulated the model that emulates it."""

@@ -14,7 +14,7 @@ from optuna.exceptions import DuplicatedStudyError
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
-from mptune.data.metrics.tasks import script_sha256
+from mptune.data.metrics.table import script_sha256
 from mptune.errors import RunError
 from mptune.run_json import SPACE, RunFile, differences, identity_of
 from mptune.rundir import RunDirectory
