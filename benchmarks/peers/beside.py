@@ -21,8 +21,8 @@ from pathlib import Path
 
 from benchmarks.common import make_context, plan_of, require
 from benchmarks.measuring import Bench, Emulating
-from mptune.engines.backends.onnxruntime import ONNXRUNTIME
 from mptune.engines.environment import usable_cores
+from mptune.engines.ort.backend import ONNXRUNTIME
 from mptune.graph.fused import FusedNodes
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
@@ -50,7 +50,7 @@ class AsOnDevice(Emulating):
         grouped = GroupedModel(model, find_groups(model))
         context = make_context(grouped, options.data, options.folder, options.samples, options.batch)
         super().__init__(ONNXRUNTIME, load_target(options.target), context, "cpu")
-        self.fuses = False  # as the CUDA provider
+        self.prediction.fuses = False  # as the CUDA provider
         self.builder._fused = fused
         require(self.reference("search"))
 

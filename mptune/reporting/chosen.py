@@ -13,9 +13,9 @@ import numpy as np
 from mptune._version import __version__
 from mptune.data.archive import write_arrays
 from mptune.data.images import READ_IMAGES, image_reader, load_preprocessing
-from mptune.engines.backends.tensorrt import TIMING_CACHE
 from mptune.engines.environment import Environment
 from mptune.engines.loading import check_written
+from mptune.engines.tensorrt.backend import TIMING_CACHE
 from mptune.files import link_or_copy, writing
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.loading.model import Model

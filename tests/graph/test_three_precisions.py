@@ -11,7 +11,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from mptune.engines.backends.tensorrt import refused_in_bf16
+from mptune.engines.tensorrt.backend import refused_in_bf16
 from mptune.errors import ModelError
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups

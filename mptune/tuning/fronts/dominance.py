@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from mptune.data.metrics.parts import ADD_IN_SQUARES
-from mptune.engines.timing.latency import are_lower, is_lower
+from mptune.engines.latency import are_lower, is_lower
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, REFERENCE_ERROR, dominated_area, exactness, gains
 from mptune.tuning.fronts.limits import is_larger_in_search
@@ -19,7 +19,7 @@ LEAST_FASTER, LEAST_EXACTER = 0.01, 1.1
 
 
 def faster_beyond_noise(first: Evaluation, other: Evaluation) -> bool:
-    """Whether the latency of ``first`` is lower beyond noise (``mptune.engines.timing.latency``)."""
+    """Whether the latency of ``first`` is lower beyond noise (``mptune.engines.latency``)."""
     return is_lower(first.latency, other.latency)
 
 

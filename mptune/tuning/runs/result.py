@@ -10,9 +10,8 @@ from pathlib import Path
 
 from mptune.choice import Choice
 from mptune.data.metrics.accuracy import ALL_OUTPUTS
-from mptune.engines.base import Failure
+from mptune.engines.base import DRIFT_TEXT, Failure
 from mptune.engines.failures import describe
-from mptune.engines.timing.latency import DRIFT_TEXT
 from mptune.errors import PlanError, RunError
 from mptune.finding import FindingOrigin, by_severity
 from mptune.findings import engine, wording
