@@ -27,7 +27,7 @@ from mptune.engines.ort.backend import ONNXRUNTIME
 from mptune.engines.spread import SessionTiming
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.errors import MptuneError
-from mptune.graph.hazards.observed_values import TensorRange
+from mptune.graph.hazards.hazard import TensorRange
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.processes.child import Job
 from mptune.processes.parent import Worker

@@ -12,7 +12,7 @@ from typing import Any
 
 from mptune.engines.base import EngineError, Failure, FailureKind, Measurement
 from mptune.files import write_json
-from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.groups import GroupedModel
 from mptune.graph.ops import anchor_kind
 from mptune.graph.plan import PRECISIONS, Precision
 from mptune.json_form import JsonForm

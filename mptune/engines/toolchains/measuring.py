@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mptune.data.rollout import outputs_of
+from mptune.data.samples import outputs_of
 from mptune.engines import cuda
 from mptune.engines.base import DRIFT_TEXT, Engine, EngineSession, Failure, Measurement, SampleSet, Stage
 from mptune.engines.context import RunContext

@@ -20,7 +20,7 @@ from mptune.engines.toolchains.blame import locate
 from mptune.engines.toolchains.emulation import run_bytes
 from mptune.engines.toolchains.jobs import ObserveJob, ReferenceJob
 from mptune.graph.folded import FoldedValues, is_worthwhile, write_without_weights
-from mptune.graph.hazards.observed_values import TensorRange
+from mptune.graph.hazards.hazard import TensorRange
 from mptune.graph.loading.shapes import static_shapes
 from mptune.processes.parent import Worker
 from mptune.settings import SearchSettings

@@ -24,7 +24,7 @@ from mptune.graph.plan import Precision, PrecisionPlan
 if TYPE_CHECKING:
     from mptune.engines.backend import Backend, Built
     from mptune.graph.fused import FusedNodes
-    from mptune.graph.hazards.observed_values import TensorRange
+    from mptune.graph.hazards.hazard import TensorRange
     from mptune.targets.detect import Gpu
     from mptune.targets.roofline import LatencyTerms
     from mptune.targets.target import Target

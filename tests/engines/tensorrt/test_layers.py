@@ -29,8 +29,7 @@ from mptune.engines.tensorrt.session import EngineOptions, EngineProfileJob, Ten
 from mptune.engines.toolchains import measuring
 from mptune.engines.toolchains.measuring import MeasureResult
 from mptune.engines.toolchains.toolchain import Toolchain
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter
