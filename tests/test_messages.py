@@ -13,7 +13,7 @@ from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import REDUCED, Precision
 from mptune.graph.writing.rewrite import Rewriter
-from mptune.tuning.fronts.limits import MetricLimit
+from mptune.tuning.plan_limits import MetricLimit
 from tests.fakes import FAST, make_toolchain
 
 

@@ -24,7 +24,7 @@ from mptune.tuning import confirmation, copies, crew
 from mptune.tuning.listener import Listener
 from mptune.tuning.measuring import OpenToolchain
 from mptune.tuning.record.storage import storage_url
-from mptune.tuning.runs.result import front_of, read_record
+from mptune.tuning.result import front_of, read_record
 from mptune.tuning.worker import work
 
 _POLL_S = 0.2

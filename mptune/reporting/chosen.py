@@ -26,9 +26,9 @@ from mptune.reporting import text
 from mptune.reporting.recipe import ENGINE_FILE, NO_TRTEXEC, BuildRecipe, is_on_cpu
 from mptune.rundir import LateFaults
 from mptune.targets.costs import is_convolutional
+from mptune.tuning import texts
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front
-from mptune.tuning.fronts import texts
 
 CHECK_FILE, EMULATION_FILE = "check.npz", "check.onnx"
 """What ``infer.py --check`` reads: samples, and where the error is emulated the model that emulates it."""

@@ -26,12 +26,12 @@ from mptune.run_json import RunFile
 from mptune.rundir import LateFaults, RunDirectory
 from mptune.tuning.confirmation import Confirmation
 from mptune.tuning.copies import keep_model
+from mptune.tuning.dominance import reference_error_of
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front
-from mptune.tuning.fronts.dominance import reference_error_of
-from mptune.tuning.fronts.progress import progress_of
-from mptune.tuning.reasons.plan_findings import sample_indices
+from mptune.tuning.output_findings import sample_indices
 from mptune.tuning.record.record import StudyRecord
+from mptune.tuning.result import progress_of
 from mptune.tuning.steps.remeasure import dropped_plans
 
 

@@ -20,9 +20,9 @@ from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings
 from mptune.targets.target import Target, profile_warnings
 from mptune.tuning.evaluation import Evaluation
-from mptune.tuning.fronts.stopped import with_suspects
+from mptune.tuning.explanation import keep_grounds
 from mptune.tuning.listener import Listener
-from mptune.tuning.reasons.reasons import keep_grounds
+from mptune.tuning.output_findings import with_suspects
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.study import check_metrics, open_study
 from mptune.tuning.space import SearchSpace

@@ -18,13 +18,11 @@ from mptune.rundir import RunDirectory, has_workers
 from mptune.settings import Granularity, SearchSettings
 from mptune.targets.findings import TARGET_CODE, not_measured
 from mptune.targets.target import Target
-from mptune.tuning import copies, crew, facts, measuring, samples, space
+from mptune.tuning import copies, crew, explanation, facts, measuring, result, samples, space
 from mptune.tuning.front import Front
-from mptune.tuning.fronts.limits import check_asked
 from mptune.tuning.listener import Listener
-from mptune.tuning.reasons import reasons
+from mptune.tuning.plan_limits import check_asked
 from mptune.tuning.record import storage, study
-from mptune.tuning.runs import result
 from mptune.tuning.steps import baseline, limits, remeasure, tuner
 
 
@@ -92,7 +90,7 @@ class Search:
             *facts.model_findings(self._context, self._target, observations, hazards, predicted),
         )
         self._save(findings=findings)
-        reasons.keep_grounds(free, None, run.data)
+        explanation.keep_grounds(free, None, run.data)
         settings = self._settings
         record = measuring.open_record(run, self.file, free, settings, url, is_shared=has_workers(run))
         self.record = record

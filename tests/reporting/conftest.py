@@ -21,11 +21,11 @@ from mptune.reporting.chosen import readme_text
 from mptune.reporting.recipe import BuildRecipe
 from mptune.reporting.terminal.front import print_front
 from mptune.run_json import TargetSection
+from mptune.tuning.choosing import choose
 from mptune.tuning.confirmation import Confirmation, ConfirmedPlan, error_agreement, latency_agreement
+from mptune.tuning.dominance import hypervolume, pareto
 from mptune.tuning.evaluation import Evaluation, Origin
 from mptune.tuning.front import Front
-from mptune.tuning.fronts.choosing import choose
-from mptune.tuning.fronts.dominance import hypervolume, pareto
 
 MakeFront = Callable[..., tuple]
 

@@ -7,12 +7,12 @@ from operator import attrgetter
 from typing import Literal, NamedTuple
 
 import numpy as np
+from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, REFERENCE_ERROR, dominated_area, exactness, gains
+from mptune.tuning.fronts.limits import is_larger_in_search
 
 from mptune.data.metrics.parts import ADD_IN_SQUARES
 from mptune.engines.latency import are_lower, is_lower
 from mptune.tuning.evaluation import Evaluation
-from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, REFERENCE_ERROR, dominated_area, exactness, gains
-from mptune.tuning.fronts.limits import is_larger_in_search
 
 LEAST_FASTER, LEAST_EXACTER = 0.01, 1.1
 """A faster neighbour takes this share of the latency less, a more exact one has this many times less error."""

@@ -9,9 +9,8 @@ from mptune.data.metrics.accuracy import is_compared_by_ratio
 from mptune.data.metrics.parts import ADD_IN_SQUARES
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.printable import cut
+from mptune.tuning.dominance import LEAST_EXACTER, faster_beyond_noise, shared_errors
 from mptune.tuning.evaluation import Evaluation
-from mptune.tuning.fronts.dominance import LEAST_EXACTER, faster_beyond_noise, shared_errors
-from mptune.tuning.fronts.limits import is_larger_in_search, metric_values
 
 _FP32_ROUNDING = 1e-6
 """A ratio to an error below this says nothing."""
@@ -47,36 +46,27 @@ def format_error(value: float | None) -> str:
         return "-"
     if not math.isfinite(value):
         return "not finite"
-    if value == 0:
-        return "0"
-    return f"{value:.1e}" if abs(value) < 0.1 or abs(value) >= 1000 else f"{value:.3g}"
+    return "0" if value == 0 else f"{value:.1e}" if abs(value) < 0.1 or abs(value) >= 1000 else f"{value:.3g}"
 
 
 def error_text(evaluation: Evaluation) -> str:
     """The error that is shown; where that of the search samples is larger beyond noise, both."""
     shown = format_error(evaluation.judged_error)
-    if not is_larger_in_search(evaluation):
+    if not evaluation.is_larger_in_search:
         return shown
     return f"{shown} on held-out samples, {format_error(evaluation.error_value)} on the search samples"
 
 
 def error_cell(evaluation: Evaluation) -> str:
     """The same for tables: the error of the search samples in brackets."""
-    shown, brackets = format_error(evaluation.judged_error), f" ({format_error(evaluation.error_value)})"
-    return shown + brackets * is_larger_in_search(evaluation)
-
-
-def format_value(value: float | None) -> str:
-    """A metric's own value, such as an accuracy; ``-`` where it was not taken."""
-    return "-" if value is None else f"{value:.4g}"
+    brackets = f" ({format_error(evaluation.error_value)})" * evaluation.is_larger_in_search
+    return format_error(evaluation.judged_error) + brackets
 
 
 def metric_cell(evaluation: Evaluation, metric: str) -> str:
     """A metric's own value on the held-out samples, in brackets that on the search samples where it is another."""
-    searched, held_out = map(format_value, metric_values(evaluation, metric))
-    if evaluation.held_out is None or held_out == searched:
-        return searched
-    return f"{held_out} ({searched})"
+    searched, held_out = ("-" if value is None else f"{value:.4g}" for value in evaluation.values_of(metric))
+    return searched if evaluation.held_out is None or held_out == searched else f"{held_out} ({searched})"
 
 
 def part_text(evaluation: Evaluation, width: int = 24) -> str:
@@ -100,9 +90,7 @@ def format_bytes(value: int | None) -> str:
 def memory_text(evaluation: Evaluation) -> str:
     """What a plan's engine takes; ``~`` before it where the context is predicted."""
     memory = evaluation.memory
-    if memory is None:
-        return "-"
-    return ("~" if memory.source == "predicted" else "") + format_bytes(memory.total_bytes)
+    return "-" if memory is None else "~" * (memory.source == "predicted") + format_bytes(memory.total_bytes)
 
 
 def memory_details(evaluation: Evaluation) -> str:

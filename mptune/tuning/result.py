@@ -1,28 +1,34 @@
-"""From the record to the front: what search, report and pick all show."""
+"""From the record to the front: what search, report and pick all show, also where a search ends without a front."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from mptune.choice import Choice
 from mptune.data.metrics.accuracy import ALL_OUTPUTS
 from mptune.engines.base import DRIFT_TEXT, Failure
 from mptune.engines.failures import describe
-from mptune.errors import PlanError, RunError
+from mptune.engines.latency import DRIFT_TEXT
+from mptune.errors import BaselineError, EndedEarlyError, PlanError, RunError
+from mptune.files import write_json
 from mptune.finding import FindingOrigin, by_severity
 from mptune.findings import engine, wording
+from mptune.graph.plan import PrecisionPlan
 from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings
-from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation
-from mptune.tuning.front import Front
-from mptune.tuning.fronts import choosing, dominance, limits
-from mptune.tuning.reasons.plan_findings import plan_findings, sample_indices
-from mptune.tuning.reasons.reasons import explain
+from mptune.tuning import choosing, dominance, output_findings, plan_limits
+from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation, Origin
+from mptune.tuning.explanation import explain
+from mptune.tuning.front import FRONT_FORMAT, Front
 from mptune.tuning.record import sessions, storage, study
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.steps import baseline, remeasure
@@ -41,17 +47,19 @@ def front_of(
     more, or not here, a plan is chosen by its limits.
     """
     made = file.choice
+    if asked is None:
+        return build_front(run, file, record, made, is_made=run.chosen.exists())
     try:
-        front = build_front(run, file, record, asked or made, is_made=asked is not None or run.chosen.exists())
+        front = build_front(run, file, record, asked)
     except PlanError:
-        if asked is None or not is_again:
+        if not is_again:
             raise
         front = build_front(run, file, record, asked.model_copy(update={"plan": None}))
     choice = front.choice
-    if asked is not None and choice.unmet is not None and made.chosen is not None:
+    if choice.unmet is not None and made.chosen is not None:
         unmet = {"unmet": choice.unmet, "nearest": choice.nearest}
         return build_front(run, file, record, made.model_copy(update=unmet))
-    if asked is not None and choice.chosen is not None and choice.replaced == choice.chosen:
+    if choice.chosen is not None and choice.replaced == choice.chosen:
         return replace(front, choice=choice.model_copy(update={"replaced": made.replaced}))
     return front
 
@@ -76,7 +84,8 @@ def build_front(
         raise RunError(f"{run.path} holds no evaluation of all-FP32 yet, so there is nothing to compare with", hint)
     metrics = record.metric, *file.search.reported_metrics
     outputs = [name for name in recorded.error.per_output if name != ALL_OUTPUTS]
-    tolerances = limits.check_asked(choice, metrics, outputs, recorded.error)
+    tolerances = plan_limits.check_asked(choice, metrics, outputs)
+    plan_limits.check_columns(tolerances, recorded.error)
 
     # Each plan as it was measured last. On the front are those alone that may have been re-measured.
     settings = SearchSettings(**file.measured_settings)
@@ -92,7 +101,7 @@ def build_front(
     evaluations = tuple(by_plan.values())
     dropped = remeasure.dropped_plans(record, choice.ignore)
     on_front = {e.plan for e in (sound if is_confirmation else remeasure.candidates(every, tolerances, dropped))}
-    points = dominance.confirmed_front(limits.feasible([e for e in latest if e.plan in on_front], tolerances))
+    points = dominance.confirmed_front(plan_limits.feasible([e for e in latest if e.plan in on_front], tolerances))
 
     tf32 = record.tf32()
     tf32 = None if tf32 is None else tf32.ignoring(choice.ignore).with_baseline(base_ms)
@@ -111,7 +120,8 @@ def build_front(
     fp16 = next((e for e in evaluations if e.origin == ORIGIN_FP16), None)
     explanation = explain(record, run.data, points, [e for e in (fp32, fp16, chosen) if e], findings)
     if chosen is not None:
-        findings += plan_findings(chosen, sample_indices(file), origin, shlex.quote(str(run.path)))
+        indices, path = output_findings.sample_indices(file), shlex.quote(str(run.path))
+        findings += output_findings.plan_findings(chosen, indices, origin, path)
     shown = (chosen or fp32).plan
     is_told = any(finding.code == engine.NOTHING for finding in findings)
     is_all_pinned = bool(explanation.groups) and all(group.pinned is not None for group in explanation.groups)
@@ -195,3 +205,76 @@ def _warnings(
     if file.confirms is None and ORIGIN_SAMPLER not in origins and len(origins) < (record.plan_count or math.inf):
         more = "the same command" if record.spent < file.search.budget else "the same command with a larger --budget"
         yield f"only the baseline and the seeds were evaluated, and nothing was searched: {more} goes on"
+
+
+@contextlib.contextmanager
+def findings_kept(run: RunDirectory) -> Iterator[None]:
+    """Keep the findings that stop a search in its run.json, and in front.json unless there is one already.
+
+    That of a search that a limit ended has no points, either. The run directory is locked; errors are passed on.
+    """
+    try:
+        yield
+    except (EndedEarlyError, BaselineError) as error:
+        file, findings = run.load(), getattr(error, "findings", ())
+        if file is not None and findings:
+            codes = {finding.code for finding in findings}
+            others = (finding for finding in file.findings if finding.code not in codes)
+            file = file.model_copy(update={"findings": output_findings.with_suspects((*others, *findings))})
+            run.save(file)
+        if file is not None and (findings or isinstance(error, EndedEarlyError)) and not run.front_json.exists():
+            write_json(run.front_json, stopped_document(file))
+        raise
+
+
+def stopped_document(file: RunFile) -> dict[str, Any]:
+    """front.json of a search without a front: every key, no points, the findings."""
+    target, fixed = file.target, file.fixed_settings
+    asked = {"name": fixed.target, "engine": fixed.engine, "device": None}
+    return {
+        "format": FRONT_FORMAT,
+        "model": {"path": file.model.path, "sha256": file.model.sha256},
+        "target": {name: asked[name] if target is None else getattr(target, name) for name in asked},
+        "metric": file.search.metric,
+        "baseline": dict.fromkeys(("fp32", "fp16", "tf32")),
+        "points": [],
+        **dict.fromkeys(("chosen", "chosen_point", "choice", "hypervolume")),
+        **dict.fromkeys(("evaluations", "failures"), 0),
+        "findings": [finding.to_json() for finding in by_severity(file.findings)],
+        "warnings": list(file.warnings),
+    }
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How a search went.
+
+    Attributes:
+        hypervolume: after each evaluation (``hypervolumes``), with errors past ``reference_error`` worth nothing.
+        trials: evaluations and failed plans; ``trials_s`` is what they took together, ``builds_s`` the builds of it.
+        span_s: from the start of the first to the end of the last, pauses counted in.
+    """
+
+    hypervolume: tuple[float, ...] = ()
+    reference_error: float = 0.0
+    trials: int = 0
+    trials_s: float = 0.0
+    builds_s: float = 0.0
+    span_s: float = 0.0
+    failures: tuple[tuple[PrecisionPlan, Origin, Failure], ...] = ()
+
+
+def progress_of(record: StudyRecord, fp32: Evaluation, reference_error: float) -> Progress:
+    """Read how a search went from its record; the reference error is that of the hypervolume."""
+    evaluations = record.evaluations()
+    times = [(t.datetime_start, t.datetime_complete) for t in record.settled()]
+    spans = np.array([(begin.timestamp(), end.timestamp()) for begin, end in times if begin and end]).reshape(-1, 2)
+    return Progress(
+        dominance.hypervolumes(evaluations, fp32, reference_error),
+        reference_error,
+        trials=len(spans),
+        trials_s=float(np.maximum(np.diff(spans), 0.0).sum()),
+        builds_s=sum(evaluation.build_s for evaluation in evaluations),
+        span_s=float(np.ptp(spans)) if len(spans) else 0.0,
+        failures=record.failures(),
+    )

@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mptune.tuning.fronts.dominance import hypervolume
-from mptune.tuning.fronts.progress import hypervolumes
+from mptune.tuning.dominance import hypervolume, hypervolumes
 from tests.tuning.factory import make_error, make_evaluation
 
 

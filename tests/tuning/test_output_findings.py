@@ -9,7 +9,7 @@ import pytest
 
 from mptune.data.metrics.accuracy import OutputError, Reference, compare_outputs
 from mptune.tuning.evaluation import Evaluation
-from mptune.tuning.reasons.plan_findings import SampleIndices, plan_findings
+from mptune.tuning.output_findings import SampleIndices, plan_findings
 from tests.tuning.factory import make_evaluation
 
 RNG = np.random.default_rng(0)

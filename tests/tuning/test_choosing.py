@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from mptune.choice import Choice, ChoiceLimits
 from mptune.settings import SearchSettings
 from mptune.targets.target import EngineMemory
+from mptune.tuning.choosing import MARGIN, choose, could_be_chosen, is_as_fast, knee
+from mptune.tuning.dominance import faster_beyond_noise, shared_errors
 from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation
-from mptune.tuning.fronts.choosing import MARGIN, choose, could_be_chosen, is_as_fast, knee
-from mptune.tuning.fronts.dominance import faster_beyond_noise, shared_errors
-from mptune.tuning.fronts.limits import PlanLimits
-from mptune.tuning.fronts.texts import choice_text
+from mptune.tuning.plan_limits import PlanLimits
+from mptune.tuning.texts import choice_text
 from tests.tuning.factory import make_error, make_evaluation
 
 METRICS = ("relative_l2",)
@@ -79,7 +79,7 @@ def test_the_chosen_plan_meets_the_limits_and_none_that_does_is_faster(
     evaluations: list[Evaluation], asked: Choice, factor: float | None
 ) -> None:
     fp32, tf32 = evaluations[0], tf32_of(evaluations, factor)
-    limits = PlanLimits.of(asked, METRICS)
+    limits = PlanLimits(asked, METRICS)
     sound = [e for e in evaluations if e.is_finite]
     meeting = [e for e in sound if limits.excess(e) <= 1.0]
     choice = choose(evaluations, asked, METRICS, tf32)

@@ -13,11 +13,10 @@ from mptune.finding import CODES, Finding, Where
 from mptune.graph.groups import FOLDED
 from mptune.graph.plan import Precision
 from mptune.settings import SearchSettings
+from mptune.tuning.dominance import pareto
 from mptune.tuning.evaluation import Evaluation
-from mptune.tuning.explanation import Explanation
-from mptune.tuning.fronts.dominance import pareto
+from mptune.tuning.explanation import EXPLAIN_JSON, Explanation, Grounds, explain, keep_grounds
 from mptune.tuning.listener import Silent
-from mptune.tuning.reasons.reasons import EXPLAIN_JSON, Grounds, explain, keep_grounds
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.space import Pin, SearchSpace
 from mptune.tuning.steps.prior import SENSITIVITY_JSON, make_prior

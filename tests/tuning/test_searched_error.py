@@ -15,10 +15,9 @@ import mptune
 from mptune.data.metrics.accuracy import OutputError, Reference, compare_outputs
 from mptune.finding import OutputColumns
 from mptune.settings import SearchSettings, Tolerance
+from mptune.tuning.dominance import REFERENCE_ERROR
 from mptune.tuning.evaluation import Evaluation
-from mptune.tuning.fronts.hypervolume import REFERENCE_ERROR
-from mptune.tuning.fronts.limits import excess
-from mptune.tuning.fronts.searched_error import part_errors, searched_as, searched_error, stored, suffices
+from mptune.tuning.plan_limits import excess, part_errors, searched_as, searched_error, stored, suffices
 from mptune.tuning.steps.prior import Sensitivity, make_prior
 from tests.graph.models import constant, model, node, value
 from tests.tuning.conftest import make_small_space

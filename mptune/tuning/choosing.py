@@ -1,7 +1,4 @@
-"""The choice among all evaluations: the fastest plan within the limits, and exactness where it is free.
-
-``choose`` makes the record of the choice (``mptune.choice.Choice``); prose is made of it where it is shown.
-"""
+"""The choice among all evaluations: the fastest plan within the limits, and exactness where it is free."""
 
 from __future__ import annotations
 
@@ -13,10 +10,9 @@ import numpy as np
 from mptune.choice import Choice, ChoiceLimits
 from mptune.data.metrics.parts import ADD_IN_SQUARES
 from mptune.errors import PlanError
+from mptune.tuning.dominance import ERROR_FLOOR, REFERENCE_ERROR, faster_beyond_noise, shared_errors
 from mptune.tuning.evaluation import Evaluation
-from mptune.tuning.fronts.dominance import faster_beyond_noise, shared_errors
-from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, REFERENCE_ERROR
-from mptune.tuning.fronts.limits import PlanLimits, rest_error
+from mptune.tuning.plan_limits import PlanLimits, rest_error
 
 MARGIN = {"measured": 0.01, "predicted": 0.02}
 """Share of the latency by which plans count as equally fast, beside the noise."""
@@ -56,7 +52,7 @@ def choose(
     if asked.plan is not None:
         picked = find_plan(evaluations, asked.plan)
         return decided(picked, kind="plan", plan=picked.plan.fingerprint)
-    limits = PlanLimits.of(asked, metrics)
+    limits = PlanLimits(asked, metrics)
     kind = "knee" if limits.wants_knee else "default" if asked.given_limits == ChoiceLimits() else "limits"
     how = {"kind": kind, "default_error": limits.default_error}
     sound = [e for e in evaluations if e.is_finite]
@@ -70,8 +66,16 @@ def choose(
     # What beats all-FP32, where that meets the limits, and TF32 in one of latency and error. Where nothing that meets
     # them beats TF32, and all-FP32 does not meet them, TF32 is no reason to choose nothing.
     fp32 = next((e for e in meeting if not e.plan.reduced_groups), None)
-    faster = [e for e in meeting if fp32 is None or (e is not fp32 and not gains_nothing(e, fp32))]
-    worth = [e for e in faster if tf32 is None or not _is_beaten(e, tf32)]
+    faster = meeting
+    if fp32 is not None:
+        most_ms = fp32.latency.median_ms / (1.0 + MARGIN[fp32.latency.source])
+        faster = [e for e in meeting if e.latency.median_ms < most_ms and faster_beyond_noise(e, fp32)]
+    worth = faster
+    if tf32 is not None:
+        errors = [shared_errors(tf32, e) for e in faster]
+        worth = [
+            e for e, (own, its) in zip(faster, errors, strict=True) if its <= own or not faster_beyond_noise(tf32, e)
+        ]
     candidates = [*worth, fp32] if fp32 is not None else worth or faster
     if limits.wants_knee:
         return decided(knee(candidates), **how)
@@ -92,14 +96,6 @@ def choose(
     return decided(chosen, **how, passed_over=passed_over, is_tf32_better=is_tf32_better)
 
 
-def _is_beaten(evaluation: Evaluation, tf32: Evaluation) -> bool:
-    """Whether a plan is slower than TF32 beyond noise, and less exact."""
-    if not faster_beyond_noise(tf32, evaluation):
-        return False
-    before, after = shared_errors(tf32, evaluation)
-    return after > before
-
-
 def is_as_fast(evaluation: Evaluation, other: Evaluation) -> bool:
     """Whether a plan is slower than another by no more than the margin, and not significantly slower.
 
@@ -109,12 +105,6 @@ def is_as_fast(evaluation: Evaluation, other: Evaluation) -> bool:
     if evaluation.latency.median_ms > (1.0 + MARGIN[source]) * other.latency.median_ms:
         return False
     return source == "predicted" or not faster_beyond_noise(other, evaluation)
-
-
-def gains_nothing(evaluation: Evaluation, fp32: Evaluation) -> bool:
-    """Whether a plan is not faster than all-FP32 beyond noise and margin."""
-    least_ms = (1.0 + MARGIN[fp32.latency.source]) * evaluation.latency.median_ms
-    return fp32.latency.median_ms <= least_ms or not faster_beyond_noise(evaluation, fp32)
 
 
 def knee(evaluations: Sequence[Evaluation]) -> Evaluation:
@@ -147,7 +137,7 @@ def could_be_chosen(
     """
     choice = choose(evaluations, asked, metrics, tf32)
     named = [e for e in evaluations if e.plan.fingerprint in (choice.chosen, choice.passed_over)]
-    limits, rivals = PlanLimits.of(asked, metrics), []
+    limits, rivals = PlanLimits(asked, metrics), []
     if choice.kind in ("default", "limits") and choice.unmet is None and named:
         chosen = next(e for e in named if e.plan.fingerprint == choice.chosen)
         for e in evaluations:

@@ -1,4 +1,7 @@
-"""Which plans keep to limits: on errors, on metrics' own values (``--limit "map>=0.41"``), on time and memory."""
+"""Which plans keep to limits, and the error that the sampler minimises, which follows from tolerances.
+
+Limits are on errors, on metrics' own values (``--limit "map>=0.41"``), on time and on memory.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +9,22 @@ import difflib
 import math
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from mptune.choice import Choice, ChoiceLimits
-from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError
-from mptune.data.metrics.parts import ADD_IN_SQUARES, part_statistic
-from mptune.data.metrics.table import METRICS, own_value, undirected
+from mptune.data.metrics.accuracy import OutputError
+from mptune.data.metrics.parts import ADD_IN_SQUARES, belongs_to, part_statistic
+from mptune.data.metrics.table import METRICS, undirected
 from mptune.errors import SettingsError
 from mptune.finding import OutputColumns
-from mptune.settings import Tolerance
+from mptune.settings import SearchSettings, Tolerance
+from mptune.tuning.dominance import REFERENCE_ERROR
 from mptune.tuning.evaluation import Evaluation
 
-_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
-_LIMIT = re.compile(rf"\s*(?P<name>.+?)\s*(?P<sign>>=|<=|>|<)\s*(?P<bound>{_NUMBER})\s*")
+_LIMIT = re.compile(r"\s*(.+?)\s*([<>])=?\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*")
 
 
-@dataclass(frozen=True)
-class MetricLimit:
+class MetricLimit(NamedTuple):
     """A limit on a metric's own value, such as ``map>=0.41``: a lower bound where ``at_least``."""
 
     metric: str
@@ -36,29 +38,26 @@ class MetricLimit:
         if match is None:
             hint = "write NAME>=X or NAME<=X with a metric that --metric names, such as map>=0.41"
             raise SettingsError(f"{text} is not understood", hint, setting="limits")
-        name = match["name"]
+        name, sign, bound = match.groups()
         metric = next((metric for metric in metrics if name in (metric, undirected(metric))), None)
         if metric is None:
             close = difflib.get_close_matches(name, [*metrics, *METRICS], 1)
             hint = f"did you mean {close[0]}?" if close and name not in METRICS else f"give --metric {name}, too"
             raise SettingsError(f"{text}: the metrics are {', '.join(metrics)}", hint, setting="limits")
-        return cls(metric, match["sign"].startswith(">"), float(match["bound"]))
+        return cls(metric, sign == ">", float(bound))
 
     def excess(self, evaluation: Evaluation) -> float:
         """How far beyond the limit a plan's own value is, as a ratio: at most 1 holds, infinite is not known."""
         ratios = []
-        for value in metric_values(evaluation, self.metric)[: 1 if evaluation.held_out is None else 2]:
+        for value in evaluation.values_of(self.metric)[: 1 if evaluation.held_out is None else 2]:
             if value is not None and (value >= self.bound if self.at_least else value <= self.bound):
                 ratios.append(1.0)
-            elif value is None or not value * self.bound > 0:
-                ratios.append(math.inf)
             else:  # never 1.0 by rounding, which would hold
-                ratio = abs(value / self.bound)
+                ratio = abs(value / self.bound) if value is not None and value * self.bound > 0 else math.inf
                 ratios.append(max(ratio, 1.0 / ratio, math.nextafter(1.0, 2.0)))
         return max(ratios)
 
 
-@dataclass(frozen=True)
 class PlanLimits:
     """What a plan must keep to, on the search samples and on the held-out ones.
 
@@ -68,52 +67,38 @@ class PlanLimits:
         wants_knee: the knee of what meets the limits is wanted.
     """
 
-    asked: ChoiceLimits
-    tolerances: tuple[Tolerance, ...]
-    of_metrics: tuple[MetricLimit, ...]
-    max_error: float | None
-    default_error: float | None
-    is_error_limited: bool
-    wants_knee: bool
-
-    @classmethod
-    def of(cls, asked: ChoiceLimits, metrics: Sequence[str]) -> PlanLimits:
+    def __init__(self, asked: ChoiceLimits, metrics: Sequence[str]) -> None:
         """Those that are asked for; ``metrics`` are the objective, then the others that are taken.
 
         The objective's default limit holds unless there is a limit on it, or one on latency, or the knee is asked for.
         """
-        of_metrics = tuple(MetricLimit.parse(text, metrics) for text in asked.limits)
-        on_objective = asked.max_error is not None or any(limit.metric == metrics[0] for limit in of_metrics)
-        is_replaced = on_objective or asked.max_latency_ms is not None or asked.knee
-        default = None if is_replaced or metrics[0] not in METRICS else METRICS[metrics[0]].default_limit
-        others = bool(of_metrics or asked.tolerance) and asked.max_latency_ms is None
-        is_error_limited = on_objective or default is not None or others
-        return cls(
-            asked,
-            tuple(map(Tolerance.parse, asked.tolerance)),
-            of_metrics,
-            max_error=default if asked.max_error is None else asked.max_error,
-            default_error=default,
-            is_error_limited=is_error_limited,
-            wants_knee=asked.knee or not (is_error_limited or asked.max_latency_ms is not None),
-        )
+        self._max_latency_ms, self._max_memory_bytes = asked.max_latency_ms, asked.max_memory_bytes
+        self.tolerances = tuple(map(Tolerance.parse, asked.tolerance))
+        self._of_metrics = [MetricLimit.parse(text, metrics) for text in asked.limits]
+        on_objective = asked.max_error is not None or any(limit.metric == metrics[0] for limit in self._of_metrics)
+        has_default = not (on_objective or asked.max_latency_ms is not None or asked.knee) and metrics[0] in METRICS
+        self.default_error = METRICS[metrics[0]].default_limit if has_default else None
+        self.max_error = self.default_error if asked.max_error is None else asked.max_error
+        others = bool(asked.limits or asked.tolerance) and asked.max_latency_ms is None
+        self.is_error_limited = on_objective or self.default_error is not None or others
+        self.wants_knee = asked.knee or not (self.is_error_limited or asked.max_latency_ms is not None)
 
     def excess(self, evaluation: Evaluation, latency_ms: float | None = None) -> float:
         """The largest ratio of a figure to its limit: at most 1 meets all. Infinite where a figure is not known.
 
         ``latency_ms`` stands for the median, where it is given.
         """
-        ratios = [1.0, *(limit.excess(evaluation) for limit in self.of_metrics)]
+        ratios = [1.0, *(limit.excess(evaluation) for limit in self._of_metrics)]
         ratios += [excess(evaluation, tolerance) for tolerance in self.tolerances]
         if self.max_error is not None:
             error, limit = rest_error(evaluation, self.tolerances), self.max_error
             ratios.append(error / limit if limit > 0 else 1.0 if error <= limit else math.inf)
-        if self.asked.max_latency_ms is not None:
+        if self._max_latency_ms is not None:
             ms = evaluation.latency.median_ms if latency_ms is None else latency_ms
-            ratios.append(ms / self.asked.max_latency_ms)
-        if self.asked.max_memory_bytes is not None:
+            ratios.append(ms / self._max_latency_ms)
+        if self._max_memory_bytes is not None:
             memory = evaluation.memory
-            ratios.append(math.inf if memory is None else memory.total_bytes / self.asked.max_memory_bytes)
+            ratios.append(math.inf if memory is None else memory.total_bytes / self._max_memory_bytes)
         return math.inf if any(map(math.isnan, ratios)) else max(ratios)
 
 
@@ -143,12 +128,6 @@ def rest_error(evaluation: Evaluation, tolerances: Sequence[Tolerance] = ()) -> 
     return max(values, key=lambda value: (math.isnan(value), value), default=0.0)
 
 
-def is_larger_in_search(evaluation: Evaluation) -> bool:
-    """Whether the error of the search samples is more than twice the held-out one: these lack what makes it."""
-    held_out = evaluation.held_out_value
-    return held_out is not None and evaluation.error_value > held_out + abs(held_out)
-
-
 def is_covered(part: OutputColumns, tolerances: Sequence[Tolerance]) -> bool:
     """Whether tolerances are about all of an output, or of a part of it."""
     mine = [tolerance.columns for tolerance in tolerances if tolerance.output == part.name]
@@ -158,14 +137,13 @@ def is_covered(part: OutputColumns, tolerances: Sequence[Tolerance]) -> bool:
 
 def largest_error(error: OutputError, tolerance: Tolerance, metric: str) -> float:
     """The largest error of what a tolerance is about; NaN where it was not taken."""
-    statistics = error.per_output.get(tolerance.output, {})
+    statistic, statistics = "max_abs" if tolerance.is_absolute else metric, error.per_output.get(tolerance.output, {})
     if tolerance.columns is None:
         if tolerance.is_absolute:
-            return max(statistics.get("max_abs", (math.nan,)))
+            return max(statistics.get(statistic, (math.nan,)))
         of_output = OutputError({tolerance.output: statistics})
         return of_output.value(metric) if of_output.has(metric) else math.nan
-    statistic, values = "max_abs" if tolerance.is_absolute else metric, []
-    every = getattr(error.columns.get(tolerance.output), statistic, ())
+    values, every = [], getattr(error.columns.get(tolerance.output), statistic, ())
     for column in tolerance.columns:
         of_part = statistics.get(part_statistic(range(column, column + 1)))
         if of_part is not None and statistic == "worst_part":
@@ -175,19 +153,16 @@ def largest_error(error: OutputError, tolerance: Tolerance, metric: str) -> floa
     return math.nan if any(map(math.isnan, values)) else max(values)
 
 
-def check_asked(
-    asked: Choice, metrics: Sequence[str], outputs: Collection[str], error: OutputError | None = None
-) -> tuple[Tolerance, ...]:
+def check_asked(asked: Choice, metrics: Sequence[str], outputs: Collection[str]) -> tuple[Tolerance, ...]:
     """Check that limits, and outputs that are ignored, mean something for a model; gives the tolerances.
 
-    ``metrics`` are the objective, then the others that are taken; columns are checked by the error of any plan.
+    ``metrics`` are the objective, then the others that are taken.
     """
-    metric, tolerances = metrics[0], PlanLimits.of(asked, metrics).tolerances
+    metric, tolerances = metrics[0], PlanLimits(asked, metrics).tolerances
     limited = [tolerance.output for tolerance in tolerances]
     for setting, name in [*(("tolerance", name) for name in limited), *(("ignore", name) for name in asked.ignore)]:
         if name not in outputs:
-            close = difflib.get_close_matches(name, outputs, 1)
-            hint = f"did you mean {close[0]!r}?" if close else f"its outputs are {', '.join(list(outputs)[:8])}"
+            hint = f"its outputs are {', '.join(list(outputs)[:8])}"
             raise SettingsError(f"names {name!r}, which is no output of the model", hint, setting=setting)
         if setting == "ignore" and name in limited:
             raise SettingsError(f"names {name!r}, which has a tolerance", "give one of them", setting=setting)
@@ -199,8 +174,6 @@ def check_asked(
         if not (tolerance.is_absolute or is_kept):
             text = f"{tolerance}: {metric} is not kept for {'single columns' if of_outputs else 'single outputs'}"
             raise SettingsError(text, "write abs:X, the largest absolute error", setting="tolerance")
-    if error is not None:
-        check_columns(tolerances, error)
     return tolerances
 
 
@@ -215,14 +188,53 @@ def check_columns(tolerances: Sequence[Tolerance], error: OutputError) -> None:
             raise SettingsError(text, hint, setting="tolerance")
 
 
-def metric_values(evaluation: Evaluation, metric: str) -> tuple[float | None, float | None]:
-    """The metric's own value on the search samples and on the held-out ones; None where it was not taken."""
+# The error that the sampler minimises, one number for a plan, or for a group alone. Without tolerances it is the
+# metric's own. With them, what a tolerance is about is stated as a share of its limit: at the limit it is
+# REFERENCE_ERROR, past which the sampler takes plans for worthless. What no tolerance is about stays as it is, and the
+# largest decides. All other limits filter and choose, and steer nothing. ``law`` is the statistic that adds in squares.
 
-    def value(error: OutputError | None) -> float | None:
-        if error is None:
-            return None
-        if own_value(metric) in error.per_output.get(ALL_OUTPUTS, {}):
-            return error.value(own_value(metric))
-        return error.value(metric) if error.has(metric) else None
 
-    return value(evaluation.error), value(evaluation.held_out)
+def part_errors(error: OutputError, law: str, settings: SearchSettings) -> dict[str, float]:
+    """The error of each part of the outputs as the search weighs it, outputs that are ignored left out.
+
+    Where the statistic sees all outputs at once it is one part.
+    """
+    counted, judged = error.without(settings.ignore), []
+    parts = counted.by_part(law)
+    errors = {} if parts else {law: counted.value(law)}
+    for tolerance in settings.tolerance:
+        unit = REFERENCE_ERROR if law in ADD_IN_SQUARES else max(other.limit for other in settings.tolerance)
+        covered = {} if tolerance.is_absolute else {p: e for p, e in parts.items() if is_covered(p, [tolerance])}
+        values = {f"{tolerance} {part}": value for part, value in covered.items()}
+        if not values and not math.isnan(value := largest_error(counted, tolerance, law)):
+            values = {str(tolerance): value}
+        errors.update({name: value * unit / tolerance.limit for name, value in values.items()})
+        judged += [tolerance] * bool(values)
+    return errors | {str(part): value for part, value in parts.items() if not is_covered(part, judged)}
+
+
+def searched_error(error: OutputError, law: str, settings: SearchSettings) -> float:
+    """The number that the sampler minimises; ``inf`` where an output that counts is not finite."""
+    errors = part_errors(error, law, settings).values()
+    is_finite = error.without(settings.ignore).non_finite == 0 and all(map(math.isfinite, errors))
+    return max(errors) if is_finite else math.inf
+
+
+def searched_as(law: str, settings: SearchSettings) -> str:
+    """Names the number, so that a search with other tolerances does not take its emulated errors for its own."""
+    return "; ".join((law, *sorted(map(str, settings.tolerance)), *(f"without {o}" for o in sorted(settings.ignore))))
+
+
+def stored(error: OutputError, law: str, settings: SearchSettings) -> OutputError:
+    """What is stored of an emulated error: all that the number is made of, whatever the limits are."""
+    wanted = {
+        output: {s: v for s, v in by.items() if s in ("non_finite", "max_abs") or belongs_to(s, law)}
+        for output, by in error.per_output.items()
+    }
+    limited = {tolerance.output for tolerance in settings.tolerance if tolerance.columns is not None}
+    return OutputError(wanted, {output: errors for output, errors in error.columns.items() if output in limited})
+
+
+def suffices(error: OutputError, law: str, settings: SearchSettings) -> bool:
+    """Whether what was ``stored``, perhaps under other tolerances, has what these need."""
+    return error.non_finite > 0 or not any(math.isnan(largest_error(error, t, law)) for t in settings.tolerance)

@@ -11,9 +11,9 @@ from mptune.choice import Choice
 from mptune.data.metrics.accuracy import OutputError, Reference, compare_outputs
 from mptune.errors import SettingsError
 from mptune.settings import Tolerance
+from mptune.tuning.choosing import choose
 from mptune.tuning.evaluation import Evaluation
-from mptune.tuning.fronts.choosing import choose
-from mptune.tuning.fronts.limits import MetricLimit, PlanLimits, check_asked, excess, rest_error
+from mptune.tuning.plan_limits import MetricLimit, PlanLimits, check_asked, check_columns, excess, rest_error
 from tests.tuning.factory import make_evaluation
 
 SCALES = np.array([300.0, 300.0, 80.0, 80.0, 0.2])
@@ -76,8 +76,8 @@ def test_max_error_limits_the_rest() -> None:
     for tolerance, is_met in (("d[4]=1", True), ("d[0]=1", False)):
         asked = Choice(max_error=1e-3, tolerance=(tolerance,))
         assert (choose((one,), asked, ("worst_part",)).unmet is None) is is_met
-    assert PlanLimits.of(Choice(tolerance=("d[4]=1",)), ("worst_part",)).excess(one) == 1.0, "the default for the rest"
-    assert PlanLimits.of(Choice(tolerance=("d[0]=1",)), ("worst_part",)).excess(one) > 1.0
+    assert PlanLimits(Choice(tolerance=("d[4]=1",)), ("worst_part",)).excess(one) == 1.0, "the default for the rest"
+    assert PlanLimits(Choice(tolerance=("d[0]=1",)), ("worst_part",)).excess(one) > 1.0
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_max_error_limits_the_rest() -> None:
 def test_what_cannot_be_meant(tolerance: str | None, ignore: tuple[str, ...], what: str) -> None:
     asked = Choice(tolerance=() if tolerance is None else (tolerance,), ignore=ignore)
     with pytest.raises(SettingsError, match=what) as caught:
-        check_asked(asked, ("worst_part",), ["d"], detections(0.1))
+        check_columns(check_asked(asked, ("worst_part",), ["d"]), detections(0.1))
     assert caught.value.hint
 
 
