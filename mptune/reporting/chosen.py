@@ -16,9 +16,9 @@ import numpy as np
 from mptune._version import __version__
 from mptune.data.archive import write_arrays
 from mptune.data.images import READ_IMAGES, image_reader, load_preprocessing
-from mptune.engines.backends.tensorrt import TIMING_CACHE
 from mptune.engines.environment import Environment
 from mptune.engines.loading import check_written
+from mptune.engines.tensorrt.backend import TIMING_CACHE
 from mptune.errors import one_line
 from mptune.files import is_disk_full, link_or_copy, write_text, writing
 from mptune.graph.groups import GroupedModel

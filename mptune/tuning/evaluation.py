@@ -12,7 +12,7 @@ from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError, error_interva
 from mptune.data.metrics.parts import ADD_IN_SQUARES
 from mptune.data.metrics.table import own_value
 from mptune.engines.base import ErrorSource, Measurement
-from mptune.engines.timing.latency import Latency
+from mptune.engines.latency import Latency
 from mptune.finding import OutputColumns
 from mptune.graph.plan import PrecisionPlan
 from mptune.json_form import JsonForm, TextForm, encode

@@ -10,8 +10,8 @@ from mptune.data.scripts import law_metric
 from mptune.engines.context import RunContext
 from mptune.engines.environment import Environment
 from mptune.engines.toolchains.choose import open_toolchain
+from mptune.engines.toolchains.reference import Workers
 from mptune.engines.toolchains.toolchain import Toolchain
-from mptune.engines.workers import Workers
 from mptune.errors import EndedEarlyError
 from mptune.finding import Finding, FindingOrigin
 from mptune.run_json import RunFile, TargetSection, identity_of

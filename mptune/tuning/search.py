@@ -9,8 +9,7 @@ from typing import Any
 from mptune import run_json
 from mptune.choice import Choice
 from mptune.engines import context
-from mptune.engines.toolchains import choose, toolchain
-from mptune.engines.workers import Workers
+from mptune.engines.toolchains import choose, reference, toolchain
 from mptune.errors import RunError
 from mptune.files import files_sha256
 from mptune.graph import groups
@@ -45,7 +44,7 @@ class Search:
         settings: SearchSettings,
         listener: Listener,
         opener: measuring.OpenToolchain | None = None,
-        engine_workers: Workers | None = None,
+        engine_workers: reference.Workers | None = None,
         variables: dict[str, str] | None = None,
     ) -> None:
         """``engine_workers`` were started ahead; ``variables`` are the environment of the workers on other GPUs."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from mptune.choice import Choice
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Measurement
-from mptune.engines.timing.latency import Latency
+from mptune.engines.latency import Latency
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.run_json import FixedSettings, ModelSection, RunFile, SearchSection
