@@ -40,9 +40,9 @@ from benchmarks.common import (
 )
 from benchmarks.measuring import Emulating
 from mptune.data.metrics.accuracy import OutputError
-from mptune.engines.backends.onnxruntime import ONNXRUNTIME
 from mptune.engines.context import RunContext
 from mptune.engines.environment import read_gpus
+from mptune.engines.ort.backend import ONNXRUNTIME
 from mptune.engines.ort.session import Provider
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.graph.groups import GroupedModel, LayerGroup, find_groups
@@ -119,7 +119,7 @@ def measure(context: RunContext, random: int) -> list[Pair]:
 def emulate(context: RunContext, plans: Sequence[PrecisionPlan], *, few: bool) -> list[float]:
     provider: Provider = "cuda" if read_gpus() else "cpu"
     toolchain = Emulating(ONNXRUNTIME, load_target("h200"), context, provider)
-    toolchain.fuses = False  # as the CUDA provider, since that is what was measured, on any device
+    toolchain.prediction.fuses = False  # as the CUDA provider, since that is what was measured, on any device
     with toolchain:
         require(toolchain.reference("search"))
         require(toolchain.observe())

@@ -26,9 +26,9 @@ from benchmarks.trained.archive import SAMPLES
 from benchmarks.trained.judging import compared, held_out
 from benchmarks.trained.variants import FP32, ROOT, VARIANTS, Row, file_of
 from mptune.engines.base import EngineError
+from mptune.engines.latency import calibrate, monotonic_ms, time_in_turn
 from mptune.engines.ort.cuda_session import NO_TF32, open_session
 from mptune.engines.ort.session import SessionOptions, Tf32
-from mptune.engines.timing.latency import calibrate, monotonic_ms, time_in_turn
 from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
 from mptune.json_form import decode_float

@@ -21,8 +21,8 @@ from optuna.trial import FrozenTrial, TrialState
 
 from mptune.data.metrics.accuracy import LEAST_ERROR
 from mptune.engines.base import Failure, Measurement
-from mptune.engines.timing.latency import Latency
-from mptune.engines.timing.spread import SessionSpread, SessionTiming
+from mptune.engines.latency import Latency
+from mptune.engines.spread import SessionSpread, SessionTiming
 from mptune.errors import PlanError, RunError
 from mptune.files import READ_ERRORS, is_left, scratch_name
 from mptune.graph.plan import Precision, PrecisionPlan

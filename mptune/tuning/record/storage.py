@@ -17,8 +17,7 @@ from optuna.storages.journal._file import get_lock_file
 
 from mptune.errors import RunError
 from mptune.files import writing
-from mptune.identity import refuse_other
-from mptune.run_json import damaged_hint
+from mptune.run_json import DAMAGED_HINT, refuse_other
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL
@@ -95,7 +94,7 @@ def open_storage(url: str | None, journal: Path, *, is_locked: bool = True) -> B
         try:
             return JournalStorage(file)
         except _UNREADABLE as error:
-            raise RunError(f"line {file.line} of {journal} is damaged", damaged_hint(journal.parent)) from error
+            raise RunError(f"line {file.line} of {journal} is damaged", DAMAGED_HINT) from error
     try:
         from mptune.tuning.record.database import RetryingStorage  # SQLAlchemy is slow to import.
 
