@@ -28,9 +28,9 @@ from benchmarks.common import rounded, save
 from mptune.engines.context import RunContext
 from mptune.rundir import read_run
 from mptune.tuning import crew
+from mptune.tuning.bench import Silent
 from mptune.tuning.evaluation import ORIGIN_FP32
 from mptune.tuning.fronts.dominance import hypervolume, pareto
-from mptune.tuning.listener import Silent
 from mptune.tuning.runs.result import read_record
 from tests.fakes import FakeToolchain, Law
 from tests.graph import models

@@ -32,7 +32,7 @@ from mptune.tuning.fronts.dominance import reference_error_of
 from mptune.tuning.fronts.progress import progress_of
 from mptune.tuning.reasons.plan_findings import sample_indices
 from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.steps.remeasure import dropped_plans
+from mptune.tuning.remeasure import dropped_plans
 
 
 def write_run_files(

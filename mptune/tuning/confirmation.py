@@ -23,8 +23,8 @@ from mptune.tuning.fronts.dominance import faster_beyond_noise
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.study import compare_metric
+from mptune.tuning.remeasure import confirmed_evaluations, rounds_needed
 from mptune.tuning.runs.result import front_of, read_record
-from mptune.tuning.steps.remeasure import confirmed_evaluations, rounds_needed
 
 HELD, FEWEST_PAIRS = 0.9, 3
 """Share of the pairs from which on a ranking held; of fewer pairs nothing can be said."""

@@ -21,11 +21,11 @@ from mptune.json_form import JsonForm
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import Explanation, GroupWorth, Kept, Reason
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
+from mptune.tuning.knowledge import SENSITIVITY_JSON, Sensitivity
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.sampler.latency_model import LatencyModel
 from mptune.tuning.sampler.trials import Prior
 from mptune.tuning.space import SearchSpace
-from mptune.tuning.steps.prior import SENSITIVITY_JSON, Sensitivity
 
 LEAST_GAIN = 5e-4
 """Share of the base latency: what a group saves below it cannot be timed."""

@@ -19,6 +19,7 @@ from mptune.findings import engine, wording
 from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings
+from mptune.tuning import baseline, remeasure
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation
 from mptune.tuning.front import Front
 from mptune.tuning.fronts import choosing, dominance, limits
@@ -26,7 +27,6 @@ from mptune.tuning.reasons.plan_findings import plan_findings, sample_indices
 from mptune.tuning.reasons.reasons import explain
 from mptune.tuning.record import sessions, storage, study
 from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.steps import baseline, remeasure
 
 _NAMED = 3
 """Plans that are named in one warning."""

@@ -20,7 +20,7 @@ from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.fronts.hypervolume import REFERENCE_ERROR
 from mptune.tuning.fronts.limits import excess
 from mptune.tuning.fronts.searched_error import part_errors, searched_as, searched_error, stored, suffices
-from mptune.tuning.steps.prior import Sensitivity, make_prior
+from mptune.tuning.knowledge import Sensitivity, make_prior
 from tests.graph.models import constant, model, node, value
 from tests.tuning.conftest import make_small_space
 from tests.tuning.factory import make_evaluation
