@@ -26,7 +26,7 @@ _NAMES = {
     "mptune.api.run": "open_run Run",
     "mptune.settings": "SearchSettings LatencySettings WorkerSettings TensorRtSettings DataSettings ShapeRange",
     "mptune.graph.plan": "Precision PrecisionPlan",
-    "mptune.graph.grouping.groups": "LayerGroup find_groups",
+    "mptune.graph.groups": "LayerGroup find_groups",
     "mptune.graph.loading.model": "Model load_model",
     "mptune.graph.writing.rewrite": "rewrite",
     "mptune.tuning.evaluation": "Evaluation",
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
         SpaceError,
         TargetError,
     )
-    from mptune.graph.grouping.groups import LayerGroup, find_groups
+    from mptune.graph.groups import LayerGroup, find_groups
     from mptune.graph.loading.model import Model, load_model
     from mptune.graph.plan import Precision, PrecisionPlan
     from mptune.graph.writing.rewrite import rewrite

@@ -17,7 +17,7 @@ ChoiceKind = Literal["limits", "default", "knee", "plan"]
 class ChoiceLimits(pydantic.BaseModel):
     """Limits on the plan that is chosen, as they were given, or the wish for the knee in their place.
 
-    ``limits`` are on the metrics' own values (``mptune.tuning.fronts.limits``).
+    ``limits`` are on the metrics' own values (``mptune.tuning.plan_limits``).
     """
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, defer_build=True)

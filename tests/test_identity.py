@@ -16,7 +16,7 @@ from mptune.errors import RunError
 from mptune.rundir import read_run
 from mptune.settings import DataSettings, LatencySettings, TensorRtSettings
 from mptune.tuning.front import Front
-from mptune.tuning.runs.result import read_record
+from mptune.tuning.result import read_record
 from tests.conftest import save_mlp
 from tests.test_joining import Opener
 

@@ -21,7 +21,7 @@ from mptune.engines.environment import Environment
 from mptune.errors import RunError, SettingsError
 from mptune.rundir import has_workers, joined_run, open_run, read_run
 from mptune.tuning.front import Front
-from mptune.tuning.runs.result import read_record
+from mptune.tuning.result import read_record
 from tests.fakes import Diary, FakeToolchain, Law
 
 pytestmark = pytest.mark.usefixtures("opened_here")

@@ -9,12 +9,11 @@ import pytest
 
 import mptune
 from mptune.cli import main
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import REDUCED, Precision
 from mptune.graph.writing.rewrite import Rewriter
-from mptune.tuning.fronts.limits import MetricLimit
+from mptune.tuning.plan_limits import MetricLimit
 from tests.fakes import FAST, make_toolchain
 
 

@@ -24,14 +24,14 @@ from mptune.engines.loading import check_loads
 from mptune.errors import DataError, ModelError, SettingsError
 from mptune.files import PathLike
 from mptune.finding import Finding
-from mptune.graph.hazards.interface import state_inputs
+from mptune.graph.hazards.static import state_inputs
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import static_shapes
 from mptune.settings import DataSettings, check_limits, read_error
 from mptune.targets.findings import already_mixed_findings
 from mptune.tuning.bench import Listener, Silent
-from mptune.tuning.fronts.limits import check_asked
-from mptune.tuning.reasons.reference import training_findings
+from mptune.tuning.output_findings import training_findings
+from mptune.tuning.plan_limits import check_asked
 
 _REDUCED_TYPES = frozenset({"float16", "bfloat16"})
 

@@ -23,9 +23,9 @@ from mptune.settings import DataSettings, LatencySettings, SearchSettings, Tenso
 from mptune.targets.target import load_target
 from mptune.tuning.bench import Listener
 from mptune.tuning.front import Front
-from mptune.tuning.fronts.limits import check_asked
-from mptune.tuning.fronts.stopped import findings_kept
 from mptune.tuning.measuring import OpenToolchain
+from mptune.tuning.plan_limits import check_asked
+from mptune.tuning.result import findings_kept
 from mptune.tuning.sampler.precision import check_sampler
 from mptune.tuning.search import Search
 

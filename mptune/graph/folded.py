@@ -16,12 +16,12 @@ import onnx
 import onnx.helper
 
 from mptune.files import write_bytes
-from mptune.graph.casting.value_types import Resolution, ValueTypes
 from mptune.graph.facts import facts_of
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.reading import without_weights
 from mptune.graph.ops import SHAPE_OF
 from mptune.graph.plan import REDUCED
+from mptune.graph.value_types import Resolution, ValueTypes
 
 _WORTHWHILE = 100
 """At least this many nodes, without Constants, are worth a session of their own that folds them."""

@@ -17,7 +17,7 @@ from mptune.engines.backends.tensorrt import TIMING_CACHE
 from mptune.engines.environment import Environment
 from mptune.engines.loading import check_written
 from mptune.files import link_or_copy, writing
-from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.groups import GroupedModel
 from mptune.graph.loading.model import Model
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter
@@ -26,9 +26,9 @@ from mptune.reporting import text
 from mptune.reporting.recipe import ENGINE_FILE, NO_TRTEXEC, BuildRecipe, is_on_cpu
 from mptune.rundir import LateFaults
 from mptune.targets.costs import is_convolutional
+from mptune.tuning import texts
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front
-from mptune.tuning.fronts import texts
 
 CHECK_FILE, EMULATION_FILE = "check.npz", "check.onnx"
 """What ``infer.py --check`` reads: samples, and where the error is emulated the model that emulates it."""

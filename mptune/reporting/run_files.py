@@ -5,18 +5,18 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
-from mptune.data.check_set import collect_check
-from mptune.data.rollout import Rollout
-from mptune.data.run_outputs import HELD_OUT_NAMES_JSON, RunOutputs, read_names, write_run_outputs
+from mptune.data.run_outputs import RunOutputs, collect_check, write_run_outputs
+from mptune.data.samples import Rollout
 from mptune.engines.environment import Environment, describe_environment
 from mptune.engines.tensorrt.layers import EngineLayers
 from mptune.errors import PlanError
 from mptune.files import read_json, read_text, write_json, writing
 from mptune.graph.facts import facts_of
-from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.groups import GroupedModel
 from mptune.graph.plan import PrecisionPlan
 from mptune.graph.writing.weights import WeightBank
 from mptune.reporting.chosen import write_chosen
@@ -26,13 +26,13 @@ from mptune.run_json import RunFile
 from mptune.rundir import LateFaults, RunDirectory
 from mptune.tuning.confirmation import Confirmation
 from mptune.tuning.copies import keep_model
+from mptune.tuning.dominance import reference_error_of
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front
-from mptune.tuning.fronts.dominance import reference_error_of
-from mptune.tuning.fronts.progress import progress_of
-from mptune.tuning.reasons.plan_findings import sample_indices
+from mptune.tuning.output_findings import sample_indices
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.remeasure import dropped_plans
+from mptune.tuning.result import progress_of
 
 
 def write_run_files(
@@ -142,7 +142,5 @@ def run_outputs(run: RunDirectory, front: Front) -> RunOutputs:
     file = run.load()
     if file is None:
         return outputs
-    is_rollout = bool(file.fixed_settings.feedback)
-    names = () if is_rollout else read_names(run.data / HELD_OUT_NAMES_JSON)
-    indices = sample_indices(file).held_out
-    return replace(outputs, indices=indices, names=names, unit="sequence" if is_rollout else "sample")
+    unit: Literal["sample", "sequence"] = "sequence" if file.fixed_settings.feedback else "sample"
+    return replace(outputs, indices=sample_indices(file).held_out, unit=unit)

@@ -17,8 +17,7 @@ from mptune.graph.loading.model import Model
 from mptune.graph.ops import QUANTISING
 from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import Evaluation
-from mptune.tuning.fronts.stopped import with_suspects
-from mptune.tuning.reasons.reference import reference_findings
+from mptune.tuning.output_findings import reference_findings, with_suspects
 
 FP32_WARNING = 1e-4
 FP32_LIMIT = 1e-3

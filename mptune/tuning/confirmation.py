@@ -17,14 +17,13 @@ from mptune.json_form import JsonForm
 from mptune.run_json import RunFile, TargetSection
 from mptune.rundir import RunDirectory, read_run
 from mptune.settings import SearchSettings
+from mptune.tuning.dominance import ERROR_FLOOR, faster_beyond_noise
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front
-from mptune.tuning.fronts.dominance import faster_beyond_noise
-from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.study import compare_metric
 from mptune.tuning.remeasure import confirmed_evaluations, rounds_needed
-from mptune.tuning.runs.result import front_of, read_record
+from mptune.tuning.result import front_of, read_record
 
 HELD, FEWEST_PAIRS = 0.9, 3
 """Share of the pairs from which on a ranking held; of fewer pairs nothing can be said."""

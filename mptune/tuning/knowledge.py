@@ -27,8 +27,8 @@ from mptune.json_form import JsonForm
 from mptune.settings import SearchSettings
 from mptune.targets.roofline import LatencyTerms
 from mptune.tuning.bench import Bench, run_needed_job
-from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, REFERENCE_ERROR
-from mptune.tuning.fronts.searched_error import part_errors, searched_as, searched_error, stored, suffices
+from mptune.tuning.dominance import ERROR_FLOOR, REFERENCE_ERROR
+from mptune.tuning.plan_limits import part_errors, searched_as, searched_error, stored, suffices
 from mptune.tuning.sampler.plans import Boundary, Crossings, End
 from mptune.tuning.sampler.precision import EMULATIONS_TO_LEARN, PrecisionSampler, derive_seed
 from mptune.tuning.sampler.trials import Prior

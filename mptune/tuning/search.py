@@ -13,19 +13,29 @@ from mptune.engines.toolchains import choose, toolchain
 from mptune.engines.workers import Workers
 from mptune.errors import RunError
 from mptune.files import files_sha256
-from mptune.graph.grouping import grouped, groups
+from mptune.graph import groups
 from mptune.graph.loading.model import Model
 from mptune.rundir import RunDirectory, has_workers
 from mptune.settings import Granularity, SearchSettings
 from mptune.targets.findings import TARGET_CODE, not_measured
 from mptune.targets.target import Target
-from mptune.tuning import baseline, copies, crew, facts, measuring, remeasure, samples, space, tuner
+from mptune.tuning import (
+    baseline,
+    copies,
+    crew,
+    explanation,
+    facts,
+    measuring,
+    remeasure,
+    result,
+    samples,
+    space,
+    tuner,
+)
 from mptune.tuning.bench import Bench, Limits, Listener
 from mptune.tuning.front import Front
-from mptune.tuning.fronts.limits import check_asked
-from mptune.tuning.reasons import reasons
+from mptune.tuning.plan_limits import check_asked
 from mptune.tuning.record import storage, study
-from mptune.tuning.runs import result
 
 
 class Search:
@@ -36,7 +46,7 @@ class Search:
     """
 
     file: run_json.RunFile
-    grouped: grouped.GroupedModel
+    grouped: groups.GroupedModel
     _context: context.RunContext
 
     def __init__(
@@ -92,7 +102,7 @@ class Search:
             *facts.model_findings(self._context, self._target, observations, hazards, predicted),
         )
         self._save(findings=findings)
-        reasons.keep_grounds(free, None, run.data)
+        explanation.keep_grounds(free, None, run.data)
         settings = self._settings
         record = measuring.open_record(run, self.file, free, settings, url, is_shared=has_workers(run))
         self.record = record
@@ -150,7 +160,7 @@ class Search:
             granularity, every = groups.find_fitting_groups(model, settings.budget)
         else:
             every = groups.find_groups(model, granularity)
-        self.grouped, labels = grouped.GroupedModel(model, every), settings.labels
+        self.grouped, labels = groups.GroupedModel(model, every), settings.labels
         fixed = run_json.FixedSettings.of(
             settings,
             space_sha256=named.sha256,

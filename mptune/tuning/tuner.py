@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mptune.data.metrics.tasks import law_metric
+from mptune.data.scripts import law_metric
 from mptune.engines.base import Failure, Measurement
 from mptune.engines.failures import describe, did_not_run, machine_error
 from mptune.errors import BaselineError, RunError
@@ -21,9 +21,9 @@ from mptune.settings import SearchSettings
 from mptune.tuning.baseline import engine_findings, stop_at_errors
 from mptune.tuning.bench import HOPELESS, NEEDED_TRIES, Bench, Stop, announce, run_job, tell_outcome
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, ORIGIN_SAMPLER, ORIGIN_TF32, Evaluation
-from mptune.tuning.fronts.limits import check_columns
+from mptune.tuning.explanation import keep_grounds
 from mptune.tuning.knowledge import Knowledge
-from mptune.tuning.reasons.reasons import keep_grounds
+from mptune.tuning.plan_limits import check_columns
 from mptune.tuning.record.record import Proposal, StudyRecord
 from mptune.tuning.record.sessions import Sessions, anchored, keep_reopened
 from mptune.tuning.sampler.trials import ehvi_of

@@ -12,8 +12,8 @@ from mptune.engines.base import Failure, FailureKind, ReferenceReport, SampleSet
 from mptune.engines.failures import did_not_run, machine_error
 from mptune.errors import BaselineError, RunError
 from mptune.tuning.bench import FAULTS_IN_A_ROW, NEEDED_TRIES, Stop, run_job, run_needed_job
+from mptune.tuning.dominance import pareto
 from mptune.tuning.facts import observe
-from mptune.tuning.fronts.dominance import pareto
 from mptune.tuning.space import SearchSpace
 from tests.fakes import Diary, FakeToolchain, Law
 from tests.tuning.conftest import OpenRecord

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import mptune
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import DEFAULT_PRECISIONS, PRECISIONS, Precision, PrecisionPlan
 from mptune.settings import SearchSettings

@@ -16,8 +16,8 @@ from mptune.errors import BaselineError, SettingsError
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings, Tolerance
 from mptune.tuning.bench import HOPELESS, Limits, Stop
+from mptune.tuning.dominance import pareto
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32
-from mptune.tuning.fronts.dominance import pareto
 from mptune.tuning.knowledge import Knowledge
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.space import Pin, SearchSpace

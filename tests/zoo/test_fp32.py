@@ -15,13 +15,12 @@ from mptune.engines.context import RunContext
 from mptune.engines.toolchains.reference import ReferenceModel
 from mptune.errors import BaselineError
 from mptune.finding import Finding
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
 from mptune.processes.child import WorkerState
 from mptune.settings import DataSettings, SearchSettings
 from mptune.tuning.baseline import check_reference
-from mptune.tuning.reasons.reference import training_findings, without_repetition
+from mptune.tuning.output_findings import training_findings, without_repetition
 from tests.engines.engine_support import InProcess
 from tests.graph import models
 from tests.zoo.fp32 import Specimen, specimens

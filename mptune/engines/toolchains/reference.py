@@ -18,7 +18,7 @@ from mptune.engines.toolchains.blame import locate
 from mptune.engines.toolchains.emulation import run_bytes
 from mptune.engines.workers import observes_beside
 from mptune.graph.folded import FoldedValues, is_worthwhile, write_without_weights
-from mptune.graph.hazards.observed_values import TensorRange
+from mptune.graph.hazards.hazard import TensorRange
 from mptune.graph.loading.shapes import static_shapes
 from mptune.processes.parent import Worker
 from mptune.targets.costs import Shape

@@ -12,10 +12,10 @@ import onnx.helper
 import onnx.numpy_helper
 
 from mptune.files import write_bytes
-from mptune.graph.casting.value_types import new_suffix
 from mptune.graph.loading.model import Model
 from mptune.graph.ops import PRODUCTS
 from mptune.graph.plan import REDUCED, Precision
+from mptune.graph.value_types import new_suffix
 from mptune.graph.writing.model_file import cast_node, declare_rounded_outputs, scalar, split_nodes
 from mptune.graph.writing.observe import declared, without_outputs
 from mptune.graph.writing.weights import WeightBank

@@ -25,8 +25,7 @@ from mptune.engines.ort.fusions import FoldJob, FusionsJob, fused_nodes, may_fus
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.graph.folded import FoldedValues, is_worthwhile, write_without_weights
 from mptune.graph.fused import FusedNodes
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision
 from mptune.graph.writing.emulate import Emulator

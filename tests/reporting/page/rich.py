@@ -14,12 +14,12 @@ from mptune.data.run_outputs import RunOutputs, Sketch
 from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.engines.environment import Environment
 from mptune.finding import Finding, Where
-from mptune.graph.grouping.groups import LayerGroup
+from mptune.graph.groups import LayerGroup
 from mptune.reporting.page import PageContent
 from mptune.tuning.evaluation import Origin
 from mptune.tuning.explanation import Explanation, GroupWorth, Kept, Reason
 from mptune.tuning.front import Front
-from mptune.tuning.fronts.progress import Progress
+from mptune.tuning.result import Progress
 from tests.reporting.conftest import Bench
 
 FORGED = "</script><script>window.forged=1</script><img src=x onerror=window.forged=1>"

@@ -14,7 +14,7 @@ from optuna.distributions import CategoricalDistribution
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from mptune.tuning.bench import Stop
-from mptune.tuning.fronts.hypervolume import dominated_area, exactness, gains
+from mptune.tuning.dominance import dominated_area, exactness, gains
 from mptune.tuning.sampler.plans import Boundary
 from mptune.tuning.sampler.precision import PrecisionSampler, make_sampler
 from mptune.tuning.sampler.trials import EHVI_ATTR, Prior, read_plans

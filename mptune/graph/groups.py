@@ -1,0 +1,584 @@
+"""Layer groups: nodes that always share a precision, the unit of the search.
+
+Indivisible patterns come first, recognised by structure (``patterns``). At ``op`` granularity each pattern and each
+other node is a group; views belong to the group of their input. At ``fusion`` each pattern and each remaining heavy
+node (convolution, matrix product, norm, ...) starts a group; every other node joins the group of the latest producer
+among its inputs, as a fused epilogue would; a node that reads no group (masks, views of constants) joins its reader.
+At ``block`` these groups are merged by module or, where names say nothing, by repeated structure. A coarser granularity
+only ever merges groups of the finer one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from functools import cached_property
+from itertools import takewhile
+from typing import get_args
+
+from mptune.errors import PlanError
+from mptune.graph.facts import casts_integers, facts_of, node_rule, node_rules
+from mptune.graph.loading.model import Model, Node
+from mptune.graph.loading.tensors import fixed_shape
+from mptune.graph.ops import ALIASES, ARITHMETIC, BOUNDS, HEAVY, MOVEMENT, QUANTISING, anchor_kind, operator
+from mptune.graph.patterns import QUANTISED, Pattern, find_patterns
+from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.settings import Granularity
+
+FOLDED = "computed from constants alone: folded before the model runs, so FP16 saves nothing"
+CASTS_INTEGERS = "casts integers: every reader gets them in the type that it needs"
+_KEPT_QUANTISED = "quantised: engines run it in INT8, and a Cast beside it would keep them from fusing it"
+_BEYOND_FP16 = "its values exceed FP16's 65504 on the calibration data"
+
+RANGE_KIND = "range"
+"""Of the groups of nodes that are set apart."""
+APART_SUFFIX = "-fp32"
+"""Ends their ids."""
+
+GROUPS_PER_BUDGET = 2.0
+"""``auto`` takes ``op`` where that makes at most this many free groups per evaluation."""
+
+MOST_GROUPS = 500
+"""``auto`` takes ``block`` where ``fusion`` makes more free groups: each costs an emulated inference before a search,
+and time in each proposal of the sampler. A small budget does not call for blocks: one-group errors are known."""
+
+Scope = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class LayerGroup:
+    """Nodes that always share a precision.
+
+    Attributes:
+        id: ``g000``, ``g001``, ... in topological order; the same for the same model on every machine.
+        name: readable, from the scopes in the node names.
+        kind: of the node that started it: conv, matmul, norm, softmax, attention, rnn, reduce, resample,
+            quantised or elementwise; block for several of these together; range for nodes that are set apart.
+        nodes: node names in topological order.
+        ops: operator -> how many of it.
+        pinned: why the group is FP32 under any plan; None where it is free.
+        pattern: hash of the structure: equal for groups that repeat each other with other weights.
+    """
+
+    id: str
+    name: str
+    kind: str
+    nodes: tuple[str, ...]
+    ops: Mapping[str, int]
+    pinned: str | None = None
+    pattern: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class GroupedModel:
+    """A model and its layer groups, which always go together.
+
+    ``written_from`` is the model whose nodes were written out as steps in this one; its constants are rescaled.
+    """
+
+    model: Model
+    groups: tuple[LayerGroup, ...]
+    written_from: GroupedModel | None = None
+
+    @cached_property
+    def owners(self) -> Mapping[str, str]:
+        """Node name -> id of its group; nodes without a precision are not in it."""
+        return {node: group.id for group in self.groups for node in group.nodes}
+
+    def in_one_group(self, nodes: Iterable[Node]) -> bool:
+        """Whether all of these nodes (at least one) belong to the same group: then no plan puts a Cast between them."""
+        groups = {self.owners.get(node.name) for node in nodes}
+        return len(groups) == 1 and None not in groups
+
+    def uniform(self, precision: Precision) -> PrecisionPlan:
+        """The plan that gives every group the same precision."""
+        return PrecisionPlan.uniform(self.model.sha256, (group.id for group in self.groups), precision)
+
+
+def find_groups(model: Model, granularity: Granularity = "fusion", budget: int | None = None) -> tuple[LayerGroup, ...]:
+    """Partition the nodes that have a precision into groups.
+
+    Args:
+        model: the model.
+        granularity: how coarse.
+        budget: evaluations of the search; ``auto`` needs it.
+
+    Raises:
+        PlanError: an unknown granularity, or ``auto`` without a budget.
+    """
+    if granularity == "auto":
+        return find_fitting_groups(model, budget)[1]
+    if granularity not in get_args(Granularity):
+        raise PlanError(f"unknown granularity {granularity!r}", f"one of: {', '.join(get_args(Granularity))}")
+    return _Partition(model).groups(granularity)
+
+
+def find_fitting_groups(model: Model, budget: int | None) -> tuple[Granularity, tuple[LayerGroup, ...]]:
+    """The granularity that ``auto`` stands for, and its groups: see ``GROUPS_PER_BUDGET`` and ``MOST_GROUPS``."""
+    if budget is None or budget < 1:
+        raise PlanError("granularity 'auto' needs a budget", "give the number of evaluations, or choose a granularity")
+    partition = _Partition(model)
+    limits: dict[Granularity, float] = {"op": GROUPS_PER_BUDGET * budget, "fusion": MOST_GROUPS}
+    for granularity, most in limits.items():
+        groups = partition.groups(granularity)
+        if sum(group.pinned is None for group in groups) <= most:
+            return granularity, groups
+    return "block", partition.groups("block")
+
+
+def find_units(model: Model) -> tuple[tuple[LayerGroup, Pattern | None], ...]:
+    """The finest partition: every pattern whole, every other node on its own. For plans that name nodes."""
+    partition, index = _Partition(model), {node.name: node.index for node in model.nodes}
+    return tuple((unit, partition.pattern_of.get(index[unit.nodes[0]])) for unit in partition.units())
+
+
+def groups_sha256(groups: Sequence[LayerGroup]) -> str:
+    """A hash of which nodes are in which group."""
+    content = "\n".join(f"{g.id} {' '.join(g.nodes)}" for g in groups)
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+# -- plans that name nodes --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NodesPlan:
+    """A plan by nodes, as a plan of groups."""
+
+    groups: tuple[LayerGroup, ...]
+    plan: PrecisionPlan
+    warnings: tuple[str, ...]
+
+
+def plan_of_nodes(model: Model, wanted: Mapping[str, Precision], source: str = "the plan") -> NodesPlan:
+    """Turn precisions of nodes into precisions of indivisible groups.
+
+    A key is a node's name, a glob on names, or ``op:Softmax``; where several keys match a node, the last one counts.
+    Nodes that no key matches are FP32, except that a view takes the precision of its input, and a bias, batch norm or
+    activation that of its convolution or product. A pattern that would be split is FP32 as a whole.
+    """
+    units = find_units(model)
+    unit_of = {name: k for k, (group, _) in enumerate(units) for name in group.nodes}
+    nodes = {node.name: node for node in model.nodes}
+    explicit: dict[str, Precision] = {}
+    warnings = []
+    for key, precision in wanted.items():
+        prefix, _, op_type = key.partition(":")
+        names = [n for n, node in nodes.items() if (node.op_type == op_type if prefix == "op" else fnmatchcase(n, key))]
+        names = [key] if key in nodes else names  # names may hold brackets
+        if not names:
+            close = difflib.get_close_matches(key, nodes, 1)
+            hint = f"did you mean {close[0]!r}?" if close else "`mptune inspect MODEL --json` lists the nodes"
+            raise PlanError(f"{source}: {key!r} names no node of {model.path}", hint)
+        explicit.update((name, precision) for name in names if name in unit_of)
+        if precision is not Precision.FP32 and unit_of.keys().isdisjoint(names):
+            reason = node_rule(model, nodes[names[0]]).fixed or "it computes nothing in FP32"
+            warnings.append(f"{key!r} names only nodes that cannot be {precision.name}: {reason}")
+    chosen: dict[str, Precision] = {}  # by node
+    precisions: dict[str, Precision] = {}  # by group
+    for group, pattern in units:
+        asked = [explicit.get(name) for name in group.nodes]
+        stated = {precision for precision in asked if precision is not None}
+        reduced = [precision.name for precision in asked if precision not in (None, Precision.FP32)]
+        first, precision = nodes[group.nodes[0]], Precision.FP32
+        is_layer = pattern is not None and pattern.kind in ("conv", "matmul")
+        if not stated and len(group.nodes) == 1 and first.op_type in MOVEMENT and first.inputs:
+            maker = model.producer.get(first.inputs[0], -1)
+            precision = chosen.get(model.nodes[maker].name, precision) if maker >= 0 else precision
+        elif group.kind == QUANTISED and reduced:
+            asks = f"{group.name} stays in FP32 although the plan asks for"
+            warnings.append(f"{asks} {reduced[0]}: {group.pinned}")
+        elif len(stated) == 1 and (is_layer or None not in asked or not reduced):
+            (precision,) = stated
+        elif stated:
+            what = pattern.name if pattern is not None else group.kind
+            warnings.append(
+                f"{group.name} ({what}) is indivisible, and the plan has {len(reduced)} of its {len(group.nodes)} nodes"
+                f" in {' or '.join(dict.fromkeys(reduced))}: it is FP32 as a whole"
+            )
+        precisions[group.id] = precision
+        chosen.update(dict.fromkeys(group.nodes, precision))
+    return NodesPlan(tuple(group for group, _ in units), PrecisionPlan(model.sha256, precisions), tuple(warnings))
+
+
+# -- nodes that are set apart -------------------------------------------------------------------------------------
+
+
+def find_apart(model: Model, groups: Sequence[LayerGroup], beyond: Mapping[str, Collection[str]]) -> tuple[str, ...]:
+    """The nodes to set apart: those that hold values beyond FP16, with the indivisible patterns around them.
+
+    Of groups in which a heavy operator is left: elsewhere the Casts would cost more than they free.
+
+    Args:
+        beyond: group id -> the nodes of the group that compute or read such values.
+    """
+    around = {name: unit.nodes for unit, _ in find_units(model) for name in unit.nodes}
+    heavy = {node.name for node in model.nodes if operator(node.op_type).kind in HEAVY}
+    names: list[str] = []
+    for group in groups:
+        apart = {name for node in beyond.get(group.id, ()) for name in around[node]}
+        if not heavy.isdisjoint({*group.nodes} - apart):
+            names += [name for name in group.nodes if name in apart]
+    return tuple(names)
+
+
+def set_apart(model: Model, groups: Sequence[LayerGroup], names: Collection[str]) -> tuple[LayerGroup, ...]:
+    """The groups, with nodes of them in groups of their own that are FP32 under any plan; the rest may be FP16."""
+    nodes, parts = {node.name: node for node in model.nodes}, list[LayerGroup]()
+    for group in groups:
+        apart = [nodes[name] for name in group.nodes if name in names]
+        if not apart:
+            parts.append(group)
+            continue
+        own_id, name = group.id + APART_SUFFIX, f"{group.name} in FP32"
+        fp32 = replace(group, id=own_id, name=name, kind=RANGE_KIND, pinned=_BEYOND_FP16)
+        rest = [nodes[name] for name in group.nodes if name not in names]
+        parts += [_with_nodes(model, group, rest), _with_nodes(model, fp32, apart)]
+    return tuple(parts)
+
+
+def _with_nodes(model: Model, group: LayerGroup, nodes: Sequence[Node]) -> LayerGroup:
+    ops = dict(Counter(node.op_type for node in nodes))
+    return replace(group, nodes=tuple(n.name for n in nodes), ops=ops, pattern=_structural_hash(model, nodes))
+
+
+# -- the partition ------------------------------------------------------------------------------------------------
+
+_KEEPS_MASKS_OUT = frozenset({"attention", "softmax"})
+_KEEPS_SCALINGS_OUT = frozenset({"conv", "matmul"})
+_SCALES_OR_MASKS = ARITHMETIC | BOUNDS | {"Where", "Pow", "Neg"}
+
+_FOLDS_INTO = frozenset({"conv", "matmul"})
+"""A BatchNormalization right after one of these is folded into it by every runtime."""
+
+
+class _Partition:
+    """What the partitions of one model at every granularity share: patterns, and which nodes have a precision."""
+
+    def __init__(self, model: Model) -> None:
+        self._model, self._facts, self._patterns = model, facts_of(model), find_patterns(model)
+        self._static = self._facts.static
+        if all(fixed_shape(info.shape) is not None for info in model.inputs):
+            self._static |= self._facts.folded  # shapes are constants then
+        self.pattern_of = {index: pattern for pattern in self._patterns for index in pattern.nodes}
+        # Each node that has a precision -> those that go with it wherever it goes, itself among them.
+        rules = enumerate(node_rules(model))
+        self._whole: dict[int, tuple[int, ...]] = {i: (i,) for i, rule in rules if rule.inputs or rule.outputs}
+        for pattern in self._patterns:
+            whole = tuple(index for index in pattern.nodes if index in self._whole)
+            self._whole.update(dict.fromkeys(whole, whole))
+
+    def groups(self, granularity: Granularity) -> tuple[LayerGroup, ...]:
+        """The groups at a granularity other than ``auto``."""
+        leader, kind = self._assigned(fuse=granularity != "op")
+        return self._blocks(leader, kind) if granularity == "block" else self._named(leader, kind)
+
+    def units(self) -> tuple[LayerGroup, ...]:
+        """The finest partition."""
+        leader, kind = dict[int, int](), dict[int, str]()
+        for index, whole in self._whole.items():
+            pattern = self.pattern_of.get(index)
+            first = leader[index] = pattern.anchor if pattern and pattern.anchor in whole else whole[0]
+            own = anchor_kind(self._model.nodes[first].op_type) if pattern is None else pattern.kind
+            if own is not None and own != "activation":
+                kind[first] = own
+        return self._named(leader, kind)
+
+    def _assigned(self, *, fuse: bool) -> tuple[dict[int, int], dict[int, str]]:
+        """The groups at ``fusion`` granularity, or at ``op``: patterns, then every other node in topological order.
+
+        Returns:
+            Node -> the node that leads its group; leader -> kind of its group, where that is not elementwise.
+        """
+        leader, kind = dict[int, int](), dict[int, str]()
+        for pattern in self._patterns:
+            typed = [index for index in pattern.nodes if index in self._whole]
+            if pattern.kind != "activation" and typed:
+                first = pattern.anchor if pattern.anchor in typed else typed[0]
+                leader.update(dict.fromkeys(typed, first))
+                kind[first] = pattern.kind
+        sources = []
+        for i, whole in sorted(self._whole.items()):
+            node = self._model.nodes[i]
+            if i in leader:
+                continue
+            read = [leader[p] for p in self._producers(node) if p in leader]
+            producers = [p for p in read if kind.get(p) != QUANTISED]  # nothing joins a quantised part
+            latest = max(producers, default=i if read else -1)
+            is_folded = node.op_type == "BatchNormalization" and kind.get(latest) in _FOLDS_INTO
+            anchor = None if is_folded else anchor_kind(node.op_type)
+            is_alone = anchor is not None if fuse else not (node.op_type in MOVEMENT and producers)
+            target = i if is_alone else latest
+            if self._is_static(node) or target < 0:
+                sources.append(i)
+                continue
+            leader.update(dict.fromkeys(whole, target))  # a decomposed activation is whole
+            if target == i and anchor is not None:
+                kind[i] = anchor
+        self._join_readers(sources, leader, kind)
+        return leader, kind
+
+    def _join_readers(self, sources: Sequence[int], leader: dict[int, int], kind: Mapping[int, str]) -> None:
+        """Give nodes that read no group the group of their readers; where these differ, a group of their own.
+
+        Masks stay apart from the softmax or product that they feed, and so does the scaling of an input: (1 - mask) *
+        -1e9, and pixels of 16 bits, must be FP32 where the attention or the convolution need not be. What is computed
+        from constants stays in FP32, to be rounded once. Views of constants (exporters put an Identity before a weight
+        that two layers share) go with their first reader, whoever else reads them: converting a weight twice costs
+        nothing. Only where no other reads them it is a quantised part, which nothing else joins.
+        """
+        nodes = self._model.nodes
+        views = {i for i in sources if self._is_view_of_constant(nodes[i])}
+        single = {i for i in sources if all(self._facts.is_single(out) for out in nodes[i].outputs if out)}  # scales
+        folded = {i for i in sources if self._is_static(nodes[i])} - single - views
+        others = {*sources} - folded
+        for i in sources:  # connected sources that feed nothing in a group yet share one leader
+            alike = folded if i in folded else others
+            earlier = [leader[p] for p in self._producers(nodes[i]) if p in alike and p in leader]
+            first = i if i in self.pattern_of else max(earlier, default=i)
+            leader.update(dict.fromkeys(self._whole[i], first))
+        for i in reversed(sources):
+            if i in folded:
+                continue
+            # The groups that read it; a view's also through QuantizeLinear and its like.
+            readers, outputs = set[int](), [*nodes[i].outputs]
+            while outputs:
+                for reader in self._facts.readers(outputs.pop()):
+                    at = leader.get(reader.index, -1)
+                    if at >= 0:
+                        while at != i and leader[at] != at:
+                            at = leader[at]
+                        readers.update([leader[reader.index]] if at != i else ())  # else it leads them: no circles
+                    elif i in views and reader.op_type in QUANTISING:
+                        outputs += reader.outputs
+            floats = {reader for reader in readers if kind.get(reader) != QUANTISED}
+            if readers and i in views:
+                leader[i] = min(floats or readers)
+            elif len(floats) == 1:
+                (only,) = floats
+                is_scaling = kind.get(only) in _KEEPS_SCALINGS_OUT and nodes[i].op_type in _SCALES_OR_MASKS
+                if i in single or not (kind.get(only) in _KEEPS_MASKS_OUT or is_scaling):
+                    leader[i] = only
+        for i in reversed(sources):  # a leader that joined another group takes along those that it led
+            while leader[leader[i]] != leader[i]:
+                leader[i] = leader[leader[i]]
+
+    def _is_static(self, node: Node) -> bool:
+        return all(out in self._static for out in node.outputs if out)
+
+    def _producers(self, node: Node) -> list[int]:
+        """The nodes that compute the FP32 values that a node reads, constants folded or not."""
+        roots = (self._facts.root(i) for i in node.inputs if i and self._model.info(i).is_float32)
+        return [self._model.producer[root] for root in roots if root in self._model.producer]
+
+    def _is_view_of_constant(self, node: Node) -> bool:
+        """Whether a node shows a constant in another form: a view of it, or of its dequantised values."""
+        model, passed = self._model, MOVEMENT
+        while node.op_type in passed and node.inputs:
+            value, passed = node.inputs[0], MOVEMENT | QUANTISING
+            if value in model.initializers or value not in model.producer:
+                return value in model.initializers
+            node = model.nodes[model.producer[value]]
+        return False
+
+    def _blocks(self, leader: Mapping[int, int], kind: Mapping[int, str]) -> tuple[LayerGroup, ...]:
+        """The groups at fusion granularity, merged by module, and the rest by repeated structure."""
+        model, fine = self._model, self._named(leader, kind)
+        nodes, leaders = {node.name: node for node in model.nodes}, sorted({*leader.values()})
+        position = {first: k for k, first in enumerate(leaders)}
+        scopes = [
+            _group_scope(model.nodes[first], [nodes[name] for name in group.nodes])
+            for group, first in zip(fine, leaders, strict=True)
+        ]
+        # Of each fusion group: the module that it merges into, or the first group of the run that it belongs to.
+        modules = zip(fine, _block_scopes(scopes), strict=True)
+        labels: list[Scope | int | None] = [None if group.pinned else scope for group, scope in modules]
+        # What reads no group, and is read in another module than its own, is shared (a mask): it stays out of both.
+        reads, read_in = set[int](), [set[Scope | int | None]() for _ in fine]
+        for index, first in leader.items():
+            reader = position[first]
+            for producer in self._producers(model.nodes[index]):
+                maker = position[leader[producer]] if producer in leader else reader
+                if maker != reader:
+                    reads.add(reader)
+                    read_in[maker].add(labels[reader])
+        labels = [label if k in reads or read_in[k] <= {label} else None for k, label in enumerate(labels)]
+        alone = [k for k, label in enumerate(labels) if label is None and fine[k].pinned is None]
+        for start, length in _runs([fine[k].pattern for k in alone]):
+            for k in alone[start : start + length]:
+                labels[k] = alone[start]
+        members: dict[Scope | int, list[int]] = {}
+        for k, label in enumerate(labels):
+            members.setdefault(-1 - k if label is None else label, []).append(k)
+        block_of, kinds, titles = dict[int, int](), dict[int, str](), dict[int, str]()
+        for label, merged in members.items():
+            first = leaders[merged[0]]
+            block_of.update((leaders[k], first) for k in merged)
+            kinds[first] = "block" if len(merged) > 1 else kind.get(first, "elementwise")
+            if isinstance(label, tuple):
+                titles[first] = "/".join(label)
+            elif label >= 0:
+                titles[first] = f"{fine[merged[0]].name}..{fine[merged[-1]].name}"
+        return self._named({index: block_of[first] for index, first in leader.items()}, kinds, titles)
+
+    def _named(
+        self, leader_of: Mapping[int, int], kind: Mapping[int, str], titles: Mapping[int, str] | None = None
+    ) -> tuple[LayerGroup, ...]:
+        """The groups in topological order of their leaders; titles are names that do not follow from the nodes."""
+        model = self._model
+        members: dict[int, list[Node]] = {}
+        for index, leader in sorted(leader_of.items()):
+            members.setdefault(leader, []).append(model.nodes[index])
+        ordered = sorted(members.items())
+        # Names are unique by the groups' kinds, and by number where that is not enough.
+        kinds = [kind.get(leader, "elementwise") for leader, _ in ordered]
+        names = []
+        for leader, nodes in ordered:
+            own, scope = model.nodes[leader].name, "/".join(_group_scope(model.nodes[leader], nodes))
+            names.append((titles or {}).get(leader) or scope or own.strip("/") or own)
+        shared = Counter(names)
+        names = [f"{name}/{kinds[k]}" if shared[name] > 1 else name for k, name in enumerate(names)]
+        total, number, width = Counter(names), Counter[str](), max(3, len(str(len(ordered))))
+        groups: list[LayerGroup] = []
+        for k, ((_, nodes), name) in enumerate(zip(ordered, names, strict=True)):
+            number[name] += 1
+            unique = name if total[name] == 1 else f"{name}#{number[name]}"
+            pinned = FOLDED if all(self._is_static(node) for node in nodes) else None
+            is_moved = all(n.op_type in MOVEMENT - {"Cast"} or casts_integers(model, n) for n in nodes)
+            pinned = CASTS_INTEGERS if nodes[0].op_type == "Cast" and is_moved else pinned
+            pinned = _KEPT_QUANTISED if kinds[k] == QUANTISED else pinned
+            groups.append(_with_nodes(model, LayerGroup(f"g{k:0{width}d}", unique, kinds[k], (), {}, pinned), nodes))
+        return tuple(groups)
+
+
+# -- structure that repeats ---------------------------------------------------------------------------------------
+
+_SMALL = 64
+"""Integer constants up to this many elements are part of the structure: axes, shapes, indices."""
+
+_MAX_PERIOD = 96
+
+
+def _structural_hash(model: Model, nodes: Sequence[Node]) -> str:
+    """16 hexadecimal digits that are equal for groups of the same operators, attributes, wiring and weight shapes.
+
+    Names, weights and the order in which independent nodes stand do not count.
+    """
+
+    def digest(parts: Sequence[str]) -> str:
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+    def source(name: str) -> str:
+        """What a value from outside the group is: nothing, a constant of some shape, or a computed value."""
+        while name in model.producer and name not in model.initializers:
+            maker = model.nodes[model.producer[name]]
+            if maker.op_type not in ALIASES:
+                break
+            name = maker.inputs[0]
+        constant = model.initializers.get(name)
+        if constant is None:
+            return f"value {model.info(name).dtype}" if name else "none"
+        text = f"constant {constant.dtype} {constant.shape}"
+        if constant.dtype in ("int64", "int32", "bool") and constant.nbytes <= 8 * _SMALL:
+            text += f" {constant.numpy().reshape(-1).tolist()}"
+        return text
+
+    text_of: dict[str, str] = {}
+    digests = []
+    for node in nodes:
+        if node.op_type in ALIASES and node.is_standard:
+            text_of[node.outputs[0]] = text_of.get(node.inputs[0]) or source(node.inputs[0])
+            continue
+        number: dict[str, int] = {}
+        attributes = sorted(a.SerializeToString(deterministic=True).hex() for a in node.proto.attribute)
+        read = [f"{number.setdefault(i, len(number))}:{text_of.get(i) or source(i)}" for i in node.inputs]
+        digests.append(digest([node.domain, node.op_type, *attributes, *read]))
+        text_of.update((out, f"{digests[-1]}.{slot}") for slot, out in enumerate(node.outputs) if out)
+    return digest(sorted(digests))
+
+
+def _runs(patterns: Sequence[str]) -> list[tuple[int, int]]:
+    """Blocks in a sequence of groups without names: (start, length) of every turn of a run that repeats.
+
+    A run is at least two equal turns of two or more groups, the longest cover first; a last turn that differs in
+    its final group only (the network's output is cut from it) belongs to the run.
+    """
+    runs: list[tuple[int, int]] = []
+    start = 0
+    while start < len(patterns) - 3:
+        # Turns and period of the run from here that covers most; of equals, the shortest period.
+        turns, period = 1, 1
+        for length in range(2, min(_MAX_PERIOD, (len(patterns) - start) // 2) + 1):
+            if len(set(patterns[start : start + length])) == 1:
+                continue
+            pairs = zip(patterns[start:], patterns[start + length :], strict=False)
+            repeats = 1 + sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)) // length
+            if repeats > 1 and repeats * length > turns * period:
+                turns, period = repeats, length
+        if turns < 2:
+            start += 1
+            continue
+        following = patterns[start + turns * period : start + (turns + 1) * period]
+        if len(following) == period and list(following[:-1]) == list(patterns[start : start + period - 1]):
+            turns += 1
+        runs += [(start + turn * period, period) for turn in range(turns)]
+        start += turns * period
+    return runs
+
+
+# -- modules ------------------------------------------------------------------------------------------------------
+
+_NUMBERED = re.compile(r"(^|[._-])\d+$")
+
+_METADATA_KEY = "pkg.torch.onnx.name_scopes"
+
+_MAX_UNNUMBERED = 12
+"""A scope without a number that holds more groups than this is a network, not a block."""
+
+
+def _group_scope(leader: Node, nodes: Sequence[Node]) -> Scope:
+    """The modules that a group lies in, outermost first; empty where nothing says so.
+
+    Those of the leading node; of another one where the exporter gave the leading node no name.
+    """
+    for node in [leader] if leader.proto.name else nodes:
+        parts = node.name.split("/")[:-1]
+        for entry in node.proto.metadata_props:
+            if entry.key == _METADATA_KEY:  # a Python list of paths, from '' to the node's own name
+                modules = [path for path in re.findall(r"'([^']*)'", entry.value)[:-1] if path]
+                parts = modules[-1].split(".") if modules else []
+        scopes: list[str] = []
+        for part in filter(None, parts):  # blocks/blocks.0 and blocks/0 both become blocks.0
+            if scopes and part.isdecimal():
+                scopes[-1] = f"{scopes[-1]}.{part}"
+            elif scopes and part.startswith(f"{scopes[-1]}."):
+                scopes[-1] = part
+            else:
+                scopes.append(part)
+        if scopes:
+            return tuple(scopes)
+    return ()
+
+
+def _block_scopes(scopes: Sequence[Scope]) -> list[Scope | None]:
+    """The block that each group of a model lies in, by the groups' scopes; None for a group on its own.
+
+    A block is the innermost numbered module that holds several groups, such as ``blocks.3`` or ``layers.0/blocks.1``;
+    outside of these, the innermost module that holds a few.
+    """
+    counts = Counter(scope[:depth] for scope in scopes for depth in range(1, len(scope) + 1))
+    levels = zip(*(scope for scope in scopes if scope), strict=False)
+    common = len([*takewhile(lambda modules: len({*modules}) == 1, levels)])  # the outermost modules of all groups
+    numbered = {prefix for prefix, count in counts.items() if count > 1 and _NUMBERED.search(prefix[-1])}
+    around = {prefix[:depth] for prefix in numbered for depth in range(1, len(prefix))}
+    few = {prefix for prefix, count in counts.items() if 1 < count <= _MAX_UNNUMBERED} - around
+    blocks: list[Scope | None] = []
+    for scope in scopes:
+        inner = [scope[:depth] for depth in range(len(scope), common, -1)]
+        blocks.append(next((p for p in inner if p in numbered), None) or next((p for p in inner if p in few), None))
+    return blocks

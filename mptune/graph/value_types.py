@@ -1,0 +1,325 @@
+"""Which type every FP32 value of a model takes under a plan, and in which other types it is needed as well.
+
+The one place that decides it, for the typed model (``rewrite``), its emulation (``emulate``) and the count of Casts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import onnx
+import onnx.numpy_helper
+
+from mptune.errors import PlanError
+from mptune.graph.facts import attribute, casts_integers, facts_of, float_attribute, node_rules
+from mptune.graph.groups import GroupedModel
+from mptune.graph.loading.model import Model, Node, once
+from mptune.graph.loading.tensors import Initializer, all_graphs
+from mptune.graph.ops import COPIES, FLOAT_TYPES, RECURRENT, NodeRule
+from mptune.graph.plan import Precision, PrecisionPlan
+
+
+@dataclass(frozen=True)
+class OwnCasts:
+    """The model's own Casts, merged once for all plans: which values are one and the same.
+
+    Attributes:
+        casts: index of a Cast from FP32 or to FP32 -> what it casts to, in topological order; the other type is FP32,
+            FP16 or BF16.
+        same: FP32 result of a Cast from FP32 -> the FP32 value that it repeats.
+        reduced: (FP32 result of a Cast, precision) -> the value of that precision that it was cast from.
+        forms: (FP32 value, precision) -> the result of the Cast that gives the value in that precision. A plan that
+            computes or needs the value so gives it this name, and the Cast goes.
+        sources: result of a Cast -> the integers or the reduced value that every other form of it is cast from.
+    """
+
+    casts: dict[int, Precision] = field(default_factory=dict)
+    same: dict[str, str] = field(default_factory=dict)
+    reduced: dict[tuple[str, Precision], str] = field(default_factory=dict)
+    forms: dict[tuple[str, Precision], str] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """What a plan means for each node and value.
+
+    Attributes:
+        computed: value -> the precision that its node computes it in, where that is not FP32.
+        casts: value -> the precisions that it is needed in besides the one it is computed in: one Cast each.
+        constants: FP32 constant -> the precisions that it is needed in.
+        dropped: indices of the model's own Casts that the plan needs no more, or has among ``casts``.
+    """
+
+    node_precisions: tuple[Precision, ...]
+    computed: Mapping[str, Precision]
+    casts: Mapping[str, AbstractSet[Precision]]
+    constants: Mapping[str, AbstractSet[Precision]]
+    dropped: frozenset[int] = frozenset()
+
+    def computed_in(self, value: str) -> Precision:
+        """The precision that an FP32 value of the model is computed in."""
+        return self.computed.get(value, Precision.FP32)
+
+
+class ValueTypes:
+    """The typing of one model under any plan. Made once; resolving a plan is one pass over the nodes.
+
+    Attributes:
+        group_of: each node's position among the groups, [nodes]; -1 for a node of none.
+        constants: those that are stored in each type that reads them.
+        named: what keeps its FP32 form and its name under any plan: the interface, and what subgraphs read.
+        own: the model's own Casts.
+    """
+
+    def __init__(self, grouped: GroupedModel) -> None:
+        self.model = model = grouped.model
+        self.facts = facts_of(model)
+        self.groups = grouped.groups
+        self.rules: tuple[NodeRule, ...] = node_rules(model)
+        self.constants = {n: c for n, c in model.initializers.items() if c.dtype == "float" and not c.overridable}
+        self.named = frozenset(o.name for o in model.outputs) | {c for n in model.nodes for c in n.captures}
+        self.own = self._merged_casts()
+        self._own_fp32 = {model.nodes[i].outputs[0] for i, to in self.own.casts.items() if to is Precision.FP32}
+        position = {name: k for k, group in enumerate(self.groups) for name in group.nodes}
+        self.group_of = [position.get(node.name, -1) for node in model.nodes]
+        # Of each node: the FP32 values that it reads, whether in its own precision, and whether in any type.
+        self._reads: list[tuple[tuple[str, bool, bool], ...]] = []
+        for node, rule in zip(model.nodes, self.rules, strict=True):
+            slots = (*enumerate(node.inputs), *((-1, captured) for captured in node.captures))
+            floats = [(slot, name) for slot, name in slots if name and model.info(name).is_float32]
+            reads = ((name, slot in rule.inputs, slot in rule.reads_any) for slot, name in floats)
+            self._reads.append(tuple(dict.fromkeys(reads)))
+        self._lacking: dict[Precision, Mapping[int, tuple[str, ...]]] = {Precision.FP32: {}}
+        self._rescaled: dict[Precision, dict[str, Initializer]] = {}
+        self._written_from = grouped.written_from
+        # Under any plan: constants that are outputs or that nothing reads stay, computed outputs are FP32.
+        self._unmoved = tuple(c for c in self.constants if c not in model.consumers or c in self.named)
+        self._outputs = tuple(o.name for o in model.outputs if o.name in model.producer)
+
+    def _merged_casts(self) -> OwnCasts:
+        model, own = self.model, OwnCasts()
+        for node in model.nodes:
+            if node.op_type != "Cast" or not node.is_standard:
+                continue
+            source, result = node.inputs[0], node.outputs[0]
+            if casts_integers(model, node):
+                own.sources[result] = source
+            from_precision, to = (FLOAT_TYPES.get(model.info(name).dtype) for name in (source, result))
+            if from_precision is None or to is None or Precision.FP32 not in (from_precision, to):
+                continue
+            own.casts[node.index] = to
+            if from_precision is not Precision.FP32:
+                own.reduced[result, from_precision] = own.sources[result] = source
+                continue
+            root = own.same.get(source, source)
+            if to is Precision.FP32:
+                own.same[result] = root
+            if root not in self.constants and not (to is Precision.FP32 and root in self.named):
+                own.forms.setdefault((root, to), result)
+        return own
+
+    def precision_of_input(self, node: Node, slot: int, precision: Precision) -> Precision | None:
+        """What a node in ``precision`` reads an FP32 input in; None where it takes any type without a Cast."""
+        rule = self.rules[node.index]
+        if slot in rule.inputs:
+            return precision
+        return None if slot in rule.reads_any else Precision.FP32
+
+    def lacking(self, precision: Precision) -> Mapping[int, tuple[str, ...]]:
+        """Position of each group that cannot have a precision -> its operators that could be FP16 and not this."""
+        if precision not in self._lacking:
+            by_group: dict[int, dict[str, None]] = {}
+            for node, rule, position in zip(self.model.nodes, self.rules, self.group_of, strict=True):
+                if position >= 0 and rule.precisions and precision not in rule.precisions:
+                    by_group.setdefault(position, {})[node.op_type] = None
+            self._lacking[precision] = {position: tuple(ops) for position, ops in by_group.items()}
+        return self._lacking[precision]
+
+    def _precisions_of_nodes(self, plan: PrecisionPlan) -> tuple[Precision, ...]:
+        """The precision of each node, [nodes]: FP32 where it has none, or where its operator does not admit it.
+
+        A group with an operator that lacks what others of it have is FP32 as a whole: patterns are never split.
+        """
+        if plan.model_sha256 and plan.model_sha256 != self.model.sha256:
+            made_for = f"sha256 {plan.model_sha256[:12]}, not {self.model.sha256[:12]}"
+            raise PlanError(f"the plan is another model's: {made_for}", "give the model that the plan was made for")
+        ids = [group.id for group in self.groups]
+        unknown, missing = sorted(plan.precision.keys() - ids), sorted({*ids} - plan.precision.keys())
+        if unknown or missing:
+            what = f"names a group that the model has not: {unknown[0]}" if unknown else f"lacks a group: {missing[0]}"
+            raise PlanError(f"the plan {what}", "was it made at another granularity?")
+        wanted = [plan.precision[group] for group in ids]
+        of_group = [Precision.FP32 if k in self.lacking(p) else p for k, p in enumerate(wanted)]
+        of_group.append(Precision.FP32)  # serves what belongs to no group (-1)
+        of_node = (of_group[position] for position in self.group_of)
+        return tuple(p if p in rule.precisions else Precision.FP32 for p, rule in zip(of_node, self.rules, strict=True))
+
+    def resolve(self, plan: PrecisionPlan) -> Resolution:
+        """Type every value under ``plan``."""
+        precisions = self._precisions_of_nodes(plan)
+        own, fp32, nodes = self.own, Precision.FP32, self.model.nodes
+        computed: dict[str, Precision] = {}
+        casts: dict[str, set[Precision]] = {}
+        constants: dict[str, set[Precision]] = {name: {fp32} for name in self._unmoved}
+        read_as_they_are: set[str] = set()  # FP32 results of the model's own Casts
+        for index, precision in enumerate(precisions):  # in topological order: what a node reads is typed already
+            if index in own.casts:  # whether it stays is decided last
+                continue
+            if precision is not fp32:
+                computed.update((nodes[index].outputs[slot], precision) for slot in self.rules[index].outputs)
+            for name, is_own, is_any in self._reads[index]:
+                wanted = precision if is_own else fp32
+                if name in self._own_fp32 and wanted is fp32:
+                    read_as_they_are.add(name)
+                    continue
+                value = own.same.get(name, name)
+                if value in self.constants:
+                    constants.setdefault(value, set()).add(wanted)
+                elif not is_any and computed.get(value, fp32) is not wanted and (value, wanted) not in own.reduced:
+                    casts.setdefault(value, set()).add(wanted)
+        for name in self._outputs:
+            if name in computed:
+                casts.setdefault(name, set()).add(fp32)
+        dropped: set[int] = set()
+        for index, to in reversed(own.casts.items()):  # the last first, since one that stays needs what it reads
+            (source, *_), (result, *_) = nodes[index].inputs, nodes[index].outputs
+            value = own.same.get(source, source)
+            is_idle = result not in self.model.consumers
+            is_read = is_idle or result in self.named or result in read_as_they_are
+            is_form = own.forms.get((value, to)) == result
+            is_there = is_form and (to in casts.get(value, ()) or computed.get(value) is to)
+            if is_there or (to is fp32 and not is_read):
+                dropped.add(index)
+            elif source in self.constants:
+                constants.setdefault(source, set()).add(fp32)
+            else:
+                read_as_they_are.add(source)
+        return Resolution(precisions, computed, casts, constants, frozenset(dropped))
+
+    def node_precisions(self, plan: PrecisionPlan) -> dict[str, Precision]:
+        """The precision of every node that has one, by node name."""
+        precisions = zip(self.model.nodes, self.group_of, self._precisions_of_nodes(plan), strict=True)
+        return {node.name: precision for node, group, precision in precisions if group >= 0}
+
+    def in_precision(self, name: str, precision: Precision | None) -> Initializer:
+        """The constant that is rounded to a precision; the model's own for None.
+
+        Scales and variances of a BatchNormalization that the precision does not hold have other values in it, so that
+        the norm computes the same.
+        """
+        constant = self.model.initializers[name]
+        if precision is None:
+            return constant
+        if precision not in self._rescaled:
+            types = self if self._written_from is None else value_types(self._written_from)
+            self._rescaled[precision] = _rescaled_norms(types, precision)
+        return self._rescaled[precision].get(name, constant)
+
+    def convertible_constants(self) -> frozenset[str]:
+        """Constants that some plan reads in less than FP32: what the weight bank keeps more than once.
+
+        What is read in BF16 under some plan is read in FP16 under another (``NodeRule.precisions``).
+        """
+        names = {name for reads in self._reads for name, is_own, _ in reads if is_own}
+        return frozenset(self.own.same.get(name, name) for name in names).intersection(self.constants)
+
+
+@once
+def value_types(grouped: GroupedModel) -> ValueTypes:
+    """The typing of a model, made once for its groups."""
+    return ValueTypes(grouped)
+
+
+_LARGEST_SHIFT = 7
+"""Most that ``s`` may be, as a power of two: its square is a variance."""
+
+
+def _rescaled_norms(types: ValueTypes, precision: Precision) -> dict[str, Initializer]:
+    """The scales and variances of norms beyond a precision -> constants in their place that it holds.
+
+    With ``variance' = s**2 - epsilon`` and ``scale' = s * scale / sqrt(variance + epsilon)``, ``s`` a power of two for
+    each channel, a BatchNormalization computes the same function.
+    """
+    model, rescaled = types.model, dict[str, Initializer]()
+
+    def beyond(values: np.ndarray) -> bool:
+        return bool(np.isfinite(values).all() and np.abs(values).max(initial=0.0) > precision.largest)
+
+    for node in model.nodes:
+        if node.op_type != "BatchNormalization" or not node.is_standard or types.group_of[node.index] < 0:
+            continue
+        pair = [model.initializers.get(node.inputs[slot]) for slot in (1, 4)]
+        own = [c for c in pair if c is not None and c.name in types.constants and c.name not in types.named]
+        if len(own) < 2 or any(len(model.consumers[constant.name]) > 1 for constant in own):  # another node reads it
+            continue
+        scale, variance = (constant.numpy() for constant in own)
+        epsilon = float_attribute(node, "epsilon", 1e-5)
+        total = variance.astype(np.float64) + epsilon
+        if not (beyond(scale) or beyond(variance)) or not (total > 0).all() or not 0 <= epsilon < 0.5:
+            continue
+        factors = scale / np.sqrt(total)
+        magnitudes = np.where(factors == 0, 1.0, np.abs(factors))
+        powers = 2.0 ** np.clip(np.floor(-np.log2(magnitudes)), 0, _LARGEST_SHIFT)
+        values = [array.astype(np.float32) for array in (factors * powers, powers**2 - epsilon)]
+        for constant, array in zip(own, () if any(map(beyond, values)) else values, strict=False):
+            # Under a name of its own, since a weight bank has the model's constant under its name.
+            tensor = onnx.numpy_helper.from_array(array, constant.name)
+            rescaled[constant.name] = replace(constant, name=f"{constant.name} (rescaled)", proto=tensor)
+    return rescaled
+
+
+def new_suffix(model: Model, kind: str) -> str:
+    """A suffix such that no name in the model ends with it: a name plus the suffix is always new."""
+    suffix = f"__{kind}"
+    names = {name for node in model.nodes for name in (node.name, *node.outputs)}
+    for graph in all_graphs(model.proto.graph):
+        names.update(name for node in graph.node for name in (node.name, *node.output))
+        names.update(v.name for v in (*graph.input, *graph.initializer, *(s.values for s in graph.sparse_initializer)))
+    while any(name.endswith(suffix) for name in names):
+        suffix += "_"
+    return suffix
+
+
+_BF16_OPSET = 22
+"""From this operator set on, nearly all operators have BF16."""
+
+
+def unsupported(types: ValueTypes, precision: Precision) -> dict[str, str]:
+    """Group id -> why it cannot have a precision: operators that have FP16 and not this one at the operator set."""
+    place = f"at opset {types.model.opset}"
+    place += f"; --opset {_BF16_OPSET} raises the model" if types.model.opset < _BF16_OPSET else ""
+    return {
+        types.groups[position].id: f"ONNX has no {precision.name} for {', '.join(operators)} {place}"
+        for position, operators in types.lacking(precision).items()
+    }
+
+
+_MOVES = COPIES | {"Dropout", "MaxPool", "Pad"}
+"""Operators that TensorRT-RTX moves a Cast past where they change nothing."""
+
+
+def needs_barrier(types: ValueTypes, node: Node, resolution: Resolution) -> bool:
+    """Whether a plan puts a Cast to FP32, and nothing that computes, before the input of a forward recurrent layer."""
+    if node.op_type not in RECURRENT or not node.is_standard or attribute(node, "direction") not in (None, b"forward"):
+        return False
+    if resolution.node_precisions[node.index] is not Precision.FP32:
+        return False
+    value = node.inputs[0]
+    while resolution.computed_in(value) is Precision.FP32:
+        maker = types.model.nodes[types.model.producer[value]] if value in types.model.producer else None
+        if maker is None or not maker.is_standard or maker.op_type not in _MOVES:
+            return False
+        value = maker.inputs[0]
+    return True
+
+
+def add_barrier(graph: onnx.GraphProto, value: str, name: str, zero: str) -> str:
+    """Append ``value - 0`` as a new node and result ``name``; all barriers of a graph share the constant ``zero``."""
+    if all(constant.name != zero for constant in graph.initializer):
+        graph.initializer.add(name=zero, data_type=onnx.TensorProto.FLOAT, float_data=[0.0])
+    graph.node.add(op_type="Sub", name=name, input=[value, zero], output=[name])
+    return name

@@ -1,0 +1,279 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+
+from mptune.errors import PlanError
+from mptune.graph.facts import node_rule
+from mptune.graph.groups import FOLDED, GroupedModel, LayerGroup, find_fitting_groups, find_groups, find_units
+from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
+from mptune.graph.loading.model import Model, load_model
+from tests.graph import models
+from tests.graph.hazards.observed import magnitudes_of
+from tests.graph.models import constant, node, text, value, weight
+
+HERE = Path(__file__).parent
+FILES = [*sorted((HERE / "exported").glob("*.onnx")), *sorted((HERE / "corpus").glob("*.onnx"))]
+GRANULARITIES = ("op", "fusion", "block")
+
+
+def load(proto: object, folder: Path) -> tuple[Model, tuple[LayerGroup, ...]]:
+    model = load_model(models.save(proto, folder))  # type: ignore[arg-type]
+    return model, find_groups(model)
+
+
+def stack(layers: int, *, named: bool = True, cut: bool = False) -> onnx.ModelProto:
+    """Transformer blocks behind a convolution and before a head; ``cut`` takes the first token at the end."""
+    nodes = [
+        node("Conv", ["image", "stem"], "e", "/embed/Conv" if named else "", kernel_shape=[2, 2], strides=[2, 2]),
+        node("Reshape", ["e", "flat"], "f", "/Reshape" if named else ""),
+        node("Transpose", ["f"], "x0", "/Transpose" if named else "", perm=[0, 2, 1]),
+    ]
+    constants = [weight("stem", 8, 3, 2, 2), constant("flat", [0, 8, -1], int), constant("half", 0.5)]
+    constants += [constant("root", 2**0.5), constant("one", 1.0), constant("first", 0, int)]
+    for k in range(layers):
+        x, b = f"x{k}", f"b{k}"
+
+        def add(op: str, inputs: list[str], result: str, scope: str, k: int = k, **attributes: object) -> None:
+            name = f"/blocks/blocks.{k}/{scope}{op}" if named else ""
+            nodes.append(node(op, inputs, f"b{k}{result}", name, **attributes))
+
+        add("LayerNormalization", [x, "gamma"], "n", "norm1/", axis=-1)
+        for letter in "qkv":
+            add("MatMul", [f"{b}n", f"{b}w{letter}"], letter, f"attn/{letter}/")
+            constants.append(weight(f"{b}w{letter}", 8, 8))
+        add("Transpose", [f"{b}k"], "kt", "attn/", perm=[0, 2, 1])
+        add("MatMul", [f"{b}q", f"{b}kt"], "s", "attn/scores/")
+        add("Softmax", [f"{b}s"], "p", "attn/", axis=-1)
+        add("MatMul", [f"{b}p", f"{b}v"], "o", "attn/values/")
+        add("Add", [f"{b}o", x], "r", "")
+        add("MatMul", [f"{b}r", f"{b}wf"], "h", "mlp/fc1/")
+        for op, inputs, result in (("Div", ["h", "root"], "u"), ("Erf", ["u"], "f"), ("Add", ["f", "one"], "g")):
+            add(op, [i if i in ("root", "one") else b + i for i in inputs], result, "mlp/act/")
+        add("Mul", [f"{b}h", f"{b}g"], "a", "mlp/act/")
+        add("Mul", [f"{b}a", "half"], "c", "mlp/act/gelu/")
+        add("Add", [f"{b}c", f"{b}r"], "y", "")
+        nodes[-1].output[0] = f"x{k + 1}"
+        constants.append(weight(f"{b}wf", 8, 8))
+    last = f"x{layers}"
+    if cut:
+        nodes.append(node("Gather", [last, "first"], "token", "/Gather" if named else "", axis=1))
+        last = "token"
+    nodes.append(node("MatMul", [last, "wh"], "y", "/head/MatMul" if named else ""))
+    constants += [weight("gamma", 8), weight("wh", 8, 4)]
+    return models.model(nodes, [value("image", ["batch", 3, 4, 4])], [value("y", None)], constants)
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+@pytest.mark.smoke
+def test_every_node_with_a_precision_is_in_exactly_one_group(path: Path, granularity: str) -> None:
+    model = load_model(path)
+    groups = find_groups(model, granularity)  # type: ignore[arg-type]
+    grouped = [name for g in groups for name in g.nodes]
+    assert len(grouped) == len(set(grouped))
+    expected = {n.name for n in model.nodes if node_rule(model, n).inputs or node_rule(model, n).outputs}
+    assert set(grouped) == expected
+    assert [g.id for g in groups] == [f"g{k:03d}" for k in range(len(groups))]
+    assert len({g.name for g in groups}) == len(groups)
+    assert {name for group, _ in find_units(model) for name in group.nodes} == expected
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+def test_coarser_groups_are_made_of_finer_ones(path: Path) -> None:
+    model = load_model(path)
+    fine = [set(group.nodes) for group, _ in find_units(model)]
+    for granularity in GRANULARITIES:
+        coarse = [set(g.nodes) for g in find_groups(model, granularity)]  # type: ignore[arg-type]
+        home = {name: k for k, nodes in enumerate(coarse) for name in nodes}
+        assert all(len({home[name] for name in nodes}) == 1 for nodes in fine)
+        assert len(coarse) <= len(fine)
+        fine = coarse
+
+
+@pytest.mark.parametrize("path", sorted((HERE / "exported").glob("*.onnx")), ids=lambda p: p.stem)
+def test_groups_are_what_a_person_would_draw(path: Path) -> None:
+    kinds = [group.kind for group in find_groups(load_model(path))]
+    expected = {"conv": 5, "resample": 1} if path.stem.startswith("cnn") else {"attention": 3, "norm": 5}
+    assert {kind: kinds.count(kind) for kind in expected} == expected
+
+
+def test_bias_activation_batch_norm_and_residual_join_their_layer(tmp_path: Path) -> None:
+    _, groups = load(models.mlp(), tmp_path)
+    assert [(g.name, g.kind, dict(g.ops)) for g in groups] == [
+        ("block/norm", "norm", {"LayerNormalization": 1}),
+        ("block/fc1", "matmul", {"MatMul": 1, "Add": 1, "Relu": 1}),
+        ("block/fc2", "matmul", {"MatMul": 1, "Add": 1}),
+        ("head", "softmax", {"Softmax": 1}),
+    ]
+    _, groups = load(models.cnn(), tmp_path)
+    assert [g.kind for g in groups] == ["conv", "reduce", "matmul"]
+    assert groups[0].nodes == ("/conv/Conv", "/bn/BatchNormalization", "/relu/Relu")
+
+
+def test_an_attention_core_is_indivisible(tmp_path: Path) -> None:
+    _, groups = load(models.attention(mask=-1e4), tmp_path)
+    core = next(g for g in groups if g.kind == "attention")
+    assert core.ops == {"MatMul": 2, "Mul": 1, "Add": 1, "Softmax": 1}
+    assert sorted(g.kind for g in groups if g is not core) == ["elementwise", "matmul", "matmul", "matmul"]
+    mask = next(g for g in groups if g.kind == "elementwise")
+    assert mask.nodes == ("/mask/Cast", "/mask/Sub", "/mask/Mul"), "the mask may stay FP32 where the core is FP16"
+
+
+def test_op_granularity_splits_everything_but_patterns_and_views(tmp_path: Path) -> None:
+    model = load_model(models.save(models.mlp(), tmp_path))
+    assert [len(g.nodes) for g in find_groups(model, "op")] == [1, 3, 1, 1, 1]
+    model = load_model(models.save(models.decomposed_norm(), tmp_path))
+    assert sorted(len(g.nodes) for g in find_groups(model, "op")) == [1, 1, 8]
+    model = load_model(models.save(stack(1), tmp_path))
+    groups = find_groups(model, "op")
+    assert groups[0].nodes == ("/embed/Conv", "/Reshape", "/Transpose")
+    assert {g.name: g.kind for g in groups}["blocks.0/elementwise#1"] == "elementwise", "a residual stands alone"
+
+
+def test_blocks_are_modules_and_repeat(tmp_path: Path) -> None:
+    model = load_model(models.save(stack(3), tmp_path))
+    blocks = find_groups(model, "block")
+    assert [(b.name, b.kind) for b in blocks] == [
+        ("embed", "conv"), ("blocks.0", "block"), ("blocks.1", "block"), ("blocks.2", "block"), ("head", "matmul"),
+    ]  # fmt: skip
+    assert len({b.pattern for b in blocks}) == 3
+    assert blocks[1].pattern == blocks[2].pattern == blocks[3].pattern
+    fusion = find_groups(model)
+    assert len(fusion) == 2 + 3 * 6
+    assert len({g.pattern for g in fusion}) == 2 + 5, "queries and values are of one structure, keys are transposed"
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_blocks_without_names_are_what_repeats(cut: bool, tmp_path: Path) -> None:
+    model = load_model(models.save(stack(4, named=False, cut=cut), tmp_path))
+    blocks = find_groups(model, "block")
+    assert [b.kind for b in blocks] == ["conv", "block", "block", "block", "block", "matmul"]
+    assert len({b.pattern for b in blocks[1:5]}) == (2 if cut else 1)
+    assert {len(b.nodes) for b in blocks[1:4]} == {16}
+    named = find_groups(load_model(models.save(stack(4, cut=cut), tmp_path)), "block")
+    assert [dict(b.ops) for b in named] == [dict(b.ops) for b in blocks], "names or none, the same blocks"
+
+
+def test_a_repeat_is_a_repeat_with_other_weights_only(tmp_path: Path) -> None:
+    nodes = "h = MatMul(x, a) i = MatMul(h, b) j = MatMul(i, c) k = Gemm(j, a) y = Gemm<transB = 1>(k, a)"
+    for inner in (4, 6):
+        weights = [weight("a", 4, 4), weight("b", 4, inner), weight("c", inner, 4)]
+        _, groups = load(text(f"(float[2,4] x) => (float[2,4] y) {{ {nodes} }}", *weights), tmp_path)
+        one, two, three, four, five = (g.pattern for g in groups)
+        assert len({one, four, five}) == 3
+        assert len({one, two, three}) == (1 if inner == 4 else 3), "3 where the weights are of another shape"
+
+
+def test_an_identity_before_a_shared_weight_is_no_group_and_no_difference(tmp_path: Path) -> None:
+    nodes = [node("Identity", ["w"], "shared", "/Identity")]
+    for k in range(3):
+        source = f"x{k}" if k else "x"
+        nodes += [
+            node("MatMul", [source, "shared" if k else "w"], f"m{k}", f"/layers.{k}/fc/MatMul"),
+            node("Relu", [f"m{k}"], f"x{k + 1}", f"/layers.{k}/Relu"),
+        ]
+    _, groups = load(models.model(nodes, [value("x", [2, 4])], [value("x3", None)], [weight("w", 4, 4)]), tmp_path)
+    assert [g.name for g in groups] == [f"layers.{k}/fc" for k in range(3)]
+    assert len({g.pattern for g in groups}) == 1
+
+
+def test_what_is_computed_from_constants_alone_is_not_searched(tmp_path: Path) -> None:
+    """A causal mask that two attention cores share: folded before the model runs."""
+    cores = "".join(
+        f"q{k} = MatMul(x, w{k}) t{k} = Transpose<perm = [1, 0]>(x) s{k} = MatMul(q{k}, t{k})"
+        f" m{k} = Add(s{k}, mask) p{k} = Softmax(m{k}) y{k} = MatMul(p{k}, x) "
+        for k in "ab"
+    )
+    constants = [weight("wa", 4, 4), weight("wb", 4, 4), constant("low", -1e4), weight("below", 2, 2)]
+    graph = f"(float[2,4] x) => (float[2,4] ya, float[2,4] yb) {{ [mask] mask = Mul(below, low) {cores} }}"
+    _, groups = load(text(graph, *constants), tmp_path)
+    assert [(g.name, g.pinned) for g in groups if g.pinned] == [("mask", FOLDED)]
+
+
+@pytest.mark.parametrize("rows", [2, "rows"])
+def test_what_is_computed_from_fixed_shapes_alone_is_not_searched(rows: int | str, tmp_path: Path) -> None:
+    """A window mask, as exporters write it: from the shape of the input, which only a fixed shape makes a constant."""
+    graph = f"""(float[{rows},4] x) => (float[{rows},4] z) <int64[1,2] place = {{0, 1}}, float[1] low = {{-10000}}> {{
+        shape = Shape(x) [mask] zeros = ConstantOfShape(shape) scattered = ScatterND(zeros, place, low)
+        mask = Mul(scattered, scattered) p = MatMul(x, w) y = Add(p, mask) q = MatMul(y, w) z = Add(q, mask)
+    }}"""
+    _, groups = load(text(graph, weight("w", 4, 4)), tmp_path)
+    assert [(g.name, g.pinned) for g in groups if "ScatterND" in g.ops] == [("mask", FOLDED if rows == 2 else None)]
+    assert [g.pinned for g in groups if "MatMul" in g.ops] == [None, None]
+
+
+def test_auto_is_fusion_but_for_a_large_budget_or_very_many_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load_model(models.save(stack(3), tmp_path))
+    sizes = {g: len(find_groups(model, g)) for g in GRANULARITIES}  # type: ignore[arg-type]
+    assert sizes == {"op": 26, "fusion": 20, "block": 5}
+    for most, budget, expected in ((500, 13, "op"), (500, 12, "fusion"), (20, 1, "fusion"), (19, 12, "block")):
+        monkeypatch.setattr("mptune.graph.groups.MOST_GROUPS", most)
+        granularity, groups = find_fitting_groups(model, budget)
+        assert granularity == expected
+        assert groups == find_groups(model, granularity) == find_groups(model, "auto", budget)
+    with pytest.raises(PlanError, match="needs a budget"):
+        find_groups(model, "auto")
+    with pytest.raises(PlanError, match="granularity"):
+        find_groups(model, "layer")  # type: ignore[arg-type]
+
+
+def test_is_the_same_in_every_process(tmp_path: Path) -> None:
+    model, groups = load(models.attention(mask=-1e9), tmp_path)
+    assert find_groups(load_model(model.path)) == groups
+    code = (
+        "import sys; from mptune.graph.groups import find_groups\n"
+        "from mptune.graph.loading.model import load_model\n"
+        "for g in ('op', 'fusion', 'block'): print(find_groups(load_model(sys.argv[1]), g))"
+    )
+    path = str(HERE / "exported" / "transformer_torchscript_17.onnx")
+    printed = {
+        subprocess.run(
+            [sys.executable, "-c", code, path], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": seed}
+        ).stdout
+        for seed in "12"
+    }
+    assert len(printed) == 1
+
+
+def test_sources_that_feed_each_others_readers_are_one_group(tmp_path: Path) -> None:
+    """Each would join the group of its readers, which is led by the other: that once had no end."""
+    nodes = "s = Shape(x) r = Reshape(x, s) a = Relu(x) g = Greater(x, a) w = Where(g, x, r) y = Add(r, a)"
+    _, (group,) = load(text(f"(float[2,4] x) => (float[2,4] w, float[2,4] y) {{ {nodes} }}"), tmp_path)
+    assert len(group.nodes) == 5
+
+
+@pytest.mark.parametrize("granularity", ["fusion", "block"])
+def test_the_scaling_of_an_input_is_apart_from_the_product_that_it_feeds(tmp_path: Path, granularity: str) -> None:
+    """In 16 bits per channel, pixels pass 65504: the scaling must be FP32 where the convolution need not be."""
+    graph = """(float[n,8,8,3] image) => (float[n,4,6,6] y) {
+        [centre] centred = Sub(image, mean) [scale] scaled = Div(centred, deviation)
+        [nchw] nchw = Transpose<perm = [0, 3, 1, 2]>(scaled) [conv] c = Conv(nchw, w) [relu] y = Relu(c)
+    }"""
+    constants = [constant("mean", [3e4] * 3), constant("deviation", [2e4] * 3), weight("w", 4, 3, 3, 3)]
+    model = load_model(models.save(text(graph, *constants), tmp_path))
+    groups = find_groups(model, granularity)  # type: ignore[arg-type]
+    assert [group.nodes for group in groups] == [("centre", "scale"), ("nchw", "conv", "relu")]
+    pinned = pinned_by_hazards(
+        find_hazards(GroupedModel(model, groups), magnitudes_of({"image": 65535.0, "scaled": 1.8}))
+    )
+    assert list(pinned) == [groups[0].id]
+
+
+def test_a_mask_is_apart_from_the_product_that_it_is_added_to(tmp_path: Path) -> None:
+    graph = """(float[n,4] x, float[n,4] keep) => (float[n,4] y) <float one = {1}, float huge = {-1000000000}> {
+        [invert] drop = Sub(one, keep) [mask] bias = Mul(drop, huge)
+        h = MatMul(x, w) s = Add(h, bias) y = Sigmoid(s)
+    }"""
+    model, groups = load(text(graph, weight("w", 4, 4)), tmp_path)
+    assert ("invert", "mask") in {group.nodes for group in groups}
+    hazards = find_hazards(GroupedModel(model, groups))
+    held = {hazard.place.group for hazard in hazards if "held_as" in hazard.evidence}
+    assert [group.nodes for group in groups if group.id in held] == [("invert", "mask")]
+    assert not pinned_by_hazards(hazards)  # it is held as -65504
