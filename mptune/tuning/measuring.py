@@ -14,8 +14,7 @@ from mptune.engines.toolchains.reference import Workers
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.errors import EndedEarlyError
 from mptune.finding import Finding, FindingOrigin
-from mptune.identity import identity_of
-from mptune.run_json import RunFile, TargetSection
+from mptune.run_json import RunFile, TargetSection, identity_of
 from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings
 from mptune.targets.target import Target, profile_warnings
