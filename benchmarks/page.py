@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.browser import open_browser, show
 from mptune.choice import Choice
 from mptune.data.metrics.accuracy import OutputError
-from mptune.engines.timing.latency import Latency
+from mptune.engines.latency import Latency
 from mptune.graph.groups import LayerGroup
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.reporting.page import PageContent, write_report

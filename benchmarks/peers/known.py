@@ -88,4 +88,5 @@ def read_known(path: Path) -> Known:
     document = json.loads(path.read_text())
     seeds = tuple((name, bits) for name, bits in document["seeds"])
     alone = {group: decode_float(error) for group, error in document.get("alone", {}).items()}
-    return Known(tuple(group.group for group in grounds.groups), grounds.free, seeds, grounds.prior, alone)
+    free = tuple(group.group for group in grounds.groups if group.pinned is None)
+    return Known(tuple(group.group for group in grounds.groups), free, seeds, grounds.prior, alone)

@@ -14,7 +14,7 @@ from mptune.engines.failures import describe
 from mptune.errors import RunError
 from mptune.graph.plan import PrecisionPlan
 from mptune.json_form import JsonForm
-from mptune.run_json import RunFile, TargetSection
+from mptune.run_json import HOME, RunFile, TargetSection
 from mptune.rundir import RunDirectory, read_run
 from mptune.settings import SearchSettings
 from mptune.tuning.dominance import ERROR_FLOOR, faster_beyond_noise
@@ -158,7 +158,7 @@ def read_confirmation(
     asked: Choice | None = None,
 ) -> Confirmation:
     """Compare what a confirmation measured with what the search, in ``storage``, measured or predicted."""
-    run, search = read_run(directory.path / str(file.confirms))
+    run, search = read_run(directory.path / HOME)
     searched = read_searched(run, search, storage) if searched is None else searched
     if search.target is None:
         raise RunError(f"{run.path} holds no evaluation yet", "let `mptune search` go on with it first")

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mptune.data.metrics.parts import ADD_IN_SQUARES
-from mptune.engines.timing.latency import are_lower, is_lower
+from mptune.engines.latency import are_lower, is_lower
 from mptune.tuning.evaluation import Evaluation
 
 Floats = NDArray[np.float64]
@@ -34,7 +34,7 @@ _ZERO = np.zeros(1)
 
 
 def faster_beyond_noise(first: Evaluation, other: Evaluation) -> bool:
-    """Whether the latency of ``first`` is lower beyond noise (``mptune.engines.timing.latency``)."""
+    """Whether the latency of ``first`` is lower beyond noise (``mptune.engines.latency``)."""
     return is_lower(first.latency, other.latency)
 
 

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from mptune.engines.context import RunContext
 from mptune.engines.environment import Environment
 from mptune.engines.toolchains.choose import open_toolchain
+from mptune.engines.toolchains.reference import Workers
 from mptune.engines.toolchains.toolchain import Toolchain
-from mptune.engines.workers import Workers
-from mptune.identity import identity_of
-from mptune.run_json import RunFile, TargetSection
+from mptune.run_json import RunFile, TargetSection, identity_of
 from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings
 from mptune.targets.target import Target, profile_warnings

@@ -17,7 +17,7 @@ from functools import partial
 from mptune.choice import Choice
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, Measurement
-from mptune.engines.timing.latency import Latency, pool_latencies
+from mptune.engines.latency import Latency, pool_latencies
 from mptune.json_form import JsonForm
 from mptune.settings import LatencySettings, SearchSettings, Tolerance
 from mptune.tuning.bench import Bench, count_down

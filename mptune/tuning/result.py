@@ -14,9 +14,8 @@ import numpy as np
 
 from mptune.choice import Choice
 from mptune.data.metrics.accuracy import ALL_OUTPUTS
-from mptune.engines.base import Failure
+from mptune.engines.base import DRIFT_TEXT, Failure
 from mptune.engines.failures import describe
-from mptune.engines.timing.latency import DRIFT_TEXT
 from mptune.errors import BaselineError, EndedEarlyError, PlanError, RunError
 from mptune.files import write_json
 from mptune.finding import FindingOrigin, by_severity

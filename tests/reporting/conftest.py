@@ -13,7 +13,7 @@ import pytest
 from mptune.choice import Choice
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.environment import Environment, GpuState
-from mptune.engines.timing.latency import Latency
+from mptune.engines.latency import Latency
 from mptune.graph.groups import GroupedModel, LayerGroup, find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision, PrecisionPlan

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mptune.engines.environment import Environment
-from mptune.engines.timing.latency import Latency
+from mptune.engines.latency import Latency
 from mptune.reporting.text import (
     environment_facts,
     error_source,

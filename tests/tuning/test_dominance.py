@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from mptune.data.metrics.accuracy import OutputError
-from mptune.engines.timing.latency import Latency
-from mptune.engines.timing.spread import SessionSpread
+from mptune.engines.latency import Latency
+from mptune.engines.spread import SessionSpread
 from mptune.tuning.dominance import faster_beyond_noise, neighbours, pareto, shared_errors
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.texts import compared

@@ -1,23 +1,17 @@
-"""Do the rows of a batch mix? And what each value of a model holds, to find the node where something goes wrong."""
+"""Do the rows of a batch mix, and does every output keep them?"""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
-from typing import Literal
+from dataclasses import dataclass
 
 import numpy as np
 
-from mptune.engines.base import EngineError, FailureKind, RowReport, Stage
-from mptune.engines.jobs.outputs import value_error
-from mptune.engines.jobs.samples import Feed, Outputs, cached_samples
-from mptune.engines.ort.cuda_session import open_session
-from mptune.engines.ort.session import OrtSession, Provider, SessionOptions
-from mptune.processes.child import WorkerState
+from mptune.engines.base import EngineError, FailureKind, RowReport
+from mptune.engines.ort.session import OrtSession
+from mptune.engines.outputs import value_error
+from mptune.engines.samples import Feed, Outputs
 
 _MOST_ROWS = 4
 _ROWS_BYTES = 1 << 30
@@ -28,9 +22,6 @@ _NO_BATCH = re.compile(
     re.IGNORECASE,
 )
 """A dimension with such a name holds the parts of one sample, which may well act on each other."""
-Question = Literal["finite", "repeat", "constant", "rows", "batch"]
-"""finite: one sample. repeat: one sample twice. constant: two samples that differ. rows: a row alone, and the same row
-among different ones. batch: a row alone, and a batch."""
 Dim = int | str | None
 
 
@@ -90,7 +81,7 @@ def row_feeds(inputs: Mapping[str, Sequence[Dim]], samples: Sequence[Feed], most
                 rows.append(row)
     if len(rows) == 1:
         flipped = {name: np.flip(first[name], -1) if first[name].ndim > 1 else first[name] for name in axes}
-        changed: tuple[Feed, ...] = ({**first, **flipped}, {**first, **_halved(flipped)})
+        changed: tuple[Feed, ...] = ({**first, **flipped}, {**first, **halved(flipped)})
         rows += [row for row in changed if not _same(row, first)][:1]
     rows += [rows[-1]] * (size - len(rows))
 
@@ -109,9 +100,14 @@ def _same(feed: Feed, other: Feed) -> bool:
     return all(np.array_equal(values, other[name]) for name, values in feed.items())
 
 
-def _halved(feed: Feed) -> Feed:
+def halved(feed: Feed) -> Feed:
     """Another sample, where there is only one."""
     return {name: x * x.dtype.type(0.5) if x.dtype.kind == "f" else x for name, x in feed.items()}
+
+
+def first_other(feeds: Sequence[Feed]) -> int | None:
+    """Index of the first sample that differs from the first one; None where all are the same."""
+    return next((k for k, feed in enumerate(feeds) if not _same(feed, feeds[0])), None)
 
 
 def check_rows(
@@ -175,82 +171,3 @@ def _distance(batch: np.ndarray, row: int, alone: np.ndarray) -> float:
     norm, *norms = (float(np.linalg.norm(np.asarray(values, np.float64))) for values in (alone, *batch))
     usual = float(np.sqrt(np.mean(np.square(norms))))
     return error * norm / usual if np.isfinite(error) and np.isfinite(usual) and usual > norm > 0 else error
-
-
-@dataclass(frozen=True)
-class Sight:
-    """What one value holds."""
-
-    shapes: tuple[tuple[int, ...], ...]
-    kind: str = ""  # ``nan`` or ``inf`` where not all is finite
-    difference: float = 0.0
-    """Relative L2 between the two feeds, of the same row where rows are compared; 0 where there is one feed, or where
-    the two cannot be compared; infinite where a value belongs to pairs of rows."""
-    is_equal: bool = True
-
-    @property
-    def keeps_rows(self) -> bool:
-        """Whether the first dimension grows with the batch."""
-        first, second = (shape[:1] for shape in self.shapes)
-        return first != second
-
-
-def first_other(feeds: Sequence[Feed]) -> int | None:
-    """Index of the first sample that differs from the first one; None where all are the same."""
-    return next((k for k, feed in enumerate(feeds) if not _same(feed, feeds[0])), None)
-
-
-@dataclass(frozen=True)
-class SightJob:
-    """Run models whose outputs are values of one model, and reduce each to a ``Sight``."""
-
-    models: tuple[Path, ...]
-    samples: Path
-    provider: Provider
-    question: Question
-    index: int = 0  # of the sample, or of the row, the first or the last one
-
-    def run(self, state: WorkerState) -> dict[str, Sight]:
-        """See the class; empty where the samples do not have such feeds."""
-        samples = cached_samples(state, self.samples)
-        sights: dict[str, Sight] = {}
-        for model in self.models:
-            session = state.transient(partial(open_session, model, SessionOptions(self.provider)))
-            state.enter(Stage.RUN)
-            results = [session.run(feed) for feed in self._feeds(session, samples)]
-            sights.update({name: self._sight([values[name] for values in results]) for name in (results or [{}])[0]})
-        return sights
-
-    def _feeds(self, session: OrtSession, samples: Sequence[Feed]) -> tuple[Feed, ...]:
-        if self.question == "finite":
-            return (samples[self.index],)
-        if self.question == "repeat":
-            return (samples[0], samples[0])
-        if self.question == "constant":
-            other = first_other(samples)
-            return (samples[0], _halved(samples[0]) if other is None else samples[other])
-        rows = row_feeds({name: shape for name, (_, shape) in session.inputs.items()}, samples)
-        return () if rows is None else (rows.last if self.index else rows.first, rows.batch)
-
-    def _sight(self, arrays: Sequence[np.ndarray]) -> Sight:
-        first, other = arrays[0], arrays[-1]
-        is_float = first.dtype.kind == "f"
-        kind = ("nan" if np.isnan(first).any() else "inf" if np.isinf(first).any() else "") if is_float else ""
-        sight = Sight(tuple(tuple(int(dim) for dim in array.shape) for array in arrays), kind)
-        if self.question == "rows":
-            # The part of a batch that belongs to the row, by the one axis that grew.
-            grown = [k for k, (a, b) in enumerate(zip(first.shape, other.shape, strict=False)) if a != b]
-            if first.ndim != other.ndim or first.ndim == 0:
-                return sight
-            if len(grown) > 1:  # each value belongs to a pair of rows, as in attention over the batch
-                return replace(sight, difference=math.inf, is_equal=False)
-            axis = grown[0] if grown else 0
-            length = first.shape[axis] if grown else 1
-            if length == 0 or other.shape[axis] < (self.index + 1) * length:
-                return sight
-            part = range(self.index * length, (self.index + 1) * length)
-            first, other = first if grown else first.take(part, axis), other.take(part, axis)
-        if first.dtype.kind not in "fiub" or len(arrays) == 1:
-            return sight
-        is_equal = first.shape == other.shape and np.array_equal(first, other, equal_nan=is_float)
-        return replace(sight, difference=value_error(other, first), is_equal=is_equal)

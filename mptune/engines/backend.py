@@ -113,7 +113,7 @@ class Builder(ABC):
 
 
 class Backend(Protocol):
-    """Builds and opens engines. Found by its name (``mptune.engines.backends.registry``)."""
+    """Builds and opens engines. Found by its name (``mptune.engines.environment``)."""
 
     name: str
 

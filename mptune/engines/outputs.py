@@ -14,9 +14,9 @@ import numpy as np
 
 from mptune.data.archive import read_samples, save_samples
 from mptune.engines.base import Engine, EngineError, FailureKind, Stage
-from mptune.engines.jobs.samples import Feed, Outputs, cached_samples
 from mptune.engines.ort.cuda_session import OrtEngine, open_session
 from mptune.engines.ort.session import OrtSession, SessionOptions
+from mptune.engines.samples import Feed, Outputs, cached_samples
 from mptune.processes.child import WorkerState
 
 Run = Callable[[Feed], Outputs]  # computes all outputs of one sample

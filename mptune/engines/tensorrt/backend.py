@@ -5,25 +5,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mptune.engines.backends.backend import Availability, BackendStatus, Builder, Built, Place
+from mptune.engines.backend import Availability, BackendStatus, Builder, Built, Place
 from mptune.engines.base import Failure, MissingKernel, Profiling
 from mptune.engines.ort.cuda_session import PROBE_TIMEOUT_S
-from mptune.engines.tensorrt.builder import BuildOptions
-from mptune.engines.tensorrt.jobs import (
-    BuildJob,
-    EngineProfileJob,
-    LibraryJob,
-    LibraryReport,
-    ParseJob,
-    TensorRtEngine,
-)
+from mptune.engines.tensorrt.builder import BuildJob, BuildOptions, ParseJob
 from mptune.engines.tensorrt.layers import LayerTime
-from mptune.engines.tensorrt.library import AHEAD_OF_TIME, RTX_CAPABILITIES, Kind, install_line, is_installed
-from mptune.engines.tensorrt.session import EngineOptions
+from mptune.engines.tensorrt.library import (
+    AHEAD_OF_TIME,
+    RTX_CAPABILITIES,
+    Kind,
+    find_library,
+    install_line,
+    is_installed,
+)
+from mptune.engines.tensorrt.session import EngineOptions, EngineProfileJob, TensorRtEngine
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.processes.parent import run_once
@@ -116,14 +114,6 @@ def why_not_on(kind: Kind, gpu: Gpu) -> str | None:
 
 def _listed(capabilities: Iterable[tuple[int, int]]) -> str:
     return ", ".join(f"{major}.{minor}" for major, minor in capabilities)
-
-
-@cache
-def find_library(kind: Kind) -> LibraryReport | str:
-    """TensorRT or TensorRT-RTX as a worker finds it, or why it cannot be used. Cached for the process."""
-    if not is_installed(kind):
-        return f"{kind} is not installed"
-    return run_once(LibraryJob(kind), PROBE_TIMEOUT_S)
 
 
 def foreign_operators(model: Model, domain: str = "") -> str:

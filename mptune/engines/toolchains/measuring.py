@@ -1,4 +1,7 @@
-"""The jobs that open a candidate, take its error, and time it in turn with the FP32 baseline, which stays open."""
+"""Measuring plans: the jobs that open candidates and time them in turn with the FP32 baseline, which stays open.
+
+And ``Timings``, in the parent: what was timed on this device before decides what the next timing has to show.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,29 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mptune.data.samples import outputs_of
-from mptune.engines.base import Engine, EngineSession, Measurement, Stage
-from mptune.engines.cuda import runtime as cuda
+from mptune.engines import cuda
+from mptune.engines.base import DRIFT_TEXT, Engine, EngineSession, Failure, Measurement, SampleSet, Stage
+from mptune.engines.context import RunContext
 from mptune.engines.environment import process_warnings, read_gpus, state_warnings
-from mptune.engines.jobs.samples import Scoring, cached_samples, file_identity
-from mptune.engines.timing.latency import Latency, Repetitions, Stopwatch, calibrate, monotonic_ms, time_in_turn
-from mptune.engines.timing.spread import Enough, SessionTiming
+from mptune.engines.latency import Latency, Repetitions, Stopwatch, calibrate, monotonic_ms, time_in_turn
+from mptune.engines.samples import Scoring, cached_samples, file_identity
+from mptune.engines.spread import Enough, SessionTiming, Standings
+from mptune.files import READ_ERRORS, read_json, write_json
+from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.json_form import JsonForm
 from mptune.processes.child import WorkerState
 from mptune.settings import LatencySettings
 from mptune.targets.detect import Throttling, read_power_mode, read_throttling, throttling_warnings
 from mptune.targets.target import EngineMemory
 
+if TYPE_CHECKING:
+    from mptune.engines.backend import Builder, Built
+
+DRIFT_WARNING = 0.1
+"""A baseline whose latency has changed by more than this share since its first timing is a warning."""
 STATE_AGE_S = 10.0
 """The state of the GPUs is read once in this time: nvidia-smi takes 77 ms on an H200, as long as a timing."""
 
@@ -153,3 +166,70 @@ class ReopenJob:
             assert latency.session is not None
             timings.append(latency.session)
         return tuple(timings)
+
+
+@dataclass(frozen=True)
+class TimingRecord(JsonForm):
+    """Repetitions and baseline latency of the first timing, and what it was taken with."""
+
+    repetitions: Repetitions
+    baseline_ms: float
+    settings: LatencySettings
+
+    @classmethod
+    def read(cls, path: Path, settings: LatencySettings) -> TimingRecord | None:
+        """The record of an earlier process; None where there is none or its latency settings were others."""
+        try:
+            record = cls.from_json(read_json(path))
+        except READ_ERRORS:
+            return None
+        return record if record.settings == settings else None
+
+
+class Timings:
+    """Makes the jobs that time plans of one run on one device, and corrects what they measured for drift."""
+
+    def __init__(self, context: RunContext, builder: Builder, path: Path, *, on_gpu: bool) -> None:
+        """``path`` is the file of the first timing, which later processes of the run go on from."""
+        self._context, self._builder, self._path, self._on_gpu = context, builder, path, on_gpu
+        self._record: TimingRecord | None = None
+        self._standings = Standings()  # What was timed in this process tells how exact the next timing has to be.
+
+    def job(self, built: Built, plan: PrecisionPlan, which: SampleSet) -> MeasureJob | Failure:
+        """The job for an engine; a failure where the baseline has none."""
+        context, settings = self._context, self._context.settings
+        baseline = self._builder.build(context.grouped.uniform(Precision.FP32), baseline=True)
+        if isinstance(baseline, Failure):
+            return baseline
+        self._record = self._record or TimingRecord.read(self._path, settings.latency)
+        return MeasureJob(
+            engine=built.engine,
+            baseline=baseline.engine,
+            scoring=Scoring.in_run(context, which, plan),
+            timing_samples=context.samples("search"),
+            on_gpu=self._on_gpu,
+            latency=settings.latency,
+            repetitions=None if self._record is None else self._record.repetitions,
+            enough=self._standings.enough(plan.fingerprint),
+            ignored=settings.ignore,
+        )
+
+    def add(self, plan: PrecisionPlan, timings: Sequence[SessionTiming], error: float = math.nan) -> None:
+        """Take the timings of a plan's sessions, and its error where it is known."""
+        self._standings.add(plan.fingerprint, timings, error)
+
+    def corrected(self, result: MeasureResult) -> Measurement:
+        """What was measured, in terms of the baseline's first latency on this device; that freezes the repetitions."""
+        if self._record is None:
+            settings = self._context.settings.latency
+            self._record = TimingRecord(result.repetitions, result.baseline.median_ms, settings)
+            write_json(self._path, self._record.to_json())
+        drift = self._record.baseline_ms / result.baseline.median_ms
+        measurement = result.measurement.with_drift(drift)
+        if abs(drift - 1.0) <= DRIFT_WARNING:
+            return measurement
+        text = (
+            f"{DRIFT_TEXT} {1 / drift:.2f} times as long as when it was first measured; latencies are"
+            " corrected for it, but less exact: lock the clocks and close other programs"
+        )
+        return replace(measurement, warnings=(*measurement.warnings, text))

@@ -7,15 +7,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mptune.data.metrics.accuracy import t_quantile
-from mptune.engines.timing.spread import LEAST_VALUES, SessionTiming, bootstrap_median_interval
-from mptune.files import READ_ERRORS, read_json
+from mptune.engines.spread import LEAST_VALUES, SessionTiming, bootstrap_median_interval
 from mptune.json_form import JsonForm
 from mptune.settings import LatencySettings
 
@@ -27,7 +25,6 @@ HOST_BOUND_RATIO = 0.8
 """Enqueue over compute time above which the host, not the device, sets the latency (trtexec's own warning)."""
 LatencySource = Literal["measured", "predicted"]
 """``measured``: by a clock, on the target. ``predicted``: computed by the roofline, without the target."""
-DRIFT_TEXT = "the FP32 baseline takes"  # how the warning of a measurement begins whose baseline has drifted
 LEVEL = 0.005
 """Share of the pairs of sessions of one plan that may be called different: half of the limit of 1 %, since values are
 not independent and sessions stop early (simulated: ``tests/engines/timing/test_spread.py``)."""
@@ -76,7 +73,7 @@ class Latency(JsonForm):
     warnings: tuple[str, ...] = ()
     session: SessionTiming | None = None
     """Against the baseline that it was timed in turn with, which the intervals of a search rest on
-    (``mptune.engines.timing.spread``); None where it was timed alone, or is predicted."""
+    (``mptune.engines.spread``); None where it was timed alone, or is predicted."""
     degrees: float = math.inf
     """Degrees of freedom of the variance that the interval was made of; infinite where they are not known."""
 
@@ -217,24 +214,6 @@ def time_in_turn(
         summarise(values, settings, executions_per_value=executions, enqueue_ms=watch.enqueue_ms)
         for watch, values in zip(watches, values_of, strict=True)
     )
-
-
-@dataclass(frozen=True)
-class TimingRecord(JsonForm):
-    """Repetitions and baseline latency of the first timing, and what it was taken with."""
-
-    repetitions: Repetitions
-    baseline_ms: float
-    settings: LatencySettings
-
-    @classmethod
-    def read(cls, path: Path, settings: LatencySettings) -> TimingRecord | None:
-        """The record of an earlier process; None where there is none or its latency settings were others."""
-        try:
-            record = cls.from_json(read_json(path))
-        except READ_ERRORS:
-            return None
-        return record if record.settings == settings else None
 
 
 def pool_latencies(latencies: Sequence[Latency], settings: LatencySettings) -> Latency:

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mptune.engines.backends.backend import Availability, BackendStatus, Built, ModelBuilder, Place
+from mptune.engines.backend import Availability, BackendStatus, Built, ModelBuilder, Place
 from mptune.engines.base import Failure, MissingKernel
 from mptune.engines.environment import installed_versions
 from mptune.engines.ort.cuda_session import OrtEngine, probe
