@@ -39,7 +39,7 @@ _MOST_KEPT = 12
 OWN_FILES = frozenset(
     {
         *("model.onnx", "model.onnx.data", ENGINE_FILE, "plan.json", "infer.py", "build.sh", "README.txt"),
-        *(CHECK_FILE, EMULATION_FILE, TIMING_CACHE),
+        *(CHECK_FILE, EMULATION_FILE, f"{EMULATION_FILE}.data", TIMING_CACHE),
     }
 )
 """What mptune writes into ``chosen/`` and may replace. Everything else there belongs to the user."""
@@ -133,7 +133,7 @@ def write_chosen(
             if check is not None:
                 with faults.tolerated("chosen/check.npz"):
                     if evaluation.error_source == "emulated":
-                        Emulator(grouped, bank).write(plan, fresh / EMULATION_FILE, model_file)
+                        Emulator(grouped).export(plan, fresh / EMULATION_FILE)
                     write_arrays(fresh / CHECK_FILE, check, zipfile.ZIP_DEFLATED)
             with faults.tolerated("chosen/README.txt"):
                 has_check = (fresh / CHECK_FILE).exists()

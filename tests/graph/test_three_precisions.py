@@ -21,8 +21,8 @@ from mptune.graph.loading.model import load_model
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter
+from mptune.graph.writing.variants import write_widened
 from mptune.graph.writing.weights import WeightBank
-from mptune.graph.writing.widened import write_widened
 from tests.graph import rtx
 from tests.graph.helpers import feeds, plans, relative_l2, run
 from tests.graph.test_corpus import CORPUS, DISCONTINUOUS, EXPORTED, NOT_IN_TENSORRT_RTX, feed_of

@@ -23,7 +23,7 @@ from mptune.engines.ort.session import PROVIDERS, Provider, SessionOptions, Side
 from mptune.graph.hazards.observed_values import NodeFacts, TensorRange
 from mptune.graph.hazards.probes import facts_on, range_of
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision
-from mptune.graph.writing.observe import ObservedPart
+from mptune.graph.writing.variants import ObservedPart
 from mptune.processes.child import WorkerState
 
 

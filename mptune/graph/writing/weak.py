@@ -18,7 +18,7 @@ from mptune.graph.hazards.masks import is_held
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import STANDARD_DOMAINS, Initializer, all_graphs, subgraphs
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.graph.writing.model_file import add_node, frame_of
+from mptune.graph.writing.rewrite import add_node, frame_of
 from mptune.graph.writing.weights import rounding_of, write_self_contained
 
 _OPSET, _IR_VERSION = 17, 8

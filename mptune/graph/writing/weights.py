@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import mmap
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -183,25 +182,6 @@ def write_self_contained(proto: onnx.ModelProto, constants: Sequence[NeededConst
                     proto.graph.initializer.append(tensor)
             model_part.write_bytes(proto.SerializeToString(deterministic=True))
     return path
-
-
-def constants_of_file(path: Path) -> dict[str, onnx.TensorProto]:
-    """References to the large constants of a model that ``write_self_contained`` wrote, for a model in the same folder.
-
-    External data may lie anywhere in any file, also in the middle of a model.
-    """
-    tensors: dict[str, onnx.TensorProto] = {}
-    end = 0
-    graph = onnx.load(path, load_external_data=False).graph
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        for tensor in graph.initializer:  # in the order of the file
-            place = Place(content.find(tensor.raw_data, end), len(tensor.raw_data))
-            if is_external(tensor):
-                tensors[tensor.name] = tensor
-            elif place.length >= _LARGE_FROM_BYTES:
-                tensors[tensor.name] = _reference(tensor, path.name, place)
-                end = place.offset + place.length
-    return tensors
 
 
 # -- the weight bank ----------------------------------------------------------------------------------------------

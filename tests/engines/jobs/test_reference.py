@@ -26,7 +26,7 @@ from mptune.engines.ort.cuda_session import probe
 from mptune.engines.ort.session import OrtSession, Provider, SessionOptions
 from mptune.graph.hazards.interface import fixed_rows
 from mptune.graph.loading.model import load_model
-from mptune.graph.writing.observe import observed_parts, write_with_outputs
+from mptune.graph.writing.variants import observed_parts, write_with_outputs
 from mptune.processes.child import WorkerState
 from mptune.processes.parent import Worker
 from mptune.tuning.steps.baseline import check_reference
