@@ -27,7 +27,7 @@ from mptune.engines.context import RunContext
 from mptune.engines.timing.spread import SessionTiming
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.errors import MptuneError
-from mptune.graph.hazards.observed_values import TensorRange
+from mptune.graph.hazards.hazard import TensorRange
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.processes.child import Job
 from mptune.processes.parent import Worker

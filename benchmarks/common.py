@@ -21,8 +21,7 @@ from mptune.engines.base import Failure
 from mptune.engines.context import RunContext
 from mptune.engines.environment import describe_environment
 from mptune.files import write_text
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import LayerGroup
+from mptune.graph.groups import GroupedModel, LayerGroup
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.json_form import decode_float, encode_float

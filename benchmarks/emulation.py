@@ -45,8 +45,7 @@ from mptune.engines.context import RunContext
 from mptune.engines.environment import read_gpus
 from mptune.engines.ort.session import Provider
 from mptune.engines.toolchains.toolchain import Toolchain
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import LayerGroup, find_groups
+from mptune.graph.groups import GroupedModel, LayerGroup, find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import LatencySettings

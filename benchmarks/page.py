@@ -21,7 +21,7 @@ from benchmarks.browser import open_browser, show
 from mptune.choice import Choice
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.timing.latency import Latency
-from mptune.graph.grouping.groups import LayerGroup
+from mptune.graph.groups import LayerGroup
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.reporting.page import PageContent, write_report
 from mptune.tuning.evaluation import Evaluation, Origin

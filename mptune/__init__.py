@@ -26,7 +26,7 @@ _NAMES = {
     "mptune.api.run": "open_run Run",
     "mptune.settings": "SearchSettings LatencySettings WorkerSettings TensorRtSettings DataSettings ShapeRange",
     "mptune.graph.plan": "Precision PrecisionPlan",
-    "mptune.graph.grouping.groups": "LayerGroup find_groups",
+    "mptune.graph.groups": "LayerGroup find_groups",
     "mptune.graph.loading.model": "Model load_model",
     "mptune.graph.writing.rewrite": "rewrite",
     "mptune.tuning.evaluation": "Evaluation",
@@ -34,7 +34,7 @@ _NAMES = {
     "mptune.tuning.confirmation": "Confirmation",
     "mptune.tuning.listener": "Listener",
     "mptune.tuning.sampler.precision": "PrecisionSampler",
-    "mptune.tuning.sampler.posterior": "Prior",
+    "mptune.tuning.sampler.trials": "Prior",
     "mptune.inspection.record": "Inspection",
     "mptune.diagnosis.comparison": "Comparison",
     "mptune.errors": "MptuneError SettingsError ModelError DataError PlanError SpaceError TargetError RunError"
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
         SpaceError,
         TargetError,
     )
-    from mptune.graph.grouping.groups import LayerGroup, find_groups
+    from mptune.graph.groups import LayerGroup, find_groups
     from mptune.graph.loading.model import Model, load_model
     from mptune.graph.plan import Precision, PrecisionPlan
     from mptune.graph.writing.rewrite import rewrite
@@ -83,8 +83,8 @@ if TYPE_CHECKING:
     from mptune.tuning.evaluation import Evaluation
     from mptune.tuning.front import Front, front_records
     from mptune.tuning.listener import Listener
-    from mptune.tuning.sampler.posterior import Prior
     from mptune.tuning.sampler.precision import PrecisionSampler
+    from mptune.tuning.sampler.trials import Prior
 
 
 def __getattr__(name: str) -> Any:

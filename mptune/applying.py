@@ -12,14 +12,13 @@ from mptune.data.samples import CalibrationSet
 from mptune.engines.loading import check_written, load_typed_model
 from mptune.errors import PlanError
 from mptune.files import full_disk_as_error, read_json, refuse, writing
-from mptune.graph.casting.value_types import ValueTypes, unsupported
-from mptune.graph.grouping.grouped import GroupedModel, plan_of_nodes
-from mptune.graph.grouping.groups import APART_SUFFIX, LayerGroup, find_groups
+from mptune.graph.groups import APART_SUFFIX, GroupedModel, LayerGroup, find_groups, plan_of_nodes
 from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
 from mptune.graph.hazards.hazard import Hazard, hazard_findings
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import external_location, is_external
 from mptune.graph.plan import PLAN_FORMAT, PRECISIONS, REDUCED, Precision, PrecisionPlan
+from mptune.graph.value_types import ValueTypes, unsupported
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.inspection.model import observe_values
 from mptune.settings import Granularity

@@ -99,7 +99,7 @@ class RunFile(_Section):
 
     ``confirms`` is the way from a confirmation, which is a run directory of its own, to the run that it confirms; null
     in the run of a search. ``nodes_apart`` are the nodes that are FP32 under any plan although their groups are not
-    (``mptune.graph.grouping.groups``).
+    (``mptune.graph.groups``).
     """
 
     format: int = RUN_FORMAT

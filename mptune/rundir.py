@@ -24,7 +24,7 @@ from mptune.run_json import RunFile, damaged_hint, parse_run_file
 from mptune.settings import SearchSettings
 
 if TYPE_CHECKING:
-    from mptune.graph.grouping.grouped import GroupedModel
+    from mptune.graph.groups import GroupedModel
 
 HOME = "../.."
 """The way from ``RUN/confirmed/DEVICE`` to ``RUN``."""

@@ -25,8 +25,7 @@ from mptune.engines.environment import cpu_model
 from mptune.engines.jobs.samples import cached_samples
 from mptune.engines.ort.cuda_session import probe
 from mptune.engines.toolchains.toolchain import Toolchain
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.json_form import JsonForm

@@ -37,8 +37,8 @@ from mptune.engines.environment import Environment
 from mptune.engines.timing.latency import Latency, LatencySource, summarise
 from mptune.engines.timing.spread import SessionTiming
 from mptune.graph.fused import FusedNodes
-from mptune.graph.grouping.groups import RANGE_KIND, LayerGroup, find_groups
-from mptune.graph.hazards.observed_values import TensorRange
+from mptune.graph.groups import RANGE_KIND, LayerGroup, find_groups
+from mptune.graph.hazards.hazard import TensorRange
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import LatencySettings

@@ -31,7 +31,7 @@ from mptune.errors import (
     SettingsError,
     TargetError,
 )
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.run_json import RUN_FORMAT
 from mptune.rundir import RunDirectory, open_run, read_run
@@ -225,7 +225,7 @@ def test_auto_granularity_fits_the_first_budget_and_stays(place: Path, monkeypat
     more = search(toolchain(12), space="auto.toml", budget=9, data=None)
     assert (len(more.fp32.plan.precision), more.evaluations) == (12, 9), "9 alone would have allowed 18"
     assert mptune.pick("model.mptune", knee=True).evaluations == 9
-    monkeypatch.setattr("mptune.graph.grouping.groups.MOST_GROUPS", 11)
+    monkeypatch.setattr("mptune.graph.groups.MOST_GROUPS", 11)
     coarse = search(toolchain(2), space="auto.toml", budget=4, data=None, out=place / "coarse.mptune")
     assert len(coarse.fp32.plan.precision) == 2
 

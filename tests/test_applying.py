@@ -13,8 +13,7 @@ import pytest
 import mptune
 import mptune.graph.writing.weights
 from mptune.errors import PlanError, RunError
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import PRECISIONS, Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter

@@ -19,7 +19,7 @@ from mptune.cli import explain, main
 from mptune.commands.options import parse_duration, parse_size
 from mptune.data.metrics.table import METRICS
 from mptune.errors import MptuneError
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import SearchSettings, declarations, option_name

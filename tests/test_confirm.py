@@ -20,7 +20,7 @@ from mptune.engines.base import Failure, Measurement, SampleSet
 from mptune.engines.context import RunContext
 from mptune.engines.environment import Environment
 from mptune.errors import BaselineError, DataError, EndedEarlyError, RunError, SettingsError, TargetError
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.weights import WeightBank

@@ -13,8 +13,7 @@ from mptune.engines.loading import load_typed_model
 from mptune.engines.ort.fusions import OperatorTypesJob
 from mptune.engines.ort.session import OrtSession, SessionOptions
 from mptune.graph.facts import node_rule
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import Model, RuntimeTypes, load_model
 from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.plan import Precision

@@ -17,7 +17,7 @@ import mptune
 from mptune.engines.base import Failure, FailureKind, Measurement, SampleSet
 from mptune.engines.context import RunContext
 from mptune.engines.toolchains.toolchain import Toolchain
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings

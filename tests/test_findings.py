@@ -16,8 +16,8 @@ import mptune
 from mptune.cli import main
 from mptune.errors import RunError
 from mptune.finding import CODES, Finding
-from mptune.graph.grouping.groups import find_groups
-from mptune.graph.hazards.observed_values import TensorRange
+from mptune.graph.groups import find_groups
+from mptune.graph.hazards.hazard import TensorRange
 from mptune.graph.loading.model import load_model
 from mptune.reporting.terminal.front import print_front
 from mptune.reporting.text import front_warnings

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 import mptune
 from mptune.finding import Finding
 from tests.contrib_models import BATCH, CHANNELS, LENGTH, transformer
-from tests.graph.grouping.test_quantised import _residual
+from tests.graph.test_quantised import _residual
 from tests.zoo.fp32 import specimens
 
 pytestmark = pytest.mark.usefixtures("opened_here")

@@ -17,8 +17,7 @@ from mptune.engines.jobs.reference import ReferenceJob
 from mptune.engines.jobs.samples import Scoring
 from mptune.errors import BaselineError
 from mptune.graph.facts import DependentOutput, facts_of
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision
 from mptune.graph.writing.rewrite import Rewriter

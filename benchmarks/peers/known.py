@@ -18,11 +18,11 @@ from benchmarks.common import MeasuredPlans, one_group_plans
 from benchmarks.measuring import Bench
 from mptune.files import write_json
 from mptune.graph.hazards.find import find_hazards
-from mptune.graph.hazards.observed_values import ObservedValues
+from mptune.graph.hazards.hazard import ObservedValues
 from mptune.graph.plan import Precision
 from mptune.json_form import decode_float, encode_float
 from mptune.tuning.reasons.reasons import Grounds
-from mptune.tuning.sampler.posterior import Prior
+from mptune.tuning.sampler.trials import Prior
 from mptune.tuning.space import load_space, make_space
 from mptune.tuning.steps.prior import Sensitivity, make_prior
 

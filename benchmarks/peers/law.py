@@ -14,7 +14,7 @@ from scipy.optimize import least_squares, lsq_linear
 
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 from mptune.tuning.sampler.plans import Bools, Boundary, Columns, Crossings, Floats
-from mptune.tuning.sampler.posterior import Prior
+from mptune.tuning.sampler.trials import Prior
 
 PULLS = (0.1, 0.3, 1.0, 3.0)
 """Weights of the roofline's terms beside one plan's, for terms that the plans cannot separate."""

@@ -24,7 +24,7 @@ from benchmarks.peers.law import AdditiveLaw, Residual, cross_validated
 from benchmarks.simulator import Truth
 from mptune.json_form import decode_float
 from mptune.tuning.sampler.plans import Bools, Floats
-from mptune.tuning.sampler.posterior import Prior
+from mptune.tuning.sampler.trials import Prior
 
 _LATENCY, _ERROR, _EMULATION = 1, 2, 3
 """What a plan's deviations are drawn for."""
@@ -157,7 +157,7 @@ class World(Truth):
         found = self.error(plans) * np.exp(self._deviations(plans, _EMULATION, self.laws.emulation))
         return [float(value) for value in np.where(self.finite(plans), found, math.inf)]
 
-    def prior(self, kind: str = "precision") -> Prior:
+    def prior(self) -> Prior:
         """What a search knows of it."""
         return self._prior
 

@@ -11,8 +11,7 @@ from scipy.optimize import minimize_scalar
 from scipy.stats import kendalltau
 
 from benchmarks.published.table import Published
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.plan import Precision

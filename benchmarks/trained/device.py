@@ -29,8 +29,7 @@ from mptune.engines.base import EngineError
 from mptune.engines.ort.cuda_session import NO_TF32, open_session
 from mptune.engines.ort.session import SessionOptions, Tf32
 from mptune.engines.timing.latency import calibrate, monotonic_ms, time_in_turn
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
 from mptune.json_form import decode_float
 from mptune.settings import LatencySettings

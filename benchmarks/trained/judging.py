@@ -16,7 +16,7 @@ from benchmarks.trained.recipes import BY_NAME
 from benchmarks.trained.variants import FP32, file_of
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import OrtSession, Provider, SessionOptions, first_words
-from mptune.graph.grouping.grouped import GroupedModel, plan_of_nodes
+from mptune.graph.groups import GroupedModel, plan_of_nodes
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision
 from mptune.targets.roofline import roofline

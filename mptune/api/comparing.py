@@ -24,7 +24,7 @@ from mptune.engines.loading import check_loads
 from mptune.errors import DataError, ModelError, SettingsError
 from mptune.files import PathLike
 from mptune.finding import Finding
-from mptune.graph.hazards.interface import state_inputs
+from mptune.graph.hazards.static import state_inputs
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import static_shapes
 from mptune.settings import DataSettings, check_limits, read_error

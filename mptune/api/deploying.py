@@ -12,7 +12,7 @@ from mptune.api import arguments
 from mptune.api.arguments import MetricLike
 from mptune.api.reading import with_demands
 from mptune.choice import Choice
-from mptune.data.metrics.tasks import CALLABLE, script_of, undirected
+from mptune.data.metrics.table import CALLABLE, script_of, undirected
 from mptune.data.scripts import end_scripts
 from mptune.errors import RunError, SettingsError
 from mptune.files import PathLike, full_disk_as_error, refuse

@@ -22,14 +22,12 @@ from mptune.engines.ort.session import SessionOptions
 from mptune.engines.toolchains.emulation import Emulation
 from mptune.engines.toolchains.reference import ReferenceModel
 from mptune.errors import BaselineError
-from mptune.graph.casting.value_types import ValueTypes, unsupported
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
-from mptune.graph.hazards.hazard import Hazard
-from mptune.graph.hazards.observed_values import ObservedValues
+from mptune.graph.hazards.hazard import Hazard, ObservedValues
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import PRECISIONS, REDUCED, Precision, PrecisionPlan
+from mptune.graph.value_types import ValueTypes, unsupported
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.variants import Rounding, uses_products, write_changed, write_tf32, write_widened
 from mptune.processes.child import Job

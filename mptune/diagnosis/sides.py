@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mptune.data.metrics.accuracy import OutputError
-from mptune.data.metrics.comparing import compare_outputs
+from mptune.data.metrics.accuracy import OutputError, Reference, compare_outputs
 from mptune.data.metrics.parts import WORST_PART, OutputParts, find_parts
 from mptune.data.metrics.row_sets import RowSet, find_row_sets
 from mptune.diagnosis.roundings import FP32_ROUNDING, Cause, Compared, Explanation, explain
@@ -149,7 +148,7 @@ class Sides:
     def errors(self, got: Outputs, wanted: Outputs) -> OutputError:
         """All statistics of two runs; rows whose number depends on values are paired first."""
         first, second = ([{k: np.asarray(run[k]) for k in self.layouts} for run in each] for each in (got, wanted))
-        return compare_outputs(first, second, row_sets=self.row_sets, parts=self._parts, any_shape=True)
+        return compare_outputs(first, Reference(second, self._parts), row_sets=self.row_sets)
 
     @property
     def emulated(self) -> Outputs:

@@ -14,8 +14,7 @@ from mptune.settings import SearchSettings
 
 if TYPE_CHECKING:  # onnx is slow to import, and a run that is only read needs none
     from mptune.graph.facts import DependentOutput
-    from mptune.graph.grouping.grouped import GroupedModel
-    from mptune.graph.grouping.groups import LayerGroup
+    from mptune.graph.groups import GroupedModel, LayerGroup
     from mptune.graph.loading.model import Model
     from mptune.graph.writing.rewrite import Rewriter
     from mptune.graph.writing.weights import WeightBank

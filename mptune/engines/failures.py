@@ -8,7 +8,7 @@ from mptune.engines.base import Failure, FailureKind
 from mptune.errors import BaselineError, RunError
 from mptune.files import DISK_FULL_HINT, RESUME_HINT
 from mptune.findings.engine import GIVE_FP32
-from mptune.graph.hazards.interface import fixed_rows
+from mptune.graph.hazards.static import fixed_rows
 from mptune.graph.loading.model import Model
 from mptune.targets.findings import holds_bf16
 

@@ -15,12 +15,13 @@ import onnx
 import onnx.helper
 
 from mptune.files import write_bytes
-from mptune.graph.casting.value_types import new_suffix, value_types
 from mptune.graph.facts import facts_of
-from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.groups import GroupedModel
 from mptune.graph.loading.model import Model, Node, with_nodes
 from mptune.graph.loading.reading import without_weights
+from mptune.graph.loading.tensors import declaration
 from mptune.graph.ops import SHAPE_OF
+from mptune.graph.value_types import new_suffix, value_types
 
 _WORTHWHILE = 100
 """At least this many nodes, without Constants, are worth a session of their own that folds them."""
@@ -38,9 +39,17 @@ def is_worthwhile(model: Model) -> bool:
     return sum(model.nodes[index].op_type != "Constant" for index in facts_of(model).folded_nodes) >= _WORTHWHILE
 
 
-def write_without_weights(model: Model, path: Path) -> Path:
-    """Write the model with inputs in place of its weights: folding depends on shapes and small constants alone."""
+def write_without_weights(grouped: GroupedModel, path: Path) -> Path:
+    """Write the model with inputs in place of its weights: folding depends on shapes and small constants alone.
+
+    What its typed models read of folded values are outputs, so that ONNX Runtime gives them.
+    """
+    model, fixed = grouped.model, _fixed(grouped)
     slim = without_weights(model.proto, [n.proto for n in model.nodes], model.initializers, _LARGEST_CONSTANT)
+    read = {name for node in model.nodes if node.index not in fixed for name in (*node.inputs, *node.captures)}
+    read -= {value.name for value in slim.graph.output} | model.initializers.keys()
+    names = [name for index in sorted(fixed) for name in model.nodes[index].outputs if name in read]
+    slim.graph.output.extend(declaration(model.info(name)) for name in names)
     return write_bytes(path, [slim.SerializeToString(deterministic=True)])
 
 
@@ -52,53 +61,37 @@ def read_folded(path: Path, model: Model) -> FoldedValues:
     return {name: tensor for name, tensor in constants.items() if tensor.ByteSize() <= _MOST_BYTES}
 
 
-def with_values(
-    model: Model, values: FoldedValues, wanted: Collection[str] = (), staying: Collection[int] = ()
-) -> Model:
-    """The model with Constant nodes of these values in place of what computes them.
-
-    Args:
-        wanted: values that are read beside the model's outputs.
-        staying: indices of nodes that stay, and so does what depends on their results but for the shape.
-    """
+def folded_model(grouped: GroupedModel, values: FoldedValues, wanted: Collection[str] = ()) -> GroupedModel:
+    """The model with Constant nodes of these values in place of what computes them; ``wanted`` are read as well."""
     if not values:
-        return model
-    folded = set(facts_of(model).folded_nodes)
-    stack = list(folded.intersection(staying))
-    folded -= {*staying}
-    while stack:
+        return grouped
+    model, fixed = grouped.model, _fixed(grouped)
+    outputs, suffix = {info.name for info in model.outputs}, new_suffix(model, "folded")
+    read, nodes = outputs.union(wanted, value_types(grouped).own.sources.values()), list[Node]()
+    for node in reversed(model.nodes):  # what only left out nodes read is left out, too
+        names = read.intersection(node.outputs) if node.index in fixed else set[str]()
+        if names and names <= values.keys() - outputs:
+            for name in sorted(names):
+                proto = onnx.helper.make_node("Constant", [], [name], name=name + suffix, value=values[name])
+                nodes.append(Node(-1, proto.name, proto.op_type, "", (), (name,), (), proto))
+        elif names or node.index not in fixed:
+            nodes.append(node)
+            read.update(name for name in (*node.inputs, *node.captures) if name)
+    unread = {name for name in model.initializers.keys() - read if model.consumers.get(name)}
+    constants = {name: constant for name, constant in model.initializers.items() if name not in unread}
+    return GroupedModel(with_nodes(model, reversed(nodes), constants), grouped.groups)
+
+
+def _fixed(grouped: GroupedModel) -> set[int]:
+    """Indices of the folded nodes whose results are the same under any plan."""
+    model, types = grouped.model, value_types(grouped)
+    reduced = {index for index, rule in enumerate(types.rules) if rule.precisions and types.group_of[index] >= 0}
+    folded, stack = set(facts_of(model).folded_nodes), [*reduced, *types.own.casts]
+    folded.difference_update(stack)
+    while stack:  # what depends on what a plan computes in a reduced precision, but for its shape
         for name in model.nodes[stack.pop()].outputs:
             for index in model.consumers.get(name, ()):
                 if index in folded and model.nodes[index].op_type not in SHAPE_OF:
                     folded.remove(index)
                     stack.append(index)
-    # Back from what is read, as far as it is computed: most of it is folded.
-    reads = [{name for name in (*node.inputs, *node.captures) if name} for node in model.nodes]
-    outputs = {info.name for info in model.outputs}
-    read = outputs.union(wanted, *(names for index, names in enumerate(reads) if index not in folded))
-    waiting = list(read)
-    while waiting:
-        name = waiting.pop()
-        index = model.producer.get(name, -1)
-        if index in folded and (name not in values or name in outputs):
-            folded.remove(index)
-            waiting += reads[index] - read
-            read |= reads[index]
-    suffix, nodes = new_suffix(model, "folded"), list[Node]()
-    for node in model.nodes:
-        if node.index not in folded:
-            nodes.append(node)
-            continue
-        for name in read.intersection(node.outputs) & values.keys():
-            proto = onnx.helper.make_node("Constant", [], [name], name=name + suffix, value=values[name])
-            nodes.append(Node(-1, proto.name, proto.op_type, "", (), (name,), (), proto))
-    unread = {name for name in model.initializers.keys() - read if model.consumers.get(name)}
-    return with_nodes(model, nodes, {n: c for n, c in model.initializers.items() if n not in unread})
-
-
-def folded_model(grouped: GroupedModel, values: FoldedValues) -> GroupedModel:
-    """The model whose typed models compute less: what no plan computes in a reduced precision is constant."""
-    types = value_types(grouped)
-    reduced = {i for i, rule in enumerate(types.rules) if rule.precisions and types.group_of[i] >= 0}
-    model = with_values(grouped.model, values, types.own.sources.values(), reduced | types.own.casts.keys())
-    return GroupedModel(model, grouped.groups)
+    return folded

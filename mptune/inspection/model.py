@@ -19,16 +19,16 @@ from mptune.engines.failures import did_not_run
 from mptune.engines.toolchains.reference import LEAST_OBSERVED
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.finding import Finding
-from mptune.graph.casting.value_types import unsupported, value_types
 from mptune.graph.facts import facts_of, node_rule
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_fitting_groups, find_groups
-from mptune.graph.hazards import find, hazard, interface
-from mptune.graph.hazards.observed_values import ObservedValues
+from mptune.graph.groups import GroupedModel, find_fitting_groups, find_groups
+from mptune.graph.hazards import find, hazard
+from mptune.graph.hazards.hazard import ObservedValues
+from mptune.graph.hazards.static import interface_findings, state_inputs
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.loading.tensors import all_tensors, tensor_nbytes
 from mptune.graph.plan import DEFAULT_PRECISIONS, PRECISIONS, Precision
+from mptune.graph.value_types import unsupported, value_types
 from mptune.inspection.record import InspectedGroup, Inspection, OperatorSummary
 from mptune.settings import DataSettings, InMemory, SearchSettings
 from mptune.targets import costs, memory
@@ -46,7 +46,7 @@ _WEIGHTS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE
 def load_samples(model: Model, data: Path | InMemory, batch: int) -> CalibrationSet:
     """As many samples as a search would take."""
     settings = DataSettings(batch=batch)
-    samples = load_calibration(data, model.inputs, settings, 0, interface.state_inputs(model))
+    samples = load_calibration(data, model.inputs, settings, 0, state_inputs(model))
     return replace(samples, samples=samples.samples[: settings.max_search_samples])
 
 
@@ -130,7 +130,7 @@ def inspect_model(
         *target_findings.already_mixed_findings(grouped, shapes, "inspect"),
         *target_findings.quantised_findings(grouped, shapes, "inspect"),
         *target_findings.out_of_reach_findings(grouped, shapes, "inspect"),
-        *interface.interface_findings(model, "inspect"),
+        *interface_findings(model, "inspect"),
     )
     group_cost, repeats = costs.group_costs(grouped, shapes), Counter(group.pattern for group in grouped.groups)
     floats = [t for t in all_tensors(model.proto.graph) if t.data_type in _WEIGHTS]

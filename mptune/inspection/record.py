@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mptune.finding import Finding, by_severity
-from mptune.graph.grouping.groups import LayerGroup
+from mptune.graph.groups import LayerGroup
 from mptune.graph.hazards.hazard import Hazard, hazard_findings
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import TensorInfo

@@ -17,7 +17,7 @@ from mptune.engines.backends.tensorrt import TIMING_CACHE
 from mptune.engines.environment import Environment
 from mptune.engines.loading import check_written
 from mptune.files import link_or_copy, writing
-from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.groups import GroupedModel
 from mptune.graph.loading.model import Model
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter

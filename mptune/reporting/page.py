@@ -20,7 +20,7 @@ from mptune.data.run_outputs import RunOutputs
 from mptune.engines.environment import Environment
 from mptune.files import write_text
 from mptune.finding import FP16_CODES, Finding
-from mptune.graph.grouping.groups import LayerGroup
+from mptune.graph.groups import LayerGroup
 from mptune.graph.plan import Precision
 from mptune.printable import counts_text, printable
 from mptune.reporting import text

@@ -19,7 +19,7 @@ from mptune.engines.loading import check_written
 from mptune.engines.tensorrt.library import exports_creators
 from mptune.errors import DataError, PlanError, RunError
 from mptune.files import write_text
-from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.groups import GroupedModel
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.weak import WeakModel, weak_model

@@ -5,18 +5,18 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
-from mptune.data.check_set import collect_check
-from mptune.data.rollout import Rollout
-from mptune.data.run_outputs import HELD_OUT_NAMES_JSON, RunOutputs, read_names, write_run_outputs
+from mptune.data.run_outputs import RunOutputs, collect_check, write_run_outputs
+from mptune.data.samples import Rollout
 from mptune.engines.environment import Environment, describe_environment
 from mptune.engines.tensorrt.layers import EngineLayers
 from mptune.errors import PlanError
 from mptune.files import read_json, read_text, write_json, writing
 from mptune.graph.facts import facts_of
-from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.groups import GroupedModel
 from mptune.graph.plan import PrecisionPlan
 from mptune.graph.writing.weights import WeightBank
 from mptune.reporting.chosen import write_chosen
@@ -142,7 +142,5 @@ def run_outputs(run: RunDirectory, front: Front) -> RunOutputs:
     file = run.load()
     if file is None:
         return outputs
-    is_rollout = bool(file.fixed_settings.feedback)
-    names = () if is_rollout else read_names(run.data / HELD_OUT_NAMES_JSON)
-    indices = sample_indices(file).held_out
-    return replace(outputs, indices=indices, names=names, unit="sequence" if is_rollout else "sample")
+    unit: Literal["sample", "sequence"] = "sequence" if file.fixed_settings.feedback else "sample"
+    return replace(outputs, indices=sample_indices(file).held_out, unit=unit)

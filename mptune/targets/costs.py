@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from mptune.graph.facts import attribute, facts_of
-from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.groups import GroupedModel
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.ops import ALIASES, RECURRENT, RESHAPES, SHAPE_OF
 

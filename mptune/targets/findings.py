@@ -12,11 +12,11 @@ from mptune.finding import Finding, FindingOrigin, Where
 from mptune.findings.engine import NOTHING
 from mptune.findings.wording import listed
 from mptune.graph.facts import is_quantised, node_rule, schema_of
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.patterns import QUANTISED
+from mptune.graph.groups import GroupedModel
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import all_graphs, subgraphs
 from mptune.graph.ops import FLOAT_TYPES, INTEGER_PRODUCTS, MOVEMENT, QUANTISING, RECURRENT, anchor_kind
+from mptune.graph.patterns import QUANTISED
 from mptune.graph.plan import REDUCED, Precision
 from mptune.targets.costs import Shape, ShapeTable, group_costs, is_of_runtime, node_flops, ungrouped_cost
 from mptune.targets.roofline import roofline

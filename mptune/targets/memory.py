@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.facts import facts_of
 from mptune.graph.loading.model import Model, once
 from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.value_types import ValueTypes
 from mptune.targets.costs import VIEWS, Shape, ShapeTable, is_folded, item_bytes
 from mptune.targets.target import EngineMemory, Target, TargetKind
 

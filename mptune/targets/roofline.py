@@ -16,8 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mptune.graph.facts import facts_of, node_rules
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import CASTS_INTEGERS, RANGE_KIND, find_groups
+from mptune.graph.groups import CASTS_INTEGERS, RANGE_KIND, GroupedModel, find_groups
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.targets.costs import GroupCost, Shape, ShapeTable, group_costs, ungrouped_cost, unit_costs
 from mptune.targets.target import Target
@@ -199,7 +198,7 @@ def _boundaries(
 ) -> tuple[BoundaryCost, ...]:
     """Every FP32 tensor between two groups or between a group and what is always FP32; ``units`` are the kernels.
 
-    Follows ``mptune.graph.casting.value_types``, which decides where Casts stand. Constants and what is folded before
+    Follows ``mptune.graph.value_types``, which decides where Casts stand. Constants and what is folded before
     the run are left out: so are their Casts.
     """
     model, rules = grouped.model, node_rules(grouped.model)

@@ -19,7 +19,7 @@ from mptune.choice import Choice
 from mptune.engines.context import RunContext
 from mptune.engines.toolchains import choose
 from mptune.errors import TargetError
-from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.groups import GroupedModel
 from mptune.identity import identity_of, plugins_sha256
 from mptune.run_json import RunFile
 from mptune.rundir import HOME, RunDirectory, open_run

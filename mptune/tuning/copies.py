@@ -13,8 +13,7 @@ from mptune.data.images import PREPROCESS_JSON
 from mptune.engines.loading import load_typed_model
 from mptune.errors import ModelError, RunError
 from mptune.files import open_file, read_bytes, whole_file, write_bytes, write_json, writing
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups, groups_sha256, set_apart
+from mptune.graph.groups import GroupedModel, find_groups, groups_sha256, set_apart
 from mptune.graph.plan import Precision
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank, bank_files

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Mapping
 
-from mptune.data.metrics.tasks import script_of
+from mptune.data.metrics.table import script_of
 from mptune.engines.base import Failure
 from mptune.errors import RunError
 from mptune.files import RESUME_HINT, writing

@@ -16,13 +16,13 @@ from mptune.engines.failures import did_not_run
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.files import read_form, write_json
 from mptune.finding import Finding, Where
-from mptune.graph.casting.value_types import unsupported, value_types
 from mptune.graph.fused import FusedNodes, of_model
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.hazards import find, hazard, interface, observed_values
+from mptune.graph.groups import GroupedModel
+from mptune.graph.hazards import find, hazard, static
 from mptune.graph.loading.model import Model
 from mptune.graph.ops import RECURRENT
 from mptune.graph.plan import REDUCED, Precision
+from mptune.graph.value_types import unsupported, value_types
 from mptune.json_form import JsonForm
 from mptune.targets import findings as about_target
 from mptune.targets import memory
@@ -124,7 +124,7 @@ class Observations(JsonForm):
         kernels: what the engine lacks.
     """
 
-    observed: observed_values.ObservedValues
+    observed: hazard.ObservedValues
     warnings: tuple[str, ...] = ()
     optimisation_error: Mapping[str, float] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
@@ -177,7 +177,7 @@ def observe(
     ranges = attempts.run_needed_job(lambda: toolchain.observe(listener.stage), toolchain, listener, what)
     if isinstance(ranges, Failure):
         raise did_not_run("the model cannot be observed in FP32", ranges, model)
-    observed = observed_values.ObservedValues(ranges, tuple(indices[0]))
+    observed = hazard.ObservedValues(ranges, tuple(indices[0]))
     warnings: tuple[str, ...] = ()
     if model is not None and target is not None:
         need, is_measured = memory.memory_need(model, observed.shapes), toolchain.latency_source == "measured"
@@ -213,7 +213,7 @@ def model_findings(
         *observations.kernels.findings(grouped),
         *about_target.already_mixed_findings(grouped, shapes, "search"),
         *about_target.quantised_findings(grouped, shapes, "search"),
-        *interface.interface_findings(context.model, "search", fed),
+        *static.interface_findings(context.model, "search", fed),
         *about_target.out_of_reach_findings(grouped, shapes, "search"),
         *hazard.hazard_findings(hazards, "search"),
     )

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from mptune.choice import Choice
 from mptune.data.metrics.accuracy import LEAST_ERROR
-from mptune.data.metrics.tasks import undirected
+from mptune.data.metrics.table import undirected
 from mptune.errors import PlanError
 from mptune.finding import Finding
 from mptune.graph.plan import Precision, PrecisionPlan

@@ -13,7 +13,7 @@ from mptune.engines.toolchains import choose, toolchain
 from mptune.engines.workers import Workers
 from mptune.errors import RunError
 from mptune.files import files_sha256
-from mptune.graph.grouping import grouped, groups
+from mptune.graph import groups
 from mptune.graph.loading.model import Model
 from mptune.rundir import RunDirectory, has_workers
 from mptune.settings import Granularity, SearchSettings
@@ -37,7 +37,7 @@ class Search:
     """
 
     file: run_json.RunFile
-    grouped: grouped.GroupedModel
+    grouped: groups.GroupedModel
     _context: context.RunContext
 
     def __init__(
@@ -150,7 +150,7 @@ class Search:
             granularity, every = groups.find_fitting_groups(model, settings.budget)
         else:
             every = groups.find_groups(model, granularity)
-        self.grouped, labels = grouped.GroupedModel(model, every), settings.labels
+        self.grouped, labels = groups.GroupedModel(model, every), settings.labels
         fixed = run_json.FixedSettings.of(
             settings,
             space_sha256=named.sha256,

@@ -20,8 +20,7 @@ from mptune.settings import Granularity
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Origin
 
 if TYPE_CHECKING:
-    from mptune.graph.grouping.grouped import GroupedModel
-    from mptune.graph.grouping.groups import LayerGroup
+    from mptune.graph.groups import GroupedModel, LayerGroup
     from mptune.graph.hazards.hazard import Hazard
 
 PREFIXES = {"quarter": 0.25, "half": 0.5, "three quarters": 0.75}
@@ -210,9 +209,9 @@ def make_space(
     measured, one group at a time. With several reduced precisions a group has the first, in the order of the table,
     that can be right there: BF16 where the range of FP16 does not hold its values.
     """
-    from mptune.graph.grouping.groups import RANGE_KIND  # these are not imported where a run is read
-    from mptune.graph.grouping.patterns import QUANTISED
+    from mptune.graph.groups import RANGE_KIND  # these are not imported where a run is read
     from mptune.graph.hazards.find import over_threshold, pinning_hazards
+    from mptune.graph.patterns import QUANTISED
 
     groups, warnings = grouped.groups, list[str]()
     codes = {QUANTISED: "quantised-parts", RANGE_KIND: "overflow"}

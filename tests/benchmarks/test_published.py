@@ -11,8 +11,7 @@ import pytest
 from benchmarks.published.__main__ import FITS, agreements, table, within
 from benchmarks.published.fit import Case, Network, fit_share
 from benchmarks.published.table import Published, read_table
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.plan import Precision

@@ -16,8 +16,7 @@ from mptune.engines.tensorrt.builder import BuildOptions
 from mptune.engines.tensorrt.library import load_library
 from mptune.engines.tensorrt.session import EngineOptions, TensorRtSession
 from mptune.engines.timing.latency import Stopwatch
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter

@@ -11,8 +11,8 @@ import pytest
 from onnxruntime.transformers.float16 import convert_float_to_float16
 
 import mptune
-from tests.graph.casting.test_rescaled import CHANNELS, batch_norm
 from tests.graph.models import constant, model, node, save, value, weight
+from tests.graph.test_rescaled import CHANNELS, batch_norm
 
 ROWS = {"x": np.random.default_rng(0).standard_normal((8, 16)).astype(np.float32)}
 MASKS = 12

@@ -15,8 +15,7 @@ import mptune
 from mptune.cli import main
 from mptune.diagnosis.structure import align
 from mptune.engines.loading import load_typed_model
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import REDUCED, Precision
 from mptune.graph.writing.emulate import Emulator

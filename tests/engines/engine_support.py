@@ -20,8 +20,7 @@ from mptune.engines.tensorrt.jobs import LibraryReport
 from mptune.engines.tensorrt.library import RTX_CAPABILITIES, Kind, load_library
 from mptune.engines.timing.latency import Latency, Repetitions, time_in_turn
 from mptune.engines.toolchains import choose
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import Model
 from mptune.processes.child import Job, WorkerState
 from mptune.settings import LatencySettings, SearchSettings

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from mptune.graph.fused import FusedNodes, of_model, values_inside
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision, PrecisionPlan

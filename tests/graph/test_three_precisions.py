@@ -13,8 +13,7 @@ import pytest
 
 from mptune.engines.backends.tensorrt import refused_in_bf16
 from mptune.errors import ModelError
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
 from mptune.graph.hazards.hazard import Hazard
 from mptune.graph.loading.model import load_model

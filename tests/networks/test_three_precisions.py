@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from mptune.errors import ModelError
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.hazards.find import find_hazards
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import REDUCED, Precision

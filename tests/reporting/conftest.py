@@ -14,8 +14,7 @@ from mptune.choice import Choice
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.environment import Environment, GpuState
 from mptune.engines.timing.latency import Latency
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import LayerGroup, find_groups
+from mptune.graph.groups import GroupedModel, LayerGroup, find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.reporting.chosen import readme_text

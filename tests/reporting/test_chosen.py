@@ -17,8 +17,7 @@ from mptune._version import __version__
 from mptune.engines.environment import Environment
 from mptune.errors import RunError
 from mptune.finding import Finding, Severity, Where
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter, rewrite

@@ -15,14 +15,12 @@ import pytest
 from onnx import TensorProto, helper
 
 from mptune.data.archive import save_samples, write_arrays
-from mptune.data.check_set import collect_check
-from mptune.data.metrics.accuracy import OutputError
-from mptune.data.metrics.comparing import compare_outputs
+from mptune.data.metrics.accuracy import OutputError, Reference, compare_outputs
 from mptune.data.metrics.parts import find_parts, parts_path, save_parts
 from mptune.data.metrics.row_sets import find_row_sets
-from mptune.data.rollout import Rollout, outputs_of
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.data.run_outputs import collect_check
+from mptune.data.samples import Rollout, outputs_of
+from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision
 from mptune.graph.writing.emulate import Emulator
@@ -50,7 +48,7 @@ def collect(
     save_samples(folder / "held_out.npz", inputs)
     save_samples(folder / "held_out_reference.npz", wanted)
     save_parts(parts_path(folder / "held_out_reference.npz"), find_parts(wanted))
-    error = compare_outputs(got, wanted, None, options.pop("row_sets", ()), parts=find_parts(wanted))
+    error = compare_outputs(got, Reference(wanted), None, options.pop("row_sets", ()))
     settings = {"plan": "abc", "metric": "worst_part", "source": "measured", "engine": "onnxruntime", **options}
     return collect_check(folder, error, "held_out", **settings)
 
@@ -112,7 +110,7 @@ def test_few_samples_are_kept_and_the_same_bytes_each_time(tmp_path: Path) -> No
         20,
         8,
     )
-    error = compare_outputs(got, wanted, parts=find_parts(wanted))
+    error = compare_outputs(got, Reference(wanted))
     assert header_of(check)["figure"] == error.of_first(8).value("worst_part")
     assert header_of(check)["reported"] == error.value("worst_part")
     write_arrays(tmp_path / "one.npz", check, zipfile.ZIP_DEFLATED)

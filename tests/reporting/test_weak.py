@@ -17,10 +17,9 @@ from mptune.engines.loading import load_typed_model
 from mptune.engines.tensorrt.builder import BuildObjects, parse_network
 from mptune.engines.tensorrt.library import load_library
 from mptune.errors import ModelError, PlanError
-from mptune.graph.casting.value_types import value_types
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.plan import Precision
+from mptune.graph.value_types import value_types
 from mptune.graph.writing.weak import WeakModel, weak_model
 from mptune.settings import TensorRtSettings
 from mptune.tuning.front import Front

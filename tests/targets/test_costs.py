@@ -9,8 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import LayerGroup, find_groups
+from mptune.graph.groups import GroupedModel, LayerGroup, find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.targets.costs import (
     GroupCost,

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
 from mptune.targets.detect import JetsonState, PowerMode
 from mptune.targets.findings import not_here_findings, not_measured

@@ -10,11 +10,10 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from mptune.graph.casting.value_types import ValueTypes
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision
+from mptune.graph.value_types import ValueTypes
 from mptune.targets.memory import default_workspace_mb, memory_need, memory_warnings, plan_memory
 from mptune.targets.target import EngineMemory, load_target
 from tests.graph import models

@@ -10,8 +10,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from mptune.graph.facts import facts_of
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.plan import PRECISIONS, Precision

@@ -14,11 +14,10 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from mptune.graph.casting.value_types import ValueTypes
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import PRECISIONS, Precision, PrecisionPlan
+from mptune.graph.value_types import ValueTypes
 from mptune.settings import Granularity
 from mptune.targets.costs import GroupCost, ShapeTable
 from mptune.targets.roofline import NETWORK_SHARE, TILE_ELEMENTS, Kernels, roofline

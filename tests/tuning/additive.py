@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mptune.tuning.sampler.plans import Boundary
-from mptune.tuning.sampler.posterior import BuiltPlans, Prior
+from mptune.tuning.sampler.trials import BuiltPlans, Prior
 
 GROUPS = 10
 IDS = tuple(f"g{i}" for i in range(GROUPS))

@@ -18,8 +18,8 @@ from mptune.tuning.front import Front
 from mptune.tuning.listener import Listener
 from mptune.tuning.record.record import Proposal, StudyRecord
 from mptune.tuning.record.study import open_study
-from mptune.tuning.sampler.posterior import Prior
 from mptune.tuning.sampler.precision import PrecisionSampler
+from mptune.tuning.sampler.trials import Prior
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.knowledge import Knowledge
 from mptune.tuning.steps.limits import Limits

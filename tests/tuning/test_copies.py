@@ -10,8 +10,7 @@ import pytest
 
 from mptune.engines.loading import load_typed_model
 from mptune.errors import RunError
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups, groups_sha256
+from mptune.graph.groups import GroupedModel, find_groups, groups_sha256
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter

@@ -13,7 +13,7 @@ from onnx import TensorProto
 
 import mptune
 from mptune.errors import ModelError
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.reporting.terminal.front import print_front
 from mptune.tuning.front import Front

@@ -15,9 +15,8 @@ import mptune
 from mptune.engines.base import Failure, FailureKind, MissingKernel, Stage
 from mptune.engines.environment import Environment
 from mptune.errors import BaselineError, RunError
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
-from mptune.graph.hazards.observed_values import TensorRange
+from mptune.graph.groups import GroupedModel, find_groups
+from mptune.graph.hazards.hazard import TensorRange
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision
 from mptune.settings import SearchSettings

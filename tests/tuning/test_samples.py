@@ -14,7 +14,7 @@ from mptune.data.archive import read_samples
 from mptune.engines.base import Failure, ReferenceReport, SampleSet
 from mptune.errors import DataError, RunError
 from mptune.files import whole_file
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import find_groups
 from mptune.graph.loading.model import load_model
 from tests import fakes
 from tests.fakes import Diary, FakeToolchain, Law

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from mptune.errors import SpaceError
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import LayerGroup, find_groups
+from mptune.graph.groups import GroupedModel, LayerGroup, find_groups
 from mptune.graph.hazards.hazard import Hazard, HazardPlace
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision

@@ -11,7 +11,7 @@ from typing import NamedTuple
 _TWO = "diagnosis/test_two_models.py::"
 _CAUSES = "diagnosis/test_named_causes.py::"
 _SAMPLES = "data/test_samples.py::"
-_QUANTISED = "graph/grouping/test_quantised.py::"
+_QUANTISED = "graph/test_quantised.py::"
 _REACH = "test_out_of_reach.py::"
 _OPTIMISATION = "test_reference_optimisation.py::"
 _MIXED = f"{_TWO}test_check_passes_a_mixed_model_within_its_limit_and_exits_with_3_beyond"

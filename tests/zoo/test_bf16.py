@@ -10,11 +10,9 @@ import onnx
 import pytest
 
 from mptune.finding import Finding
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.hazards.find import find_hazards
-from mptune.graph.hazards.hazard import Hazard, hazard_findings, spacing
-from mptune.graph.hazards.observed_values import ObservedValues
+from mptune.graph.hazards.hazard import Hazard, ObservedValues, hazard_findings, spacing
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision
 from tests.graph.hazards.observed import ranges_on

@@ -15,8 +15,7 @@ from mptune.engines.context import RunContext
 from mptune.engines.toolchains.reference import ReferenceModel
 from mptune.errors import BaselineError
 from mptune.finding import Finding
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
 from mptune.processes.child import WorkerState
 from mptune.settings import DataSettings, SearchSettings

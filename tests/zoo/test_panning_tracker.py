@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import mptune
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import PrecisionPlan
 from mptune.graph.writing.emulate import Emulator

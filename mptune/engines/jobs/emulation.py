@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from mptune.data.metrics.accuracy import OutputError
-from mptune.data.rollout import outputs_of
+from mptune.data.samples import outputs_of
 from mptune.engines.base import Stage
 from mptune.engines.jobs.samples import Scoring, file_identity
 from mptune.engines.ort.cuda_session import open_session

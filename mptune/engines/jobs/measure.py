@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from mptune.data.rollout import outputs_of
+from mptune.data.samples import outputs_of
 from mptune.engines.base import Engine, EngineSession, Measurement, Stage
 from mptune.engines.cuda import runtime as cuda
 from mptune.engines.environment import process_warnings, read_gpus, state_warnings

@@ -12,7 +12,7 @@ import numpy as np
 
 from mptune.data.archive import save_samples
 from mptune.data.metrics.parts import PARTS_JSON, cover_held_out, find_parts, load_parts, parts_path, save_parts
-from mptune.data.rollout import Rollout, outputs_of
+from mptune.data.samples import Rollout, outputs_of
 from mptune.engines.base import EngineError, ReferenceReport, Stage
 from mptune.engines.environment import usable_cores
 from mptune.engines.jobs.outputs import value_error
@@ -20,7 +20,7 @@ from mptune.engines.jobs.rows import check_rows, first_other
 from mptune.engines.jobs.samples import Feed, batch_sizes, cached_samples
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import PROVIDERS, Provider, SessionOptions, SideBySide
-from mptune.graph.hazards.observed_values import NodeFacts, TensorRange
+from mptune.graph.hazards.hazard import NodeFacts, TensorRange
 from mptune.graph.hazards.probes import facts_on, range_of
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision
 from mptune.graph.writing.variants import ObservedPart

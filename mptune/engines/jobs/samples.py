@@ -10,15 +10,22 @@ from pathlib import Path
 import numpy as np
 
 from mptune.data.archive import labels_beside, read_samples
-from mptune.data.metrics.accuracy import OutputError
-from mptune.data.metrics.comparing import Reference, compare_outputs
+from mptune.data.metrics.accuracy import OutputError, Reference, compare_outputs
 from mptune.data.metrics.parts import ADD_IN_SQUARES, load_parts, parts_path
 from mptune.data.metrics.row_sets import find_row_sets
-from mptune.data.metrics.table import METRIC_TIMEOUT_S, Metric, number_of, takes_whole_set
-from mptune.data.metrics.tasks import CALLABLE, is_own, resolve_metric, sample_functions
+from mptune.data.metrics.table import (
+    CALLABLE,
+    METRIC_TIMEOUT_S,
+    Metric,
+    is_own,
+    number_of,
+    sample_functions,
+    takes_whole_set,
+)
 from mptune.data.metrics.whole_set import SampleSetArrays, errors_of, set_values
-from mptune.data.rollout import Rollout
 from mptune.data.run_outputs import save_sketches, sketch_outputs
+from mptune.data.samples import Rollout
+from mptune.data.scripts import resolve_metric
 from mptune.engines.base import EngineError, FailureKind, SampleSet
 from mptune.engines.context import RunContext
 from mptune.graph.facts import DependentOutput
@@ -147,9 +154,7 @@ class Scoring:
         key = (*file_identity(self.reference), *(file_identity(path) if path.is_file() else ()))
         reference = state.cached(f"sums {self.reference}", key, lambda: Reference(references, load_parts(path)))
         start = 0 if self.part is None else self.part.start
-        error = compare_outputs(
-            outputs, reference, functions, row_sets, start=start, any_shape=any_shape, objective_only=objective_only
-        )
+        error = compare_outputs(outputs, reference, functions, row_sets, start=start, objective_only=objective_only)
         if self.is_proposal or len(outputs) < len(references):
             return error
         if self.sketches is not None:

@@ -15,11 +15,11 @@ from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import OPTIMISED_MODEL, PROVIDERS, Provider, SessionOptions, translated
 from mptune.graph.facts import facts_of
 from mptune.graph.fused import FusedNodes
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.patterns import find_patterns
+from mptune.graph.groups import GroupedModel
 from mptune.graph.loading.model import RuntimeTypes
 from mptune.graph.loading.tensors import TensorInfo, element_type
 from mptune.graph.ops import OperatorSchema
+from mptune.graph.patterns import find_patterns
 from mptune.processes.child import WorkerState
 
 _RENAMING = [

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mptune.engines.base import EngineError, Failure, FailureKind, Measurement
-from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.groups import GroupedModel
 from mptune.graph.ops import anchor_kind
 from mptune.graph.plan import PRECISIONS, Precision
 from mptune.json_form import JsonForm

@@ -17,7 +17,7 @@ from mptune.engines.jobs.emulation import ErrorsJob, SwitchedErrorsJob
 from mptune.engines.jobs.samples import Scoring
 from mptune.engines.ort.session import Provider
 from mptune.graph.fused import FusedNodes
-from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.groups import GroupedModel
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan

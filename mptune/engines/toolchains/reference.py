@@ -17,8 +17,8 @@ from mptune.engines.ort.session import Provider
 from mptune.engines.toolchains.blame import locate
 from mptune.engines.toolchains.emulation import run_bytes
 from mptune.engines.workers import observes_beside
-from mptune.graph.folded import FoldedValues, is_worthwhile, read_folded, with_values, write_without_weights
-from mptune.graph.hazards.observed_values import TensorRange
+from mptune.graph.folded import FoldedValues, folded_model, is_worthwhile, read_folded, write_without_weights
+from mptune.graph.hazards.hazard import TensorRange
 from mptune.graph.loading.shapes import static_shapes
 from mptune.processes.parent import Worker
 from mptune.targets.costs import Shape
@@ -104,7 +104,7 @@ class ReferenceModel:
         count = sum(len(part.rows) for part in parts)
         most = max(LEAST_OBSERVED, _OBSERVED_BYTES // max(1, sum(part.sample_bytes for part in parts)))
         path, run_bytes = context.scratch("observe"), self._run_bytes("search")
-        model = with_values(context.model, folded, {name for part in parts for name in part.outputs})
+        model = folded_model(context.grouped, folded, {name for part in parts for name in part.outputs}).model
         try:
             for part in parts:
                 if stage is not None and len(parts) > 1:
@@ -127,7 +127,7 @@ class ReferenceModel:
             return {}
         paths = context.scratch("unfolded"), context.scratch("folded")
         try:
-            answer = self.worker.call(FoldJob(write_without_weights(model, paths[0]), paths[1]))
+            answer = self.worker.call(FoldJob(write_without_weights(context.grouped, paths[0]), paths[1]))
             return {} if isinstance(answer, Failure) else read_folded(paths[1], model)
         finally:
             for path in paths:

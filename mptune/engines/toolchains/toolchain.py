@@ -45,7 +45,7 @@ from mptune.processes.parent import Worker
 from mptune.targets.memory import plan_memory
 
 if TYPE_CHECKING:
-    from mptune.graph.hazards.observed_values import TensorRange
+    from mptune.graph.hazards.hazard import TensorRange
     from mptune.targets.detect import Gpu
     from mptune.targets.roofline import LatencyTerms
     from mptune.targets.target import Target

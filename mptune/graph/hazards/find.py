@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from mptune.graph.casting.value_types import value_types
 from mptune.graph.fused import FusedNodes, steps_inside, values_inside
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_apart, set_apart
+from mptune.graph.groups import GroupedModel, find_apart, set_apart
 from mptune.graph.hazards import on_data, static
-from mptune.graph.hazards.hazard import OF_RANGE, Hazard, worst_first
-from mptune.graph.hazards.observed_values import ObservedValues
+from mptune.graph.hazards.hazard import OF_RANGE, Hazard, ObservedValues, worst_first
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision
+from mptune.graph.value_types import value_types
 
 _NOT_OBSERVED = ObservedValues()
 

@@ -11,14 +11,20 @@ from typing import Any
 
 from mptune.findings.numbers import in_samples
 from mptune.findings.wording import Severity
-from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.facts import Facts
-from mptune.graph.grouping.patterns import find_patterns
-from mptune.graph.hazards.hazard import FP16_MAX, Hazard, HazardPlace, group_of, readers_in_fp16, spacing
-from mptune.graph.hazards.interface import state_pairs
+from mptune.graph.hazards.hazard import (
+    FP16_MAX,
+    Hazard,
+    HazardPlace,
+    NodeFacts,
+    ObservedValues,
+    group_of,
+    readers_in_fp16,
+    spacing,
+)
 from mptune.graph.hazards.masks import comes_to_softmax, is_held, mask_input, mask_values, stays_right
-from mptune.graph.hazards.observed_values import NodeFacts, ObservedValues
 from mptune.graph.hazards.probes import POLES
+from mptune.graph.hazards.static import state_pairs
 from mptune.graph.loading.model import Node
 from mptune.graph.ops import (
     ARITHMETIC,
@@ -31,7 +37,9 @@ from mptune.graph.ops import (
     SUMMING,
     operator,
 )
+from mptune.graph.patterns import find_patterns
 from mptune.graph.plan import Precision
+from mptune.graph.value_types import ValueTypes
 
 _HEADROOM = 2.0
 """Values seen within this factor of FP16's end: other data may well go beyond it."""

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from mptune.graph.facts import attribute, facts_of, float_attribute
-from mptune.graph.hazards.observed_values import TensorRange
+from mptune.graph.hazards.hazard import TensorRange
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import from_stored, to_stored
 from mptune.graph.ops import ARITHMETIC, BOUNDS, CENTRING_NORMS, COMPARISONS, EXTREMES, GUARDS

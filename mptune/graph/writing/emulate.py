@@ -21,14 +21,14 @@ import onnx
 import onnx.helper
 
 from mptune.files import write_bytes
-from mptune.graph.casting.value_types import new_suffix, value_types
 from mptune.graph.fused import FUSED_IN, FusedNodes, steps_inside
-from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.groups import GroupedModel
 from mptune.graph.hazards.masks import is_held
 from mptune.graph.loading.model import Node
 from mptune.graph.loading.tensors import fill_value
 from mptune.graph.ops import COPIES
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
+from mptune.graph.value_types import new_suffix, value_types
 from mptune.graph.writing import rewrite
 from mptune.graph.writing.weights import NeededConstant, WeightBank, inline_tensor, write_self_contained
 

@@ -3,7 +3,7 @@
 *Requires* a model from ``load_model`` and groups from ``find_groups``. *Ensures*: the interface is unchanged; each
 value is cast at most once per type, right after its producer; constants are converted, never cast at run time; shape,
 index and boolean values are untouched; the same plan gives the same bytes; the all-FP32 plan changes nothing. Beside
-Casts it adds nothing but a subtraction of zero where TensorRT-RTX needs one (``mptune.graph.casting.value_types``), and
+Casts it adds nothing but a subtraction of zero where TensorRT-RTX needs one (``mptune.graph.value_types``), and
 a Clip before the Cast of a mask that is made of constants beyond the range (``mptune.graph.hazards.masks``).
 """
 
@@ -16,14 +16,13 @@ import onnx
 import onnx.helper
 
 from mptune.files import write_bytes
-from mptune.graph.casting.value_types import Resolution, add_barrier, needs_barrier, new_suffix, value_types
 from mptune.graph.facts import node_rule
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import LayerGroup, find_groups
+from mptune.graph.groups import GroupedModel, LayerGroup, find_groups
 from mptune.graph.hazards.masks import is_held
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import STANDARD_DOMAINS, fill_value
 from mptune.graph.plan import PRECISIONS, REDUCED, Precision, PrecisionPlan
+from mptune.graph.value_types import Resolution, add_barrier, needs_barrier, new_suffix, value_types
 from mptune.graph.writing import weights
 from mptune.graph.writing.weights import NeededConstant, WeightBank, inline_tensor
 

@@ -16,13 +16,13 @@ import onnx
 import onnx.helper
 import onnx.numpy_helper
 
-from mptune.graph.casting.value_types import new_suffix
 from mptune.graph.facts import attribute, facts_of, float_attribute
 from mptune.graph.fused import FusedNodes, steps_inside
-from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.groups import GroupedModel
 from mptune.graph.loading.model import Node, with_nodes
 from mptune.graph.loading.tensors import Initializer, TensorInfo
 from mptune.graph.plan import REDUCED, Precision
+from mptune.graph.value_types import new_suffix
 
 _NEARLY = 1e-3
 """Relative difference of a constant that was written with few digits, or in FP16."""

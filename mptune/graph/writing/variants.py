@@ -17,12 +17,12 @@ import onnx.helper
 import onnx.numpy_helper
 
 from mptune.files import write_bytes
-from mptune.graph.casting.value_types import new_suffix
 from mptune.graph.hazards.masks import softmax_rows
 from mptune.graph.hazards.probes import ProbedNode, probed_nodes
 from mptune.graph.loading.model import Model, Node, needed_nodes
 from mptune.graph.ops import PRODUCTS
 from mptune.graph.plan import REDUCED, Precision
+from mptune.graph.value_types import new_suffix
 from mptune.graph.writing import rewrite
 from mptune.graph.writing.rewrite import cast_node
 from mptune.graph.writing.weights import WeightBank, inline_tensor
@@ -216,7 +216,8 @@ def write_widened(model: Model, bank: WeightBank, path: Path, outputs: Sequence[
         results = [name for name in node.outputs if name in reduced]
         inputs = [renamed.get(name, name) for name in node.inputs]
         outs = [name + raw if name in reduced else name for name in node.outputs]
-        for attribute in rewrite.add_node(graph, node, inputs, outs).attribute if reduced else ():
+        copy = rewrite.add_node(graph, node, inputs, outs)
+        for attribute in copy.attribute if reduced else ():
             if results and attribute.name in _TYPE_ATTRIBUTES and attribute.i in _REDUCED_CODES:
                 attribute.i = _FLOAT
             if attribute.type == onnx.AttributeProto.TENSOR and attribute.t.data_type in _REDUCED_CODES:

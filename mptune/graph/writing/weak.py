@@ -12,12 +12,12 @@ from pathlib import Path
 import onnx
 
 from mptune.errors import ModelError, PlanError
-from mptune.graph.casting.value_types import ValueTypes, new_suffix, value_types
-from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.groups import GroupedModel
 from mptune.graph.hazards.masks import is_held
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import STANDARD_DOMAINS, Initializer, all_graphs, subgraphs
 from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.value_types import ValueTypes, new_suffix, value_types
 from mptune.graph.writing.rewrite import add_node, frame_of
 from mptune.graph.writing.weights import rounding_of, write_self_contained
 

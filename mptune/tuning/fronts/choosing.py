@@ -101,9 +101,14 @@ def _is_beaten(evaluation: Evaluation, tf32: Evaluation) -> bool:
 
 
 def is_as_fast(evaluation: Evaluation, other: Evaluation) -> bool:
-    """Whether a plan is not significantly slower than another, and slower by no more than the margin."""
-    most_ms = (1.0 + MARGIN[other.latency.source]) * other.latency.median_ms
-    return evaluation.latency.median_ms <= most_ms and not faster_beyond_noise(other, evaluation)
+    """Whether a plan is slower than another by no more than the margin, and not significantly slower.
+
+    Predicted latencies have no noise, so there the margin decides alone.
+    """
+    source = other.latency.source
+    if evaluation.latency.median_ms > (1.0 + MARGIN[source]) * other.latency.median_ms:
+        return False
+    return source == "predicted" or not faster_beyond_noise(other, evaluation)
 
 
 def gains_nothing(evaluation: Evaluation, fp32: Evaluation) -> bool:

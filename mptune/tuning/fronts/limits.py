@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from mptune.choice import Choice, ChoiceLimits
 from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError
 from mptune.data.metrics.parts import ADD_IN_SQUARES, part_statistic
-from mptune.data.metrics.table import METRICS, own_value
-from mptune.data.metrics.tasks import undirected
+from mptune.data.metrics.table import METRICS, own_value, undirected
 from mptune.errors import SettingsError
 from mptune.finding import OutputColumns
 from mptune.settings import Tolerance

@@ -15,7 +15,7 @@ import numpy as np
 
 from mptune.files import READ_ERRORS, read_json, write_json
 from mptune.finding import Finding
-from mptune.graph.grouping.groups import FOLDED
+from mptune.graph.groups import FOLDED
 from mptune.graph.plan import Precision
 from mptune.json_form import JsonForm
 from mptune.tuning.evaluation import Evaluation
@@ -23,7 +23,7 @@ from mptune.tuning.explanation import Explanation, GroupWorth, Kept, Reason
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.sampler.latency_model import LatencyModel
-from mptune.tuning.sampler.posterior import Prior
+from mptune.tuning.sampler.trials import Prior
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.prior import SENSITIVITY_JSON, Sensitivity
 

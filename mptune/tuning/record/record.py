@@ -26,8 +26,7 @@ from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.tuning.evaluation import ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation, Origin
 from mptune.tuning.record.storage import close_storage
 from mptune.tuning.sampler.plans import Columns
-from mptune.tuning.sampler.posterior import BuiltPlans
-from mptune.tuning.sampler.trials import OUTCOME_ATTR, PLAN_ATTR, outcome_of, read_plans, set_outcome
+from mptune.tuning.sampler.trials import OUTCOME_ATTR, PLAN_ATTR, BuiltPlans, outcome_of, read_plans, set_outcome
 from mptune.tuning.space import SearchSpace
 
 if TYPE_CHECKING:

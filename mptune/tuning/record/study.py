@@ -14,7 +14,7 @@ from optuna.exceptions import DuplicatedStudyError
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
-from mptune.data.metrics.tasks import script_sha256
+from mptune.data.metrics.table import script_sha256
 from mptune.errors import RunError
 from mptune.identity import SPACE, differences, identity_of
 from mptune.run_json import RunFile

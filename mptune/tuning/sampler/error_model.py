@@ -14,8 +14,9 @@ import math
 import numpy as np
 
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
+from mptune.tuning.sampler.latency_model import LinearGaussian, robust_sd
 from mptune.tuning.sampler.plans import Bools, Floats, plan_keys
-from mptune.tuning.sampler.posterior import BuiltPlans, LinearGaussian, Prior, robust_sd
+from mptune.tuning.sampler.trials import BuiltPlans, Prior
 
 _PRIOR_WIDTHS = (0.15, 0.6, 2.0, 4.5)
 """Standard deviations of ``u`` that are tried: from an emulation that is right to 8 % to one that knows nothing (4.5 is

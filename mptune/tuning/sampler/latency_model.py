@@ -1,4 +1,4 @@
-"""Posterior of latency: the additive law's terms, from a roofline and layer profiles, conditioned on timed builds.
+"""The linear-Gaussian posterior, and that of latency: the additive law's terms, from a roofline and layer profiles.
 
 Latency is ``base - gains of the FP16 groups + costs of the crossed boundaries``, linear in its terms, with Gaussian
 noise about it, whose size is estimated from the builds.
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mptune.tuning.sampler.plans import Bools, Crossings, Floats
-from mptune.tuning.sampler.posterior import BuiltPlans, LinearGaussian, Prior, robust_sd
+from mptune.tuning.sampler.trials import BuiltPlans, Prior
 
 _WIDTH = 0.4
 """Prior standard deviation of a term, as a share of its unit."""
@@ -41,6 +41,101 @@ it more."""
 _ROUNDS, _OUTLIER = 4, 3.0
 """Fits at most; standard deviations between a latency and what all others predict of it, beyond which it is given a
 larger noise: engines are not always what their plans say, and machines not always what they were."""
+
+
+class LinearGaussian:
+    """Independent Gaussian parameters conditioned on linear observations with Gaussian noise.
+
+    Bayesian linear regression (Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, Section 2.1,
+    Eq. 2.8), with a diagonal prior.
+    """
+
+    def __init__(self, mean: Floats, sd: Floats) -> None:
+        """Take the prior's mean and standard deviation, each of shape (n_parameters,)."""
+        self.mean = mean
+        self.sd = sd
+        self._jacobian: Floats = np.zeros((0, len(mean)))
+        self._noise: Floats = np.zeros(0)
+        self._known_gain: Floats | None = np.zeros((len(mean), 0))
+        self._factor: Floats  # Cholesky factor of the matrix that the gain is solved with
+        self.posterior_mean = mean
+
+    @property
+    def _gain(self) -> Floats:
+        """Kalman gain, shape (n_parameters, n_observations)."""
+        if self._known_gain is None:
+            if len(self._factor) == len(self._noise):
+                self._known_gain = _solved(self._factor, self._jacobian * self.sd**2).T
+            else:
+                self._known_gain = _solved(self._factor, (self._jacobian / self._noise[:, None] ** 2).T)
+        return self._known_gain
+
+    def update(self, jacobian: Floats, values: Floats, noise: Floats) -> float:
+        """Condition on ``values = jacobian @ parameters + noise``, the noise given by its standard deviations.
+
+        Returns the log marginal likelihood (the same book, Eq. 2.30) without its constant term.
+        """
+        variance = self.sd**2
+        residual = values - jacobian @ self.mean
+        if len(jacobian) <= len(variance):  # solve in whichever space is smaller (matrix inversion lemma)
+            factor = _cholesky((jacobian * variance) @ jacobian.T + np.diag(noise**2))
+            correction = variance * (jacobian.T @ _solved(factor, residual))
+            log_determinant = np.log(np.diag(factor)).sum()
+        else:
+            weighted = jacobian / noise[:, None]
+            factor = _cholesky(weighted.T @ weighted + np.diag(1.0 / variance))
+            correction = _solved(factor, jacobian.T @ (residual / noise**2))
+            log_determinant = np.log(np.diag(factor)).sum() + np.log(noise).sum() + np.log(self.sd).sum()
+        self._jacobian, self._noise, self._factor, self._known_gain = jacobian, noise, factor, None
+        self.posterior_mean = self.mean + correction
+        solved = (residual - jacobian @ (self.posterior_mean - self.mean)) / noise**2
+        return float(-0.5 * residual @ solved - log_determinant)
+
+    def leave_one_out(self, values: Floats) -> tuple[Floats, Floats]:
+        """Residual of each observation against the posterior of all others (the same book, Section 5.4.2).
+
+        And the standard deviation of what all others predict, without the observation's own noise.
+        """
+        leverage = np.clip(np.einsum("ij,ji->i", self._jacobian, self._gain), 0.0, 1.0 - 1e-9)
+        residuals = (values - self._jacobian @ self.posterior_mean) / (1.0 - leverage)
+        return residuals, self._noise * np.sqrt(leverage / (1.0 - leverage))
+
+    def covariance(self) -> Floats:
+        """Of the parameters under the posterior, shape (n_parameters, n_parameters)."""
+        covariance: Floats = np.diag(self.sd**2) - self._gain @ (self._jacobian * self.sd**2)
+        return covariance
+
+    def sample(self, generator: np.random.Generator, n_draws: int) -> Floats:
+        """Draws (n_draws, n_parameters), by Matheron's rule (Wilson et al., ICML 2020, arXiv 2002.09309, Theorem 1)."""
+        offsets = generator.normal(size=(n_draws, len(self.mean))) * self.sd
+        noise = generator.normal(size=(n_draws, len(self._noise))) * self._noise
+        observed = offsets @ self._jacobian.T + noise
+        drawn: Floats = self.posterior_mean + offsets - observed @ self._gain.T
+        return drawn
+
+
+def robust_sd(deviations: Floats) -> float:
+    """Standard deviation of normal deviations from their middle, by their median: a few outliers do not count."""
+    return 1.4826 * float(np.median(np.abs(deviations)))
+
+
+def _solved(factor: Floats, values: Floats) -> Floats:
+    """``values`` times the inverse of the matrix that has the lower Cholesky factor."""
+    from scipy.linalg.lapack import dpotrs  # Slow to import, and a run that is only read needs none.
+
+    if not values.size:
+        return np.zeros_like(values)
+    solved, _ = dpotrs(factor, values, lower=1)  # what cho_solve calls, which takes several times as long around it
+    return np.asarray(solved, dtype=np.float64).reshape(values.shape)
+
+
+def _cholesky(matrix: Floats) -> Floats:
+    try:
+        factor = np.linalg.cholesky(matrix)
+    except np.linalg.LinAlgError:
+        shift = 1e-9 * float(np.trace(matrix)) + 1e-300
+        factor = np.linalg.cholesky(matrix + shift * np.eye(len(matrix)))
+    return np.asarray(factor, dtype=np.float64)
 
 
 class LatencyModel:

@@ -12,7 +12,7 @@ import numpy as np
 
 from mptune.graph.precision import Precision
 from mptune.tuning.sampler.plans import Bools, Floats, plan_keys
-from mptune.tuning.sampler.posterior import BuiltPlans, Prior
+from mptune.tuning.sampler.trials import BuiltPlans, Prior
 
 _TO_BLAME, _EMULATED_OVERFLOW = 0.01, 0.97
 """Prior probability that a group is to blame: by default, where its one-group emulation overflows."""

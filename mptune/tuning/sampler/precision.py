@@ -39,13 +39,19 @@ from threadpoolctl import threadpool_limits
 from mptune.errors import SettingsError
 from mptune.json_form import encode_float
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, REFERENCE_ERROR
-from mptune.tuning.sampler.acquisition import EhviEstimator, taught_by
-from mptune.tuning.sampler.candidates import find_candidates
+from mptune.tuning.sampler.acquisition import EhviEstimator, find_candidates, taught_by
 from mptune.tuning.sampler.error_model import ErrorModel, design_plans
 from mptune.tuning.sampler.overflow_model import OverflowModel
 from mptune.tuning.sampler.plans import PRECISIONS, Bools, Floats, to_bits
-from mptune.tuning.sampler.posterior import BuiltPlans, Prior
-from mptune.tuning.sampler.trials import EHVI_ATTR, HAS_TRIAL_CONSTRAINTS, constraints_of, emulated_attr, read_plans
+from mptune.tuning.sampler.trials import (
+    EHVI_ATTR,
+    HAS_TRIAL_CONSTRAINTS,
+    BuiltPlans,
+    Prior,
+    constraints_of,
+    emulated_attr,
+    read_plans,
+)
 
 SAMPLERS = ("precision", "tpe")
 """The samplers that a search may be asked for by name: this one, and Optuna's TPE."""

@@ -1,13 +1,15 @@
-"""What mptune writes on Optuna's trials for the sampler, and reads back.
+"""What is known before any build (``Prior``), and what Optuna's trials say of the plans that were built.
 
 A trial has one categorical parameter per free group. What the parameters and the two objectives do not say stands in
-user attributes.
+user attributes, which mptune writes for the sampler.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -16,8 +18,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from mptune.json_form import decode_float
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
-from mptune.tuning.sampler.plans import Columns, from_bits, to_bits
-from mptune.tuning.sampler.posterior import BuiltPlans
+from mptune.tuning.sampler.plans import Bools, Boundary, Columns, Floats, from_bits, to_bits
 
 JSON_MARK = "~"
 """Begins the names of attributes that hold JSON for mptune alone: Optuna's tools sort by name, so they come last."""
@@ -43,6 +44,87 @@ HAS_TRIAL_CONSTRAINTS = hasattr(Trial, "set_constraint")
 """Optuna 5 keeps constraints on the trial; before, the sampler asks ``constraints_of`` for them."""
 
 _NORMAL_95 = 1.96
+
+
+@dataclass(frozen=True)
+class Prior:
+    """What is known of a search space before any build, as plain data; all sequences are parallel to ``groups``.
+
+    What is said of FP16 holds for the reduced precision of each group; None is for what is not known of any.
+
+    Attributes:
+        groups: ids of the free groups: the names of the parameters.
+        log_square_errors: log of each group's squared error when it alone is FP16; ``inf`` where that overflows, NaN
+            where it is not known.
+        gains_ms: what FP16 saves in each group, up to a factor that the builds of all-FP32 and all-FP16 fix.
+        boundaries: between the groups, by their positions.
+        boundary_costs_ms: what crossing each costs, in the same unit as the gains.
+        fixed_gain_ms: what groups that are FP16 under every plan save against all-FP32, and TF32 in FP32 groups.
+        exact: latencies are predicted by these very terms, so that there is nothing to learn of them.
+        log_square_sds: standard deviation of each of ``log_square_errors`` on top of how far emulation can be trusted:
+            where it was taken on few samples, or from other groups. None is 0 everywhere.
+        part_shares: squared error of each group in each part of the outputs, over that in its worst part: the law of
+            squares holds for a part, and the error of a plan is the largest over them. None where one part decides.
+        precisions: of each, where it is not FP32; empty where all are FP16.
+    """
+
+    groups: tuple[str, ...]
+    log_square_errors: tuple[float, ...] | None = None
+    gains_ms: tuple[float, ...] | None = None
+    boundaries: tuple[Boundary, ...] = ()
+    boundary_costs_ms: tuple[float, ...] = ()
+    fixed_gain_ms: float = 0.0
+    exact: bool = False
+    log_square_sds: tuple[float, ...] | None = None
+    part_shares: tuple[tuple[float, ...], ...] | None = None
+    precisions: tuple[str, ...] = ()
+
+    @cached_property
+    def columns(self) -> Columns:
+        """What the columns of a plan stand for."""
+        return Columns(self.groups, self.precisions) if self.precisions else Columns.fp16(self.groups)
+
+
+@dataclass(frozen=True)
+class BuiltPlans:
+    """Plans that were built or are being built, and what came of them."""
+
+    plans: Bools  # (n_plans, n_groups), True is FP16
+    latency_ms: Floats  # (n_plans,) medians; NaN where none was taken
+    latency_sd_ms: Floats  # (n_plans,) their standard errors as measured; 0 where unknown or predicted
+    error: Floats  # (n_plans,) what the search minimises; NaN where there is none
+    finite: Floats  # (n_plans,) 1.0 where it built and its outputs are finite, 0.0 where not, NaN while it runs
+    base_ms: float  # latency of all-FP32; NaN before it is known
+    base_sd_ms: float = 0.0
+    # Plans that were emulated, not measured, (n_emulated, n_groups); their errors, (n_emulated,), inf where not finite.
+    emulated: tuple[Bools, Floats] | None = None
+    # Emulated error over measured error, of each plan that has both.
+    emulation_ratios: Floats = field(default_factory=lambda: np.ones(0))
+    group_ms: Floats | None = None  # (n_plans, n_groups) by the engine's own profiler; NaN where that is not known
+    failed: Bools | None = None  # (n_plans,) it gave no outputs at all
+
+    @property
+    def gave_nothing(self) -> Bools:
+        """Which plans gave no outputs, shape (n_plans,)."""
+        return np.zeros(len(self.plans), dtype=bool) if self.failed is None else self.failed
+
+    @property
+    def emulations(self) -> tuple[Bools, Floats]:
+        """``emulated``, of no rows where there are none."""
+        return (self.plans[:0], np.zeros(0)) if self.emulated is None else self.emulated
+
+    def with_emulated(self, plans: Bools, errors: Floats) -> BuiltPlans:
+        """With more plans that were emulated; NaN where that failed."""
+        is_valid, before = ~np.isnan(errors), self.emulations
+        return replace(self, emulated=(np.vstack([before[0], plans[is_valid]]), np.append(before[1], errors[is_valid])))
+
+    def thinned(self, most: int) -> BuiltPlans:
+        """At most ``most`` of the plans, and of the emulated ones, evenly spread over the search."""
+        counts = len(self.plans), len(self.emulations[1])
+        rows, emulated = (np.linspace(0, count - 1, min(count, most)).astype(int) for count in counts)
+        names = ("plans", "latency_ms", "latency_sd_ms", "error", "finite", "group_ms", "failed")
+        chosen = {name: value[rows] for name in names if (value := getattr(self, name)) is not None}
+        return replace(self, **chosen, emulated=(self.emulations[0][emulated], self.emulations[1][emulated]))
 
 
 def set_outcome(trial: Trial, outcome: Mapping[str, Any]) -> None:

@@ -20,7 +20,7 @@ from mptune.targets.roofline import LatencyTerms
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 from mptune.tuning.fronts.searched_error import part_errors, searched_error
 from mptune.tuning.sampler.plans import Boundary, Crossings, End
-from mptune.tuning.sampler.posterior import Prior
+from mptune.tuning.sampler.trials import Prior
 from mptune.tuning.space import SearchSpace
 
 SENSITIVITY_JSON = "sensitivity.json"

@@ -6,8 +6,7 @@ from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, FailureKind, Measurement, Stage
 from mptune.engines.tensorrt.layers import LayerTime, group_times, with_group_times
 from mptune.engines.timing.latency import Latency
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
 
 OWNERS = {"a/MatMul": "g0", "a/Add": "g0", "b/Norm": "g1", "c/Conv": "g2", "d/Mul": "g3"}

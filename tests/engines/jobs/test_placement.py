@@ -15,8 +15,7 @@ from mptune.engines.ort import fusions as placement
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.fusions import PlacementJob
 from mptune.engines.ort.session import PROVIDERS, SessionOptions
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision
 from mptune.graph.writing.rewrite import Rewriter

@@ -13,8 +13,7 @@ from onnx import helper
 
 from mptune.data.archive import read_samples
 from mptune.data.metrics.parts import PARTS_JSON, load_parts
-from mptune.data.rollout import Rollout
-from mptune.data.samples import CalibrationSet
+from mptune.data.samples import CalibrationSet, Rollout
 from mptune.engines.base import EngineError, Failure, ReferenceReport, Stage
 from mptune.engines.failures import did_not_run
 from mptune.engines.jobs.outputs import value_error
@@ -24,7 +23,7 @@ from mptune.engines.ort import cuda_session
 from mptune.engines.ort import session as side_by_side
 from mptune.engines.ort.cuda_session import probe
 from mptune.engines.ort.session import OrtSession, Provider, SessionOptions
-from mptune.graph.hazards.interface import fixed_rows
+from mptune.graph.hazards.static import fixed_rows
 from mptune.graph.loading.model import load_model
 from mptune.graph.writing.variants import observed_parts, write_with_outputs
 from mptune.processes.child import WorkerState

@@ -30,8 +30,7 @@ from mptune.engines.tensorrt.jobs import BuildJob
 from mptune.engines.tensorrt.library import Library, load_library, open_log
 from mptune.errors import SettingsError
 from mptune.graph.facts import facts_of
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter

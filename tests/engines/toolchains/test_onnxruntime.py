@@ -12,8 +12,7 @@ from mptune.engines.backends.onnxruntime import ONNXRUNTIME
 from mptune.engines.base import Failure
 from mptune.engines.context import RunContext
 from mptune.engines.toolchains.toolchain import Toolchain
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision
 from mptune.targets.target import load_target

@@ -20,8 +20,7 @@ from mptune.engines.toolchains import choose as toolchain
 from mptune.engines.toolchains.choose import open_toolchain
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.errors import TargetError
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter

@@ -9,11 +9,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.hazards.find import find_hazards
-from mptune.graph.hazards.hazard import Hazard
-from mptune.graph.hazards.observed_values import NodeFacts, ObservedValues, TensorRange
+from mptune.graph.hazards.hazard import Hazard, NodeFacts, ObservedValues, TensorRange
 from mptune.graph.hazards.probes import facts_on, range_of
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision

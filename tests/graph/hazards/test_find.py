@@ -7,11 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.hazards.find import find_hazards, over_threshold, pinned_by_hazards
-from mptune.graph.hazards.hazard import Hazard
-from mptune.graph.hazards.observed_values import ObservedValues, TensorRange
+from mptune.graph.hazards.hazard import Hazard, ObservedValues, TensorRange
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision
 from tests.graph import models

@@ -9,8 +9,7 @@ import onnx
 import pytest
 
 from mptune.finding import Finding
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
 from mptune.graph.hazards.hazard import hazard_findings, near_the_end
 from mptune.graph.loading.model import load_model

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.hazards.hazard import hazard_findings
 from mptune.graph.loading.model import load_model
 from tests.graph.hazards.observed import hazards_on

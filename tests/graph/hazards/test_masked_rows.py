@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 
 from mptune.finding import Finding
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.hazards.find import find_hazards
-from mptune.graph.hazards.hazard import hazard_findings
-from mptune.graph.hazards.observed_values import ObservedValues
+from mptune.graph.hazards.hazard import ObservedValues, hazard_findings
 from mptune.graph.loading.model import load_model
 from tests.graph.hazards.observed import ranges_on
 from tests.graph.models import save, text

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mptune.graph.hazards.observed_values import TensorRange
+from mptune.graph.hazards.hazard import TensorRange
 from mptune.graph.hazards.probes import range_of
 from mptune.graph.loading.model import load_model
 from mptune.graph.writing import variants

@@ -9,8 +9,7 @@ import onnx
 import pytest
 
 import mptune
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.hazards.find import find_split, pinned_by_hazards
 from mptune.graph.loading.model import load_model
 from tests.graph import models

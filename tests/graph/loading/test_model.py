@@ -15,12 +15,11 @@ import pytest
 from onnx import TensorProto, external_data_helper, helper
 
 from mptune.errors import ModelError
-from mptune.graph.casting.value_types import value_types
 from mptune.graph.facts import facts_of, node_rules
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.value_types import value_types
 from mptune.graph.writing.rewrite import rewrite
 from tests.graph import models
 from tests.graph.helpers import run

@@ -8,11 +8,10 @@ import pytest
 from onnx import TensorProto
 
 from mptune.errors import PlanError
-from mptune.graph.casting.value_types import ValueTypes
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.value_types import ValueTypes
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter, rewrite
 from mptune.graph.writing.weights import WeightBank

@@ -13,8 +13,7 @@ import pytest
 from onnx import numpy_helper
 from scipy.special import erf, expit
 
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import LayerGroup, find_groups
+from mptune.graph.groups import GroupedModel, LayerGroup, find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.loading.tensors import from_stored, to_stored
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan

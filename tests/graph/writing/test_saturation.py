@@ -10,10 +10,9 @@ import pytest
 from onnx import numpy_helper
 
 from mptune.diagnosis.structure import align
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
-from mptune.graph.hazards.observed_values import ObservedValues
+from mptune.graph.hazards.hazard import ObservedValues
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator

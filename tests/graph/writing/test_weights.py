@@ -16,8 +16,7 @@ from hypothesis.extra.numpy import arrays
 from onnx import TensorProto, helper, numpy_helper
 
 from mptune.errors import ModelError, RunError
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.loading.tensors import Initializer
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision, PrecisionPlan

@@ -14,7 +14,7 @@ from mptune.data.run_outputs import RunOutputs, Sketch
 from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.engines.environment import Environment
 from mptune.finding import Finding, Where
-from mptune.graph.grouping.groups import LayerGroup
+from mptune.graph.groups import LayerGroup
 from mptune.reporting.page import PageContent
 from mptune.tuning.evaluation import Origin
 from mptune.tuning.explanation import Explanation, GroupWorth, Kept, Reason

@@ -13,7 +13,7 @@ import pytest
 from mptune.choice import Choice
 from mptune.engines.environment import Environment
 from mptune.errors import RunError
-from mptune.graph.grouping.groups import LayerGroup
+from mptune.graph.groups import LayerGroup
 from mptune.reporting.page import PageContent, embedded_json, render, write_report
 from tests.reporting.conftest import Bench, MakeFront
 from tests.reporting.page.reading import data_of

@@ -11,7 +11,7 @@ from typing import get_args
 import pytest
 
 from mptune.cli import main
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.reporting.terminal.front import print_explanation, print_front
 from mptune.reporting.text import explain_kept

@@ -116,6 +116,12 @@ def test_the_chosen_plan_meets_the_limits_and_none_that_does_is_faster(
                 assert max(chosen.error_value, chosen.judged_error) <= max(e.error_value, e.judged_error)
         return
     assert not [e for e in rivals if is_clearly_faster(e, chosen)]
+    if choice.passed_over is None and chosen.latency.source == "predicted":
+        within = [e for e in rivals if e.latency.median_ms <= 1.02 * chosen.latency.median_ms and e is not fp32]
+        worth = [e for e in within if fp32 not in meeting or is_clearly_faster(e, fp32)]
+        for e in worth if chosen is not fp32 else []:
+            before, after = shared_errors(chosen, e)
+            assert before < 1.5 * after * (1 + 1e-12), "exactness within the margin is free"
     if choice.passed_over is not None:
         fastest = next(e for e in meeting if e.plan.fingerprint == choice.passed_over)
         before, after = shared_errors(fastest, chosen)
@@ -128,6 +134,7 @@ def point(number: int, ms: float, error: float, **changes: object) -> Evaluation
 
 
 FP32 = make_evaluation(10.0, 1e-7, width=0.001, origin=ORIGIN_FP32)
+UNET_PREDICTED = ((6.0, 1e-7), (3.768, 4.0e-3), (3.773, 2.5e-3))
 SEGFORMER = (FP32, point(1, 7.2, 1.1e-5), point(2, 4.85, 1.3e-3), point(3, 4.0, 0.25))
 
 
@@ -135,6 +142,11 @@ def chosen_of(evaluations: tuple[Evaluation, ...], metric: str = "relative_l2", 
     """The number of the plan that is chosen, and the kind of the choice."""
     choice = choose(evaluations, Choice(**asked), (metric,))
     return next(e.number for e in evaluations if e.plan.fingerprint == choice.chosen), choice.kind
+
+
+def test_of_predicted_latencies_within_the_margin_the_exact_plan_is_chosen() -> None:
+    fp32, fast, exact = (make_evaluation(ms, e, number=n) for n, (ms, e) in enumerate(UNET_PREDICTED))
+    assert chosen_of((fp32, fast, exact)) == (2, "default")
 
 
 def test_without_limits_the_metric_has_one() -> None:

@@ -12,8 +12,7 @@ import onnx
 import pytest
 
 import mptune
-from mptune.data.metrics.accuracy import OutputError
-from mptune.data.metrics.comparing import Reference, compare_outputs
+from mptune.data.metrics.accuracy import OutputError, Reference, compare_outputs
 from mptune.finding import OutputColumns
 from mptune.settings import SearchSettings, Tolerance
 from mptune.tuning.evaluation import Evaluation

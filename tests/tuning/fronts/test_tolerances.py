@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from mptune.choice import Choice
-from mptune.data.metrics.accuracy import OutputError
-from mptune.data.metrics.comparing import compare_outputs
+from mptune.data.metrics.accuracy import OutputError, Reference, compare_outputs
 from mptune.errors import SettingsError
 from mptune.settings import Tolerance
 from mptune.tuning.evaluation import Evaluation
@@ -24,7 +23,7 @@ def detections(score_error: float, box_error: float = 0.1) -> OutputError:
     rng = np.random.default_rng(0)
     reference = [SCALES * rng.standard_normal((1, 40, 5)) for _ in range(3)]
     apart = np.array([box_error] * 4 + [score_error])
-    return compare_outputs([{"d": r + apart} for r in reference], [{"d": r} for r in reference])
+    return compare_outputs([{"d": r + apart} for r in reference], Reference([{"d": r} for r in reference]))
 
 
 def evaluated(ms: float, score_error: float, box_error: float = 0.1, held_out: float | None = None) -> Evaluation:
@@ -99,9 +98,8 @@ def test_what_cannot_be_meant(tolerance: str | None, ignore: tuple[str, ...], wh
 
 
 def test_outputs_that_are_ignored_do_not_count() -> None:
-    both = compare_outputs(
-        [{"a": np.ones((1, 8)), "b": np.arange(8.0)[None]}], [{"a": np.zeros((1, 8)), "b": np.arange(8.0)[None]}]
-    )
+    b = np.arange(8.0)[None]
+    both = compare_outputs([{"a": np.ones((1, 8)), "b": b}], Reference([{"a": np.zeros((1, 8)), "b": b}]))
     one = replace(make_evaluation(1.0, 1e-3), error=both, metric="worst_part")
     assert one.error_value == 1.0
     assert one.ignoring(("a",)).error_value == 0.0

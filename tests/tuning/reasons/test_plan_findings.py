@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mptune.data.metrics.accuracy import OutputError
-from mptune.data.metrics.comparing import compare_outputs
+from mptune.data.metrics.accuracy import OutputError, Reference, compare_outputs
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.reasons.plan_findings import SampleIndices, plan_findings
 from tests.tuning.factory import make_evaluation
@@ -23,7 +22,7 @@ def compared(noise: list[np.ndarray] | np.ndarray, samples: int = 6) -> OutputEr
     reference = [SCALES * RNG.standard_normal((1, 40, 5)) for _ in range(samples)]
     sizes = noise if isinstance(noise, list) else [noise] * samples
     outputs = [r + size * RNG.standard_normal(r.shape) for r, size in zip(reference, sizes, strict=True)]
-    return compare_outputs([{"y": y} for y in outputs], [{"y": r} for r in reference])
+    return compare_outputs([{"y": y} for y in outputs], Reference([{"y": r} for r in reference]))
 
 
 def evaluated(error: OutputError, held_out: OutputError | None = None, metric: str = "worst_part") -> Evaluation:

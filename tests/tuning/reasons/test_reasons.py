@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mptune.finding import CODES, Finding, Where
-from mptune.graph.grouping.groups import FOLDED
+from mptune.graph.groups import FOLDED
 from mptune.graph.plan import Precision
 from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import Evaluation

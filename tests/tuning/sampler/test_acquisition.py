@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mptune.tuning.fronts.hypervolume import hypervolume_improvement, pareto_staircase
 from mptune.tuning.sampler.acquisition import EhviEstimator
-from mptune.tuning.sampler.posterior import BuiltPlans, Prior
+from mptune.tuning.sampler.trials import BuiltPlans, Prior
 
 PRIOR = Prior(("a", "b", "c"), (-14.0, -10.0, -9.0), (0.2, 0.3, 0.1))
 PLANS = np.array([[False] * 3, [True] * 3, [True, False, False]])

@@ -7,11 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mptune.tuning.sampler.acquisition import EhviEstimator
-from mptune.tuning.sampler.candidates import CandidatePool, exact_optima, find_candidates
-from mptune.tuning.sampler.min_cut import CutSolver
-from mptune.tuning.sampler.plans import Boundary, plan_keys
-from mptune.tuning.sampler.posterior import BuiltPlans, Prior
+from mptune.tuning.sampler.acquisition import CandidatePool, EhviEstimator, exact_optima, find_candidates
+from mptune.tuning.sampler.plans import Boundary, CutSolver, plan_keys
+from mptune.tuning.sampler.trials import BuiltPlans, Prior
 
 
 def make(groups: int) -> tuple[Prior, BuiltPlans, EhviEstimator]:
@@ -75,7 +73,7 @@ def test_neighbours_of_the_best_plans_are_all_of_one_flip_and_of_both_sides_of_a
     pool.add(start)
     boundaries = (*prior.boundaries, Boundary(0, (7, 9, "fp32")), Boundary(14, ("fp32",)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mptune.tuning.sampler.candidates._NEIGHBOUR_ROUNDS", 1)
+        patch.setattr("mptune.tuning.sampler.acquisition._NEIGHBOUR_ROUNDS", 1)
         pool.add_neighbours(replace(prior, boundaries=boundaries), np.random.default_rng(0))
     found = set(plan_keys(pool.plans))
     one = np.eye(15, dtype=bool)

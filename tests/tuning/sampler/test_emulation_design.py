@@ -10,8 +10,8 @@ import pytest
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 from mptune.tuning.sampler.error_model import ErrorModel, design_plans
 from mptune.tuning.sampler.plans import Bools, Floats
-from mptune.tuning.sampler.posterior import BuiltPlans, Prior
 from mptune.tuning.sampler.precision import EMULATIONS_TO_LEARN, PrecisionSampler
+from mptune.tuning.sampler.trials import BuiltPlans, Prior
 
 GROUPS = 24
 EVERY = np.ones(GROUPS, dtype=bool)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from mptune.tuning.sampler.error_model import ErrorModel
+from mptune.tuning.sampler.latency_model import LinearGaussian
 from mptune.tuning.sampler.plans import plan_keys
-from mptune.tuning.sampler.posterior import LinearGaussian
 from tests.tuning.additive import GROUPS, NEW, PLANS, SQUARES, law, prior, seen
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mptune.tuning.sampler.latency_model import LatencyModel, profiled_gains
-from mptune.tuning.sampler.posterior import BuiltPlans
+from mptune.tuning.sampler.trials import BuiltPlans
 from tests.tuning.additive import BASE, COSTS, GAINS, GROUPS, NEW, PLANS, law, prior, seen
 
 

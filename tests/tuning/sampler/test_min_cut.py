@@ -8,8 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mptune.tuning.sampler.min_cut import CutSolver
-from mptune.tuning.sampler.plans import Boundary, Columns, Crossings, End
+from mptune.tuning.sampler.plans import Boundary, Columns, Crossings, CutSolver, End
 
 
 def columns(groups: int) -> Columns:

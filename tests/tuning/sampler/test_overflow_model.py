@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mptune.tuning.sampler.overflow_model import OverflowModel, hitting_sets
 from mptune.tuning.sampler.plans import Bools, Floats
-from mptune.tuning.sampler.posterior import BuiltPlans, Prior
+from mptune.tuning.sampler.trials import BuiltPlans, Prior
 
 GROUPS = 8
 PRIOR = Prior(tuple(f"g{i}" for i in range(GROUPS)))

@@ -15,9 +15,8 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from mptune.tuning.fronts.hypervolume import dominated_area, exactness, gains
 from mptune.tuning.sampler.plans import Boundary
-from mptune.tuning.sampler.posterior import Prior
 from mptune.tuning.sampler.precision import PrecisionSampler, make_sampler
-from mptune.tuning.sampler.trials import EHVI_ATTR, read_plans
+from mptune.tuning.sampler.trials import EHVI_ATTR, Prior, read_plans
 from mptune.tuning.steps.tuner import PATIENCE, Stop
 from tests.tuning.conftest import OpenRecord, make_small_space
 from tests.tuning.factory import propose_with

@@ -17,8 +17,8 @@ from optuna.distributions import CategoricalDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
-from mptune.tuning.sampler.posterior import Prior
 from mptune.tuning.sampler.precision import PrecisionSampler
+from mptune.tuning.sampler.trials import Prior
 
 suites = pytest.importorskip("optuna.testing.pytest_samplers", reason="this Optuna comes without its suites")
 

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 import mptune
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import DEFAULT_PRECISIONS, PRECISIONS, Precision, PrecisionPlan
 from mptune.settings import SearchSettings
 from mptune.targets.roofline import BoundaryCost, LatencyTerms
 from mptune.tuning.sampler.latency_model import LatencyModel
-from mptune.tuning.sampler.posterior import BuiltPlans
+from mptune.tuning.sampler.trials import BuiltPlans
 from mptune.tuning.space import Pin, SearchSpace
 from mptune.tuning.steps.knowledge import Knowledge
 from mptune.tuning.steps.limits import Limits

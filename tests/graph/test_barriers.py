@@ -9,8 +9,7 @@ import onnx
 import pytest
 from onnx import NodeProto
 
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision
 from mptune.graph.writing.rewrite import Rewriter

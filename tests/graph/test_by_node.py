@@ -8,7 +8,7 @@ import onnx
 import pytest
 
 from mptune.errors import PlanError
-from mptune.graph.grouping.grouped import GroupedModel, NodesPlan, plan_of_nodes
+from mptune.graph.groups import GroupedModel, NodesPlan, plan_of_nodes
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision
 from mptune.graph.writing.rewrite import Rewriter

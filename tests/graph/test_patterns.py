@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mptune.graph.grouping.patterns import Pattern, find_patterns
 from mptune.graph.loading.model import Model, load_model
+from mptune.graph.patterns import Pattern, find_patterns
 from tests.graph import models
 from tests.graph.models import constant, text, weight
 
@@ -218,7 +218,7 @@ def test_what_is_beside_a_core_and_what_is_none(tmp_path: Path) -> None:
 
 
 def test_patterns_never_overlap() -> None:
-    for path in sorted((Path(__file__).parents[1] / "exported").glob("*.onnx")):
+    for path in sorted((Path(__file__).parent / "exported").glob("*.onnx")):
         patterns = find_patterns(load_model(path))
         indices = [i for p in patterns for i in p.nodes]
         assert len(indices) == len(set(indices))

@@ -12,8 +12,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from mptune.engines.tensorrt.builder import parse_network
-from mptune.graph.grouping.grouped import GroupedModel, plan_of_nodes
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import GroupedModel, find_groups, plan_of_nodes
 from mptune.graph.loading.model import load_model
 from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.plan import PRECISIONS, Precision
@@ -25,7 +24,7 @@ from tests.graph.helpers import run
 from tests.graph.models import constant, model, node, save, text, value, weight
 from tests.networks.networks import filled
 
-CORPUS = Path(__file__).parent.parent / "corpus"
+CORPUS = Path(__file__).parent / "corpus"
 
 
 class _Quantiser:

@@ -12,8 +12,7 @@ import pytest
 from onnx import TensorProto
 
 from mptune.errors import ModelError
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import DEFAULT_PRECISIONS, PRECISIONS, REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator

@@ -9,15 +9,14 @@ import pytest
 
 from mptune.errors import PlanError
 from mptune.graph.facts import node_rule
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import FOLDED, LayerGroup, find_fitting_groups, find_groups, find_units
+from mptune.graph.groups import FOLDED, GroupedModel, LayerGroup, find_fitting_groups, find_groups, find_units
 from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
 from mptune.graph.loading.model import Model, load_model
 from tests.graph import models
 from tests.graph.hazards.observed import magnitudes_of
 from tests.graph.models import constant, node, text, value, weight
 
-HERE = Path(__file__).parents[1]
+HERE = Path(__file__).parent
 FILES = [*sorted((HERE / "exported").glob("*.onnx")), *sorted((HERE / "corpus").glob("*.onnx"))]
 GRANULARITIES = ("op", "fusion", "block")
 
@@ -215,7 +214,7 @@ def test_auto_is_fusion_but_for_a_large_budget_or_very_many_groups(
     sizes = {g: len(find_groups(model, g)) for g in GRANULARITIES}  # type: ignore[arg-type]
     assert sizes == {"op": 26, "fusion": 20, "block": 5}
     for most, budget, expected in ((500, 13, "op"), (500, 12, "fusion"), (20, 1, "fusion"), (19, 12, "block")):
-        monkeypatch.setattr("mptune.graph.grouping.groups.MOST_GROUPS", most)
+        monkeypatch.setattr("mptune.graph.groups.MOST_GROUPS", most)
         granularity, groups = find_fitting_groups(model, budget)
         assert granularity == expected
         assert groups == find_groups(model, granularity) == find_groups(model, "auto", budget)
@@ -229,7 +228,7 @@ def test_is_the_same_in_every_process(tmp_path: Path) -> None:
     model, groups = load(models.attention(mask=-1e9), tmp_path)
     assert find_groups(load_model(model.path)) == groups
     code = (
-        "import sys; from mptune.graph.grouping.groups import find_groups\n"
+        "import sys; from mptune.graph.groups import find_groups\n"
         "from mptune.graph.loading.model import load_model\n"
         "for g in ('op', 'fusion', 'block'): print(find_groups(load_model(sys.argv[1]), g))"
     )

@@ -10,8 +10,7 @@ import onnx
 import onnx.numpy_helper
 import pytest
 
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.hazards.find import find_hazards
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision

@@ -15,7 +15,7 @@ import onnx.numpy_helper
 
 from mptune.errors import PlanError
 from mptune.graph.facts import attribute, casts_integers, facts_of, float_attribute, node_rules
-from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.groups import GroupedModel
 from mptune.graph.loading.model import Model, Node, once
 from mptune.graph.loading.tensors import Initializer, all_graphs
 from mptune.graph.ops import COPIES, FLOAT_TYPES, RECURRENT, NodeRule

@@ -11,8 +11,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from mptune.graph.facts import COMPUTES_SHAPE, node_rule
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
+from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision
 from mptune.graph.writing.rewrite import Rewriter

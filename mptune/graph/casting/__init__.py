@@ -1,1 +1,0 @@
-"""Which value has which type under a plan."""

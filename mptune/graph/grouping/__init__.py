@@ -1,1 +1,0 @@
-"""Which nodes share a precision."""
