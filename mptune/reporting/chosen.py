@@ -114,7 +114,7 @@ def write_chosen(
             metadata = {name: str(figure) for name, figure in figures.items() if figure not in (None, "")}
             model_file = rewriter.export(plan, fresh / "model.onnx", metadata)
             check_written(model_file, f"the model of plan {plan.fingerprint}", grouped.model.path)
-            document = plan.to_json(rewriter.node_precisions(plan), opset)
+            document = plan.to_json(rewriter.types.node_precisions(plan), opset)
             (fresh / "plan.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
             engine = evaluation.engine_in(directory.parent / "engines")
             if engine is not None:

@@ -80,10 +80,6 @@ class Rewriter:
         proto.graph.initializer.extend(inline_tensor(*needed) for needed in constants)
         return proto
 
-    def node_precisions(self, plan: PrecisionPlan) -> dict[str, Precision]:
-        """The precision of every node that has one, by node name."""
-        return self.types.node_precisions(plan)
-
     def _typed(self, plan: PrecisionPlan) -> tuple[onnx.ModelProto, list[NeededConstant]]:
         """The typed model without the constants that it reads of the model, and these."""
         types, resolution = self.types, self.types.resolve(plan.stored)
