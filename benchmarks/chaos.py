@@ -49,7 +49,7 @@ from benchmarks.common import rounded, save
 from mptune.errors import MptuneError
 from mptune.rundir import read_run
 from mptune.tuning.front import Front
-from mptune.tuning.runs.result import front_of, read_record
+from mptune.tuning.result import front_of, read_record
 from tests.graph import models
 
 MARK = "MPTUNE_CHAOS"

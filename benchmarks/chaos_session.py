@@ -21,10 +21,10 @@ from unittest import mock
 import mptune
 from benchmarks.chaos_jobs import FAULTS, Busy, Faulty
 from mptune.data.metrics.accuracy import OutputError
-from mptune.engines.backends.onnxruntime import ONNXRUNTIME
 from mptune.engines.base import Failure, Measurement, ReferenceReport, SampleSet
 from mptune.engines.context import RunContext
-from mptune.engines.timing.spread import SessionTiming
+from mptune.engines.ort.backend import ONNXRUNTIME
+from mptune.engines.spread import SessionTiming
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.errors import MptuneError
 from mptune.graph.hazards.hazard import TensorRange

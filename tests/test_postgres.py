@@ -22,12 +22,12 @@ import pytest
 import mptune
 from mptune.errors import RunError
 from mptune.rundir import read_run
+from mptune.tuning.dominance import hypervolume, pareto
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
-from mptune.tuning.fronts.dominance import hypervolume, pareto
 from mptune.tuning.record.storage import check_opens, close_storage, open_storage
 from mptune.tuning.record.study import read_study
 from mptune.tuning.record.waiting import waits_told_to
-from mptune.tuning.runs.result import read_record
+from mptune.tuning.result import read_record
 from tests.fakes import SHA, Diary
 from tests.proxy import Mode, Proxy
 from tests.test_identity import check_two_hosts

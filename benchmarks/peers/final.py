@@ -1,7 +1,7 @@
 """Each peer's plans and each replay's front, built and timed in turn with the baseline; errors on held-out samples.
 
 Every plan is opened several times, each time in another worker process, so that its interval holds what differs from
-process to process (``mptune.engines.timing.spread``, ``benchmarks.peers.shared``): a process chooses its kernels anew,
+process to process (``mptune.engines.spread``, ``benchmarks.peers.shared``): a process chooses its kernels anew,
 and two sessions of one process agree more closely than two of different ones. What was measured stays in a file of one
 line a session: a later call goes on with it.
 """
@@ -29,7 +29,7 @@ from benchmarks.peers.own import Crashed, Made, bisect, calls, convert, unpack_a
 from benchmarks.peers.replay import FINAL, LIMITS, MOST_POINTS, NAMES, bisection_name
 from benchmarks.peers.shared import shared_degrees
 from mptune.engines.base import Failure
-from mptune.engines.timing.spread import SessionSpread, SessionTiming
+from mptune.engines.spread import SessionSpread, SessionTiming
 
 
 @dataclass

@@ -27,7 +27,7 @@ from benchmarks.peers.own import bisect
 from benchmarks.peers.world import Laws, World, open_world
 from benchmarks.samplers import make_compared
 from benchmarks.simulator import search
-from mptune.tuning.fronts.hypervolume import hypervolume_improvement, pareto_staircase
+from mptune.tuning.dominance import hypervolume_improvement, pareto_staircase
 from mptune.tuning.sampler.plans import Bools, Floats
 from mptune.tuning.sampler.precision import PrecisionSampler
 

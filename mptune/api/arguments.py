@@ -25,8 +25,7 @@ from mptune.errors import ModelError, RunError, SettingsError, TargetError
 from mptune.files import PathLike, write_bytes
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import TensorInfo
-from mptune.identity import PLUGINS, plugins_sha256, refuse_other
-from mptune.run_json import RunFile
+from mptune.run_json import PLUGINS, RunFile, plugins_sha256, refuse_other
 from mptune.rundir import RunDirectory
 from mptune.settings import InMemory, SearchSettings, ShapeRange, Tolerance, Tolerances, one_or_several, read_error
 from mptune.targets.detect import detect_gpus, gpu_variables

@@ -16,9 +16,9 @@ from mptune.data.samples import Feed
 from mptune.engines.base import Failure
 from mptune.engines.context import RunContext
 from mptune.engines.failures import did_not_run
-from mptune.engines.jobs.outputs import OutputsJob, RepeatJob
 from mptune.engines.ort.cuda_session import NO_TF32, OrtEngine
 from mptune.engines.ort.session import SessionOptions
+from mptune.engines.outputs import OutputsJob, RepeatJob
 from mptune.engines.toolchains.emulation import Emulation
 from mptune.engines.toolchains.reference import ReferenceModel
 from mptune.errors import BaselineError

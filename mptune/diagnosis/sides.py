@@ -16,7 +16,7 @@ from mptune.data.metrics.row_sets import RowSet, find_row_sets
 from mptune.diagnosis.roundings import FP32_ROUNDING, Cause, Compared, Explanation, explain
 from mptune.diagnosis.rows import Layout
 from mptune.diagnosis.runner import Outputs, Runner
-from mptune.engines.jobs.samples import batch_sizes
+from mptune.engines.samples import batch_sizes
 from mptune.errors import SettingsError
 from mptune.finding import Finding, OutputColumns, Where
 from mptune.graph.facts import facts_of

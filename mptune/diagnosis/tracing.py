@@ -9,7 +9,7 @@ import onnx
 from mptune.diagnosis.runner import Runner
 from mptune.diagnosis.sides import HEADROOM, Sides
 from mptune.diagnosis.structure import Alignment
-from mptune.engines.jobs.outputs import TraceJob
+from mptune.engines.outputs import TraceJob
 from mptune.files import write_bytes
 from mptune.finding import Finding, Where
 from mptune.graph.hazards.find import pinned_by_hazards

@@ -20,9 +20,8 @@ from mptune.engines.context import RunContext
 from mptune.engines.toolchains import choose
 from mptune.errors import TargetError
 from mptune.graph.groups import GroupedModel
-from mptune.identity import identity_of, plugins_sha256
-from mptune.run_json import RunFile
-from mptune.rundir import HOME, RunDirectory, open_run
+from mptune.run_json import HOME, RunFile, identity_of, plugins_sha256
+from mptune.rundir import RunDirectory, open_run
 from mptune.settings import SearchSettings
 from mptune.targets.detect import detect_gpus
 from mptune.targets.findings import TARGET_CODE
@@ -157,7 +156,7 @@ def _begin(
     mode = "" if environment.jetson is None else environment.jetson.mode.name
     name = re.sub(r"[^a-z0-9.]+", "-", f"{device} {section.engine} {mode}".lower()).strip("-.")
     path = run.confirmed / name
-    directory = RunDirectory(path, path / HOME)
+    directory = RunDirectory(path, confirms=True)
     is_other = identity_of(directory.load() or file) != identity_of(file)
     stack.enter_context(open_run(path, fresh=is_other))
     recorded, asked = directory.load(), file.choice

@@ -29,7 +29,7 @@ from mptune.targets import memory
 from mptune.targets.target import Target
 from mptune.tuning import space
 from mptune.tuning.listener import Listener, Silent
-from mptune.tuning.reasons.reference import training_findings, without_repetition
+from mptune.tuning.output_findings import training_findings, without_repetition
 from mptune.tuning.steps import attempts, baseline
 
 

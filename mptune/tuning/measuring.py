@@ -10,19 +10,18 @@ from mptune.data.scripts import law_metric
 from mptune.engines.context import RunContext
 from mptune.engines.environment import Environment
 from mptune.engines.toolchains.choose import open_toolchain
+from mptune.engines.toolchains.reference import Workers
 from mptune.engines.toolchains.toolchain import Toolchain
-from mptune.engines.workers import Workers
 from mptune.errors import EndedEarlyError
 from mptune.finding import Finding, FindingOrigin
-from mptune.identity import identity_of
-from mptune.run_json import RunFile, TargetSection
+from mptune.run_json import RunFile, TargetSection, identity_of
 from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings
 from mptune.targets.target import Target, profile_warnings
 from mptune.tuning.evaluation import Evaluation
-from mptune.tuning.fronts.stopped import with_suspects
+from mptune.tuning.explanation import keep_grounds
 from mptune.tuning.listener import Listener
-from mptune.tuning.reasons.reasons import keep_grounds
+from mptune.tuning.output_findings import with_suspects
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.study import check_metrics, open_study
 from mptune.tuning.space import SearchSpace

@@ -6,11 +6,10 @@ import contextlib
 import time
 from typing import Any
 
-from mptune import identity, run_json
+from mptune import run_json
 from mptune.choice import Choice
 from mptune.engines import context
-from mptune.engines.toolchains import choose, toolchain
-from mptune.engines.workers import Workers
+from mptune.engines.toolchains import choose, reference, toolchain
 from mptune.errors import RunError
 from mptune.files import files_sha256
 from mptune.graph import groups
@@ -19,13 +18,11 @@ from mptune.rundir import RunDirectory, has_workers
 from mptune.settings import Granularity, SearchSettings
 from mptune.targets.findings import TARGET_CODE, not_measured
 from mptune.targets.target import Target
-from mptune.tuning import copies, crew, facts, measuring, samples, space
+from mptune.tuning import copies, crew, explanation, facts, measuring, result, samples, space
 from mptune.tuning.front import Front
-from mptune.tuning.fronts.limits import check_asked
 from mptune.tuning.listener import Listener
-from mptune.tuning.reasons import reasons
+from mptune.tuning.plan_limits import check_asked
 from mptune.tuning.record import storage, study
-from mptune.tuning.runs import result
 from mptune.tuning.steps import baseline, limits, remeasure, tuner
 
 
@@ -47,7 +44,7 @@ class Search:
         settings: SearchSettings,
         listener: Listener,
         opener: measuring.OpenToolchain | None = None,
-        engine_workers: Workers | None = None,
+        engine_workers: reference.Workers | None = None,
         variables: dict[str, str] | None = None,
     ) -> None:
         """``engine_workers`` were started ahead; ``variables`` are the environment of the workers on other GPUs."""
@@ -93,7 +90,7 @@ class Search:
             *facts.model_findings(self._context, self._target, observations, hazards, predicted),
         )
         self._save(findings=findings)
-        reasons.keep_grounds(free, None, run.data)
+        explanation.keep_grounds(free, None, run.data)
         settings = self._settings
         record = measuring.open_record(run, self.file, free, settings, url, is_shared=has_workers(run))
         self.record = record
@@ -158,14 +155,14 @@ class Search:
             groups_sha256=groups.groups_sha256(every),
             # One that cannot be read is reported where the labels are loaded.
             labels_sha256=files_sha256(labels) if labels is not None and labels.is_file() else None,
-            plugins_sha256=identity.plugins_sha256(settings.plugins),
+            plugins_sha256=run_json.plugins_sha256(settings.plugins),
         )
         section = run_json.ModelSection(path=str(model.path.resolve()), sha256=model.sha256)
         place = None if url is None else storage.check_opens(url)  # only what has opened is written down
         new = {"model": section, "fixed_settings": fixed, "search": run_json.SearchSection.of(settings)}
         try:
             if recorded is not None:
-                identity.check_same(run.path, recorded, recorded.model_copy(update=new))
+                run_json.check_same(run.path, recorded, recorded.model_copy(update=new))
                 storage.check_storage(run.path, recorded.storage, place)
         except RunError as error:
             self._refuse_or_forget(error)
@@ -178,7 +175,10 @@ class Search:
         check_asked(asked, (settings.metric, *settings.reported_metrics), outputs)
         is_earlier = earlier is not None and earlier.storage == place
         begun = earlier.study if earlier and is_earlier else study.study_name(name, is_new=settings.fresh)
-        self.file = run_json.RunFile.of(settings, section, fixed, place, begun)
+        search, choice = run_json.SearchSection.of(settings), Choice.of(settings)  # with the limits that stand
+        self.file = run_json.RunFile(
+            model=section, fixed_settings=fixed, search=search, storage=place, study=begun, choice=choice
+        )
         if recorded is not None:
             choice = asked if recorded.choice.chosen is None else recorded.choice  # till the end what it was
             now = {"search": self.file.search, "choice": choice, "model": section}
@@ -204,7 +204,7 @@ class Search:
             source=data.source, sha256=data.sha256(), samples=len(data.samples), is_random=data.is_random
         )
         try:
-            identity.check_same(run.path, self.file, self.file.model_copy(update={"data": section}))
+            run_json.check_same(run.path, self.file, self.file.model_copy(update={"data": section}))
         except RunError as error:
             self._refuse_or_forget(error)
         self._save(data=section)
@@ -236,7 +236,7 @@ class Search:
         self._toolchain = here.toolchain
         self._engines.callback(here.toolchain.close)
         if self._is_evaluated:
-            identity.check_same(self._run.path, self.file, self.file.model_copy(update={"target": here.section}))
+            run_json.check_same(self._run.path, self.file, self.file.model_copy(update={"target": here.section}))
         findings = [finding for finding in self.file.findings if finding.code != TARGET_CODE]
         if here.section.latency_source == "predicted":
             findings = [not_measured(here.section.device), *findings]

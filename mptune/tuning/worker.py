@@ -10,7 +10,7 @@ from dataclasses import replace
 from mptune.engines.environment import Environment, engine_packages
 from mptune.engines.toolchains.choose import choose_target
 from mptune.errors import RunError
-from mptune.identity import TARGET, differences, target_text
+from mptune.run_json import TARGET, differences
 from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings, Tolerance
 from mptune.tuning import copies, facts, measuring, samples
@@ -70,8 +70,8 @@ def work(
         stack.callback(here.toolchain.close)
         for text in here.environment.warnings:
             listener.warning(text)
-        prepared = {TARGET: target_text(file.target), **_versions(file.environment)}
-        own = {TARGET: target_text(here.section), **_versions(here.environment)}
+        prepared = {TARGET: str(file.target), **_versions(file.environment)}
+        own = {TARGET: str(here.section), **_versions(here.environment)}
         for name, values in differences(prepared, own, "there", "here").items():
             raise RunError(
                 f"this host differs from the one that the search was prepared on: another {name}{values}",

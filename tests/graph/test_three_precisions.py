@@ -11,7 +11,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from mptune.engines.backends.tensorrt import refused_in_bf16
+from mptune.engines.tensorrt.backend import refused_in_bf16
 from mptune.errors import ModelError
 from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.hazards.find import find_hazards, pinned_by_hazards

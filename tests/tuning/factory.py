@@ -8,10 +8,10 @@ from pathlib import Path
 from mptune.choice import Choice
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Measurement
-from mptune.engines.timing.latency import Latency
+from mptune.engines.latency import Latency
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.run_json import FixedSettings
+from mptune.run_json import FixedSettings, ModelSection, RunFile, SearchSection
 from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_SAMPLER, Evaluation, Origin
 from mptune.tuning.front import Front
@@ -113,6 +113,12 @@ def evaluation_of(proposal: Proposal, toolchain: FakeToolchain) -> Evaluation:
     return Evaluation.from_measurement(
         proposal.plan, measurement, number=number, origin=origin, metric="relative_l2", baseline_ms=None
     )
+
+
+def make_run_file(settings: SearchSettings, model: ModelSection, fixed: FixedSettings, study: str = "s") -> RunFile:
+    """That of a search that begins."""
+    search, choice = SearchSection.of(settings), Choice.of(settings)
+    return RunFile(model=model, fixed_settings=fixed, search=search, study=study, choice=choice)
 
 
 def make_fixed_settings(settings: SearchSettings, **resolved: object) -> FixedSettings:

@@ -6,27 +6,64 @@ import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 from mptune.data.archive import read_sample_shapes
+from mptune.data.metrics.table import number_of
 from mptune.engines.base import Failure, ReferenceReport, SampleSet
 from mptune.engines.context import RunContext
-from mptune.engines.jobs.reference import ObserveJob, ReferenceJob
+from mptune.engines.environment import usable_cores
+from mptune.engines.ort.cuda_session import NO_TF32
 from mptune.engines.ort.fusions import FoldJob
 from mptune.engines.ort.session import Provider
 from mptune.engines.toolchains.blame import locate
 from mptune.engines.toolchains.emulation import run_bytes
-from mptune.engines.workers import observes_beside
+from mptune.engines.toolchains.jobs import ObserveJob, ReferenceJob
 from mptune.graph.folded import FoldedValues, folded_model, is_worthwhile, read_folded, write_without_weights
 from mptune.graph.hazards.hazard import TensorRange
 from mptune.graph.loading.shapes import static_shapes
 from mptune.processes.parent import Worker
+from mptune.settings import SearchSettings
 from mptune.targets.costs import Shape
 
 _OBSERVED_BYTES = 1 << 34
 """Values that are read to observe ranges, bytes about: all of them come from the device to the host."""
 LEAST_OBSERVED = 4
 """Fewest samples that ranges are observed on, where there are as many, whatever their values take."""
+_CORES_BESIDE = 4  # fewest cores that have room for what runs beside the first worker
+
+
+def observes_beside(provider: Provider) -> bool:
+    """Whether ranges are observed while the reference is taken: on a GPU; on a CPU both take all cores."""
+    return provider == "cuda" and usable_cores() >= _CORES_BESIDE
+
+
+class Workers:
+    """The worker processes of a run: one that builds, measures and emulates, and one that observes ranges beside it.
+
+    A process starts at the first job, so that the second one costs nothing where it is not used.
+    """
+
+    def __init__(self, settings: SearchSettings) -> None:
+        environment = {} if settings.tf32 else NO_TF32
+        self.main, self.observer = (Worker(None, settings.worker, environment) for _ in range(2))
+
+    def serve(self, context: RunContext) -> None:
+        """Log to the run's folder, and answer what jobs ask of a metric that is a function of the calling program."""
+        self.main.logs_dir = self.observer.logs_dir = context.logs_dir
+        function = context.settings.metric_function
+        if function is not None:
+            self.main.on_question = partial(number_of, context.settings.metric, function)
+
+    def with_tf32(self) -> Worker:
+        """Another worker like the main one, whose environment allows TF32."""
+        worker = Worker(self.main.logs_dir, self.main.settings)
+        worker.on_question = self.main.on_question
+        return worker
+
+    def close(self) -> None:
+        self.observer.close()
+        self.main.close()
 
 
 @dataclass(eq=False)

@@ -14,7 +14,7 @@ from optuna.storages.journal._file import get_lock_file
 
 from mptune.errors import RunError
 from mptune.files import writing
-from mptune.run_json import damaged_hint
+from mptune.run_json import DAMAGED_HINT
 
 _END = b"}\n"
 """How each record ends: it is a JSON object on a line of its own, and holds no other line break."""
@@ -81,4 +81,4 @@ def open_journal(path: Path, *, is_locked: bool) -> JournalStorage:
     try:
         return JournalStorage(file)
     except _UNREADABLE as error:
-        raise RunError(f"line {file.line} of {path} is damaged", damaged_hint(path.parent)) from error
+        raise RunError(f"line {file.line} of {path} is damaged", DAMAGED_HINT) from error

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from mptune.engines.base import Measurement
-from mptune.engines.timing.latency import Latency
-from mptune.engines.timing.spread import SessionSpread, SessionTiming
+from mptune.engines.latency import Latency
+from mptune.engines.spread import SessionSpread, SessionTiming
 from mptune.graph.plan import PrecisionPlan
 from mptune.json_form import decode_float
 from mptune.tuning.record.record import StudyRecord

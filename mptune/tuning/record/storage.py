@@ -12,7 +12,7 @@ from urllib.parse import quote
 from optuna.storages import BaseStorage, JournalStorage
 
 from mptune.errors import RunError
-from mptune.identity import refuse_other
+from mptune.run_json import refuse_other
 from mptune.tuning.record.journal import open_journal
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from mptune.data.metrics.table import script_sha256
 from mptune.errors import RunError
-from mptune.identity import SPACE, differences, identity_of
-from mptune.run_json import RunFile
+from mptune.run_json import SPACE, RunFile, differences, identity_of
 from mptune.rundir import RunDirectory
 from mptune.settings import Granularity
 from mptune.tuning.record.record import StudyRecord

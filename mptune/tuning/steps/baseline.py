@@ -15,7 +15,7 @@ from mptune.errors import BaselineError
 from mptune.finding import Evidence, Finding, FindingOrigin, OutputColumns, Where, by_severity
 from mptune.graph.loading.model import Model
 from mptune.graph.ops import QUANTISING
-from mptune.tuning.reasons.reference import reference_findings
+from mptune.tuning.output_findings import reference_findings
 
 FP32_WARNING = 1e-4
 FP32_LIMIT = 1e-3

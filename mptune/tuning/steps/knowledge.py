@@ -24,9 +24,9 @@ from mptune.errors import RunError
 from mptune.files import write_json
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import SearchSettings
-from mptune.tuning.fronts.hypervolume import REFERENCE_ERROR
-from mptune.tuning.fronts.searched_error import searched_as, searched_error, stored, suffices
+from mptune.tuning.dominance import REFERENCE_ERROR
 from mptune.tuning.listener import Listener
+from mptune.tuning.plan_limits import searched_as, searched_error, stored, suffices
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.sampler.precision import EMULATIONS_TO_LEARN, PrecisionSampler, derive_seed
 from mptune.tuning.steps.attempts import emulate_outputs, run_needed_job

@@ -17,8 +17,8 @@ from mptune.graph.plan import Precision
 from mptune.json_form import JsonForm
 from mptune.settings import SearchSettings
 from mptune.targets.roofline import LatencyTerms
-from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
-from mptune.tuning.fronts.searched_error import part_errors, searched_error
+from mptune.tuning.dominance import ERROR_FLOOR
+from mptune.tuning.plan_limits import part_errors, searched_error
 from mptune.tuning.sampler.plans import Boundary, Crossings, End
 from mptune.tuning.sampler.trials import Prior
 from mptune.tuning.space import SearchSpace

@@ -17,15 +17,15 @@ from functools import partial
 from mptune.choice import Choice
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, Measurement
-from mptune.engines.timing.latency import Latency, pool_latencies
+from mptune.engines.latency import Latency, pool_latencies
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.json_form import JsonForm
 from mptune.settings import LatencySettings, SearchSettings, Tolerance
+from mptune.tuning.choosing import could_be_chosen
+from mptune.tuning.dominance import pareto
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
-from mptune.tuning.fronts.choosing import could_be_chosen
-from mptune.tuning.fronts.dominance import pareto
-from mptune.tuning.fronts.limits import feasible
 from mptune.tuning.listener import Listener, count_down
+from mptune.tuning.plan_limits import feasible
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.sessions import Sessions, anchored
 from mptune.tuning.steps.attempts import Attempts

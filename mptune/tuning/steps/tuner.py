@@ -18,8 +18,8 @@ from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.errors import BaselineError, RunError
 from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, ORIGIN_SAMPLER, ORIGIN_TF32, Evaluation
-from mptune.tuning.fronts.limits import check_columns
 from mptune.tuning.listener import Listener, tell_outcome
+from mptune.tuning.plan_limits import check_columns
 from mptune.tuning.record.record import Proposal, StudyRecord
 from mptune.tuning.record.sessions import Sessions, anchored, keep_reopened
 from mptune.tuning.sampler.trials import ehvi_of

@@ -15,13 +15,12 @@ import pytest
 from onnx import TensorProto
 
 from mptune.data.samples import CalibrationSet
-from mptune.engines.backends.onnxruntime import ONNXRUNTIME
 from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.engines.context import RunContext
-from mptune.engines.jobs.emulation import SwitchedErrorsJob
-from mptune.engines.jobs.reference import ObserveJob, ReferenceJob
-from mptune.engines.jobs.samples import Scoring
+from mptune.engines.ort.backend import ONNXRUNTIME
 from mptune.engines.ort.fusions import FoldJob, FusionsJob, fused_nodes, may_fuse
+from mptune.engines.samples import Scoring
+from mptune.engines.toolchains.jobs import ObserveJob, ReferenceJob, SwitchedErrorsJob
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.graph.folded import (
     FoldedValues,

@@ -7,11 +7,11 @@ import time
 import pytest
 
 from mptune.data.archive import read_sample_shapes
-from mptune.engines.backends.onnxruntime import ONNXRUNTIME
 from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.engines.context import RunContext
-from mptune.engines.jobs.reference import ReferenceJob
+from mptune.engines.ort.backend import ONNXRUNTIME
 from mptune.engines.toolchains import reference
+from mptune.engines.toolchains.jobs import ReferenceJob
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.processes.parent import Worker
 from mptune.targets.target import load_target

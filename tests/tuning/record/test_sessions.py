@@ -10,8 +10,8 @@ from unittest import mock
 import pytest
 
 from mptune.engines.base import Failure, FailureKind, Stage
-from mptune.engines.timing.latency import Latency
-from mptune.engines.timing.spread import SessionTiming
+from mptune.engines.latency import Latency
+from mptune.engines.spread import SessionTiming
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings
 from mptune.tuning.record.record import StudyRecord

@@ -13,7 +13,7 @@ import pytest
 from optuna.distributions import CategoricalDistribution
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from mptune.tuning.fronts.hypervolume import dominated_area, exactness, gains
+from mptune.tuning.dominance import dominated_area, exactness, gains
 from mptune.tuning.sampler.plans import Boundary
 from mptune.tuning.sampler.precision import PrecisionSampler, make_sampler
 from mptune.tuning.sampler.trials import EHVI_ATTR, Prior, read_plans

@@ -11,8 +11,8 @@ import pytest
 from mptune.engines.base import Failure, FailureKind, ReferenceReport, SampleSet, Stage
 from mptune.engines.failures import did_not_run, machine_error
 from mptune.errors import BaselineError, RunError
+from mptune.tuning.dominance import pareto
 from mptune.tuning.facts import observe
-from mptune.tuning.fronts.dominance import pareto
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.attempts import FAULTS_IN_A_ROW, NEEDED_TRIES, run_job, run_needed_job
 from mptune.tuning.steps.tuner import Stop

@@ -17,7 +17,7 @@ import pytest
 import mptune
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, FailureKind, Stage
-from mptune.engines.timing.latency import Latency
+from mptune.engines.latency import Latency
 from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan

@@ -18,14 +18,14 @@ from mptune.graph.plan import PrecisionPlan
 from mptune.run_json import ModelSection, RunFile, SearchSection, TargetSection
 from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings, WorkerSettings
+from mptune.tuning.choosing import find_plan
+from mptune.tuning.dominance import pareto
 from mptune.tuning.evaluation import ORIGIN_FP16
 from mptune.tuning.front import Front
-from mptune.tuning.fronts.choosing import find_plan
-from mptune.tuning.fronts.dominance import pareto
 from mptune.tuning.listener import Silent
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.study import open_study
-from mptune.tuning.runs.result import build_front
+from mptune.tuning.result import build_front
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.remeasure import (
     remeasure,

@@ -15,8 +15,8 @@ from mptune.engines.base import Failure, FailureKind, Measurement, Stage
 from mptune.errors import BaselineError, SettingsError
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings, Tolerance
+from mptune.tuning.dominance import pareto
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32
-from mptune.tuning.fronts.dominance import pareto
 from mptune.tuning.listener import Silent
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.space import Pin, SearchSpace
