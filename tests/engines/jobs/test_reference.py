@@ -25,7 +25,7 @@ from mptune.engines.toolchains.jobs import ObserveJob, ReferenceJob
 from mptune.engines.toolchains.rows import row_feeds
 from mptune.graph.hazards.static import fixed_rows
 from mptune.graph.loading.model import load_model
-from mptune.graph.writing.observe import observed_parts, write_with_outputs
+from mptune.graph.writing.variants import observed_parts, write_with_outputs
 from mptune.processes.child import WorkerState
 from mptune.processes.parent import Worker
 from mptune.tuning.baseline import check_reference
