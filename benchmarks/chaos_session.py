@@ -33,8 +33,7 @@ from mptune.processes.child import Job
 from mptune.processes.parent import Worker
 from mptune.settings import LatencySettings, WorkerSettings
 from mptune.targets.target import load_target
-from mptune.tuning.listener import Silent
-from mptune.tuning.steps.attempts import TRIES
+from mptune.tuning.bench import TRIES, Silent
 from tests.fakes import FakeToolchain, Law
 
 T = TypeVar("T")
