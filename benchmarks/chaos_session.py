@@ -30,8 +30,7 @@ from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.processes.child import Job
 from mptune.processes.parent import Worker
 from mptune.settings import LatencySettings, WorkerSettings
-from mptune.tuning.listener import Silent
-from mptune.tuning.steps.attempts import TRIES
+from mptune.tuning.bench import TRIES, Silent
 from tests.fakes import FakeToolchain, Law
 
 T = TypeVar("T")

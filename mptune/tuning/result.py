@@ -24,13 +24,12 @@ from mptune.graph.plan import PrecisionPlan
 from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings
-from mptune.tuning import choosing, dominance, output_findings, plan_limits
+from mptune.tuning import baseline, choosing, dominance, output_findings, plan_limits, remeasure
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation, Origin
 from mptune.tuning.explanation import explain
 from mptune.tuning.front import FRONT_FORMAT, Front
 from mptune.tuning.record import sessions, storage, study
 from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.steps import baseline, remeasure
 
 _NAMED = 3
 """Plans that are named in one warning."""
