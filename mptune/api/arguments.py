@@ -15,18 +15,18 @@ from typing import Any, TypeAlias
 import onnx
 
 from mptune.data.arrays import copied_samples, shape_text
-from mptune.data.metrics import tasks
+from mptune.data.metrics import table
+from mptune.data.scripts import resolve_metric
 from mptune.engines.loading import load_typed_model
 from mptune.errors import ModelError, RunError, SettingsError, TargetError
 from mptune.files import PathLike
 from mptune.graph.loading.model import Model
-from mptune.identity import PLUGINS, plugins_sha256, refuse_other
-from mptune.run_json import RunFile
+from mptune.run_json import PLUGINS, RunFile, plugins_sha256, refuse_other
 from mptune.rundir import RunDirectory
 from mptune.settings import InMemory, SearchSettings, ShapeRange, one_or_several
 from mptune.targets.detect import detect_gpus, gpu_variables
-from mptune.tuning.listener import Listener, Silent, passed_on
-from mptune.tuning.record.waiting import waits_told_to
+from mptune.tuning.bench import Listener, Silent, passed_on
+from mptune.tuning.record import waits_told_to
 
 ModelLike: TypeAlias = "str | os.PathLike[str] | onnx.ModelProto"
 """A path, or a model in memory."""
@@ -160,22 +160,22 @@ def metric_arguments(metric: Any, run: Path, *, fresh: bool) -> tuple[str, Any, 
 
 def _metric_name(metric: Any, run: Path) -> str:
     if callable(metric):
-        return tasks.callable_name(metric)
+        return table.callable_name(metric)
     if not isinstance(metric, str):
         raise SettingsError(f"cannot be a {type(metric).__name__}", "give a name, or a function", setting="metric")
-    tasks.refuse_inside(metric, run)
-    return tasks.resolve_metric(metric).name
+    table.refuse_inside(metric, run)
+    return resolve_metric(metric).name
 
 
 def _refuse_unnamed(recorded: Sequence[str], named: Iterable[str], run: Path, command: str) -> None:
     """Refuse scripts that only a run names: it may come from a stranger."""
-    scripts = [metric for metric in recorded if tasks.script_of(metric)]
+    scripts = [metric for metric in recorded if table.script_of(metric)]
     for metric in scripts:
         if metric not in named:
-            tasks.refuse_inside(metric, run)
+            table.refuse_inside(metric, run)
             options = " ".join(f"--metric {shlex.quote(script)}" for script in scripts)
             raise RunError(
-                f"the run's metric is the Python script {tasks.script_of(metric)}, which is not run unless you name it",
+                f"the run's metric is the Python script {table.script_of(metric)}, which is not run unless you name it",
                 f"read the script; if you trust it: `{command} {options}`",
             )
 
@@ -188,7 +188,7 @@ def recorded_metric(file: RunFile, given: Any, run: Path, command: str) -> tuple
     """
 
     def function_name(metric: str) -> str | None:
-        return tasks.undirected(metric).rpartition(":")[2] if tasks.script_of(metric) else None
+        return table.undirected(metric).rpartition(":")[2] if table.script_of(metric) else None
 
     recorded = (file.search.metric, *file.search.reported_metrics)
     objective, function, named = recorded[0], None, dict[str, str]()
@@ -205,7 +205,7 @@ def recorded_metric(file: RunFile, given: Any, run: Path, command: str) -> tuple
         named[metric if metric in recorded else objective] = metric
     _refuse_unnamed(recorded, named, run, shlex.join(["mptune", command, str(run)]))
     name = named.get(objective, objective)
-    tasks.resolve_metric(name, function)
+    resolve_metric(name, function)
     return name, function
 
 

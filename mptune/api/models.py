@@ -23,9 +23,9 @@ from mptune.inspection import model as inspecting
 from mptune.inspection.record import Inspection
 from mptune.settings import DataSettings, Tolerance, check_limits, documented, one_or_several, read_error
 from mptune.targets.findings import already_mixed_findings
-from mptune.tuning.fronts.limits import check_asked
-from mptune.tuning.listener import Listener, Silent
-from mptune.tuning.reasons.reference import training_findings
+from mptune.tuning.bench import Listener, Silent
+from mptune.tuning.output_findings import training_findings
+from mptune.tuning.plan_limits import check_asked
 from mptune.tuning.space import load_space
 
 

@@ -40,7 +40,7 @@ def report(
     Raises:
         RunError: it is no run directory, or holds no baseline yet.
     """
-    from mptune.tuning.runs.result import front_of, read_record
+    from mptune.tuning.result import front_of, read_record
 
     directory, file = read_run(run)
     demanded = with_demands(file, tolerance, ignore)
@@ -137,7 +137,7 @@ def pick(
     from mptune.reporting.run_files import write_run_files
     from mptune.tuning.confirmation import read_confirmation
     from mptune.tuning.copies import load_grouped
-    from mptune.tuning.runs.result import front_of, read_record
+    from mptune.tuning.result import front_of, read_record
 
     directory, _ = read_run(run)
     with full_disk_as_error(directory.path), open_run(directory.path), contextlib.ExitStack() as stack:

@@ -8,10 +8,11 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from mptune.errors import SettingsError
+from mptune.json_form import TextForm
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Precision(str):
+class Precision(str, TextForm):
     """The floating-point type that a layer group computes in: a row of the table, and its name as text (``"fp16"``).
 
     There is one object of each, also in a worker process, so that ``is`` compares them. A precision may be stored as

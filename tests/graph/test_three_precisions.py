@@ -11,7 +11,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from mptune.engines.backends.tensorrt import refused_in_bf16
+from mptune.engines.tensorrt.backend import refused_in_bf16
 from mptune.errors import ModelError
 from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
@@ -20,8 +20,8 @@ from mptune.graph.loading.model import load_model
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter
+from mptune.graph.writing.variants import write_widened
 from mptune.graph.writing.weights import WeightBank
-from mptune.graph.writing.widened import write_widened
 from tests.graph import rtx
 from tests.graph.helpers import feeds, plans, relative_l2, run
 from tests.graph.test_corpus import CORPUS, DISCONTINUOUS, EXPORTED, NOT_IN_TENSORRT_RTX, feed_of
@@ -132,13 +132,13 @@ def test_a_group_that_lacks_bf16_is_fp32_as_a_whole(tmp_path: Path) -> None:
     model = load_model(path)
     grouped = GroupedModel(model, find_groups(model))
     rewriter = Rewriter(grouped)
-    precisions = rewriter.node_precisions(grouped.uniform(Precision.BF16))
+    precisions = rewriter.types.node_precisions(grouped.uniform(Precision.BF16))
     convolving = [group for group in grouped.groups if "Conv" in group.ops]
     assert convolving
     assert all(precisions[name] is Precision.FP32 for group in convolving for name in group.nodes)
     raised = load_model(path, opset=22)
     grouped = GroupedModel(raised, find_groups(raised))
-    precisions = Rewriter(grouped).node_precisions(grouped.uniform(Precision.BF16))
+    precisions = Rewriter(grouped).types.node_precisions(grouped.uniform(Precision.BF16))
     assert {precisions[name] for group in grouped.groups if "Conv" in group.ops for name in group.nodes} == {
         Precision.BF16
     }

@@ -161,7 +161,7 @@ def test_row_05_loop_scan_sequences_and_optionals_stay_fp32(tmp_path: Path) -> N
     for nodes in (loops, sequences):
         read = [c for c in (*constants, weight("w2", 8, 4)) if c.name in nodes]
         case = Case(mlp(f"[before] h = MatMul(x, w) {nodes}", *read), tmp_path)
-        assert set(case.rewriter.node_precisions(case.plan())) == {"before", "after"}
+        assert set(case.rewriter.types.node_precisions(case.plan())) == {"before", "after"}
         case.holds()
 
 
@@ -217,7 +217,7 @@ def test_row_09_sparse_constants(tmp_path: Path) -> None:
     proto = mlp("a = MatMul(x, sparse) [exp] y = Exp(a)")
     proto.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [4, 4]))
     case = Case(proto, tmp_path)
-    assert set(case.rewriter.node_precisions(case.plan())) == {"exp"}
+    assert set(case.rewriter.types.node_precisions(case.plan())) == {"exp"}
     case.holds()
     flat = numpy_helper.from_array(np.array([1, 14], np.int64), "")
     proto = mlp("[product] a = MatMul(x, s) y = Exp(a)")
@@ -366,7 +366,7 @@ def test_row_15_other_domains_are_pinned_and_never_renamed(stated: bool, tmp_pat
         proto.graph.value_info.append(value("g", [2, 4]))
     case = Case(proto, tmp_path)
     free = {"before", "add", "softmax", "mul"} if stated else {"before", "softmax"}
-    assert set(case.rewriter.node_precisions(case.plan())) == free, "what reads a value of unknown type is pinned"
+    assert set(case.rewriter.types.node_precisions(case.plan())) == free, "what reads a value of unknown type is pinned"
     gelu = next(n for n in case.typed(case.plan()).node if n.name == "gelu")
     assert (gelu.op_type, gelu.domain) == ("Gelu", "com.microsoft")
     case.holds()
@@ -387,7 +387,7 @@ def island(more: str = "", outputs: str = "") -> onnx.ModelProto:
 
 def test_row_17_an_fp16_island_loses_the_casts_that_a_plan_makes_needless(tmp_path: Path) -> None:
     case = Case(island(), tmp_path)
-    assert set(case.rewriter.node_precisions(case.plan())) == {"before", "after"}
+    assert set(case.rewriter.types.node_precisions(case.plan())) == {"before", "after"}
     expected = {
         (): ["Cast", "MatMul", "Tanh", "MatMul", "Cast"],
         ("before",): ["Cast", "MatMul", "Tanh", "Cast", "MatMul"],
@@ -433,7 +433,7 @@ def test_row_17_fp64_and_bfloat16_paths_are_left_alone(tmp_path: Path) -> None:
         short = Cast<to = 16>(a) c = Cast<to = 1>(short) y = Add(b, c)
     """
     case = Case(mlp(nodes), tmp_path)
-    assert "double" not in case.rewriter.node_precisions(case.plan())
+    assert "double" not in case.rewriter.types.node_precisions(case.plan())
     graph = case.typed(case.plan())
     types = value_types(graph)
     assert (types["wide"], types["short"]) == (TensorProto.DOUBLE, TensorProto.BFLOAT16)
