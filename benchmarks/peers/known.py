@@ -22,9 +22,9 @@ from mptune.graph.hazards.hazard import ObservedValues
 from mptune.graph.plan import Precision
 from mptune.json_form import decode_float, encode_float
 from mptune.tuning.explanation import Grounds
+from mptune.tuning.knowledge import Sensitivity, make_prior
 from mptune.tuning.sampler.trials import Prior
 from mptune.tuning.space import load_space, make_space
-from mptune.tuning.steps.prior import Sensitivity, make_prior
 
 
 @dataclass(frozen=True)
