@@ -16,7 +16,7 @@ from mptune.data.scripts import end_scripts
 from mptune.engines.toolchains.choose import probed_ahead
 from mptune.errors import SettingsError
 from mptune.files import PathLike, full_disk_as_error, write_bytes
-from mptune.graph.precision import precision_set
+from mptune.graph.plan import precision_set
 from mptune.reporting.run_files import write_run_files
 from mptune.rundir import open_run
 from mptune.targets.target import load_target
