@@ -63,7 +63,7 @@ def find_hazards(
     """
     model, types = grouped.model, value_types(grouped)
     narrowest = min((Precision.FP16, *map(Precision.named, precisions)), key=lambda precision: precision.mantissa_bits)
-    hazards = [*static.constant_hazards(types, observed), *static.filled_hazards(types)]
+    hazards = static.constant_hazards(types, observed)
     guarded = {h.place.group for h in hazards if h.code == "vanishing-epsilon" and h.wording != "weights"}
     hazards += [*_range_hazards(types, observed), *probe_hazards(types, observed, guarded)]
     hazards += [*_sum_hazards(types, observed, narrowest), *_index_hazards(types, observed, narrowest)]

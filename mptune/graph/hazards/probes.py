@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -256,7 +255,10 @@ _MAX_STEPS = 256
 
 
 def _sum(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
-    """Of Add and Sub: mean squares; and of how many elements a side is lost, as the rounded sum is the other side."""
+    """Of Add and Sub: mean squares; and of how many elements the smaller side is lost, as the rounded sum is the other.
+
+    Where a Sub loses its first side, what is left is the negated second: a difference, not a step.
+    """
     node, size = probed.node, values[probed.node.outputs[0]].size
     arrays = [*np.broadcast_arrays(*(values[name] for name in (*node.inputs, node.outputs[0])))]
     if size > _MOST:
@@ -268,45 +270,37 @@ def _sum(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
     total, count = rounded(exact, precision), max(1, result.size)
     squared = {"first": first, "second": second, "result": result, "error": exact - result}
     facts = {name: _squares(each) / count for name, each in squared.items()}
-    for name, step, base, unchanged in (
-        ("first", first, b, b if node.op_type == "Add" else -b),
-        ("second", second, a, a),
-    ):
-        steps = (np.abs(step) > 0) & (np.abs(base) > 0) & np.isfinite(base)
-        facts[f"{name}_steps"] = np.count_nonzero(steps) * size / count
-        facts[f"{name}_lost"] = np.count_nonzero(steps & (total == unchanged)) * size / count
+    step, base = (first, b) if facts["first"] < facts["second"] else (second, a)
+    steps = (np.abs(step) > 0) & (np.abs(base) > 0) & np.isfinite(base)
+    facts["steps"] = np.count_nonzero(steps) * size / count
+    facts["lost"] = np.count_nonzero(steps & (total == base)) * size / count
     return facts
 
 
 def _stagnation(look: _Look) -> Iterator[Hazard]:
-    """A side that is lost on most elements, as the rounded sum is the other side."""
+    """A step that is lost on most elements, as the rounded sum is the other side."""
     facts, node = look.facts, look.node
-    outputs = {given: output for output, given in state_pairs(facts.model)}
-    sides = zip(("first", "second"), ("second", "first"), node.inputs, reversed(node.inputs), strict=True)
-    for step, base, moved, unchanged in sides:
-        # What comes back as the input of the next step is counted up, as a clock or a running sum is.
-        is_counted = facts.root(outputs.get(facts.root(unchanged), "")) == facts.root(node.outputs[0])
-        is_aside = facts.is_static(moved) or facts.is_vector(unchanged) or facts.is_single(unchanged)
-        if (is_aside or comes_to_softmax(facts.model, node)) and not is_counted:
-            continue
-        if node.op_type == "Sub" and step == "first":
-            continue  # what is left is the negated base: a difference, not a step
-        steps, lost = look.sums(f"{step}_steps", f"{step}_lost")
-        if not steps or lost < _LOST_SHARE * steps:
-            continue
-
-        def elementwise(value: str) -> Iterable[str]:
-            maker = facts.producer(value)
-            return facts.varying(maker) if maker is not None and maker.op_type in _STEP_BY_STEP else ()
-
-        # A step that is made of the other side element by element, as x + 0.04 x**3 is, adds nothing up.
-        if any(facts.root(value) == facts.root(unchanged) for value in walk([moved], elementwise)):
-            continue
-        size, at = (math.sqrt(fmean(look.on_samples[side])) for side in (step, base))
-        evidence = {"share": lost / steps, "elements": int(steps), "step": size, "base": at, **look.spacing_at(at)}
-        place, words = (node.outputs[0], evidence, f"{step}_lost", at), {"moved": moved, "unchanged": unchanged}
-        yield look.hazard("stagnation", *place, severity="error", words=words)
+    steps, lost, first, second = look.sums("steps", "lost", "first", "second")
+    if not steps or lost < _LOST_SHARE * steps:
         return
+    (step, moved), (base, unchanged) = sorted(zip((first, second), node.inputs, strict=True), key=lambda side: side[0])
+    # What comes back as the input of the next step is counted up, as a clock or a running sum is.
+    outputs = {given: output for output, given in state_pairs(facts.model)}
+    is_counted = facts.root(outputs.get(facts.root(unchanged), "")) == facts.root(node.outputs[0])
+    is_aside = facts.is_static(moved) or facts.is_vector(unchanged) or facts.is_single(unchanged)
+    if (is_aside or comes_to_softmax(facts.model, node)) and not is_counted:
+        return
+
+    def elementwise(value: str) -> Iterable[str]:
+        maker = facts.producer(value)
+        return facts.varying(maker) if maker is not None and maker.op_type in _STEP_BY_STEP else ()
+
+    # A step that is made of the other side element by element, as x + 0.04 x**3 is, adds nothing up.
+    if not any(facts.root(value) == facts.root(unchanged) for value in walk([moved], elementwise)):
+        size, at = (math.sqrt(square / len(look.on_samples["lost"])) for square in (step, base))
+        evidence = {"share": lost / steps, "elements": int(steps), "step": size, "base": at, **look.spacing_at(at)}
+        place, words = (node.outputs[0], evidence, "lost", at), {"moved": moved, "unchanged": unchanged}
+        yield look.hazard("stagnation", *place, severity="error", words=words)
 
 
 def walk(start: Iterable[str], onward: Callable[[str], Iterable[str]]) -> Iterator[str]:
@@ -390,40 +384,38 @@ def _pole(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
 
     ``lost`` operands come to zero or below, ``vanished`` ones by their own rounding and not by that of a difference.
     """
-    node, names = probed.node, ("values", "lost", "vanished", "nonzero", "zeroed", "small")
+    node, names = probed.node, ("values", "lost", "vanished", "zeroed", "small")
     is_root = node.op_type == "Sqrt" or (node.op_type == "Pow" and values[node.inputs[1]].flat[0] > 0)
     limit = 0.0 if is_root else next(value for value in _LEAST if value < precision.smallest_normal)
-    takes_sign, pole = node.op_type not in ("Div", "Reciprocal"), node.inputs[POLES[node.op_type]]
+    pole = node.inputs[POLES[node.op_type]]
     facts = dict.fromkeys(names, 0.0) | {"smallest": np.inf}
     for operand, *read in _blocks(values[pole], *(values[name] for name in probed.leaves)):
         again = {name: rounded(block, precision) for name, block in zip(probed.leaves, read, strict=True)}
         for step in probed.steps:
             again[step.outputs[0]] = rounded(_FUNCTIONS[step.op_type](*(again[n] for n in step.inputs)), precision)
-        alone, magnitude = rounded(operand, precision), np.abs(operand)
-        before, after, own = operand, again.get(pole, alone), alone
-        if not takes_sign:
-            before, after, own = magnitude, np.abs(after), np.abs(own)
-        lost = (before > 0) & (after < limit)  # NaN is below no limit: it came from before
-        facts["values"] += np.count_nonzero(before > 0)
+        alone = rounded(operand, precision)
+        before, after = operand, again.get(pole, alone)
+        if node.op_type in ("Div", "Reciprocal"):  # whatever the sign
+            before, after, alone = np.abs(before), np.abs(after), np.abs(alone)
+        is_sound = before > 0
+        lost = is_sound & (after < limit)  # NaN is below no limit: it came from before
+        facts["values"] += np.count_nonzero(is_sound)
         facts["lost"] += np.count_nonzero(lost)
-        facts["vanished"] += np.count_nonzero(lost & (own < limit))
-        facts["smallest"] = min(facts["smallest"], float(np.min(magnitude, where=lost, initial=np.inf)))
-        facts["nonzero"] += np.count_nonzero(magnitude > 0)
-        facts["zeroed"] += np.count_nonzero((magnitude > 0) & (alone == 0))
-        facts["small"] += np.count_nonzero((magnitude > 0) & (magnitude < precision.smallest_normal))
+        facts["vanished"] += np.count_nonzero(lost & (alone < limit))
+        facts["smallest"] = min(facts["smallest"], float(np.min(before, where=lost, initial=np.inf)))
+        facts["zeroed"] += np.count_nonzero(is_sound & (alone == 0))
+        facts["small"] += np.count_nonzero(is_sound & (before < precision.smallest_normal))
     return facts
 
 
 def _pole_hazards(look: _Look) -> Iterator[Hazard]:
     """Operands that a precision brings to zero or below it, where FP32 does not: Inf or NaN, or most of them lost."""
-    values, lost, vanished, nonzero, zeroed, small = look.sums(
-        "values", "lost", "vanished", "nonzero", "zeroed", "small"
-    )
-    if not lost and zeroed <= _LOST_SHARE * nonzero:  # a few zeros that give no Inf change little
+    values, lost, vanished, zeroed, small = look.sums("values", "lost", "vanished", "zeroed", "small")
+    if not lost and zeroed <= _LOST_SHARE * values:  # a few zeros that give no Inf change little
         return
     evidence, vanishes, operator = dict[str, float](), 2 * vanished >= lost, look.node.op_type
     if vanishes:
-        evidence = {"zero_share": zeroed / max(1, nonzero), "subnormal_share": (small - zeroed) / max(1, nonzero)}
+        evidence = {"zero_share": zeroed / values, "subnormal_share": (small - zeroed) / values}
         evidence["smallest_normal"] = look.precision.smallest_normal
     if lost:
         evidence |= {"lost": int(lost), "values": int(values), "smallest": min(look.on_samples["smallest"])}

@@ -45,7 +45,10 @@ _PUTS_TOGETHER = RESHAPES | {"Concat", "Cast"}
 
 
 def constant_hazards(types: ValueTypes, observed: ObservedValues) -> list[Hazard]:
-    """Weights and constants that overflow or vanish, epsilons among them: one hazard per group that reads them."""
+    """Weights and constants that overflow or vanish, epsilons among them: one hazard per group that reads them.
+
+    And what a ConstantOfShape fills at run time.
+    """
     hazards: list[Hazard] = []
     for name in sorted(types.convertible_constants()):
         if types.in_precision(name, Precision.FP16) is not types.model.initializers[name]:
@@ -79,6 +82,13 @@ def constant_hazards(types: ValueTypes, observed: ObservedValues) -> list[Hazard
             elif share > _VANISHING_SHARE:
                 severity: Severity = "warning" if share > _MOSTLY_VANISHING_SHARE else "info"
                 hazards.append(Hazard("vanishing-epsilon", place, {}, "weights", severity, absmax, words))
+    for node in types.model.nodes:
+        group = group_of(types, node)
+        if group is not None and node.is_standard and node.op_type == "ConstantOfShape":
+            value, output = abs(float(fill_value(node.proto).reshape(-1)[0])), node.outputs[0]
+            if FP16_MAX < value < math.inf:
+                place = HazardPlace(node.name, group, output)
+                hazards += _overflow(types.model, place, value, "filled", types.facts.readers(output), {})
     return hazards
 
 
@@ -100,20 +110,6 @@ def _divides(facts: Facts, node: Node) -> tuple[bool, bool]:
                 passed.add(reader.index)
                 stack.append(reader.outputs[0])
     return divides, is_rooted
-
-
-def filled_hazards(types: ValueTypes) -> list[Hazard]:
-    """Constants beyond FP16 that a ConstantOfShape fills at run time."""
-    hazards = []
-    for node in types.model.nodes:
-        group = group_of(types, node)
-        if group is not None and node.is_standard and node.op_type == "ConstantOfShape":
-            value = abs(float(fill_value(node.proto).reshape(-1)[0]))
-            place, readers = HazardPlace(node.name, group, node.outputs[0]), types.facts.readers(node.outputs[0])
-            hazards += (
-                _overflow(types.model, place, value, "filled", readers, {}) if FP16_MAX < value < math.inf else []
-            )
-    return hazards
 
 
 def _overflow(
