@@ -9,7 +9,7 @@ import pytest
 
 from mptune.errors import PlanError
 from mptune.graph.facts import node_rule
-from mptune.graph.groups import FOLDED, GroupedModel, LayerGroup, find_fitting_groups, find_groups, find_units
+from mptune.graph.groups import FOLDED, GroupedModel, LayerGroup, find_fitting_groups, find_groups
 from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
 from mptune.graph.loading.model import Model, load_model
 from tests.graph import models
