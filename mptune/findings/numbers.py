@@ -64,11 +64,7 @@ def _vanishing_epsilon(v: Values) -> Words:
     )
 
 
-@NUMBERS.row(
-    "vanishing-values",
-    "warning",
-    "values that FP16 rounds to 0, or that lie below its smallest normal, at a Log, division, root or reciprocal",
-)
+@NUMBERS.row("vanishing-values", "warning", "values that FP16 rounds to 0 at a Log, division, root or reciprocal")
 def _vanishing_values(v: Values) -> Words:
     text = (
         f"of the values that {v.operator} reads, {v.zero_share:.1%} are so small that {v.precision} makes them zero,"

@@ -10,6 +10,7 @@ groups of the finer one.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import re
 from collections import Counter
@@ -162,7 +163,8 @@ def plan_of_nodes(model: Model, wanted: Mapping[str, Precision], source: str = "
         names = [n for n, node in nodes.items() if (node.op_type == op_type if prefix == "op" else fnmatchcase(n, key))]
         names = [key] if key in nodes else names  # names may hold brackets
         if not names:
-            hint = "`mptune inspect MODEL --json` lists the nodes"
+            close = difflib.get_close_matches(key, nodes, 1)
+            hint = f"did you mean {close[0]!r}?" if close else "`mptune inspect MODEL --json` lists the nodes"
             raise PlanError(f"{source}: {key!r} names no node of {model.path}", hint)
         explicit.update(dict.fromkeys(names, precision))
         if precision is not Precision.FP32 and grouped.isdisjoint(names):
@@ -174,11 +176,12 @@ def plan_of_nodes(model: Model, wanted: Mapping[str, Precision], source: str = "
         asked = without_views if {*without_views} - {None} else [explicit.get(name) for name in group.nodes]
         stated = {precision for precision in asked if precision is not None}
         reduced = [precision.name for precision in asked if precision not in (None, Precision.FP32)]
+        is_layer = asked is without_views and group.kind in ("conv", "matmul")
         precisions[group.id] = Precision.FP32
         if group.kind == QUANTISED and reduced:
             asks = f"{group.name} stays in FP32 although the plan asks for"
             warnings.append(f"{asks} {reduced[0]}: {group.pinned}")
-        elif len(stated) == 1 and (group.kind in ("conv", "matmul") or None not in asked or not reduced):
+        elif len(stated) == 1 and (is_layer or None not in asked or not reduced):
             (precisions[group.id],) = stated
         elif stated:
             warnings.append(
