@@ -10,14 +10,7 @@ With ``--hard`` the models are less like the law that the sampler knows, and les
 
     python -m benchmarks.search_quality --hard --samplers precision "no designed emulations" --out hard.json
 
-With ``--harder`` timings are noisier, too, and rooflines worse (``simulator.HARDER``).
-
 With ``--against precision`` the differences on the same models are shown, too, with their standard errors.
-
-With ``--exact`` some of what the sampler does not know is told to it, or taken away (``simulator.EXACT``): what the
-figures gain is what that costs.
-
-    python -m benchmarks.search_quality --hard --samplers precision --exact gains costs
 """
 
 from __future__ import annotations
@@ -45,61 +38,45 @@ import optuna  # noqa: E402
 from optuna.samplers import BaseSampler  # noqa: E402
 
 from benchmarks.samplers import make_compared  # noqa: E402
-from benchmarks.simulator import EXACT, HARDER, Hard, Truth, search, unique_plans  # noqa: E402
+from benchmarks.simulator import Hard, Truth, search  # noqa: E402
 from mptune.engines.environment import describe_environment  # noqa: E402
-from mptune.tuning.fronts.hypervolume import REFERENCE_ERROR  # noqa: E402
-from mptune.tuning.sampler.plans import Bools, CutSolver, Floats  # noqa: E402
+from mptune.tuning.dominance import REFERENCE_ERROR  # noqa: E402
+from mptune.tuning.sampler.plans import Bools, Floats  # noqa: E402
 from mptune.tuning.sampler.precision import EMULATIONS_TO_LEARN, PrecisionSampler  # noqa: E402
 
-EMULATING = ("precision", "profiled", "no designed emulations", "law known", "one decade wrong")
-LEARNING = (*EMULATING, "not emulated", "no prior")
-SAMPLERS = (*LEARNING, "prior only", "local", "tpe", "nsga2", "gp", "random")
+OURS = ("precision", "profiled", "no designed emulations")
+SAMPLERS = (*OURS, "tpe", "nsga2", "gp", "random")
 GP_GROUPS = 40
 """Optuna's GPSampler is left out above this: a proposal takes too long."""
 
 SHOWN = (10, 25, 50)
 
-Task = tuple[int, int, str, int, Hard | None, tuple[str, ...]]
-"""Groups, seed, sampler, budget, how the models are harder, and what is exact."""
-
-
-def prior_only(truth: Truth, budget: int) -> Bools:
-    """The front of the prior alone, evenly thinned to the budget: nothing is learnt."""
-    prior = truth.prior("precision")
-    squares, gains = np.exp(np.array(prior.log_square_errors)), np.array(prior.gains_ms)
-    weights = np.geomspace(1e-2, 1e10, 400) * gains.max()
-    unary = -gains + weights[:, None] * np.minimum(squares, 1e6)
-    optima = CutSolver(prior.columns, prior.boundaries).solve(unary, np.tile(prior.boundary_costs_ms, (400, 1)))
-    plans = unique_plans([optima], truth.groups)
-    return plans[np.unique(np.linspace(0, len(plans) - 1, budget).astype(int))]
+Task = tuple[int, int, str, int, Hard | None]
+"""Groups, seed, sampler, budget, and how the models are harder."""
 
 
 def make(kind: str, truth: Truth) -> BaseSampler:
     """The sampler of a name."""
-    if kind in LEARNING:
-        emulate = truth.emulate if kind in EMULATING else None
+    if kind in OURS:
         to_learn = 0 if kind == "no designed emulations" else EMULATIONS_TO_LEARN
-        return PrecisionSampler(truth.prior(kind), truth.seed, emulate=emulate, emulations_to_learn=to_learn)
+        return PrecisionSampler(truth.prior(), truth.seed, emulate=truth.emulate, emulations_to_learn=to_learn)
     return make_compared(kind, truth.seed, truth.groups)
 
 
 def run_one(task: Task) -> dict[str, Any]:
     """One search; "reachable" builds the best points of the near-exact front, which is known to no sampler."""
-    groups, seed, kind, budget, hard, exactly = task
+    groups, seed, kind, budget, hard = task
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.simplefilter("ignore")
-    truth, front, exact = _model(groups, seed, hard, exactly)
+    truth, front, exact = _model(groups, seed, hard)
     document = {"groups": groups, "seed": seed, "sampler": kind}
     if kind == "reachable":
         # All-FP32 and all-FP16 are built in any case, and are seldom of use.
         shares = [truth.reachable(front, max(0, b - 2)) / exact for b in range(1, budget + 1)]
         return {**document, "shares": _rounded(shares), "finite": budget, "propose_ms": None}
-    if kind == "prior only":
-        plans, seconds = prior_only(truth, budget), []
-    else:
-        # GPSampler proposes built plans again and again, and takes seconds each time.
-        tries = (2 if kind == "gp" else 20) * budget
-        plans, seconds = search(truth, make(kind, truth), budget, profiled=kind == "profiled", tries=tries)
+    # GPSampler proposes built plans again and again, and takes seconds each time.
+    tries = (2 if kind == "gp" else 20) * budget
+    plans, seconds = search(truth, make(kind, truth), budget, profiled=kind == "profiled", tries=tries)
     shares = [truth.hypervolume(plans[:b]) / exact for b in range(1, budget + 1)]
     return {
         **document,
@@ -110,8 +87,8 @@ def run_one(task: Task) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=100)
-def _model(groups: int, seed: int, hard: Hard | None, exactly: tuple[str, ...]) -> tuple[Truth, Bools, float]:
-    truth = Truth(groups, seed, hard=hard, exact=exactly)
+def _model(groups: int, seed: int, hard: Hard | None) -> tuple[Truth, Bools, float]:
+    truth = Truth(groups, seed, hard=hard)
     front = truth.near_exact()
     return truth, front, truth.hypervolume(front)
 
@@ -154,16 +131,7 @@ def results(tasks: Sequence[Task], jobs: int) -> Iterator[dict[str, Any]]:
     if jobs == 1:
         yield from map(run_one, tasks)
         return
-    slow = {
-        "gp": 100,
-        "one decade wrong": 4,
-        "precision": 4,
-        "profiled": 4,
-        "no designed emulations": 4,
-        "law known": 4,
-        "not emulated": 3,
-        "no prior": 3,
-    }
+    slow = {"gp": 100, **dict.fromkeys(OURS, 4)}
     ordered = sorted(tasks, key=lambda task: -task[0] * slow.get(task[2], 1))
     with ProcessPoolExecutor(jobs) as pool:
         for done in as_completed([pool.submit(run_one, task) for task in ordered]):
@@ -193,22 +161,18 @@ def main() -> None:
     parser.add_argument("--samplers", nargs="+", default=list(every), choices=every, metavar="NAME")
     parser.add_argument("--budget", type=int, default=50)
     parser.add_argument("--hard", action="store_true", help="models that are less like the law, and less known")
-    parser.add_argument("--harder", action="store_true", help="the same, with noisier timings and worse rooflines")
-    parser.add_argument("--exact", nargs="+", default=[], choices=EXACT, metavar="WHAT", help=", ".join(EXACT))
     parser.add_argument("--against", choices=every, metavar="NAME", help="show differences to this sampler by model")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    hard = HARDER if arguments.harder else Hard() if arguments.hard else None
+    hard = Hard() if arguments.hard else None
     models: dict[str, Any] = {}
     if hard is not None:
         models["hard"] = json.loads(json.dumps(dataclasses.asdict(hard)))
-    if arguments.exact:
-        models["exact"] = sorted(set(arguments.exact))
     # Before anything runs: figures of other models are not for the same file.
     runs_before = {} if arguments.out is None else _earlier(arguments.out, models)
     tasks = [
-        (groups, seed, kind, arguments.budget, hard, tuple(models.get("exact", ())))
+        (groups, seed, kind, arguments.budget, hard)
         for groups in arguments.groups
         for kind in arguments.samplers
         if kind != "gp" or groups <= GP_GROUPS
@@ -240,7 +204,7 @@ def main() -> None:
         for key, earlier in runs_before.items():
             if key not in runs:
                 runs[key], rows[key] = earlier, summary(earlier)
-        order = sorted(runs, key=lambda key: (key[0], every.index(key[1])))
+        order = sorted(runs, key=lambda key: (key[0], every.index(key[1]) if key[1] in every else len(every)))
         document = {
             **describe(arguments.budget),
             **models,
@@ -255,7 +219,7 @@ def _earlier(path: Path, models: dict[str, Any]) -> dict[tuple[int, str], list[d
     """The runs that a file of figures holds, by size and sampler; the file must be of the same simulated models."""
     found: dict[tuple[int, str], list[dict[str, Any]]] = {}
     document = json.loads(path.read_text()) if path.exists() else {"runs": [], **models}
-    if {name: document[name] for name in ("hard", "exact") if name in document} != models:
+    if {name: document[name] for name in ("hard",) if name in document} != models:
         raise SystemExit(f"{path} has figures of other models: give another --out")
     for run in document["runs"]:
         found.setdefault((run["groups"], run["sampler"]), []).append(run)

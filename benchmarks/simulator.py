@@ -8,20 +8,13 @@ overflow in FP16. A sampler is given what the tool would give it:
   log-sd of about 0.03 to 0.05); one overflow in ten is missed,
 - emulated errors of whole plans, log-sd 0.03, which miss the same overflows,
 - roofline gains, off by a factor of about 1.6 each, in unknown units,
-- "profiled": beside them the times of the groups in each engine that is built, as a profiler tells them, 5 % noise,
-- "law known": the true gains, costs and one-group errors, so that only tactics and noise are left to learn,
-- "one decade wrong": one-group errors off by a log-normal of one decade more.
+- "profiled": beside them the times of the groups in each engine that is built, as a profiler tells them, 5 % noise.
 
 ``Hard`` models are less like the law, and less is known of them: one-group errors are off by 0.35 decades (and stay so
 when a group is emulated alone once more), one overflow in four is missed by every emulation, so that only a build
 shows it, the errors of neighbours are correlated, and a quarter of the boundaries breaks a fusion where it is crossed,
-which costs more than the prior says. What the words above leave open, how noisy timings and how wrong rooflines are, is
-as the sampler of the commit before they were written (a90c339) says by what it was known to find on such models, and
-by what each ablation changed (``results/search_quality_calibration.json``; benchmarks/README.md, "Simulated").
-``HARDER`` leaves these two as in the default models.
-
-What a sampler does not know, or the law does not say, can be taken away one by one (``EXACT``), which tells what each
-costs.
+which costs more than the prior says. Why timings are as noisy and rooflines as wrong as they are:
+``results/search_quality_calibration.json``.
 """
 
 from __future__ import annotations
@@ -36,7 +29,7 @@ import numpy as np
 import optuna
 from optuna.samplers import BaseSampler
 
-from mptune.tuning.fronts.hypervolume import (
+from mptune.tuning.dominance import (
     ERROR_FLOOR,
     dominated_area,
     exactness,
@@ -49,11 +42,6 @@ from mptune.tuning.sampler.trials import Prior, set_outcome
 
 TACTIC, TIMING, OVERFLOW, MISSED = 0.05, 0.015, 0.04, 0.1
 ONE_GROUP, WHOLE_PLAN, ROOFLINE, PROFILE = 0.1, 0.03, 0.5, 0.05
-
-
-EXACT = ("errors", "overflows", "gains", "costs", "tactics", "timing", "correlations")
-"""What can be made exact: the prior's one-group errors, its overflows, its gains, its boundary costs; no tactics; no
-noise of timings; no correlations of errors."""
 
 
 @dataclass(frozen=True)
@@ -76,10 +64,6 @@ class Hard:
     """Standard deviation of the log of the prior's gains and costs about the true ones, fusions left out."""
 
 
-HARDER = Hard(timing=TIMING, roofline=ROOFLINE)
-"""With timings as noisy, and rooflines as wrong, as those of the default models."""
-
-
 @dataclass
 class Truth:
     """One simulated model, drawn from the seed."""
@@ -93,8 +77,6 @@ class Truth:
     timing: float = TIMING
     """Standard deviation of a timing, relative; ``hard`` has its own."""
     hard: Hard | None = None
-    exact: tuple[str, ...] = ()
-    """Some of ``EXACT``."""
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng([self.seed, self.groups])
@@ -118,11 +100,9 @@ class Truth:
         roofline = ROOFLINE if self.hard is None else self.hard.roofline
         self.roofline_gains = (self.times[:, 0] - self.times[:, 1]) * rng.lognormal(0.0, roofline, n) * 0.4
         self.roofline_costs = self.costs * rng.lognormal(0.0, roofline, len(self.costs)) * 0.4
-        self.decade = np.log(10.0**2) * rng.normal(0.0, 1.0, n)
         self.correlations = np.zeros(n - 1)
         if self.hard is not None:
             self._harden(self.hard, np.random.default_rng([self.seed, n, 2]), (fp32 * saved).mean())
-        self._make_exact()
         self.base = float(self.latency(np.zeros((1, n), dtype=bool))[0])
 
     def _harden(self, hard: Hard, rng: np.random.Generator, saved_ms: float) -> None:
@@ -133,23 +113,6 @@ class Truth:
         self.correlations = rng.uniform(*hard.correlation, self.groups - 1)
         breaks = rng.random(len(self.costs)) < hard.fusions
         self.costs = self.costs + breaks * rng.uniform(*hard.fusion_cost, len(self.costs)) * saved_ms
-
-    def _make_exact(self) -> None:
-        """Take away what is named: after all draws, so that the rest of the model stays the same."""
-        if "errors" in self.exact:
-            self.emulated = self.errors
-        if "overflows" in self.exact:
-            self.missed = np.zeros(self.groups, dtype=bool)
-        if "gains" in self.exact:
-            self.roofline_gains = (self.times[:, 0] - self.times[:, 1]) * 0.4
-        if "costs" in self.exact:
-            self.roofline_costs = self.costs * 0.4
-        if "tactics" in self.exact:
-            self.tactics = np.ones_like(self.tactics)
-        if "timing" in self.exact:
-            self.timing = 0.0
-        if "correlations" in self.exact:
-            self.correlations = np.zeros_like(self.correlations)
 
     def latency(self, plans: Bools) -> Floats:
         """True latency of each row, True is FP16."""
@@ -198,28 +161,22 @@ class Truth:
             answers.append(math.inf if seen else float(error * np.exp(miss)))
         return answers
 
-    def prior(self, kind: str) -> Prior:
-        """The prior that a sampler of this kind starts from."""
-        if kind == "no prior":
-            return Prior(self.ids)
-        log_squares = np.log(self.emulated**2) + (self.decade if kind == "one decade wrong" else 0.0)
+    def prior(self) -> Prior:
+        """The prior that mptune's sampler starts from."""
+        log_squares = np.log(self.emulated**2)
         log_squares[self.overflows & ~self.missed] = math.inf
-        gains, costs = self.roofline_gains, self.roofline_costs
-        if kind == "law known":
-            gains, costs, log_squares = self.times[:, 0] - self.times[:, 1], self.costs, np.log(self.errors**2)
-            log_squares[self.overflows] = math.inf
         return Prior(
             self.ids,
             tuple(map(float, log_squares)),
-            tuple(map(float, gains)),
+            tuple(map(float, self.roofline_gains)),
             tuple(self.boundaries),
-            tuple(map(float, costs)),
+            tuple(map(float, self.roofline_costs)),
         )
 
     # -- what is best --------------------------------------------------------------------------------------------
 
     def coordinates(self, plans: Bools) -> tuple[Floats, Floats]:
-        """Gain and exactness (``mptune.tuning.fronts.hypervolume``) of the rows that are finite."""
+        """Gain and exactness (``mptune.tuning.dominance``) of the rows that are finite."""
         plans = plans[self.finite(plans)]
         return gains(self.latency(plans), self.base), exactness(self.error(plans))
 

@@ -105,3 +105,12 @@ class BaselineError(MptuneError):
         self.findings = tuple(findings)
         if any(finding.severity == "error" for finding in self.findings):
             self.exit_code = EXIT_STOPPED
+
+
+def one_line(error: BaseException) -> str:
+    """What an exception says, without line breaks; of what pydantic found in a file, where the first problem is."""
+    if callable(problems := getattr(error, "errors", None)):
+        first = problems()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        return f"{where}: {first['msg'].removeprefix('Value error, ')}"
+    return " ".join(str(error).split())

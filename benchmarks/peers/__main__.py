@@ -4,8 +4,7 @@
     python -m benchmarks.peers replay vit_s swin_t                          # anywhere: searches on the fitted law
     python -m benchmarks.peers final vit_s swin_t --work W --limit 540      # on the GPU: every peer's plans
     python -m benchmarks.peers convert vit_s --packed P --pythons A/bin/python B/bin/python
-    python -m benchmarks.peers verdict             # does mptune hold its own? One table
-    python -m benchmarks.peers table --publish     # pages and figures, from the files of the others
+    python -m benchmarks.peers table --publish     # the comparison, from the files of the others
 
 ``collect`` makes a model, measures plans of it (both uniform ones, each group alone, random ones) and writes down what
 a search would know of it; then plans along the front of the law that is fitted to these. ``replay`` writes
@@ -29,8 +28,6 @@ from benchmarks.peers.converters import CONVERTERS
 from benchmarks.peers.final import Final
 from benchmarks.peers.models import MODELS
 from benchmarks.peers.replay import FINAL, MOST_POINTS, SAMPLERS, replay
-from benchmarks.peers.verdict import verdict
-from mptune.files import write_text
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -49,7 +46,6 @@ def make_parser() -> argparse.ArgumentParser:
     step.add_argument("--random", type=int, default=80, help="random plans")
     step.add_argument("--front", type=int, default=30, help="plans along the front of the law")
     step.add_argument("--alone", type=int, default=1000, help="groups that are built alone; all of them are emulated")
-    step.add_argument("--jobs", type=int, default=1, help="processes that emulate on the CPU meanwhile")
     step = steps.add_parser("replay", parents=[common], help="replay searches on the fitted laws")
     step.add_argument("--samplers", nargs="+", choices=SAMPLERS, default=[one for one in SAMPLERS if one != "gp"])
     step.add_argument("--seeds", type=int, default=3)
@@ -68,29 +64,23 @@ def make_parser() -> argparse.ArgumentParser:
     step.add_argument("--converters", nargs="+", choices=CONVERTERS, default=list(CONVERTERS))
     step.add_argument("--pythons", nargs="+", default=[sys.executable], help="interpreters that have the converters")
     step.add_argument("--timeout", type=float, default=own.CONVERTER_TIMEOUT_S, help="seconds of each converter")
-    steps.add_parser("verdict", parents=[common], help="the goals of the comparison, network by network")
     step = steps.add_parser("table", parents=[common], help="the comparison, from the files of the other steps")
     step.add_argument("--json", type=Path)
-    step.add_argument("--markdown", type=Path)
     step.add_argument(
-        "--publish", action="store_true", help="write what the pages show, and their parts <!-- peers -->"
+        "--publish", action="store_true", help="write peers.json and the parts <!-- peers --> of the pages"
     )
     return parser
 
 
 def write_table(options: argparse.Namespace, models: Sequence[str]) -> None:
-    """Print the tables, and write what the options name."""
-    found = table.compare(options.results, models)
-    text = pages.tables(found)
-    print(text)
-    published = options.results / "peers.json" if options.publish else None
-    for path in {options.json, published} - {None}:
-        save(path, {"models": found})
-    if options.markdown is not None:
-        write_text(options.markdown, text + "\n")
+    """Print the comparison, and write what the options name."""
+    comparison = table.compare(options.results, models)
+    print(pages.published(comparison))
+    for path in {options.json, options.results / "peers.json" if options.publish else None} - {None}:
+        save(path, {"models": comparison})
     if options.publish:
-        pages.insert(Path("benchmarks/README.md"), pages.published(found))
-        pages.insert(Path("README.md"), pages.headline(found))
+        pages.insert(Path("benchmarks/README.md"), pages.published(comparison))
+        pages.insert(Path("README.md"), pages.headline(comparison))
 
 
 def replay_all(options: argparse.Namespace, models: Sequence[str], deadline: float) -> int:
@@ -125,9 +115,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.step == "table":
         write_table(options, [model.name for model in models])
         return 0
-    if options.step == "verdict":
-        print(verdict(table.compare(options.results, [model.name for model in models])))
-        return 0
     if options.step == "replay":
         return replay_all(options, [model.name for model in models], deadline)
     is_done = True
@@ -151,7 +138,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 front=options.front,
                 alone=options.alone,
                 limit_s=left,
-                jobs=options.jobs,
                 **place,
             )
         else:

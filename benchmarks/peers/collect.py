@@ -8,7 +8,6 @@ are held against the same files (``benchmarks.emulation``).
 
 from __future__ import annotations
 
-import argparse
 import math
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -20,11 +19,10 @@ import numpy as np
 
 from benchmarks.common import one_group_plans, random_plans, read_measured_plans, rounded, save
 from benchmarks.measuring import Bench
-from benchmarks.peers.beside import Beside
 from benchmarks.peers.known import know, read_known
 from benchmarks.peers.models import PeerModel
 from benchmarks.peers.world import World, fit_laws
-from mptune.graph.precision import Precision
+from mptune.graph.plan import Precision
 
 PLAN_TIMEOUT_S = 30.0
 """Of one plan: one that hangs, or takes seconds a run, must not eat what many others need."""
@@ -49,7 +47,6 @@ def collect(
     provider: str,
     target: str,
     limit_s: float,
-    jobs: int = 1,
 ) -> bool:
     """Measure what is left of a model's plans; returns whether nothing is.
 
@@ -63,7 +60,6 @@ def collect(
         provider: ``cuda`` or ``cpu``.
         target: whose roofline is taken.
         limit_s: seconds.
-        jobs: processes that emulate on the CPU while the device measures; with one the device's process does both.
     """
     deadline = time.monotonic() + limit_s
     out, known = results / f"h200_plans_{model.name}.json", results / f"peers_known_{model.name}.json"
@@ -77,7 +73,7 @@ def collect(
         alone_too = [(kind, bits) for kind, bits in every if kind == "one-group" and bits not in unbuilt]
         # in the order of importance: of plans of many groups a law learns more
         plans = [(kind, bits) for kind, bits in every if kind != "one-group"]
-        stage = partial(_measure, bench, out, deadline=deadline, options=options, jobs=jobs)
+        stage = partial(_measure, bench, out, deadline=deadline)
         stage(plans, ones)
         know(bench, known)
         if _is_whole(bench, plans, ones) and not bench.record.marked.get("front"):
@@ -110,8 +106,6 @@ def _measure(
     only_emulated: Sequence[str],
     *,
     deadline: float,
-    options: argparse.Namespace,
-    jobs: int,
 ) -> None:
     """Measure plans, emulate these and others, as far as there is time; what is in the record already costs nothing."""
 
@@ -119,15 +113,10 @@ def _measure(
         write(out, bench, plans)
 
     left = max(0.0, deadline - time.monotonic())
-    if jobs > 1:
-        with Beside(bench, options, [*only_emulated, *(bits for _, bits in plans)], jobs) as beside:
-            _build_and_time(bench, plans, deadline, save_all)
-            beside.take(deadline)
-    else:
-        _build_and_time(bench, plans, deadline - _EMULATION_SHARE * left, save_all)
-        for bits in [*only_emulated, *(bits for _, bits in plans if bits in bench.record.plans)]:
-            if time.monotonic() < deadline:
-                bench.emulate(bits)
+    _build_and_time(bench, plans, deadline - _EMULATION_SHARE * left, save_all)
+    for bits in [*only_emulated, *(bits for _, bits in plans if bits in bench.record.plans)]:
+        if time.monotonic() < deadline:
+            bench.emulate(bits)
     save_all()
 
 

@@ -1,7 +1,7 @@
 """Each peer's plans and each replay's front, built and timed in turn with the baseline; errors on held-out samples.
 
 Every plan is opened several times, each time in another worker process, so that its interval holds what differs from
-process to process (``mptune.engines.timing.spread``, ``benchmarks.peers.shared``): a process chooses its kernels anew,
+process to process (``mptune.engines.spread``, ``benchmarks.peers.shared``): a process chooses its kernels anew,
 and two sessions of one process agree more closely than two of different ones. What was measured stays in a file of one
 line a session: a later call goes on with it.
 """
@@ -23,16 +23,13 @@ from benchmarks.common import read_measured_plans, rounded, save
 from benchmarks.measuring import Bench
 from benchmarks.peers.collect import PLAN_TIMEOUT_S
 from benchmarks.peers.converters import CONVERTERS
-from benchmarks.peers.known import Known, read_known
+from benchmarks.peers.known import read_known
 from benchmarks.peers.models import PeerModel
 from benchmarks.peers.own import Crashed, Made, bisect, calls, convert, unpack_all
 from benchmarks.peers.replay import FINAL, LIMITS, MOST_POINTS, NAMES, bisection_name
 from benchmarks.peers.shared import shared_degrees
 from mptune.engines.base import Failure
-from mptune.engines.timing.spread import SessionSpread, SessionTiming
-
-_MOST_EMULATED = 3
-"""Plans whose emulation is timed."""
+from mptune.engines.spread import SessionSpread, SessionTiming
 
 
 @dataclass
@@ -43,7 +40,6 @@ class Sessions:
     timings: dict[str, list[SessionTiming]] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
-    _seconds: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for line in self.path.read_text().splitlines() if self.path.exists() else ():
@@ -63,18 +59,11 @@ class Sessions:
         """How many worker processes timed them."""
         return len({timing.baseline for sessions in self.timings.values() for timing in sessions})
 
-    @property
-    def plan_s(self) -> float | None:
-        """Median seconds of opening, running and timing a plan; None where nothing was timed."""
-        return rounded(float(np.median(self._seconds))) if self._seconds else None
-
     def _take(self, entry: Mapping[str, Any]) -> None:
         key = entry["key"]
         if "failure" in entry:
             self.failures[key] = entry["failure"]
             return
-        if "seconds" in entry:
-            self._seconds.append(entry["seconds"])
         self.timings.setdefault(key, []).append(SessionTiming.from_json(entry["timing"]))
         self.errors[key] = entry["error"] if entry["finite"] else math.inf
 
@@ -132,7 +121,6 @@ class Final:
         # FP32 in it: what has no switch, and what has no FP16 kernel
         self._fp16 = read_measured_plans(plans).of_kind("uniform")[1].precision
         self._without_kernel: Mapping[str, Any] = json.loads(plans.read_text()).get("without_kernel", {})
-        self._emulation_s: float | None = None
         self._begun = f"{time.time():.3f}"
 
     @property
@@ -225,14 +213,13 @@ class Final:
 
     def _bisect(self, bench: Bench, name: str, limit: float, *, forward: bool) -> Made:
         free = [k for k, is_free in enumerate(self._known.is_free) if is_free]
-        started = time.monotonic()
 
         def is_good(bits: str) -> bool:
             entry = bench.measure(bits)
             return bool(entry["finite"]) and entry["error"] <= limit
 
         plan, builds = bisect(free, len(self._known.groups), is_good, forward=forward)
-        return Made(name, plan, builds, seconds=round(time.monotonic() - started, 3))
+        return Made(name, plan, builds)
 
     def _replayed(self) -> Iterator[Made]:
         """The fronts of the first seed's replays, at each budget."""
@@ -242,15 +229,7 @@ class Final:
                 fronts = {budget: run["fronts"][budget] for budget in run["fronts"] if int(budget) in self._budgets}
                 for budget, front in fronts.items():
                     for bits in front[: self._points]:
-                        yield Made(
-                            NAMES[run["sampler"]],
-                            bits,
-                            int(budget),
-                            seconds=run["cpu_s"],
-                            peak_mib=run["peak_mib"],
-                            budget=int(budget),
-                            emulated=run["emulated"],
-                        )
+                        yield Made(NAMES[run["sampler"]], bits, int(budget), budget=int(budget))
 
     def _on_cpu(self, made: Sequence[Made]) -> set[str]:
         """Keys of what runs nodes on the CPU, as operators without an FP16 kernel are FP16 in it."""
@@ -267,8 +246,6 @@ class Final:
     def _save(
         self, out: Path, bench: Bench, sessions: Sessions, made: Sequence[Made], crashed: Sequence[Crashed], rounds: int
     ) -> None:
-        if self._emulation_s is None and self._left_s > 0:
-            self._emulation_s = _timed_emulation(bench, self._known, made)
         document = {
             **{k: v for k, v in bench.description().items() if k not in ("groups", "repetitions")},
             "held_out": True,
@@ -276,8 +253,6 @@ class Final:
             "processes": sessions.processes,
             "all_fp16": self._fp16,
             "without_kernel": self._without_kernel.get("operators", []),
-            "plan_s": sessions.plan_s,
-            "emulation_s": None if self._emulation_s is None else rounded(self._emulation_s),
             "made": [{**asdict(one), "plan": _key(one)} for one in made],
             "crashed": [asdict(one) for one in crashed] + [
                 {"peer": key, "words": words} for key, words in sessions.failures.items()
@@ -314,7 +289,6 @@ def measure(bench: Bench, sessions: Sessions, key: str, plan: str | Path, begun:
             "timing": timing.to_json(),
             "error": error if math.isfinite(error) else 0.0,
             "finite": finite,
-            "seconds": found.build_s + found.device_s,
         }
     )
 
@@ -329,16 +303,3 @@ def in_order(keys: Sequence[str], number: int) -> list[str]:
 
 def _key(one: Made) -> str:
     return one.plan if isinstance(one.plan, str) else f"file: {one.peer}"
-
-
-def _timed_emulation(bench: Bench, known: Known, made: Sequence[Made]) -> float | None:
-    """Seconds to emulate one plan on the search samples, the median of a few."""
-    plans = [one.plan for one in made if isinstance(one.plan, str) and one.plan not in bench.record.emulated]
-    seconds = []
-    for bits in dict.fromkeys(plans):
-        if len(seconds) == _MOST_EMULATED:
-            break
-        started = time.monotonic()
-        bench.emulate(bits)
-        seconds.append(time.monotonic() - started)
-    return sorted(seconds)[len(seconds) // 2] if seconds else None

@@ -1,23 +1,26 @@
-"""The comparison as Markdown, and where it goes: tables for ``benchmarks/README.md``, a paragraph for README.md."""
+"""The comparison as Markdown for ``benchmarks/README.md``, and a paragraph for README.md.
+
+A search may always fall back to all-FP32, which is exact, so its fastest plan within a limit is that one where it
+built nothing faster. A peer beats mptune within a limit where its 95 % interval lies below mptune's; in hypervolume,
+where it has more by more than the law is off. What a peer is better at is listed, however little it is.
+"""
 
 from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import median
-from typing import Any
 
-from benchmarks.peers.replay import LATENCY_LIMITS, LIMITS, NAMES
+from benchmarks.peers.replay import FINAL, LATENCY_LIMITS, LIMITS, NAMES
 from benchmarks.peers.table import Row
-from benchmarks.peers.verdict import FIRST, LAST, MPTUNE, beaten_by, best, more_volume, ours, share, verdict
 from mptune.files import write_text
-from mptune.json_form import decode_float
 
-_LIMIT = LIMITS.index(0.3)
-"""The error limit that the summary names."""
-
+MPTUNE, TPE = NAMES["precision"], NAMES["tpe"]
+FIRST, LAST = map(str, (FINAL[0], FINAL[-1]))
+_SUMMARY_LIMIT = LIMITS.index(0.3)
+_WITHIN = " (less than the law is off on plans left out of its fit, {:.1%})"
 
 _VERDICT = (
     "The goals, network by network. Hypervolumes* as a share of the front of the law, replayed, 50 builds; in bold who "
@@ -33,265 +36,223 @@ def insert(page: Path, text: str) -> None:
     Raises:
         SystemExit: the page has not both of these lines, once each.
     """
-    before, found, rest = page.read_text().partition("<!-- peers -->\n")
-    _, closed, after = rest.partition("<!-- /peers -->\n")
-    if not found or not closed:
+    before, opening, rest = page.read_text().partition("<!-- peers -->\n")
+    _, closing, after = rest.partition("<!-- /peers -->\n")
+    if not opening or not closing:
         raise SystemExit(f"{page} has no lines <!-- peers --> and <!-- /peers -->")
     write_text(page, f"{before}<!-- peers -->\n{text.strip()}\n<!-- /peers -->\n{after}")
 
 
 def headline(models: Mapping[str, Row]) -> str:
     """A paragraph for the main README; nothing where no plans were built and timed."""
-    timed = [entry["measured"] for entry in models.values() if "measured" in entry and ours(entry["measured"], _LIMIT)]
-    if not timed:
-        return ""
-    faster = [beaten_by(entry, _LIMIT) for entry in timed]
+    timed = _timed(models)
+    faster = sum(bool(beaten_by(entry, _SUMMARY_LIMIT)) for entry in timed)
     text = (
         f"**Against other searches**, on {len(timed)} networks: the plans of Optuna's samplers, of bisection and of "
         "four converters were built and timed on an H200 beside mptune's. With at most 0.3 times all-FP16's error, "
         "another method's plan is faster than mptune's, beyond the 95 % intervals, on "
-        f"{sum(map(bool, faster)) or 'none'}. "
-        "[Tables, and where mptune loses](benchmarks/README.md#mptune-against-its-peers)."
+        f"{faster or 'none'}. [Tables, and where mptune loses](benchmarks/README.md#mptune-against-its-peers)."
     )
-    return "\n".join(textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False))
+    return _wrapped(text) if timed else ""
 
 
 def published(models: Mapping[str, Row]) -> str:
-    """The part of ``benchmarks/README.md``: a summary, the verdict's table, and where mptune loses."""
-    parts = [_summary(models), _VERDICT + verdict(models).partition("\n\n")[0]] if _with(models, MPTUNE) else []
-    return "\n\n".join([*parts, *_missing(models), _lost(models)])
+    """The part of ``benchmarks/README.md``: a summary, the table of the goals, what was not run, where mptune loses."""
+    parts = [_summary(models), _VERDICT + verdict(models)] if _replayed(models) else []
+    for what, key in (("replayed", "replayed"), ("built and timed in turn", "measured")):
+        if names := [entry["what"] for entry in models.values() if key not in entry]:
+            parts.append(f"Not {what} yet: {'; '.join(names)}.")
+    lost = [line for entry in models.values() for line in (*_lost_replays(entry), *_lost_timings(entry))]
+    head = "Where mptune loses, with as many builds (found by the script, not chosen):"
+    return "\n\n".join([*parts, "\n".join([head, "", *(lost or ["- nowhere in these figures."])])])
 
 
-def tables(models: Mapping[str, Row]) -> str:
-    """All tables of what ``table.compare`` found."""
-    replays = {entry["what"]: entry["replayed"] for entry in models.values() if "replayed" in entry}
-    parts = [_summary(models)] if _with(models, MPTUNE) else []
-    if replays:
-        parts.append(_VERDICT + verdict(models))
-    if replays:
-        parts += _replay_tables(replays)
-    for entry in models.values():
-        if "measured" in entry:
-            parts.append(_measured_table(entry["what"], entry["measured"]))
-    return "\n\n".join([*parts, *_missing(models), _lost(models)])
+# -- who is better ----------------------------------------------------------------------------------------------------
 
 
-def _missing(models: Mapping[str, Row]) -> Iterable[str]:
-    """The networks that a step was not run for."""
-    for what, missing in (("replayed", "replayed"), ("built and timed in turn", "measured")):
-        names = [entry["what"] for entry in models.values() if missing not in entry]
-        if names:
-            yield f"Not {what} yet: {'; '.join(names)}."
+def best(entry: Row, name: str, at: int) -> Row | None:
+    """The fastest plan of a peer within a limit, of its 50 builds where it is a search; None where it has none."""
+    row = entry["peers"].get(f"{name}, {FIRST} builds") or entry["peers"].get(name)
+    plan: Row | None = row["at_error"][at] if row is not None and row["at_error"] is not None else None
+    return plan
+
+
+def ours(entry: Row, at: int) -> Row | None:
+    """mptune's fastest plan within a limit, or all-FP32; None where nothing of mptune was built, or no limit is known.
+
+    Args:
+        entry: of ``table.measured``.
+        at: index of the limit in ``LIMITS``.
+    """
+    row = entry["peers"].get(f"{MPTUNE}, {FIRST} builds")
+    if row is None or row["at_error"] is None:
+        return None
+    plans = [plan for plan in (row["at_error"][at], entry["fp32"]) if plan is not None]
+    return min(plans, key=lambda plan: float(plan["latency_ms"]))
+
+
+def rivals(entry: Row, at: int) -> dict[str, Row]:
+    """The fastest plan within a limit of each peer that has one; of searches with as many builds as mptune's."""
+    names = [n for n in entry["peers"] if not n.startswith(MPTUNE) and not n.endswith(f", {LAST} builds")]
+    plans = {name: best(entry, name.removesuffix(f", {FIRST} builds"), at) for name in names}
+    return {name: plan for name, plan in plans.items() if plan is not None}
+
+
+def beaten_by(entry: Row, at: int) -> list[str]:
+    """The peers whose fastest plan within a limit is faster than mptune's beyond both intervals."""
+    own = ours(entry, at)
+    if own is None:
+        return []
+    return [name for name, plan in rivals(entry, at).items() if plan["ci95_ms"][1] < own["ci95_ms"][0]]
+
+
+def share(entry: Row, name: str) -> float:
+    """A sampler's median hypervolume over that of the law's own front; of an entry of ``table.replayed``."""
+    return float(entry["samplers"][name]["hypervolume"][FIRST][0]) / float(entry["own_front"])
+
+
+def more_volume(entry: Row) -> list[str]:
+    """Who has more hypervolume than mptune with as many builds, by more than the law is off.
+
+    A latency that is off by some share of the baseline everywhere moves the hypervolume by at most this share.
+    """
+    volumes = {n: row["hypervolume"][FIRST][0] for n, row in entry["samplers"].items() if _has_volume(row)}
+    most = volumes.pop(MPTUNE) + entry["law"]["residual"]["latency"]
+    return [name for name, volume in volumes.items() if volume > most]
+
+
+def _has_volume(row: Row) -> bool:
+    return FIRST in row.get("hypervolume", {}) and math.isfinite(row["hypervolume"][FIRST][0])
+
+
+def _replayed(models: Mapping[str, Row]) -> list[Row]:
+    """The replays that have mptune's hypervolume."""
+    entries = [entry["replayed"] for entry in models.values() if "replayed" in entry]
+    return [entry for entry in entries if _has_volume(entry["samplers"].get(MPTUNE, {}))]
+
+
+def _timed(models: Mapping[str, Row]) -> list[Row]:
+    """The networks of which plans were built and timed, mptune's among them."""
+    entries = [entry["measured"] for entry in models.values() if "measured" in entry]
+    return [entry for entry in entries if ours(entry, _SUMMARY_LIMIT)]
+
+
+# -- the texts --------------------------------------------------------------------------------------------------------
+
+
+def _wrapped(text: str) -> str:
+    return "\n".join(textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False))
 
 
 def _summary(models: Mapping[str, Row]) -> str:
     """How often mptune comes first, with as many builds."""
-    replays = _with(models, MPTUNE)
-    first = [not any(_rivals(entry, lambda row: -row["hypervolume"][FIRST][0])) for entry in replays]
-    ratios = [share(entry, MPTUNE) / share(entry, NAMES["tpe"]) for entry in _with(models, MPTUNE, NAMES["tpe"])]
-    text = f"With 50 builds mptune has the largest hypervolume* on {sum(first)} of {len(first)} networks"
+
+    def limited_ms(row: Row) -> float:
+        latencies = row["at"][FIRST].get("latency_ms") if _has_volume(row) else None
+        return math.inf if not latencies or latencies[_SUMMARY_LIMIT] is None else float(latencies[_SUMMARY_LIMIT])
+
+    replays = _replayed(models)
+    rows = [(entry["samplers"][MPTUNE], [r for r in entry["samplers"].values() if _has_volume(r)]) for entry in replays]
+    first = sum(all(r["hypervolume"][FIRST][0] <= own["hypervolume"][FIRST][0] for r in all_) for own, all_ in rows)
+    text = f"With 50 builds mptune has the largest hypervolume* on {first} of {len(rows)} networks"
+    ratios = [share(e, MPTUNE) / share(e, TPE) for e in replays if _has_volume(e["samplers"].get(TPE, {}))]
     if ratios:
         text += f", {median(ratios):.2f} times TPE's in the median ({min(ratios):.2f} to {max(ratios):.2f})"
-    limited = [e for e in replays if e["samplers"][MPTUNE]["at"][FIRST].get("latency_ms")]
+    limited = [(own, all_) for own, all_ in rows if own["at"][FIRST].get("latency_ms")]
     if limited:
-        fastest = [not any(_rivals(entry, _limited_ms)) for entry in limited]
-        text += f"; within 0.3 of all-FP16's error nobody's plan is faster* on {sum(fastest)} of {len(fastest)}"
-    timed = [entry["measured"] for entry in models.values() if "measured" in entry and ours(entry["measured"], _LIMIT)]
-    if timed:
-        unbeaten = sum(not beaten_by(entry, _LIMIT) for entry in timed)
+        fastest = sum(all(limited_ms(row) >= limited_ms(own) for row in all_) for own, all_ in limited)
+        text += f"; within 0.3 of all-FP16's error nobody's plan is faster* on {fastest} of {len(limited)}"
+    if timed := _timed(models):
+        unbeaten = sum(not beaten_by(entry, _SUMMARY_LIMIT) for entry in timed)
         text += f"; built and timed, nobody's is faster beyond the intervals on {unbeaten} of {len(timed)}"
-    return "\n".join(textwrap.wrap(f"{text}.", 120, break_long_words=False, break_on_hyphens=False))
+    return _wrapped(f"{text}.")
 
 
-def _rivals(entry: Row, cost: Callable[[Row], float]) -> Iterable[str]:
-    """Who costs less than mptune, of those with as many builds."""
-    ours = cost(entry["samplers"][MPTUNE])
-    for name, row in entry["samplers"].items():
-        if name != MPTUNE and FIRST in row.get("hypervolume", {}) and cost(row) < ours:
-            yield name
+def verdict(models: Mapping[str, Row]) -> str:
+    """The table of the goals."""
+    heads = ["network", "hypervolume*: mptune, best peer", "times TPE's*"]
+    heads += [f"ms at {limit:g}: mptune, best peer" for limit in LIMITS]
+    heads += ["no peer's is faster beyond noise"]
+    lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
+    return "\n".join([*lines, *(f"| {e['what']} | {' | '.join(_cells(e))} |" for e in models.values())])
 
 
-def _limited_ms(row: Row) -> float:
-    """Latency within the error limit of the summary; infinite where there is none."""
-    found = row["at"][FIRST].get("latency_ms")
-    return math.inf if not found or found[_LIMIT] is None else float(found[_LIMIT])
+def _cells(entry: Row) -> Iterable[str]:
+    replayed, timed = entry.get("replayed"), entry.get("measured")
+    if replayed is None or not _has_volume(replayed["samplers"].get(MPTUNE, {})):
+        yield from ("-", "-")
+    else:
+        others = [name for name, row in replayed["samplers"].items() if name != MPTUNE and _has_volume(row)]
+        first = max(others, key=lambda name: share(replayed, name), default=None)
+        beaten = f" **({', '.join(names)})**" if (names := more_volume(replayed)) else ""
+        yield f"{share(replayed, MPTUNE):.3f}" + (f", {share(replayed, first):.3f} {first}" if first else "") + beaten
+        yield f"{share(replayed, MPTUNE) / share(replayed, TPE):.2f}" if TPE in others else "-"
+    if timed is None or ours(timed, 0) is None:
+        yield from "-" * (len(LIMITS) + 1)
+        return
+    for at in range(len(LIMITS)):
+        others = rivals(timed, at)
+        name = min(others, key=lambda one: float(others[one]["latency_ms"]), default=None)
+        yield f"{_half_width(ours(timed, at))}; " + (f"{_half_width(others[name])} {name}" if name else "nobody else")
+    lost = {limit: names for at, limit in enumerate(LIMITS) if (names := beaten_by(timed, at))}
+    yield "; ".join(f"**{', '.join(names)} at {limit:g}**" for limit, names in lost.items()) or "yes"
 
 
-# -- replays ----------------------------------------------------------------------------------------------------------
+def _half_width(plan: Row | None) -> str:
+    assert plan is not None
+    low, high = plan["ci95_ms"]
+    return f"{plan['latency_ms']:.4g} ± {(high - low) / 2:.2g}"
 
 
-def _replay_tables(models: Mapping[str, Row]) -> list[str]:
-    return [
-        "Hypervolume* as a share of the front of the law, replayed: the median of the seeds (and the extremes). The "
-        "last column: how many plans the law is fitted to, and how far it is off on plans left out of the fit.\n\n"
-        + _by_network(models, FIRST, _volume, law=True),
-        "The same after 200 builds; mptune's after 50.\n\n" + _by_network(models, LAST, _volume, law=False),
-        "Least latency* in ms at 0.1 / 0.3 / 0.5 of all-FP16's error, 50 builds, replayed (median).\n\n"
-        + _by_network(models, FIRST, lambda entry, row, at: _at(row, at, "latency_ms"), law=False),
-        "Least error* at latencies of 10 % / 25 % / 50 % of the way from all-FP16's to all-FP32's, 50 builds, replayed "
-        "(median).\n\n" + _by_network(models, FIRST, lambda entry, row, at: _at(row, at, "error"), law=False),
-        "What the search itself takes, without builds: CPU seconds and peak MiB of the sampler's process, and plans "
-        "emulated (of 50 builds with mptune and GP, of 200 with the others), replayed.\n\n"
-        + _by_network(models, FIRST, _cost, law=False),
-    ]  # fmt: skip
-
-
-def _by_network(models: Mapping[str, Row], at: str, cell: Callable[[Row, Row, str], str], *, law: bool) -> str:
-    """A row a network and a column a sampler, of those that have such figures; mptune always with its own budget."""
-
-    def budget(row: Row) -> str | None:
-        found = row.get("hypervolume", {})
-        return at if at in found else FIRST if at == LAST and FIRST in found and row.get("cpu_s") else None
-
-    names = [*NAMES.values(), "bisection"]
-    names = [n for n in names if any(_has_figures(e["samplers"].get(n, {}), at, n) for e in models.values())]
-    heads = [*names, *(["law: plans, off in latency, error"] if law else [])]
-    lines = [f"| network | {' | '.join(heads)} |", "| --- " * (len(heads) + 1) + "|"]
-    for what, entry in models.items():
-        cells = []
-        for name in names:
-            row = entry["samplers"].get(name, {})
-            used = budget(row)
-            cells.append("-" if used is None else cell(entry, row, used))
-        if law:
-            off = entry["law"]["residual"]
-            cells.append(f"{entry['law']['plans']}, {off['latency']:.2%}, {math.expm1(off['log_error']):.1%}")
-        lines.append(f"| {what} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _has_figures(row: Mapping[str, Any], at: str, name: str) -> bool:
-    return at in row.get("hypervolume", {}) or (name == MPTUNE and "hypervolume" in row)
-
-
-def _volume(entry: Row, row: Row, at: str) -> str:
-    middle, low, high = (value / entry["own_front"] for value in row["hypervolume"][at])
-    return f"{middle:.3f}" if low == high else f"{middle:.3f} ({low:.3f} to {high:.3f})"
-
-
-def _at(row: Row, at: str, key: str) -> str:
-    values = row.get("at", {}).get(at, {}).get(key, [])
-    if all(value is None for value in values):
-        return "-"
-    return " / ".join("-" if value is None else f"{value:.3g}" for value in values)
-
-
-def _cost(entry: Row, row: Row, at: str) -> str:
-    if "cpu_s" not in row:
-        return "-"
-    return f"{row['cpu_s']:.3g} s, {row['peak_mib']:.0f} MiB, {row['emulated']:.0f}"
-
-
-def _with(models: Mapping[str, Row], *names: str) -> list[Row]:
-    """The replays that have hypervolumes of all of these."""
-    found = [entry["replayed"] for entry in models.values() if "replayed" in entry]
-    return [e for e in found if all(FIRST in e["samplers"].get(n, {}).get("hypervolume", {}) for n in names)]
-
-
-# -- built and timed --------------------------------------------------------------------------------------------------
-
-
-def _measured_table(what: str, entry: Row) -> str:
-    fp16 = entry["fp16"]
-    head = f"**{what}**: all-FP32 {entry['baseline_ms']:.4g} ms"
-    if fp16 is not None:
-        error = decode_float(fp16["error"])
-        words = f"with error {error:.2g}" if math.isfinite(error) else "with outputs that are not finite"
-        head += f", all-FP16 {fp16['latency_ms']:.4g} ms {words}"
-    if entry.get("without_kernel"):
-        head += f" ({' and '.join(entry['without_kernel'])}, without an FP16 kernel, in FP32)"
-    processes = entry.get("processes", 1)
-    one = "; timed in one process, so the intervals do not hold what differs from process to process"
-    head += f"; timed in {processes} processes" if processes > 1 else one
-    others = [name for name, row in entry["peers"].items() if row.get("of_other_replay")]
-    if others:
-        head += f"; plans of an earlier replay than the tables above: {', '.join(others)}"
-    errors = [f"ms at {limit:g} of its error" for limit in LIMITS]
-    latencies = [f"error at FP16 + {share:.0%}" for share in LATENCY_LIMITS]
-    columns = [*errors, *latencies, "hypervolume", "s", "MiB"]
-    lines = [head, "", "| peer | " + " | ".join(columns) + " |", "| --- " * (len(columns) + 1) + "|"]
-    for name, row in entry["peers"].items():
-        cells = [_latency_cell(one) for one in row["at_error"] or [None] * len(LIMITS)]
-        cells += ["-" if one is None else f"{one['error']:.2g}" for one in row["at_latency"] or [None] * len(latencies)]
-        figures = (row["seconds"], row["peak_mib"])
-        cells += [f"{row['hypervolume']:.4f}", *("-" if value is None else f"{value:.3g}" for value in figures)]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    lines += [
-        f"| {name} | {words.replace('|', '/')} |" + " |" * (len(columns) - 1)
-        for name, words in entry["crashed"].items()
-    ]
-    return "\n".join(lines)
-
-
-def _latency_cell(one: Row | None) -> str:
-    if one is None:
-        return "-"
-    low, high = one["ci95_ms"]
-    return f"{one['latency_ms']:.4g} ({low:.4g} to {high:.4g})"
-
-
-_WITHIN = " (less than the law is off on plans left out of its fit, {:.1%})"
-
-# -- where mptune loses -----------------------------------------------------------------------------------------------
-
-
-def _lost(models: Mapping[str, Row]) -> str:
-    """Every figure above in which somebody with as many builds is before mptune."""
-    lines = [line for entry in models.values() for line in (*_lost_replays(entry), *_lost_timings(entry))]
-    head = "Where mptune loses, with as many builds (found by the script, not chosen):"
-    return "\n".join([head, "", *(lines or ["- nowhere in these figures."])])
+def _interval(plan: Row | None) -> str:
+    assert plan is not None
+    low, high = plan["ci95_ms"]
+    return f"{plan['latency_ms']:.4g} ({low:.4g} to {high:.4g})"
 
 
 def _lost_replays(entry: Row) -> Iterable[str]:
+    """Every replayed figure in which somebody with as many builds is before mptune."""
     replays = entry.get("replayed")
-    if replays is None or FIRST not in replays["samplers"].get(MPTUNE, {}).get("hypervolume", {}):
+    if replays is None or not _has_volume(replays["samplers"].get(MPTUNE, {})):
         return
-    ours, off = replays["samplers"][MPTUNE], replays["law"]["residual"]
+    own, off = replays["samplers"][MPTUNE], replays["law"]["residual"]
     for name, row in replays["samplers"].items():
-        if name == MPTUNE or FIRST not in row.get("hypervolume", {}):
+        if name == MPTUNE or not _has_volume(row):
             continue
-        if row["hypervolume"][FIRST][0] > ours["hypervolume"][FIRST][0]:
-            theirs_share, our_share = (share(replays, one) for one in (name, MPTUNE))
-            reason = "" if name in more_volume(replays) else _WITHIN.format(off["latency"])
-            yield f"- {entry['what']}: hypervolume*, {name} {theirs_share:.3f}, mptune {our_share:.3f}{reason}"
+        if share(replays, name) > share(replays, MPTUNE):
+            within = "" if name in more_volume(replays) else _WITHIN.format(off["latency"])
+            yield (
+                f"- {entry['what']}: hypervolume*, {name} {share(replays, name):.3f}, "
+                f"mptune {share(replays, MPTUNE):.3f}{within}"
+            )
         for key, what, limits, residual in (
             ("latency_ms", "ms at error", LIMITS, off["latency"]),
             ("error", "error at latency", LATENCY_LIMITS, off["log_error"]),
         ):
-            theirs, own = (one["at"][FIRST].get(key, []) for one in (row, ours))
-            for limit, mine, other in zip(limits, own, theirs, strict=False):
+            pairs = zip(limits, own["at"][FIRST].get(key, []), row["at"][FIRST].get(key, []), strict=False)
+            for limit, mine, other in pairs:
                 if other is not None and (mine is None or other < mine):
                     is_within = mine is not None and mine <= other * math.exp(residual)
-                    yield (
-                        f"- {entry['what']}: {what} limit {limit:g}*, {name} {other:.4g}, "
-                        f"mptune {'no plan' if mine is None else f'{mine:.4g}'}"
-                        f"{_WITHIN.format(math.expm1(residual)) if is_within else ''}"
-                    )
+                    within = _WITHIN.format(math.expm1(residual)) if is_within else ""
+                    figure = "no plan" if mine is None else f"{mine:.4g}"
+                    yield f"- {entry['what']}: {what} limit {limit:g}*, {name} {other:.4g}, mptune {figure}{within}"
 
 
 def _lost_timings(entry: Row) -> Iterable[str]:
-    timed = entry.get("measured")
-    if timed is not None:
-        yield from _lost_volumes(entry["what"], timed["peers"])
-    for number, limit in enumerate(LIMITS if timed is not None else ()):
-        own = ours(timed, number) if timed is not None else None
-        for name in beaten_by(timed, number) if timed is not None else ():
-            theirs = best(timed, name.removesuffix(f", {FIRST} builds"), number)
+    """Every figure that was built and timed in which somebody with as many builds is before mptune."""
+    timed = entry.get("measured", {"peers": {}})
+    own = timed["peers"].get(f"{MPTUNE}, {FIRST} builds")
+    # Not where some of mptune's front were not built: those that were are the ones for the limits, not its fast end.
+    for name, row in timed["peers"].items() if own is not None and not own["not_built"] else ():
+        if not name.endswith(f", {LAST} builds") and row["hypervolume"] > own["hypervolume"]:
             yield (
-                f"- {entry['what']}, built: ms at {limit:g} of all-FP16's error, {name} {_latency_cell(theirs)}, "
-                f"mptune {_latency_cell(own)}"
+                f"- {entry['what']}, built: hypervolume, {name} {row['hypervolume']:.4f} ({row['points']} plans), "
+                f"mptune {own['hypervolume']:.4f} ({own['points']} plans of its front)"
             )
-
-
-def _lost_volumes(what: str, peers: Mapping[str, Row]) -> Iterable[str]:
-    """The peers whose built plans have more hypervolume than mptune's; at equal builds.
-
-    Nobody where some of mptune's front were not built: those that were are the ones for the limits, not its fast end.
-    """
-    ours = peers.get(f"{MPTUNE}, {FIRST} builds")
-    for name, row in peers.items() if ours is not None and not ours["not_built"] else ():
-        if not name.endswith(f", {LAST} builds") and ours is not None and row["hypervolume"] > ours["hypervolume"]:
+    for at, limit in enumerate(LIMITS):
+        for name in beaten_by(timed, at):
+            theirs = best(timed, name.removesuffix(f", {FIRST} builds"), at)
             yield (
-                f"- {what}, built: hypervolume, {name} {row['hypervolume']:.4f} ({row['points']} plans), "
-                f"mptune {ours['hypervolume']:.4f} ({ours['points']} plans of its front)"
+                f"- {entry['what']}, built: ms at {limit:g} of all-FP16's error, {name} {_interval(theirs)}, "
+                f"mptune {_interval(ours(timed, at))}"
             )

@@ -39,7 +39,7 @@ def compare(results: Path, models: Sequence[str]) -> Row:
             entry["replayed"] = replayed(replays)
         if final is not None and final["measured"]:
             fronts = {} if replays is None else replayed_fronts(replays)
-            entry["measured"] = measured(final, _build_s(results, model) or final.get("plan_s"), fronts)
+            entry["measured"] = measured(final, fronts)
         found[model] = entry
     return found
 
@@ -70,9 +70,6 @@ def replayed(document: Mapping[str, Any]) -> Row:
                 for n in budgets
             },
             "at": {str(n): _at(whole, n) for n in budgets},
-            "cpu_s": rounded(median(run["cpu_s"] for run in whole)),
-            "emulated": median(run["emulated"] for run in whole),
-            "peak_mib": rounded(max(run["peak_mib"] for run in whole)),
         }
     if "bisected" in document:
         found["samplers"]["bisection"] = _bisection(document)
@@ -120,14 +117,12 @@ def replayed_fronts(document: Mapping[str, Any]) -> dict[tuple[str, int], list[s
 
 def measured(
     document: Mapping[str, Any],
-    build_s: float | None,
     fronts: Mapping[tuple[str, int], Sequence[str]] = MappingProxyType({}),
 ) -> Row:
     """Every peer's best at the limits, from what was built and timed.
 
     Args:
         document: of ``benchmarks.peers.final``.
-        build_s: median seconds to build and measure a plan; None where nobody took them.
         fronts: of ``replayed_fronts``: a plan on a sampler's front counts as its own also where it was built for
             another peer, such as all-FP16.
     """
@@ -155,7 +150,6 @@ def measured(
         rows[name] = {
             "points": len(points),
             "not_built": not_built,
-            "of_other_replay": 0 if front is None else sum(one["plan"] not in front for one in ones),
             "at_error": None if fp16 is None else [_fastest(points, limit * fp16[1]) for limit in LIMITS],
             "at_latency": None
             if fp16 is None
@@ -163,8 +157,6 @@ def measured(
             "hypervolume": rounded(
                 hypervolume(np.array([p[0] for p in points]), np.array([p[1] for p in points]), base_ms)
             ),
-            "seconds": _seconds(ones, build_s, document["emulation_s"]),
-            "peak_mib": max((one["peak_mib"] for one in ones if one["peak_mib"] is not None), default=None),
         }
     names = {one["plan"]: one["peer"] for one in reversed(document["made"])}  # a plan that failed is noted by its key
     return {
@@ -196,30 +188,6 @@ def _most_exact(points: Iterable[tuple[float, float, Any]], limit_ms: float) -> 
         return None
     error, latency, interval = min(within)
     return {"error": rounded(error), "latency_ms": rounded(latency), "ci95_ms": interval}
-
-
-def _seconds(ones: Sequence[Mapping[str, Any]], build_s: float | None, emulation_s: float | None) -> float | None:
-    """What a peer took: its own seconds, the builds of a search, and its emulations.
-
-    A bisection's seconds hold its builds already; where plans share a process, the most is taken, not the sum.
-    """
-    own = [one["seconds"] for one in ones if one["seconds"] is not None]
-    if ones[0]["budget"] is None:
-        return rounded_or_none(sum(own)) if own else None
-    if build_s is None or not own:
-        return None
-    emulating = ones[0].get("emulated", 0) * (emulation_s or 0.0)
-    return rounded_or_none(max(own) + ones[0]["budget"] * build_s + emulating)
-
-
-def rounded_or_none(value: float) -> float | None:
-    """Three digits; None where it is no number."""
-    return float(f"{value:.3g}") if math.isfinite(value) else None
-
-
-def _build_s(results: Path, model: str) -> float | None:
-    document = read(results / f"h200_plans_{model}.json")
-    return None if document is None else document.get("plan_s")
 
 
 def read(path: Path) -> Any:

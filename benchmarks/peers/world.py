@@ -157,7 +157,7 @@ class World(Truth):
         found = self.error(plans) * np.exp(self._deviations(plans, _EMULATION, self.laws.emulation))
         return [float(value) for value in np.where(self.finite(plans), found, math.inf)]
 
-    def prior(self, kind: str = "precision") -> Prior:
+    def prior(self) -> Prior:
         """What a search knows of it."""
         return self._prior
 

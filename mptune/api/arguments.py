@@ -16,21 +16,21 @@ from typing import Any, TypeAlias
 import onnx
 
 from mptune.data.arrays import copied_samples, shape_text
-from mptune.data.metrics import tasks
-from mptune.data.metrics.accuracy import TaskMetric
+from mptune.data.metrics import table
+from mptune.data.metrics.table import TaskMetric
 from mptune.data.metrics.whole_set import SetFunction
+from mptune.data.scripts import resolve_metric
 from mptune.engines.loading import load_typed_model
 from mptune.errors import ModelError, RunError, SettingsError, TargetError
 from mptune.files import PathLike, write_bytes
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import TensorInfo
-from mptune.identity import PLUGINS, plugins_sha256, refuse_other
-from mptune.run_json import RunFile
+from mptune.run_json import PLUGINS, RunFile, plugins_sha256, refuse_other
 from mptune.rundir import RunDirectory
 from mptune.settings import InMemory, SearchSettings, ShapeRange, Tolerance, Tolerances, one_or_several, read_error
 from mptune.targets.detect import detect_gpus, gpu_variables
-from mptune.tuning.listener import Listener, Silent, passed_on
-from mptune.tuning.record.waiting import waits_told_to
+from mptune.tuning.bench import Listener, Silent, passed_on
+from mptune.tuning.record import waits_told_to
 
 ModelLike: TypeAlias = "str | os.PathLike[str] | onnx.ModelProto"
 """A path, or a model in memory."""
@@ -105,22 +105,22 @@ def metric_arguments(metric: Any, run: Path, *, fresh: bool) -> tuple[str, TaskM
 
 def _metric_name(metric: Any, run: Path) -> str:
     if callable(metric):
-        return tasks.callable_name(metric)
+        return table.callable_name(metric)
     if not isinstance(metric, str):
         raise SettingsError(f"cannot be a {type(metric).__name__}", "give a name, or a function", setting="metric")
-    tasks.refuse_inside(metric, run)
-    return tasks.resolve_metric(metric).name
+    table.refuse_inside(metric, run)
+    return resolve_metric(metric).name
 
 
 def _refuse_unnamed(recorded: Sequence[str], named: Iterable[str], run: Path, command: str) -> None:
     """Refuse scripts that only a run names: it may come from a stranger."""
-    scripts = [metric for metric in recorded if tasks.script_of(metric)]
+    scripts = [metric for metric in recorded if table.script_of(metric)]
     for metric in scripts:
         if metric not in named:
-            tasks.refuse_inside(metric, run)
+            table.refuse_inside(metric, run)
             options = " ".join(f"--metric {shlex.quote(script)}" for script in scripts)
             raise RunError(
-                f"the run's metric is the Python script {tasks.script_of(metric)}, which is not run unless you name it",
+                f"the run's metric is the Python script {table.script_of(metric)}, which is not run unless you name it",
                 f"read the script; if you trust it: `{command} {options}`",
             )
 
@@ -137,7 +137,7 @@ def recorded_metric(file: RunFile, given: Any, run: Path, command: str) -> tuple
         if callable(metric):
             function = metric
             continue
-        is_moved = tasks.script_of(metric) and tasks.script_of(objective) and _function_of(metric, objective)
+        is_moved = table.script_of(metric) and table.script_of(objective) and _function_of(metric, objective)
         if metric not in recorded and not is_moved:
             raise SettingsError(
                 f"is {metric!r}, and that of the run {objective!r}", "leave it away, or give that one", setting="metric"
@@ -145,13 +145,13 @@ def recorded_metric(file: RunFile, given: Any, run: Path, command: str) -> tuple
         _metric_name(metric, run)
         named[metric if metric in recorded else objective] = metric
     _refuse_unnamed(recorded, named, run, shlex.join(["mptune", command, str(run)]))
-    tasks.resolve_metric(named.get(objective, objective), function)
+    resolve_metric(named.get(objective, objective), function)
     return named.get(objective, objective), function
 
 
 def _function_of(*scripts: str) -> bool:
     """Whether scripts name the same function."""
-    return len({tasks.undirected(script).rpartition(":")[2] for script in scripts}) == 1
+    return len({table.undirected(script).rpartition(":")[2] for script in scripts}) == 1
 
 
 def paths_argument(given: Any) -> tuple[Path, ...]:

@@ -14,7 +14,7 @@ from mptune.settings import Tolerance, Tolerances, check_limits, documented, one
 from mptune.tuning.confirmation import read_confirmation
 from mptune.tuning.copies import load_grouped
 from mptune.tuning.front import Front
-from mptune.tuning.runs.result import front_of, read_record
+from mptune.tuning.result import front_of, read_record
 
 
 @documented

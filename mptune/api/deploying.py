@@ -12,19 +12,19 @@ from mptune.api import arguments
 from mptune.api.arguments import MetricLike
 from mptune.api.reading import with_demands
 from mptune.choice import Choice
-from mptune.data.metrics.tasks import CALLABLE, script_of, undirected
+from mptune.data.metrics.table import CALLABLE, script_of, undirected
 from mptune.data.scripts import end_scripts
 from mptune.errors import RunError, SettingsError
 from mptune.files import PathLike, full_disk_as_error, refuse
 from mptune.reporting import recipe, run_files
-from mptune.rundir import RunDirectory, joined_run, read_run, read_search
+from mptune.rundir import RunDirectory, joined_run, read_run
 from mptune.settings import SearchSettings, Tolerances, documented
 from mptune.tuning import confirm as confirming
 from mptune.tuning import confirmation, copies, crew
-from mptune.tuning.listener import Listener
+from mptune.tuning.bench import Listener
 from mptune.tuning.measuring import OpenToolchain
 from mptune.tuning.record.storage import storage_url
-from mptune.tuning.runs.result import front_of, read_record
+from mptune.tuning.result import front_of, read_record
 from mptune.tuning.worker import work
 
 _POLL_S = 0.2
@@ -75,7 +75,7 @@ def worker(
             listens.stage(f"waiting up to {wait_s:.0f} s for {run_json}")
         while not run_json.exists() and time.monotonic() < until_s:
             time.sleep(_POLL_S)
-        directory, file = read_search(Path(run))
+        directory, file = read_run(Path(run), of_search=True)
         name, function = arguments.recorded_metric(file, metric, directory.path, "worker")
         loaded = arguments.recorded_plugins(file, plugins, directory.path, "worker")
         for context in (full_disk_as_error(directory.path), arguments.only_gpu(gpu), joined_run(directory)):
@@ -129,7 +129,7 @@ def confirm(
         KeyboardInterrupt: passed on; the same call resumes.
     """
     limits = SearchSettings(timeout_s=timeout_s, max_disk_bytes=max_disk_bytes)  # refuses what cannot be meant
-    directory, file = read_search(Path(run))
+    directory, file = read_run(Path(run), of_search=True)
     file = with_demands(file, tolerance, ignore)
     name, function = arguments.recorded_metric(file, metric, directory.path, "confirm")
     loaded = arguments.recorded_plugins(file, plugins, directory.path, "confirm", may_differ=True)
@@ -194,7 +194,7 @@ def export(
         return folder
     if plan is not None:
         raise SettingsError("goes with --for", "a packed run holds all plans", setting="plan")
-    directory, file = read_search(Path(run))
+    directory, file = read_run(Path(run), of_search=True)
     target = Path(f"{directory.path.resolve().name}.tar.gz" if out is None else out)
     if target.is_dir() or (target.exists() and not force):
         refuse(target)

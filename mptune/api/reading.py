@@ -38,7 +38,7 @@ def report(
     """
     directory, file = read_run(run)
     demanded = with_demands(file, tolerance, ignore)
-    from mptune.tuning.runs.result import front_of, read_record  # They import Optuna.
+    from mptune.tuning.result import front_of, read_record  # They import Optuna.
 
     with contextlib.closing(read_record(directory, file, storage)) as record:
         front = front_of(directory, demanded, record)

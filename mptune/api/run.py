@@ -15,7 +15,7 @@ from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front
 from mptune.tuning.record.storage import storage_url
 from mptune.tuning.record.study import Study, copy_study
-from mptune.tuning.runs.result import read_record
+from mptune.tuning.result import read_record
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -47,7 +47,7 @@ def search(
         if json_ and (isinstance(error, EndedEarlyError) or error.findings):
             from mptune.api.arguments import run_path
             from mptune.rundir import read_run
-            from mptune.tuning.fronts.stopped import stopped_document
+            from mptune.tuning.result import stopped_document
 
             common.print_json(stopped_document(read_run(run_path(model, settings["out"]))[1]))
         raise

@@ -52,15 +52,10 @@ def _opened(path: Path, what: str) -> Iterator[Any]:
             yield np.load(stream, allow_pickle=False)
     except DataError:
         raise
-    except (OSError, MemoryError) as error:
-        text = (getattr(error, "strerror", None) or str(error) or "it does not fit into memory").lower()
-        raise DataError(f"{path} cannot be read: {text}", "check its path, its permissions and its size") from None
     except Exception as error:  # NumPy and zipfile raise nearly anything for a damaged file, tokenizer errors included
-        text = " ".join(str(error).splitlines()[:1]) or type(error).__name__
-        hint = (
-            "write plain numbers (pickled objects are never loaded) with np.savez or np.save, and copy the file whole"
-        )
-        raise DataError(f"{path} is not a NumPy {what}: {text}", hint) from None
+        text = getattr(error, "strerror", None) or " ".join(str(error).splitlines()[:1]) or type(error).__name__
+        hint = "check its path; it has to be a whole file of np.savez or np.save with plain numbers, no pickled objects"
+        raise DataError(f"{path} cannot be read as a NumPy {what}: {text}", hint) from None
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], compression: int = zipfile.ZIP_STORED) -> None:
@@ -90,44 +85,40 @@ def save_samples(path: Path, samples: Sequence[Mapping[str, np.ndarray]]) -> Non
 
 def read_samples(path: Path, first: int | None = None) -> tuple[dict[str, np.ndarray], ...]:
     """Read what ``save_samples`` wrote: all samples, or at most the ``first`` ones."""
+    shapes = read_sample_shapes(path)
     with _opened(path, "archive of arrays") as content:
         return tuple(
-            {name: content[f"{number}_{k}"] for k, name in enumerate(shapes)}
-            for number, shapes in enumerate(_shapes(path, content)[:first])
+            {name: content[f"{number}_{k}"] for k, name in enumerate(sample)}
+            for number, sample in enumerate(shapes[:first])
         )
 
 
 def read_sample_shapes(path: Path) -> tuple[dict[str, tuple[int, ...]], ...]:
     """The shapes of what ``save_samples`` wrote, one dictionary per sample; only the header is read."""
     with _opened(path, "archive of arrays") as content:
-        return _shapes(path, content)
-
-
-def _shapes(path: Path, content: Any) -> tuple[dict[str, tuple[int, ...]], ...]:
-    """The header of an archive, checked. Members are stored: none of a stranger's unfolds to more than its file."""
-    try:
-        if any(entry.compress_type != zipfile.ZIP_STORED for entry in content.zip.infolist()):
-            raise ValueError("compressed")
-        header = parse_json(content["header"].tobytes())
-        if header["format"] != _FORMAT:
-            raise ValueError("another format")
-        return tuple({str(name): tuple(map(int, shape)) for name, shape in each.items()} for each in header["samples"])
-    except READ_ERRORS:
-        raise DataError(f"{path} was not written by this mptune", "start the run again with --fresh") from None
+        try:
+            # Members are stored: none of a stranger's unfolds to more than its file.
+            if any(entry.compress_type != zipfile.ZIP_STORED for entry in content.zip.infolist()):
+                raise ValueError("compressed")
+            header = parse_json(content["header"].tobytes())
+            if header["format"] != _FORMAT:
+                raise ValueError("another format")
+            return tuple({str(k): tuple(map(int, shape)) for k, shape in each.items()} for each in header["samples"])
+        except READ_ERRORS:
+            raise DataError(f"{path} was not written by this mptune", "start the run again with --fresh") from None
 
 
 def load_labels(path: Path, samples: int) -> tuple[dict[str, np.ndarray], ...]:
     """Read an ``.npz`` with one array per kind of label, rows in the order of the data, and cut it into samples."""
-    arrays = read_archive(path)
-    if not arrays:
-        raise DataError(f"{path} holds no labels", "write the file with np.savez(path, NAME=labels)")
     parts = {}
-    for name, array in arrays.items():
+    for name, array in read_archive(path).items():
         rows = array.shape[0] if array.ndim else 0
         if not rows or rows % samples:
             text = f"{path}: {name!r} has {rows} rows, the data have {samples} samples"
             raise DataError(text, "give as many rows as the data have, in the same order")
         parts[name] = np.split(array, samples)
+    if not parts:
+        raise DataError(f"{path} holds no labels", "write the file with np.savez(path, NAME=labels)")
     return tuple({name: parts[name][number] for name in parts} for number in range(samples))
 
 

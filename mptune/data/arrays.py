@@ -112,11 +112,13 @@ def cut_samples(
     if wrong:
         holds, wanted = (", ".join(map(repr, each)) or "nothing" for each in (arrays, names))
         raise DataError(f"{where} {wrong[0]}", f"it holds {holds}; the inputs are {wanted}")
-    parts: dict[str, list[np.ndarray]] = {}
+    parts = {}
     for info in inputs:
         place = f"{where}: input {info.name!r}"
-        array = _checked_values(info, arrays[info.name], place)
-        parts[info.name] = _split_rows(info, array, batch, place, is_whole=is_whole)
+        _check_values(info, arrays[info.name], place)
+        # In native byte order and C order, otherwise untouched.
+        array = np.asarray(arrays[info.name], dtype=info.numpy_dtype, order="C")
+        parts[info.name] = _split_rows(info.shape, array, batch, place, is_whole=is_whole)
     several = {name: len(rows) for name, rows in parts.items() if len(rows) > 1}
     total = max(several.values(), default=1)
     if len(set(several.values())) > 1:
@@ -127,23 +129,11 @@ def cut_samples(
     for name, rows in parts.items():
         if name not in several and rows[0].ndim and rows[0].shape[:1] in batches:
             warnings.append(f"{where}: input {name!r} has one sample, which is repeated for all {total}")
-    samples = tuple({name: rows[k % len(rows)] for name, rows in parts.items()} for k in range(total))
-    # A symbolic dimension has one size throughout a sample.
-    for number, sample in enumerate(samples):
-        sizes: dict[str, tuple[int, str]] = {}
-        for info in inputs:
-            for dim, size in zip(info.shape or (), sample[info.name].shape, strict=False):
-                other_size, other = sizes.setdefault(dim, (size, info.name)) if isinstance(dim, str) else (size, "")
-                if other_size != size:
-                    place = where if total == 1 else f"{where}, sample {number}"
-                    text = f"{other_size} in input {other!r} and {size} in input {info.name!r}"
-                    hint = "inputs that share a symbolic dimension need the same size there"
-                    raise DataError(f"{place}: dimension {dim!r} is {text}", hint)
-    return samples, tuple(warnings)
+    return tuple({name: rows[k % len(rows)] for name, rows in parts.items()} for k in range(total)), tuple(warnings)
 
 
-def _checked_values(info: TensorInfo, array: np.ndarray, where: str) -> np.ndarray:
-    """The array in native byte order and C order, otherwise untouched; type and values are checked."""
+def _check_values(info: TensorInfo, array: np.ndarray, where: str) -> None:
+    """Refuse another type, an empty array where the model has none, and values that are not finite."""
     expected, native = info.numpy_dtype, array.dtype.newbyteorder("=")
     if native != expected:
         hint = f"nothing is cast silently; save it as array.astype(np.{expected.name}) if that is what you mean"
@@ -159,24 +149,26 @@ def _checked_values(info: TensorInfo, array: np.ndarray, where: str) -> np.ndarr
         place = tuple(np.argwhere(~finite)[0].tolist())
         text = f"{where} holds {np.sum(~finite)} NaN or infinite values, the first at {place}"
         raise DataError(text, "a reference computed from them says nothing; clean the data")
-    return np.asarray(array, dtype=expected, order="C")
 
 
-def _split_rows(info: TensorInfo, array: np.ndarray, batch: int, where: str, *, is_whole: bool) -> list[np.ndarray]:
-    """The samples of one input."""
-    shape = info.shape
-    static = shape[0] if shape and isinstance(shape[0], int) else None
+def _split_rows(shape: Dims | None, array: np.ndarray, batch: int, where: str, *, is_whole: bool) -> list[np.ndarray]:
+    """The samples of one input, whose shape is checked: rank and fixed dimensions. ``shape`` None fits any."""
     if shape == () and array.ndim == 1 and not is_whole:
         return [np.asarray(value) for value in array]
-    if (static is None and is_whole) or (not shape and array.ndim == 0):
-        _check_shape(array.shape, shape, where)
-        if shape and batch not in (1, len(array)):
-            hint = f"each is one whole sample: leave --batch out, or give {batch} rows in every one"
-            raise DataError(f"{where} has {len(array)} rows, --batch is {batch}", hint)
-        return [array]
+    static = shape[0] if shape and isinstance(shape[0], int) else None
+    is_one = (static is None and is_whole) or (not shape and array.ndim == 0)
     rows = batch if static is None else static
-    _check_shape(array.shape, shape and (f"N x {rows}", *shape[1:]), where)
-    if rows == 0:
+    expected = shape if is_one or not shape else (f"N x {rows}", *shape[1:])
+    if expected is not None and (
+        len(expected) != array.ndim
+        or any(isinstance(dim, int) and dim != size for dim, size in zip(expected, array.shape, strict=True))
+    ):
+        hint = "axis 0 counts the samples, also of one (array[None]); preprocess as for deployment, check the layout"
+        raise DataError(f"{where}: expected shape {shape_text(expected)}, got {shape_text(array.shape)}", hint)
+    if is_one and shape and batch not in (1, len(array)):
+        hint = f"each is one whole sample: leave --batch out, or give {batch} rows in every one"
+        raise DataError(f"{where} has {len(array)} rows, --batch is {batch}", hint)
+    if is_one or rows == 0:
         return [array]
     count, rest = divmod(len(array), rows)
     if rest:
@@ -184,16 +176,3 @@ def _split_rows(info: TensorInfo, array: np.ndarray, batch: int, where: str, *, 
         hint = f"give --batch {fitting}, or other data" if static is None else f"give a multiple of {rows} rows"
         raise DataError(f"{where} has {len(array)} rows, and a sample takes {rows}", hint)
     return [array[k * rows : (k + 1) * rows] for k in range(count)]
-
-
-def _check_shape(shape: tuple[int, ...], expected: Dims | None, where: str) -> None:
-    """Rank and fixed dimensions; an entry that is no int fits any size, and None any shape."""
-    if expected is None:
-        return
-    if len(expected) != len(shape) or any(
-        isinstance(dim, int) and dim != size for dim, size in zip(expected, shape, strict=True)
-    ):
-        hint = (
-            "axis 0 counts the samples, also of one (array[None]); preprocess as for deployment, and check the layout"
-        )
-        raise DataError(f"{where}: expected shape {shape_text(expected)}, got {shape_text(shape)}", hint)

@@ -135,8 +135,7 @@ def _from_folder(folder: Path, inputs: Sequence[TensorInfo], batch: int) -> Cali
         warnings = warnings or doubts[:1]
         places += [(file, k) for k in range(len(samples))]
         digests += [samples_digest([sample]) for sample in samples]
-    names = tuple(file.name for file in files) if len(places) == len(files) else ()
-    return CalibrationSet(LazySamples(read, digests), folder.resolve().name, warnings=warnings, names=names)
+    return CalibrationSet(LazySamples(read, digests), folder.resolve().name, warnings=warnings)
 
 
 def _polygraphy_inputs(path: Path) -> list[Arrays]:

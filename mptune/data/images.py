@@ -108,7 +108,6 @@ def load_images(declaration: Path, inputs: Sequence[TensorInfo], batch: int) -> 
         declaration.parent.resolve().name,
         warnings=(f"{rest} images are left over: one sample takes {rows}",) if rest else (),
         preprocessing={**spec, "input": info.name},
-        names=tuple(file.relative_to(folder).as_posix() for file in files) if rows == 1 else (),
     )
 
 

@@ -1,7 +1,13 @@
-"""``RUN/outputs.json``: what the outputs of the front's plans look like beside the reference, on held-out samples.
+"""What a run keeps of its outputs: sketches for the page, and the arrays that ``infer.py --check`` reads.
 
-``RunOutputs.to_json`` makes it, every key always there; the functions below make its parts. A plan is there if it was
-run on the held-out samples, and this is its front; the chosen one comes first.
+``RUN/outputs.json`` says what the outputs of the front's plans look like beside the reference, on held-out samples.
+``RunOutputs.to_json`` makes it, every key always there; the functions above it make its parts. A plan is there if it
+was run on the held-out samples, and this is its front; the chosen one comes first.
+
+``chosen/check.npz`` holds samples, reference outputs, and the error that the check must find. Its member ``header`` is
+JSON in UTF-8 bytes (``collect_check`` has its keys, which are always there), non-finite numbers as in
+``mptune.json_form``. ``input_RUN_K`` is input K of a run, ``reference_SAMPLE_K`` output K of a sample; a sample has
+``steps`` runs.
 """
 
 from __future__ import annotations
@@ -15,24 +21,30 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-from mptune.data.metrics.accuracy import OutputError
-from mptune.data.metrics.parts import WORST_PART, OutputParts, belongs_to, columns_of_part
+from mptune.data.archive import read_samples
+from mptune.data.metrics.accuracy import UNMATCHED, OutputError
+from mptune.data.metrics.parts import (
+    WORST_PART,
+    Floats,
+    OutputParts,
+    belongs_to,
+    columns_of_part,
+    load_parts,
+    parts_path,
+)
 from mptune.data.metrics.row_sets import RowSet, aligned_rows
+from mptune.data.samples import Rollout
+from mptune.errors import DataError
 from mptune.files import READ_ERRORS, read_json, write_text
-from mptune.json_form import encode_float
+from mptune.json_form import encode, encode_float
 
 Outputs = Mapping[str, np.ndarray]
-Floats = NDArray[np.float64]
 Source = Literal["measured", "emulated"]
 Sketch: TypeAlias = dict[str, Any]  # JSON; see the module
 
-# In the run's data directory: the file names of the held-out samples, where each was a file.
-HELD_OUT_NAMES_JSON = "held_out_names.json"
-
-FORMAT = 1
-MOST_BYTES = 1_000_000  # of the file
+FORMAT = 1  # of either file
+MOST_BYTES = 1_000_000  # of outputs.json
 MOST_OUTPUTS, MOST_MAPS = 12, 4  # of a plan, those with the largest errors
 MOST_PARTS, WORST_SAMPLES = 8, 3  # of an output; of a part
 MOST_VALUES = 1 << 17  # of a part that a histogram counts
@@ -40,6 +52,10 @@ BINS = 64  # of histograms; the differences' have one less, so that 0 lies in th
 GRID = 64  # rows and columns of an error map, at most
 SMALLEST_IMAGE = 8  # height and width from which an output is like an image
 _LARGEST = 1e300  # ranges end here, so that their width is finite
+
+MOST_SAMPLES = 8  # of check.npz
+MOST_CHECK_BYTES, LARGEST_SAMPLE = 16 << 20, 64 << 20  # of inputs and references together; of a single sample
+_PLAIN = ("relative_l2", "max_abs")  # statistics that are checked beside ``worst_part``
 
 
 def sketch_outputs(
@@ -185,13 +201,10 @@ class RunOutputs:
     # Fingerprint -> source of its error, and sketch of each output; the most important plan first.
     plans: Mapping[str, tuple[Source, Mapping[str, Sketch]]] = field(default_factory=dict)
     indices: tuple[int, ...] = ()  # of the held-out samples in the user's data, where known; where sequences begin
-    names: tuple[str, ...] = ()  # their file names, where the user gave a folder that is still there
     unit: Literal["sample", "sequence"] = "sample"
 
     def sample(self, number: int) -> str:
-        """What a held-out sample is called: its file's name, else by its index in the user's data."""
-        if number < len(self.names):
-            return self.names[number]
+        """What a held-out sample is called: by its index in the user's data."""
         if number >= len(self.indices):
             return f"held-out {self.unit} {number}"
         return f"{'sequence from ' if self.unit == 'sequence' else ''}sample {self.indices[number]}"
@@ -221,7 +234,6 @@ class RunOutputs:
             "unit": self.unit,
             "count": self.count,
             "indices": list(self.indices),
-            "names": list(self.names) or None,
             "plans": plans,
             "left_out": list(self.plans),
         }
@@ -240,13 +252,87 @@ def write_run_outputs(path: Path, outputs: RunOutputs) -> None:
     write_text(path, _text(outputs.to_json()) + "\n")
 
 
-def read_names(path: Path) -> tuple[str, ...]:
-    """The names in ``HELD_OUT_NAMES_JSON``; empty where there are none."""
-    try:
-        return tuple(map(str, list(read_json(path))))
-    except READ_ERRORS:
-        return ()
-
-
 def _text(document: Mapping[str, Any]) -> str:
     return json.dumps(document, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+
+
+def collect_check(
+    data: Path,
+    error: OutputError,
+    which: Literal["search", "held_out"],
+    *,
+    plan: str,
+    metric: str,
+    source: str,
+    engine: str,
+    provider: Literal["cpu", "cuda"] | None = None,
+    ignored: Sequence[str] = (),
+    rollout: Rollout | None = None,
+) -> dict[str, np.ndarray] | None:
+    """The arrays of ``check.npz``: the first few samples of a set, with the error of one plan on them.
+
+    None where the samples are gone or too large, or no output can be compared value by value.
+    """
+    reference = data / f"{which}_reference.npz"
+    steps, most = 1 if rollout is None else rollout.steps, min(MOST_SAMPLES, error.sample_count)
+    try:
+        inputs, references = read_samples(data / f"{which}.npz", most * steps), read_samples(reference, most)
+    except DataError:
+        return None
+    count = total_bytes = 0
+    for number, outputs in enumerate(references):
+        feeds = (outputs, *inputs[number * steps : (number + 1) * steps])
+        total_bytes += sum(array.nbytes for feed in feeds for array in feed.values())
+        if total_bytes > (MOST_CHECK_BYTES if count else LARGEST_SAMPLE):
+            break
+        count += 1
+    inputs, references = inputs[: count * steps], references[:count]
+    compared = [name for name in references[0] if name not in ignored] if inputs else []
+    # Value by value: no sets of rows, and numbers on every sample.
+    by_name = {name: error.per_output.get(name, {}) for name in compared}
+    names = [name for name, by in by_name.items() if "relative_l2" in by and UNMATCHED not in by]
+    if not names:
+        return None
+    parts, first = load_parts(parts_path(reference)) or {}, error.of_first(count)
+    counted, overall = OutputError({name: first.per_output[name] for name in names}), error.without(ignored)
+
+    def output(name: str) -> dict[str, Any]:
+        """The mean of each statistic that is checked, and where its part lies."""
+        places, errors, part = dict[str, Any](), first.per_output[name], parts.get(name)
+        for statistic in errors:
+            if part is not None and belongs_to(statistic, WORST_PART):
+                axis, start, stop, scales = None, 0, 0, [part.divisor]
+                if columns := columns_of_part(statistic):
+                    axis, start, stop = part.axis, columns[0], columns[-1] + 1
+                    scales = [float(part.divisors[k]) for k in columns]
+                places[statistic] = encode({"axis": axis, "start": start, "stop": stop, "scales": scales})
+        checked = {statistic: values for statistic, values in errors.items() if statistic in (*_PLAIN, *places)}
+        figures = {statistic: encode_float(sum(values) / len(values)) for statistic, values in checked.items()}
+        return {"name": name, "figures": figures, "parts": places}
+
+    is_own = metric in _PLAIN or (metric == WORST_PART and all(name in parts for name in names))
+    header = {
+        "format": FORMAT,
+        "plan": plan,
+        "metric": metric,
+        "set": which.replace("_", "-"),
+        "samples": count,
+        "of": error.sample_count,
+        "source": source,  # "measured" or "emulated"
+        "engine": engine,
+        "provider": provider,  # of ONNX Runtime where it measured
+        "figure": encode_float(counted.value(metric)) if is_own and counted.has(metric) else None,  # on these samples
+        "reported": encode_float(overall.value(metric)) if overall.has(metric) else None,  # on the whole set
+        "unchecked": [name for name in compared if name not in names],
+        "inputs": list(inputs[0]),
+        "feedback": [] if rollout is None else [list(pair) for pair in rollout.pairs],
+        "steps": steps,
+        "checkpoints": [] if rollout is None else list(rollout.checkpoints),
+        "outputs": [output(name) for name in names],
+    }
+    arrays = {"header": np.frombuffer(json.dumps(header, allow_nan=False).encode(), np.uint8)}
+    for number, feed in enumerate(inputs):
+        arrays |= {f"input_{number}_{k}": array for k, array in enumerate(feed[name] for name in inputs[0])}
+    for number, outputs in enumerate(references):
+        arrays |= {f"reference_{number}_{k}": outputs[name] for k, name in enumerate(names)}
+    return arrays

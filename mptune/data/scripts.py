@@ -1,4 +1,4 @@
-"""Scripts of the user's, for metrics and data: each mptune process runs them in one other process, on copies.
+"""Which metric a name means, and scripts of the user's: each mptune process runs them in one other process, on copies.
 
 They share no threads and no GPU memory with what is timed, and what a script does to its process or its arguments
 stays there. Only a script that the caller named is run. The process starts at the first call and ends with
@@ -21,8 +21,18 @@ from types import ModuleType
 from typing import Any
 
 from mptune.data.arrays import arrays_of, copied_samples
-from mptune.data.metrics.table import METRIC_TIMEOUT_S, MetricFailedError, called_number, takes_whole_set
-from mptune.errors import DataError
+from mptune.data.metrics.table import (
+    CALLABLE,
+    METRIC_TIMEOUT_S,
+    METRICS,
+    Metric,
+    MetricFailedError,
+    called_number,
+    takes_whole_set,
+    undirected,
+    unknown_metric,
+)
+from mptune.errors import DataError, SettingsError
 from mptune.processes.child import WorkerState, describe
 from mptune.processes.failure import Failure, FailureKind
 from mptune.processes.parent import Worker
@@ -83,10 +93,16 @@ class _ScriptJob:
 
 
 class MetricScript:
-    """A metric of a script. Its function runs in the scripts' process; called here like the function itself."""
+    """The metric ``script.py:function``. Its function runs in the scripts' process; called here like the function."""
 
-    def __init__(self, path: Path, function: str, timeout_s: float = METRIC_TIMEOUT_S) -> None:
-        """Load the script. A call may take ``timeout_s``."""
+    def __init__(self, spec: str, timeout_s: float = METRIC_TIMEOUT_S) -> None:
+        """Load the script, with the user's rights. A call may take ``timeout_s``."""
+        file, _, function = undirected(spec).rpartition(":")
+        path = Path(file)
+        if path.suffix != ".py" or not function.isidentifier():
+            raise DataError(f"metric {spec!r} names no function", "write it as script.py:function")
+        if not path.is_file():
+            raise DataError(f"no such file: {path} (of metric {spec!r})", "give the path of a Python file")
         self._job, self._timeout_s = _job(path, function), timeout_s
         try:
             self.takes_whole_set = bool(_call(self._job, METRIC_TIMEOUT_S))
@@ -96,6 +112,43 @@ class MetricScript:
     def __call__(self, *arguments: Any) -> float:
         """The function's value; MetricFailedError where there is none."""
         return float(_call(replace(self._job, arguments=arguments), self._timeout_s))
+
+
+def resolve_metric(
+    spec: str, function: Any = None, *, has_labels: bool = False, timeout_s: float = METRIC_TIMEOUT_S
+) -> Metric:
+    """The metric that ``--metric`` names: a row of ``METRICS``, ``script.py:function``, or ``callable:NAME``.
+
+    ``timeout_s`` is for one call of a script's.
+    """
+    if spec.startswith(CALLABLE):
+        if not callable(function):
+            name = spec.removeprefix(CALLABLE)
+            text = f"the metric {name!r} is a Python function, which a run directory does not hold"
+            raise SettingsError(text, "give the function itself to mptune.search or mptune.confirm: metric=FUNCTION")
+        return Metric(spec, "set" if takes_whole_set(function) else "sample", function)
+    row = METRICS.get(spec)
+    if row is not None:
+        if row.kind == "element" and row.larger_is_better:
+            hint = "use relative_l2, which ranks a sample alike (sqnr_db = -20 log10(relative_l2)); both are reported"
+            raise SettingsError(f"{spec} cannot be the objective: it is higher for better plans", hint)
+        return replace(row, kind="set") if has_labels and row.is_set_with_labels else row
+    if ":" in spec or spec.endswith(".py"):
+        script = MetricScript(spec, timeout_s)
+        is_maximised = undirected(spec) != spec
+        return Metric(spec, "set" if script.takes_whole_set else "sample", script, larger_is_better=is_maximised)
+    raise unknown_metric(spec, METRICS)
+
+
+def law_metric(spec: str, function: Any = None, *, has_labels: bool = False) -> str:
+    """The statistic that adds in squares and orders plans as a metric does: itself, or ``relative_l2``.
+
+    A metric over the whole set does not add in squares, and is the same for most plans of one FP16 group. That it grows
+    with relative L2 is enough for the sampler: plans that are non-dominated stay so under a monotone function of the
+    error. The metric itself is taken of every plan that is evaluated, and the front is made of those values.
+    """
+    metric = resolve_metric(spec, function, has_labels=has_labels)
+    return "relative_l2" if metric.kind == "set" or metric.larger_is_better else spec
 
 
 def run_loader(path: Path, function: str) -> tuple[Mapping[str, Any], ...]:

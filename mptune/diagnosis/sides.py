@@ -10,19 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from mptune.data.metrics.accuracy import OutputError
-from mptune.data.metrics.comparing import compare_outputs
+from mptune.data.metrics.accuracy import OutputError, Reference, compare_outputs
 from mptune.data.metrics.parts import WORST_PART, OutputParts, find_parts
 from mptune.data.metrics.row_sets import RowSet, find_row_sets
 from mptune.diagnosis.roundings import FP32_ROUNDING, Cause, Compared, Explanation, explain
 from mptune.diagnosis.rows import Layout
 from mptune.diagnosis.runner import Outputs, Runner
-from mptune.engines.jobs.samples import batch_sizes
+from mptune.engines.samples import batch_sizes
 from mptune.errors import SettingsError
 from mptune.finding import Finding, OutputColumns, Where
 from mptune.graph.facts import facts_of
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.graph.writing.widened import ROUNDINGS
+from mptune.graph.writing.variants import ROUNDINGS
 from mptune.settings import Tolerance
 
 HEADROOM = 2.0  # without a tolerance, the limit is this times the emulated all-FP16 error (``default_limit``)
@@ -149,7 +148,7 @@ class Sides:
     def errors(self, got: Outputs, wanted: Outputs) -> OutputError:
         """All statistics of two runs; rows whose number depends on values are paired first."""
         first, second = ([{k: np.asarray(run[k]) for k in self.layouts} for run in each] for each in (got, wanted))
-        return compare_outputs(first, second, row_sets=self.row_sets, parts=self._parts, any_shape=True)
+        return compare_outputs(first, Reference(second, self._parts), row_sets=self.row_sets)
 
     @property
     def emulated(self) -> Outputs:

@@ -9,12 +9,9 @@ import numpy as np
 
 from mptune.data.archive import load_labels, save_labels
 from mptune.data.calibration import load_calibration
-from mptune.data.rollout import Rollout
-from mptune.data.run_outputs import HELD_OUT_NAMES_JSON
-from mptune.data.samples import CalibrationSet, size_findings
+from mptune.data.samples import CalibrationSet, Rollout, size_findings
 from mptune.engines.context import RunContext
 from mptune.errors import SettingsError
-from mptune.files import write_json
 from mptune.finding import Finding
 from mptune.graph.groups import GroupedModel
 from mptune.graph.hazards.static import state_inputs
@@ -42,8 +39,6 @@ class SampleSets:
         """Write samples and labels where jobs find them."""
         self.search.save(context.samples("search"))
         self.held_out.save(context.samples("held_out"))
-        if self.held_out.names:
-            write_json(context.data_dir / HELD_OUT_NAMES_JSON, list(self.held_out.names))
         save_labels(context.samples("search"), self.labels[0])
         save_labels(context.samples("held_out"), self.labels[1])
 

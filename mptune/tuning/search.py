@@ -6,11 +6,10 @@ import contextlib
 import time
 from typing import Any
 
-from mptune import identity, run_json
+from mptune import run_json
 from mptune.choice import Choice
 from mptune.engines import context
-from mptune.engines.toolchains import choose, toolchain
-from mptune.engines.workers import Workers
+from mptune.engines.toolchains import choose, reference, toolchain
 from mptune.errors import RunError
 from mptune.files import files_sha256
 from mptune.graph import groups
@@ -19,14 +18,23 @@ from mptune.rundir import RunDirectory, has_workers
 from mptune.settings import Granularity, SearchSettings
 from mptune.targets.findings import TARGET_CODE, not_measured
 from mptune.targets.target import Target
-from mptune.tuning import copies, crew, facts, measuring, samples, space
+from mptune.tuning import (
+    baseline,
+    copies,
+    crew,
+    explanation,
+    facts,
+    measuring,
+    remeasure,
+    result,
+    samples,
+    space,
+    tuner,
+)
+from mptune.tuning.bench import Bench, Limits, Listener
 from mptune.tuning.front import Front
-from mptune.tuning.fronts.limits import check_asked
-from mptune.tuning.listener import Listener
-from mptune.tuning.reasons import reasons
+from mptune.tuning.plan_limits import check_asked
 from mptune.tuning.record import storage, study
-from mptune.tuning.runs import result
-from mptune.tuning.steps import baseline, limits, remeasure, tuner
 
 
 class Search:
@@ -47,13 +55,13 @@ class Search:
         settings: SearchSettings,
         listener: Listener,
         opener: measuring.OpenToolchain | None = None,
-        engine_workers: Workers | None = None,
+        engine_workers: reference.Workers | None = None,
         variables: dict[str, str] | None = None,
     ) -> None:
         """``engine_workers`` were started ahead; ``variables`` are the environment of the workers on other GPUs."""
         self._run, self._model, self._settings, self._listener = run, model, settings, listener
         self._opener, self._engine_workers, self._variables = opener, engine_workers, variables or {}
-        self._limits = limits.Limits(settings, run.path)
+        self._limits = Limits(settings, run.path)
         self._stack = contextlib.ExitStack()
         self._engines = self._stack.enter_context(contextlib.ExitStack())
         self._target: Target | None = None
@@ -93,7 +101,7 @@ class Search:
             *facts.model_findings(self._context, self._target, observations, hazards, predicted),
         )
         self._save(findings=findings)
-        reasons.keep_grounds(free, None, run.data)
+        explanation.keep_grounds(free, None, run.data)
         settings = self._settings
         record = measuring.open_record(run, self.file, free, settings, url, is_shared=has_workers(run))
         self.record = record
@@ -109,20 +117,21 @@ class Search:
                 tools.restart()  # the workers compare theirs with it, and take its GPU
                 crew.run_workers(run, record, settings, url, self._variables, listener)
             else:
-                stop = measuring.make_tuner(run, self.file, record, tools, settings, listener, self._limits).run()
+                bench = Bench(record, tools, settings, listener, self._limits)
+                has_labels = self.file.fixed_settings.labels_sha256 is not None
+                stop = tuner.make_tuner(bench, run.data, has_labels=has_labels).run()
                 listener.stage(f"stopped: {stop.value}")
 
         # The front once more: in fresh processes, and on the samples that only it meets.
-        if (fp32 := record.baseline()) is None:
-            raise measuring.ended_early(self._limits, run.path)
+        fp32 = self._limits.baseline_of(record)
         rounds = remeasure.rounds_needed(settings, fp32.latency.source)
         if remeasure.to_measure(record, settings, rounds):
-            remeasure.remeasure(record, self._open_toolchain(), settings, listener, rounds, self._limits)
+            remeasure.remeasure(Bench(record, self._open_toolchain(), settings, listener, self._limits), rounds)
         self._engines.close()
         host = () if self.file.environment is None else self.file.environment.warnings
         about_space = (*observations.kernels.warnings, *free.warnings)
         warnings = dict.fromkeys((*sets.warnings, *observations.warnings, *host, *about_space))
-        findings = measuring.with_engine_findings(self.file.findings, fp32, settings, "search")
+        findings = baseline.checked_findings(self.file.findings, fp32, settings, "search")
         self._save(findings=findings, warnings=tuple(warnings))
         return result.front_of(run, self.file, record, asked=asked, is_again=True)
 
@@ -158,14 +167,14 @@ class Search:
             groups_sha256=groups.groups_sha256(every),
             # One that cannot be read is reported where the labels are loaded.
             labels_sha256=files_sha256(labels) if labels is not None and labels.is_file() else None,
-            plugins_sha256=identity.plugins_sha256(settings.plugins),
+            plugins_sha256=run_json.plugins_sha256(settings.plugins),
         )
         section = run_json.ModelSection(path=str(model.path.resolve()), sha256=model.sha256)
         place = None if url is None else storage.check_opens(url)  # only what has opened is written down
         new = {"model": section, "fixed_settings": fixed, "search": run_json.SearchSection.of(settings)}
         try:
             if recorded is not None:
-                identity.check_same(run.path, recorded, recorded.model_copy(update=new))
+                run_json.check_same(run.path, recorded, recorded.model_copy(update=new))
                 storage.check_storage(run.path, recorded.storage, place)
         except RunError as error:
             self._refuse_or_forget(error)
@@ -178,7 +187,10 @@ class Search:
         check_asked(asked, (settings.metric, *settings.reported_metrics), outputs)
         is_earlier = earlier is not None and earlier.storage == place
         begun = earlier.study if earlier and is_earlier else study.study_name(name, is_new=settings.fresh)
-        self.file = run_json.RunFile.of(settings, section, fixed, place, begun)
+        search, choice = run_json.SearchSection.of(settings), Choice.of(settings)  # with the limits that stand
+        self.file = run_json.RunFile(
+            model=section, fixed_settings=fixed, search=search, storage=place, study=begun, choice=choice
+        )
         if recorded is not None:
             choice = asked if recorded.choice.chosen is None else recorded.choice  # till the end what it was
             now = {"search": self.file.search, "choice": choice, "model": section}
@@ -204,7 +216,7 @@ class Search:
             source=data.source, sha256=data.sha256(), samples=len(data.samples), is_random=data.is_random
         )
         try:
-            identity.check_same(run.path, self.file, self.file.model_copy(update={"data": section}))
+            run_json.check_same(run.path, self.file, self.file.model_copy(update={"data": section}))
         except RunError as error:
             self._refuse_or_forget(error)
         self._save(data=section)
@@ -236,7 +248,7 @@ class Search:
         self._toolchain = here.toolchain
         self._engines.callback(here.toolchain.close)
         if self._is_evaluated:
-            identity.check_same(self._run.path, self.file, self.file.model_copy(update={"target": here.section}))
+            run_json.check_same(self._run.path, self.file, self.file.model_copy(update={"target": here.section}))
         findings = [finding for finding in self.file.findings if finding.code != TARGET_CODE]
         if here.section.latency_source == "predicted":
             findings = [not_measured(here.section.device), *findings]

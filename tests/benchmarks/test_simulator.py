@@ -23,4 +23,4 @@ def test_the_harder_models_are_what_they_were() -> None:
     assert truth.error(plans).sum() == pytest.approx(0.0844117924, rel=1e-6)
     assert np.log(truth.emulated).sum() == pytest.approx(-3138.648872, rel=1e-6)
     assert (truth.overflows.sum(), truth.missed.sum()) == (15, 4)
-    assert np.isinf(truth.prior("precision").log_square_errors).sum() == 11
+    assert np.isinf(truth.prior().log_square_errors).sum() == 11

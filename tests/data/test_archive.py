@@ -68,7 +68,7 @@ def test_an_archive_of_someone_else(tmp_path: Path, read, header: bytes | None) 
 def test_more_samples_are_declared_than_there_are(tmp_path: Path) -> None:
     header = np.frombuffer(b'{"format": 2, "samples": [{"x": [3]}, {"x": [3]}]}', np.uint8)
     np.savez(tmp_path / "s.npz", header=header, **{"0_0": np.zeros(3)})
-    with pytest.raises(DataError, match=r"s\.npz is not a NumPy archive"):
+    with pytest.raises(DataError, match=r"s\.npz cannot be read as a NumPy archive"):
         read_samples(tmp_path / "s.npz")
     assert len(read_samples(tmp_path / "s.npz", 1)) == 1
 
@@ -83,23 +83,23 @@ def refused(read, path: Path, match: str) -> None:
 
 @pytest.mark.parametrize("read", [read_array, read_archive])
 def test_something_else(tmp_path: Path, read) -> None:
-    refused(read, tmp_path / "none.npz", "no such file")
+    refused(read, tmp_path / "none.npz", "No such file")
     for content in (b"", b"\x93NUMPY", b"PK\x03\x04", b"hello, world", b"\0" * 100):
         (tmp_path / "x.npz").write_bytes(content)
-        refused(read, tmp_path / "x.npz", "is not a NumPy")
+        refused(read, tmp_path / "x.npz", "cannot be read as a NumPy")
 
 
 def test_damaged_files(tmp_path: Path) -> None:
     path = tmp_path / "x.npy"
     np.save(path, np.arange(1000.0))
     path.write_bytes(path.read_bytes()[:4000])
-    refused(read_array, path, "is not a NumPy array")
+    refused(read_array, path, "cannot be read as a NumPy array")
     path = tmp_path / "x.npz"
     np.savez_compressed(path, x=np.arange(1000.0))
     content = path.read_bytes()
     for damaged in (content[:500], content[:200] + bytes(20) + content[220:]):
         path.write_bytes(damaged)
-        refused(read_archive, path, "is not a NumPy")
+        refused(read_archive, path, "cannot be read as a NumPy")
 
 
 def test_content_of_another_kind_and_pickled_objects(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from mptune.data.metrics.comparing import compare_outputs
+from mptune.data.metrics.accuracy import Reference, compare_outputs
 from mptune.data.metrics.parts import find_parts
 from mptune.data.metrics.row_sets import find_row_sets
 from mptune.data.run_outputs import (
@@ -22,7 +22,6 @@ from mptune.data.run_outputs import (
     MOST_VALUES,
     RunOutputs,
     Sketch,
-    read_names,
     save_sketches,
     sketch_outputs,
     write_run_outputs,
@@ -37,7 +36,7 @@ def sketch(
 ) -> dict[str, Sketch]:
     row_sets = find_row_sets([DependentOutput(name, 0, ("nms",)) for name in dependent], wanted)
     parts = find_parts(wanted)
-    error = compare_outputs(got, wanted, None, row_sets, any_shape=True, parts=parts)
+    error = compare_outputs(got, Reference(wanted, parts), None, row_sets)
     return sketch_outputs(got, wanted, error, metric, parts, row_sets)
 
 
@@ -169,13 +168,7 @@ def test_what_is_not_there_damaged_or_of_another_metric_is_passed_over(tmp_path:
     assert list(RunOutputs.of_plans(plans, tmp_path, "worst_part").plans) == ["good"]  # type: ignore[arg-type]
 
 
-def test_samples_are_called_as_the_user_knows_them(tmp_path: Path) -> None:
-    path = tmp_path / "names.json"
-    for content, names in ((None, ()), ("[", ()), ("{}", ()), ('["a.npz", "b.npz"]', ("a.npz", "b.npz"))):
-        if content is not None:
-            path.write_text(content)
-        assert read_names(path) == names
-    assert RunOutputs("worst_part", 3, {}, (4, 9), ("a.npz", "b.npz")).sample(1) == "b.npz"
+def test_samples_are_called_as_the_user_knows_them() -> None:
     assert RunOutputs("worst_part", 3, {}, (4, 9, 11)).sample(1) == "sample 9"
     assert RunOutputs("worst_part", 3, {}, (0, 8), unit="sequence").sample(1) == "sequence from sample 8"
     assert RunOutputs("worst_part", 3).sample(1) == "held-out sample 1"

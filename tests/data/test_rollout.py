@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from mptune.data.rollout import Rollout, outputs_of
+from mptune.data.samples import Rollout, outputs_of
 from mptune.errors import SettingsError
 
 NAMES = {"inputs": ["x", "state:0"], "outputs": ["y", "next:0"], "samples": 10}

@@ -11,8 +11,7 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 
 from mptune.data.metrics.table import number_of
-from mptune.data.metrics.tasks import load_metric
-from mptune.data.scripts import end_scripts, run_loader
+from mptune.data.scripts import MetricScript, end_scripts, run_loader
 from mptune.errors import DataError
 
 FAULTS = """
@@ -113,7 +112,7 @@ ENDS = {
 def test_a_metric_or_loader_that_ends_or_breaks_its_process_is_one_error_that_names_it(name: str, script: Path) -> None:
     words = ENDS[name].format(script=script)
     with pytest.raises(DataError) as caught:
-        number_of("m", load_metric(f"{script}:{name}"), ({}, {}), " on sample 3")
+        number_of("m", MetricScript(f"{script}:{name}"), ({}, {}), " on sample 3")
     assert caught.value.message == f"metric m failed on sample 3: {words}"
     with pytest.raises(DataError) as caught:
         run_loader(script, name)
@@ -122,13 +121,13 @@ def test_a_metric_or_loader_that_ends_or_breaks_its_process_is_one_error_that_na
 
 def test_a_number_beyond_float64_is_one_error_that_names_its_function(script: Path) -> None:
     with pytest.raises(DataError) as caught:
-        number_of("m", load_metric(f"{script}:huge"), ({}, {}))
+        number_of("m", MetricScript(f"{script}:huge"), ({}, {}))
     assert caught.value.message.startswith("metric m failed: it returned 1000")
     assert caught.value.message.endswith(f"is not one number of float64 ({script}:26)")
 
 
 def test_the_next_call_of_a_metric_is_like_the_first(script: Path) -> None:
-    moves, destroys = load_metric(f"{script}:moves"), load_metric(f"{script}:destroys")
+    moves, destroys = MetricScript(f"{script}:moves"), MetricScript(f"{script}:destroys")
     before = Path.cwd()
     assert moves({}, {}) == 0.0
     assert Path.cwd() == before
@@ -139,17 +138,17 @@ def test_the_next_call_of_a_metric_is_like_the_first(script: Path) -> None:
 
 def test_two_functions_of_a_script_share_its_module(script: Path) -> None:
     end_scripts()
-    first, second = (load_metric(f"{script}:{name}") for name in ("counts", "counts_too"))
+    first, second = (MetricScript(f"{script}:{name}") for name in ("counts", "counts_too"))
     assert [first({}, {}), second({}, {}), first({}, {})] == [1.0, 2.0, 3.0]
 
 
 def test_a_neighbour_shadows_no_module_and_nothing_heavy_is_imported(script: Path) -> None:
     end_scripts()
-    assert load_metric(f"{script}:modules")({}, {}) == 1.0
+    assert MetricScript(f"{script}:modules")({}, {}) == 1.0
 
 
 def test_a_loaders_arrays_arrive_and_its_process_ends(script: Path) -> None:
-    load_metric(f"{script}:moves")
+    MetricScript(f"{script}:moves")
     process = scripts_processes()
     samples = run_loader(script, "loads")
     assert [sample["x"].tolist() for sample in samples] == [[[0.0] * 3], [[1.0] * 3]]
@@ -163,7 +162,7 @@ def scripts_processes() -> list[psutil.Process]:
 
 
 def test_a_process_that_a_script_forked_ends_with_it(script: Path) -> None:
-    assert load_metric(f"{script}:forks")({}, {}) == 1.0
+    assert MetricScript(f"{script}:forks")({}, {}) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -189,7 +188,7 @@ def test_what_is_no_metric(text: str, spec: str, match: str, hint: str, tmp_path
     (tmp_path / "metrics.py").write_text(text)
     before = list(sys.path)
     with pytest.raises(DataError, match=match) as caught:
-        load_metric(str(tmp_path / spec))
+        MetricScript(str(tmp_path / spec))
     assert hint in caught.value.hint
     assert "\n" not in caught.value.message
     assert sys.path == before
@@ -203,4 +202,4 @@ def test_a_script_can_import_its_neighbours_and_hold_dataclasses(tmp_path: Path)
         "@dataclass\nclass Scale:\n    by: float\n"
         "def metric(outputs, reference):\n    return Scale(FACTOR).by\n"
     )
-    assert load_metric(f"{tmp_path / 'metrics.py'}:metric")({}, {}) == 2.0
+    assert MetricScript(f"{tmp_path / 'metrics.py'}:metric")({}, {}) == 2.0

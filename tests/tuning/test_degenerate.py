@@ -49,7 +49,7 @@ def search(law: Options | None = None, toolchain: Options | None = None, **setti
     assert front.chosen is not None
     assert front.limits_met
     assert (front.run_dir / "chosen" / "model.onnx").exists()
-    assert mptune.report(front.run_dir) == front
+    assert mptune.report(front.run_dir).to_json() == front.to_json()
     print_front(front, io.StringIO())
     return Search(front, fake, diary)
 

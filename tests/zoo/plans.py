@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from mptune.data.metrics.comparing import compare_outputs
+from mptune.data.metrics.accuracy import Reference, compare_outputs
 from mptune.data.metrics.parts import find_parts
 from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
@@ -84,6 +84,6 @@ def evaluated(show: Show, folder: Path) -> Evaluation:
     exact, half = (outputs(groups.uniform(precision)) for precision in (Precision.FP32, Precision.FP16))
     parts = find_parts(exact[:SEARCH])
     error, held_out = (
-        compare_outputs(half[which], exact[which], parts=parts) for which in (slice(SEARCH), slice(SEARCH, None))
+        compare_outputs(half[which], Reference(exact[which], parts)) for which in (slice(SEARCH), slice(SEARCH, None))
     )
     return replace(make_evaluation(1.0, 1e-3), error=error, held_out=held_out, metric="worst_part")

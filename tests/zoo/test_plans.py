@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mptune.tuning.reasons.plan_findings import SampleIndices, plan_findings
+from mptune.tuning.output_findings import SampleIndices, plan_findings
 from tests.zoo.plans import PLANS, SEARCH, evaluated
 
 INDICES = SampleIndices(tuple(range(SEARCH)), tuple(range(SEARCH, 12)))

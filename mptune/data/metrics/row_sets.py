@@ -46,7 +46,6 @@ class AlignedRows(NamedTuple):
     output: Floats
     reference: Floats
     pairs: int
-    unmatched: int
 
 
 @dataclass(frozen=True)
@@ -144,21 +143,16 @@ class RowSet:
                     rows * np.clip(np.nan_to_num(whole[:, [self.score]], nan=1.0), 0.0, 1.0)
                     for rows, whole in ((before, lost), (behind, added))
                 )
-            aligned[output.name] = AlignedRows(
-                np.concatenate([left[a], np.zeros_like(before), behind]),
-                np.concatenate([right[b], before, np.zeros_like(behind)]),
-                len(a),
-                len(lost) + len(added),
-            )
+            together = np.concatenate([left[a], np.zeros_like(before), behind])
+            expected = np.concatenate([right[b], before, np.zeros_like(behind)])
+            aligned[output.name] = AlignedRows(together, expected, len(a))
         return aligned
 
     def _pair(self, mine: Floats, its: Floats) -> Indices:
         """Which row is which row of the reference, shape (2, pairs)."""
         keys, its_keys = (rows[:, self.keys] + 0.0 for rows in (mine, its))  # -0.0 is 0.0
         corners = range(0) if self.boxes is None else range(self.boxes, self.boxes + 4)
-        values = [rows[:, self.floats] / self.scale for rows in (mine, its)] + [
-            rows[:, corners] for rows in (mine, its)
-        ]
+        values = *(rows[:, self.floats] / self.scale for rows in (mine, its)), mine[:, corners], its[:, corners]
         floats, its_floats, boxes, its_boxes = (
             np.clip(np.nan_to_num(each, nan=_FAR, posinf=_FAR, neginf=-_FAR), -_FAR, _FAR) for each in values
         )

@@ -1,6 +1,8 @@
-"""The metrics: one row each, with how it is computed and how its values are judged; and calling one.
+"""The metrics: one row each, with how it is computed and how its values are judged; naming one, and calling one.
 
 A new metric is a row here, and the function that the row names. Nothing here imports NumPy: the help lists the names.
+A metric of the user's is a function of a script, ``script.py:function`` (``mptune.data.scripts``), or of the calling
+program.
 """
 
 from __future__ import annotations
@@ -10,10 +12,19 @@ import inspect
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from mptune.errors import DataError, MptuneError, SettingsError
+from mptune.errors import DataError, MptuneError, RunError, SettingsError
+from mptune.files import files_sha256
 
+if TYPE_CHECKING:
+    import numpy as np
+
+TaskMetric: TypeAlias = "Callable[[Mapping[str, np.ndarray], Mapping[str, np.ndarray]], float]"
+"""``function(outputs, reference) -> float`` for one sample, arrays by output name; the lower, the better."""
+TO_MAXIMISE = ":max"  # ends the name of a script's function whose value is larger for better plans
+CALLABLE = "callable:"  # before the name of a function of a Python program; a run directory holds the name alone
 METRIC_TIMEOUT_S = 300.0  # one call of a script's metric may take this long by default
 
 
@@ -21,7 +32,7 @@ METRIC_TIMEOUT_S = 300.0  # one call of a script's metric may take this long by 
 class Metric:
     """A metric, built in or of the user's.
 
-    ``kind`` is ``element`` for a statistic of every output (``mptune.data.metrics.comparing``), ``sample`` for a value
+    ``kind`` is ``element`` for a statistic of every output (``mptune.data.metrics.accuracy``), ``sample`` for a value
     of all outputs of a sample, ``set`` for a value of all samples. ``function`` computes it, or is its name in
     ``mptune.data.metrics.whole_set``; built-in ones take ``(outputs, references, inputs, labels)``.
     """
@@ -87,6 +98,63 @@ def unknown_metric(metric: str, names: Iterable[str]) -> SettingsError:
     """The error for a metric that does not exist."""
     hint = f"there are {', '.join(dict.fromkeys(names))}"
     return SettingsError(f"unknown metric {metric!r}", f"{hint}; your own: script.py:function")
+
+
+def undirected(metric: str) -> str:
+    """``script.py:function`` of ``script.py:function:max``; any other metric as it is."""
+    shorter = metric.removesuffix(TO_MAXIMISE)
+    return shorter if Path(shorter.rpartition(":")[0]).suffix == ".py" else metric
+
+
+def script_of(metric: str) -> Path | None:
+    """The path of the script in ``script.py:function`` or ``script.py:function:max``; None for other metrics."""
+    file, _, name = undirected(metric).rpartition(":")
+    # By the path's own suffix, as ``load_metric`` takes it: "a.py/" is a.py, too.
+    return Path(file) if Path(file).suffix == ".py" and name else None
+
+
+def refuse_inside(metric: str, run: Path) -> None:
+    """Refuse a script that lies in a run directory, also by a link in either direction."""
+    script = script_of(metric)
+    places = () if script is None else (script.absolute(), script.parent.resolve() / script.name, script.resolve())
+    if any(place.is_relative_to(root) for place in places for root in (run.absolute(), run.resolve())):
+        raise RunError(
+            f"the metric's script {script} lies in the run directory {run}: such a script is never run",
+            "read it; if you trust it, copy it elsewhere and give that copy with --metric script.py:function",
+        )
+
+
+def script_sha256(metric: str) -> str | None:
+    """Of the content of a metric's script, whatever its path, and whatever it imports; None where there is none."""
+    script = script_of(metric)
+    return files_sha256(script) if script is not None and script.is_file() else None
+
+
+def callable_name(function: TaskMetric) -> str:
+    """The name of a metric that is given as a function: ``callable:`` and the function's own name."""
+    name = getattr(function, "__name__", type(function).__name__)
+    return CALLABLE + ("lambda" if name == "<lambda>" else name)
+
+
+def is_own(metric: str) -> bool:
+    """Whether a metric is the user's own: a script's, or a function."""
+    return metric not in METRICS
+
+
+def sample_functions(metric: Metric) -> Mapping[str, TaskMetric]:
+    """What is taken of each sample for a metric of single samples, by the statistic's name; nothing for others."""
+    if metric.kind != "sample":
+        return {}
+    function = metric.load()
+    if metric.name in METRICS:
+        return {metric.name: lambda outputs, reference: function(outputs, reference, {}, {})}
+    if not metric.larger_is_better:
+        return {metric.name: function}
+
+    def lost(outputs: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray]) -> float:
+        return float(function(reference, reference)) - float(function(outputs, reference))
+
+    return {metric.name: lost, own_value(metric.name): function}
 
 
 class MetricFailedError(MptuneError):

@@ -31,12 +31,7 @@ _NAMES = "name outputs and labels boxes [N, M, 4] (x1, y1, x2, y2), scores [N, M
 
 
 def _judged(
-    metric: str,
-    outputs: Arrays,
-    references: Arrays,
-    labels: Arrays,
-    fits: Callable[[np.ndarray], bool],
-    kind: str,
+    metric: str, outputs: Arrays, references: Arrays, labels: Arrays, fits: Callable[[np.ndarray], bool], kind: str
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """Name, values and target of each output that a metric judges: the label of its name, or the only label; without
     labels the reference. ``fits`` says by the reference whether an output is of the metric's kind.
@@ -85,24 +80,19 @@ def _accuracies(
     """The share of labels among the ``count`` largest scores of each output. A score that is NaN or Inf is a miss."""
     for name, output, target in _judged(metric, outputs, references, labels, _is_scores, kind):
         scores, wanted = _scores_and_classes(metric, name, output, target)
-        valid = wanted >= 0
-        if not 0 <= wanted.max(initial=-1) < scores.shape[-1]:
-            text = (
-                f"{metric}: the largest label of {name!r}, {wanted.max(initial=-1)}, is no class of {scores.shape[-1]}"
-            )
-            raise DataError(text, _FROM_0)
+        classes, largest = scores.shape[-1], wanted.max(initial=-1)
+        if not 0 <= largest < classes:
+            raise DataError(f"{metric}: the largest label of {name!r}, {largest}, is no class of {classes}", _FROM_0)
         clean = np.where(np.isfinite(scores), scores, -np.inf)
         label = np.maximum(wanted, 0)[..., None]
         score = np.take_along_axis(clean, label, axis=-1)
         # Of equal scores the one of the smaller class number comes first, as argmax has it.
-        before = (clean > score) | ((clean == score) & (np.arange(scores.shape[-1]) < label))
-        hit = (before.sum(axis=-1) < min(count, scores.shape[-1])) & np.isfinite(scores).all(axis=-1)
-        yield float(hit[valid].mean())
+        before = (clean > score) | ((clean == score) & (np.arange(classes) < label))
+        hit = (before.sum(axis=-1) < min(count, classes)) & np.isfinite(scores).all(axis=-1)
+        yield float(hit[wanted >= 0].mean())
 
 
-def _scores_and_classes(
-    metric: str, name: str, output: np.ndarray, target: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def _scores_and_classes(metric: str, name: str, output: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, ...]:
     """Scores with the classes on the last axis, shape (..., classes), and class numbers, shape (...).
 
     Labels are class numbers, shape of the output without its class axis (an axis of 1 may stand there); negative ones
@@ -183,9 +173,9 @@ def mean_average_precision(outputs: Arrays, references: Arrays, inputs: Arrays, 
     """Mean average precision over the classes and the IoU thresholds 0.5 to 0.95, 0 to 1, as of COCO.
 
     Outputs: by name, ``boxes`` [N, M, 4] as corners, ``scores`` [N, M] with ``classes`` [N, M], or ``scores``
-    [N, M, C]; or one tensor [N, M, 6] of corners, score and class. Names need only contain these words. Where images
-    differ in their number of boxes, there are lists of such arrays. Labels: ``boxes`` [N, G, 4] and ``classes`` [N, G];
-    a negative class is no box. Without labels the reference's detections with a score of at least 0.25 are the labels.
+    [N, M, C]. Names need only contain these words. Where images differ in their number of boxes, there are lists of
+    such arrays. Labels: ``boxes`` [N, G, 4] and ``classes`` [N, G]; a negative class is no box. Without labels the
+    reference's detections with a score of at least 0.25 are the labels.
     """
     detections = []
     for image in _detections(outputs):
@@ -206,30 +196,20 @@ def mean_average_precision(outputs: Arrays, references: Arrays, inputs: Arrays, 
 def _detections(arrays: Mapping[str, Any], *, are_labels: bool = False) -> list[np.ndarray]:
     """Corners, score and class of each image's boxes, shape (M, 6); labels have the score 1."""
 
-    def named(*words: str) -> Any:
-        return next((array for word in words for name, array in arrays.items() if word in name.lower()), None)
+    def images(*words: str) -> list[np.ndarray] | None:
+        """One array per image, of the first name that contains a word: from [N, ...], or a list of such arrays."""
+        array = next((array for word in words for name, array in arrays.items() if word in name.lower()), None)
+        several = array if isinstance(array, list) else [] if array is None else [array]
+        return [np.asarray(image, np.float64) for part in several for image in part] if several else None
 
-    boxes, classes = named("box"), named("class", "label", "cls")
-    scores = None if are_labels else named("score", "conf", "prob")
-    is_whole = boxes is None or (classes if are_labels else scores) is None
-    if is_whole:
-        ends = [each for each in arrays.values() if (each[0] if isinstance(each, list) else each).shape[-1:] == (6,)]
-        if are_labels or len(ends) != 1:
-            raise DataError(f"map found no boxes with classes or scores among {', '.join(map(repr, arrays))}", _NAMES)
-        boxes = ends[0]
-
-    def images(array: Any) -> list[np.ndarray]:
-        """One array per image: from [N, ...], or from a list of such arrays."""
-        several = array if isinstance(array, list) else [array]
-        return [np.asarray(image, np.float64) for part in several for image in part]
-
-    corners = images(boxes)
-    if is_whole:
-        return corners
-    kinds = [np.zeros(len(image)) for image in corners] if classes is None else images(classes)
-    marks = [np.ones(len(image)) for image in corners] if scores is None else images(scores)
+    boxes, classes = images("box"), images("class", "label", "cls")
+    scores = None if are_labels else images("score", "conf", "prob")
+    if boxes is None or (classes if are_labels else scores) is None:
+        raise DataError(f"map found no boxes with classes or scores among {', '.join(map(repr, arrays))}", _NAMES)
+    kinds = [np.zeros(len(image)) for image in boxes] if classes is None else classes
+    marks = [np.ones(len(image)) for image in boxes] if scores is None else scores
     detections = []
-    for corner, mark, kind in itertools.zip_longest(corners, marks, kinds, fillvalue=np.zeros(0)):
+    for corner, mark, kind in itertools.zip_longest(boxes, marks, kinds, fillvalue=np.zeros(0)):
         if mark.ndim == 2:  # a score for each class: each is a detection
             kind = np.tile(np.arange(mark.shape[1]), len(corner))
             corner, mark = np.repeat(corner, mark.shape[1], 0), mark.reshape(-1)

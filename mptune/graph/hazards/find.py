@@ -14,20 +14,10 @@ from statistics import fmean
 
 from mptune.findings.numbers import in_samples
 from mptune.findings.wording import Severity
-from mptune.graph.facts import Facts
-from mptune.graph.fused import FusedNodes, steps_inside, values_inside
+from mptune.graph.facts import Facts, FusedNodes, steps_inside, values_inside
 from mptune.graph.groups import GroupedModel, find_apart, set_apart
 from mptune.graph.hazards import static
-from mptune.graph.hazards.hazard import (
-    FP16_MAX,
-    OF_RANGE,
-    Hazard,
-    HazardPlace,
-    ObservedValues,
-    group_of,
-    touching,
-    worst_first,
-)  # fmt: skip
+from mptune.graph.hazards.hazard import FP16_MAX, Hazard, HazardPlace, ObservedValues, group_of, touching, worst_first
 from mptune.graph.hazards.masks import is_held, mask_input, stays_right
 from mptune.graph.hazards.probes import probe_hazards, walk
 from mptune.graph.loading.model import Node
@@ -95,7 +85,7 @@ def find_split(
     model, types = grouped.model, value_types(grouped)
     hazards = find_hazards(grouped, observed, precisions, fused)
     errors = [hazard for hazard in hazards if hazard.rules_out(Precision.FP16) and hazard.place.group is not None]
-    others = {hazard.place.group for hazard in errors if hazard.code not in OF_RANGE}
+    others = {hazard.place.group for hazard in errors if not hazard.is_of_range}
     beyond: dict[str, list[str]] = {}
     for hazard in errors if Precision.FP16 in precisions else ():
         group = hazard.place.group

@@ -22,8 +22,6 @@ from mptune.json_form import JsonForm, encode_float
 FP16_MAX = Precision.FP16.largest
 FP16_TINY, FP16_NORMAL = Precision.FP16.smallest, Precision.FP16.smallest_normal
 """Half of the former rounds to zero; below the latter, values lose digits."""
-OF_RANGE = frozenset({"overflow", "mask"})
-"""Codes of values that leave FP16's range."""
 _OF_DIGITS = frozenset({"stagnation", "cancellation", "spacing", "long-sum", "index-in-float"})
 """Codes of too few digits: what FP16 has too few for, BF16 has."""
 
@@ -67,6 +65,11 @@ class Hazard:
     precision: Precision = Precision.FP16
 
     @property
+    def is_of_range(self) -> bool:
+        """Whether a value leaves FP16's range."""
+        return self.code in ("overflow", "mask")
+
+    @property
     def is_note(self) -> bool:
         """Whether it is no finding by itself."""
         return (self.code, self.wording) in NOTES
@@ -104,7 +107,7 @@ class Hazard:
             return self.value > precision.exact_integers
         if self.code == "vanishing-values":
             return precision is self.precision
-        return precision is Precision.FP16 or self.code not in OF_RANGE or self.value > precision.largest
+        return precision is Precision.FP16 or not self.is_of_range or self.value > precision.largest
 
     def changes_constant(self, precision: Precision) -> bool:
         """Whether the group holds a constant that a reduced precision changes, because it is beyond its range.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from mptune.data.metrics import parts as module
-from mptune.data.metrics.accuracy import OutputError
-from mptune.data.metrics.comparing import compare_outputs
+from mptune.data.metrics.accuracy import OutputError, Reference, compare_outputs
 from mptune.data.metrics.parts import (
     LEAST_SHARE,
     MOST_COLUMNS,
@@ -38,10 +38,16 @@ def of(arrays: list[np.ndarray]) -> list[dict[str, np.ndarray]]:
     return [{"y": array} for array in arrays]
 
 
+def compared(
+    outputs: list[dict[str, np.ndarray]], reference: list[dict[str, np.ndarray]], parts: Any = None
+) -> OutputError:
+    return compare_outputs(outputs, Reference(reference, parts))
+
+
 def test_each_column_is_a_part_where_scales_differ() -> None:
     reference = detections(3)
     outputs = noisy(reference, np.array([0.02, 0.02, 0.02, 0.02, 0.01]))
-    error = compare_outputs(of(outputs), of(reference))
+    error = compared(of(outputs), of(reference))
     every = np.concatenate([array.astype(np.float64) for array in reference]).reshape(-1, 5)
     for column in range(5):
         wanted = [
@@ -62,7 +68,7 @@ def test_each_column_is_a_part_where_scales_differ() -> None:
 def test_an_output_of_one_scale_is_one_part_and_outputs_can_be_left_out() -> None:
     reference = [RNG.standard_normal((2, 7)) for _ in range(3)]
     pairs = [{"y": array, "z": array} for array in reference]
-    error = compare_outputs([{"y": array + 0.01, "z": array + 1.0} for array in reference], pairs)
+    error = compared([{"y": array + 0.01, "z": array + 1.0} for array in reference], pairs)
     wanted = 0.01 / np.concatenate(reference).std()
     assert error.per_output["y"]["worst_part"] == pytest.approx((wanted,) * 3)
     assert error.deciding_part("worst_part") == OutputColumns("z")
@@ -101,7 +107,7 @@ def test_columns_of_two_kinds_on_the_last_axis_are_parts(shape: tuple[int, ...],
     found = find_parts(of(arrays), [frozenset({1})] * samples)["y"]
     assert (found.axis, found.is_split, len(found.ranges)) == (len(shape) - 1, True, 7)
     wrong = [array + np.eye(7)[5] for array in arrays]  # the scores are nonsense, the boxes exact
-    assert compare_outputs(of(wrong), of(arrays), parts={"y": found}).value("worst_part") > 5.0
+    assert compared(of(wrong), of(arrays), {"y": found}).value("worst_part") > 5.0
 
 
 def test_rows_of_several_levels_are_no_columns() -> None:
@@ -139,7 +145,7 @@ def test_constant_columns_are_divided_by_their_size_or_by_nothing() -> None:
     reference[..., 1] = 50.0
     reference[..., 3] = 1000.0
     reference[0, ::2, 3] = np.nextafter(np.float32(1000), np.float32(2000))
-    error = compare_outputs(of([reference + 0.5]), of([reference]))
+    error = compared(of([reference + 0.5]), of([reference]))
     by_part = {part.columns: value for part, value in error.by_part("worst_part").items()}
     assert by_part == {
         (0,): pytest.approx(0.5 / reference[..., 0].std(), rel=1e-4),
@@ -154,7 +160,7 @@ def test_what_was_seen_over_all_samples_decides_for_others(tmp_path: Path) -> No
     save_parts(tmp_path / "parts.json", found)
     assert load_parts(tmp_path / "parts.json") == found
     held_out = detections(1)
-    error = compare_outputs(of([array + 1.0 for array in held_out]), of(held_out), parts=found)
+    error = compared(of([array + 1.0 for array in held_out]), of(held_out), found)
     assert error.columns["y"].worst_part == pytest.approx([1.0 / scale for scale in found["y"].scales], rel=1e-3)
     assert load_parts(tmp_path / "none.json") is None
 
@@ -170,8 +176,8 @@ def test_held_out_samples_measure_what_the_search_samples_do_not_have() -> None:
     assert covering.scales == tuple(map(max, found["y"].scales, alone.scales))
     assert covering.whole == max(found["y"].whole, alone.whole)
     off = of([held_out[0]["y"] + 1e-3, held_out[1]["y"]])
-    assert compare_outputs(off, held_out, parts=found).value("worst_part") > 0.1
-    assert compare_outputs(off, held_out, parts={"y": covering}).value("worst_part") < 1e-3
+    assert compared(off, held_out, found).value("worst_part") > 0.1
+    assert compared(off, held_out, {"y": covering}).value("worst_part") < 1e-3
 
 
 @pytest.mark.parametrize("unit", [1e-3, 1.0, 1e3])
@@ -187,7 +193,7 @@ def test_a_column_that_is_zero_in_all_search_samples_is_measured_by_those_that_h
     covering = cover_held_out(found, held_out)
     assert covering["y"].scales == pytest.approx((1.0, unit, 0.0))
     off = of([sample["y"] + np.array([0.0, 0.1 * unit, 0.01]) for sample in held_out])
-    error = compare_outputs(off, held_out, parts=covering)
+    error = compared(off, held_out, covering)
     by_part = {part.columns: value for part, value in error.by_part("worst_part").items()}
     assert by_part == {(0,): 0.0, (1,): pytest.approx(0.1), (2,): pytest.approx(0.01)}
     assert error.columns["y"].worst_part == pytest.approx([0.0, 0.1, 0.01])
@@ -207,7 +213,7 @@ def test_a_class_near_zero_does_not_decide(boxes: bool) -> None:
     off = of(
         [sample["y"] + 5e-7 * (np.arange(sample["y"].shape[-1]) == sample["y"].shape[-1] - 1) for sample in reference]
     )
-    assert compare_outputs(off, reference).value("worst_part") < 1e-3
+    assert compared(off, reference).value("worst_part") < 1e-3
     if boxes:
         assert found.scales[:6] == pytest.approx(left.std(axis=(0, 1, 2)), rel=1e-5)
 
@@ -228,7 +234,7 @@ def test_a_class_that_is_never_given_does_not_count_when_it_becomes_zero(tiny: f
     reference = np.abs(RNG.standard_normal((1, 40, 3))) * [0.5, 0.4, tiny]
     reference[..., 2] -= reference[..., 2].mean()
     output = reference * [1.0, 1.0, 0.0]
-    found = compare_outputs(of([output]), of([reference])).value("worst_part")
+    found = compared(of([output]), of([reference])).value("worst_part")
     assert found == pytest.approx(error, abs=1e-3)
 
 
@@ -238,22 +244,22 @@ def test_small_columns_count_where_all_are_small(scales: list[float]) -> None:
     reference = RNG.standard_normal((1, 40, 3)) * np.array(scales)
     smallest = min(range(3), key=lambda k: scales[k] or 1.0)
     output = reference * np.where(np.arange(3) == smallest, 0.0, 1.0)
-    assert compare_outputs(of([output]), of([reference])).value("worst_part") == pytest.approx(1.0, rel=0.1)
+    assert compared(of([output]), of([reference])).value("worst_part") == pytest.approx(1.0, rel=0.1)
 
 
 def test_chunks_do_not_change_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     reference = detections(3)
     outputs = noisy(reference, np.full(5, 0.1))
-    whole = compare_outputs(of(outputs), of(reference))
+    whole = compared(of(outputs), of(reference))
     monkeypatch.setattr(module, "_CHUNK", 16)
-    pieces = compare_outputs(of(outputs), of(reference))
+    pieces = compared(of(outputs), of(reference))
     for name, values in whole.per_output["y"].items():
         assert pieces.per_output["y"][name] == pytest.approx(values, rel=1e-9)
 
 
 def test_very_many_columns_share_parts_and_keep_their_own_scales() -> None:
     reference = RNG.standard_normal((50, 3000)) * np.geomspace(1e-3, 1e3, 3000)
-    error = compare_outputs(of([reference * 1.01]), of([reference]))
+    error = compared(of([reference * 1.01]), of([reference]))
     assert len(error.by_part("worst_part")) == MOST_PARTS
     assert error.value("worst_part") == pytest.approx(0.01, rel=0.2)
     assert MOST_COLUMNS < 3000
@@ -264,7 +270,7 @@ def test_nan_and_json() -> None:
     reference = detections(2)
     outputs = [array.copy() for array in reference]
     outputs[1][0, 0, 2] = np.nan
-    error = compare_outputs(of(outputs), of(reference))
+    error = compared(of(outputs), of(reference))
     assert np.isnan(error.value("worst_part"))
     assert error.non_finite == 1
     again = OutputError.from_json(json.loads(json.dumps(error.to_json(), allow_nan=False)))

@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from mptune.data.metrics.accuracy import OutputError
-from mptune.data.metrics.comparing import compare_outputs
+from mptune.data.metrics.accuracy import OutputError, Reference, compare_outputs
 from mptune.data.metrics.row_sets import find_row_sets
 from mptune.graph.facts import DependentOutput
 
@@ -39,7 +38,7 @@ def error(
     """Of one sample; ``more`` samples are equal to the reference."""
     dependent = outputs() if dependent is None else dependent
     reference = [wanted, *more]
-    return compare_outputs([got, *more], reference, None, find_row_sets(dependent, reference))
+    return compare_outputs([got, *more], Reference(reference), None, find_row_sets(dependent, reference))
 
 
 def statistic(of: OutputError, output: str, name: str) -> float:
@@ -54,7 +53,7 @@ def test_small_shifts_are_their_own_size_whatever_the_order() -> None:
     wanted = detections(50)
     moved = {**wanted, "boxes": wanted["boxes"] + 0.1, "scores": wanted["scores"] * 0.999}
     found = error(reordered(moved, np.arange(50)[::-1]), wanted)
-    straight = compare_outputs([moved], [wanted])
+    straight = compare_outputs([moved], Reference([wanted]))
     for output in wanted:
         assert statistic(found, output, "relative_l2") == pytest.approx(statistic(straight, output, "relative_l2"))
         assert statistic(found, output, "max_abs") == pytest.approx(statistic(straight, output, "max_abs"))

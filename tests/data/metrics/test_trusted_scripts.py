@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mptune.api.arguments import recorded_metric
-from mptune.data.metrics.tasks import refuse_inside, script_of
+from mptune.data.metrics.table import refuse_inside, script_of
 from mptune.errors import RunError, SettingsError
 
 RUN = Path("run.mptune")

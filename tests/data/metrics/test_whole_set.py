@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError, error_interval
-from mptune.data.metrics.table import METRICS, number_of, own_value
-from mptune.data.metrics.tasks import is_own, law_metric, load_metric, resolve_metric, sample_functions, script_of
+from mptune.data.metrics.table import METRICS, is_own, number_of, own_value, sample_functions, script_of
 from mptune.data.metrics.whole_set import (
     SampleSetArrays,
     endpoint_error,
@@ -22,6 +21,7 @@ from mptune.data.metrics.whole_set import (
     top1_accuracy,
     top5_accuracy,
 )
+from mptune.data.scripts import MetricScript, law_metric, resolve_metric
 from mptune.errors import DataError, SettingsError
 
 
@@ -101,8 +101,6 @@ def test_average_precision_by_hand() -> None:
     # Shifted by 1 of 10 pixels: IoU 81/119, above four thresholds; 361/439 above seven; 171/229 above five.
     expected = (4 / 10 + np.mean([1.0] * 5 + [51 / 101] * 2 + [0.0] * 3)) / 2
     assert mean_average_precision(detections(1.0), found, {}, TRUTH) == pytest.approx(expected)
-    whole = np.concatenate([found["boxes"], found["scores"][..., None], found["classes"][..., None]], axis=-1)
-    assert mean_average_precision({"output0": whole}, {"output0": whole}, {}, TRUTH) == pytest.approx(1.0)
     by_class = {"boxes": BOXES, "scores": np.eye(2, dtype=np.float32)[np.array([[0, 1], [1, 1]])] * 0.9}
     assert mean_average_precision(by_class, by_class, {}, {}) == pytest.approx(1.0)
 
@@ -191,7 +189,7 @@ def test_a_metric_that_takes_for_ever_or_leaves_is_one_error(tmp_path) -> None:
         "\n\ndef spins(*arguments):\n    while True:\n        pass\n\n\ndef leaves(*arguments):\n    sys.exit(0)\n"
     )
     for name, words in (("sleeps", "it ran longer than 0.5 s"), ("spins", "it ran longer"), ("leaves", "SystemExit")):
-        metric = load_metric(f"{script}:{name}", timeout_s=0.5)
+        metric = MetricScript(f"{script}:{name}", timeout_s=0.5)
         with pytest.raises(DataError) as caught:
             number_of("m", metric, ({}, {}))
         assert words in caught.value.message

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mptune.data.calibration import load_calibration
-from mptune.data.rollout import Rollout
+from mptune.data.samples import Rollout
 from mptune.graph.hazards.static import interface_findings, state_inputs, state_pairs
 from mptune.graph.loading.model import Model, load_model
 from mptune.settings import DataSettings

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mptune.tuning.fronts.hypervolume import hypervolume_improvement, pareto_staircase
+from mptune.tuning.dominance import hypervolume_improvement, pareto_staircase
 from mptune.tuning.sampler.acquisition import EhviEstimator
 from mptune.tuning.sampler.trials import BuiltPlans, Prior
 
