@@ -24,9 +24,9 @@ from mptune.errors import RunError
 from mptune.rundir import read_run
 from mptune.tuning.dominance import hypervolume, pareto
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
+from mptune.tuning.record import waits_told_to
 from mptune.tuning.record.storage import check_opens, close_storage, open_storage
 from mptune.tuning.record.study import read_study
-from mptune.tuning.record.waiting import waits_told_to
 from mptune.tuning.result import read_record
 from tests.fakes import SHA, Diary
 from tests.proxy import Mode, Proxy
@@ -264,7 +264,7 @@ import sys
 from pathlib import Path
 from mptune.settings import SearchSettings
 from mptune.tuning.bench import Silent
-from mptune.tuning.record.waiting import waits_told_to
+from mptune.tuning.record import waits_told_to
 from mptune.tuning.record.study import open_study
 from mptune.tuning.knowledge import make_prior
 from mptune.tuning.tuner import Tuner

@@ -16,7 +16,7 @@ from mptune.data.scripts import end_scripts
 from mptune.engines.toolchains.choose import probed_ahead
 from mptune.errors import SettingsError
 from mptune.files import PathLike, full_disk_as_error
-from mptune.graph.precision import precision_set
+from mptune.graph.plan import precision_set
 from mptune.reporting.run_files import write_run_files
 from mptune.rundir import open_run
 from mptune.settings import DataSettings, LatencySettings, SearchSettings, TensorRtSettings, WorkerSettings, documented

@@ -16,7 +16,7 @@ from mptune.engines.failures import did_not_run
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.files import read_form, write_json
 from mptune.finding import Finding, Where
-from mptune.graph.fused import FusedNodes, of_model
+from mptune.graph.facts import FusedNodes
 from mptune.graph.groups import GroupedModel
 from mptune.graph.hazards import find, hazard, static
 from mptune.graph.loading.model import Model
@@ -218,8 +218,7 @@ def find_space(
     Nodes that hold values beyond FP16 are set apart (``find_split``), then groups pinned.
     """
     kernels, observed, precisions = observations.kernels, observations.observed, context.precisions
-    fused = of_model(context.model, kernels.fused)
-    grouped, hazards = find.find_split(context.grouped, observed, precisions, fused)
+    grouped, hazards = find.find_split(context.grouped, observed, precisions, kernels.fused)
     asked = [precision for precision in REDUCED if precision in precisions]
     lacking = {p: unsupported(value_types(grouped), p) | kernels.pins(grouped, p) for p in asked}
     lacking.setdefault(Precision.FP16, kernels.pins(grouped))  # its reasons are told of groups that stay in FP32

@@ -25,8 +25,7 @@ from mptune.tuning.choosing import could_be_chosen
 from mptune.tuning.dominance import pareto
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
 from mptune.tuning.plan_limits import feasible
-from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.record.sessions import Sessions, anchored
+from mptune.tuning.record.record import Sessions, StudyRecord, anchored
 
 _PREFIX = "confirm:"
 _BASELINES = (ORIGIN_FP32, ORIGIN_FP16)

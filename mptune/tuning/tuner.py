@@ -24,8 +24,7 @@ from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, ORIGIN_SAMPLER, O
 from mptune.tuning.explanation import keep_grounds
 from mptune.tuning.knowledge import Knowledge
 from mptune.tuning.plan_limits import check_columns
-from mptune.tuning.record.record import Proposal, StudyRecord
-from mptune.tuning.record.sessions import Sessions, anchored, keep_reopened
+from mptune.tuning.record.record import Proposal, Sessions, StudyRecord, anchored, keep_reopened
 from mptune.tuning.sampler.trials import ehvi_of
 
 DUPLICATES_IN_A_ROW = 3

@@ -14,8 +14,7 @@ from mptune.engines.latency import Latency
 from mptune.engines.spread import SessionTiming
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings
-from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.record.sessions import Sessions
+from mptune.tuning.record.record import Sessions, StudyRecord
 from mptune.tuning.remeasure import candidates, confirmed_evaluations, remeasure
 from mptune.tuning.sampler.trials import timing_of
 from mptune.tuning.space import SearchSpace
