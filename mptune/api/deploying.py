@@ -22,14 +22,14 @@ from mptune.reporting import recipe, run_files
 from mptune.rundir import RunDirectory, joined_run, read_run
 from mptune.settings import SearchSettings, Tolerances, documented
 from mptune.tuning import confirm as confirming
-from mptune.tuning import confirmation, copies, crew, measuring
+from mptune.tuning import confirmation, copies, measuring
 from mptune.tuning.bench import Listener
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front
 from mptune.tuning.record.storage import storage_url
 from mptune.tuning.record.study import Study, copy_study
 from mptune.tuning.result import front_of, read_record
-from mptune.tuning.worker import work
+from mptune.tuning.worker import end_with_search, work
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -72,7 +72,7 @@ def worker(
         TargetError: The target or engine is not available here.
         KeyboardInterrupt: The worker was interrupted; its plan has been given back.
     """
-    crew.end_with_search()
+    end_with_search()
     if gpu is not None and open_toolchain is None:
         arguments.check_gpus("gpu", (gpu,))
     with contextlib.ExitStack() as stack:
