@@ -194,20 +194,17 @@ def plan_of_nodes(model: Model, wanted: Mapping[str, Precision], source: str = "
 # -- nodes that are set apart -------------------------------------------------------------------------------------
 
 
-def find_apart(model: Model, groups: Sequence[LayerGroup], beyond: Mapping[str, Collection[str]]) -> tuple[str, ...]:
-    """The nodes to set apart: those that hold values beyond FP16, with the indivisible patterns around them.
+def find_apart(model: Model, groups: Sequence[LayerGroup], beyond: Collection[str]) -> tuple[str, ...]:
+    """The nodes to set apart: those that compute or read values beyond FP16, with the indivisible patterns around them.
 
     Of groups in which a heavy operator is left: elsewhere the Casts would cost more than they free.
-
-    Args:
-        beyond: group id -> the nodes of the group that compute or read such values.
     """
     patterns = [[model.nodes[index].name for index in pattern.nodes] for pattern in find_patterns(model)]
     around = {name: pattern for pattern in patterns for name in pattern}
     heavy = {node.name for node in model.nodes if operator(node.op_type).kind in HEAVY}
     names: list[str] = []
     for group in groups:
-        apart = {name for node in beyond.get(group.id, ()) for name in around.get(node, [node])}
+        apart = {name for node in group.nodes if node in beyond for name in around.get(node, [node])}
         if not heavy.isdisjoint({*group.nodes} - apart):
             names += [name for name in group.nodes if name in apart]
     return tuple(names)

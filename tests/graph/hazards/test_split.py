@@ -56,7 +56,8 @@ def test_a_search_of_a_split_group_is_resumed_picked_and_applied(tmp_path: Path)
     given = {"data": data, "out": tmp_path / "run", "target": "rtx-4090", "engine": "onnxruntime"}
     first, again = (mptune.search(path, budget=budget, **given) for budget in (3, 4))  # type: ignore[arg-type]
     assert (first.evaluations, again.evaluations) == (3, 4)
-    assert (fp16 := again.fp16) is not None
+    fp16 = again.fp16
+    assert fp16 is not None
     assert fp16.plan.precision == {"g000": "fp16", "g000-fp32": "fp32", "g001": "fp16"}
     mptune.pick(tmp_path / "run", plan=fp16.plan.fingerprint)
     chosen = tmp_path / "run" / "chosen"
