@@ -26,13 +26,13 @@ from tests.device.handles import (
     Graph,
     GraphExec,
     Handle,
+    Rules,
     Stream,
     Work,
     cudaError_t,
     cudaMemcpyKind,
     cudaStreamCaptureMode,
 )
-from tests.device.rules import Rules
 
 _FIRST_ADDRESS = 0x7_0000_0000_0000
 """Above every address that Linux gives to a program on x86-64 and on ARM with 48 bits."""

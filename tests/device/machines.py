@@ -32,7 +32,7 @@ from mptune.processes import child, parent
 from mptune.processes.child import Failure, Progress, Stage, WorkerState
 from mptune.targets import detect
 from tests.device.cuda import FakeCuda
-from tests.device.rules import Rules
+from tests.device.handles import Rules
 from tests.targets.jetson_files import ORIN_NANO_SUPER, put_files
 
 _MACHINE, _LOG, _ROOT = "MPTUNE_TEST_MACHINE", "MPTUNE_TEST_LOG", "MPTUNE_TEST_ROOT"
