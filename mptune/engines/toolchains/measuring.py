@@ -18,7 +18,7 @@ from mptune.engines import cuda
 from mptune.engines.base import DRIFT_TEXT, Engine, EngineSession, Failure, Measurement, SampleSet, Stage
 from mptune.engines.context import RunContext
 from mptune.engines.environment import process_warnings, read_gpus, state_warnings
-from mptune.engines.latency import Latency, Repetitions, calibrate, monotonic_ms, time_in_turn
+from mptune.engines.latency import Repetitions, calibrate, monotonic_ms, time_in_turn
 from mptune.engines.samples import Scoring, cached_samples, file_identity
 from mptune.engines.spread import Enough, SessionTiming, Standings
 from mptune.files import READ_ERRORS, read_json, write_json
@@ -101,7 +101,9 @@ class MeasureJob:
 
         state.enter(Stage.TIME)
         before = read_throttling() if self.on_gpu else None
-        baseline_latency, latency, repetitions = self.time(state, candidate, enough)
+        watches, repetitions = self.stopwatches(state, candidate, baseline)
+        of_baseline, latency = time_in_turn(watches, repetitions, self.latency, is_enough=enough.is_reached)
+        timing = SessionTiming.of_values(baseline.name, latency.raw_ms, of_baseline.raw_ms)
         now = None if before is None else read_throttling()  # of a Jetson, right after the timing
         warnings = [*candidate.warnings, *baseline.session.warnings, *(gpu_warnings(state) if self.on_gpu else ())]
         if now is not None and before is not None:
@@ -110,8 +112,8 @@ class MeasureJob:
         mode = read_power_mode() if self.on_gpu else None
         context_bytes = candidate.context_bytes
         measurement = Measurement(
-            latency,
-            baseline_latency,
+            replace(latency, session=timing),
+            of_baseline,
             1.0,
             error,
             "measured",
@@ -127,16 +129,13 @@ class MeasureJob:
         key = (*file_identity(self.baseline.path), self.baseline)
         return state.cached("baseline", key, lambda: Baseline(self.baseline.open()))
 
-    def time(
-        self, state: WorkerState, candidate: EngineSession, enough: Enough
-    ) -> tuple[Latency, Latency, Repetitions]:
-        """Latencies of the baseline and of a candidate, in turn; and the repetitions, calibrated on the baseline."""
-        baseline, feed = self.open_baseline(state), cached_samples(state, self.timing_samples)[0]
+    def stopwatches(
+        self, state: WorkerState, candidate: EngineSession, baseline: Baseline
+    ) -> tuple[list[Stopwatch], Repetitions]:
+        """Those of the baseline and of a candidate; and how often each runs, calibrated on the baseline."""
+        feed = cached_samples(state, self.timing_samples)[0]
         watches = [session.stopwatch(feed) for session in (baseline.session, candidate)]
-        repetitions = self.repetitions or calibrate(watches[0].run_once, monotonic_ms, self.latency)
-        before, latency = time_in_turn(watches, repetitions, self.latency, is_enough=enough.is_reached)
-        timing = SessionTiming.of_values(baseline.name, latency.raw_ms, before.raw_ms)
-        return before, replace(latency, session=timing), repetitions
+        return watches, self.repetitions or calibrate(watches[0].run_once, monotonic_ms, self.latency)
 
 
 @dataclass(frozen=True)
@@ -147,15 +146,15 @@ class ReopenJob:
     count: int
 
     def run(self, state: WorkerState) -> tuple[SessionTiming, ...]:
-        self.measure.open_baseline(state)
+        job, baseline = self.measure, self.measure.open_baseline(state)
         timings = []
         for _ in range(self.count):
             state.enter(Stage.BUILD)
-            candidate = state.transient(self.measure.engine.open)
+            candidate = state.transient(job.engine.open)
             state.enter(Stage.TIME)
-            _, latency, _ = self.measure.time(state, candidate, self.measure.enough)
-            assert latency.session is not None
-            timings.append(latency.session)
+            watches, repetitions = job.stopwatches(state, candidate, baseline)
+            before, latency = time_in_turn(watches, repetitions, job.latency, is_enough=job.enough.is_reached)
+            timings.append(SessionTiming.of_values(baseline.name, latency.raw_ms, before.raw_ms))
         return tuple(timings)
 
 
