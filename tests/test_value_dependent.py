@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import mptune
-from mptune.api.comparing import compare
-from mptune.api.run import open_run
+from mptune.api.deploying import open_run
+from mptune.api.models import compare
 from mptune.data.archive import read_samples, save_samples
 from mptune.engines.base import EngineError
 from mptune.engines.samples import Scoring
@@ -22,8 +22,8 @@ from mptune.graph.plan import Precision
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
 from mptune.processes.child import WorkerState
+from mptune.tuning.baseline import check_reference
 from mptune.tuning.result import Front
-from mptune.tuning.steps.baseline import check_reference
 from tests.graph.helpers import run
 from tests.selecting import detector, images, points
 

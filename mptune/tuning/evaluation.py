@@ -15,7 +15,7 @@ from mptune.engines.base import ErrorSource, Measurement
 from mptune.engines.latency import Latency
 from mptune.finding import OutputColumns
 from mptune.graph.plan import PrecisionPlan
-from mptune.json_form import JsonForm, encode
+from mptune.json_form import JsonForm, TextForm, encode
 from mptune.targets.detect import PowerMode
 from mptune.targets.target import EngineMemory
 
@@ -27,7 +27,7 @@ _FP32_NOISE = 1e-6
 
 
 @dataclass(frozen=True)
-class Origin:
+class Origin(TextForm):
     """Who proposed a plan: the search space, as a seed of a name such as ``all-fp32``, or the sampler.
 
     In JSON files and journals it is a text such as ``seed: all-fp32`` or ``sampler``.

@@ -121,7 +121,7 @@ def locate(
     context: RunContext, provider: Provider, worker: Worker, report: ReferenceReport, which: SampleSet
 ) -> ReferenceReport:
     """The report with the places of what is wrong; a sound one costs nothing and stays as it is."""
-    from mptune.graph.writing.observe import write_with_outputs
+    from mptune.graph.writing.variants import write_with_outputs
 
     model, outputs, rows = context.model, report.outputs, report.rows
     places: dict[tuple[str, str], Place | None] = {}

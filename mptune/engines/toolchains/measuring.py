@@ -18,7 +18,7 @@ from mptune.engines import cuda
 from mptune.engines.base import DRIFT_TEXT, Engine, EngineSession, Failure, Measurement, SampleSet, Stage
 from mptune.engines.context import RunContext
 from mptune.engines.environment import process_warnings, read_gpus, state_warnings
-from mptune.engines.latency import Repetitions, calibrate, monotonic_ms, time_in_turn
+from mptune.engines.latency import Repetitions, Stopwatch, calibrate, monotonic_ms, time_in_turn
 from mptune.engines.samples import Scoring, cached_samples, file_identity
 from mptune.engines.spread import Enough, SessionTiming, Standings
 from mptune.files import READ_ERRORS, read_json, write_json

@@ -30,11 +30,11 @@ from mptune.engines.toolchains.rows import row_feeds
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.graph.hazards.static import fixed_rows
 from mptune.graph.loading.model import load_model
-from mptune.graph.writing.observe import observed_parts, write_with_outputs
+from mptune.graph.writing.variants import observed_parts, write_with_outputs
 from mptune.processes.child import WorkerState
 from mptune.processes.parent import Worker
 from mptune.targets.target import load_target
-from mptune.tuning.steps.baseline import check_reference
+from mptune.tuning.baseline import check_reference
 from tests.engines import faults
 from tests.engines.engine_support import run_here, save_graph
 from tests.graph import models
@@ -260,7 +260,7 @@ def test_a_model_that_is_observed_in_parts_shows_the_same_ranges(
     with Toolchain(ONNXRUNTIME, load_target("cpu"), mlp_context) as toolchain:
         expected = toolchain.observe()
     assert not isinstance(expected, Failure)
-    monkeypatch.setattr("mptune.graph.writing.observe._MOST_OUTPUTS", 5)
+    monkeypatch.setattr("mptune.graph.writing.variants._MOST_OUTPUTS", 5)
     jobs.clear()
     stages: list[str] = []
     with Toolchain(ONNXRUNTIME, load_target("cpu"), mlp_context) as toolchain:
