@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import optuna
 import pytest
 from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
@@ -17,7 +16,7 @@ from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.tuning.bench import Stop
 from mptune.tuning.evaluation import ORIGIN_FP32
 from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.record.storage import cut_torn_tail, open_storage
+from mptune.tuning.record.storage import cut_torn_tail
 from mptune.tuning.space import SearchSpace
 from tests.tuning.conftest import OpenRecord
 from tests.tuning.factory import evaluation_of
@@ -51,18 +50,6 @@ def record(open_record: OpenRecord, space: SearchSpace) -> StudyRecord:
     record = open_record()
     record.enqueue(space.seeds[0].plan, ORIGIN_FP32)
     return record
-
-
-def test_several_storages_on_one_file_see_each_other(record: StudyRecord, space: SearchSpace, journal: Path) -> None:
-    evaluate(record, space)
-    storages = [open_storage(None, journal, is_locked=False), plain(journal), open_storage(None, journal)]
-    for number, storage in enumerate(storages):
-        study = optuna.load_study(study_name="test", storage=storage, sampler=optuna.samplers.RandomSampler())
-        study.ask().set_user_attr("by", number)
-        study.set_user_attr(f"by {number}", number)
-    every = [content(storage) for storage in (*storages, plain(journal))]
-    assert all(one == every[0] for one in every)
-    assert len(every[0]["test"][1]) == 4
 
 
 def test_a_plan_takes_few_syncs_and_a_power_cut_no_outcome(
