@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from mptune.engines.base import Engine, Failure, MissingKernel, Profiling
 from mptune.engines.tensorrt.layers import LayerTime
-from mptune.graph.fused import FusedNodes
+from mptune.graph.facts import FusedNodes
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision, PrecisionPlan
 

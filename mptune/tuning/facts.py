@@ -16,7 +16,7 @@ from mptune.engines.failures import did_not_run
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.files import read_form, write_json
 from mptune.finding import Finding, Where
-from mptune.graph.fused import FusedNodes, of_model
+from mptune.graph.facts import FusedNodes
 from mptune.graph.groups import GroupedModel
 from mptune.graph.hazards import find, hazard, static
 from mptune.graph.loading.model import Model
@@ -118,14 +118,12 @@ class Observations(JsonForm):
     Attributes:
         observed: what the values were on the search samples.
         warnings: of the checks, one line each.
-        optimisation_error: output -> how far ONNX Runtime's graph optimisations change it (``ReferenceReport``).
         findings: about the model in FP32, of the search samples and the held-out ones.
         kernels: what the engine lacks.
     """
 
     observed: hazard.ObservedValues
     warnings: tuple[str, ...] = ()
-    optimisation_error: Mapping[str, float] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
     kernels: MissingKernels = MissingKernels()
 
@@ -181,17 +179,11 @@ def observe(
     if model is not None and target is not None:
         need, is_measured = memory.memory_need(model, observed.shapes), toolchain.latency_source == "measured"
         warnings = memory.memory_warnings(need, target, measured=is_measured)
-    errors = {} if isinstance(reference, Failure) else reference.optimisation_error
-    return Observations(observed, warnings, errors, without_repetition(findings), kernels)
-
-
-def data_findings(observations: Observations, grouped: GroupedModel, first: int) -> tuple[Finding, ...]:
-    """What the untouched model showed on the samples, of which ``first`` is the index of the first one."""
-    errors, earlier = observations.optimisation_error, observations.findings
-    return (
-        *earlier,
-        *baseline.optimisation_findings(errors, grouped.model, "search", first, earlier),
-    )
+    findings = without_repetition(findings)
+    if model is not None and not isinstance(reference, Failure):
+        errors = reference.optimisation_error
+        findings += baseline.optimisation_findings(errors, model, "search", indices[0][0], findings)
+    return Observations(observed, warnings, findings, kernels)
 
 
 def model_findings(
@@ -226,8 +218,7 @@ def find_space(
     Nodes that hold values beyond FP16 are set apart (``find_split``), then groups pinned.
     """
     kernels, observed, precisions = observations.kernels, observations.observed, context.precisions
-    fused = of_model(context.model, kernels.fused)
-    grouped, hazards = find.find_split(context.grouped, observed, precisions, fused)
+    grouped, hazards = find.find_split(context.grouped, observed, precisions, kernels.fused)
     asked = [precision for precision in REDUCED if precision in precisions]
     lacking = {p: unsupported(value_types(grouped), p) | kernels.pins(grouped, p) for p in asked}
     lacking.setdefault(Precision.FP16, kernels.pins(grouped))  # its reasons are told of groups that stay in FP32

@@ -16,7 +16,7 @@ from mptune.engines.context import RunContext
 from mptune.engines.ort.session import Provider
 from mptune.engines.samples import Scoring
 from mptune.engines.toolchains.jobs import ErrorsJob, SwitchedErrorsJob
-from mptune.graph.fused import FusedNodes
+from mptune.graph.facts import FusedNodes
 from mptune.graph.groups import GroupedModel
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import static_shapes

@@ -3,7 +3,7 @@
 Every value that the plan puts in FP16 (node outputs, inputs that cross a boundary, weights) goes through an explicit
 pair of Casts to FP16 and back. Running the FP16-typed model on a provider without FP16 kernels is no substitute: it
 computes in FP32 and drops the roundings between nodes. Norms that ONNX Runtime fuses are one operator, with FP32 inside
-(``mptune.graph.fused``); its CUDA provider rounds within some nodes, and not between others
+(``mptune.graph.facts``); its CUDA provider rounds within some nodes, and not between others
 (``mptune.graph.writing.rounding_steps``). What TensorRT's builder fuses is known once an engine is built: emulated
 errors of norms that are written out are upper ones there.
 
@@ -21,7 +21,7 @@ import onnx
 import onnx.helper
 
 from mptune.files import write_bytes
-from mptune.graph.fused import FUSED_IN, FusedNodes, steps_inside
+from mptune.graph.facts import FUSED_IN, FusedNodes, steps_inside
 from mptune.graph.groups import GroupedModel
 from mptune.graph.hazards.masks import is_held
 from mptune.graph.loading.model import Node

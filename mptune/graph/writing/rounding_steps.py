@@ -16,8 +16,7 @@ import onnx
 import onnx.helper
 import onnx.numpy_helper
 
-from mptune.graph.facts import attribute, facts_of, float_attribute
-from mptune.graph.fused import FusedNodes, steps_inside
+from mptune.graph.facts import FusedNodes, attribute, facts_of, float_attribute, steps_inside
 from mptune.graph.groups import GroupedModel
 from mptune.graph.loading.model import Node, with_nodes
 from mptune.graph.loading.tensors import Initializer, TensorInfo

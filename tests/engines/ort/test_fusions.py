@@ -22,6 +22,7 @@ from mptune.engines.ort.fusions import FoldJob, FusionsJob, fused_nodes, may_fus
 from mptune.engines.samples import Scoring
 from mptune.engines.toolchains.jobs import ObserveJob, ReferenceJob, SwitchedErrorsJob
 from mptune.engines.toolchains.toolchain import Toolchain
+from mptune.graph.facts import FusedNodes
 from mptune.graph.folded import (
     FoldedValues,
     folded_model,
@@ -29,7 +30,6 @@ from mptune.graph.folded import (
     read_folded,
     write_without_weights,
 )
-from mptune.graph.fused import FusedNodes
 from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision

@@ -195,15 +195,12 @@ def product(path: Path, nodes: str, outputs: tuple[str, ...] = Y) -> Model:
 @pytest.mark.parametrize(
     ("nodes", "outputs", "merged"),
     [
-        ("a = MatMul(x, v) y = Mul(a, c)", Y, ["MatMul"]),
         ("a = MatMul(x, v) b = Mul(c, a) y = Div(b, d)", Y, ["MatMul", "Mul"]),
         ("a = Mul(x, c) b = Div(a, d) y = MatMul(b, v)", Y, ["Mul", "Div"]),
         ("a = MatMul(x, v) y = Mul(a, c)", ("y", "a"), []),  # a result in between
         ("a = MatMul(x, v) y = Mul(a, a)", Y, []),
         ("a = MatMul(x, v) y = Div(c, a)", Y, []),
-        ("a = MatMul(x, v) y = Mul(a, v)", Y, []),
         ("a = MatMul(x, v) y = Mul(a, e)", Y, []),  # a rank more
-        ("a = MatMul(x, v) y = Add(a, c)", Y, []),
         ("a = Relu(x) y = Mul(a, c)", Y, []),
     ],
 )
@@ -240,7 +237,6 @@ SIGMOIDS = {
     "sigmoid": "y = Sigmoid(x)",
     "x times its sigmoid (SiLU)": "t = Sigmoid(x) y = Mul(x, t)",
     "x times the sigmoid of 1.702 x": "s = Mul(x, alpha) t = Sigmoid(s) y = Mul(x, t)",
-    "x times the sigmoid of x times 1": "s = Mul(x, one) t = Sigmoid(s) y = Mul(x, t)",
     "another value times a sigmoid": "a = Add(x, bias) t = Sigmoid(x) y = Mul(a, t)",
 }
 
@@ -266,7 +262,6 @@ def activations(precision: Precision, x: np.ndarray, numbers: dict[str, np.ndarr
         "sigmoid": alone,
         "x times its sigmoid (SiLU)": r(x * in_steps(x)),
         "x times the sigmoid of 1.702 x": r(x * in_steps(r(x * numbers["alpha"]))),
-        "x times the sigmoid of x times 1": r(x * in_steps(x)),
         "another value times a sigmoid": r(r(x + numbers["bias"]) * alone),
     }
 
@@ -280,7 +275,7 @@ def test_activations_are_rounded_as_the_cuda_provider_rounds_them(
 ) -> None:
     """On an H100 the provider's values are these in FP16: 100 % of them, 99.7 % of single sigmoids."""
     x = rounded(precision, np.random.default_rng(0).normal(size=(512, 16)) * 3.0)
-    numbers = {"alpha": 1.702, "one": [1.0], "bias": np.random.default_rng(1).normal(size=16)}
+    numbers = {"alpha": 1.702, "bias": np.random.default_rng(1).normal(size=16)}
     numbers = {key: rounded(precision, value) for key, value in numbers.items()}
     constants = [constant(key, value) for key, value in numbers.items()]
     nodes = SIGMOIDS[name]
