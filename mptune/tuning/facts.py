@@ -24,8 +24,8 @@ from mptune.graph.ops import RECURRENT
 from mptune.graph.plan import REDUCED, Precision
 from mptune.graph.value_types import unsupported, value_types
 from mptune.json_form import JsonForm
+from mptune.targets import costs
 from mptune.targets import findings as about_target
-from mptune.targets import memory
 from mptune.targets.target import Target
 from mptune.tuning import baseline, space
 from mptune.tuning.bench import Listener, Silent, run_job, run_needed_job
@@ -118,14 +118,12 @@ class Observations(JsonForm):
     Attributes:
         observed: what the values were on the search samples.
         warnings: of the checks, one line each.
-        optimisation_error: output -> how far ONNX Runtime's graph optimisations change it (``ReferenceReport``).
         findings: about the model in FP32, of the search samples and the held-out ones.
         kernels: what the engine lacks.
     """
 
     observed: hazard.ObservedValues
     warnings: tuple[str, ...] = ()
-    optimisation_error: Mapping[str, float] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
     kernels: MissingKernels = MissingKernels()
 
@@ -179,19 +177,13 @@ def observe(
     observed = hazard.ObservedValues(ranges, tuple(indices[0]))
     warnings: tuple[str, ...] = ()
     if model is not None and target is not None:
-        need, is_measured = memory.memory_need(model, observed.shapes), toolchain.latency_source == "measured"
-        warnings = memory.memory_warnings(need, target, measured=is_measured)
-    errors = {} if isinstance(reference, Failure) else reference.optimisation_error
-    return Observations(observed, warnings, errors, without_repetition(findings), kernels)
-
-
-def data_findings(observations: Observations, grouped: GroupedModel, first: int) -> tuple[Finding, ...]:
-    """What the untouched model showed on the samples, of which ``first`` is the index of the first one."""
-    errors, earlier = observations.optimisation_error, observations.findings
-    return (
-        *earlier,
-        *baseline.optimisation_findings(errors, grouped.model, "search", first, earlier),
-    )
+        need, is_measured = costs.memory_need(model, observed.shapes), toolchain.latency_source == "measured"
+        warnings = costs.memory_warnings(need, target, measured=is_measured)
+    findings = without_repetition(findings)
+    if model is not None and not isinstance(reference, Failure):
+        errors = reference.optimisation_error
+        findings += baseline.optimisation_findings(errors, model, "search", indices[0][0], findings)
+    return Observations(observed, warnings, findings, kernels)
 
 
 def model_findings(
