@@ -10,8 +10,8 @@ from mptune.api.arguments import ModelLike, check_batch, data_argument, loaded_m
 from mptune.applying import check_out, load_for_plan, resolve_plan, write_model
 from mptune.files import PathLike
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.inspection.model import inspect_model, load_samples
-from mptune.inspection.record import Inspection
+from mptune.inspection import Inspection, inspect_model
+from mptune.observing import load_samples
 from mptune.settings import DataSettings, documented
 from mptune.tuning.space import load_space
 

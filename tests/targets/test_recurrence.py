@@ -14,7 +14,7 @@ from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.plan import PRECISIONS, Precision
-from mptune.inspection.model import inspect_model
+from mptune.inspection import inspect_model
 from mptune.targets.costs import group_costs
 from mptune.targets.memory import memory_need
 from mptune.targets.roofline import roofline

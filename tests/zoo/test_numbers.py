@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 import mptune
-from mptune.inspection.record import Inspection
+from mptune.inspection import Inspection
 from tests.zoo.numbers import SHOWN, Show
 from tests.zoo.numbers.further import FURTHER, HELD
 from tests.zoo.tracker import recorded, tracker

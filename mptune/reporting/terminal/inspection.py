@@ -25,7 +25,7 @@ from mptune.reporting.text import unique
 
 if TYPE_CHECKING:
     from mptune.diagnosis.comparison import Comparison
-    from mptune.inspection.record import Inspection
+    from mptune.inspection import Inspection
 
 _MOST_PLACES = 6
 _MOST_REASONS = 3
@@ -75,10 +75,10 @@ def print_inspection(inspection: Inspection, stream: TextIO | None = None) -> No
     operators = [
         (
             operator.name,
-            str(operator.count),
-            str(operator.grouped),
-            quantity(operator.flops, "") if operator.grouped else "-",
-            f"{operator.flops / total:.1%}" if operator.grouped else "-",
+            str(operator.nodes),
+            str(operator.with_precision),
+            quantity(operator.flops, "") if operator.with_precision else "-",
+            f"{operator.flops / total:.1%}" if operator.with_precision else "-",
             operator.fixed,
         )
         for operator in inspection.operators
