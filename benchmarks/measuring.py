@@ -25,7 +25,7 @@ from mptune.engines.ort.backend import ONNXRUNTIME
 from mptune.engines.ort.session import Provider
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.files import read_form, write_json
-from mptune.graph.fused import FusedNodes
+from mptune.graph.facts import FusedNodes
 from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import PrecisionPlan

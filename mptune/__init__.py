@@ -32,7 +32,7 @@ _NAMES = {
     "mptune.tuning.evaluation": "Evaluation",
     "mptune.tuning.front": "Front front_records",
     "mptune.tuning.confirmation": "Confirmation",
-    "mptune.tuning.listener": "Listener",
+    "mptune.tuning.bench": "Listener",
     "mptune.tuning.sampler.precision": "PrecisionSampler",
     "mptune.tuning.sampler.trials": "Prior",
     "mptune.inspection": "Inspection",
@@ -79,10 +79,10 @@ if TYPE_CHECKING:
         TensorRtSettings,
         WorkerSettings,
     )
+    from mptune.tuning.bench import Listener
     from mptune.tuning.confirmation import Confirmation
     from mptune.tuning.evaluation import Evaluation
     from mptune.tuning.front import Front, front_records
-    from mptune.tuning.listener import Listener
     from mptune.tuning.sampler.precision import PrecisionSampler
     from mptune.tuning.sampler.trials import Prior
 

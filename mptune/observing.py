@@ -21,8 +21,8 @@ from mptune.graph.loading.model import Model
 from mptune.graph.plan import DEFAULT_PRECISIONS
 from mptune.settings import DataSettings, InMemory, SearchSettings
 from mptune.targets.target import load_target
+from mptune.tuning.baseline import check_reference, optimisation_findings
 from mptune.tuning.output_findings import training_findings
-from mptune.tuning.steps.baseline import check_reference, optimisation_findings
 
 
 def load_samples(model: Model, data: Path | InMemory, batch: int) -> CalibrationSet:

@@ -111,7 +111,7 @@ def test_a_plan_of_any_granularity_is_known_by_its_nodes(granularity: str, tmp_p
     groups = find_groups(model, granularity)  # type: ignore[arg-type]
     plan = PrecisionPlan(model.sha256, {g.id: list(PRECISIONS)[k % 2] for k, g in enumerate(groups)})
     expected = Rewriter(GroupedModel(model, groups)).export(plan, tmp_path / "expected.onnx")
-    document = plan.to_json(Rewriter(GroupedModel(model, groups)).node_precisions(plan))
+    document = plan.to_json(Rewriter(GroupedModel(model, groups)).types.node_precisions(plan))
     assert mptune.apply(path, write(**document), tmp_path / "out.onnx").read_bytes() == expected.read_bytes()
 
 
@@ -229,7 +229,7 @@ def all_half(tmp_path: Path) -> tuple[Path, Path]:
     model = load_model(path)
     groups = GroupedModel(model, find_groups(model))
     plan = groups.uniform(Precision.FP16)
-    document = plan.to_json(Rewriter(groups).node_precisions(plan))
+    document = plan.to_json(Rewriter(groups).types.node_precisions(plan))
     (tmp_path / "searched.json").write_text(json.dumps(document))
     return path, tmp_path / "searched.json"
 

@@ -24,8 +24,8 @@ from mptune.errors import DataError, ModelError, RunError, SettingsError
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.run_json import ModelSection, differences, identity_of, plugins_sha256
 from mptune.settings import DataSettings, InMemory, LatencySettings, SearchSettings, ShapeRange, TensorRtSettings
+from mptune.tuning.bench import Silent
 from mptune.tuning.front import Front
-from mptune.tuning.listener import Silent
 from tests.fakes import Diary, make_toolchain
 from tests.tuning.factory import make_fixed_settings, make_run_file
 

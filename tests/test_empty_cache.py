@@ -18,7 +18,7 @@ from mptune.engines.toolchains.jobs import ReferenceJob
 from mptune.engines.toolchains.measuring import MeasureJob
 from mptune.processes.child import WorkerState
 from mptune.settings import LatencySettings
-from mptune.tuning.steps.baseline import check_reference
+from mptune.tuning.baseline import check_reference
 
 WIDTH, HEADS, WORDS, LAYERS = 32, 2, 40, 2
 SIZE = WIDTH // HEADS

@@ -22,8 +22,8 @@ from mptune.graph.plan import Precision
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
 from mptune.processes.child import WorkerState
+from mptune.tuning.baseline import check_reference
 from mptune.tuning.result import Front
-from mptune.tuning.steps.baseline import check_reference
 from tests.graph.helpers import run
 from tests.selecting import detector, images, points
 

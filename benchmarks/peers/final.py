@@ -213,14 +213,13 @@ class Final:
 
     def _bisect(self, bench: Bench, name: str, limit: float, *, forward: bool) -> Made:
         free = [k for k, is_free in enumerate(self._known.is_free) if is_free]
-        started = time.monotonic()
 
         def is_good(bits: str) -> bool:
             entry = bench.measure(bits)
             return bool(entry["finite"]) and entry["error"] <= limit
 
         plan, builds = bisect(free, len(self._known.groups), is_good, forward=forward)
-        return Made(name, plan, builds, seconds=round(time.monotonic() - started, 3))
+        return Made(name, plan, builds)
 
     def _replayed(self) -> Iterator[Made]:
         """The fronts of the first seed's replays, at each budget."""
@@ -230,15 +229,7 @@ class Final:
                 fronts = {budget: run["fronts"][budget] for budget in run["fronts"] if int(budget) in self._budgets}
                 for budget, front in fronts.items():
                     for bits in front[: self._points]:
-                        yield Made(
-                            NAMES[run["sampler"]],
-                            bits,
-                            int(budget),
-                            seconds=run["cpu_s"],
-                            peak_mib=run["peak_mib"],
-                            budget=int(budget),
-                            emulated=run["emulated"],
-                        )
+                        yield Made(NAMES[run["sampler"]], bits, int(budget), budget=int(budget))
 
     def _on_cpu(self, made: Sequence[Made]) -> set[str]:
         """Keys of what runs nodes on the CPU, as operators without an FP16 kernel are FP16 in it."""

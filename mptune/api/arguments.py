@@ -29,8 +29,8 @@ from mptune.run_json import PLUGINS, RunFile, plugins_sha256, refuse_other
 from mptune.rundir import RunDirectory
 from mptune.settings import InMemory, SearchSettings, ShapeRange, Tolerance, Tolerances, one_or_several, read_error
 from mptune.targets.detect import detect_gpus, gpu_variables
-from mptune.tuning.listener import Listener, Silent, passed_on
-from mptune.tuning.record.waiting import waits_told_to
+from mptune.tuning.bench import Listener, Silent, passed_on
+from mptune.tuning.record import waits_told_to
 
 ModelLike: TypeAlias = "str | os.PathLike[str] | onnx.ModelProto"
 """A path, or a model in memory."""

@@ -29,7 +29,7 @@ from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import static_shapes
 from mptune.settings import DataSettings, check_limits, read_error
 from mptune.targets.findings import already_mixed_findings
-from mptune.tuning.listener import Listener, Silent
+from mptune.tuning.bench import Listener, Silent
 from mptune.tuning.output_findings import training_findings
 from mptune.tuning.plan_limits import check_asked
 

@@ -21,7 +21,7 @@ from mptune.rundir import RunDirectory, joined_run, read_run
 from mptune.settings import SearchSettings, Tolerances, documented
 from mptune.tuning import confirm as confirming
 from mptune.tuning import confirmation, copies, crew
-from mptune.tuning.listener import Listener
+from mptune.tuning.bench import Listener
 from mptune.tuning.measuring import OpenToolchain
 from mptune.tuning.record.storage import storage_url
 from mptune.tuning.result import front_of, read_record

@@ -16,13 +16,13 @@ from mptune.data.scripts import end_scripts
 from mptune.engines.toolchains.choose import probed_ahead
 from mptune.errors import SettingsError
 from mptune.files import PathLike, full_disk_as_error
-from mptune.graph.precision import precision_set
+from mptune.graph.plan import precision_set
 from mptune.reporting.run_files import write_run_files
 from mptune.rundir import open_run
 from mptune.settings import DataSettings, LatencySettings, SearchSettings, TensorRtSettings, WorkerSettings, documented
 from mptune.targets.target import load_target
+from mptune.tuning.bench import Listener
 from mptune.tuning.front import Front
-from mptune.tuning.listener import Listener
 from mptune.tuning.measuring import OpenToolchain
 from mptune.tuning.plan_limits import check_asked
 from mptune.tuning.result import findings_kept

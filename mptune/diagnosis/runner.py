@@ -29,7 +29,7 @@ from mptune.graph.loading.model import Model
 from mptune.graph.plan import PRECISIONS, REDUCED, Precision, PrecisionPlan
 from mptune.graph.value_types import ValueTypes, unsupported
 from mptune.graph.writing.emulate import Emulator
-from mptune.graph.writing.widened import Rounding, uses_products, write_changed, write_tf32, write_widened
+from mptune.graph.writing.variants import Rounding, uses_products, write_changed, write_tf32, write_widened
 from mptune.processes.child import Job
 from mptune.processes.parent import Worker
 from mptune.settings import DataSettings, SearchSettings

@@ -21,7 +21,7 @@ from mptune.errors import SettingsError
 from mptune.finding import Finding, OutputColumns, Where
 from mptune.graph.facts import facts_of
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.graph.writing.widened import ROUNDINGS
+from mptune.graph.writing.variants import ROUNDINGS
 from mptune.settings import Tolerance
 
 HEADROOM = 2.0  # without a tolerance, the limit is this times the emulated all-FP16 error (``default_limit``)

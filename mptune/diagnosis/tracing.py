@@ -14,7 +14,7 @@ from mptune.files import write_bytes
 from mptune.finding import Finding, Where
 from mptune.graph.hazards.find import pinned_by_hazards
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.graph.writing.widened import write_widened
+from mptune.graph.writing.variants import write_widened
 
 _SLICE_BYTES = 1 << 28  # values of one model and one sample that are kept at once
 _EXACT = 1e-7  # relative difference of values that are computed node by node in the same way: nothing, or the last bit

@@ -10,17 +10,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from mptune.engines.base import Engine, Failure, MissingKernel, Profiling
 from mptune.engines.tensorrt.layers import LayerTime
-from mptune.graph.fused import FusedNodes
+from mptune.graph.facts import FusedNodes
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision, PrecisionPlan
 
 if TYPE_CHECKING:
     from mptune.engines.toolchains.reference import ReferenceModel
+    from mptune.graph.writing.rewrite import Rewriter
     from mptune.targets.detect import Gpu
     from mptune.targets.target import Target
 
@@ -164,4 +166,11 @@ class ModelBuilder(Builder):
 
     def write(self, plan: PrecisionPlan, name: str) -> Path:
         """Write the typed model of a plan beside the weight bank."""
-        return self.context.rewriter.write(plan, self.context.scratch(name), self.reference.folded_values)
+        return self._rewriter.write(plan, self.context.scratch(name))
+
+    @cached_property
+    def _rewriter(self) -> Rewriter:
+        from mptune.graph.folded import folded_model  # as of ``RunContext.rewriter``
+        from mptune.graph.writing.rewrite import Rewriter
+
+        return Rewriter(folded_model(self.context.grouped, self.reference.folded_values), self.context.bank)

@@ -42,7 +42,7 @@ _MOST_KEPT = 12
 OWN_FILES = frozenset(
     {
         *("model.onnx", "model.onnx.data", ENGINE_FILE, "plan.json", "infer.py", "build.sh", "README.txt"),
-        *(CHECK_FILE, EMULATION_FILE, TIMING_CACHE),
+        *(CHECK_FILE, EMULATION_FILE, f"{EMULATION_FILE}.data", TIMING_CACHE),
     }
 )
 """What mptune writes into ``chosen/`` and may replace. Everything else there belongs to the user."""
@@ -118,7 +118,7 @@ def write_chosen(
             metadata = {name: str(figure) for name, figure in figures.items() if figure not in (None, "")}
             model_file = rewriter.export(plan, fresh / "model.onnx", metadata)
             check_written(model_file, f"the model of plan {plan.fingerprint}", grouped.model.path)
-            document = plan.to_json(rewriter.node_precisions(plan), opset)
+            document = plan.to_json(rewriter.types.node_precisions(plan), opset)
             (fresh / "plan.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
             engine = evaluation.engine_in(directory.parent / "engines")
             if engine is not None:
@@ -137,7 +137,7 @@ def write_chosen(
             if check is not None:
                 with beside("chosen/check.npz"):
                     if evaluation.error_source == "emulated":
-                        Emulator(grouped, bank).write(plan, fresh / EMULATION_FILE, model_file)
+                        Emulator(grouped).export(plan, fresh / EMULATION_FILE)
                     write_arrays(fresh / CHECK_FILE, check, zipfile.ZIP_DEFLATED)
             with beside("chosen/README.txt"):
                 has_check = (fresh / CHECK_FILE).exists()

@@ -31,8 +31,8 @@ from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front
 from mptune.tuning.output_findings import sample_indices
 from mptune.tuning.record.record import StudyRecord
+from mptune.tuning.remeasure import dropped_plans
 from mptune.tuning.result import progress_of
-from mptune.tuning.steps.remeasure import dropped_plans
 
 
 def write_run_files(

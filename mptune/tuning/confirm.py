@@ -26,12 +26,12 @@ from mptune.settings import SearchSettings
 from mptune.targets.detect import detect_gpus
 from mptune.targets.findings import TARGET_CODE
 from mptune.targets.target import Target, load_target, other_mode
-from mptune.tuning import copies, measuring, samples
+from mptune.tuning import baseline, copies, measuring, remeasure, samples
+from mptune.tuning.bench import Bench, Limits, Listener
 from mptune.tuning.confirmation import Confirmation, read_confirmation, read_searched
-from mptune.tuning.listener import Listener
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.space import SearchSpace, Seed
-from mptune.tuning.steps import limits, remeasure, tuner
+from mptune.tuning.tuner import Tuner
 
 _ELSEWHERE = "run it on the device (`mptune doctor` says what is missing there); --target cpu measures on this CPU"
 
@@ -83,14 +83,14 @@ def confirm(
         context = directory.context(grouped, settings)
         toolchain = measuring.Measuring.open(context, target, listener, opener).toolchain
         with contextlib.closing(toolchain):
-            limit = limits.Limits(settings, directory.path, elapsed_s=time.monotonic() - began_s)
+            limits = Limits(settings, directory.path, elapsed_s=time.monotonic() - began_s)
+            bench = Bench(record, toolchain, settings, listener, limits)
             listener.stage(f"measuring {len(seeds)} plans on {toolchain.device}")
             if left:
-                tuner.Tuner(record, toolchain, settings, listener, limit).run()
-            if (fp32 := record.baseline()) is None:
-                raise measuring.ended_early(limit, directory.path)
-            remeasure.remeasure(record, toolchain, settings, listener, rounds, limit, all_plans=True)
-        findings = measuring.with_engine_findings(file.findings, fp32, settings, "confirm")
+                Tuner(bench).run()
+            fp32 = limits.baseline_of(record)
+            remeasure.remeasure(bench, rounds, all_plans=True)
+        findings = baseline.checked_findings(file.findings, fp32, settings, "confirm")
         file = file.model_copy(update={"findings": findings})
         directory.save(file)
     result = read_confirmation(directory, file, record, settings.storage, searched=searched, asked=asked)

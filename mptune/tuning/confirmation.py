@@ -22,8 +22,8 @@ from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.study import compare_metric
+from mptune.tuning.remeasure import confirmed_evaluations, rounds_needed
 from mptune.tuning.result import front_of, read_record
-from mptune.tuning.steps.remeasure import confirmed_evaluations, rounds_needed
 
 HELD, FEWEST_PAIRS = 0.9, 3
 """Share of the pairs from which on a ranking held; of fewer pairs nothing can be said."""

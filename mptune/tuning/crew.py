@@ -19,11 +19,10 @@ from mptune.graph.plan import PrecisionPlan
 from mptune.processes.parent import absolute_sys_path, kill_tree
 from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings
+from mptune.tuning.bench import Listener, announce, tell_outcome
 from mptune.tuning.evaluation import Evaluation, Origin
-from mptune.tuning.listener import Listener, tell_outcome
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.storage import STORAGE_VARIABLE
-from mptune.tuning.steps.remeasure import announce
 
 PROGRAM = (sys.executable, "-m", "mptune")
 _PARENT = "MPTUNE_SEARCH_PID"

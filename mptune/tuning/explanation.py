@@ -180,7 +180,7 @@ def explain(
 ) -> Explanation:
     """Say why groups are FP32 in each point of a front and in other plans, and what each group costs and gains."""
     from mptune.graph.groups import FOLDED  # These import ONNX, which views do without.
-    from mptune.tuning.steps.prior import SENSITIVITY_JSON, Sensitivity
+    from mptune.tuning.knowledge import SENSITIVITY_JSON, Sensitivity
 
     grounds = Grounds.load(data_dir / EXPLAIN_JSON)
     groups, free = grounds.groups, [group.group for group in grounds.groups if group.pinned is None]

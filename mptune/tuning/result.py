@@ -24,13 +24,12 @@ from mptune.graph.plan import PrecisionPlan
 from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings
-from mptune.tuning import choosing, dominance, output_findings, plan_limits
+from mptune.tuning import baseline, choosing, dominance, output_findings, plan_limits, remeasure
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation, Origin
 from mptune.tuning.explanation import explain
 from mptune.tuning.front import FRONT_FORMAT, Front
-from mptune.tuning.record import sessions, storage, study
-from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.steps import baseline, remeasure
+from mptune.tuning.record import storage, study
+from mptune.tuning.record.record import StudyRecord, drift_warning
 
 _NAMED = 3
 """Plans that are named in one warning."""
@@ -130,7 +129,7 @@ def build_front(
         (
             *file.warnings,
             *fp32.latency.warnings,
-            *sessions.drift_warning(record),
+            *drift_warning(record),
             *timing,
             *_warnings(file, record, fp32, choice, unconfirmed, is_all_pinned=is_all_pinned and not is_told),
         )
@@ -201,7 +200,8 @@ def _warnings(
             " is, and --space takes a file that pins less"
         )
     origins = [*(evaluation.origin for evaluation in evaluations), *(origin for _, origin, _ in failures)]
-    if file.confirms is None and ORIGIN_SAMPLER not in origins and len(origins) < (record.plan_count or math.inf):
+    plan_count = next((2 ** len(trial.params) for trial in record.settled()), math.inf)
+    if file.confirms is None and ORIGIN_SAMPLER not in origins and len(origins) < plan_count:
         more = "the same command" if record.spent < file.search.budget else "the same command with a larger --budget"
         yield f"only the baseline and the seeds were evaluated, and nothing was searched: {more} goes on"
 

@@ -18,12 +18,23 @@ from mptune.rundir import RunDirectory, has_workers
 from mptune.settings import Granularity, SearchSettings
 from mptune.targets.findings import TARGET_CODE, not_measured
 from mptune.targets.target import Target
-from mptune.tuning import copies, crew, explanation, facts, measuring, result, samples, space
+from mptune.tuning import (
+    baseline,
+    copies,
+    crew,
+    explanation,
+    facts,
+    measuring,
+    remeasure,
+    result,
+    samples,
+    space,
+    tuner,
+)
+from mptune.tuning.bench import Bench, Limits, Listener
 from mptune.tuning.front import Front
-from mptune.tuning.listener import Listener
 from mptune.tuning.plan_limits import check_asked
 from mptune.tuning.record import storage, study
-from mptune.tuning.steps import baseline, limits, remeasure, tuner
 
 
 class Search:
@@ -50,7 +61,7 @@ class Search:
         """``engine_workers`` were started ahead; ``variables`` are the environment of the workers on other GPUs."""
         self._run, self._model, self._settings, self._listener = run, model, settings, listener
         self._opener, self._engine_workers, self._variables = opener, engine_workers, variables or {}
-        self._limits = limits.Limits(settings, run.path)
+        self._limits = Limits(settings, run.path)
         self._stack = contextlib.ExitStack()
         self._engines = self._stack.enter_context(contextlib.ExitStack())
         self._target: Target | None = None
@@ -106,20 +117,21 @@ class Search:
                 tools.restart()  # the workers compare theirs with it, and take its GPU
                 crew.run_workers(run, record, settings, url, self._variables, listener)
             else:
-                stop = measuring.make_tuner(run, self.file, record, tools, settings, listener, self._limits).run()
+                bench = Bench(record, tools, settings, listener, self._limits)
+                has_labels = self.file.fixed_settings.labels_sha256 is not None
+                stop = tuner.make_tuner(bench, run.data, has_labels=has_labels).run()
                 listener.stage(f"stopped: {stop.value}")
 
         # The front once more: in fresh processes, and on the samples that only it meets.
-        if (fp32 := record.baseline()) is None:
-            raise measuring.ended_early(self._limits, run.path)
+        fp32 = self._limits.baseline_of(record)
         rounds = remeasure.rounds_needed(settings, fp32.latency.source)
         if remeasure.to_measure(record, settings, rounds):
-            remeasure.remeasure(record, self._open_toolchain(), settings, listener, rounds, self._limits)
+            remeasure.remeasure(Bench(record, self._open_toolchain(), settings, listener, self._limits), rounds)
         self._engines.close()
         host = () if self.file.environment is None else self.file.environment.warnings
         about_space = (*observations.kernels.warnings, *free.warnings)
         warnings = dict.fromkeys((*sets.warnings, *observations.warnings, *host, *about_space))
-        findings = measuring.with_engine_findings(self.file.findings, fp32, settings, "search")
+        findings = baseline.checked_findings(self.file.findings, fp32, settings, "search")
         self._save(findings=findings, warnings=tuple(warnings))
         return result.front_of(run, self.file, record, asked=asked, is_again=True)
 

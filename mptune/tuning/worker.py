@@ -14,11 +14,10 @@ from mptune.run_json import TARGET, differences
 from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings, Tolerance
 from mptune.tuning import copies, facts, measuring, samples
-from mptune.tuning.listener import Listener
+from mptune.tuning.bench import Bench, Limits, Listener
 from mptune.tuning.record.study import BUDGET_NOTE, START_NOTE
 from mptune.tuning.space import load_space
-from mptune.tuning.steps.limits import Limits
-from mptune.tuning.steps.tuner import finished
+from mptune.tuning.tuner import finished, make_tuner
 
 _POLL_S = 0.5
 _PREPARE = "start it where the model and the data are: `mptune search` with the same storage"
@@ -95,7 +94,8 @@ def work(
         elapsed_s = 0.0 if start_s is None else time.time() - start_s  # the time limit is that of the search
         limits = Limits(settings, run.path, elapsed_s=elapsed_s)
         if finished(record, settings) is None:
-            stop = measuring.make_tuner(run, file, record, here.toolchain, settings, listener, limits).run()
+            bench = Bench(record, here.toolchain, settings, listener, limits)
+            stop = make_tuner(bench, run.data, has_labels=fixed.labels_sha256 is not None).run()
             listener.stage(f"stopped: {stop.value}")
 
 

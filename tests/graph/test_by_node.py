@@ -22,7 +22,7 @@ def planned(proto: onnx.ModelProto, folder: Path, **wanted: str) -> tuple[Model,
     """The plan for ``wanted`` (key -> precision), and the nodes that it has in FP16."""
     model = load_model(models.save(proto, folder))
     result = plan_of_nodes(model, {key: Precision.named(p) for key, p in wanted.items()})
-    precisions = Rewriter(GroupedModel(model, result.groups)).node_precisions(result.plan)
+    precisions = Rewriter(GroupedModel(model, result.groups)).types.node_precisions(result.plan)
     return model, result, {name for name, precision in precisions.items() if precision is FP16}
 
 

@@ -16,14 +16,13 @@ from mptune.settings import SearchSettings
 from mptune.tuning.dominance import pareto
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import EXPLAIN_JSON, Explanation, Grounds, explain, keep_grounds
-from mptune.tuning.listener import Silent
+from mptune.tuning.knowledge import SENSITIVITY_JSON, make_prior
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.space import Pin, SearchSpace
-from mptune.tuning.steps.prior import SENSITIVITY_JSON, make_prior
-from mptune.tuning.steps.tuner import Tuner
+from mptune.tuning.tuner import Tuner
 from tests.fakes import Diary, FakeToolchain, Law
 from tests.tuning.conftest import OpenRecord, make_small_space
-from tests.tuning.factory import find_sensitivity, propose_with
+from tests.tuning.factory import find_sensitivity, make_bench, propose_with
 
 GAINS = dict.fromkeys((f"g{i:03d}" for i in range(11)), 0.5)
 ERRORS = dict.fromkeys(GAINS, 1e-5)
@@ -37,7 +36,7 @@ def guided(
     prior = make_prior(space, sensitivity, toolchain.latency_terms(), exact=toolchain.latency_source == "predicted")  # type: ignore[arg-type]
     keep_grounds(space, prior, folder)
     propose_with(record, prior)
-    Tuner(record, toolchain, SearchSettings(budget=budget), Silent()).run()
+    Tuner(make_bench(record, toolchain, SearchSettings(budget=budget))).run()
     return pareto(record.evaluations())
 
 
@@ -132,7 +131,7 @@ def test_gains_are_learned_from_builds(open_record: OpenRecord, tmp_path: Path) 
     prior = make_prior(space, sensitivity, wrong, exact=False)  # type: ignore[arg-type]
     keep_grounds(space, prior, tmp_path)
     propose_with(record, prior)
-    Tuner(record, toolchain, SearchSettings(budget=40), Silent()).run()
+    Tuner(make_bench(record, toolchain, SearchSettings(budget=40))).run()
     explanation = explain(record, tmp_path, pareto(record.evaluations()))
     assert explanation.gains_from == f"the roofline and {len(record.evaluations())} builds"
     assert [worth.gain_ms for worth in explanation.groups] == [pytest.approx(0.5, abs=0.15)] * 8
@@ -144,7 +143,7 @@ def test_without_sensitivity_and_terms_nothing_is_made_up(
     record = open_record(sampler=None)
     keep_grounds(space, None, tmp_path)
     toolchain = FakeToolchain(Law(list(space.free)), noise=0.0)
-    Tuner(record, toolchain, SearchSettings(budget=10, sampler="tpe"), Silent()).run()
+    Tuner(make_bench(record, toolchain, SearchSettings(budget=10, sampler="tpe"))).run()
     front = pareto(record.evaluations())
     explanation = explain(record, tmp_path, front)
     assert explanation.gains_from is None

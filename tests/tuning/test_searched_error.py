@@ -17,8 +17,8 @@ from mptune.finding import OutputColumns
 from mptune.settings import SearchSettings, Tolerance
 from mptune.tuning.dominance import REFERENCE_ERROR
 from mptune.tuning.evaluation import Evaluation
+from mptune.tuning.knowledge import Sensitivity, make_prior
 from mptune.tuning.plan_limits import excess, part_errors, searched_as, searched_error, stored, suffices
-from mptune.tuning.steps.prior import Sensitivity, make_prior
 from tests.graph.models import constant, model, node, value
 from tests.tuning.conftest import make_small_space
 from tests.tuning.factory import make_evaluation

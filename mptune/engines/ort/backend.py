@@ -18,7 +18,7 @@ from mptune.engines.environment import installed_versions
 from mptune.engines.ort.cuda_session import OrtEngine, probe
 from mptune.engines.ort.fusions import FusionsJob, PlacementJob, fused_nodes, may_fuse
 from mptune.engines.ort.session import PROVIDERS, SessionOptions, Tf32
-from mptune.graph.fused import FusedNodes
+from mptune.graph.facts import FusedNodes
 from mptune.graph.ops import is_written_out
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.targets.costs import is_convolution, is_convolutional

@@ -172,7 +172,7 @@ def _look(
     outputs: Sequence[str],
     index: int,
 ) -> Sights:
-    from mptune.graph.writing.observe import write_with_outputs
+    from mptune.graph.writing.variants import write_with_outputs
 
     model = context.model
     names = [info.name for info in model.inputs]

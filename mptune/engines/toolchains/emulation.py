@@ -16,13 +16,13 @@ from mptune.engines.context import RunContext
 from mptune.engines.ort.session import Provider
 from mptune.engines.samples import Scoring
 from mptune.engines.toolchains.jobs import ErrorsJob, SwitchedErrorsJob
-from mptune.graph.fused import FusedNodes
+from mptune.graph.facts import FusedNodes
 from mptune.graph.groups import GroupedModel
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
-from mptune.graph.writing.widened import write_tf32
+from mptune.graph.writing.variants import write_tf32
 from mptune.processes.parent import Worker
 from mptune.targets.costs import Shape, group_costs
 from mptune.targets.memory import memory_need

@@ -24,7 +24,7 @@ from mptune.engines.toolchains.rows import check_rows, first_other
 from mptune.graph.hazards.hazard import NodeFacts, TensorRange
 from mptune.graph.hazards.probes import facts_on, range_of
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision
-from mptune.graph.writing.observe import ObservedPart
+from mptune.graph.writing.variants import ObservedPart
 from mptune.processes.child import WorkerState
 
 _ON, _OFF = np.array(True), np.array(False)

@@ -19,7 +19,7 @@ from mptune.engines.ort.session import Provider
 from mptune.engines.toolchains.blame import locate
 from mptune.engines.toolchains.emulation import run_bytes
 from mptune.engines.toolchains.jobs import ObserveJob, ReferenceJob
-from mptune.graph.folded import FoldedValues, is_worthwhile, write_without_weights
+from mptune.graph.folded import FoldedValues, folded_model, is_worthwhile, read_folded, write_without_weights
 from mptune.graph.hazards.hazard import TensorRange
 from mptune.graph.loading.shapes import static_shapes
 from mptune.processes.parent import Worker
@@ -132,7 +132,7 @@ class ReferenceModel:
     def _observe(
         self, worker: Worker, folded: FoldedValues, stage: Callable[[str], object] | None = None
     ) -> Mapping[str, TensorRange] | Failure:
-        from mptune.graph.writing.observe import observed_parts, write_with_outputs
+        from mptune.graph.writing.variants import observed_parts, write_with_outputs
 
         context, samples = self.context, self.context.samples("search")
         shapes = max(read_sample_shapes(samples), key=lambda each: sum(map(math.prod, each.values())))
@@ -141,11 +141,12 @@ class ReferenceModel:
         count = sum(len(part.rows) for part in parts)
         most = max(LEAST_OBSERVED, _OBSERVED_BYTES // max(1, sum(part.sample_bytes for part in parts)))
         path, run_bytes = context.scratch("observe"), self._run_bytes("search")
+        model = folded_model(context.grouped, folded, {name for part in parts for name in part.outputs}).model
         try:
             for part in parts:
                 if stage is not None and len(parts) > 1:
                     stage(f"observing the ranges of values: {len(ranges)} of {count}")
-                write_with_outputs(context.model, context.bank, path, part.outputs, folded)
+                write_with_outputs(model, context.bank, path, part.outputs)
                 job = ObserveJob(path, part, samples, self.provider, context.precisions, run_bytes, most)
                 answer = worker.call(job)
                 if isinstance(answer, Failure):
@@ -160,11 +161,11 @@ class ReferenceModel:
         """What no session needs to fold anew; nothing where that would save little, or where it does not work."""
         context, model = self.context, self.context.model
         if not is_worthwhile(model):
-            return FoldedValues()
+            return {}
         paths = context.scratch("unfolded"), context.scratch("folded")
         try:
-            answer = self.worker.call(FoldJob(write_without_weights(model, paths[0]), paths[1]))
-            return FoldedValues() if isinstance(answer, Failure) else FoldedValues.read(paths[1], model)
+            answer = self.worker.call(FoldJob(write_without_weights(context.grouped, paths[0]), paths[1]))
+            return {} if isinstance(answer, Failure) else read_folded(paths[1], model)
         finally:
             for path in paths:
                 path.unlink(missing_ok=True)

@@ -23,7 +23,7 @@ from mptune.graph.plan import Precision, PrecisionPlan
 
 if TYPE_CHECKING:
     from mptune.engines.backend import Backend, Built
-    from mptune.graph.fused import FusedNodes
+    from mptune.graph.facts import FusedNodes
     from mptune.graph.hazards.hazard import TensorRange
     from mptune.targets.detect import Gpu
     from mptune.targets.roofline import LatencyTerms

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from mptune.graph.fused import FusedNodes, steps_inside, values_inside
+from mptune.graph.facts import FusedNodes, steps_inside, values_inside
 from mptune.graph.groups import GroupedModel, find_apart, set_apart
 from mptune.graph.hazards import on_data, static
 from mptune.graph.hazards.hazard import OF_RANGE, Hazard, ObservedValues, worst_first

@@ -38,7 +38,7 @@ _COUNT = re.compile(r"\b\d+ of (?=\d+ groups)|, \d+ of them to \d+%")
 
 
 class TerminalListener:
-    """Shows a search while it runs; the ``Listener`` of ``mptune.tuning.steps.tuner``.
+    """Shows a search while it runs; the ``Listener`` of ``mptune.tuning.bench``.
 
     In a terminal a few lines are redrawn at the bottom, and warnings and failures stay above them. Elsewhere (a pipe,
     a log file, CI) there is one plain line per event. Use it as a context manager, so that the terminal is left clean.

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from mptune.graph.precision import Precision
+from mptune.graph.plan import Precision
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

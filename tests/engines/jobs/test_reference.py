@@ -25,10 +25,10 @@ from mptune.engines.toolchains.jobs import ObserveJob, ReferenceJob
 from mptune.engines.toolchains.rows import row_feeds
 from mptune.graph.hazards.static import fixed_rows
 from mptune.graph.loading.model import load_model
-from mptune.graph.writing.observe import observed_parts, write_with_outputs
+from mptune.graph.writing.variants import observed_parts, write_with_outputs
 from mptune.processes.child import WorkerState
 from mptune.processes.parent import Worker
-from mptune.tuning.steps.baseline import check_reference
+from mptune.tuning.baseline import check_reference
 from tests.engines.engine_support import run_here, save_graph
 from tests.graph import models
 

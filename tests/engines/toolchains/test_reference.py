@@ -72,7 +72,7 @@ def test_a_model_that_is_observed_in_parts_shows_the_same_ranges(
     with Toolchain(ONNXRUNTIME, load_target("cpu"), mlp_context) as toolchain:
         expected = toolchain.observe()
     assert not isinstance(expected, Failure)
-    monkeypatch.setattr("mptune.graph.writing.observe._MOST_OUTPUTS", 5)
+    monkeypatch.setattr("mptune.graph.writing.variants._MOST_OUTPUTS", 5)
     jobs.clear()
     stages: list[str] = []
     with Toolchain(ONNXRUNTIME, load_target("cpu"), mlp_context) as toolchain:

@@ -13,15 +13,16 @@ import pytest
 from optuna.distributions import CategoricalDistribution
 from threadpoolctl import threadpool_info, threadpool_limits
 
+from mptune.tuning.bench import Stop
 from mptune.tuning.dominance import dominated_area, exactness, gains
 from mptune.tuning.sampler.plans import Boundary
 from mptune.tuning.sampler.precision import PrecisionSampler, make_sampler
 from mptune.tuning.sampler.trials import EHVI_ATTR, Prior, read_plans
-from mptune.tuning.steps.tuner import PATIENCE, Stop
+from mptune.tuning.tuner import PATIENCE
 from tests.tuning.conftest import OpenRecord, make_small_space
 from tests.tuning.factory import propose_with
 from tests.tuning.sampler.test_stock import CAST, ERRORS, GAIN, GROUPS, beaten, law, searched
-from tests.tuning.steps.test_tuner import make_toolchain, make_tuner
+from tests.tuning.test_tuner import make_toolchain, make_tuner
 
 PRIOR = Prior(
     groups=tuple(GROUPS),

@@ -11,8 +11,10 @@ import pytest
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, FailureKind, Place, ReferenceReport, RowReport, Stage
 from mptune.errors import BaselineError
-from mptune.tuning.steps.baseline import check_baseline, check_reference
-from tests.tuning.factory import make_error
+from mptune.finding import Finding
+from mptune.settings import SearchSettings
+from mptune.tuning.baseline import check_reference, checked_findings
+from tests.tuning.factory import make_error, make_evaluation
 
 SOUND = {"non_finite": 0.0, "zero_fraction": 0.1, "absmax": 3.0}
 GOOD = ReferenceReport("CPUExecutionProvider", {"y": SOUND, "z": SOUND}, repeat_error=0.0)
@@ -78,15 +80,20 @@ def test_a_model_that_does_not_run_is_told_with_its_log(kind: FailureKind) -> No
     assert str(Path("run/logs/1.log")) in caught.value.hint
 
 
+def check_engine(error: OutputError, *, tf32: bool = False) -> tuple[Finding, ...]:
+    fp32 = replace(make_evaluation(1.0, 0.0), error=error)
+    return checked_findings((), fp32, SearchSettings(tf32=tf32), "search")
+
+
 def test_the_fp32_engine_must_agree_with_the_reference() -> None:
-    assert check_baseline(make_error(2e-7), tf32=False) == ()
-    (finding,) = check_baseline(make_error(5e-4), tf32=False)
+    assert check_engine(make_error(2e-7)) == ()
+    (finding,) = check_engine(make_error(5e-4))
     assert (finding.code, finding.severity) == ("engine-differs", "warning")
     assert "TF32" in finding.cure
-    assert check_baseline(make_error(5e-3), tf32=True) == ()
+    assert check_engine(make_error(5e-3), tf32=True) == ()
     with pytest.raises(BaselineError, match=r"off by 5.0e-03 .*precision is not the problem"):
-        check_baseline(make_error(5e-3), tf32=False)
+        check_engine(make_error(5e-3))
     with pytest.raises(BaselineError, match="2 NaN or Inf"):
-        check_baseline(make_error(math.nan), tf32=False)
+        check_engine(make_error(math.nan))
     with pytest.raises(BaselineError, match="off by inf"):
-        check_baseline(OutputError({"y": {"relative_l2": (math.inf,), "non_finite": (0.0,)}}), tf32=False)
+        check_engine(OutputError({"y": {"relative_l2": (math.inf,), "non_finite": (0.0,)}}))

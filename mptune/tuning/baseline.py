@@ -15,7 +15,9 @@ from mptune.errors import BaselineError
 from mptune.finding import Evidence, Finding, FindingOrigin, OutputColumns, Where, by_severity
 from mptune.graph.loading.model import Model
 from mptune.graph.ops import QUANTISING
-from mptune.tuning.output_findings import reference_findings
+from mptune.settings import SearchSettings
+from mptune.tuning.evaluation import Evaluation
+from mptune.tuning.output_findings import reference_findings, with_suspects
 
 FP32_WARNING = 1e-4
 FP32_LIMIT = 1e-3
@@ -75,14 +77,14 @@ def optimisation_findings(
     return (Finding.of("reference-depends-on-optimisation", origin, where, evidence, others=len(large) - 1),)
 
 
-def check_baseline(
-    error: OutputError, *, tf32: bool, origin: FindingOrigin = "search", skip: bool = False
+def checked_findings(
+    findings: Sequence[Finding], fp32: Evaluation, settings: SearchSettings, origin: FindingOrigin
 ) -> tuple[Finding, ...]:
-    """Check that the engine of the all-FP32 plan agrees with the reference."""
-    findings = engine_findings(error, origin, tf32=tf32)
-    if not skip:
-        stop_at_errors(findings)
-    return findings
+    """The findings of a run, with what the all-FP32 engine shows against the reference; errors stop (BaselineError)."""
+    differing = engine_findings(fp32.error, origin, tf32=settings.tf32)
+    if not settings.skip_checks:
+        stop_at_errors(differing)
+    return with_suspects((*(finding for finding in findings if finding.code != ENGINE_CODE), *differing))
 
 
 def engine_findings(

@@ -15,23 +15,23 @@ from mptune.engines.base import Failure, FailureKind, Measurement, Stage
 from mptune.errors import BaselineError, SettingsError
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings, Tolerance
+from mptune.tuning.bench import HOPELESS, Limits, Stop
 from mptune.tuning.dominance import pareto
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32
-from mptune.tuning.listener import Silent
+from mptune.tuning.knowledge import Knowledge
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.space import Pin, SearchSpace
-from mptune.tuning.steps.knowledge import Knowledge
-from mptune.tuning.steps.limits import Limits
-from mptune.tuning.steps.tuner import HOPELESS, Stop, Tuner
+from mptune.tuning.tuner import Tuner
 from tests.fakes import Diary, FakeToolchain, Law, make_plan
 from tests.tuning.conftest import OpenRecord, make_small_space
+from tests.tuning.factory import make_bench
 
 
 def make_tuner(
     record: StudyRecord, space: SearchSpace, toolchain: FakeToolchain, listener: Diary | None = None, **settings: object
 ) -> Tuner:
     wanted = SearchSettings(**{"budget": 12, **settings})  # type: ignore[arg-type]
-    return Tuner(record, toolchain, wanted, listener or Silent())
+    return Tuner(make_bench(record, toolchain, wanted, listener))
 
 
 def make_toolchain(space: SearchSpace, **options: object) -> FakeToolchain:
@@ -55,7 +55,7 @@ def judging_tuner(record: StudyRecord, space: SearchSpace, toolchain: FakeToolch
     """Holds measured errors against those of emulation, which are the law's; budget and seeds as without it."""
     known = SimpleNamespace(recall=lambda plan: (toolchain.law.error(plan), 9), sampler=lambda: None)
     settings = SearchSettings(budget=12)
-    return Tuner(record, toolchain, settings, listener, knowledge=cast("Knowledge", known))
+    return Tuner(make_bench(record, toolchain, settings, listener), knowledge=cast("Knowledge", known))
 
 
 def test_an_error_that_a_process_made_is_measured_again_in_a_fresh_one(
@@ -168,7 +168,7 @@ def test_a_plan_that_loses_the_device_where_all_fp32_runs_is_at_fault(
 def test_the_time_is_over(open_record: OpenRecord, space: SearchSpace) -> None:
     record, settings, now = open_record(), SearchSettings(budget=50, timeout_s=8.5), iter(range(1000))
     limits = Limits(settings, clock=lambda: float(next(now)))
-    assert Tuner(record, make_toolchain(space), settings, Silent(), limits).run() is Stop.TIMEOUT
+    assert Tuner(make_bench(record, make_toolchain(space), settings, limits=limits)).run() is Stop.TIMEOUT
     assert record.spent == 4, "it is asked before a plan is proposed, and before it is built"
 
 

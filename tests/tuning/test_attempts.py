@@ -11,15 +11,14 @@ import pytest
 from mptune.engines.base import Failure, FailureKind, ReferenceReport, SampleSet, Stage
 from mptune.engines.failures import did_not_run, machine_error
 from mptune.errors import BaselineError, RunError
+from mptune.tuning.bench import FAULTS_IN_A_ROW, NEEDED_TRIES, Stop, run_job, run_needed_job
 from mptune.tuning.dominance import pareto
 from mptune.tuning.facts import observe
 from mptune.tuning.space import SearchSpace
-from mptune.tuning.steps.attempts import FAULTS_IN_A_ROW, NEEDED_TRIES, run_job, run_needed_job
-from mptune.tuning.steps.tuner import Stop
 from tests.fakes import Diary, FakeToolchain, Law
 from tests.tuning.conftest import OpenRecord
 from tests.tuning.factory import find_sensitivity
-from tests.tuning.steps.test_tuner import make_toolchain, make_tuner
+from tests.tuning.test_tuner import make_toolchain, make_tuner
 
 
 @pytest.mark.parametrize("number", [0, 1, 2, 11])

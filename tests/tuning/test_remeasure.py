@@ -22,21 +22,16 @@ from mptune.tuning.choosing import find_plan
 from mptune.tuning.dominance import pareto
 from mptune.tuning.evaluation import ORIGIN_FP16
 from mptune.tuning.front import Front
-from mptune.tuning.listener import Silent
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.study import open_study
+from mptune.tuning.remeasure import remeasure, rounds_needed, to_measure
 from mptune.tuning.result import build_front
 from mptune.tuning.space import SearchSpace
-from mptune.tuning.steps.remeasure import (
-    remeasure,
-    rounds_needed,
-    to_measure,
-)
-from mptune.tuning.steps.tuner import Tuner
+from mptune.tuning.tuner import Tuner
 from tests.fakes import FAST, SHA, Diary, FakeToolchain, Law
 from tests.tuning.conftest import OpenRecord, make_small_space
-from tests.tuning.factory import make_evaluation, make_fixed_settings
-from tests.tuning.steps.test_tuner import make_toolchain
+from tests.tuning.factory import make_bench, make_evaluation, make_fixed_settings
+from tests.tuning.test_tuner import make_toolchain
 
 SETTINGS = SearchSettings(budget=15, data=Path("samples.npz"), latency=FAST, worker=WorkerSettings(retries=1))
 RUN = RunDirectory(Path("m.mptune"))
@@ -55,7 +50,7 @@ FILE = RunFile(
 @pytest.fixture
 def searched(open_record: OpenRecord, space: SearchSpace) -> StudyRecord:
     record = open_record()
-    Tuner(record, make_toolchain(space), SETTINGS, Silent()).run()
+    Tuner(make_bench(record, make_toolchain(space), SETTINGS)).run()
     return record
 
 
@@ -68,7 +63,7 @@ def test_rounds_of_all_plans_are_fresh_interleaved_and_on_held_out_samples(
 ) -> None:
     toolchain, diary = make_toolchain(space), Diary()
     points = [p.plan.fingerprint for _, p in to_measure(searched, SETTINGS, 3, all_plans=True)]
-    remeasure(searched, toolchain, SETTINGS, diary, rounds=3, all_plans=True)
+    remeasure(make_bench(searched, toolchain, SETTINGS, diary), rounds=3, all_plans=True)
     assert toolchain.calls == [(p, "held_out", n) for n in (1, 2, 3) for p in points]
     assert points[0] == space.seeds[0].plan.fingerprint
     assert len(points) == len(searched.evaluations())
@@ -78,7 +73,7 @@ def test_rounds_of_all_plans_are_fresh_interleaved_and_on_held_out_samples(
 def test_what_cannot_become_the_choice_is_measured_once(searched: StudyRecord, space: SearchSpace) -> None:
     toolchain = make_toolchain(space)
     points = [p.plan.fingerprint for _, p in to_measure(searched, SETTINGS, 3)]
-    remeasure(searched, toolchain, SETTINGS, Diary(), rounds=3)
+    remeasure(make_bench(searched, toolchain, SETTINGS), rounds=3)
     front = front_of(searched)
     assert front.chosen is not None
     chosen = front.chosen.plan.fingerprint
@@ -87,7 +82,7 @@ def test_what_cannot_become_the_choice_is_measured_once(searched: StudyRecord, s
 
 
 def test_the_confirmed_front(searched: StudyRecord, space: SearchSpace) -> None:
-    remeasure(searched, make_toolchain(space, held_out_factor=2.0), SETTINGS, Diary(), rounds=3)
+    remeasure(make_bench(searched, make_toolchain(space, held_out_factor=2.0), SETTINGS), rounds=3)
     front = front_of(searched)
     assert all(p.remeasured and p.held_out is not None for p in front.points)
     assert all(p.held_out_value == pytest.approx(2 * p.error_value) for p in front.points)
@@ -108,16 +103,16 @@ def test_what_was_measured_is_not_repeated(searched: StudyRecord, space: SearchS
     points = to_measure(searched, SETTINGS, 3)
     interrupted = make_toolchain(space, interrupt_after=len(points) + 1, session_spread=0.3)
     with pytest.raises(KeyboardInterrupt):
-        remeasure(searched, interrupted, SETTINGS, Diary(), rounds=3)
+        remeasure(make_bench(searched, interrupted, SETTINGS), rounds=3)
     rest = make_toolchain(space, session_spread=0.3)
-    remeasure(searched, rest, SETTINGS, Diary(), rounds=3)
+    remeasure(make_bench(searched, rest, SETTINGS), rounds=3)
     taken = Counter(plan for plan, _, _ in (*interrupted.calls, *rest.calls))
     assert set(taken.values()) <= {1, 2, 3}
     chosen = front_of(searched).chosen
     assert chosen is not None
     assert taken[chosen.plan.fingerprint] == 3
     again = make_toolchain(space)
-    remeasure(searched, again, SETTINGS, Diary(), rounds=3)
+    remeasure(make_bench(searched, again, SETTINGS), rounds=3)
     assert again.calls == []
     assert to_measure(searched, SETTINGS, 3) == []
 
@@ -125,10 +120,10 @@ def test_what_was_measured_is_not_repeated(searched: StudyRecord, space: SearchS
 def test_a_predicted_latency_is_never_confirmed(open_record: OpenRecord, space: SearchSpace) -> None:
     record = open_record()
     toolchain = make_toolchain(space, latency_source="predicted", error_source="emulated")
-    Tuner(record, toolchain, SETTINGS, Silent()).run()
+    Tuner(make_bench(record, toolchain, SETTINGS)).run()
     rounds = rounds_needed(SETTINGS, "predicted")
     assert rounds == 1
-    remeasure(record, toolchain, SETTINGS, Diary(), rounds)
+    remeasure(make_bench(record, toolchain, SETTINGS), rounds)
     front = front_of(record)
     assert all(p.held_out is not None and not p.remeasured for p in front.points)
     assert {p.latency.source for p in front.points} == {"predicted"}
@@ -139,7 +134,7 @@ def test_a_point_that_fails_stays_unconfirmed_and_is_tried_again_in_the_next_ses
 ) -> None:
     fastest = pareto(searched.evaluations())[0]
     toolchain = make_toolchain(space, fails_fresh={fastest.plan.fingerprint})
-    remeasure(searched, toolchain, SETTINGS, Diary(), rounds=3)
+    remeasure(make_bench(searched, toolchain, SETTINGS), rounds=3)
     assert sum(call[0] == fastest.plan.fingerprint for call in toolchain.calls) == 2, "once more in a fresh process"
     front = front_of(searched)
     (point,) = (p for p in front.points if p.plan == fastest.plan)
@@ -149,7 +144,7 @@ def test_a_point_that_fails_stays_unconfirmed_and_is_tried_again_in_the_next_ses
     (warning,) = (w for w in front.warnings if fastest.plan.fingerprint in w and "segmentation fault" in w)
     assert warning.startswith("failed when re-measured: ")
     again = make_toolchain(space)
-    remeasure(searched, again, SETTINGS, Diary(), rounds=3)
+    remeasure(make_bench(searched, again, SETTINGS), rounds=3)
     assert {call[0] for call in again.calls} == {fastest.plan.fingerprint}
     front = front_of(searched)
     assert all(p.remeasured for p in front.points)
@@ -158,13 +153,13 @@ def test_a_point_that_fails_stays_unconfirmed_and_is_tried_again_in_the_next_ses
 
 def test_the_baseline_is_never_dropped(searched: StudyRecord, space: SearchSpace) -> None:
     fp32 = space.seeds[0].plan
-    remeasure(searched, make_toolchain(space, fails_fresh={fp32.fingerprint}), SETTINGS, Diary(), rounds=2)
+    remeasure(make_bench(searched, make_toolchain(space, fails_fresh={fp32.fingerprint}), SETTINGS), rounds=2)
     front = front_of(searched)
     assert fp32 in [p.plan for p in front.points]
     assert front.fp32.plan == fp32
     assert not front.fp32.remeasured
     assert {p.plan for p in front.points if not p.remeasured} == {fp32}
-    remeasure(searched, make_toolchain(space), SETTINGS, Diary(), rounds=3)
+    remeasure(make_bench(searched, make_toolchain(space), SETTINGS), rounds=3)
     assert front_of(searched).fp32.remeasured
 
 
@@ -191,7 +186,7 @@ def test_of_processes_that_differ_on_the_same_samples_the_worst_counts(
 ) -> None:
     toolchain = Erring(Law([g.id for g in space.groups]))
     toolchain.factor = lambda plan, restarts: 1.0 if restarts == 1 else 5.0
-    remeasure(searched, toolchain, SETTINGS, Diary(), rounds=3)
+    remeasure(make_bench(searched, toolchain, SETTINGS), rounds=3)
     front = front_of(searched)
     chosen = front.chosen
     assert chosen is not None
@@ -204,7 +199,7 @@ def test_an_fp32_engine_that_is_wrong_on_held_out_samples_alone_is_told(
 ) -> None:
     toolchain = Erring(Law([g.id for g in space.groups]))
     toolchain.factor = lambda plan, restarts: 1.0 if plan.fp16_groups else 1e4
-    remeasure(searched, toolchain, SETTINGS, Diary(), rounds=1)
+    remeasure(make_bench(searched, toolchain, SETTINGS), rounds=1)
     front = front_of(searched)
     (found,) = [finding for finding in front.findings if finding.code == "engine-differs"]
     assert found.severity == "warning", "the search is over"
@@ -215,7 +210,7 @@ def test_what_is_dropped_on_held_out_samples_is_said_once_and_alike_everywhere(
     searched: StudyRecord, space: SearchSpace
 ) -> None:
     every = {g.id for g in space.groups}
-    remeasure(searched, make_toolchain(space, non_finite_held_out=every), SETTINGS, Diary(), rounds=1)
+    remeasure(make_bench(searched, make_toolchain(space, non_finite_held_out=every), SETTINGS), rounds=1)
     front = front_of(searched)
     assert front.points == (front.fp32,)
     assert front.fp16 is not None
@@ -232,12 +227,12 @@ def test_a_plan_that_is_dropped_hides_no_sound_one(open_record: OpenRecord, spac
     last = space.groups[-1].id
     law = {"gains": {last: 6.0}, "errors": {last: 0.0}, "boundary_ms": 0.0}
     record, groups = open_record(), [g.id for g in space.groups]
-    Tuner(record, FakeToolchain(Law(groups, **law)), SETTINGS, Silent()).run()  # type: ignore[arg-type]
+    Tuner(make_bench(record, FakeToolchain(Law(groups, **law)), SETTINGS)).run()  # type: ignore[arg-type]
     before = {e.plan for e in pareto(record.evaluations())}
     sound = {e.plan for e in pareto(e for e in record.evaluations() if last not in e.plan.fp16_groups)}
     assert sound - before, "some are dominated"
     broken = FakeToolchain(Law(groups, **law), non_finite_held_out={last})  # type: ignore[arg-type]
-    remeasure(record, broken, SETTINGS, Silent(), rounds=1)
+    remeasure(make_bench(record, broken, SETTINGS), rounds=1)
     front = front_of(record)
     assert {point.plan for point in front.points} == sound
     assert all(point.held_out is not None for point in front.points)
@@ -248,8 +243,8 @@ def test_a_limit_that_only_a_plan_off_the_front_keeps_to(open_record: OpenRecord
     law = Law([g.id for g in space.groups], boundary_ms=0.0, gains={g.id: 0.01 for g in space.groups})
     toolchain, settings = FakeToolchain(law, noise=0.05, session_spread=0.02), replace(SETTINGS, budget=2)
     record = open_record()
-    Tuner(record, toolchain, settings, Silent()).run()
-    remeasure(record, toolchain, settings, Silent(), rounds=3)
+    Tuner(make_bench(record, toolchain, settings)).run()
+    remeasure(make_bench(record, toolchain, settings), rounds=3)
     plain = front_of(record)
     assert plain.points == (plain.fp32,)
     slower, faster = sorted((plain.fp32, plain.fp16), key=lambda e: -e.latency.median_ms if e is not None else 0.0)
@@ -265,16 +260,16 @@ def test_a_limit_that_only_a_plan_off_the_front_keeps_to(open_record: OpenRecord
 
 def test_a_baseline_that_drifts_is_told(open_record: OpenRecord, space: SearchSpace) -> None:
     record = open_record()
-    Tuner(record, make_toolchain(space, drifts=[1.0] * 8 + [1.5]), SETTINGS, Silent()).run()
+    Tuner(make_bench(record, make_toolchain(space, drifts=[1.0] * 8 + [1.5]), SETTINGS)).run()
     (drift,) = (text for text in front_of(record).warnings if "took 1.00 to 1.50 times its first latency" in text)
     assert "speed-ups hold better than milliseconds" in drift
 
 
 def test_a_broken_machine_stops_the_confirmation(searched: StudyRecord, space: SearchSpace) -> None:
     with pytest.raises(RunError, match="8 times in a row"):
-        remeasure(searched, make_toolchain(space, faults=-1), SETTINGS, Diary(), rounds=2)
+        remeasure(make_bench(searched, make_toolchain(space, faults=-1), SETTINGS), rounds=2)
     toolchain, diary = make_toolchain(space, faults=1), Diary()
-    remeasure(searched, toolchain, SETTINGS, diary, rounds=1)
+    remeasure(make_bench(searched, toolchain, SETTINGS, diary), rounds=1)
     assert "trying again" in diary.warnings[0]
 
 
@@ -300,7 +295,7 @@ def long_journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
     space, journal = make_small_space(16), tmp_path_factory.mktemp("long") / "study.journal"
     settings = replace(SETTINGS, budget=120, sampler="tpe")
     record = open_study(space, name="test", metric="relative_l2", identity={"model": SHA}, journal=journal)
-    Tuner(record, make_toolchain(space), settings, Silent()).run()
+    Tuner(make_bench(record, make_toolchain(space), settings)).run()
     assert len(pareto(record.evaluations())) >= 9
     record.close()
     return journal
@@ -318,7 +313,7 @@ CAPPED = replace(SETTINGS, confirm_points=7)
 
 def test_a_long_front_is_confirmed_in_part(long: StudyRecord) -> None:
     toolchain, diary = make_toolchain(make_small_space(16)), Diary()
-    remeasure(long, toolchain, CAPPED, diary, rounds=3)
+    remeasure(make_bench(long, toolchain, CAPPED, diary), rounds=3)
     front = pareto(long.evaluations())
     measured = {fingerprint for fingerprint, _, _ in toolchain.calls}
     every = len({e.plan.fingerprint for e in (*front, *long.evaluations()[:2])})
@@ -343,14 +338,14 @@ def test_a_limit_confirms_what_it_chooses_until_it_holds(long: StudyRecord) -> N
     front = pareto(long.evaluations())
     limit = 1.05 * front[len(front) // 2].error_value
     wanted = replace(CAPPED, max_error=limit)
-    remeasure(long, make_toolchain(make_small_space(16), held_out_factor=1.3), wanted, Diary(), rounds=3)
+    remeasure(make_bench(long, make_toolchain(make_small_space(16), held_out_factor=1.3), wanted), rounds=3)
     chosen = front_of(long, max_error=limit).chosen
     assert chosen is not None
     assert chosen.remeasured
     assert chosen.held_out_value is not None
     assert chosen.held_out_value <= limit
     again = make_toolchain(make_small_space(16))
-    remeasure(long, again, wanted, Diary(), rounds=3)
+    remeasure(make_bench(long, again, wanted), rounds=3)
     assert again.calls == []
 
 

@@ -23,17 +23,17 @@ from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import ORIGIN_SAMPLER, Evaluation
+from mptune.tuning.knowledge import Knowledge
 from mptune.tuning.sampler.precision import EMULATIONS_TO_LEARN
 from mptune.tuning.space import SearchSpace
-from mptune.tuning.steps.knowledge import Knowledge
-from mptune.tuning.steps.tuner import Tuner
+from mptune.tuning.tuner import Tuner
 from tests.conftest import save_mlp
 from tests.fakes import FAST, Diary, FakeToolchain, Law, make_plan, search
 from tests.graph.helpers import feeds
 from tests.graph.test_corpus import CORPUS
 from tests.tuning.conftest import OpenRecord, make_small_space
-from tests.tuning.factory import evaluation_of, make_error
-from tests.tuning.steps.test_tuner import make_toolchain
+from tests.tuning.factory import evaluation_of, make_bench, make_error
+from tests.tuning.test_tuner import make_toolchain
 
 METRIC = "relative_l2"
 
@@ -48,7 +48,7 @@ def know(open_record: OpenRecord, tmp_path: Path) -> Callable[..., Knowledge]:
 
     def make(space: SearchSpace, toolchain: FakeToolchain, diary: Diary | None = None, **options: Any) -> Knowledge:
         record = open_record(space)
-        return Knowledge(record, toolchain, SearchSettings(), diary or Diary(), METRIC, tmp_path, **options)
+        return Knowledge(make_bench(record, toolchain, listener=diary), METRIC, tmp_path, **options)
 
     return make
 
@@ -120,11 +120,12 @@ def test_a_search_emulates_to_learn_where_that_is_cheap(
             allowed.append(super().affordable(seconds))
             return allowed[-1]
 
-    known = Counting(record, toolchain, settings, diary, METRIC, tmp_path, clock=lambda: seconds * next(ticks))
+    bench = make_bench(record, toolchain, settings, diary)
+    known = Counting(bench, METRIC, tmp_path, clock=lambda: seconds * next(ticks))
     decoded: list[int] = []
     decode = Evaluation.from_json
     monkeypatch.setattr(Evaluation, "from_json", lambda found: decoded.append(found["number"]) or decode(found))
-    Tuner(record, toolchain, settings, diary, knowledge=known).run()
+    Tuner(bench, known).run()
     assert record.spent == 6
     assert len(decoded) == len(set(decoded)), "each evaluation is decoded once"
     assert len(asked) >= 3, "candidates are emulated, too"

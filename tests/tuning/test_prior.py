@@ -15,18 +15,17 @@ from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import EmulatedSamples, Failure, in_parts
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings
+from mptune.tuning import knowledge
+from mptune.tuning.bench import Limits, Stop
 from mptune.tuning.evaluation import ORIGIN_SAMPLER
+from mptune.tuning.knowledge import SENSITIVITY_JSON, Knowledge, Sensitivity, make_prior
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.sampler.precision import PrecisionSampler
 from mptune.tuning.space import SearchSpace
-from mptune.tuning.steps import knowledge
-from mptune.tuning.steps.knowledge import Knowledge
-from mptune.tuning.steps.limits import Limits
-from mptune.tuning.steps.prior import SENSITIVITY_JSON, Sensitivity, log_square_errors
-from mptune.tuning.steps.tuner import Stop, Tuner
+from mptune.tuning.tuner import Tuner
 from tests.fakes import Diary, FakeToolchain, Law
 from tests.tuning.conftest import OpenRecord, make_small_space
-from tests.tuning.factory import find_sensitivity
+from tests.tuning.factory import find_sensitivity, make_bench
 
 METRIC = "relative_l2"
 SAMPLES = 8
@@ -130,11 +129,13 @@ def test_errors_that_are_missing_are_those_of_the_groups_kind(tmp_path: Path) ->
     groups = tuple(replace(group, kind=f"k{index % 8}") for index, group in enumerate(small.groups))
     space = replace(small, groups=groups)
     known = take(space, by_sample(space, spread=0.1), tmp_path, 8)
-    estimates = log_square_errors(space, known)
-    mean, sd = estimates["g009"]
-    assert mean == pytest.approx(2 * math.log(known.errors["g001"]))
-    assert sd > 1.0
-    assert estimates["g001"][1] == pytest.approx(2 * known.doubts["g001"])
+    prior = make_prior(space, known, None, exact=False)
+    means, sds = prior.log_square_errors, prior.log_square_sds
+    assert means is not None
+    assert sds is not None
+    assert means[9] == pytest.approx(2 * math.log(known.errors["g001"]))
+    assert sds[9] > 1.0
+    assert sds[1] == pytest.approx(2 * known.doubts["g001"])
 
 
 def searched(
@@ -147,7 +148,7 @@ def searched(
 ) -> tuple[Knowledge, Diary, Stop]:
     """A search, and what it knew; ``toolchain.proposed`` has the emulations before each proposal."""
     diary, settings = Diary(), SearchSettings(budget=budget)
-    known = Knowledge(record, toolchain, settings, diary, METRIC, folder, limits)
+    known = Knowledge(make_bench(record, toolchain, settings, diary, limits), METRIC, folder)
     sampler = known.sampler
 
     def counting() -> PrecisionSampler:
@@ -156,7 +157,7 @@ def searched(
         return made
 
     known.sampler = counting  # type: ignore[method-assign]
-    return known, diary, Tuner(record, toolchain, settings, diary, limits, known).run()
+    return known, diary, Tuner(make_bench(record, toolchain, settings, diary, limits), known).run()
 
 
 def test_the_first_plan_is_proposed_before_all_errors_are_known(

@@ -6,12 +6,13 @@ import os
 from pathlib import Path
 
 from mptune.settings import SearchSettings
+from mptune.tuning.bench import Limits, Stop, size_of
+from mptune.tuning.remeasure import remeasure, to_measure
 from mptune.tuning.space import SearchSpace
-from mptune.tuning.steps.limits import Limits, size_of
-from mptune.tuning.steps.remeasure import remeasure, to_measure
-from mptune.tuning.steps.tuner import Stop, Tuner
+from mptune.tuning.tuner import Tuner
 from tests.fakes import Diary, FakeToolchain, Law
 from tests.tuning.conftest import OpenRecord
+from tests.tuning.factory import make_bench
 
 
 def test_the_size_of_a_run_counts_each_file_once(tmp_path: Path) -> None:
@@ -41,16 +42,16 @@ def test_a_search_stops_at_the_size_and_goes_on(open_record: OpenRecord, space: 
 
     record, toolchain = open_record(), Builds(Law([g.id for g in space.groups]))
     settings = SearchSettings(budget=12, max_disk_bytes=450)
-    stop = Tuner(record, toolchain, settings, Diary(), limits=Limits(settings, folder)).run()
+    stop = Tuner(make_bench(record, toolchain, settings, Diary(), Limits(settings, folder))).run()
     assert (stop, record.spent) == (Stop.DISK, 4)
     larger = SearchSettings(budget=6, max_disk_bytes=10_000)
-    assert Tuner(record, toolchain, larger, Diary(), limits=Limits(larger, folder)).run() is Stop.BUDGET
+    assert Tuner(make_bench(record, toolchain, larger, Diary(), Limits(larger, folder))).run() is Stop.BUDGET
 
 
 def test_the_time_ends_a_confirmation_and_it_goes_on(open_record: OpenRecord, space: SearchSpace) -> None:
     record, toolchain = open_record(), FakeToolchain(Law([g.id for g in space.groups]))
     settings = SearchSettings(budget=8, timeout_s=100.0)
-    Tuner(record, toolchain, settings, Diary()).run()
+    Tuner(make_bench(record, toolchain, settings)).run()
     now, diary = [0.0], Diary()
     limits = Limits(settings, clock=lambda: now[0])
     points = len(to_measure(record, settings, 3))
@@ -60,10 +61,10 @@ def test_the_time_ends_a_confirmation_and_it_goes_on(open_record: OpenRecord, sp
             now[0] += 40.0
             return super().evaluate(plan, which, profile=profile)
 
-    remeasure(record, Slow(toolchain.law), settings, diary, 3, limits)
+    remeasure(make_bench(record, Slow(toolchain.law), settings, diary, limits), 3)
     assert len(to_measure(record, settings, 3)) == points - 3
     assert "the time is over" in diary.stages[-1]
-    remeasure(record, toolchain, settings, Diary(), 3, Limits(settings))
+    remeasure(make_bench(record, toolchain, settings, Diary(), Limits(settings)), 3)
     assert not to_measure(record, settings, 3)
 
 

@@ -18,20 +18,17 @@ from mptune.choice import Choice
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, Measurement
 from mptune.engines.latency import Latency, pool_latencies
-from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.json_form import JsonForm
 from mptune.settings import LatencySettings, SearchSettings, Tolerance
+from mptune.tuning.bench import Bench, count_down
 from mptune.tuning.choosing import could_be_chosen
 from mptune.tuning.dominance import pareto
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
-from mptune.tuning.listener import Listener, count_down
 from mptune.tuning.plan_limits import feasible
-from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.record.sessions import Sessions, anchored
-from mptune.tuning.steps.attempts import Attempts
-from mptune.tuning.steps.limits import Limits
+from mptune.tuning.record.record import Sessions, StudyRecord, anchored
 
 _PREFIX = "confirm:"
+_BASELINES = (ORIGIN_FP32, ORIGIN_FP16)
 
 
 @dataclass(frozen=True)
@@ -45,9 +42,12 @@ class _Round(JsonForm):
     warnings: tuple[str, ...]
 
 
-def _rounds(record: StudyRecord) -> dict[str, dict[int, _Round | Failure]]:
-    """Fingerprint -> number of the round -> what came of it."""
-    rounds: dict[str, dict[int, _Round | Failure]] = {}
+_Rounds = dict[str, dict[int, _Round | Failure]]
+"""Fingerprint -> number of the round -> what came of it."""
+
+
+def _rounds(record: StudyRecord) -> _Rounds:
+    rounds: _Rounds = {}
     for key, note in sorted(record.notes(_PREFIX).items()):
         fingerprint, _, number = key.removeprefix(_PREFIX).partition(":")
         outcome = Failure.from_json(note["failure"]) if "failure" in note else _Round.from_json(note)
@@ -60,18 +60,12 @@ def rounds_needed(settings: SearchSettings, latency_source: str) -> int:
     return max(1, settings.confirm_rounds) if latency_source == "measured" else 1
 
 
-def announce(listener: Listener, record: StudyRecord, settings: SearchSettings) -> None:
-    """Say how much is left of a search: of its budget, and to re-measure a front as long as that of now."""
-    left = min(settings.budget, record.space.size + 1) - record.spent  # all-FP32 may be outside of the space
-    count_down(listener, record.spent, max(0, left) + min(record.spent, settings.confirm_points))
-
-
 def candidates(
     evaluations: Sequence[Evaluation], tolerances: Sequence[Tolerance] = (), dropped: Collection[str] = ()
 ) -> tuple[Evaluation, ...]:
     """The front, all-FP32 and all-FP16, each once, in the order in which they are measured: the baseline first."""
     sound = [e for e in evaluations if e.plan.fingerprint not in dropped]
-    seeds = [e for e in evaluations if e.origin in (ORIGIN_FP32, ORIGIN_FP16) and e.is_finite]
+    seeds = [e for e in evaluations if e.origin in _BASELINES and e.is_finite]
     off = [e for e in evaluations if e.plan.fingerprint in dropped and e.is_finite]
     return _in_turn((*seeds, *off, *pareto(feasible(sound, tolerances))))
 
@@ -101,21 +95,21 @@ def to_measure(
     evaluations, measured = [e.ignoring(settings.ignore) for e in record.evaluations()], _rounds(record)
     points = rivals = _in_turn(e for e in evaluations if e.is_finite)
     if not all_plans:
-        front = candidates(evaluations, settings.tolerance, dropped_plans(record, settings.ignore))
+        front = candidates(evaluations, settings.tolerance, dropped_plans(record, settings.ignore, measured))
         every = _in_turn((*rivals, *front))
-        latest, _ = confirmed_evaluations(record, rounds, settings.latency, every)
+        latest, _ = confirmed_evaluations(record, rounds, settings.latency, every, measured)
         metrics = (record.metric, *settings.reported_metrics)
         named = {e.plan for e in could_be_chosen(latest, Choice.of(settings), metrics, record.tf32())}
         rivals = tuple(e for e in every if e.plan in named)
         points = _in_turn((*front, *rivals))
-    if not all_plans and len(points) > settings.confirm_points:
-        shown = pareto(feasible(points, settings.tolerance))
-        wanted = {e.plan.fingerprint for e in (*rivals, *shown[:1], *shown[-1:])} | measured.keys()
-        wanted |= {e.plan.fingerprint for e in points if e.origin in (ORIGIN_FP32, ORIGIN_FP16)}
-        first = [e for e in points if e.plan.fingerprint in wanted]
-        rest = [e for e in points if e.plan.fingerprint not in wanted]  # by latency
-        count = min(max(settings.confirm_points - len(first), 0), len(rest))
-        points = _in_turn((*first, *(rest[int((number + 0.5) * len(rest) / count)] for number in range(count))))
+        if len(points) > settings.confirm_points:
+            shown = pareto(feasible(points, settings.tolerance))
+            wanted = {e.plan for e in (*rivals, *shown[:1], *shown[-1:])}
+            wanted |= {e.plan for e in points if e.origin in _BASELINES or e.plan.fingerprint in measured}
+            rest = [e for e in points if e.plan not in wanted]  # by latency
+            count = min(max(settings.confirm_points - (len(points) - len(rest)), 0), len(rest))
+            wanted |= {rest[int((number + 0.5) * len(rest) / count)].plan for number in range(count)}
+            points = tuple(e for e in points if e.plan in wanted)
 
     for count in range(1, rounds + 1):
         of_round = [p for p in (points if count == 1 else rivals) if p.plan.fingerprint not in failed]
@@ -130,36 +124,28 @@ def _holds(outcome: _Round | Failure | None, point: Evaluation) -> bool:
     return isinstance(outcome, _Round) and outcome.error.has(point.metric)
 
 
-def remeasure(
-    record: StudyRecord,
-    toolchain: Toolchain,
-    settings: SearchSettings,
-    listener: Listener,
-    rounds: int,
-    limits: Limits | None = None,
-    *,
-    all_plans: bool = False,
-) -> None:
+def remeasure(bench: Bench, rounds: int, *, all_plans: bool = False) -> None:
     """Measure what ``to_measure`` names until nothing is left, or a limit is reached.
 
     A process is started at first, as none of the plans is to be measured where it was searched, and where a plan comes
     again. A plan that fails is left for the next session.
     """
-    tries, failed, in_process = Attempts(toolchain, listener), set[str](), set[str]()
-    toolchain.restart()
-    while todo := to_measure(record, settings, rounds, failed, all_plans=all_plans):
+    record, listener, failed, in_process = bench.record, bench.listener, set[str](), set[str]()
+    bench.faults, bench.has_doubts = 0, True
+    bench.toolchain.restart()
+    while todo := to_measure(record, bench.settings, rounds, failed, all_plans=all_plans):
         listener.stage(f"re-measuring {len(todo)} plan{'s' if len(todo) > 1 else ''}")
         for index, (number, point) in enumerate(todo):
             count_down(listener, record.spent + index, len(todo) - index)
-            if limits is not None and (limit := limits.reached()) is not None:
+            if (limit := bench.limits.reached()) is not None:
                 listener.stage(f"stopped re-measuring: {limit.value}; the same command goes on with it")
                 return
             fingerprint = point.plan.fingerprint
             if fingerprint in in_process:
-                toolchain.restart()
+                bench.toolchain.restart()
                 in_process.clear()
             in_process.add(fingerprint)
-            result = tries.evaluate(point.plan, "held_out", record.baseline(), partial(_doubt, point))
+            result = bench.evaluate(point.plan, "held_out", partial(_doubt, point))
             if isinstance(result, Failure):
                 failed.add(fingerprint)
                 note = {"failure": result.to_json()}
@@ -177,18 +163,24 @@ def _doubt(point: Evaluation, measurement: Measurement) -> str:
     return f"plan {point.plan.fingerprint} gave NaN or Inf on the held-out samples, and gives none"
 
 
-def dropped_plans(record: StudyRecord, ignored: tuple[str, ...] = ()) -> dict[str, OutputError]:
+def dropped_plans(
+    record: StudyRecord, ignored: tuple[str, ...] = (), measured: _Rounds | None = None
+) -> dict[str, OutputError]:
     """Fingerprint -> error of the plans whose outputs are not finite on the held-out samples; ignored ones left out."""
     return {
         fingerprint: outcome.error
-        for fingerprint, rounds in _rounds(record).items()
+        for fingerprint, rounds in (_rounds(record) if measured is None else measured).items()
         for outcome in rounds.values()
         if isinstance(outcome, _Round) and outcome.error.without(ignored).non_finite
     }
 
 
 def confirmed_evaluations(
-    record: StudyRecord, rounds: int, latency: LatencySettings, points: Sequence[Evaluation] | None = None
+    record: StudyRecord,
+    rounds: int,
+    latency: LatencySettings,
+    points: Sequence[Evaluation],
+    measured: _Rounds | None = None,
 ) -> tuple[tuple[Evaluation, ...], tuple[tuple[Evaluation, Failure | None], ...]]:
     """What re-measuring has shown, read back from the record; and what was not confirmed, with why it failed.
 
@@ -196,10 +188,10 @@ def confirmed_evaluations(
     over the rounds, with an interval that holds what differs between sessions; the held-out error is that of the worst
     round. ``remeasured`` is True only where latency was measured again.
     """
-    measured, sessions = _rounds(record), Sessions(record)
+    measured, sessions = _rounds(record) if measured is None else measured, Sessions(record)
     confirmed: list[Evaluation] = []
     unconfirmed: list[tuple[Evaluation, Failure | None]] = []
-    for point in candidates(record.evaluations()) if points is None else points:
+    for point in points:
         outcomes = [outcome for _, outcome in sorted(measured.get(point.plan.fingerprint, {}).items())]
         failure = next((outcome for outcome in outcomes if isinstance(outcome, Failure)), None)
         held = [each for each in outcomes if isinstance(each, _Round) and _holds(each, point)][:rounds]

@@ -21,18 +21,17 @@ from mptune.graph.loading.model import load_model
 from mptune.graph.plan import DEFAULT_PRECISIONS, PRECISIONS, Precision, PrecisionPlan
 from mptune.settings import SearchSettings
 from mptune.targets.roofline import BoundaryCost, LatencyTerms
+from mptune.tuning.bench import Limits
+from mptune.tuning.knowledge import SENSITIVITY_JSON, Knowledge, Sensitivity, make_prior
 from mptune.tuning.sampler.latency_model import LatencyModel
 from mptune.tuning.sampler.trials import BuiltPlans
 from mptune.tuning.space import Pin, SearchSpace
-from mptune.tuning.steps.knowledge import Knowledge
-from mptune.tuning.steps.limits import Limits
-from mptune.tuning.steps.prior import SENSITIVITY_JSON, Sensitivity, make_prior
-from mptune.tuning.steps.tuner import Tuner
+from mptune.tuning.tuner import Tuner
 from tests.conftest import save_mlp
 from tests.fakes import FAST, Diary, FakeToolchain, Law, make_plan
 from tests.tuning.conftest import OpenRecord, make_small_space
-from tests.tuning.factory import find_sensitivity
-from tests.tuning.steps.test_tuner import make_toolchain
+from tests.tuning.factory import find_sensitivity, make_bench
+from tests.tuning.test_tuner import make_toolchain
 
 METRIC = "relative_l2"
 
@@ -113,7 +112,7 @@ def test_what_one_worker_found_the_other_does_not_emulate(open_record: OpenRecor
     space = make_small_space(16)
     first, second, third = (make_toolchain(space) for _ in range(3))
     one, two, three = (
-        Knowledge(open_record(space), toolchain, SearchSettings(), Diary(), METRIC, tmp_path)
+        Knowledge(make_bench(open_record(space), toolchain, SearchSettings()), METRIC, tmp_path)
         for toolchain in (first, second, third)
     )
     one.take(16)
@@ -123,7 +122,7 @@ def test_what_one_worker_found_the_other_does_not_emulate(open_record: OpenRecor
     assert set(first.emulated).isdisjoint(second.emulated)
     assert two.sensitivity() == three.sensitivity()
     other = make_toolchain(space)
-    Knowledge(open_record(space), other, SearchSettings(), Diary(), "max_abs", tmp_path).take(math.inf)
+    Knowledge(make_bench(open_record(space), other, SearchSettings()), "max_abs", tmp_path).take(math.inf)
     assert len(other.emulated) == 16, "another metric has other errors"
 
 
@@ -193,8 +192,8 @@ def test_the_prior_counts_casts_between_two_reduced_precisions(law: tuple[Latenc
 def test_knowing_the_law_every_proposal_is_on_the_front(open_record: OpenRecord, tmp_path: Path) -> None:
     space, wanted = make_small_space(16), SearchSettings(budget=26)
     record, toolchain = open_record(space), make_toolchain(space, latency_source="predicted", error_source="emulated")
-    known = Knowledge(record, toolchain, wanted, Diary(), METRIC, tmp_path)
-    Tuner(record, toolchain, wanted, Diary(), knowledge=known).run()
+    known = Knowledge(make_bench(record, toolchain, wanted), METRIC, tmp_path)
+    Tuner(make_bench(record, toolchain, wanted), knowledge=known).run()
     proposals = record.evaluations()[2:]
     assert len(proposals) == 24
     beaten = [

@@ -9,24 +9,23 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
+from mptune.data.scripts import law_metric
 from mptune.engines.base import Failure, Measurement
 from mptune.engines.failures import describe, did_not_run, machine_error
-from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.errors import BaselineError, RunError
 from mptune.settings import SearchSettings
+from mptune.tuning.baseline import engine_findings, stop_at_errors
+from mptune.tuning.bench import HOPELESS, NEEDED_TRIES, Bench, Stop, announce, run_job, tell_outcome
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, ORIGIN_SAMPLER, ORIGIN_TF32, Evaluation
-from mptune.tuning.listener import Listener, tell_outcome
+from mptune.tuning.explanation import keep_grounds
+from mptune.tuning.knowledge import Knowledge
 from mptune.tuning.plan_limits import check_columns
-from mptune.tuning.record.record import Proposal, StudyRecord
-from mptune.tuning.record.sessions import Sessions, anchored, keep_reopened
+from mptune.tuning.record.record import Proposal, Sessions, StudyRecord, anchored, keep_reopened
 from mptune.tuning.sampler.trials import ehvi_of
-from mptune.tuning.steps import attempts, remeasure
-from mptune.tuning.steps.baseline import check_baseline
-from mptune.tuning.steps.knowledge import Knowledge
-from mptune.tuning.steps.limits import HOPELESS, Limits, Stop
 
 DUPLICATES_IN_A_ROW = 3
 """After this many proposals in a row that were evaluated before, any new plan is taken instead."""
@@ -44,24 +43,26 @@ LEAST_IMPROVEMENT = 2e-5
 _WAIT_S = 0.3
 
 
+def make_tuner(bench: Bench, data_dir: Path, *, has_labels: bool) -> Tuner:
+    """What proposes plans and evaluates them; it asks first for what the sampler has to know, if that proposes any."""
+    settings, space = bench.settings, bench.record.space
+    if settings.sampler != "precision" or not space.free or settings.budget <= len(space.seeds):
+        return Tuner(bench)
+    law = law_metric(settings.metric, settings.metric_function, has_labels=has_labels)
+    knowledge = Knowledge(bench, law, data_dir)
+    keep_grounds(space, knowledge.prior, data_dir)
+    return Tuner(bench, knowledge)
+
+
 class Tuner:
     """Evaluates plans until the budget is spent. What it learns of plans is in the record; it keeps nothing itself."""
 
     def __init__(
-        self,
-        record: StudyRecord,
-        toolchain: Toolchain,
-        settings: SearchSettings,
-        listener: Listener,
-        limits: Limits | None = None,
-        knowledge: Knowledge | None = None,
-        sleep: Callable[[float], None] = time.sleep,
+        self, bench: Bench, knowledge: Knowledge | None = None, sleep: Callable[[float], None] = time.sleep
     ) -> None:
         """Without ``knowledge`` only seeds are evaluated, or what the study's own sampler proposes."""
-        self._record, self._space, self._toolchain = record, record.space, toolchain
-        self._settings, self._listener, self._sleep = settings, listener, sleep
-        self._limits, self._knowledge = limits or Limits(settings), knowledge
-        self._attempts = attempts.Attempts(toolchain, listener)
+        self._bench, self._knowledge, self._sleep = bench, knowledge, sleep
+        self._record, self._settings, self._listener = bench.record, bench.settings, bench.listener
 
     def run(self) -> Stop:
         """Search until the budget, the time or the space is exhausted.
@@ -69,13 +70,13 @@ class Tuner:
         Budget counts every plan that was evaluated or failed by itself, seeds counted in, over all sessions; faults
         of the machine and duplicates cost nothing.
         """
-        record = self._record
+        record, limits = self._record, self._bench.limits
         if (baseline := record.baseline()) is not None:
             check_columns(self._settings.tolerance, baseline.error)
         record.heal(is_first=True)
         # Failures of earlier sessions do not count: their cause may have been removed.
         earlier_failures = len(record.failures())
-        while (stop := finished(record, self._settings) or self._limits.reached()) is None:
+        while (stop := finished(record, self._settings) or limits.reached()) is None:
             has_failed = len(record.failures()) - earlier_failures >= HOPELESS
             if has_failed and not any(e.plan.reduced_groups for e in record.evaluations()):
                 return Stop.HOPELESS
@@ -84,13 +85,12 @@ class Tuner:
                 # A plan comes back if the worker that has it in work dies. The wait is jittered, so that two workers
                 # that gave way to each other do not do so again.
                 self._sleep(_WAIT_S * np.random.default_rng().uniform(0.5, 1.5))
-            elif (limit := self._limits.reached()) is not None:  # emulations took their time
+            elif (limit := limits.reached()) is not None:  # emulations took their time
                 record.release(proposal)
                 return limit
             else:
-                doubt = partial(self._doubt, proposal)
                 try:
-                    outcome = self._attempts.evaluate(proposal.plan, "search", record.baseline(), doubt)
+                    outcome = self._bench.evaluate(proposal.plan, "search", partial(self._doubt, proposal))
                 except BaseException:  # whatever interrupts it, most of all Ctrl-C: the plan goes back into the queue
                     with suppress(RunError):  # If even that fails, healing does it next time.
                         record.release(proposal)
@@ -99,7 +99,7 @@ class Tuner:
                     self._tell_failure(proposal, outcome)
                 else:
                     self._tell(proposal, outcome)
-                remeasure.announce(self._listener, record, self._settings)
+                announce(self._listener, record, self._settings)
             record.heal()
         if stop not in (Stop.TIMEOUT, Stop.DISK):
             self._keep_tf32()
@@ -107,7 +107,7 @@ class Tuner:
 
     def _propose(self) -> Proposal | None:
         """The next plan that nobody has evaluated; None where none is left, or others have the rest in work."""
-        record, space, budget = self._record, self._space, self._settings.budget
+        record, space, budget = self._record, self._record.space, self._settings.budget
         for repeats in itertools.count(1):
             if record.spent + len(record.running()) >= budget or is_exhausted(record):
                 return None
@@ -127,11 +127,8 @@ class Tuner:
                 return None
             record.tell_duplicate(proposal)
             if repeats % DUPLICATES_IN_A_ROW == 0:
-                generator, started = (
-                    np.random.default_rng([self._settings.seed, len(record.trials())]),
-                    record.started(),
-                )
-                plan = space.all_fp32
+                generator = np.random.default_rng([self._settings.seed, len(record.trials())])
+                started, plan = record.started(), space.all_fp32
                 while plan.fingerprint in started:  # There is one, as the space is not exhausted.
                     draws = generator.integers(2, size=len(space.free)).tolist()
                     plan = space.plan({g: space.options[g][draw] for g, draw in zip(space.free, draws, strict=True)})
@@ -143,7 +140,7 @@ class Tuner:
         record, fp32 = self._record, self._record.baseline()
         if fp32 is None or record.tf32() is not None:
             return
-        measurement = self._toolchain.evaluate_tf32()
+        measurement = self._bench.toolchain.evaluate_tf32()
         if isinstance(measurement, Failure):
             self._listener.warning(f"all-FP32 with TF32 was not evaluated: {describe(measurement)}")
         elif measurement is not None:
@@ -160,9 +157,9 @@ class Tuner:
 
     def _judged(self, proposal: Proposal, measurement: Measurement) -> Evaluation:
         """A measurement against the baseline, and against what emulation says of the plan."""
-        baseline, plan = self._record.baseline(), proposal.plan
+        baseline = self._record.baseline()
         evaluation = Evaluation.from_measurement(
-            plan,
+            proposal.plan,
             measurement,
             number=proposal.number,
             origin=proposal.origin,
@@ -170,23 +167,23 @@ class Tuner:
             baseline_ms=None if baseline is None else baseline.latency.median_ms,
             ignored=self._settings.ignore,
         )
-        emulated = None if self._knowledge is None else self._knowledge.recall(plan)
+        emulated = None if self._knowledge is None else self._knowledge.recall(proposal.plan)
         if emulated is None or baseline is None:
             return evaluation
         return evaluation.with_emulated(*emulated, baseline.error_value)
 
     def _doubt(self, proposal: Proposal, measurement: Measurement) -> str:
         """What speaks against a measurement, in words that a sound one in another process completes; else empty."""
-        evaluation = self._judged(proposal, measurement)
+        evaluation, name = self._judged(proposal, measurement), f"plan {proposal.plan.fingerprint}"
         if evaluation.origin == ORIGIN_FP32:
-            findings = check_baseline(evaluation.error, tf32=self._settings.tf32, skip=True)
+            findings = engine_findings(evaluation.error, "search", tf32=self._settings.tf32)
             is_wrong = any(finding.severity == "error" for finding in findings)
             return "the all-FP32 engine was off against the reference, and agrees with it" if is_wrong else ""
         if evaluation.disagrees:
-            return f"the measured and emulated errors of plan {evaluation.plan.fingerprint} disagreed, and agree"
+            return f"the measured and emulated errors of {name} disagreed, and agree"
         if evaluation.is_finite or evaluation.emulated == math.inf:
             return ""
-        return f"plan {evaluation.plan.fingerprint} gave NaN or Inf, and gives none"
+        return f"{name} gave NaN or Inf, and gives none"
 
     def _tell(self, proposal: Proposal, measurement: Measurement) -> None:
         """Record a measurement, with an interval that holds what differs between sessions of one plan."""
@@ -195,7 +192,10 @@ class Tuner:
             measurement = anchored(record, measurement)
             if proposal.origin == ORIGIN_FP32:
                 error = measurement.error
-                for finding in check_baseline(error, tf32=settings.tf32, skip=settings.skip_checks):
+                findings = engine_findings(error, "search", tf32=settings.tf32)
+                if not settings.skip_checks:
+                    stop_at_errors(findings)
+                for finding in findings:
                     listener.warning(finding.message)
                 value = error.value(settings.metric)
                 if error.non_finite == 0 and not math.isfinite(value):
@@ -212,8 +212,8 @@ class Tuner:
             if proposal.origin in (ORIGIN_FP32, ORIGIN_FP16) and measurement.latency.session is not None:
                 # It takes longer than what was measured, which is recorded if this process is killed meanwhile.
                 record.tell_evaluation(proposal, self._judged(proposal, measurement), times_ms, is_final=False)
-                reopen = partial(self._toolchain.reopen, proposal.plan, REOPENED)
-                timings = attempts.run_job(reopen, self._toolchain, listener, "opening sessions anew")
+                reopen = partial(self._bench.toolchain.reopen, proposal.plan, REOPENED)
+                timings = run_job(reopen, self._bench.toolchain, listener, "opening sessions anew")
                 if isinstance(timings, Failure):
                     listener.warning(f"how far sessions differ was not measured: {describe(timings)}")
                 else:
@@ -230,11 +230,9 @@ class Tuner:
         if proposal.origin == ORIGIN_FP32:
             record.release(proposal)
             if failure.is_machine_fault:
-                raise machine_error(failure, attempts.NEEDED_TRIES)
+                raise machine_error(failure, NEEDED_TRIES)
             raise did_not_run("the all-FP32 engine failed", failure)
-        if (
-            failure.is_machine_fault and self._attempts.faults
-        ):  # none where all-FP32 has just run: then it is the plan's
+        if failure.is_machine_fault and self._bench.faults:  # where all-FP32 has just run it is the plan's
             record.release(proposal, failure)
             return
         record.tell_failure(proposal, failure)
