@@ -14,7 +14,7 @@ import mptune
 from mptune.errors import BaselineError
 from mptune.inspection import Inspection
 from mptune.reporting.terminal.front import print_front
-from mptune.reporting.terminal.inspection import print_inspection, quantity
+from mptune.reporting.terminal.listings import print_inspection, quantity
 from tests.conftest import DIGITS
 from tests.graph import models
 from tests.graph.models import constant, node, value, weight
