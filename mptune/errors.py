@@ -19,6 +19,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mptune.finding import Finding
 
+__all__ = [
+    "BaselineError", "DataError", "EndedEarlyError", "ModelError", "MptuneError", "PlanError", "RunError",
+    "SettingsError", "SpaceError", "TargetError",
+]  # fmt: skip
+
 EXIT_ERROR, EXIT_USAGE = 1, 2
 EXIT_NOT_MET = 3  # nothing is wrong, but no plan meets the limits, or there was no time to write one
 EXIT_STOPPED = 4  # a finding of severity ``error`` stopped the search, or ``inspect --strict`` has one

@@ -55,7 +55,7 @@ def test_what_would_be_split_is_reported_to_the_caller(tmp_path: Path, write: Wr
     plan = write(nodes={"*": "fp16", "op:Softmax": "fp32"})
     out = mptune.apply(path, plan, tmp_path / "out.onnx", warn=messages.append)
     assert fp16_weights(out) >= {"wq", "wk", "wv"}
-    assert ["attention core" in text for text in messages] == [True]
+    assert ["(attention)" in text for text in messages] == [True]
 
 
 def test_fp16_where_it_can_be_right(tmp_path: Path) -> None:

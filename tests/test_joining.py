@@ -80,7 +80,7 @@ sys.exit(main())
 def start_workers_with(opener: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let ``mptune worker``, as a search starts it, open fake toolchains."""
     words = {"kind": type(opener).__name__, "opener": repr(opener).replace("PosixPath", "Path")}
-    monkeypatch.setattr("mptune.tuning.crew.PROGRAM", (sys.executable, "-c", PROGRAM.format(**words)))
+    monkeypatch.setattr("mptune.tuning.worker.PROGRAM", (sys.executable, "-c", PROGRAM.format(**words)))
 
 
 @pytest.fixture(autouse=True)

@@ -51,15 +51,6 @@ class Limit:
         return f"{'a largest absolute difference' if self.is_absolute else 'an error'} of {figure:.3g}"
 
 
-def parse_tolerances(given: Sequence[str] | Mapping[str, float | str], outputs: Sequence[str]) -> tuple[Tolerance, ...]:
-    """Read ``OUTPUT[COLUMNS]=X`` and ``OUTPUT[COLUMNS]=abs:X`` (``mptune.settings.Tolerance``)."""
-    tolerances = tuple(Tolerance.parse_all(given))
-    for name in (tolerance.output for tolerance in tolerances if tolerance.output not in outputs):
-        text = f"names {name!r}, which is no output"
-        raise SettingsError(text, f"there are {', '.join(outputs)}", setting="tolerance")
-    return tolerances
-
-
 def limits_of(
     name: str,
     tolerances: Sequence[Tolerance],

@@ -26,7 +26,7 @@ from mptune.settings import SearchSettings
 from mptune.targets.detect import detect_gpus
 from mptune.targets.findings import TARGET_CODE
 from mptune.targets.target import Target, load_target, other_mode
-from mptune.tuning import baseline, copies, measuring, remeasure, samples
+from mptune.tuning import baseline, copies, measuring, remeasure
 from mptune.tuning.bench import Bench, Limits, Listener
 from mptune.tuning.confirmation import Confirmation, read_confirmation, read_searched
 from mptune.tuning.record.record import StudyRecord
@@ -57,7 +57,7 @@ def confirm(
     began_s, settings = time.monotonic(), replace(settings, **search.measured_settings)
     searched = read_searched(run, search, settings.storage, settings.metric)
     grouped = copies.load_grouped(run, search)
-    settings = samples.with_rollout(settings, grouped.model, 0 if search.data is None else search.data.samples)
+    settings = measuring.with_rollout(settings, grouped.model, 0 if search.data is None else search.data.samples)
     target = _choose_target(run, search, settings.target, listener) if opener is None else None
 
     # What measures here: no process is started to find that out.

@@ -118,14 +118,12 @@ class Observations(JsonForm):
     Attributes:
         observed: what the values were on the search samples.
         warnings: of the checks, one line each.
-        optimisation_error: output -> how far ONNX Runtime's graph optimisations change it (``ReferenceReport``).
         findings: about the model in FP32, of the search samples and the held-out ones.
         kernels: what the engine lacks.
     """
 
     observed: hazard.ObservedValues
     warnings: tuple[str, ...] = ()
-    optimisation_error: Mapping[str, float] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
     kernels: MissingKernels = MissingKernels()
 
@@ -181,17 +179,11 @@ def observe(
     if model is not None and target is not None:
         need, is_measured = memory.memory_need(model, observed.shapes), toolchain.latency_source == "measured"
         warnings = memory.memory_warnings(need, target, measured=is_measured)
-    errors = {} if isinstance(reference, Failure) else reference.optimisation_error
-    return Observations(observed, warnings, errors, without_repetition(findings), kernels)
-
-
-def data_findings(observations: Observations, grouped: GroupedModel, first: int) -> tuple[Finding, ...]:
-    """What the untouched model showed on the samples, of which ``first`` is the index of the first one."""
-    errors, earlier = observations.optimisation_error, observations.findings
-    return (
-        *earlier,
-        *baseline.optimisation_findings(errors, grouped.model, "search", first, earlier),
-    )
+    findings = without_repetition(findings)
+    if model is not None and not isinstance(reference, Failure):
+        errors = reference.optimisation_error
+        findings += baseline.optimisation_findings(errors, model, "search", indices[0][0], findings)
+    return Observations(observed, warnings, findings, kernels)
 
 
 def model_findings(

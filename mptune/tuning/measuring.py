@@ -1,18 +1,24 @@
-"""What a search, its workers and a confirmation share: an open toolchain, an open study, what evaluates plans."""
+"""What a search, its workers and a confirmation open: the samples, a toolchain, and a study."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from mptune.data.calibration import load_calibration
+from mptune.data.samples import CalibrationSet, Rollout
 from mptune.engines.context import RunContext
 from mptune.engines.environment import Environment
 from mptune.engines.toolchains.choose import open_toolchain
 from mptune.engines.toolchains.reference import Workers
 from mptune.engines.toolchains.toolchain import Toolchain
+from mptune.graph.groups import GroupedModel
+from mptune.graph.hazards.static import state_inputs
+from mptune.graph.loading.model import Model
 from mptune.run_json import RunFile, TargetSection, identity_of
 from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings
+from mptune.targets.findings import nothing_to_tune
 from mptune.targets.target import Target, profile_warnings
 from mptune.tuning.bench import Listener
 from mptune.tuning.record.record import StudyRecord
@@ -92,3 +98,17 @@ def open_record(
     )
     check_metrics(record, (settings.metric, *settings.reported_metrics))
     return record
+
+
+def load_data(settings: SearchSettings, grouped: GroupedModel) -> CalibrationSet:
+    """The samples of a search. A finding comes first where the model has nothing to tune."""
+    inputs, fed = grouped.model.inputs, {pair.rpartition(":")[2] for pair in settings.feedback}
+    states = state_inputs(grouped.model) | fed & {info.name for info in inputs}
+    data = load_calibration(settings.data, inputs, settings.data_settings, settings.seed, states)
+    return replace(data, findings=(*nothing_to_tune(grouped, "search"), *data.findings))
+
+
+def with_rollout(settings: SearchSettings, model: Model, samples: int) -> SearchSettings:
+    """The settings with ``rollout`` as the model and the data have it."""
+    inputs, outputs = ([tensor.name for tensor in tensors] for tensors in (model.inputs, model.outputs))
+    return replace(settings, rollout=Rollout.parse(settings.feedback, settings.steps, inputs, outputs, samples))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -274,19 +275,19 @@ def test_a_broken_machine_stops_the_confirmation(searched: StudyRecord, space: S
 
 
 def test_finding_a_plan() -> None:
-    known = [make_evaluation(1.0, 1e-3, number=n) for n in range(300)]
-    for none in ("zzz", ""):
-        with pytest.raises(PlanError, match=f"no plan '{none}'"):
-            find_plan(known, none)
-    with pytest.raises(PlanError, match="several plans"):
-        find_plan(known, known[0].plan.fingerprint[0])
-    whole = known[7].plan.fingerprint
-    assert find_plan(known, whole) == known[7]
-    typo = whole[:-1] + ("0" if whole[-1] != "0" else "1")
-    with pytest.raises(PlanError, match="no plan"):
-        find_plan(known, typo)
-    with pytest.raises(PlanError, match="not feasible"):
-        find_plan([make_evaluation(1.0, float("nan"), number=3)], make_evaluation(1.0, 1.0, number=3).plan.fingerprint)
+    known = [make_evaluation(1.0, math.nan if n == 3 else 1e-3, number=n) for n in range(300)]
+    names = [e.plan.fingerprint for e in known]
+    typo = names[7][:-1] + ("0" if names[7][-1] != "0" else "1")
+    assert find_plan(known, names[7]) == known[7]
+    for name, message in (
+        ("zzz", "no plan 'zzz'"),
+        ("", "no plan ''"),
+        (typo, "no plan"),
+        (names[0][0], "several"),
+        (names[3], "not feasible"),
+    ):
+        with pytest.raises(PlanError, match=message):
+            find_plan(known, name)
 
 
 @pytest.fixture(scope="module")

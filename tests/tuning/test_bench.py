@@ -1,23 +1,27 @@
-"""Whose fault a failure is: what comes from outside is no plan's fault, and teaches nothing."""
+"""Whose fault a failure is: what comes from outside is no plan's, and teaches nothing. What ends a search early."""
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from mptune.engines.base import Failure, FailureKind, ReferenceReport, SampleSet, Stage
-from mptune.engines.failures import did_not_run, machine_error
+from mptune.engines.failures import machine_error
 from mptune.errors import BaselineError, RunError
-from mptune.tuning.bench import FAULTS_IN_A_ROW, NEEDED_TRIES, Stop, run_job, run_needed_job
+from mptune.settings import SearchSettings
+from mptune.tuning.bench import FAULTS_IN_A_ROW, NEEDED_TRIES, Limits, Stop, run_job, run_needed_job, size_of
 from mptune.tuning.dominance import pareto
 from mptune.tuning.facts import observe
+from mptune.tuning.remeasure import remeasure, to_measure
 from mptune.tuning.space import SearchSpace
+from mptune.tuning.tuner import Tuner
 from tests.fakes import Diary, FakeToolchain, Law
 from tests.tuning.conftest import OpenRecord
-from tests.tuning.factory import find_sensitivity
+from tests.tuning.factory import find_sensitivity, make_bench
 from tests.tuning.test_tuner import make_toolchain, make_tuner
 
 
@@ -87,33 +91,26 @@ _ERROR = Failure(Stage.BUILD, FailureKind.ERROR, "no kernel")
 
 
 @pytest.mark.parametrize(
-    ("outcomes", "calls", "expected"),
+    ("run", "outcomes", "calls", "expected"),
     [
-        ((_CRASH, _TIMEOUT, "done"), 2, _TIMEOUT),
-        ((_CRASH, "done"), 2, "done"),
-        ((_ERROR, "done"), 1, _ERROR),  # what the job causes itself
+        (run_job, (_CRASH, _TIMEOUT, "done"), 2, _TIMEOUT),
+        (run_job, (_CRASH, "done"), 2, "done"),
+        (run_job, (_ERROR, "done"), 1, _ERROR),  # what the job causes itself
+        (run_needed_job, (_CRASH, _TIMEOUT, "done"), 3, "done"),
     ],
 )
-def test_a_job_that_fails_is_tried_once_more(
-    space: SearchSpace, outcomes: Sequence[Failure | str], calls: int, expected: Failure | str
+def test_a_job_that_fails_is_tried_once_more_and_one_that_all_depends_on_twice(
+    space: SearchSpace, run: Callable[..., object], outcomes: Sequence[Failure | str], calls: int, expected: object
 ) -> None:
     left, toolchain = list(outcomes), make_toolchain(space)
-    assert run_job(lambda: left.pop(0), toolchain, Diary(), "a job") == expected
+    assert run(lambda: left.pop(0), toolchain, Diary(), "a job") == expected
     assert len(outcomes) - len(left) == calls
     assert toolchain.restarts == calls - 1
 
 
-def test_a_job_that_all_depends_on_is_tried_three_times(space: SearchSpace) -> None:
-    left, toolchain = [_CRASH, _TIMEOUT, "done"], make_toolchain(space)
-    assert run_needed_job(lambda: left.pop(0), toolchain, Diary(), "taking the reference") == "done"
-    assert toolchain.restarts == 2
-
-
 def test_a_model_that_does_not_run_is_still_told(space: SearchSpace) -> None:
-    crash = Failure(Stage.RUN, FailureKind.CRASH, "segmentation fault")
-    with pytest.raises(BaselineError) as caught:
-        observe(make_toolchain(space, report=crash), Diary())
-    assert str(caught.value) == str(did_not_run("the untouched model does not run in FP32", crash))
+    with pytest.raises(BaselineError, match=r"the untouched model does not run in FP32.*SIGSEGV"):
+        observe(make_toolchain(space, report=_CRASH), Diary())
 
 
 def test_a_kill_during_emulation_teaches_no_overflow(space: SearchSpace, tmp_path: Path) -> None:
@@ -139,3 +136,66 @@ def test_a_driver_that_is_too_old_has_a_hint_of_its_own() -> None:
     error = machine_error(failure, 2)
     assert "driver too old" in error.message
     assert "update the NVIDIA driver" in str(error.hint)
+
+
+def test_the_size_of_a_run_counts_each_file_once(tmp_path: Path) -> None:
+    (tmp_path / "engines").mkdir()
+    (tmp_path / "engines" / "a").write_bytes(b"x" * 1000)
+    os.link(tmp_path / "engines" / "a", tmp_path / "b")
+    (tmp_path / "c").symlink_to(tmp_path / "b")
+    assert 1000 < size_of(tmp_path) < 1500
+
+
+def test_the_run_directory_does_not_grow_beyond_its_limit(tmp_path: Path) -> None:
+    limits = Limits(SearchSettings(max_disk_bytes=1000), tmp_path)
+    for number in range(3):
+        assert limits.reached() is None
+        (tmp_path / f"engine{number}").write_bytes(b"x" * 300)
+    assert limits.reached() is Stop.DISK, "another one of 300 bytes is more than 1000"
+
+
+def test_a_search_stops_at_the_size_and_goes_on(open_record: OpenRecord, space: SearchSpace, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+
+    class Builds(FakeToolchain):
+        def evaluate(self, plan, which="search", *, profile=False):  # type: ignore[no-untyped-def]
+            (folder / plan.fingerprint).write_bytes(b"x" * 100)
+            return super().evaluate(plan, which, profile=profile)
+
+    record, toolchain = open_record(), Builds(Law([g.id for g in space.groups]))
+    settings = SearchSettings(budget=12, max_disk_bytes=450)
+    stop = Tuner(make_bench(record, toolchain, settings, Diary(), Limits(settings, folder))).run()
+    assert (stop, record.spent) == (Stop.DISK, 4)
+    larger = SearchSettings(budget=6, max_disk_bytes=10_000)
+    assert Tuner(make_bench(record, toolchain, larger, Diary(), Limits(larger, folder))).run() is Stop.BUDGET
+
+
+def test_the_time_ends_a_confirmation_and_it_goes_on(open_record: OpenRecord, space: SearchSpace) -> None:
+    record, toolchain = open_record(), FakeToolchain(Law([g.id for g in space.groups]))
+    settings = SearchSettings(budget=8, timeout_s=100.0)
+    Tuner(make_bench(record, toolchain, settings)).run()
+    now, diary = [0.0], Diary()
+    limits = Limits(settings, clock=lambda: now[0])
+    points = len(to_measure(record, settings, 3))
+
+    class Slow(FakeToolchain):
+        def evaluate(self, plan, which="search", *, profile=False):  # type: ignore[no-untyped-def]
+            now[0] += 40.0
+            return super().evaluate(plan, which, profile=profile)
+
+    remeasure(make_bench(record, Slow(toolchain.law), settings, diary, limits), 3)
+    assert len(to_measure(record, settings, 3)) == points - 3
+    assert "the time is over" in diary.stages[-1]
+    remeasure(make_bench(record, toolchain, settings, Diary(), Limits(settings)), 3)
+    assert not to_measure(record, settings, 3)
+
+
+def test_workers_share_the_start_of_the_time() -> None:
+    now = [7.0]
+    limits = Limits(SearchSettings(timeout_s=5.0), clock=lambda: now[0], elapsed_s=3.0)
+    assert limits.reached() is None
+    now[0] = 9.0
+    assert limits.reached() is Stop.TIMEOUT
+    ahead = Limits(SearchSettings(timeout_s=5.0), clock=lambda: now[0], elapsed_s=-60.0)
+    assert ahead.elapsed_s == 0.0, "a clock that is ahead gives no more time"
