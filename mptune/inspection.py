@@ -23,7 +23,7 @@ from mptune.graph.plan import PRECISIONS, Precision
 from mptune.graph.value_types import unsupported, value_types
 from mptune.observing import load_samples, observe_values
 from mptune.settings import Granularity, InMemory, SearchSettings
-from mptune.targets import costs, memory
+from mptune.targets import costs
 from mptune.targets import findings as target_findings
 from mptune.tuning.output_findings import training_findings, without_repetition
 from mptune.tuning.space import NamedSpace, Pin, make_space
@@ -96,7 +96,7 @@ class Inspection:
     model: Model
     parameters: int
     weight_bytes: int
-    memory: memory.MemoryNeed
+    memory: costs.MemoryNeed
     granularity: Granularity
     space: str
     groups: tuple[InspectedGroup, ...]
@@ -223,7 +223,7 @@ def inspect_model(
         model=model,
         parameters=sum(math.prod(t.dims) for t in floats),
         weight_bytes=sum(map(tensors.tensor_nbytes, floats)),
-        memory=memory.memory_need(model, shapes),
+        memory=costs.memory_need(model, shapes),
         granularity=granularity,
         space=named.name,
         groups=tuple(
