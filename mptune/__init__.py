@@ -36,7 +36,7 @@ _NAMES = {
     "mptune.tuning.sampler.precision": "PrecisionSampler",
     "mptune.tuning.sampler.trials": "Prior",
     "mptune.inspection.record": "Inspection",
-    "mptune.diagnosis.comparison": "Comparison",
+    "mptune.diagnosis.comparing": "Comparison",
     "mptune.errors": "MptuneError SettingsError ModelError DataError PlanError SpaceError TargetError RunError"
     " BaselineError EndedEarlyError",
 }
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from mptune.api.reading import report
     from mptune.api.run import Run, open_run
     from mptune.api.searching import search
-    from mptune.diagnosis.comparison import Comparison
+    from mptune.diagnosis.comparing import Comparison
     from mptune.errors import (
         BaselineError,
         DataError,

@@ -16,10 +16,9 @@ from mptune.choice import Choice
 from mptune.data.calibration import load_calibration
 from mptune.data.samples import CalibrationSet
 from mptune.diagnosis import comparing, engines, structure
-from mptune.diagnosis.comparison import Comparison
+from mptune.diagnosis.comparing import Comparison
 from mptune.diagnosis.runner import Runner
 from mptune.diagnosis.sides import Sides, parse_tolerances
-from mptune.diagnosis.tracing import first_difference
 from mptune.engines.loading import check_loads
 from mptune.errors import DataError, ModelError, SettingsError
 from mptune.files import PathLike
@@ -265,7 +264,7 @@ def _explained(compared: _Compared, repeat: int = 1, *, stress: bool = False, tr
         structural = [] if difference is None else [difference]
         if trace:
             limits = [tolerance.limit for tolerance in sides.tolerances if not tolerance.is_absolute]
-            first = first_difference(sides, right, alignment, min(limits, default=None))
+            first = structure.first_difference(sides, right, alignment, min(limits, default=None))
             more += [] if first is None else [first]
     if not compared.is_reference_recorded:
         more += already_mixed_findings(left.grouped, static_shapes(left.model, compared.batch).shapes, "compare")

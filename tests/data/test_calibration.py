@@ -158,112 +158,118 @@ def test_files_that_are_no_data_and_arrays_without_a_name(npz, tmp_path: Path) -
     refused(tmp_path / "x.npy", IMAGE, K, match="the model has 2 inputs", hint="image=..., k=...")
 
 
-class TestFolder:
-    def test_npy_files_in_natural_order(self, tmp_path: Path) -> None:
-        for k in (10, 9, 1, 2):
-            np.save(tmp_path / f"s{k}.npy", np.full((1, 3, 4, 5), k, np.float32))
-        (tmp_path / "readme.txt").write_text("hello")
-        (tmp_path / "._s1.npy").write_bytes(b"")
-        data = load(tmp_path, IMAGE)
-        assert [int(s["image"].flat[0]) for s in data.samples] == [1, 2, 9, 10]
-        assert data.source == tmp_path.name
-
-    def test_each_file_is_one_sample_and_is_named_where_it_does_not_fit(self, tmp_path: Path) -> None:
-        for k in (3, 8):
-            np.savez(tmp_path / f"{k}.npz", a=zeros(1, k), b=zeros(1, k))
-        assert [s["a"].shape for s in load(tmp_path, A, B).samples] == [(1, 3), (1, 8)]
-        refused(tmp_path, IMAGE, match=r"3\.npz has no array for input 'image'", hint="'a', 'b'")
-
-    def test_the_warning_about_a_name_comes_once_and_each_file_has_the_batch(self, tmp_path: Path) -> None:
-        for k in range(3):
-            np.savez(tmp_path / f"{k}.npz", x=images(2))
-        data = load(tmp_path, IMAGE, batch=2)
-        assert data.warnings == ("0.npz: array 'x' is taken for the model's only input 'image'",)
-        assert data.samples[0]["image"].shape == (2, 3, 4, 5)
-        refused(tmp_path, IMAGE, batch=8, match="'image' has 2 rows, --batch is 8", hint="leave --batch out")
-
-    def test_folders_without_samples(self, tmp_path: Path) -> None:
-        refused(tmp_path, IMAGE, match="holds neither .npz or .npy", hint="mptune reads")
-        (tmp_path / "cat.jpg").write_bytes(b"")
-        refused(tmp_path, IMAGE, match=r"nor a preprocess\.toml", hint="mptune reads")
-        np.save(tmp_path / "a.npy", images(1))
-        np.savez(tmp_path / "b.npz", image=images(1))
-        refused(tmp_path, IMAGE, match="both .npz and .npy", hint="one kind")
-
-    def test_files_with_more_rows_than_the_batch_are_shards(self, tmp_path: Path) -> None:
-        np.savez(tmp_path / "part10.npz", x=numbered(4, 3))
-        np.savez(tmp_path / "part2.npz", x=numbered(3))
-        samples = load(tmp_path, ROWS).samples
-        assert [float(sample["x"].flat[0]) for sample in samples] == [0, 1, 2, 3, 4, 5, 6]
-        assert [float(samples[k]["x"].flat[0]) for k in (5, 0, 3, -1)] == [5, 0, 3, 6]
-        assert len(samples[1:4]) == 3
-        with pytest.raises(IndexError):
-            samples[7]
-        refused(tmp_path, TensorInfo("x", "float", (2, 4)), match="has 3 rows", hint="multiple of 2")
-
-    def test_with_a_dynamic_batch_a_file_is_a_sample_unless_it_is_called_a_shard(self, tmp_path: Path) -> None:
-        dynamic = TensorInfo("x", "float", ("batch", 4))
-        np.savez(tmp_path / "a.npz", x=numbered(4))
-        assert [sample["x"].shape for sample in load(tmp_path, dynamic).samples] == [(4, 4)]
-        (tmp_path / "a.npz").rename(tmp_path / "shard-0.npz")
-        np.savez(tmp_path / "shard-1.npz", x=numbered(2, 4))
-        assert [sample["x"].shape for sample in load(tmp_path, dynamic, batch=2).samples] == [(2, 4)] * 3
-
-    def test_shards_need_the_memory_of_few(self, tmp_path: Path) -> None:
-        wide = np.ones((16, 1 << 16), np.float32)  # 4 MiB
-        for k in range(12):
-            wide[:] = k
-            wide[:, 0] = np.arange(16)
-            np.save(tmp_path / f"{k}.npy", wide)
-        tracemalloc.start()
-        data = load(tmp_path, TensorInfo("x", "float", (1, 1 << 16)))
-        search, held_out = data.split(0, 0.25, 8)
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert isinstance(data.samples, LazySamples)
-        assert (len(data.samples), len(search.samples), len(held_out.samples)) == (192, 8, 8)
-        assert peak < 40 << 20, "48 MiB of data; 64 samples of .25 MiB are looked at"
+def test_npy_files_in_natural_order(tmp_path: Path) -> None:
+    for k in (10, 9, 1, 2):
+        np.save(tmp_path / f"s{k}.npy", np.full((1, 3, 4, 5), k, np.float32))
+    (tmp_path / "readme.txt").write_text("hello")
+    (tmp_path / "._s1.npy").write_bytes(b"")
+    data = load(tmp_path, IMAGE)
+    assert [int(s["image"].flat[0]) for s in data.samples] == [1, 2, 9, 10]
+    assert data.source == tmp_path.name
 
 
-class TestRandom:
-    INPUTS = (
-        TensorInfo("x", "float", ("n", 3)),
-        TensorInfo("h", "float16", (2,)),
-        TensorInfo("ids", "int32", ("n", 4)),
-        TensorInfo("on", "bool", (64,)),
-        TensorInfo("pair", "float", (1, "n")),
-    )
+def test_each_file_is_one_sample_and_is_named_where_it_does_not_fit(tmp_path: Path) -> None:
+    for k in (3, 8):
+        np.savez(tmp_path / f"{k}.npz", a=zeros(1, k), b=zeros(1, k))
+    assert [s["a"].shape for s in load(tmp_path, A, B).samples] == [(1, 3), (1, 8)]
+    refused(tmp_path, IMAGE, match=r"3\.npz has no array for input 'image'", hint="'a', 'b'")
 
-    def test_types_shapes_and_a_warning_that_stays(self) -> None:
-        data = load(None, *self.INPUTS, batch=5, random_samples=3)
-        assert len(data.samples) == 3
-        first = data.samples[0]
-        assert {n: (a.shape, str(a.dtype)) for n, a in first.items()} == {
-            "x": ((5, 3), "float32"),
-            "h": ((2,), "float16"),
-            "ids": ((5, 4), "int32"),
-            "on": ((64,), "bool"),
-            "pair": ((1, 5), "float32"),
-        }
-        assert all(((s["ids"] >= 0) & (s["ids"] < 2)).all() for s in data.samples)
-        assert 0 < first["on"].sum() < 64
-        assert (data.is_random, data.source) == (True, "random inputs")
-        (finding,) = data.findings
-        assert (finding.code, finding.severity) == ("random-data", "warning")
-        assert finding.where.inputs == ("x", "h", "ids", "on", "pair")
-        assert all(finding in part.findings for part in data.split(0, 0.25, None))
-        again, other = (load_calibration(None, self.INPUTS, replace(SETTINGS, batch=5), seed) for seed in (0, 1))
-        assert (again.samples[1]["x"] == data.samples[1]["x"]).all()
-        assert (other.samples[1]["x"] != data.samples[1]["x"]).any()
 
-    @pytest.mark.parametrize(
-        ("info", "match"),
-        [
-            (TensorInfo("ids", "int64", ("n", "seq", None)), r"'ids' of shape \(n, seq, \?\)"),
-            (TensorInfo("x", "float", None), "'x' of unknown rank"),
-            (TensorInfo("z", "complex64", (2,)), "'z' of type complex64"),
-            (TensorInfo("q", "int4", (2,)), "'q' of type int4"),
-        ],
-    )
-    def test_what_cannot_be_drawn(self, info: TensorInfo, match: str) -> None:
-        refused(None, info, match=match, hint="--data")
+def test_the_warning_about_a_name_comes_once_and_each_file_has_the_batch(tmp_path: Path) -> None:
+    for k in range(3):
+        np.savez(tmp_path / f"{k}.npz", x=images(2))
+    data = load(tmp_path, IMAGE, batch=2)
+    assert data.warnings == ("0.npz: array 'x' is taken for the model's only input 'image'",)
+    assert data.samples[0]["image"].shape == (2, 3, 4, 5)
+    refused(tmp_path, IMAGE, batch=8, match="'image' has 2 rows, --batch is 8", hint="leave --batch out")
+
+
+def test_folders_without_samples(tmp_path: Path) -> None:
+    refused(tmp_path, IMAGE, match="holds neither .npz or .npy", hint="mptune reads")
+    (tmp_path / "cat.jpg").write_bytes(b"")
+    refused(tmp_path, IMAGE, match=r"nor a preprocess\.toml", hint="mptune reads")
+    np.save(tmp_path / "a.npy", images(1))
+    np.savez(tmp_path / "b.npz", image=images(1))
+    refused(tmp_path, IMAGE, match="both .npz and .npy", hint="one kind")
+
+
+def test_files_with_more_rows_than_the_batch_are_shards(tmp_path: Path) -> None:
+    np.savez(tmp_path / "part10.npz", x=numbered(4, 3))
+    np.savez(tmp_path / "part2.npz", x=numbered(3))
+    samples = load(tmp_path, ROWS).samples
+    assert [float(sample["x"].flat[0]) for sample in samples] == [0, 1, 2, 3, 4, 5, 6]
+    assert [float(samples[k]["x"].flat[0]) for k in (5, 0, 3, -1)] == [5, 0, 3, 6]
+    assert len(samples[1:4]) == 3
+    with pytest.raises(IndexError):
+        samples[7]
+    refused(tmp_path, TensorInfo("x", "float", (2, 4)), match="has 3 rows", hint="multiple of 2")
+
+
+def test_with_a_dynamic_batch_a_file_is_a_sample_unless_it_is_called_a_shard(tmp_path: Path) -> None:
+    dynamic = TensorInfo("x", "float", ("batch", 4))
+    np.savez(tmp_path / "a.npz", x=numbered(4))
+    assert [sample["x"].shape for sample in load(tmp_path, dynamic).samples] == [(4, 4)]
+    (tmp_path / "a.npz").rename(tmp_path / "shard-0.npz")
+    np.savez(tmp_path / "shard-1.npz", x=numbered(2, 4))
+    assert [sample["x"].shape for sample in load(tmp_path, dynamic, batch=2).samples] == [(2, 4)] * 3
+
+
+def test_shards_need_the_memory_of_few(tmp_path: Path) -> None:
+    wide = np.ones((16, 1 << 16), np.float32)  # 4 MiB
+    for k in range(12):
+        wide[:] = k
+        wide[:, 0] = np.arange(16)
+        np.save(tmp_path / f"{k}.npy", wide)
+    tracemalloc.start()
+    data = load(tmp_path, TensorInfo("x", "float", (1, 1 << 16)))
+    search, held_out = data.split(0, 0.25, 8)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert isinstance(data.samples, LazySamples)
+    assert (len(data.samples), len(search.samples), len(held_out.samples)) == (192, 8, 8)
+    assert peak < 40 << 20, "48 MiB of data; 64 samples of .25 MiB are looked at"
+
+
+DRAWN = (
+    TensorInfo("x", "float", ("n", 3)),
+    TensorInfo("h", "float16", (2,)),
+    TensorInfo("ids", "int32", ("n", 4)),
+    TensorInfo("on", "bool", (64,)),
+    TensorInfo("pair", "float", (1, "n")),
+)
+
+
+def test_types_shapes_and_a_warning_that_stays() -> None:
+    data = load(None, *DRAWN, batch=5, random_samples=3)
+    assert len(data.samples) == 3
+    first = data.samples[0]
+    assert {n: (a.shape, str(a.dtype)) for n, a in first.items()} == {
+        "x": ((5, 3), "float32"),
+        "h": ((2,), "float16"),
+        "ids": ((5, 4), "int32"),
+        "on": ((64,), "bool"),
+        "pair": ((1, 5), "float32"),
+    }
+    assert all(((s["ids"] >= 0) & (s["ids"] < 2)).all() for s in data.samples)
+    assert 0 < first["on"].sum() < 64
+    assert (data.is_random, data.source) == (True, "random inputs")
+    (finding,) = data.findings
+    assert (finding.code, finding.severity) == ("random-data", "warning")
+    assert finding.where.inputs == ("x", "h", "ids", "on", "pair")
+    assert all(finding in part.findings for part in data.split(0, 0.25, None))
+    again, other = (load_calibration(None, DRAWN, replace(SETTINGS, batch=5), seed) for seed in (0, 1))
+    assert (again.samples[1]["x"] == data.samples[1]["x"]).all()
+    assert (other.samples[1]["x"] != data.samples[1]["x"]).any()
+
+
+@pytest.mark.parametrize(
+    ("info", "match"),
+    [
+        (TensorInfo("ids", "int64", ("n", "seq", None)), r"'ids' of shape \(n, seq, \?\)"),
+        (TensorInfo("x", "float", None), "'x' of unknown rank"),
+        (TensorInfo("z", "complex64", (2,)), "'z' of type complex64"),
+        (TensorInfo("q", "int4", (2,)), "'q' of type int4"),
+    ],
+)
+def test_what_cannot_be_drawn(info: TensorInfo, match: str) -> None:
+    refused(None, info, match=match, hint="--data")

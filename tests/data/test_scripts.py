@@ -15,33 +15,19 @@ from mptune.data.scripts import MetricScript, end_scripts, run_loader
 from mptune.errors import DataError
 
 FAULTS = """
-import os
-import sys
-
+import os, sys
 import numpy as np
+kept, executed = [], []
 
-
-def leaves(*arguments):
-    os._exit(0)
-
-
-def crashes(*arguments):
-    print("about to abort", flush=True)
-    os.abort()
-
-
-def interrupts(*arguments):
-    raise KeyboardInterrupt
-
+def leaves(*arguments): os._exit(0)
+def crashes(*arguments): os.abort()
+def interrupts(*arguments): raise KeyboardInterrupt
+def huge(outputs, reference): return 10**400
+def loads(): return [{"x": np.full((1, 3), k, np.float32)} for k in range(2)]
 
 def closes(*arguments):
     os.closerange(1, 100)
     return 0.5
-
-
-def huge(outputs, reference):
-    return 10**400
-
 
 def forks(outputs, reference):
     child = os.fork()
@@ -49,25 +35,17 @@ def forks(outputs, reference):
         raise ValueError("in the child")
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
-
 def moves(outputs, reference):
     here = os.getcwd()
     os.chdir("/")
     return float(here == "/")
 
-
-kept = []
-executed = []
-
-
 def counts(outputs, reference):
     executed.append(1)
     return len(executed)
 
-
 def counts_too(outputs, reference):
     return counts(outputs, reference)
-
 
 def destroys(outputs, reference):
     kept.append(outputs["y"])
@@ -79,14 +57,8 @@ def destroys(outputs, reference):
     reference.clear()
     return value
 
-
-def loads():
-    return [{"x": np.full((1, 3), k, np.float32)} for k in range(2)]
-
-
 def modules(outputs, reference):
     import unittest
-
     return float(hasattr(unittest, "TestCase")) + 2.0 * any(name in sys.modules for name in ("onnx", "scipy"))
 """
 
@@ -102,7 +74,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 ENDS = {
     "leaves": "its process ended: exited with status 0",
-    "crashes": 'its process ended: killed by SIGABRT (File "{script}", line 14 in crashes)',
+    "crashes": 'its process ended: killed by SIGABRT (File "{script}", line 7 in crashes)',
     "interrupts": "KeyboardInterrupt",
     "closes": "its process ended: exited with status 1",
 }
@@ -123,7 +95,7 @@ def test_a_number_beyond_float64_is_one_error_that_names_its_function(script: Pa
     with pytest.raises(DataError) as caught:
         number_of("m", MetricScript(f"{script}:huge"), ({}, {}))
     assert caught.value.message.startswith("metric m failed: it returned 1000")
-    assert caught.value.message.endswith(f"is not one number of float64 ({script}:26)")
+    assert caught.value.message.endswith(f"is not one number of float64 ({script}:9)")
 
 
 def test_the_next_call_of_a_metric_is_like_the_first(script: Path) -> None:
