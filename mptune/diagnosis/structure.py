@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -347,33 +348,49 @@ def structure_finding(sides: Sides, alignment: Alignment) -> Finding | None:
     return worst.finding("attribute-differs", {**evidence, **worst.evidence}, where, **words)
 
 
-Pairs = list[tuple[str, str]]  # values of the left model, each with the same of the right one
-
-
 def first_difference(sides: Sides, right: Runner, alignment: Alignment, limit: float | None = None) -> Finding | None:
     """Find the first value along the graph whose error is beyond a limit, by default that of FP32 rounding.
 
     Where the candidate has FP16 or BF16, the first value that differs by more than these make comes before it.
     """
     left, plan = sides.runner, sides.plan
-    is_same = all(difference.kind != "structure" for difference in alignment.differences)
-    level = limit if limit is not None else _EXACT if is_same else _RESTRUCTURED
+    is_alike = all(difference.kind != "structure" for difference in alignment.differences)
+    level = limit if limit is not None else _EXACT if is_alike else _RESTRUCTURED
     rounded: PrecisionPlan | None = None
     if plan.reduced_groups:
         unsound = pinned_by_hazards(left.hazards) if plan.fp16_groups else ()
         rounded = plan.replace({g: Precision.FP32 for g in unsound if plan.precision[g] is Precision.FP16})
 
+    # Values that both compute, in topological order, consecutive ones together as far as ``_SLICE_BYTES`` go.
+    slices: list[list[tuple[str, str]]] = [[]]
+    total = 0
+    for value in (out for node in left.model.nodes for out in node.outputs):
+        other = alignment.values.get(value, "")
+        if value in left.model.initializers or other not in right.model.producer:
+            continue
+        if left.model.info(value).dtype in _TRACED and right.model.info(other).dtype in _TRACED:
+            size = 4 * math.prod(left.observed.shapes.get(value, (1 << 20,)))
+            if slices[-1] and total + size > _SLICE_BYTES:
+                slices.append([])
+                total = 0
+            slices[-1].append((value, other))
+            total += size
+
     # A value, its error, the largest error before it, and how many were compared; the second by more than rounding.
     first: tuple[str, float, float, int] | None = None
     beyond: tuple[str, float, float, int] | None = None
-    slices = _slices(left, right, alignment)
     before, compared, count = 0.0, 0, sum(map(len, slices))
-    for pairs in slices:
+    is_same = {info.name for info in right.model.inputs} <= {info.name for info in left.model.inputs}
+    others = None if is_same else right.samples_path
+    for pairs in filter(None, slices):
         left.begin(f"comparing {count} inner values, {100 * compared // count} % done")
-        errors = _errors(left, right, pairs)
+        ours, theirs = (list(dict.fromkeys(names)) for names in zip(*pairs, strict=True))
+        left_path = write_widened(left.model, left.context.bank, left.scratch("trace"), ours)
+        right_path = write_widened(right.model, right.context.bank, right.scratch("trace"), theirs)
+        errors = left.call(TraceJob(left_path, right_path, tuple(pairs), left.samples_path, right_samples=others))
         rounding: dict[str, float] = {}
         if rounded is not None and max(errors) > max(level, _NO_ROUNDING):
-            rounding = _roundings(left, rounded, pairs)
+            rounding = _roundings(left, rounded, ours, left_path)
         for (value, _), error in zip(pairs, errors, strict=True):
             compared += 1
             place = value, error, before, compared
@@ -381,6 +398,8 @@ def first_difference(sides: Sides, right: Runner, alignment: Alignment, limit: f
             if rounded is not None and error > max(level, _NO_ROUNDING, HEADROOM * rounding.get(value, 0.0)):
                 beyond = beyond or place
             before = max(before, error)
+        for path in (left_path, right_path):
+            path.unlink()
         if beyond is not None or (first is not None and rounded is None):
             break
     if first is None:
@@ -395,44 +414,13 @@ def first_difference(sides: Sides, right: Runner, alignment: Alignment, limit: f
     return Finding.of("first-difference", "compare", where, evidence, kind=kind, name=name)
 
 
-def _slices(left: Runner, right: Runner, alignment: Alignment) -> list[Pairs]:
-    """Values that both compute, in topological order, consecutive ones together as far as ``_SLICE_BYTES`` go."""
-    slices: list[Pairs] = [[]]
-    total = 0
-    for value in (out for node in left.model.nodes for out in node.outputs):
-        other = alignment.values.get(value, "")
-        if value in left.model.initializers or other not in right.model.producer:
-            continue
-        if left.model.info(value).dtype in _TRACED and right.model.info(other).dtype in _TRACED:
-            size = 4 * math.prod(left.observed.shapes.get(value, (1 << 20,)))
-            if slices[-1] and total + size > _SLICE_BYTES:
-                slices.append([])
-                total = 0
-            slices[-1].append((value, other))
-            total += size
-    return [each for each in slices if each]
-
-
-def _errors(left: Runner, right: Runner, pairs: Pairs) -> tuple[float, ...]:
-    ours, theirs = (list(dict.fromkeys(names)) for names in zip(*pairs, strict=True))
-    left_path = write_widened(left.model, left.context.bank, left.scratch("trace"), ours)
-    right_path = write_widened(right.model, right.context.bank, right.scratch("trace"), theirs)
-    is_same = {info.name for info in right.model.inputs} <= {info.name for info in left.model.inputs}
-    others = None if is_same else right.samples_path
-    errors = left.call(TraceJob(left_path, right_path, tuple(pairs), left.samples_path, right_samples=others))
-    for path in (left_path, right_path):
-        path.unlink()
-    return errors
-
-
-def _roundings(left: Runner, plan: PrecisionPlan, pairs: Pairs) -> dict[str, float]:
+def _roundings(left: Runner, plan: PrecisionPlan, values: Sequence[str], exact: Path) -> dict[str, float]:
     """Value -> the error that the roundings of a plan make in it, emulated; where the emulation has it."""
     left.begin("emulating the roundings of inner values")
-    exact = write_widened(left.model, left.context.bank, left.scratch("trace"), [value for value, _ in pairs])
     path = left.emulator.write(plan, left.scratch("rounded"))
     proto = onnx.load(path, load_external_data=False)
     computed = {out for node in proto.graph.node for out in node.output}
-    names = [value for value, _ in pairs if value in computed]
+    names = [value for value in values if value in computed]
     del proto.graph.output[:]
     proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
     write_bytes(path, [proto.SerializeToString(deterministic=True)])
