@@ -84,6 +84,7 @@ def emulated(path: Path, plan: PrecisionPlan, feeds: Iterable[Mapping[str, np.nd
 
 def evaluated(show: Show, folder: Path) -> Evaluation:
     """All-FP16 by emulation, on the search samples and on those that are held out."""
+    folder.mkdir(exist_ok=True)
     path = folder / "model.onnx"
     onnx.save(show.proto, path)
     groups, _ = emulator_of(path)
