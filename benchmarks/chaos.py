@@ -1,13 +1,12 @@
 """Searches that are killed again and again, on a machine where a fifth of the jobs fail: what is lost by that?
 
     python -m benchmarks.chaos --runs 30 --jobs 2 --json results/chaos.json
-    python -m benchmarks.chaos --mode onnxruntime --runs 3 --undisturbed 0
 
 Each run is a search of a small model, which is killed with SIGKILL at random moments (the parent, its worker, or
 both; at least once while the front is confirmed) and started again until it ends by itself. A fault meets 20 % of the
 jobs (``benchmarks.chaos_jobs.FAULTS``), never two in a row, and none is any plan's doing. All is drawn from the
 number of the run. Wanted: nothing lost, repeated, dropped, hung or left, and in every run at least 0.99 of the median
-hypervolume of undisturbed searches. That is judged with the fake toolchain alone, where latencies are exact to 1e-4.
+hypervolume of undisturbed searches. The toolchain is the tests' fake one, whose latencies are exact to 1e-4.
 
     lost         evaluations and confirmations that the record held when a kill came, and does not hold at the end;
                  and what the record lacks of the budget
@@ -49,7 +48,7 @@ from benchmarks.common import rounded, save
 from mptune.errors import MptuneError
 from mptune.rundir import read_run
 from mptune.tuning.front import Front
-from mptune.tuning.runs.result import front_of, read_record
+from mptune.tuning.result import front_of, read_record
 from tests.graph import models
 
 MARK = "MPTUNE_CHAOS"
@@ -193,7 +192,6 @@ class Run:
             data=str(options.work / "data.npz"),
             out=str(self.out),
             diary=str(self.diary),
-            mode=options.mode,
             seed=self.number,
             number=number,
             budget=options.budget,
@@ -419,7 +417,6 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--undisturbed", type=int, default=9, help="runs without kills and faults")
     parser.add_argument("--kills", type=int, default=4, help="in each run")
     parser.add_argument("--faults", type=float, default=0.2, help="share of the jobs that meet a fault")
-    parser.add_argument("--mode", choices=("fake", "onnxruntime"), default="fake")
     parser.add_argument("--budget", type=int, default=24)
     parser.add_argument("--confirm-points", type=int, default=6)
     parser.add_argument("--job-s", type=float, default=0.01, help="how long a job of the fake toolchain takes")
@@ -436,7 +433,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="mptune-chaos-") as folder:
         options.work = (options.work or Path(folder)).resolve()
         tallies, median = measure(options)
-    short = [] if options.mode != "fake" else [t.run for t in tallies if not t.hypervolume >= GOAL * median]
+    short = [t.run for t in tallies if not t.hypervolume >= GOAL * median]
     for tally in tallies:
         for text in (*tally.left, *tally.gave_up):
             print(f"run {tally.run}: {text}")
@@ -448,15 +445,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in sums.items())
     print(f"{len(tallies)} runs, kills: {dict(kills)}, {words}")
     print(f"least hypervolume: {least:.4f} of the undisturbed median; below {GOAL}: {short or 'none'}")
-    found = {
-        "mode": options.mode,
-        "kills": dict(kills),
-        **sums,
-        "undisturbed": rounded(median),
-        "least": rounded(least),
-    }
+    figures = {"kills": dict(kills), **sums, "undisturbed": rounded(median), "least": rounded(least)}
     runs = [{**vars(tally), "kills": dict(tally.kills)} for tally in tallies]
-    save(options.json, {**found, "runs": runs})
+    save(options.json, {**figures, "runs": runs})
     return 0 if all(tally.is_sound for tally in tallies) and not short else 1
 
 

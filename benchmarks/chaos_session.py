@@ -2,7 +2,7 @@
 
 Every job begins and ends with a line in the diary, which the benchmark reads: what was begun, what was finished, and
 so what was in flight when a kill came. The toolchain is the tests' fake one, whose jobs run in a real worker process
-and leave real files, or ONNX Runtime on the CPU.
+and leave real files.
 """
 
 from __future__ import annotations
@@ -21,20 +21,16 @@ from unittest import mock
 import mptune
 from benchmarks.chaos_jobs import FAULTS, Busy, Faulty
 from mptune.data.metrics.accuracy import OutputError
-from mptune.engines.backends.onnxruntime import ONNXRUNTIME
 from mptune.engines.base import Failure, Measurement, ReferenceReport, SampleSet
 from mptune.engines.context import RunContext
-from mptune.engines.timing.spread import SessionTiming
-from mptune.engines.toolchains.toolchain import Toolchain
+from mptune.engines.spread import SessionTiming
 from mptune.errors import MptuneError
 from mptune.graph.hazards.hazard import TensorRange
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.processes.child import Job
 from mptune.processes.parent import Worker
 from mptune.settings import LatencySettings, WorkerSettings
-from mptune.targets.target import load_target
-from mptune.tuning.listener import Silent
-from mptune.tuning.steps.attempts import TRIES
+from mptune.tuning.bench import TRIES, Silent
 from tests.fakes import FakeToolchain, Law
 
 T = TypeVar("T")
@@ -49,7 +45,6 @@ class Session:
         data: path of the samples.
         out: the run directory.
         diary: file of the jobs.
-        mode: ``fake`` or ``onnxruntime``.
         seed: of the search; with ``number`` also of the faults.
         number: of this process in its run, from 0.
         budget: of the search.
@@ -63,7 +58,6 @@ class Session:
     data: str
     out: str
     diary: str
-    mode: str
     seed: int
     number: int
     budget: int
@@ -98,20 +92,6 @@ class Diary:
         result = job()
         self.write("failed" if isinstance(result, Failure) else "done", what, plan.fingerprint)
         return result
-
-
-class RealToolchain(Toolchain):
-    """ONNX Runtime on the CPU, with a diary."""
-
-    log: Diary
-
-    def evaluate(
-        self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False
-    ) -> Measurement | Failure:
-        return self.log.around(which, plan, partial(super().evaluate, plan, which, profile=profile))
-
-    def reopen(self, plan: PrecisionPlan, count: int) -> tuple[SessionTiming, ...] | Failure:
-        return self.log.around("reopen", plan, partial(super().reopen, plan, count))
 
 
 class KilledToolchain(FakeToolchain):
@@ -179,15 +159,10 @@ class Stages(Silent):
             self.stopped = text.removeprefix("stopped: ")
 
 
-def open_toolchain(session: Session, context: RunContext) -> Toolchain:
-    """The toolchain of the session's mode, with its diary."""
-    log = Diary(Path(session.diary), session.number)
-    if session.mode == "onnxruntime":
-        real = RealToolchain(ONNXRUNTIME, load_target("cpu"), context, "cpu", device="CPU")
-        real.log = log
-        return real
+def open_toolchain(session: Session, context: RunContext) -> FakeToolchain:
+    """The fake toolchain with its diary."""
     fake = KilledToolchain(Law([group.id for group in context.groups]))
-    fake.log, fake.session, fake.context = log, session, context
+    fake.log, fake.session, fake.context = Diary(Path(session.diary), session.number), session, context
     fake.worker = Worker(context.logs_dir, context.settings.worker)
     fake.restarts = 1000 * session.number  # a process of its own has a session of the baseline of its own
     return fake

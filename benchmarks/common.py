@@ -26,7 +26,7 @@ from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.json_form import decode_float, encode_float
 from mptune.settings import DataSettings, SearchSettings
-from mptune.tuning.fronts.hypervolume import dominated_area, exactness, gains
+from mptune.tuning.dominance import dominated_area, exactness, gains
 
 T = TypeVar("T")
 
@@ -100,7 +100,7 @@ def bools_of(bits: Sequence[str]) -> np.ndarray:
 
 
 def hypervolume(latency_ms: np.ndarray, error: np.ndarray, base_ms: float) -> float:
-    """``hypervolume`` of ``mptune.tuning.fronts.dominance`` of plain numbers; not finite is an infinite error."""
+    """``hypervolume`` of ``mptune.tuning.dominance`` of plain numbers; not finite is an infinite error."""
     return dominated_area(gains(latency_ms, base_ms), exactness(error))
 
 

@@ -2,14 +2,12 @@
 
     python -m benchmarks.emulation benchmarks/models/digits_vit.onnx benchmarks/models/digits_calib.npz
     python -m benchmarks.emulation vit_s.onnx vit_s.npz --plans benchmarks/results/h200_plans_vit_s.json
-    python -m benchmarks.emulation vit_s.onnx vit_s.npz --time
     python -m benchmarks.emulation one.onnx one.npz other.onnx other.npz --random 0 --samples 4
 
 Both are relative L2 against true FP32 on the same samples. The measured errors come from a file of
 ``benchmarks.peers collect``, and so do the emulated ones unless ``--again`` is given; without a file the plans are
-measured on the GPU of this machine. ``--few`` emulates as a search does before a build, on the first rows only.
-``--time`` does so with every group alone, compares with nothing, and needs no GPU. Groups whose ratio of emulated to
-measured error is outside 0.8 to 1.25 are shown with their operators.
+measured on the GPU of this machine. Groups whose ratio of emulated to measured error is outside 0.8 to 1.25 are shown
+with their operators.
 """
 
 from __future__ import annotations
@@ -40,9 +38,9 @@ from benchmarks.common import (
 )
 from benchmarks.measuring import Emulating
 from mptune.data.metrics.accuracy import OutputError
-from mptune.engines.backends.onnxruntime import ONNXRUNTIME
 from mptune.engines.context import RunContext
 from mptune.engines.environment import read_gpus
+from mptune.engines.ort.backend import ONNXRUNTIME
 from mptune.engines.ort.session import Provider
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.graph.groups import GroupedModel, LayerGroup, find_groups
@@ -51,7 +49,6 @@ from mptune.graph.plan import PrecisionPlan
 from mptune.settings import LatencySettings
 from mptune.targets.target import load_target
 
-_AT_A_TIME = 8
 _HOLDS = (0.8, 1.25)
 """Emulated over measured, of a group whose emulation holds."""
 
@@ -116,19 +113,15 @@ def measure(context: RunContext, random: int) -> list[Pair]:
     return pairs
 
 
-def emulate(context: RunContext, plans: Sequence[PrecisionPlan], *, few: bool) -> list[float]:
+def emulate(context: RunContext, plans: Sequence[PrecisionPlan]) -> list[float]:
     provider: Provider = "cuda" if read_gpus() else "cpu"
     toolchain = Emulating(ONNXRUNTIME, load_target("h200"), context, provider)
-    toolchain.fuses = False  # as the CUDA provider, since that is what was measured, on any device
+    toolchain.prediction.fuses = False  # as the CUDA provider, since that is what was measured, on any device
     with toolchain:
         require(toolchain.reference("search"))
         require(toolchain.observe())
         started = time.perf_counter()
-        if few:
-            parts = [plans[k : k + _AT_A_TIME] for k in range(0, len(plans), _AT_A_TIME)]
-            errors = [error for part in parts for error in require(toolchain.emulate(part))]
-        else:
-            errors = [toolchain.emulate_all(plan) for plan in plans]
+        errors = [toolchain.emulate_all(plan) for plan in plans]
         taken_s = time.perf_counter() - started
         samples = len(next(iter(next(iter(errors[0].per_output.values())).values())))
         print(f"{len(plans)} plans emulated on {samples} samples each in {taken_s:.1f} s ({provider})")
@@ -173,11 +166,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("paths", type=Path, nargs="+", metavar="MODEL DATA", help="a model and its data, or several")
     parser.add_argument("--plans", type=Path, help="a file of benchmarks.peers collect")
-    parser.add_argument("--again", action="store_true", help="emulate here, whatever the file says")
-    parser.add_argument("--few", action="store_true", help="emulate as a search does before it builds; implies --again")
-    parser.add_argument("--time", action="store_true", help="only print how long the one-group errors of a search take")
+    parser.add_argument("--again", action="store_true", help="emulate here, whatever the file holds")
     parser.add_argument("--random", type=int, default=100, help="random plans; without --plans")
-    parser.add_argument("--first", type=int, help="this many plans of each kind; with --time, spread over the model")
     parser.add_argument("--samples", type=int, default=48)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--json", type=Path)
@@ -188,8 +178,7 @@ def main() -> None:
     for model, data in zip(options.paths[::2], options.paths[1::2], strict=True):
         print(f"== {model.stem}", flush=True)
         documents.append(study(model, data, options))
-    if not options.time:
-        save(options.json, documents[0] if len(documents) == 1 else {"models": documents}, lists=("plans",))
+    save(options.json, documents[0] if len(documents) == 1 else {"models": documents}, lists=("plans",))
 
 
 def study(path: Path, data: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -198,11 +187,6 @@ def study(path: Path, data: Path, options: argparse.Namespace) -> dict[str, Any]
     groups = find_groups(model)
     with tempfile.TemporaryDirectory() as folder:
         context = make_context(GroupedModel(model, groups), data, Path(folder), options.samples, options.batch)
-        if options.time:
-            alone = list(one_group_plans(model, groups).values())
-            chosen = np.linspace(0, len(alone) - 1, min(options.first or len(alone), len(alone))).astype(int)
-            emulate(context, [alone[index] for index in chosen], few=True)
-            return {}
         if options.plans is None:
             pairs = measure(context, options.random)
         else:
@@ -211,11 +195,11 @@ def study(path: Path, data: Path, options: argparse.Namespace) -> dict[str, Any]
             pairs = [
                 Pair(p.kind, p.precision, p.error, math.nan if p.emulated is None else p.emulated)
                 for kind in ("one-group", "random")
-                for p in known.of_kind(kind)[: options.first]
+                for p in known.of_kind(kind)
             ]
-        if options.again or options.few or any(math.isnan(pair.emulated) for pair in pairs):
+        if options.again or any(math.isnan(pair.emulated) for pair in pairs):
             plans = [plan_of(model, groups, pair.precision) for pair in pairs]
-            errors = emulate(context, plans, few=options.few)
+            errors = emulate(context, plans)
             pairs = [replace(pair, emulated=error) for pair, error in zip(pairs, errors, strict=True)]
     found = report(groups, pairs)
     rows = [{**asdict(p), "measured": rounded(p.measured), "emulated": rounded(p.emulated)} for p in pairs]

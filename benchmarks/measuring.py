@@ -18,14 +18,14 @@ from typing import Any
 from benchmarks.common import Record, bits_of, make_context, plan_of, require, rounded
 from benchmarks.timing import FIRST_WARMUP_MS, ReadyJob, Timed, TimeJob
 from mptune.data.metrics.accuracy import OutputError
-from mptune.engines.backends.onnxruntime import ONNXRUNTIME
 from mptune.engines.base import Failure, SampleSet
 from mptune.engines.environment import read_gpus
+from mptune.engines.latency import Repetitions
+from mptune.engines.ort.backend import ONNXRUNTIME
 from mptune.engines.ort.session import Provider
-from mptune.engines.timing.latency import Repetitions
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.files import read_form, write_json
-from mptune.graph.fused import FusedNodes
+from mptune.graph.facts import FusedNodes
 from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import PrecisionPlan
@@ -43,7 +43,7 @@ class Emulating(Toolchain):
 
     def emulate_all(self, plan: PrecisionPlan) -> OutputError:
         """On all samples; the tool does so before a build on a few."""
-        return require(self.emulation.errors([plan]))[0]
+        return require(self.prediction.emulation.errors([plan]))[0]
 
 
 class Bench:

@@ -20,16 +20,16 @@ import numpy as np
 from benchmarks.browser import open_browser, show
 from mptune.choice import Choice
 from mptune.data.metrics.accuracy import OutputError
-from mptune.engines.timing.latency import Latency
+from mptune.engines.latency import Latency
 from mptune.graph.groups import LayerGroup
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.reporting.page import PageContent, write_report
+from mptune.tuning.choosing import choose
+from mptune.tuning.dominance import hypervolume, hypervolumes, pareto
 from mptune.tuning.evaluation import Evaluation, Origin
 from mptune.tuning.explanation import Explanation, GroupWorth, Kept
 from mptune.tuning.front import Front
-from mptune.tuning.fronts.choosing import choose
-from mptune.tuning.fronts.dominance import hypervolume, pareto
-from mptune.tuning.fronts.progress import Progress, hypervolumes
+from mptune.tuning.result import Progress
 
 SAMPLES = 48
 REFERENCE_ERROR = 3e-2

@@ -40,7 +40,7 @@ from optuna.samplers import BaseSampler  # noqa: E402
 from benchmarks.samplers import make_compared  # noqa: E402
 from benchmarks.simulator import Hard, Truth, search  # noqa: E402
 from mptune.engines.environment import describe_environment  # noqa: E402
-from mptune.tuning.fronts.hypervolume import REFERENCE_ERROR  # noqa: E402
+from mptune.tuning.dominance import REFERENCE_ERROR  # noqa: E402
 from mptune.tuning.sampler.plans import Bools, Floats  # noqa: E402
 from mptune.tuning.sampler.precision import EMULATIONS_TO_LEARN, PrecisionSampler  # noqa: E402
 

@@ -29,7 +29,7 @@ import numpy as np
 import optuna
 from optuna.samplers import BaseSampler
 
-from mptune.tuning.fronts.hypervolume import (
+from mptune.tuning.dominance import (
     ERROR_FLOOR,
     dominated_area,
     exactness,
@@ -176,7 +176,7 @@ class Truth:
     # -- what is best --------------------------------------------------------------------------------------------
 
     def coordinates(self, plans: Bools) -> tuple[Floats, Floats]:
-        """Gain and exactness (``mptune.tuning.fronts.hypervolume``) of the rows that are finite."""
+        """Gain and exactness (``mptune.tuning.dominance``) of the rows that are finite."""
         plans = plans[self.finite(plans)]
         return gains(self.latency(plans), self.base), exactness(self.error(plans))
 

@@ -14,11 +14,11 @@ import numpy as np
 from mptune.data.archive import read_samples
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Stage
-from mptune.engines.jobs.outputs import value_error
-from mptune.engines.jobs.samples import Outputs
+from mptune.engines.latency import Latency, Repetitions, calibrate, monotonic_ms, time_in_turn
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import OrtSession, Provider, SessionOptions, Tf32
-from mptune.engines.timing.latency import Latency, Repetitions, calibrate, monotonic_ms, time_in_turn
+from mptune.engines.outputs import value_error
+from mptune.engines.samples import Outputs
 from mptune.processes.child import WorkerState
 from mptune.settings import LatencySettings
 

@@ -15,17 +15,14 @@ ChoiceKind = Literal["limits", "default", "knee", "plan"]
 
 
 class ChoiceLimits(pydantic.BaseModel):
-    """Limits on the plan that is chosen, as they were given, or the wish for the knee in their place.
-
-    ``limits`` are on the metrics' own values (``mptune.tuning.fronts.limits``).
-    """
+    """Limits on the plan that is chosen, as they were given, or the wish for the knee in their place."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     max_error: float | None = None
     max_latency_ms: float | None = None
     max_memory_bytes: int | None = None
-    limits: tuple[str, ...] = ()
+    limits: tuple[str, ...] = ()  # on the metrics' own values
     tolerance: tuple[str, ...] = ()
     knee: bool = False
 
@@ -33,33 +30,21 @@ class ChoiceLimits(pydantic.BaseModel):
 class Choice(ChoiceLimits):
     """How a plan is chosen (a request, ``chosen`` is None) and, once it is, which one and why: the plan in ``chosen/``.
 
-    Attributes:
-        ignore: outputs whose errors do not count.
-        plan: the plan of this id, or of which it is the beginning; wins over limits.
-        search_limits: those of the search that a pick came after: given again, they do not undo it.
-        chosen: fingerprint of the plan in ``chosen/``.
-        kind: how it was chosen.
-        default_error: the metric's default limit, where it held.
-        is_most_exact: the smallest error was chosen, within a limit on latency; else the fastest plan.
-        passed_over: fingerprint of the fastest plan within the limits, where the chosen one is as fast and more exact.
-        is_tf32_better: all-FP32 was chosen although plans are faster: TF32 is faster and more exact than these.
-        replaced: fingerprint of the plan that was chosen before, where a search replaced it.
-        unmet: the limits asked for last, if no plan meets them; an earlier choice stands then.
-        nearest: fingerprint of the plan that comes nearest to these.
+    Plans are named by their fingerprints.
     """
 
-    ignore: tuple[str, ...] = ()
-    plan: str | None = None
-    search_limits: ChoiceLimits | None = None
+    ignore: tuple[str, ...] = ()  # outputs whose errors do not count
+    plan: str | None = None  # the plan of this id, or of which it is the beginning; wins over limits
+    search_limits: ChoiceLimits | None = None  # of the search that a pick came after: given again, they do not undo it
     chosen: str | None = None
     kind: ChoiceKind = "default"
-    default_error: float | None = None
-    is_most_exact: bool = False
-    passed_over: str | None = None
-    is_tf32_better: bool = False
-    replaced: str | None = None
-    unmet: ChoiceLimits | None = None
-    nearest: str | None = None
+    default_error: float | None = None  # the metric's default limit, where it held
+    is_most_exact: bool = False  # the smallest error was chosen, within a limit on latency; else the fastest plan
+    passed_over: str | None = None  # the fastest within the limits, where the chosen one is as fast and more exact
+    is_tf32_better: bool = False  # all-FP32 was chosen: plans are faster, TF32 is faster and more exact than these
+    replaced: str | None = None  # the plan that was chosen before, where a search replaced it
+    unmet: ChoiceLimits | None = None  # the limits asked for last, if no plan meets them; an earlier choice stands then
+    nearest: str | None = None  # the plan that comes nearest to these
 
     @classmethod
     def of(cls, settings: SearchSettings) -> Choice:
@@ -86,12 +71,9 @@ class Choice(ChoiceLimits):
 
     def limit(self, settings: SearchSettings) -> SearchSettings:
         """The settings of a search with these limits where it is given none, and with what is ignored."""
-        limits = self.given_limits.model_dump()
-        if Choice.of(settings).given_limits != ChoiceLimits():
-            limits = {}
-        elif self.tolerance:
-            limits["tolerance"] = tuple(map(Tolerance.parse, self.tolerance))
-        return replace(settings, **limits, ignore=self.ignore)
+        limits = {**self.given_limits.model_dump(), "tolerance": tuple(map(Tolerance.parse, self.tolerance))}
+        is_limited = Choice.of(settings).given_limits != ChoiceLimits()
+        return replace(settings, **({} if is_limited else limits), ignore=self.ignore)
 
     def again(self) -> Choice:
         """The request to choose in the same way again."""

@@ -24,7 +24,7 @@ from mptune.commands.options import SearchCommand
 from mptune.errors import EXIT_NOT_MET, EXIT_USAGE, MptuneError
 from mptune.files import DISK_FULL_HINT, is_disk_full
 from mptune.settings import option_name
-from mptune.tuning.record.waiting import waits_told_to
+from mptune.tuning.record import waits_told_to
 
 __all__ = ["app", "main"]
 

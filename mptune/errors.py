@@ -19,6 +19,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mptune.finding import Finding
 
+__all__ = [
+    "BaselineError", "DataError", "EndedEarlyError", "ModelError", "MptuneError", "PlanError", "RunError",
+    "SettingsError", "SpaceError", "TargetError",
+]  # fmt: skip
+
 EXIT_USAGE = 2
 
 EXIT_NOT_MET = 3
@@ -105,3 +110,12 @@ class BaselineError(MptuneError):
         self.findings = tuple(findings)
         if any(finding.severity == "error" for finding in self.findings):
             self.exit_code = EXIT_STOPPED
+
+
+def one_line(error: BaseException) -> str:
+    """What an exception says, without line breaks; of what pydantic found in a file, where the first problem is."""
+    if callable(problems := getattr(error, "errors", None)):
+        first = problems()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        return f"{where}: {first['msg'].removeprefix('Value error, ')}"
+    return " ".join(str(error).split())

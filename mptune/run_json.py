@@ -1,28 +1,41 @@
-"""run.json: what a run was made with, in typed sections.
+"""run.json: what a run is made with, in typed sections, and what of it must be equal for a search to go on.
 
 A run of another format is refused: whatever changes the files of a run directory raises ``RUN_FORMAT``.
 """
 
 from __future__ import annotations
 
-import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Literal, NoReturn, get_type_hints
 
 import pydantic
 
 from mptune._version import __version__
 from mptune.choice import Choice
 from mptune.engines.environment import Environment
-from mptune.errors import RunError
+from mptune.errors import RunError, SettingsError, one_line
+from mptune.files import files_sha256, read_json
 from mptune.finding import Finding
-from mptune.settings import DataSettings, Granularity, Resume, SearchSettings, declarations
+from mptune.printable import cut
+from mptune.settings import DataSettings, Granularity, Resume, SearchSettings, declarations, option_name
 
-RUN_FORMAT = 5
+RUN_FORMAT = 6
+DAMAGED_HINT = "restore it from a copy, or search with --fresh: that moves the directory aside (nothing is deleted)"
+TARGET, _CONTENT = "target", "content of the "
+SPACE, PLUGINS = f"{_CONTENT}space", f"{_CONTENT}plugins"
+"""Parts of a run's identity, by the names that messages use."""
 
-_TYPES = {**get_type_hints(DataSettings), **get_type_hints(SearchSettings)}
-_AS_TEXT: dict[str, Any] = {"data": str | None, "tolerance": tuple[str, ...], "plugins": tuple[str, ...]}
-"""Settings that are recorded as texts."""
+HOME: Literal["../.."] = "../.."
+"""The way from ``RUN/confirmed/DEVICE`` to ``RUN``."""
+
+_TYPES = {
+    **get_type_hints(DataSettings),
+    **get_type_hints(SearchSettings),
+    "data": str | None,
+    "tolerance": tuple[str, ...],
+    "plugins": tuple[str, ...],  # recorded as texts
+}
 
 
 class _Section(pydantic.BaseModel):
@@ -33,7 +46,7 @@ class _Section(pydantic.BaseModel):
 def _settings(resume: Resume) -> Any:
     """A section with the settings that are declared ``fixed`` within a run, or ``free`` to change."""
     names = [name for name, each in declarations(SearchSettings).items() if each.resume == resume]
-    fields: dict[str, Any] = {name: (_AS_TEXT.get(name, _TYPES[name]), ...) for name in names}
+    fields: dict[str, Any] = {name: (_TYPES[name], ...) for name in names}
     return pydantic.create_model("_Settings", __base__=_Section, **fields)
 
 
@@ -53,6 +66,11 @@ class TargetSection(_Section):
     latency_source: str
     error_source: str
     profile_sha256: str | None = None
+
+    def __str__(self) -> str:
+        latency = "" if self.latency_source == "measured" else ", predicted"
+        error = "" if self.error_source == "measured" else f", errors {self.error_source}"
+        return f"{self.name}: {self.engine} on {self.device}{latency}{error}"
 
 
 class DataSection(_Section):
@@ -97,9 +115,8 @@ class SearchSection(_settings("free")):  # type: ignore[misc]
 class RunFile(_Section):
     """The content of run.json.
 
-    ``confirms`` is the way from a confirmation, which is a run directory of its own, to the run that it confirms; null
-    in the run of a search. ``nodes_apart`` are the nodes that are FP32 under any plan although their groups are not
-    (``mptune.graph.groups``).
+    ``confirms`` is null in the run of a search. ``nodes_apart`` are the nodes that are FP32 under any plan although
+    their groups are not (``mptune.graph.groups``).
     """
 
     format: int = RUN_FORMAT
@@ -116,15 +133,7 @@ class RunFile(_Section):
     choice: Choice = Choice()
     warnings: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
-    confirms: str | None = None
-
-    @classmethod
-    def of(
-        cls, settings: SearchSettings, model: ModelSection, fixed: FixedSettings, storage: str | None, study: str
-    ) -> RunFile:
-        """That of a search that begins."""
-        search, choice = SearchSection.of(settings), Choice.of(settings)
-        return cls(model=model, fixed_settings=fixed, search=search, storage=storage, study=study, choice=choice)
+    confirms: Literal["../.."] | None = None
 
     @property
     def measured_settings(self) -> dict[str, Any]:
@@ -135,25 +144,90 @@ class RunFile(_Section):
         return {**{name: fixed[name] for name in names}, **more, "data_settings": DataSettings(fixed["batch"])}
 
 
-def damaged_hint(run: Path) -> str:
-    """What to do about a run directory whose run.json is none."""
-    again = f"`mptune search MODEL --out {shlex.quote(str(run))} --fresh`"
-    return f"restore it from a copy, or start over: {again} moves the directory aside (nothing is deleted)"
-
-
-def parse_run_file(document: Any, path: Path) -> RunFile:
-    """Read the content of ``path``, a run.json."""
-    written = document.get("format") if isinstance(document, dict) else RUN_FORMAT
-    if isinstance(written, int) and written != RUN_FORMAT:
-        raise RunError(
-            f"{path.parent} was written by another version of mptune (run format {written}, this one reads "
-            f"{RUN_FORMAT})",
-            "search again in another directory with --out DIR, or start over with --fresh (nothing is deleted)",
-        )
+def read_run_file(path: Path) -> RunFile | None:
+    """Read a run.json; None where there is none."""
     try:
+        document = read_json(path)
+        written = document.get("format") if isinstance(document, dict) else RUN_FORMAT
+        if isinstance(written, int) and written != RUN_FORMAT:
+            raise RunError(
+                f"{path.parent} was written by another version of mptune (run format {written}, this one reads "
+                f"{RUN_FORMAT})",
+                "search again in another directory with --out DIR, or start over with --fresh (nothing is deleted)",
+            )
         return RunFile.model_validate(document)
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        wrong = f"{where!r} is missing" if first["type"] == "missing" else f"{where}: {first['msg']}"
-        raise RunError(f"{path} is not a run of mptune: {wrong}", damaged_hint(path.parent)) from None
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror}", "check its permissions") from None
+    except ValueError as error:  # no JSON, or something else
+        raise RunError(f"{path} is damaged: {one_line(error)}", DAMAGED_HINT) from None
+
+
+def identity_of(file: RunFile, *, as_named: bool = False) -> dict[str, Any]:
+    """What a study is made with, by the names that messages use: runs share one only where all of it is equal.
+
+    Of target, engine and search space counts what they came to; ``as_named``: how they were named, too. A metric counts
+    by its name: ``check_metrics`` compares scripts.
+    """
+    fixed, target = file.fixed_settings, file.target
+    identity: dict[str, Any] = {"run format": file.format, "model": file.model.sha256, "metric": file.search.metric}
+    given = {**fixed.model_dump(mode="json"), "shapes": list(map(str, fixed.shapes))}
+    # The data and the target are recorded once they are known; a profile counts where latencies are predicted.
+    given |= {} if file.data is None else {"data_sha256": file.data.sha256}
+    given |= {} if target is None or target.profile_sha256 is None else {"profile_sha256": target.profile_sha256}
+    for name, value in given.items():
+        parts = {f"{name} {key}": part for key, part in value.items()} if isinstance(value, dict) else {name: value}
+        if as_named or name not in ("target", "engine", "space"):
+            identity |= {_label(key): part for key, part in parts.items()}
+    identity |= {} if target is None else {TARGET: str(target)}
+    return {**identity, "nodes apart": list(file.nodes_apart)}
+
+
+def _label(setting: str) -> str:
+    """How messages name a setting: its option where it has one; of a file by what was in it."""
+    declared = declarations(SearchSettings).get(setting)
+    if declared is not None and declared.panel:
+        return option_name(setting)
+    name = setting.removesuffix("_sha256")
+    return name.replace("_", " ") if name == setting else f"{_CONTENT}{name}"
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any], there: str, here: str) -> dict[str, str]:
+    """What differs between two identities: name -> both values in brackets, or nothing where they are hashes.
+
+    What only one of them has does not count.
+    """
+
+    def text(value: object) -> str:
+        if isinstance(value, bool):
+            return "on" if value else "off"
+        words = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+        return "none" if value is None else cut(words) or "none"
+
+    return {
+        name: "" if name.startswith((_CONTENT, "model")) else f" ({text(before[name])} {there}, {text(new)} {here})"
+        for name, new in now.items()
+        if name in before and before[name] != new
+    }
+
+
+def check_same(path: Path, recorded: RunFile, asked: RunFile) -> None:
+    """Refuse to go on with the run at ``path`` if it was made with something else than what is asked for."""
+    before, now = identity_of(recorded, as_named=True), identity_of(asked, as_named=True)
+    for name, values in differences(before, now, "before", "now").items():
+        refuse_other(path, name, values)
+
+
+def refuse_other(path: Path, name: str, shown: str = "") -> NoReturn:
+    """Refuse to go on with a run that was made with something else."""
+    hint = "give it a run directory of its own with --out DIR, or start over with --fresh (nothing is deleted)"
+    raise RunError(f"{path} was made with another {name}{shown}", f"go on with the same {name}, {hint}")
+
+
+def plugins_sha256(paths: Sequence[Path]) -> tuple[str, ...]:
+    """Of the content of each library of plugins, in the order in which they are loaded."""
+    missing = next((path for path in paths if not path.is_file()), None)
+    if missing is not None:
+        raise SettingsError(f"{missing} is no file", "check the path", setting="plugins")
+    return tuple(map(files_sha256, paths))

@@ -10,24 +10,20 @@ import fcntl
 import itertools
 import os
 import shutil
-import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mptune.engines.base import SKETCHES
 from mptune.engines.context import RunContext
 from mptune.errors import RunError
-from mptune.files import delete_scratch, is_disk_full, read_json, write_json, write_text, writing
-from mptune.run_json import RunFile, damaged_hint, parse_run_file
+from mptune.files import delete_scratch, write_json, writing
+from mptune.run_json import HOME, RunFile, read_run_file
 from mptune.settings import SearchSettings
 
 if TYPE_CHECKING:
     from mptune.graph.groups import GroupedModel
-
-HOME = "../.."
-"""The way from ``RUN/confirmed/DEVICE`` to ``RUN``."""
 
 
 class RunDirectory:
@@ -36,9 +32,9 @@ class RunDirectory:
     A confirmation has its weights and its data from the run that it confirms.
     """
 
-    def __init__(self, path: Path, confirms: Path | None = None) -> None:
+    def __init__(self, path: Path, *, confirms: bool = False) -> None:
         self.path = path
-        home = path if confirms is None else confirms
+        home = path / HOME if confirms else path
         self.run_json = path / "run.json"
         self.lock = path / "run.lock"
         self.workers_lock = path / "workers.lock"
@@ -66,18 +62,11 @@ class RunDirectory:
 
     def load(self) -> RunFile | None:
         """Read run.json; None where there is none."""
-        try:
-            return parse_run_file(read_json(self.run_json), self.run_json)
-        except FileNotFoundError:
-            return None
-        except NotADirectoryError:
-            hint = "`mptune search MODEL` makes one: MODEL.mptune in the working directory"
-            raise RunError(f"{self.path} is a file, not a run directory", hint) from None
-        except OSError as error:
-            raise RunError(f"{self.run_json} cannot be read: {error.strerror}", "check its permissions") from None
-        except ValueError as error:
-            reason = " ".join(str(error).split())
-            raise RunError(f"{self.run_json} is damaged: it is not JSON ({reason})", damaged_hint(self.path)) from None
+        return read_run_file(self.run_json)
+
+    def save(self, file: RunFile) -> None:
+        """Write run.json, whole or not at all."""
+        write_json(self.run_json, file.model_dump(mode="json"))
 
     def forget(self) -> None:
         """Delete the study, and what jobs derived from the model and the data, of a run without an evaluation."""
@@ -87,57 +76,31 @@ class RunDirectory:
                 if folder.is_dir() and not folder.is_symlink():
                     shutil.rmtree(folder)
 
-    def save(self, file: RunFile) -> None:
-        """Write run.json, whole or not at all."""
-        write_json(self.run_json, file.model_dump(mode="json"))
-
-
-class LateFaults:
-    """Faults of what accompanies a result: each is a warning, with its traceback in ``logs/``, and takes nothing away.
-
-    A full disk is not among them: it is raised, and the same command goes on once there is space.
-    """
-
-    def __init__(self, logs: Path) -> None:
-        self.warnings: list[str] = []
-        self._logs = logs
-
-    @contextmanager
-    def tolerated(self, what: str) -> Iterator[None]:
-        """Turn an exception in the block, which makes ``what``, into a warning."""
-        try:
-            yield
-        except Exception as error:
-            if is_disk_full(error) or is_disk_full(error.__cause__):
-                raise
-            log = self._logs / f"{what.replace('/', '-').replace(' ', '-')}.log"
-            log.parent.mkdir(exist_ok=True)
-            write_text(log, "".join(traceback.format_exception(error)))
-            reason = " ".join(str(error).split()) or "no message"
-            self.warnings.append(f"{what} could not be made ({type(error).__name__}: {reason}): see {log}")
-
 
 _OWN = frozenset(path.parts[0] for path in vars(RunDirectory(Path())).values() if path.parts)
 """Names of what mptune itself writes in a run directory."""
 
 
-def read_run(path: str | os.PathLike[str]) -> tuple[RunDirectory, RunFile]:
-    """Open a run directory to read it. Needs no lock: a search may be writing at the same time."""
+def read_run(path: str | os.PathLike[str], *, of_search: bool = False) -> tuple[RunDirectory, RunFile]:
+    """Open a run directory to read it; ``of_search`` refuses a confirmation.
+
+    Needs no lock: a search may be writing at the same time.
+    """
     run = RunDirectory(Path(path))
     refuse_links(run.path)
     file = run.load()
     if file is None:
-        what = "is no run directory (it has no run.json)" if run.path.is_dir() else "does not exist"
-        raise RunError(f"{path} {what}", "`mptune search MODEL` makes one: MODEL.mptune in the working directory")
-    if file.confirms is not None:
-        if file.confirms != HOME or run.path.resolve().parent.name != run.confirmed.name:
-            raise RunError(
-                f"{run.run_json} names {file.confirms!r} as the run that it confirms, which is not the one around it",
-                "give the run directory of the search: a confirmation lies in RUN/confirmed/DEVICE",
-            )
-        run = RunDirectory(run.path, confirms=run.path / HOME)
-        refuse_links(run.weights.parent)
-    return run, file
+        hint = "`mptune search MODEL` makes one: MODEL.mptune in the working directory"
+        raise RunError(f"{path} is no run directory: there is no run.json in it", hint)
+    if file.confirms is None:
+        return run, file
+    if run.path.resolve().parent.name != run.confirmed.name:
+        text = f"{run.path} is a confirmation that does not lie in the run that it confirms"
+        raise RunError(text, "give the run directory of the search: a confirmation lies in RUN/confirmed/DEVICE")
+    if of_search:
+        raise RunError(f"{run.path} is a confirmation already", f"give the run: {run.path / HOME}")
+    refuse_links(run.path / HOME)
+    return RunDirectory(run.path, confirms=True), file
 
 
 def refuse_links(path: Path) -> None:
@@ -146,31 +109,19 @@ def refuse_links(path: Path) -> None:
     Named pipes, sockets and devices are refused, too: reading one may never end. The user's own files, those in
     ``chosen`` among them, are only carried over; a confirmation is a run directory, and looked at when it is opened.
     """
+    own = [path / name for name in _OWN]
+    inside = (entry for each in own if each.name not in ("chosen", "confirmed") for entry in each.rglob("*"))
     root = os.path.realpath(path)
-    for folder, folders, files in os.walk(path):  # which follows no link
-        if folder == str(path):
-            folders[:], files = ([name for name in names if name in _OWN] for names in (folders, files))
-        for entry in (Path(folder, name) for name in (*folders, *files)):
-            target = Path(os.path.realpath(entry))
-            if entry.is_symlink() and (target.is_symlink() or not target.is_relative_to(root)):  # or to itself
-                raise RunError(
-                    f"{entry} is a link out of the run directory, which is not followed",
-                    "copy what it points to in its place, if you trust it, or delete the link",
-                )
-            if entry.exists() and not (entry.is_file() or entry.is_dir()):
-                raise RunError(f"{entry} is a named pipe, a socket or a device, and no file", "delete it")
-        if folder == str(path):
-            folders[:] = [name for name in folders if name != "chosen"]
-        elif folder == str(path / "confirmed"):
-            folders.clear()
-
-
-def read_search(path: str | os.PathLike[str]) -> tuple[RunDirectory, RunFile]:
-    """As ``read_run``, of a search's run: a confirmation is refused."""
-    run, file = read_run(path)
-    if file.confirms is not None:
-        raise RunError(f"{run.path} is a confirmation already", f"give the run: {run.path / file.confirms}")
-    return run, file
+    # Each link is looked at before anything behind it.
+    for entry in itertools.chain(own, (path / "confirmed").glob("*"), inside):
+        target = Path(os.path.realpath(entry))
+        if entry.is_symlink() and (target.is_symlink() or not target.is_relative_to(root)):  # or to itself
+            raise RunError(
+                f"{entry} is a link out of the run directory, which is not followed",
+                "copy what it points to in its place, if you trust it, or delete the link",
+            )
+        if entry.exists() and not (entry.is_file() or entry.is_dir()):
+            raise RunError(f"{entry} is a named pipe, a socket or a device, and no file", "delete it")
 
 
 @contextmanager
@@ -180,8 +131,6 @@ def open_run(path: Path, *, fresh: bool = False) -> Iterator[RunDirectory]:
     ``fresh`` moves what is there aside first, to ``NAME.old-1`` (or the next free number).
     """
     run = RunDirectory(path)
-    if path.exists() and not path.is_dir():
-        raise RunError(f"{path} is a file, not a directory", "choose another run directory with --out DIR")
     entries: list[str] = []
     with writing(path), suppress(FileNotFoundError):
         entries = sorted(entry.name for entry in path.iterdir())
@@ -193,54 +142,47 @@ def open_run(path: Path, *, fresh: bool = False) -> Iterator[RunDirectory]:
         )
     refuse_links(path)
     if fresh and path.exists():
-        with _locked(run):  # nobody else is in it
-            if has_workers(run):
-                hint = "wait until they have ended, or choose another --out DIR"
-                raise RunError(f"{path} is in use by workers", hint)
+        with _locked(run.lock), _locked(run.workers_lock):  # nobody is in it
             numbers = itertools.count(1)
             aside = next(name for n in numbers if not (name := path.with_name(f"{path.name}.old-{n}")).exists())
             with writing(path):
                 path.rename(aside)
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
-    with _locked(run):
+    with _locked(run.lock):
         delete_scratch((run.path, run.weights, run.data, run.engines, run.chosen))
         yield run
 
 
-@contextmanager
-def joined_run(run: RunDirectory) -> Iterator[None]:
+def joined_run(run: RunDirectory) -> AbstractContextManager[None]:
     """Say that a worker shares the run directory meanwhile, beside the process that holds its lock, if one does.
 
     Any number of workers may: what they write there is written whole or belongs to them alone.
     """
-    with writing(run.path), run.workers_lock.open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_SH)
-        yield
+    return _locked(run.workers_lock, fcntl.LOCK_SH)
 
 
 def has_workers(run: RunDirectory) -> bool:
     """Whether a worker shares the run directory now."""
     if not run.workers_lock.exists():
         return False
-    with writing(run.path), run.workers_lock.open("ab") as file, suppress(BlockingIOError):
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with suppress(RunError), _locked(run.workers_lock):
         return False
     return True
 
 
 @contextmanager
-def _locked(run: RunDirectory) -> Iterator[None]:
-    with writing(run.path):
-        file = run.lock.open("a+b")
+def _locked(lock: Path, how: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> Iterator[None]:
+    with writing(lock):
+        file = lock.open("a+b")
     with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, how)
         except BlockingIOError:
             file.seek(0)
             pid = file.read(20).strip().decode("ascii", "replace")
             raise RunError(
-                f"{run.path} is in use by another process{f' (pid {pid})' if pid.isdigit() else ''}",
+                f"{lock.parent} is in use by another process{f' (pid {pid})' if pid.isdigit() else ''}",
                 "wait for it, or give this search a run directory of its own with --out DIR",
             ) from None
         with suppress(OSError):  # for the message above; a full disk locks all the same

@@ -17,13 +17,13 @@ from typing import Any, Literal, TypeVar, get_args
 import numpy as np
 
 from mptune.data.archive import save_samples
-from mptune.engines.backends.backend import Availability, Backend, Place
-from mptune.engines.backends.registry import find_backends
+from mptune.engines.backend import Availability, Backend, Place
 from mptune.engines.base import Engine, EngineError, Failure, SampleSet, Stage
 from mptune.engines.context import RunContext
 from mptune.engines.environment import cpu_model
-from mptune.engines.jobs.samples import cached_samples
 from mptune.engines.ort.cuda_session import probe
+from mptune.engines.samples import cached_samples
+from mptune.engines.toolchains.choose import find_backends
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
@@ -175,7 +175,7 @@ def _figures(toolchain: Toolchain, engine: str, name: str, plan: PrecisionPlan) 
     assert builder is not None
     required(toolchain.reference("search"))
     measured = required(toolchain.evaluate(plan))
-    (emulated,) = required(toolchain.emulation.errors([plan]))
+    (emulated,) = required(toolchain.prediction.emulation.errors([plan]))
     built = required(builder.build(plan))
     look = LookJob(built.engine, toolchain.context.samples("search"))
     change, span_ratio = required(toolchain.worker.call(look))

@@ -19,6 +19,8 @@ from typing import Any, Literal, TypeAlias, TypeVar
 from mptune.errors import SettingsError
 from mptune.finding import OutputColumns
 
+__all__ = ["DataSettings", "LatencySettings", "SearchSettings", "ShapeRange", "TensorRtSettings", "WorkerSettings"]
+
 Granularity = Literal["op", "fusion", "block", "auto"]
 """How coarse groups are, the finest first; ``auto`` is ``fusion`` but for very many groups or a large budget."""
 
@@ -97,12 +99,12 @@ def documented(function: Function) -> Function:
 
 @dataclass(frozen=True)
 class LatencySettings:
-    """How one latency is taken (trtexec's GPU compute time; see ``mptune.engines.timing.latency``).
+    """How one latency is taken (trtexec's GPU compute time; see ``mptune.engines.latency``).
 
     Attributes:
         warmup_ms: untimed executions before the first timed one, at least this long.
         duration_ms: timed executions of the baseline go on for at least this long, unless fewer values are enough
-            (``mptune.engines.timing.spread``).
+            (``mptune.engines.spread``).
         min_iterations: timed executions of each engine, at least (trtexec's ``--iterations``).
         max_cv: a coefficient of variation above this is a warning.
         cuda_graph: replay a captured CUDA graph where capture works.

@@ -34,9 +34,9 @@ from mptune.engines.base import (
 )
 from mptune.engines.context import RunContext
 from mptune.engines.environment import Environment
-from mptune.engines.timing.latency import Latency, LatencySource, summarise
-from mptune.engines.timing.spread import SessionTiming
-from mptune.graph.fused import FusedNodes
+from mptune.engines.latency import Latency, LatencySource, summarise
+from mptune.engines.spread import SessionTiming
+from mptune.graph.facts import FusedNodes
 from mptune.graph.groups import RANGE_KIND, LayerGroup, find_groups
 from mptune.graph.hazards.hazard import TensorRange
 from mptune.graph.loading.model import load_model

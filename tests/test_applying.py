@@ -55,7 +55,7 @@ def test_what_would_be_split_is_reported_to_the_caller(tmp_path: Path, write: Wr
     plan = write(nodes={"*": "fp16", "op:Softmax": "fp32"})
     out = mptune.apply(path, plan, tmp_path / "out.onnx", warn=messages.append)
     assert fp16_weights(out) >= {"wq", "wk", "wv"}
-    assert ["attention core" in text for text in messages] == [True]
+    assert ["(attention)" in text for text in messages] == [True]
 
 
 def test_fp16_where_it_can_be_right(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_a_plan_of_any_granularity_is_known_by_its_nodes(granularity: str, tmp_p
     groups = find_groups(model, granularity)  # type: ignore[arg-type]
     plan = PrecisionPlan(model.sha256, {g.id: list(PRECISIONS)[k % 2] for k, g in enumerate(groups)})
     expected = Rewriter(GroupedModel(model, groups)).export(plan, tmp_path / "expected.onnx")
-    document = plan.to_json(Rewriter(GroupedModel(model, groups)).node_precisions(plan))
+    document = plan.to_json(Rewriter(GroupedModel(model, groups)).types.node_precisions(plan))
     assert mptune.apply(path, write(**document), tmp_path / "out.onnx").read_bytes() == expected.read_bytes()
 
 
@@ -229,7 +229,7 @@ def all_half(tmp_path: Path) -> tuple[Path, Path]:
     model = load_model(path)
     groups = GroupedModel(model, find_groups(model))
     plan = groups.uniform(Precision.FP16)
-    document = plan.to_json(Rewriter(groups).node_precisions(plan))
+    document = plan.to_json(Rewriter(groups).types.node_precisions(plan))
     (tmp_path / "searched.json").write_text(json.dumps(document))
     return path, tmp_path / "searched.json"
 

@@ -30,7 +30,6 @@ LAYERS = {
     "mptune.selftest": 3,
     "mptune.tuning": 3,
     "mptune.choice": 3,
-    "mptune.identity": 3,
     "mptune.run_json": 3,
     "mptune.rundir": 3,
     "mptune.inspection": 3,

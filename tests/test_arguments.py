@@ -22,13 +22,12 @@ from mptune.commands.searching import search as search_command
 from mptune.data.calibration import load_calibration
 from mptune.errors import DataError, ModelError, RunError, SettingsError
 from mptune.graph.loading.tensors import TensorInfo
-from mptune.identity import differences, identity_of, plugins_sha256
-from mptune.run_json import ModelSection, RunFile
+from mptune.run_json import ModelSection, differences, identity_of, plugins_sha256
 from mptune.settings import DataSettings, InMemory, LatencySettings, SearchSettings, ShapeRange, TensorRtSettings
+from mptune.tuning.bench import Silent
 from mptune.tuning.front import Front
-from mptune.tuning.listener import Silent
 from tests.fakes import Diary, make_toolchain
-from tests.tuning.factory import make_fixed_settings
+from tests.tuning.factory import make_fixed_settings, make_run_file
 
 pytestmark = pytest.mark.usefixtures("opened_here")
 
@@ -191,7 +190,7 @@ def test_the_same_arrays_resume_a_run_and_others_do_not(place: Path) -> None:
     assert not diary.done
     np.savez("data.npz", x=ROWS)
     assert search(data="data.npz") == first, "the samples count, not where they come from"
-    with pytest.raises(RunError, match="another set of calibration data"):
+    with pytest.raises(RunError, match="another content of the data"):
         search(data=ROWS + 1)
 
 
@@ -379,7 +378,7 @@ def test_plugins_of_a_run_are_loaded_only_where_they_are_named(tmp_path: Path) -
     other.write_bytes(b"other")
     settings = SearchSettings(plugins=(mine,))
     made = make_fixed_settings(settings, plugins_sha256=plugins_sha256((mine,)))
-    file = RunFile.of(settings, ModelSection(path="m", sha256=""), made, None, "s")
+    file = make_run_file(settings, ModelSection(path="m", sha256=""), made)
     assert recorded_plugins(file, [mine], tmp_path, "worker") == (mine.resolve(),)
     assert recorded_plugins(file, str(other), tmp_path, "confirm", may_differ=True) == (other.resolve(),)
     with pytest.raises(RunError, match="another content of the plugins"):
@@ -393,4 +392,4 @@ def test_plugins_of_a_run_are_loaded_only_where_they_are_named(tmp_path: Path) -
         identity_of(file.model_copy(update={"fixed_settings": f}))
         for f in (made, make_fixed_settings(settings, plugins_sha256=plugins_sha256((other,))))
     )
-    assert differences(before, now, "there", "here") == {"content of the plugins (--plugin)": ""}
+    assert differences(before, now, "there", "here") == {"content of the plugins": ""}

@@ -127,7 +127,7 @@ def test_the_run_is_read_and_resumed(overflowing: tuple[Path, Path], searched: t
         max_error=0.1,
     )  # fmt: skip
     assert [p.plan for p in again.points] == [p.plan for p in front.points]
-    with pytest.raises(RunError, match="another set of precisions"):
+    with pytest.raises(RunError, match="another --precisions"):
         mptune.search(overflowing[0], data=overflowing[1], out=out, target=TARGET, budget=BUDGET, progress=False)
 
 
@@ -164,7 +164,7 @@ def test_a_search_of_a_raised_model(overflowing: tuple[Path, Path], tmp_path: Pa
     assert load_model(out / "chosen" / "model.onnx", any_precision=True).opset == 22
     front = mptune.search(path, budget=4, opset=22, **common)
     assert front.evaluations == 4
-    with pytest.raises(RunError, match="another operator set"):
+    with pytest.raises(RunError, match="another --opset"):
         mptune.search(path, budget=4, **common)
     applied = mptune.apply(path, out / "chosen" / "plan.json", out=tmp_path / "applied.onnx")
     mixed, chosen = (onnx.load(one).graph for one in (applied, out / "chosen" / "model.onnx"))

@@ -19,8 +19,8 @@ from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.plan import Precision
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter
+from mptune.graph.writing.variants import write_widened
 from mptune.graph.writing.weights import WeightBank
-from mptune.graph.writing.widened import write_widened
 from mptune.processes.parent import Worker
 from mptune.targets.costs import ShapeTable, group_costs, node_flops
 from tests.contrib_models import (

@@ -9,16 +9,16 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 import mptune
-from mptune.api.run import open_run
+from mptune.api.deploying import open_run
 from mptune.data.archive import save_samples
-from mptune.engines.jobs.measure import MeasureJob
-from mptune.engines.jobs.reference import ReferenceJob
-from mptune.engines.jobs.samples import Scoring
 from mptune.engines.ort.cuda_session import OrtEngine
 from mptune.engines.ort.session import SessionOptions
+from mptune.engines.samples import Scoring
+from mptune.engines.toolchains.jobs import ReferenceJob
+from mptune.engines.toolchains.measuring import MeasureJob
 from mptune.processes.child import WorkerState
 from mptune.settings import LatencySettings
-from mptune.tuning.steps.baseline import check_reference
+from mptune.tuning.baseline import check_reference
 
 WIDTH, HEADS, WORDS, LAYERS = 32, 2, 40, 2
 SIZE = WIDTH // HEADS

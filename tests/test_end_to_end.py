@@ -22,8 +22,8 @@ from mptune.graph.loading.model import load_model
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings
 from mptune.targets.target import load_target
+from mptune.tuning.bench import Silent
 from mptune.tuning.evaluation import Evaluation, Origin
-from mptune.tuning.listener import Silent
 from tests.conftest import DIGITS, DIGITS_DATA
 from tests.engines import faults
 from tests.reporting.infer_support import run_alone

@@ -16,7 +16,7 @@ from mptune.errors import RunError
 from mptune.rundir import read_run
 from mptune.settings import DataSettings, LatencySettings, TensorRtSettings
 from mptune.tuning.front import Front
-from mptune.tuning.runs.result import read_record
+from mptune.tuning.result import read_record
 from tests.conftest import save_mlp
 from tests.test_joining import Opener
 
@@ -59,10 +59,10 @@ def check_two_hosts(tmp_path: Path, storage: str) -> None:
     assert len(shared) == 3
     assert evaluated_in(tmp_path / "a" / "run.mptune", storage) == shared
 
-    with pytest.raises(RunError, match="another set of calibration data") as refused:
+    with pytest.raises(RunError, match="another content of the data") as refused:
         search(tmp_path, "c", storage, data=ROWS + 1)
     assert "\n" not in refused.value.message
-    assert "the same set of calibration data" in refused.value.hint
+    assert "the same content of the data" in refused.value.hint
     assert search(tmp_path, "c", storage, data=ROWS + 1, budget=1, fresh=True).evaluations == 1
     assert search(tmp_path, "c", storage, data=ROWS + 1, budget=2).evaluations == 2, "and goes on with it"
 
@@ -90,14 +90,14 @@ def test_each_part_of_the_identity_counts(tmp_path: Path, storage: str, monkeypa
     other.graph.node[0].name = "renamed"
     changed: dict[str, dict[str, Any]] = {
         "model": {"model": other},
-        "set of calibration data": {"data": ROWS[::-1]},
+        "content of the data": {"data": ROWS[::-1]},
         "content of the labels": {"labels": "labels.npz"},
-        "content of the search space": {"space": "space.toml"},
-        "seed (0 there, 1 here)": {"seed": 1},
+        "content of the space": {"space": "space.toml"},
+        "--seed (0 there, 1 here)": {"seed": 1},
         "metric (worst_part there, max_abs here)": {"metric": "max_abs"},
-        "tf32 (off there, on here)": {"tf32": True},
-        "set of precisions (fp32 fp16 there, fp32 bf16 here)": {"precisions": ("fp32", "bf16")},
-        "batch (1 there, 2 here)": {"batch": 2},
+        "--tf32 (off there, on here)": {"tf32": True},
+        "--precisions (fp32 fp16 there, fp32 bf16 here)": {"precisions": ("fp32", "bf16")},
+        "--batch (1 there, 2 here)": {"batch": 2},
         "latency warmup ms (200.0 there, 1.0 here)": {"latency": LatencySettings(warmup_ms=1.0)},
         "tensorrt workspace mb (none there, 8 here)": {"tensorrt": TensorRtSettings(workspace_mb=8)},
         "--shapes (none there, x:1x32,2x32,4x32 here)": {"shapes": {"x": ((1, 32), (2, 32), (4, 32))}},
@@ -130,7 +130,7 @@ def test_two_searches_of_one_study_need_one_device(tmp_path: Path, storage: str)
 
 def test_a_refused_search_that_is_given_the_same_settings_shares(tmp_path: Path, storage: str) -> None:
     search(tmp_path, "a", storage, budget=1)
-    with pytest.raises(RunError, match="another seed"):
+    with pytest.raises(RunError, match="another --seed"):
         search(tmp_path, "b", storage, budget=1, seed=1)
     search(tmp_path, "b", storage, budget=1)
     assert study(tmp_path, "a") == study(tmp_path, "b")
@@ -170,7 +170,7 @@ def test_a_profile_with_other_figures_is_another_target(tmp_path: Path, storage:
     mptune.search(out=tmp_path / "run.mptune", **mine)
     bandwidth = next(line for line in profile.read_text().splitlines() if line.startswith("bandwidth_gbps"))
     (tmp_path / "mine.toml").write_text(profile.read_text().replace(bandwidth, "bandwidth_gbps = 33.0", 1))
-    with pytest.raises(RunError, match="another content of the target's profile"):
+    with pytest.raises(RunError, match="another content of the profile"):
         mptune.search(out=tmp_path / "run.mptune", **{**mine, "budget": 3})
 
 

@@ -17,11 +17,10 @@ from types import SimpleNamespace
 import pytest
 from packaging.requirements import Requirement
 
-from mptune.engines.backends import onnxruntime
-from mptune.engines.backends.tensorrt import TENSORRT
-from mptune.engines.cuda import runtime as cuda
-from mptune.engines.tensorrt.jobs import LibraryReport
-from mptune.engines.tensorrt.library import check_version, install_line
+from mptune.engines import cuda
+from mptune.engines.ort import backend as onnxruntime
+from mptune.engines.tensorrt.backend import TENSORRT
+from mptune.engines.tensorrt.library import LibraryReport, check_version, install_line
 from mptune.engines.toolchains import choose
 from mptune.targets.detect import Gpu, JetsonState, cuda_series
 from tests.engines.engine_support import install

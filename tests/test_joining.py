@@ -21,7 +21,7 @@ from mptune.engines.environment import Environment
 from mptune.errors import RunError, SettingsError
 from mptune.rundir import has_workers, joined_run, open_run, read_run
 from mptune.tuning.front import Front
-from mptune.tuning.runs.result import read_record
+from mptune.tuning.result import read_record
 from tests.fakes import Diary, FakeToolchain, Law
 
 pytestmark = pytest.mark.usefixtures("opened_here")
@@ -80,7 +80,7 @@ sys.exit(main())
 def start_workers_with(opener: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let ``mptune worker``, as a search starts it, open fake toolchains."""
     words = {"kind": type(opener).__name__, "opener": repr(opener).replace("PosixPath", "Path")}
-    monkeypatch.setattr("mptune.tuning.crew.PROGRAM", (sys.executable, "-c", PROGRAM.format(**words)))
+    monkeypatch.setattr("mptune.tuning.worker.PROGRAM", (sys.executable, "-c", PROGRAM.format(**words)))
 
 
 @pytest.fixture(autouse=True)
@@ -171,7 +171,7 @@ def test_a_directory_that_workers_use_is_not_moved_aside(
 ) -> None:
     place = tmp_path / "run.mptune"
     search(mlp_path, mlp_data, place, opener, budget=2)
-    joined, refused = joined_run(read_run(place)[0]), pytest.raises(RunError, match="in use by workers")
+    joined, refused = joined_run(read_run(place)[0]), pytest.raises(RunError, match="in use by another")
     with joined, refused, open_run(place, fresh=True):
         pass
     with open_run(place, fresh=True):

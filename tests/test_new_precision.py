@@ -10,7 +10,7 @@ import pytest
 
 import mptune
 from mptune.graph.loading.model import load_model
-from mptune.graph.precision import Precision, add_precision, remove_precision
+from mptune.graph.plan import Precision, add_precision, remove_precision
 from mptune.graph.writing.rewrite import rewrite
 from tests.graph.models import model, node, save, value, weight
 

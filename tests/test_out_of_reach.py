@@ -127,7 +127,7 @@ def test_an_engine_that_cannot_parse_an_operator_says_so_before_the_search(tmp_p
 
 @pytest.mark.tensorrt_rtx
 def test_a_norm_below_its_operator_set_is_parsed_by_tensorrt_rtx(tmp_path: Path) -> None:
-    from mptune.engines.tensorrt.jobs import ParseJob
+    from mptune.engines.tensorrt.builder import ParseJob
     from mptune.processes.parent import run_once
 
     path = tmp_path / "model.onnx"

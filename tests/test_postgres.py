@@ -22,12 +22,12 @@ import pytest
 import mptune
 from mptune.errors import RunError
 from mptune.rundir import read_run
+from mptune.tuning.dominance import hypervolume, pareto
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
-from mptune.tuning.fronts.dominance import hypervolume, pareto
+from mptune.tuning.record import waits_told_to
 from mptune.tuning.record.storage import check_opens, close_storage, open_storage
 from mptune.tuning.record.study import read_study
-from mptune.tuning.record.waiting import waits_told_to
-from mptune.tuning.runs.result import read_record
+from mptune.tuning.result import read_record
 from tests.fakes import SHA, Diary
 from tests.proxy import Mode, Proxy
 from tests.test_identity import check_two_hosts
@@ -263,14 +263,14 @@ WORKER = """
 import sys
 from pathlib import Path
 from mptune.settings import SearchSettings
-from mptune.tuning.listener import Silent
-from mptune.tuning.record.waiting import waits_told_to
+from mptune.tuning.bench import Silent
+from mptune.tuning.record import waits_told_to
 from mptune.tuning.record.study import open_study
-from mptune.tuning.steps.prior import make_prior
-from mptune.tuning.steps.tuner import Tuner
+from mptune.tuning.knowledge import make_prior
+from mptune.tuning.tuner import Tuner
 from tests.fakes import FakeToolchain, Law
 from tests.tuning.conftest import make_small_space
-from tests.tuning.factory import find_sensitivity, propose_with
+from tests.tuning.factory import find_sensitivity, propose_with, make_bench
 
 url, folder, number = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
 
@@ -284,7 +284,7 @@ sensitivity = find_sensitivity(space, toolchain, "relative_l2", folder / number,
 with waits_told_to(tell):
     record = open_study(space, name=folder.name, metric="relative_l2", identity={}, journal=folder / "no", url=url)
     propose_with(record, make_prior(space, sensitivity, toolchain.latency_terms(), exact=False))
-    Tuner(record, toolchain, SearchSettings(budget=40), Silent()).run()
+    Tuner(make_bench(record, toolchain, SearchSettings(budget=40))).run()
     record.close()
 """
 

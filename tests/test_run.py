@@ -112,5 +112,5 @@ def test_tolerance_and_ignore_of_a_run(run: mptune.Run) -> None:
 @pytest.mark.parametrize("name", ["nowhere", "."])
 def test_what_is_no_run_is_refused(name: str, tmp_path: Path) -> None:
     for call in (mptune.open_run, mptune.report, lambda place: mptune.pick(place, knee=True)):
-        with pytest.raises(mptune.RunError, match=r"does not exist|is no run directory"):
+        with pytest.raises(mptune.RunError, match="is no run directory"):
             call(tmp_path / name)

@@ -1,4 +1,4 @@
-"""run.json: typed sections, all keys of them; other formats are refused."""
+"""run.json: typed sections, all keys of them; other formats are refused; what must be equal for a run to go on."""
 
 from __future__ import annotations
 
@@ -10,17 +10,9 @@ from typing import Any
 import pytest
 
 from mptune.errors import RunError
-from mptune.identity import check_same
-from mptune.run_json import (
-    RUN_FORMAT,
-    FixedSettings,
-    ModelSection,
-    RunFile,
-    SearchSection,
-    parse_run_file,
-)
+from mptune.run_json import RUN_FORMAT, FixedSettings, ModelSection, RunFile, SearchSection, check_same, read_run_file
 from mptune.settings import DataSettings, LatencySettings, SearchSettings, ShapeRange, TensorRtSettings
-from tests.tuning.factory import make_fixed_settings
+from tests.tuning.factory import make_fixed_settings, make_run_file
 
 PATH = Path("model.mptune/run.json")
 
@@ -28,14 +20,15 @@ PATH = Path("model.mptune/run.json")
 def make_file(settings: SearchSettings | None = None) -> RunFile:
     settings = settings or SearchSettings()
     fixed = make_fixed_settings(settings, space_sha256="34", groups_sha256="56")
-    return RunFile.of(settings, ModelSection(path="/m.onnx", sha256="12"), fixed, None, "m")
+    return make_run_file(settings, ModelSection(path="/m.onnx", sha256="12"), fixed)
 
 
-def to_document(file: RunFile) -> Any:
-    return json.loads(json.dumps(file.model_dump(mode="json")))
+def read(document: Any, folder: Path) -> RunFile | None:
+    (folder / "run.json").write_text(json.dumps(document))
+    return read_run_file(folder / "run.json")
 
 
-def test_what_was_written_is_read() -> None:
+def test_what_was_written_is_read(tmp_path: Path) -> None:
     settings = SearchSettings(
         data=Path("data.npz"),
         shapes=(ShapeRange("x", (1, 8), (2, 8), (4, 8)),),
@@ -44,43 +37,46 @@ def test_what_was_written_is_read() -> None:
         data_settings=DataSettings(batch=3),
     )
     file = make_file(settings)
-    read = parse_run_file(to_document(file), PATH)
-    assert read == file
-    assert read.fixed_settings.shapes == settings.shapes
-    assert read.fixed_settings.tensorrt == settings.tensorrt
-    assert read.fixed_settings.latency == settings.latency
+    again = read(file.model_dump(mode="json"), tmp_path)
+    assert again == file
+    fixed = again.fixed_settings
+    assert (fixed.shapes, fixed.tensorrt, fixed.latency) == (settings.shapes, settings.tensorrt, settings.latency)
+    assert read_run_file(tmp_path / "none.json") is None
 
 
 @pytest.mark.parametrize("section", ["fixed_settings", "search", "choice", None])
-def test_every_key_is_known_and_there(section: str | None) -> None:
-    document = to_document(make_file())
+def test_every_key_is_known_and_there(section: str | None, tmp_path: Path) -> None:
+    document = make_file().model_dump(mode="json")
     keys = document if section is None else document[section]
     keys["of_another_version"] = 1
     with pytest.raises(RunError, match="of_another_version"):
-        parse_run_file(document, PATH)
+        read(document, tmp_path)
+    del keys["of_another_version"]
+    if section != "choice":  # a record of defaults
+        removed = {"fixed_settings": "tensorrt", "search": "confirm_points", None: "study"}[section]
+        del keys[removed]
+        with pytest.raises(RunError, match=rf"{removed}: Field required"):
+            read(document, tmp_path)
 
 
-@pytest.mark.parametrize(("section", "key"), [("fixed_settings", "tensorrt"), ("search", "confirm_points")])
-def test_a_key_that_is_missing_is_named(section: str, key: str) -> None:
-    document = to_document(make_file())
-    del document[section][key]
-    with pytest.raises(RunError, match=rf"'{section}\.{key}' is missing"):
-        parse_run_file(document, PATH)
+def test_no_other_run_is_named_as_the_one_that_is_confirmed(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="confirms"):
+        read({**make_file().model_dump(mode="json"), "confirms": "../../../outside"}, tmp_path)
 
 
 @pytest.mark.parametrize("written", [RUN_FORMAT - 1, RUN_FORMAT + 1])
-def test_another_format_is_refused_with_a_hint(written: int) -> None:
+def test_another_format_is_refused_with_a_hint(written: int, tmp_path: Path) -> None:
     named = f"another version of mptune .run format {written}, this one reads {RUN_FORMAT}"
     with pytest.raises(RunError, match=named) as caught:
-        parse_run_file({"format": written, "whatever": []}, PATH)
+        read({"format": written, "whatever": []}, tmp_path)
     assert "--out DIR" in caught.value.hint
     assert "--fresh" in caught.value.hint
 
 
 @pytest.mark.parametrize("document", [[], {}, {"format": RUN_FORMAT}, {"format": "two"}])
-def test_what_is_no_run_file_is_refused(document: Any) -> None:
-    with pytest.raises(RunError, match=r"run\.json is not a run of mptune"):
-        parse_run_file(document, PATH)
+def test_what_is_no_run_file_is_refused(document: Any, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"run\.json is damaged"):
+        read(document, tmp_path)
 
 
 NOT_KEPT = {
@@ -98,26 +94,24 @@ def test_every_setting_may_change_in_a_run_or_may_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "words"),
     [
-        (
-            SearchSettings(latency=LatencySettings(warmup_ms=1.0)),
-            r"another latency warmup ms \(200.0 before",
-        ),
+        (SearchSettings(seed=3), r"another --seed \(0 before, 3 now\)"),
+        (SearchSettings(latency=LatencySettings(warmup_ms=1.0)), r"another latency warmup ms \(200.0 before"),
         (SearchSettings(tensorrt=TensorRtSettings(workspace_mb=8)), r"another tensorrt workspace mb \(none before"),
         (SearchSettings(shapes=(ShapeRange("x", (1,), (1,), (1,)),)), r"other --shapes \(none before, x:1 now\)"),
     ],
 )
-def test_a_fixed_setting_that_differs_is_named(changed: SearchSettings, said: str) -> None:
-    with pytest.raises(RunError, match=said) as caught:
+def test_a_fixed_setting_that_differs_is_named(changed: SearchSettings, words: str) -> None:
+    with pytest.raises(RunError, match=words) as caught:
         check_same(PATH.parent, make_file(), make_file(changed))
     assert "--fresh" in caught.value.hint
     check_same(PATH.parent, make_file(), make_file())
 
 
-def test_other_content_of_the_space_or_other_groups_are_named_without_their_hashes() -> None:
+@pytest.mark.parametrize(("key", "words"), [("space_sha256", "the space"), ("groups_sha256", "the groups")])
+def test_hashes_are_not_shown(key: str, words: str) -> None:
     file = make_file()
-    for key, said in (("space_sha256", "content of the search space"), ("groups_sha256", "set of layer groups")):
-        other = file.fixed_settings.model_copy(update={key: "0"})
-        with pytest.raises(RunError, match=f"(?m)another {said}$"):
-            check_same(PATH.parent, file, file.model_copy(update={"fixed_settings": other}))
+    other = file.fixed_settings.model_copy(update={key: "0"})
+    with pytest.raises(RunError, match=f"(?m)another content of {words}$"):
+        check_same(PATH.parent, file, file.model_copy(update={"fixed_settings": other}))

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mptune.engines.backends.backend import Availability
-from mptune.engines.backends.onnxruntime import ONNXRUNTIME
+from mptune.engines.backend import Availability
 from mptune.engines.base import EngineSession
+from mptune.engines.latency import HostStopwatch, monotonic_ms
 from mptune.engines.ort import session as ort_session
+from mptune.engines.ort.backend import ONNXRUNTIME
 from mptune.engines.ort.cuda_session import OrtEngine
-from mptune.engines.timing.latency import HostStopwatch, monotonic_ms
 from mptune.selftest import FP32, Figures, SelfTest, engines_here, judge, run_engine, run_selftest
 
 (CPU,) = (engines for engines in engines_here() if engines.can.title == "onnxruntime-cpu")

@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 
 import mptune
-from mptune.api.comparing import compare
-from mptune.api.run import open_run
+from mptune.api.deploying import open_run
+from mptune.api.models import compare
 from mptune.data.archive import read_samples, save_samples
 from mptune.engines.base import EngineError
-from mptune.engines.jobs.emulation import ErrorsJob
-from mptune.engines.jobs.reference import ReferenceJob
-from mptune.engines.jobs.samples import Scoring
+from mptune.engines.samples import Scoring
+from mptune.engines.toolchains.jobs import ErrorsJob, ReferenceJob
 from mptune.errors import BaselineError
 from mptune.graph.facts import DependentOutput, facts_of
 from mptune.graph.groups import GroupedModel, find_groups
@@ -23,8 +22,8 @@ from mptune.graph.plan import Precision
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
 from mptune.processes.child import WorkerState
-from mptune.tuning.runs.result import Front
-from mptune.tuning.steps.baseline import check_reference
+from mptune.tuning.baseline import check_reference
+from mptune.tuning.result import Front
 from tests.graph.helpers import run
 from tests.selecting import detector, images, points
 

@@ -22,7 +22,7 @@ from benchmarks.measuring import Bench
 from benchmarks.peers.known import know, read_known
 from benchmarks.peers.models import PeerModel
 from benchmarks.peers.world import World, fit_laws
-from mptune.graph.precision import Precision
+from mptune.graph.plan import Precision
 
 PLAN_TIMEOUT_S = 30.0
 """Of one plan: one that hangs, or takes seconds a run, must not eat what many others need."""

@@ -1,7 +1,7 @@
 """Each peer's plans and each replay's front, built and timed in turn with the baseline; errors on held-out samples.
 
 Every plan is opened several times, each time in another worker process, so that its interval holds what differs from
-process to process (``mptune.engines.timing.spread``, ``benchmarks.peers.shared``): a process chooses its kernels anew,
+process to process (``mptune.engines.spread``, ``benchmarks.peers.shared``): a process chooses its kernels anew,
 and two sessions of one process agree more closely than two of different ones. What was measured stays in a file of one
 line a session: a later call goes on with it.
 """
@@ -29,7 +29,7 @@ from benchmarks.peers.own import Crashed, Made, bisect, calls, convert, unpack_a
 from benchmarks.peers.replay import FINAL, LIMITS, MOST_POINTS, NAMES, bisection_name
 from benchmarks.peers.shared import shared_degrees
 from mptune.engines.base import Failure
-from mptune.engines.timing.spread import SessionSpread, SessionTiming
+from mptune.engines.spread import SessionSpread, SessionTiming
 
 
 @dataclass
@@ -213,14 +213,13 @@ class Final:
 
     def _bisect(self, bench: Bench, name: str, limit: float, *, forward: bool) -> Made:
         free = [k for k, is_free in enumerate(self._known.is_free) if is_free]
-        started = time.monotonic()
 
         def is_good(bits: str) -> bool:
             entry = bench.measure(bits)
             return bool(entry["finite"]) and entry["error"] <= limit
 
         plan, builds = bisect(free, len(self._known.groups), is_good, forward=forward)
-        return Made(name, plan, builds, seconds=round(time.monotonic() - started, 3))
+        return Made(name, plan, builds)
 
     def _replayed(self) -> Iterator[Made]:
         """The fronts of the first seed's replays, at each budget."""
@@ -230,15 +229,7 @@ class Final:
                 fronts = {budget: run["fronts"][budget] for budget in run["fronts"] if int(budget) in self._budgets}
                 for budget, front in fronts.items():
                     for bits in front[: self._points]:
-                        yield Made(
-                            NAMES[run["sampler"]],
-                            bits,
-                            int(budget),
-                            seconds=run["cpu_s"],
-                            peak_mib=run["peak_mib"],
-                            budget=int(budget),
-                            emulated=run["emulated"],
-                        )
+                        yield Made(NAMES[run["sampler"]], bits, int(budget), budget=int(budget))
 
     def _on_cpu(self, made: Sequence[Made]) -> set[str]:
         """Keys of what runs nodes on the CPU, as operators without an FP16 kernel are FP16 in it."""

@@ -21,10 +21,10 @@ from mptune.graph.hazards.find import find_hazards
 from mptune.graph.hazards.hazard import ObservedValues
 from mptune.graph.plan import Precision
 from mptune.json_form import decode_float, encode_float
-from mptune.tuning.reasons.reasons import Grounds
+from mptune.tuning.explanation import Grounds
+from mptune.tuning.knowledge import Sensitivity, make_prior
 from mptune.tuning.sampler.trials import Prior
 from mptune.tuning.space import load_space, make_space
-from mptune.tuning.steps.prior import Sensitivity, make_prior
 
 
 @dataclass(frozen=True)
@@ -88,4 +88,5 @@ def read_known(path: Path) -> Known:
     document = json.loads(path.read_text())
     seeds = tuple((name, bits) for name, bits in document["seeds"])
     alone = {group: decode_float(error) for group, error in document.get("alone", {}).items()}
-    return Known(tuple(group.group for group in grounds.groups), grounds.free, seeds, grounds.prior, alone)
+    free = tuple(group.group for group in grounds.groups if group.pinned is None)
+    return Known(tuple(group.group for group in grounds.groups), free, seeds, grounds.prior, alone)

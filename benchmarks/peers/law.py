@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import least_squares, lsq_linear
 
-from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
+from mptune.tuning.dominance import ERROR_FLOOR
 from mptune.tuning.sampler.plans import Bools, Boundary, Columns, Crossings, Floats
 from mptune.tuning.sampler.trials import Prior
 

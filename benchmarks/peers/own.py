@@ -1,7 +1,7 @@
 """What others make of a model, each at its best documented use: a plan of our layer groups, or a model file of theirs.
 
-Converters run in a process of their own (``benchmarks.peers.converters``), whose seconds and peak memory are taken;
-where one crashes, its last words are the result. They may be run where the GPU is, or before, and packed.
+Converters run in a process of their own (``benchmarks.peers.converters``); where one crashes, its last words are the
+result. They may be run where the GPU is, or before, and packed.
 """
 
 from __future__ import annotations
@@ -29,19 +29,13 @@ class Made:
         peer: its name.
         plan: one 0 or 1 per layer group, or a model file.
         builds: engines that it built to get there.
-        seconds: that it took, without those builds; None where nobody timed it.
-        peak_mib: peak memory of its process; None where it had none.
         budget: builds that it was allowed, of a search; None where it takes none.
-        emulated: plans that it emulated.
     """
 
     peer: str
     plan: str | Path
     builds: int = 0
-    seconds: float | None = None
-    peak_mib: float | None = None
     budget: int | None = None
-    emulated: int = 0
 
 
 @dataclass(frozen=True)
@@ -69,7 +63,7 @@ def convert(
         model: ONNX file.
         data: its samples.
         rows: of the first sample.
-        work: folder of the converted model and a note: seconds and peak memory, or the words of a crash.
+        work: folder of the converted model and a note, with the words of a crash.
         python: interpreter that the converter is installed for.
         timeout_s: after so many seconds it is stopped, which counts as a crash.
         excluded: operators that it is told to leave in FP32.
@@ -89,7 +83,7 @@ def convert(
     figures = json.loads(note.read_text())
     if "words" in figures:
         return Crashed(peer, figures["words"])
-    return Made(peer, out, seconds=figures["seconds"], peak_mib=figures["peak_mib"])
+    return Made(peer, out)
 
 
 def calls(model: PeerModel, names: Sequence[str] = tuple(CONVERTERS)) -> list[tuple[str, tuple[str, ...]]]:
@@ -160,9 +154,8 @@ def convert_all(
         else:
             assert isinstance(found.plan, Path)
             pack(original, found.plan, small)
-            figures = {"seconds": found.seconds, "peak_mib": found.peak_mib, "model_sha256": files_sha256(original)}
-            write_json(note, {"peer": peer, **figures})
-            print(f"{model.name}, {peer}: {found.seconds:.1f} s, {small.stat().st_size} bytes packed", flush=True)
+            write_json(note, {"peer": peer, "model_sha256": files_sha256(original)})
+            print(f"{model.name}, {peer}: {small.stat().st_size} bytes packed", flush=True)
 
 
 def unpack_all(model: PeerModel, work: Path, packed: Path) -> None:

@@ -1,8 +1,7 @@
 """Samplers replayed on measured models (``benchmarks.peers.world``): hypervolume at equal builds, and their fronts.
 
-Each run is a process of its own, so that its peak memory is its own. mptune's sampler has what the tool gives it:
-emulated one-group errors, the roofline's terms, emulation of what it proposes, and the plans of the search space first,
-which count as builds. Optuna's begin with all-FP32 and all-FP16.
+mptune's sampler has what the tool gives it: emulated one-group errors, the roofline's terms, emulation of what it
+proposes, and the plans of the search space first, which count as builds. Optuna's begin with all-FP32 and all-FP16.
 """
 
 from __future__ import annotations
@@ -22,12 +21,11 @@ import optuna
 from optuna.samplers import BaseSampler
 
 from benchmarks.common import bools_of, rounded, save
-from benchmarks.memory import peak_mib
 from benchmarks.peers.own import bisect
 from benchmarks.peers.world import Laws, World, open_world
 from benchmarks.samplers import make_compared
 from benchmarks.simulator import search
-from mptune.tuning.fronts.hypervolume import hypervolume_improvement, pareto_staircase
+from mptune.tuning.dominance import hypervolume_improvement, pareto_staircase
 from mptune.tuning.sampler.plans import Bools, Floats
 from mptune.tuning.sampler.precision import PrecisionSampler
 
@@ -81,18 +79,6 @@ class Task:
     deadline: float = float("inf")
 
 
-class Counting:
-    """Emulation that counts what it is asked."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self.plans = 0
-
-    def __call__(self, choices: Sequence[Mapping[str, str]]) -> list[float]:
-        self.plans += len(choices)
-        return self._world.emulate(choices)
-
-
 def run(task: Task) -> dict[str, Any]:
     """Replay one search; how it failed where it does."""
     document: dict[str, Any] = {"sampler": task.sampler, "seed": task.seed, "budget": task.budget}
@@ -101,22 +87,16 @@ def run(task: Task) -> dict[str, Any]:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.simplefilter("ignore")
     world = open_world(task.results, task.model, task.seed, task.laws)
-    emulate = Counting(world)
-    started = time.process_time()
     try:
-        sampler = _sampler(task, world, emulate)
+        sampler = _sampler(task, world)
         tries = _GP_TRIES * task.budget if task.sampler == "gp" else None
         first = world.first if task.sampler == "precision" else None
-        plans, seconds = search(world, sampler, task.budget, tries=tries, first=first)
+        plans, _ = search(world, sampler, task.budget, tries=tries, first=first)
     except Exception as error:  # whatever a peer raises is its result
         return {**document, "failure": f"{type(error).__name__}: {str(error).strip().splitlines()[:1]}"}
     return {
         **document,
         "built": len(plans),
-        "cpu_s": rounded(time.process_time() - started),
-        "proposal_ms": rounded(1e3 * float(np.median(seconds))) if seconds else None,
-        "emulated": emulate.plans,
-        "peak_mib": rounded(peak_mib()),
         "fronts": {
             str(n): [world.bits(plan) for plan in few_points(world, plans[:n])] for n in FINAL if n <= len(plans)
         },
@@ -125,9 +105,9 @@ def run(task: Task) -> dict[str, Any]:
     }
 
 
-def _sampler(task: Task, world: World, emulate: Counting) -> BaseSampler:
+def _sampler(task: Task, world: World) -> BaseSampler:
     if task.sampler == "precision":
-        return PrecisionSampler(world.prior(), seed=task.seed, emulate=emulate)
+        return PrecisionSampler(world.prior(), seed=task.seed, emulate=world.emulate)
     return make_compared(task.sampler, task.seed, world.groups)
 
 
@@ -278,7 +258,7 @@ def row(found: Mapping[str, Any]) -> str:
     if "failure" in found:
         return f"{what}: {found['failure']}"
     shares = ", ".join(f"{found['curve'][n - 1]:.4f} at {n}" for n in AT if n <= found["built"])
-    return f"{what}: {shares}; {found['cpu_s']} s, {found['emulated']} emulated, {found['peak_mib']} MiB"
+    return f"{what}: {shares}"
 
 
 def _known(out: Path) -> dict[tuple[str, int, int], dict[str, Any]]:

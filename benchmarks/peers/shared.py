@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from mptune.engines.timing.spread import SessionTiming
+from mptune.engines.spread import SessionTiming
 
 
 def shared_degrees(timings: Mapping[str, Sequence[SessionTiming]]) -> float:

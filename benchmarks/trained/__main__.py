@@ -52,7 +52,6 @@ def main() -> None:
     device = add("device", "time and judge all variants on the GPU here")
     device.add_argument("--out", type=Path, required=True)
     device.add_argument("--limit", type=float, default=420.0, help="seconds")
-    device.add_argument("--groups", type=lambda text: text.split(","), help="networks whose one-group errors are taken")
     options = parser.parse_args()
     if options.step == "make":
         wheels = options.wheels or options.folder / "wheels"
@@ -74,10 +73,9 @@ def main() -> None:
     elif options.step == "unpack":
         unpack(options.parts, options.folder)
     elif options.step == "device":
-        from benchmarks.trained.device import GROUP_ERRORS_OF, report, run_on_device
+        from benchmarks.trained.device import report, run_on_device
 
-        groups = GROUP_ERRORS_OF if options.groups is None else options.groups
-        found = run_on_device(options.folder, options.models, groups, options.limit)
+        found = run_on_device(options.folder, options.models, options.limit)
         save(options.out, found)
         print(report(found))
     elif options.step == "table":

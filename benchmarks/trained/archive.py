@@ -25,8 +25,6 @@ from benchmarks.trained.variants import VARIANTS, file_of
 
 PART_BYTES = 58 << 20
 SMALLEST_BYTES = 1024
-SAMPLES = 4
-"""Of the search's samples, for one-group errors."""
 
 
 def pack(folder: Path, names: Iterable[str], out: Path) -> list[Path]:
@@ -123,7 +121,4 @@ def _pack_network(folder: Path, out: Path) -> None:
         target.parent.mkdir(exist_ok=True)
         onnx.save(model, target)
         target.with_suffix(".json").write_text(json.dumps(references))
-    for which, count in (("held_out", None), ("search", SAMPLES)):
-        (out / which).mkdir()
-        for path in sorted((folder / which).iterdir())[:count]:
-            shutil.copy(path, out / which)
+    shutil.copytree(folder / "held_out", out / "held_out")

@@ -64,7 +64,7 @@ def parse_mebibytes(text: str) -> int:
 def parse_engine(name: str) -> str:
     """Check the name of a backend; other packages may bring more, so that all are looked up for a name alone."""
     if name != "auto":
-        from mptune.engines.backends.registry import backend_names
+        from mptune.engines.environment import backend_names
 
         names = ("auto", *backend_names())
         if name not in names:

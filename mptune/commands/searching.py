@@ -47,7 +47,7 @@ def search(
         if json_ and (isinstance(error, EndedEarlyError) or error.findings):
             from mptune.api.arguments import run_path
             from mptune.rundir import read_run
-            from mptune.tuning.fronts.stopped import stopped_document
+            from mptune.tuning.result import stopped_document
 
             common.print_json(stopped_document(read_run(run_path(model, settings["out"]))[1]))
         raise
@@ -206,6 +206,6 @@ def pick(
     if common.at_most_one({"a limit": is_limited, "--knee": settings["knee"], "--plan": plan}) == 0:
         hint = "limits: --max-error, --max-latency-ms, --max-memory, --limit, --tolerance; or name the plan with --plan"
         raise SettingsError("give a limit or --knee", hint)
-    from mptune.api import choosing
+    from mptune.api import reading
 
-    common.finish(choosing.pick(run, plan=plan, storage=storage, **settings), json_)
+    common.finish(reading.pick(run, plan=plan, storage=storage, **settings), json_)

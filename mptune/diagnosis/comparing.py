@@ -163,6 +163,7 @@ def compare_sides(
     structural: Sequence[Finding] = (),
     more: Sequence[Finding] = (),
     drawn: Sequence[Finding] = (),
+    warnings: Sequence[str] = (),
 ) -> Comparison:
     """Judge every output and name what makes its difference.
 
@@ -184,7 +185,7 @@ def compare_sides(
     if sides.origin == "recorded":
         text += "; with the model that the engine was built of as CANDIDATE, --trace names where it begins"
     beyond = [side.name for side in unexplained if not side.is_within and not sides.is_other_model]
-    texts = [f"output {name!r}: {text}" for name in beyond]
+    texts = [*warnings, *(f"output {name!r}: {text}" for name in beyond)]
     comparison = check_sides(sides, data, findings, texts)
     fp16 = {side.name: {"emulated_fp16": side.emulated, "judged_fp16": side.judged_fp16} for side in sides.outputs}
     return replace(comparison, outputs={name: {**by, **fp16[name]} for name, by in comparison.outputs.items()})

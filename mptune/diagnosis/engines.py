@@ -9,13 +9,12 @@ from pathlib import Path
 
 from mptune.data.archive import read_samples
 from mptune.diagnosis.runner import Outputs, Runner
-from mptune.engines.backends.tensorrt import why_not_on
 from mptune.engines.base import Failure, FailureKind
 from mptune.engines.failures import did_not_run
-from mptune.engines.jobs.outputs import OutputsJob, RepeatJob
-from mptune.engines.tensorrt.jobs import TensorRtEngine
+from mptune.engines.outputs import OutputsJob, RepeatJob
+from mptune.engines.tensorrt.backend import why_not_on
 from mptune.engines.tensorrt.library import Kind, install_line, is_installed
-from mptune.engines.tensorrt.session import EngineOptions
+from mptune.engines.tensorrt.session import EngineOptions, TensorRtEngine
 from mptune.errors import BaselineError, ModelError, TargetError
 from mptune.processes.parent import Worker
 from mptune.targets.detect import detect_gpus

@@ -14,9 +14,9 @@ from mptune.data.archive import read_samples, save_samples
 from mptune.engines.base import Failure
 from mptune.engines.context import RunContext
 from mptune.engines.failures import did_not_run
-from mptune.engines.jobs.outputs import OutputsJob, RepeatJob
 from mptune.engines.ort.cuda_session import NO_TF32, OrtEngine
 from mptune.engines.ort.session import SessionOptions
+from mptune.engines.outputs import OutputsJob, RepeatJob
 from mptune.engines.toolchains.reference import ReferenceModel
 from mptune.errors import BaselineError
 from mptune.graph.groups import GroupedModel, find_groups
@@ -26,7 +26,7 @@ from mptune.graph.loading.model import Model
 from mptune.graph.plan import PRECISIONS, REDUCED, Precision, PrecisionPlan
 from mptune.graph.value_types import ValueTypes, unsupported
 from mptune.graph.writing.emulate import Emulator
-from mptune.graph.writing.widened import Rounding, uses_products, write_changed, write_tf32, write_widened
+from mptune.graph.writing.variants import Rounding, uses_products, write_changed, write_tf32, write_widened
 from mptune.processes.child import Job
 from mptune.processes.parent import Worker
 from mptune.settings import DataSettings, SearchSettings

@@ -15,12 +15,12 @@ from mptune.data.metrics.parts import WORST_PART, OutputParts, find_parts
 from mptune.data.metrics.row_sets import RowSet, find_row_sets
 from mptune.diagnosis.rows import FP32_ROUNDING, Cause, Compared, Explanation, Layout, explain
 from mptune.diagnosis.runner import Outputs, Runner
-from mptune.engines.jobs.samples import batch_sizes
+from mptune.engines.samples import batch_sizes
 from mptune.errors import SettingsError
 from mptune.finding import Finding, OutputColumns, Where
 from mptune.graph.facts import facts_of
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.graph.writing.widened import ROUNDINGS
+from mptune.graph.writing.variants import ROUNDINGS
 from mptune.settings import Tolerance
 
 HEADROOM = 2.0  # without a tolerance, the limit is this times the emulated all-FP16 error (``default_limit``)
@@ -48,15 +48,6 @@ class Limit:
     def sentence(self, figure: float) -> str:
         """The same in a sentence: ``an error of 0.01``, or ``a largest absolute difference of 0.5``."""
         return f"{'a largest absolute difference' if self.is_absolute else 'an error'} of {figure:.3g}"
-
-
-def parse_tolerances(given: Sequence[str] | Mapping[str, float | str], outputs: Sequence[str]) -> tuple[Tolerance, ...]:
-    """Read ``OUTPUT[COLUMNS]=X`` and ``OUTPUT[COLUMNS]=abs:X`` (``mptune.settings.Tolerance``)."""
-    tolerances = tuple(Tolerance.parse_all(given))
-    for name in (tolerance.output for tolerance in tolerances if tolerance.output not in outputs):
-        text = f"names {name!r}, which is no output"
-        raise SettingsError(text, f"there are {', '.join(outputs)}", setting="tolerance")
-    return tolerances
 
 
 def limits_of(

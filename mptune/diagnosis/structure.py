@@ -17,7 +17,7 @@ import onnx.helper
 from mptune.diagnosis.rows import FP32_ROUNDING
 from mptune.diagnosis.runner import Outputs, Runner
 from mptune.diagnosis.sides import HEADROOM, Sides, figure_of
-from mptune.engines.jobs.outputs import TraceJob
+from mptune.engines.outputs import TraceJob
 from mptune.errors import BaselineError
 from mptune.files import write_bytes
 from mptune.finding import Finding, OutputColumns, Where
@@ -25,8 +25,8 @@ from mptune.graph.hazards.find import pinned_by_hazards
 from mptune.graph.loading.model import Model, Node, once
 from mptune.graph.loading.tensors import from_stored
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
+from mptune.graph.writing.variants import write_widened
 from mptune.graph.writing.weights import round_values
-from mptune.graph.writing.widened import write_widened
 
 _FLOATS = frozenset({"float", "float16", "double", "bfloat16"})
 _FLOAT_CODES = frozenset(onnx.TensorProto.DataType.Value(name.upper()) for name in _FLOATS)

@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from mptune.data.metrics.accuracy import OutputError
-from mptune.engines.timing.latency import Latency, Stopwatch
+from mptune.engines.latency import Latency, Stopwatch
 from mptune.json_form import JsonForm
 from mptune.processes.failure import EngineError as EngineError
 from mptune.processes.failure import Failure as Failure
@@ -28,6 +28,7 @@ SampleSet = Literal["search", "held_out"]
 SKETCHES = "outputs"
 """Folder in the run's data directory: a file for each plan that was run on the held-out samples."""
 Profiling = Literal["none", "along"]
+DRIFT_TEXT = "the FP32 baseline takes"  # how the warning of a measurement begins whose baseline has drifted
 
 
 @dataclass(frozen=True)

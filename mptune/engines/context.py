@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -90,6 +91,10 @@ class RunContext:
     def notes_dir(self) -> Path:
         """For notes about this device: how it is timed, and what the outputs of its engines look like."""
         return self.own_dir or self.data_dir
+
+    def timing_record(self, toolchain: str) -> Path:
+        """The file of the first timing with a toolchain, whose name has its device."""
+        return self.notes_dir / f"timing-{re.sub(r'[^a-z0-9]+', '-', toolchain.lower()).strip('-')}.json"
 
     def samples(self, which: SampleSet) -> Path:
         """The file of a set of samples."""

@@ -1,4 +1,4 @@
-"""The environment of a measurement: versions, machine, state of GPUs (by nvidia-smi), processes; and warnings."""
+"""The environment of a measurement: installed packages and backends, machine, GPUs (by nvidia-smi), processes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -15,6 +16,12 @@ from mptune.json_form import JsonForm
 from mptune.targets.detect import JetsonState, ask_nvidia_smi, read_jetson
 
 BACKEND_GROUP = "mptune.backends"  # the group of entry points in which other packages bring backends
+_BUILT_IN = {
+    "tensorrt": "mptune.engines.tensorrt.backend:TENSORRT",
+    "tensorrt-rtx": "mptune.engines.tensorrt.backend:TENSORRT_RTX",
+    "onnxruntime": "mptune.engines.ort.backend:ONNXRUNTIME",
+}
+"""Name -> where it is; the first one that measures on the target is taken, unless one is named."""
 _PACKAGES = ("mptune", "numpy", "onnx", "optuna", "cuda-bindings")
 _ENGINE_PACKAGES = ("onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-lean", "tensorrt-rtx")
 _VARIANTS = ("", "-cu12", "-cu13")
@@ -166,3 +173,16 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+@cache
+def backend_entries() -> dict[str, metadata.EntryPoint]:
+    """All entry points: mptune's own first, which no other package replaces."""
+    own = {name: metadata.EntryPoint(name, value, BACKEND_GROUP) for name, value in _BUILT_IN.items()}
+    others = sorted(metadata.entry_points(group=BACKEND_GROUP), key=lambda entry: entry.name)
+    return own | {entry.name: entry for entry in others if entry.name not in own}
+
+
+def backend_names() -> tuple[str, ...]:
+    """All names, mptune's own first."""
+    return tuple(backend_entries())

@@ -53,29 +53,25 @@ def _vanishing_epsilon(v: Values) -> Words:
         text = f"{v.vanished} of {v.size} values are too small for FP16 and become zero"
         return Words(text, "harmless where the error says so; otherwise keep the group in FP32")
     least = "1e-4" if v.kind == "subnormal" else "1e-5"
-    whose = f"the epsilon {v.epsilon:g} of {v.operator}" if v.get("operator") else f"the constant {v.epsilon:g}"
     what = "is zero in FP16, so nothing keeps what it guards from zero any more"
     if v.kind == "subnormal":
         what = f"is below FP16's smallest normal value, {v.fp16_normal:g}"
     smallest = v.get("smallest")
     down = "" if smallest is None else f"; what it guards came down to {smallest:.2g} on the calibration data"
-    return Words(f"{whose} {what}{down}", f"keep the group in FP32, or export with an epsilon of {least} or more")
+    return Words(
+        f"the constant {v.epsilon:g} {what}{down}",
+        f"keep the group in FP32, or export with an epsilon of {least} or more",
+    )
 
 
-@NUMBERS.row(
-    "vanishing-values",
-    "warning",
-    "values that FP16 rounds to 0, or that lie below its smallest normal, at a Log, division, root or reciprocal",
-)
+@NUMBERS.row("vanishing-values", "warning", "values that FP16 rounds to 0 at a Log, division, root or reciprocal")
 def _vanishing_values(v: Values) -> Words:
     text = (
         f"of the values that {v.operator} reads, {v.zero_share:.1%} are so small that {v.precision} makes them zero,"
         f" and {v.subnormal_share:.1%} lose digits below its smallest normal value, {v.smallest_normal:.2g}"
     )
     cure = f"{v.keep_out}, or keep the values from zero in the model, as by a limit of 1e-4"
-    if v.kind:
-        return Words(f"{text}; {_at_pole(v)}", cure)
-    return Words(f"{text}: that changes the results by {v.relative_error:.1%} of their standard deviation", cure)
+    return Words(f"{text}; {_at_pole(v)}" if v.kind else text, cure)
 
 
 def _at_pole(v: Values) -> str:

@@ -13,7 +13,7 @@ Notions that stand beside each other, since they answer different questions:
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -334,6 +334,32 @@ def _uses(reader: Node, name: str, shape: bool, data: bool) -> tuple[bool, bool]
     slots = {slot for slot, given in enumerate(reader.inputs) if given == name}
     others = bool(slots - own)
     return bool(slots & own) or (others and shape), others and (data or not shape)
+
+
+# -- what an engine computes as one operator ------------------------------------------------------------------------
+
+FusedNodes = tuple[str, ...]
+"""Names of nodes, all of one group and in topological order, that an engine computes as one operator, FP32 inside.
+
+Norms above all that are written out in the model: ONNX Runtime's kernel takes the statistics in FP32 whatever the type
+of what it reads, and rounds once, at its end. Which nodes these are the engine says (``mptune.engines.ort.fusions``).
+"""
+FUSED_IN = Precision.FP16
+"""The precision that an engine is asked about: in BF16 the same nodes are not always fused, so each step is rounded."""
+
+
+def steps_inside(fused: Iterable[FusedNodes]) -> frozenset[str]:
+    """The names of the nodes whose results stay inside, in FP32: all but the last ones."""
+    return frozenset(name for nodes in fused for name in nodes[:-1])
+
+
+def values_inside(model: Model, fused: Iterable[FusedNodes]) -> frozenset[str]:
+    """The results of the steps inside, which FP16 does not hold."""
+    steps = steps_inside(fused)
+    return frozenset(out for node in model.nodes if node.name in steps for out in node.outputs if out)
+
+
+# -- attributes, and what a reduced precision would change ------------------------------------------------------------
 
 
 def attribute(node: Node, name: str) -> object:

@@ -4,8 +4,8 @@ Indivisible patterns come first, recognised by structure (``patterns``). At ``op
 other node is a group; views belong to the group of their input. At ``fusion`` each pattern and each remaining heavy
 node (convolution, matrix product, norm, ...) starts a group; every other node joins the group of the latest producer
 among its inputs, as a fused epilogue would; a node that reads no group (masks, views of constants) joins its reader.
-At ``block`` these groups are merged by module or, where names say nothing, by repeated structure. A coarser granularity
-only ever merges groups of the finer one.
+At ``block`` these groups are merged by module, as the names of nodes tell it. A coarser granularity only ever merges
+groups of the finer one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mptune.graph.facts import casts_integers, facts_of, node_rule, node_rules
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import fixed_shape
 from mptune.graph.ops import ALIASES, ARITHMETIC, BOUNDS, HEAVY, MOVEMENT, QUANTISING, anchor_kind, operator
-from mptune.graph.patterns import QUANTISED, Pattern, find_patterns
+from mptune.graph.patterns import QUANTISED, find_patterns
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import Granularity
 
@@ -111,11 +111,9 @@ def find_groups(model: Model, granularity: Granularity = "fusion", budget: int |
     Raises:
         PlanError: an unknown granularity, or ``auto`` without a budget.
     """
-    if granularity == "auto":
-        return find_fitting_groups(model, budget)[1]
     if granularity not in get_args(Granularity):
         raise PlanError(f"unknown granularity {granularity!r}", f"one of: {', '.join(get_args(Granularity))}")
-    return _Partition(model).groups(granularity)
+    return find_fitting_groups(model, budget)[1] if granularity == "auto" else _Partition(model).groups(granularity)
 
 
 def find_fitting_groups(model: Model, budget: int | None) -> tuple[Granularity, tuple[LayerGroup, ...]]:
@@ -129,12 +127,6 @@ def find_fitting_groups(model: Model, budget: int | None) -> tuple[Granularity, 
         if sum(group.pinned is None for group in groups) <= most:
             return granularity, groups
     return "block", partition.groups("block")
-
-
-def find_units(model: Model) -> tuple[tuple[LayerGroup, Pattern | None], ...]:
-    """The finest partition: every pattern whole, every other node on its own. For plans that name nodes."""
-    partition, index = _Partition(model), {node.name: node.index for node in model.nodes}
-    return tuple((unit, partition.pattern_of.get(index[unit.nodes[0]])) for unit in partition.units())
 
 
 def groups_sha256(groups: Sequence[LayerGroup]) -> str:
@@ -162,9 +154,8 @@ def plan_of_nodes(model: Model, wanted: Mapping[str, Precision], source: str = "
     Nodes that no key matches are FP32, except that a view takes the precision of its input, and a bias, batch norm or
     activation that of its convolution or product. A pattern that would be split is FP32 as a whole.
     """
-    units = find_units(model)
-    unit_of = {name: k for k, (group, _) in enumerate(units) for name in group.nodes}
-    nodes = {node.name: node for node in model.nodes}
+    groups, nodes = find_groups(model, "op"), {node.name: node for node in model.nodes}
+    grouped = {name for group in groups for name in group.nodes}
     explicit: dict[str, Precision] = {}
     warnings = []
     for key, precision in wanted.items():
@@ -175,35 +166,29 @@ def plan_of_nodes(model: Model, wanted: Mapping[str, Precision], source: str = "
             close = difflib.get_close_matches(key, nodes, 1)
             hint = f"did you mean {close[0]!r}?" if close else "`mptune inspect MODEL --json` lists the nodes"
             raise PlanError(f"{source}: {key!r} names no node of {model.path}", hint)
-        explicit.update((name, precision) for name in names if name in unit_of)
-        if precision is not Precision.FP32 and unit_of.keys().isdisjoint(names):
+        explicit.update(dict.fromkeys(names, precision))
+        if precision is not Precision.FP32 and grouped.isdisjoint(names):
             reason = node_rule(model, nodes[names[0]]).fixed or "it computes nothing in FP32"
             warnings.append(f"{key!r} names only nodes that cannot be {precision.name}: {reason}")
-    chosen: dict[str, Precision] = {}  # by node
     precisions: dict[str, Precision] = {}  # by group
-    for group, pattern in units:
-        asked = [explicit.get(name) for name in group.nodes]
+    for group in groups:
+        without_views = [explicit.get(name) for name in group.nodes if nodes[name].op_type not in MOVEMENT]
+        asked = without_views if {*without_views} - {None} else [explicit.get(name) for name in group.nodes]
         stated = {precision for precision in asked if precision is not None}
         reduced = [precision.name for precision in asked if precision not in (None, Precision.FP32)]
-        first, precision = nodes[group.nodes[0]], Precision.FP32
-        is_layer = pattern is not None and pattern.kind in ("conv", "matmul")
-        if not stated and len(group.nodes) == 1 and first.op_type in MOVEMENT and first.inputs:
-            maker = model.producer.get(first.inputs[0], -1)
-            precision = chosen.get(model.nodes[maker].name, precision) if maker >= 0 else precision
-        elif group.kind == QUANTISED and reduced:
+        is_layer = asked is without_views and group.kind in ("conv", "matmul")
+        precisions[group.id] = Precision.FP32
+        if group.kind == QUANTISED and reduced:
             asks = f"{group.name} stays in FP32 although the plan asks for"
             warnings.append(f"{asks} {reduced[0]}: {group.pinned}")
         elif len(stated) == 1 and (is_layer or None not in asked or not reduced):
-            (precision,) = stated
+            (precisions[group.id],) = stated
         elif stated:
-            what = pattern.name if pattern is not None else group.kind
             warnings.append(
-                f"{group.name} ({what}) is indivisible, and the plan has {len(reduced)} of its {len(group.nodes)} nodes"
-                f" in {' or '.join(dict.fromkeys(reduced))}: it is FP32 as a whole"
+                f"{group.name} ({group.kind}) is indivisible, and the plan has {len(reduced)} of its {len(group.nodes)}"
+                f" nodes in {' or '.join(dict.fromkeys(reduced))}: it is FP32 as a whole"
             )
-        precisions[group.id] = precision
-        chosen.update(dict.fromkeys(group.nodes, precision))
-    return NodesPlan(tuple(group for group, _ in units), PrecisionPlan(model.sha256, precisions), tuple(warnings))
+    return NodesPlan(groups, PrecisionPlan(model.sha256, precisions), tuple(warnings))
 
 
 # -- nodes that are set apart -------------------------------------------------------------------------------------
@@ -217,11 +202,12 @@ def find_apart(model: Model, groups: Sequence[LayerGroup], beyond: Mapping[str, 
     Args:
         beyond: group id -> the nodes of the group that compute or read such values.
     """
-    around = {name: unit.nodes for unit, _ in find_units(model) for name in unit.nodes}
+    patterns = [[model.nodes[index].name for index in pattern.nodes] for pattern in find_patterns(model)]
+    around = {name: pattern for pattern in patterns for name in pattern}
     heavy = {node.name for node in model.nodes if operator(node.op_type).kind in HEAVY}
     names: list[str] = []
     for group in groups:
-        apart = {name for node in beyond.get(group.id, ()) for name in around[node]}
+        apart = {name for node in beyond.get(group.id, ()) for name in around.get(node, [node])}
         if not heavy.isdisjoint({*group.nodes} - apart):
             names += [name for name in group.nodes if name in apart]
     return tuple(names)
@@ -265,7 +251,7 @@ class _Partition:
         self._static = self._facts.static
         if all(fixed_shape(info.shape) is not None for info in model.inputs):
             self._static |= self._facts.folded  # shapes are constants then
-        self.pattern_of = {index: pattern for pattern in self._patterns for index in pattern.nodes}
+        self._pattern_of = {index: pattern for pattern in self._patterns for index in pattern.nodes}
         # Each node that has a precision -> those that go with it wherever it goes, itself among them.
         rules = enumerate(node_rules(model))
         self._whole: dict[int, tuple[int, ...]] = {i: (i,) for i, rule in rules if rule.inputs or rule.outputs}
@@ -277,17 +263,6 @@ class _Partition:
         """The groups at a granularity other than ``auto``."""
         leader, kind = self._assigned(fuse=granularity != "op")
         return self._blocks(leader, kind) if granularity == "block" else self._named(leader, kind)
-
-    def units(self) -> tuple[LayerGroup, ...]:
-        """The finest partition."""
-        leader, kind = dict[int, int](), dict[int, str]()
-        for index, whole in self._whole.items():
-            pattern = self.pattern_of.get(index)
-            first = leader[index] = pattern.anchor if pattern and pattern.anchor in whole else whole[0]
-            own = anchor_kind(self._model.nodes[first].op_type) if pattern is None else pattern.kind
-            if own is not None and own != "activation":
-                kind[first] = own
-        return self._named(leader, kind)
 
     def _assigned(self, *, fuse: bool) -> tuple[dict[int, int], dict[int, str]]:
         """The groups at ``fusion`` granularity, or at ``op``: patterns, then every other node in topological order.
@@ -330,7 +305,7 @@ class _Partition:
         -1e9, and pixels of 16 bits, must be FP32 where the attention or the convolution need not be. What is computed
         from constants stays in FP32, to be rounded once. Views of constants (exporters put an Identity before a weight
         that two layers share) go with their first reader, whoever else reads them: converting a weight twice costs
-        nothing. Only where no other reads them it is a quantised part, which nothing else joins.
+        nothing. Nothing joins a quantised part where another group reads it.
         """
         nodes = self._model.nodes
         views = {i for i in sources if self._is_view_of_constant(nodes[i])}
@@ -340,22 +315,17 @@ class _Partition:
         for i in sources:  # connected sources that feed nothing in a group yet share one leader
             alike = folded if i in folded else others
             earlier = [leader[p] for p in self._producers(nodes[i]) if p in alike and p in leader]
-            first = i if i in self.pattern_of else max(earlier, default=i)
+            first = i if i in self._pattern_of else max(earlier, default=i)
             leader.update(dict.fromkeys(self._whole[i], first))
         for i in reversed(sources):
             if i in folded:
                 continue
-            # The groups that read it; a view's also through QuantizeLinear and its like.
-            readers, outputs = set[int](), [*nodes[i].outputs]
-            while outputs:
-                for reader in self._facts.readers(outputs.pop()):
-                    at = leader.get(reader.index, -1)
-                    if at >= 0:
-                        while at != i and leader[at] != at:
-                            at = leader[at]
-                        readers.update([leader[reader.index]] if at != i else ())  # else it leads them: no circles
-                    elif i in views and reader.op_type in QUANTISING:
-                        outputs += reader.outputs
+            readers = set[int]()  # the groups that read it, but for those that it leads itself: no circles
+            for reader in (r.index for out in nodes[i].outputs for r in self._facts.readers(out) if r.index in leader):
+                at = leader[reader]
+                while i != at != leader[at]:
+                    at = leader[at]
+                readers.update([leader[reader]] if at != i else ())
             floats = {reader for reader in readers if kind.get(reader) != QUANTISED}
             if readers and i in views:
                 leader[i] = min(floats or readers)
@@ -395,11 +365,10 @@ class _Partition:
             _group_scope(model.nodes[first], [nodes[name] for name in group.nodes])
             for group, first in zip(fine, leaders, strict=True)
         ]
-        # Of each fusion group: the module that it merges into, or the first group of the run that it belongs to.
-        modules = zip(fine, _block_scopes(scopes), strict=True)
-        labels: list[Scope | int | None] = [None if group.pinned else scope for group, scope in modules]
+        # Of each fusion group: the module that it merges into.
+        labels = [None if group.pinned else scope for group, scope in zip(fine, _block_scopes(scopes), strict=True)]
         # What reads no group, and is read in another module than its own, is shared (a mask): it stays out of both.
-        reads, read_in = set[int](), [set[Scope | int | None]() for _ in fine]
+        reads, read_in = set[int](), [set[Scope | None]() for _ in fine]
         for index, first in leader.items():
             reader = position[first]
             for producer in self._producers(model.nodes[index]):
@@ -408,22 +377,12 @@ class _Partition:
                     reads.add(reader)
                     read_in[maker].add(labels[reader])
         labels = [label if k in reads or read_in[k] <= {label} else None for k, label in enumerate(labels)]
-        alone = [k for k, label in enumerate(labels) if label is None and fine[k].pinned is None]
-        for start, length in _runs([fine[k].pattern for k in alone]):
-            for k in alone[start : start + length]:
-                labels[k] = alone[start]
         members: dict[Scope | int, list[int]] = {}
         for k, label in enumerate(labels):
-            members.setdefault(-1 - k if label is None else label, []).append(k)
-        block_of, kinds, titles = dict[int, int](), dict[int, str](), dict[int, str]()
-        for label, merged in members.items():
-            first = leaders[merged[0]]
-            block_of.update((leaders[k], first) for k in merged)
-            kinds[first] = "block" if len(merged) > 1 else kind.get(first, "elementwise")
-            if isinstance(label, tuple):
-                titles[first] = "/".join(label)
-            elif label >= 0:
-                titles[first] = f"{fine[merged[0]].name}..{fine[merged[-1]].name}"
+            members.setdefault(k if label is None else label, []).append(leaders[k])
+        block_of = {merged: block[0] for block in members.values() for merged in block}
+        kinds = {**kind, **{block[0]: "block" for block in members.values() if len(block) > 1}}
+        titles = {block[0]: "/".join(label) for label, block in members.items() if isinstance(label, tuple)}
         return self._named({index: block_of[first] for index, first in leader.items()}, kinds, titles)
 
     def _named(
@@ -458,10 +417,8 @@ class _Partition:
 
 # -- structure that repeats ---------------------------------------------------------------------------------------
 
-_SMALL = 64
-"""Integer constants up to this many elements are part of the structure: axes, shapes, indices."""
-
-_MAX_PERIOD = 96
+_SMALL_BYTES = 512
+"""Integer constants up to this size are part of the structure: axes, shapes, indices."""
 
 
 def _structural_hash(model: Model, nodes: Sequence[Node]) -> str:
@@ -473,62 +430,27 @@ def _structural_hash(model: Model, nodes: Sequence[Node]) -> str:
     def digest(parts: Sequence[str]) -> str:
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
-    def source(name: str) -> str:
-        """What a value from outside the group is: nothing, a constant of some shape, or a computed value."""
-        while name in model.producer and name not in model.initializers:
-            maker = model.nodes[model.producer[name]]
-            if maker.op_type not in ALIASES:
-                break
+    text_of: dict[str, str] = {}
+
+    def text(name: str) -> str:
+        """What a value is: a result within the group, nothing, a constant of some shape, or a computed value."""
+        while name in model.producer and (maker := model.nodes[model.producer[name]]).op_type in ALIASES:
             name = maker.inputs[0]
         constant = model.initializers.get(name)
-        if constant is None:
-            return f"value {model.info(name).dtype}" if name else "none"
-        text = f"constant {constant.dtype} {constant.shape}"
-        if constant.dtype in ("int64", "int32", "bool") and constant.nbytes <= 8 * _SMALL:
-            text += f" {constant.numpy().reshape(-1).tolist()}"
-        return text
+        if constant is None or name in text_of:
+            return text_of.get(name) or (f"value {model.info(name).dtype}" if name else "none")
+        is_small = constant.dtype in ("int64", "int32", "bool") and constant.nbytes <= _SMALL_BYTES
+        return f"constant {constant.dtype} {constant.shape} {constant.numpy().tolist() if is_small else ''}"
 
-    text_of: dict[str, str] = {}
     digests = []
     for node in nodes:
-        if node.op_type in ALIASES and node.is_standard:
-            text_of[node.outputs[0]] = text_of.get(node.inputs[0]) or source(node.inputs[0])
-            continue
-        number: dict[str, int] = {}
-        attributes = sorted(a.SerializeToString(deterministic=True).hex() for a in node.proto.attribute)
-        read = [f"{number.setdefault(i, len(number))}:{text_of.get(i) or source(i)}" for i in node.inputs]
-        digests.append(digest([node.domain, node.op_type, *attributes, *read]))
-        text_of.update((out, f"{digests[-1]}.{slot}") for slot, out in enumerate(node.outputs) if out)
+        if node.op_type not in ALIASES:
+            number: dict[str, int] = {}
+            attributes = sorted(a.SerializeToString(deterministic=True).hex() for a in node.proto.attribute)
+            read = [f"{number.setdefault(i, len(number))}:{text(i)}" for i in node.inputs]
+            digests.append(digest([node.domain, node.op_type, *attributes, *read]))
+            text_of.update((out, f"{digests[-1]}.{slot}") for slot, out in enumerate(node.outputs) if out)
     return digest(sorted(digests))
-
-
-def _runs(patterns: Sequence[str]) -> list[tuple[int, int]]:
-    """Blocks in a sequence of groups without names: (start, length) of every turn of a run that repeats.
-
-    A run is at least two equal turns of two or more groups, the longest cover first; a last turn that differs in
-    its final group only (the network's output is cut from it) belongs to the run.
-    """
-    runs: list[tuple[int, int]] = []
-    start = 0
-    while start < len(patterns) - 3:
-        # Turns and period of the run from here that covers most; of equals, the shortest period.
-        turns, period = 1, 1
-        for length in range(2, min(_MAX_PERIOD, (len(patterns) - start) // 2) + 1):
-            if len(set(patterns[start : start + length])) == 1:
-                continue
-            pairs = zip(patterns[start:], patterns[start + length :], strict=False)
-            repeats = 1 + sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)) // length
-            if repeats > 1 and repeats * length > turns * period:
-                turns, period = repeats, length
-        if turns < 2:
-            start += 1
-            continue
-        following = patterns[start + turns * period : start + (turns + 1) * period]
-        if len(following) == period and list(following[:-1]) == list(patterns[start : start + period - 1]):
-            turns += 1
-        runs += [(start + turn * period, period) for turn in range(turns)]
-        start += turns * period
-    return runs
 
 
 # -- modules ------------------------------------------------------------------------------------------------------

@@ -51,24 +51,17 @@ def _rows(kind: str, names: str, traits: str = "", **columns: Any) -> None:
         _TABLE[name] = Operator(kind, traits, **columns)
 
 
-_rows("conv", "Conv ConvTranspose DeformConv")
-_rows("conv", "FusedConv NhwcConv NhwcFusedConv ConvTransposeWithDynamicPads")
-
-_rows("matmul", "MatMul Gemm Einsum", "plain")
-_rows("matmul", "FusedMatMul TransposeMatMul FusedGemm", "plain")
+_rows("conv", "Conv ConvTranspose DeformConv FusedConv NhwcConv NhwcFusedConv ConvTransposeWithDynamicPads")
+_rows("matmul", "MatMul Gemm Einsum FusedMatMul TransposeMatMul FusedGemm", "plain")
 _rows("matmul", "FusedMatMulActivation GemmFastGelu MatMulNBits MatMulNBitsQkv MatMulNBitsMlp MatMulBnb4 MoE QMoE")
-
 _rows("norm", "LayerNormalization InstanceNormalization GroupNormalization BatchNormalization", "centres")
-_rows("norm", "RMSNormalization LpNormalization LRN MeanVarianceNormalization")
+_rows("norm", "GatedRMSNorm RMSNormalization LpNormalization LRN MeanVarianceNormalization GroupNorm")
 _rows("norm", "SimplifiedLayerNormalization SkipLayerNormalization SkipSimplifiedLayerNormalization")
-_rows("norm", "EmbedLayerNormalization GroupNorm SkipGroupNorm GatedRMSNorm")
-
+_rows("norm", "EmbedLayerNormalization SkipGroupNorm")
 _rows("softmax", "Softmax LogSoftmax BiasSoftmax")
-
 _rows("attention", "Attention MultiHeadAttention GroupQueryAttention PackedAttention PackedMultiHeadAttention")
 _rows("attention", "DecoderAttention DecoderMaskedSelfAttention DecoderMaskedMultiHeadAttention")
 _rows("attention", "LongformerAttention SparseAttention PagedAttention LinearAttention")
-
 _rows("rnn", "LSTM GRU RNN")
 
 # From some operator set on the axes of a reduction are an input.
@@ -76,8 +69,8 @@ _rows("reduce", "ReduceMean ReduceSum", "sums means", sizes={1})
 _rows("reduce", "ReduceL1 ReduceL2 ReduceSumSquare", "sums", sizes={1})
 _rows("reduce", "ReduceLogSum ReduceLogSumExp ReduceProd", sizes={1})
 _rows("reduce", "GlobalAveragePool", "sums means")
-_rows("reduce", "GlobalLpPool")
 _rows("reduce", "CumSum", "sums")
+_rows("reduce", "GlobalLpPool")
 
 _COORDINATES = "scales are coordinates: FP16 would move them"
 _rows("resample", "Resize", sizes={1, 2, 3}, fp32=f"roi and {_COORDINATES}", fp32_inputs={1, 2})
@@ -96,24 +89,6 @@ _rows("movement", "Slice", "copies", sizes={1, 2, 3, 4})
 _rows("movement", "Split Tile", "copies", sizes={1})
 _rows("movement", "DepthToSpace SpaceToDepth", "copies")
 
-_rows("pick", "Concat", "copies")
-_rows("pick", "Gather GatherND", "copies", indices={1})
-_rows("pick", "GatherElements", "copies", indices={1}, shaped_like=(1,))
-_rows("pick", "Scatter ScatterElements ScatterND", indices={1}, shaped_like=(0,))
-_rows("pick", "TensorScatter", shaped_like=(0,))
-_rows("pick", "ArrayFeatureExtractor", shaped_like=(1,))
-_rows("pick", "Pad", sizes={1, 3})
-_rows("pick", "CenterCropPad", sizes={1})
-_rows("pick", "Trilu", "counts", sizes={1})
-_rows("pick", "ReverseSequence")
-_rows("pick", "MaxPool GlobalMaxPool MaxRoiPool")
-_rows("pick", "MaxUnpool", sizes={2})
-_rows("pick", "ReduceMax ReduceMin", sizes={1})
-_rows("pick", "ArgMax ArgMin", "extreme")
-_rows("pick", "TopK", sizes={1})
-_rows("pick", "Compress NonZero Unique", "selects")
-_rows("pick", "NonMaxSuppression", "selects", sizes={2}, fp32="the operator exists in FP32 only")
-
 _rows("elementwise", "Add Sub", "arithmetic adds")
 _rows("elementwise", "Mul Div", "arithmetic")
 _rows("elementwise", "Sum", "adds")
@@ -124,14 +99,9 @@ _rows("elementwise", "Sigmoid Tanh HardSigmoid HardSwish FastGelu QuickGelu Bias
 _rows("elementwise", "Abs Ceil Erf Exp Floor Log Mean Mod Neg Pow Reciprocal Round Shrink Sign Sqrt Swish Where")
 _rows("elementwise", "Acos Acosh Asin Asinh Atan Atanh Cos Cosh Sin Sinh Tan")
 
-_rows("logic", "Greater Less GreaterOrEqual LessOrEqual Equal", "compares")
-_rows("logic", "And Or Xor Not IsInf IsNaN")
-
 _SCALES = "scales must stay FP32: opset < 19 demands it, and small scales vanish in FP16"
 _rows("quantise", "QuantizeLinear DequantizeLinear", fp32=_SCALES)
 _rows("quantise", "DynamicQuantizeLinear", fp32="computes a scale, which must stay FP32")
-_rows("integer", "QLinearConv QLinearMatMul", fp32="scales must stay FP32: small scales vanish in FP16")
-_rows("integer", "MatMulInteger ConvInteger", "products")
 
 _DRAWN = "states its type in an attribute; computed once in FP32, then cast"
 _rows("random", "RandomNormal RandomNormalLike RandomUniform RandomUniformLike", fp32=_DRAWN)
@@ -139,24 +109,35 @@ _rows("random", "Bernoulli", fp32="its output takes the input's type, or one tha
 _rows("random", "Multinomial", fp32="samples from exact probabilities")
 
 _rows("shape", "Shape Size")
-_rows("fill", "Constant")
-_rows("fill", "ConstantOfShape", sizes={0})
-_rows("fill", "EyeLike", fp32=_DRAWN)
-_rows("fill", "Range", sizes={0, 1, 2}, fp32="counts: FP16 has no odd integer above 2048")
-_COUNTS = "indices and depth count: FP16 has no odd integer above 2048"
-_rows("fill", "OneHot", sizes={1}, indices={0}, fp32=_COUNTS, fp32_inputs={0, 1})
-_rows("fill", "BlackmanWindow HammingWindow HannWindow", sizes={0})
-_rows("fill", "MelWeightMatrix", fp32="its edges are frequencies: FP16 would move them")
 
-_OPTIONAL = "an optional's type is part of its own"
-_rows("other", "Optional OptionalGetElement OptionalHasElement", fp32=_OPTIONAL)
-_rows("other", "BitCast", fp32="reads the bits, which FP16 changes")
-_rows("other", "Col2Im DFT", sizes={1, 2})
-_rows("other", "STFT", sizes={1, 3})
-_rows("other", "SplitToSequence", sizes={1})
-_rows("other", "SequenceAt SequenceErase", "counts", sizes={1})
+# The others are of no kind that anything asks for.
+_rows("other", "Greater Less GreaterOrEqual LessOrEqual Equal", "compares")
+_rows("other", "Concat", "copies")
+_rows("other", "Gather GatherND", "copies", indices={1})
+_rows("other", "GatherElements", "copies", indices={1}, shaped_like=(1,))
+_rows("other", "Scatter ScatterElements ScatterND", indices={1}, shaped_like=(0,))
+_rows("other", "TensorScatter", shaped_like=(0,))
+_rows("other", "ArrayFeatureExtractor", shaped_like=(1,))
+_rows("other", "ArgMax ArgMin", "extreme")
+_rows("other", "Compress NonZero Unique", "selects")
+_rows("other", "NonMaxSuppression", "selects", sizes={2}, fp32="the operator exists in FP32 only")
+_rows("other", "Trilu SequenceAt SequenceErase", "counts", sizes={1})
 _rows("other", "SequenceInsert", "counts", sizes={2})
 _rows("other", "Loop", "counts", sizes={0})
+_rows("other", "ConstantOfShape BlackmanWindow HammingWindow HannWindow", sizes={0})
+_rows("other", "CenterCropPad TopK ReduceMax ReduceMin SplitToSequence", sizes={1})
+_rows("other", "MaxUnpool", sizes={2})
+_rows("other", "Col2Im DFT", sizes={1, 2})
+_rows("other", "Pad STFT", sizes={1, 3})
+_rows("other", "QLinearConv QLinearMatMul", fp32="scales must stay FP32: small scales vanish in FP16")
+_rows("other", "MatMulInteger ConvInteger", "products")
+_rows("other", "EyeLike", fp32=_DRAWN)
+_rows("other", "Range", sizes={0, 1, 2}, fp32="counts: FP16 has no odd integer above 2048")
+_COUNTS = "indices and depth count: FP16 has no odd integer above 2048"
+_rows("other", "OneHot", sizes={1}, indices={0}, fp32=_COUNTS, fp32_inputs={0, 1})
+_rows("other", "MelWeightMatrix", fp32="its edges are frequencies: FP16 would move them")
+_rows("other", "Optional OptionalGetElement OptionalHasElement", fp32="an optional's type is part of its own")
+_rows("other", "BitCast", fp32="reads the bits, which FP16 changes")
 
 _OTHER = Operator()
 

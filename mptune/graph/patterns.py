@@ -284,15 +284,13 @@ def _layer(facts: Facts, start: Node, claimed: Container[int], activations: Mapp
         other = facts.other(reader, result)
         is_first = facts.root(reader.inputs[0]) == facts.root(result)
         is_vector = reader.op_type in (ARITHMETIC if is_conv else {"Add"}) and bool(other) and facts.is_vector(other)
-        if reader.op_type == "BatchNormalization" and is_first:
-            budget = 0
-        elif budget and is_vector and (is_first or reader.op_type in ("Add", "Mul")):
-            budget -= 1
-        else:
-            is_end = reader.op_type in ops.ACTIVATIONS and len(facts.varying(reader)) == 1
-            inside.update([reader.index] if is_end else ())
+        is_norm = reader.op_type == "BatchNormalization" and is_first
+        is_step = is_norm or (budget > 0 and is_vector and (is_first or reader.op_type in ("Add", "Mul")))
+        if is_step or (reader.op_type in ops.ACTIVATIONS and len(facts.varying(reader)) == 1):
+            inside.add(reader.index)
+        if not is_step:
             break
-        inside.add(reader.index)
+        budget = 0 if is_norm else budget - 1
         at = reader
     kind, what = ("conv", "convolution") if is_conv else ("matmul", "matrix product")
     name = f"{what} with bias, norm or activation"
@@ -334,7 +332,7 @@ def _attention(facts: Facts, node: Node) -> Pattern | None:
     paths: list[tuple[Node, set[int]]] = [(node, set())] if products else []
     for at, passed in paths:  # grows
         readers = facts.readers(at.outputs[0]) if len(paths) <= _MAX_STEPS else []
-        guards = {r.index for r in readers if r.op_type == "IsNaN"}
+        guards = {reader.index for reader in readers if reader.op_type == "IsNaN"}
         for reader in readers:
             if reader.op_type in ops.MATRIX_PRODUCTS:
                 inside |= passed | {reader.index}
@@ -342,9 +340,7 @@ def _attention(facts: Facts, node: Node) -> Pattern | None:
                 makers = (facts.producer(operand) for product in products.values() for operand in product.inputs)
                 inside.update(maker.index for maker in makers if maker is not None and _is_scaling(facts, maker))
                 return Pattern("attention", node.index, tuple(sorted(inside)), "attention core")
-            if reader.op_type in GLUE:
-                paths.append((reader, passed | {reader.index}))
-            elif reader.op_type == "Where" and guards:
+            if reader.op_type in GLUE or (reader.op_type == "Where" and guards):
                 paths.append((reader, passed | guards | {reader.index}))
     inside -= products.keys()
     scaling = None if products else facts.producer(node.inputs[0])

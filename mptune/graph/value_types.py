@@ -87,12 +87,11 @@ class ValueTypes:
         position = {name: k for k, group in enumerate(self.groups) for name in group.nodes}
         self.group_of = [position.get(node.name, -1) for node in model.nodes]
         # Of each node: the FP32 values that it reads, whether in its own precision, and whether in any type.
-        self._reads: list[tuple[tuple[str, bool, bool], ...]] = []
+        self._reads: list[dict[tuple[str, bool, bool], None]] = []
         for node, rule in zip(model.nodes, self.rules, strict=True):
             slots = (*enumerate(node.inputs), *((-1, captured) for captured in node.captures))
-            floats = [(slot, name) for slot, name in slots if name and model.info(name).is_float32]
-            reads = ((name, slot in rule.inputs, slot in rule.reads_any) for slot, name in floats)
-            self._reads.append(tuple(dict.fromkeys(reads)))
+            floats = ((slot, name) for slot, name in slots if name and model.info(name).is_float32)
+            self._reads.append({(name, slot in rule.inputs, slot in rule.reads_any): None for slot, name in floats})
         self._lacking: dict[Precision, Mapping[int, tuple[str, ...]]] = {Precision.FP32: {}}
         self._rescaled: dict[Precision, dict[str, Initializer]] = {}
         self._written_from = grouped.written_from
@@ -148,11 +147,10 @@ class ValueTypes:
             made_for = f"sha256 {plan.model_sha256[:12]}, not {self.model.sha256[:12]}"
             raise PlanError(f"the plan is another model's: {made_for}", "give the model that the plan was made for")
         ids = [group.id for group in self.groups]
-        unknown, missing = sorted(plan.precision.keys() - ids), sorted({*ids} - plan.precision.keys())
-        if unknown or missing:
-            what = f"names a group that the model has not: {unknown[0]}" if unknown else f"lacks a group: {missing[0]}"
-            raise PlanError(f"the plan {what}", "was it made at another granularity?")
-        wanted = [plan.precision[group] for group in ids]
+        if unlike := sorted(plan.precision.keys() ^ {*ids}):
+            what = "lacks a group" if unlike[0] in ids else "names a group that the model has not"
+            raise PlanError(f"the plan {what}: {unlike[0]}", "was it made at another granularity?")
+        wanted = (plan.precision[group] for group in ids)
         of_group = [Precision.FP32 if k in self.lacking(p) else p for k, p in enumerate(wanted)]
         of_group.append(Precision.FP32)  # serves what belongs to no group (-1)
         of_node = (of_group[position] for position in self.group_of)
@@ -211,13 +209,11 @@ class ValueTypes:
         Scales and variances of a BatchNormalization that the precision does not hold have other values in it, so that
         the norm computes the same.
         """
-        constant = self.model.initializers[name]
-        if precision is None:
-            return constant
-        if precision not in self._rescaled:
+        if precision is not None and precision not in self._rescaled:
             types = self if self._written_from is None else value_types(self._written_from)
             self._rescaled[precision] = _rescaled_norms(types, precision)
-        return self._rescaled[precision].get(name, constant)
+        rescaled = {} if precision is None else self._rescaled[precision]
+        return rescaled.get(name, self.model.initializers[name])
 
     def convertible_constants(self) -> frozenset[str]:
         """Constants that some plan reads in less than FP32: what the weight bank keeps more than once.
@@ -274,8 +270,7 @@ def _rescaled_norms(types: ValueTypes, precision: Precision) -> dict[str, Initia
 
 def new_suffix(model: Model, kind: str) -> str:
     """A suffix such that no name in the model ends with it: a name plus the suffix is always new."""
-    suffix = f"__{kind}"
-    names = {name for node in model.nodes for name in (node.name, *node.outputs)}
+    suffix, names = f"__{kind}", {name for node in model.nodes for name in (node.name, *node.outputs)}
     for graph in all_graphs(model.proto.graph):
         names.update(name for node in graph.node for name in (node.name, *node.output))
         names.update(v.name for v in (*graph.input, *graph.initializer, *(s.values for s in graph.sparse_initializer)))
@@ -290,11 +285,10 @@ _BF16_OPSET = 22
 
 def unsupported(types: ValueTypes, precision: Precision) -> dict[str, str]:
     """Group id -> why it cannot have a precision: operators that have FP16 and not this one at the operator set."""
-    place = f"at opset {types.model.opset}"
-    place += f"; --opset {_BF16_OPSET} raises the model" if types.model.opset < _BF16_OPSET else ""
+    raised = f"; --opset {_BF16_OPSET} raises the model" if types.model.opset < _BF16_OPSET else ""
     return {
-        types.groups[position].id: f"ONNX has no {precision.name} for {', '.join(operators)} {place}"
-        for position, operators in types.lacking(precision).items()
+        types.groups[k].id: f"ONNX has no {precision.name} for {', '.join(ops)} at opset {types.model.opset}{raised}"
+        for k, ops in types.lacking(precision).items()
     }
 
 

@@ -34,9 +34,9 @@ from mptune.settings import DataSettings, InMemory, SearchSettings
 from mptune.targets import costs, memory
 from mptune.targets import findings as target_findings
 from mptune.targets import target as targets
-from mptune.tuning.reasons.reference import training_findings, without_repetition
+from mptune.tuning.baseline import check_reference, optimisation_findings
+from mptune.tuning.output_findings import training_findings, without_repetition
 from mptune.tuning.space import NamedSpace, make_space
-from mptune.tuning.steps.baseline import check_reference, optimisation_findings
 
 _OBSERVED_FLOPS = 1.5e11
 """What is computed to observe values, about; a few seconds of one core."""

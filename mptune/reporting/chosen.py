@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import traceback
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +16,11 @@ import numpy as np
 from mptune._version import __version__
 from mptune.data.archive import write_arrays
 from mptune.data.images import READ_IMAGES, image_reader, load_preprocessing
-from mptune.engines.backends.tensorrt import TIMING_CACHE
 from mptune.engines.environment import Environment
 from mptune.engines.loading import check_written
-from mptune.files import link_or_copy, writing
+from mptune.engines.tensorrt.backend import TIMING_CACHE
+from mptune.errors import one_line
+from mptune.files import is_disk_full, link_or_copy, write_text, writing
 from mptune.graph.groups import GroupedModel
 from mptune.graph.loading.model import Model
 from mptune.graph.writing.emulate import Emulator
@@ -24,11 +28,10 @@ from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
 from mptune.reporting import text
 from mptune.reporting.recipe import ENGINE_FILE, NO_TRTEXEC, BuildRecipe, is_on_cpu
-from mptune.rundir import LateFaults
 from mptune.targets.costs import is_convolutional
+from mptune.tuning import texts
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front
-from mptune.tuning.fronts import texts
 
 CHECK_FILE, EMULATION_FILE = "check.npz", "check.onnx"
 """What ``infer.py --check`` reads: samples, and where the error is emulated the model that emulates it."""
@@ -39,7 +42,7 @@ _MOST_KEPT = 12
 OWN_FILES = frozenset(
     {
         *("model.onnx", "model.onnx.data", ENGINE_FILE, "plan.json", "infer.py", "build.sh", "README.txt"),
-        *(CHECK_FILE, EMULATION_FILE, TIMING_CACHE),
+        *(CHECK_FILE, EMULATION_FILE, f"{EMULATION_FILE}.data", TIMING_CACHE),
     }
 )
 """What mptune writes into ``chosen/`` and may replace. Everything else there belongs to the user."""
@@ -80,7 +83,8 @@ def write_chosen(
     plan = evaluation.plan
     fresh = directory.with_name(f".{directory.name}.new")
     old = directory.with_name(f".{directory.name}.old")
-    faults = LateFaults(directory.parent / "logs")
+    warnings: list[str] = []
+    beside = partial(tolerated, logs=directory.parent / "logs", warnings=warnings)
     try:
         with writing(directory):
             # An interrupted writer leaves either directory; between its renames the user's files lie in the old one.
@@ -114,28 +118,28 @@ def write_chosen(
             metadata = {name: str(figure) for name, figure in figures.items() if figure not in (None, "")}
             model_file = rewriter.export(plan, fresh / "model.onnx", metadata)
             check_written(model_file, f"the model of plan {plan.fingerprint}", grouped.model.path)
-            document = plan.to_json(rewriter.node_precisions(plan), opset)
+            document = plan.to_json(rewriter.types.node_precisions(plan), opset)
             (fresh / "plan.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
             engine = evaluation.engine_in(directory.parent / "engines")
             if engine is not None:
                 link_or_copy(str(engine), str(fresh / ENGINE_FILE))
             recipe = recipe or BuildRecipe()
-            with faults.tolerated("chosen/infer.py"):
+            with beside("chosen/infer.py"):
                 script_text = infer_script(grouped.model, load_preprocessing(directory.parent / "data"))
                 (fresh / "infer.py").write_text(script_text, encoding="utf-8")
             if not is_on_cpu(front):
-                with faults.tolerated("chosen/build.sh"):
+                with beside("chosen/build.sh"):
                     script = fresh / "build.sh"
                     script.write_text(recipe.script(plan), encoding="utf-8")
                     script.chmod(script.stat().st_mode | 0o111)
                     if recipe.timing_cache:  # a copy: trtexec writes to it
                         shutil.copyfile(directory.parent / "engines" / TIMING_CACHE, fresh / TIMING_CACHE)
             if check is not None:
-                with faults.tolerated("chosen/check.npz"):
+                with beside("chosen/check.npz"):
                     if evaluation.error_source == "emulated":
-                        Emulator(grouped, bank).write(plan, fresh / EMULATION_FILE, model_file)
+                        Emulator(grouped).export(plan, fresh / EMULATION_FILE)
                     write_arrays(fresh / CHECK_FILE, check, zipfile.ZIP_DEFLATED)
-            with faults.tolerated("chosen/README.txt"):
+            with beside("chosen/README.txt"):
                 has_check = (fresh / CHECK_FILE).exists()
                 readme = readme_text(front, evaluation, environment, engine, recipe, has_check=has_check)
                 (fresh / "README.txt").write_text(readme, encoding="utf-8")
@@ -156,7 +160,25 @@ def write_chosen(
             shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
-    return faults.warnings
+    return warnings
+
+
+@contextmanager
+def tolerated(what: str, logs: Path, warnings: list[str]) -> Iterator[None]:
+    """Turn an exception in the block, which makes ``what`` beside a result, into a warning, with a log in ``logs``.
+
+    A full disk is raised: the same command goes on once there is space.
+    """
+    try:
+        yield
+    except Exception as error:
+        if is_disk_full(error) or is_disk_full(error.__cause__):
+            raise
+        log = logs / f"{what.replace('/', '-').replace(' ', '-')}.log"
+        log.parent.mkdir(exist_ok=True)
+        write_text(log, "".join(traceback.format_exception(error)))
+        reason = one_line(error) or "no message"
+        warnings.append(f"{what} could not be made ({type(error).__name__}: {reason}): see {log}")
 
 
 def infer_script(model: Model, preprocessing: Mapping[str, object] | None = None) -> str:

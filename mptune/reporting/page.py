@@ -24,12 +24,11 @@ from mptune.graph.groups import LayerGroup
 from mptune.graph.plan import Precision
 from mptune.printable import counts_text, printable
 from mptune.reporting import text
+from mptune.tuning import texts
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import GroupWorth
 from mptune.tuning.front import Front, because, is_held_out
-from mptune.tuning.fronts import texts
-from mptune.tuning.fronts.limits import is_larger_in_search, metric_values
-from mptune.tuning.fronts.progress import Progress
+from mptune.tuning.result import Progress
 
 if TYPE_CHECKING:
     from mptune.tuning.confirmation import Confirmation
@@ -219,9 +218,9 @@ def _plan(evaluation: Evaluation, content: PageContent) -> dict[str, Any]:
         "warnings": list(evaluation.warnings),
         "against": "" if is_chosen or front.chosen is None else texts.compared(evaluation, front.chosen),
         "because": because(front, evaluation),
-        "search_larger": is_larger_in_search(evaluation),
+        "search_larger": evaluation.is_larger_in_search,
         "metrics": [
-            [*map(text.short_number, metric_values(evaluation, metric)), texts.metric_cell(evaluation, metric)]
+            [*map(text.short_number, evaluation.values_of(metric)), texts.metric_cell(evaluation, metric)]
             for metric in front.metrics.values()
         ],
     }

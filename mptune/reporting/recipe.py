@@ -14,8 +14,8 @@ from typing import TypeAlias
 import numpy as np
 
 from mptune.data.archive import read_sample_shapes, read_samples
-from mptune.engines.backends.tensorrt import TIMING_CACHE
 from mptune.engines.loading import check_written
+from mptune.engines.tensorrt.backend import TIMING_CACHE
 from mptune.engines.tensorrt.library import exports_creators
 from mptune.errors import DataError, PlanError, RunError
 from mptune.files import write_text

@@ -19,20 +19,20 @@ from mptune.graph.facts import facts_of
 from mptune.graph.groups import GroupedModel
 from mptune.graph.plan import PrecisionPlan
 from mptune.graph.writing.weights import WeightBank
-from mptune.reporting.chosen import write_chosen
+from mptune.reporting.chosen import tolerated, write_chosen
 from mptune.reporting.page import PageContent, write_report
 from mptune.reporting.recipe import BuildRecipe, is_on_cpu
 from mptune.run_json import RunFile
-from mptune.rundir import LateFaults, RunDirectory
+from mptune.rundir import RunDirectory
 from mptune.tuning.confirmation import Confirmation
 from mptune.tuning.copies import keep_model
+from mptune.tuning.dominance import reference_error_of
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front
-from mptune.tuning.fronts.dominance import reference_error_of
-from mptune.tuning.fronts.progress import progress_of
-from mptune.tuning.reasons.plan_findings import sample_indices
+from mptune.tuning.output_findings import sample_indices
 from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.steps.remeasure import dropped_plans
+from mptune.tuning.remeasure import dropped_plans
+from mptune.tuning.result import progress_of
 
 
 def write_run_files(
@@ -68,7 +68,7 @@ def write_run_files(
         if new_choice is not None:
             run.save(new_choice)
         return front
-    faults = LateFaults(run.logs)
+    warnings: list[str] = []
     environment = environment or describe_environment()
     if front.chosen is not None:
         bank = WeightBank.write(grouped.model, run.weights)
@@ -76,17 +76,15 @@ def write_run_files(
         if file is not None:
             recipe = BuildRecipe.of(file, run.data, grouped.model.inputs, facts_of(grouped.model).shape_inputs)
             opset = file.fixed_settings.opset
-            with faults.tolerated("chosen/check.npz"):
+            with tolerated("chosen/check.npz", run.logs, warnings):
                 check = check_set_of(run, file, front, front.chosen, grouped)
-        faults.warnings += write_chosen(
-            front, front.chosen, grouped, run.chosen, environment, bank, recipe, check, opset
-        )
+        warnings += write_chosen(front, front.chosen, grouped, run.chosen, environment, bank, recipe, check, opset)
     if new_choice is not None:
         run.save(new_choice)
     with writing(run.report_html):  # of the front before: a run without a page is written again
         run.report_html.unlink(missing_ok=True)
     write_json(run.front_json, document)
-    with faults.tolerated("report.html"):
+    with tolerated("report.html", run.logs, warnings):
         outputs = run_outputs(run, front)
         write_run_outputs(run.outputs_json, outputs)
         dropped = dropped_plans(record, front.fp32.ignored)
@@ -104,7 +102,7 @@ def write_run_files(
             with contextlib.suppress(OSError):
                 Path(path).unlink()
                 EngineLayers.path(Path(path)).unlink(missing_ok=True)
-    return replace(front, warnings=(*front.warnings, *faults.warnings))
+    return replace(front, warnings=(*front.warnings, *warnings))
 
 
 def check_set_of(

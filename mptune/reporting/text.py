@@ -14,11 +14,11 @@ from mptune.graph.plan import REDUCED, PrecisionPlan
 from mptune.json_form import encode_float
 from mptune.printable import printable
 from mptune.targets.target import EXPECTED_FACTOR
+from mptune.tuning.dominance import faster_beyond_noise
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
 from mptune.tuning.explanation import Kept
 from mptune.tuning.front import Front, fp16_name, front_rows
-from mptune.tuning.fronts.dominance import faster_beyond_noise
-from mptune.tuning.fronts.texts import compared, error_cell, format_speedup, latency_text
+from mptune.tuning.texts import compared, error_cell, format_speedup, latency_text
 
 if TYPE_CHECKING:
     import jinja2

@@ -18,7 +18,7 @@ import pydantic
 
 from mptune import resources
 from mptune.errors import TargetError
-from mptune.graph.precision import Precision
+from mptune.graph.plan import Precision
 from mptune.json_form import JsonForm
 from mptune.targets.detect import Gpu, JetsonState, PowerMode, parse_capability
 

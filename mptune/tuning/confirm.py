@@ -20,19 +20,18 @@ from mptune.engines.context import RunContext
 from mptune.engines.toolchains import choose
 from mptune.errors import TargetError
 from mptune.graph.groups import GroupedModel
-from mptune.identity import identity_of, plugins_sha256
-from mptune.run_json import RunFile
-from mptune.rundir import HOME, RunDirectory, open_run
+from mptune.run_json import HOME, RunFile, identity_of, plugins_sha256
+from mptune.rundir import RunDirectory, open_run
 from mptune.settings import SearchSettings
 from mptune.targets.detect import detect_gpus
 from mptune.targets.findings import TARGET_CODE
 from mptune.targets.target import Target, load_target, other_mode
-from mptune.tuning import copies, measuring, samples
+from mptune.tuning import baseline, copies, measuring, remeasure
+from mptune.tuning.bench import Bench, Limits, Listener
 from mptune.tuning.confirmation import Confirmation, read_confirmation, read_searched
-from mptune.tuning.listener import Listener
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.space import SearchSpace, Seed
-from mptune.tuning.steps import limits, remeasure, tuner
+from mptune.tuning.tuner import Tuner
 
 _ELSEWHERE = "run it on the device (`mptune doctor` says what is missing there); --target cpu measures on this CPU"
 
@@ -58,7 +57,7 @@ def confirm(
     began_s, settings = time.monotonic(), replace(settings, **search.measured_settings)
     searched = read_searched(run, search, settings.storage, settings.metric)
     grouped = copies.load_grouped(run, search)
-    settings = samples.with_rollout(settings, grouped.model, 0 if search.data is None else search.data.samples)
+    settings = measuring.with_rollout(settings, grouped.model, 0 if search.data is None else search.data.samples)
     target = _choose_target(run, search, settings.target, listener) if opener is None else None
 
     # What measures here: no process is started to find that out.
@@ -84,14 +83,14 @@ def confirm(
         context = directory.context(grouped, settings)
         toolchain = measuring.Measuring.open(context, target, listener, opener).toolchain
         with contextlib.closing(toolchain):
-            limit = limits.Limits(settings, directory.path, elapsed_s=time.monotonic() - began_s)
+            limits = Limits(settings, directory.path, elapsed_s=time.monotonic() - began_s)
+            bench = Bench(record, toolchain, settings, listener, limits)
             listener.stage(f"measuring {len(seeds)} plans on {toolchain.device}")
             if left:
-                tuner.Tuner(record, toolchain, settings, listener, limit).run()
-            if (fp32 := record.baseline()) is None:
-                raise measuring.ended_early(limit, directory.path)
-            remeasure.remeasure(record, toolchain, settings, listener, rounds, limit, all_plans=True)
-        findings = measuring.with_engine_findings(file.findings, fp32, settings, "confirm")
+                Tuner(bench).run()
+            fp32 = limits.baseline_of(record)
+            remeasure.remeasure(bench, rounds, all_plans=True)
+        findings = baseline.checked_findings(file.findings, fp32, settings, "confirm")
         file = file.model_copy(update={"findings": findings})
         directory.save(file)
     result = read_confirmation(directory, file, record, settings.storage, searched=searched, asked=asked)
@@ -157,7 +156,7 @@ def _begin(
     mode = "" if environment.jetson is None else environment.jetson.mode.name
     name = re.sub(r"[^a-z0-9.]+", "-", f"{device} {section.engine} {mode}".lower()).strip("-.")
     path = run.confirmed / name
-    directory = RunDirectory(path, path / HOME)
+    directory = RunDirectory(path, confirms=True)
     is_other = identity_of(directory.load() or file) != identity_of(file)
     stack.enter_context(open_run(path, fresh=is_other))
     recorded, asked = directory.load(), file.choice

@@ -14,17 +14,16 @@ from mptune.engines.failures import describe
 from mptune.errors import RunError
 from mptune.graph.plan import PrecisionPlan
 from mptune.json_form import JsonForm
-from mptune.run_json import RunFile, TargetSection
+from mptune.run_json import HOME, RunFile, TargetSection
 from mptune.rundir import RunDirectory, read_run
 from mptune.settings import SearchSettings
+from mptune.tuning.dominance import ERROR_FLOOR, faster_beyond_noise
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front
-from mptune.tuning.fronts.dominance import faster_beyond_noise
-from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.study import compare_metric
-from mptune.tuning.runs.result import front_of, read_record
-from mptune.tuning.steps.remeasure import confirmed_evaluations, rounds_needed
+from mptune.tuning.remeasure import confirmed_evaluations, rounds_needed
+from mptune.tuning.result import front_of, read_record
 
 HELD, FEWEST_PAIRS = 0.9, 3
 """Share of the pairs from which on a ranking held; of fewer pairs nothing can be said."""
@@ -159,7 +158,7 @@ def read_confirmation(
     asked: Choice | None = None,
 ) -> Confirmation:
     """Compare what a confirmation measured with what the search, in ``storage``, measured or predicted."""
-    run, search = read_run(directory.path / str(file.confirms))
+    run, search = read_run(directory.path / HOME)
     searched = read_searched(run, search, storage) if searched is None else searched
     if search.target is None:
         raise RunError(f"{run.path} holds no evaluation yet", "let `mptune search` go on with it first")

@@ -12,10 +12,10 @@ from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError, error_interva
 from mptune.data.metrics.parts import ADD_IN_SQUARES
 from mptune.data.metrics.table import own_value
 from mptune.engines.base import ErrorSource, Measurement
-from mptune.engines.timing.latency import Latency
+from mptune.engines.latency import Latency
 from mptune.finding import OutputColumns
 from mptune.graph.plan import PrecisionPlan
-from mptune.json_form import JsonForm, encode
+from mptune.json_form import JsonForm, TextForm, encode
 from mptune.targets.detect import PowerMode
 from mptune.targets.target import EngineMemory
 
@@ -27,24 +27,25 @@ _FP32_NOISE = 1e-6
 
 
 @dataclass(frozen=True)
-class Origin:
-    """Who proposed a plan: the search space, as a seed of a name such as ``all-fp32``, or the sampler."""
+class Origin(TextForm):
+    """Who proposed a plan: the search space, as a seed of a name such as ``all-fp32``, or the sampler.
+
+    In JSON files and journals it is a text such as ``seed: all-fp32`` or ``sampler``.
+    """
 
     kind: Literal["seed", "sampler"]
     name: str = ""
 
     @classmethod
     def parse(cls, text: str) -> Origin:
-        """Inverse of ``str``: the form in JSON files and journals, such as ``seed: all-fp32`` or ``sampler``."""
+        """Inverse of ``str``."""
         kind, _, name = text.partition(": ")
         return cls("seed", name) if kind == "seed" else ORIGIN_SAMPLER
-
-    from_json = parse
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.name}" if self.name else self.kind
 
-    to_json = __str__
+    from_json, to_json = parse, __str__
 
     @property
     def label(self) -> str:
@@ -169,6 +170,23 @@ class Evaluation(JsonForm):
     def judged_error(self) -> float:
         """The error that is shown, and that the front goes by: held-out where there is one, else of the search."""
         return self.error_value if self.held_out_value is None else self.held_out_value
+
+    @property
+    def is_larger_in_search(self) -> bool:
+        """Whether the error of the search samples is more than twice the held-out one: these lack what makes it."""
+        held_out = self.held_out_value
+        return held_out is not None and self.error_value > held_out + abs(held_out)
+
+    def values_of(self, metric: str) -> tuple[float | None, float | None]:
+        """A metric's own value on the search samples and on the held-out ones; None where it was not taken."""
+
+        def value(error: OutputError | None) -> float | None:
+            name = metric
+            if error is not None and own_value(metric) in error.per_output.get(ALL_OUTPUTS, {}):
+                name = own_value(metric)
+            return error.value(name) if error is not None and error.has(name) else None
+
+        return value(self.error), value(self.held_out)
 
     @property
     def part(self) -> OutputColumns | None:

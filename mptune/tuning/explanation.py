@@ -1,14 +1,39 @@
-"""Explanation: why groups stay FP32 in each plan of a front, and what every group costs and gains; with its JSON."""
+"""Why groups stay FP32 in each plan of a front, and what every group costs and gains, from a run directory alone.
+
+A reason is a marginal one: what would change if this one group of this one plan became FP16 as well, by the additive
+model with the terms fitted to all builds (``mptune.tuning.sampler``).
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
+from mptune.files import READ_ERRORS, read_json, write_json
+from mptune.finding import Finding
+from mptune.graph.plan import Precision
 from mptune.json_form import JsonForm, encode
+from mptune.tuning.dominance import ERROR_FLOOR
+from mptune.tuning.evaluation import Evaluation
+from mptune.tuning.record.record import StudyRecord
+from mptune.tuning.sampler.latency_model import LatencyModel
+from mptune.tuning.sampler.trials import Prior
+from mptune.tuning.space import SearchSpace
+
+LEAST_GAIN = 5e-4
+"""Share of the base latency: what a group saves below it cannot be timed."""
+LEAST_RISE = 1e-2
+"""A group that raises the error of a plan by less than this share costs it nothing that counts."""
+_LEARNT_FROM = 300
+"""This many evaluations teach the gains all there is to learn; the cost of learning is cubic."""
+EXPLAIN_JSON = "explain.json"
+"""Name of the file in the run's data directory."""
 
 Reason = Literal["finding", "no-kernel", "error", "casts", "not-tried"]
 """Why a group is FP32: a finding pins it; the engine has no kernel; its error; FP16 saves nothing beyond its Casts; or
@@ -107,3 +132,127 @@ def reason_counts(kept: Iterable[Kept], most: int | None = None) -> str:
     parts = [f"{count} {word}" for word, count in counts[:most]]
     rest = 0 if most is None else sum(count for _, count in counts[most:])
     return ", ".join([*parts, f"{rest} more"] if rest else parts)
+
+
+@dataclass(frozen=True)
+class Grounds(JsonForm):
+    """All layer groups without figures, in the order of the model; gains and boundary costs before any build."""
+
+    groups: tuple[GroupWorth, ...] = ()
+    prior: Prior | None = None
+
+    @classmethod
+    def of(cls, space: SearchSpace, prior: Prior | None) -> Grounds:
+        """The grounds of a space, without one-group errors, which belong to the sensitivity."""
+        groups = []
+        for group in space.groups:
+            pin = space.pinned.get(group.id)
+            reason, code = (None, None) if pin is None else (pin.reason, pin.finding)
+            groups.append(GroupWorth(group.id, group.name, group.kind, pinned=reason, finding=code))
+        if prior is None or prior.gains_ms is None:
+            return cls(tuple(groups))
+        return cls(tuple(groups), replace(prior, log_square_errors=None, log_square_sds=None, part_shares=None))
+
+    @classmethod
+    def load(cls, path: Path) -> Grounds:
+        """Read what ``keep_grounds`` wrote; empty where there is nothing that can be read."""
+        try:
+            return cls.from_json(read_json(path))
+        except READ_ERRORS:
+            return cls()
+
+
+def keep_grounds(space: SearchSpace, prior: Prior | None, data_dir: Path) -> None:
+    """Store what later explanations need; terms that are there already stay where ``prior`` brings none."""
+    before, now = Grounds.load(data_dir / EXPLAIN_JSON), Grounds.of(space, prior)
+    if now.prior is None and before.prior is not None and before.prior.groups == space.free:
+        now = replace(now, prior=before.prior)
+    if now != before:
+        write_json(data_dir / EXPLAIN_JSON, now.to_json())
+
+
+def explain(
+    record: StudyRecord,
+    data_dir: Path,
+    points: Sequence[Evaluation],
+    others: Sequence[Evaluation] = (),
+    findings: Sequence[Finding] = (),
+) -> Explanation:
+    """Say why groups are FP32 in each point of a front and in other plans, and what each group costs and gains."""
+    from mptune.graph.groups import FOLDED  # These import ONNX, which views do without.
+    from mptune.tuning.knowledge import SENSITIVITY_JSON, Sensitivity
+
+    grounds = Grounds.load(data_dir / EXPLAIN_JSON)
+    groups, free = grounds.groups, [group.group for group in grounds.groups if group.pinned is None]
+    if not groups or any(e.plan.precision.keys() != {g.group for g in groups} for e in points):
+        return Explanation()
+    plans = {e.plan.fingerprint: e for e in (*points, *others)}
+
+    # One-group errors of the metric, or else in relative L2.
+    ignored = next((e.ignored for e in plans.values()), ())
+    stored = (Sensitivity.load(data_dir / SENSITIVITY_JSON, metric) for metric in (record.metric, "relative_l2"))
+    usable: Mapping[str, float] = next((each.ignoring(ignored).errors for each in stored if each.errors), {})
+    errors = {group: error for group, error in usable.items() if not math.isnan(error)}
+
+    # Gains and costs of boundaries, fitted to all builds: what each group would save that a plan has in FP32.
+    source, latency, terms, gains_ms = None, None, np.empty(0), dict[str, float]()
+    built = record.built_plans(free).thinned(_LEARNT_FROM)
+    if grounds.prior is not None and math.isfinite(built.base_ms) and built.base_ms > 0:
+        latency = LatencyModel(grounds.prior, built)
+        terms = latency.mean()[None]
+        gains_ms = dict(zip(free, map(float, terms[0]), strict=False))
+        builds = int(np.isfinite(built.latency_ms).sum())
+        source = "the roofline" if grounds.prior.exact else f"the roofline and {builds} builds"
+
+    def saved_ms(reduced: Collection[str]) -> dict[str, float]:
+        if latency is None:
+            return {}
+        row = np.array([[group in reduced for group in free]])
+        flips = row | np.eye(len(free), dtype=bool)[~row[0]]  # (n_fp32, n_free): one more group each
+        before, *after = latency.predict(np.vstack([row, flips]), terms)[0]
+        fp32 = (group for group in free if group not in reduced)
+        return {group: float(before - ms) for group, ms in zip(fp32, after, strict=True)}
+
+    codes = {group: f.code for f in reversed(findings) if f.is_breaking for group in f.where.groups}
+    alone_ms = saved_ms(())
+    worths = []
+    for group in groups:
+        gain_ms = gains_ms.get(group.group)
+        worth = replace(
+            group,
+            one_group_error=errors.get(group.group),
+            gain_ms=gain_ms,
+            casts_ms=None if gain_ms is None else max(0.0, gain_ms - alone_ms[group.group]),
+            fp16_points=sum(p.plan.precision[group.group] is not Precision.FP32 for p in points),
+            finding=codes.get(group.group) if group.pinned is None else group.finding,
+        )
+        worths.append(worth)
+
+    def reason(worth: GroupWorth, saves_ms: float | None, plan_error: float) -> Reason:
+        if worth.pinned is not None:
+            if worth.finding is None:
+                return "casts" if worth.pinned == FOLDED else "not-tried"
+            return "no-kernel" if worth.finding.endswith("-kernel") else "finding"
+        error = worth.one_group_error
+        raises = error is not None and not math.hypot(plan_error, error) < (1 + LEAST_RISE) * plan_error
+        # Casts that do not pay may be there only because of the neighbours' errors: then its own error is why.
+        is_gain = saves_ms is None or saves_ms >= LEAST_GAIN * built.base_ms
+        if not is_gain and (not raises or (worth.gain_ms or 0.0) <= 0):
+            return "casts"
+        return "error" if raises else "not-tried"
+
+    kept: dict[str, tuple[Kept, ...]] = {}
+    for name, evaluation in plans.items():
+        saves, error = saved_ms(evaluation.plan.reduced_groups), max(evaluation.error_value, ERROR_FLOOR)
+        fp32 = [w for w in worths if evaluation.plan.precision[w.group] is Precision.FP32]
+        fp32.sort(key=lambda w: (w.one_group_error is None, -(w.one_group_error or 0.0)))
+        kept[name] = tuple(Kept(w, reason(w, saves.get(w.group), error), saves.get(w.group)) for w in fp32)
+
+    def rank(worth: GroupWorth) -> tuple[int, float]:
+        """First what pays most, then what gains nothing or overflows, then what is pinned."""
+        error, gain = worth.one_group_error, worth.gain_ms
+        if error is not None and math.isfinite(error) and gain is not None and gain > 0:
+            return 0, error / gain
+        return 2 if worth.pinned is not None else 1, error or 0.0
+
+    return Explanation(kept, tuple(sorted(worths, key=rank)), source)

@@ -16,7 +16,7 @@ from mptune.engines.failures import did_not_run
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.files import read_form, write_json
 from mptune.finding import Finding, Where
-from mptune.graph.fused import FusedNodes, of_model
+from mptune.graph.facts import FusedNodes
 from mptune.graph.groups import GroupedModel
 from mptune.graph.hazards import find, hazard, static
 from mptune.graph.loading.model import Model
@@ -27,10 +27,9 @@ from mptune.json_form import JsonForm
 from mptune.targets import findings as about_target
 from mptune.targets import memory
 from mptune.targets.target import Target
-from mptune.tuning import space
-from mptune.tuning.listener import Listener, Silent
-from mptune.tuning.reasons.reference import training_findings, without_repetition
-from mptune.tuning.steps import attempts, baseline
+from mptune.tuning import baseline, space
+from mptune.tuning.bench import Listener, Silent, run_job, run_needed_job
+from mptune.tuning.output_findings import training_findings, without_repetition
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,7 @@ def ask_for_kernels(
         if precision is not Precision.FP16 and not is_searched:
             continue
         job, what = lambda asked=precision: toolchain.missing_kernels(asked), "asking which operators the engine lacks"
-        answer = attempts.run_job(job, toolchain, listener or Silent(), what)
+        answer = run_job(job, toolchain, listener or Silent(), what)
         if isinstance(answer, Failure):
             warnings.append(
                 f"operators without an {precision.name} kernel are not known, since the all-{precision.name} engine "
@@ -119,14 +118,12 @@ class Observations(JsonForm):
     Attributes:
         observed: what the values were on the search samples.
         warnings: of the checks, one line each.
-        optimisation_error: output -> how far ONNX Runtime's graph optimisations change it (``ReferenceReport``).
         findings: about the model in FP32, of the search samples and the held-out ones.
         kernels: what the engine lacks.
     """
 
     observed: hazard.ObservedValues
     warnings: tuple[str, ...] = ()
-    optimisation_error: Mapping[str, float] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
     kernels: MissingKernels = MissingKernels()
 
@@ -165,16 +162,16 @@ def observe(
         baseline.stop_at_errors(findings)
     listener.stage("computing the reference outputs")
     what = "taking the reference"
-    reference = attempts.run_needed_job(lambda: toolchain.reference("search"), toolchain, listener, what)
+    reference = run_needed_job(lambda: toolchain.reference("search"), toolchain, listener, what)
     findings += baseline.check_reference(reference, indices=indices[0], skip=skip, model=model)
-    held_out = attempts.run_needed_job(lambda: toolchain.reference("held_out"), toolchain, listener, what)
+    held_out = run_needed_job(lambda: toolchain.reference("held_out"), toolchain, listener, what)
     named = {(finding.code, finding.where.outputs) for finding in findings}
     new = baseline.check_reference(held_out, indices=indices[1], skip=skip)
     findings += tuple(f.on_held_out_samples() for f in new if (f.code, f.where.outputs) not in named)
     kernels = ask_for_kernels(toolchain, precisions, listener)  # on a GPU ranges are observed meanwhile
     listener.stage("observing the ranges of values")
     what = "observing ranges"
-    ranges = attempts.run_needed_job(lambda: toolchain.observe(listener.stage), toolchain, listener, what)
+    ranges = run_needed_job(lambda: toolchain.observe(listener.stage), toolchain, listener, what)
     if isinstance(ranges, Failure):
         raise did_not_run("the model cannot be observed in FP32", ranges, model)
     observed = hazard.ObservedValues(ranges, tuple(indices[0]))
@@ -182,17 +179,11 @@ def observe(
     if model is not None and target is not None:
         need, is_measured = memory.memory_need(model, observed.shapes), toolchain.latency_source == "measured"
         warnings = memory.memory_warnings(need, target, measured=is_measured)
-    errors = {} if isinstance(reference, Failure) else reference.optimisation_error
-    return Observations(observed, warnings, errors, without_repetition(findings), kernels)
-
-
-def data_findings(observations: Observations, grouped: GroupedModel, first: int) -> tuple[Finding, ...]:
-    """What the untouched model showed on the samples, of which ``first`` is the index of the first one."""
-    errors, earlier = observations.optimisation_error, observations.findings
-    return (
-        *earlier,
-        *baseline.optimisation_findings(errors, grouped.model, "search", first, earlier),
-    )
+    findings = without_repetition(findings)
+    if model is not None and not isinstance(reference, Failure):
+        errors = reference.optimisation_error
+        findings += baseline.optimisation_findings(errors, model, "search", indices[0][0], findings)
+    return Observations(observed, warnings, findings, kernels)
 
 
 def model_findings(
@@ -227,8 +218,7 @@ def find_space(
     Nodes that hold values beyond FP16 are set apart (``find_split``), then groups pinned.
     """
     kernels, observed, precisions = observations.kernels, observations.observed, context.precisions
-    fused = of_model(context.model, kernels.fused)
-    grouped, hazards = find.find_split(context.grouped, observed, precisions, fused)
+    grouped, hazards = find.find_split(context.grouped, observed, precisions, kernels.fused)
     asked = [precision for precision in REDUCED if precision in precisions]
     lacking = {p: unsupported(value_types(grouped), p) | kernels.pins(grouped, p) for p in asked}
     lacking.setdefault(Precision.FP16, kernels.pins(grouped))  # its reasons are told of groups that stay in FP32

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -24,10 +24,9 @@ from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.json_form import encode
 from mptune.printable import WIDEST, cut, printable
 from mptune.settings import check_limits
+from mptune.tuning import choosing, dominance, texts
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import Explanation, reason_counts
-from mptune.tuning.fronts import choosing, dominance, texts
-from mptune.tuning.fronts.limits import metric_values
 
 FRONT_FORMAT = 1
 
@@ -36,12 +35,6 @@ MOST_ROWS = 12
 
 _WIDTH = 100
 """Of the table where it is no terminal that shows it."""
-
-_TEXTS = ("", "plan", "worst part", "FP32 because", "origin")
-"""Columns that hold no numbers."""
-
-_DROPPED = ("memory", "95 %", "FP32 because", "worst part")
-"""Columns that are left out, one after the other, where the width does not hold all."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -114,9 +107,8 @@ class Front:
         if point is None:
             raise PlanError("no plan is feasible", "`mptune report` on the run directory shows what failed")
         if choice.unmet is not None:
-            figures = f"{texts.latency_text(point)} ms with error {texts.error_text(point)}"
-            limits = texts.choice_limits(choice.unmet, self.metric)
-            raise PlanError(f"no plan has {limits}", f"the nearest is {choice.chosen}: {figures}")
+            limits, _, nearest = texts.unmet_text(choice, self.metric, point).partition("; ")
+            raise PlanError(limits, nearest.partition(";")[0])
         return point
 
     def __repr__(self) -> str:
@@ -146,19 +138,18 @@ class Front:
         def point(evaluation: Evaluation | None) -> dict[str, Any] | None:
             if evaluation is None:
                 return None
-            own = {name: metric_values(evaluation, metric) for name, metric in self.metrics.items()}
-            metrics = {name: {"search": search, "held_out": held_out} for name, (search, held_out) in own.items()}
+            values = {name: evaluation.values_of(metric) for name, metric in self.metrics.items()}
+            metrics = {name: {"search": search, "held_out": held_out} for name, (search, held_out) in values.items()}
             fp32 = () if evaluation is self.tf32 else self.explanation.of(evaluation.plan.fingerprint)
             return {**evaluation.to_point(), "metrics": metrics, "fp32": fp32}
 
-        def beside(other: Evaluation) -> dict[str, Any]:
-            """A neighbour of the chosen plan: its latency less that plan's, its error over that on samples of both."""
+        choice, beside = self.choice, []
+        for _, other in self.neighbours:
             assert self.chosen is not None
             before, after = (max(error, LEAST_ERROR) for error in dominance.shared_errors(self.chosen, other))
             delta_ms = other.latency.median_ms - self.chosen.latency.median_ms
-            return {"plan": other.plan.fingerprint, "latency_ms_delta": delta_ms, "error_ratio": after / before}
-
-        choice = self.choice
+            ratio = after / before
+            beside.append({"plan": other.plan.fingerprint, "latency_ms_delta": delta_ms, "error_ratio": ratio})
         document = {
             "format": FRONT_FORMAT,
             "model": {"path": self.model_path, "sha256": self.model_sha256},
@@ -174,7 +165,7 @@ class Front:
                 "limits_met": self.limits_met,
                 "nearest": choice.nearest,
                 "replaced": choice.replaced,
-                "neighbours": [beside(evaluation) for _, evaluation in self.neighbours],
+                "neighbours": beside,
             },
         }
         same = ("evaluations", "failures", "hypervolume", "findings", "warnings")
@@ -216,9 +207,9 @@ class Front:
         """Short name -> metric of those whose own values are shown beside the error."""
         every = [e for e in (*self.points, self.fp32, self.fp16, self.chosen) if e is not None]
         # The objective is among them where its own value is not its error, as of an accuracy.
-        own = (e.metric for e in every if e.has_own_value and metric_values(e, e.metric)[0] != e.error_value)
+        own = (e.metric for e in every if e.has_own_value and e.values_of(e.metric)[0] != e.error_value)
         metrics = dict.fromkeys((*own, *self.reported_metrics))
-        shown = [m for m in metrics if any(metric_values(e, m) != (None, None) for e in every)]
+        shown = [m for m in metrics if any(e.values_of(m) != (None, None) for e in every)]
         names = [undirected(metric).rpartition(":")[2] for metric in shown]
         return {name if names.count(name) == 1 else metric: metric for name, metric in zip(names, shown, strict=True)}
 
@@ -295,7 +286,7 @@ def front_records(front: Front) -> list[dict[str, Any]]:
         }
         for name, metric in front.metrics.items():
             column = metric if name in record or f"held_out_{name}" in record else name
-            record[column], record[f"held_out_{column}"] = metric_values(evaluation, metric)
+            record[column], record[f"held_out_{column}"] = evaluation.values_of(metric)
         records.append(record)
     return records
 
@@ -332,36 +323,36 @@ def front_table(front: Front, width: int, *, every: bool = False, more: str = ""
     starred = [is_held_out(front) and plan.held_out is None and plan.is_finite for plan in plans]
     errors = ["*" * star + texts.error_cell(plan) for star, plan in zip(starred, plans, strict=True)]
     metrics = {m: [texts.metric_cell(plan, m) for plan in plans] for m in front.metrics.values()}
-    columns = [
-        ("", [">" if row.is_chosen else "" if row.on_front else "-" for row in rows]),
-        ("plan", [plan.plan.fingerprint for plan in plans]),
-        ("pred. ms" if is_predicted else "ms", list(map(texts.latency_text, plans))),
-        ("95 %", list(map(texts.format_interval, plans))),
-        ("speedup", [texts.format_speedup(plan.speedup) for plan in plans]),
-        ("error", errors),
-        *((cut(name, WIDEST // 3), metrics[metric]) for name, metric in front.metrics.items()),
-        ("worst part", parts if names_parts else []),
-        ("FP16+BF16/32" if has_bf16 else "FP16/32", [texts.group_counts(plan.plan) for plan in plans]),
-        ("memory", list(map(texts.memory_text, plans))),
-        ("FP32 because", [because(front, plan, 2) for plan in plans]),
+    columns: list[tuple[str, Literal["left", "right"], list[str]]] = [
+        ("", "left", [">" if row.is_chosen else "" if row.on_front else "-" for row in rows]),
+        ("plan", "left", [plan.plan.fingerprint for plan in plans]),
+        ("pred. ms" if is_predicted else "ms", "right", list(map(texts.latency_text, plans))),
+        ("95 %", "right", list(map(texts.format_interval, plans))),
+        ("speedup", "right", [texts.format_speedup(plan.speedup) for plan in plans]),
+        ("error", "right", errors),
+        *((cut(name, WIDEST // 3), "right", metrics[metric]) for name, metric in front.metrics.items()),
+        ("worst part", "left", parts if names_parts else []),
+        ("FP16+BF16/32" if has_bf16 else "FP16/32", "right", [texts.group_counts(plan.plan) for plan in plans]),
+        ("memory", "right", list(map(texts.memory_text, plans))),
+        ("FP32 because", "left", [because(front, plan, 2) for plan in plans]),
     ]
-    columns = [(head, cells) for head, cells in columns if not head or set(cells) - {"", "-"}]
+    columns = [column for column in columns if not column[0] or {*column[2]} - {"", "-"}]
 
     # Columns are left out where the width does not hold all, then the origin is cut. A table that is wider than the
     # terminal even so is not cut: each line says something different.
-    def used() -> int:
-        return sum(max(map(len, (head, *cells))) + len("  ") for head, cells in columns)
+    def room() -> int:
+        return width - sum(max(map(len, (head, *cells))) + len("  ") for head, _, cells in columns)
 
     longest = max(len(name) for name in ("origin", *(row.name for row in rows)))
-    for dropped in _DROPPED:
-        if used() + longest > width:
+    for dropped in ("memory", "95 %", "FP32 because", "worst part"):
+        if room() < longest:
             columns = [column for column in columns if column[0] != dropped]
-    room = max(width - used(), len("origin"))
-    columns.append(("origin", [textwrap.shorten(row.name, room, placeholder="...") for row in rows]))
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold", width=used() - len("  "))
-    for head, _ in columns:
-        table.add_column(Text(printable(head)), justify="left" if head in _TEXTS else "right", no_wrap=True)
-    for row, *line in zip(rows, *(cells for _, cells in columns), strict=True):
+    widest = max(room(), len("origin"))
+    columns.append(("origin", "left", [textwrap.shorten(row.name, widest, placeholder="...") for row in rows]))
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold", width=width - room() - len("  "))
+    for head, justify, _ in columns:
+        table.add_column(Text(printable(head)), justify=justify, no_wrap=True)
+    for row, *line in zip(rows, *(cells for *_, cells in columns), strict=True):
         style = "bold green" if row.is_chosen else "" if row.on_front else "dim"
         table.add_row(*(Text(printable(cell)) for cell in line), style=style)
 

@@ -1,32 +1,29 @@
-"""What a search, its workers and a confirmation share: an open toolchain, an open study, what evaluates plans."""
+"""What a search, its workers and a confirmation open: the samples, a toolchain, and a study."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
-from mptune.data.scripts import law_metric
+from mptune.data.calibration import load_calibration
+from mptune.data.samples import CalibrationSet, Rollout
 from mptune.engines.context import RunContext
 from mptune.engines.environment import Environment
 from mptune.engines.toolchains.choose import open_toolchain
+from mptune.engines.toolchains.reference import Workers
 from mptune.engines.toolchains.toolchain import Toolchain
-from mptune.engines.workers import Workers
-from mptune.errors import EndedEarlyError
-from mptune.finding import Finding, FindingOrigin
-from mptune.identity import identity_of
-from mptune.run_json import RunFile, TargetSection
+from mptune.graph.groups import GroupedModel
+from mptune.graph.hazards.static import state_inputs
+from mptune.graph.loading.model import Model
+from mptune.run_json import RunFile, TargetSection, identity_of
 from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings
+from mptune.targets.findings import nothing_to_tune
 from mptune.targets.target import Target, profile_warnings
-from mptune.tuning.evaluation import Evaluation
-from mptune.tuning.fronts.stopped import with_suspects
-from mptune.tuning.listener import Listener
-from mptune.tuning.reasons.reasons import keep_grounds
+from mptune.tuning.bench import Listener
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.study import check_metrics, open_study
 from mptune.tuning.space import SearchSpace
-from mptune.tuning.steps import baseline, knowledge, limits, tuner
 
 OpenToolchain = Callable[[RunContext], Toolchain]
 """What a caller brings in place of the toolchain of a target."""
@@ -75,25 +72,6 @@ class Measuring:
         return cls(toolchain, section, environment)
 
 
-def ended_early(limit: limits.Limits, run: Path) -> EndedEarlyError:
-    """The error of a run without a front: a limit was reached before all-FP32 was measured."""
-    stop = limit.reached()
-    return EndedEarlyError(
-        f"{'a limit was reached' if stop is None else stop.value}, and all-FP32 was not measured yet: there is no "
-        "front, and no plan is chosen",
-        f"what was computed is kept in {run}: the same command goes on with it; if it ends here again, give it a "
-        "larger --timeout or --max-disk",
-    )
-
-
-def with_engine_findings(
-    findings: tuple[Finding, ...], fp32: Evaluation, settings: SearchSettings, origin: FindingOrigin
-) -> tuple[Finding, ...]:
-    """The findings of a run, with what the all-FP32 engine shows against the reference; errors stop (BaselineError)."""
-    differing = baseline.check_baseline(fp32.error, tf32=settings.tf32, origin=origin, skip=settings.skip_checks)
-    return with_suspects((*(finding for finding in findings if finding.code != baseline.ENGINE_CODE), *differing))
-
-
 def open_record(
     run: RunDirectory,
     file: RunFile,
@@ -122,20 +100,15 @@ def open_record(
     return record
 
 
-def make_tuner(
-    run: RunDirectory,
-    file: RunFile,
-    record: StudyRecord,
-    toolchain: Toolchain,
-    settings: SearchSettings,
-    listener: Listener,
-    limit: limits.Limits,
-) -> tuner.Tuner:
-    """What proposes plans and evaluates them; it asks first for what the sampler has to know, if that proposes any."""
-    sampler_knowledge = None
-    if settings.sampler == "precision" and record.space.free and settings.budget > len(record.space.seeds):
-        has_labels = file.fixed_settings.labels_sha256 is not None
-        law = law_metric(settings.metric, settings.metric_function, has_labels=has_labels)
-        sampler_knowledge = knowledge.Knowledge(record, toolchain, settings, listener, law, run.data, limit)
-        keep_grounds(record.space, sampler_knowledge.prior, run.data)
-    return tuner.Tuner(record, toolchain, settings, listener, limit, sampler_knowledge)
+def load_data(settings: SearchSettings, grouped: GroupedModel) -> CalibrationSet:
+    """The samples of a search. A finding comes first where the model has nothing to tune."""
+    inputs, fed = grouped.model.inputs, {pair.rpartition(":")[2] for pair in settings.feedback}
+    states = state_inputs(grouped.model) | fed & {info.name for info in inputs}
+    data = load_calibration(settings.data, inputs, settings.data_settings, settings.seed, states)
+    return replace(data, findings=(*nothing_to_tune(grouped, "search"), *data.findings))
+
+
+def with_rollout(settings: SearchSettings, model: Model, samples: int) -> SearchSettings:
+    """The settings with ``rollout`` as the model and the data have it."""
+    inputs, outputs = ([tensor.name for tensor in tensors] for tensors in (model.inputs, model.outputs))
+    return replace(settings, rollout=Rollout.parse(settings.feedback, settings.steps, inputs, outputs, samples))

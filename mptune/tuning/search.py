@@ -6,27 +6,26 @@ import contextlib
 import time
 from typing import Any
 
-from mptune import identity, run_json
+from mptune import run_json
 from mptune.choice import Choice
+from mptune.data import archive
+from mptune.data.samples import CalibrationSet, size_findings
 from mptune.engines import context
-from mptune.engines.toolchains import choose, toolchain
-from mptune.engines.workers import Workers
-from mptune.errors import RunError
+from mptune.engines.toolchains import choose, reference, toolchain
+from mptune.errors import RunError, SettingsError
 from mptune.files import files_sha256
+from mptune.finding import Finding
 from mptune.graph import groups
 from mptune.graph.loading.model import Model
 from mptune.rundir import RunDirectory, has_workers
 from mptune.settings import Granularity, SearchSettings
 from mptune.targets.findings import TARGET_CODE, not_measured
 from mptune.targets.target import Target
-from mptune.tuning import copies, crew, facts, measuring, samples, space
+from mptune.tuning import baseline, copies, explanation, facts, measuring, remeasure, result, space, tuner, worker
+from mptune.tuning.bench import Bench, Limits, Listener
 from mptune.tuning.front import Front
-from mptune.tuning.fronts.limits import check_asked
-from mptune.tuning.listener import Listener
-from mptune.tuning.reasons import reasons
+from mptune.tuning.plan_limits import check_asked
 from mptune.tuning.record import storage, study
-from mptune.tuning.runs import result
-from mptune.tuning.steps import baseline, limits, remeasure, tuner
 
 
 class Search:
@@ -47,13 +46,13 @@ class Search:
         settings: SearchSettings,
         listener: Listener,
         opener: measuring.OpenToolchain | None = None,
-        engine_workers: Workers | None = None,
+        engine_workers: reference.Workers | None = None,
         variables: dict[str, str] | None = None,
     ) -> None:
         """``engine_workers`` were started ahead; ``variables`` are the environment of the workers on other GPUs."""
         self._run, self._model, self._settings, self._listener = run, model, settings, listener
         self._opener, self._engine_workers, self._variables = opener, engine_workers, variables or {}
-        self._limits = limits.Limits(settings, run.path)
+        self._limits = Limits(settings, run.path)
         self._stack = contextlib.ExitStack()
         self._engines = self._stack.enter_context(contextlib.ExitStack())
         self._target: Target | None = None
@@ -70,31 +69,27 @@ class Search:
         asked, url = self._begin(named)
 
         # What the model shows on the samples; errors stop also a run that skipped them before.
-        sets, observations = self._observe(named)
-        findings = (*sets.findings, *facts.data_findings(observations, self.grouped, sets.search.indices[0]))
-        if not self._settings.skip_checks:
+        samples, sizes, observations = self._observe(named)
+        findings, settings = (*samples.findings, *observations.findings), self._settings
+        if not settings.skip_checks:
             baseline.stop_at_errors(findings)
-        self._warn(*sets.warnings, *(finding.message for finding in findings), *observations.warnings)
+        self._warn(*samples.warnings, *(finding.message for finding in findings), *observations.warnings)
 
         # What may be searched: nodes whose values leave FP16's range are groups of their own from here on.
         searched, hazards, free = facts.find_space(self._context, named, observations)
         if searched is not self.grouped:
             self._engines.close()  # the toolchain is of the groups before
             self._toolchain, self.grouped = None, searched
-            self._context = run.context(searched, self._settings)
+            self._context = run.context(searched, settings)
         apart = (group for group in searched.groups if group.kind == groups.RANGE_KIND)
         self._save(nodes_apart=tuple(name for group in apart for name in group.nodes))
         self._warn(*observations.kernels.warnings, *free.warnings)
         if not self._is_evaluated:
             self._open_toolchain()  # the identity of the study that is begun holds its target
         predicted = next((finding for finding in self.file.findings if finding.code == TARGET_CODE), None)
-        findings += (
-            *sets.sizes,
-            *facts.model_findings(self._context, self._target, observations, hazards, predicted),
-        )
-        self._save(findings=findings)
-        reasons.keep_grounds(free, None, run.data)
-        settings = self._settings
+        about_model = facts.model_findings(self._context, self._target, observations, hazards, predicted)
+        self._save(findings=(*findings, *sizes, *about_model))
+        explanation.keep_grounds(free, None, run.data)
         record = measuring.open_record(run, self.file, free, settings, url, is_shared=has_workers(run))
         self.record = record
         self._stack.callback(record.close)
@@ -107,23 +102,23 @@ class Search:
             tools = self._open_toolchain()
             if settings.gpus:
                 tools.restart()  # the workers compare theirs with it, and take its GPU
-                crew.run_workers(run, record, settings, url, self._variables, listener)
+                worker.run_workers(run, record, settings, url, self._variables, listener)
             else:
-                stop = measuring.make_tuner(run, self.file, record, tools, settings, listener, self._limits).run()
+                bench = Bench(record, tools, settings, listener, self._limits)
+                stop = tuner.make_tuner(bench, run.data, has_labels=settings.labels is not None).run()
                 listener.stage(f"stopped: {stop.value}")
 
         # The front once more: in fresh processes, and on the samples that only it meets.
-        if (fp32 := record.baseline()) is None:
-            raise measuring.ended_early(self._limits, run.path)
+        fp32 = self._limits.baseline_of(record)
         rounds = remeasure.rounds_needed(settings, fp32.latency.source)
         if remeasure.to_measure(record, settings, rounds):
-            remeasure.remeasure(record, self._open_toolchain(), settings, listener, rounds, self._limits)
+            remeasure.remeasure(Bench(record, self._open_toolchain(), settings, listener, self._limits), rounds)
         self._engines.close()
         host = () if self.file.environment is None else self.file.environment.warnings
         about_space = (*observations.kernels.warnings, *free.warnings)
-        warnings = dict.fromkeys((*sets.warnings, *observations.warnings, *host, *about_space))
-        findings = measuring.with_engine_findings(self.file.findings, fp32, settings, "search")
-        self._save(findings=findings, warnings=tuple(warnings))
+        warnings = dict.fromkeys((*samples.warnings, *observations.warnings, *host, *about_space))
+        checked = baseline.checked_findings(self.file.findings, fp32, settings, "search")
+        self._save(findings=checked, warnings=tuple(warnings))
         return result.front_of(run, self.file, record, asked=asked, is_again=True)
 
     def _begin(self, named: space.NamedSpace) -> tuple[Choice, str | None]:
@@ -158,14 +153,14 @@ class Search:
             groups_sha256=groups.groups_sha256(every),
             # One that cannot be read is reported where the labels are loaded.
             labels_sha256=files_sha256(labels) if labels is not None and labels.is_file() else None,
-            plugins_sha256=identity.plugins_sha256(settings.plugins),
+            plugins_sha256=run_json.plugins_sha256(settings.plugins),
         )
         section = run_json.ModelSection(path=str(model.path.resolve()), sha256=model.sha256)
         place = None if url is None else storage.check_opens(url)  # only what has opened is written down
         new = {"model": section, "fixed_settings": fixed, "search": run_json.SearchSection.of(settings)}
         try:
             if recorded is not None:
-                identity.check_same(run.path, recorded, recorded.model_copy(update=new))
+                run_json.check_same(run.path, recorded, recorded.model_copy(update=new))
                 storage.check_storage(run.path, recorded.storage, place)
         except RunError as error:
             self._refuse_or_forget(error)
@@ -178,7 +173,10 @@ class Search:
         check_asked(asked, (settings.metric, *settings.reported_metrics), outputs)
         is_earlier = earlier is not None and earlier.storage == place
         begun = earlier.study if earlier and is_earlier else study.study_name(name, is_new=settings.fresh)
-        self.file = run_json.RunFile.of(settings, section, fixed, place, begun)
+        search, choice = run_json.SearchSection.of(settings), Choice.of(settings)  # with the limits that stand
+        self.file = run_json.RunFile(
+            model=section, fixed_settings=fixed, search=search, storage=place, study=begun, choice=choice
+        )
         if recorded is not None:
             choice = asked if recorded.choice.chosen is None else recorded.choice  # till the end what it was
             now = {"search": self.file.search, "choice": choice, "model": section}
@@ -193,34 +191,50 @@ class Search:
             raise error
         self._run.forget()
 
-    def _observe(self, named: space.NamedSpace) -> tuple[samples.SampleSets, facts.Observations]:
+    def _observe(self, named: space.NamedSpace) -> tuple[CalibrationSet, tuple[Finding, ...], facts.Observations]:
         """The samples, which must be those that the run began with, and what the model shows on them, asked once.
 
-        All that jobs need has a place from here on. The file of the observations is written last.
+        All that jobs need has a place from here on. The file of the observations is written last. Returns the search
+        samples, the finding that all samples have one size, where others are possible, and the observations.
         """
-        run, model = self._run, self._model
-        data = samples.load_data(self._settings, self.grouped)
+        run, model, settings = self._run, self._model, self._settings
+        options, data = settings.data_settings, measuring.load_data(settings, self.grouped)
         section = run_json.DataSection(
             source=data.source, sha256=data.sha256(), samples=len(data.samples), is_random=data.is_random
         )
         try:
-            identity.check_same(run.path, self.file, self.file.model_copy(update={"data": section}))
+            run_json.check_same(run.path, self.file, self.file.model_copy(update={"data": section}))
         except RunError as error:
             self._refuse_or_forget(error)
         self._save(data=section)
-        self._settings = settings = samples.with_rollout(self._settings, model, len(data.samples))
-        self._context = run.context(self.grouped, settings)
+        self._settings = settings = measuring.with_rollout(settings, model, len(data.samples))
+        self._context = context = run.context(self.grouped, settings)
         copies.keep_inputs(run, settings.target, named.path, data.preprocessing)
-        sets = samples.split_data(data, settings, model.inputs)
+        if settings.rollout is not None and settings.labels is not None:
+            raise SettingsError("cannot be given where a state is fed back", "leave one of them away", setting="labels")
+
+        # Whole sequences are split where outputs are fed back.
+        steps = 1 if settings.rollout is None else settings.rollout.steps
+        parts = data.split(settings.seed, options.held_out_fraction, options.max_search_samples, steps)
         if (observations := facts.Observations.load(run.observed_json)) is None:
-            self._warn(*sets.warnings, *(finding.message for finding in sets.findings))
-            sets.save(self._context)
-            tools, indices = self._open_toolchain(), (sets.search.indices, sets.held_out.indices)
-            copies.keep_model(run, self.grouped, self._context.bank)
-            skip, precisions = settings.skip_checks, settings.precisions
-            observations = facts.observe(tools, self._listener, model, self._target, indices, precisions, skip=skip)
+            self._warn(*parts[0].warnings, *(finding.message for finding in parts[0].findings))
+            labels = () if settings.labels is None else archive.load_labels(settings.labels, len(data.samples))
+            for path, part in zip((context.samples("search"), context.samples("held_out")), parts, strict=True):
+                part.save(path)
+                archive.save_labels(path, [labels[k] for k in part.indices] if labels else ())
+            tools, (indices, held_out) = self._open_toolchain(), (part.indices for part in parts)
+            copies.keep_model(run, self.grouped, context.bank)
+            observations = facts.observe(
+                tools,
+                self._listener,
+                model,
+                self._target,
+                (indices, held_out),
+                settings.precisions,
+                skip=settings.skip_checks,
+            )
             observations.save(run.observed_json)
-        return sets, observations
+        return parts[0], size_findings(data.samples, model.inputs, settings.shapes), observations
 
     def _open_toolchain(self) -> toolchain.Toolchain:
         """Open the toolchain where it is not open, and record what it measures on: a finished run needs none."""
@@ -236,7 +250,7 @@ class Search:
         self._toolchain = here.toolchain
         self._engines.callback(here.toolchain.close)
         if self._is_evaluated:
-            identity.check_same(self._run.path, self.file, self.file.model_copy(update={"target": here.section}))
+            run_json.check_same(self._run.path, self.file, self.file.model_copy(update={"target": here.section}))
         findings = [finding for finding in self.file.findings if finding.code != TARGET_CODE]
         if here.section.latency_source == "predicted":
             findings = [not_measured(here.section.device), *findings]

@@ -10,12 +10,12 @@ from types import TracebackType
 import numpy as np
 import pytest
 
-from mptune.engines.cuda import runtime as cuda
+from mptune.engines import cuda
+from mptune.engines.latency import Stopwatch
 from mptune.engines.tensorrt import builder
 from mptune.engines.tensorrt.builder import BuildOptions
 from mptune.engines.tensorrt.library import load_library
 from mptune.engines.tensorrt.session import EngineOptions, TensorRtSession
-from mptune.engines.timing.latency import Stopwatch
 from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import PrecisionPlan

@@ -22,10 +22,11 @@ from typing import Any
 import pytest
 
 from mptune.diagnosis import engines as diagnosed_engines
-from mptune.engines import environment, workers
-from mptune.engines.backends import tensorrt as tensorrt_backend
-from mptune.engines.cuda import runtime
+from mptune.engines import cuda as runtime
+from mptune.engines import environment
 from mptune.engines.ort import cuda_session
+from mptune.engines.tensorrt import backend as tensorrt_backend
+from mptune.engines.toolchains import reference
 from mptune.errors import MptuneError
 from mptune.processes import child, parent
 from mptune.processes.child import WorkerState
@@ -150,7 +151,7 @@ def become(name: str, folder: Path, *, is_alone: bool = False) -> Iterator[Here]
         if is_alone:
             patch.setitem(sys.modules, "tensorrt", tensorrt())
             patch.setattr(runtime, "runtime", cuda_runtime)
-            for module in (parent, workers, diagnosed_engines):
+            for module in (parent, reference, diagnosed_engines):
                 patch.setattr(module, "Worker", _WorkerHere)
         yield Here(machine, folder / "broken.log")
     _forget()

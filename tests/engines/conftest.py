@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mptune.engines import cuda
 from mptune.engines.context import RunContext
-from mptune.engines.cuda import runtime as cuda
 from mptune.engines.tensorrt import session as tensorrt_session
 from mptune.engines.tensorrt.library import MODULES, Library
 from mptune.graph.loading.model import load_model

@@ -12,13 +12,13 @@ import pytest
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper
 
 from mptune.data.samples import CalibrationSet
-from mptune.engines.backends import onnxruntime, tensorrt
 from mptune.engines.base import EngineError, EngineSession
 from mptune.engines.context import RunContext
+from mptune.engines.latency import Latency, Repetitions, time_in_turn
+from mptune.engines.ort import backend as onnxruntime
+from mptune.engines.tensorrt import backend as tensorrt
 from mptune.engines.tensorrt.builder import BuildOptions, build_engine
-from mptune.engines.tensorrt.jobs import LibraryReport
-from mptune.engines.tensorrt.library import RTX_CAPABILITIES, Kind, load_library
-from mptune.engines.timing.latency import Latency, Repetitions, time_in_turn
+from mptune.engines.tensorrt.library import RTX_CAPABILITIES, Kind, LibraryReport, load_library
 from mptune.engines.toolchains import choose
 from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import Model

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
+from mptune.graph.facts import node_rule
 from mptune.graph.groups import LayerGroup
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -69,6 +70,13 @@ def plans(
     ids = [g.id for g in groups]
     uniform = [PrecisionPlan.uniform(model.sha256, ids, p) for p in precisions]
     return uniform + [PrecisionPlan(model.sha256, {i: rng.choice(precisions) for i in ids}) for _ in range(count)]
+
+
+def one_per_node(model: Model) -> tuple[LayerGroup, ...]:
+    """A group of its own for each node that a plan can reduce."""
+    rules = [(n, node_rule(model, n)) for n in model.nodes]
+    free = [n for n, rule in rules if rule.inputs or rule.outputs]
+    return tuple(LayerGroup(f"g{n.index:03d}", n.name, "other", (n.name,), {n.op_type: 1}) for n in free)
 
 
 def check(path: Path) -> onnx.ModelProto:

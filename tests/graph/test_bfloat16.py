@@ -9,8 +9,8 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from mptune.graph.loading.tensors import from_stored, to_stored
-from mptune.graph.precision import Precision, add_precision, remove_precision
-from mptune.graph.writing.model_file import rounding_nodes
+from mptune.graph.plan import Precision, add_precision, remove_precision
+from mptune.graph.writing.rewrite import rounding_nodes
 from tests.graph.helpers import run
 from tests.graph.models import model, save, text, value
 

@@ -22,7 +22,7 @@ def planned(proto: onnx.ModelProto, folder: Path, **wanted: str) -> tuple[Model,
     """The plan for ``wanted`` (key -> precision), and the nodes that it has in FP16."""
     model = load_model(models.save(proto, folder))
     result = plan_of_nodes(model, {key: Precision.named(p) for key, p in wanted.items()})
-    precisions = Rewriter(GroupedModel(model, result.groups)).node_precisions(result.plan)
+    precisions = Rewriter(GroupedModel(model, result.groups)).types.node_precisions(result.plan)
     return model, result, {name for name, precision in precisions.items() if precision is FP16}
 
 
@@ -46,8 +46,7 @@ def test_bias_and_activation_go_with_their_product(tmp_path: Path) -> None:
     _, result, fp16 = planned(models.mlp(), tmp_path, **{"op:MatMul": "fp16", "op:Relu": "fp32"})
     assert fp16 == {"/block/fc2/MatMul"}
     assert result.warnings == (
-        "block/fc1 (matrix product with bias, norm or activation) is indivisible, and the plan has 1 of its 3 nodes in"
-        " FP16: it is FP32 as a whole",
+        "block/fc1 (matmul) is indivisible, and the plan has 1 of its 3 nodes in FP16: it is FP32 as a whole",
     )
 
 
@@ -56,22 +55,24 @@ def test_a_pattern_that_would_be_split_is_fp32_and_named(tmp_path: Path) -> None
     assert "/attn/MatMul" not in fp16
     assert {"/attn/q/MatMul", "/mask/Mul"} <= fp16
     (warning,) = result.warnings
-    assert "attention core" in warning
+    assert "(attention)" in warning
     assert "4 of its 5" in warning
     _, result, fp16 = planned(models.decomposed_norm(), tmp_path, **{"op:Pow": "fp16"})
     assert fp16 == set()
-    assert "LayerNorm written out" in result.warnings[0]
+    assert "(norm)" in result.warnings[0]
     assert planned(models.decomposed_norm(), tmp_path, **{"*": "fp16", "op:Pow": "fp32"})[2] == {
         "/fc1/MatMul",
         "/fc2/MatMul",
     }
 
 
-def test_views_go_with_what_they_view_unless_they_are_named(tmp_path: Path) -> None:
+def test_views_go_with_what_they_view(tmp_path: Path) -> None:
     nodes = "[product] a = MatMul(x, w) [turn] b = Transpose(a) [back] c = Transpose(b) y = Relu(c)"
     proto = text(f"(float[4,4] x) => (float[4,4] y) {{ {nodes} }}", weight("w", 4, 4))
     assert planned(proto, tmp_path, product="fp16")[2] == {"product", "turn", "back"}
-    assert planned(proto, tmp_path, product="fp16", turn="fp32")[2] == {"product"}
+    assert planned(proto, tmp_path, product="fp16", turn="fp32")[2] == {"product", "turn", "back"}
+    _, result, fp16 = planned(proto, tmp_path, turn="fp16")
+    assert (fp16, len(result.warnings)) == (set(), 1), "nor does a view take its input along"
 
 
 def test_a_name_with_brackets_is_a_name_first(tmp_path: Path) -> None:

@@ -1,7 +1,4 @@
-"""A few random plans of every model of the corpus, and of what torch's two exporters write at opsets 13 to 21.
-
-What is marked ``slow`` takes a hundred of each.
-"""
+"""A few random plans of every model of the corpus, and of what torch's two exporters write at opsets 13 to 21."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
-from tests.graph import random_plans, rtx
+from tests.graph import rtx
 from tests.graph.hazards.observed import ranges_on
 from tests.graph.helpers import feeds, plans, relative_l2, run
 from tests.graph.verify import same_graph, verify
@@ -101,11 +98,3 @@ def test_tensorrt_rtx_takes_typed_models(path: Path, tmp_path: Path) -> None:
             assert number == 1 or NOT_IN_TENSORRT_RTX[path.stem] in str(said)
         else:
             assert said is None, plan
-
-
-@pytest.mark.slow
-@pytest.mark.tensorrt_rtx
-@pytest.mark.timeout(3000)
-@pytest.mark.parametrize("path", CORPUS, ids=lambda p: p.stem)
-def test_random_plans_are_valid_with_ideal_casts_run_and_build(path: Path, tmp_path: Path) -> None:
-    random_plans.check(path, tmp_path, NOT_IN_TENSORRT_RTX.get(path.stem))

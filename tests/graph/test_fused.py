@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mptune.graph.fused import FusedNodes, of_model, values_inside
+from mptune.graph.facts import FusedNodes, values_inside
 from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
 from mptune.graph.loading.model import Model
@@ -20,7 +20,7 @@ from tests.graph.helpers import run
 from tests.graph.norms_written_out import GAIN, LARGE, ROWS, WIDTH, X, rms_norm
 
 NORM = FusedNodes(("n_q", "n_m", "n_a", "n_s", "n_d", "n_y"))
-INSIDE = {"q", "m", "a", "s", "d", "two", "eps"}
+INSIDE = {"q", "m", "a", "s", "d"}
 H = X  # the product before the norm is one with the identity
 GENERATOR = np.random.default_rng(1)
 
@@ -112,20 +112,6 @@ def test_what_it_reads_is_one_all_the_same(tmp_path: Path) -> None:
     pinned = pinned_by_hazards(find_hazards(grouped, magnitudes_of({"h": 7e4, "q": 5e9}), fused=(NORM,)))
     assert set(pinned) == {grouped.owners["n_h"], grouped.owners["n_y"]}
     assert "h: " in pinned[grouped.owners["n_y"]]
-
-
-def test_a_constant_that_others_read_is_not_inside(tmp_path: Path) -> None:
-    model = rms_norm(tmp_path, end="by the inverse")
-    norm = FusedNodes(("n_q", "n_m", "n_a", "n_s", "n_r", "n_d", "n_y"))
-    assert values_inside(model, (norm,)) == INSIDE | {"r", "one"}
-    part = FusedNodes(("n_q", "n_m", "n_a"))
-    assert "one" not in values_inside(model, (part,))
-
-
-def test_as_json(tmp_path: Path) -> None:
-    norms = (NORM, FusedNodes(("gone", "n_y")))
-    assert tuple(FusedNodes.from_json(norm.to_json()) for norm in norms) == norms
-    assert of_model(rms_norm(tmp_path), norms) == norms[:1]
 
 
 @pytest.mark.parametrize("norms", [(), (NORM,)])

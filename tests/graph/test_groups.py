@@ -9,9 +9,10 @@ import pytest
 
 from mptune.errors import PlanError
 from mptune.graph.facts import node_rule
-from mptune.graph.groups import FOLDED, GroupedModel, LayerGroup, find_fitting_groups, find_groups, find_units
+from mptune.graph.groups import FOLDED, GroupedModel, LayerGroup, find_fitting_groups, find_groups
 from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
 from mptune.graph.loading.model import Model, load_model
+from mptune.graph.patterns import find_patterns
 from tests.graph import models
 from tests.graph.hazards.observed import magnitudes_of
 from tests.graph.models import constant, node, text, value, weight
@@ -26,21 +27,20 @@ def load(proto: object, folder: Path) -> tuple[Model, tuple[LayerGroup, ...]]:
     return model, find_groups(model)
 
 
-def stack(layers: int, *, named: bool = True, cut: bool = False) -> onnx.ModelProto:
-    """Transformer blocks behind a convolution and before a head; ``cut`` takes the first token at the end."""
+def stack(layers: int) -> onnx.ModelProto:
+    """Transformer blocks behind a convolution and before a head."""
     nodes = [
-        node("Conv", ["image", "stem"], "e", "/embed/Conv" if named else "", kernel_shape=[2, 2], strides=[2, 2]),
-        node("Reshape", ["e", "flat"], "f", "/Reshape" if named else ""),
-        node("Transpose", ["f"], "x0", "/Transpose" if named else "", perm=[0, 2, 1]),
+        node("Conv", ["image", "stem"], "e", "/embed/Conv", kernel_shape=[2, 2], strides=[2, 2]),
+        node("Reshape", ["e", "flat"], "f", "/Reshape"),
+        node("Transpose", ["f"], "x0", "/Transpose", perm=[0, 2, 1]),
     ]
     constants = [weight("stem", 8, 3, 2, 2), constant("flat", [0, 8, -1], int), constant("half", 0.5)]
-    constants += [constant("root", 2**0.5), constant("one", 1.0), constant("first", 0, int)]
+    constants += [constant("root", 2**0.5), constant("one", 1.0)]
     for k in range(layers):
         x, b = f"x{k}", f"b{k}"
 
         def add(op: str, inputs: list[str], result: str, scope: str, k: int = k, **attributes: object) -> None:
-            name = f"/blocks/blocks.{k}/{scope}{op}" if named else ""
-            nodes.append(node(op, inputs, f"b{k}{result}", name, **attributes))
+            nodes.append(node(op, inputs, f"b{k}{result}", f"/blocks/blocks.{k}/{scope}{op}", **attributes))
 
         add("LayerNormalization", [x, "gamma"], "n", "norm1/", axis=-1)
         for letter in "qkv":
@@ -59,40 +59,25 @@ def stack(layers: int, *, named: bool = True, cut: bool = False) -> onnx.ModelPr
         add("Add", [f"{b}c", f"{b}r"], "y", "")
         nodes[-1].output[0] = f"x{k + 1}"
         constants.append(weight(f"{b}wf", 8, 8))
-    last = f"x{layers}"
-    if cut:
-        nodes.append(node("Gather", [last, "first"], "token", "/Gather" if named else "", axis=1))
-        last = "token"
-    nodes.append(node("MatMul", [last, "wh"], "y", "/head/MatMul" if named else ""))
+    nodes.append(node("MatMul", [f"x{layers}", "wh"], "y", "/head/MatMul"))
     constants += [weight("gamma", 8), weight("wh", 8, 4)]
     return models.model(nodes, [value("image", ["batch", 3, 4, 4])], [value("y", None)], constants)
 
 
-@pytest.mark.parametrize("granularity", GRANULARITIES)
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
 @pytest.mark.smoke
-def test_every_node_with_a_precision_is_in_exactly_one_group(path: Path, granularity: str) -> None:
+def test_every_node_is_in_one_group_and_coarser_groups_are_made_of_finer_ones(path: Path) -> None:
     model = load_model(path)
-    groups = find_groups(model, granularity)  # type: ignore[arg-type]
-    grouped = [name for g in groups for name in g.nodes]
-    assert len(grouped) == len(set(grouped))
     expected = {n.name for n in model.nodes if node_rule(model, n).inputs or node_rule(model, n).outputs}
-    assert set(grouped) == expected
-    assert [g.id for g in groups] == [f"g{k:03d}" for k in range(len(groups))]
-    assert len({g.name for g in groups}) == len(groups)
-    assert {name for group, _ in find_units(model) for name in group.nodes} == expected
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
-def test_coarser_groups_are_made_of_finer_ones(path: Path) -> None:
-    model = load_model(path)
-    fine = [set(group.nodes) for group, _ in find_units(model)]
+    fine = [{model.nodes[k].name for k in pattern.nodes} & expected for pattern in find_patterns(model)]
     for granularity in GRANULARITIES:
-        coarse = [set(g.nodes) for g in find_groups(model, granularity)]  # type: ignore[arg-type]
-        home = {name: k for k, nodes in enumerate(coarse) for name in nodes}
-        assert all(len({home[name] for name in nodes}) == 1 for nodes in fine)
-        assert len(coarse) <= len(fine)
-        fine = coarse
+        groups = find_groups(model, granularity)  # type: ignore[arg-type]
+        assert sorted(name for g in groups for name in g.nodes) == sorted(expected)
+        assert [g.id for g in groups] == [f"g{k:03d}" for k in range(len(groups))]
+        assert len({g.name for g in groups}) == len(groups)
+        home = {name: k for k, g in enumerate(groups) for name in g.nodes}
+        assert all(len({home[name] for name in nodes}) <= 1 for nodes in fine)
+        fine = [set(g.nodes) for g in groups]
 
 
 @pytest.mark.parametrize("path", sorted((HERE / "exported").glob("*.onnx")), ids=lambda p: p.stem)
@@ -146,17 +131,6 @@ def test_blocks_are_modules_and_repeat(tmp_path: Path) -> None:
     fusion = find_groups(model)
     assert len(fusion) == 2 + 3 * 6
     assert len({g.pattern for g in fusion}) == 2 + 5, "queries and values are of one structure, keys are transposed"
-
-
-@pytest.mark.parametrize("cut", [False, True])
-def test_blocks_without_names_are_what_repeats(cut: bool, tmp_path: Path) -> None:
-    model = load_model(models.save(stack(4, named=False, cut=cut), tmp_path))
-    blocks = find_groups(model, "block")
-    assert [b.kind for b in blocks] == ["conv", "block", "block", "block", "block", "matmul"]
-    assert len({b.pattern for b in blocks[1:5]}) == (2 if cut else 1)
-    assert {len(b.nodes) for b in blocks[1:4]} == {16}
-    named = find_groups(load_model(models.save(stack(4, cut=cut), tmp_path)), "block")
-    assert [dict(b.ops) for b in named] == [dict(b.ops) for b in blocks], "names or none, the same blocks"
 
 
 def test_a_repeat_is_a_repeat_with_other_weights_only(tmp_path: Path) -> None:
@@ -268,11 +242,9 @@ def test_the_scaling_of_an_input_is_apart_from_the_product_that_it_feeds(tmp_pat
 
 def test_a_mask_is_apart_from_the_product_that_it_is_added_to(tmp_path: Path) -> None:
     graph = """(float[n,4] x, float[n,4] keep) => (float[n,4] y) <float one = {1}, float huge = {-1000000000}> {
-        [invert] drop = Sub(one, keep) [mask] bias = Mul(drop, huge)
-        h = MatMul(x, w) s = Add(h, bias) y = Sigmoid(s)
+        [invert] drop = Sub(one, keep) [mask] bias = Mul(drop, huge) h = MatMul(x, w) s = Add(h, bias) y = Sigmoid(s)
     }"""
     model, groups = load(text(graph, weight("w", 4, 4)), tmp_path)
-    assert ("invert", "mask") in {group.nodes for group in groups}
     hazards = find_hazards(GroupedModel(model, groups))
     held = {hazard.place.group for hazard in hazards if "held_as" in hazard.evidence}
     assert [group.nodes for group in groups if group.id in held] == [("invert", "mask")]

@@ -17,8 +17,8 @@ from mptune.graph.loading.model import load_model
 from mptune.graph.plan import DEFAULT_PRECISIONS, PRECISIONS, REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter
+from mptune.graph.writing.variants import write_widened
 from mptune.graph.writing.weights import WeightBank, rounded_tensor
-from mptune.graph.writing.widened import write_widened
 from tests.graph.helpers import plans, relative_l2, run
 from tests.graph.models import constant, save, text, weight
 from tests.graph.verify import same_graph, verify

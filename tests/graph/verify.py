@@ -86,14 +86,14 @@ def _plan_is_realised(rewriter: Rewriter, plan: PrecisionPlan, graph: onnx.Graph
     nodes = {n.name: n for n in graph.node}
     assert len(nodes) == len(graph.node), "node names are unique"
     index = {n.name: n.index for n in rewriter.types.model.nodes}
-    for name, precision in rewriter.node_precisions(plan).items():
+    for name, precision in rewriter.types.node_precisions(plan).items():
         wanted = precision.onnx_type
         rule = rewriter.types.rules[index[name]]
         realised = {types.get(nodes[name].output[i], wanted) for i in rule.outputs}
         realised |= {types.get(nodes[name].input[i], wanted) for i in rule.inputs}
         assert realised <= {wanted}, name
     for node in rewriter.types.model.nodes:  # what has no precision keeps every type
-        if node.name in nodes and node.name not in rewriter.node_precisions(plan) and node.op_type != "Cast":
+        if node.name in nodes and node.name not in rewriter.types.node_precisions(plan) and node.op_type != "Cast":
             for old, new in zip(
                 (*node.inputs, *node.outputs), (*nodes[node.name].input, *nodes[node.name].output), strict=True
             ):
@@ -134,7 +134,7 @@ def _casts_are_needed(model: Model, graph: onnx.GraphProto) -> None:
 def ideal_casts(rewriter: Rewriter, plan: PrecisionPlan) -> int:
     """One Cast for each value and type that crosses, counted from the plan alone (for models without own Casts)."""
     model, rules = rewriter.types.model, rewriter.types.rules
-    precision = rewriter.node_precisions(plan)
+    precision = rewriter.types.node_precisions(plan)
     made: dict[str, Precision] = {}
     wanted: dict[str, set[Precision]] = {o.name: {Precision.FP32} for o in model.outputs}
     for node in model.nodes:

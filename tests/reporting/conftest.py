@@ -13,7 +13,7 @@ import pytest
 from mptune.choice import Choice
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.environment import Environment, GpuState
-from mptune.engines.timing.latency import Latency
+from mptune.engines.latency import Latency
 from mptune.graph.groups import GroupedModel, LayerGroup, find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -21,11 +21,11 @@ from mptune.reporting.chosen import readme_text
 from mptune.reporting.recipe import BuildRecipe
 from mptune.reporting.terminal.front import print_front
 from mptune.run_json import TargetSection
+from mptune.tuning.choosing import choose
 from mptune.tuning.confirmation import Confirmation, ConfirmedPlan, error_agreement, latency_agreement
+from mptune.tuning.dominance import hypervolume, pareto
 from mptune.tuning.evaluation import Evaluation, Origin
 from mptune.tuning.front import Front
-from mptune.tuning.fronts.choosing import choose
-from mptune.tuning.fronts.dominance import hypervolume, pareto
 
 MakeFront = Callable[..., tuple]
 

@@ -14,10 +14,10 @@ from mptune.choice import Choice
 from mptune.commands.common import print_csv
 from mptune.data.metrics.accuracy import OutputError
 from mptune.reporting.page import PageContent, page_document
+from mptune.tuning.choosing import choose
 from mptune.tuning.front import Front, front_records
-from mptune.tuning.fronts.choosing import choose
-from mptune.tuning.fronts.limits import MetricLimit, is_larger_in_search
-from mptune.tuning.fronts.texts import compared
+from mptune.tuning.plan_limits import MetricLimit
+from mptune.tuning.texts import compared
 from tests.reporting.conftest import Bench, MakeFront, readme
 from tests.reporting.conftest import front_text as printed
 from tests.reporting.page.reading import plans_of
@@ -70,8 +70,8 @@ def test_no_view_gives_the_smaller_error_alone(
 def test_an_error_is_larger_in_the_search_from_twice_on(make_front: MakeFront) -> None:
     plan = lucky(make_front).chosen
     for searched, held_out, larger in ((5.4e-4, 1.1e-5, True), (3e-4, 2e-4, False), (2e-4, 4e-4, False), (0, 0, False)):
-        assert is_larger_in_search(replace(plan, error=error_of(searched), held_out=error_of(held_out))) is larger
-    assert not is_larger_in_search(replace(plan, held_out=None))
+        assert replace(plan, error=error_of(searched), held_out=error_of(held_out)).is_larger_in_search is larger
+    assert not replace(plan, held_out=None).is_larger_in_search
 
 
 @pytest.mark.parametrize("columns", [80, 130])

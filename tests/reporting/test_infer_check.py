@@ -24,7 +24,6 @@ from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision
 from mptune.graph.writing.emulate import Emulator
-from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
 from tests.reporting.infer_support import infer_module
 
@@ -200,34 +199,25 @@ def test_what_is_fed_back_is_fed_back(infer: dict[str, Any], tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("beside", [False, True])
-def test_an_emulation_reads_the_weights_of_the_model_beside_it(
+def test_an_exported_emulation_needs_no_bank(
     mlp_path: Path, mlp_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beside: bool
 ) -> None:
-    """The same values as an emulation with weights of its own, in a file of the nodes' size."""
     if beside:
-        monkeypatch.setattr("mptune.graph.writing.weights.SELF_CONTAINED_LIMIT", 0)  # as if they passed 2 GiB
+        monkeypatch.setattr("mptune.graph.writing.weights.SELF_CONTAINED_LIMIT", 0)  # as if weights passed 2 GiB
     model = load_model(mlp_path)
     grouped = GroupedModel(model, find_groups(model))
     free = [group.id for group in grouped.groups if group.pinned is None]
     plan = grouped.uniform(Precision.FP32).replace(dict.fromkeys(free[::2], Precision.FP16))
+    check = Emulator(grouped).export(plan, tmp_path / "alone" / "check.onnx")
+    names = ["check.onnx", "check.onnx.data"] if beside else ["check.onnx"]
+    assert sorted(path.name for path in check.parent.iterdir()) == names
+    onnx.checker.check_model(str(check), full_check=True)
     bank = WeightBank.write(model, tmp_path / "weights")
-    rewriter, arguments = Rewriter(grouped, bank), (plan, tmp_path / "model.onnx", {"plan": plan.fingerprint})
-    mixed = rewriter.export(*arguments)
-    check = Emulator(grouped, bank).write(plan, tmp_path / "check.onnx", mixed)
-    stored = onnx.load(check, load_external_data=False).graph.initializer
-    locations = {entry.value for tensor in stored for entry in tensor.external_data if entry.key == "location"}
-    assert locations == {"model.onnx.data" if beside else "model.onnx"}
-    assert (tmp_path / "check.onnx").stat().st_size < 12_000 < mixed.stat().st_size + beside * 100_000
-    onnx.checker.check_model(str(tmp_path / "check.onnx"), full_check=True)
-    alone = Emulator(grouped, bank).write(plan, tmp_path / "weights" / "alone.onnx")
+    paths = check, Emulator(grouped, bank).write(plan, tmp_path / "weights" / "banked.onnx"), mlp_path
     feed = {"x": np.load(mlp_data)["x"]}
-    check, wanted = (
-        onnxruntime.InferenceSession(path, providers=CPU).run(None, feed)[0]
-        for path in (tmp_path / "check.onnx", alone)
-    )
-    np.testing.assert_array_equal(check, wanted)
-    exact = onnxruntime.InferenceSession(mlp_path, providers=CPU).run(None, feed)[0]
-    assert 0 < np.abs(check - exact).max() < 1e-2
+    emulated, wanted, exact = (onnxruntime.InferenceSession(p, providers=CPU).run(None, feed)[0] for p in paths)
+    np.testing.assert_array_equal(emulated, wanted)
+    assert 0 < np.abs(emulated - exact).max() < 1e-2
 
 
 SHAPED = {"image": ["N", 3, "H", "W"], "mask": ["N", "H"], "threshold": [], "fixed": [2, 5]}

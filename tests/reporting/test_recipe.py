@@ -25,7 +25,7 @@ from mptune.settings import SearchSettings, ShapeRange, TensorRtSettings
 from mptune.targets.detect import JetsonState
 from tests.reporting import trtexec
 from tests.reporting.conftest import Bench, MakeFront
-from tests.tuning.factory import make_fixed_settings
+from tests.tuning.factory import make_fixed_settings, make_run_file
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def arguments(tmp_path: Path) -> Callable[..., list[str]]:
 def run_file(**changes: object) -> RunFile:
     settings = SearchSettings()
     fixed = make_fixed_settings(settings).model_copy(update=changes)
-    return RunFile.of(settings, ModelSection(path="m.onnx", sha256=""), fixed, None, "search")
+    return make_run_file(settings, ModelSection(path="m.onnx", sha256=""), fixed)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mptune.engines.environment import Environment
-from mptune.engines.timing.latency import Latency
+from mptune.engines.latency import Latency
 from mptune.reporting.text import (
     environment_facts,
     error_source,
@@ -19,7 +19,7 @@ from mptune.reporting.text import (
 )
 from mptune.tuning.evaluation import ORIGIN_FP32, Origin
 from mptune.tuning.front import front_rows
-from mptune.tuning.fronts.texts import format_error, format_interval, format_ms, format_speedup
+from mptune.tuning.texts import format_error, format_interval, format_ms, format_speedup
 from tests.reporting.conftest import Bench, MakeFront, make_error, predicted
 from tests.tuning.factory import make_evaluation
 

@@ -103,7 +103,7 @@ def test_which_layers_are_named(tmp_path: Path) -> None:
     assert {node.output[0] for node in weak.proto.graph.node if node.name in weak.types} == {"g", "r", "s"}
 
 
-def test_values_beyond_fp16_and_ranks_of_constants(tmp_path: Path) -> None:
+def test_layers_that_read_values_beyond_fp16_are_fp32(tmp_path: Path) -> None:
     text = """(float[2, 4] x, float[2, 4] keep) => (float[2, 4] y, float[2, 4] s)
         <float one = {1}, float low = {-1000000000}, float[4] up = {1, 2, 3, 100000}, float down = {0.00001}> {
         z = Relu(x)
@@ -119,7 +119,6 @@ def test_values_beyond_fp16_and_ranks_of_constants(tmp_path: Path) -> None:
     outputs_agree(grouped, weak, tmp_path / "weak.onnx")
     precisions = {node.output[0]: weak.precisions[node.name] for node in weak.proto.graph.node}
     assert {value for value, precision in precisions.items() if precision is Precision.FP16} == {"z", "gone", "s"}
-    assert sorted(constant.shape for constant in weak.constants.values()) == [(1, 1), (1, 1), (1, 1), (1, 4)]
 
 
 REFUSED = {

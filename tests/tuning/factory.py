@@ -8,22 +8,20 @@ from pathlib import Path
 from mptune.choice import Choice
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Measurement
-from mptune.engines.timing.latency import Latency
+from mptune.engines.latency import Latency
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.run_json import FixedSettings
+from mptune.run_json import FixedSettings, ModelSection, RunFile, SearchSection
 from mptune.settings import SearchSettings
+from mptune.tuning.bench import Bench, Limits, Listener, Silent
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_SAMPLER, Evaluation, Origin
 from mptune.tuning.front import Front
-from mptune.tuning.listener import Listener
+from mptune.tuning.knowledge import Knowledge, Sensitivity
 from mptune.tuning.record.record import Proposal, StudyRecord
 from mptune.tuning.record.study import open_study
 from mptune.tuning.sampler.precision import PrecisionSampler
 from mptune.tuning.sampler.trials import Prior
 from mptune.tuning.space import SearchSpace
-from mptune.tuning.steps.knowledge import Knowledge
-from mptune.tuning.steps.limits import Limits
-from mptune.tuning.steps.prior import Sensitivity
 from tests.fakes import SHA, FakeToolchain
 
 
@@ -59,6 +57,18 @@ def make_evaluation(
     )
 
 
+def make_bench(
+    record: StudyRecord,
+    toolchain: Toolchain,
+    settings: SearchSettings | None = None,
+    listener: Listener | None = None,
+    limits: Limits | None = None,
+) -> Bench:
+    """Where a record's plans are evaluated; without limits those of the settings, from now on."""
+    settings = settings or SearchSettings()
+    return Bench(record, toolchain, settings, listener or Silent(), limits or Limits(settings))
+
+
 def find_sensitivity(
     space: SearchSpace,
     toolchain: Toolchain,
@@ -71,7 +81,7 @@ def find_sensitivity(
 ) -> Sensitivity:
     """One-group errors, beside ``path``; what an earlier call noted in the journal there is not done again."""
     record = open_study(space, name=metric, metric=metric, identity={}, journal=path.with_suffix(".journal"))
-    known = Knowledge(record, toolchain, settings or SearchSettings(), listener, metric, path.parent, limits)
+    known = Knowledge(make_bench(record, toolchain, settings, listener, limits), metric, path.parent)
     known.take(allowed)
     record.close()
     return known.sensitivity()
@@ -113,6 +123,12 @@ def evaluation_of(proposal: Proposal, toolchain: FakeToolchain) -> Evaluation:
     return Evaluation.from_measurement(
         proposal.plan, measurement, number=number, origin=origin, metric="relative_l2", baseline_ms=None
     )
+
+
+def make_run_file(settings: SearchSettings, model: ModelSection, fixed: FixedSettings, study: str = "s") -> RunFile:
+    """That of a search that begins."""
+    search, choice = SearchSection.of(settings), Choice.of(settings)
+    return RunFile(model=model, fixed_settings=fixed, search=search, study=study, choice=choice)
 
 
 def make_fixed_settings(settings: SearchSettings, **resolved: object) -> FixedSettings:

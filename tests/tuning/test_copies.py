@@ -19,7 +19,7 @@ from mptune.run_json import ModelSection, RunFile
 from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings
 from mptune.tuning.copies import keep_model, load_grouped
-from tests.tuning.factory import make_fixed_settings
+from tests.tuning.factory import make_fixed_settings, make_run_file
 
 CORPUS = sorted((Path(__file__).parents[1] / "graph").glob("*/*.onnx"))
 
@@ -27,7 +27,7 @@ CORPUS = sorted((Path(__file__).parents[1] / "graph").glob("*/*.onnx"))
 def describe(model: Model) -> RunFile:
     section = ModelSection(path=str(model.path), sha256=model.sha256)
     settings, groups = SearchSettings(), groups_sha256(find_groups(model))
-    return RunFile.of(settings, section, make_fixed_settings(settings, groups_sha256=groups), None, "s")
+    return make_run_file(settings, section, make_fixed_settings(settings, groups_sha256=groups))
 
 
 def keep(path: Path, run_dir: Path) -> tuple[Model, RunDirectory, RunFile]:

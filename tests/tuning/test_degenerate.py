@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
+import onnx
 import pytest
 from onnx import TensorProto
 
@@ -23,17 +24,12 @@ from tests.graph import models
 pytestmark = pytest.mark.usefixtures("opened_here", "place")
 
 
-@dataclass
-class Search:
+class Search(NamedTuple):
     """What one search did and said."""
 
     front: Front
     toolchain: FakeToolchain
     diary: Diary
-
-    @property
-    def said(self) -> str:
-        return "\n".join(self.front.warnings)
 
 
 Options = Callable[[list[str]], dict[str, object]]
@@ -49,19 +45,15 @@ def search(law: Options | None = None, toolchain: Options | None = None, **setti
     assert front.chosen is not None
     assert front.limits_met
     assert (front.run_dir / "chosen" / "model.onnx").exists()
-    assert mptune.report(front.run_dir) == front
+    assert mptune.report(front.run_dir).to_json() == front.to_json()
     print_front(front, io.StringIO())
     return Search(front, fake, diary)
 
 
-def save_space(text: str) -> str:
-    Path("space.toml").write_text(f"format = 1\n{text}")
-    return "space.toml"
-
-
 def test_no_free_group() -> None:
-    done = search(space=save_space("[pin]\nfp32 = ['*']"))
-    assert "every layer group is pinned, so there was nothing to search" in done.said
+    Path("space.toml").write_text("format = 1\n[pin]\nfp32 = ['*']")
+    done = search(space="space.toml")
+    assert "every layer group is pinned, so there was nothing to search" in "\n".join(done.front.warnings)
     assert "stopped: every plan of the search space has been evaluated" in done.diary.stages
     assert done.front.chosen == done.front.fp32
     assert len(done.toolchain.built) == 1
@@ -69,7 +61,8 @@ def test_no_free_group() -> None:
 
 
 def test_one_free_group() -> None:
-    done = search(space=save_space("[pin]\nfp32 = ['block*', 'mixing*']"))
+    Path("space.toml").write_text("format = 1\n[pin]\nfp32 = ['block*', 'mixing*']")
+    done = search(space="space.toml")
     assert "stopped: every plan of the search space has been evaluated" in done.diary.stages
     assert len(done.toolchain.built) == 2
     assert done.front.warnings == (), "that is all there is, and a larger budget would find no more"
@@ -110,22 +103,22 @@ def test_all_errors_are_zero() -> None:
 @pytest.mark.parametrize("budget", [1, 3])
 def test_a_budget_below_the_number_of_seeds(budget: int) -> None:
     done, says = search(budget=budget), "only the baseline and the seeds were evaluated, and nothing was searched"
-    assert says in done.said
-    assert "larger --budget" in done.said
+    assert says in "\n".join(done.front.warnings)
+    assert "larger --budget" in "\n".join(done.front.warnings)
     assert done.diary.stages[2] == "stopped: the budget is spent"
     assert done.front.evaluations == budget
     more = search(budget=8)
-    assert says not in more.said
+    assert says not in "\n".join(more.front.warnings)
     assert len(more.toolchain.built) == 8 - budget
 
 
+def save_model(node: onnx.NodeProto, x: int, y: int, *constants: onnx.TensorProto) -> None:
+    values = [models.value("x", [1, 8], x)], [models.value("y", [1, 8], y)]
+    Path("model.onnx").write_bytes(models.model([node], *values, list(constants)).SerializeToString())
+
+
 def test_a_model_that_computes_nothing_in_fp32_is_refused() -> None:
-    proto = models.model(
-        [models.node("Add", ["x", "x"], "y", "twice/Add")],
-        [models.value("x", [4], TensorProto.INT64)],
-        [models.value("y", [4], TensorProto.INT64)],
-    )
-    Path("model.onnx").write_bytes(proto.SerializeToString())
+    save_model(models.node("Add", ["x", "x"], "y", "twice/Add"), TensorProto.INT64, TensorProto.INT64)
     with pytest.raises(ModelError, match="no FP32 layer to tune") as caught:
         search(data=None)
     assert caught.value.hint
@@ -133,23 +126,15 @@ def test_a_model_that_computes_nothing_in_fp32_is_refused() -> None:
 
 def test_a_model_without_layer_groups() -> None:
     """All that is FP32 in it is made by an operator that has no precision of its own."""
-    proto = models.model(
-        [models.node("DequantizeLinear", ["x", "scale"], "y", "dequantize")],
-        [models.value("x", [4], TensorProto.UINT8)],
-        [models.value("y", [4])],
-        [models.constant("scale", 0.1)],
-    )
-    Path("model.onnx").write_bytes(proto.SerializeToString())
+    node = models.node("DequantizeLinear", ["x", "scale"], "y", "dequantize")
+    save_model(node, TensorProto.UINT8, TensorProto.FLOAT, models.constant("scale", 0.1))
     done = search(data=None)
     assert "no layer group can have another precision; nothing to tune" in [f.text for f in done.front.findings]
     assert done.front.fp32.plan.precision == {}
 
 
 def test_a_model_that_is_predicted_to_take_no_time() -> None:
-    proto = models.model(
-        [models.node("Identity", ["x"], "y", "same")], [models.value("x", [1, 8])], [models.value("y", [1, 8])]
-    )
-    Path("model.onnx").write_bytes(proto.SerializeToString())
+    save_model(models.node("Identity", ["x"], "y", "same"), TensorProto.FLOAT, TensorProto.FLOAT)
     found = mptune.search("model.onnx", target="jetson-orin-nano-8gb", budget=4, progress=False)
     assert found.chosen is not None
     assert not found.chosen.plan.reduced_groups

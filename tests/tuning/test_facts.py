@@ -22,9 +22,9 @@ from mptune.graph.plan import Precision
 from mptune.settings import SearchSettings
 from mptune.targets.detect import JetsonState, PowerMode
 from mptune.targets.target import load_target
+from mptune.tuning.bench import Silent
 from mptune.tuning.facts import MissingKernels, Observations, observe
 from mptune.tuning.front import Front
-from mptune.tuning.listener import Silent
 from mptune.tuning.measuring import Measuring
 from tests.fakes import Diary, FakeToolchain, Law, search
 from tests.graph.norms_written_out import X, rms_norm

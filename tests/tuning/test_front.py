@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mptune.tuning.dominance import faster_beyond_noise, hypervolume, pareto
 from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation
 from mptune.tuning.explanation import Explanation, GroupWorth, Kept
-from mptune.tuning.fronts.dominance import faster_beyond_noise, hypervolume, pareto
 from tests.tuning import factory
 from tests.tuning.factory import make_evaluation
 

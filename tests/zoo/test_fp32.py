@@ -19,8 +19,8 @@ from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
 from mptune.processes.child import WorkerState
 from mptune.settings import DataSettings, SearchSettings
-from mptune.tuning.reasons.reference import training_findings, without_repetition
-from mptune.tuning.steps.baseline import check_reference
+from mptune.tuning.baseline import check_reference
+from mptune.tuning.output_findings import training_findings, without_repetition
 from tests.engines.engine_support import InProcess
 from tests.graph import models
 from tests.zoo.fp32 import Specimen, specimens

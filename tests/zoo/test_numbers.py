@@ -11,7 +11,7 @@ import pytest
 import mptune
 from mptune.finding import CODES
 from mptune.inspection.record import Inspection
-from mptune.tuning.reasons.plan_findings import SampleIndices, plan_findings
+from mptune.tuning.output_findings import SampleIndices, plan_findings
 from tests.zoo.graphs import FURTHER_GRAPHS, GRAPHS
 from tests.zoo.numbers import SHOWN, Show
 from tests.zoo.numbers.further import FURTHER, HELD

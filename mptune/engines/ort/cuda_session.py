@@ -22,11 +22,11 @@ from typing import Any
 
 import numpy as np
 
+from mptune.engines import cuda
 from mptune.engines.base import EngineError, FailureKind, Stage
-from mptune.engines.cuda import runtime as cuda
-from mptune.engines.cuda.runtime import StreamStopwatch, enqueue_delay
+from mptune.engines.cuda import StreamStopwatch, enqueue_delay
+from mptune.engines.latency import Stopwatch, monotonic_ms
 from mptune.engines.ort.session import PROVIDERS, Bound, OrtSession, Provider, SessionOptions, translated
-from mptune.engines.timing.latency import Stopwatch, monotonic_ms
 from mptune.processes.child import WorkerState
 from mptune.processes.parent import Worker
 

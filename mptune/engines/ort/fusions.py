@@ -13,8 +13,7 @@ import onnx
 from mptune.engines.base import EngineError, MissingKernel
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import OPTIMISED_MODEL, PROVIDERS, Provider, SessionOptions, translated
-from mptune.graph.facts import facts_of
-from mptune.graph.fused import FusedNodes
+from mptune.graph.facts import FusedNodes, facts_of
 from mptune.graph.groups import GroupedModel
 from mptune.graph.loading.model import RuntimeTypes
 from mptune.graph.loading.tensors import TensorInfo, element_type

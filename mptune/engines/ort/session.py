@@ -19,7 +19,7 @@ import numpy as np
 
 from mptune.engines.base import EngineError, FailureKind
 from mptune.engines.environment import usable_cores
-from mptune.engines.timing.latency import HostStopwatch, Stopwatch
+from mptune.engines.latency import HostStopwatch, Stopwatch
 
 T = TypeVar("T")
 Provider = Literal["cpu", "cuda"]

@@ -1,4 +1,4 @@
-"""Builds engines from typed ONNX models, with caches that the processes of a run share under a lock."""
+"""The jobs that load TensorRT, parse, and build engines of typed ONNX models, with a timing cache that a run shares."""
 
 from __future__ import annotations
 
@@ -8,23 +8,26 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import Any
 
 import filelock
 import numpy as np
 
 from mptune.engines.base import EngineError, FailureKind, Progress
-from mptune.engines.jobs.samples import Feed
-from mptune.engines.tensorrt.failures import build_failure, construct, parser_failure, skipped_tactics
-from mptune.engines.tensorrt.library import AHEAD_OF_TIME, Kind, Library, collector_paused, open_log
+from mptune.engines.samples import Feed, cached_samples
+from mptune.engines.tensorrt import library as tensorrt
+from mptune.engines.tensorrt.library import Kind, Library, collector_paused
 from mptune.errors import SettingsError
 from mptune.files import whole_file
+from mptune.processes.child import WorkerState
 from mptune.settings import ShapeRange, TensorRtSettings
 
 _LOCK_TIMEOUT_S = 60.0
 _LOCK_ERRORS = (OSError, filelock.Timeout)
 _REPORT_EVERY_S = 0.25
+_OPEN_SESSIONS = ("baseline", "switched 0")
+"""What stays open in the worker from job to job and holds memory of the device."""
 AVERAGED_TIMINGS = 8
 """Timings of a tactic that are averaged: trtexec's (``defaultAvgTiming``, sampleOptions.h); Python's default is 1."""
 
@@ -107,7 +110,7 @@ def build_engine(
     objects += [config, profile]
     _configure(library, config, options)
     if _fill_profile(network, profile, samples, options.shapes) and config.add_optimization_profile(profile) < 0:
-        raise build_failure(log, "TensorRT refuses the optimization profile")
+        raise tensorrt.build_failure(log, "TensorRT refuses the optimization profile")
     # TensorRT-RTX times nothing, and its timing cache would need a GPU.
     cache_file = None if library.is_rtx else options.timing_cache
     if cache_file is not None:
@@ -119,10 +122,10 @@ def build_engine(
     if monitor.cancelled:
         raise EngineError(FailureKind.TIMEOUT, f"no engine after {timeout_s:g} s: the build was cancelled")
     if memory is None or not memory.nbytes:
-        raise build_failure(log)
+        raise tensorrt.build_failure(log)
     if cache_file is not None:
         save_timing_cache(cache_file, config)
-    return memory, (*library.warnings, *skipped_tactics(log.warnings))
+    return memory, (*library.warnings, *tensorrt.skipped_tactics(log.warnings))
 
 
 @collector_paused()
@@ -132,8 +135,8 @@ def parse_network(library: Library, model: Path, objects: BuildObjects | None = 
 
     trt = library.trt
     objects = BuildObjects() if objects is None else objects
-    log = open_log(trt)
-    builder = construct(lambda: trt.Builder(log), log)
+    log = tensorrt.open_log(trt)
+    builder = tensorrt.construct(lambda: trt.Builder(log), log)
     objects += [log, builder]
     # TensorRT 11 has no other networks: it accepts the flag and ignores it.
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
@@ -148,7 +151,7 @@ def parse_network(library: Library, model: Path, objects: BuildObjects | None = 
             operator = parser_error.node_operator() or (importer if onnx.defs.has(importer) else "")
             words, node = parser_error.desc() or "", parser_error.node_name() or ""
             complaints.append((parser_error.code().name, words, node, operator))
-        raise parser_failure(complaints, log)
+        raise tensorrt.parser_failure(complaints, log)
     return builder, network, parser
 
 
@@ -164,7 +167,7 @@ def _configure(library: Library, config: Any, options: BuildOptions) -> None:
     if library.is_rtx and options.capabilities:
         config.num_compute_capabilities = len(options.capabilities)
         for position, capability in enumerate(options.capabilities):
-            value = getattr(trt.ComputeCapability, AHEAD_OF_TIME.get(capability, ""), None)
+            value = getattr(trt.ComputeCapability, tensorrt.AHEAD_OF_TIME.get(capability, ""), None)
             if value is None or not config.set_compute_capability(value, position):
                 number = ".".join(map(str, capability))
                 message = f"TensorRT-RTX {library.version} builds no engines for compute capability {number}"
@@ -275,3 +278,47 @@ def _monitor_class(trt: Any) -> Any:
             self._steps.pop(phase_name, None)
 
     return Monitor
+
+
+@dataclass(frozen=True)
+class ParseJob:
+    """Parse a model with TensorRT or TensorRT-RTX."""
+
+    kind: Kind
+    model: Path
+    plugins: tuple[Path, ...] = ()
+
+    def run(self, state: WorkerState) -> None:
+        """Raises EngineError: the parser does not take it."""
+        parse_network(tensorrt.load_library(self.kind, self.plugins), self.model, state.transient(BuildObjects))
+
+
+@dataclass(frozen=True)
+class BuildJob:
+    """Build the engine of a typed model and write it to a file, whole or not at all."""
+
+    model: Path
+    engine_path: Path
+    options: BuildOptions
+    samples: tuple[Path, ...]
+    """Files of samples whose shapes the engine must take; it is tuned for the first sample of the first."""
+    timeout_s: float
+    alone: bool = False
+    """Close the sessions that stay open in the worker before the build. Where CPU and GPU share their memory, TensorRT
+    would skip tactics in some builds and not in others, by what is open."""
+
+    def run(self, state: WorkerState) -> tuple[float, tuple[str, ...]]:
+        """Returns the seconds that it took, and warnings."""
+        for slot in _OPEN_SESSIONS if self.alone else ():
+            state.drop(slot)
+        library = tensorrt.load_library(self.options.kind, self.options.plugins)
+        samples = [sample for path in self.samples for sample in cached_samples(state, path)]
+        objects = state.transient(BuildObjects)  # Freed once the answer is sent.
+        started, limit_s = perf_counter(), self.timeout_s
+        engine, warnings = build_engine(
+            library, self.model, self.options, samples, timeout_s=limit_s, report=state.report, objects=objects
+        )
+        build_s = perf_counter() - started
+        with whole_file(self.engine_path) as partial_path:
+            partial_path.write_bytes(engine)
+        return build_s, warnings

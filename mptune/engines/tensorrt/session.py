@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mptune.engines.base import EngineError, FailureKind
-from mptune.engines.cuda import runtime as cuda
-from mptune.engines.cuda.runtime import StreamStopwatch
+from mptune.engines import cuda
+from mptune.engines.base import EngineError, FailureKind, Stage
+from mptune.engines.latency import Stopwatch, monotonic_ms
 from mptune.engines.ort.session import are_gone, references
-from mptune.engines.tensorrt.failures import build_failure, construct
-from mptune.engines.tensorrt.library import Kind, Library, collector_paused, load_library, open_log
-from mptune.engines.timing.latency import Stopwatch, monotonic_ms
+from mptune.engines.samples import cached_samples
+from mptune.engines.tensorrt.layers import LayerTime, layer_times, profiler_class, read_layers
+from mptune.engines.tensorrt.library import (
+    Kind,
+    Library,
+    build_failure,
+    collector_paused,
+    construct,
+    load_library,
+    open_log,
+)
 from mptune.files import read_bytes
+from mptune.processes.child import WorkerState
 
+PROFILED_RUNS, UNTIMED_RUNS = 20, 5
+"""Executions that a profile averages over, without the longest; warm-up executions before these."""
 _ALIGNMENT = 256  # NvInferRuntime.h, setTensorAddress: "The pointer must have at least 256-byte alignment"
 _FATAL = (FailureKind.OUT_OF_MEMORY, FailureKind.DEVICE_LOST, FailureKind.CRASH)
 """After these no other way of running is tried."""
@@ -194,7 +205,7 @@ class TensorRtSession:
         graph = bound.graph
         # Neither holds the engine: a stopwatch may live longer than the session.
         enqueue: Callable[[], None] = self._enqueue if graph is None else lambda: graph.launch(self._opened())
-        return StreamStopwatch(enqueue, stream, monotonic_ms)
+        return cuda.StreamStopwatch(enqueue, stream, monotonic_ms)
 
     def attach(self, profiler: Any) -> None:
         """Have an ``IProfiler`` called with the time of each layer, which it is where CUDA graphs are off."""
@@ -336,3 +347,37 @@ class TensorRtSession:
     def _warn(self, text: str) -> None:
         if text not in self._warnings:
             self._warnings.append(text)
+
+
+@dataclass(frozen=True)
+class TensorRtEngine:
+    """An engine file. Implements ``Engine``."""
+
+    path: Path
+    options: EngineOptions
+
+    def open(self) -> TensorRtSession:
+        return TensorRtSession(self.path, self.options)
+
+
+@dataclass(frozen=True)
+class EngineProfileJob:
+    """Take the layer times of an engine file in a session of its own, since the one that is timed has a CUDA graph."""
+
+    built: TensorRtEngine
+    samples: Path
+
+    def run(self, state: WorkerState) -> tuple[LayerTime, ...]:
+        feed = cached_samples(state, self.samples)[0]
+        options = replace(self.built.options, cuda_graph=False)
+        session = state.transient(partial(TensorRtSession, self.built.path, options))
+        state.enter(Stage.TIME)
+        profiler = profiler_class(session.library.trt)()
+        session.attach(profiler)
+        watch = session.stopwatch(feed)
+        for _ in range(UNTIMED_RUNS):
+            watch.run_once()
+        for _ in range(PROFILED_RUNS):
+            profiler.start_execution()
+            watch.run_once()
+        return layer_times(profiler.executions, read_layers(session.information()))

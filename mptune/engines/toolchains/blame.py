@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
-from mptune.engines.base import Failure, Place, ReferenceReport, SampleSet
+from mptune.engines.base import Failure, Place, ReferenceReport, SampleSet, Stage
 from mptune.engines.context import RunContext
-from mptune.engines.jobs.rows import Question, Sight, SightJob
-from mptune.engines.ort.session import Provider
+from mptune.engines.ort.cuda_session import open_session
+from mptune.engines.ort.session import OrtSession, Provider, SessionOptions
+from mptune.engines.outputs import value_error
+from mptune.engines.samples import Feed, cached_samples
+from mptune.engines.toolchains.rows import first_other, halved, row_feeds
 from mptune.graph.facts import attribute
 from mptune.graph.loading.model import Model, Node, needed_nodes
 from mptune.graph.ops import RECURRENT, SHAPE_OF, operator
+from mptune.processes.child import WorkerState
 from mptune.processes.parent import Worker
 
+Question = Literal["finite", "repeat", "constant", "rows", "batch"]
+"""finite: one sample. repeat: one sample twice. constant: two samples that differ. rows: a row alone, and the same row
+among different ones. batch: a row alone, and a batch."""
 REPEAT_WARNING = 1e-5  # two runs on one sample that differ by more are no rounding, in relative L2
 ROWS_WARNING = 1e-4  # a row of one batch and the same row alone, or in another batch
 ALONG_SEQUENCE, BY_INDEX = "sequence", "index"
@@ -27,7 +38,83 @@ _SEQUENTIAL = RECURRENT | {"Scan"}
 _SHAPE_OPERATORS = SHAPE_OF | {"ConstantOfShape", "Range", "EyeLike"}
 """What they give does not depend on values, and is no fault."""
 _WATCHED = frozenset({"float", "float16", "double", "int64", "int32", "int8", "uint8", "int16", "bool"})
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What one value holds."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    kind: str = ""  # ``nan`` or ``inf`` where not all is finite
+    difference: float = 0.0
+    """Relative L2 between the two feeds, of the same row where rows are compared; 0 where there is one feed, or where
+    the two cannot be compared; infinite where a value belongs to pairs of rows."""
+    is_equal: bool = True
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether the first dimension grows with the batch."""
+        first, second = (shape[:1] for shape in self.shapes)
+        return first != second
+
+
 Sights = Mapping[str, Sight]  # value -> what it holds; empty where that could not be run
+
+
+@dataclass(frozen=True)
+class SightJob:
+    """Run models whose outputs are values of one model, and reduce each to a ``Sight``."""
+
+    models: tuple[Path, ...]
+    samples: Path
+    provider: Provider
+    question: Question
+    index: int = 0  # of the sample, or of the row, the first or the last one
+
+    def run(self, state: WorkerState) -> dict[str, Sight]:
+        """See the class; empty where the samples do not have such feeds."""
+        samples = cached_samples(state, self.samples)
+        sights: dict[str, Sight] = {}
+        for model in self.models:
+            session = state.transient(partial(open_session, model, SessionOptions(self.provider)))
+            state.enter(Stage.RUN)
+            results = [session.run(feed) for feed in self._feeds(session, samples)]
+            sights.update({name: self._sight([values[name] for values in results]) for name in (results or [{}])[0]})
+        return sights
+
+    def _feeds(self, session: OrtSession, samples: Sequence[Feed]) -> tuple[Feed, ...]:
+        if self.question == "finite":
+            return (samples[self.index],)
+        if self.question == "repeat":
+            return (samples[0], samples[0])
+        if self.question == "constant":
+            other = first_other(samples)
+            return (samples[0], halved(samples[0]) if other is None else samples[other])
+        rows = row_feeds({name: shape for name, (_, shape) in session.inputs.items()}, samples)
+        return () if rows is None else (rows.last if self.index else rows.first, rows.batch)
+
+    def _sight(self, arrays: Sequence[np.ndarray]) -> Sight:
+        first, other = arrays[0], arrays[-1]
+        is_float = first.dtype.kind == "f"
+        kind = ("nan" if np.isnan(first).any() else "inf" if np.isinf(first).any() else "") if is_float else ""
+        sight = Sight(tuple(tuple(int(dim) for dim in array.shape) for array in arrays), kind)
+        if self.question == "rows":
+            # The part of a batch that belongs to the row, by the one axis that grew.
+            grown = [k for k, (a, b) in enumerate(zip(first.shape, other.shape, strict=False)) if a != b]
+            if first.ndim != other.ndim or first.ndim == 0:
+                return sight
+            if len(grown) > 1:  # each value belongs to a pair of rows, as in attention over the batch
+                return replace(sight, difference=math.inf, is_equal=False)
+            axis = grown[0] if grown else 0
+            length = first.shape[axis] if grown else 1
+            if length == 0 or other.shape[axis] < (self.index + 1) * length:
+                return sight
+            part = range(self.index * length, (self.index + 1) * length)
+            first, other = first if grown else first.take(part, axis), other.take(part, axis)
+        if first.dtype.kind not in "fiub" or len(arrays) == 1:
+            return sight
+        is_equal = first.shape == other.shape and np.array_equal(first, other, equal_nan=is_float)
+        return replace(sight, difference=value_error(other, first), is_equal=is_equal)
 
 
 def locate(
@@ -85,7 +172,7 @@ def _look(
     outputs: Sequence[str],
     index: int,
 ) -> Sights:
-    from mptune.graph.writing.observe import write_with_outputs
+    from mptune.graph.writing.variants import write_with_outputs
 
     model = context.model
     names = [info.name for info in model.inputs]

@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from functools import partial
 from threading import Thread
 
-from mptune.engines.backends.backend import Availability, Backend, BackendStatus, Place
-from mptune.engines.backends.registry import find_backends
-from mptune.engines.backends.tensorrt import foreign_operators
+from mptune.engines.backend import Availability, Backend, BackendStatus, Place
 from mptune.engines.context import RunContext
-from mptune.engines.environment import cpu_model
+from mptune.engines.environment import backend_entries, backend_names, cpu_model
 from mptune.engines.ort.cuda_session import PROBE_TIMEOUT_S, ProbeJob, probe
 from mptune.engines.ort.session import Provider
+from mptune.engines.tensorrt.backend import foreign_operators
+from mptune.engines.toolchains.reference import Workers, observes_beside
 from mptune.engines.toolchains.toolchain import Toolchain
-from mptune.engines.workers import Workers, observes_beside
 from mptune.errors import TargetError
 from mptune.settings import SearchSettings
 from mptune.targets.detect import Gpu, detect_gpus, hidden_gpu
@@ -158,6 +157,25 @@ def is_here(target: Target, gpu: Gpu) -> bool:
     if not gpu.is_jetson or not any(name.lower().startswith(f"{family} ") for name in target.gpu_names):
         return False
     return bool(gpu.memory_gb and target.memory_gb and same_memory(gpu.memory_gb, target.memory_gb))
+
+
+def find_backends(choice: str = "auto") -> tuple[Backend, ...]:
+    """The backends that a choice leaves: the one that it names; of ``auto`` all, mptune's own first.
+
+    Raises:
+        TargetError: there is none of that name, or its package does not load.
+    """
+    backends: list[Backend] = []
+    for name in backend_names() if choice == "auto" else (choice,):
+        entry = backend_entries().get(name)
+        if entry is None:
+            raise TargetError(f"there is no engine {name!r}", f"give --engine auto, {', '.join(backend_names())}")
+        try:
+            backends.append(entry.load())
+        except Exception as error:
+            message = f"the engine {name} does not load ({entry.value}): {type(error).__name__}: {error}"
+            raise TargetError(message, "install its package again, or uninstall it") from error
+    return tuple(backends)
 
 
 def list_toolchains() -> tuple[BackendStatus, ...]:

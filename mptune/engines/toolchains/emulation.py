@@ -13,16 +13,16 @@ from mptune.data.archive import read_sample_shapes
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import EmulatedSamples, Failure, SampleSet, in_parts
 from mptune.engines.context import RunContext
-from mptune.engines.jobs.emulation import ErrorsJob, SwitchedErrorsJob
-from mptune.engines.jobs.samples import Scoring
 from mptune.engines.ort.session import Provider
-from mptune.graph.fused import FusedNodes
+from mptune.engines.samples import Scoring
+from mptune.engines.toolchains.jobs import ErrorsJob, SwitchedErrorsJob
+from mptune.graph.facts import FusedNodes
 from mptune.graph.groups import GroupedModel
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
-from mptune.graph.writing.widened import write_tf32
+from mptune.graph.writing.variants import write_tf32
 from mptune.processes.parent import Worker
 from mptune.targets.costs import Shape, group_costs
 from mptune.targets.memory import memory_need
@@ -100,7 +100,7 @@ class Emulation:
             errors.update(zip(numbers, answer, strict=True))
         return tuple(errors[number] for number in range(len(plans)))
 
-    def tf32_error(self) -> OutputError | Failure:
+    def tf32_errors(self) -> tuple[OutputError, ...] | Failure:
         """The error of all-FP32 on the search samples, with the operands of its products rounded as TF32.
 
         To nearest: TF32's errors on an H200 are mostly half to 0.7 of FP16's (``benchmarks/results``), and operands
@@ -109,11 +109,11 @@ class Emulation:
         path = self.context.scratch("emulated-tf32")
         try:
             write_tf32(self.context.model, self.context.bank, path, "nearest")
-            job = ErrorsJob((path,), self._scoring("search", None, ()), self.provider, self._run_bytes)
-            errors = self.worker.call(job)
+            return self.worker.call(
+                ErrorsJob((path,), self._scoring("search", None, ()), self.provider, self._run_bytes)
+            )
         finally:
             path.unlink(missing_ok=True)
-        return errors if isinstance(errors, Failure) else errors[0]
 
     def close(self) -> None:
         for path in self._written.values():

@@ -6,27 +6,64 @@ import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 from mptune.data.archive import read_sample_shapes
+from mptune.data.metrics.table import number_of
 from mptune.engines.base import Failure, ReferenceReport, SampleSet
 from mptune.engines.context import RunContext
-from mptune.engines.jobs.reference import ObserveJob, ReferenceJob
+from mptune.engines.environment import usable_cores
+from mptune.engines.ort.cuda_session import NO_TF32
 from mptune.engines.ort.fusions import FoldJob
 from mptune.engines.ort.session import Provider
 from mptune.engines.toolchains.blame import locate
 from mptune.engines.toolchains.emulation import run_bytes
-from mptune.engines.workers import observes_beside
-from mptune.graph.folded import FoldedValues, is_worthwhile, write_without_weights
+from mptune.engines.toolchains.jobs import ObserveJob, ReferenceJob
+from mptune.graph.folded import FoldedValues, folded_model, is_worthwhile, read_folded, write_without_weights
 from mptune.graph.hazards.hazard import TensorRange
 from mptune.graph.loading.shapes import static_shapes
 from mptune.processes.parent import Worker
+from mptune.settings import SearchSettings
 from mptune.targets.costs import Shape
 
 _OBSERVED_BYTES = 1 << 34
 """Values that are read to observe ranges, bytes about: all of them come from the device to the host."""
 LEAST_OBSERVED = 4
 """Fewest samples that ranges are observed on, where there are as many, whatever their values take."""
+_CORES_BESIDE = 4  # fewest cores that have room for what runs beside the first worker
+
+
+def observes_beside(provider: Provider) -> bool:
+    """Whether ranges are observed while the reference is taken: on a GPU; on a CPU both take all cores."""
+    return provider == "cuda" and usable_cores() >= _CORES_BESIDE
+
+
+class Workers:
+    """The worker processes of a run: one that builds, measures and emulates, and one that observes ranges beside it.
+
+    A process starts at the first job, so that the second one costs nothing where it is not used.
+    """
+
+    def __init__(self, settings: SearchSettings) -> None:
+        environment = {} if settings.tf32 else NO_TF32
+        self.main, self.observer = (Worker(None, settings.worker, environment) for _ in range(2))
+
+    def serve(self, context: RunContext) -> None:
+        """Log to the run's folder, and answer what jobs ask of a metric that is a function of the calling program."""
+        self.main.logs_dir = self.observer.logs_dir = context.logs_dir
+        function = context.settings.metric_function
+        if function is not None:
+            self.main.on_question = partial(number_of, context.settings.metric, function)
+
+    def with_tf32(self) -> Worker:
+        """Another worker like the main one, whose environment allows TF32."""
+        worker = Worker(self.main.logs_dir, self.main.settings)
+        worker.on_question = self.main.on_question
+        return worker
+
+    def close(self) -> None:
+        self.observer.close()
+        self.main.close()
 
 
 @dataclass(eq=False)
@@ -95,7 +132,7 @@ class ReferenceModel:
     def _observe(
         self, worker: Worker, folded: FoldedValues, stage: Callable[[str], object] | None = None
     ) -> Mapping[str, TensorRange] | Failure:
-        from mptune.graph.writing.observe import observed_parts, write_with_outputs
+        from mptune.graph.writing.variants import observed_parts, write_with_outputs
 
         context, samples = self.context, self.context.samples("search")
         shapes = max(read_sample_shapes(samples), key=lambda each: sum(map(math.prod, each.values())))
@@ -104,11 +141,12 @@ class ReferenceModel:
         count = sum(len(part.rows) for part in parts)
         most = max(LEAST_OBSERVED, _OBSERVED_BYTES // max(1, sum(part.sample_bytes for part in parts)))
         path, run_bytes = context.scratch("observe"), self._run_bytes("search")
+        model = folded_model(context.grouped, folded, {name for part in parts for name in part.outputs}).model
         try:
             for part in parts:
                 if stage is not None and len(parts) > 1:
                     stage(f"observing the ranges of values: {len(ranges)} of {count}")
-                write_with_outputs(context.model, context.bank, path, part.outputs, folded)
+                write_with_outputs(model, context.bank, path, part.outputs)
                 job = ObserveJob(path, part, samples, self.provider, context.precisions, run_bytes, most)
                 answer = worker.call(job)
                 if isinstance(answer, Failure):
@@ -123,11 +161,11 @@ class ReferenceModel:
         """What no session needs to fold anew; nothing where that would save little, or where it does not work."""
         context, model = self.context, self.context.model
         if not is_worthwhile(model):
-            return FoldedValues()
+            return {}
         paths = context.scratch("unfolded"), context.scratch("folded")
         try:
-            answer = self.worker.call(FoldJob(write_without_weights(model, paths[0]), paths[1]))
-            return FoldedValues() if isinstance(answer, Failure) else FoldedValues.read(paths[1], model)
+            answer = self.worker.call(FoldJob(write_without_weights(context.grouped, paths[0]), paths[1]))
+            return {} if isinstance(answer, Failure) else read_folded(paths[1], model)
         finally:
             for path in paths:
                 path.unlink(missing_ok=True)

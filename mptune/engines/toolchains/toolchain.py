@@ -2,56 +2,32 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from mptune.data.metrics.accuracy import OutputError
-from mptune.data.metrics.table import number_of
-from mptune.engines.backends.backend import Backend, Built
-from mptune.engines.backends.tensorrt import refused_in_bf16
-from mptune.engines.base import (
-    EmulatedSamples,
-    ErrorSource,
-    Failure,
-    FailureKind,
-    Measurement,
-    MissingKernel,
-    Profiling,
-    Progress,
-    ReferenceReport,
-    SampleSet,
-    Stage,
-)
+from mptune.engines import base
+from mptune.engines.base import Failure, Measurement, SampleSet
 from mptune.engines.context import RunContext
 from mptune.engines.environment import Environment, describe_environment
-from mptune.engines.jobs.measure import MeasureJob, MeasureResult, ReopenJob
-from mptune.engines.jobs.samples import Scoring
+from mptune.engines.latency import LatencySource
 from mptune.engines.ort.session import Provider
+from mptune.engines.spread import SessionTiming
 from mptune.engines.tensorrt.layers import EngineLayers, with_group_times
-from mptune.engines.timing.latency import DRIFT_TEXT, Latency, LatencySource, TimingRecord
-from mptune.engines.timing.spread import SessionTiming, Standings
-from mptune.engines.toolchains.emulation import Emulation
-from mptune.engines.toolchains.reference import ReferenceModel
-from mptune.engines.workers import Workers
-from mptune.errors import MptuneError
-from mptune.files import write_json
-from mptune.graph.fused import FusedNodes
+from mptune.engines.toolchains.measuring import ReopenJob, Timings
+from mptune.engines.toolchains.prediction import Prediction
+from mptune.engines.toolchains.reference import ReferenceModel, Workers
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.processes.parent import Worker
-from mptune.targets.memory import plan_memory
 
 if TYPE_CHECKING:
+    from mptune.engines.backend import Backend, Built
+    from mptune.graph.facts import FusedNodes
     from mptune.graph.hazards.hazard import TensorRange
     from mptune.targets.detect import Gpu
     from mptune.targets.roofline import LatencyTerms
     from mptune.targets.target import Target
-
-DRIFT_WARNING = 0.1
-"""A baseline whose latency has changed by more than this share since its first timing is a warning."""
 
 
 class Toolchain(AbstractContextManager["Toolchain"]):
@@ -64,7 +40,6 @@ class Toolchain(AbstractContextManager["Toolchain"]):
     Attributes:
         name: of the backend, or ``emulation``.
         device: name of the GPU or CPU that is timed; the target's where none is.
-        fuses: whether engines fuse nodes into one kernel; else the result of each node is rounded.
         emulation_holds: whether engines round every value that a plan puts in FP16, so that emulated errors predict
             theirs.
     """
@@ -93,29 +68,23 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         self.name = "emulation" if backend is None else backend.name
         self.device = device or target.title
         self.latency_source: LatencySource = "predicted" if backend is None else latency_source
-        self.error_source: ErrorSource = "measured" if self.latency_source == "measured" else "emulated"
+        self.error_source: base.ErrorSource = "measured" if self.latency_source == "measured" else "emulated"
         self.target, self.context, self.provider = target, context, provider
         self._warnings = tuple(warnings)
         self._workers = workers or Workers(context.settings)
-        self._workers.log_to(context.logs_dir)
+        self._workers.serve(context)
         self.worker = self._workers.main
-        function = context.settings.metric_function
-        if function is not None:
-            self.worker.on_question = partial(number_of, context.settings.metric, function)
         self.reference_model = ReferenceModel(context, provider, self.worker, self._workers.observer)
         self.builder = None if backend is None else backend.builder(self.reference_model, target, gpu)
-        # Without a builder engines are taken to round as TensorRT's do.
-        self.fuses = self.builder is None or self.builder.fuses
+        self.prediction = Prediction(self.reference_model, target, self.builder)
+        self._timings: Timings | None = None  # None where latency is predicted
+        if self.builder is not None and self.latency_source == "measured":
+            record = context.timing_record(f"{self.name} {self.device}")
+            self._timings = Timings(context, self.builder, record, on_gpu=target.kind != "cpu")
         self.emulation_holds = self.builder is None or self.builder.emulation_holds
-        self._fp32 = context.grouped.uniform(Precision.FP32)
-        name = re.sub(r"[^a-z0-9]+", "-", f"{self.name} {self.device}".lower()).strip("-")
-        self._timing_path = context.notes_dir / f"timing-{name}.json"
-        self._timing: TimingRecord | None = None
-        self._standings = Standings()  # What was timed in this process tells how exact the next timing has to be.
         self._can_profile = True
-        self._terms: LatencyTerms | None = None
 
-    def reference(self, which: SampleSet) -> ReferenceReport | Failure:
+    def reference(self, which: SampleSet) -> base.ReferenceReport | Failure:
         """Compute the reference outputs of a set of samples, in FP32 without TF32, and write them to the context."""
         return self.reference_model.reference(which)
 
@@ -123,11 +92,9 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         """Run the model over the search samples, and reduce float tensors to their ranges; ``stage`` gets progress."""
         return self.reference_model.observe(stage)
 
-    def missing_kernels(self, precision: Precision) -> tuple[MissingKernel, ...] | Failure:
+    def missing_kernels(self, precision: Precision) -> tuple[base.MissingKernel, ...] | Failure:
         """The nodes that another provider runs in a reduced precision than in FP32, or none does."""
-        if self.builder is None:
-            return refused_in_bf16(self.context.model, "tensorrt") if precision is Precision.BF16 else ()
-        return self.builder.missing_kernels(precision)
+        return (self.builder or self.prediction).missing_kernels(precision)
 
     def fused_nodes(self) -> tuple[FusedNodes, ...] | Failure:
         """The nodes that the engine computes as one, with FP32 inside, wherever they are FP16, such as norms."""
@@ -140,38 +107,20 @@ class Toolchain(AbstractContextManager["Toolchain"]):
             environment = replace(environment, warnings=())
         return environment.with_warnings(*self._warnings)
 
-    @cached_property
-    def emulation(self) -> Emulation:
-        """Emulates plans; made when it is first needed."""
-        fused = self.fused_nodes()
-        nodes = () if isinstance(fused, Failure) else fused  # where the engine does not say, each step is rounded
-        grouped = self.context.grouped
-        if not self.fuses:
-            from mptune.graph.writing.rounding_steps import with_rounding_steps
-
-            grouped = with_rounding_steps(grouped, nodes, self.context.precisions)
-        return Emulation(self.context, grouped, self.provider, self.worker, self.reference_model.shapes, nodes)
-
     @property
-    def emulated_samples(self) -> EmulatedSamples:
+    def emulated_samples(self) -> base.EmulatedSamples:
         """The first few search samples, on which ``emulate`` takes errors; known once they are written."""
-        return self.emulation.samples
+        return self.prediction.emulation.samples
 
     def emulate(self, plans: Sequence[PrecisionPlan], part: range | None = None) -> tuple[OutputError, ...] | Failure:
         """Emulated errors of plans on ``emulated_samples``, or on one part of them; no engine is built."""
-        return self.emulation.errors(plans, part=range(self.emulated_samples.count) if part is None else part)
+        return self.prediction.emulation.errors(
+            plans, part=range(self.emulated_samples.count) if part is None else part
+        )
 
     def latency_terms(self) -> LatencyTerms | Failure:
         """The roofline's terms for the target: a prior where latency is measured, else latency is computed from it."""
-        from mptune.targets.roofline import roofline
-
-        ranges = self.observe()
-        if isinstance(ranges, Failure):
-            return replace(ranges, stage=Stage.TIME)
-        if self._terms is None:
-            shapes, tf32 = self.reference_model.shapes, self.context.settings.tf32
-            self._terms = roofline(self.context.grouped, self.target, shapes, tf32=tf32)
-        return self._terms
+        return self.prediction.terms(tf32=self.context.settings.tf32)
 
     def evaluate(
         self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False
@@ -186,26 +135,26 @@ class Toolchain(AbstractContextManager["Toolchain"]):
             return built
         result: Measurement | Failure | None = None
         try:
-            if built is not None and self.latency_source == "measured":
-                job = self._measure_job(built, plan, which)
-                timed = job if isinstance(job, Failure) else self.worker.call(job)
-                result = timed if isinstance(timed, Failure) else self._corrected(timed, plan, built, profile=profile)
-            elif isinstance(terms := self.latency_terms(), Failure):
-                result = terms
-            elif isinstance(errors := self.emulation.errors([plan], which), Failure):
-                result = errors
+            if built is None or self._timings is None:
+                result = self.prediction.measurement(plan, which)
             else:
-                latency = Latency.predicted(terms.predict(plan))
-                result = Measurement(latency, None, 1.0, errors[0], "emulated", build_s=0.0)
+                job = self._timings.job(built, plan, which)
+                timed = job if isinstance(job, Failure) else self.worker.call(job)
+                if isinstance(timed, Failure):
+                    result = timed
+                else:
+                    session = timed.measurement.latency.session
+                    if session is not None:
+                        self._timings.add(plan, [session], timed.objective)
+                    result = self._timings.corrected(timed)
+                    if profile and self.profiling != "none":
+                        result = self._profiled(result, plan, built)
         finally:
             if self.builder is not None:
                 self.builder.release(plan, faulty=isinstance(result, Failure) and not result.is_machine_fault)
         if isinstance(result, Failure):
             return result
-        # What the plan's engine takes: as its own figures say, else predicted.
-        memory, own = plan_memory(self.context.rewriter.types, plan, self.reference_model.shapes), result.memory
-        if own is not None:
-            memory = replace(memory, context_bytes=own.context_bytes, source=own.source)
+        memory = self.prediction.memory(plan, result.memory)
         if built is None:
             return replace(result, memory=memory)
         path = built.engine.path if built.is_kept else None
@@ -219,37 +168,14 @@ class Toolchain(AbstractContextManager["Toolchain"]):
             memory=memory,
         )
 
-    def _corrected(self, result: MeasureResult, plan: PrecisionPlan, built: Built, *, profile: bool) -> Measurement:
-        """What was measured of a plan, corrected for drift, with the times of its layer groups."""
-        timing = result.measurement.latency.session
-        if timing is not None:
-            self._standings.add(plan.fingerprint, [timing], result.objective)
-        drift = self._drift(result)
-        measurement = result.measurement.with_drift(drift)
-        if abs(drift - 1.0) > DRIFT_WARNING:
-            text = (
-                f"{DRIFT_TEXT} {1 / drift:.2f} times as long as when it was first measured; latencies are"
-                " corrected for it, but less exact: lock the clocks and close other programs"
-            )
-            measurement = replace(measurement, warnings=(*measurement.warnings, text))
-        if self.builder is None or not profile or self.profiling == "none":
-            return measurement
-        try:
-            layers = self.builder.layer_times(built)
-        except (MptuneError, OSError) as error:
-            message = error.message if isinstance(error, MptuneError) else str(error)
-            layers = Failure(Stage.TIME, FailureKind.ERROR, message)
+    def _profiled(self, measurement: Measurement, plan: PrecisionPlan, built: Built) -> Measurement:
+        """A measurement with the times of its layer groups, whose layers are written beside the engine."""
+        assert self.builder is not None
+        layers = self.builder.layer_times(built)
         self._can_profile = not isinstance(layers, Failure)
         if not isinstance(layers, Failure) and built.is_kept:
-            write_json(EngineLayers.path(built.engine.path), EngineLayers(plan.fingerprint, layers).to_json())
+            EngineLayers(plan.fingerprint, layers).write(built.engine.path)
         return with_group_times(measurement, layers, self.context.grouped)
-
-    def _drift(self, result: MeasureResult) -> float:
-        """The first latency of the baseline on this device over that beside a result, which freezes the repetitions."""
-        if self._timing is None:
-            self._timing = TimingRecord(result.repetitions, result.baseline.median_ms, self.context.settings.latency)
-            write_json(self._timing_path, self._timing.to_json())
-        return self._timing.baseline_ms / result.baseline.median_ms
 
     def evaluate_tf32(self) -> Measurement | Failure | None:
         """All-FP32 with TF32; None where the device has none. Where latency is predicted, no engine of it is built.
@@ -258,78 +184,45 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         """
         if self.target.tf32_tflops is None:
             return None
-        if self.latency_source == "predicted":
-            return self._predict_tf32()
-        built = None if self.builder is None else self.builder.build_tf32()
+        if self._timings is None or self.builder is None:
+            return self.prediction.measurement(None)
+        built = self.builder.build_tf32()
         if built is None or isinstance(built, Failure):
             return built
         try:
-            job = self._measure_job(built, self._fp32, "search")
+            job = self._timings.job(built, self.context.grouped.uniform(Precision.FP32), "search")
             if isinstance(job, Failure):
                 return job
-            with Worker(self.context.logs_dir, self.context.settings.worker) as worker:
-                worker.on_question = self.worker.on_question
+            with self._workers.with_tf32() as worker:
                 result = worker.call(job)
-            return result if isinstance(result, Failure) else result.measurement.with_drift(self._drift(result))
+            return result if isinstance(result, Failure) else self._timings.corrected(result)
         finally:
             if built.is_kept:
                 built.engine.path.unlink(missing_ok=True)
 
-    def _predict_tf32(self) -> Measurement | Failure:
-        from mptune.targets.roofline import roofline
-
-        ranges = self.observe()  # the shapes
-        if isinstance(ranges, Failure):
-            return replace(ranges, stage=Stage.TIME)
-        error = self.emulation.tf32_error()
-        if isinstance(error, Failure):
-            return error
-        terms = roofline(self.context.grouped, self.target, self.reference_model.shapes, tf32=True)
-        latency = Latency.predicted(terms.base_ms - terms.tf32_gain_ms)
-        return Measurement(latency, None, 1.0, error, "emulated", build_s=0.0)
-
-    def _measure_job(self, built: Built, plan: PrecisionPlan, which: SampleSet) -> MeasureJob | Failure:
-        assert self.builder is not None
-        baseline = self.builder.build(self._fp32, baseline=True)
-        if isinstance(baseline, Failure):
-            return baseline
-        settings = self.context.settings
-        self._timing = self._timing or TimingRecord.read(self._timing_path, settings.latency)
-        return MeasureJob(
-            engine=built.engine,
-            baseline=baseline.engine,
-            scoring=Scoring.in_run(self.context, which, plan),
-            timing_samples=self.context.samples("search"),
-            on_gpu=self.target.kind != "cpu",
-            latency=settings.latency,
-            repetitions=None if self._timing is None else self._timing.repetitions,
-            enough=self._standings.enough(plan.fingerprint),
-            ignored=settings.ignore,
-        )
-
     @property
-    def profiling(self) -> Profiling:
+    def profiling(self) -> base.Profiling:
         """``along``: any plan that is timed; ``none``: no profiler is usable, or it has failed once."""
-        usable = self.builder is not None and self.latency_source == "measured" and self._can_profile
+        usable = self._timings is not None and self._can_profile
         return self.builder.profiling if self.builder is not None and usable else "none"
 
     def reopen(self, plan: PrecisionPlan, count: int) -> tuple[SessionTiming, ...] | Failure:
         """Open the engine of a plan anew, this many times, and time each session; empty where latency is predicted."""
-        if self.builder is None or self.latency_source == "predicted":
+        if self.builder is None or self._timings is None:
             return ()
         built = self.builder.build(plan)
         if isinstance(built, Failure):
             return built
         try:
-            job = self._measure_job(built, plan, "search")
+            job = self._timings.job(built, plan, "search")
             timings = job if isinstance(job, Failure) else self.worker.call(ReopenJob(job, count))
             if not isinstance(timings, Failure):
-                self._standings.add(plan.fingerprint, timings)
+                self._timings.add(plan, timings)
             return timings
         finally:
             self.builder.release(plan)
 
-    def listen(self, callback: Callable[[Progress], None]) -> None:
+    def listen(self, callback: Callable[[base.Progress], None]) -> None:
         """Call this with the progress of long builds: while ``evaluate`` waits for them, and in its thread."""
         self.worker.on_progress = callback
 
@@ -342,8 +235,7 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         """End the workers, and delete what is not kept. Idempotent."""
         self._workers.close()
         self.reference_model.stop_observing()
-        if "emulation" in vars(self):
-            self.emulation.close()
+        self.prediction.close()
         if self.builder is not None:
             self.builder.close()
 

@@ -1,4 +1,7 @@
-"""What a hazard is: a place where FP16 cannot hold a value, or where a runtime is known to go wrong."""
+"""What a hazard is: a place where FP16 cannot hold a value, or where a runtime is known to go wrong.
+
+And what the values of a model were on data (``ObservedValues``), from which most hazards follow.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,6 @@ from typing import Any
 from mptune.finding import CODES, ONLY_BF16, Finding, FindingOrigin, Where
 from mptune.findings.numbers import NOTES, where_to_keep
 from mptune.findings.wording import SEVERITIES, Severity, Words, located
-from mptune.graph.groups import LayerGroup
 from mptune.graph.loading.model import Node
 from mptune.graph.plan import Precision
 from mptune.graph.value_types import ValueTypes
@@ -20,8 +22,6 @@ from mptune.json_form import JsonForm, encode_float
 FP16_MAX = Precision.FP16.largest
 FP16_TINY, FP16_NORMAL = Precision.FP16.smallest, Precision.FP16.smallest_normal
 """Half of the former rounds to zero; below the latter, values lose digits."""
-OF_RANGE = frozenset({"overflow", "mask"})
-"""Codes of values that leave FP16's range."""
 _OF_DIGITS = frozenset({"stagnation", "cancellation", "spacing", "long-sum", "index-in-float"})
 """Codes of too few digits: what FP16 has too few for, BF16 has."""
 
@@ -44,7 +44,7 @@ class HazardPlace:
 
 @dataclass(frozen=True)
 class Hazard:
-    """One place where FP16 cannot hold a value, or where a runtime is known to go wrong.
+    """One such place, and what is wrong there.
 
     Attributes:
         code: row of ``mptune.finding.CODES``, which has its words for each ``wording``.
@@ -63,6 +63,11 @@ class Hazard:
     value: float = 0.0
     words: Mapping[str, object] = field(default_factory=dict, hash=False)
     precision: Precision = Precision.FP16
+
+    @property
+    def is_of_range(self) -> bool:
+        """Whether a value leaves FP16's range."""
+        return self.code in ("overflow", "mask")
 
     @property
     def is_note(self) -> bool:
@@ -102,7 +107,7 @@ class Hazard:
             return self.value > precision.exact_integers
         if self.code == "vanishing-values":
             return precision is self.precision
-        return precision is Precision.FP16 or self.code not in OF_RANGE or self.value > precision.largest
+        return precision is Precision.FP16 or not self.is_of_range or self.value > precision.largest
 
     def changes_constant(self, precision: Precision) -> bool:
         """Whether the group holds a constant that a reduced precision changes, because it is beyond its range.
@@ -185,16 +190,22 @@ def spacing(value: float, precision: Precision) -> float:
     return max(above, precision.smallest)
 
 
-def readers_in_fp16(types: ValueTypes, tensor: str) -> list[Node]:
-    """The nodes that would read a value in FP16."""
-    nodes = (types.model.nodes[i] for i in types.model.consumers.get(tensor, ()))
-    return [n for n in nodes if any(n.inputs[slot] == tensor for slot in types.rules[n.index].inputs)]
+def touching(types: ValueTypes, tensor: str) -> list[Node]:
+    """The nodes that would compute a value in FP16, or read it in that."""
+    model = types.model
+    indices = [*([model.producer[tensor]] if tensor in model.producer else ()), *model.consumers.get(tensor, ())]
+    rules = ((model.nodes[index], types.rules[index]) for index in indices)
+    return [
+        node
+        for node, rule in rules
+        if tensor in {node.outputs[k] for k in rule.outputs} | {node.inputs[k] for k in rule.inputs}
+    ]
 
 
-def group_of(types: ValueTypes, node: Node) -> LayerGroup | None:
-    """The group that would be FP16 there; None where none would be under any plan."""
+def group_of(types: ValueTypes, node: Node) -> str | None:
+    """Id of the group that would be FP16 there; None where none would be under any plan."""
     position = types.group_of[node.index]
-    return types.groups[position] if position >= 0 and types.groups[position].pinned is None else None
+    return types.groups[position].id if position >= 0 and types.groups[position].pinned is None else None
 
 
 # -- what was observed -------------------------------------------------------------------------------------------------
@@ -216,7 +227,7 @@ class NodeFacts(JsonForm):
 
 @dataclass(frozen=True)
 class TensorRange(JsonForm):
-    """One FP32 value over all samples.
+    """One FP32 value, over all samples or on one.
 
     Attributes:
         absmax: largest finite magnitude.
@@ -250,19 +261,20 @@ class TensorRange(JsonForm):
     @classmethod
     def over_samples(cls, samples: Sequence[TensorRange], probes: Sequence[NodeFacts] = ()) -> TensorRange:
         """The range over all samples of a value, of its range on each."""
+        largest = max(samples, key=lambda each: each.absmax)
         masked = [position for position, each in enumerate(samples) if each.masked_rows]
         return cls(
-            max(each.absmax for each in samples),
+            largest.absmax,
             samples[0].shape,
             min(each.lowest for each in samples),
             max(each.highest for each in samples),
-            sample=max(range(len(samples)), key=lambda position: samples[position].absmax),
-            beyond=sum(each.beyond for each in samples),
-            samples=len(samples),
-            masked_rows=sum(each.masked_rows for each in samples),
-            masked_sample=min(masked, default=0),
-            masked_samples=len(masked),
-            probes=tuple(probes),
+            samples.index(largest),
+            sum(each.beyond for each in samples),
+            len(samples),
+            sum(each.masked_rows for each in samples),
+            min(masked, default=0),
+            len(masked),
+            tuple(probes),
         )
 
 

@@ -8,7 +8,7 @@ what they read (``makes_limit``); the rest follows from these, and from how larg
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -32,9 +32,7 @@ _SELECTS = (COPIES | BOUNDS).union(
 """Operators whose results have no larger magnitude than the largest of their inputs."""
 _MASK_INPUTS: Mapping[tuple[str, str], int] = {
     ("", "Attention"): 3,
-    ("com.microsoft", "Attention"): 5,
     ("com.microsoft", "MultiHeadAttention"): 5,
-    ("com.microsoft", "GroupQueryAttention"): 10,
 }
 """(domain, operator) -> the input that is added to the scores inside the operator."""
 
@@ -87,16 +85,6 @@ def stays_right(model: Model, node: Node) -> bool:
     return node.op_type in _ANSWERS_INFINITY or (node.op_type in _ASSEMBLES - {"Mul"} and comes_to_softmax(model, node))
 
 
-def _largest(parts: Iterable[np.ndarray]) -> float:
-    """The largest magnitude of constants; 0 where there is none."""
-    return max((float(np.max(np.abs(part), initial=0.0)) for part in parts), default=0.0)
-
-
-def _largest_of(model: Model, name: str) -> float:
-    constant = model.initializers[name]
-    return _largest(chunks(constant)) if constant.dtype == "float" and constant.nbytes else 0.0
-
-
 def is_held(model: Model, value: str, precision: Precision) -> bool:
     """Whether a value that is computed in FP32 is limited to a precision's range before it is cast to it."""
     return _masks(model).get(value, 0.0) > precision.largest
@@ -115,48 +103,23 @@ def _masks(model: Model) -> Mapping[str, float]:
         return bool(readers) and all(makes_limit(model, node) for node in readers)
 
     for node in model.nodes:
-        reads_bounds, is_filled = node.op_type in BOUNDS, node.op_type == "ConstantOfShape"
-        if not node.is_standard or not (is_filled or node.op_type in _SELECTS | ADDS | {"Mul"}):
+        if not node.is_standard or not node.outputs or not model.info(node.outputs[0]).is_float32:
             continue
-        if not model.info(node.outputs[0]).is_float32:
+        sizes = [magnitudes[name] for name in node.inputs if name in magnitudes]
+        if node.op_type == "ConstantOfShape":
+            sizes = [float(np.abs(fill_value(node.proto)).max())] if is_limit(node.outputs[0]) else []
+        elif node.op_type not in _SELECTS | ADDS | {"Mul"}:
             continue
-        made_of = [magnitudes[name] for name in node.inputs if name in magnitudes]
-        if is_filled:
-            made_of = [_largest([fill_value(node.proto)])] if is_limit(node.outputs[0]) else []
-        for name in node.inputs if not (is_filled or reads_bounds) else ():  # no value has those bounds
+        for name in node.inputs if node.op_type not in BOUNDS else ():  # no value has the bounds that limit it
             constant = model.initializers.get(name)
-            if constant is not None and not constant.overridable and is_limit(name):
-                made_of.append(_largest_of(model, name))
-        magnitude = max(made_of, default=0.0)
-        if magnitude > Precision.FP16.largest:
-            magnitudes.update(dict.fromkeys(node.outputs, magnitude))
+            if constant is not None and constant.dtype == "float" and not constant.overridable and is_limit(name):
+                sizes += [float(np.max(np.abs(part), initial=0.0)) for part in chunks(constant)]
+        if max(sizes, default=0.0) > Precision.FP16.largest:
+            magnitudes.update(dict.fromkeys(node.outputs, max(sizes)))
     bring = {
         name for name in magnitudes if comes_to_softmax(model, model.nodes[model.producer[name]]) or is_limit(name)
     }
     return {name: size for name, size in magnitudes.items() if name in bring and math.isfinite(size)}
-
-
-# -- what was observed ------------------------------------------------------------------------------------------------
-
-
-def mask_values(model: Model, absmax: Mapping[str, float]) -> set[str]:
-    """Inputs and constants, and what is assembled of masks: its elements beyond FP16 come from such ones alone.
-
-    ``absmax``: the largest finite magnitude that was observed of each value.
-    """
-    masks = {*model.initializers, *(info.name for info in model.inputs)}
-
-    def is_large(name: str) -> bool:
-        size = _largest_of(model, name) if name in model.initializers else absmax.get(name, 0.0)
-        return size > Precision.FP16.largest
-
-    for node in model.nodes:
-        is_mask = node.op_type == "ConstantOfShape"
-        if node.op_type in _ASSEMBLES and node.is_standard and any(map(is_large, node.outputs)):
-            large = [name for name in node.inputs if name and is_large(name)]
-            is_mask = bool(large) and masks.issuperset(large)
-        masks.update(node.outputs if is_mask else ())
-    return masks
 
 
 # -- rows that are masked whole ---------------------------------------------------------------------------------------

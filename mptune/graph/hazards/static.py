@@ -1,4 +1,5 @@
-"""Hazards that a model alone shows: constants and epsilons that FP16 cannot hold, norms written out, broadcasts."""
+"""What a model alone shows: constants and epsilons that FP16 cannot hold, norms written out, broadcasts; and of its
+inputs and outputs, rows that values select and state that a step hands to the next."""
 
 from __future__ import annotations
 
@@ -12,17 +13,9 @@ import numpy as np
 
 from mptune.finding import Finding, FindingOrigin, OutputColumns, Where
 from mptune.findings.wording import Severity, listed
-from mptune.graph.facts import Facts, facts_of, float_attribute
-from mptune.graph.hazards.hazard import (
-    FP16_MAX,
-    FP16_NORMAL,
-    FP16_TINY,
-    Hazard,
-    HazardPlace,
-    ObservedValues,
-    group_of,
-    readers_in_fp16,
-)
+from mptune.graph.facts import Facts, facts_of
+from mptune.graph.hazards import hazard
+from mptune.graph.hazards.hazard import FP16_MAX, FP16_NORMAL, FP16_TINY, Hazard, HazardPlace, ObservedValues, group_of
 from mptune.graph.hazards.masks import makes_limit
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import TensorInfo, all_graphs, fill_value, fixed_shape
@@ -37,16 +30,12 @@ _BEFORE_DIVISION = GLUE | {"Sqrt", "Mul"}
 _MAX_STEPS = 32
 _SQUARE_LIMIT = 256.0
 """Squares of larger values leave FP16's range: 256**2 = 65536."""
-_WITH_EPSILON = frozenset(("InstanceNormalization", "GroupNormalization", "BatchNormalization"))
-"""Norm operators that compute in the type of their input (ONNX operator reference). LayerNormalization and
-RMSNormalization do not: their stash_type keeps the statistics in FP32."""
 _OPERATORS: Mapping[str, tuple[int, str]] = {
     "LayerNorm written out": (17, "LayerNormalization"),
     "RMSNorm written out": (23, "RMSNormalization"),
 }
 """Name of a pattern -> the operator that it could be, and the opset that has it. An L2 norm is no normalisation that
 has an operator with statistics in FP32."""
-_TINY = {"fp16_smallest": FP16_TINY}
 _INT32 = np.iinfo(np.int32)
 _PUTS_TOGETHER = RESHAPES | {"Concat", "Cast"}
 """What exporters put between such an end and its Slice."""
@@ -56,69 +45,71 @@ _PUTS_TOGETHER = RESHAPES | {"Concat", "Cast"}
 
 
 def constant_hazards(types: ValueTypes, observed: ObservedValues) -> list[Hazard]:
-    """Weights and constants that overflow or vanish, epsilons among them: one hazard per group that reads them."""
+    """Weights and constants that overflow or vanish, epsilons among them: one hazard per group that reads them.
+
+    And what a ConstantOfShape fills at run time.
+    """
     hazards: list[Hazard] = []
     for name in sorted(types.convertible_constants()):
+        if types.in_precision(name, Precision.FP16) is not types.model.initializers[name]:
+            continue  # the typed model holds it rescaled, with the constant beside it
         rounding, done = rounding_of(types.model.initializers[name], Precision.FP16), set[tuple[str, bool]]()
         absmax, share = rounding.absmax, rounding.vanished / max(1, rounding.size)
         words = {"overflowed": rounding.overflowed, "vanished": rounding.vanished, "size": rounding.size}
-        if types.in_precision(name, Precision.FP16) is not types.model.initializers[name]:
-            continue  # the typed model holds it rescaled, with the constant beside it
-        for node in readers_in_fp16(types, name):
+        for node in hazard.touching(types, name):
             group = group_of(types, node)
             limits = bool(rounding.overflowed) and makes_limit(types.model, node)
-            if group is None or (group.id, limits) in done:
+            if group is None or (group, limits) in done:
                 continue
-            done.add((group.id, limits))
-            place = HazardPlace(node.name, group.id, name)
+            done.add((group, limits))
+            place = HazardPlace(node.name, group, name)
             if rounding.overflowed:
                 wording = "constant" if rounding.size == 1 else "constants"
                 hazards += _overflow(types.model, place, absmax, wording, [node], words)
-            elif rounding.size == 1 and absmax < FP16_NORMAL and _divides(types.facts, node):
+            elif rounding.size == 1 and absmax < FP16_NORMAL and (reads := _divides(types.facts, node))[0]:
                 # A hazard unless data show that what it guards stays away from zero. One that is subnormal still guards
                 # a square root; what is divided by it alone leaves FP16's range, which only data can show.
                 guarded = [observed.ranges[v].smallest for v in types.facts.varying(node) if v in observed.ranges]
-                smallest = min(guarded, default=None)
-                is_zero = absmax <= FP16_TINY / 2
-                if is_zero:
-                    is_harmless = smallest is not None and smallest >= FP16_NORMAL
-                else:
-                    is_below = smallest is not None and smallest <= absmax and absmax * FP16_MAX < 1
-                    is_harmless = not is_below or _divides(types.facts, node, by_root=True)
+                smallest, is_zero = min(guarded, default=None), absmax <= FP16_TINY / 2
+                is_harmless = smallest is not None and smallest >= FP16_NORMAL
+                if not is_zero:
+                    is_harmless = reads[1] or smallest is None or smallest > absmax or absmax * FP16_MAX >= 1
                 if not is_harmless:
-                    seen = {} if smallest is None else {"smallest": smallest}
-                    evidence, wording = {"epsilon": absmax, **_TINY, **seen}, "constant" if is_zero else "subnormal"
-                    normal = {"fp16_normal": FP16_NORMAL}
+                    evidence = {"epsilon": absmax, "fp16_smallest": FP16_TINY}
+                    evidence |= {} if smallest is None else {"smallest": smallest}
+                    wording, normal = "constant" if is_zero else "subnormal", {"fp16_normal": FP16_NORMAL}
                     hazards.append(Hazard("vanishing-epsilon", place, evidence, wording, "warning", absmax, normal))
             elif share > _VANISHING_SHARE:
                 severity: Severity = "warning" if share > _MOSTLY_VANISHING_SHARE else "info"
                 hazards.append(Hazard("vanishing-epsilon", place, {}, "weights", severity, absmax, words))
-    return hazards
-
-
-def node_hazards(types: ValueTypes) -> list[Hazard]:
-    """Masks beyond FP16 that a ConstantOfShape fills at run time; and epsilons of norm operators that are zero in FP16.
-
-    These matter where a variance may come down to zero, which those that a BatchNormalization stores may not.
-    """
-    hazards = []
     for node in types.model.nodes:
         group = group_of(types, node)
-        if group is None or not node.is_standard:
-            continue
-        if node.op_type == "ConstantOfShape":
-            value = abs(float(fill_value(node.proto).reshape(-1)[0]))
-            place, readers = HazardPlace(node.name, group.id, node.outputs[0]), types.facts.readers(node.outputs[0])
+        if group is not None and node.is_standard and node.op_type == "ConstantOfShape":
+            value, output = abs(float(fill_value(node.proto).reshape(-1)[0])), node.outputs[0]
             if FP16_MAX < value < math.inf:
-                hazards += _overflow(types.model, place, value, "filled", readers, {})
-        elif node.op_type in _WITH_EPSILON and 0 < (epsilon := float_attribute(node, "epsilon", 1e-5)) <= FP16_TINY / 2:
-            stored = types.model.initializers.get(node.inputs[4]) if node.op_type == "BatchNormalization" else None
-            if stored is not None and stored.nbytes and float(stored.numpy().min()) > FP16_NORMAL:
-                continue
-            place, evidence = HazardPlace(node.name, group.id, node.inputs[0]), {"epsilon": epsilon, **_TINY}
-            words = {"operator": node.op_type}
-            hazards.append(Hazard("vanishing-epsilon", place, evidence, "attribute", value=epsilon, words=words))
+                place = HazardPlace(node.name, group, output)
+                hazards += _overflow(types.model, place, value, "filled", types.facts.readers(output), {})
     return hazards
+
+
+def _divides(facts: Facts, node: Node) -> tuple[bool, bool]:
+    """Whether a node adds a constant to, or takes its maximum with, what is divided by later; and a root on the way.
+
+    Through glue, roots and products only.
+    """
+    divides = is_rooted = False
+    passed, stack = set[int](), [node.outputs[0]] if node.op_type in GUARDS | {"Sub"} else []
+    for _ in range(_MAX_STEPS):  # values, not readers: every layer of a decoder may read one mask
+        tensor = stack.pop() if stack else ""
+        for reader in facts.readers(tensor) if tensor else ():
+            power = facts.number(reader.inputs[1]) or 0.0 if reader.op_type == "Pow" else 0.0
+            is_divisor = reader.op_type == "Div" and facts.root(reader.inputs[1]) == facts.root(tensor)
+            divides |= is_divisor or power < 0 or reader.op_type in ("Reciprocal", "Log")
+            is_rooted |= reader.op_type == "Sqrt" or abs(power) == 0.5
+            if reader.op_type in _BEFORE_DIVISION and reader.index not in passed and reader.outputs:
+                passed.add(reader.index)
+                stack.append(reader.outputs[0])
+    return divides, is_rooted
 
 
 def _overflow(
@@ -136,26 +127,6 @@ def _overflow(
     return [Hazard("mask", place, evidence, wording, "info", absmax, words)]
 
 
-def _divides(facts: Facts, node: Node, *, by_root: bool = False) -> bool:
-    """Whether a node adds a constant to, or takes its maximum with, what is divided by later: an epsilon.
-
-    Through glue, roots and products only. ``by_root``: whether a square root is taken of it.
-    """
-    passed, stack = set[int](), [node.outputs[0]] if by_root or node.op_type in GUARDS | {"Sub"} else []
-    for _ in range(_MAX_STEPS):  # values, not readers: every layer of a decoder may read one mask
-        tensor = stack.pop() if stack else ""
-        for reader in facts.readers(tensor) if tensor else ():
-            power = facts.number(reader.inputs[1]) or 0.0 if reader.op_type == "Pow" else 0.0
-            is_divisor = reader.op_type == "Div" and facts.root(reader.inputs[1]) == facts.root(tensor)
-            is_divided = is_divisor or power < 0 or reader.op_type in ("Reciprocal", "Log")
-            if (reader.op_type == "Sqrt" or abs(power) == 0.5) if by_root else is_divided:
-                return True
-            if reader.op_type in _BEFORE_DIVISION and reader.index not in passed and reader.outputs:
-                passed.add(reader.index)
-                stack.append(reader.outputs[0])
-    return False
-
-
 # -- structure --------------------------------------------------------------------------------------------------------
 
 
@@ -168,10 +139,9 @@ def norm_hazards(types: ValueTypes, observed: ObservedValues) -> list[Hazard]:
             continue
         opset, operator = _OPERATORS[pattern.name]
         evidence: dict[str, float] = {"opset": types.model.opset, "operator_opset": opset}
-        words = {"pattern": pattern.name, "square_limit": _SQUARE_LIMIT, "operator": operator}
         square = observed.absmax.get(pattern.squares)
-        if square is not None:
-            evidence["largest_square"] = square
+        evidence |= {} if square is None else {"largest_square": square}
+        words = {"pattern": pattern.name, "square_limit": _SQUARE_LIMIT, "operator": operator}
         place = HazardPlace(node.name, types.groups[types.group_of[node.index]].id, pattern.squares)
         severity: Severity = "warning" if square is None else "info"
         hazards.append(Hazard("norm-written-out", place, evidence, "", severity, square or _SQUARE_LIMIT, words))
@@ -200,12 +170,10 @@ def broadcast_hazards(types: ValueTypes) -> list[Hazard]:
 
     TensorRT has been seen to give wrong values there, where the same model with a dynamic batch is right.
     """
-    model = types.model
-    if not any(info.shape and info.shape[0] == 1 for info in model.inputs):
-        return []
+    model, hazards = types.model, list[Hazard]()
     planes = {tuple(info.shape[2:]) for info in model.inputs if info.shape and len(info.shape) == 4}
-    hazards = []
-    for node in model.nodes:
+    is_fixed = any(info.shape and info.shape[0] == 1 for info in model.inputs)
+    for node in model.nodes if is_fixed else ():
         if node.op_type not in ELEMENTWISE or not node.is_standard or not node.outputs:
             continue
         operands = [name for name in node.inputs if name and not types.facts.is_static(name)]
@@ -235,39 +203,35 @@ def broadcast_hazards(types: ValueTypes) -> list[Hazard]:
 
 
 def int64_hazards(facts: Facts) -> list[Hazard]:
-    """INT64 constants that INT32 cannot hold, which TensorRT before 10 clamps (its parser's own warning)."""
+    """INT64 constants that INT32 cannot hold, which TensorRT before 10 clamps (its parser's own warning).
+
+    What is only a start or an end of Slices is none, directly or through operators that assemble them: past the end
+    of an axis all values mean the same, and exporters write INT64_MAX for "to the end".
+    """
     hazards = []
     for name, constant in facts.model.initializers.items():
         if constant.dtype != "int64" or constant.nbytes == 0:
             continue
         ends = [end for part in chunks(constant) for end in (int(part.max(initial=0)), int(part.min(initial=0)))]
-        beyond = max(ends) if max(ends) > _INT32.max else min(ends)
-        if _INT32.min <= beyond <= _INT32.max or _bounds_slices(facts, name):
+        beyond, waiting, is_bound = max(ends) if max(ends) > _INT32.max else min(ends), [name], True
+        if _INT32.min <= beyond <= _INT32.max:
             continue
-        place = HazardPlace(next((node.name for node in facts.readers(name)), None), None, name)
-        hazards.append(Hazard("int64-range", place, {"value": beyond, "int32_max": _INT32.max}, value=float(beyond)))
+        for value in waiting:  # grows
+            readers = facts.readers(value)
+            is_bound = is_bound and bool(readers) and not facts.is_output(value)
+            for reader in readers:
+                if reader.op_type in _PUTS_TOGETHER:
+                    waiting += [out for out in reader.outputs if out and out not in waiting]
+                elif reader.op_type != "Slice" or value in (reader.inputs[0], *reader.inputs[3:]):
+                    is_bound = False
+        if not is_bound:
+            place = HazardPlace(next((node.name for node in facts.readers(name)), None), None, name)
+            evidence = {"value": beyond, "int32_max": _INT32.max}
+            hazards.append(Hazard("int64-range", place, evidence, value=float(beyond)))
     return hazards
 
 
-def _bounds_slices(facts: Facts, name: str) -> bool:
-    """Whether a value is only a start or an end of Slices, directly or through operators that assemble them.
-
-    Past the end of an axis all values mean the same: exporters write INT64_MAX for "to the end".
-    """
-    waiting = [name]
-    for value in waiting:  # grows
-        readers = facts.readers(value)
-        if not readers or facts.is_output(value):
-            return False
-        for reader in readers:
-            if reader.op_type in _PUTS_TOGETHER:
-                waiting += [out for out in reader.outputs if out and out not in waiting]
-            elif reader.op_type != "Slice" or value in (reader.inputs[0], *reader.inputs[3:]):
-                return False
-    return True
-
-
-# -- inputs and outputs ------------------------------------------------------------------------------------------------
+# -- inputs and outputs -----------------------------------------------------------------------------------------------
 
 _BEFORE = frozenset(("past", "prev", "previous", "old", "last", "init", "initial"))
 _AFTER = frozenset(("present", "next", "new", "cur", "current", "updated", "update"))
@@ -275,8 +239,8 @@ _DIRECTIONS = _BEFORE | _AFTER | {"in", "out", "input", "output"}
 """Words that tell the state before a step from that after it, and nothing else of it."""
 _WHOLE_CACHE = re.compile("key_?values|k_?v_?cache|kv|cache", re.IGNORECASE)
 """``past_key_values.0.key`` is ``present.0.key`` afterwards: what stands for the whole cache tells nothing."""
-_STATE_SLOTS: Mapping[str, slice] = {**dict.fromkeys(RECURRENT, slice(5, 7)), "Loop": slice(2, None)}
-"""Operator -> the inputs that hold the state before its first step; of a Scan they are those before its sequences."""
+_STATES = slice(5, 7)
+"""The inputs of a recurrent operator that hold the state before its first step."""
 _SHOWN = 3
 
 
@@ -286,7 +250,7 @@ def interface_findings(model: Model, origin: FindingOrigin, fed: Sequence[tuple[
     Args:
         fed: output and input of each state that is fed back already.
     """
-    facts, findings = facts_of(model), list[Finding]()
+    facts, findings, more = facts_of(model), list[Finding](), " and {others} more"
     names = [output.name for output in facts.dependent_outputs]
     deciding = {name for output in facts.dependent_outputs for name in output.nodes}
     nodes = [node for node in facts.deciding_nodes if not names or node.name in deciding]
@@ -294,8 +258,8 @@ def interface_findings(model: Model, origin: FindingOrigin, fed: Sequence[tuple[
         where = Where(nodes=tuple(node.name for node in nodes), outputs=tuple(map(OutputColumns, names)))
         about: dict[str, Any] = {
             "kind": "" if names else "inside",
-            "names": _listed([repr(name) for name in names]),
-            "operators": _listed([f"{node.op_type} {node.name!r}" for node in nodes]),
+            "names": listed([repr(name) for name in names], _SHOWN, more),
+            "operators": listed([f"{node.op_type} {node.name!r}" for node in nodes], _SHOWN, more),
         }
         counts = {"nodes": len(nodes), "outputs": len(names)}
         findings.append(Finding.of("value-dependent-shape", origin, where, counts, **about))
@@ -307,7 +271,7 @@ def interface_findings(model: Model, origin: FindingOrigin, fed: Sequence[tuple[
         where = Where(outputs=tuple(map(OutputColumns, outputs)), inputs=inputs)
         evidence: dict[str, int | str] = {"pairs": len(pairs), **{f"to {given}": output for output, given in pairs}}
         about = {
-            "shown": _listed([f"{output} -> {given}" for output, given in pairs]),
+            "shown": listed([f"{output} -> {given}" for output, given in pairs], _SHOWN, more),
             "options": " ".join(options[:_SHOWN]) + (" and so on" if len(pairs) > _SHOWN else ""),
         }
         findings.append(Finding.of("state-fed-back", origin, where, evidence, **about))
@@ -320,61 +284,31 @@ def state_pairs(model: Model) -> tuple[tuple[str, str], ...]:
     Names agree but for words such as past and present, or but for the step that they end on (``h0`` and ``hn``). Types
     and ranks agree, and sizes but for one axis along which a cache grows.
     """
-    if len(model.inputs) < 2 and len(model.outputs) < 2:
-        return ()  # an image in and an image out
     pairs: dict[str, str] = {}
-    for names_agree in (_same_but_direction, _same_but_step):
+    is_image_to_image = len(model.inputs) < 2 and len(model.outputs) < 2
+    for names_agree, growing in () if is_image_to_image else ((_same_but_direction, 1), (_same_but_step, 0)):
         for output in model.outputs:
-            if output.name in pairs:
-                continue
-            left = [given for given in model.inputs if given.name not in pairs.values()]
-            fitting = [given for given in left if names_agree(output, given)]
-            if len(fitting) == 1:
-                pairs[output.name] = fitting[0].name
+            left = [given for given in model.inputs if given.name not in (*pairs.values(), output.name)]
+            fitting = [g.name for g in left if names_agree(output.name, g.name) and _same_shape(output, g, growing)]
+            if output.name not in pairs and len(fitting) == 1:
+                pairs[output.name] = fitting[0]
     return tuple((output.name, pairs[output.name]) for output in model.outputs if output.name in pairs)
 
 
-def state_inputs(model: Model) -> frozenset[str]:
-    """Inputs that hold a state: fed back from an output, or where a recurrent operator or a loop begins."""
-    nodes = [node for graph in all_graphs(model.proto.graph) for node in graph.node]
-    makers = {name: node for node in nodes for name in node.output}
-    waiting, states = [given for _, given in state_pairs(model)], set[str]()
-    for node in nodes:
-        slots = _STATE_SLOTS.get(node.op_type, slice(0))
-        if node.op_type == "Scan":
-            slots = slice(len(node.input) - next(a.i for a in node.attribute if a.name == "num_scan_inputs"))
-        waiting += node.input[slots]
-    while waiting:
-        name = waiting.pop()
-        if name in makers and makers[name].op_type in MOVEMENT | COPIES:
-            waiting += makers[name].input
-        states.add(name)
-    return frozenset(info.name for info in model.inputs if info.name in states)
-
-
-def _words(name: str) -> list[str]:
-    apart = re.sub("(?<=[a-z])(?=[A-Z])", "_", _WHOLE_CACHE.sub("", name).replace("states", "state"))
-    return re.findall(r"[a-z]+|\d+", apart.lower())
-
-
-def _same_but_direction(output: TensorInfo, given: TensorInfo) -> bool:
-    """``past_state`` becomes ``new_state``; along one axis a cache grows."""
-    mine, its = _words(output.name), _words(given.name)
+def _same_but_direction(output: str, given: str) -> bool:
+    """``past_state`` becomes ``new_state``."""
+    apart = (re.sub("(?<=[a-z])(?=[A-Z])", "_", _WHOLE_CACHE.sub("", name)).lower() for name in (output, given))
+    mine, its = (re.findall(r"[a-z]+|\d+", name.replace("states", "state")) for name in apart)
     stem, other = ([word for word in words if word not in _DIRECTIONS] for words in (mine, its))
-    if output.name == given.name or stem != other or not _same_shape(output, given, growing=1):
-        return False
     if not stem:  # nothing but "past" and "present", not "input" and "output"
-        return not _AFTER.isdisjoint(mine) and not _BEFORE.isdisjoint(its)
-    return len(stem) < max(len(mine), len(its))
+        return not other and not _AFTER.isdisjoint(mine) and not _BEFORE.isdisjoint(its)
+    return stem == other and len(stem) < max(len(mine), len(its))
 
 
-def _same_but_step(output: TensorInfo, given: TensorInfo) -> bool:
-    """``h0`` becomes ``hn`` or ``h1``, ``h_t`` becomes ``h_t1``, ``state`` becomes ``stateN``: with equal shapes."""
-    after = re.fullmatch(r"(.+?)_?(n|N|t1|0|1|t|T)", output.name)
-    stem = re.sub(r"_?(0|t)$", "", given.name)
-    if after is None or output.name == given.name or after[1] != stem:
-        return False
-    return (stem != given.name or after[2] in ("n", "N", "t1")) and _same_shape(output, given, growing=0)
+def _same_but_step(output: str, given: str) -> bool:
+    """``h0`` becomes ``hn`` or ``h1``, ``h_t`` becomes ``h_t1``, ``state`` becomes ``stateN``."""
+    after, stem = re.fullmatch(r"(.+?)_?(n|N|t1|0|1|t|T)", output), re.sub(r"_?(0|t)$", "", given)
+    return after is not None and after[1] == stem and (stem != given or after[2] in ("n", "N", "t1"))
 
 
 def _same_shape(output: TensorInfo, given: TensorInfo, growing: int) -> bool:
@@ -383,6 +317,19 @@ def _same_shape(output: TensorInfo, given: TensorInfo, growing: int) -> bool:
     if output.dtype != given.dtype or mine is None or its is None or len(mine) != len(its) or not mine:
         return False
     return sum(isinstance(x, int) and isinstance(y, int) and x != y for x, y in zip(mine, its, strict=True)) <= growing
+
+
+def state_inputs(model: Model) -> frozenset[str]:
+    """Inputs that hold a state: fed back from an output, or where a recurrent operator begins."""
+    nodes = [node for graph in all_graphs(model.proto.graph) for node in graph.node]
+    makers, states = {name: node for node in nodes for name in node.output}, set[str]()
+    waiting = [given for _, given in state_pairs(model)]
+    waiting += [name for node in nodes if node.op_type in RECURRENT for name in node.input[_STATES]]
+    while waiting:
+        name = waiting.pop()
+        states.add(name)
+        waiting += makers[name].input if name in makers and makers[name].op_type in MOVEMENT | COPIES else ()
+    return frozenset(info.name for info in model.inputs if info.name in states)
 
 
 def fixed_rows(model: Model) -> tuple[str, int] | None:
@@ -399,7 +346,3 @@ def fixed_rows(model: Model) -> tuple[str, int] | None:
         if given and given[0] in dynamic and sizes and sizes[0] > 0:
             return node.name, sizes[0]
     return None
-
-
-def _listed(names: Sequence[str]) -> str:
-    return listed(names, _SHOWN, " and {others} more")

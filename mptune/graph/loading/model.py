@@ -7,7 +7,7 @@ than memory can be loaded and rewritten.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial, wraps
 from pathlib import Path
 from sys import intern
@@ -310,6 +310,25 @@ def consumers_of(nodes: tuple[Node, ...]) -> dict[str, tuple[int, ...]]:
             if name:
                 readers.setdefault(name, {})[node.index] = None
     return {name: tuple(indices) for name, indices in readers.items()}
+
+
+def with_nodes(
+    model: Model,
+    nodes: Iterable[Node],
+    initializers: Mapping[str, Initializer],
+    tensors: Mapping[str, TensorInfo] | None = None,
+) -> Model:
+    """The model with other nodes, in topological order, and constants; ``tensors`` are new values. ``proto`` stays."""
+    numbered = tuple(replace(node, index=index) for index, node in enumerate(nodes))
+    held = {node.outputs[0]: node.index for node in numbered if node.op_type == "Constant"}
+    return replace(
+        model,
+        nodes=numbered,
+        tensors={**model.tensors, **(tensors or {})},
+        initializers={n: replace(c, node_index=held[n]) if n in held else c for n, c in initializers.items()},
+        producer={out: node.index for node in numbered for out in node.outputs if out},
+        consumers=consumers_of(numbered),
+    )
 
 
 def _check_tunable(model: Model) -> None:

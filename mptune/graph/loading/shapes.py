@@ -5,17 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import onnx
-import onnx.helper
-import onnx.shape_inference
 
 from mptune.graph.loading.model import Model, Node, output_types
-from mptune.graph.loading.reading import INLINE_LIMIT, without_weights
-from mptune.graph.loading.tensors import declaration, fixed_shape, type_of
+from mptune.graph.loading.reading import INLINE_LIMIT
+from mptune.graph.loading.tensors import fixed_shape, type_of
 
 ASSUMED_SIZE = 128
 """Of a symbolic dimension that is not the batch: a sequence, a height, a width. A power of two passes most networks."""
@@ -60,22 +57,11 @@ def static_shapes(model: Model, batch: int = 1, given: Mapping[str, tuple[int, .
                 dim if isinstance(dim, int) else assumed.setdefault(dim or f"{info.name}[{axis}]", sizes[axis])
                 for axis, dim in enumerate(info.shape)
             )
-    # ONNX's inference of the whole graph at these sizes.
-    proto = without_weights(model.proto, [node.proto for node in model.nodes], model.initializers)
-    del proto.graph.output[:]
-    for value in proto.graph.input:
-        if value.name in inputs and value.type.HasField("tensor_type"):
-            code = value.type.tensor_type.elem_type
-            value.CopyFrom(onnx.helper.make_tensor_value_info(value.name, code, inputs[value.name]))
-    for info in model.runtime.values.values():
-        dims = tuple(assumed.get(dim, dim) if isinstance(dim, str) else dim for dim in info.shape or ())
-        proto.graph.value_info.append(declaration(replace(info, shape=None if info.shape is None else dims)))
-    values: list[onnx.ValueInfoProto] = []
-    with suppress(Exception):  # onnx raises several kinds for sizes that do not fit: the assumed ones, not the user's
-        values += onnx.shape_inference.infer_shapes(proto, strict_mode=False, data_prop=True).graph.value_info
-    stated = [(info.name, fixed_shape(info.shape)) for info in model.tensors.values()]
-    stated += [*inputs.items(), *((value.name, fixed_shape(type_of(value.type)[1])) for value in values)]
-    shapes = {name: shape for name, shape in stated if shape is not None}
+    shapes = dict(inputs)
+    for info in model.tensors.values():
+        shape = fixed_shape(tuple(assumed.get(dim, dim) if isinstance(dim, str) else dim for dim in info.shape or ()))
+        if info.shape is not None and shape is not None:
+            shapes.setdefault(info.name, shape)
     computed = [out for node in model.nodes for out in node.outputs if out and model.info(out).is_float32]
     if any(name not in shapes for name in computed):
         _walk(model, shapes)

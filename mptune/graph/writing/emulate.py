@@ -3,7 +3,7 @@
 Every value that the plan puts in FP16 (node outputs, inputs that cross a boundary, weights) goes through an explicit
 pair of Casts to FP16 and back. Running the FP16-typed model on a provider without FP16 kernels is no substitute: it
 computes in FP32 and drops the roundings between nodes. Norms that ONNX Runtime fuses are one operator, with FP32 inside
-(``mptune.graph.fused``); its CUDA provider rounds within some nodes, and not between others
+(``mptune.graph.facts``); its CUDA provider rounds within some nodes, and not between others
 (``mptune.graph.writing.rounding_steps``). What TensorRT's builder fuses is known once an engine is built: emulated
 errors of norms that are written out are upper ones there.
 
@@ -12,6 +12,7 @@ One file may also serve all plans: a boolean input for each group and precision 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,22 +21,16 @@ import onnx
 import onnx.helper
 
 from mptune.files import write_bytes
-from mptune.graph.fused import FUSED_IN, FusedNodes, steps_inside
+from mptune.graph.facts import FUSED_IN, FusedNodes, steps_inside
 from mptune.graph.groups import GroupedModel
 from mptune.graph.hazards.masks import is_held
 from mptune.graph.loading.model import Node
+from mptune.graph.loading.tensors import fill_value
 from mptune.graph.ops import COPIES
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.value_types import new_suffix, value_types
-from mptune.graph.writing.model_file import (
-    add_node,
-    clip_node,
-    declare_rounded_outputs,
-    frame_of,
-    rounding_nodes,
-    saturate,
-)
-from mptune.graph.writing.weights import NeededConstant, WeightBank, constants_of_file, inline_tensor
+from mptune.graph.writing import rewrite
+from mptune.graph.writing.weights import NeededConstant, WeightBank, inline_tensor, write_self_contained
 
 _Modes = Sequence[tuple[Precision, str]]
 """The precisions that a group may have, each with the input that turns its roundings on; "" where they always are."""
@@ -53,7 +48,7 @@ class Emulator:
         """
         self.types = types = value_types(grouped)
         model = grouped.model
-        self.frame = frame_of(model)
+        self.frame = rewrite.frame_of(model)
         self.inside = steps_inside(fused)
         self.rounds: set[int] = set()
         """Nodes whose results rounding can change: not where they only select among rounded inputs and zero."""
@@ -93,18 +88,14 @@ class Emulator:
         by_precision = self.switches.items()
         return frozenset(s for p, switches in by_precision for g, s in switches.items() if plan.precision[g] is p)
 
-    def write(self, plan: PrecisionPlan, path: Path, typed: Path | None = None) -> Path:
-        """Write the emulation of one plan to ``path``, which must lie in the weight bank's folder.
+    def write(self, plan: PrecisionPlan, path: Path) -> Path:
+        """Write the emulation of one plan to ``path``, which must lie in the weight bank's folder."""
+        return self._write(self._emulation(plan), path)
 
-        Args:
-            typed: the plan's exported model, in whose folder ``path`` lies: its constants are read in place.
-        """
-        modes: dict[int, _Modes] = {
-            position: [(plan.precision[group.id], "")]
-            for position, group in enumerate(self.types.groups)
-            if group.id in self.switches.get(plan.precision[group.id], ())
-        }
-        return _Writing(self, modes, is_fixed=True).write(path, typed)
+    def export(self, plan: PrecisionPlan, path: Path) -> Path:
+        """Write the emulation of one plan self-contained; past 2 GiB its weights lie in ``path`` + ``.data``."""
+        emulation = self._emulation(plan)
+        return write_self_contained(emulation.proto, emulation.constants(), path)
 
     def write_switched(
         self, path: Path, switched: Collection[str], precisions: Sequence[Precision] = (Precision.FP16,)
@@ -119,44 +110,52 @@ class Emulator:
             for position, group in enumerate(self.types.groups)
             if group.id in switched
         }
-        return _Writing(self, modes).write(path)
+        return self._write(_Emulation(self, modes), path)
+
+    def _emulation(self, plan: PrecisionPlan) -> _Emulation:
+        modes: dict[int, _Modes] = {
+            position: [(plan.precision[group.id], "")]
+            for position, group in enumerate(self.types.groups)
+            if group.id in self.switches.get(plan.precision[group.id], ())
+        }
+        return _Emulation(self, modes)
+
+    def _write(self, emulation: _Emulation, path: Path) -> Path:
+        emulation.proto.graph.initializer.extend(self.stored(*needed) for needed in emulation.constants())
+        return write_bytes(path, [emulation.proto.SerializeToString(deterministic=True)])
 
 
-class _Writing:
-    """One model while it is written."""
+class _Emulation:
+    """One model, with the roundings of its nodes, and the switches; without the constants that it reads."""
 
-    def __init__(self, emulator: Emulator, modes: Mapping[int, _Modes], *, is_fixed: bool = False) -> None:
-        """Begin; ``modes`` are those of the groups, by position. ``is_fixed``: of one plan, one mode each at most."""
+    def __init__(self, emulator: Emulator, modes: Mapping[int, _Modes]) -> None:
+        """Write all nodes; ``modes`` are those of the groups, by position."""
         self._emulator, self._types, self._model = emulator, emulator.types, emulator.types.model
-        self._suffix, self._modes, self._is_fixed = emulator.suffix, modes, is_fixed
-        self._proto = onnx.ModelProto()
-        self._proto.CopyFrom(emulator.frame)
-        self._graph = self._proto.graph
+        self._suffix, self._modes = emulator.suffix, modes
+        self.proto = onnx.ModelProto()
+        self.proto.CopyFrom(emulator.frame)
+        self._graph = graph = self.proto.graph
         self._computed: set[str] = set()
-        self._read = {output.name for output in self._graph.output}
+        self._read = {output.name for output in graph.output}
         self._reduced: set[tuple[str, Precision]] = set()
-
-    def write(self, path: Path, typed: Path | None = None) -> Path:
-        """Write all nodes with their roundings, then the constants that these read, and the switches."""
-        model, graph, emulator = self._model, self._graph, self._emulator
-        for node in model.nodes:
-            is_constant = node.op_type == "Constant" and node.outputs[0] in model.initializers
+        for node in self._model.nodes:
+            is_constant = node.op_type == "Constant" and node.outputs[0] in self._model.initializers
             if not is_constant or node.outputs[0] in emulator.constant_nodes:
                 self._add(node)
-        stored, placed = emulator.stored, dict[str, onnx.TensorProto]()
-        if typed is not None:
-            stored, placed = inline_tensor, constants_of_file(typed)
-        for name, constant in model.initializers.items():
+        switches = [switch for each in modes.values() for _, switch in each if switch]
+        graph.input.extend(onnx.helper.make_tensor_value_info(s, onnx.TensorProto.BOOL, []) for s in switches)
+        rewrite.declare_rounded_outputs(graph, self._model)
+
+    def constants(self) -> list[NeededConstant]:
+        """The constants that the nodes read."""
+        needed: list[NeededConstant] = []
+        for name, constant in self._model.initializers.items():
             reduced = [p for p in REDUCED if (name, p) in self._reduced]
             is_kept = constant.overridable or (constant.node_index is None and not reduced)
-            is_read = (name in self._read or is_kept) and name not in emulator.constant_nodes
-            needed: list[NeededConstant] = [(constant, name, None)] if is_read else []
+            if (name in self._read or is_kept) and name not in self._emulator.constant_nodes:
+                needed.append((constant, name, None))
             needed += [(self._types.in_precision(name, p), name + self._suffix[p], p) for p in reduced]
-            graph.initializer.extend(placed.get(each[1]) or stored(*each) for each in needed)
-        switches = [switch for modes in self._modes.values() for _, switch in modes if switch]
-        graph.input.extend(onnx.helper.make_tensor_value_info(s, onnx.TensorProto.BOOL, []) for s in switches)
-        declare_rounded_outputs(graph, model)
-        return write_bytes(path, [self._proto.SerializeToString(deterministic=True)])
+        return needed
 
     def _add(self, node: Node) -> None:
         """Append a node, with the roundings of its inputs and outputs."""
@@ -173,46 +172,40 @@ class _Writing:
         for slot in rounded:
             outputs[slot] += self._suffix["raw"]
         self._read.update(inputs, node.captures)
-        proto = add_node(self._graph, node, inputs, outputs)
-        if self._is_fixed and modes:
-            saturate(proto, modes[0][0])
+        rewrite.add_node(self._graph, node, inputs, outputs)
+        # What fills a tensor fills it with what the precision can hold.
+        fill = abs(float(fill_value(node.proto)[0])) if rule.attribute == "value" else 0.0
         for slot in rounded:
-            self._choose(roundings, outputs[slot], node.outputs[slot], proto)
+            self._choose(roundings, outputs[slot], node.outputs[slot], fill if math.isfinite(fill) else 0.0)
 
     def _read_by(self, group: int, tensor: str, modes: _Modes) -> str:
         """The name that the nodes of a group read in place of a value that another group computes."""
         result = f"{tensor}.{group}{self._suffix['chosen']}"
-        if self._is_fixed:
+        precision, switch = modes[0]
+        if not switch:  # one plan: all groups of one precision read the same
             if modes[0] in self._modes.get(self._emulator.maker.get(tensor, -1), ()):
                 return tensor
-            ((precision, _),) = modes
             result = tensor + self._suffix[f"{precision}_rounded"]
         if result not in self._computed:
             self._choose(modes, tensor, result)
         return result
 
-    def _choose(self, modes: _Modes, tensor: str, result: str, computed_by: onnx.NodeProto | None = None) -> None:
+    def _choose(self, modes: _Modes, tensor: str, result: str, fill: float = 0.0) -> None:
         """Append the nodes that compute ``result``: the value, rounded as the switch says that is on."""
         otherwise = tensor
         for number, (precision, switch) in enumerate(modes, 1):
+            is_limited = fill > precision.largest
             if not switch:
-                self._round(tensor, precision, result)
+                self._round(tensor, precision, result, is_limited=is_limited)
                 return
-            source, copy = tensor, onnx.NodeProto()
-            if computed_by is not None:  # what fills a tensor fills it with what the precision can hold
-                copy.CopyFrom(computed_by)
-            if saturate(copy, precision):
-                source = copy.output[0] = tensor + self._suffix[f"{precision}_held"]
-                copy.name += self._suffix[f"{precision}_held"]
-                self._append(copy)
-            self._read.add(source)
-            rounded = self._round(source, precision)
+            self._read.add(tensor)
+            rounded = self._round(tensor, precision, is_limited=is_limited)
             chosen = result if number == len(modes) else f"{result}.{precision}{self._suffix['or']}"
             # A node of the model may have the name of its result.
             self._append(_node("Where", [switch, rounded, otherwise], chosen, chosen + self._suffix["by"]))
             otherwise = chosen
 
-    def _round(self, tensor: str, precision: Precision, result: str = "") -> str:
+    def _round(self, tensor: str, precision: Precision, result: str = "", *, is_limited: bool = False) -> str:
         """Append the nodes that cast a value to a reduced precision and back; constants are stored in it too."""
         reduced, name = tensor + self._suffix[precision], tensor + self._suffix[f"{precision}_rounded"]
         result = result or name
@@ -223,15 +216,15 @@ class _Writing:
             self._append(_node("Cast", [reduced], result, name, to=onnx.TensorProto.FLOAT))
             return result
         self._read.add(tensor)
-        source, modes = tensor, self._modes.get(self._emulator.maker.get(tensor, -1), ())
+        source, switches = tensor, [s for _, s in self._modes.get(self._emulator.maker.get(tensor, -1), ())]
         is_mask = tensor not in self._types.own.sources and is_held(self._model, tensor, precision)
-        if is_mask and not (self._is_fixed and modes):
+        if is_limited or (is_mask and all(switches)):  # only what is FP32 is limited
             source = tensor + self._suffix[f"{precision}_held"]
-            self._append(*clip_node(tensor, source, precision, self._model.opset))
-            for _, switch in modes:  # only what is FP32 is limited
+            self._append(*rewrite.clip_node(tensor, source, precision, self._model.opset))
+            for switch in switches:
                 limited, source = source, f"{source}.{switch}"
                 self._append(_node("Where", [switch, tensor, limited], source))
-        rounding = rounding_nodes(source, reduced, result, precision)
+        rounding = rewrite.rounding_nodes(source, reduced, result, precision)
         rounding[-1].name = name
         self._append(*rounding)
         return result

@@ -1,4 +1,4 @@
-"""Carry out a plan: the same model with constants in reduced precisions and explicit Casts.
+"""Carry out a plan: the same model with constants in reduced precisions and explicit Casts; and the parts of its file.
 
 *Requires* a model from ``load_model`` and groups from ``find_groups``. *Ensures*: the interface is unchanged; each
 value is cast at most once per type, right after its producer; constants are converted, never cast at run time; shape,
@@ -16,22 +16,22 @@ import onnx
 import onnx.helper
 
 from mptune.files import write_bytes
-from mptune.graph.folded import FoldedValues, LeftOut
+from mptune.graph.facts import node_rule
 from mptune.graph.groups import GroupedModel, LayerGroup, find_groups
 from mptune.graph.hazards.masks import is_held
 from mptune.graph.loading.model import Model, Node
-from mptune.graph.loading.tensors import fill_value
+from mptune.graph.loading.tensors import STANDARD_DOMAINS, fill_value
 from mptune.graph.plan import PRECISIONS, REDUCED, Precision, PrecisionPlan
 from mptune.graph.value_types import Resolution, add_barrier, needs_barrier, new_suffix, value_types
-from mptune.graph.writing.model_file import METADATA_PREFIX, add_node, cast_node, clip_node, frame_of, saturate
-from mptune.graph.writing.weights import (
-    NeededConstant,
-    WeightBank,
-    inline_tensor,
-    is_self_contained,
-    rounded_tensor,
-    write_self_contained,
-)
+from mptune.graph.writing import weights
+from mptune.graph.writing.weights import NeededConstant, WeightBank, inline_tensor
+
+MIN_IR_VERSION = 4
+"""From 4 on, constants of the graph need not be among its inputs."""
+_CLIP_HAS_INPUTS = 11
+"""From this operator set on, Clip reads its limits."""
+_METADATA_PREFIX = "mptune."
+"""Of the keys in ``metadata_props`` that say what made a model."""
 
 
 class Rewriter:
@@ -51,13 +51,9 @@ class Rewriter:
         self._constant_nodes = {name: index for name, index in by_name.items() if name not in in_bank}
         self._moved = frozenset(index for name, index in by_name.items() if name in in_bank)
 
-    def write(self, plan: PrecisionPlan, path: Path, folded: FoldedValues | None = None) -> Path:
-        """Write the typed model to ``path``, which must lie in the weight bank's folder.
-
-        Args:
-            folded: values that are constants already, in place of the nodes that compute them.
-        """
-        proto, constants = self._typed(plan, folded)
+    def write(self, plan: PrecisionPlan, path: Path) -> Path:
+        """Write the typed model to ``path``, which must lie in the weight bank's folder."""
+        proto, constants = self._typed(plan)
         stored = inline_tensor if self._bank is None else self._bank.tensor_or_inline
         proto.graph.initializer.extend(stored(*needed) for needed in constants)
         return write_bytes(path, [proto.SerializeToString(deterministic=True)])
@@ -71,12 +67,12 @@ class Rewriter:
         proto, constants = self._typed(plan)
         for key, text in (metadata or {}).items():
             writable = text.encode("utf-8", "replace").decode("utf-8")
-            proto.metadata_props.add(key=METADATA_PREFIX + key, value=writable)
-        return write_self_contained(proto, constants, path)
+            proto.metadata_props.add(key=_METADATA_PREFIX + key, value=writable)
+        return weights.write_self_contained(proto, constants, path)
 
     def exported_files(self, plan: PrecisionPlan, path: Path) -> tuple[Path, ...]:
         """What ``export`` would write and replace: ``path``, and past 2 GiB the file of weights beside it."""
-        return (path,) if is_self_contained(*self._typed(plan)) else (path, path.with_name(path.name + ".data"))
+        return (path,) if weights.is_self_contained(*self._typed(plan)) else (path, path.with_name(path.name + ".data"))
 
     def typed(self, plan: PrecisionPlan) -> onnx.ModelProto:
         """The typed model in memory, self-contained."""
@@ -84,16 +80,9 @@ class Rewriter:
         proto.graph.initializer.extend(inline_tensor(*needed) for needed in constants)
         return proto
 
-    def node_precisions(self, plan: PrecisionPlan) -> dict[str, Precision]:
-        """The precision of every node that has one, by node name."""
-        return self.types.node_precisions(plan)
-
-    def _typed(
-        self, plan: PrecisionPlan, folded: FoldedValues | None = None
-    ) -> tuple[onnx.ModelProto, list[NeededConstant]]:
+    def _typed(self, plan: PrecisionPlan) -> tuple[onnx.ModelProto, list[NeededConstant]]:
         """The typed model without the constants that it reads of the model, and these."""
         types, resolution = self.types, self.types.resolve(plan.stored)
-        left_out = LeftOut() if folded is None else folded.left_out(types, resolution)
         constants, unread = list[NeededConstant](), set[int]()  # nodes Constant that the plan reads in no FP32
         for name, constant in self._model.initializers.items():
             precisions = resolution.constants.get(name, ()) if name in types.constants else (Precision.FP32,)
@@ -103,7 +92,7 @@ class Rewriter:
                 unread.add(self._constant_nodes[name])
             reduced = [precision for precision in REDUCED if precision in precisions]
             constants += [(types.in_precision(name, p), name + self._suffixes[p], p) for p in reduced]
-        dropped = self._moved | unread | resolution.dropped | left_out.nodes
+        dropped = self._moved | unread | resolution.dropped
         proto = onnx.ModelProto()
         proto.CopyFrom(self._frame)
         for value in self._frame.graph.input:
@@ -113,8 +102,7 @@ class Rewriter:
                 self._add_node(proto.graph, node, precision, resolution)
             for name in node.outputs:
                 self._add_casts(proto.graph, name, resolution)
-        proto.graph.initializer.extend(left_out.values)
-        return proto, [needed for needed in constants if needed[0].name not in left_out.unread]
+        return proto, constants
 
     def _name(self, value: str, wanted: Precision | None, computed: Precision) -> str:
         """The name of a value's form in a precision, None for as it is computed; what keeps its name keeps it in FP32.
@@ -144,11 +132,10 @@ class Rewriter:
             inputs[0] = add_barrier(graph, inputs[0], node.name + self._barrier, self._zero)
         proto = add_node(graph, node, inputs, [self._name_read(name, None, resolution) for name in node.outputs])
         if precision is not Precision.FP32:
-            saturate(proto, precision)
             if self.types.rules[node.index].attribute and node.op_type == "Cast":
                 next(a for a in proto.attribute if a.name == "to").i = precision.onnx_type
             elif self.types.rules[node.index].attribute:
-                filled = rounded_tensor(fill_value(proto), precision)
+                filled = weights.rounded_tensor(fill_value(proto), precision)
                 del proto.attribute[:]
                 proto.attribute.append(onnx.helper.make_attribute("value", filled))
 
@@ -179,3 +166,135 @@ def rewrite(model: Model, plan: PrecisionPlan, groups: Sequence[LayerGroup] | No
     """
     grouped = GroupedModel(model, find_groups(model) if groups is None else tuple(groups))
     return Rewriter(grouped).typed(plan)
+
+
+# -- the parts of every written model: the frame of the original, nodes, Casts, roundings ------------------------------
+
+
+def frame_of(model: Model) -> onnx.ModelProto:
+    """Everything of a model but its nodes, constants and local functions, which are inlined.
+
+    What mptune wrote into a model about its plan is left out: it does not hold for one that is made from it.
+    """
+    source = model.proto.graph
+    frame = onnx.ModelProto()
+    for descriptor, value in model.proto.ListFields():
+        if descriptor.name in ("graph", "functions"):
+            continue
+        if hasattr(value, "extend"):
+            getattr(frame, descriptor.name).extend(value)
+        else:
+            setattr(frame, descriptor.name, value)
+    del frame.metadata_props[:]
+    frame.metadata_props.extend(e for e in model.proto.metadata_props if not e.key.startswith(_METADATA_PREFIX))
+    frame.ir_version = max(frame.ir_version, MIN_IR_VERSION)
+    graph = frame.graph
+    graph.name = source.name or "graph"
+    if source.HasField("doc_string"):
+        graph.doc_string = source.doc_string
+    graph.input.extend(source.input)
+    graph.output.extend(source.output)
+    graph.sparse_initializer.extend(source.sparse_initializer)
+    graph.quantization_annotation.extend(source.quantization_annotation)
+    # Old types would be wrong now. Only where ONNX cannot infer them do they stay: no plan changes a type there.
+    opaque = {
+        name
+        for node in model.nodes
+        if not node.is_standard
+        for slot, name in enumerate(node.outputs)
+        if slot not in node_rule(model, node).outputs
+    }
+    graph.value_info.extend(v for v in source.value_info if v.name in opaque)
+    return frame
+
+
+def add_node(graph: onnx.GraphProto, node: Node, inputs: Sequence[str], outputs: Sequence[str]) -> onnx.NodeProto:
+    """Append a node under its unique name, with these inputs and outputs; returns the copy."""
+    proto: onnx.NodeProto = graph.node.add()
+    proto.CopyFrom(node.proto)
+    proto.name = node.name
+    if inputs != node.inputs:
+        proto.input[:] = inputs
+    if outputs != node.outputs:
+        proto.output[:] = outputs
+    return proto
+
+
+def cast_node(source: str, result: str, precision: Precision, name: str = "") -> onnx.NodeProto:
+    """A Cast of one value, named like its result by default."""
+    proto = onnx.NodeProto(op_type="Cast", name=name or result, input=[source], output=[result])
+    proto.attribute.add(name="to", type=onnx.AttributeProto.INT, i=precision.onnx_type)
+    return proto
+
+
+def rounding_nodes(source: str, reduced: str, rounded: str, precision: Precision) -> list[onnx.NodeProto]:
+    """The nodes that round an FP32 value to a precision, as FP32: a pair of Casts, or a mantissa that is split."""
+    if precision.is_rounded_by_casts:
+        return [cast_node(source, reduced, precision), cast_node(reduced, rounded, Precision.FP32)]
+    return split_nodes(source, reduced, rounded, Precision.FP32.mantissa_bits - precision.mantissa_bits)
+
+
+def split_nodes(source: str, prefix: str, rounded: str, digits: int) -> list[onnx.NodeProto]:
+    """The nodes that round an FP32 value to a mantissa of ``digits`` bits fewer, to nearest. What would overflow stays.
+
+    By Dekker (A floating-point technique for extending the available precision, Numerische Mathematik 18, 1971,
+    Eq. 5.5): with ``s = 2 ** digits + 1``, ``x * s - (x * s - x)`` has ``digits`` fewer.
+    """
+    steps = [
+        ("Constant", [], "factor", {"value": scalar(2.0**digits + 1)}),
+        ("Constant", [], "beyond", {"value": scalar(2.0 ** (126 - digits))}),
+        ("Mul", [source, f"{prefix}.factor"], "scaled", {}),
+        ("Sub", [f"{prefix}.scaled", source], "rest", {}),
+        ("Sub", [f"{prefix}.scaled", f"{prefix}.rest"], "split", {}),
+        ("Abs", [source], "size", {}),
+        ("Less", [f"{prefix}.size", f"{prefix}.beyond"], "fits", {}),
+    ]
+    return [
+        *(onnx.helper.make_node(op, i, [f"{prefix}.{o}"], name=f"{prefix}.{o}", **more) for op, i, o, more in steps),
+        onnx.helper.make_node("Where", [f"{prefix}.fits", f"{prefix}.split", source], [rounded], name=rounded),
+    ]
+
+
+def clip_node(source: str, result: str, precision: Precision, opset: int) -> list[onnx.NodeProto]:
+    """The nodes that compute an FP32 value limited to the finite values of a precision; named like their results."""
+    largest = precision.largest
+    if opset < _CLIP_HAS_INPUTS:
+        return [onnx.helper.make_node("Clip", [source], [result], name=result, min=-largest, max=largest)]
+    ends = {f"{result}.lowest": -largest, f"{result}.highest": largest}
+    return [
+        *(onnx.helper.make_node("Constant", [], [name], name=name, value=scalar(end)) for name, end in ends.items()),
+        onnx.helper.make_node("Clip", [source, *ends], [result], name=result),
+    ]
+
+
+def scalar(value: float) -> onnx.TensorProto:
+    """An FP32 number."""
+    return onnx.helper.make_tensor("", onnx.TensorProto.FLOAT, [], [value])
+
+
+def declare_rounded_outputs(graph: onnx.GraphProto, model: Model) -> None:
+    """Give what operators of runtimes compute for an output of the graph, and its roundings, the output's shape.
+
+    ONNX Runtime infers that the new key-value cache of GroupQueryAttention has the shape of the old one, and reuses
+    buffers by that; only for outputs of the graph it goes by what the graph declares.
+    """
+    makers = {name: node for node in graph.node for name in node.output if name}
+    for value in graph.output:
+        added, waiting = dict[str, onnx.NodeProto](), [value.name]
+        while waiting:
+            node = makers.get(waiting.pop())
+            if node is not None and node.op_type in ("Cast", "Where") and node.domain in STANDARD_DOMAINS:
+                new = {n: makers[n] for n in node.input if n in makers and n not in model.tensors and n not in added}
+                added.update(new)
+                # A Where of the model may stretch what it reads.
+                waiting += node.input if node.op_type == "Cast" else new
+        if any(node.domain not in STANDARD_DOMAINS for node in added.values()):
+            for name, node in added.items():
+                declared = graph.value_info.add()
+                declared.CopyFrom(value)
+                declared.name = name
+                if node.op_type == "Cast":
+                    declared.type.tensor_type.elem_type = node.attribute[0].i
+                for axis, dim in enumerate(declared.type.tensor_type.shape.dim):
+                    if dim.WhichOneof("value") is None:
+                        dim.dim_param = f"{value.name}.{axis}"

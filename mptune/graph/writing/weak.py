@@ -6,7 +6,7 @@ Nodes get short unique names, by which ``trtexec --layerPrecisions`` finds their
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import onnx
@@ -18,37 +18,30 @@ from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import STANDARD_DOMAINS, Initializer, all_graphs, subgraphs
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.value_types import ValueTypes, new_suffix, value_types
-from mptune.graph.writing.model_file import add_node, frame_of
+from mptune.graph.writing.rewrite import add_node, frame_of
 from mptune.graph.writing.weights import rounding_of, write_self_contained
 
 _OPSET, _IR_VERSION = 17, 8
 """The newest that TensorRT 8.5 and 8.6 document, and the IR version that came with it."""
-
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-_OPERATORS = _words("""
+_OPERATORS = """
     Abs Acos Acosh Add And ArgMax ArgMin Asin Asinh Atan Atanh AveragePool BatchNormalization Cast Ceil Celu Clip
     Concat Constant ConstantOfShape Conv ConvTranspose Cos Cosh CumSum DepthToSpace DequantizeLinear Div Dropout
     Einsum Elu Equal Erf Exp Expand EyeLike Flatten Floor GRU Gather GatherElements GatherND Gemm GlobalAveragePool
-    GlobalLpPool GlobalMaxPool Greater GreaterOrEqual GridSample HardSigmoid Identity If ImageScaler
+    GlobalLpPool GlobalMaxPool Greater GreaterOrEqual GridSample HardSigmoid Identity If
     InstanceNormalization IsNaN LRN LSTM LeakyRelu Less LessOrEqual Log LogSoftmax Loop LpNormalization LpPool MatMul
     Max MaxPool Mean MeanVarianceNormalization Min Mul Neg NonMaxSuppression NonZero Not Or PRelu Pad
-    ParametricSoftplus Pow QuantizeLinear RNN RandomNormal RandomNormalLike RandomUniform RandomUniformLike Range
+    Pow QuantizeLinear RNN RandomNormal RandomNormalLike RandomUniform RandomUniformLike Range
     Reciprocal ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum
-    ReduceSumSquare Relu Reshape Resize ReverseSequence RoiAlign Round ScaledTanh Scan Scatter ScatterElements
+    ReduceSumSquare Relu Reshape Resize ReverseSequence RoiAlign Round Scan Scatter ScatterElements
     ScatterND Selu Shape Shrink Sigmoid Sign Sin Sinh Size Slice Softmax Softplus Softsign SpaceToDepth Split Sqrt
     Squeeze Sub Sum Tan Tanh ThresholdedRelu Tile TopK Transpose Trilu Unsqueeze Upsample Where Xor
-""")
+"""
 """What docs/operators.md of onnx-tensorrt's 8.5-GA lists as supported; 8.6 has all of it."""
-_UNNAMED = _words("""
+_UNNAMED = """
     Cast Constant ConstantOfShape DequantizeLinear Dropout GRU Identity If LSTM Loop QuantizeLinear RNN Scan Shape Size
     Trilu
-""")
+"""
 """Operators whose layers take no precision, or are not named after the node (``registerLayer`` in the importers)."""
-_BROADCASTING = _words("Add Div Equal Greater Less MatMul Max Min Mul PRelu Pow Sub Where")
 
 
 @dataclass(frozen=True)
@@ -85,31 +78,15 @@ def weak_model(grouped: GroupedModel, plan: PrecisionPlan) -> WeakModel:
     _refuse_what_is_lacking(model, plan)
     suffix, planned = new_suffix(model, ""), types.node_precisions(plan.stored)
     outputs = {info.name for info in model.outputs}
-    # What subgraphs read, callers replace, or the model gives keeps its name and its rank.
-    constants = {name: c for name, c in model.initializers.items() if c.overridable or name in types.named}
-    weak = WeakModel(frame_of(model), constants)
+    weak = WeakModel(frame_of(model), model.initializers)
     weak.proto.ir_version = min(weak.proto.ir_version, _IR_VERSION)
     for node in model.nodes:
         if node.op_type == "Constant" and node.outputs[0] in model.initializers:
             continue
-        inputs, rank = list(node.inputs), len(model.info(node.outputs[0]).shape or ())
-        for slot, value in enumerate(node.inputs):
-            constant = model.initializers.get(value)
-            if constant is None or constant.overridable:
-                continue
-            missing = rank - len(constant.shape)
-            if node.op_type in _BROADCASTING and missing > 0 and (node.op_type != "MatMul" or len(constant.shape) > 1):
-                # Leading axes of size 1, so that the parser adds no layer that broadcasts it, which has no name.
-                proto = onnx.TensorProto()
-                proto.CopyFrom(constant.proto)
-                proto.dims[:] = (1,) * missing + constant.shape
-                constant, inputs[slot] = replace(constant, proto=proto), f"{value}_{rank}{suffix}"
-            constants[inputs[slot]] = constant
-        written = add_node(weak.proto.graph, node, inputs, node.outputs)
+        written = add_node(weak.proto.graph, node, node.inputs, node.outputs)
         written.name, written.doc_string = f"n{len(weak.proto.graph.node):04d}{suffix}", node.name
-
         precision = planned.get(node.name)
-        if precision is None or node.op_type in _UNNAMED or types.facts.is_static(node.outputs[0]):
+        if precision is None or node.op_type in _UNNAMED.split() or types.facts.is_static(node.outputs[0]):
             continue
         if any(_is_beyond_fp16(types, node.inputs[slot]) for slot in types.rules[node.index].inputs):
             precision = Precision.FP32
@@ -140,7 +117,7 @@ def _refuse_what_is_lacking(model: Model, plan: PrecisionPlan) -> None:
         for proto in (node.proto, *inside):
             op = proto.op_type if proto.domain in STANDARD_DOMAINS else f"{proto.domain}::{proto.op_type}"
             attributes = {attribute.name: attribute.i for attribute in proto.attribute}
-            if op not in _OPERATORS:
+            if op not in _OPERATORS.split():
                 hint = "export the model at an older opset, where other operators take its place, or without it"
                 raise ModelError(f"{op} (node {node.name!r}) is no operator of TensorRT 8.5", hint)
             if op == "Shape" and ("end" in attributes or attributes.get("start")):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import mmap
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -128,21 +127,24 @@ def rounded_tensor(values: np.ndarray, precision: Precision, name: str = "") -> 
     return onnx.numpy_helper.from_array(rounded, name)
 
 
-def _reference(tensor: onnx.TensorProto, location: str, place: Place) -> onnx.TensorProto:
-    """Make a tensor one whose values lie in another file (onnx/docs/ExternalData.md); returns it."""
-    tensor.raw_data = b""  # onnx asks for them
+def _reference(
+    constant: Initializer, name: str, rounded_to: Precision | None, location: str, place: Place
+) -> onnx.TensorProto:
+    """A TensorProto of a constant whose values lie in another file (onnx/docs/ExternalData.md)."""
+    code = constant.proto.data_type if rounded_to is None else rounded_to.onnx_type
+    tensor = onnx.TensorProto(name=name, data_type=code, dims=constant.shape, raw_data=b"")  # onnx asks for raw data
     onnx.external_data_helper.set_external_data(tensor, location, place.offset, place.length)
     tensor.ClearField("raw_data")
     return tensor
 
 
-def _without_values(constant: Initializer, name: str, rounded_to: Precision | None) -> onnx.TensorProto:
-    code = constant.proto.data_type if rounded_to is None else rounded_to.onnx_type
-    return onnx.TensorProto(name=name, data_type=code, dims=constant.shape)
-
-
 def _is_large(constant: Initializer) -> bool:
     return constant.nbytes >= _LARGE_FROM_BYTES and constant.dtype not in _UNBANKABLE
+
+
+def _nbytes(constant: Initializer, rounded_to: Precision | None) -> int:
+    ratio = 1.0 if rounded_to is None else rounded_to.nbytes / Precision.FP32.nbytes
+    return int(constant.nbytes * ratio)
 
 
 def _append_values(file: BinaryIO, constant: Initializer, rounded_to: Precision | None) -> Place:
@@ -157,9 +159,7 @@ def _append_values(file: BinaryIO, constant: Initializer, rounded_to: Precision 
 
 def is_self_contained(proto: onnx.ModelProto, constants: Iterable[NeededConstant]) -> bool:
     """Whether one file holds the model with these constants."""
-    nbytes: float = proto.ByteSize()
-    for constant, _, rounded_to in constants:
-        nbytes += constant.nbytes * (1 if rounded_to is None else rounded_to.nbytes / Precision.FP32.nbytes)
+    nbytes: int = proto.ByteSize() + sum(_nbytes(constant, rounded_to) for constant, _, rounded_to in constants)
     return nbytes <= SELF_CONTAINED_LIMIT
 
 
@@ -175,33 +175,12 @@ def write_self_contained(proto: onnx.ModelProto, constants: Sequence[NeededConst
         with whole_file(path) as model_part, whole_file(data_path) as data_part:
             with data_part.open("wb") as file:
                 for needed in constants:
-                    if _is_large(needed[0]):
-                        place = _append_values(file, needed[0], needed[2])
-                        tensor = _reference(_without_values(*needed), data_path.name, place)
-                    else:
-                        tensor = inline_tensor(*needed)
+                    is_beside = _is_large(needed[0])
+                    place = _append_values(file, needed[0], needed[2]) if is_beside else Place(0, 0)
+                    tensor = _reference(*needed, data_path.name, place) if is_beside else inline_tensor(*needed)
                     proto.graph.initializer.append(tensor)
             model_part.write_bytes(proto.SerializeToString(deterministic=True))
     return path
-
-
-def constants_of_file(path: Path) -> dict[str, onnx.TensorProto]:
-    """References to the large constants of a model that ``write_self_contained`` wrote, for a model in the same folder.
-
-    External data may lie anywhere in any file, also in the middle of a model.
-    """
-    tensors: dict[str, onnx.TensorProto] = {}
-    end = 0
-    graph = onnx.load(path, load_external_data=False).graph
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        for tensor in graph.initializer:  # in the order of the file
-            place = Place(content.find(tensor.raw_data, end), len(tensor.raw_data))
-            if is_external(tensor):
-                tensors[tensor.name] = tensor
-            elif place.length >= _LARGE_FROM_BYTES:
-                tensors[tensor.name] = _reference(tensor, path.name, place)
-                end = place.offset + place.length
-    return tensors
 
 
 # -- the weight bank ----------------------------------------------------------------------------------------------
@@ -251,9 +230,8 @@ class WeightBank:
                 rounded_to, end, placed = None if precision is Precision.FP32 else precision, 0, dict[str, Place]()
                 wanted = [constant for constant in large if rounded_to is None or constant.dtype == "float"]
                 for constant in wanted:
-                    nbytes = constant.nbytes * (1 if rounded_to is None else precision.nbytes / Precision.FP32.nbytes)
-                    placed[constant.name] = Place(-(-end // _ALIGN) * _ALIGN, int(nbytes))
-                    end = placed[constant.name].offset + int(nbytes)
+                    start, nbytes = -(-end // _ALIGN) * _ALIGN, _nbytes(constant, rounded_to)
+                    placed[constant.name], end = Place(start, nbytes), start + nbytes
                 places[precision], path = placed, directory / bank_file(precision)
                 if is_of_model and path.is_file() and path.stat().st_size == end:
                     continue  # files are written whole, and their names before that of the index
@@ -273,4 +251,4 @@ class WeightBank:
         place = self.places.get(precision, {}).get(constant.name)
         if place is None:
             return inline_tensor(constant, name, rounded_to)
-        return _reference(_without_values(constant, name, rounded_to), bank_file(precision), place)
+        return _reference(constant, name, rounded_to, bank_file(precision), place)

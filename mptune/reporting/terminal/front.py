@@ -17,7 +17,7 @@ from mptune.reporting import text
 from mptune.reporting.terminal.console import make_console, print_facts, print_table, print_text
 from mptune.reporting.text import shell_path, short_path, speedup_text, unique
 from mptune.tuning.front import Front, because, front_table, is_held_out
-from mptune.tuning.fronts.texts import (
+from mptune.tuning.texts import (
     compared,
     error_text,
     format_error,

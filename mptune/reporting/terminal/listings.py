@@ -9,7 +9,7 @@ from mptune.reporting.terminal.console import make_console, print_facts, print_t
 from mptune.reporting.text import environment_facts
 
 if TYPE_CHECKING:
-    from mptune.engines.backends.backend import BackendStatus
+    from mptune.engines.backend import BackendStatus
     from mptune.engines.environment import Environment
     from mptune.engines.tensorrt.layers import EngineLayers
     from mptune.selftest import SelfTest

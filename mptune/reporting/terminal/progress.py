@@ -25,9 +25,9 @@ from mptune.graph.plan import PrecisionPlan
 from mptune.printable import printable
 from mptune.reporting.terminal.console import make_console
 from mptune.reporting.text import origin_name
+from mptune.tuning.choosing import choose
 from mptune.tuning.evaluation import Evaluation, Origin
-from mptune.tuning.fronts.choosing import choose
-from mptune.tuning.fronts.texts import format_error, format_speedup, group_counts, latency_text
+from mptune.tuning.texts import format_error, format_speedup, group_counts, latency_text
 
 _RECENT_FAILURES = 3
 _LOG_EVERY_S = 60.0
@@ -38,7 +38,7 @@ _COUNT = re.compile(r"\b\d+ of (?=\d+ groups)|, \d+ of them to \d+%")
 
 
 class TerminalListener:
-    """Shows a search while it runs; the ``Listener`` of ``mptune.tuning.steps.tuner``.
+    """Shows a search while it runs; the ``Listener`` of ``mptune.tuning.bench``.
 
     In a terminal a few lines are redrawn at the bottom, and warnings and failures stay above them. Elsewhere (a pipe,
     a log file, CI) there is one plain line per event. Use it as a context manager, so that the terminal is left clean.

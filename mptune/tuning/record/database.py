@@ -19,7 +19,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, Pending
 
 from mptune.errors import RunError
 from mptune.files import RESUME_HINT
-from mptune.tuning.record.waiting import tell_wait
+from mptune.tuning.record import tell_wait
 
 HEARTBEAT_S, GRACE_S = 20, 120
 """Seconds between heartbeats of a worker, and without one, after which it is dead."""
@@ -102,14 +102,20 @@ class RetryingStorage:
                     if self._database is not None:
                         with suppress(Exception):
                             self._database.remove_session()  # with its broken transaction
+                    cause = error.__cause__ if isinstance(error, StorageInternalError) else error
                     reason, left_s = self._reason_of(error.__cause__ or error), deadline - time.monotonic()
-                    if not _is_away(error) or left_s <= 0.0:
+                    # Of the connection, not of what was sent on it.
+                    is_away = not any(refusal in str(cause) for refusal in _REFUSALS) and (
+                        isinstance(cause, OperationalError | InterfaceError | PendingRollbackError)
+                        or (isinstance(cause, DBAPIError) and cause.connection_invalidated)
+                    )
+                    if not is_away or left_s <= 0.0:
                         if self._database is None:  # Whoever opens it says what may be wrong with the URL.
                             raise
                         hint = f"when it is back, {RESUME_HINT}"
                         raise RunError(f"the storage {self._shown} does not answer: {reason}", hint) from error
                     if not is_told:
-                        tell_wait(f"the storage does not answer ({reason}): waiting up to {left_s:.0f} s for it")
+                        tell_wait.get()(f"the storage does not answer ({reason}): waiting up to {left_s:.0f} s for it")
                         is_told = True
                 time.sleep(wait_s * random.uniform(0.5, 1.0))  # jittered back-off
                 wait_s = min(2 * wait_s, 10.0)
@@ -129,13 +135,3 @@ def _open(url: str) -> RDBStorage:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)  # heartbeat_interval, since Optuna 2.9
         return RDBStorage(url, engine_kwargs=options, heartbeat_interval=HEARTBEAT_S, grace_period=GRACE_S)
-
-
-def _is_away(error: Exception) -> bool:
-    """Whether the error is of the connection, not of what was sent on it."""
-    cause = error.__cause__ if isinstance(error, StorageInternalError) else error
-    if any(refusal in str(cause) for refusal in _REFUSALS):
-        return False
-    return isinstance(cause, OperationalError | InterfaceError | PendingRollbackError) or (
-        isinstance(cause, DBAPIError) and cause.connection_invalidated
-    )

@@ -1,4 +1,4 @@
-"""StudyRecord: what a search knows, kept by Optuna: evaluations, failures, and what is noted beside them.
+"""StudyRecord: what a search knows, kept by Optuna: evaluations, failures, what is noted beside them, and sessions.
 
 The outcome of a plan is one attribute of its trial, written before the trial is finished. So whenever the process dies,
 a trial either still runs, and is taken up again, or its outcome is known; nothing is built twice.
@@ -6,11 +6,12 @@ a trial either still runs, and is taken up again, or its outcome is known; nothi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import optuna
 from optuna.exceptions import UpdateFinishedTrialError
@@ -19,10 +20,13 @@ from optuna.storages import BaseStorage, JournalStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from mptune.data.metrics.accuracy import LEAST_ERROR
-from mptune.engines.base import Failure
+from mptune.engines.base import Failure, Measurement
+from mptune.engines.latency import Latency
+from mptune.engines.spread import SessionSpread, SessionTiming
 from mptune.errors import PlanError, RunError
 from mptune.files import READ_ERRORS, is_left, scratch_name
 from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.json_form import decode_float
 from mptune.tuning.evaluation import ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation, Origin
 from mptune.tuning.record.storage import close_storage
 from mptune.tuning.sampler.plans import Columns
@@ -32,13 +36,23 @@ from mptune.tuning.space import SearchSpace
 if TYPE_CHECKING:
     from mptune.tuning.record.database import RetryingStorage
 
+T = TypeVar("T")
+
+CONFIRM_NOTE = "confirm:"
+"""Begins the names of the notes about plans that were measured again."""
+
+DRIFTED = 1.1
+"""A baseline that changes by more than this factor during a search is worth a warning."""
+
 _OWNER = "owner"
 """Trial attribute: the process that works on it."""
 
-_TF32 = "tf32"
-"""Study attribute: the evaluation of all-FP32 with TF32."""
-
 _NAMELESS = timedelta(seconds=60)
+"""A running trial names its owner within milliseconds; after this time without one, its process died before."""
+
+_TF32, _REOPENED, _FIRST = "tf32", "reopened sessions", "first baseline"
+"""Study attributes: the evaluation of all-FP32 with TF32; sessions of plans that were opened anew; the baseline's first
+latency and session, to which all others refer."""
 
 _SETTLED = (TrialState.COMPLETE, TrialState.PRUNED)
 
@@ -72,25 +86,26 @@ class StudyRecord:
         self._plans: dict[int, PrecisionPlan] = {}
         self._evaluations: dict[int, Evaluation] = {}
 
-    def trials(self) -> list[FrozenTrial]:
-        """All trials, in their order, not to be changed."""
-        return self._study.get_trials(deepcopy=False)
+    def trials(self, *states: TrialState) -> list[FrozenTrial]:
+        """All trials, or those in these states, in their order, not to be changed."""
+        trials = self._study.get_trials(deepcopy=False)
+        return [trial for trial in trials if trial.state in states] if states else trials
 
     def settled(self) -> list[FrozenTrial]:
         """The trials of plans that were evaluated, or failed through their own fault."""
-        return [trial for trial in self.trials() if trial.state in _SETTLED]
+        return self.trials(*_SETTLED)
 
     def failed(self) -> list[FrozenTrial]:
         """Those of plans that failed, or came out not finite."""
-        return [trial for trial in self.trials() if trial.state is TrialState.PRUNED]
+        return self.trials(TrialState.PRUNED)
 
     def running(self) -> list[FrozenTrial]:
         """The trials of plans that are in work."""
-        return [trial for trial in self.trials() if trial.state is TrialState.RUNNING]
+        return self.trials(TrialState.RUNNING)
 
     def waiting(self) -> set[str]:
         """Fingerprints of the plans that are enqueued."""
-        return self._fingerprints([trial for trial in self.trials() if trial.state is TrialState.WAITING])
+        return {plan.fingerprint for trial in self.trials(TrialState.WAITING) if (plan := self._plan(trial))}
 
     def started(self, but: int | None = None) -> set[str]:
         """Fingerprints of the plans that need no build any more, or that a process works on.
@@ -98,27 +113,26 @@ class StudyRecord:
         The running trial number ``but`` does not count. Of two workers that come to one plan at the same time, and ask
         when it is written down, at least one sees the other's, and drops it.
         """
-        running = [trial for trial in self.running() if trial.number != but]
-        return self._fingerprints([*self.settled(), *running])
+        trials = [trial for trial in self.trials(*_SETTLED, TrialState.RUNNING) if trial.number != but]
+        return {plan.fingerprint for trial in trials if (plan := self._plan(trial))}
 
     def evaluations(self) -> tuple[Evaluation, ...]:
         """All evaluations, in the order of their trials, those with non-finite outputs included."""
         settled = [trial for trial in self.settled() if "evaluation" in outcome_of(trial)]
         for trial in settled:
             if trial._trial_id not in self._evaluations:
-                with self._reading(trial) as outcome:
-                    self._evaluations[trial._trial_id] = Evaluation.from_json(outcome["evaluation"])
+                evaluation = self._read(trial, lambda outcome: Evaluation.from_json(outcome["evaluation"]))
+                self._evaluations[trial._trial_id] = evaluation
         return tuple([self._evaluations[trial._trial_id] for trial in settled])
 
     def failures(self) -> tuple[tuple[PrecisionPlan, Origin, Failure], ...]:
         """The plans that failed through their own fault, with their origin."""
-        failures = []
-        for trial in self.failed():
-            if "failure" in outcome_of(trial):
-                with self._reading(trial) as outcome:
-                    plan, origin = self._whole_plan(outcome["plan"]), Origin.parse(outcome["origin"])
-                    failures.append((plan, origin, Failure.from_json(outcome["failure"])))
-        return tuple(failures)
+
+        def read(outcome: Mapping[str, Any]) -> tuple[PrecisionPlan, Origin, Failure]:
+            failure = Failure.from_json(outcome["failure"])
+            return self._whole_plan(outcome["plan"]), Origin.parse(outcome["origin"]), failure
+
+        return tuple(self._read(trial, read) for trial in self.failed() if "failure" in outcome_of(trial))
 
     def baseline(self) -> Evaluation | None:
         """The evaluation of all-FP32; None before it is done."""
@@ -137,11 +151,6 @@ class StudyRecord:
     def spent(self) -> int:
         """How much of the budget is spent: evaluations and failed plans, but no machine faults and no duplicates."""
         return len(self.settled())
-
-    @property
-    def plan_count(self) -> int | None:
-        """How many plans the search may try; None before the first outcome."""
-        return next((2 ** len(trial.params) for trial in self.settled()), None)
 
     def built_plans(self, groups: Sequence[str]) -> BuiltPlans:
         """The plans that were evaluated, over these free groups; without those of a group that is not as it prefers."""
@@ -167,7 +176,7 @@ class StudyRecord:
         choices = {group: trial.suggest_categorical(group, precisions) for group, precisions in options}
         attrs = trial.user_attrs
         plan = self._whole_plan(attrs[PLAN_ATTR]) if PLAN_ATTR in attrs else self.space.plan(choices)
-        return Proposal(plan, trial.number, origin_of(attrs), trial)
+        return Proposal(plan, trial.number, _origin_of(attrs), trial)
 
     def tell_evaluation(
         self,
@@ -214,17 +223,27 @@ class StudyRecord:
         """Take up what dead processes left running; how many trials that were.
 
         A trial whose outcome is written is finished with it; of the others the plan is enqueued again, and the trial
-        ends as FAIL. At first all running trials of a journal that nobody shares are of dead processes.
+        ends as FAIL. At first all running trials of a journal that nobody shares are of dead processes. A worker of a
+        database has a heartbeat. A journal has none: its workers are on one host, where a process can be looked up.
         """
-        running = self.running()
-        orphans = running if is_first and self.is_alone else self._orphans(running)
+        orphans = running = self.running()
+        if not (is_first and self.is_alone):
+            is_journal, stale = isinstance(self.storage, JournalStorage), set[int]()
+            if running and not is_journal:
+                stale = set(cast("Any", self.storage)._get_stale_trial_ids(self._study._study_id))
+            orphans = []
+            for trial in running:
+                owner, start = trial.user_attrs.get(_OWNER), trial.datetime_start
+                is_nameless = owner is None and start and datetime.now(start.tzinfo) - start > _NAMELESS
+                if is_nameless or trial._trial_id in stale or (is_journal and is_left(owner or "")):
+                    orphans.append(trial)
         for trial in orphans:
             with suppress(UpdateFinishedTrialError):  # Another worker may be faster.
                 if OUTCOME_ATTR in trial.user_attrs:
                     self._finish(trial.number, outcome_of(trial))
                     continue
                 if (plan := self._plan(trial)) is not None:
-                    self.enqueue(plan, origin_of(trial.user_attrs))
+                    self.enqueue(plan, _origin_of(trial.user_attrs))
                 self._study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
         return len(orphans)
 
@@ -246,18 +265,15 @@ class StudyRecord:
         """Let go of the storage. Idempotent."""
         close_storage(self.storage)
 
-    def _fingerprints(self, trials: Sequence[FrozenTrial]) -> set[str]:
-        for trial in trials:
-            if trial._trial_id not in self._plans and (plan := self._plan(trial)) is not None:
-                self._plans[trial._trial_id] = plan
-        return {self._plans[t._trial_id].fingerprint for t in trials if t._trial_id in self._plans}
-
     def _plan(self, trial: FrozenTrial) -> PrecisionPlan | None:
         """The plan of a trial; None where it has not been proposed to its end."""
-        if PLAN_ATTR in trial.user_attrs:
-            return self._whole_plan(trial.user_attrs[PLAN_ATTR])
-        choices = {**trial.system_attrs.get("fixed_params", {}), **trial.params}
-        return self.space.plan(choices) if all(group in choices for group in self.space.free) else None
+        if trial._trial_id not in self._plans:
+            choices = {**trial.system_attrs.get("fixed_params", {}), **trial.params}
+            if PLAN_ATTR in trial.user_attrs:
+                self._plans[trial._trial_id] = self._whole_plan(trial.user_attrs[PLAN_ATTR])
+            elif all(group in choices for group in self.space.free):
+                self._plans[trial._trial_id] = self.space.plan(choices)
+        return self._plans.get(trial._trial_id)
 
     def _whole_plan(self, precisions: Mapping[str, str]) -> PrecisionPlan:
         named = {group: Precision.named(precision) for group, precision in precisions.items()}
@@ -273,31 +289,87 @@ class StudyRecord:
         state = TrialState.PRUNED if outcome["values"] is None else None
         self._study.tell(number, outcome["values"], state, skip_if_finished=True)
 
-    def _orphans(self, running: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-        """The running trials that no process works on any more.
-
-        A worker of a database has a heartbeat. A journal has none: its workers are on one host, where a process can be
-        looked up. A trial that names no owner for a minute lost it before: it does so within milliseconds.
-        """
-        nameless = [trial for trial in running if _OWNER not in trial.user_attrs]
-        orphans = [
-            t for t in nameless if (start := t.datetime_start) and datetime.now(start.tzinfo) - start > _NAMELESS
-        ]
-        if isinstance(self.storage, JournalStorage):
-            return orphans + [trial for trial in running if is_left(trial.user_attrs.get(_OWNER, ""))]
-        stale = cast("Any", self.storage)._get_stale_trial_ids(self._study._study_id) if running else ()
-        return orphans + [trial for trial in running if trial._trial_id in stale]
-
-    @contextmanager
-    def _reading(self, trial: FrozenTrial) -> Iterator[Mapping[str, Any]]:
-        """The outcome of a trial; one that is not what mptune writes is a ``RunError``."""
+    def _read(self, trial: FrozenTrial, read: Callable[[Mapping[str, Any]], T]) -> T:
+        """What a trial's outcome holds; one that is not what mptune writes is a ``RunError``."""
         try:
-            yield outcome_of(trial)
+            return read(outcome_of(trial))
         except (*READ_ERRORS, AssertionError, RecursionError, PlanError) as error:
             text = f"{self._where} is damaged: the outcome of trial {trial.number} cannot be read"
             raise RunError(text, "restore it from a copy, or start over with --fresh (nothing is deleted)") from error
 
 
-def origin_of(attrs: Mapping[str, Any]) -> Origin:
-    """Who proposed a trial's plan."""
+def _origin_of(attrs: Mapping[str, Any]) -> Origin:
     return Origin.parse(attrs["origin"]) if "origin" in attrs else ORIGIN_SAMPLER
+
+
+class Sessions:
+    """The timings of single sessions that a study holds, and the intervals of latencies that follow from all of them.
+
+    They stand in the evaluations, in what re-measuring noted, and in a note of those that were opened anew to learn how
+    far sessions of one plan differ. They are read once: made anew, it sees what has been added.
+    """
+
+    def __init__(self, record: StudyRecord) -> None:
+        first = record.note(_FIRST) or {}
+        self._anchor_ms: float | None = first.get("ms")
+        timings: dict[str, list[SessionTiming]] = {}
+        for evaluation in record.evaluations():
+            if evaluation.latency.session is not None:
+                timings.setdefault(evaluation.plan.fingerprint, []).append(evaluation.latency.session)
+        noted = [*(record.note(_REOPENED) or ())]
+        for key, note in record.notes(CONFIRM_NOTE).items():
+            if (session := note.get("latency", {}).get("session")) is not None:
+                noted.append((key.split(":")[1], session))
+        for fingerprint, timing in noted:
+            timings.setdefault(fingerprint, []).append(SessionTiming.from_json(timing))
+        self.spread = SessionSpread(timings, first.get("session"))
+
+    def corrected(self, latency: Latency, sessions: Iterable[SessionTiming | None] | None = None) -> Latency:
+        """The latency with the interval that holds what differs between sessions, too.
+
+        It is scaled by what the baseline's session differs from the first one, as far as that is known.
+        """
+        given = [latency.session] if sessions is None else list(sessions)
+        timed = [session for session in given if session is not None]
+        if self._anchor_ms is None or not timed or len(timed) < len(given):
+            return latency
+        estimate = self.spread.estimate(timed)
+        low, high = (self._anchor_ms * bound for bound in estimate.interval())
+        scaled = latency.scaled(self._anchor_ms * math.exp(estimate.log_ratio) / latency.median_ms)
+        return replace(scaled, ci95_ms=(low, high), degrees=estimate.degrees)
+
+
+def drift_warning(record: StudyRecord) -> tuple[str, ...]:
+    """A line that says how far the latency of the baseline changed, confirmation counted in; else nothing."""
+    factors = [evaluation.drift for evaluation in record.evaluations()]
+    factors += [decode_float(note["drift"]) for note in record.notes(CONFIRM_NOTE).values() if "drift" in note]
+    ratios = [1.0 / factor for factor in factors if math.isfinite(factor) and factor > 0]
+    if not ratios or max(ratios) <= DRIFTED * min(ratios):
+        return ()
+    return (
+        f"the FP32 baseline took {min(ratios):.2f} to {max(ratios):.2f} times its first latency while plans were timed:"
+        " every latency is stated as if it had stayed the first, so speed-ups hold better than milliseconds; lock the"
+        " clocks and close other programs",
+    )
+
+
+def anchored(record: StudyRecord, measurement: Measurement) -> Measurement:
+    """A measurement whose drift correction refers to the first baseline of the whole study.
+
+    A toolchain knows the first baseline of its own session only. The study remembers the very first, so that figures of
+    a search that was resumed days later stay comparable.
+    """
+    baseline, session = measurement.baseline, measurement.latency.session
+    if baseline is None:
+        return measurement
+    first = record.note(_FIRST)
+    if first is None:
+        first = {"ms": baseline.median_ms * measurement.drift, "session": None if session is None else session.baseline}
+        record.set_note(_FIRST, first)
+    return measurement.with_drift(first["ms"] / baseline.median_ms)
+
+
+def keep_reopened(record: StudyRecord, plan: PrecisionPlan, timings: Sequence[SessionTiming]) -> None:
+    """Note the sessions of a plan that were opened anew. Of two workers that do so at once, one may be overwritten."""
+    added = [[plan.fingerprint, timing.to_json()] for timing in timings]
+    record.set_note(_REOPENED, [*(record.note(_REOPENED) or ()), *added])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -16,8 +17,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from mptune.data.metrics.table import script_sha256
 from mptune.errors import RunError
-from mptune.identity import SPACE, differences, identity_of
-from mptune.run_json import RunFile
+from mptune.run_json import SPACE, RunFile, differences, identity_of
 from mptune.rundir import RunDirectory
 from mptune.settings import Granularity
 from mptune.tuning.record.record import StudyRecord
@@ -95,12 +95,10 @@ def open_study(
 def _load_or_create(name: str, storage: BaseStorage, identity: Mapping[str, Any]) -> Study:
     """The study of a name. Only who creates it writes its identity: hosts that begin at the same time never mix."""
     if name not in optuna.get_all_study_names(storage):
-        try:
+        with suppress(DuplicatedStudyError):  # Another host was faster.
             study = optuna.create_study(storage=storage, study_name=name, directions=["minimize", "minimize"])
             study.set_user_attr(_IDENTITY, dict(identity))
             return study
-        except DuplicatedStudyError:  # Another host was faster.
-            pass
     study, until_s = optuna.load_study(study_name=name, storage=storage), time.monotonic() + _CREATION_S
     while _IDENTITY not in study.user_attrs:
         if time.monotonic() > until_s:
@@ -111,12 +109,13 @@ def _load_or_create(name: str, storage: BaseStorage, identity: Mapping[str, Any]
 
 def read_study(*, model_sha256: str, name: str, metric: str, journal: Path, url: str | None = None) -> StudyRecord:
     """Open the study of a run to read it only: nothing is written, so no lock is needed."""
+    where, hint = _where(journal, url), "let `mptune search` go on with it first"
     if url is None and not journal.exists():
-        raise RunError(f"{journal} is missing: the run holds no study yet", "let `mptune search` go on with it first")
-    storage, where = open_storage(url, journal, is_locked=False), _where(journal, url)
+        raise RunError(f"{journal} is missing: the run holds no study yet", hint)
+    storage = open_storage(url, journal, is_locked=False)
     if name not in optuna.get_all_study_names(storage):
         close_storage(storage)
-        raise RunError(f"{where} holds no study {name}", "let `mptune search` go on with it first")
+        raise RunError(f"{where} holds no study {name}", hint)
     study = optuna.load_study(study_name=name, storage=storage)
     return StudyRecord(study, storage, SearchSpace(model_sha256, (), (), {}, ()), metric, where, is_alone=False)
 
@@ -128,8 +127,6 @@ def has_evaluation(run: RunDirectory, file: RunFile, given: str | None = None) -
     """
     try:
         url = storage_url(file.storage, same_storage(file.storage, given))
-        if url is None and not run.journal.exists():
-            return False
         made_with, trials = _look(file.study, run.journal, url)
     except RunError:
         return True
@@ -147,14 +144,16 @@ def shared_granularity(run: str, url: str | None, model_sha256: str, space_sha25
 
 def _look(name: str, journal: Path, url: str | None) -> tuple[dict[str, Any], list[FrozenTrial]]:
     """What a study was made with, and its trials; nothing where there is no such study."""
+    if url is None and not journal.exists():
+        return {}, []
     storage = open_storage(url, journal, is_locked=False)
-    made_with: dict[str, Any] = {}
-    trials: list[FrozenTrial] = []
-    if name in optuna.get_all_study_names(storage):
+    try:
+        if name not in optuna.get_all_study_names(storage):
+            return {}, []
         study = optuna.load_study(study_name=name, storage=storage)
-        made_with, trials = study.user_attrs.get(_IDENTITY, {}), study.get_trials(deepcopy=False)
-    close_storage(storage)
-    return made_with, trials
+        return study.user_attrs.get(_IDENTITY, {}), study.get_trials(deepcopy=False)
+    finally:
+        close_storage(storage)
 
 
 def copy_study(name: str, journal: Path, url: str | None, copy: Path | None = None) -> Study:

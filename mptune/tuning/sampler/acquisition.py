@@ -13,7 +13,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from mptune.tuning.fronts.hypervolume import (
+from mptune.tuning.dominance import (
     ERROR_FLOOR,
     REFERENCE_ERROR,
     exactness,

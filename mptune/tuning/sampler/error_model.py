@@ -13,7 +13,7 @@ import math
 
 import numpy as np
 
-from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
+from mptune.tuning.dominance import ERROR_FLOOR
 from mptune.tuning.sampler.latency_model import LinearGaussian, robust_sd
 from mptune.tuning.sampler.plans import Bools, Floats, plan_keys
 from mptune.tuning.sampler.trials import BuiltPlans, Prior

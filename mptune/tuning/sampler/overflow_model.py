@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mptune.graph.precision import Precision
+from mptune.graph.plan import Precision
 from mptune.tuning.sampler.plans import Bools, Floats, plan_keys
 from mptune.tuning.sampler.trials import BuiltPlans, Prior
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mptune.graph.precision import Precision
+from mptune.graph.plan import Precision
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -87,16 +86,6 @@ class Boundary:
 
     producer: End
     readers: tuple[End, ...]
-
-    def to_json(self) -> list[End]:
-        """Producer and readers."""
-        return [self.producer, *self.readers]
-
-    @classmethod
-    def from_json(cls, document: Sequence[Any]) -> Boundary:
-        """Inverse of ``to_json``."""
-        producer, *readers = (end if isinstance(end, str) else int(end) for end in document)
-        return cls(producer, tuple(readers))
 
     @property
     def members(self) -> tuple[int, ...]:

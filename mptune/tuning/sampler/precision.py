@@ -38,7 +38,7 @@ from threadpoolctl import threadpool_limits
 
 from mptune.errors import SettingsError
 from mptune.json_form import encode_float
-from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, REFERENCE_ERROR
+from mptune.tuning.dominance import ERROR_FLOOR, REFERENCE_ERROR
 from mptune.tuning.sampler.acquisition import EhviEstimator, find_candidates, taught_by
 from mptune.tuning.sampler.error_model import ErrorModel, design_plans
 from mptune.tuning.sampler.overflow_model import OverflowModel

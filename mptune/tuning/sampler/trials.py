@@ -17,7 +17,7 @@ import numpy as np
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from mptune.json_form import decode_float
-from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
+from mptune.tuning.dominance import ERROR_FLOOR
 from mptune.tuning.sampler.plans import Bools, Boundary, Columns, Floats, from_bits, to_bits
 
 JSON_MARK = "~"

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mptune.engines.backends.registry import backend_names, find_backends
+from mptune.engines.environment import backend_names
+from mptune.engines.toolchains.choose import find_backends
 from mptune.errors import TargetError
 
 FOLDER = Path(__file__).with_name("evaluator")

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mptune.engines import cuda
 from mptune.engines.base import EngineError, FailureKind
-from mptune.engines.cuda import runtime as cuda
-from mptune.engines.cuda.runtime import StreamStopwatch, enqueue_delay
+from mptune.engines.cuda import StreamStopwatch, enqueue_delay
+from mptune.engines.latency import Repetitions, monotonic_ms, time_in_turn
 from mptune.engines.ort.cuda_session import NO_TF32, CudaSession, provider_options
 from mptune.engines.ort.session import SessionOptions, Tf32
-from mptune.engines.timing.latency import Repetitions, monotonic_ms, time_in_turn
 from mptune.processes.child import WorkerState
 from mptune.processes.parent import Worker
 from mptune.settings import LatencySettings

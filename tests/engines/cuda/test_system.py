@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mptune.engines import cuda
+from mptune.engines import cuda as system
 from mptune.engines.base import EngineError, FailureKind
-from mptune.engines.cuda import runtime as cuda
-from mptune.engines.cuda import system
-from mptune.engines.cuda.system import SystemRuntime, load_system_runtime, system_libraries
+from mptune.engines.cuda import SystemRuntime, load_system_runtime, system_libraries
 from mptune.engines.tensorrt import session as tensorrt_session
 from mptune.engines.tensorrt.library import Library
 from mptune.engines.tensorrt.session import EngineOptions, TensorRtSession

@@ -17,14 +17,12 @@ from mptune.data.archive import save_samples
 from mptune.data.samples import CalibrationSet
 from mptune.engines.base import EngineError, Failure, FailureKind, Stage
 from mptune.engines.context import RunContext
-from mptune.engines.jobs import emulation as jobs
-from mptune.engines.jobs.emulation import ErrorsJob, SwitchedErrorsJob
-from mptune.engines.jobs.reference import ReferenceJob
-from mptune.engines.jobs.samples import Feed, Outputs, Scoring
 from mptune.engines.ort import session as side_by_side
 from mptune.engines.ort.session import OrtSession, Provider
-from mptune.engines.toolchains import emulation
+from mptune.engines.samples import Feed, Outputs, Scoring
+from mptune.engines.toolchains import emulation, jobs
 from mptune.engines.toolchains.emulation import Emulation, rows_per_sample, run_bytes
+from mptune.engines.toolchains.jobs import ErrorsJob, ReferenceJob, SwitchedErrorsJob
 from mptune.graph.loading.model import load_model
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision, PrecisionPlan

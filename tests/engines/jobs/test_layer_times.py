@@ -4,8 +4,8 @@ from pathlib import Path
 
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, FailureKind, Measurement, Stage
+from mptune.engines.latency import Latency
 from mptune.engines.tensorrt.layers import LayerTime, group_times, with_group_times
-from mptune.engines.timing.latency import Latency
 from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
 

@@ -12,12 +12,12 @@ from onnx import helper
 from mptune.data.archive import save_samples
 from mptune.data.samples import CalibrationSet
 from mptune.engines.base import EngineError
-from mptune.engines.jobs import measure
-from mptune.engines.jobs.measure import STATE_AGE_S, MeasureJob, ReopenJob
-from mptune.engines.jobs.samples import Scoring
+from mptune.engines.latency import Repetitions
 from mptune.engines.ort.cuda_session import OrtEngine
 from mptune.engines.ort.session import SessionOptions
-from mptune.engines.timing.latency import Repetitions
+from mptune.engines.samples import Scoring
+from mptune.engines.toolchains import measuring as measure
+from mptune.engines.toolchains.measuring import STATE_AGE_S, MeasureJob, ReopenJob
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.processes.child import WorkerState
 from mptune.targets.detect import PowerMode

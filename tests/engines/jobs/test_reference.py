@@ -16,19 +16,19 @@ from mptune.data.metrics.parts import PARTS_JSON, load_parts
 from mptune.data.samples import CalibrationSet, Rollout
 from mptune.engines.base import EngineError, Failure, ReferenceReport, Stage
 from mptune.engines.failures import did_not_run
-from mptune.engines.jobs.outputs import value_error
-from mptune.engines.jobs.reference import ObserveJob, ReferenceJob
-from mptune.engines.jobs.rows import row_feeds
 from mptune.engines.ort import cuda_session
 from mptune.engines.ort import session as side_by_side
 from mptune.engines.ort.cuda_session import probe
 from mptune.engines.ort.session import OrtSession, Provider, SessionOptions
+from mptune.engines.outputs import value_error
+from mptune.engines.toolchains.jobs import ObserveJob, ReferenceJob
+from mptune.engines.toolchains.rows import row_feeds
 from mptune.graph.hazards.static import fixed_rows
 from mptune.graph.loading.model import load_model
-from mptune.graph.writing.observe import observed_parts, write_with_outputs
+from mptune.graph.writing.variants import observed_parts, write_with_outputs
 from mptune.processes.child import WorkerState
 from mptune.processes.parent import Worker
-from mptune.tuning.steps.baseline import check_reference
+from mptune.tuning.baseline import check_reference
 from tests.engines.engine_support import run_here, save_graph
 from tests.graph import models
 

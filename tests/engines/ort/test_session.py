@@ -14,9 +14,6 @@ from onnx import NodeProto, TensorProto, helper, version_converter
 
 from mptune.data.archive import save_samples
 from mptune.engines.base import EngineError, Failure, FailureKind
-from mptune.engines.jobs.emulation import ErrorsJob
-from mptune.engines.jobs.reference import ReferenceJob
-from mptune.engines.jobs.samples import Scoring
 from mptune.engines.ort import session as side_by_side
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import (
@@ -28,6 +25,8 @@ from mptune.engines.ort.session import (
     classify,
     first_words,
 )
+from mptune.engines.samples import Scoring
+from mptune.engines.toolchains.jobs import ErrorsJob, ReferenceJob
 from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan

@@ -19,6 +19,7 @@ from mptune.data.archive import save_samples
 from mptune.engines.base import EngineError, FailureKind, Progress
 from mptune.engines.tensorrt import builder as builder_module
 from mptune.engines.tensorrt.builder import (
+    BuildJob,
     BuildObjects,
     BuildOptions,
     _configure,
@@ -26,7 +27,6 @@ from mptune.engines.tensorrt.builder import (
     build_engine,
     parse_network,
 )
-from mptune.engines.tensorrt.jobs import BuildJob
 from mptune.engines.tensorrt.library import Library, load_library, open_log
 from mptune.errors import SettingsError
 from mptune.graph.facts import facts_of

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mptune.engines.base import EngineError, FailureKind
-from mptune.engines.tensorrt.failures import (
+from mptune.engines.tensorrt.library import (
     build_failure,
     construct,
     parser_failure,

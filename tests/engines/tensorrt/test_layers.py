@@ -17,18 +17,17 @@ import pytest
 
 from mptune.data.metrics.accuracy import OutputError
 from mptune.data.samples import CalibrationSet
-from mptune.engines.backends import tensorrt as tensorrt_backend
+from mptune.engines import cuda
 from mptune.engines.base import EngineError, FailureKind, Measurement
 from mptune.engines.context import RunContext
-from mptune.engines.cuda import runtime as cuda
-from mptune.engines.jobs.measure import MeasureResult
+from mptune.engines.latency import Repetitions, summarise
+from mptune.engines.tensorrt import backend as tensorrt_backend
 from mptune.engines.tensorrt.builder import parse_network
-from mptune.engines.tensorrt.jobs import EngineProfileJob, TensorRtEngine
 from mptune.engines.tensorrt.layers import LayerTime, group_times, layer_times, profiler_class, read_layers
 from mptune.engines.tensorrt.library import Kind, load_library
-from mptune.engines.tensorrt.session import EngineOptions
-from mptune.engines.timing.latency import Repetitions, summarise
-from mptune.engines.toolchains import toolchain as toolchain_module
+from mptune.engines.tensorrt.session import EngineOptions, EngineProfileJob, TensorRtEngine
+from mptune.engines.toolchains import measuring
+from mptune.engines.toolchains.measuring import MeasureResult
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
@@ -126,7 +125,7 @@ class TimedJob:
 @pytest.mark.skipif(cuda.unavailable_reason() is None, reason="needs a machine without a GPU")
 def test_a_profile_for_want_of_a_device_is_a_warning(mlp_context: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
     """TensorRT-RTX builds here; only the timing is made up."""
-    monkeypatch.setattr(toolchain_module, "MeasureJob", lambda **fields: TimedJob(fields["engine"].path))
+    monkeypatch.setattr(measuring, "MeasureJob", lambda **fields: TimedJob(fields["engine"].path))
     gpu = Gpu("NVIDIA RTX 4500 Ada Generation", (8, 9), 24.0, "570.86.15")
     target, fp32 = load_target("rtx-4500-ada"), mlp_context.grouped.uniform(Precision.FP32)
     with Toolchain(tensorrt_backend.TENSORRT_RTX, target, mlp_context, gpu=gpu) as tools:

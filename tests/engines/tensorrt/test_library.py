@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from mptune.engines.base import EngineError, FailureKind
-from mptune.engines.tensorrt import jobs
 from mptune.engines.tensorrt import library as tensorrt
-from mptune.engines.tensorrt.jobs import LibraryJob
-from mptune.engines.tensorrt.library import check_version, is_installed, load_library, open_log
+from mptune.engines.tensorrt.library import LibraryJob, check_version, is_installed, load_library, open_log
 from mptune.processes.child import WorkerState
 from mptune.targets.detect import Gpu
 
@@ -145,8 +143,8 @@ def test_a_library_is_ready_only_if_it_makes_a_builder(
 ) -> None:
     """The name of the constructor and its argument are in the recorded APIs (``test_api.py``)."""
     install(tmp_path, monkeypatch, WITH_BUILDER.replace("{errors}", repr(errors)))
-    monkeypatch.setattr(jobs.cuda, "unavailable_reason", lambda: None)
-    monkeypatch.setattr(jobs, "detect_gpus", lambda: [Gpu("NVIDIA H200", (9, 0), 150.8, "570.86")])
+    monkeypatch.setattr(tensorrt.cuda, "unavailable_reason", lambda: None)
+    monkeypatch.setattr(tensorrt, "detect_gpus", lambda: [Gpu("NVIDIA H200", (9, 0), 150.8, "570.86")])
     report = LibraryJob("tensorrt").run(WorkerState())
     obstacle = report.cuda_obstacle or ""
     assert bool(obstacle) == bool(errors)

@@ -15,8 +15,7 @@ import mptune
 from mptune.data.archive import save_samples
 from mptune.engines.base import Failure, FailureKind
 from mptune.engines.context import RunContext
-from mptune.engines.tensorrt.builder import BuildOptions
-from mptune.engines.tensorrt.jobs import BuildJob, ParseJob
+from mptune.engines.tensorrt.builder import BuildJob, BuildOptions, ParseJob
 from mptune.engines.tensorrt.library import exports_creators
 from mptune.engines.toolchains.choose import open_toolchain
 from mptune.errors import RunError, TargetError

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mptune.engines import cuda
 from mptune.engines.base import EngineError
-from mptune.engines.cuda import runtime as cuda
 from mptune.engines.tensorrt.builder import BuildOptions, build_engine
 from mptune.engines.tensorrt.library import Kind, load_library
 from mptune.engines.tensorrt.session import EngineOptions, TensorRtSession, host_memory

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mptune.engines.timing.latency import (
+from mptune.engines.latency import (
     HostStopwatch,
     Latency,
     Repetitions,
-    TimingRecord,
     calibrate,
     summarise,
     time_in_turn,
 )
-from mptune.engines.timing.spread import bootstrap_median_interval
+from mptune.engines.spread import bootstrap_median_interval
+from mptune.engines.toolchains.measuring import TimingRecord
 from mptune.files import write_json
 from mptune.settings import LatencySettings
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from mptune.data.metrics.accuracy import t_quantile
-from mptune.engines.timing.latency import LEVEL, Latency, are_lower, is_lower
-from mptune.engines.timing.spread import (
+from mptune.engines.latency import LEVEL, Latency, are_lower, is_lower
+from mptune.engines.spread import (
     COARSE,
     EXACT,
     LEAST_VALUES,

@@ -9,17 +9,16 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
-from mptune.engines.backends.onnxruntime import ONNXRUNTIME, OrtBuilder
 from mptune.engines.base import Failure, Measurement, Stage
 from mptune.engines.context import RunContext
 from mptune.engines.environment import describe_environment
-from mptune.engines.jobs.measure import MeasureJob
+from mptune.engines.ort.backend import ONNXRUNTIME, OrtBuilder
 from mptune.engines.ort.session import Provider
-from mptune.engines.tensorrt.jobs import LibraryReport
-from mptune.engines.tensorrt.library import is_installed
-from mptune.engines.timing.spread import LEAST_VALUES
+from mptune.engines.spread import LEAST_VALUES
+from mptune.engines.tensorrt.library import LibraryReport, is_installed
 from mptune.engines.toolchains import choose as toolchain
 from mptune.engines.toolchains.choose import choose_target, list_toolchains, open_toolchain
+from mptune.engines.toolchains.measuring import MeasureJob
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.errors import TargetError
 from mptune.graph.hazards.hazard import TensorRange

@@ -12,11 +12,11 @@ import pytest
 from onnx import TensorProto
 
 from mptune.engines.base import EngineError, EngineSession
+from mptune.engines.latency import calibrate, monotonic_ms
 from mptune.engines.ort.cuda_session import graph_obstacle, open_session
 from mptune.engines.ort.session import Provider, SessionOptions
 from mptune.engines.tensorrt.library import Kind
 from mptune.engines.tensorrt.session import EngineOptions, TensorRtSession
-from mptune.engines.timing.latency import calibrate, monotonic_ms
 from mptune.settings import LatencySettings
 from tests.device.blueprint import Blueprint
 from tests.device.program import load_model

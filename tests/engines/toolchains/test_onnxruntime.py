@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import mptune
-from mptune.engines.backends.onnxruntime import ONNXRUNTIME
 from mptune.engines.base import Failure
 from mptune.engines.context import RunContext
+from mptune.engines.ort.backend import ONNXRUNTIME
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model

@@ -7,11 +7,11 @@ import time
 import pytest
 
 from mptune.data.archive import read_sample_shapes
-from mptune.engines.backends.onnxruntime import ONNXRUNTIME
 from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.engines.context import RunContext
-from mptune.engines.jobs.reference import ReferenceJob
+from mptune.engines.ort.backend import ONNXRUNTIME
 from mptune.engines.toolchains import reference
+from mptune.engines.toolchains.jobs import ReferenceJob
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.processes.parent import Worker
 from mptune.targets.target import load_target
@@ -72,7 +72,7 @@ def test_a_model_that_is_observed_in_parts_shows_the_same_ranges(
     with Toolchain(ONNXRUNTIME, load_target("cpu"), mlp_context) as toolchain:
         expected = toolchain.observe()
     assert not isinstance(expected, Failure)
-    monkeypatch.setattr("mptune.graph.writing.observe._MOST_OUTPUTS", 5)
+    monkeypatch.setattr("mptune.graph.writing.variants._MOST_OUTPUTS", 5)
     jobs.clear()
     stages: list[str] = []
     with Toolchain(ONNXRUNTIME, load_target("cpu"), mlp_context) as toolchain:

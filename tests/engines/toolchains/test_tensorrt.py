@@ -9,12 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mptune.engines.backends.tensorrt import TENSORRT, refused_in_bf16
 from mptune.engines.base import Failure, FailureKind, Measurement, Progress, Stage
 from mptune.engines.context import RunContext
-from mptune.engines.tensorrt.builder import BuildOptions
-from mptune.engines.tensorrt.jobs import BuildJob, LibraryReport
-from mptune.engines.tensorrt.library import load_library
+from mptune.engines.tensorrt.backend import TENSORRT, refused_in_bf16
+from mptune.engines.tensorrt.builder import BuildJob, BuildOptions
+from mptune.engines.tensorrt.library import LibraryReport, load_library
 from mptune.engines.tensorrt.session import EngineOptions, TensorRtSession
 from mptune.engines.toolchains import choose as toolchain
 from mptune.engines.toolchains.choose import open_toolchain

@@ -15,7 +15,7 @@ from mptune.graph.hazards.hazard import Hazard, NodeFacts, ObservedValues, Tenso
 from mptune.graph.hazards.probes import facts_on, range_of
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision
-from mptune.graph.writing.observe import observed_parts, write_with_outputs
+from mptune.graph.writing.variants import observed_parts, write_with_outputs
 from mptune.graph.writing.weights import WeightBank
 from tests.graph import models
 from tests.graph.helpers import run

@@ -99,15 +99,6 @@ def test_a_mask_that_is_filled_at_run_time(tmp_path: Path) -> None:
     ], "a quotient is no mask"
 
 
-def test_an_epsilon_in_an_attribute(tmp_path: Path) -> None:
-    graph = """(float[2,4,6] x) => (float[2,4,6] y) {
-        [tiny] a = InstanceNormalization<epsilon = 1e-12>(x, s, s) b = InstanceNormalization(a, s, s)
-        [in_fp32_inside] y = LayerNormalization<epsilon = 1e-12>(b, g)
-    }"""
-    found = hazards(text(graph, weight("s", 4), weight("g", 6)), tmp_path)[1]
-    assert [(h.severity, h.code, h.place.node) for h in found] == [("warning", "vanishing-epsilon", "tiny")]
-
-
 @pytest.mark.parametrize(
     ("small", "is_found"),
     [

@@ -10,7 +10,7 @@ import pytest
 from mptune.graph.hazards.hazard import TensorRange
 from mptune.graph.hazards.probes import range_of
 from mptune.graph.loading.model import load_model
-from mptune.graph.writing import observe
+from mptune.graph.writing import variants
 from mptune.graph.writing.weights import WeightBank
 from tests.graph import models
 from tests.graph.hazards.observed import hazards_on, ranges_on
@@ -25,13 +25,13 @@ def test_each_value_is_observed_whole_or_in_parts(
     model = load_model(path)
     feed = feeds(model)
     whole = ranges_on(model, [feed], tmp_path)
-    assert tuple(whole) == observe.observed_tensors(model)
+    assert tuple(whole) == variants.observed_tensors(model)
     for name, values in {**feed, **run(path, feed)}.items():
         if name in whole:
             assert (whole[name].lowest, whole[name].highest) == pytest.approx((values.min(), values.max()), rel=1e-6)
             assert whole[name].shape == values.shape
-    monkeypatch.setattr(observe, "_MOST_OUTPUTS", 3)
-    parts = observe.observed_parts(model, {})
+    monkeypatch.setattr(variants, "_MOST_OUTPUTS", 3)
+    parts = variants.observed_parts(model, {})
     assert len(parts) > 1
     assert [name for part in parts for name in part.rows] == list(whole)
     bank = WeightBank.write(model, tmp_path / "bank")

@@ -13,7 +13,6 @@ import pytest
 from onnx import numpy_helper
 from scipy.special import erf, expit
 
-from mptune.graph.facts import facts_of
 from mptune.graph.groups import GroupedModel, LayerGroup, find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.loading.tensors import from_stored, to_stored
@@ -133,11 +132,11 @@ def test_variances_beyond_fp16_are_rescaled_before_they_are_folded(tmp_path: Pat
 def test_a_convolution_whose_result_others_read_is_not_folded(tmp_path: Path) -> None:
     model = load_model(normalised(tmp_path / "m.onnx", outputs=("y", "t")))
     grouped = GroupedModel(model, find_groups(model))
-    assert not folded_norms(grouped, facts_of(model))
+    assert not folded_norms(grouped)
     alone = load_model(normalised(tmp_path / "alone.onnx"))
     apart = tuple(LayerGroup(n.name, n.name, "conv", (n.name,), {}) for n in alone.nodes)
-    assert folded_norms(GroupedModel(alone, find_groups(alone)), facts_of(alone))
-    assert not folded_norms(GroupedModel(alone, apart), facts_of(alone)), "a plan may put a Cast in between"
+    assert folded_norms(GroupedModel(alone, find_groups(alone)))
+    assert not folded_norms(GroupedModel(alone, apart)), "a plan may put a Cast in between"
 
 
 def gelu(path: Path, divisor: float = 2.0**0.5, outputs: tuple[str, ...] = Y) -> Model:
@@ -196,15 +195,12 @@ def product(path: Path, nodes: str, outputs: tuple[str, ...] = Y) -> Model:
 @pytest.mark.parametrize(
     ("nodes", "outputs", "merged"),
     [
-        ("a = MatMul(x, v) y = Mul(a, c)", Y, ["MatMul"]),
         ("a = MatMul(x, v) b = Mul(c, a) y = Div(b, d)", Y, ["MatMul", "Mul"]),
         ("a = Mul(x, c) b = Div(a, d) y = MatMul(b, v)", Y, ["Mul", "Div"]),
         ("a = MatMul(x, v) y = Mul(a, c)", ("y", "a"), []),  # a result in between
         ("a = MatMul(x, v) y = Mul(a, a)", Y, []),
         ("a = MatMul(x, v) y = Div(c, a)", Y, []),
-        ("a = MatMul(x, v) y = Mul(a, v)", Y, []),
         ("a = MatMul(x, v) y = Mul(a, e)", Y, []),  # a rank more
-        ("a = MatMul(x, v) y = Add(a, c)", Y, []),
         ("a = Relu(x) y = Mul(a, c)", Y, []),
     ],
 )
@@ -241,14 +237,7 @@ SIGMOIDS = {
     "sigmoid": "y = Sigmoid(x)",
     "x times its sigmoid (SiLU)": "t = Sigmoid(x) y = Mul(x, t)",
     "x times the sigmoid of 1.702 x": "s = Mul(x, alpha) t = Sigmoid(s) y = Mul(x, t)",
-    "x times the sigmoid of x times 1": "s = Mul(x, one) t = Sigmoid(s) y = Mul(x, t)",
     "another value times a sigmoid": "a = Add(x, bias) t = Sigmoid(x) y = Mul(a, t)",
-}
-SIXTH = float(np.float32(1 / 6))
-WITH_ATTRIBUTES = {
-    "HardSigmoid": f"y = HardSigmoid<alpha = {SIXTH}, beta = 0.5>(x)",
-    "x times its HardSigmoid": f"t = HardSigmoid<alpha = {SIXTH}, beta = 0.5>(x) y = Mul(x, t)",
-    "LeakyRelu": "y = LeakyRelu<alpha = 0.2>(x)",
 }
 
 
@@ -268,36 +257,28 @@ def activations(precision: Precision, x: np.ndarray, numbers: dict[str, np.ndarr
         large = r(1.0 / r(1.0 + r(np.exp(-np.abs(values)))))
         return np.where(values > 0, large, r(1.0 - large))
 
-    alone = r(expit(x)) if precision is FP16 else in_steps(x)
-    hard_sigmoid = np.clip(r(x * r(SIXTH) + 0.5), 0.0, 1.0)
+    alone = r(expit(x))
     return {
         "sigmoid": alone,
         "x times its sigmoid (SiLU)": r(x * in_steps(x)),
         "x times the sigmoid of 1.702 x": r(x * in_steps(r(x * numbers["alpha"]))),
-        "x times the sigmoid of x times 1": r(x * in_steps(x)),
         "another value times a sigmoid": r(r(x + numbers["bias"]) * alone),
-        "HardSigmoid": hard_sigmoid,
-        "x times its HardSigmoid": r(x * hard_sigmoid),
-        "LeakyRelu": r(np.where(x > 0, x, r(0.2) * x)),
     }
 
 
 @pytest.mark.parametrize(
     ("name", "precision", "opset"),
-    [
-        *((name, *case) for name in SIGMOIDS for case in ((FP16, 12), (FP16, 17), (BF16, 17))),
-        *((name, FP16, 17) for name in WITH_ATTRIBUTES),
-    ],
+    [(name, *case) for name in SIGMOIDS for case in ((FP16, 12), (FP16, 17), (BF16, 17))],
 )
 def test_activations_are_rounded_as_the_cuda_provider_rounds_them(
     name: str, precision: Precision, opset: int, tmp_path: Path
 ) -> None:
-    """On an H100 the provider's values are these: 100 % of them, 99.7 % of single sigmoids in FP16."""
+    """On an H100 the provider's values are these in FP16: 100 % of them, 99.7 % of single sigmoids."""
     x = rounded(precision, np.random.default_rng(0).normal(size=(512, 16)) * 3.0)
-    numbers = {"alpha": 1.702, "one": [1.0], "bias": np.random.default_rng(1).normal(size=16)}
+    numbers = {"alpha": 1.702, "bias": np.random.default_rng(1).normal(size=16)}
     numbers = {key: rounded(precision, value) for key, value in numbers.items()}
     constants = [constant(key, value) for key, value in numbers.items()]
-    nodes = (SIGMOIDS | WITH_ATTRIBUTES)[name]
+    nodes = SIGMOIDS[name]
     path = written(nodes, tmp_path / "m.onnx", *constants, x="float[512,16]", opset=opset)
     model = load_model(path)
     groups = find_groups(model)
@@ -309,7 +290,7 @@ def test_activations_are_rounded_as_the_cuda_provider_rounds_them(
     values = run(emulator.write(plan, tmp_path / "emulated.onnx"), feed)["y"]
     assert (values == activations(precision, x, numbers)[name]).mean() > 0.995
     exact = run(emulator.write(plan.replace(dict.fromkeys(plan.precision, Precision.FP32)), tmp_path / "e.onnx"), feed)
-    np.testing.assert_array_equal(exact["y"], run(path, feed)["y"])
+    np.testing.assert_allclose(exact["y"], run(path, feed)["y"], rtol=0, atol=2e-6)
     switched = emulator.write_switched(tmp_path / "switched.onnx", [g.id for g in groups], precisions=REDUCED)
     on = {one: np.array(p is precision) for p, of in emulator.switches.items() for one in of.values()}
     np.testing.assert_array_equal(run(switched, {**feed, **on})["y"], values)

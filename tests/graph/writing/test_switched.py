@@ -48,21 +48,17 @@ class Both:
         self.model = load_model(path)
         self.groups = find_groups(self.model)
         self.grouped = GroupedModel(self.model, self.groups)
-        self.bank = WeightBank.write(self.model, folder)
+        self.bank = WeightBank.write(self.model, folder, precisions=REDUCED)
         self.emulator = Emulator(self.grouped, self.bank)
         self.feed = feeds(self.model)
         self.rtol = 1e-6 if path.stem in ("lstm", "gru") else 0.0
-
-    def alone(self, group: str) -> PrecisionPlan:
-        fp32 = PrecisionPlan.uniform(self.model.sha256, [g.id for g in self.groups], Precision.FP32)
-        return fp32.replace({group: Precision.FP16})
 
     def expected(self, plan: PrecisionPlan) -> dict[str, np.ndarray]:
         return Unfused(self.emulator.write(plan, self.folder / "plan.onnx")).run(self.feed)
 
     def switches(self, plan: PrecisionPlan) -> dict[str, np.ndarray]:
-        switches = self.emulator.switches[Precision.FP16]
-        return {s: np.array(plan.precision[g] is Precision.FP16) for g, s in switches.items()}
+        on = self.emulator.on(plan)
+        return {s: np.array(s in on) for of in self.emulator.switches.values() for s in of.values()}
 
 
 def assert_same(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray], rtol: float) -> None:
@@ -75,8 +71,9 @@ def assert_same(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray], 
 @pytest.mark.parametrize("path", SWITCHED, ids=lambda p: p.stem)
 def test_one_model_serves_every_plan(path: Path, tmp_path: Path) -> None:
     both = Both(path, tmp_path)
-    session = Unfused(both.emulator.write_switched(tmp_path / "whole.onnx", both.emulator.switches[Precision.FP16]))
-    for plan in plans(both.model, both.groups, 3):
+    groups = [group.id for group in both.groups]
+    session = Unfused(both.emulator.write_switched(tmp_path / "whole.onnx", groups, precisions=REDUCED))
+    for plan in plans(both.model, both.groups, 3, precisions=(Precision.BF16, Precision.FP32, Precision.FP16)):
         assert_same(session.run({**both.feed, **both.switches(plan)}), both.expected(plan), both.rtol)
 
 
@@ -85,9 +82,12 @@ def test_overflow_becomes_infinite_and_does_no_harm_while_it_is_switched_off(tmp
     (group,) = both.groups
     session = Unfused(both.emulator.write_switched(tmp_path / "bank" / "whole.onnx", [group.id]))
     both.feed = {"x": np.array([[1, -300, 0, 2]], np.float32)}
-    (switch,) = both.emulator.switches[Precision.FP16].values()
+    (switch,), plan = both.emulator.switches[Precision.FP16].values(), both.grouped.uniform(Precision.FP16)
     assert session.run({**both.feed, switch: np.array(False)})["y"].tolist() == [[300, -90000, 0, 600]]
-    for values in (session.run({**both.feed, switch: np.array(True)}), both.expected(both.alone(group.id))):
+    for values in (
+        session.run({**both.feed, switch: np.array(True)}),
+        both.expected(plan),
+    ):
         assert values["y"].tolist() == [[300, -np.inf, 0, 600]]
 
 
@@ -96,19 +96,6 @@ def test_only_chosen_groups_have_a_switch(tmp_path: Path) -> None:
     chosen = [both.groups[1].id]
     session = Unfused(both.emulator.write_switched(tmp_path / "bank" / "few.onnx", chosen))
     assert session.inputs == {"x", both.emulator.switches[Precision.FP16][chosen[0]]}
-
-
-@pytest.mark.parametrize("name", ["vit", "constants"])
-def test_one_model_serves_plans_of_three_precisions(name: str, tmp_path: Path) -> None:
-    both = Both(next(p for p in SWITCHED if p.stem == name), tmp_path)
-    all_three = (Precision.BF16, Precision.FP32, Precision.FP16)
-    groups = [group.id for group in both.groups]
-    session = Unfused(both.emulator.write_switched(tmp_path / "whole.onnx", groups, precisions=REDUCED))
-    switches = {s for of in both.emulator.switches.values() for s in of.values()}
-    assert switches <= session.inputs
-    for plan in plans(both.model, both.groups, 3, precisions=all_three):
-        on = both.emulator.on(plan)
-        assert_same(session.run({**both.feed, **{s: np.array(s in on) for s in switches}}), both.expected(plan), 0.0)
 
 
 def test_nodes_that_are_named_like_their_results(tmp_path: Path) -> None:

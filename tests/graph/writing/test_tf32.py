@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from mptune.graph.loading.model import load_model
+from mptune.graph.writing.variants import Rounding, write_tf32
 from mptune.graph.writing.weights import WeightBank
-from mptune.graph.writing.widened import Rounding, write_tf32
 from tests.graph import models
 from tests.graph.helpers import run
 

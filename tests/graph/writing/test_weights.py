@@ -41,13 +41,6 @@ def described(tensor: onnx.TensorProto) -> Initializer:
     return Initializer(tensor.name, tensor, Path())
 
 
-def external(folder: Path) -> Model:
-    """A product whose weight, 64 x 64, lies in a file beside the model."""
-    proto = models.product(RNG.standard_normal((64, 64)))
-    onnx.save(proto, folder / "m.onnx", save_as_external_data=True, location="m.bin", size_threshold=0)
-    return load_model(folder / "m.onnx")
-
-
 @given(arrays(np.float32, 16, elements=st.floats(width=32, allow_nan=True)))
 def test_rounding_keeps_signs_and_infinities(values: np.ndarray) -> None:
     half = round_values(values, Precision.FP16)
@@ -121,13 +114,12 @@ def test_a_bank_that_cannot_be_written(tmp_path: Path) -> None:
     assert caught.value.hint
 
 
-def test_external_data_that_shrink_or_vanish_later_are_an_error(tmp_path: Path) -> None:
-    constant = external(tmp_path).initializers["w"]
+def test_external_data_that_shrink_later_are_an_error(tmp_path: Path) -> None:
+    proto = models.product(RNG.standard_normal((64, 64)))
+    onnx.save(proto, tmp_path / "m.onnx", save_as_external_data=True, location="m.bin", size_threshold=0)
+    constant = load_model(tmp_path / "m.onnx").initializers["w"]
     (tmp_path / "m.bin").write_bytes(bytes(100))
     with pytest.raises(ModelError, match="does not fit"):
-        list(chunks(constant))
-    (tmp_path / "m.bin").unlink()
-    with pytest.raises(ModelError, match="missing"):
         list(chunks(constant))
 
 

@@ -19,7 +19,7 @@ from mptune.reporting.page import PageContent
 from mptune.tuning.evaluation import Origin
 from mptune.tuning.explanation import Explanation, GroupWorth, Kept, Reason
 from mptune.tuning.front import Front
-from mptune.tuning.fronts.progress import Progress
+from mptune.tuning.result import Progress
 from tests.reporting.conftest import Bench
 
 FORGED = "</script><script>window.forged=1</script><img src=x onerror=window.forged=1>"

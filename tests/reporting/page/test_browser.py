@@ -18,8 +18,8 @@ from benchmarks.browser import NEXT_FRAME, missing, open_browser, show
 from mptune.choice import Choice, ChoiceLimits
 from mptune.engines.environment import Environment
 from mptune.reporting.page import PageContent, write_report
+from mptune.tuning.choosing import choose
 from mptune.tuning.confirmation import Confirmation
-from mptune.tuning.fronts.choosing import choose
 from tests.reporting.conftest import Bench, make_error
 from tests.reporting.page.rich import FORGED, HOSTILE, rich_content
 

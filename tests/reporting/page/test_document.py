@@ -19,8 +19,8 @@ from mptune.reporting.page import PageContent, page_document, recommended, rende
 from mptune.tuning.confirmation import Confirmation
 from mptune.tuning.evaluation import Origin
 from mptune.tuning.explanation import Explanation, GroupWorth, Kept
-from mptune.tuning.fronts.progress import Progress
-from mptune.tuning.fronts.texts import latency_text
+from mptune.tuning.result import Progress
+from mptune.tuning.texts import latency_text
 from tests.reporting.conftest import Bench, MakeFront, make_error, make_latency, predicted
 from tests.reporting.page.reading import plans_of
 

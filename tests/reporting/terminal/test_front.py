@@ -19,7 +19,7 @@ from mptune.printable import printable
 from mptune.reporting.terminal.front import print_explanation, print_front
 from mptune.tuning.evaluation import Origin
 from mptune.tuning.front import Front
-from mptune.tuning.fronts.texts import compared
+from mptune.tuning.texts import compared
 from tests.reporting.conftest import Bench, MakeFront, Terminal, predicted
 from tests.reporting.conftest import front_text as printed
 from tests.reporting.conftest import printed as explained

@@ -13,8 +13,8 @@ import pytest
 
 from mptune.engines.base import Failure, FailureKind, Progress, Stage
 from mptune.reporting.terminal.progress import TerminalListener
+from mptune.tuning.bench import Listener, count_down, passed_on
 from mptune.tuning.evaluation import Origin
-from mptune.tuning.listener import Listener, count_down, passed_on
 from tests.reporting.conftest import Bench
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")

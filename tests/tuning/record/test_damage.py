@@ -103,16 +103,6 @@ def test_other_files_of_a_run_may_hold_anything(place: Path, text: str, capsys: 
         path.write_bytes(before)
 
 
-def test_a_count_that_is_not_finite_is_no_error(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = RUN / "data" / "sensitivity.json"
-    document = json.loads(path.read_text())
-    error = next(iter(document["output_errors"].values()))
-    next(iter(error["per_output"].values()))["non_finite"][0] = "inf"
-    path.write_text(json.dumps(document))
-    assert main(["report", str(RUN)]) == 0
-    assert "unexpected" not in capsys.readouterr().err
-
-
 class TestRunJson:
     @pytest.mark.parametrize("odd", [None, 5, "x", {"a": [1]}])
     def test_odd_types(self, place: Path, odd: object) -> None:

@@ -14,16 +14,15 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, TrialState
 
 from mptune.engines.base import Failure, FailureKind, Stage
+from mptune.tuning.bench import Stop
 from mptune.tuning.evaluation import ORIGIN_FP32
-from mptune.tuning.record.journal import cut_torn_tail
 from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.record.storage import open_storage
+from mptune.tuning.record.storage import cut_torn_tail, open_storage
 from mptune.tuning.space import SearchSpace
-from mptune.tuning.steps.tuner import Stop
 from tests.tuning.conftest import OpenRecord
 from tests.tuning.factory import evaluation_of
 from tests.tuning.record.test_study import run
-from tests.tuning.steps.test_tuner import make_toolchain
+from tests.tuning.test_tuner import make_toolchain
 
 
 def plain(journal: Path) -> JournalStorage:

@@ -16,7 +16,7 @@ from mptune.engines.base import Failure, Measurement, SampleSet
 from mptune.graph.plan import PrecisionPlan
 from tests.fakes import FakeToolchain, Law
 from tests.tuning.conftest import OpenRecord, make_small_space
-from tests.tuning.steps.test_tuner import make_tuner
+from tests.tuning.test_tuner import make_tuner
 
 GROUPS, SAMPLES = 40, 24
 EARLY, LATE = 30, 110

@@ -10,18 +10,18 @@ from unittest import mock
 import pytest
 
 from mptune.engines.base import Failure, FailureKind, Stage
-from mptune.engines.timing.latency import Latency
-from mptune.engines.timing.spread import SessionTiming
+from mptune.engines.latency import Latency
+from mptune.engines.spread import SessionTiming
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings
-from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.record.sessions import Sessions
+from mptune.tuning.record.record import Sessions, StudyRecord
+from mptune.tuning.remeasure import candidates, confirmed_evaluations, remeasure
 from mptune.tuning.sampler.trials import timing_of
 from mptune.tuning.space import SearchSpace
-from mptune.tuning.steps.remeasure import confirmed_evaluations, remeasure
-from mptune.tuning.steps.tuner import REOPENED, Tuner
+from mptune.tuning.tuner import REOPENED, Tuner
 from tests.fakes import FAST, Diary, FakeToolchain, Law
 from tests.tuning.conftest import OpenRecord
+from tests.tuning.factory import make_bench
 
 SPREAD = 3e-3
 SETTINGS = SearchSettings(budget=8, sampler="tpe", latency=FAST)
@@ -40,7 +40,7 @@ def test_both_baselines_are_opened_anew_and_intervals_hold_the_spread(
     open_record: OpenRecord, space: SearchSpace
 ) -> None:
     record, toolchain = open_record(), make_toolchain(space)
-    Tuner(record, toolchain, SETTINGS, Diary()).run()
+    Tuner(make_bench(record, toolchain, SETTINGS)).run()
     fp32, fp16 = (seed.plan.fingerprint for seed in space.seeds)
     assert toolchain.reopened == [fp32] * REOPENED + [fp16] * REOPENED
     assert Sessions(record).spread.degrees == 2 * REOPENED
@@ -56,12 +56,12 @@ def test_both_baselines_are_opened_anew_and_intervals_hold_the_spread(
 
 def test_a_resumed_search_knows_the_spread(open_record: OpenRecord, space: SearchSpace) -> None:
     first = open_record()
-    Tuner(first, make_toolchain(space), SETTINGS, Diary()).run()
+    Tuner(make_bench(first, make_toolchain(space), SETTINGS)).run()
     known = Sessions(first).spread
     first.close()
     resumed, toolchain = open_record(), make_toolchain(space, restarts=5)
     assert Sessions(resumed).spread.sd == known.sd
-    Tuner(resumed, toolchain, replace(SETTINGS, budget=12), Diary()).run()
+    Tuner(make_bench(resumed, toolchain, replace(SETTINGS, budget=12))).run()
     assert toolchain.reopened == []
     later, before = (half_width(resumed.evaluations()[index].latency) for index in (-1, 3))
     assert later > before
@@ -69,12 +69,12 @@ def test_a_resumed_search_knows_the_spread(open_record: OpenRecord, space: Searc
 
 def test_confirming_adds_degrees_of_freedom_and_narrows(open_record: OpenRecord, space: SearchSpace) -> None:
     record, toolchain = open_record(), make_toolchain(space)
-    Tuner(record, toolchain, SETTINGS, Diary()).run()
+    Tuner(make_bench(record, toolchain, SETTINGS)).run()
     before = Sessions(record)
-    remeasure(record, toolchain, SETTINGS, Diary(), rounds=3)
+    remeasure(make_bench(record, toolchain, SETTINGS), rounds=3)
     after = Sessions(record)
     assert after.spread.degrees > before.spread.degrees
-    points, _ = confirmed_evaluations(record, 3, FAST)
+    points, _ = confirmed_evaluations(record, 3, FAST, candidates(record.evaluations()))
     truth = {e.plan: toolchain.law.latency_ms(e.plan) for e in points}
     anchor = points[0].latency.median_ms / truth[points[0].plan]
     searched = {e.plan: e.latency for e in record.evaluations()}
@@ -90,7 +90,7 @@ def test_confirming_adds_degrees_of_freedom_and_narrows(open_record: OpenRecord,
 def test_predictions_are_never_opened_anew(open_record: OpenRecord, space: SearchSpace) -> None:
     record = open_record()
     toolchain = make_toolchain(space, latency_source="predicted", error_source="emulated")
-    Tuner(record, toolchain, SETTINGS, Diary()).run()
+    Tuner(make_bench(record, toolchain, SETTINGS)).run()
     assert toolchain.reopened == []
     assert all(math.isclose(half_width(e.latency), 0.0) for e in record.evaluations())
     predicted = Latency.predicted(3.0)
@@ -113,7 +113,7 @@ class Killed(FakeToolchain):
 def test_where_reopening_fails_the_search_goes_on(open_record: OpenRecord, space: SearchSpace, times: int) -> None:
     record, diary, toolchain = open_record(), Diary(), Killed(Law(space.free))
     toolchain.times = times
-    Tuner(record, toolchain, SETTINGS, diary).run()
+    Tuner(make_bench(record, toolchain, SETTINGS, diary)).run()
     assert record.spent == SETTINGS.budget
     assert (Sessions(record).spread.sd is None) == (times > 1)
     warned = sum("how far sessions differ" in text for text in diary.warnings)
@@ -124,10 +124,10 @@ def test_a_kill_while_reopening_loses_no_evaluation(open_record: OpenRecord, spa
     record, killed = open_record(), make_toolchain(space)
     dies = mock.patch.object(FakeToolchain, "reopen", side_effect=SystemExit)
     with dies, mock.patch.object(StudyRecord, "_finish", side_effect=SystemExit), pytest.raises(SystemExit):
-        Tuner(record, killed, SETTINGS, Diary()).run()
+        Tuner(make_bench(record, killed, SETTINGS)).run()
     assert record.spent == 0
     record, again = open_record(), make_toolchain(space, restarts=1)
-    Tuner(record, again, SETTINGS, Diary()).run()
+    Tuner(make_bench(record, again, SETTINGS)).run()
     assert killed.built == [space.seeds[0].plan.fingerprint]
     assert space.seeds[0].plan.fingerprint not in again.built
     assert record.spent == SETTINGS.budget

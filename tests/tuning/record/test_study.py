@@ -18,20 +18,20 @@ from sqlalchemy import text
 from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.errors import RunError
 from mptune.settings import SearchSettings
+from mptune.tuning.bench import Stop
 from mptune.tuning.evaluation import ORIGIN_FP32, ORIGIN_SAMPLER, Origin
-from mptune.tuning.listener import Silent
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.study import open_study, read_study
 from mptune.tuning.space import SearchSpace
-from mptune.tuning.steps.tuner import Stop, Tuner
+from mptune.tuning.tuner import Tuner
 from tests.fakes import SHA, FakeToolchain, make_plan
 from tests.tuning.conftest import OpenRecord, make_small_space
-from tests.tuning.factory import evaluation_of
-from tests.tuning.steps.test_tuner import make_toolchain
+from tests.tuning.factory import evaluation_of, make_bench
+from tests.tuning.test_tuner import make_toolchain
 
 
 def run(record: StudyRecord, space: SearchSpace, toolchain: FakeToolchain, **settings: object) -> Stop:
-    return Tuner(record, toolchain, SearchSettings(**settings), Silent()).run()  # type: ignore[arg-type]
+    return Tuner(make_bench(record, toolchain, SearchSettings(**settings))).run()  # type: ignore[arg-type]
 
 
 def open_database(folder: Path, space: SearchSpace, seed: int = 0) -> StudyRecord:
@@ -91,7 +91,7 @@ def test_a_living_worker_keeps_its_trial(two: tuple[StudyRecord, StudyRecord], s
         assert len(toolchain.built) == 6
         one.tell_evaluation(proposal, evaluation_of(proposal, make_toolchain(space)))
 
-    assert Tuner(other, toolchain, SearchSettings(budget=7), Silent(), sleep=finish_the_other).run() is (Stop.BUDGET)
+    assert Tuner(make_bench(other, toolchain, SearchSettings(budget=7)), sleep=finish_the_other).run() is (Stop.BUDGET)
     assert proposal.plan.fingerprint not in toolchain.built
     assert other.spent == 7
 
@@ -160,7 +160,7 @@ def test_while_another_builds_the_baseline_the_seeds_are_built(
         raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        Tuner(record, toolchain, SearchSettings(budget=2), Silent(), sleep=give_up).run()
+        Tuner(make_bench(record, toolchain, SearchSettings(budget=2)), sleep=give_up).run()
     assert toolchain.built[0] == space.seeds[1].plan.fingerprint
     assert space.seeds[0].plan.fingerprint not in toolchain.built
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
+from mptune.tuning.dominance import ERROR_FLOOR
 from mptune.tuning.sampler.error_model import ErrorModel, design_plans
 from mptune.tuning.sampler.plans import Bools, Floats
 from mptune.tuning.sampler.precision import EMULATIONS_TO_LEARN, PrecisionSampler

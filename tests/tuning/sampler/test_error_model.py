@@ -10,7 +10,6 @@ import pytest
 
 from mptune.tuning.sampler.error_model import ErrorModel
 from mptune.tuning.sampler.latency_model import LinearGaussian
-from mptune.tuning.sampler.plans import plan_keys
 from tests.tuning.additive import GROUPS, NEW, PLANS, SQUARES, law, prior, seen
 
 
@@ -53,15 +52,6 @@ def test_what_is_not_known_well_gives_way_and_what_is_known_stays() -> None:
     assert spread[unknown] > 2.0 > spread[rest].max()
 
 
-def test_a_gaussian_update_by_hand() -> None:
-    model = LinearGaussian(np.array([1.0, 2.0]), np.array([1.0, 1.0]))
-    model.update(np.array([[1.0, 0.0]]), np.array([3.0]), np.array([1.0]))
-    assert model.posterior_mean == pytest.approx([2.0, 2.0])
-    draws = model.sample(np.random.default_rng(0), 20000)
-    assert draws.mean(axis=0) == pytest.approx([2.0, 2.0], abs=0.03)
-    assert draws.var(axis=0) == pytest.approx([0.5, 1.0], abs=0.03)
-
-
 @pytest.mark.parametrize("parameters", [3, 12])
 def test_misses_are_those_of_a_model_without_the_observation(parameters: int) -> None:
     rng = np.random.default_rng(6)
@@ -77,10 +67,6 @@ def test_misses_are_those_of_a_model_without_the_observation(parameters: int) ->
         assert misses[left_out] == pytest.approx(values[left_out] - rows[left_out] @ other.posterior_mean)
         draws = other.sample(np.random.default_rng(0), 40000) @ rows[left_out]
         assert sds[left_out] == pytest.approx(draws.std(), rel=0.03)
-
-
-def test_each_plan_has_a_key_of_its_own() -> None:
-    assert len(set(plan_keys(np.array([[True] * 9, [True] * 8 + [False], [True] * 9])))) == 2
 
 
 @pytest.mark.parametrize(("ratio", "apart"), [(1.0, 0.0), (1.3, 0.0), (1.0, 0.3)])

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mptune.tuning.sampler.latency_model import LatencyModel, profiled_gains
+from mptune.tuning.sampler.latency_model import LatencyModel
 from mptune.tuning.sampler.trials import BuiltPlans
 from tests.tuning.additive import BASE, COSTS, GAINS, GROUPS, NEW, PLANS, law, prior, seen
 
@@ -72,12 +72,3 @@ def test_profiles_that_contradict_what_was_timed_are_not_believed() -> None:
     worth = np.random.default_rng(4).lognormal(0.0, 2.0, GROUPS)
     wrong, right = misses(profiled(PLANS[:40], worth)), misses(seen(PLANS[:40]))
     assert wrong.max() < right.max() + 0.05
-
-
-def test_profiled_gains_are_differences_of_means() -> None:
-    plans = np.array([[False, False], [True, True], [False, True]])
-    gains, sd = profiled_gains(plans, np.array([[4.0, 8.0], [1.0, 5.0], [2.0, np.nan]]))
-    assert gains.tolist() == [2.0, 3.0]
-    assert (sd > 0).all()
-    gains, _ = profiled_gains(plans[:1], np.array([[4.0, 8.0]]))
-    assert np.isnan(gains).all(), "in one precision alone"

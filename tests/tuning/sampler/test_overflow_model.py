@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mptune.tuning.sampler.overflow_model import OverflowModel, hitting_sets
+from mptune.tuning.sampler.overflow_model import OverflowModel
 from mptune.tuning.sampler.plans import Bools, Floats
 from mptune.tuning.sampler.trials import BuiltPlans, Prior
 
@@ -48,14 +48,6 @@ def test_chances_are_those_of_the_exact_posterior(culprits: int, numbers: list[i
     assert overflow.probabilities == pytest.approx(exact @ ALL, abs=0.06)
     clear = np.array([exact[~(ALL & plan).any(axis=1)].sum() for plan in ALL])
     assert overflow.p_sound(ALL) == pytest.approx(clear, abs=0.06)
-
-
-@given(st.lists(st.integers(1, 2**GROUPS - 1), min_size=1, max_size=12))
-def test_every_hitting_set_meets_all_failures(numbers: list[int]) -> None:
-    sets, log_odds = hitting_sets(ALL[numbers], np.full(GROUPS, -4.0))
-    assert (sets[:, None] & ALL[numbers][None]).any(axis=2).all()
-    assert len(np.unique(sets, axis=0)) == len(sets)
-    assert log_odds == pytest.approx(-4.0 * sets.sum(axis=1))
 
 
 def test_what_holds_all_of_a_failed_plan_fails() -> None:

@@ -1,27 +1,61 @@
-"""PrecisionSampler by itself: with Optuna alone, resumed, in parallel, and where there is nothing to find."""
+"""Samplers by name and by themselves: with Optuna alone, resumed, in parallel, and where there is nothing to find."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution
+from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from mptune.tuning.fronts.hypervolume import dominated_area, exactness, gains
+from mptune.errors import SettingsError
+from mptune.tuning.bench import Stop
+from mptune.tuning.dominance import dominated_area, exactness, gains
 from mptune.tuning.sampler.plans import Boundary
-from mptune.tuning.sampler.precision import PrecisionSampler, make_sampler
-from mptune.tuning.sampler.trials import EHVI_ATTR, Prior, read_plans
-from mptune.tuning.steps.tuner import PATIENCE, Stop
+from mptune.tuning.sampler.precision import SAMPLERS, PrecisionSampler, make_sampler
+from mptune.tuning.sampler.trials import EHVI_ATTR, Prior, read_plans, set_outcome
+from mptune.tuning.tuner import PATIENCE
 from tests.tuning.conftest import OpenRecord, make_small_space
 from tests.tuning.factory import propose_with
-from tests.tuning.sampler.test_stock import CAST, ERRORS, GAIN, GROUPS, beaten, law, searched
-from tests.tuning.steps.test_tuner import make_toolchain, make_tuner
+from tests.tuning.test_tuner import make_toolchain, make_tuner
+
+GROUPS = [f"g{i:03d}" for i in range(24)]
+GAIN, CAST = 1.0, 0.8
+ERRORS = {g: 10.0 ** (-1 - (7 * i % 24) / 6) for i, g in enumerate(GROUPS)}
+
+
+def law(params: dict[str, str]) -> tuple[float, float]:
+    """Gains of FP16 groups less the boundaries between neighbours, each ``CAST``, and errors that add in squares."""
+    fp16 = [params[g] == "fp16" for g in GROUPS]
+    boundaries = sum(a != b for a, b in pairwise(fp16))
+    error = sum(ERRORS[g] ** 2 for g, half in zip(GROUPS, fp16, strict=True) if half) ** 0.5
+    return len(GROUPS) - GAIN * sum(fp16) + CAST * boundaries, error
+
+
+def searched(sampler: BaseSampler, trials: int) -> optuna.Study:
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(directions=["minimize", "minimize"], sampler=sampler)
+    for precision in ("fp32", "fp16"):
+        study.enqueue_trial(dict.fromkeys(GROUPS, precision))
+    for _ in range(trials):
+        trial = study.ask({g: optuna.distributions.CategoricalDistribution(("fp32", "fp16")) for g in GROUPS})
+        values = law(trial.params)
+        set_outcome(trial, {"values": values})
+        study.tell(trial, values)
+    return study
+
+
+def beaten(study: optuna.Study) -> int:
+    """How many points of the front are faster than all-FP32."""
+    return len({tuple(t.values) for t in study.best_trials if t.values[0] < len(GROUPS)})
+
 
 PRIOR = Prior(
     groups=tuple(GROUPS),
@@ -125,15 +159,10 @@ def test_a_plan_that_overflows_in_emulation_is_not_proposed() -> None:
     assert not any(trial.params["g005"] == "fp16" for trial in study.trials[2:])
 
 
-def small(groups: int, **options: object) -> Prior:
-    ids = tuple(f"g{i:03d}" for i in range(groups))
-    return Prior(ids, **options)  # type: ignore[arg-type]
-
-
 def test_nothing_more_to_gain_stops_the_search_and_stays_stopped(open_record: OpenRecord) -> None:
     space = make_small_space(10)
     record, toolchain = open_record(space), make_toolchain(space, non_finite={g.id for g in space.groups})
-    propose_with(record, small(10, log_square_errors=(math.inf,) * 10, gains_ms=(0.5,) * 10))
+    propose_with(record, Prior(space.free, log_square_errors=(math.inf,) * 10, gains_ms=(0.5,) * 10))
     assert make_tuner(record, space, toolchain, budget=100).run() is Stop.CONVERGED
     spent = record.spent
     assert PATIENCE <= spent < 40
@@ -163,3 +192,19 @@ def test_a_shared_database_serves_two_workers(tmp_path: Path) -> None:
         for study, trial in zip(studies, trials, strict=True):
             study.tell(trial, law(trial.params))
     assert len({tuple(sorted(t.params.items())) for t in studies[0].trials}) == 12
+
+
+def test_samplers_by_name() -> None:
+    kinds = {"precision": PrecisionSampler, "tpe": TPESampler, None: RandomSampler}
+    assert {*kinds} == {*SAMPLERS, None}
+    assert all(isinstance(make_sampler(name, 0), kind) for name, kind in kinds.items())
+    with pytest.raises(SettingsError, match="there is no sampler 'nsga2'") as refused:
+        make_sampler("nsga2", 0)
+    assert refused.value.hint == "choose one of precision, tpe; a run that used another one goes on with any"
+
+
+@pytest.mark.parametrize("name", [*SAMPLERS, None])
+def test_the_same_seed_proposes_the_same(name: str | None) -> None:
+    first, second, other = (searched(make_sampler(name, seed), trials=14) for seed in (5, 5, 6))
+    assert [t.params for t in first.trials] == [t.params for t in second.trials]
+    assert [t.params for t in first.trials] != [t.params for t in other.trials]

@@ -15,7 +15,7 @@ import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution
 from optuna.samplers import BaseSampler
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 
 from mptune.tuning.sampler.precision import PrecisionSampler
 from mptune.tuning.sampler.trials import Prior
@@ -50,17 +50,11 @@ class TestMultiObjective(suites.MultiObjectiveSamplerTestCase):  # type: ignore[
 
 @SAMPLERS
 class TestRelative(suites.RelativeSamplerTestCase):  # type: ignore[misc, name-defined]
-    """``sample_relative`` is called by Optuna with what ``infer_relative_search_space`` named, and that names nothing
-    but precisions. The three tests that hand it numbers, or categories that are none, do not apply; those below put in
-    their place hold what they ask on the space that it does name."""
+    """The three tests that hand ``sample_relative`` numbers, or categories that are no precisions, do not apply."""
 
     test_sample_relative_numerical = None
     test_sample_relative_categorical = None
     test_sample_relative_mixed = None
-
-
-def make_trial(study: optuna.Study) -> FrozenTrial:
-    return study._storage.get_trial(study._storage.create_new_trial(study._study_id))
 
 
 def told(sampler: BaseSampler, bits: str = "000000") -> optuna.Study:
@@ -72,18 +66,6 @@ def told(sampler: BaseSampler, bits: str = "000000") -> optuna.Study:
             optuna.create_trial(params=params, distributions=dict.fromkeys(GROUPS, PRECISION), values=values)
         )
     return study
-
-
-@SAMPLERS
-def test_relative_samples_are_choices_of_the_space(sampler: Callable[[], BaseSampler]) -> None:
-    study = told(sampler(), "100000")
-    space = study.sampler.infer_relative_search_space(study, make_trial(study))
-    assert space == dict.fromkeys(GROUPS, PRECISION)
-    for _ in range(10):
-        params = study.sampler.sample_relative(study, make_trial(study), space)
-        assert params.keys() == space.keys()
-        assert all(PRECISION._contains(PRECISION.to_internal_repr(value)) for value in params.values())
-        assert all(type(value) is str for value in params.values())
 
 
 @SAMPLERS

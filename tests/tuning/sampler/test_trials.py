@@ -89,11 +89,6 @@ def test_all_fp32_outside_of_the_space_is_the_baseline_and_no_row() -> None:
     assert built.latency_ms.tolist() == [3.0]
 
 
-def test_a_plan_of_another_precision_is_no_row() -> None:
-    built = read_plans([make_trial("00", (4.0, 1e-7)), make_trial("b0", (3.0, 1e-4))], COLUMNS)
-    assert built.plans.tolist() == [[False, False]]
-
-
 def test_emulated_errors_beside_measured_ones() -> None:
     emulated = {"01": 3e-3, "10": "inf", "11": 2e-2, "111": 1.0}
     trials = [

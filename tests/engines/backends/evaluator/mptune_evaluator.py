@@ -11,9 +11,9 @@ import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
 
-from mptune.engines.backends.backend import Availability, BackendStatus, ModelBuilder, Place
+from mptune.engines.backend import Availability, BackendStatus, ModelBuilder, Place
 from mptune.engines.base import EngineError, FailureKind
-from mptune.engines.timing.latency import HostStopwatch
+from mptune.engines.latency import HostStopwatch
 from mptune.engines.toolchains.reference import ReferenceModel
 from mptune.graph.plan import PrecisionPlan
 from mptune.targets.detect import Gpu

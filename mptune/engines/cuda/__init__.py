@@ -1,1 +1,0 @@
-"""What mptune calls of the CUDA runtime."""

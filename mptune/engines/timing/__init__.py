@@ -1,1 +1,0 @@
-"""How latency is taken."""

@@ -1,0 +1,235 @@
+"""Measuring plans: the jobs that open candidates and time them in turn with the FP32 baseline, which stays open.
+
+And ``Timings``, in the parent: what was timed on this device before decides what the next timing has to show.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mptune.data.samples import outputs_of
+from mptune.engines import cuda
+from mptune.engines.base import DRIFT_TEXT, Engine, EngineSession, Failure, Measurement, SampleSet, Stage
+from mptune.engines.context import RunContext
+from mptune.engines.environment import process_warnings, read_gpus, state_warnings
+from mptune.engines.latency import Latency, Repetitions, Stopwatch, calibrate, monotonic_ms, time_in_turn
+from mptune.engines.samples import Scoring, cached_samples, file_identity
+from mptune.engines.spread import Enough, SessionTiming, Standings
+from mptune.files import READ_ERRORS, read_json, write_json
+from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.json_form import JsonForm
+from mptune.processes.child import WorkerState
+from mptune.settings import LatencySettings
+from mptune.targets.detect import Throttling, read_power_mode, read_throttling, throttling_warnings
+from mptune.targets.target import EngineMemory
+
+if TYPE_CHECKING:
+    from mptune.engines.backend import Builder, Built
+
+DRIFT_WARNING = 0.1
+"""A baseline whose latency has changed by more than this share since its first timing is a warning."""
+STATE_AGE_S = 10.0
+"""The state of the GPUs is read once in this time: nvidia-smi takes 77 ms on an H200, as long as a timing."""
+
+
+def gpu_warnings(state: WorkerState) -> tuple[str, ...]:
+    """Warnings about throttling, clocks that fell since the first reading, and other processes."""
+
+    def read() -> tuple[str, ...]:
+        gpus = read_gpus()
+        first = state.cached("first state of the gpus", "", lambda: {gpu.index: gpu for gpu in gpus})
+        states = [text for gpu in gpus for text in state_warnings(gpu, first.get(gpu.index))]
+        return (*states, *process_warnings())
+
+    return state.cached("state of the gpus", int(time.monotonic() / STATE_AGE_S), read)
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The session of the baseline that stays open in a worker."""
+
+    session: EngineSession
+    name: str = field(default_factory=lambda: uuid.uuid4().hex[:16])
+    """Of this session, unique: what was timed beside it shares what is particular to it."""
+
+    def close(self) -> None:
+        self.session.close()
+
+    def beside(self, latencies: Sequence[Latency]) -> tuple[Latency, Latency]:
+        """The latencies of the baseline and of a candidate, timed in turn: the latter knows this session."""
+        before, latency = latencies
+        timing = SessionTiming.of_values(self.name, latency.raw_ms, before.raw_ms)
+        return before, replace(latency, session=timing)
+
+
+@dataclass(frozen=True)
+class MeasureResult:
+    """The result of ``MeasureJob``."""
+
+    measurement: Measurement  # not corrected for drift; ``build_s`` is the time to open the engine
+    baseline: Latency
+    repetitions: Repetitions
+    objective: float = math.nan
+    """The error by the metric of the search, without outputs that are ignored; NaN where there is none."""
+
+
+@dataclass(frozen=True)
+class MeasureJob:
+    """Open a candidate, compute its outputs, and time it in turn with the FP32 baseline."""
+
+    engine: Engine
+    baseline: Engine
+    scoring: Scoring
+    timing_samples: Path
+    """File whose first sample is timed: the same in every job, so that latencies compare whatever samples the error is
+    taken on."""
+    on_gpu: bool = False
+    latency: LatencySettings = field(default_factory=LatencySettings)
+    repetitions: Repetitions | None = None  # as frozen earlier; None calibrates them on the baseline
+    enough: Enough = Enough()  # noqa: RUF009  it is frozen
+    ignored: tuple[str, ...] = ()
+
+    def run(self, state: WorkerState) -> MeasureResult:
+        baseline = self.open_baseline(state)
+        started = time.perf_counter()
+        candidate = state.transient(self.engine.open)
+        build_s = time.perf_counter() - started
+        state.enter(Stage.RUN)
+        outputs = outputs_of(candidate.run, self.scoring.feeds(state), self.scoring.rollout)
+        error = self.scoring.error(state, outputs)
+        counted, metric = error.without(self.ignored), self.scoring.metric
+        enough = replace(self.enough, error=counted.value(metric) if counted.has(metric) else math.nan)
+
+        state.enter(Stage.TIME)
+        before = read_throttling() if self.on_gpu else None
+        watches, repetitions = self.stopwatches(state, candidate, baseline)
+        latencies = time_in_turn(watches, repetitions, self.latency, is_enough=enough.is_reached)
+        baseline_latency, latency = baseline.beside(latencies)
+        now = None if before is None else read_throttling()  # of a Jetson, right after the timing
+        warnings = [*candidate.warnings, *baseline.session.warnings, *(gpu_warnings(state) if self.on_gpu else ())]
+        if now is not None and before is not None:
+            first: Throttling = state.cached("first jetson state", "", lambda: now)
+            warnings += throttling_warnings(now, before, first)
+        mode = read_power_mode() if self.on_gpu else None
+        context_bytes = candidate.context_bytes
+        measurement = Measurement(
+            latency,
+            baseline_latency,
+            1.0,
+            error,
+            "measured",
+            build_s,
+            warnings=tuple(dict.fromkeys(warnings)),
+            memory=None if context_bytes is None else EngineMemory(None, context_bytes, None, "measured"),
+            # The multiprocessors are those that CUDA reports, where it does.
+            power_mode=None if mode is None else replace(mode, sm_count=cuda.multiprocessors() or mode.sm_count),
+        )
+        return MeasureResult(measurement, baseline_latency, repetitions, enough.error)
+
+    def open_baseline(self, state: WorkerState) -> Baseline:
+        key = (*file_identity(self.baseline.path), self.baseline)
+        return state.cached("baseline", key, lambda: Baseline(self.baseline.open()))
+
+    def stopwatches(
+        self, state: WorkerState, candidate: EngineSession, baseline: Baseline
+    ) -> tuple[list[Stopwatch], Repetitions]:
+        """Those of the baseline and of a candidate; and how often each runs, calibrated on the baseline."""
+        feed = cached_samples(state, self.timing_samples)[0]
+        watches = [session.stopwatch(feed) for session in (baseline.session, candidate)]
+        return watches, self.repetitions or calibrate(watches[0].run_once, monotonic_ms, self.latency)
+
+
+@dataclass(frozen=True)
+class ReopenJob:
+    """Open a candidate anew, again and again, and time each session in turn with the baseline's."""
+
+    measure: MeasureJob
+    count: int
+
+    def run(self, state: WorkerState) -> tuple[SessionTiming, ...]:
+        baseline = self.measure.open_baseline(state)
+        timings = []
+        for _ in range(self.count):
+            state.enter(Stage.BUILD)
+            candidate = state.transient(self.measure.engine.open)
+            state.enter(Stage.TIME)
+            watches, repetitions = self.measure.stopwatches(state, candidate, baseline)
+            is_enough = self.measure.enough.is_reached
+            latencies = time_in_turn(watches, repetitions, self.measure.latency, is_enough=is_enough)
+            _, latency = baseline.beside(latencies)
+            assert latency.session is not None
+            timings.append(latency.session)
+        return tuple(timings)
+
+
+@dataclass(frozen=True)
+class TimingRecord(JsonForm):
+    """Repetitions and baseline latency of the first timing, and what it was taken with."""
+
+    repetitions: Repetitions
+    baseline_ms: float
+    settings: LatencySettings
+
+    @classmethod
+    def read(cls, path: Path, settings: LatencySettings) -> TimingRecord | None:
+        """The record of an earlier process; None where there is none or its latency settings were others."""
+        try:
+            record = cls.from_json(read_json(path))
+        except READ_ERRORS:
+            return None
+        return record if record.settings == settings else None
+
+
+class Timings:
+    """Makes the jobs that time plans of one run on one device, and corrects what they measured for drift."""
+
+    def __init__(self, context: RunContext, builder: Builder, path: Path, *, on_gpu: bool) -> None:
+        """``path`` is the file of the first timing, which later processes of the run go on from."""
+        self._context, self._builder, self._path, self._on_gpu = context, builder, path, on_gpu
+        self._record: TimingRecord | None = None
+        self._standings = Standings()  # What was timed in this process tells how exact the next timing has to be.
+
+    def job(self, built: Built, plan: PrecisionPlan, which: SampleSet) -> MeasureJob | Failure:
+        """The job for an engine; a failure where the baseline has none."""
+        context, settings = self._context, self._context.settings
+        baseline = self._builder.build(context.grouped.uniform(Precision.FP32), baseline=True)
+        if isinstance(baseline, Failure):
+            return baseline
+        self._record = self._record or TimingRecord.read(self._path, settings.latency)
+        return MeasureJob(
+            engine=built.engine,
+            baseline=baseline.engine,
+            scoring=Scoring.in_run(context, which, plan),
+            timing_samples=context.samples("search"),
+            on_gpu=self._on_gpu,
+            latency=settings.latency,
+            repetitions=None if self._record is None else self._record.repetitions,
+            enough=self._standings.enough(plan.fingerprint),
+            ignored=settings.ignore,
+        )
+
+    def add(self, plan: PrecisionPlan, timings: Sequence[SessionTiming], error: float = math.nan) -> None:
+        """Take the timings of a plan's sessions, and its error where it is known."""
+        self._standings.add(plan.fingerprint, timings, error)
+
+    def corrected(self, result: MeasureResult) -> Measurement:
+        """What was measured, in terms of the baseline's first latency on this device; that freezes the repetitions."""
+        if self._record is None:
+            settings = self._context.settings.latency
+            self._record = TimingRecord(result.repetitions, result.baseline.median_ms, settings)
+            write_json(self._path, self._record.to_json())
+        drift = self._record.baseline_ms / result.baseline.median_ms
+        measurement = result.measurement.with_drift(drift)
+        if abs(drift - 1.0) <= DRIFT_WARNING:
+            return measurement
+        text = (
+            f"{DRIFT_TEXT} {1 / drift:.2f} times as long as when it was first measured; latencies are"
+            " corrected for it, but less exact: lock the clocks and close other programs"
+        )
+        return replace(measurement, warnings=(*measurement.warnings, text))

@@ -1,1 +1,0 @@
-"""Why the front is as it is."""

@@ -1,1 +1,0 @@
-"""One call of search or confirm, from start to end."""

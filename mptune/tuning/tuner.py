@@ -1,0 +1,267 @@
+"""The loop: propose a plan, evaluate it, tell the record. Stops by budget, time, disk, convergence or exhaustion."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from mptune.data.scripts import law_metric
+from mptune.engines.base import Failure, Measurement
+from mptune.engines.failures import describe, did_not_run, machine_error
+from mptune.errors import BaselineError, RunError
+from mptune.settings import SearchSettings
+from mptune.tuning.baseline import engine_findings, stop_at_errors
+from mptune.tuning.bench import HOPELESS, NEEDED_TRIES, Bench, Stop, announce, run_job, tell_outcome
+from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, ORIGIN_SAMPLER, ORIGIN_TF32, Evaluation
+from mptune.tuning.explanation import keep_grounds
+from mptune.tuning.knowledge import Knowledge
+from mptune.tuning.plan_limits import check_columns
+from mptune.tuning.record.record import Proposal, Sessions, StudyRecord, anchored, keep_reopened
+from mptune.tuning.sampler.trials import ehvi_of
+
+DUPLICATES_IN_A_ROW = 3
+"""After this many proposals in a row that were evaluated before, any new plan is taken instead."""
+
+REOPENED = 3
+"""Sessions of all-FP32, and of all-FP16, that are opened anew to learn how far sessions of one plan differ. With their
+evaluations they give 6 degrees of freedom (intervals 1.25 times as wide as for many); re-measuring adds to them."""
+
+PATIENCE = 8
+"""Proposals in a row below ``LEAST_IMPROVEMENT`` that end the search."""
+
+LEAST_IMPROVEMENT = 2e-5
+"""Expected hypervolume improvement: a tenth of a percent of the latency on a fiftieth of the error's axis."""
+
+_WAIT_S = 0.3
+
+
+def make_tuner(bench: Bench, data_dir: Path, *, has_labels: bool) -> Tuner:
+    """What proposes plans and evaluates them; it asks first for what the sampler has to know, if that proposes any."""
+    settings, space = bench.settings, bench.record.space
+    if settings.sampler != "precision" or not space.free or settings.budget <= len(space.seeds):
+        return Tuner(bench)
+    law = law_metric(settings.metric, settings.metric_function, has_labels=has_labels)
+    knowledge = Knowledge(bench, law, data_dir)
+    keep_grounds(space, knowledge.prior, data_dir)
+    return Tuner(bench, knowledge)
+
+
+class Tuner:
+    """Evaluates plans until the budget is spent. What it learns of plans is in the record; it keeps nothing itself."""
+
+    def __init__(
+        self, bench: Bench, knowledge: Knowledge | None = None, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        """Without ``knowledge`` only seeds are evaluated, or what the study's own sampler proposes."""
+        self._bench, self._knowledge, self._sleep = bench, knowledge, sleep
+        self._record, self._settings, self._listener = bench.record, bench.settings, bench.listener
+
+    def run(self) -> Stop:
+        """Search until the budget, the time or the space is exhausted.
+
+        Budget counts every plan that was evaluated or failed by itself, seeds counted in, over all sessions; faults
+        of the machine and duplicates cost nothing.
+        """
+        record, limits = self._record, self._bench.limits
+        if (baseline := record.baseline()) is not None:
+            check_columns(self._settings.tolerance, baseline.error)
+        record.heal(is_first=True)
+        # Failures of earlier sessions do not count: their cause may have been removed.
+        earlier_failures = len(record.failures())
+        while (stop := finished(record, self._settings) or limits.reached()) is None:
+            has_failed = len(record.failures()) - earlier_failures >= HOPELESS
+            if has_failed and not any(e.plan.reduced_groups for e in record.evaluations()):
+                return Stop.HOPELESS
+            proposal = self._propose()
+            if proposal is None:
+                # A plan comes back if the worker that has it in work dies. The wait is jittered, so that two workers
+                # that gave way to each other do not do so again.
+                self._sleep(_WAIT_S * np.random.default_rng().uniform(0.5, 1.5))
+            elif (limit := limits.reached()) is not None:  # emulations took their time
+                record.release(proposal)
+                return limit
+            else:
+                try:
+                    outcome = self._bench.evaluate(proposal.plan, "search", partial(self._doubt, proposal))
+                except BaseException:  # whatever interrupts it, most of all Ctrl-C: the plan goes back into the queue
+                    with suppress(RunError):  # If even that fails, healing does it next time.
+                        record.release(proposal)
+                    raise
+                if isinstance(outcome, Failure):
+                    self._tell_failure(proposal, outcome)
+                else:
+                    self._tell(proposal, outcome)
+                announce(self._listener, record, self._settings)
+            record.heal()
+        if stop not in (Stop.TIMEOUT, Stop.DISK):
+            self._keep_tf32()
+        return stop
+
+    def _propose(self) -> Proposal | None:
+        """The next plan that nobody has evaluated; None where none is left, or others have the rest in work."""
+        record, space, budget = self._record, self._record.space, self._settings.budget
+        for repeats in itertools.count(1):
+            if record.spent + len(record.running()) >= budget or is_exhausted(record):
+                return None
+            # The baseline comes alone: nothing is worth a build before it is known to be sound. Where another worker
+            # has it in work, this one takes the other seeds meanwhile.
+            started = record.started()
+            seeds = [seed for seed in space.seeds if seed.plan.fingerprint not in started]
+            for seed in seeds[:1] if seeds[:1] == list(space.seeds[:1]) else seeds:
+                record.enqueue(seed.plan, seed.origin)
+            knowledge = None if record.waiting() else self._knowledge
+            proposal = record.ask(None if knowledge is None else knowledge.sampler())
+            if proposal.plan.fingerprint not in record.started(but=proposal.number):
+                others = sum(trial.number != proposal.number for trial in record.running())
+                if record.spent + others < budget:
+                    return proposal
+                record.release(proposal)  # another worker asked at the same time
+                return None
+            record.tell_duplicate(proposal)
+            if repeats % DUPLICATES_IN_A_ROW == 0:
+                generator = np.random.default_rng([self._settings.seed, len(record.trials())])
+                started, plan = record.started(), space.all_fp32
+                while plan.fingerprint in started:  # There is one, as the space is not exhausted.
+                    draws = generator.integers(2, size=len(space.free)).tolist()
+                    plan = space.plan({g: space.options[g][draw] for g, draw in zip(space.free, draws, strict=True)})
+                record.enqueue(plan, ORIGIN_SAMPLER)
+        raise AssertionError("unreachable")
+
+    def _keep_tf32(self) -> None:
+        """Evaluate all-FP32 with TF32 once in a study: the default of TensorRT and of ONNX Runtime's CUDA provider."""
+        record, fp32 = self._record, self._record.baseline()
+        if fp32 is None or record.tf32() is not None:
+            return
+        measurement = self._bench.toolchain.evaluate_tf32()
+        if isinstance(measurement, Failure):
+            self._listener.warning(f"all-FP32 with TF32 was not evaluated: {describe(measurement)}")
+        elif measurement is not None:
+            measurement = anchored(record, measurement)
+            evaluation = Evaluation.from_measurement(
+                fp32.plan,
+                replace(measurement, latency=Sessions(record).corrected(measurement.latency)),
+                number=fp32.number,
+                origin=ORIGIN_TF32,
+                metric=fp32.metric,
+                baseline_ms=fp32.latency.median_ms,
+            )
+            record.keep_tf32(evaluation)
+
+    def _judged(self, proposal: Proposal, measurement: Measurement) -> Evaluation:
+        """A measurement against the baseline, and against what emulation says of the plan."""
+        baseline = self._record.baseline()
+        evaluation = Evaluation.from_measurement(
+            proposal.plan,
+            measurement,
+            number=proposal.number,
+            origin=proposal.origin,
+            metric=self._settings.metric,
+            baseline_ms=None if baseline is None else baseline.latency.median_ms,
+            ignored=self._settings.ignore,
+        )
+        emulated = None if self._knowledge is None else self._knowledge.recall(proposal.plan)
+        if emulated is None or baseline is None:
+            return evaluation
+        return evaluation.with_emulated(*emulated, baseline.error_value)
+
+    def _doubt(self, proposal: Proposal, measurement: Measurement) -> str:
+        """What speaks against a measurement, in words that a sound one in another process completes; else empty."""
+        evaluation, name = self._judged(proposal, measurement), f"plan {proposal.plan.fingerprint}"
+        if evaluation.origin == ORIGIN_FP32:
+            findings = engine_findings(evaluation.error, "search", tf32=self._settings.tf32)
+            is_wrong = any(finding.severity == "error" for finding in findings)
+            return "the all-FP32 engine was off against the reference, and agrees with it" if is_wrong else ""
+        if evaluation.disagrees:
+            return f"the measured and emulated errors of {name} disagreed, and agree"
+        if evaluation.is_finite or evaluation.emulated == math.inf:
+            return ""
+        return f"{name} gave NaN or Inf, and gives none"
+
+    def _tell(self, proposal: Proposal, measurement: Measurement) -> None:
+        """Record a measurement, with an interval that holds what differs between sessions of one plan."""
+        record, listener, settings = self._record, self._listener, self._settings
+        try:
+            measurement = anchored(record, measurement)
+            if proposal.origin == ORIGIN_FP32:
+                error = measurement.error
+                findings = engine_findings(error, "search", tf32=settings.tf32)
+                if not settings.skip_checks:
+                    stop_at_errors(findings)
+                for finding in findings:
+                    listener.warning(finding.message)
+                value = error.value(settings.metric)
+                if error.non_finite == 0 and not math.isfinite(value):
+                    raise BaselineError(
+                        f"the metric {settings.metric} is {value} for all-FP32, whose outputs are finite",
+                        "see that the metric returns a finite number for the model's outputs on every sample",
+                    )
+                check_columns(settings.tolerance, error)
+        except BaseException:
+            record.release(proposal)  # Not recorded: it is measured again when the cause is removed.
+            raise
+        times_ms = measurement.group_times_ms
+        try:
+            if proposal.origin in (ORIGIN_FP32, ORIGIN_FP16) and measurement.latency.session is not None:
+                # It takes longer than what was measured, which is recorded if this process is killed meanwhile.
+                record.tell_evaluation(proposal, self._judged(proposal, measurement), times_ms, is_final=False)
+                reopen = partial(self._bench.toolchain.reopen, proposal.plan, REOPENED)
+                timings = run_job(reopen, self._bench.toolchain, listener, "opening sessions anew")
+                if isinstance(timings, Failure):
+                    listener.warning(f"how far sessions differ was not measured: {describe(timings)}")
+                else:
+                    keep_reopened(record, proposal.plan, timings)
+        finally:  # also after Ctrl-C
+            measurement = replace(measurement, latency=Sessions(record).corrected(measurement.latency))
+            evaluation = self._judged(proposal, measurement)
+            record.tell_evaluation(proposal, evaluation, times_ms)
+        tell_outcome(listener, proposal.plan, proposal.origin, evaluation, record.spent, settings.budget)
+
+    def _tell_failure(self, proposal: Proposal, failure: Failure) -> None:
+        """Record a plan that failed; give it back where that may be the machine's fault."""
+        record = self._record
+        if proposal.origin == ORIGIN_FP32:
+            record.release(proposal)
+            if failure.is_machine_fault:
+                raise machine_error(failure, NEEDED_TRIES)
+            raise did_not_run("the all-FP32 engine failed", failure)
+        if failure.is_machine_fault and self._bench.faults:  # where all-FP32 has just run it is the plan's
+            record.release(proposal, failure)
+            return
+        record.tell_failure(proposal, failure)
+        tell_outcome(self._listener, proposal.plan, proposal.origin, failure, record.spent, self._settings.budget)
+
+
+def finished(record: StudyRecord, settings: SearchSettings) -> Stop | None:
+    """Why there is nothing left to search, if so: budget spent, space exhausted, or no improvement expected.
+
+    The last only where mptune's own sampler proposes, and plans are timed: a prediction has no noise and costs nothing.
+    """
+    if record.spent >= settings.budget:
+        return Stop.BUDGET
+    if is_exhausted(record) and not record.running():
+        return Stop.EXHAUSTED
+    baseline = record.baseline()
+    if settings.sampler == "precision" and baseline is not None and baseline.latency.source == "measured":
+        expected = [ehvi for t in record.settled() if (ehvi := ehvi_of(t)) is not None][-PATIENCE:]
+        if len(expected) == PATIENCE and max(expected) < LEAST_IMPROVEMENT:
+            return Stop.CONVERGED
+    return None
+
+
+def is_exhausted(record: StudyRecord) -> bool:
+    """Whether every plan of the space has been evaluated, or is being evaluated."""
+    space = record.space
+    if record.baseline() is None or len(record.trials()) < space.size:
+        return False
+    started = record.started()
+    # All-FP32 is always evaluated, also where the pins leave it out of the space.
+    outside = sum(1 for seed in space.seeds if seed.plan.fingerprint in started and not space.holds(seed.plan))
+    return len(started) - outside >= space.size

@@ -1,0 +1,158 @@
+"""What rounding does at single nodes: counters that stand still, differences, decisions and poles, and sound twins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mptune.graph.groups import GroupedModel, find_groups
+from mptune.graph.hazards.find import pinned_by_hazards
+from mptune.graph.hazards.hazard import Hazard, hazard_findings
+from mptune.graph.loading.model import load_model
+from mptune.graph.plan import Precision
+from tests.graph.hazards.observed import hazards_on
+from tests.graph.models import constant, text
+
+
+@pytest.mark.parametrize(
+    ("start", "output", "is_named"), [(3000.0, "count_out", True), (30.0, "count_out", False), (3000.0, "other", False)]
+)
+def test_a_counter_that_stands_still(start: float, output: str, is_named: bool, tmp_path: Path) -> None:
+    inputs, outputs = "float[n,4] x, float[n,1] count", f"float[n,4] y, float[n,1] {output}"
+    nodes = f"[next] {output} = Add(count, one) y = Div(x, {output})"
+    proto = text(f"({inputs}) => ({outputs}) <float one = {{1}}> {{ {nodes} }}")
+    feed = {"x": np.ones((4, 4), np.float32), "count": np.float32([[start], [start + 2], [start + 4], [start + 6]])}
+    found = hazards_on(proto, feed, tmp_path)
+    assert [hazard.place.node for hazard in found if hazard.code == "stagnation"] == (["next"] if is_named else [])
+
+
+def test_the_groups_that_compute_what_cancels_are_named_too(tmp_path: Path) -> None:
+    graph = """(float[n,8] x) => (float[n,8] y) <int64[2] shape = {-1, 8}> {
+        [first] a = MatMul(x, v) [second] b = MatMul(x, w) [view] r = Reshape(b, shape) [distance] d = Sub(a, r)
+        [head] y = MatMul(d, u)
+    }"""
+    rng = np.random.default_rng(0)
+    one = rng.uniform(1, 2, (8, 8)).astype(np.float32)
+    proto = text(graph, constant("v", one), constant("w", one + 1e-4), constant("u", np.eye(8)))
+    feed = {"x": rng.uniform(1, 2, (4, 8)).astype(np.float32)}
+    hazards = [hazard for hazard in hazards_on(proto, feed, tmp_path) if hazard.code == "cancellation"]
+    model = load_model(tmp_path / "model.onnx")
+    owners = GroupedModel(model, find_groups(model)).owners
+    assert {hazard.place.group for hazard in hazards} == {owners[n] for n in ("first", "second", "view", "distance")}
+    (finding,) = hazard_findings(hazards, "inspect")
+    assert finding.where.nodes == ("distance",)
+    assert "at node 'distance'" in finding.text
+
+
+def test_values_that_become_equal_are_counted_against_those_that_are(tmp_path: Path) -> None:
+    nodes = "m = ReduceMax<axes = [-1]>(x) [it] e = Equal(x, m) y = Cast<to = 1>(e)"
+    proto = text(f"(float[n,8] x) => (float[n,8] y) {{ {nodes} }}")
+    rng = np.random.default_rng(0)
+    near_one = (1 - 2e-4 * rng.uniform(0.1, 1, (64, 8))).astype(np.float32)
+    (hazard,) = [h for h in hazards_on(proto, {"x": near_one}, tmp_path) if h.place.node == "it"]
+    assert hazard.code == "spacing"
+    assert "of what Equal finds equal" in hazard.reason
+    even = rng.uniform(0.1, 0.9, (64, 8)).astype(np.float32)
+    assert not [h for h in hazards_on(proto, {"x": even}, tmp_path) if h.place.node == "it"]
+
+
+@pytest.mark.parametrize(("deviation", "offset", "is_named"), [(0.3, 300.0, True), (1.0, 3.0, False)])
+@pytest.mark.smoke
+def test_a_norm_that_takes_an_offset_out(deviation: float, offset: float, is_named: bool, tmp_path: Path) -> None:
+    graph = "(float[n,8] x) => (float[n,8] y) { [norm] y = LayerNormalization<axis = -1>(x, one, zero) }"
+    proto = text(graph, constant("one", np.ones(8)), constant("zero", np.zeros(8)))
+    values = deviation * np.random.default_rng(0).standard_normal((64, 8)) + offset
+    hazards = hazards_on(proto, {"x": values.astype(np.float32)}, tmp_path)
+    assert [(hazard.code, hazard.place.node) for hazard in hazards] == [("cancellation", "norm")] * is_named
+    assert all("LayerNormalization changes by" in hazard.reason for hazard in hazards)
+
+
+# -- poles -----------------------------------------------------------------------------------------------------------
+
+COLUMNS = 8
+PROBABILITY = "p = Softmax<axis = -1>(x) [pole] y = Log(p)"
+COMPLEMENT = "s = Sigmoid(x) d = Sub(one, s)"
+OVER_COMPLEMENT = f"{COMPLEMENT} [pole] y = Div(one, d)"
+VARIANCE = """
+    q = Mul(x, x) m2 = ReduceMean<axes = [1]>(q) m = ReduceMean<axes = [1]>(x) mm = Mul(m, m) v = Sub(m2, mm)
+    e = Add(v, eps) [pole] y = Sqrt(e)
+"""
+ROOT = "[pole] y = Pow(x, half)"
+INVERSE = "n = Constant<value_float = -1.0>() [pole] y = Pow(x, n)"
+
+
+def squares(name: str, epsilon: str = "eps") -> str:
+    return f"q = Mul(x, x) e = Add(q, {epsilon}) [pole] y = {name}(e)"
+
+
+def poles(nodes: str, x: np.ndarray, folder: Path) -> list[Hazard]:
+    given = "float one = {1}, float half = {0.5}, float eps = {1e-5}, float tiny = {1e-10}"
+    proto = text(f"(float[n,{COLUMNS}] x) => (float[n,m] y) <{given}> {{ {nodes} }}")
+    found = hazards_on(proto, {"x": x}, folder)
+    return [h for h in found if h.wording.startswith("pole") or (h.code == "vanishing-values" and not h.is_note)]
+
+
+def logits(largest: float) -> np.ndarray:
+    return np.linspace(-largest, largest, 4 * COLUMNS, dtype=np.float32).reshape(4, COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "x", "code", "words"),
+    [
+        (PROBABILITY, logits(1.0) * np.float32([40] * COLUMNS), "vanishing-values", "where Log gives Inf or NaN"),
+        (f"{COMPLEMENT} [pole] y = Log(d)", logits(12.0), "cancellation", "where Log gives Inf or NaN"),
+        (OVER_COMPLEMENT, logits(10.0), "cancellation", "where Div gives Inf or NaN"),
+        (VARIANCE, logits(0.1) + 40, "cancellation", "where Sqrt gives Inf or NaN"),
+    ],
+    ids=["log of a probability", "log of a complement", "one over it as Div", "root of a variance"],
+)
+def test_named_with_its_count(nodes: str, x: np.ndarray, code: str, words: str, tmp_path: Path) -> None:
+    hazard, *of_operands = poles(nodes, x, tmp_path)
+    severity = "error" if code == "vanishing-values" else "warning"
+    assert (hazard.code, hazard.place.node, hazard.severity) == (code, "pole", severity)
+    assert [(other.code, other.severity) for other in of_operands] in ([], [(code, severity)])
+    assert hazard.rules_out(Precision.FP16) == (severity == "error")
+    assert not hazard.rules_out(Precision.BF16)
+    assert words in hazard.reason
+    assert 0 < hazard.evidence["lost"] <= hazard.evidence["values"]  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "x"),
+    [
+        (PROBABILITY, logits(1.0)),
+        (OVER_COMPLEMENT, logits(4.0)),
+        (VARIANCE, logits(3.0)),
+        (ROOT, np.where(logits(3.0) > 0, 1.0, 1e-5).astype(np.float32)),  # a root of a few tiny values
+        (INVERSE, 1 + logits(0.5)),
+        (squares("Log"), logits(3.0) * 1e-3),  # and an epsilon that FP16 holds
+        (squares("Reciprocal", "half"), logits(3.0) * 1e-5),
+        ("[pole] y = Sqrt(x)", np.zeros((4, COLUMNS), np.float32)),  # zero in FP32 already
+        ("[pole] y = Log(x)", np.zeros((0, COLUMNS), np.float32)),
+    ],
+)
+def test_a_sound_twin_is_silent(nodes: str, x: np.ndarray, tmp_path: Path) -> None:
+    assert poles(nodes, x, tmp_path) == []
+
+
+def test_rows_of_zeros_are_the_epsilons_finding_alone(tmp_path: Path) -> None:
+    x = logits(1.0) * np.float32([[0], [1], [1], [1]])
+    assert poles(squares("Log", "tiny"), np.where(abs(x) < 0.05, 0, x).astype(np.float32), tmp_path) == []
+
+
+def test_values_that_all_vanish_before_a_root_are_named(tmp_path: Path) -> None:
+    """A root of zero is none that is Inf; nothing is left of the values."""
+    (hazard,) = poles("q = Mul(x, x) [pole] y = Sqrt(q)", np.float32(2e-5) + abs(logits(1e-6)), tmp_path)
+    assert (hazard.code, hazard.severity, hazard.evidence["zero_share"]) == ("vanishing-values", "warning", 1.0)
+
+
+def test_the_group_that_computes_the_values_is_pinned_too(tmp_path: Path) -> None:
+    nodes = "[fc] m = MatMul(x, w) r = Relu(m) [pole] l = Log(r) y = MatMul(l, w)"
+    w = constant("w", np.eye(COLUMNS))
+    proto = text(f"(float[n,{COLUMNS}] x) => (float[n,{COLUMNS}] y) {{ {nodes} }}", w)
+    found = hazards_on(proto, {"x": np.full((4, COLUMNS), 1e-9, np.float32)}, tmp_path)
+    model = load_model(tmp_path / "model.onnx")
+    owners = GroupedModel(model, find_groups(model)).owners
+    assert set(pinned_by_hazards(found)) == {owners["fc"], owners["pole"]}

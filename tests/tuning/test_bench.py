@@ -1,0 +1,201 @@
+"""Whose fault a failure is: what comes from outside is no plan's, and teaches nothing. What ends a search early."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from mptune.engines.base import Failure, FailureKind, ReferenceReport, SampleSet, Stage
+from mptune.engines.failures import machine_error
+from mptune.errors import BaselineError, RunError
+from mptune.settings import SearchSettings
+from mptune.tuning.bench import FAULTS_IN_A_ROW, NEEDED_TRIES, Limits, Stop, run_job, run_needed_job, size_of
+from mptune.tuning.dominance import pareto
+from mptune.tuning.facts import observe
+from mptune.tuning.remeasure import remeasure, to_measure
+from mptune.tuning.space import SearchSpace
+from mptune.tuning.tuner import Tuner
+from tests.fakes import Diary, FakeToolchain, Law
+from tests.tuning.conftest import OpenRecord
+from tests.tuning.factory import find_sensitivity, make_bench
+from tests.tuning.test_tuner import make_toolchain, make_tuner
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 11])
+def test_one_kill_is_no_plans_fault(open_record: OpenRecord, space: SearchSpace, number: int) -> None:
+    record, diary = open_record(sampler="precision"), Diary()
+    toolchain = make_toolchain(space, killed={number})
+    make_tuner(record, space, toolchain, diary).run()
+    undisturbed = open_record(sampler="precision", name="undisturbed")
+    make_tuner(undisturbed, space, make_toolchain(space)).run()
+    assert record.failures() == ()
+    assert [e.plan for e in record.evaluations()] == [e.plan for e in undisturbed.evaluations()]
+    assert sum("killed by SIGKILL" in text and "fresh process" in text for text in diary.warnings) == 1
+    assert toolchain.restarts == 1
+
+
+def test_a_plan_that_crashes_twice_is_blamed_once(open_record: OpenRecord, space: SearchSpace) -> None:
+    record = open_record()
+    toolchain = make_toolchain(space, crashes={"g002"})
+    make_tuner(record, space, toolchain, Diary(), budget=15).run()
+    assert {failure.kind for _, _, failure in record.failures()} == {FailureKind.CRASH}
+    assert all("g002" in plan.fp16_groups for plan, _, _ in record.failures())
+    counts = Counter(toolchain.built)
+    assert {counts[plan.fingerprint] for plan, _, _ in record.failures()} == {2}
+    again = make_toolchain(space)
+    make_tuner(open_record(), space, again, Diary(), budget=15).run()
+    assert again.built == []
+
+
+def test_where_nothing_runs_any_more_the_search_stops_and_can_be_resumed(
+    open_record: OpenRecord, space: SearchSpace
+) -> None:
+    record, diary = open_record(), Diary()
+    toolchain = make_toolchain(space, killed=lambda number: number >= 5)
+    with pytest.raises(RunError, match="all-FP32, which ran before, fails now too") as caught:
+        make_tuner(record, space, toolchain, diary, budget=20).run()
+    assert "resumes" in caught.value.hint
+    assert len(toolchain.calls) == 5 + FAULTS_IN_A_ROW + 1 + NEEDED_TRIES, "three plans twice, and all-FP32"
+    assert len(record.failures()) == 2, "the third goes back into the queue"
+    record = open_record()
+    assert make_tuner(record, space, make_toolchain(space), budget=20).run() is Stop.BUDGET
+    assert len(record.evaluations()) + 2 == record.spent == 20
+
+
+def test_plans_that_crash_in_a_row_are_blamed_where_all_fp32_still_runs(
+    open_record: OpenRecord, space: SearchSpace
+) -> None:
+    record, fp32 = open_record(), space.seeds[0].plan.fingerprint
+    toolchain = make_toolchain(space, crashes=set(space.free[:6]))
+    make_tuner(record, space, toolchain, Diary(), budget=20).run()
+    assert len(record.failures()) > FAULTS_IN_A_ROW
+    assert toolchain.built.count(fp32) > 1, "as a control"
+    assert pareto(record.evaluations())
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_a_kill_during_the_reference_or_the_ranges_does_not_end_the_search(space: SearchSpace, number: int) -> None:
+    toolchain, diary = make_toolchain(space, killed={number}), Diary()
+    observe(toolchain, diary)
+    assert toolchain.restarts == 1
+    assert "killed by SIGKILL" in diary.warnings[0]
+
+
+_CRASH = Failure(Stage.RUN, FailureKind.CRASH, "killed by SIGSEGV")
+_TIMEOUT = Failure(Stage.RUN, FailureKind.TIMEOUT, "no result after 9 s")
+_ERROR = Failure(Stage.BUILD, FailureKind.ERROR, "no kernel")
+
+
+@pytest.mark.parametrize(
+    ("run", "outcomes", "calls", "expected"),
+    [
+        (run_job, (_CRASH, _TIMEOUT, "done"), 2, _TIMEOUT),
+        (run_job, (_CRASH, "done"), 2, "done"),
+        (run_job, (_ERROR, "done"), 1, _ERROR),  # what the job causes itself
+        (run_needed_job, (_CRASH, _TIMEOUT, "done"), 3, "done"),
+    ],
+)
+def test_a_job_that_fails_is_tried_once_more_and_one_that_all_depends_on_twice(
+    space: SearchSpace, run: Callable[..., object], outcomes: Sequence[Failure | str], calls: int, expected: object
+) -> None:
+    left, toolchain = list(outcomes), make_toolchain(space)
+    assert run(lambda: left.pop(0), toolchain, Diary(), "a job") == expected
+    assert len(outcomes) - len(left) == calls
+    assert toolchain.restarts == calls - 1
+
+
+def test_a_model_that_does_not_run_is_still_told(space: SearchSpace) -> None:
+    with pytest.raises(BaselineError, match=r"the untouched model does not run in FP32.*SIGSEGV"):
+        observe(make_toolchain(space, report=_CRASH), Diary())
+
+
+def test_a_kill_during_emulation_teaches_no_overflow(space: SearchSpace, tmp_path: Path) -> None:
+    toolchain = make_toolchain(space, killed={0, 1, 3})
+    sensitivity = find_sensitivity(space, toolchain, "relative_l2", tmp_path / "s.json", Diary())
+    assert sensitivity.errors == {g: pytest.approx(e, rel=1e-3) for g, e in toolchain.law.errors.items()}
+
+
+class Lost(FakeToolchain):
+    def reference(self, which: SampleSet) -> ReferenceReport | Failure:
+        return Failure(Stage.RUN, FailureKind.DEVICE_LOST, "the device is gone")
+
+
+def test_a_reference_that_only_the_machine_prevents_is_not_the_models_fault(space: SearchSpace) -> None:
+    with pytest.raises(RunError, match="the machine failed 3 times in a row: device lost") as caught:
+        observe(Lost(Law(space.free)), Diary())
+    assert "resumes" in caught.value.hint
+
+
+def test_a_driver_that_is_too_old_has_a_hint_of_its_own() -> None:
+    failure = Failure(Stage.BUILD, FailureKind.DRIVER, "CUDA initialization failure with error: 35")
+    assert failure.is_machine_fault, "no plan is to blame"
+    error = machine_error(failure, 2)
+    assert "driver too old" in error.message
+    assert "update the NVIDIA driver" in str(error.hint)
+
+
+def test_the_size_of_a_run_counts_each_file_once(tmp_path: Path) -> None:
+    (tmp_path / "engines").mkdir()
+    (tmp_path / "engines" / "a").write_bytes(b"x" * 1000)
+    os.link(tmp_path / "engines" / "a", tmp_path / "b")
+    (tmp_path / "c").symlink_to(tmp_path / "b")
+    assert 1000 < size_of(tmp_path) < 1500
+
+
+def test_the_run_directory_does_not_grow_beyond_its_limit(tmp_path: Path) -> None:
+    limits = Limits(SearchSettings(max_disk_bytes=1000), tmp_path)
+    for number in range(3):
+        assert limits.reached() is None
+        (tmp_path / f"engine{number}").write_bytes(b"x" * 300)
+    assert limits.reached() is Stop.DISK, "another one of 300 bytes is more than 1000"
+
+
+def test_a_search_stops_at_the_size_and_goes_on(open_record: OpenRecord, space: SearchSpace, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+
+    class Builds(FakeToolchain):
+        def evaluate(self, plan, which="search", *, profile=False):  # type: ignore[no-untyped-def]
+            (folder / plan.fingerprint).write_bytes(b"x" * 100)
+            return super().evaluate(plan, which, profile=profile)
+
+    record, toolchain = open_record(), Builds(Law([g.id for g in space.groups]))
+    settings = SearchSettings(budget=12, max_disk_bytes=450)
+    stop = Tuner(make_bench(record, toolchain, settings, Diary(), Limits(settings, folder))).run()
+    assert (stop, record.spent) == (Stop.DISK, 4)
+    larger = SearchSettings(budget=6, max_disk_bytes=10_000)
+    assert Tuner(make_bench(record, toolchain, larger, Diary(), Limits(larger, folder))).run() is Stop.BUDGET
+
+
+def test_the_time_ends_a_confirmation_and_it_goes_on(open_record: OpenRecord, space: SearchSpace) -> None:
+    record, toolchain = open_record(), FakeToolchain(Law([g.id for g in space.groups]))
+    settings = SearchSettings(budget=8, timeout_s=100.0)
+    Tuner(make_bench(record, toolchain, settings)).run()
+    now, diary = [0.0], Diary()
+    limits = Limits(settings, clock=lambda: now[0])
+    points = len(to_measure(record, settings, 3))
+
+    class Slow(FakeToolchain):
+        def evaluate(self, plan, which="search", *, profile=False):  # type: ignore[no-untyped-def]
+            now[0] += 40.0
+            return super().evaluate(plan, which, profile=profile)
+
+    remeasure(make_bench(record, Slow(toolchain.law), settings, diary, limits), 3)
+    assert len(to_measure(record, settings, 3)) == points - 3
+    assert "the time is over" in diary.stages[-1]
+    remeasure(make_bench(record, toolchain, settings, Diary(), Limits(settings)), 3)
+    assert not to_measure(record, settings, 3)
+
+
+def test_workers_share_the_start_of_the_time() -> None:
+    now = [7.0]
+    limits = Limits(SearchSettings(timeout_s=5.0), clock=lambda: now[0], elapsed_s=3.0)
+    assert limits.reached() is None
+    now[0] = 9.0
+    assert limits.reached() is Stop.TIMEOUT
+    ahead = Limits(SearchSettings(timeout_s=5.0), clock=lambda: now[0], elapsed_s=-60.0)
+    assert ahead.elapsed_s == 0.0, "a clock that is ahead gives no more time"
