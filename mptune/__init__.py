@@ -33,7 +33,7 @@ _NAMES = {
     "mptune.tuning.sampler.precision": "PrecisionSampler",
     "mptune.tuning.sampler.trials": "Prior",
     "mptune.inspection": "Inspection",
-    "mptune.diagnosis.comparison": "Comparison",
+    "mptune.diagnosis.comparing": "Comparison",
     "mptune.errors": "MptuneError SettingsError ModelError DataError PlanError SpaceError TargetError RunError"
     " BaselineError EndedEarlyError",
 }
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from mptune.api.models import apply, check, compare, inspect
     from mptune.api.reading import pick, report
     from mptune.api.searching import search
-    from mptune.diagnosis.comparison import Comparison
+    from mptune.diagnosis.comparing import Comparison
     from mptune.errors import *  # noqa: F403 - its __all__
     from mptune.graph.groups import LayerGroup, find_groups
     from mptune.graph.loading.model import Model, load_model

@@ -12,7 +12,7 @@ from mptune import applying
 from mptune.api import arguments
 from mptune.choice import Choice
 from mptune.data.calibration import load_calibration
-from mptune.diagnosis import comparing, comparison, engines, runner, structure, tracing
+from mptune.diagnosis import comparing, engines, runner, structure
 from mptune.engines.loading import check_loads
 from mptune.errors import ModelError, SettingsError
 from mptune.files import PathLike
@@ -138,7 +138,7 @@ def compare(
     batch: int = 1,
     explain: Literal["always", "beyond", "never"] = "always",
     listener: Listener | None = None,
-) -> comparison.Comparison:
+) -> comparing.Comparison:
     """Compare recorded outputs, or another model, with a model in true FP32, and name the cause of a difference.
 
     The left side is ``reference_outputs``, else ``model`` in FP32; the right side is ``candidate`` or ``outputs``, else
@@ -247,7 +247,7 @@ def compare(
             differing = structure.structure_finding(sides, alignment)
             if trace:
                 limits = [tolerance.limit for tolerance in tolerances if not tolerance.is_absolute]
-                first = tracing.first_difference(sides, right, alignment, min(limits, default=None))
+                first = structure.first_difference(sides, right, alignment, min(limits, default=None))
                 more += [] if first is None else [first]
         if reference_outputs is None:
             more += already_mixed_findings(left.grouped, static_shapes(left.model, batch).shapes, "compare")
@@ -284,7 +284,7 @@ def check(
     batch: int = 1,
     explain: bool = False,
     listener: Listener | None = None,
-) -> comparison.Comparison:
+) -> comparing.Comparison:
     """Compare a mixed-precision model with the FP32 model that it was made from, for continuous integration.
 
     Args:

@@ -13,7 +13,7 @@ from mptune.errors import EXIT_NOT_MET, EXIT_STOPPED, SettingsError
 from mptune.printable import printable
 
 if TYPE_CHECKING:
-    from mptune.diagnosis.comparison import Comparison
+    from mptune.diagnosis.comparing import Comparison
 
 
 @with_settings("batch")

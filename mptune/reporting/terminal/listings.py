@@ -23,7 +23,7 @@ from mptune.reporting.terminal.console import (
 from mptune.reporting.text import environment_facts, unique
 
 if TYPE_CHECKING:
-    from mptune.diagnosis.comparison import Comparison
+    from mptune.diagnosis.comparing import Comparison
     from mptune.engines import backend, environment
     from mptune.engines.tensorrt.layers import EngineLayers
     from mptune.inspection import Inspection
