@@ -40,9 +40,7 @@ def make_hazard(group: str, severity: str) -> Hazard:
 
 
 @pytest.mark.parametrize("named", list_spaces(), ids=lambda named: named.name)
-def test_every_space_that_comes_with_mptune_fits_a_model(
-    named: NamedSpace, mlp: tuple[Model, tuple[LayerGroup, ...]]
-) -> None:
+def test_every_space_of_mptune_fits_a_model(named: NamedSpace, mlp: tuple[Model, tuple[LayerGroup, ...]]) -> None:
     space = make_space(GroupedModel(*mlp), named)
     assert named.file.description
     assert space.seeds[0].origin == ORIGIN_FP32
@@ -103,9 +101,7 @@ def test_pins_and_their_reasons(tmp_path: Path, mlp: tuple[Model, tuple[LayerGro
     assert space.size == 2 ** len(space.free)
 
 
-def test_a_hazard_of_severity_error_wins_over_an_fp16_pin(
-    tmp_path: Path, mlp: tuple[Model, tuple[LayerGroup, ...]]
-) -> None:
+def test_an_error_of_a_hazard_wins_over_an_fp16_pin(tmp_path: Path, mlp: tuple[Model, tuple[LayerGroup, ...]]) -> None:
     model, groups = mlp
     (head,) = match("head/*", groups)
     named = write_space(tmp_path, "[pin]\nfp16 = ['head/*']")
