@@ -153,10 +153,8 @@ class Erring(FakeToolchain):
 
     factor: Callable[[PrecisionPlan, int], float]
 
-    def evaluate(
-        self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False
-    ) -> Measurement | Failure:
-        found = super().evaluate(plan, which, profile=profile)
+    def evaluate(self, plan: PrecisionPlan, which: SampleSet, **options: bool) -> Measurement | Failure:
+        found = super().evaluate(plan, which, **options)
         assert isinstance(found, Measurement)
         factor = self.factor(plan, self.restarts) if which == "held_out" else 1.0
         scaled = {
