@@ -18,7 +18,7 @@ from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import EmulatedSamples, Failure, in_parts
 from mptune.graph.groups import find_groups
 from mptune.graph.loading.model import load_model
-from mptune.graph.plan import DEFAULT_PRECISIONS, PRECISIONS, Precision, PrecisionPlan
+from mptune.graph.plan import PRECISIONS, Precision, PrecisionPlan
 from mptune.settings import SearchSettings
 from mptune.targets.roofline import BoundaryCost, LatencyTerms
 from mptune.tuning import knowledge
@@ -124,36 +124,27 @@ IDS = [f"g{i:03d}" for i in range(6)]
 
 
 @st.composite
-def laws(draw: st.DrawFn, pins_to: Sequence[Precision] = DEFAULT_PRECISIONS) -> tuple[LatencyTerms, SearchSpace]:
+def laws(draw: st.DrawFn) -> tuple[LatencyTerms, SearchSpace]:
+    """With BF16 for some groups that are not FP32 and for some that are pinned."""
     gains = {g: draw(st.floats(-0.5, 1.0)) for g in IDS}
-    ids = st.sampled_from(IDS)
-    boundaries = []
+    ids, boundaries = st.sampled_from(IDS), []
     for index in range(draw(st.integers(0, 6))):
         producer = draw(st.none() | ids)
         readers = draw(st.lists(ids.filter(lambda g, p=producer: g != p), max_size=3, unique=True))
         fixed = draw(st.booleans())
         if readers or fixed:
-            cost = draw(st.floats(0, 0.5))
-            boundaries.append(BoundaryCost(f"t{index}", producer, tuple(readers), cost, fixed))
-    space = make_small_space(6)
-    pins = draw(st.dictionaries(ids, st.sampled_from(pins_to), max_size=3))
+            boundaries.append(BoundaryCost(f"t{index}", producer, tuple(readers), draw(st.floats(0, 0.5)), fixed))
+    pins = draw(st.dictionaries(ids, st.sampled_from(tuple(PRECISIONS)), max_size=3))
     free = tuple(g for g in IDS if g not in pins)
     pinned = {g: Pin(p, "a test") for g, p in pins.items()}
-    tf32 = draw(st.sampled_from((0.0, 0.5)))
-    return LatencyTerms(10.0, gains, tuple(boundaries), tf32), replace(space, free=free, pinned=pinned)
+    reduced = {g: draw(st.sampled_from((Precision.FP16, Precision.BF16))) for g in free}
+    terms = LatencyTerms(10.0, gains, tuple(boundaries), draw(st.sampled_from((0.0, 0.5))))
+    return terms, replace(make_small_space(6), free=free, pinned=pinned, reduced=reduced)
 
 
 def law_ms(terms: LatencyTerms, plan: PrecisionPlan) -> float:
     """What the sampler predicts: every plan as a mixed one, whose FP32 groups may use TF32; all-FP32 is built first."""
     return terms.predict(plan) if plan.reduced_groups else terms.base_ms - terms.tf32_gain_ms
-
-
-@st.composite
-def laws_of_three(draw: st.DrawFn) -> tuple[LatencyTerms, SearchSpace]:
-    """As ``laws``, with BF16 for some groups that are not FP32 and for some that are pinned."""
-    terms, space = draw(laws(tuple(PRECISIONS)))
-    reduced = {g: draw(st.sampled_from((Precision.FP16, Precision.BF16))) for g in space.free}
-    return terms, replace(space, reduced=reduced)
 
 
 def read_by_both() -> tuple[LatencyTerms, SearchSpace]:
@@ -167,7 +158,7 @@ def read_by_both() -> tuple[LatencyTerms, SearchSpace]:
 
 
 @settings(max_examples=80, deadline=None)
-@given(laws_of_three())
+@given(laws())
 @example(read_by_both())
 def test_the_prior_counts_casts_between_two_reduced_precisions(law: tuple[LatencyTerms, SearchSpace]) -> None:
     terms, space = law
