@@ -18,12 +18,9 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 _NAMES = {
     "mptune.api.searching": "search",
-    "mptune.api.choosing": "pick",
-    "mptune.api.deploying": "worker confirm export",
-    "mptune.api.reading": "report",
-    "mptune.api.models": "inspect apply",
-    "mptune.api.comparing": "compare check",
-    "mptune.api.run": "open_run Run",
+    "mptune.api.reading": "report pick",
+    "mptune.api.models": "inspect apply compare check",
+    "mptune.api.deploying": "worker confirm export open_run Run",
     "mptune.settings": "SearchSettings LatencySettings WorkerSettings TensorRtSettings DataSettings ShapeRange",
     "mptune.graph.plan": "Precision PrecisionPlan",
     "mptune.graph.groups": "LayerGroup find_groups",
@@ -36,7 +33,7 @@ _NAMES = {
     "mptune.tuning.sampler.precision": "PrecisionSampler",
     "mptune.tuning.sampler.trials": "Prior",
     "mptune.inspection.record": "Inspection",
-    "mptune.diagnosis.comparison": "Comparison",
+    "mptune.diagnosis.comparing": "Comparison",
     "mptune.errors": "MptuneError SettingsError ModelError DataError PlanError SpaceError TargetError RunError"
     " BaselineError EndedEarlyError",
 }
@@ -46,39 +43,18 @@ _HOME = {name: module for module, names in _NAMES.items() for name in names.spli
 __all__ = ["__version__", *_HOME]
 
 if TYPE_CHECKING:
-    from mptune.api.choosing import pick
-    from mptune.api.comparing import check, compare
-    from mptune.api.deploying import confirm, export, worker
-    from mptune.api.models import apply, inspect
-    from mptune.api.reading import report
-    from mptune.api.run import Run, open_run
+    from mptune.api.deploying import Run, confirm, export, open_run, worker
+    from mptune.api.models import apply, check, compare, inspect
+    from mptune.api.reading import pick, report
     from mptune.api.searching import search
-    from mptune.diagnosis.comparison import Comparison
-    from mptune.errors import (
-        BaselineError,
-        DataError,
-        EndedEarlyError,
-        ModelError,
-        MptuneError,
-        PlanError,
-        RunError,
-        SettingsError,
-        SpaceError,
-        TargetError,
-    )
+    from mptune.diagnosis.comparing import Comparison
+    from mptune.errors import *  # noqa: F403 - its __all__
     from mptune.graph.groups import LayerGroup, find_groups
     from mptune.graph.loading.model import Model, load_model
     from mptune.graph.plan import Precision, PrecisionPlan
     from mptune.graph.writing.rewrite import rewrite
     from mptune.inspection.record import Inspection
-    from mptune.settings import (
-        DataSettings,
-        LatencySettings,
-        SearchSettings,
-        ShapeRange,
-        TensorRtSettings,
-        WorkerSettings,
-    )
+    from mptune.settings import *  # noqa: F403 - its __all__
     from mptune.tuning.bench import Listener
     from mptune.tuning.confirmation import Confirmation
     from mptune.tuning.evaluation import Evaluation

@@ -19,6 +19,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mptune.finding import Finding
 
+__all__ = [
+    "BaselineError", "DataError", "EndedEarlyError", "ModelError", "MptuneError", "PlanError", "RunError",
+    "SettingsError", "SpaceError", "TargetError",
+]  # fmt: skip
+
 EXIT_USAGE = 2
 
 EXIT_NOT_MET = 3

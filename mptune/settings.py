@@ -19,6 +19,8 @@ from typing import Any, Literal, TypeAlias, TypeVar
 from mptune.errors import SettingsError
 from mptune.finding import OutputColumns
 
+__all__ = ["DataSettings", "LatencySettings", "SearchSettings", "ShapeRange", "TensorRtSettings", "WorkerSettings"]
+
 Granularity = Literal["op", "fusion", "block", "auto"]
 """How coarse groups are, the finest first; ``auto`` is ``fusion`` but for very many groups or a large budget."""
 

@@ -23,7 +23,7 @@ import pytest
 
 import mptune
 from mptune import rundir
-from mptune.api import choosing, searching
+from mptune.api import reading, searching
 from mptune.choice import ChoiceLimits
 from mptune.errors import (
     PlanError,
@@ -367,7 +367,7 @@ def ending_first(monkeypatch: pytest.MonkeyPatch, module: ModuleType, end: Calla
 
 @pytest.mark.usefixtures("searched")
 def test_pick_keeps_what_a_search_wrote_while_it_waited(monkeypatch: pytest.MonkeyPatch) -> None:
-    ended = ending_first(monkeypatch, choosing, lambda: search(make_toolchain(), budget=15, max_error=1e-3))
+    ended = ending_first(monkeypatch, reading, lambda: search(make_toolchain(), budget=15, max_error=1e-3))
     front = mptune.pick("model.mptune", knee=True)
     file = read_run("model.mptune")[1]
     assert len(ended) == 1

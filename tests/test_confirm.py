@@ -370,7 +370,7 @@ class TestExport:
         assert main(["export", "model.mptune"]) == 0
         out, told = capsys.readouterr()
         assert out == "model.mptune.tar.gz\n"
-        assert told.startswith("warning: the metric is a script of yours: copy mine.py to the device, too")
+        assert told.startswith("warning: the metric mine.py:worst is a Python function or script of yours")
         Path("mine.py").unlink()
         with pytest.raises(DataError, match=r"mine\.py"):
             confirm(FakeToolchain(law()), metric="mine.py:worst")

@@ -9,7 +9,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 import mptune
-from mptune.api.run import open_run
+from mptune.api.deploying import open_run
 from mptune.data.archive import save_samples
 from mptune.engines.ort.cuda_session import OrtEngine
 from mptune.engines.ort.session import SessionOptions

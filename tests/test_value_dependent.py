@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import mptune
-from mptune.api.comparing import compare
-from mptune.api.run import open_run
+from mptune.api.deploying import open_run
+from mptune.api.models import compare
 from mptune.data.archive import read_samples, save_samples
 from mptune.engines.base import EngineError
 from mptune.engines.samples import Scoring

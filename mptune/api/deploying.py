@@ -1,18 +1,20 @@
-"""From a search to other machines: ``worker`` joins it, ``confirm`` measures its front, ``export`` packs it."""
+"""A run and other machines: ``worker`` joins a search, ``confirm`` measures its front, ``export`` packs it.
+
+``Run`` is a run directory as an object, with all that can be done with it.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
 
-from mptune.api import arguments
-from mptune.api.arguments import MetricLike
-from mptune.api.reading import with_demands
-from mptune.choice import Choice
-from mptune.data.metrics.table import CALLABLE, script_of, undirected
+from mptune.api import arguments, reading
+from mptune.data.metrics.table import is_own
 from mptune.data.scripts import end_scripts
 from mptune.errors import RunError, SettingsError
 from mptune.files import PathLike, full_disk_as_error, refuse
@@ -20,12 +22,17 @@ from mptune.reporting import recipe, run_files
 from mptune.rundir import RunDirectory, joined_run, read_run
 from mptune.settings import SearchSettings, Tolerances, documented
 from mptune.tuning import confirm as confirming
-from mptune.tuning import confirmation, copies
+from mptune.tuning import confirmation, copies, measuring
 from mptune.tuning.bench import Listener
-from mptune.tuning.measuring import OpenToolchain
+from mptune.tuning.evaluation import Evaluation
+from mptune.tuning.front import Front
 from mptune.tuning.record.storage import storage_url
+from mptune.tuning.record.study import Study, copy_study
 from mptune.tuning.result import front_of, read_record
 from mptune.tuning.worker import end_with_search, work
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _POLL_S = 0.2
 
@@ -35,12 +42,12 @@ def worker(
     *,
     storage: str | None = None,
     gpu: int | None = None,
-    metric: MetricLike | Sequence[MetricLike] | None = None,
+    metric: arguments.MetricLike | Sequence[arguments.MetricLike] | None = None,
     plugins: PathLike | Sequence[PathLike] | None = None,
     wait_s: float = 60.0,
     progress: bool | None = None,
     listener: Listener | None = None,
-    open_toolchain: OpenToolchain | None = None,
+    open_toolchain: measuring.OpenToolchain | None = None,
 ) -> None:
     """Join a search: evaluate plans of it until it stops. Any number of workers may, on several hosts with a database.
 
@@ -75,7 +82,7 @@ def worker(
             listens.stage(f"waiting up to {wait_s:.0f} s for {run_json}")
         while not run_json.exists() and time.monotonic() < until_s:
             time.sleep(_POLL_S)
-        directory, file = read_run(Path(run), of_search=True)
+        directory, file = read_run(run, of_search=True)
         name, function = arguments.recorded_metric(file, metric, directory.path, "worker")
         loaded = arguments.recorded_plugins(file, plugins, directory.path, "worker")
         for context in (full_disk_as_error(directory.path), arguments.only_gpu(gpu), joined_run(directory)):
@@ -92,7 +99,7 @@ def confirm(
     *,
     target: str = "auto",
     engine: str = "auto",
-    metric: MetricLike | Sequence[MetricLike] | None = None,
+    metric: arguments.MetricLike | Sequence[arguments.MetricLike] | None = None,
     plugins: PathLike | Sequence[PathLike] | None = None,
     tolerance: Tolerances | None = None,
     ignore: str | Sequence[str] | None = None,
@@ -101,7 +108,7 @@ def confirm(
     max_disk_bytes: int | None = None,
     progress: bool | None = None,
     listener: Listener | None = None,
-    open_toolchain: OpenToolchain | None = None,
+    open_toolchain: measuring.OpenToolchain | None = None,
 ) -> confirmation.Confirmation:
     """Build and measure the front of a search, and its seeds, on the device here. The same call again resumes.
 
@@ -129,8 +136,8 @@ def confirm(
         KeyboardInterrupt: passed on; the same call resumes.
     """
     limits = SearchSettings(timeout_s=timeout_s, max_disk_bytes=max_disk_bytes)  # refuses what cannot be meant
-    directory, file = read_run(Path(run), of_search=True)
-    file = with_demands(file, tolerance, ignore)
+    directory, file = read_run(run, of_search=True)
+    file = reading.with_demands(file, tolerance, ignore)
     name, function = arguments.recorded_metric(file, metric, directory.path, "confirm")
     loaded = arguments.recorded_plugins(file, plugins, directory.path, "confirm", may_differ=True)
     settings = replace(limits, target=target, engine=engine, storage=storage, metric=name, metric_function=function)
@@ -180,9 +187,9 @@ def export(
     if for_ not in (None, "tensorrt-8"):
         raise SettingsError(f"{for_} is unknown", "give --for tensorrt-8", setting="for_")
     if for_ is not None:
-        directory, file = read_run(Path(run))
+        directory, file = read_run(run)
+        asked = None if plan is None else file.choice.again().model_copy(update={"plan": plan})
         with contextlib.closing(read_record(directory, file, storage)) as record:
-            asked = None if plan is None else Choice(plan=plan, ignore=file.choice.ignore)
             front = front_of(directory, file, record, asked=asked)
         if front.chosen is None:
             raise RunError(f"{directory.path} has no chosen plan", "choose one with `mptune pick`, or give --plan ID")
@@ -194,22 +201,89 @@ def export(
         return folder
     if plan is not None:
         raise SettingsError("goes with --for", "a packed run holds all plans", setting="plan")
-    directory, file = read_run(Path(run), of_search=True)
+    directory, file = read_run(run, of_search=True)
     target = Path(f"{directory.path.resolve().name}.tar.gz" if out is None else out)
     if target.is_dir() or (target.exists() and not force):
         refuse(target)
-    if not target.parent.is_dir():
-        raise RunError(
-            f"cannot write {target}: there is no folder {target.parent}", "make it, or give another path with -o"
-        )
     with full_disk_as_error(target), joined_run(directory):  # so that nobody moves it aside
         with contextlib.closing(read_record(directory, file, storage)) as record:
             front_of(directory, file, record)  # a run without a baseline has nothing to confirm
         copies.pack(directory, file, target, storage)
-    metric = file.search.metric
-    if warn is not None and metric.startswith(CALLABLE):
-        name = undirected(metric).rpartition(":")[2]
-        warn(f"the metric is the Python function {name}: mptune.confirm(run, metric={name}) needs it there, too")
-    elif warn is not None and (script := script_of(metric)):
-        warn(f"the metric is a script of yours: copy {script} to the device, too, to the same relative path")
+    if warn is not None and is_own(file.search.metric):
+        name = file.search.metric
+        warn(f"the metric {name} is a Python function or script of yours and not packed: bring it to the device, too")
     return target
+
+
+def open_run(path: PathLike) -> Run:
+    """Open the run directory of a search, or of a confirmation. Nothing is locked, written or measured.
+
+    Args:
+        path: The run directory. A search may be writing to it at the same time.
+
+    Raises:
+        RunError: It is no run directory, or one of another version of mptune.
+    """
+    read_run(Path(path))
+    return Run(path)
+
+
+def _for_run(function: Callable[Concatenate[PathLike, P], T]) -> Callable[Concatenate[Run, P], T]:
+    """A function of a run directory as a method of ``Run``, with the other arguments as they are."""
+
+    @functools.wraps(function)
+    def method(self: Run, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return function(self.path, *args, **kwargs)
+
+    method.__qualname__ = f"Run.{function.__name__}"
+    return method
+
+
+class Run:
+    """A run directory. Every attribute is read from the disk when it is asked for, so it is never out of date.
+
+    Attributes:
+        path: The directory.
+    """
+
+    def __init__(self, path: PathLike) -> None:
+        self.path = Path(path)
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    @property
+    def front(self) -> Front:
+        """The Pareto front, with the plan that was chosen last.
+
+        Raises:
+            RunError: Nothing has been evaluated yet.
+        """
+        return self.report()
+
+    @property
+    def evaluations(self) -> tuple[Evaluation, ...]:
+        """Every plan that was evaluated, in order, also those that are not on the front or not finite.
+
+        Raises:
+            RunError: The record cannot be read, or there is none yet.
+        """
+        with contextlib.closing(read_record(*read_run(self.path))) as record:
+            return record.evaluations()
+
+    @property
+    def study(self) -> Study:
+        """A copy of the run's Optuna study, in memory: what is done to it does not change the run.
+
+        Its trials hold latency in milliseconds and error as values, for ``optuna.visualization`` and the like.
+
+        Raises:
+            RunError: The record cannot be read, or there is none yet.
+        """
+        directory, file = read_run(self.path)
+        return copy_study(file.study, directory.journal, storage_url(file.storage))
+
+    report = _for_run(reading.report)
+    pick = _for_run(reading.pick)
+    confirm = _for_run(confirm)
+    export = _for_run(export)

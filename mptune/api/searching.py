@@ -9,17 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mptune import settings
 from mptune.api import arguments
-from mptune.api.arguments import MetricLike, ModelLike, Shapes
 from mptune.choice import Choice
 from mptune.data.scripts import end_scripts
 from mptune.engines.toolchains.choose import probed_ahead
 from mptune.errors import SettingsError
-from mptune.files import PathLike, full_disk_as_error
+from mptune.files import PathLike, full_disk_as_error, write_bytes
 from mptune.graph.plan import precision_set
 from mptune.reporting.run_files import write_run_files
 from mptune.rundir import open_run
-from mptune.settings import DataSettings, LatencySettings, SearchSettings, TensorRtSettings, WorkerSettings, documented
 from mptune.targets.target import load_target
 from mptune.tuning.bench import Listener
 from mptune.tuning.front import Front
@@ -30,9 +29,9 @@ from mptune.tuning.sampler.precision import check_sampler
 from mptune.tuning.search import Search
 
 
-@documented
+@settings.documented
 def search(
-    model: ModelLike,
+    model: arguments.ModelLike,
     *,
     data: Any = None,
     budget: int = 50,
@@ -46,16 +45,16 @@ def search(
     max_error: float | str | None = None,
     max_latency_ms: float | None = None,
     max_memory_bytes: int | None = None,
-    tolerance: arguments.TolerancesLike | None = None,
+    tolerance: settings.Tolerances | None = None,
     ignore: str | Sequence[str] | None = None,
-    metric: MetricLike | Sequence[MetricLike] | None = None,
+    metric: arguments.MetricLike | Sequence[arguments.MetricLike] | None = None,
     labels: PathLike | None = None,
     limits: str | Sequence[str] | None = None,
     knee: bool = False,
     feedback: str | Sequence[str] | None = None,
     steps: int | None = None,
     batch: int = 1,
-    shapes: Shapes | None = None,
+    shapes: arguments.Shapes | None = None,
     timeout_s: float | None = None,
     max_disk_bytes: int | None = None,
     storage: str | None = None,
@@ -67,10 +66,10 @@ def search(
     confirm_rounds: int = 3,
     confirm_points: int = 15,
     skip_checks: bool = False,
-    latency: LatencySettings | None = None,
-    worker: WorkerSettings | None = None,
-    tensorrt: TensorRtSettings | None = None,
-    data_settings: DataSettings | None = None,
+    latency: settings.LatencySettings | None = None,
+    worker: settings.WorkerSettings | None = None,
+    tensorrt: settings.TensorRtSettings | None = None,
+    data_settings: settings.DataSettings | None = None,
     progress: bool | None = None,
     listener: Listener | None = None,
     open_toolchain: OpenToolchain | None = None,
@@ -104,8 +103,8 @@ def search(
     """
     path = arguments.run_path(model, out)
     metric_name, metric_function, reported_metrics = arguments.metric_arguments(metric, path, fresh=fresh)
-    data_settings = data_settings or DataSettings()
-    settings = SearchSettings(
+    data_settings = data_settings or settings.DataSettings()
+    asked = settings.SearchSettings(
         data=arguments.data_argument(data),
         data_settings=data_settings if batch == 1 else replace(data_settings, batch=batch),
         shapes=arguments.shapes_argument(shapes),
@@ -119,14 +118,14 @@ def search(
         metric_function=metric_function,
         reported_metrics=reported_metrics,
         labels=None if labels is None else Path(labels),
-        tolerance=arguments.tolerances_argument(tolerance),
-        ignore=arguments.texts(ignore),
-        feedback=arguments.texts(feedback),
+        tolerance=settings.Tolerance.parse_all(tolerance),
+        ignore=settings.one_or_several(ignore),
+        feedback=settings.one_or_several(feedback),
         steps=steps,
-        max_error=arguments.error_argument(max_error),
+        max_error=settings.read_error(max_error),
         max_latency_ms=max_latency_ms,
         max_memory_bytes=max_memory_bytes,
-        limits=arguments.texts(limits),
+        limits=settings.one_or_several(limits),
         knee=knee,
         budget=budget,
         timeout_s=timeout_s,
@@ -138,39 +137,41 @@ def search(
         sampler=sampler,
         seed=seed,
         tf32=tf32,
-        tensorrt=tensorrt or TensorRtSettings(),
+        tensorrt=tensorrt or settings.TensorRtSettings(),
         skip_checks=skip_checks,
         confirm_rounds=confirm_rounds,
         confirm_points=confirm_points,
-        latency=latency or LatencySettings(),
-        worker=worker or WorkerSettings(),
+        latency=latency or settings.LatencySettings(),
+        worker=worker or settings.WorkerSettings(),
     )
-    check_sampler(settings.sampler)
-    if settings.target != "auto":
-        load_target(settings.target)
+    check_sampler(asked.sampler)
+    if asked.target != "auto":
+        load_target(asked.target)
     if open_toolchain is None:
-        arguments.check_gpus("gpus", settings.gpus)
-    if settings.gpus and metric_function is not None:
+        arguments.check_gpus("gpus", asked.gpus)
+    if asked.gpus and metric_function is not None:
         raise SettingsError(
             "cannot be a function where workers are other processes", "give it as script.py:function", setting="metric"
         )
     variables = dict(os.environ)  # of the workers, before this process is limited to one GPU
     with contextlib.ExitStack() as stack:
         stack.callback(end_scripts)
-        stack.enter_context(arguments.only_gpu(settings.gpus[0] if settings.gpus else None))
-        workers = None if open_toolchain is not None else stack.enter_context(probed_ahead(settings))
-        loaded = stack.enter_context(arguments.loaded_model(model, settings.opset))
+        stack.enter_context(arguments.only_gpu(asked.gpus[0] if asked.gpus else None))
+        workers = None if open_toolchain is not None else stack.enter_context(probed_ahead(asked))
+        loaded = stack.enter_context(arguments.loaded_model(model, asked.opset))
         outputs = [output.name for output in loaded.outputs]
-        check_asked(Choice.of(settings), (settings.metric, *settings.reported_metrics), outputs)
-        arguments.check_shapes(settings.shapes, loaded.inputs)
-        arguments.check_batch(settings.data_settings.batch, loaded.inputs)
-        listens = stack.enter_context(
-            arguments.listening(progress, listener, settings.max_error, settings.max_latency_ms)
-        )
+        check_asked(Choice.of(asked), (asked.metric, *asked.reported_metrics), outputs)
+        arguments.check_shapes(asked.shapes, loaded)
+        arguments.check_batch(asked.data_settings.batch, loaded)
+        listens = stack.enter_context(arguments.listening(progress, listener, asked.max_error, asked.max_latency_ms))
         stack.enter_context(full_disk_as_error(path))
-        run = stack.enter_context(open_run(path, fresh=settings.fresh))
-        placed = arguments.placed_model(loaded, model, run)
-        session = Search(run, placed, settings, listens, open_toolchain, workers, variables)
+        run = stack.enter_context(open_run(path, fresh=asked.fresh))
+        if not isinstance(model, (str, os.PathLike)):  # the file of a model in memory is to last as long as the run
+            file = run.load()
+            if file is None or file.model.sha256 == loaded.sha256:  # the search refuses another, and touches nothing
+                write_bytes(run.source_onnx, [loaded.path.read_bytes()])
+            loaded = replace(loaded, path=run.source_onnx)
+        session = Search(run, loaded, asked, listens, open_toolchain, workers, variables)
         stack.enter_context(contextlib.closing(session))
         stack.enter_context(findings_kept(run))
         return write_run_files(run, session.run(), session.record, session.grouped, session.file.environment)

@@ -13,7 +13,7 @@ from mptune.errors import EXIT_NOT_MET, EXIT_STOPPED, SettingsError
 from mptune.printable import printable
 
 if TYPE_CHECKING:
-    from mptune.diagnosis.comparison import Comparison
+    from mptune.diagnosis.comparing import Comparison
 
 
 @with_settings("batch")
@@ -158,11 +158,11 @@ def compare(
       mptune compare model.onnx model.engine --data val.npz --repeat 3 --stress
       mptune compare model.onnx --data val.npz --outputs deployed.npz --tolerance boxes=abs:0.5 --json
     """
-    from mptune.api import comparing
+    from mptune.api import models
     from mptune.reporting.terminal.progress import TerminalListener
 
     with TerminalListener() as listener:
-        comparison = comparing.compare(
+        comparison = models.compare(
             model,
             candidate,
             data=data,
@@ -199,11 +199,11 @@ def check(
     Example:
       mptune check mixed.onnx --against model.onnx --data val.npz --max-error 1e-2
     """
-    from mptune.api import comparing
+    from mptune.api import models
     from mptune.reporting.terminal.progress import TerminalListener
 
     with TerminalListener() as listener:
-        comparison = comparing.check(
+        comparison = models.check(
             mixed, against=against, data=data, max_error=max_error, explain=explain, listener=listener, **settings
         )
     _finish(comparison, as_json=json_, hint="" if explain else "--explain names what makes the difference")

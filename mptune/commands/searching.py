@@ -206,6 +206,6 @@ def pick(
     if common.at_most_one({"a limit": is_limited, "--knee": settings["knee"], "--plan": plan}) == 0:
         hint = "limits: --max-error, --max-latency-ms, --max-memory, --limit, --tolerance; or name the plan with --plan"
         raise SettingsError("give a limit or --knee", hint)
-    from mptune.api import choosing
+    from mptune.api import reading
 
-    common.finish(choosing.pick(run, plan=plan, storage=storage, **settings), json_)
+    common.finish(reading.pick(run, plan=plan, storage=storage, **settings), json_)

@@ -31,7 +31,7 @@ from mptune.graph.plan import DEFAULT_PRECISIONS, PRECISIONS, Precision
 from mptune.graph.value_types import unsupported, value_types
 from mptune.inspection.record import InspectedGroup, Inspection, OperatorSummary
 from mptune.settings import DataSettings, InMemory, SearchSettings
-from mptune.targets import costs, memory
+from mptune.targets import costs
 from mptune.targets import findings as target_findings
 from mptune.targets import target as targets
 from mptune.tuning.baseline import check_reference, optimisation_findings
@@ -139,7 +139,7 @@ def inspect_model(
         model=model,
         parameters=sum(math.prod(t.dims) for t in floats),
         weight_bytes=sum(map(tensor_nbytes, floats)),
-        memory=memory.memory_need(model, shapes),
+        memory=costs.memory_need(model, shapes),
         granularity=granularity,
         space=named.name,
         groups=tuple(

@@ -12,8 +12,7 @@ from mptune.graph.hazards.hazard import Hazard, hazard_findings
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.settings import Granularity
-from mptune.targets.costs import GroupCost
-from mptune.targets.memory import MemoryNeed
+from mptune.targets.costs import GroupCost, MemoryNeed
 from mptune.tuning.space import Pin
 
 

@@ -24,8 +24,8 @@ from mptune.graph.ops import RECURRENT
 from mptune.graph.plan import REDUCED, Precision
 from mptune.graph.value_types import unsupported, value_types
 from mptune.json_form import JsonForm
+from mptune.targets import costs
 from mptune.targets import findings as about_target
-from mptune.targets import memory
 from mptune.targets.target import Target
 from mptune.tuning import baseline, space
 from mptune.tuning.bench import Listener, Silent, run_job, run_needed_job
@@ -173,8 +173,8 @@ def observe(
     observed = hazard.ObservedValues(ranges, tuple(indices[0]))
     warnings: tuple[str, ...] = ()
     if model is not None and target is not None:
-        need, is_measured = memory.memory_need(model, observed.shapes), toolchain.latency_source == "measured"
-        warnings = memory.memory_warnings(need, target, measured=is_measured)
+        need, is_measured = costs.memory_need(model, observed.shapes), toolchain.latency_source == "measured"
+        warnings = costs.memory_warnings(need, target, measured=is_measured)
     findings = without_repetition(findings)
     if model is not None and not isinstance(reference, Failure):
         errors = reference.optimisation_error

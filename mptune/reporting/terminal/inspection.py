@@ -24,7 +24,7 @@ from mptune.reporting.terminal.console import (
 from mptune.reporting.text import unique
 
 if TYPE_CHECKING:
-    from mptune.diagnosis.comparison import Comparison
+    from mptune.diagnosis.comparing import Comparison
     from mptune.inspection.record import Inspection
 
 _MOST_PLACES = 6
