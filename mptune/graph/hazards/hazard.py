@@ -13,7 +13,7 @@ from typing import Any
 
 from mptune.finding import CODES, ONLY_BF16, Finding, FindingOrigin, Where
 from mptune.findings.numbers import NOTES, where_to_keep
-from mptune.findings.wording import SEVERITIES, Severity, Values, Words
+from mptune.findings.wording import SEVERITIES, Severity, Words
 from mptune.graph.loading.model import Node
 from mptune.graph.plan import Precision
 from mptune.graph.value_types import ValueTypes
@@ -94,7 +94,7 @@ class Hazard:
     @property
     def _filled(self) -> Words:
         place = _where((self,)).first_names()
-        return CODES[self.code].words(Values({"kind": self.wording, **place, **self.evidence, **self.all_words}))
+        return CODES[self.code].say({"kind": self.wording, **place, **self.evidence, **self.all_words})
 
     def rules_out(self, precision: Precision) -> bool:
         """Whether the group cannot be right in a reduced precision.
