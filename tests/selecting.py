@@ -67,15 +67,11 @@ def _head(net: Net) -> tuple[str, str]:
 def detector(
     path: Path, batch: int | str = 1, threshold: float = 0.6, rows: str = "apart", declared: int | None = None
 ) -> Path:
-    """A detector with NonMaxSuppression inside.
+    """A detector with NonMaxSuppression inside, which takes ``batch`` images at a time; a name makes it dynamic.
 
-    Args:
-        path: where it is written.
-        batch: images at a time; a name makes it dynamic.
-        threshold: least score.
-        rows: ``apart`` gives boxes, scores, labels and images as outputs of their own; ``together`` one output of
-            rows (image, x1, y1, x2, y2, class, score); ``raw`` all boxes and what NonMaxSuppression returns.
-        declared: how many rows the file says that outputs have, as exporters write what they saw in one example.
+    ``rows``: ``apart`` gives boxes, scores, labels and images as outputs of their own; ``together`` one output of rows
+    (image, x1, y1, x2, y2, class, score); ``raw`` all boxes and what NonMaxSuppression returns. ``declared``: how many
+    rows the file says that outputs have, as exporters write what they saw in one example.
     """
     net = Net()
     boxes, scores = _head(net)
@@ -101,16 +97,15 @@ def detector(
     return net.save(path, [batch, 3, SIZE, SIZE])
 
 
-def points(path: Path, indices: bool = True) -> Path:
-    """Features of the positions at which a score is positive, by NonZero, and with ``indices`` the positions."""
+def points(path: Path) -> Path:
+    """Features of the positions at which a score is positive, by NonZero, and the positions."""
     net = Net()
     hidden = net.op("Relu", net.op("Conv", "x", net.weight(8, 3, 3, 3, scale=0.3), pads=[1] * 4))
     score = net.op("Squeeze", net.op("Conv", hidden, net.weight(1, 8, 1, 1, scale=0.5)), net.const([0, 1]))
     where = net.op("NonZero", net.op("Greater", score, net.const(0.0, np.float32)), name="select")
     features = net.op("Transpose", net.op("Squeeze", hidden, net.const([0])), perm=[1, 2, 0])
     net.output(net.op("GatherND", features, net.op("Transpose", where, perm=[1, 0])), "features", ["n", 8])
-    if indices:
-        net.output(where, "positions", [2, "n"], TensorProto.INT64)
+    net.output(where, "positions", [2, "n"], TensorProto.INT64)
     return net.save(path, [1, 3, SIZE, SIZE])
 
 

@@ -13,7 +13,7 @@ from mptune.commands.options import with_settings
 from mptune.errors import EXIT_NOT_MET, EXIT_STOPPED, SettingsError
 
 if TYPE_CHECKING:
-    from mptune.diagnosis.comparison import Comparison
+    from mptune.diagnosis.comparing import Comparison
 
 
 @with_settings("batch")
@@ -36,7 +36,7 @@ def inspect(
       mptune inspect model.onnx --json | jq '.groups[] | select(.pinned)'
     """
     from mptune.api import models
-    from mptune.reporting.terminal.inspection import print_inspection
+    from mptune.reporting.terminal.listings import print_inspection
     from mptune.reporting.terminal.progress import TerminalListener
 
     with TerminalListener() as listener:
@@ -183,7 +183,7 @@ def check(
 
 
 def _finish(comparison: Comparison, *, as_json: bool, hint: str = "") -> None:
-    from mptune.reporting.terminal.inspection import print_comparison
+    from mptune.reporting.terminal.listings import print_comparison
 
     if as_json:
         print_json(comparison.to_json())

@@ -134,10 +134,8 @@ def reference_error_of(metric: str, evaluations: Iterable[Evaluation]) -> float:
 
 def gains(latency_ms: Floats, base_ms: Floats | float) -> Floats:
     """Shares of the base latency that are saved; none of a base of 0, of a graph that does nothing."""
-    if np.ndim(base_ms) == 0 and base_ms == 0:
-        return np.zeros_like(latency_ms)
-    saved: Floats = 1.0 - latency_ms / base_ms
-    return saved
+    is_none = np.ndim(base_ms) == 0 and base_ms == 0
+    return np.zeros_like(latency_ms) if is_none else 1.0 - latency_ms / base_ms
 
 
 def exactness(error: Floats, reference_error: float = REFERENCE_ERROR, floor: float = ERROR_FLOOR) -> Floats:

@@ -112,8 +112,8 @@ class Evaluation(JsonForm):
         """Turn what a toolchain returned into an evaluation; ``baseline_ms`` is None for all-FP32 itself."""
         same = ("latency", "error", "error_source", "drift", "build_s", "warnings", "memory", "power_mode")
         figures: dict[str, Any] = {name: getattr(measurement, name) for name in same}
-        figures["engine_path"] = measurement.engine_path and str(measurement.engine_path)
-        evaluation = cls(plan, number, origin, metric=metric, speedup=1.0, ignored=ignored, **figures)
+        path = None if measurement.engine_path is None else str(measurement.engine_path)
+        evaluation = cls(plan, number, origin, metric=metric, speedup=1.0, engine_path=path, ignored=ignored, **figures)
         return evaluation if baseline_ms is None else evaluation.with_baseline(baseline_ms)
 
     def with_emulated(self, emulated: float, samples: int, fp32_error: float) -> Evaluation:
@@ -132,9 +132,8 @@ class Evaluation(JsonForm):
     def __repr__(self) -> str:
         held_out = "" if self.held_out is None else f" held out, {self.error_value:.2g} on the search samples"
         error = f"error {self.judged_error:.2g}{held_out} ({self.metric})"
-        counts = {precision.name: count for precision, count in self.plan.reduced_counts.items()}
-        counts["FP32"] = len(self.plan.fp32_groups)
-        groups = ", ".join(f"{count} {name}" for name, count in counts.items())
+        counts = [f"{count} {precision.name}" for precision, count in self.plan.reduced_counts.items()]
+        groups = ", ".join([*counts, f"{len(self.plan.fp32_groups)} FP32"])
         latency = f"{self.latency.median_ms:.4g} ms {self.latency.source}"
         return f"Evaluation({self.plan.fingerprint}: {latency}, {error}, groups: {groups}, {self.origin})"
 

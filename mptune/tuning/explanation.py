@@ -26,14 +26,10 @@ from mptune.tuning.sampler.latency_model import LatencyModel
 from mptune.tuning.sampler.trials import Prior
 from mptune.tuning.space import SearchSpace
 
-LEAST_GAIN = 5e-4
-"""Share of the base latency: what a group saves below it cannot be timed."""
-LEAST_RISE = 1e-2
-"""A group that raises the error of a plan by less than this share costs it nothing that counts."""
-_LEARNT_FROM = 300
-"""This many evaluations teach the gains all there is to learn; the cost of learning is cubic."""
-EXPLAIN_JSON = "explain.json"
-"""Name of the file in the run's data directory."""
+LEAST_GAIN = 5e-4  # share of the base latency: what a group saves below it cannot be timed
+LEAST_RISE = 1e-2  # a group that raises the error of a plan by a smaller share costs it nothing that counts
+_LEARNT_FROM = 300  # evaluations teach the gains all there is to learn; the cost of learning is cubic
+EXPLAIN_JSON = "explain.json"  # in the run's data directory
 
 Reason = Literal["finding", "no-kernel", "error", "casts", "not-tried"]
 """Why a group is FP32: a finding pins it; the engine has no kernel; its error; FP16 saves nothing beyond its Casts; or

@@ -33,8 +33,7 @@ FRONT_FORMAT = 1
 MOST_ROWS = 12
 """A longer front is shown by this many of its rows: the ends, the baselines, the choice, and an even spread."""
 
-_WIDTH = 100
-"""Of the table where it is no terminal that shows it."""
+_WIDTH = 100  # of the table where it is no terminal that shows it
 
 
 @dataclass(frozen=True, repr=False)
@@ -42,9 +41,7 @@ class Front:
     """What a search found: the trade-off of latency against error, and the plan taken from it.
 
     Attributes:
-        fp32: the all-FP32 baseline.
-        fp16: all-FP16 after pins; None where it failed or was not evaluated.
-        tf32: all-FP32 with TF32; None where the device has none, or it was not evaluated.
+        fp32: all-FP32; beside it all-FP16 after pins and all-FP32 with TF32, None where these were not evaluated.
         points: sorted by latency, non-dominated beyond noise; judged by held-out error where it is known.
         chosen: the plan in ``chosen/``; None where nothing is feasible, or nothing was chosen yet.
         choice: how it was chosen, and which limits no plan meets.
@@ -94,11 +91,10 @@ class Front:
         Args:
             max_error: take the fastest point whose error is at most this; None stands for the metric's default limit.
             max_latency_ms: take the most exact point that is at most this slow; with both, the fastest of these.
-            max_memory_bytes: take one whose engine and its context take at most so much memory.
+            max_memory_bytes: of the engine and its context.
 
         Raises:
             PlanError: no point meets the limits.
-            SettingsError: a limit is not above 0.
         """
         check_limits(max_error, max_latency_ms, max_memory_bytes)
         asked = Choice(max_error=max_error, max_latency_ms=max_latency_ms, max_memory_bytes=max_memory_bytes)
@@ -138,8 +134,8 @@ class Front:
         def point(evaluation: Evaluation | None) -> dict[str, Any] | None:
             if evaluation is None:
                 return None
-            values = {name: evaluation.values_of(metric) for name, metric in self.metrics.items()}
-            metrics = {name: {"search": search, "held_out": held_out} for name, (search, held_out) in values.items()}
+            sets = ("search", "held_out")
+            metrics = {n: dict(zip(sets, evaluation.values_of(m), strict=True)) for n, m in self.metrics.items()}
             fp32 = () if evaluation is self.tf32 else self.explanation.of(evaluation.plan.fingerprint)
             return {**evaluation.to_point(), "metrics": metrics, "fp32": fp32}
 
@@ -148,8 +144,7 @@ class Front:
             assert self.chosen is not None
             before, after = (max(error, LEAST_ERROR) for error in dominance.shared_errors(self.chosen, other))
             delta_ms = other.latency.median_ms - self.chosen.latency.median_ms
-            ratio = after / before
-            beside.append({"plan": other.plan.fingerprint, "latency_ms_delta": delta_ms, "error_ratio": ratio})
+            beside.append({"plan": other.plan.fingerprint, "latency_ms_delta": delta_ms, "error_ratio": after / before})
         document = {
             "format": FRONT_FORMAT,
             "model": {"path": self.model_path, "sha256": self.model_sha256},
@@ -176,15 +171,12 @@ class Front:
     def chosen_reason(self) -> str:
         """Why the chosen plan was chosen, which it replaced, and what would be chosen now, one line."""
         proposed, fp32 = self.proposed, self.fp32.plan
-        if self.chosen is None and proposed is None:
-            return "no plan is feasible"
-        text = "nothing is in chosen/ yet"
+        text, who = "nothing is in chosen/ yet", "as the search stands it would be"
         if self.chosen is not None:
             text = texts.choice_text(self.choice, self.metric, fp32)
+            who = "`mptune pick` with the same options would choose"
         if proposed is None:
-            return text
-        options = "`mptune pick` with the same options would choose"
-        who = "as the search stands it would be" if self.chosen is None else options
+            return "no plan is feasible" if self.chosen is None else text
         return f"{text}; {who} {proposed.chosen}, {texts.choice_text(proposed, self.metric, fp32)}"
 
     @property

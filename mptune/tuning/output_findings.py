@@ -17,7 +17,7 @@ from mptune.data.metrics.parts import belongs_to
 from mptune.data.metrics.table import METRICS
 from mptune.data.samples import split_indices
 from mptune.engines.base import Place, ReferenceReport
-from mptune.engines.toolchains.blame import ALONG_SEQUENCE, BY_INDEX
+from mptune.engines.toolchains.blame import ALONG_SEQUENCE, BY_INDEX, REPEAT_WARNING, ROWS_WARNING
 from mptune.finding import Evidence, Finding, FindingOrigin, OutputColumns, Where
 from mptune.findings.wording import Severity
 from mptune.graph.facts import attribute
@@ -26,30 +26,23 @@ from mptune.graph.ops import RANDOM
 from mptune.run_json import RunFile
 from mptune.tuning.evaluation import EMULATION_FACTOR, Evaluation
 
-REPEAT_WARNING, REPEAT_LIMIT = 1e-5, 1e-2
-"""Two runs on the same sample that differ by more than the limit: the model is not deterministic, and errors mean
-nothing. Below, a node that draws random numbers is an error, too, and anything else a warning."""
-ROWS_WARNING, ROWS_LIMIT = 1e-4, 1e-2
-"""Rows of a batch that depend on the other rows: relative L2."""
-_BEYOND_REPEATS = 10.0
-"""How many times more than two runs rows differ, to depend on the other rows."""
+REPEAT_LIMIT = 1e-2
+"""Two runs on the same sample that differ by more: the model is not deterministic, and errors mean nothing. Below, a
+node that draws random numbers is an error, too, and anything else a warning."""
+ROWS_LIMIT = 1e-2  # rows of a batch that depend on the other rows: relative L2
+_BEYOND_REPEATS = 10.0  # times more than two runs rows differ, to depend on the other rows
 _STEPS = frozenset({"QuantizeLinear", "Round", "Floor", "Ceil"})
 """What takes each element to a step by itself: rows that first differ there differ by rounding before it."""
 
-LEAST = 1e-2
-"""Errors of a column below this share of its own standard deviation are no finding, whatever its tensor shows."""
-LEAST_HIDDEN = 5e-2
-"""From this share on, an error is large enough to be called hidden; untrained networks reach 2 % without harm."""
-HIDDEN = 10.0
-"""How much larger a column's error is than the relative L2 error of its output, to be hidden by it."""
-TINY = 2.0**-14
-"""The smallest normal FP16 number: an absolute error below it comes from values near zero."""
-FAR_ABOVE, _LEAST_SAMPLES = 10.0, 4
-"""How much larger the worst sample's error is than the median of the others, to decide alone; with fewer none does."""
-HELD_OUT_FACTOR = 5.0
-"""How much larger the held-out error is than that of the search samples, to differ."""
-_LEAST_ERROR = 1e-3
-"""Relative errors below this are what FP16 gives anyway: no single sample, and no held-out one, is a worry."""
+# Of columns: shares of a column's own standard deviation.
+LEAST = 1e-2  # smaller errors are no finding, whatever the tensor shows
+LEAST_HIDDEN = 5e-2  # large enough to be called hidden; untrained networks reach 2 % without harm
+HIDDEN = 10.0  # times larger than the relative L2 error of its output is an error that is hidden by it
+TINY = 2.0**-14  # the smallest normal FP16 number: an absolute error below it comes from values near zero
+# Of samples.
+FAR_ABOVE, _LEAST_SAMPLES = 10.0, 4  # times the median of the others decides alone, if there are this many
+HELD_OUT_FACTOR = 5.0  # times larger than the error of the search samples differs
+_LEAST_ERROR = 1e-3  # smaller relative errors are what FP16 gives anyway, and no worry
 
 
 def training_findings(model: Model, origin: FindingOrigin, *, is_run: bool) -> tuple[Finding, ...]:

@@ -121,19 +121,17 @@ def build_front(
         indices, path = output_findings.sample_indices(file), shlex.quote(str(run.path))
         findings += output_findings.plan_findings(chosen, indices, origin, path)
     shown = (chosen or fp32).plan
-    is_told = any(finding.code == engine.NOTHING for finding in findings)
-    is_all_pinned = bool(explanation.groups) and all(group.pinned is not None for group in explanation.groups)
     # How far the baseline drifts stands once for all plans.
     timing = () if chosen is None else (text for text in chosen.warnings if not text.startswith(DRIFT_TEXT))
-    warnings = dict.fromkeys(
-        (
-            *file.warnings,
-            *fp32.latency.warnings,
-            *drift_warning(record),
-            *timing,
-            *_warnings(file, record, fp32, choice, unconfirmed, is_all_pinned=is_all_pinned and not is_told),
-        )
-    )
+    warnings = [*file.warnings, *fp32.latency.warnings, *drift_warning(record), *timing]
+    warnings += _warnings(file, record, unconfirmed)
+    if choice.max_latency_ms is not None and fp32.latency.source == "predicted":
+        held = f"the limit of {choice.max_latency_ms:g} ms is held against predictions"
+        warnings.append(f"{held}: run `mptune confirm RUN` on the device")
+    is_told = any(finding.code == engine.NOTHING for finding in findings)
+    if explanation.groups and not is_told and all(group.pinned is not None for group in explanation.groups):
+        why = "`mptune report RUN --explain` says why each is, and --space takes a file that pins less"
+        warnings.append(f"every layer group is pinned, so there was nothing to search: {why}")
     return Front(
         run_dir=run.path,
         model_path=Path(file.model.path),
@@ -150,7 +148,7 @@ def build_front(
         evaluations=record.spent,
         failures=len(record.failed()),
         hypervolume=dominance.hypervolume(points, fp32, dominance.reference_error_of(record.metric, every)),
-        warnings=tuple(warnings),
+        warnings=tuple(dict.fromkeys(warnings)),
         findings=by_severity(f.under_plan(shown.fp32_groups, shown.bf16_groups) for f in findings),
         explanation=explanation,
         reported_metrics=file.search.reported_metrics,
@@ -161,44 +159,24 @@ def build_front(
 
 
 def _warnings(
-    file: RunFile,
-    record: StudyRecord,
-    fp32: Evaluation,
-    choice: Choice,
-    unconfirmed: Sequence[tuple[Evaluation, Failure | None]],
-    *,
-    is_all_pinned: bool,
+    file: RunFile, record: StudyRecord, unconfirmed: Sequence[tuple[Evaluation, Failure | None]]
 ) -> Iterator[str]:
-    """What makes the front less than a user may take it for: failures, plans that were not searched, noise."""
+    """What makes the front less than a user may take it for: failures, and plans that were not searched."""
     others = " and {others} more"
     again = [(evaluation.plan.fingerprint, failure) for evaluation, failure in unconfirmed if failure is not None]
     if again:
         (first, failure), plans = again[0], wording.listed([plan for plan, _ in again], _NAMED, others)
-        yield (
-            f"failed when re-measured: {plans}; the figures are the search's, and the same command measures again;"
-            f" {first} with: {describe(failure)}"
-        )
+        text = f"failed when re-measured: {plans}; the figures are the search's, and the same command measures again"
+        yield f"{text}; {first} with: {describe(failure)}"
     if broken := [evaluation.plan.fingerprint for evaluation, failure in unconfirmed if failure is None]:
-        yield (
-            f"not finite on the held-out samples, and off the front: {wording.listed(broken, _NAMED, others)};"
-            " give more calibration samples, so that the search sees such values"
-        )
-    if choice.max_latency_ms is not None and fp32.latency.source == "predicted":
-        yield (
-            f"the limit of {choice.max_latency_ms:g} ms is held against predictions: run `mptune confirm RUN` on the"
-            " device"
-        )
+        text = f"not finite on the held-out samples, and off the front: {wording.listed(broken, _NAMED, others)}"
+        yield f"{text}; give more calibration samples, so that the search sees such values"
     failures, evaluations = record.failures(), record.evaluations()
     if failures:
         first_failure, tried = failures[0][2], len(failures) + len(evaluations)
         log = "" if first_failure.log_path is None else f" (log: {first_failure.log_path})"
         text = f"{len(failures)} of {tried} plans failed and are not judged; the first with"
         yield f"{text}: {describe(first_failure)}{log}"
-    if is_all_pinned:
-        yield (
-            "every layer group is pinned, so there was nothing to search: `mptune report RUN --explain` says why each"
-            " is, and --space takes a file that pins less"
-        )
     origins = [*(evaluation.origin for evaluation in evaluations), *(origin for _, origin, _ in failures)]
     plan_count = next((2 ** len(trial.params) for trial in record.settled()), math.inf)
     if file.confirms is None and ORIGIN_SAMPLER not in origins and len(origins) < plan_count:
@@ -216,12 +194,13 @@ def findings_kept(run: RunDirectory) -> Iterator[None]:
         yield
     except (EndedEarlyError, BaselineError) as error:
         file, findings = run.load(), getattr(error, "findings", ())
-        if file is not None and findings:
-            codes = {finding.code for finding in findings}
-            others = (finding for finding in file.findings if finding.code not in codes)
-            file = file.model_copy(update={"findings": output_findings.with_suspects((*others, *findings))})
-            run.save(file)
-        if file is not None and (findings or isinstance(error, EndedEarlyError)) and not run.front_json.exists():
+        if file is None or not (findings or isinstance(error, EndedEarlyError)):
+            raise
+        codes = {finding.code for finding in findings}
+        others = (finding for finding in file.findings if finding.code not in codes)
+        file = file.model_copy(update={"findings": output_findings.with_suspects((*others, *findings))})
+        run.save(file)
+        if not run.front_json.exists():
             write_json(run.front_json, stopped_document(file))
         raise
 

@@ -1,4 +1,4 @@
-"""Who is dominated where latency and error are known to intervals only; the same plan twice is never ranked."""
+"""Who is dominated where figures are known to intervals only; neighbours; the hypervolume after each evaluation."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.latency import Latency
 from mptune.engines.spread import SessionSpread
-from mptune.tuning.dominance import faster_beyond_noise, neighbours, pareto, shared_errors
+from mptune.tuning.dominance import faster_beyond_noise, hypervolume, hypervolumes, neighbours, pareto, shared_errors
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.texts import compared
-from tests.engines.timing.test_spread import Machine
+from tests.engines.test_spread import Machine
 from tests.tuning.factory import make_error, make_evaluation, make_front
 
 
@@ -128,3 +128,17 @@ def test_held_out_samples_count_where_both_have_met_them() -> None:
     remeasured = [replace(point, held_out=make_error(error)) for point, error in ((FAST, 8e-3), (CHOSEN, 2e-3))]
     assert shared_errors(*remeasured) == (pytest.approx(8e-3), pytest.approx(2e-3))
     assert shared_errors(remeasured[0], CHOSEN) == (pytest.approx(4e-3), pytest.approx(2e-3))
+
+
+def test_the_hypervolume_after_each_evaluation() -> None:
+    random, fp32 = np.random.default_rng(3), make_evaluation(10.0, 1e-7, number=0)
+    plans = [make_evaluation(random.uniform(4, 12), 10 ** random.uniform(-6, -1), number=n) for n in range(1, 60)]
+    evaluations = [fp32, *plans]
+    evaluations[20] = replace(evaluations[20], error=make_error(math.nan))
+    volumes = hypervolumes(evaluations, fp32, 3e-2)
+    for count in (1, 2, 20, 21, 60):
+        assert volumes[count - 1] == pytest.approx(hypervolume(evaluations[:count], fp32, 3e-2), abs=1e-12)
+    assert list(volumes) == sorted(volumes)
+    confirmed = [replace(e, held_out=make_error(1e-2)) for e in evaluations]
+    assert hypervolumes(confirmed, fp32, 3e-2) == volumes, "few plans have held-out errors"
+    assert hypervolumes(evaluations, make_evaluation(10.0, 0.5), 3e-2) == (0.0,) * 60, "past the reference"

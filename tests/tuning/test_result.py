@@ -66,8 +66,7 @@ def test_a_limit_of_a_later_call_leaves_the_front(fake: FakeToolchain) -> None:
 
 
 def test_a_program_is_told_by_an_exception(fake: FakeToolchain) -> None:
-    with pytest.raises(EndedEarlyError, match="the time is over") as caught:
-        searching.search("model.onnx", data="data.npz", target="cpu", timeout_s=1e-3)
-    assert "--timeout" in caught.value.hint
-    with pytest.raises(EndedEarlyError, match="has reached --max-disk"):
-        searching.search("model.onnx", data="data.npz", target="cpu", max_disk_bytes=1)
+    for limit, text in (({"timeout_s": 1e-3}, "the time is over"), ({"max_disk_bytes": 1}, "has reached --max-disk")):
+        with pytest.raises(EndedEarlyError, match=text) as caught:
+            searching.search("model.onnx", data="data.npz", target="cpu", **limit)
+        assert "--timeout" in caught.value.hint

@@ -54,7 +54,8 @@ _TF32, _REOPENED, _FIRST = "tf32", "reopened sessions", "first baseline"
 """Study attributes: the evaluation of all-FP32 with TF32; sessions of plans that were opened anew; the baseline's first
 latency and session, to which all others refer."""
 
-_SETTLED = (TrialState.COMPLETE, TrialState.PRUNED)
+SETTLED = (TrialState.COMPLETE, TrialState.PRUNED)
+"""The states of plans that were evaluated, or failed through their own fault."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class StudyRecord:
 
     def settled(self) -> list[FrozenTrial]:
         """The trials of plans that were evaluated, or failed through their own fault."""
-        return self.trials(*_SETTLED)
+        return self.trials(*SETTLED)
 
     def failed(self) -> list[FrozenTrial]:
         """Those of plans that failed, or came out not finite."""
@@ -113,7 +114,7 @@ class StudyRecord:
         The running trial number ``but`` does not count. Of two workers that come to one plan at the same time, and ask
         when it is written down, at least one sees the other's, and drops it.
         """
-        trials = [trial for trial in self.trials(*_SETTLED, TrialState.RUNNING) if trial.number != but]
+        trials = [trial for trial in self.trials(*SETTLED, TrialState.RUNNING) if trial.number != but]
         return {plan.fingerprint for trial in trials if (plan := self._plan(trial))}
 
     def evaluations(self) -> tuple[Evaluation, ...]:
@@ -162,7 +163,7 @@ class StudyRecord:
             return
         attrs: dict[str, Any] = {"origin": str(origin)}
         if not self.space.holds(plan):
-            attrs[PLAN_ATTR] = {group: str(precision) for group, precision in plan.precision.items()}
+            attrs[PLAN_ATTR] = plan.to_json()["precision"]
         self._study.enqueue_trial(self.space.choices(plan), user_attrs=attrs)
 
     def ask(self, sampler: BaseSampler | None = None) -> Proposal:
@@ -199,8 +200,7 @@ class StudyRecord:
 
     def tell_failure(self, proposal: Proposal, failure: Failure) -> None:
         """Record a plan that failed through its own fault: PRUNED, its constraint violated."""
-        plan = {group: str(precision) for group, precision in proposal.plan.precision.items()}
-        origin = str(proposal.origin)
+        plan, origin = proposal.plan.to_json()["precision"], str(proposal.origin)
         self._tell(proposal, {"values": None, "failure": failure.to_json(), "plan": plan, "origin": origin})
 
     def tell_duplicate(self, proposal: Proposal) -> None:

@@ -20,27 +20,22 @@ from mptune.errors import RunError
 from mptune.run_json import SPACE, RunFile, differences, identity_of
 from mptune.rundir import RunDirectory
 from mptune.settings import Granularity
-from mptune.tuning.record.record import StudyRecord
+from mptune.tuning.record.record import SETTLED, StudyRecord
 from mptune.tuning.record.storage import close_storage, open_storage, same_storage, storage_url, without_secrets
 from mptune.tuning.sampler.precision import derive_seed, make_sampler
 from mptune.tuning.space import SearchSpace
 
 Study: TypeAlias = optuna.Study
 
-BUDGET_NOTE = "budget"
-"""Under which the study keeps the budget of the last search, for workers whose run.json is a copy."""
-
-START_NOTE = "started"
-"""Under which the study keeps when that search began, in seconds since the epoch: its workers share the time limit."""
+BUDGET_NOTE, START_NOTE = "budget", "started"
+"""Notes of the budget of the last search, for workers whose run.json is a copy, and of when it began, in seconds since
+the epoch: its workers share the time limit."""
 
 _IDENTITY = "mptune"
-"""Under which the study keeps what it was made with."""
+"""Study attribute: what it was made with. Whoever creates a study writes it within milliseconds."""
 
 _CREATION_S = 10.0
-"""Whoever creates a study writes its identity within milliseconds; after this time the creator died before."""
-
-_OUTCOMES = (TrialState.COMPLETE, TrialState.PRUNED)
-_BEGUN = (*_OUTCOMES, TrialState.RUNNING)
+"""After this time without one the creator died before."""
 
 for _storage in ("_rdb.storage", "journal._storage", "_in_memory"):  # A search says itself what it begins.
     logging.getLogger(f"optuna.storages.{_storage}").addFilter(
@@ -78,7 +73,7 @@ def open_study(
     storage, where = open_storage(url, journal, is_locked=not is_shared), _where(journal, url)
     study = _load_or_create(name, storage, identity)
     changed = differences(study.user_attrs.get(_IDENTITY, {}), identity, "there", "here")
-    if changed and any(trial.state in _BEGUN for trial in study.get_trials(deepcopy=False)):
+    if changed and study.get_trials(deepcopy=False, states=(*SETTLED, TrialState.RUNNING)):
         close_storage(storage)
         others = ", ".join(f"another {key}{values}" for key, values in changed.items())
         raise RunError(
@@ -130,9 +125,9 @@ def has_evaluation(run: RunDirectory, file: RunFile, given: str | None = None) -
         made_with, trials = _look(file.study, run.journal, url)
     except RunError:
         return True
-    states = _OUTCOMES if url is None else _BEGUN
-    is_same = not differences(made_with, identity_of(file), "there", "here")
-    return is_same and any(trial.state in states for trial in trials)
+    states = SETTLED if url is None else (*SETTLED, TrialState.RUNNING)
+    has_some = any(trial.state in states for trial in trials)
+    return has_some and not differences(made_with, identity_of(file), "there", "here")
 
 
 def shared_granularity(run: str, url: str | None, model_sha256: str, space_sha256: str) -> Granularity | None:
@@ -168,19 +163,19 @@ def copy_study(name: str, journal: Path, url: str | None, copy: Path | None = No
 def check_metrics(record: StudyRecord, metrics: Sequence[str]) -> None:
     """Refuse a script under the name of one with another content; note new ones."""
     for metric in metrics:
-        compare_metric(record, metric, metric)
-        if (sha256 := script_sha256(metric)) != record.note(f"metric:{metric}"):
+        if (sha256 := compare_metric(record, metric, metric)) != record.note(f"metric:{metric}"):
             record.set_note(f"metric:{metric}", sha256)
 
 
-def compare_metric(record: StudyRecord, recorded: str, metric: str) -> None:
-    """Refuse a script that has another content than the one that a study has recorded under a name; note nothing."""
+def compare_metric(record: StudyRecord, recorded: str, metric: str) -> str | None:
+    """Refuse a script that has another content than the one that a study has recorded under a name; gives its hash."""
     sha256, earlier = script_sha256(metric), record.note(f"metric:{recorded}")
     if sha256 is not None and earlier is not None and earlier != sha256:
         raise RunError(
             f"the metric {metric} is not what it was when the study was begun: the script's content differs",
             "give the same one; give the other one a name of its own; or start over with --fresh (nothing is deleted)",
         )
+    return sha256
 
 
 def _where(journal: Path, url: str | None) -> str:
