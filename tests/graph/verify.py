@@ -65,11 +65,8 @@ def verify(rewriter: Rewriter, plan: PrecisionPlan, path: Path) -> None:
     _interface_is_kept(model, graph)
     _plan_is_realised(rewriter, plan, graph)
     _casts_are_needed(model, graph)
-    before = sum(n.op_type == "Cast" for n in model.nodes)
-    added = sum(n.op_type == "Cast" for n in graph.node) - before
-    resolution = rewriter.types.resolve(plan)
-    assert added == sum(map(len, resolution.casts.values())) - len(resolution.dropped)
     if not rewriter.types.own.casts:
+        added = Counter(n.op_type for n in graph.node)["Cast"] - Counter(n.op_type for n in model.nodes)["Cast"]
         assert added == ideal_casts(rewriter, plan)
 
 
