@@ -222,7 +222,7 @@ def cast_node(source: str, result: str, precision: Precision, name: str = "") ->
 
 def rounding_nodes(source: str, reduced: str, rounded: str, precision: Precision) -> list[onnx.NodeProto]:
     """The nodes that round an FP32 value to a precision, as FP32: a pair of Casts, or a mantissa that is split."""
-    if precision.is_rounded_by_casts:
+    if precision.stored is precision:
         return [cast_node(source, reduced, precision), cast_node(reduced, rounded, Precision.FP32)]
     return split_nodes(source, reduced, rounded, Precision.FP32.mantissa_bits - precision.mantissa_bits)
 
