@@ -220,7 +220,7 @@ class Facts:
     @cached_property
     def dependent_outputs(self) -> tuple[DependentOutput, ...]:
         """The outputs whose shape such nodes decide, directly or not."""
-        order, dependent = {node.name: node.index for node in self.model.nodes}, []
+        dependent = []
         for info in self.model.outputs:
             deciding = self._shape_walk[1].get(info.name)
             if deciding is None:
@@ -233,7 +233,7 @@ class Facts:
             given = self._input_sizes
             open_axes = (k for k, d in enumerate(info.shape or ()) if not isinstance(d, int) and d not in given)
             axis = 1 if source == "NonZero" else next(open_axes, None)
-            names = tuple(sorted(deciding, key=order.__getitem__))
+            names = tuple(node.name for node in self.deciding_nodes if node.name in deciding)
             columns = (2,) if source == "NonMaxSuppression" else ()
             dependent.append(DependentOutput(info.name, axis, names, columns, source == "NonZero"))
         return tuple(dependent)
@@ -374,9 +374,6 @@ def float_attribute(node: Node, name: str, default: float) -> float:
     return float(stated) if isinstance(stated, float) else default
 
 
-COMPUTES_SHAPE = "computes a shape: FP16 is not exact above 2048, and TensorRT takes no FP16 shapes"
-
-
 @once
 def node_rules(model: Model) -> tuple[NodeRule, ...]:
     """What a reduced precision would change about each node, [nodes]; made once per model."""
@@ -407,7 +404,7 @@ def _rule_of(model: Model, node: Node) -> NodeRule:
     if op_type == "Constant":
         return NodeRule(fixed="a constant is stored in each type that reads it")
     if (float_inputs or float_outputs) and node.index in facts_of(model).shape_nodes:
-        return NodeRule(fixed=COMPUTES_SHAPE)
+        return NodeRule(fixed="computes a shape: FP16 is not exact above 2048, and TensorRT takes no FP16 shapes")
     if schema is None:
         return NodeRule(fixed=f"ONNX has no operator {node.op_type!r} at opset {model.opset}")
     # What the table rules out, or an attribute types.

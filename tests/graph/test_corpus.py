@@ -1,4 +1,4 @@
-"""A few random plans of every model of the corpus, and of what torch's two exporters write at opsets 13 to 21."""
+"""The models of the corpus, and what torch's two exporters write at opsets 13 to 21."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ import onnx
 import pytest
 
 from mptune.graph.groups import GroupedModel, find_groups
-from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
 from tests.graph import rtx
 from tests.graph.hazards.observed import ranges_on
-from tests.graph.helpers import feeds, plans, relative_l2, run
-from tests.graph.verify import same_graph, verify
+from tests.graph.helpers import feeds, plans, run
+from tests.graph.verify import same_graph
 
 CORPUS = sorted((Path(__file__).parent / "corpus").glob("*.onnx"))
 EXPORTED = sorted((Path(__file__).parent / "exported").glob("*.onnx"))
@@ -43,29 +41,6 @@ def feed_of(path: Path, model: Model) -> dict[str, np.ndarray]:
     given = {"image": rng.standard_normal((2, 3, 16, 16), np.float32), "tokens": rng.integers(0, 50, (2, 6))}
     given["memory"] = rng.standard_normal((2, 5, 16), np.float32)
     return {info.name: given[info.name] for info in model.inputs}
-
-
-@pytest.mark.parametrize("path", [*CORPUS, *EXPORTED], ids=lambda p: p.stem)
-def test_plans_are_valid_ideal_and_run(path: Path, tmp_path: Path) -> None:
-    model = load_model(path)
-    bank = WeightBank.write(model, tmp_path)
-    feed = feed_of(path, model)
-    reference = run(path, feed)
-    for granularity in ("fusion", "op"):
-        groups = find_groups(model, granularity)  # type: ignore[arg-type]
-        grouped = GroupedModel(model, groups)
-        pinned = pinned_by_hazards(find_hazards(grouped))
-        rewriter, emulator = Rewriter(grouped, bank), Emulator(grouped, bank)
-        for plan in plans(model, groups, 2, seed=len(granularity)):
-            out = rewriter.write(plan, tmp_path / "typed.onnx")
-            verify(rewriter, plan, out)
-            run(out, feed)
-            safe = plan.replace(dict.fromkeys(pinned, Precision.FP32))
-            for written in (rewriter.write(safe, out), emulator.write(safe, tmp_path / "emulated.onnx")):
-                for name, y in run(written, feed).items():
-                    assert y.dtype == reference[name].dtype
-                    if path.stem not in DISCONTINUOUS and y.dtype.kind == "f":
-                        assert relative_l2(y, reference[name]) < 2e-2, (written.name, name)
 
 
 @pytest.mark.parametrize("path", CORPUS, ids=lambda p: p.stem)

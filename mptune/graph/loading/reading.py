@@ -172,10 +172,8 @@ def _raised(proto: onnx.ModelProto, path: Path, current: int, opset: int) -> onn
     refused = f"{path} cannot be brought from opset {current} to {opset} by ONNX's converter"
     cure = "export it again at that opset, or search at the opset that it has"
     operators = {node.op_type for graph in all_graphs(proto.graph) for node in graph.node}
-    if "GroupNormalization" in operators and current < _GROUP_NORM_BY_CHANNEL <= opset:
-        what = (
-            f"from {_GROUP_NORM_BY_CHANNEL} on a GroupNormalization has a scale for each channel, before for each group"
-        )
+    if "GroupNormalization" in operators and current < _GROUP_NORM_BY_CHANNEL <= opset:  # it converts this wrongly
+        what = f"from {_GROUP_NORM_BY_CHANNEL} on a GroupNormalization has a scale for each channel, not each group"
         raise ModelError(f"{refused}: {what}", cure)
     slim = without_weights(proto, proto.graph.node, {})
     slim.graph.value_info.extend(proto.graph.value_info)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from mptune.graph.loading.model import Model, Node, output_types
+from mptune.graph.loading.model import Model, output_types
 from mptune.graph.loading.reading import INLINE_LIMIT
 from mptune.graph.loading.tensors import fixed_shape, type_of
 
@@ -40,14 +40,13 @@ def static_shapes(model: Model, batch: int = 1, given: Mapping[str, tuple[int, .
         given: shapes of inputs, by name: nothing is assumed of these.
     """
     inputs = dict(given or {})
-    pairs = (
-        (dim, size) for i in model.inputs for dim, size in zip(i.shape or (), inputs.get(i.name, ()), strict=False)
-    )
-    assumed = {dim: size for dim, size in pairs if isinstance(dim, str)}
+    assumed: dict[str, int] = {}
+    for info in model.inputs:
+        pairs = zip(info.shape or (), inputs.get(info.name, ()), strict=False)
+        assumed.update((dim, size) for dim, size in pairs if isinstance(dim, str))
     # (time, batch, features): dimension 0 is the batch only where none says it is.
-    batches = {
-        dim for info in model.inputs for dim in info.shape or () if isinstance(dim, str) and "batch" in dim.lower()
-    }
+    named = {dim for info in model.inputs for dim in info.shape or () if isinstance(dim, str)}
+    batches = {dim for dim in named if "batch" in dim.lower()}
     first = -1 if batches else 0
     batches = batches or {i.shape[0] for i in model.inputs if i.shape and isinstance(i.shape[0], str)}
     for info in model.inputs:
@@ -75,13 +74,14 @@ def _walk(model: Model, shapes: dict[str, tuple[int, ...]]) -> None:
         for name, constant in model.initializers.items()
         if constant.nbytes <= INLINE_LIMIT and constant.dtype not in ("string", "bfloat16")
     }
+    opsets = {entry.domain: entry.version for entry in model.proto.opset_import}
     for node in model.nodes:
         if not node.is_standard or node.has_subgraph or node.op_type == "Constant":
             continue
         feeds = {name: small[name] for name in node.inputs if name in small}
         with suppress(Exception):  # an operator that cannot be evaluated alone leaves its shape unknown
             # Its values, where it computes from small ones alone, or from a shape.
-            results: Sequence[np.ndarray] = ()
+            results: Any = ()
             if node.op_type == "Shape" and node.inputs[0] in shapes:
                 bounds = {a.name: a.i for a in node.proto.attribute}
                 shape = shapes[node.inputs[0]]
@@ -89,7 +89,9 @@ def _walk(model: Model, shapes: dict[str, tuple[int, ...]]) -> None:
             elif node.inputs and all(not name or name in small for name in node.inputs):
                 is_fill = node.op_type in ("ConstantOfShape", "Expand")
                 if not is_fill or math.prod(map(int, small[node.inputs[-1]])) * 8 <= INLINE_LIMIT:
-                    results = _evaluated(model, node, feeds)
+                    import onnx.reference  # Takes 0.1 s, and few models need it.
+
+                    results = onnx.reference.ReferenceEvaluator(node.proto, opsets=opsets).run(None, feeds)
             for name, value in zip(node.outputs, map(np.asarray, results), strict=False):
                 if name:
                     shapes[name] = tuple(value.shape)
@@ -99,15 +101,7 @@ def _walk(model: Model, shapes: dict[str, tuple[int, ...]]) -> None:
             if node.op_type == "GroupNormalization" and node.inputs[0] in shapes:  # ONNX infers nothing for it
                 shapes[node.outputs[0]] = shapes[node.inputs[0]]
                 continue
-            for name, proto in output_types(model, node, {**dict.fromkeys(node.inputs), **shapes}, feeds).items():
+            for name, proto in output_types(model, node, {n: shapes.get(n) for n in node.inputs}, feeds).items():
                 inferred = fixed_shape(type_of(proto)[1])
                 if inferred is not None:
                     shapes.setdefault(name, inferred)
-
-
-def _evaluated(model: Model, node: Node, feeds: Mapping[str, np.ndarray | None]) -> Any:
-    """What a node computes of these values."""
-    import onnx.reference  # Takes 0.1 s, and few models need it.
-
-    opsets = {entry.domain: entry.version for entry in model.proto.opset_import}
-    return onnx.reference.ReferenceEvaluator(node.proto, opsets=opsets).run(None, dict(feeds))

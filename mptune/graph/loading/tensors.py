@@ -200,14 +200,13 @@ def all_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
 
 def constant_value(node: onnx.NodeProto) -> onnx.TensorProto | None:
     """The tensor of a Constant node in whichever attribute it stands; None for strings and sparse tensors."""
+    dtypes = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
     for a in node.attribute:
         value = onnx.helper.get_attribute_value(a)
         if a.name == "value":
             return cast("onnx.TensorProto", value)
-        if a.name in ("value_float", "value_floats"):
-            return onnx.numpy_helper.from_array(np.array(value, np.float32))
-        if a.name in ("value_int", "value_ints"):
-            return onnx.numpy_helper.from_array(np.array(value, np.int64))
+        if a.name in dtypes:
+            return onnx.numpy_helper.from_array(np.array(value, dtypes[a.name]))
     return None
 
 

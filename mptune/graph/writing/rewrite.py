@@ -280,14 +280,13 @@ def declare_rounded_outputs(graph: onnx.GraphProto, model: Model) -> None:
     """
     makers = {name: node for node in graph.node for name in node.output if name}
     for value in graph.output:
-        added, waiting = dict[str, onnx.NodeProto](), [value.name]
-        while waiting:
-            node = makers.get(waiting.pop())
+        added, names = dict[str, onnx.NodeProto](), [value.name]
+        for name in names:  # grows
+            node = makers.get(name)
             if node is not None and node.op_type in ("Cast", "Where") and node.domain in STANDARD_DOMAINS:
                 new = {n: makers[n] for n in node.input if n in makers and n not in model.tensors and n not in added}
                 added.update(new)
-                # A Where of the model may stretch what it reads.
-                waiting += node.input if node.op_type == "Cast" else new
+                names += node.input if node.op_type == "Cast" else new  # a Where of the model may stretch what it reads
         if any(node.domain not in STANDARD_DOMAINS for node in added.values()):
             for name, node in added.items():
                 declared = graph.value_info.add()

@@ -11,7 +11,6 @@ import pytest
 
 from mptune.engines.base import Failure, Measurement, Stage
 from mptune.engines.context import RunContext
-from mptune.engines.environment import describe_environment
 from mptune.engines.ort.backend import ONNXRUNTIME, OrtBuilder
 from mptune.engines.ort.session import Provider
 from mptune.engines.spread import LEAST_VALUES
@@ -30,7 +29,6 @@ from mptune.targets.detect import Gpu
 from mptune.targets.roofline import roofline
 from mptune.targets.target import load_target
 from tests.engines.engine_support import install, make_context
-from tests.engines.test_environment import TWO_GPUS, fake_nvidia_smi
 
 T = TypeVar("T")
 
@@ -112,21 +110,6 @@ def test_tf32_is_predicted_and_emulated_on_a_device_that_is_not_here(
         assert half.latency.median_ms < tf32.latency.median_ms < base.latency.median_ms
         assert 1e-5 < tf32.error.value("relative_l2") < 1e-3
     assert not list(mlp_context.weights_dir.glob("*.onnx"))
-
-
-def test_a_busy_gpu_disturbs_no_prediction(
-    mlp_context: RunContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script = f"""
-if 'reasons' in arguments:
-    print('0x40'), print('0x0')
-elif '--query-gpu' in arguments:
-    print({TWO_GPUS!r}, end='')
-"""
-    fake_nvidia_smi(tmp_path, script, monkeypatch)
-    assert any("throttled" in warning for warning in describe_environment().warnings)
-    with Toolchain(None, load_target("jetson-orin-nano-8gb"), mlp_context) as predicted:
-        assert predicted.environment().warnings == ()
 
 
 def test_the_prior_of_latencies_is_the_roofline_whatever_the_engine(mlp_context: RunContext) -> None:

@@ -287,17 +287,6 @@ def test_row_12_lengths_boxes_and_thresholds(tmp_path: Path) -> None:
     case.holds(bound=None)
 
 
-@pytest.mark.skipif(onnx.defs.onnx_opset_version() < 27, reason="LinearAttention came with opset 27")
-def test_row_12_a_state_has_the_type_of_an_input_that_may_be_omitted(tmp_path: Path) -> None:
-    """Then ONNX's inference gives it the type of the query, in FP16 too, and the interface would change."""
-    heads = 'q_num_heads = 2, kv_num_heads = 2, update_rule = "linear"'
-    nodes = f"h = MatMul(x, w) y, state = LinearAttention<{heads}>(h, h, h)"
-    graph = f"(float[2,3,4] x) => (float[2,3,4] y, float[2,2,2,2] state) {{ {nodes} }}"
-    case = Case(text(graph, W, opset=27), tmp_path)
-    types = value_types(case.typed(case.plan()))
-    assert (types["y"], types["state"]) == (FLOAT, FLOAT)
-
-
 OUTPUT_TYPES_OF_THEIR_OWN = """
 Bernoulli BitCast BlackmanWindow Cast Celu ConcatFromSequence Constant ConstantOfShape CumSum DequantizeLinear
 DynamicQuantizeLinear EyeLike HammingWindow HannWindow If LayerNormalization Loop MelWeightMatrix Multinomial
