@@ -32,8 +32,8 @@ _NAMES = {
     "mptune.tuning.bench": "Listener",
     "mptune.tuning.sampler.precision": "PrecisionSampler",
     "mptune.tuning.sampler.trials": "Prior",
-    "mptune.inspection.record": "Inspection",
-    "mptune.diagnosis.comparison": "Comparison",
+    "mptune.inspection": "Inspection",
+    "mptune.diagnosis.comparing": "Comparison",
     "mptune.errors": "MptuneError SettingsError ModelError DataError PlanError SpaceError TargetError RunError"
     " BaselineError EndedEarlyError",
 }
@@ -47,13 +47,13 @@ if TYPE_CHECKING:
     from mptune.api.models import apply, check, compare, inspect
     from mptune.api.reading import pick, report
     from mptune.api.searching import search
-    from mptune.diagnosis.comparison import Comparison
+    from mptune.diagnosis.comparing import Comparison
     from mptune.errors import *  # noqa: F403 - its __all__
     from mptune.graph.groups import LayerGroup, find_groups
     from mptune.graph.loading.model import Model, load_model
     from mptune.graph.plan import Precision, PrecisionPlan
     from mptune.graph.writing.rewrite import rewrite
-    from mptune.inspection.record import Inspection
+    from mptune.inspection import Inspection
     from mptune.settings import *  # noqa: F403 - its __all__
     from mptune.tuning.bench import Listener
     from mptune.tuning.confirmation import Confirmation

@@ -17,7 +17,7 @@ from mptune.findings.data import DATA
 from mptune.findings.engine import ENGINE
 from mptune.findings.numbers import NUMBERS
 from mptune.findings.reference import REFERENCE
-from mptune.findings.wording import SEVERITIES, CodeInfo, Severity, Values, located
+from mptune.findings.wording import SEVERITIES, CodeInfo, Severity, located
 from mptune.json_form import JsonForm
 
 CODES: Mapping[str, CodeInfo] = MappingProxyType({**NUMBERS, **REFERENCE, **DATA, **ENGINE, **COMPARISON})
@@ -138,7 +138,7 @@ class Finding:
             names: what the words name beside the evidence and the first of each kind of place.
         """
         row = CODES[code]
-        words = row.words(Values({"kind": kind, **where.first_names(), **evidence, **names}))
+        words = row.say({"kind": kind, **where.first_names(), **evidence, **names})
         is_at_value = code in _AT_VALUE and where.tensors
         text = located(where.tensors[0], next(iter(where.nodes), None)) + words.text if is_at_value else words.text
         return cls(code, severity or words.severity or row.severity, origin, where, evidence, text, words.cure)

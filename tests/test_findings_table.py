@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mptune.finding import Finding, Where
-from mptune.findings.wording import counted, listed
+from mptune.finding import CODES, Finding, Where
+from mptune.findings.wording import SEVERITIES, counted, listed
 
 PACKAGE = Path(__file__).resolve().parent.parent / "mptune"
 TABLE = PACKAGE / "findings"
@@ -78,8 +78,11 @@ def test_lists_and_counts_in_words() -> None:
     assert (counted(1, "row"), counted(3, "row")) == ("1 row", "3 rows")
 
 
-def test_an_unknown_code_or_an_unnamed_value_is_an_error() -> None:
+def test_an_unknown_code_is_an_error_and_a_text_that_lacks_a_value_gives_way_to_the_meaning() -> None:
     with pytest.raises(KeyError):
         Finding.of("no-such-code", "search", Where(), {})
-    with pytest.raises(KeyError, match="target"):
-        Finding.of("target-not-here", "search", Where(), {})
+    for code in CODES:
+        finding = Finding.of(code, "search", Where(), {}, kind="no such kind")
+        assert finding.text
+        assert finding.severity in SEVERITIES
+    assert Finding.of("target-not-here", "search", Where(), {}).text == CODES["target-not-here"].meaning

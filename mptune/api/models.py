@@ -12,15 +12,15 @@ from mptune import applying
 from mptune.api import arguments
 from mptune.choice import Choice
 from mptune.data.calibration import load_calibration
-from mptune.diagnosis import comparing, comparison, engines, runner, structure, tracing
+from mptune.diagnosis import comparing, engines, runner, structure
 from mptune.engines.loading import check_loads
 from mptune.errors import ModelError, SettingsError
 from mptune.files import PathLike
 from mptune.graph.hazards.static import state_inputs
 from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.inspection import model as inspecting
-from mptune.inspection.record import Inspection
+from mptune.inspection import Inspection, inspect_model
+from mptune.observing import load_samples
 from mptune.settings import DataSettings, Tolerance, check_limits, documented, one_or_several, read_error
 from mptune.targets.findings import already_mixed_findings
 from mptune.tuning.bench import Listener, Silent
@@ -61,7 +61,7 @@ def inspect(
     named = load_space(space)
     with arguments.loaded_model(model) as loaded:
         arguments.check_batch(batch, loaded)
-        return inspecting.inspect_model(
+        return inspect_model(
             loaded, named, arguments.data_argument(data), batch, budget, stage, all_samples=all_samples
         )
 
@@ -111,7 +111,7 @@ def apply(
     written, source = Path(out), arguments.data_argument(data)
     applying.check_out(given, written, force=force)
     loaded = applying.load_for_plan(Path(model), given, opset)
-    samples = None if source is None else inspecting.load_samples(loaded, source, batch)
+    samples = None if source is None else load_samples(loaded, source, batch)
     resolved = applying.resolve_plan(
         loaded, given, keep_fp32, samples, reduced=Precision.named(reduced), keep_bf16=keep_bf16
     )
@@ -138,7 +138,7 @@ def compare(
     batch: int = 1,
     explain: Literal["always", "beyond", "never"] = "always",
     listener: Listener | None = None,
-) -> comparison.Comparison:
+) -> comparing.Comparison:
     """Compare recorded outputs, or another model, with a model in true FP32, and name the cause of a difference.
 
     The left side is ``reference_outputs``, else ``model`` in FP32; the right side is ``candidate`` or ``outputs``, else
@@ -247,7 +247,7 @@ def compare(
             differing = structure.structure_finding(sides, alignment)
             if trace:
                 limits = [tolerance.limit for tolerance in tolerances if not tolerance.is_absolute]
-                first = tracing.first_difference(sides, right, alignment, min(limits, default=None))
+                first = structure.first_difference(sides, right, alignment, min(limits, default=None))
                 more += [] if first is None else [first]
         if reference_outputs is None:
             more += already_mixed_findings(left.grouped, static_shapes(left.model, batch).shapes, "compare")
@@ -284,7 +284,7 @@ def check(
     batch: int = 1,
     explain: bool = False,
     listener: Listener | None = None,
-) -> comparison.Comparison:
+) -> comparing.Comparison:
     """Compare a mixed-precision model with the FP32 model that it was made from, for continuous integration.
 
     Args:

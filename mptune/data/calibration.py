@@ -60,32 +60,27 @@ def load_calibration(
             raise DataError(f"input {info.name!r} is of type {info.dtype}", "mptune feeds numeric tensors only")
     if source is None:
         return _random(inputs, settings, seed)
-    if isinstance(source, InMemory):
-        loaded = _from_memory(source.content, inputs, settings.batch, "arrays")
-    else:
-        loaded = _from_path(source, inputs, settings.batch)
-    return replace(loaded, findings=data_findings(loaded.samples, states))
-
-
-def _from_path(path: Path, inputs: Sequence[TensorInfo], batch: int) -> CalibrationSet:
+    path = Path("arrays") if isinstance(source, InMemory) else source
     script, _, function = str(path).rpartition(":") if path.suffix != ".py" else (str(path), "", "load_data")
     suffix, declaration = path.suffix.lower(), path / "preprocess.toml"
-    content: Any
-    if script.endswith(".py"):
+    if isinstance(source, InMemory):
+        loaded = _from_memory(source.content, inputs, settings.batch, path.name)
+    elif script.endswith(".py"):
         from mptune.data.scripts import run_loader  # slow to import, as images are, and a run is read without data
 
-        content = run_loader(Path(script), function)
+        loaded = _from_memory(run_loader(Path(script), function), inputs, settings.batch, path.name)
     elif suffix == ".toml" or declaration.is_file():
         from mptune.data.images import load_images
 
-        return load_images(path if suffix == ".toml" else declaration, inputs, batch)
+        loaded = load_images(path if suffix == ".toml" else declaration, inputs, settings.batch)
     elif path.is_dir():
-        return _from_folder(path, inputs, batch)
-    elif suffix not in (".json", ".npz", ".npy"):
-        raise DataError(f"{path} is no calibration data" if path.exists() else f"no such file: {path}", _FORMS)
-    else:
+        loaded = _from_folder(path, inputs, settings.batch)
+    elif suffix in (".json", ".npz", ".npy"):
         content = _polygraphy_inputs(path) if suffix == ".json" else _read_file(path)
-    return _from_memory(content, inputs, batch, path.name)
+        loaded = _from_memory(content, inputs, settings.batch, path.name)
+    else:
+        raise DataError(f"{path} is no calibration data" if path.exists() else f"no such file: {path}", _FORMS)
+    return replace(loaded, findings=data_findings(loaded.samples, states))
 
 
 def _read_file(path: Path) -> np.ndarray | Arrays:

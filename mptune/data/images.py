@@ -57,7 +57,7 @@ def load_images(declaration: Path, inputs: Sequence[TensorInfo], batch: int) -> 
     info = inputs[0]
     shape = info.shape if len(inputs) == 1 and declared.input in (None, info.name) else None
     if shape is None or len(shape) != 4:
-        text = f"images are for a model with one input {declared.input or ''} of rank 4".replace("  ", " ")
+        text = f"images are for a model with one input of rank 4, named {declared.input or 'anything'}"
         raise DataError(f"{declaration}: {text}", "write .npz files with one array per input")
     channels = 1 if declared.colour == "GREY" else 3
     fitting = [layout for layout, axis in (("NCHW", 1), ("NHWC", 3)) if shape[axis] == channels]
@@ -70,14 +70,9 @@ def load_images(declaration: Path, inputs: Sequence[TensorInfo], batch: int) -> 
     if {len(declared.mean), len(declared.std)} - {1, channels}:
         text = f"mean has {len(declared.mean)} numbers, std {len(declared.std)}"
         raise DataError(f"{declaration}: {text}", f"give 1 or {channels}")
-    by_default = 1 / 255 if info.numpy_dtype.kind == "f" else 1.0
-    spec = {
-        **declared.model_dump(mode="json", exclude={"input", "folder"}),
-        "size": list(size),
-        "layout": layout,
-        "scale": declared.scale if declared.scale is not None else by_default,
-        "dtype": info.numpy_dtype.name,
-    }
+    scale = (1 / 255 if info.numpy_dtype.kind == "f" else 1.0) if declared.scale is None else declared.scale
+    spec = declared.model_dump(mode="json", exclude={"input", "folder"})
+    spec |= {"size": list(size), "layout": layout, "scale": scale, "dtype": info.numpy_dtype.name}
     folder = declaration.parent / (declared.folder or ".")
     files = image_files(folder) if folder.is_dir() else []
     rows = shape[0] if isinstance(shape[0], int) else batch

@@ -332,7 +332,7 @@ def collect_check(
     }
     arrays = {"header": np.frombuffer(json.dumps(header, allow_nan=False).encode(), np.uint8)}
     for number, feed in enumerate(inputs):
-        arrays |= {f"input_{number}_{k}": array for k, array in enumerate(feed[name] for name in inputs[0])}
+        arrays |= {f"input_{number}_{k}": feed[name] for k, name in enumerate(inputs[0])}
     for number, outputs in enumerate(references):
         arrays |= {f"reference_{number}_{k}": outputs[name] for k, name in enumerate(names)}
     return arrays

@@ -33,8 +33,7 @@ from mptune.data.metrics.table import (
     unknown_metric,
 )
 from mptune.errors import DataError, SettingsError
-from mptune.processes.child import WorkerState, describe
-from mptune.processes.failure import Failure, FailureKind
+from mptune.processes.child import Failure, FailureKind, WorkerState, describe
 from mptune.processes.parent import Worker
 
 _SIGNATURE = "write def metric(outputs, reference): ...; both map output names to arrays, and it returns one number"

@@ -6,25 +6,69 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 
 from mptune.data.samples import CalibrationSet
-from mptune.diagnosis.comparison import Comparison
 from mptune.diagnosis.engines import EngineRunner
 from mptune.diagnosis.order import find_stale, other_order, stale_finding, stale_rows
 from mptune.diagnosis.precision import precision
 from mptune.diagnosis.preprocessing import other_feed
-from mptune.diagnosis.roundings import FP32_ROUNDING
-from mptune.diagnosis.rows import Layout, read_recording
+from mptune.diagnosis.rows import FP32_ROUNDING, Layout, read_recording
 from mptune.diagnosis.runner import Runner
 from mptune.diagnosis.sides import HEADROOM, Limit, Side, Sides, figure_of
 from mptune.finding import Finding, OutputColumns, Where, by_severity
 from mptune.graph.plan import Precision
+from mptune.json_form import encode
 from mptune.settings import Tolerance
+
+COMPARISON_FORMAT = 1
+
+Verdict = Literal["agrees", "differs"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What ``compare`` or ``check`` found, output by output.
+
+    Attributes:
+        verdict: ``differs`` where an output is beyond its limit, or has a cause that is no rounding.
+        findings: what the difference is, the most severe first.
+        outputs: output name -> statistic -> value over all samples. ``error`` is the root mean square difference of a
+            sample, divided by the output's standard deviation over all samples, the mean over the samples; of an output
+            whose number of rows depends on values, of its rows as pairs, divided by the root mean square.
+            ``emulated_fp16`` is the same of the model with FP16 wherever FP16 can be right. ``judged`` is what
+            ``limit`` limits: that error, or the largest absolute difference where the tolerance is of that;
+            ``judged_fp16`` as before. ``check`` has no figures of FP16 where it explains nothing.
+        reference: what the left side is called.
+        candidate: what the right side is called.
+        samples: how many.
+        warnings: that have no code, one line each.
+        limits: output name -> the limit of its part that is worst against its own; ``error`` and ``judged`` are of it.
+    """
+
+    verdict: Verdict
+    findings: tuple[Finding, ...]
+    outputs: Mapping[str, Mapping[str, float]]
+    reference: str
+    candidate: str
+    samples: int
+    warnings: tuple[str, ...] = ()
+    limits: Mapping[str, Limit] = field(default_factory=dict)
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the verdict is ``agrees``."""
+        return self.verdict == "agrees"
+
+    def to_json(self) -> dict[str, Any]:
+        """What ``mptune compare --json`` prints; numbers that are not finite are texts."""
+        document: dict[str, Any] = encode({"format": COMPARISON_FORMAT, **vars(self)})
+        return document
 
 
 def make_sides(
@@ -42,13 +86,12 @@ def make_sides(
     exact, names = runner.exact, [output.name for output in runner.model.outputs]
     compared = [name for name in names if name not in ignore]
     layouts = {name: Layout.of_arrays([sample[name] for sample in exact], runner.samples) for name in compared}
-    inputs = [info.name for info in runner.model.inputs]
     reference, reference_name = exact, f"{runner.name} in FP32"
     if recorded_reference is not None:
-        reference, reference_name = read_recording(recorded_reference, layouts, inputs), str(recorded_reference)
+        reference, reference_name = read_recording(recorded_reference, layouts), str(recorded_reference)
     candidate, candidate_name, origin = exact, f"{runner.name} in FP32", "same"
     if recorded is not None:
-        candidate, candidate_name, origin = read_recording(recorded, layouts, inputs), str(recorded), "recorded"
+        candidate, candidate_name, origin = read_recording(recorded, layouts), str(recorded), "recorded"
     elif other is not None:
         candidate, candidate_name, origin = other.exact, other.name, "engine"
     if isinstance(other, Runner):
@@ -76,13 +119,11 @@ def not_computed(side: Side) -> Finding | None:
     if side.is_within or side.sides.origin != "recorded" or side.compared is None:
         return None
     got, wanted = side.rows(side.sides.candidate), side.rows(side.sides.reference)
-    is_zero = not got.any() and bool(wanted.any())
+    is_zero = not got.any() and wanted.any()
     # Rows of one label each are equal by chance.
-    is_equal = len(got) > 1 and bool((got == got[:1]).all()) and got.dtype.kind == "f"
-    if not is_zero and (not is_equal or bool((wanted == wanted[:1]).all())):
-        return None
-    kind = "zero" if is_zero else "equal rows"
-    return side.finding("not-computed", {"error": side.error, "rows": len(got)}, kind=kind)
+    is_equal = len(got) > 1 and got.dtype.kind == "f" and (got == got[:1]).all() and not (wanted == wanted[:1]).all()
+    evidence, kind = {"error": side.error, "rows": len(got)}, "zero" if is_zero else "equal rows"
+    return side.finding("not-computed", evidence, kind=kind) if is_zero or is_equal else None
 
 
 def agreement(side: Side) -> Finding | None:

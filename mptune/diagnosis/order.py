@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mptune.diagnosis.roundings import CLEAR, Compared, rms
+from mptune.diagnosis.rows import CLEAR, Compared, rms
 from mptune.diagnosis.sides import Side, arrays_of
 from mptune.finding import Finding, OutputColumns, Where
 from mptune.findings.wording import listed
@@ -98,15 +98,8 @@ def stale_finding(side: Side, stale: Stale) -> Finding:
     rows = stale.torn or tuple(stale.source)
     example = next((row for row in rows if row - stale.source[row] == stale.lag), rows[0])
     count = len(side.rows(side.sides.reference))
-    evidence: dict[str, int | float | str] = {
-        "share": len(stale.source) / count,
-        "rows": len(stale.source),
-        "torn": len(stale.torn),
-        "lag": stale.lag,
-        "row": example,
-        "source_row": stale.source[example],
-        "error": side.error,
-    }
+    evidence = {"share": len(stale.source) / count, "rows": len(stale.source), "torn": len(stale.torn)}
+    evidence |= {"lag": stale.lag, "row": example, "source_row": stale.source[example], "error": side.error}
     where = Where(outputs=(OutputColumns(side.name),), samples=side.samples_of(tuple(stale.source)))
     return side.finding("torn-rows" if stale.torn else "stale-rows", evidence, where, of_rows=count)
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 import glob
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from mptune.diagnosis.roundings import Explanation
+from mptune.data.archive import save_samples
+from mptune.diagnosis.rows import Explanation
 from mptune.diagnosis.runner import Outputs
 from mptune.diagnosis.sides import HEADROOM, Limit, Side, Sides, figure_of
+from mptune.engines.base import Failure
+from mptune.engines.failures import did_not_run
+from mptune.engines.toolchains.emulation import Emulation
 from mptune.finding import BREAKING_CODES, Finding, Where
 from mptune.findings.wording import listed
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
@@ -108,7 +113,16 @@ def _shares(blamed: Sequence[Side], plan: PrecisionPlan) -> dict[str, float]:
     """Group of less than FP32 -> its share of the squared error, of the output where that is largest."""
     runner, groups = blamed[0].sides.runner, plan.reduced_groups
     base = runner.grouped.uniform(Precision.FP32)
-    errors = runner.one_by_one([base.replace({group: plan.precision[group]}) for group in groups])
+    plans = [base.replace({group: plan.precision[group]}) for group in groups]
+    runner.begin(f"emulating {len(plans)} groups, each alone")
+    save_samples(runner.context.reference("search"), runner.exact)
+    used = {str(precision) for each in plans for precision in each.precision.values()}
+    context = runner.context.with_settings(precisions=tuple(sorted(used)))  # a switch that nobody turns costs time
+    emulation = Emulation(context, runner.grouped, "cpu", runner.worker, runner.observed.shapes)
+    # On the first samples where more would take long.
+    errors = emulation.errors(plans, part=emulation.samples.parts[0])
+    if isinstance(errors, Failure):
+        raise did_not_run(f"{runner.name} cannot be emulated", replace(errors, log_path=None))
     shares = dict.fromkeys(groups, 0.0)
     for side in blamed:
         squares = [min(figure_of(error, side.name, Limit(0.0)), _NOT_FINITE) ** 2 for error in errors]
@@ -125,17 +139,15 @@ def _cured(
     # One-group errors add in squares, but nearly: as many as should leave most of the limit come first.
     wanted = min(side.limit.value / side.judged if math.isfinite(side.judged) else 1e-3 for side in blamed)
     left = np.cumsum([shares[group] for group in reversed(ranked)])[::-1]
-    count = int((np.sqrt(left / max(left[0], 1e-30)) > _MARGIN * wanted).sum())
-    count = min(count, len(ranked) - 1)
+    count = min(int((np.sqrt(left / max(left[0], 1e-30)) > _MARGIN * wanted).sum()), len(ranked) - 1)
     for _ in range(_TRIES):
-        kept = list(ranked[:count])
-        if count >= len(ranked):
-            break
-        outputs = runner.emulated(plan.replace(dict.fromkeys(kept, Precision.FP32)))
+        outputs = runner.emulated(plan.replace(dict.fromkeys(ranked[:count], Precision.FP32)))
         again = [side for side in blamed[0].sides.judged(outputs, runner.exact) if side.name in names]
         if all(side.is_within for side in again):
-            return kept, max(again, key=lambda side: side.excess)
-        count = min(len(ranked), count + max(1, (len(ranked) - count) // 3))
+            return list(ranked[:count]), max(again, key=lambda side: side.excess)
+        count += max(1, (len(ranked) - count) // 3)
+        if count >= len(ranked):
+            break
     return [], None
 
 

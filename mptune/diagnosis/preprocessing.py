@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mptune.data.samples import Feed
-from mptune.diagnosis.roundings import CLEAR, FP32_ROUNDING
+from mptune.diagnosis.rows import CLEAR, FP32_ROUNDING
 from mptune.diagnosis.runner import Runner
 from mptune.diagnosis.sides import Side
 from mptune.errors import BaselineError
@@ -47,32 +47,29 @@ class Way(NamedTuple):
 
     words: str  # what follows "the model gives what was recorded"
     inputs: tuple[str, ...]
-    feed: Callable[[int], Feed | None]
-    """Index of a sample -> what is fed in its place; None where the way does not apply to it."""
+    feed: Callable[[int], Feed | None]  # index of a sample -> what is fed instead; None where the way does not apply
 
 
 def ways(feeds: Sequence[Feed]) -> Iterator[Way]:
     """All ways that the inputs allow."""
+
+    def changed(name: str, change: Change) -> Callable[[int], Feed]:
+        return lambda k: {**feeds[k], name: change(feeds[k][name])}
+
     for name in feeds[0]:
         for words, change in _changes([feed[name] for feed in feeds]):
-            yield Way(f"for input {name!r} {words}", (name,), _with(feeds, name, change))
+            yield Way(f"for input {name!r} {words}", (name,), changed(name, change))
     for first, second in itertools.combinations(feeds[0], 2) if len(feeds[0]) <= _MOST_INPUTS else ():
         if all(feed[first].shape == feed[second].shape and feed[first].dtype == feed[second].dtype for feed in feeds):
             words, pair = f"with the inputs {first!r} and {second!r} exchanged", (first, second)
             yield Way(words, pair, [{**feed, first: feed[second], second: feed[first]} for feed in feeds].__getitem__)
     for name in feeds[0]:
-        yield Way(f"with zeros in the input {name!r}", (name,), _with(feeds, name, np.zeros_like))
+        yield Way(f"with zeros in the input {name!r}", (name,), changed(name, np.zeros_like))
         if len(feeds[0]) > 1:  # with one input, the outputs are those of another sample: stale rows
-            before = [
-                None,
-                *(a[name] if a[name].shape == b[name].shape else None for a, b in itertools.pairwise(feeds)),
-            ]
-            late = [None if value is None else {**feed, name: value} for value, feed in zip(before, feeds, strict=True)]
+            late: list[Feed | None] = [None]
+            for before, feed in itertools.pairwise(feeds):
+                late.append({**feed, name: before[name]} if before[name].shape == feed[name].shape else None)
             yield Way(f"with the sample before's values in the input {name!r}", (name,), late.__getitem__)
-
-
-def _with(feeds: Sequence[Feed], name: str, change: Change) -> Callable[[int], Feed]:
-    return lambda k: {**feeds[k], name: change(feeds[k][name])}
 
 
 def _changes(arrays: Sequence[np.ndarray]) -> Iterator[tuple[str, Change]]:
@@ -81,12 +78,11 @@ def _changes(arrays: Sequence[np.ndarray]) -> Iterator[tuple[str, Change]]:
     def line(factor: float | np.ndarray, offset: float | np.ndarray) -> Change:
         return lambda x: (x * factor + offset).astype(x.dtype)
 
-    def flipped(axis: int, before: Change | None = None, after: Change | None = None) -> Change:
-        def change(x: np.ndarray) -> np.ndarray:
-            x = np.ascontiguousarray(np.flip(before(x) if before else x, axis))
-            return after(x) if after else x
+    def flip(axis: int) -> Change:
+        return lambda x: np.ascontiguousarray(np.flip(x, axis))
 
-        return change
+    def in_turn(first: Change, second: Change) -> Change:
+        return lambda x: second(first(x))
 
     shape, is_float = arrays[0].shape, arrays[0].dtype.kind == "f"
     if arrays[0].dtype.kind not in "fu" or len(shape) < 2:
@@ -102,15 +98,15 @@ def _changes(arrays: Sequence[np.ndarray]) -> Iterator[tuple[str, Change]]:
             values.append((f"normalised {times}with {what}", line(1 / (unit * deviation), -mean / deviation)))
             values.append((f"without {what}", line(deviation, mean)))
             values.append((f"without {what}, in 0 to 255", line(255 * deviation, 255 * mean)))
-        yield _REVERSED, flipped(channels)
+        yield _REVERSED, flip(channels)
         for words, change in values:
             # A mean belongs to a colour: it is taken off after the colours are exchanged, and given back before.
-            is_before = words.startswith("without")
-            yield f"{words}, {_REVERSED}", flipped(channels, *((change, None) if is_before else (None, change)))
+            order = (change, flip(channels)) if words.startswith("without") else (flip(channels), change)
+            yield f"{words}, {_REVERSED}", in_turn(*order)
     yield from values
     if channels is not None:
         height, width = (2, 3) if channels == 1 else (1, 2)
-        yield "mirrored", flipped(width)
+        yield "mirrored", flip(width)
         if shape[height] == shape[width]:
             yield "with height and width exchanged", lambda x: np.ascontiguousarray(np.swapaxes(x, height, width))
         if shape[channels] > 1:

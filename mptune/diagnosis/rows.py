@@ -1,17 +1,29 @@
-"""Outputs as rows: those of the samples of a run, and what a deployment recorded, in the same order and layout."""
+"""Outputs as rows: those of a run's samples and of recordings, in one layout, and which rounding a difference has.
+
+A rounding (TF32, FP16, BF16) is made out in units of the reference's spread.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from mptune.data.archive import read_archive, read_array
 from mptune.errors import DataError
 
+FP32_ROUNDING = 1e-5  # relative to the root mean square: what another order of FP32 additions changes at most
+CLEAR = 0.1  # A pattern explains a difference where it leaves at most this share of it
+_UNKNOWN_ROUNDING = 1e-2  # where the emulation in FP16 is not finite
+_MOST_ROUNDING = 0.3  # in standard deviations: a larger error of FP16 could be anything else, too
+_LEFT = 0.6  # share of a difference that may be left by its cause: two engines add up in other orders
+_CLEARER = 0.7  # TF32 and FP16 both keep 11 bits, so TF32 has to leave at most this much of what FP16 leaves
+
+Cause = Literal["tf32-reference", "tf32-candidate", "fp16", "bf16"]
 _UNNAMED = "arr_0"  # what NumPy calls an array that is saved without a name
 
 
@@ -63,37 +75,119 @@ class Layout:
         return array.reshape(wanted) if is_flat or is_same else None
 
 
-def read_recording(
-    path: Path, layouts: Mapping[str, Layout], inputs: Collection[str] = ()
-) -> tuple[Mapping[str, np.ndarray], ...]:
+def read_recording(path: Path, layouts: Mapping[str, Layout]) -> tuple[Mapping[str, np.ndarray], ...]:
     """Read ``.npz`` with one array per output, or ``.npy`` where there is one output; rows in the order of the data.
 
     Raises DataError where an output is missing, or has a shape that fits no output.
     """
-    is_single = path.suffix.lower() == ".npy"
-    arrays = {_UNNAMED: read_array(path)} if is_single else dict(read_archive(path))
+    arrays = {_UNNAMED: read_array(path)} if path.suffix.lower() == ".npy" else read_archive(path)
     if list(arrays) == [_UNNAMED] and len(layouts) == 1:
         arrays = {next(iter(layouts)): arrays[_UNNAMED]}
     cut: dict[str, list[np.ndarray]] = {}
     for name, layout in layouts.items():
         if name not in arrays:
             hint = f"write one array per output by its name: np.savez('outputs.npz', **{{{name!r}: ...}})"
-            if arrays.keys() <= set(inputs):
-                hint = "these are inputs of the model: give what it, or the deployment, computed of them"
-            elif not arrays.keys().isdisjoint(layouts):
-                hint += f", or leave it out of the comparison: --ignore {name}"
+            hint += f", or leave it out of the comparison: --ignore {name}"
             raise DataError(f"{path} has no output {name!r}: it holds {', '.join(map(repr, arrays)) or 'none'}", hint)
         if arrays[name].dtype.kind not in "fiub":
             raise DataError(f"{path}: {name!r} is of type {arrays[name].dtype}, not numeric", "save numbers")
         fitted = layout.fit(arrays[name])
         if fitted is None:
-            shape, wanted = arrays[name].shape, layout.shape
-            if shape[1:] == wanted[1:] and shape:
-                text = f"{path} holds {shape[0]} rows of output {name!r}, the data give {wanted[0]}"
-                raise DataError(text, "record all rows, in the order of the data, without any added")
-            text = f"{path}: output {name!r} has shape {list(shape)}, the data give {list(wanted)}"
-            hint = "record the output itself by its name, as the model gives it: axes in its order, rows along axis 0"
+            text = f"{path}: output {name!r} has shape {list(arrays[name].shape)}, the data give {list(layout.shape)}"
+            hint = (
+                "record the output itself, axes as the model has them, all rows along axis 0 in the order of the data"
+            )
             raise DataError(text, hint)
         cut[name] = layout.cut(fitted)
     count = len(next(iter(layouts.values())).shapes)
     return tuple({name: parts[k] for name, parts in cut.items()} for k in range(count))
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Rows of an output, rows of its reference, and the sizes of roundings, all divided by the columns' spread."""
+
+    got: np.ndarray  # (rows, ...), float64; values that are not finite are 0
+    wanted: np.ndarray
+    scale: np.ndarray  # what both were divided by; broadcasts
+    exact: float  # largest root mean square per row that FP32 rounding makes
+    half: float  # the same of FP16, as emulated, doubled
+
+    @classmethod
+    def of_rows(cls, got: np.ndarray, wanted: np.ndarray, emulated: np.ndarray) -> Compared:
+        """Take rows of an output, of its reference, and of the emulation in FP16 of the reference."""
+        scale = column_scale(wanted)
+        a, b = _finite(got) / scale, _finite(wanted) / scale
+        half, exact = _UNKNOWN_ROUNDING, FP32_ROUNDING * max(rms(b), 1e-30)
+        if emulated.shape == wanted.shape and np.isfinite(emulated).all():
+            half = 2 * float(row_rms(np.asarray(emulated, np.float64) / scale - b).max(initial=0))
+        return cls(a, b, scale, exact, max(min(half, _MOST_ROUNDING), exact))
+
+    @property
+    def distances(self) -> np.ndarray:
+        """Root mean square difference of each row, (rows,)."""
+        return row_rms(self.got - self.wanted)
+
+    @property
+    def distance(self) -> float:
+        """Root mean square difference of all rows."""
+        return rms(self.got - self.wanted)
+
+
+def rms(values: np.ndarray) -> float:
+    """Root mean square; 0 of nothing."""
+    return float(np.sqrt(np.mean(values**2))) if values.size else 0.0
+
+
+def row_rms(values: np.ndarray) -> np.ndarray:
+    """Root mean square of each row, (rows,)."""
+    sizes: np.ndarray = np.sqrt(np.mean(values.reshape(len(values), -1) ** 2, axis=1))
+    return sizes
+
+
+def column_scale(wanted: np.ndarray) -> np.ndarray:
+    """Standard deviation of each column; its root mean square, else 1, where that is 0. Broadcasts to ``wanted``.
+
+    Columns (channels) lie on axis 1 from rank 4 on, else on the last; single values are one column.
+    """
+    values = _finite(wanted)
+    axis = None if values.ndim < 2 else 1 if values.ndim >= 4 else values.ndim - 1
+    others = tuple(k for k in range(values.ndim) if k != axis)
+    spread = values.std(axis=others, keepdims=True)
+    size = np.sqrt(np.mean(values**2, axis=others, keepdims=True))
+    # A column that is constant but for rounding has no spread of its own.
+    scale: np.ndarray = np.where(spread <= 1e-6 * size, np.where(size > 0, size, 1.0), spread)
+    return scale
+
+
+def _finite(values: np.ndarray) -> np.ndarray:
+    return np.nan_to_num(np.asarray(values, np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+
+
+class Explanation(NamedTuple):
+    """A cause of a difference."""
+
+    cause: Cause
+    left: float  # share of the difference (root mean square) that is left when the cause's is taken off
+    size: float  # root mean square of what the cause makes, over that of the difference
+
+
+def explain(difference: np.ndarray, changes: Sequence[tuple[Cause, np.ndarray]]) -> Explanation | None:
+    """The cause that leaves least of a difference, where it leaves little.
+
+    ``difference`` is output minus reference, ``changes`` what each cause makes of the reference, both in units of the
+    columns' spread.
+    """
+    size = float(np.linalg.norm(difference))
+    if size == 0 or not np.isfinite(size):
+        return None
+    causes = [
+        Explanation(cause, float(np.linalg.norm(difference - change)) / size, float(np.linalg.norm(change)) / size)
+        for cause, change in changes
+        if np.isfinite(change).all()
+    ]
+    causes.sort(key=lambda each: each.left)
+    half = next((each for each in causes if not each.cause.startswith("tf32")), None)
+    tf32 = next((each for each in causes if each.cause.startswith("tf32")), None)
+    likely = tf32 if tf32 is not None and (half is None or tf32.left <= _CLEARER * half.left) else half
+    return likely if likely is not None and likely.left <= _LEFT else None

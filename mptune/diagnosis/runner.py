@@ -11,15 +11,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mptune.data.archive import read_samples, save_samples
-from mptune.data.metrics.accuracy import OutputError
-from mptune.data.samples import Feed
 from mptune.engines.base import Failure
 from mptune.engines.context import RunContext
 from mptune.engines.failures import did_not_run
 from mptune.engines.ort.cuda_session import NO_TF32, OrtEngine
 from mptune.engines.ort.session import SessionOptions
 from mptune.engines.outputs import OutputsJob, RepeatJob
-from mptune.engines.toolchains.emulation import Emulation
 from mptune.engines.toolchains.reference import ReferenceModel
 from mptune.errors import BaselineError
 from mptune.graph.groups import GroupedModel, find_groups
@@ -125,7 +122,7 @@ class Runner:
         except BaselineError:
             return None
 
-    def on(self, name: str, feeds: Sequence[Feed]) -> Outputs:
+    def on(self, name: str, feeds: Sequence[Mapping[str, np.ndarray]]) -> Outputs:
         """Outputs in true FP32 on other samples; ``name`` is theirs alone."""
         self.begin("trying other inputs")
         samples = self.context.data_dir / f"{name}-samples.npz"
@@ -172,15 +169,3 @@ class Runner:
         pinned = [group.id for group in self.grouped.groups if group.pinned is not None]
         kept = {*pinned, *lacking, *pinned_by_hazards(hazards, precision, is_measured=True)}
         return self.grouped.uniform(precision).replace(dict.fromkeys(kept, Precision.FP32))
-
-    def one_by_one(self, plans: Sequence[PrecisionPlan]) -> tuple[OutputError, ...]:
-        """Emulated errors of plans against ``exact``; on the first sample where more would take long."""
-        self.begin(f"emulating {len(plans)} groups, each alone")
-        save_samples(self.context.reference("search"), self.exact)
-        used = {str(precision) for plan in plans for precision in plan.precision.values()}
-        context = self.context.with_settings(precisions=tuple(sorted(used)))  # a switch that nobody turns costs time
-        emulation = Emulation(context, self.grouped, "cpu", self.worker, self.observed.shapes)
-        errors = emulation.errors(plans, part=emulation.samples.parts[0])
-        if isinstance(errors, Failure):
-            raise did_not_run(f"{self.name} cannot be emulated", replace(errors, log_path=None))
-        return errors

@@ -13,8 +13,7 @@ import numpy as np
 from mptune.data.metrics.accuracy import OutputError, Reference, compare_outputs
 from mptune.data.metrics.parts import WORST_PART, OutputParts, find_parts
 from mptune.data.metrics.row_sets import RowSet, find_row_sets
-from mptune.diagnosis.roundings import FP32_ROUNDING, Cause, Compared, Explanation, explain
-from mptune.diagnosis.rows import Layout
+from mptune.diagnosis.rows import FP32_ROUNDING, Cause, Compared, Explanation, Layout, explain
 from mptune.diagnosis.runner import Outputs, Runner
 from mptune.engines.samples import batch_sizes
 from mptune.errors import SettingsError
@@ -87,18 +86,24 @@ def default_limit(emulated: float) -> float:
     return min(max(HEADROOM * emulated, FP32_ROUNDING), MOST_LIMIT)
 
 
-def figure_of(errors: OutputError, name: str, limit: Limit) -> float:
-    """The figure of an output that a limit is about; infinite where shapes or finite values differ."""
-    by_part = {part: error for part, error in errors.by_part(WORST_PART).items() if part.name == name}
-    by_column, part = errors.columns.get(name), OutputColumns(name, limit.columns)
+def figure_of(errors: OutputError, name: str, limit: Limit, *, is_absolute: bool | None = None) -> float:
+    """The figure of an output that a limit is about; infinite where shapes or finite values differ.
+
+    ``is_absolute`` asks for the error, or the largest absolute difference, whatever the limit is about.
+    """
+    is_absolute = limit.is_absolute if is_absolute is None else is_absolute
+    by_part, by_column = errors.by_part(WORST_PART), errors.columns.get(name)
+    part = OutputColumns(name, limit.columns)
     values: Collection[float]
-    if limit.columns is None:
-        values = errors.per_output[name].get("max_abs", ()) if limit.is_absolute else by_part.values()
-    elif part in by_part and not limit.is_absolute:
+    if limit.columns is None and is_absolute:
+        values = errors.per_output[name].get("max_abs", ())
+    elif limit.columns is None:
+        values = [error for each, error in by_part.items() if each.name == name]
+    elif part in by_part and not is_absolute:
         values = (by_part[part],)
     else:
-        every = () if by_column is None else by_column.max_abs if limit.is_absolute else by_column.worst_part
-        values = tuple(every[k] for k in limit.columns if k < len(every))
+        every = () if by_column is None else by_column.max_abs if is_absolute else by_column.worst_part
+        values = [every[k] for k in limit.columns if k < len(every)]
     return max(values) if values and all(map(math.isfinite, values)) else math.inf
 
 
@@ -129,10 +134,14 @@ class Sides:
         """Each output of two runs, by the part of it that is worst against its limit."""
         errors, sides = self.errors(got, wanted), list[Side]()
         for name in self.layouts:
-            parts = [
-                Side(self, name, arrays_of(got, name), arrays_of(wanted, name), errors, limit)
-                for limit in self._limits(name)
-            ]
+
+            def default(columns: tuple[int, ...] | None, name: str = name) -> float:
+                return default_limit(figure_of(self.fp16_errors, name, Limit(0.0, columns=columns)))
+
+            arrays = arrays_of(got, name), arrays_of(wanted, name)
+            output_parts = None if self.is_row_set(name) else self._parts.get(name)
+            limits = limits_of(name, self.tolerances, output_parts, self.max_error, default)
+            parts = [Side(self, name, *arrays, errors, limit) for limit in limits]
             sides.append(max(parts, key=lambda side: side.excess))
         return sides
 
@@ -175,13 +184,6 @@ class Sides:
                 parts[name] = replace(part, scales=tuple(scales))
         return parts
 
-    def _limits(self, name: str) -> list[Limit]:
-        def default(columns: tuple[int, ...] | None) -> float:
-            return default_limit(figure_of(self.fp16_errors, name, Limit(0.0, columns=columns)))
-
-        parts = None if self.is_row_set(name) else self._parts.get(name)
-        return limits_of(name, self.tolerances, parts, self.max_error, default)
-
 
 @dataclass(frozen=True, eq=False)
 class Side:
@@ -194,17 +196,17 @@ class Side:
     errors: OutputError
     limit: Limit  # of that part
 
-    @property
+    @cached_property
     def error(self) -> float:
         """The error of that part."""
-        return figure_of(self.errors, self.name, replace(self.limit, is_absolute=False))
+        return figure_of(self.errors, self.name, self.limit, is_absolute=False)
 
-    @property
+    @cached_property
     def emulated(self) -> float:
         """The same of all-FP16 (``Sides.emulated``)."""
-        return figure_of(self.sides.fp16_errors, self.name, replace(self.limit, is_absolute=False))
+        return figure_of(self.sides.fp16_errors, self.name, self.limit, is_absolute=False)
 
-    @property
+    @cached_property
     def judged(self) -> float:
         """The figure that the limit is about."""
         return figure_of(self.errors, self.name, self.limit)
@@ -213,11 +215,6 @@ class Side:
     def judged_fp16(self) -> float:
         """The same of all-FP16."""
         return figure_of(self.sides.fp16_errors, self.name, self.limit)
-
-    @property
-    def where(self) -> OutputColumns:
-        """The output, or the columns of it that are judged."""
-        return OutputColumns(self.name, self.limit.columns)
 
     @property
     def excess(self) -> float:
@@ -229,6 +226,11 @@ class Side:
         """Whether it is within tolerance."""
         return self.judged <= self.limit.value
 
+    @property
+    def where(self) -> OutputColumns:
+        """The output, or the columns of it that are judged."""
+        return OutputColumns(self.name, self.limit.columns)
+
     def finding(
         self, code: str, evidence: Mapping[str, int | float | str], where: Where | None = None, **names: Any
     ) -> Finding:
@@ -239,7 +241,7 @@ class Side:
 
     @property
     def evidence(self) -> dict[str, int | float | str]:
-        """Its figures for a finding; ``largest_difference`` is what an absolute limit is about."""
+        """Its figures for a finding."""
         largest = {"largest_difference": self.judged} if self.limit.is_absolute else {}
         return {"error": self.error, "emulated_fp16": self.emulated, "limit": self.limit.value, **largest}
 
@@ -261,7 +263,7 @@ class Side:
         return self.compared_with(self.got)
 
     def compared_with(self, got: Sequence[np.ndarray]) -> Compared | None:
-        """As ``compared``, of other arrays in the candidate's place."""
+        """The same with other arrays in the candidate's place."""
         layout = self.sides.layouts[self.name]
         alike = all(a.shape == b.shape and b.dtype.kind in "fiub" for a, b in zip(got, self.wanted, strict=True))
         if not layout.is_regular or not alike:

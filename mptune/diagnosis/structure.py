@@ -1,10 +1,11 @@
-"""Two models side by side: which node is which, what differs between them, and what that does to the outputs."""
+"""Two models side by side: which node is which, what differs, what that does to the outputs, and where it begins."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -13,14 +14,18 @@ import onnx
 import onnx.defs
 import onnx.helper
 
-from mptune.diagnosis.roundings import FP32_ROUNDING
-from mptune.diagnosis.runner import Outputs
+from mptune.diagnosis.rows import FP32_ROUNDING
+from mptune.diagnosis.runner import Outputs, Runner
 from mptune.diagnosis.sides import HEADROOM, Sides, figure_of
+from mptune.engines.outputs import TraceJob
 from mptune.errors import BaselineError
+from mptune.files import write_bytes
 from mptune.finding import Finding, OutputColumns, Where
+from mptune.graph.hazards.find import pinned_by_hazards
 from mptune.graph.loading.model import Model, Node, once
 from mptune.graph.loading.tensors import from_stored
-from mptune.graph.plan import REDUCED, Precision
+from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
+from mptune.graph.writing.variants import write_widened
 from mptune.graph.writing.weights import round_values
 
 _FLOATS = frozenset({"float", "float16", "double", "bfloat16"})
@@ -34,6 +39,11 @@ _LEAST_SHARE = 0.1  # of the whole difference, that a cause makes alone
 _MOST_TRIALS = 64  # runs of the model with constants and attributes of the candidate
 _MOST_NAMED = 4
 _MOST_BYTES = 1 << 30  # of constants that are changed together: protobuf ends at 2 GiB
+_SLICE_BYTES = 1 << 28  # inner values of one model and one sample that are kept at once
+_EXACT = 1e-7  # relative difference of values that are computed node by node in the same way: nothing, or the last bit
+_RESTRUCTURED = 1e-5  # the same where the two compute the value with other nodes
+_NO_ROUNDING = 1e-2  # where the candidate has FP16 or BF16, what is not beyond this is taken for a rounding
+_TRACED = frozenset({"float", "float16", "double"})
 
 
 class Difference(NamedTuple):
@@ -93,9 +103,7 @@ def constant_difference(a: np.ndarray, b: np.ndarray) -> tuple[str, np.ndarray |
 def align(left: Model, right: Model) -> Alignment:
     """Align two models, node by node in topological order; inputs by name, else by position."""
     aligner = _Aligner(left, right)
-    values: dict[str, str] = {}
-    differences: list[Difference] = []
-    reduced: dict[str, Precision] = {}
+    values, differences, reduced = dict[str, str](), list[Difference](), dict[str, Precision]()
     for node in left.nodes:
         if _is_float_cast(left, node) or (node.op_type == "Constant" and node.is_standard):
             continue
@@ -249,8 +257,6 @@ def _is_equal(a: Any, b: Any) -> bool:
 def _shown(value: Any) -> str:
     if isinstance(value, onnx.TensorProto):
         value = onnx.numpy_helper.to_array(value)
-    if isinstance(value, np.ndarray) and value.size > 8:
-        return f"{value.dtype} of shape {list(value.shape)}"
     if isinstance(value, float):
         return f"{value:.7g}"  # what FP32 holds: an attribute of 1e-5 is 9.999999747378752e-06 as a Python number
     text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
@@ -282,8 +288,7 @@ def structure_finding(sides: Sides, alignment: Alignment) -> Finding | None:
         """The largest share of an output's difference that two runs differ by, where rounding makes less; the error."""
         errors, shares, largest = sides.errors(got, wanted), [0.0], 0.0
         for side in judged:
-            limit = replace(side.limit, is_absolute=False)
-            error, rounding = (figure_of(each, side.name, limit) for each in (errors, rounded))
+            error, rounding = (figure_of(e, side.name, side.limit, is_absolute=False) for e in (errors, rounded))
             largest = max(largest, error)
             # Constants that are rescaled to fit FP16 are other numbers for the same function, and round otherwise.
             if error > max(least, HEADROOM * rounding if math.isfinite(rounding) else 0.0):
@@ -332,11 +337,92 @@ def structure_finding(sides: Sides, alignment: Alignment) -> Finding | None:
         outputs=tuple(OutputColumns(side.name) for side in differing),
     )
     evidence: dict[str, int | float | str] = {"differences": len(causes) or len(tried)}
-    if not causes:
-        return worst.finding("attribute-differs", {**evidence, "together": together_error, **worst.evidence}, where)
-    _, first, error = causes[0]
-    evidence |= {"kind": first.kind, "what": first.what}
-    evidence |= {} if error is None else {"alone": error}
-    others = [f"{d.node} ({d.what if e is None else f'{e:.3g}'})" for _, d, e in causes[1:]]
-    words = {"node": first.node, "difference": first.text, "others": ", ".join(others)}
+    words = {}
+    if causes:
+        _, first, error = causes[0]
+        evidence |= {"kind": first.kind, "what": first.what} | ({} if error is None else {"alone": error})
+        others = [f"{d.node} ({d.what if e is None else f'{e:.3g}'})" for _, d, e in causes[1:]]
+        words = {"node": first.node, "difference": first.text, "others": ", ".join(others)}
+    else:
+        evidence["together"] = together_error
     return worst.finding("attribute-differs", {**evidence, **worst.evidence}, where, **words)
+
+
+def first_difference(sides: Sides, right: Runner, alignment: Alignment, limit: float | None = None) -> Finding | None:
+    """Find the first value along the graph whose error is beyond a limit, by default that of FP32 rounding.
+
+    Where the candidate has FP16 or BF16, the first value that differs by more than these make comes before it.
+    """
+    left, plan = sides.runner, sides.plan
+    is_alike = all(difference.kind != "structure" for difference in alignment.differences)
+    level = limit if limit is not None else _EXACT if is_alike else _RESTRUCTURED
+    rounded: PrecisionPlan | None = None
+    if plan.reduced_groups:
+        unsound = pinned_by_hazards(left.hazards) if plan.fp16_groups else ()
+        rounded = plan.replace({g: Precision.FP32 for g in unsound if plan.precision[g] is Precision.FP16})
+
+    # Values that both compute, in topological order, consecutive ones together as far as ``_SLICE_BYTES`` go.
+    slices: list[list[tuple[str, str]]] = [[]]
+    total = 0
+    for value in (out for node in left.model.nodes for out in node.outputs):
+        other = alignment.values.get(value, "")
+        if value in left.model.initializers or other not in right.model.producer:
+            continue
+        if left.model.info(value).dtype in _TRACED and right.model.info(other).dtype in _TRACED:
+            size = 4 * math.prod(left.observed.shapes.get(value, (1 << 20,)))
+            if slices[-1] and total + size > _SLICE_BYTES:
+                slices.append([])
+                total = 0
+            slices[-1].append((value, other))
+            total += size
+
+    # A value, its error, the largest error before it, and how many were compared; the second by more than rounding.
+    first: tuple[str, float, float, int] | None = None
+    beyond: tuple[str, float, float, int] | None = None
+    before, compared, count = 0.0, 0, sum(map(len, slices))
+    is_same = {info.name for info in right.model.inputs} <= {info.name for info in left.model.inputs}
+    others = None if is_same else right.samples_path
+    for pairs in filter(None, slices):
+        left.begin(f"comparing {count} inner values, {100 * compared // count} % done")
+        ours, theirs = (list(dict.fromkeys(names)) for names in zip(*pairs, strict=True))
+        left_path = write_widened(left.model, left.context.bank, left.scratch("trace"), ours)
+        right_path = write_widened(right.model, right.context.bank, right.scratch("trace"), theirs)
+        errors = left.call(TraceJob(left_path, right_path, tuple(pairs), left.samples_path, right_samples=others))
+        rounding: dict[str, float] = {}
+        if rounded is not None and max(errors) > max(level, _NO_ROUNDING):
+            rounding = _roundings(left, rounded, ours, left_path)
+        for (value, _), error in zip(pairs, errors, strict=True):
+            compared += 1
+            place = value, error, before, compared
+            first = place if first is None and error > level else first
+            if rounded is not None and error > max(level, _NO_ROUNDING, HEADROOM * rounding.get(value, 0.0)):
+                beyond = beyond or place
+            before = max(before, error)
+        for path in (left_path, right_path):
+            path.unlink()
+        if beyond is not None or (first is not None and rounded is None):
+            break
+    if first is None:
+        return None
+    value, error, before, compared = beyond or first
+    node = left.model.nodes[left.model.producer[value]].name
+    group = next((each for each in left.grouped.groups if each.id == left.grouped.owners.get(node)), None)
+    where = Where((node,), () if group is None else (group.id,), (value,))
+    evidence = {"error": error, "error_before": before, "values_compared": compared}
+    kind = "reduced" if beyond else "rounding" if rounded is not None else ""
+    name = "no group" if group is None else f"group {group.name} ({group.id})"
+    return Finding.of("first-difference", "compare", where, evidence, kind=kind, name=name)
+
+
+def _roundings(left: Runner, plan: PrecisionPlan, values: Sequence[str], exact: Path) -> dict[str, float]:
+    """Value -> the error that the roundings of a plan make in it, emulated; where the emulation has it."""
+    left.begin("emulating the roundings of inner values")
+    path = left.emulator.write(plan, left.scratch("rounded"))
+    proto = onnx.load(path, load_external_data=False)
+    computed = {out for node in proto.graph.node for out in node.output}
+    names = [value for value in values if value in computed]
+    del proto.graph.output[:]
+    proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    write_bytes(path, [proto.SerializeToString(deterministic=True)])
+    job = TraceJob(exact, path, tuple((name, name) for name in names), left.samples_path)
+    return dict(zip(names, left.call(job), strict=True))

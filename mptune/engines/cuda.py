@@ -198,7 +198,8 @@ def check(result: tuple[Any, ...], call: str) -> Any:
     return None if not values else values[0] if len(values) == 1 else tuple(values)
 
 
-def _call(name: str, *arguments: Any) -> Any:
+def call(name: str, *arguments: Any) -> Any:
+    """Make a call of CUDA's runtime; raises ``EngineError``."""
     return check(getattr(runtime(), name)(*arguments), name)
 
 
@@ -206,19 +207,9 @@ def multiprocessors() -> int | None:
     """Multiprocessors of the current device that are on, as CUDA reports them; None where it does not."""
     try:
         attribute = runtime().cudaDeviceAttr.cudaDevAttrMultiProcessorCount
-        return int(_call("cudaDeviceGetAttribute", attribute, 0))
+        return int(call("cudaDeviceGetAttribute", attribute, 0))
     except EngineError:
         return None
-
-
-def set_device(index: int) -> None:
-    """Make a device the current one of this thread."""
-    _call("cudaSetDevice", index)
-
-
-def synchronize_device() -> None:
-    """Wait until the current device has finished everything."""
-    _call("cudaDeviceSynchronize")
 
 
 class _Handle:
@@ -240,7 +231,7 @@ class Stream(_Handle):
     destroy = "cudaStreamDestroy"
 
     def __init__(self) -> None:
-        self.handle = _call("cudaStreamCreateWithFlags", runtime().cudaStreamNonBlocking)
+        self.handle = call("cudaStreamCreateWithFlags", runtime().cudaStreamNonBlocking)
 
     @property
     def address(self) -> int:
@@ -249,7 +240,7 @@ class Stream(_Handle):
         return int(self.handle)
 
     def synchronize(self) -> None:
-        _call("cudaStreamSynchronize", self.handle)
+        call("cudaStreamSynchronize", self.handle)
 
     def abandon_capture(self) -> None:
         """End a capture that failed, whatever its state; without a capture nothing happens."""
@@ -265,14 +256,14 @@ class Event(_Handle):
     destroy = "cudaEventDestroy"
 
     def __init__(self) -> None:
-        self.handle = _call("cudaEventCreate")
+        self.handle = call("cudaEventCreate")
 
     def record(self, stream: Stream) -> None:
-        _call("cudaEventRecord", self.handle, stream.handle)
+        call("cudaEventRecord", self.handle, stream.handle)
 
     def elapsed_ms(self, end: Event) -> float:
         """Milliseconds from this event to a later one; both must have completed."""
-        return float(_call("cudaEventElapsedTime", self.handle, end.handle))
+        return float(call("cudaEventElapsedTime", self.handle, end.handle))
 
 
 class Graph(_Handle):
@@ -282,20 +273,20 @@ class Graph(_Handle):
 
     def __init__(self, stream: Stream, enqueue: Callable[[], None]) -> None:
         mode = runtime().cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
-        _call("cudaStreamBeginCapture", stream.handle, mode)
+        call("cudaStreamBeginCapture", stream.handle, mode)
         try:
             enqueue()
         except BaseException:
             stream.abandon_capture()  # Left open, it would make every later call on the stream fail.
             raise
-        graph = _call("cudaStreamEndCapture", stream.handle)
+        graph = call("cudaStreamEndCapture", stream.handle)
         try:
-            self.handle = _call("cudaGraphInstantiate", graph, 0)
+            self.handle = call("cudaGraphInstantiate", graph, 0)
         finally:
             runtime().cudaGraphDestroy(graph)
 
     def launch(self, stream: Stream) -> None:
-        _call("cudaGraphLaunch", self.handle, stream.handle)
+        call("cudaGraphLaunch", self.handle, stream.handle)
 
 
 class DeviceBuffer(_Handle):
@@ -307,7 +298,7 @@ class DeviceBuffer(_Handle):
         self.shape, self.dtype = shape, np.dtype(dtype)
         self.nbytes = int(np.prod(shape, dtype=np.int64)) * self.dtype.itemsize
         # At least one byte: an empty tensor still needs an address that is not null.
-        self.handle = int(_call("cudaMalloc", max(1, self.nbytes)))
+        self.handle = int(call("cudaMalloc", max(1, self.nbytes)))
 
     @property
     def address(self) -> int:
@@ -316,12 +307,12 @@ class DeviceBuffer(_Handle):
     def upload(self, array: np.ndarray, stream: Stream) -> None:
         host = np.asarray(array, dtype=self.dtype, order="C")
         kind = runtime().cudaMemcpyKind.cudaMemcpyHostToDevice
-        _call("cudaMemcpyAsync", self.address, host.ctypes.data, self.nbytes, kind, stream.handle)
+        call("cudaMemcpyAsync", self.address, host.ctypes.data, self.nbytes, kind, stream.handle)
         stream.synchronize()
 
     def download(self, stream: Stream) -> np.ndarray:
         host, kind = np.empty(self.shape, self.dtype), runtime().cudaMemcpyKind.cudaMemcpyDeviceToHost
-        _call("cudaMemcpyAsync", host.ctypes.data, self.address, self.nbytes, kind, stream.handle)
+        call("cudaMemcpyAsync", host.ctypes.data, self.address, self.nbytes, kind, stream.handle)
         stream.synchronize()
         return host
 

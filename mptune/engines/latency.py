@@ -27,7 +27,7 @@ LatencySource = Literal["measured", "predicted"]
 """``measured``: by a clock, on the target. ``predicted``: computed by the roofline, without the target."""
 LEVEL = 0.005
 """Share of the pairs of sessions of one plan that may be called different: half of the limit of 1 %, since values are
-not independent and sessions stop early (simulated: ``tests/engines/timing/test_spread.py``)."""
+not independent and sessions stop early (simulated: ``tests/engines/test_spread.py``)."""
 _MAX_PROBES = 1_000_000
 
 

@@ -47,6 +47,13 @@ class CodeInfo(NamedTuple):
     meaning: str  # one line
     words: WordsOf
 
+    def say(self, values: Mapping[str, object]) -> Words:
+        """The words for these values; the meaning alone where a text names what they lack, so that nothing fails."""
+        try:
+            return self.words(Values(values))
+        except (KeyError, TypeError, ValueError):
+            return Words(self.meaning)
+
 
 class Table(dict[str, CodeInfo]):
     """Rows by code, in the order in which they are written."""

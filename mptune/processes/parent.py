@@ -28,8 +28,7 @@ from typing import Any, TypeVar
 import psutil  # type: ignore[import-untyped]
 
 from mptune.errors import MptuneError
-from mptune.processes.child import Job
-from mptune.processes.failure import EngineError, Failure, FailureKind, Progress, Stage
+from mptune.processes.child import EngineError, Failure, FailureKind, Job, Progress, Stage
 from mptune.settings import WorkerSettings
 
 KEEP_BYTES = 1 << 20  # how much of the start and of the end of a job's output its log holds

@@ -27,7 +27,7 @@ from mptune.printable import printable
 from mptune.reporting.text import fill_template
 from mptune.run_json import RunFile
 from mptune.settings import TensorRtSettings
-from mptune.targets.memory import default_workspace_mb
+from mptune.targets.costs import default_workspace_mb
 from mptune.tuning.front import Front
 
 TRTEXEC_OF_PACKAGE = "/usr/src/tensorrt/bin/trtexec"

@@ -81,25 +81,16 @@ def refused(read, path: Path, match: str) -> None:
     assert "\n" not in caught.value.message
 
 
-@pytest.mark.parametrize("read", [read_array, read_archive])
-def test_something_else(tmp_path: Path, read) -> None:
-    refused(read, tmp_path / "none.npz", "No such file")
-    for content in (b"", b"\x93NUMPY", b"PK\x03\x04", b"hello, world", b"\0" * 100):
-        (tmp_path / "x.npz").write_bytes(content)
-        refused(read, tmp_path / "x.npz", "cannot be read as a NumPy")
-
-
-def test_damaged_files(tmp_path: Path) -> None:
-    path = tmp_path / "x.npy"
-    np.save(path, np.arange(1000.0))
-    path.write_bytes(path.read_bytes()[:4000])
-    refused(read_array, path, "cannot be read as a NumPy array")
-    path = tmp_path / "x.npz"
-    np.savez_compressed(path, x=np.arange(1000.0))
-    content = path.read_bytes()
-    for damaged in (content[:500], content[:200] + bytes(20) + content[220:]):
-        path.write_bytes(damaged)
-        refused(read_archive, path, "cannot be read as a NumPy")
+def test_something_else_and_damaged_files(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "whole.npz", x=np.arange(1000.0))
+    np.save(tmp_path / "whole.npy", np.arange(1000.0))
+    archive, array = ((tmp_path / name).read_bytes() for name in ("whole.npz", "whole.npy"))
+    damaged = (archive[:500], archive[:200] + bytes(20) + archive[220:], array[:4000])
+    for read in (read_array, read_archive):
+        refused(read, tmp_path / "none.npz", "No such file")
+        for content in (b"", b"\x93NUMPY", b"PK\x03\x04", b"hello, world", b"\0" * 100, *damaged):
+            (tmp_path / "x.npz").write_bytes(content)
+            refused(read, tmp_path / "x.npz", "cannot be read as a NumPy")
 
 
 def test_content_of_another_kind_and_pickled_objects(tmp_path: Path) -> None:

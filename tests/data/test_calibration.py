@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import io
+import json
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -158,112 +161,205 @@ def test_files_that_are_no_data_and_arrays_without_a_name(npz, tmp_path: Path) -
     refused(tmp_path / "x.npy", IMAGE, K, match="the model has 2 inputs", hint="image=..., k=...")
 
 
-class TestFolder:
-    def test_npy_files_in_natural_order(self, tmp_path: Path) -> None:
-        for k in (10, 9, 1, 2):
-            np.save(tmp_path / f"s{k}.npy", np.full((1, 3, 4, 5), k, np.float32))
-        (tmp_path / "readme.txt").write_text("hello")
-        (tmp_path / "._s1.npy").write_bytes(b"")
-        data = load(tmp_path, IMAGE)
-        assert [int(s["image"].flat[0]) for s in data.samples] == [1, 2, 9, 10]
-        assert data.source == tmp_path.name
-
-    def test_each_file_is_one_sample_and_is_named_where_it_does_not_fit(self, tmp_path: Path) -> None:
-        for k in (3, 8):
-            np.savez(tmp_path / f"{k}.npz", a=zeros(1, k), b=zeros(1, k))
-        assert [s["a"].shape for s in load(tmp_path, A, B).samples] == [(1, 3), (1, 8)]
-        refused(tmp_path, IMAGE, match=r"3\.npz has no array for input 'image'", hint="'a', 'b'")
-
-    def test_the_warning_about_a_name_comes_once_and_each_file_has_the_batch(self, tmp_path: Path) -> None:
-        for k in range(3):
-            np.savez(tmp_path / f"{k}.npz", x=images(2))
-        data = load(tmp_path, IMAGE, batch=2)
-        assert data.warnings == ("0.npz: array 'x' is taken for the model's only input 'image'",)
-        assert data.samples[0]["image"].shape == (2, 3, 4, 5)
-        refused(tmp_path, IMAGE, batch=8, match="'image' has 2 rows, --batch is 8", hint="leave --batch out")
-
-    def test_folders_without_samples(self, tmp_path: Path) -> None:
-        refused(tmp_path, IMAGE, match="holds neither .npz or .npy", hint="mptune reads")
-        (tmp_path / "cat.jpg").write_bytes(b"")
-        refused(tmp_path, IMAGE, match=r"nor a preprocess\.toml", hint="mptune reads")
-        np.save(tmp_path / "a.npy", images(1))
-        np.savez(tmp_path / "b.npz", image=images(1))
-        refused(tmp_path, IMAGE, match="both .npz and .npy", hint="one kind")
-
-    def test_files_with_more_rows_than_the_batch_are_shards(self, tmp_path: Path) -> None:
-        np.savez(tmp_path / "part10.npz", x=numbered(4, 3))
-        np.savez(tmp_path / "part2.npz", x=numbered(3))
-        samples = load(tmp_path, ROWS).samples
-        assert [float(sample["x"].flat[0]) for sample in samples] == [0, 1, 2, 3, 4, 5, 6]
-        assert [float(samples[k]["x"].flat[0]) for k in (5, 0, 3, -1)] == [5, 0, 3, 6]
-        assert len(samples[1:4]) == 3
-        with pytest.raises(IndexError):
-            samples[7]
-        refused(tmp_path, TensorInfo("x", "float", (2, 4)), match="has 3 rows", hint="multiple of 2")
-
-    def test_with_a_dynamic_batch_a_file_is_a_sample_unless_it_is_called_a_shard(self, tmp_path: Path) -> None:
-        dynamic = TensorInfo("x", "float", ("batch", 4))
-        np.savez(tmp_path / "a.npz", x=numbered(4))
-        assert [sample["x"].shape for sample in load(tmp_path, dynamic).samples] == [(4, 4)]
-        (tmp_path / "a.npz").rename(tmp_path / "shard-0.npz")
-        np.savez(tmp_path / "shard-1.npz", x=numbered(2, 4))
-        assert [sample["x"].shape for sample in load(tmp_path, dynamic, batch=2).samples] == [(2, 4)] * 3
-
-    def test_shards_need_the_memory_of_few(self, tmp_path: Path) -> None:
-        wide = np.ones((16, 1 << 16), np.float32)  # 4 MiB
-        for k in range(12):
-            wide[:] = k
-            wide[:, 0] = np.arange(16)
-            np.save(tmp_path / f"{k}.npy", wide)
-        tracemalloc.start()
-        data = load(tmp_path, TensorInfo("x", "float", (1, 1 << 16)))
-        search, held_out = data.split(0, 0.25, 8)
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert isinstance(data.samples, LazySamples)
-        assert (len(data.samples), len(search.samples), len(held_out.samples)) == (192, 8, 8)
-        assert peak < 40 << 20, "48 MiB of data; 64 samples of .25 MiB are looked at"
+def test_a_folder_of_npy_files_is_in_natural_order(tmp_path: Path) -> None:
+    for k in (10, 9, 1, 2):
+        np.save(tmp_path / f"s{k}.npy", np.full((1, 3, 4, 5), k, np.float32))
+    (tmp_path / "readme.txt").write_text("hello")
+    (tmp_path / "._s1.npy").write_bytes(b"")
+    data = load(tmp_path, IMAGE)
+    assert [int(s["image"].flat[0]) for s in data.samples] == [1, 2, 9, 10]
+    assert data.source == tmp_path.name
 
 
-class TestRandom:
-    INPUTS = (
-        TensorInfo("x", "float", ("n", 3)),
-        TensorInfo("h", "float16", (2,)),
-        TensorInfo("ids", "int32", ("n", 4)),
-        TensorInfo("on", "bool", (64,)),
-        TensorInfo("pair", "float", (1, "n")),
-    )
+def test_each_file_of_a_folder_is_one_sample_and_is_named_where_it_does_not_fit(tmp_path: Path) -> None:
+    for k in (3, 8):
+        np.savez(tmp_path / f"{k}.npz", a=zeros(1, k), b=zeros(1, k))
+    assert [s["a"].shape for s in load(tmp_path, A, B).samples] == [(1, 3), (1, 8)]
+    refused(tmp_path, IMAGE, match=r"3\.npz has no array for input 'image'", hint="'a', 'b'")
+    for k in (3, 8):
+        np.savez(tmp_path / f"{k}.npz", x=images(2))
+    data = load(tmp_path, IMAGE, batch=2)
+    assert data.warnings == ("3.npz: array 'x' is taken for the model's only input 'image'",), "once"
+    assert data.samples[0]["image"].shape == (2, 3, 4, 5)
+    refused(tmp_path, IMAGE, batch=8, match="'image' has 2 rows, --batch is 8", hint="leave --batch out")
 
-    def test_types_shapes_and_a_warning_that_stays(self) -> None:
-        data = load(None, *self.INPUTS, batch=5, random_samples=3)
-        assert len(data.samples) == 3
-        first = data.samples[0]
-        assert {n: (a.shape, str(a.dtype)) for n, a in first.items()} == {
-            "x": ((5, 3), "float32"),
-            "h": ((2,), "float16"),
-            "ids": ((5, 4), "int32"),
-            "on": ((64,), "bool"),
-            "pair": ((1, 5), "float32"),
-        }
-        assert all(((s["ids"] >= 0) & (s["ids"] < 2)).all() for s in data.samples)
-        assert 0 < first["on"].sum() < 64
-        assert (data.is_random, data.source) == (True, "random inputs")
-        (finding,) = data.findings
-        assert (finding.code, finding.severity) == ("random-data", "warning")
-        assert finding.where.inputs == ("x", "h", "ids", "on", "pair")
-        assert all(finding in part.findings for part in data.split(0, 0.25, None))
-        again, other = (load_calibration(None, self.INPUTS, replace(SETTINGS, batch=5), seed) for seed in (0, 1))
-        assert (again.samples[1]["x"] == data.samples[1]["x"]).all()
-        assert (other.samples[1]["x"] != data.samples[1]["x"]).any()
 
-    @pytest.mark.parametrize(
-        ("info", "match"),
-        [
-            (TensorInfo("ids", "int64", ("n", "seq", None)), r"'ids' of shape \(n, seq, \?\)"),
-            (TensorInfo("x", "float", None), "'x' of unknown rank"),
-            (TensorInfo("z", "complex64", (2,)), "'z' of type complex64"),
-            (TensorInfo("q", "int4", (2,)), "'q' of type int4"),
-        ],
-    )
-    def test_what_cannot_be_drawn(self, info: TensorInfo, match: str) -> None:
-        refused(None, info, match=match, hint="--data")
+def test_folders_without_samples(tmp_path: Path) -> None:
+    refused(tmp_path, IMAGE, match="holds neither .npz or .npy", hint="mptune reads")
+    (tmp_path / "cat.jpg").write_bytes(b"")
+    refused(tmp_path, IMAGE, match=r"nor a preprocess\.toml", hint="mptune reads")
+    np.save(tmp_path / "a.npy", images(1))
+    np.savez(tmp_path / "b.npz", image=images(1))
+    refused(tmp_path, IMAGE, match="both .npz and .npy", hint="one kind")
+
+
+def test_files_with_more_rows_than_the_batch_or_called_shard_hold_several_samples(tmp_path: Path) -> None:
+    np.savez(tmp_path / "part10.npz", x=numbered(4, 3))
+    np.savez(tmp_path / "part2.npz", x=numbered(3))
+    samples = load(tmp_path, ROWS).samples
+    assert [float(sample["x"].flat[0]) for sample in samples] == [0, 1, 2, 3, 4, 5, 6]
+    assert [float(samples[k]["x"].flat[0]) for k in (5, 0, 3, -1)] == [5, 0, 3, 6]
+    assert len(samples[1:4]) == 3
+    with pytest.raises(IndexError):
+        samples[7]
+    refused(tmp_path, TensorInfo("x", "float", (2, 4)), match="has 3 rows", hint="multiple of 2")
+    dynamic = TensorInfo("x", "float", ("batch", 4))
+    assert [sample["x"].shape for sample in load(tmp_path, dynamic).samples] == [(3, 4), (4, 4)]
+    (tmp_path / "part10.npz").rename(tmp_path / "shard-0.npz")
+    (tmp_path / "part2.npz").unlink()
+    assert [sample["x"].shape for sample in load(tmp_path, dynamic, batch=2).samples] == [(2, 4)] * 2
+
+
+def test_shards_need_the_memory_of_few(tmp_path: Path) -> None:
+    wide = np.ones((16, 1 << 16), np.float32)  # 4 MiB
+    for k in range(12):
+        wide[:] = k
+        wide[:, 0] = np.arange(16)
+        np.save(tmp_path / f"{k}.npy", wide)
+    tracemalloc.start()
+    data = load(tmp_path, TensorInfo("x", "float", (1, 1 << 16)))
+    search, held_out = data.split(0, 0.25, 8)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert isinstance(data.samples, LazySamples)
+    assert (len(data.samples), len(search.samples), len(held_out.samples)) == (192, 8, 8)
+    assert peak < 40 << 20, "48 MiB of data; 64 samples of .25 MiB are looked at"
+
+
+DRAWN = (
+    TensorInfo("x", "float", ("n", 3)),
+    TensorInfo("h", "float16", (2,)),
+    TensorInfo("ids", "int32", ("n", 4)),
+    TensorInfo("on", "bool", (64,)),
+    TensorInfo("pair", "float", (1, "n")),
+)
+
+
+def test_types_shapes_and_a_warning_that_stays() -> None:
+    data = load(None, *DRAWN, batch=5, random_samples=3)
+    assert len(data.samples) == 3
+    first = data.samples[0]
+    assert {n: (a.shape, str(a.dtype)) for n, a in first.items()} == {
+        "x": ((5, 3), "float32"),
+        "h": ((2,), "float16"),
+        "ids": ((5, 4), "int32"),
+        "on": ((64,), "bool"),
+        "pair": ((1, 5), "float32"),
+    }
+    assert all(((s["ids"] >= 0) & (s["ids"] < 2)).all() for s in data.samples)
+    assert 0 < first["on"].sum() < 64
+    assert (data.is_random, data.source) == (True, "random inputs")
+    (finding,) = data.findings
+    assert (finding.code, finding.severity) == ("random-data", "warning")
+    assert finding.where.inputs == ("x", "h", "ids", "on", "pair")
+    assert all(finding in part.findings for part in data.split(0, 0.25, None))
+    again, other = (load_calibration(None, DRAWN, replace(SETTINGS, batch=5), seed) for seed in (0, 1))
+    assert (again.samples[1]["x"] == data.samples[1]["x"]).all()
+    assert (other.samples[1]["x"] != data.samples[1]["x"]).any()
+
+
+@pytest.mark.parametrize(
+    ("info", "match"),
+    [
+        (TensorInfo("ids", "int64", ("n", "seq", None)), r"'ids' of shape \(n, seq, \?\)"),
+        (TensorInfo("x", "float", None), "'x' of unknown rank"),
+        (TensorInfo("z", "complex64", (2,)), "'z' of type complex64"),
+        (TensorInfo("q", "int4", (2,)), "'q' of type int4"),
+    ],
+)
+def test_what_cannot_be_drawn(info: TensorInfo, match: str) -> None:
+    refused(None, info, match=match, hint="--data")
+
+
+FED = (TensorInfo("image", "float", (1, 3, 4, 4)), TensorInfo("ids", "int64", (1, 5)))
+
+
+def feeds(count: int = 3) -> list[dict[str, np.ndarray]]:
+    rng = np.random.default_rng(0)
+    return [{"image": rng.random((1, 3, 4, 4), np.float32), "ids": rng.integers(0, 9, (1, 5))} for _ in range(count)]
+
+
+def encoded(array: np.ndarray) -> dict[str, str]:
+    """As Polygraphy's ``Encoder`` writes an array."""
+    stream = io.BytesIO()
+    np.save(stream, array, allow_pickle=False)
+    return {"array": base64.b64encode(stream.getvalue()).decode(), "polygraphy_class": "ndarray"}
+
+
+def test_inputs_that_polygraphy_saved(tmp_path: Path) -> None:
+    saved, path = feeds(), tmp_path / "inputs.json"
+    path.write_text(json.dumps([{name: encoded(array) for name, array in feed.items()} for feed in saved]))
+    data = load(path, *FED)
+    assert data.source == "inputs.json"
+    for got, wanted in zip(data.samples, saved, strict=True):
+        assert all(np.array_equal(got[name], wanted[name]) for name in wanted)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "cannot be read as JSON"),
+        ("[]", "holds no inputs of Polygraphy"),
+        ('[{"image": 3}]', "sample 0: input 'image' is no array"),
+        ('[{"image": {"array": "?"}}]', "no array of Polygraphy"),
+        (json.dumps([{"image": encoded(np.zeros((1, 3, 4, 4), np.float32))}]), "no array for input 'ids'"),
+        (json.dumps([{n: encoded(a.astype(np.float64)) for n, a in feeds(1)[0].items()}]), "expected float32"),
+    ],
+)
+def test_what_polygraphy_has_not_saved(text: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "inputs.json").write_text(text)
+    refused(tmp_path / "inputs.json", *FED, match=says, hint="")
+
+
+SCRIPT = """
+import numpy as np
+from neighbour import COUNT
+
+def load_data():
+    rng = np.random.default_rng(0)
+    for _ in range(COUNT):
+        yield {"image": rng.random((1, 3, 4, 4), np.float32), "ids": rng.integers(0, 9, (1, 5))}
+
+def one(): return next(load_data())
+def fails(): raise KeyError("no data here")
+def nothing(): return []
+def numbers(): return [1, 2]
+def masked(): return [{**feed, "image": np.ma.masked_array(feed["image"])} for feed in load_data()]
+
+def filled_again():
+    feed = {"image": np.empty((1, 3, 4, 4), np.float32), "ids": np.empty((1, 5), np.int64)}
+    for sample in load_data():
+        for name, buffer in feed.items():
+            buffer[:] = sample[name]
+        yield feed
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    (tmp_path / "neighbour.py").write_text("COUNT = 4\n")
+    (tmp_path / "loader.py").write_text(SCRIPT)
+    return tmp_path / "loader.py"
+
+
+@pytest.mark.parametrize(("function", "count"), [("", 4), (":load_data", 4), (":one", 1), (":filled_again", 4)])
+def test_a_loader_script(function: str, count: int, script: Path) -> None:
+    data = load(Path(f"{script}{function}"), *FED)
+    assert len(data.samples) == count
+    assert np.array_equal(data.samples[0]["image"], feeds(1)[0]["image"])
+    assert data.findings == (), "a buffer that is filled again gives every sample"
+
+
+@pytest.mark.parametrize(
+    ("function", "says", "hint"),
+    [
+        (":fails", "fails failed: KeyError: 'no data here'", "dictionary of arrays"),
+        (":nothing", "gives no dictionaries of arrays", "dictionary of arrays"),
+        (":numbers", "gives no dictionaries of arrays", "dictionary of arrays"),
+        (":masked", "sample 0: input 'image' is a masked array", "array.filled"),
+        (":missing", "has no function 'missing'", "dictionary of arrays"),
+    ],
+)
+def test_a_loader_script_that_fails(function: str, says: str, hint: str, script: Path) -> None:
+    refused(Path(f"{script}{function}"), *FED, match=says, hint=hint)
+    refused(script.with_name("nowhere.py"), *FED, match="no such file", hint="")

@@ -1,47 +1,37 @@
-"""What a script of the user's does to its process stays there, and is named as the script's."""
+"""What a script of the user's does to its process stays there and is named as the script's; one that a run names is not
+run, and one inside of it never."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import psutil  # type: ignore[import-untyped]
 import pytest
 
-from mptune.data.metrics.table import number_of
+from mptune.api.arguments import recorded_metric
+from mptune.data.metrics.table import number_of, refuse_inside, script_of
 from mptune.data.scripts import MetricScript, end_scripts, run_loader
-from mptune.errors import DataError
+from mptune.errors import DataError, RunError, SettingsError
 
 FAULTS = """
-import os
-import sys
-
+import os, sys
 import numpy as np
+kept, executed = [], []
 
-
-def leaves(*arguments):
-    os._exit(0)
-
-
-def crashes(*arguments):
-    print("about to abort", flush=True)
-    os.abort()
-
-
-def interrupts(*arguments):
-    raise KeyboardInterrupt
-
+def leaves(*arguments): os._exit(0)
+def crashes(*arguments): os.abort()
+def interrupts(*arguments): raise KeyboardInterrupt
+def huge(outputs, reference): return 10**400
+def loads(): return [{"x": np.full((1, 3), k, np.float32)} for k in range(2)]
 
 def closes(*arguments):
     os.closerange(1, 100)
     return 0.5
-
-
-def huge(outputs, reference):
-    return 10**400
-
 
 def forks(outputs, reference):
     child = os.fork()
@@ -49,25 +39,17 @@ def forks(outputs, reference):
         raise ValueError("in the child")
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
-
 def moves(outputs, reference):
     here = os.getcwd()
     os.chdir("/")
     return float(here == "/")
 
-
-kept = []
-executed = []
-
-
 def counts(outputs, reference):
     executed.append(1)
     return len(executed)
 
-
 def counts_too(outputs, reference):
     return counts(outputs, reference)
-
 
 def destroys(outputs, reference):
     kept.append(outputs["y"])
@@ -79,14 +61,8 @@ def destroys(outputs, reference):
     reference.clear()
     return value
 
-
-def loads():
-    return [{"x": np.full((1, 3), k, np.float32)} for k in range(2)]
-
-
 def modules(outputs, reference):
     import unittest
-
     return float(hasattr(unittest, "TestCase")) + 2.0 * any(name in sys.modules for name in ("onnx", "scipy"))
 """
 
@@ -102,7 +78,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 ENDS = {
     "leaves": "its process ended: exited with status 0",
-    "crashes": 'its process ended: killed by SIGABRT (File "{script}", line 14 in crashes)',
+    "crashes": 'its process ended: killed by SIGABRT (File "{script}", line 7 in crashes)',
     "interrupts": "KeyboardInterrupt",
     "closes": "its process ended: exited with status 1",
 }
@@ -123,7 +99,7 @@ def test_a_number_beyond_float64_is_one_error_that_names_its_function(script: Pa
     with pytest.raises(DataError) as caught:
         number_of("m", MetricScript(f"{script}:huge"), ({}, {}))
     assert caught.value.message.startswith("metric m failed: it returned 1000")
-    assert caught.value.message.endswith(f"is not one number of float64 ({script}:26)")
+    assert caught.value.message.endswith(f"is not one number of float64 ({script}:9)")
 
 
 def test_the_next_call_of_a_metric_is_like_the_first(script: Path) -> None:
@@ -203,3 +179,54 @@ def test_a_script_can_import_its_neighbours_and_hold_dataclasses(tmp_path: Path)
         "def metric(outputs, reference):\n    return Scale(FACTOR).by\n"
     )
     assert MetricScript(f"{tmp_path / 'metrics.py'}:metric")({}, {}) == 2.0
+
+
+RUN = Path("run.mptune")
+
+
+def made_with(*metrics: str) -> Any:
+    """As much of a run.json as names its metrics."""
+    return SimpleNamespace(search=SimpleNamespace(metric=metrics[0], reported_metrics=metrics[1:]))
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a script and a run directory."""
+    (tmp_path / "run.mptune").mkdir()
+    (tmp_path / "mine.py").write_text("def worst(outputs, reference):\n    return 0.0\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_every_script_of_a_run_has_to_be_named_in_each_call(place: Path) -> None:
+    assert script_of("a.py:f") == script_of("a.py/:f") == Path("a.py")
+    assert script_of("relative_l2") is script_of("callable:f") is script_of("a.txt:f") is None
+    recorded = made_with("relative_l2", "mine.py:worst")
+    assert recorded_metric(recorded, "mine.py:worst", RUN, "confirm") == ("relative_l2", None)
+    for given in (None, "relative_l2"):
+        with pytest.raises(RunError, match="is not run unless you name it") as caught:
+            recorded_metric(recorded, given, RUN, "confirm")
+        assert "`mptune confirm run.mptune --metric mine.py:worst`" in caught.value.hint
+    (place / "sub").mkdir()
+    Path("mine.py").rename("sub/mine.py")
+    assert recorded_metric(made_with("mine.py:worst"), "sub/mine.py:worst", RUN, "worker") == (
+        "sub/mine.py:worst",
+        None,
+    )
+    with pytest.raises(SettingsError, match="and that of the run"):
+        recorded_metric(made_with("mine.py:least"), "sub/mine.py:worst", RUN, "worker")
+
+
+@pytest.mark.parametrize(
+    "metric", ["run.mptune/evil.py:f", "run.mptune/../run.mptune/evil.py/:f", "link.py:f", "run.mptune/out.py:f"]
+)
+@pytest.mark.usefixtures("place")
+def test_a_script_in_the_run_directory_is_never_run(metric: str) -> None:
+    (RUN / "evil.py").write_text("")
+    Path("link.py").symlink_to("run.mptune/evil.py")
+    (RUN / "out.py").symlink_to("../mine.py")
+    with pytest.raises(RunError, match="lies in the run directory"):
+        refuse_inside(metric, RUN)
+    for given in (None, metric):
+        with pytest.raises(RunError, match="lies in the run directory"):
+            recorded_metric(made_with(metric), given, RUN, "confirm")

@@ -1,6 +1,6 @@
 """A device in host memory: CUDA's runtime, TensorRT's surface on TensorRT-RTX's builder, ONNX Runtime's outputs.
 
 ``cuda`` and ``engine`` hold the order of calls and the lifetimes that NVIDIA's headers ask for: what they leave
-undefined raises, and what they refuse is kept (``rules``). ``bench`` takes plans through build, load, run and time in
-this process; ``machines`` makes this process and its workers believe that they are on one of three machines.
+undefined raises, and what they refuse is kept (``handles``). ``machines`` makes this process and its workers believe
+that they are on one of three machines.
 """

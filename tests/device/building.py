@@ -18,8 +18,6 @@ from tests.device.engine import ProfilingVerbosity
 from tests.device.native import Native, Overridable, enumeration, require_made
 from tests.device.program import load_model
 
-_MIB = 1 << 20
-
 _RTX_CAPABILITIES = {(8, 7): "SM86", (8, 6): "SM86", (8, 9): "SM89", (9, 0): "SM89"}
 """What TensorRT-RTX builds for in place of a GPU; for an Orin and an H200 the nearest."""
 
@@ -180,7 +178,6 @@ class IBuilderConfig(Native):
     def __init__(self, builder: Builder) -> None:
         self._builder = builder  # py::keep_alive<0, 1> of create_builder_config
         self._flags = {BuilderFlag.TF32}  # "kTF32 ... is enabled by default"
-        self._workspace: int | None = None
         self._profile: IOptimizationProfile | None = None  # py::keep_alive<1, 2>
         self._timing_cache: ITimingCache | None = None  # py::keep_alive<1, 2>
 
@@ -189,7 +186,6 @@ class IBuilderConfig(Native):
 
     def set_memory_pool_limit(self, pool: Any, pool_size: int) -> None:
         assert pool == MemoryPoolType.WORKSPACE
-        self._workspace = pool_size
 
     def add_optimization_profile(self, profile: IOptimizationProfile) -> int:
         self._profile = profile
@@ -250,7 +246,6 @@ class Builder(Native):
         memory = self._rtx.build_serialized_network(network._rtx, self._rtx_config(config))
         if memory is None:
             return None
-        self._skip_tactics(config)
         profile, rtx = config._profile, network._rtx
         tensors = [Tensor(*_facts(rtx.get_input(k), is_input=True)) for k in range(rtx.num_inputs)]
         tensors += [Tensor(*_facts(rtx.get_output(k), is_input=False)) for k in range(rtx.num_outputs)]
@@ -288,18 +283,6 @@ class Builder(Native):
                 profile.set_shape_input(name, *values)
             made.add_optimization_profile(profile)
         return made
-
-    def _skip_tactics(self, config: IBuilderConfig) -> None:
-        """Where CPU and GPU share the memory, what is open is missing to a build that may take all of it."""
-        cuda = self._module._cuda
-        free = cuda.memory_bytes - cuda.used_bytes
-        if cuda.is_unified and cuda.used_bytes and (config._workspace is None or config._workspace > free):
-            self._log._say(
-                "WARNING",
-                f"Tactic Device request: {cuda.memory_bytes // _MIB}MB Available: {free // _MIB}MB. Device memory is"
-                " insufficient to use tactic.",
-            )
-            self._log._say("WARNING", "Skipping tactic 0 due to insufficient memory on requested size of 1.")
 
 
 _STRONGLY_TYPED = 1 << int(NetworkDefinitionCreationFlag.STRONGLY_TYPED)

@@ -26,13 +26,13 @@ from tests.device.handles import (
     Graph,
     GraphExec,
     Handle,
+    Rules,
     Stream,
     Work,
     cudaError_t,
     cudaMemcpyKind,
     cudaStreamCaptureMode,
 )
-from tests.device.rules import Rules
 
 _FIRST_ADDRESS = 0x7_0000_0000_0000
 """Above every address that Linux gives to a program on x86-64 and on ARM with 48 bits."""
@@ -56,7 +56,6 @@ class FakeCuda:
         version: int = 12060,
         rules: Rules | None = None,
         *,
-        is_unified: bool = False,
         most_wait_ms: float = 0.0,
         sm_count: int = 16,
     ) -> None:
@@ -66,12 +65,11 @@ class FakeCuda:
             memory_bytes: of the device.
             version: of CUDA, such as 12060.
             rules: takes what is forbidden.
-            is_unified: CPU and GPU share the memory.
             most_wait_ms: the host waits as long as the device works, and at most so long in one call.
             sm_count: multiprocessors that are on.
         """
         self.rules, self.sm_count = rules or Rules(), sm_count
-        self.is_unified, self.most_wait_ms = is_unified, most_wait_ms
+        self.most_wait_ms = most_wait_ms
         self.memory_bytes = memory_bytes
         self.version = version
         self.now_ms = 0.0

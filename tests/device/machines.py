@@ -29,11 +29,10 @@ from mptune.engines.tensorrt import backend as tensorrt_backend
 from mptune.engines.toolchains import reference
 from mptune.errors import MptuneError
 from mptune.processes import child, parent
-from mptune.processes.child import WorkerState
-from mptune.processes.failure import Failure, Progress, Stage
+from mptune.processes.child import Failure, Progress, Stage, WorkerState
 from mptune.targets import detect
 from tests.device.cuda import FakeCuda
-from tests.device.rules import Rules
+from tests.device.handles import Rules
 from tests.targets.jetson_files import ORIN_NANO_SUPER, put_files
 
 _MACHINE, _LOG, _ROOT = "MPTUNE_TEST_MACHINE", "MPTUNE_TEST_LOG", "MPTUNE_TEST_ROOT"
@@ -209,7 +208,7 @@ def cuda_runtime() -> FakeCuda:
     """The module ``cuda.bindings.runtime`` of this process: its device, too."""
     machine = MACHINES[os.environ[_MACHINE]]
     rules, most_wait_ms = Rules(Path(os.environ[_LOG])), float(os.environ[_WAIT])
-    return FakeCuda(machine.memory_bytes, machine.cuda, rules, is_unified=machine.is_jetson, most_wait_ms=most_wait_ms)
+    return FakeCuda(machine.memory_bytes, machine.cuda, rules, most_wait_ms=most_wait_ms)
 
 
 def _write_packages(machine: Machine, site: Path) -> None:

@@ -6,7 +6,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from tests.device import building, engine, rtx_runtime
+from tests.device import building, engine
 from tests.device.blueprint import Blueprint
 from tests.device.cuda import FakeCuda
 from tests.device.native import Native, require_made
@@ -105,8 +105,9 @@ def make_module(version: str, cuda: FakeCuda, capability: tuple[int, int] = (8, 
     else:
         module.NetworkDefinitionCreationFlag = building.NetworkDefinitionCreationFlag11
     if is_rtx:
-        for name in rtx_runtime.NAMES:
-            setattr(module, name, getattr(rtx_runtime, name))
+        module.ICudaEngine, module.IRuntimeConfig = engine.RtxEngine, engine.IRuntimeConfig
+        strategies = engine.DynamicShapesKernelSpecializationStrategy
+        module.DynamicShapesKernelSpecializationStrategy = strategies
     module.Builder = type("Builder", (building.Builder,), {"_module": module})
     module.Runtime = type("Runtime", (_Runtime,), {"_module": module})
     module.IPluginRegistry, module.get_plugin_registry = IPluginRegistry, lambda: IPluginRegistry()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from onnxruntime.transformers.float16 import convert_float_to_float16
 
 import mptune
+from mptune.diagnosis.structure import constant_difference
 from tests.graph.models import constant, model, node, save, value, weight
 from tests.graph.test_rescaled import CHANNELS, batch_norm
 
@@ -75,45 +77,52 @@ def test_changed_constants_that_do_not_matter_are_no_difference(tmp_path: Path) 
     assert {each.code: each.severity for each in found.findings} == {"agrees": "info", "first-difference": "info"}
 
 
-def test_what_makes_most_comes_first_and_what_makes_little_is_not_named(tmp_path: Path) -> None:
+def with_epsilon(proto: onnx.ModelProto) -> onnx.ModelProto:
+    (norm,) = [each for each in proto.graph.node if each.name == "/norm"]
+    norm.attribute.append(onnx.helper.make_attribute("epsilon", 1e-3))
+    return proto
+
+
+def with_zero_added(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The same with another node."""
+    next(each for each in proto.graph.node if each.name == "/mask0").input[0] = "plus"
+    proto.graph.node.insert(1, node("Add", ["m0", "nothing"], "plus", "/plus"))
+    proto.graph.initializer.append(constant("nothing", [0.0]))
+    return proto
+
+
+def with_tanh(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Another operator in the norm's place."""
+    del proto.graph.node[-1:]
+    proto.graph.node.append(node("Tanh", ["h"], "y", "/norm"))
+    return proto
+
+
+LITTLE = {f"mask{k}": 1e-3 for k in range(MASKS)}
+
+
+@pytest.mark.parametrize(
+    ("factors", "change", "nodes"),
+    [
+        ({"v": 1.3, "gamma": 3.0, "w": 1.0001, **LITTLE}, lambda proto: proto, ("/norm", "/wide")),
+        ({"v": 1.3}, with_epsilon, ("/wide",)),
+        ({"v": 1.3}, with_zero_added, ("/wide",)),
+        (LITTLE, with_tanh, ("/norm",)),
+    ],
+    ids=["the largest effect first", "no attribute without effect", "no structure without effect", "another structure"],
+)
+def test_what_has_an_effect_is_named(
+    factors: dict[str, float],
+    change: Callable[[onnx.ModelProto], onnx.ModelProto],
+    nodes: tuple[str, ...],
+    tmp_path: Path,
+) -> None:
     proto = masked_and_normed(np.full(8, 4e7))
-    factors = {"v": 1.3, "gamma": 3.0, **{f"mask{k}": 1e-3 for k in range(MASKS)}, "w": 1.0001}
-    found = mptune.compare(
-        save(proto, tmp_path), save(changed(proto, factors), tmp_path, "other.onnx"), data=ROWS, trace=True
-    )
+    other = save(change(changed(proto, factors)), tmp_path, "other.onnx")
+    found = mptune.compare(save(proto, tmp_path), other, data=ROWS, trace=True)
     (finding,) = [each for each in found.findings if each.code == "attribute-differs"]
-    assert finding.where.nodes == ("/norm", "/wide")
-    assert finding.text.index("/norm") < finding.text.index("/wide")
-    assert finding.evidence["what"] == "gamma"
-
-
-def with_attribute(proto: onnx.ModelProto, name: str, attribute: str, setting: float) -> onnx.ModelProto:
-    copy = onnx.ModelProto()
-    copy.CopyFrom(proto)
-    (one,) = [each for each in copy.graph.node if each.name == name]
-    one.attribute.append(onnx.helper.make_attribute(attribute, setting))
-    return copy
-
-
-def test_an_attribute_without_effect_is_not_named(tmp_path: Path) -> None:
-    proto = masked_and_normed(np.full(8, 4e7))
-    other = with_attribute(changed(proto, {"v": 1.3}), "/norm", "epsilon", 1e-3)
-    found = mptune.compare(save(proto, tmp_path), save(other, tmp_path, "other.onnx"), data=ROWS)
-    (finding,) = [each for each in found.findings if each.code == "attribute-differs"]
-    assert finding.where.nodes == ("/wide",)
-
-
-def test_a_structure_without_effect_is_not_named(tmp_path: Path) -> None:
-    """Two models that compute the same with other nodes."""
-    proto = masked_and_normed(np.full(8, 4e7))
-    other = changed(proto, {"v": 1.3})
-    first = next(each for each in other.graph.node if each.name == "/mask0")
-    first.input[0] = "plus"
-    other.graph.node.insert(1, node("Add", ["m0", "nothing"], "plus", "/plus"))
-    other.graph.initializer.append(constant("nothing", [0.0]))
-    found = mptune.compare(save(proto, tmp_path), save(other, tmp_path, "other.onnx"), data=ROWS)
-    (finding,) = [each for each in found.findings if each.code == "attribute-differs"]
-    assert finding.where.nodes == ("/wide",)
+    assert finding.where.nodes == nodes
+    assert [finding.text.index(name) for name in nodes] == sorted(finding.text.index(name) for name in nodes)
 
 
 def test_where_none_makes_a_tenth_none_is_named(tmp_path: Path) -> None:
@@ -130,16 +139,6 @@ def test_where_none_makes_a_tenth_none_is_named(tmp_path: Path) -> None:
     assert finding.evidence["together"] == pytest.approx(finding.evidence["error"], rel=0.01)
 
 
-def test_another_structure_is_named_where_constants_do_not_make_the_difference(tmp_path: Path) -> None:
-    proto = masked_and_normed(np.full(8, 4e7))
-    other = changed(proto, {f"mask{k}": 1e-3 for k in range(MASKS)})
-    del other.graph.node[-1:]
-    other.graph.node.append(node("Tanh", ["h"], "y", "/norm"))
-    found = mptune.compare(save(proto, tmp_path), save(other, tmp_path, "other.onnx"), data=ROWS)
-    (finding,) = [each for each in found.findings if each.code == "attribute-differs"]
-    assert finding.where.nodes == ("/norm",)
-
-
 def test_constants_that_are_rescaled_to_fit_fp16_make_no_difference(tmp_path: Path) -> None:
     left = save(batch_norm(5e5), tmp_path)
     right = mptune.apply(left, None, tmp_path / "half.onnx")
@@ -147,3 +146,37 @@ def test_constants_that_are_rescaled_to_fit_fp16_make_no_difference(tmp_path: Pa
     found = mptune.compare(left, right, data=data, trace=True)
     assert found.verdict == "agrees"
     assert {each.severity for each in found.findings} == {"info"}
+
+
+WEIGHT = np.random.default_rng(2).standard_normal((16, 16))
+
+
+def replaced(array: np.ndarray, place: object, value: float) -> np.ndarray:
+    copy = array.copy()
+    copy[place] = value
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "dtype", "text"),
+    [
+        ([3.0], [2.0], np.float32, "1 of 1 values differ"),
+        ([0.1, 22000.0, -18000.0, 1e-9], [0.1, 1e4, -1e4, 0.0], np.float16, "2 of 4 values differ"),
+        ([0.1, -1e9], [0.1, -np.inf], np.float16, "1 are NaN or Inf in the candidate"),
+        (WEIGHT, replaced(WEIGHT, (3, slice(4)), np.nan), np.float32, "4 are NaN or Inf in the candidate"),
+    ],
+)
+def test_how_a_constant_differs(left: object, right: object, dtype: type, text: str) -> None:
+    difference = constant_difference(np.array(left, np.float32), np.array(right, np.float32).astype(dtype))
+    assert difference is not None
+    said, values, _ = difference
+    assert text in said
+    assert values is not None
+    if dtype is np.float32:
+        np.testing.assert_array_equal(values, np.array(right, np.float32))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_a_rounded_constant_is_the_same(dtype: type) -> None:
+    rounded = np.array([0.1, 65504], np.float16).astype(dtype)
+    assert constant_difference(np.array([0.1, 7e4], np.float32), rounded) is None

@@ -11,7 +11,7 @@ import pytest
 
 import mptune
 from mptune.cli import main
-from tests.diagnosis import recordings
+from tests.diagnosis import fragile, recordings
 from tests.graph import models
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -155,5 +155,14 @@ def test_fewer_rows_than_the_data_are_one_clear_line(tmp_path: Path) -> None:
     model = _model("mlp", tmp_path)
     data = _data(model, "mlp", np.random.default_rng(8))
     np.savez(tmp_path / "o.npz", y=recordings.run(model, data, 1)["y"][:-3])
-    with pytest.raises(mptune.DataError, match=f"holds {ROWS - 3} rows of output 'y', the data give {ROWS}"):
+    with pytest.raises(mptune.DataError, match=rf"output 'y' has shape \[{ROWS - 3}, 8\], the data give \[{ROWS}, 8\]"):
         mptune.compare(model, data=data, outputs=tmp_path / "o.npz")
+
+
+@pytest.mark.parametrize("name", fragile.SOUND)
+def test_sound_engines_of_a_model_that_fp16_makes_coarse_are_not_warned_of(name: str, tmp_path: Path) -> None:
+    path = models.save(fragile.fragile(), tmp_path)
+    np.savez(tmp_path / "recorded.npz", **fragile.SOUND[name](path, tmp_path))
+    found = mptune.compare(path, data=fragile.data(), outputs=tmp_path / "recorded.npz")
+    assert found.verdict == "agrees"
+    assert [(each.code, each.severity) for each in found.findings] == [("agrees", "info")]

@@ -14,7 +14,7 @@ from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision
 from mptune.graph.value_types import ValueTypes
-from mptune.targets.memory import default_workspace_mb, memory_need, memory_warnings, plan_memory
+from mptune.targets.costs import default_workspace_mb, memory_need, memory_warnings, plan_memory
 from mptune.targets.target import EngineMemory, load_target
 from tests.graph import models
 from tests.targets.conftest import Build

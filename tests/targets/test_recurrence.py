@@ -14,12 +14,9 @@ from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.plan import PRECISIONS, Precision
-from mptune.inspection.model import inspect_model
-from mptune.targets.costs import group_costs
-from mptune.targets.memory import memory_need
+from mptune.targets.costs import group_costs, memory_need
 from mptune.targets.roofline import roofline
 from mptune.targets.target import load_target
-from mptune.tuning.space import load_space
 from tests.graph import models
 from tests.graph.models import value
 from tests.targets.conftest import Build
@@ -143,22 +140,6 @@ def test_steps_lie_where_the_layout_says(build: Build) -> None:
     (cost,) = group_costs(GroupedModel(model, find_groups(model)), {}).values()
     assert cost.recurrences[0][0] == 70
     assert cost.flops == 2 * 70 * 2 * (12 * 3 + 12 * 4)
-
-
-def test_folded_parts_cost_nothing_and_their_casts_neither(tmp_path: Path) -> None:
-    model = recurrent(tmp_path / "m.onnx", "LSTM", 50, both=True, built=True)
-    grouped = GroupedModel(model, find_groups(model))
-    shapes = static_shapes(model).shapes
-    facts = facts_of(model)
-    costs = group_costs(grouped, shapes)
-    made = {node.name: node.outputs for node in model.nodes}
-    folded = [g for g in grouped.groups if all(out in facts.folded for name in g.nodes for out in made[name])]
-    assert folded
-    assert all((costs[g.id].flops, costs[g.id].fp32_bytes, costs[g.id].kernels) == (0, 0, 0) for g in folded)
-    terms = roofline(grouped, load_target("jetson-orin-nano-8gb"), shapes)
-    assert not {edge.tensor for edge in terms.boundaries} & facts.folded
-    operators = {o.name: o.flops for o in inspect_model(model, load_space("default")).operators}
-    assert operators["Slice"] == 0
 
 
 def test_quantised_weights_are_not_folded(build: Build) -> None:

@@ -15,7 +15,7 @@ from mptune.engines.spread import SessionSpread
 from mptune.tuning.dominance import faster_beyond_noise, hypervolume, hypervolumes, neighbours, pareto, shared_errors
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.texts import compared
-from tests.engines.timing.test_spread import Machine
+from tests.engines.test_spread import Machine
 from tests.tuning.factory import make_error, make_evaluation, make_front
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,21 +67,29 @@ PLANS: dict[str, tuple[Callable[[], Show], Callable[[], Show]]] = {
 """Code, with what distinguishes two of one code after a blank -> what shows it under all-FP16, and its sound twin."""
 
 
+def emulator_of(path: Path) -> tuple[GroupedModel, Emulator]:
+    """The groups of a model, and what writes it with the roundings of a plan, beside the model's ``bank``."""
+    model = load_model(path)
+    groups = GroupedModel(model, find_groups(model))
+    return groups, Emulator(groups, WeightBank.write(model, path.parent / "bank"))
+
+
+def emulated(path: Path, plan: PrecisionPlan, feeds: Iterable[Mapping[str, np.ndarray]]) -> list[dict[str, np.ndarray]]:
+    """The outputs under a plan, as its roundings give them."""
+    written = emulator_of(path)[1].write(plan, path.parent / "bank" / f"{plan.fingerprint}.onnx")
+    session = onnxruntime.InferenceSession(str(written), providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return [dict(zip(names, session.run(None, dict(feed)), strict=True)) for feed in feeds]
+
+
 def evaluated(show: Show, folder: Path) -> Evaluation:
     """All-FP16 by emulation, on the search samples and on those that are held out."""
-    onnx.save(show.proto, folder / "model.onnx")
-    loaded = load_model(folder / "model.onnx")
-    groups = GroupedModel(loaded, find_groups(loaded))
-    emulator = Emulator(groups, WeightBank.write(loaded, folder / "bank"))
-
-    def outputs(plan: PrecisionPlan) -> list[dict[str, np.ndarray]]:
-        path = emulator.write(plan, folder / "bank" / f"{plan.fingerprint}.onnx")
-        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-        names = [output.name for output in session.get_outputs()]
-        feeds = [{name: array[k : k + 1] for name, array in show.data.items()} for k in range(12)]
-        return [dict(zip(names, session.run(None, feed), strict=True)) for feed in feeds]
-
-    exact, half = (outputs(groups.uniform(precision)) for precision in (Precision.FP32, Precision.FP16))
+    folder.mkdir(exist_ok=True)
+    path = folder / "model.onnx"
+    onnx.save(show.proto, path)
+    groups, _ = emulator_of(path)
+    feeds = [{name: array[k : k + 1] for name, array in show.data.items()} for k in range(12)]
+    exact, half = (emulated(path, groups.uniform(p), feeds) for p in (Precision.FP32, Precision.FP16))
     parts = find_parts(exact[:SEARCH])
     error, held_out = (
         compare_outputs(half[which], Reference(exact[which], parts)) for which in (slice(SEARCH), slice(SEARCH, None))

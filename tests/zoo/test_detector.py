@@ -6,40 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 
 import mptune
-from mptune.graph.groups import GroupedModel, find_groups
-from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.graph.writing.emulate import Emulator
-from mptune.graph.writing.weights import WeightBank
 from tests.zoo.detector import LAYOUTS, Layout, detector, images, scores
+from tests.zoo.plans import emulated, emulator_of
 
-LIMIT = 0.005
-"""Largest absolute error of the score column."""
-
-
-class Emulated:
-    """The detector under plans, as FP16 rounds it."""
-
-    def __init__(self, path: Path, folder: Path, layout: Layout) -> None:
-        self._model = load_model(path)
-        self.groups = GroupedModel(self._model, find_groups(self._model))
-        self._emulator = Emulator(self.groups, WeightBank.write(self._model, folder / "bank"))
-        self._folder, self._layout = folder / "bank", layout
-
-    def scores(self, plan: PrecisionPlan) -> np.ndarray:
-        path = self._emulator.write(plan, self._folder / "emulated.onnx")
-        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-        names = [output.name for output in session.get_outputs()]
-        found = [dict(zip(names, session.run(None, {"image": x[None]}), strict=True)) for x in images(16, seed=9)]
-        return np.concatenate([scores(outputs, self._layout) for outputs in found])
-
-    def score_error(self, plan: PrecisionPlan) -> float:
-        fp32 = self.groups.uniform(Precision.FP32)
-        return float(np.abs(self.scores(plan) - self.scores(fp32)).max())
+LIMIT = 0.005  # largest absolute error of the score column
 
 
 @pytest.mark.parametrize(
@@ -48,13 +22,18 @@ class Emulated:
 def test_the_score_column_is_right_by_default(layout: Layout, tmp_path: Path) -> None:
     path = tmp_path / "detector.onnx"
     onnx.save(detector(layout), path)
-    np.savez(tmp_path / "data.npz", image=images(16))
-    emulated = Emulated(path, tmp_path, layout)
-    assert emulated.score_error(emulated.groups.uniform(Precision.FP16)) > 10 * LIMIT, "nothing is hidden here"
-    front = mptune.search(
-        path, data=tmp_path / "data.npz", out=tmp_path / "run", budget=30, target="jetson-orin-nano-8gb"
-    )
+    groups, _ = emulator_of(path)
+    fp32, fp16 = groups.uniform(Precision.FP32), groups.uniform(Precision.FP16)
+
+    def scores_under(plan: PrecisionPlan) -> np.ndarray:
+        found = emulated(path, plan, [{"image": image[None]} for image in images(16, seed=9)])
+        return np.concatenate([scores(outputs, layout) for outputs in found])
+
+    exact = scores_under(fp32)
+    assert np.abs(scores_under(fp16) - exact).max() > 10 * LIMIT, "nothing is hidden here"
+    given = {"data": {"image": images(16)}, "out": tmp_path / "run", "target": "jetson-orin-nano-8gb"}
+    front = mptune.search(path, budget=30, **given)
     assert front.metric == "worst_part"
     assert front.chosen is not None
-    assert front.chosen.plan != emulated.groups.uniform(Precision.FP16)
-    assert emulated.score_error(front.chosen.plan) < LIMIT
+    assert front.chosen.plan != fp16
+    assert np.abs(scores_under(front.chosen.plan) - exact).max() < LIMIT

@@ -63,16 +63,13 @@ def inspected(
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_is_wrong_is_named_with_its_node(name: str, tmp_path: Path) -> None:
     specimen = ZOO[name]
-    (finding,) = [f for f in in_process(specimen, tmp_path) if f.code == specimen.code]
+    found = in_process(specimen, tmp_path)
+    (finding,) = [f for f in found if f.code == specimen.code]
+    assert found == (finding,) or name not in ("noise", "faint_noise", "dropout"), "what draws is named once"
     assert finding.where.nodes == (specimen.node,)
     assert finding.evidence
     assert specimen.node in finding.text
     assert finding.severity == ("warning" if specimen.code == "output-constant" else "error")
-
-
-@pytest.mark.parametrize("name", ["noise", "faint_noise", "dropout"])
-def test_random_numbers_are_named_once(name: str, tmp_path: Path) -> None:
-    assert {finding.code for finding in in_process(ZOO[name], tmp_path)} == {"not-deterministic"}
 
 
 @pytest.mark.parametrize("name", SOUND)
@@ -80,10 +77,13 @@ def test_a_sound_twin_stays_silent(name: str, tmp_path: Path) -> None:
     assert not in_process(ZOO[name], tmp_path)
 
 
-@pytest.mark.parametrize("name", ["centred", "pooled", "stuck"])
-def test_the_plain_command_names_it(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("name", ["centred", "pooled", "stuck", "centred_twin"])
+def test_the_plain_command_names_it_and_no_twin(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     specimen = ZOO[name]
     code, findings = inspected(specimen, tmp_path, capsys)
+    if not specimen.code:
+        assert (code, [f for f in findings if f["code"] in CODES]) == (0, [])
+        return
     (finding,) = [f for f in findings if f["code"] == specimen.code]
     assert finding["where"]["nodes"] == [specimen.node]  # type: ignore[index]
     assert finding["evidence"]
@@ -91,12 +91,6 @@ def test_the_plain_command_names_it(name: str, tmp_path: Path, capsys: pytest.Ca
     assert finding["origin"] == "inspect"
     assert code == (4 if finding["severity"] == "error" else 0)
     assert finding["severity"] == ("warning" if specimen.code == "output-constant" else "error")
-
-
-def test_the_plain_command_says_nothing_of_a_twin(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, findings = inspected(ZOO["centred_twin"], tmp_path, capsys)
-    assert code == 0
-    assert not [f for f in findings if f["code"] in CODES]
 
 
 def test_without_data_the_graph_alone_names_what_draws(tmp_path: Path) -> None:

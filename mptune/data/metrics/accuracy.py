@@ -81,11 +81,10 @@ class OutputError(JsonForm):
 
     def _samples_of(self, metric: str) -> list[tuple[float, ...]]:
         """The value on each sample, of every output or part that the metric is the worst of."""
-        every = [(name, values) for by_name in self.per_output.values() for name, values in by_name.items()]
-        values = [values for name, values in every if belongs_to(name, metric)]
-        if not values:
-            raise unknown_metric(metric, sorted({name for name, _ in every}))
-        return values
+        if not self.has(metric):
+            raise unknown_metric(metric, sorted({name for by_name in self.per_output.values() for name in by_name}))
+        every = (each for by_name in self.per_output.values() for each in by_name.items())
+        return [values for name, values in every if belongs_to(name, metric)]
 
     def has(self, metric: str) -> bool:
         """Whether the statistic was computed."""

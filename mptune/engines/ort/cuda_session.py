@@ -115,7 +115,7 @@ class CudaSession(OrtSession):
             self._warn(
                 f"no CUDA graph ({refusal}): latency contains launch costs; keep every node of the model on the GPU"
             )
-        cuda.set_device(0)
+        cuda.call("cudaSetDevice", 0)
         self._stream = cuda.Stream()
         self._has_graph = graph
         provider = provider_options(self.options, self._stream.address, graph=graph)
@@ -179,7 +179,7 @@ class CudaSession(OrtSession):
             self._bindings[key] = bound
             self._bound_anywhere.add(bound)
         bound.fed = dict(feeds)
-        cuda.synchronize_device()  # Uploads went through the default stream, which ours does not wait for.
+        cuda.call("cudaDeviceSynchronize")  # Uploads went through the default stream, which ours does not wait for.
         self._execute(bound)
         self._opened_stream().synchronize()
         return bound

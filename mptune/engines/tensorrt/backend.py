@@ -25,7 +25,7 @@ from mptune.engines.tensorrt.session import EngineOptions, EngineProfileJob, Ten
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.processes.parent import run_once
-from mptune.targets.memory import default_workspace_mb
+from mptune.targets.costs import default_workspace_mb
 
 if TYPE_CHECKING:
     from mptune.engines.toolchains.reference import ReferenceModel

@@ -249,14 +249,11 @@ def build_failure(log: Any, otherwise: str = "") -> EngineError:
 
 
 def skipped_tactics(warnings: Sequence[str]) -> tuple[str, ...]:
-    """The warning for an engine whose build skipped tactics for want of memory, of which TensorRT logs two lines."""
-    short = [text for text in warnings if _SHORT_OF_MEMORY.search(text)]
-    count = sum("skipping tactic" in text.lower() for text in short) or len(short)
-    text = (
-        f"TensorRT skipped tactics ({count}) for want of memory, so that another build may choose other kernels: close"
-        " other programs, or set --workspace below what is always free"
-    )
-    return (text,) if count else ()
+    """The warning for an engine whose build skipped tactics for want of memory."""
+    if not any(_SHORT_OF_MEMORY.search(text) for text in warnings):
+        return ()
+    text = "TensorRT skipped tactics for want of memory, so that another build may choose other kernels: close other"
+    return (f"{text} programs, or set --workspace below what is always free",)
 
 
 def parser_failure(complaints: Sequence[tuple[str, str, str, str]], log: Any) -> EngineError:

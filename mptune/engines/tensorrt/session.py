@@ -124,7 +124,7 @@ class TensorRtSession:
         self._context: Any = None
         self.library: Library = load_library(options.kind, options.plugins)
         self._log = open_log(self.library.trt)
-        cuda.set_device(0)
+        cuda.call("cudaSetDevice", 0)
         trt = self.library.trt
         self._runtime: Any = construct(lambda: trt.Runtime(self._log), self._log)
         try:

@@ -121,11 +121,26 @@ def locate(
     context: RunContext, provider: Provider, worker: Worker, report: ReferenceReport, which: SampleSet
 ) -> ReferenceReport:
     """The report with the places of what is wrong; a sound one costs nothing and stays as it is."""
+    from mptune.graph.writing.variants import write_with_outputs
+
     model, outputs, rows = context.model, report.outputs, report.rows
     places: dict[tuple[str, str], Place | None] = {}
 
     def look(question: Question, outputs: Sequence[str], index: int = 0) -> Sights:
-        return _look(context, provider, worker, which, question, outputs, index)
+        """What all values before some outputs hold; in parts, each a model of its own."""
+        names = [info.name for info in model.inputs]
+        names += [out for node in needed_nodes(model, outputs) for out in node.outputs if out not in model.initializers]
+        watched = [name for name in names if name and model.info(name).dtype in _WATCHED]
+        parts = [watched[start : start + _AT_ONCE] for start in range(0, len(watched), _AT_ONCE)]
+        paths = [context.scratch(f"watch{number}") for number in range(len(parts))]
+        try:
+            for path, part in zip(paths, parts, strict=True):
+                write_with_outputs(model, context.bank, path, part)
+            sights = worker.call(SightJob(tuple(paths), context.samples(which), provider, question, index))
+        finally:
+            for path in paths:
+                path.unlink(missing_ok=True)
+        return {} if isinstance(sights, Failure) else sights
 
     not_finite = {name: int(facts.get("bad_sample", 0.0)) for name, facts in outputs.items() if facts["non_finite"]}
     if not_finite:
@@ -161,33 +176,6 @@ def locate(
                 place = replace(place, value=str(list(sights[place.tensor].shapes[-1])))
             places["batch-not-kept", name] = place
     return replace(report, places={key: place for key, place in places.items() if place is not None})
-
-
-def _look(
-    context: RunContext,
-    provider: Provider,
-    worker: Worker,
-    which: SampleSet,
-    question: Question,
-    outputs: Sequence[str],
-    index: int,
-) -> Sights:
-    from mptune.graph.writing.variants import write_with_outputs
-
-    model = context.model
-    names = [info.name for info in model.inputs]
-    names += [out for node in needed_nodes(model, outputs) for out in node.outputs if out not in model.initializers]
-    watched = [name for name in names if name and model.info(name).dtype in _WATCHED]
-    parts = [watched[start : start + _AT_ONCE] for start in range(0, len(watched), _AT_ONCE)]
-    paths = [context.scratch(f"watch{number}") for number in range(len(parts))]
-    try:
-        for path, part in zip(paths, parts, strict=True):
-            write_with_outputs(model, context.bank, path, part)
-        sights = worker.call(SightJob(tuple(paths), context.samples(which), provider, question, index))
-    finally:
-        for path in paths:
-            path.unlink(missing_ok=True)
-    return {} if isinstance(sights, Failure) else sights
 
 
 def _place(node: Node, tensor: str, value: float | str, sample: int | None = None) -> Place:

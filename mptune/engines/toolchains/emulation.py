@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -24,8 +24,7 @@ from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.variants import write_tf32
 from mptune.processes.parent import Worker
-from mptune.targets.costs import Shape, group_costs
-from mptune.targets.memory import memory_need
+from mptune.targets.costs import Shape, group_costs, memory_need
 
 STRETCHES = 12
 """Sessions that all plans of one group share on a CPU: each has switches for consecutive groups, as switches for all
@@ -42,8 +41,13 @@ _VALUES_EACH = 3
 """What a run holds of a value at once, in FP32 values at most: in an emulation as computed, in FP16, and rounded."""
 
 
-def run_bytes(model: Model, samples: Path) -> int | None:
-    """Bytes (rather too many) for the values of one run in FP32 on the largest sample; None where sizes are unknown."""
+def run_bytes(model: Model, samples: Path, provider: Provider) -> int | None:
+    """Bytes (rather too many) for the values of one run in FP32 on the largest sample.
+
+    None where sizes are unknown, and on a GPU, where runs go one by one.
+    """
+    if provider != "cpu":
+        return None
     every = [shapes for shapes in read_sample_shapes(samples) if shapes]
     if not every:
         return None
@@ -144,13 +148,15 @@ class Emulation:
         precisions = tuple(p for p in REDUCED if p in wanted) or REDUCED[:1]
         groups = tuple(g.id for g in self.computed.groups) if stretch is None else stretch
         name = "-".join(("whole" if stretch is None else groups[0], *map(str, precisions)))
-        model = self._write(name, lambda path: emulator.write_switched(path, groups, precisions))
+        if name not in self._written:
+            path = self.context.scratch(f"emulated-{name}")
+            self._written[name] = emulator.write_switched(path, groups, precisions)
         # As many sessions stay open as their weights leave room for; on a GPU one, as engines need the memory.
         room = _KEPT_BYTES // max(sum(place.length for place in bank.places[Precision.FP32].values()), 1)
         room = room if self.provider == "cpu" else min(room, 1)
         number = 0 if stretch is None else self._stretches.index(stretch) + 1
         job = SwitchedErrorsJob(
-            model,
+            self._written[name],
             tuple(map(emulator.on, plans)),
             tuple(emulator.switches[p][g] for p in precisions for g in groups if g in emulator.switches[p]),
             self._scoring(which, part, plans),
@@ -168,7 +174,7 @@ class Emulation:
 
     @cached_property
     def _run_bytes(self) -> int | None:
-        return run_bytes(self.context.model, self.context.samples("search")) if self.provider == "cpu" else None
+        return run_bytes(self.context.model, self.context.samples("search"), self.provider)
 
     @cached_property
     def samples(self) -> EmulatedSamples:
@@ -177,7 +183,8 @@ class Emulation:
         steps = 1 if rollout is None else rollout.steps
         count //= steps
         # A sequence is many runs; two say how far sequences differ.
-        few = min(self._few if rollout is None else 2, count)
+        rows = rows_per_sample(self.computed.model, self.context.settings.data_settings.batch, self.shapes)
+        few = min(math.ceil(EMULATED_ROWS / rows) if rollout is None else 2, count)
         grouped = self.context.grouped
         flops = sum(cost.flops for cost in group_costs(grouped, self.shapes).values())
         group_s = flops / _FLOPS_PER_S + len(grouped.model.nodes) * _S_PER_NODE
@@ -185,11 +192,6 @@ class Emulation:
         if self.provider != "cpu" or is_quick:  # On a GPU each part would open its sessions again.
             return EmulatedSamples((range(few),), None)
         return EmulatedSamples(in_parts(few), count)
-
-    @cached_property
-    def _few(self) -> int:
-        batch = self.context.settings.data_settings.batch
-        return math.ceil(EMULATED_ROWS / rows_per_sample(self.computed.model, batch, self.shapes))
 
     @cached_property
     def _stretches(self) -> tuple[tuple[str, ...], ...]:
@@ -202,11 +204,6 @@ class Emulation:
     @cached_property
     def _emulator(self) -> Emulator:
         return Emulator(self.computed, self.context.bank, self.fused)
-
-    def _write(self, name: str, write: Callable[[Path], Path]) -> Path:
-        if name not in self._written:
-            self._written[name] = write(self.context.scratch(f"emulated-{name}"))
-        return self._written[name]
 
 
 def rows_per_sample(model: Model, batch: int, shapes: Mapping[str, Shape]) -> int:

@@ -18,7 +18,7 @@ from mptune.engines import cuda
 from mptune.engines.base import DRIFT_TEXT, Engine, EngineSession, Failure, Measurement, SampleSet, Stage
 from mptune.engines.context import RunContext
 from mptune.engines.environment import process_warnings, read_gpus, state_warnings
-from mptune.engines.latency import Latency, Repetitions, Stopwatch, calibrate, monotonic_ms, time_in_turn
+from mptune.engines.latency import Repetitions, Stopwatch, calibrate, monotonic_ms, time_in_turn
 from mptune.engines.samples import Scoring, cached_samples, file_identity
 from mptune.engines.spread import Enough, SessionTiming, Standings
 from mptune.files import READ_ERRORS, read_json, write_json
@@ -61,19 +61,12 @@ class Baseline:
     def close(self) -> None:
         self.session.close()
 
-    def beside(self, latencies: Sequence[Latency]) -> tuple[Latency, Latency]:
-        """The latencies of the baseline and of a candidate, timed in turn: the latter knows this session."""
-        before, latency = latencies
-        timing = SessionTiming.of_values(self.name, latency.raw_ms, before.raw_ms)
-        return before, replace(latency, session=timing)
-
 
 @dataclass(frozen=True)
 class MeasureResult:
     """The result of ``MeasureJob``."""
 
     measurement: Measurement  # not corrected for drift; ``build_s`` is the time to open the engine
-    baseline: Latency
     repetitions: Repetitions
     objective: float = math.nan
     """The error by the metric of the search, without outputs that are ignored; NaN where there is none."""
@@ -109,8 +102,8 @@ class MeasureJob:
         state.enter(Stage.TIME)
         before = read_throttling() if self.on_gpu else None
         watches, repetitions = self.stopwatches(state, candidate, baseline)
-        latencies = time_in_turn(watches, repetitions, self.latency, is_enough=enough.is_reached)
-        baseline_latency, latency = baseline.beside(latencies)
+        of_baseline, latency = time_in_turn(watches, repetitions, self.latency, is_enough=enough.is_reached)
+        timing = SessionTiming.of_values(baseline.name, latency.raw_ms, of_baseline.raw_ms)
         now = None if before is None else read_throttling()  # of a Jetson, right after the timing
         warnings = [*candidate.warnings, *baseline.session.warnings, *(gpu_warnings(state) if self.on_gpu else ())]
         if now is not None and before is not None:
@@ -119,8 +112,8 @@ class MeasureJob:
         mode = read_power_mode() if self.on_gpu else None
         context_bytes = candidate.context_bytes
         measurement = Measurement(
-            latency,
-            baseline_latency,
+            replace(latency, session=timing),
+            of_baseline,
             1.0,
             error,
             "measured",
@@ -130,7 +123,7 @@ class MeasureJob:
             # The multiprocessors are those that CUDA reports, where it does.
             power_mode=None if mode is None else replace(mode, sm_count=cuda.multiprocessors() or mode.sm_count),
         )
-        return MeasureResult(measurement, baseline_latency, repetitions, enough.error)
+        return MeasureResult(measurement, repetitions, enough.error)
 
     def open_baseline(self, state: WorkerState) -> Baseline:
         key = (*file_identity(self.baseline.path), self.baseline)
@@ -153,18 +146,15 @@ class ReopenJob:
     count: int
 
     def run(self, state: WorkerState) -> tuple[SessionTiming, ...]:
-        baseline = self.measure.open_baseline(state)
+        job, baseline = self.measure, self.measure.open_baseline(state)
         timings = []
         for _ in range(self.count):
             state.enter(Stage.BUILD)
-            candidate = state.transient(self.measure.engine.open)
+            candidate = state.transient(job.engine.open)
             state.enter(Stage.TIME)
-            watches, repetitions = self.measure.stopwatches(state, candidate, baseline)
-            is_enough = self.measure.enough.is_reached
-            latencies = time_in_turn(watches, repetitions, self.measure.latency, is_enough=is_enough)
-            _, latency = baseline.beside(latencies)
-            assert latency.session is not None
-            timings.append(latency.session)
+            watches, repetitions = job.stopwatches(state, candidate, baseline)
+            before, latency = time_in_turn(watches, repetitions, job.latency, is_enough=job.enough.is_reached)
+            timings.append(SessionTiming.of_values(baseline.name, latency.raw_ms, before.raw_ms))
         return tuple(timings)
 
 
@@ -220,11 +210,12 @@ class Timings:
 
     def corrected(self, result: MeasureResult) -> Measurement:
         """What was measured, in terms of the baseline's first latency on this device; that freezes the repetitions."""
+        baseline = result.measurement.baseline
+        assert baseline is not None
         if self._record is None:
-            settings = self._context.settings.latency
-            self._record = TimingRecord(result.repetitions, result.baseline.median_ms, settings)
+            self._record = TimingRecord(result.repetitions, baseline.median_ms, self._context.settings.latency)
             write_json(self._path, self._record.to_json())
-        drift = self._record.baseline_ms / result.baseline.median_ms
+        drift = self._record.baseline_ms / baseline.median_ms
         measurement = result.measurement.with_drift(drift)
         if abs(drift - 1.0) <= DRIFT_WARNING:
             return measurement

@@ -12,7 +12,7 @@ from mptune.engines.tensorrt.backend import refused_in_bf16
 from mptune.engines.toolchains.emulation import Emulation
 from mptune.engines.toolchains.reference import ReferenceModel
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.targets.memory import plan_memory
+from mptune.targets.costs import plan_memory
 from mptune.targets.roofline import LatencyTerms, roofline
 from mptune.targets.target import EngineMemory, Target
 

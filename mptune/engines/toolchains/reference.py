@@ -95,7 +95,7 @@ class ReferenceModel:
             frozenset(output.name for output in context.dependent_outputs),
             context.settings.rollout,
             is_held_out=not is_search,
-            run_bytes=self._run_bytes(which),
+            run_bytes=run_bytes(context.model, context.samples(which), self.provider),
         )
         report = self.worker.call(job)
         if isinstance(report, Failure):
@@ -140,14 +140,14 @@ class ReferenceModel:
         ranges: dict[str, TensorRange] = {}
         count = sum(len(part.rows) for part in parts)
         most = max(LEAST_OBSERVED, _OBSERVED_BYTES // max(1, sum(part.sample_bytes for part in parts)))
-        path, run_bytes = context.scratch("observe"), self._run_bytes("search")
+        path, one_run = context.scratch("observe"), run_bytes(context.model, samples, self.provider)
         model = folded_model(context.grouped, folded, {name for part in parts for name in part.outputs}).model
         try:
             for part in parts:
                 if stage is not None and len(parts) > 1:
                     stage(f"observing the ranges of values: {len(ranges)} of {count}")
                 write_with_outputs(model, context.bank, path, part.outputs)
-                job = ObserveJob(path, part, samples, self.provider, context.precisions, run_bytes, most)
+                job = ObserveJob(path, part, samples, self.provider, context.precisions, one_run, most)
                 answer = worker.call(job)
                 if isinstance(answer, Failure):
                     return answer
@@ -169,6 +169,3 @@ class ReferenceModel:
         finally:
             for path in paths:
                 path.unlink(missing_ok=True)
-
-    def _run_bytes(self, which: SampleSet) -> int | None:
-        return run_bytes(self.context.model, self.context.samples(which)) if self.provider == "cpu" else None

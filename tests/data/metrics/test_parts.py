@@ -94,6 +94,8 @@ def test_an_output_of_one_scale_is_one_part_and_outputs_can_be_left_out() -> Non
 def test_columns_lie_on_the_shorter_axis_that_is_not_the_batch(shape: tuple[int, ...], axis: int | None) -> None:
     found = find_parts(of([RNG.standard_normal(shape)] * 2), [frozenset({1})] * 2)["y"]
     assert found.axis == axis
+    if shape == (1, 5):
+        assert find_parts(of([np.zeros((1, n)) for n in (3, 4)]))["y"].axis is None, "their number changes"
 
 
 SCALES = np.array([80.0, 60.0, 40.0, 40.0, 0.2, 0.1, 0.1])
@@ -130,12 +132,6 @@ def test_an_image_has_no_columns_along_height_or_width(axis: int, profile: str) 
         values *= np.where(np.arange(64) < 20, 100.0, 1.0)[:, None] * np.where(np.arange(64) < 20, 100.0, 1.0)
     found = find_parts(of([values]), [frozenset({1})])["y"]
     assert (found.axis, found.is_split) == (1, False)
-
-
-def test_a_number_of_columns_that_changes_has_none() -> None:
-    arrays = [RNG.standard_normal((1, n, 50)) for n in (3, 4)]
-    assert find_parts(of(arrays))["y"].axis == 2
-    assert find_parts(of([RNG.standard_normal((1, n)) for n in (3, 4)]))["y"].axis is None
 
 
 def test_constant_columns_are_divided_by_their_size_or_by_nothing() -> None:

@@ -99,13 +99,15 @@ def test_no_detections_in_a_sample(shape: str) -> None:
     assert found.non_finite == 0
 
 
-def test_nan_stays_nan() -> None:
+def test_nan_stays_nan_and_boxes_without_an_area_find_themselves() -> None:
     wanted = detections(30)
     got = {**wanted, "boxes": wanted["boxes"].copy()}
     got["boxes"][3] = np.nan
     found = error(got, wanted)
     assert found.non_finite == 4
     assert math.isnan(found.value("relative_l2"))
+    wanted["boxes"][4, 2:] = wanted["boxes"][4, :2]
+    assert error(reordered(wanted, np.arange(30)[::-1]), wanted).unmatched_rows == 0
 
 
 def test_rows_in_one_output_with_image_class_and_score() -> None:
@@ -163,12 +165,6 @@ def test_rows_without_boxes_pair_by_the_nearest() -> None:
     found = error(got, wanted, outputs(0, "y"))
     assert found.unmatched_rows == 2
     assert statistic(found, "y", "matched_relative_l2") == pytest.approx(1e-3, rel=0.1)
-
-
-def test_boxes_without_an_area_find_themselves() -> None:
-    wanted = detections(10)
-    wanted["boxes"][4, 2:] = wanted["boxes"][4, :2]
-    assert error(reordered(wanted, np.arange(10)[::-1]), wanted).unmatched_rows == 0
 
 
 def test_scores_that_are_all_one_are_no_class() -> None:

@@ -149,18 +149,12 @@ def test_samples_become_one_array_or_a_list() -> None:
     assert isinstance(together([{"a": np.zeros((1, 3))}, {"a": np.ones((1, 4))}])["a"], list)
 
 
-def test_names_resolve(tmp_path) -> None:
-    script = tmp_path / "m.py"
-    script.write_text(
-        "def whole(outputs, references, inputs, labels):\n    return 0.5\n\n\n"
-        "def each(outputs, reference):\n    return 2.0\n"
-    )
+def test_names_of_the_table_resolve() -> None:
     for name, row in METRICS.items():
         assert not is_own(name)
         if row.kind != "element":
             metric = resolve_metric(name, has_labels=True)
-            assert metric.name == name
-            assert callable(metric.load())
+            assert (metric.name, callable(metric.load())) == (name, True)
             assert metric.kind == ("sample" if name == "top1_disagreement" else "set")
             assert metric.larger_is_better == (name not in ("endpoint_error", "top1_disagreement"))
             assert list(sample_functions(row)) == ([] if row.kind == "set" else [name])
@@ -168,13 +162,17 @@ def test_names_resolve(tmp_path) -> None:
     with pytest.raises(SettingsError, match="sqnr_db cannot be the objective") as caught:
         resolve_metric("sqnr_db")
     assert "relative_l2" in caught.value.hint
-    whole = resolve_metric(f"{script}:whole:max")
-    assert (whole.kind, whole.larger_is_better) == ("set", True)
-    each = resolve_metric(f"{script}:each:max")
-    assert each.kind == "sample"
+
+
+def test_names_of_scripts_resolve(tmp_path) -> None:
+    script = tmp_path / "m.py"
+    script.write_text(
+        "def whole(outputs, references, inputs, labels): return 0.5\ndef each(outputs, reference): return 2.0\n"
+    )
+    whole, each = (resolve_metric(f"{script}:{name}:max") for name in ("whole", "each"))
+    assert (whole.kind, whole.larger_is_better, each.kind) == ("set", True, "sample")
     extra = sample_functions(each)
-    assert extra[f"{script}:each:max"]({}, {}) == 0.0
-    assert extra[own_value(f"{script}:each:max")]({}, {}) == 2.0
+    assert [extra[name]({}, {}) for name in (each.name, own_value(each.name))] == [0.0, 2.0]
     assert script_of(f"{script}:whole:max") == script, "it is refused as the script that it is"
     assert script_of("a.py:max") is not None
     assert law_metric("map") == law_metric(f"{script}:whole") == "relative_l2"

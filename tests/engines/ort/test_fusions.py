@@ -14,28 +14,20 @@ import onnxruntime
 import pytest
 from onnx import TensorProto
 
-from mptune.data.samples import CalibrationSet
 from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.engines.context import RunContext
 from mptune.engines.ort.backend import ONNXRUNTIME
 from mptune.engines.ort.fusions import FoldJob, FusionsJob, fused_nodes, may_fuse
 from mptune.engines.samples import Scoring
-from mptune.engines.toolchains.jobs import ObserveJob, ReferenceJob, SwitchedErrorsJob
+from mptune.engines.toolchains.jobs import ReferenceJob, SwitchedErrorsJob
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.graph.facts import FusedNodes
-from mptune.graph.folded import (
-    FoldedValues,
-    folded_model,
-    is_worthwhile,
-    read_folded,
-    write_without_weights,
-)
+from mptune.graph.folded import FoldedValues, folded_model, is_worthwhile, read_folded, write_without_weights
 from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter
-from mptune.graph.writing.variants import observed_parts, write_with_outputs
 from mptune.graph.writing.weights import WeightBank
 from mptune.processes.child import WorkerState
 from mptune.settings import SearchSettings
@@ -65,12 +57,6 @@ def test_an_rms_norm_is_fused(tmp_path: Path, opset: int, end: str) -> None:
     (norm,) = asked(rms_norm(tmp_path, opset=opset, end=end), tmp_path)
     steps = STEPS if end == "divided" else ("n_q", "n_m", "n_a", "n_s", "n_r", "n_d", "n_y")
     assert norm == FusedNodes(steps)
-
-
-def test_one_whose_square_is_a_product_is_not(tmp_path: Path) -> None:
-    model = rms_norm(tmp_path, square="Mul")
-    assert may_fuse(GroupedModel(model, find_groups(model)))
-    assert asked(model, tmp_path) == ()
 
 
 def test_a_layer_norm_that_a_cast_before_it_would_break_does_not_count(tmp_path: Path) -> None:
@@ -236,23 +222,6 @@ def test_outputs_stay_and_what_only_shapes_read_goes(tmp_path: Path) -> None:
     assert "none" not in {tensor.name for tensor in proto.graph.initializer}
     assert run(path, {"x": np.ones((2, 96), np.float32)})[SHAPES].tolist() == [2, 96]
     assert path.stat().st_size < 100_000, "weights lie in the bank"
-
-
-@pytest.mark.parametrize("name", ["detr_torchscript_17", "constants", "chains"])
-def test_what_is_observed_is_the_same(name: str, tmp_path: Path) -> None:
-    model = load_model(make_chains(tmp_path, 40) if name == "chains" else path_of(name, tmp_path))
-    (tmp_path / "bank").mkdir()
-    bank, place = WeightBank.write(model, tmp_path / "bank"), tmp_path / "bank" / "observing.onnx"
-    CalibrationSet((feeds(model),), "test", False).save(tmp_path / "samples.npz")
-    seen, nodes = [], []
-    (part,) = observed_parts(model, dict.fromkeys(model.tensors, (1,)))
-    for values in ({}, folded(model, tmp_path / "work")):
-        observed = folded_model(GroupedModel(model, find_groups(model)), values, part.outputs).model
-        write_with_outputs(observed, bank, place, part.outputs)
-        nodes.append(sum(node.op_type != "Constant" for node in nodes_of(place)))
-        seen.append(run_here(ObserveJob(place, part, tmp_path / "samples.npz", "cpu")))
-    assert seen[0] == seen[1]
-    assert nodes[0] > nodes[1]
 
 
 @pytest.mark.parametrize(("chains", "fails", "kept", "jobs"), [(40, False, 0, 1), (40, True, 40, 1), (3, False, 3, 0)])

@@ -330,16 +330,6 @@ def test_cores_runs_and_memory_limit_what_goes_at_a_time(
     assert SideBySide.for_runs(runs, run_bytes, threads) == SideBySide()
 
 
-def test_results_come_in_order_from_runs_that_overlap() -> None:
-    together = threading.Barrier(2, timeout=30.0)
-
-    def call(number: int) -> Callable[[], int]:
-        return lambda: (together.wait(), number)[1]
-
-    assert SideBySide(2, 1).run([call(number) for number in range(6)]) == list(range(6))
-    assert SideBySide().run([lambda: 1, lambda: 2]) == [1, 2]
-
-
 def test_a_run_that_fails_ends_the_others() -> None:
     begun: list[int] = []
 

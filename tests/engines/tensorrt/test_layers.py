@@ -7,7 +7,6 @@ a device in host memory, and the names of a real network's layers.
 
 from __future__ import annotations
 
-import gc
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +17,18 @@ import pytest
 from mptune.data.metrics.accuracy import OutputError
 from mptune.data.samples import CalibrationSet
 from mptune.engines import cuda
-from mptune.engines.base import EngineError, FailureKind, Measurement
+from mptune.engines.base import EngineError, Failure, FailureKind, Measurement, Stage
 from mptune.engines.context import RunContext
-from mptune.engines.latency import Repetitions, summarise
+from mptune.engines.latency import Latency, Repetitions, summarise
 from mptune.engines.tensorrt import backend as tensorrt_backend
 from mptune.engines.tensorrt.builder import parse_network
-from mptune.engines.tensorrt.layers import LayerTime, group_times, layer_times, profiler_class, read_layers
+from mptune.engines.tensorrt.layers import (
+    LayerTime,
+    group_times,
+    layer_times,
+    read_layers,
+    with_group_times,
+)
 from mptune.engines.tensorrt.library import Kind, load_library
 from mptune.engines.tensorrt.session import EngineOptions, EngineProfileJob, TensorRtEngine
 from mptune.engines.toolchains import measuring
@@ -75,21 +80,6 @@ def test_the_longest_execution_is_left_out_and_what_is_skipped_counts_nothing() 
 
 
 @pytest.mark.tensorrt_rtx
-def test_the_profiler_is_one_of_the_installed_modules() -> None:
-    trt = load_library("tensorrt-rtx").trt
-    profiler = profiler_class(trt)()
-    assert profiler_class(trt) is type(profiler)
-    assert isinstance(profiler, trt.IProfiler)
-    profiler.report_layer_time("early", 1.0)
-    for _ in range(2):
-        profiler.start_execution()
-        profiler.report_layer_time(layer_name="a", ms=0.5)
-        profiler.report_layer_time("a", 0.25)
-    gc.collect()
-    assert profiler.executions == [{"a": 0.75}, {"a": 0.75}]
-
-
-@pytest.mark.tensorrt_rtx
 @pytest.mark.parametrize("every", [0, 2])
 def test_layers_of_a_real_network_lead_to_every_group(every: int, tmp_path: Path) -> None:
     """What the parser writes into a layer's metadata is what the inspector says of it; an engine needs a GPU."""
@@ -118,7 +108,7 @@ class TimedJob:
         assert self.model.exists()
         latency = summarise([1.0, 1.0], QUICK)
         measurement = Measurement(latency, latency, 1.0, OutputError({}), "measured", 0.0)
-        return MeasureResult(measurement, latency, Repetitions(2))
+        return MeasureResult(measurement, Repetitions(2))
 
 
 @pytest.mark.tensorrt_rtx
@@ -176,3 +166,44 @@ def test_the_types_in_tensorrts_words(text: str, precision: Precision | None) ->
 @pytest.mark.parametrize("text", ["", "no JSON", "[]", '{"Layers": ["a name only", "another"]}', '{"Bindings": []}'])
 def test_what_tells_no_types_gives_no_layers(text: str) -> None:
     assert read_layers(text) == ()
+
+
+OWNERS = {"a/MatMul": "g0", "a/Add": "g0", "b/Norm": "g1", "c/Conv": "g2", "d/Mul": "g3"}
+
+
+def test_the_layers_of_a_group_add_up() -> None:
+    """Groups that nothing tells apart are left out; one that is mostly alone keeps its share of the rest."""
+    layers = [LayerTime(("a/MatMul",), 2.0), LayerTime(("a/Add",), 0.5), LayerTime(("b/Norm",), 1.0)]
+    assert group_times(layers, OWNERS) == {"g0": 2.5, "g1": 1.0}
+    block = LayerTime(("a/MatMul", "b/Norm", "c/Conv"), 9.0)
+    assert group_times([block], OWNERS) == {}
+    assert group_times([block, LayerTime(("d/Mul",), 1.0)], OWNERS) == {"g3": 1.0}
+    shared = [LayerTime(("a/MatMul", "b/Norm"), 2.0), LayerTime(("a/Add",), 5.0)]
+    assert group_times(shared, OWNERS) == {"g0": 6.0}
+
+
+def test_what_only_goes_along_takes_no_share_but_is_seen() -> None:
+    fused = LayerTime(("a/Add", "b/Norm"), 3.0)
+    assert group_times([fused], OWNERS, minor={"a/Add"}) == {"g0": 0.0, "g1": 3.0}
+    whole = [LayerTime(("a/MatMul",), 40.0), fused]
+    assert group_times(whole, OWNERS, minor={"a/Add"}) == {"g0": 40.0, "g1": 3.0}
+    assert group_times([LayerTime(("a/Add", "d/Mul"), 3.0)], OWNERS, minor={"a/Add", "d/Mul"}) == {"g0": 1.5, "g3": 1.5}
+
+
+def test_a_profile_becomes_group_times_scaled_as_the_latency_and_a_failed_one_a_warning(mlp_path: Path) -> None:
+    model = load_model(mlp_path)
+    grouped = GroupedModel(model, find_groups(model))
+    latency = Latency.predicted(1.0)
+    measured = Measurement(latency, None, 0.5, OutputError({}), "measured", 0.0, warnings=("a: b",))
+    failure = Failure(Stage.TIME, FailureKind.CRASH, "killed by SIGSEGV", Path("/logs/7-EngineProfileJob.log"))
+    failed = with_group_times(measured, failure, grouped)
+    assert failed.group_times_ms is None
+    kept, warning = failed.warnings
+    assert kept == "a: b"
+    assert warning.startswith("the engine's layers could not be profiled (crash: killed by SIGSEGV): ")
+    assert "\n" not in warning
+    layers = [LayerTime(("head/Gemm",), 2.0)]
+    (head,) = (group.id for group in grouped.groups if "head/Gemm" in group.nodes)
+    profiled = with_group_times(measured, layers, grouped)
+    assert profiled.group_times_ms == {head: 1.0}
+    assert profiled.warnings == ("a: b",)

@@ -6,33 +6,29 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from mptune.engines.base import Failure, FailureKind, Measurement, Progress, Stage
 from mptune.engines.context import RunContext
-from mptune.engines.tensorrt.backend import TENSORRT, refused_in_bf16
+from mptune.engines.tensorrt.backend import TENSORRT
 from mptune.engines.tensorrt.builder import BuildJob, BuildOptions
 from mptune.engines.tensorrt.library import LibraryReport, load_library
-from mptune.engines.tensorrt.session import EngineOptions, TensorRtSession
 from mptune.engines.toolchains import choose as toolchain
 from mptune.engines.toolchains.choose import open_toolchain
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.errors import TargetError
-from mptune.graph.groups import GroupedModel, find_groups
+from mptune.graph.groups import GroupedModel
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter
-from mptune.processes.child import WorkerState
 from mptune.processes.parent import Worker
 from mptune.settings import EngineChoice, TensorRtSettings, WorkerSettings
 from mptune.targets.detect import Gpu
 from mptune.targets.target import load_target
 from mptune.tuning.facts import MissingKernels
-from tests.device.bench import Bench
-from tests.device.machines import ORIN, become
+from tests.device.machines import become
 from tests.engines.engine_support import install, make_context
-from tests.graph import models, rtx
+from tests.graph import rtx
 
 NO_GPU = not toolchain.detect_gpus()
 PLENTY_S = 120.0
@@ -56,24 +52,13 @@ def test_engines_are_built_beside_predictions(
     with open_toolchain(load_target("rtx-4500-ada"), mlp_context) as ahead:
         assert (ahead.name, ahead.latency_source, ahead.error_source) == ("tensorrt-rtx", "predicted", "emulated")
         assert not isinstance(ahead.reference("search"), Failure)
-        assert not isinstance(ahead.reference("held_out"), Failure)
         ahead.listen(heard.append)
         for plan in (fp32, fp16):
             found = ahead.evaluate(plan)
             assert isinstance(found, Measurement), found
-            assert found.latency.source == "predicted"
             assert found.build_s > 0
-            assert found.engine_path.parent == engines
             assert rtx.engine_faults(library, found.engine_path.read_bytes()) == ()
-            written = found.engine_path.stat().st_mtime_ns
-            again = ahead.evaluate(plan, "held_out")
-            assert isinstance(again, Measurement)
-            assert (again.engine_path, again.build_s) == (found.engine_path, 0.0)
-            assert again.error != found.error or plan is fp32
-            assert found.engine_path.stat().st_mtime_ns == written
-        assert len(list(engines.glob("*.engine"))) == 2
-        assert not list(mlp_context.weights_dir.glob("*.onnx"))
-        assert not list(engines.glob("*.tmp"))
+        assert len(list(engines.iterdir())) == 2
         assert heard
         shutil.rmtree(engines)
         failure = failed(ahead.evaluate(fp16))
@@ -209,24 +194,6 @@ def test_a_damaged_engine_is_a_failure_and_not_found_again(
         assert here.broken() == []
 
 
-@pytest.mark.tensorrt_rtx
-def test_nothing_is_open_during_a_build_that_shares_the_memory(
-    mlp_path: Path, tmp_path: Path, mlp_context: RunContext
-) -> None:
-    """On an Orin TensorRT skips tactics for which an open engine leaves too little memory."""
-    samples, options = mlp_context.samples("search"), BuildOptions("tensorrt")
-    engine, state = tmp_path / "e.engine", WorkerState()
-    with Bench(ORIN, mlp_path, tmp_path) as bench:
-        skipped = []
-        for alone in (False, False, True):
-            built = BuildJob(mlp_path, engine, options, (samples,), 60.0, alone).run(state)
-            skipped.append(any("TensorRT skipped tactics (1) for want of memory" in text for text in built[1]))
-            state.cached("baseline", "key", lambda: TensorRtSession(engine, EngineOptions("tensorrt")))
-        assert skipped == [False, True, False]
-        state.close()
-        bench.hold()
-
-
 @without_gpu
 @pytest.mark.parametrize(("is_jetson", "given", "wanted"), [(False, None, None), (True, None, 1859), (True, 64, 64)])
 def test_builds_on_a_jetson_are_alone_and_limited(
@@ -251,22 +218,6 @@ def refused_alone(grouped: GroupedModel, pins: Mapping[str, str], folder: Path) 
     kept = bf16.replace(dict.fromkeys(pins, Precision.FP32))
     assert rtx.refusal(rtx.library(), Rewriter(grouped).export(kept, typed), build=False) is None
     return str(rtx.refusal(rtx.library(), Rewriter(grouped).export(bf16, typed), build=False))
-
-
-@pytest.mark.tensorrt_rtx
-def test_a_hard_swish_is_kept_out_of_bf16(tmp_path: Path) -> None:
-    nodes = [
-        models.node("MatMul", ["x", "w"], "h", "fc"),
-        models.node("HardSwish", ["h"], "a", "activate"),
-        models.node("MatMul", ["a", "v"], "y", "head"),
-    ]
-    x, y = (models.value(name, [1, 8]) for name in "xy")
-    proto = models.model(nodes, [x], [y], [models.constant(name, np.eye(8)) for name in "wv"], opset=22)
-    loaded = load_model(models.save(proto, tmp_path))
-    grouped = GroupedModel(loaded, find_groups(loaded))
-    pins = MissingKernels({Precision.BF16: refused_in_bf16(loaded, "tensorrt-rtx")}).pins(grouped, Precision.BF16)
-    assert pins.keys() == {grouped.owners["activate"]}
-    assert "HardSwish" in refused_alone(grouped, pins, tmp_path)
 
 
 @pytest.mark.tensorrt_rtx

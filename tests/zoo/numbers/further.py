@@ -8,18 +8,14 @@ import numpy as np
 
 from tests.graph.models import constant, text
 from tests.zoo.numbers import (
-    INT64_MAX,
     Show,
     cancelling,
     classifier,
-    flat_index,
     images,
     rows,
     times_mask,
-    token_ids,
     weights,
 )  # fmt: skip
-from tests.zoo.voice import frames, voice
 
 F32_MIN = float(np.finfo(np.float32).min)
 
@@ -101,64 +97,14 @@ def _total(is_one_signed: bool) -> Show:
     return Show(proto, {"x": rows(4096, 4)}, ("total",))
 
 
-def _size(length: int) -> Show:
-    """How many rows are kept is computed in floating point from the number of those that are there."""
-    graph = f"""(float[1,{length},4] x, float[1,{length}] valid) => (float[1,4] y)
-        <float ratio = {{0.75}}, int64[1] zero = {{0}}, int64[1] one = {{1}}> {{
-        n = ReduceSum<keepdims = 0>(valid, one) [keep] k = Mul(n, ratio) i = Cast<to = 7>(k)
-        s = Slice(x, zero, i, one) m = ReduceMean<axes = [1], keepdims = 0>(s) y = MatMul(m, w)
-    }}"""
-    valid = np.ones((8, length), np.float32)
-    valid[:, -7:] = np.random.default_rng(4).integers(0, 2, (8, 7))
-    return Show(text(graph, weights("w", 4, 4)), {"x": rows(length, 4), "valid": valid}, ("keep",))
-
-
-def _added_mask(low: float, *, whole_row: bool = False) -> Show:
+def _added_mask(low: float) -> Show:
     """A mask of this value, chosen by a Where and added to the scores."""
     graph = """(float[1,16] x, bool[1,16] keep) => (float[1,4] y) <float zero = {0}> {
         s = MatMul(x, w) m = Where(keep, zero, low) a = Add(s, m) p = Softmax<axis = -1>(a) y = MatMul(p, v)
     }"""
     keep = np.random.default_rng(7).uniform(size=(8, 16)) > 0.3
-    if whole_row:
-        keep[3] = False
     proto = text(graph, weights("w", 16, 16), weights("v", 16, 4), constant("low", low))
     return Show(proto, {"x": rows(16), "keep": keep})
-
-
-def _rms_norm(opset: int) -> Show:
-    graph = """(float[1,16] x) => (float[1,16] y) <float two = {2}, float eps = {1e-3}> {
-        h = MatMul(x, w) [squares] q = Pow(h, two) v = ReduceMean<axes = [-1]>(q) e = Add(v, eps)
-        r = Sqrt(e) n = Div(h, r) y = Mul(n, g)
-    }"""
-    proto = text(graph, weights("w", 16, 16), constant("g", np.ones(16)), opset=opset)
-    return Show(proto, {"x": rows(16)}, ("squares",))
-
-
-def _length() -> Show:
-    """Vectors by their length: the same operators, and no norm that an opset has."""
-    graph = """(float[1,16] x) => (float[1,16] y) <int64[1] axes = {-1}> {
-        h = MatMul(x, w) q = Mul(h, h) v = ReduceSum<keepdims = 1>(q, axes) r = Sqrt(v) y = Div(h, r)
-    }"""
-    return Show(text(graph, weights("w", 16, 16)), {"x": rows(16)})
-
-
-def _ends() -> Show:
-    """The end of a Slice as a Concat of an INT64_MAX and another end."""
-    graph = """(int64[1,4,16] ids) => (float[1,4,6,8] y)
-        <int64[1] width = {8}, int64[2] starts = {0, 2}, int64[2] axes = {1, 2}> {
-        ends = Concat<axis = 0>(end, width) k = Slice(ids, starts, ends, axes) y = Gather(table, k)
-    }"""
-    return Show(text(graph, constant("end", [INT64_MAX], np.int64), weights("table", 64, 8)), token_ids(4, 16))
-
-
-def _constant_id() -> Show:
-    """A session's number beyond INT32 that is compared with."""
-    graph = """(int64[1,16] ids) => (float[1,4] y) <int64 marker = {7000000123}> {
-        [is_marker] e = Equal(ids, marker) f = Cast<to = 1>(e) y = MatMul(f, w)
-    }"""
-    data = token_ids(16)
-    data["ids"][:, 3] = 7_000_000_123
-    return Show(text(graph, weights("w", 16, 4)), data, ("is_marker",))
 
 
 def _bytes(*, scaled: bool) -> Show:
@@ -187,14 +133,6 @@ def _survival(scale: float) -> Show:
     return _logarithm("s = Sigmoid(h) d = Sub(one, s) [logarithm] y = Log(d)", scale)
 
 
-def _recurrent(*, is_fed_back: bool) -> Show:
-    """An LSTM that begins with an input, with or without an output that gives the state back."""
-    proto = voice("")
-    if not is_fed_back:
-        del proto.graph.output[1]
-    return Show(proto, {name: array for name, array in frames().items() if name != "sr"})
-
-
 FURTHER: dict[str, tuple[Callable[[], Show], Callable[[], Show]]] = {
     "overflow of a constant": (lambda: _constant_overflow(1e6), lambda: _constant_overflow(1e3)),
     "vanishing-epsilon, one over zero": (lambda: _reciprocal(1e-9, 0.0), lambda: _reciprocal(1e-9, 1.0)),
@@ -210,27 +148,7 @@ FURTHER: dict[str, tuple[Callable[[], Show], Callable[[], Show]]] = {
     "stagnation of a running sum": (lambda: _running(600.0), lambda: _running(0.01)),
     "cancellation in an Add": (lambda: _added(500.0), lambda: _added(0.0)),
     "long-sum in a ReduceSum": (lambda: _total(True), lambda: _total(False)),
-    "index-in-float: what becomes a size is never FP16": (lambda: flat_index(64), lambda: _size(6000)),
     "mask of the lowest FP32 number, multiplied": (lambda: times_mask(F32_MIN), lambda: _added_mask(F32_MIN)),
-    "mask of -1e9 over a whole row": (lambda: _added_mask(-1e9, whole_row=True), lambda: _added_mask(-1e9)),
-    "mask of the lowest FP32 number over a whole row": (
-        lambda: _added_mask(F32_MIN, whole_row=True),
-        lambda: _added_mask(-np.inf),
-    ),
-    "norm-written-out: RMSNorm": (lambda: _rms_norm(17), _length),
-    "norm-written-out: RMSNorm and no InstanceNorm": (
-        lambda: _rms_norm(13),
-        lambda: _instance_norm(1e-3, flat=False),
-    ),
-    "int64-range in a comparison": (_constant_id, _ends),
-    "constant-data: a state that is fed back is none": (
-        lambda: Show(classifier(), {"x": np.ones_like(images())}),
-        lambda: _recurrent(is_fed_back=True),
-    ),
-    "constant-data: a recurrent state is none": (
-        lambda: Show(classifier(), {"x": np.ones_like(images())}),
-        lambda: _recurrent(is_fed_back=False),
-    ),
     "data-do-not-fit: bytes that nothing divides": (lambda: _bytes(scaled=False), lambda: _bytes(scaled=True)),
 }
 """As ``SHOWN``."""

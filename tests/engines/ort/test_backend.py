@@ -1,16 +1,22 @@
-"""ONNX Runtime's toolchain where there is a GPU."""
+"""Which nodes leave their provider in FP16 or BF16, by ONNX Runtime's record; the backend where there is a GPU."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+from onnx import helper
 
 import mptune
-from mptune.engines.base import Failure
+from mptune.engines.base import Failure, MissingKernel
 from mptune.engines.context import RunContext
+from mptune.engines.ort import fusions as placement
 from mptune.engines.ort.backend import ONNXRUNTIME
+from mptune.engines.ort.fusions import PlacementJob
+from mptune.engines.ort.session import PROVIDERS, SessionOptions
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
@@ -18,7 +24,40 @@ from mptune.graph.plan import Precision
 from mptune.targets.target import load_target
 from mptune.tuning.facts import MissingKernels
 from tests.engines.conftest import QUICK
-from tests.engines.jobs.test_placement import save_sampling
+from tests.engines.engine_support import run_here, save_graph
+
+CPU, CUDA = PROVIDERS["cpu"], PROVIDERS["cuda"]
+
+
+def save_sampling(folder: Path) -> Path:
+    """A convolution, a GridSample at fixed places, and another convolution."""
+    grid = np.random.default_rng(0).uniform(-1, 1, (1, 8, 8, 2)).astype(np.float32)
+    constants = {"w": np.full((4, 4, 3, 3), 0.1, np.float32), "grid": grid}
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["a"], "before/Conv", pads=[1] * 4),
+        helper.make_node("GridSample", ["a", "grid"], ["b"], "sample/GridSample"),
+        helper.make_node("Conv", ["b", "w"], ["y"], "after/Conv", pads=[1] * 4),
+    ]
+    return save_graph(folder / "sampling.onnx", nodes, [1, 4, 8, 8], constants, [1, 4, 8, 8])
+
+
+def test_nodes_that_leave_the_provider_in_fp16_alone_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    fp16 = {"a/Conv": CUDA, "b/GridSample": CPU, "c/Gather": CPU, "d/Fused": CPU, "e/Cast": CUDA}
+    fp32 = {"a/Conv": CUDA, "b/GridSample": CUDA, "c/Gather": CPU, "other/Fused": CUDA}
+    placed = {"fp16.onnx": fp16, "fp32.onnx": fp32}
+    asked: list[SessionOptions] = []
+    closed: list[str] = []
+
+    def open_one(model: Path, options: SessionOptions) -> Any:
+        asked.append(options)
+        placement = {name: (name.split("/")[-1], provider) for name, provider in placed[model.name].items()}
+        return SimpleNamespace(placement=lambda: placement, close=lambda: closed.append(model.name))
+
+    monkeypatch.setattr(placement, "open_session", open_one)
+    found = run_here(PlacementJob(Path("fp16.onnx"), Path("fp32.onnx"), "cuda"))
+    assert found == (MissingKernel("b/GridSample", "GridSample", CUDA, CPU),)
+    assert all(options == SessionOptions("cuda") for options in asked)
+    assert set(closed) == placed.keys()
 
 
 @pytest.mark.gpu

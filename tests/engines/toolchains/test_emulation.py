@@ -28,7 +28,7 @@ from mptune.graph.loading.tensors import TensorInfo
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision, PrecisionPlan
 from mptune.processes.child import WorkerState
 from mptune.settings import DataSettings
-from tests.engines.jobs.test_measure import prepare
+from tests.engines.toolchains.test_measuring import prepare
 from tests.graph import models
 from tests.graph.models import node, value
 
@@ -170,16 +170,6 @@ def test_samples_are_emulated_side_by_side_with_the_same_errors(
     assert threads == {1}
 
 
-@pytest.mark.parametrize(("batch", "samples"), [(1, 4), (3, 3), (8, 1)])
-def test_before_builds_a_few_rows_are_enough(batch: int, samples: int, run: Run) -> None:
-    many, plan = run.emulation(batch), run.plan(0)
-    errors, every = many.errors([plan], part=range(many.samples.count)), many.errors([plan])
-    assert not isinstance(errors, Failure)
-    assert not isinstance(every, Failure)
-    assert len(errors[0].per_output["y"]["relative_l2"]) == samples
-    assert len(every[0].per_output["y"]["relative_l2"]) == 4
-
-
 @pytest.mark.gpu
 def test_a_gpu_takes_any_plan_in_one_session_and_agrees_with_the_cpu(run: Run) -> None:
     gpu = Run(run.context, "cuda")
@@ -244,7 +234,7 @@ def test_an_output_whose_rows_the_exporter_did_not_know_has_those_that_were_seen
 def taken(proto: onnx.ModelProto, folder: Path, *shapes: tuple[int, ...]) -> int | None:
     samples = folder / "samples.npz"
     CalibrationSet(tuple({"x": np.zeros(shape, np.float32)} for shape in shapes), "test", False).save(samples)
-    return run_bytes(load_model(models.save(proto, folder)), samples)
+    return run_bytes(load_model(models.save(proto, folder)), samples, "cpu")
 
 
 def chain(shape: list[int | str]) -> onnx.ModelProto:

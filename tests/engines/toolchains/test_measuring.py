@@ -49,7 +49,7 @@ def test_a_measurement_keeps_the_baselines_session_open(tmp_path: Path) -> None:
     ((_, baseline),) = [entry for slot, entry in state._cache.items() if slot == "baseline"]
     assert first.repetitions.iterations * first.repetitions.executions_per_value >= 10
     assert len(first.measurement.latency.raw_ms) == first.repetitions.iterations
-    assert len(first.baseline.raw_ms) == first.repetitions.iterations
+    assert len(first.measurement.baseline.raw_ms) == first.repetitions.iterations
     assert first.measurement.error.value("max_abs") == 0.0
     frozen = replace(job, repetitions=Repetitions(12, 2))
     second, third = frozen.run(state), frozen.run(state)

@@ -9,14 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mptune.engines.latency import (
-    HostStopwatch,
-    Latency,
-    Repetitions,
-    calibrate,
-    summarise,
-    time_in_turn,
-)
+from mptune.engines.latency import HostStopwatch, Latency, Repetitions, calibrate, summarise, time_in_turn
 from mptune.engines.spread import bootstrap_median_interval
 from mptune.engines.toolchains.measuring import TimingRecord
 from mptune.files import write_json
@@ -90,14 +83,6 @@ def test_calibration_reaches_both_the_count_and_the_duration_whatever_the_first_
     ):
         engine = Engine(once_ms, first_ms)
         assert calibrate(engine.run, engine.clock, SETTINGS) == expected
-
-
-@pytest.mark.parametrize(("once_ms", "values", "executions"), [(20.0, 30, 1), (2.5, 8, 4), (0.125, 5, 80)])
-def test_the_least_number_of_iterations_counts_executions(once_ms: float, values: int, executions: int) -> None:
-    """As the check for enough values does; any timing takes five values."""
-    engine, settings = Engine(once_ms), LatencySettings(warmup_ms=1.0, duration_ms=1.0, min_iterations=30)
-    found = calibrate(engine.run, engine.clock, settings)
-    assert (found.iterations, found.executions_per_value) == (values, executions)
 
 
 @pytest.mark.parametrize(("once_ms", "warm_ups"), [(0.5, 400), (500.0, 1)])
