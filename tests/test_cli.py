@@ -132,7 +132,7 @@ def test_search_help_has_panels_that_name_metrics_and_samplers(capsys: pytest.Ca
         (["search", "m.onnx", "--max-disk", "0GiB"], "--max-disk is 0"),
         (["search", "m.onnx", "--max-error", "-1"], "--max-error is -1"),
         (["search", "m.onnx", "--sampler", "bayes"], "no sampler 'bayes'"),
-        (["search", "m.onnx", "--target", "mine.toml"], "no such file: mine.toml"),
+        (["search", "m.onnx", "--target", "mine.toml"], "there is no file 'mine.toml'"),
         (["targets", "h20"], "there is no target 'h20'"),
         (["pick", "run"], "give a limit or --knee"),
         (["pick", "run", "--knee", "--plan", "3f2a"], "--knee and --plan exclude"),

@@ -47,7 +47,7 @@ def inspect(
     if json_:
         print_json(inspection.to_json())
     else:
-        from mptune.reporting.terminal.inspection import print_inspection
+        from mptune.reporting.terminal.listings import print_inspection
 
         print_inspection(inspection)
     if strict and any(finding.severity == "error" for finding in inspection.findings):
@@ -213,7 +213,7 @@ def _finish(comparison: Comparison, *, as_json: bool, hint: str = "") -> None:
     if as_json:
         print_json(comparison.to_json())
     else:
-        from mptune.reporting.terminal.inspection import print_comparison
+        from mptune.reporting.terminal.listings import print_comparison
 
         print_comparison(comparison)
         if hint and not comparison.agrees:
