@@ -7,7 +7,7 @@ directory. It is written last: a run that has it is prepared.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mptune.engines.base import Failure, MissingKernel
@@ -219,4 +219,4 @@ def find_space(
     lacking = {p: unsupported(value_types(grouped), p) | kernels.pins(grouped, p) for p in asked}
     lacking.setdefault(Precision.FP16, kernels.pins(grouped))  # its reasons are told of groups that stay in FP32
     free = space.make_space(grouped, named, hazards, observed.absmax, lacking, precisions, kernels.not_emulated)
-    return grouped, hazards, replace(free, warnings=(*free.warnings, *hazard.near_the_end(hazards)))
+    return grouped, hazards, free
