@@ -32,7 +32,7 @@ _NAMES = {
     "mptune.tuning.bench": "Listener",
     "mptune.tuning.sampler.precision": "PrecisionSampler",
     "mptune.tuning.sampler.trials": "Prior",
-    "mptune.inspection.record": "Inspection",
+    "mptune.inspection": "Inspection",
     "mptune.diagnosis.comparing": "Comparison",
     "mptune.errors": "MptuneError SettingsError ModelError DataError PlanError SpaceError TargetError RunError"
     " BaselineError EndedEarlyError",
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from mptune.graph.loading.model import Model, load_model
     from mptune.graph.plan import Precision, PrecisionPlan
     from mptune.graph.writing.rewrite import rewrite
-    from mptune.inspection.record import Inspection
+    from mptune.inspection import Inspection
     from mptune.settings import *  # noqa: F403 - its __all__
     from mptune.tuning.bench import Listener
     from mptune.tuning.confirmation import Confirmation

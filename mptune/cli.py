@@ -18,17 +18,15 @@ from typing import Annotated
 import typer
 
 from mptune._version import __version__
-from mptune.commands import deploying, listing, models, searching
+from mptune.commands import listing, models, searching
 from mptune.commands.common import complain, ending_signals_as_interrupts, guarded, interrupted, reader_left
 from mptune.commands.options import SearchCommand
-from mptune.errors import EXIT_NOT_MET, EXIT_USAGE, MptuneError
+from mptune.errors import EXIT_ERROR, EXIT_NOT_MET, EXIT_USAGE, MptuneError, one_line
 from mptune.files import DISK_FULL_HINT, is_disk_full
 from mptune.settings import option_name
 from mptune.tuning.record import waits_told_to
 
 __all__ = ["app", "main"]
-
-EXIT_ERROR = 1
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -43,11 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
     debug = "--debug" in options or os.environ.get("MPTUNE_DEBUG", "0") not in ("", "0")
     # A global option that people write at the end, after a command has failed, stands before the command.
-    words = [
-        *(["--debug"] if "--debug" in options else []),
-        *(a for a in options if a != "--debug"),
-        *arguments[len(options) :],
-    ]
+    words = sorted(options, key=lambda word: word != "--debug") + arguments[len(options) :]
     # A stream that was closed before the start (``2>&-``) is None in Python.
     sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115
     sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
@@ -91,15 +85,10 @@ def explain(error: BaseException) -> tuple[str, str, int]:
         text = f"disk full: cannot write {path or 'the output, or a temporary file'}"
         return text, DISK_FULL_HINT if path else "free some space, then run it again", EXIT_ERROR
     if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG):
-        return (
-            f"{error.filename}: {error.strerror}",
-            "check its name and its permissions, or give another path",
-            EXIT_ERROR,
-        )
-    words = " ".join(str(error).split())
-    text = f"unexpected {type(error).__name__}{': ' if words else ''}{words}"
-    hint = "this is a bug in mptune: run again with --debug for the traceback, and report it"
-    return text, hint, EXIT_ERROR
+        hint = "check its name and its permissions, or give another path"
+        return f"{error.filename}: {error.strerror}", hint, EXIT_ERROR
+    text = f"unexpected {type(error).__name__}: {one_line(error)}".removesuffix(": ")
+    return text, "this is a bug in mptune: run again with --debug for the traceback, and report it", EXIT_ERROR
 
 
 def _print_version(wanted: bool) -> None:
@@ -135,8 +124,8 @@ for _command in (
     searching.worker,
     searching.report,
     searching.pick,
-    deploying.confirm,
-    deploying.export,
+    searching.confirm,
+    searching.export,
     models.inspect,
     models.apply,
     models.compare,

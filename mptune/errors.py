@@ -24,13 +24,9 @@ __all__ = [
     "SettingsError", "SpaceError", "TargetError",
 ]  # fmt: skip
 
-EXIT_USAGE = 2
-
-EXIT_NOT_MET = 3
-"""Exit code where nothing is wrong, but no plan meets the limits, or there was no time to write one."""
-
-EXIT_STOPPED = 4
-"""Exit code of a search that a finding of severity ``error`` stopped, and of ``inspect --strict`` that has one."""
+EXIT_ERROR, EXIT_USAGE = 1, 2
+EXIT_NOT_MET = 3  # nothing is wrong, but no plan meets the limits, or there was no time to write one
+EXIT_STOPPED = 4  # a finding of severity ``error`` stopped the search, or ``inspect --strict`` has one
 
 
 class MptuneError(Exception):
@@ -42,8 +38,7 @@ class MptuneError(Exception):
         setting: the argument of a Python function that is wrong; the command line names the option in its place.
     """
 
-    exit_code: int = 1
-    """Of the process that it ends."""
+    exit_code: int = EXIT_ERROR
 
     def __init__(self, text: str, hint: str = "", *, setting: str = "") -> None:
         super().__init__(text)

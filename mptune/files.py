@@ -13,7 +13,7 @@ import shutil
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import lru_cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, TypeAlias, TypeVar
 
@@ -38,32 +38,21 @@ def is_disk_full(error: BaseException | None) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
-def disk_error(error: OSError, path: Path | None) -> RunError:
-    """The ``RunError`` for an ``OSError`` that came while ``path`` was written; None where the path is not known."""
-    if is_disk_full(error):
-        return RunError("disk full" if path is None else f"disk full: cannot write {path}", DISK_FULL_HINT)
-    hint = "check the permissions, or take another place: a new search with --out DIR, a run as a copy of it"
-    return RunError(f"cannot write {path}: {error.strerror or error}", hint)
-
-
 @contextmanager
-def full_disk_as_error(path: Path) -> Iterator[None]:
-    """Raise a full disk, wherever in the block it shows, as a ``RunError``; other errors of the system pass."""
+def writing(path: Path, *, only_full_disk: bool = False) -> Iterator[None]:
+    """Raise an ``OSError`` inside the block as a ``RunError`` about ``path``; ``only_full_disk`` lets others pass."""
     try:
         yield
     except OSError as error:
         if is_disk_full(error):
-            raise disk_error(error, path) from error
-        raise
+            raise RunError(f"disk full: cannot write {path}", DISK_FULL_HINT) from error
+        if only_full_disk:
+            raise
+        hint = "check the permissions, or take another place: a new search with --out DIR, a run as a copy of it"
+        raise RunError(f"cannot write {path}: {error.strerror or error}", hint) from error
 
 
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Raise an ``OSError`` inside the block as a ``RunError`` about ``path``."""
-    try:
-        yield
-    except OSError as error:
-        raise disk_error(error, path) from error
+full_disk_as_error = partial(writing, only_full_disk=True)
 
 
 @contextmanager
@@ -80,7 +69,7 @@ def whole_file(path: Path) -> Iterator[Path]:
     for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):  # weights take gigabytes
         if is_left(leftover.name):
             leftover.unlink(missing_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.{next(_numbers)}.partial")
+    partial = path.with_name(f".{scratch_name(f'{path.name}.{next(_numbers)}', '.partial')}")
     try:
         partial.unlink(missing_ok=True)  # a link of that name, which somebody put there, would be written through
         yield partial
@@ -211,18 +200,18 @@ def refuse(path: Path) -> NoReturn:
 
 
 _SCRATCH = re.compile(r"-(?P<pid>\d+)-(?P<started>\d+)-(?P<host>[0-9a-f]{8})\.[a-z]+$")
-_PARTIAL = re.compile(r"^\..+\.(?P<pid>\d+)\.\d+\.partial$")
 _CLOCK_S = 2
 """Two looks at one process differ by this much in when it started, where the clock was set in between."""
 
 
-@lru_cache(maxsize=1)
-def _this_process(pid: int) -> str:
+@cache
+def _process(pid: int) -> str:
     import psutil  # type: ignore[import-untyped]
 
     return f"{pid}-{int(psutil.Process(pid).create_time())}-{_host()}"
 
 
+@cache
 def _host() -> str:
     import socket  # nothing else of the command line needs it
 
@@ -231,14 +220,13 @@ def _host() -> str:
 
 def scratch_name(name: str, suffix: str) -> str:
     """A file name of this process alone: ``name``, its number, its start in seconds, its host, ``suffix``."""
-    return f"{name}-{_this_process(os.getpid())}{suffix}"
+    return f"{name}-{_process(os.getpid())}{suffix}"
 
 
 def is_left(name: str) -> bool:
     """Whether a file, or what else has such a name, is of a process of this host that has ended."""
-    scratch = _SCRATCH.search(name)
-    match = scratch or _PARTIAL.match(name)
-    if match is None or (scratch is not None and scratch["host"] != _host()):
+    match = _SCRATCH.search(name)
+    if match is None or match["host"] != _host():
         return False
     import psutil
 
@@ -248,7 +236,7 @@ def is_left(name: str) -> bool:
         return True
     except psutil.Error:
         return False
-    return scratch is not None and abs(started - int(scratch["started"])) > _CLOCK_S
+    return bool(abs(started - int(match["started"])) > _CLOCK_S)
 
 
 def delete_scratch(folders: Iterable[Path]) -> tuple[Path, ...]:

@@ -14,12 +14,7 @@ def printable(text: object) -> str:
     words = str(text)
     if words.isprintable():
         return words
-    return "".join(map(printable_character, words))
-
-
-def printable_character(character: str) -> str:
-    """One character as ``printable`` shows it."""
-    return character if character.isprintable() else character.encode("unicode_escape").decode()
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in words)
 
 
 WIDEST = 60

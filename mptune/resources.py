@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 
 import pydantic
 
-from mptune.errors import EXIT_USAGE, MptuneError
+from mptune.errors import EXIT_USAGE, MptuneError, one_line
 from mptune.files import read_text
 
 if sys.version_info >= (3, 11):
@@ -59,20 +59,19 @@ def locate(kind: Kind, name_or_path: str, error: type[MptuneError]) -> Path:
 
     An ``error`` has close matches in its hint, and the exit code of wrong usage.
     """
-    path = Path(name_or_path)
-    if is_path(name_or_path) and path.is_file():
-        return path
+    if is_path(name_or_path) and Path(name_or_path).is_file():
+        return Path(name_or_path)
     if name_or_path in names(kind):
         return find(kind, name_or_path)
-    if is_path(name_or_path):
-        raised = error(f"no such file: {path}", f"give the path of a TOML file, or a name that `mptune {kind}` lists")
-    else:
-        word, what = name_or_path.lower(), {"targets": "target", "spaces": "search space"}[kind]
-        close = [name for name in names(kind) if len(word) > 2 and word in name]
-        close = close or difflib.get_close_matches(word, names(kind), n=3, cutoff=0.6)
-        hint = f"did you mean {' or '.join(close)}? " if close else ""
-        hint += f"`mptune {kind}` lists them all; a TOML file of your own works too"
-        raised = error(f"there is no {what} {name_or_path!r}", hint)
+    word = name_or_path.lower()
+    close = [name for name in names(kind) if len(word) > 2 and word in name]
+    close = close or difflib.get_close_matches(word, names(kind), n=3, cutoff=0.6)
+    hint = f"did you mean {' or '.join(close)}? " if close else ""
+    what = "file" if is_path(name_or_path) else {"targets": "target", "spaces": "search space"}[kind]
+    raised = error(
+        f"there is no {what} {name_or_path!r}",
+        f"{hint}`mptune {kind}` lists them all; a TOML file of your own works too",
+    )
     raised.exit_code = EXIT_USAGE
     raise raised
 
@@ -84,11 +83,7 @@ def read_toml(path: Path, schema: type[Schema], error: type[MptuneError], exampl
         return schema.model_validate(document)
     except OSError as problem:
         raise error(f"{path} cannot be read: {problem.strerror}", "check the path and its permissions") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as problem:
-        reason = "it is nested too deeply" if isinstance(problem, RecursionError) else problem
-        raise error(f"{path} is not TOML: {reason}", example) from None
     except pydantic.ValidationError as problem:
-        first = problem.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the file"
-        message = first["msg"].removeprefix("Value error, ")
-        raise error(f"{path}: {where}: {message}", example) from None
+        raise error(f"{path}: {one_line(problem)}", example) from None
+    except (ValueError, RecursionError) as problem:  # no UTF-8, no TOML, nested too deeply
+        raise error(f"{path} is not TOML: {one_line(problem)}", example) from None

@@ -10,6 +10,7 @@ import fcntl
 import itertools
 import os
 import shutil
+import traceback
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -17,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from mptune.engines.base import SKETCHES
 from mptune.engines.context import RunContext
-from mptune.errors import RunError
-from mptune.files import delete_scratch, write_json, writing
+from mptune.errors import RunError, one_line
+from mptune.files import delete_scratch, is_disk_full, write_json, write_text, writing
 from mptune.run_json import HOME, RunFile, read_run_file
 from mptune.settings import SearchSettings
 
@@ -190,3 +191,21 @@ def _locked(lock: Path, how: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> Iterator[No
             file.write(f"{os.getpid()}\n".encode())
             file.flush()
         yield
+
+
+@contextmanager
+def tolerated(what: str, logs: Path, warnings: list[str]) -> Iterator[None]:
+    """Turn an exception in the block, which makes ``what`` beside a result, into a warning, with a log in ``logs``.
+
+    A full disk is raised: the same command goes on once there is space.
+    """
+    try:
+        yield
+    except Exception as error:
+        if is_disk_full(error) or is_disk_full(error.__cause__):
+            raise
+        log = logs / f"{what.replace('/', '-').replace(' ', '-')}.log"
+        log.parent.mkdir(exist_ok=True)
+        write_text(log, "".join(traceback.format_exception(error)))
+        reason = one_line(error) or "no message"
+        warnings.append(f"{what} could not be made ({type(error).__name__}: {reason}): see {log}")

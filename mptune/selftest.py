@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -23,19 +23,16 @@ from mptune.engines.context import RunContext
 from mptune.engines.environment import cpu_model
 from mptune.engines.ort.cuda_session import probe
 from mptune.engines.samples import cached_samples
-from mptune.engines.toolchains.choose import find_backends
-from mptune.engines.toolchains.toolchain import Toolchain
+from mptune.engines.toolchains import choose, toolchain
 from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
-from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.plan import Precision
 from mptune.json_form import JsonForm
 from mptune.processes.child import WorkerState
 from mptune.resources import demo_model
 from mptune.settings import LatencySettings, SearchSettings, WorkerSettings
-from mptune.targets.detect import detect_gpus
-from mptune.targets.target import load_target, match_target
+from mptune.targets import detect, target
 
-T = TypeVar("T")
 Status = Literal["holds", "does not hold", "cannot be checked here"]
 FP32 = "all-fp32"
 _SPANS, _SPAN_MS = 3, 60.0
@@ -62,23 +59,17 @@ class Check(JsonForm):
 
 @dataclass(frozen=True)
 class Figures(JsonForm):
-    """One plan on one engine.
-
-    Attributes:
-        failure: why it has no figures; "" where it has.
-        change: how far two runs on one sample differ.
-        span_ratio: the engine's clock over the host's.
-    """
+    """One plan on one engine."""
 
     engine: str
     plan: str
-    failure: str = ""
+    failure: str = ""  # why it has no figures
     build_s: float | None = None
     latency_ms: float | None = None
     error: float = math.nan
     emulated_error: float = math.nan
-    change: float = math.nan
-    span_ratio: float = math.nan
+    change: float = math.nan  # how far two runs on one sample differ
+    span_ratio: float = math.nan  # the engine's clock over the host's
     warnings: tuple[str, ...] = ()
 
 
@@ -112,9 +103,9 @@ class Engines:
 
 def engines_here() -> tuple[Engines, ...]:
     """The backends that are installed, on the CPU and on the GPU, those that cannot run here with the reason."""
-    places = [Place(load_target("cpu"))]
-    places += [Place(match_target(gpu), gpu) for gpu in detect_gpus()[:1]]
-    backends = sorted(find_backends(), key=lambda backend: backend.name)
+    gpus = detect.detect_gpus()[:1]
+    places = [Place(target.load_target("cpu")), *(Place(target.match_target(gpu), gpu) for gpu in gpus)]
+    backends = sorted(choose.find_backends(), key=lambda backend: backend.name)
     every = (Engines(backend, place, backend.available(place)) for backend in backends for place in places)
     return tuple(engines for engines in every if engines.can.title)
 
@@ -151,46 +142,41 @@ def run_engine(each: Engines, folder: Path, progress: Callable[[str], None]) -> 
     free = [group.id for group in grouped.groups if group.pinned is None]
     provider: Literal["cuda", "cpu"] = "cuda" if gpu is not None and probe("cuda") is None else "cpu"
     device = cpu_model() if gpu is None else gpu.name
-    tested = []
-    with Toolchain(each.backend, each.place.target, context, provider, gpu=gpu, device=device) as toolchain:
-        for name, reduced in ((FP32, []), ("half", free[::2]), ("all-fp16", free)):
-            progress(f"{engine}: {name}")
-            plan = grouped.uniform(Precision.FP32).replace(dict.fromkeys(reduced, Precision.FP16))
-            try:
-                tested.append(_figures(toolchain, engine, name, plan))
-            except EngineError as failure:
-                tested.append(Figures(engine, name, str(failure)))
-    return tested
 
-
-def _figures(toolchain: Toolchain, engine: str, name: str, plan: PrecisionPlan) -> Figures:
-    """The figures of one plan; an ``EngineError`` where it has none."""
-
-    def required(result: T | Failure) -> T:
+    def required(result: Any) -> Any:
         if isinstance(result, Failure):
             raise EngineError(result.kind, f"{result.stage.value}: {result.kind.value}: {result.message}")
         return result
 
-    builder = toolchain.builder
-    assert builder is not None
-    required(toolchain.reference("search"))
-    measured = required(toolchain.evaluate(plan))
-    (emulated,) = required(toolchain.prediction.emulation.errors([plan]))
-    built = required(builder.build(plan))
-    look = LookJob(built.engine, toolchain.context.samples("search"))
-    change, span_ratio = required(toolchain.worker.call(look))
-    builder.release(plan)
-    return Figures(
-        engine,
-        name,
-        build_s=measured.build_s,
-        latency_ms=measured.latency.median_ms,
-        error=math.inf if measured.error.non_finite else measured.error.value("relative_l2"),
-        emulated_error=emulated.value("relative_l2"),
-        change=change,
-        span_ratio=span_ratio,
-        warnings=measured.warnings,
-    )
+    tested = []
+    with toolchain.Toolchain(each.backend, each.place.target, context, provider, gpu=gpu, device=device) as tools:
+        assert tools.builder is not None
+        for name, reduced in ((FP32, []), ("half", free[::2]), ("all-fp16", free)):
+            progress(f"{engine}: {name}")
+            plan = grouped.uniform(Precision.FP32).replace(dict.fromkeys(reduced, Precision.FP16))
+            try:
+                required(tools.reference("search"))
+                measured = required(tools.evaluate(plan))
+                (emulated,) = required(tools.prediction.emulation.errors([plan]))
+                look = LookJob(required(tools.builder.build(plan)).engine, context.samples("search"))
+                change, span_ratio = required(tools.worker.call(look))
+                tools.builder.release(plan)
+            except EngineError as failure:
+                tested.append(Figures(engine, name, str(failure)))
+                continue
+            figures = Figures(
+                engine,
+                name,
+                build_s=measured.build_s,
+                latency_ms=measured.latency.median_ms,
+                error=math.inf if measured.error.non_finite else measured.error.value("relative_l2"),
+                emulated_error=emulated.value("relative_l2"),
+                change=change,
+                span_ratio=span_ratio,
+                warnings=measured.warnings,
+            )
+            tested.append(figures)
+    return tested
 
 
 @dataclass(frozen=True)
@@ -228,11 +214,16 @@ class LookJob:
 
 def judge(engine: str, tested: Sequence[Figures]) -> list[Check]:
     """The checks of one engine: of each, the plan whose figure is farthest from its limits."""
+
+    def check(name: str, holds: bool | None, figure: float | None, limit: str, text: str) -> Check:
+        status: Status = "cannot be checked here" if holds is None else "holds" if holds else "does not hold"
+        return Check(engine, name, status, figure, limit, text)
+
     failed = [each for each in tested if each.failure]
     ran = [each for each in tested if not each.failure]
     text = f"{len(ran)} of {len(tested)} plans built, run and timed"
     text += f"; {failed[0].plan}: {failed[0].failure}" if failed else ""
-    checks = [Check(engine, "builds", _status(not failed), float(len(failed)), "0 failures", text)]
+    checks = [check("builds", not failed, float(len(failed)), "0 failures", text)]
     fp32 = {each.plan: each.error for each in ran if each.plan == FP32}
     ratios = {each.plan: each.error / each.emulated_error for each in ran if each.plan != FP32}
     changes = {each.plan: each.change for each in ran}
@@ -248,12 +239,8 @@ def judge(engine: str, tested: Sequence[Figures]) -> list[Check]:
     ):
         limit = f"<= {high:g}" if low == 0.0 else f"{low:.2g} to {high:g}"
         if not figures:
-            checks.append(Check(engine, name, "cannot be checked here", None, limit, "no such plan could be run"))
+            checks.append(check(name, None, None, limit, "no such plan could be run"))
             continue
         plan, worst = max(figures.items(), key=lambda item: max(item[1] - high, low - item[1]))
-        checks.append(Check(engine, name, _status(low <= worst <= high), worst, limit, f"{what} {worst:.2g} ({plan})"))
+        checks.append(check(name, low <= worst <= high, worst, limit, f"{what} {worst:.2g} ({plan})"))
     return checks
-
-
-def _status(holds: bool) -> Status:
-    return "holds" if holds else "does not hold"

@@ -12,7 +12,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -41,26 +41,27 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 class Declaration:
     """What is declared of a setting beside its type.
 
-    Attributes:
-        resume: ``fixed`` within a run, or ``free`` to change from one search to the next; None where run.json has it in
-            another form (a hash, the choice), or not at all.
-        python: what a Python program may give beyond the option.
-        option: its name on the command line, where that is not the field's.
+    ``resume`` says whether it is fixed within a run, or free to change from one search to the next; None where run.json
+    has it in another form (a hash, the choice), or not at all.
     """
 
     default: Any
     panel: str
     help: str
-    metavar: str | None = None
-    resume: Resume | None = "fixed"
-    python: str = ""
-    option: str = ""
+    metavar: str | None
+    resume: Resume | None
+    python: str = ""  # what a Python program may give beyond the option
+    option: str = ""  # its name on the command line, where that is not the field's
 
 
-def _setting(default: T, *declaration: Any, **more: Any) -> T:
+def _setting(resume: Resume | None, default: T, panel: str, text: str, metavar: str | None = None, **more: str) -> T:
     """A field with its default and its ``Declaration``."""
-    setting: T = field(default=default, metadata={"declared": Declaration(default, *declaration, **more)})
+    declared = Declaration(default, panel, text, metavar, resume, **more)
+    setting: T = field(default=default, metadata={"declared": declared})
     return setting
+
+
+_fixed, _free, _apart = partial(_setting, "fixed"), partial(_setting, "free"), partial(_setting, None)
 
 
 def declarations(settings: Any) -> dict[str, Declaration]:
@@ -182,18 +183,12 @@ _SHAPES_HINT = "write NAME:SMALLEST,USUAL,LARGEST, such as x:1x3x224x224,4x3x224
 
 @dataclass(frozen=True)
 class Tolerance:
-    """The largest error of an output, or of columns of it, that a plan may have.
-
-    Attributes:
-        columns: 0-based; None means all of it.
-        limit: in the metric's unit, or in the output's own.
-        is_absolute: the limit is one of the largest absolute error.
-    """
+    """The largest error of an output, or of columns of it, that a plan may have."""
 
     output: str
-    columns: tuple[int, ...] | None
-    limit: float
-    is_absolute: bool = False
+    columns: tuple[int, ...] | None  # 0-based; None means all of it
+    limit: float  # in the metric's unit, or in the output's own
+    is_absolute: bool = False  # the limit is one of the largest absolute error
 
     @classmethod
     def parse(cls, text: str) -> Tolerance:
@@ -268,11 +263,8 @@ def read_error(given: float | str | None) -> float | None:
 
 def check_limits(max_error: float | None, max_latency_ms: float | None, max_memory_bytes: int | None = None) -> None:
     """Refuse limits that no plan can be asked to meet."""
-    for setting, limit in (
-        ("max_error", max_error),
-        ("max_latency_ms", max_latency_ms),
-        ("max_memory_bytes", max_memory_bytes),
-    ):
+    limits = {"max_error": max_error, "max_latency_ms": max_latency_ms, "max_memory_bytes": max_memory_bytes}
+    for setting, limit in limits.items():
         _check(setting, limit, "give a number above 0")
 
 
@@ -299,13 +291,12 @@ class TensorRtSettings:
             and more alike; TensorRT-RTX measures nothing at build time and has none.
     """
 
-    workspace_mb: int | None = _setting(
+    workspace_mb: int | None = _apart(
         None,
         ADVANCED,
         "Limit on the scratch memory of a TensorRT kernel, such as 2GiB. Default: all memory of a GPU, a"
         " quarter of a Jetson's.",
         "SIZE",
-        resume=None,
         option="--workspace",
     )
     optimization_level: int = 3
@@ -313,10 +304,7 @@ class TensorRtSettings:
 
     def __post_init__(self) -> None:
         """Refuse values that cannot be meant."""
-        if self.workspace_mb is not None and self.workspace_mb < 1:
-            raise SettingsError(
-                f"is {self.workspace_mb} MiB", "give at least 1 MiB, or no limit", setting="workspace_mb"
-            )
+        _check("workspace_mb", self.workspace_mb, "give at least 1 MiB, or no limit", least=1)
         if not 0 <= self.optimization_level <= 5:
             raise SettingsError(f"the optimization level is {self.optimization_level}", "give 0 to 5; 3 is the default")
 
@@ -325,10 +313,10 @@ class TensorRtSettings:
 class DataSettings:
     """How calibration samples are drawn and split."""
 
-    batch: int = _setting(1, MODEL, "Rows per sample if the batch is dynamic.", "N")
-    random_samples: int = _setting(16, PYTHON, "Samples that are drawn where no data is given.")
-    held_out_fraction: float = _setting(0.25, PYTHON, "Share of samples that the search never sees.")
-    max_search_samples: int | None = _setting(64, PYTHON, "At most this many search samples; None takes all.")
+    batch: int = _fixed(1, MODEL, "Rows per sample if the batch is dynamic.", "N")
+    random_samples: int = _fixed(16, PYTHON, "Samples that are drawn where no data is given.")
+    held_out_fraction: float = _fixed(0.25, PYTHON, "Share of samples that the search never sees.")
+    max_search_samples: int | None = _fixed(64, PYTHON, "At most this many search samples; None takes all.")
 
     def __post_init__(self) -> None:
         """Refuse values that cannot be meant."""
@@ -337,14 +325,9 @@ class DataSettings:
 
 @dataclass(frozen=True, eq=False)
 class InMemory:
-    """Calibration data that the caller holds in memory, in place of a path.
+    """Calibration data that the caller holds in memory, in place of a path (``mptune.data.arrays``)."""
 
-    Attributes:
-        content: an array, a mapping of arrays, or a sequence with one mapping per sample
-            (``mptune.data.arrays``).
-    """
-
-    content: Any = field(repr=False)
+    content: Any = field(repr=False)  # an array, a mapping of arrays, or a sequence with one mapping per sample
 
     def __str__(self) -> str:
         return "arrays"
@@ -362,22 +345,18 @@ class SearchSettings:
         metric_function: computes a metric that the caller gave as a function; called in this process.
     """
 
-    data: Path | InMemory | None = _setting(
+    data: Path | InMemory | None = _free(
         None,
         MODEL,
         "Calibration samples: .npz, .npy, or a folder. Default: random inputs.",
         "PATH",
-        resume="free",
         python="Or an array, for a model with one input; a dictionary of arrays by input name, samples concatenated"
         " along axis 0; or an iterable with one dictionary per sample.",
     )
-    data_settings: DataSettings = _setting(
-        DataSettings(),
-        PYTHON,
-        "How samples are drawn and split; ``batch`` above 1 replaces the one in here.",
-        resume=None,
+    data_settings: DataSettings = _apart(
+        DataSettings(), PYTHON, "How samples are drawn and split; ``batch`` above 1 replaces the one in here."
     )
-    shapes: tuple[ShapeRange, ...] = _setting(
+    shapes: tuple[ShapeRange, ...] = _fixed(
         (),
         MODEL,
         "Shapes that a TensorRT engine accepts, such as x:1x32,4x32,8x32; once for each dynamic input."
@@ -385,168 +364,146 @@ class SearchSettings:
         "NAME:MIN,OPT,MAX",
         python="Or input -> one shape, or (smallest, usual, largest).",
     )
-    target: str = _setting(
+    target: str = _fixed(
         "auto", MODEL, "Device to tune for; auto is the GPU here. `mptune targets` lists the names.", "auto|NAME|FILE"
     )
-    engine: EngineChoice = _setting(
+    engine: EngineChoice = _fixed(
         "auto", MODEL, "What builds and runs the engines.", "<auto|tensorrt|tensorrt-rtx|onnxruntime>"
     )
-    plugins: tuple[Path, ...] = _setting(
+    plugins: tuple[Path, ...] = _free(
         (),
         MODEL,
         "Library with TensorRT plugins (.so) that building and running the engines needs. It is loaded in the worker"
         " processes. Repeatable.",
         "FILE.so",
-        resume="free",
         option="--plugin",
     )
-    space: str = _setting(
+    space: str = _fixed(
         "default",
         MODEL,
         "Which groups may be FP16, and which plans to try first; `mptune spaces` lists the names.",
         "NAME|FILE",
     )
-    precisions: tuple[str, ...] = _setting(
+    precisions: tuple[str, ...] = _fixed(
         ("fp32", "fp16"),
         MODEL,
         "Precisions that groups may have: fp32,fp16 or fp32,bf16 or fp32,fp16,bf16. With all three, groups"
         " whose values leave FP16's range may be BF16.",
         "LIST",
     )
-    opset: int | None = _setting(
+    opset: int | None = _fixed(
         None, MODEL, "Raise the model to this opset first: most operators have BF16 from 22 on.", "N"
     )
-    metric: str = _setting(
+    metric: str = _free(
         "worst_part",
         ERROR,
         "The error to minimise: a named metric, or a function of your own. Repeatable: the first is optimised, the"
         " others are reported. Default: worst_part.",
         "NAME|script.py:function[:max]",
-        resume="free",
         python="Or a function (outputs, reference) -> float, called once per sample with two dictionaries of arrays by"
         " output name; or (outputs, references, inputs, labels) -> float, called once with all samples. The run keeps a"
         " hash of a function: give it again to resume.",
     )
-    reported_metrics: tuple[str, ...] = _setting((), PYTHON, "Metrics reported of every plan.", resume="free")
-    labels: Path | None = _setting(
-        None, ERROR, "Labels for metrics that need them: .npz, rows in the order of the data.", "PATH", resume=None
+    reported_metrics: tuple[str, ...] = _free((), PYTHON, "Metrics reported of every plan.")
+    labels: Path | None = _apart(
+        None, ERROR, "Labels for metrics that need them: .npz, rows in the order of the data.", "PATH"
     )
-    tolerance: tuple[Tolerance, ...] = _setting(
+    tolerance: tuple[Tolerance, ...] = _free(
         (),
         ERROR,
         "Limit the error of an output, or of columns of it (4, 0:4 or 0,2,5), in the metric's unit; abs:X"
         " limits the absolute error. Repeatable.",
         "OUTPUT[COLUMNS]=X",
-        resume="free",
         python='Or output -> X, such as {"scores": 1e-3, "detections[4]": "abs:0.005"}.',
     )
-    ignore: tuple[str, ...] = _setting(
-        (), ERROR, "Leave out the error of this output. Repeatable.", "OUTPUT", resume="free"
-    )
-    feedback: tuple[str, ...] = _setting(
+    ignore: tuple[str, ...] = _free((), ERROR, "Leave out the error of this output. Repeatable.", "OUTPUT")
+    feedback: tuple[str, ...] = _fixed(
         (),
         ERROR,
         "Feed OUTPUT back as INPUT over recorded sequences; the error at the end of a sequence counts.",
         "OUTPUT:INPUT",
     )
-    steps: int | None = _setting(
+    steps: int | None = _fixed(
         None, ERROR, "Number of samples in one recorded sequence, for --feedback. Default: all.", "K"
     )
-    max_error: float | None = _setting(
+    max_error: float | None = _free(
         None,
         CHOICE,
         "Choose the fastest plan whose error is at most this, such as 1e-2 or 1%. Default: 1% for worst_part.",
         "X",
-        resume="free",
     )
-    max_latency_ms: float | None = _setting(
-        None,
-        CHOICE,
-        "Choose the plan with the smallest error whose latency is at most this, in ms.",
-        "X",
-        resume="free",
+    max_latency_ms: float | None = _free(
+        None, CHOICE, "Choose the plan with the smallest error whose latency is at most this, in ms.", "X"
     )
-    max_memory_bytes: int | None = _setting(
+    max_memory_bytes: int | None = _free(
         None,
         CHOICE,
         "Choose among plans whose engine and its context take at most this, such as 2GiB.",
         "SIZE",
-        resume="free",
         option="--max-memory",
     )
-    limits: tuple[str, ...] = _setting(
+    limits: tuple[str, ...] = _apart(
         (),
         CHOICE,
         "Limit the value of a metric, on search and on held-out samples, such as map>=0.41. Repeatable.",
         "NAME>=X",
-        resume=None,
         option="--limit",
     )
-    knee: bool = _setting(
-        False, CHOICE, "Choose the knee of the plans, in place of the fastest within a limit.", resume=None
-    )
-    budget: int = _setting(
-        50, BUDGET, "Number of plans to evaluate, those of common rules included.", "N", resume="free"
-    )
-    timeout_s: float | None = _setting(
+    knee: bool = _apart(False, CHOICE, "Choose the knee of the plans, in place of the fastest within a limit.")
+    budget: int = _free(50, BUDGET, "Number of plans to evaluate, those of common rules included.", "N")
+    timeout_s: float | None = _free(
         None,
         BUDGET,
         "Start no new evaluation after this time: 8h, 90m, 30s or seconds. Default: no limit.",
         "8h",
-        resume="free",
         option="--timeout",
     )
-    max_disk_bytes: int | None = _setting(
+    max_disk_bytes: int | None = _free(
         None,
         BUDGET,
         "Start no new evaluation once the run directory is this large. Default: no limit.",
         "20GiB",
-        resume="free",
         option="--max-disk",
     )
-    gpus: tuple[int, ...] = _setting(
-        (), BUDGET, "Share the search among these GPUs, one worker process each. Default: one GPU.", "0,1", resume=None
+    gpus: tuple[int, ...] = _apart(
+        (), BUDGET, "Share the search among these GPUs, one worker process each. Default: one GPU.", "0,1"
     )
-    out: Path | None = _setting(
-        None, RUN, "Run directory. Default: the model's name + .mptune, in the working directory.", "DIR", resume=None
+    out: Path | None = _apart(
+        None, RUN, "Run directory. Default: the model's name + .mptune, in the working directory.", "DIR"
     )
-    fresh: bool = _setting(False, RUN, "Start a new search; the old run directory is moved aside.", resume=None)
-    storage: str | None = _setting(
+    fresh: bool = _apart(False, RUN, "Start a new search; the old run directory is moved aside.")
+    storage: str | None = _apart(
         None,
         RUN,
         "Optuna storage, to share the search. Default: $MPTUNE_STORAGE, else a file in the run directory.",
         "URL",
-        resume=None,
     )
-    sampler: str = _setting(
+    sampler: str = _free(
         "precision",
         ADVANCED,
         "What proposes plans: precision models error and latency group by group, tpe is Optuna's TPESampler.",
         "precision|tpe",
-        resume="free",
     )
-    seed: int = _setting(0, ADVANCED, "Seed of the data split, the sampler and random inputs.", "N")
-    tf32: bool = _setting(False, ADVANCED, "Allow TF32 in the FP32 groups of candidates. The reference never uses it.")
-    tensorrt: TensorRtSettings = _setting(TensorRtSettings(), PYTHON, "How TensorRT builds engines.")
-    skip_checks: bool = _setting(
-        False, ADVANCED, "Search even if a check finds the FP32 model, its data or its engine wrong.", resume="free"
+    seed: int = _fixed(0, ADVANCED, "Seed of the data split, the sampler and random inputs.", "N")
+    tf32: bool = _fixed(False, ADVANCED, "Allow TF32 in the FP32 groups of candidates. The reference never uses it.")
+    tensorrt: TensorRtSettings = _fixed(TensorRtSettings(), PYTHON, "How TensorRT builds engines.")
+    skip_checks: bool = _free(
+        False, ADVANCED, "Search even if a check finds the FP32 model, its data or its engine wrong."
     )
-    confirm_rounds: int = _setting(
+    confirm_rounds: int = _free(
         3,
         PYTHON,
         "Fresh processes in which the chosen plan, and points whose place is in doubt, are measured again; the other"
         " points of the front are in one.",
-        resume="free",
     )
-    confirm_points: int = _setting(
+    confirm_points: int = _free(
         15,
         PYTHON,
         "How many points of a longer front are measured again; baselines, both ends and what may be chosen always are.",
-        resume="free",
     )
-    latency: LatencySettings = _setting(LatencySettings(), PYTHON, "How latencies are taken.")
-    worker: WorkerSettings = _setting(
-        WorkerSettings(), PYTHON, "Deadlines of the worker process that builds and measures.", resume=None
+    latency: LatencySettings = _fixed(LatencySettings(), PYTHON, "How latencies are taken.")
+    worker: WorkerSettings = _apart(
+        WorkerSettings(), PYTHON, "Deadlines of the worker process that builds and measures."
     )
     rollout: Any = field(default=None, repr=False)
     metric_function: Callable[[Mapping[str, Any], Mapping[str, Any]], float] | None = field(

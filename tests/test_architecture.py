@@ -33,6 +33,7 @@ LAYERS = {
     "mptune.run_json": 3,
     "mptune.rundir": 3,
     "mptune.inspection": 3,
+    "mptune.observing": 3,
     "mptune.diagnosis": 3,
     "mptune.applying": 4,
     "mptune.reporting": 4,

@@ -9,6 +9,7 @@ import tarfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import optuna
@@ -16,7 +17,7 @@ import pytest
 
 import mptune
 from mptune.cli import main
-from mptune.engines.base import Failure, Measurement, SampleSet
+from mptune.engines.base import Failure, Measurement
 from mptune.engines.context import RunContext
 from mptune.engines.environment import Environment
 from mptune.errors import BaselineError, DataError, EndedEarlyError, RunError, SettingsError, TargetError
@@ -24,6 +25,7 @@ from mptune.graph.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.weights import WeightBank
+from mptune.reporting.terminal.front import print_confirmation
 from mptune.settings import LatencySettings
 from mptune.targets.detect import JetsonState, PowerMode
 from mptune.tuning.confirmation import Confirmation
@@ -59,9 +61,9 @@ def searched(place: Path) -> Front:
 
 
 @pytest.fixture
-def prepared(searched: Front) -> tuple[Front, FakeToolchain]:
-    """And a device that obeys the same law at twice the latency, with held-out errors a little larger."""
-    return searched, FakeToolchain(law(base_ms=20.0, boundary_ms=0.04), held_out_factor=1.3)
+def fake(place: Path) -> FakeToolchain:
+    """A device that obeys the same law at twice the latency, with held-out errors a little larger."""
+    return FakeToolchain(law(base_ms=20.0, boundary_ms=0.04), held_out_factor=1.3)
 
 
 def law(**options: float | Mapping[str, float]) -> Law:
@@ -70,9 +72,8 @@ def law(**options: float | Mapping[str, float]) -> Law:
 
 def predict(run: str = "model.mptune", **settings: object) -> Front:
     """A search on a fake that predicts for a device elsewhere."""
-    fake = FakeToolchain(
-        law(), latency_source="predicted", error_source="emulated", device="Elsewhere", name="emulation"
-    )
+    sources = {"latency_source": "predicted", "error_source": "emulated"}
+    fake = FakeToolchain(law(), device="Elsewhere", name="emulation", **sources)
     wanted = {"data": "data.npz", "budget": 12, "target": "h200", "latency": FAST, "out": Path(run), **settings}
     return mptune.search("model.onnx", open_toolchain=fake.open, **wanted)
 
@@ -84,35 +85,27 @@ def confirm(fake: FakeToolchain, run: str = "model.mptune", **options: object) -
 HERE = Path("model.mptune/confirmed/fake-1000-fake")
 
 
-def test_every_plan_of_the_front_and_every_seed_is_measured(prepared) -> None:
-    searched, fake = prepared
+def test_every_plan_of_the_front_and_every_seed_is_measured(searched: Front, fake: FakeToolchain) -> None:
     found = confirm(fake)
     wanted = {p.plan.fingerprint for p in (*searched.points, searched.fp32, searched.fp16)}
     assert wanted <= {plan.searched.plan.fingerprint for plan in found.plans}
     seeds = {str(plan.searched.origin) for plan in found.plans if plan.searched.origin.kind == "seed"}
     assert {"seed: all-fp32", "seed: all-fp16", "seed: norm and softmax in FP32"} <= seeds
-    for plan in found.plans:
-        assert plan.searched.latency.source == "predicted"
-        assert plan.searched.error_source == "emulated"
-        assert plan.measured is not None
-        assert plan.measured.remeasured
-        assert plan.measured.confirmed
-        assert not plan.searched.confirmed, "a search confirms nothing"
-        assert plan.measured.latency.source == "measured"
-        assert plan.measured.error_source == "measured"
-        assert plan.measured.latency.median_ms == pytest.approx(fake.law.latency_ms(plan.searched.plan), rel=1e-2)
-        assert plan.measured.held_out_value == pytest.approx(1.3 * fake.law.error(plan.searched.plan))
-    medians = [plan.measured.latency.median_ms for plan in found.plans if plan.measured]
+    for before, now in ((plan.searched, plan.measured) for plan in found.plans):
+        assert (before.latency.source, before.error_source) == ("predicted", "emulated")
+        assert (now.latency.source, now.error_source, now.remeasured) == ("measured", "measured", True)
+        assert (before.confirmed, now.confirmed) == (False, True), "a search confirms nothing"
+        assert now.latency.median_ms == pytest.approx(fake.law.latency_ms(before.plan), rel=1e-2)
+        assert now.held_out_value == pytest.approx(1.3 * fake.law.error(before.plan))
+    medians, plans = [plan.measured.latency.median_ms for plan in found.plans], len(found.plans)
     assert medians == sorted(medians)
-    plans = len(found.plans)
     assert len(fake.calls) == 4 * plans, "once each, then three rounds"
     assert fake.calls[:1] == [(searched.fp32.plan.fingerprint, "search", 0)]
     rounds = [(process, which) for _, which, process in fake.calls[plans:]]
     assert rounds == [(process, "held_out") for process in (1, 2, 3) for _ in range(plans)]
 
 
-def test_the_size_ends_it(prepared) -> None:
-    _, fake = prepared
+def test_the_size_ends_it(fake: FakeToolchain) -> None:
     with pytest.raises(EndedEarlyError, match="all-FP32 was not measured yet"):
         confirm(fake, max_disk_bytes=10)
     with pytest.raises(EndedEarlyError, match="the time is over"):
@@ -135,23 +128,17 @@ def test_findings_about_the_data_go_with_the_run_and_the_target_is_here(place: P
     assert mptune.report(HERE).findings == found.front.findings
 
 
-def test_a_prediction_that_holds_and_one_that_does_not(prepared) -> None:
-    _, fake = prepared
+def test_a_prediction_that_holds_and_one_that_does_not(fake: FakeToolchain) -> None:
     found = confirm(fake)
-    assert found.latency.kendall_tau == pytest.approx(1.0)
-    assert found.error.kendall_tau == pytest.approx(1.0)
+    assert (found.latency.kendall_tau, found.error.kendall_tau) == pytest.approx((1.0, 1.0))
     assert found.latency.verdict == found.error.verdict == "held"
     gains = {group: -gain for group, gain in law().gains.items()}
-    contrary = FakeToolchain(law(gains=gains), device="Contrary")
-    found = confirm(contrary)
-    assert found.latency.kendall_tau is not None
+    found = confirm(FakeToolchain(law(gains=gains), device="Contrary"))
     assert found.latency.kendall_tau < 0
-    assert found.latency.verdict.startswith("did not hold")
-    assert found.error.verdict == "held"
+    assert (found.latency.verdict[:12], found.error.verdict) == ("did not hold", "held")
 
 
-def test_a_confirmation_is_a_run_directory_of_its_own(prepared) -> None:
-    _, fake = prepared
+def test_a_confirmation_is_a_run_directory_of_its_own(fake: FakeToolchain) -> None:
     before = Path("model.mptune/front.json").read_bytes()
     found = confirm(fake)
     document = json.loads((HERE / "front.json").read_text())
@@ -175,30 +162,26 @@ def test_a_confirmation_is_a_run_directory_of_its_own(prepared) -> None:
             call(HERE)
 
 
-def test_it_goes_on_where_it_was_and_measures_nothing_twice(prepared) -> None:
-    _, fake = prepared
-    interrupted = replace(fake, interrupt_after=5, calls=[])
-    with pytest.raises(KeyboardInterrupt):
-        confirm(interrupted)
-    assert not (HERE / "front.json").exists()
-    later = replace(fake, interrupt_after=17, calls=[])
-    with pytest.raises(KeyboardInterrupt):
-        confirm(later)
+def test_it_goes_on_where_it_was_and_measures_nothing_twice(fake: FakeToolchain) -> None:
+    calls = []
+    for count in (5, 17):
+        interrupted = replace(fake, interrupt_after=count, calls=[])
+        with pytest.raises(KeyboardInterrupt):
+            confirm(interrupted)
+        assert not (HERE / "front.json").exists()
+        calls += interrupted.calls
     rest = replace(fake, calls=[])
     found = confirm(rest)
-    calls = [call[:2] for call in (*interrupted.calls, *later.calls, *rest.calls)]
-    plans = len(found.plans)
-    assert len(calls) == 4 * plans
-    assert sorted(c for c in calls if c[1] == "search") == sorted(
-        (p.searched.plan.fingerprint, "search") for p in found.plans
-    )
+    calls += rest.calls
+    assert len(calls) == 4 * len(found.plans)
+    once = sorted(plan for plan, which, _ in calls if which == "search")
+    assert once == sorted(plan.searched.plan.fingerprint for plan in found.plans)
     again = replace(fake, calls=[])
     assert confirm(again) == found
     assert again.calls == []
 
 
-def test_a_search_that_went_on_is_confirmed_further_and_another_one_anew(prepared) -> None:
-    _, fake = prepared
+def test_a_search_that_went_on_is_confirmed_further_and_another_one_anew(fake: FakeToolchain) -> None:
     first = confirm(fake)
     predict(budget=30)
     more = replace(fake, calls=[])
@@ -214,31 +197,26 @@ def test_a_search_that_went_on_is_confirmed_further_and_another_one_anew(prepare
     assert Path(f"{HERE}.old-1", "front.json").exists(), "moved aside"
 
 
-def test_a_plan_that_fails_on_the_device_is_told(prepared, capsys: pytest.CaptureFixture[str]) -> None:
-    searched, fake = prepared
+def test_a_plan_that_fails_on_the_device_is_told(
+    searched: Front, fake: FakeToolchain, capsys: pytest.CaptureFixture[str]
+) -> None:
     half = next(p for p in searched.points if p.plan.fp16_groups).plan.fp16_groups[0]
     sick = next(g for g in fake.law.groups if g != half)
     broken = replace(fake, fails=(half,), non_finite=(sick,), device="Fake 1000")
     found = confirm(broken)
-    failed = {plan.searched.plan.fingerprint: plan.failure for plan in found.plans if plan.measured is None}
-    assert failed
+    failed = {plan.searched.plan: plan.failure for plan in found.plans if plan.measured is None}
     assert any("no kernel for this" in text for text in failed.values())
-    kept = {p.plan.fingerprint for p in found.front.points}
-    assert not kept & failed.keys()
-    from mptune.reporting.terminal.front import print_confirmation
-
+    assert not {point.plan for point in found.front.points} & failed.keys()
     print_confirmation(found)
     assert "(all-fp16): build, error: no kernel for this" in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_broken_baseline_stops_it(prepared) -> None:
-    _, fake = prepared
+def test_a_broken_baseline_stops_it(fake: FakeToolchain) -> None:
     with pytest.raises(BaselineError, match="is off by"):
         confirm(replace(fake, law=replace(fake.law, fp32_error=0.5)))
 
 
-def test_what_only_predicts_confirms_nothing(prepared) -> None:
-    _, fake = prepared
+def test_what_only_predicts_confirms_nothing(fake: FakeToolchain) -> None:
     with pytest.raises(TargetError, match="cannot be measured here") as caught:
         confirm(replace(fake, latency_source="predicted"))
     assert "--target cpu" in caught.value.hint
@@ -248,7 +226,9 @@ def test_what_only_predicts_confirms_nothing(prepared) -> None:
 
 
 @pytest.mark.parametrize("profile", [True, False])
-def test_the_cpu_does_not_stand_in_for_a_gpu(prepared, monkeypatch: pytest.MonkeyPatch, profile: bool) -> None:
+def test_the_cpu_does_not_stand_in_for_a_gpu(
+    fake: FakeToolchain, monkeypatch: pytest.MonkeyPatch, profile: bool
+) -> None:
     """A GPU that is not found, as in a container without NVIDIA's runtime, must not give a CPU's figures."""
     from mptune.tuning import confirm as confirming
 
@@ -269,11 +249,8 @@ class Builds(FakeToolchain):
         self.engines = context.engines_dir
         return super().open(context)
 
-    def evaluate(
-        self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False
-    ) -> Measurement | Failure:
-        found = super().evaluate(plan, which, profile=profile)
-        assert isinstance(found, Measurement)
+    def evaluate(self, plan: PrecisionPlan, *args: Any, **options: Any) -> Measurement | Failure:
+        found = super().evaluate(plan, *args, **options)
         path = self.engines / f"{plan.fingerprint}.engine"
         path.write_text(plan.fingerprint)
         return replace(found, engine_path=path)
@@ -281,11 +258,11 @@ class Builds(FakeToolchain):
 
 def test_the_engine_that_was_measured_ships(searched: Front) -> None:
     front = confirm(Builds(law())).front
-    assert front.chosen is not None
     shipped = HERE / "chosen" / "model.engine"
     assert shipped.read_text() == front.chosen.plan.fingerprint
-    assert "nvtx_verbosity = trt.ProfilingVerbosity.NONE" in (HERE / "chosen" / "README.txt").read_text()
-    assert "model.engine the engine that was measured" in (HERE / "chosen" / "README.txt").read_text()
+    readme = (HERE / "chosen" / "README.txt").read_text()
+    assert "nvtx_verbosity = trt.ProfilingVerbosity.NONE" in readme
+    assert "model.engine the engine that was measured" in readme
     kept = {p.plan.fingerprint for p in (*front.points, front.fp32, front.fp16) if p is not None}
     assert {path.stem for path in (HERE / "engines").glob("*.engine")} == kept, "dominated ones are deleted"
     other = next(p for p in front.points if p.plan != front.chosen.plan)
@@ -348,8 +325,7 @@ def test_limits_of_the_search_are_held_against_what_was_measured(place: Path) ->
 
 
 class TestDamage:
-    def test_no_model_and_no_copy(self, prepared) -> None:
-        _, fake = prepared
+    def test_no_model_and_no_copy(self, fake: FakeToolchain) -> None:
         Path("model.mptune/weights/model.onnx").unlink()
         Path("model.onnx").rename("elsewhere.onnx")
         with pytest.raises(RunError, match="holds no copy of its model") as caught:
@@ -447,9 +423,7 @@ def extract(archive: str, folder: str) -> None:
             packed.extractall(folder)
 
 
-def test_for_real_from_a_prediction_to_what_onnx_runtime_measures(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_from_a_prediction_to_what_onnx_runtime_measures(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The whole way as a person goes it, with ONNX Runtime on this CPU as the device and the model deleted."""
     wanted = {"data": "data.npz", "budget": 8, "target": "h200", "latency": QUICK, "confirm_rounds": 1, "fresh": True}
     front = mptune.search("model.onnx", **wanted)  # type: ignore[arg-type]
@@ -463,26 +437,23 @@ def test_for_real_from_a_prediction_to_what_onnx_runtime_measures(
     assert main(["confirm", "device/model.mptune", "--target", "cpu"]) == 0
     shown, told = capsys.readouterr()
     assert all(name in shown for name in ("pred. ms", " ms ", "emul. err", " err "))
-    assert "latency: Kendall's tau " in shown
-    assert "the predicted ranking " in shown
-    assert "the emulated ranking " in shown
+    assert all(
+        words in shown for words in ("latency: Kendall's tau ", "the predicted ranking ", "the emulated ranking ")
+    )
     assert "the search predicted h200, and this is cpu" in told
     (home,) = Path("device/model.mptune/confirmed").iterdir()
     document = json.loads((home / "front.json").read_text())
     assert document["target"]["engine"] == "onnxruntime"
     assert document["points"]
     for point in document["points"]:
-        assert point["latency"]["source"] == "measured"
-        assert point["error"]["source"] == "measured"
+        assert (point["latency"]["source"], point["error"]["source"]) == ("measured", "measured")
         assert point["error"]["held_out"] is not None
-        assert point["remeasured"]
-        assert point["confirmed"]
+        assert point["remeasured"] is point["confirmed"] is True
     assert all(plan["measured"] is not None for plan in document["plans"])
     assert (home / "chosen" / "model.onnx").exists()
     assert main(["confirm", "device/model.mptune", "--target", "cpu", "--json"]) == 0
     again, told = capsys.readouterr()
-    assert json.loads(again) == document
-    assert "measuring" not in told, "all of it is recorded"
+    assert (json.loads(again), "measuring" in told) == (document, False), "all of it is recorded"
     assert not any("--budget" in text for text in document["warnings"])
     assert main(["pick", str(home), "--max-latency-ms", "1e-6"]) == 3
     assert main(["report", str(home)]) == 3

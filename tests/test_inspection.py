@@ -12,9 +12,9 @@ import pytest
 
 import mptune
 from mptune.errors import BaselineError
-from mptune.inspection.record import Inspection
+from mptune.inspection import Inspection
 from mptune.reporting.terminal.front import print_front
-from mptune.reporting.terminal.inspection import print_inspection, quantity
+from mptune.reporting.terminal.listings import print_inspection, quantity
 from tests.conftest import DIGITS
 from tests.graph import models
 from tests.graph.models import constant, node, value, weight
@@ -57,11 +57,11 @@ def test_a_look_at_a_large_model_takes_the_first_samples(mlp_path: Path, monkeyp
     np.savez(mlp_path.with_name("many.npz"), x=np.eye(8, 32, dtype=np.float32))
     whole = mptune.inspect(mlp_path, data=mlp_path.with_name("many.npz"))
     assert (whole.samples, whole.available) == (8, 8)
-    monkeypatch.setattr("mptune.inspection.model._OBSERVED_FLOPS", 5.5 * whole.flops)
+    monkeypatch.setattr("mptune.inspection._OBSERVED_FLOPS", 5.5 * whole.flops)
     few = mptune.inspect(mlp_path, data=mlp_path.with_name("many.npz"))
     assert (few.samples, few.available, few.to_json()["samples_available"]) == (5, 8, 8)
     assert "observed on 5 samples of many.npz: the first of 8; --strict runs all" in shown(few, monkeypatch)
-    monkeypatch.setattr("mptune.inspection.model._OBSERVED_FLOPS", 0.0)
+    monkeypatch.setattr("mptune.inspection._OBSERVED_FLOPS", 0.0)
     assert mptune.inspect(mlp_path, data=mlp_path.with_name("many.npz")).samples == 4
     assert mptune.inspect(mlp_path, data=mlp_path.with_name("many.npz"), all_samples=True).samples == 8
 

@@ -27,6 +27,7 @@ from tests.fakes import Diary, FakeToolchain, Law
 pytestmark = pytest.mark.usefixtures("opened_here")
 
 BUDGET = 14
+Search, Patch = Callable[..., Front], pytest.MonkeyPatch
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,14 @@ def opener(tmp_path: Path) -> Opener:
     return Opener(folder)
 
 
-def search(model: Path, data: Path, place: Path, opener: Opener, **options: object) -> Front:
-    return mptune.search(model, data=data, out=place, open_toolchain=opener, confirm_rounds=1, **options)  # type: ignore[arg-type]
+@pytest.fixture
+def search(mlp_path: Path, mlp_data: Path) -> Search:
+    """Searches a model in a run directory, with an opener."""
+
+    def run(place: Path, opener: Opener, **options: object) -> Front:
+        return mptune.search(mlp_path, data=mlp_data, out=place, open_toolchain=opener, confirm_rounds=1, **options)
+
+    return run
 
 
 def evaluated(place: Path) -> list[str]:
@@ -117,8 +124,8 @@ def until(holds: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def test_a_search_shares_its_budget_among_the_workers_that_it_starts(
-    mlp_path: Path, mlp_data: Path, tmp_path: Path, opener: Opener, monkeypatch: pytest.MonkeyPatch
+def test_a_search_shares_its_budget_among_its_workers(
+    search: Search, tmp_path: Path, opener: Opener, monkeypatch: Patch
 ) -> None:
     place, diary, gate = tmp_path / "shared.mptune", Diary(), tmp_path / "both have begun"
     start_workers_with(Opener(opener.folder, gate=gate), monkeypatch)
@@ -129,7 +136,7 @@ def test_a_search_shares_its_budget_among_the_workers_that_it_starts(
 
     waiting = threading.Thread(target=open_gate)
     waiting.start()
-    front = search(mlp_path, mlp_data, place, opener, budget=BUDGET, gpus=(0, 1), listener=diary)
+    front = search(place, opener, budget=BUDGET, gpus=(0, 1), listener=diary)
     waiting.join()
     plans = evaluated(place)
     assert len(plans) == len(set(plans)) == BUDGET
@@ -138,14 +145,14 @@ def test_a_search_shares_its_budget_among_the_workers_that_it_starts(
     assert sorted(plan for built in shares for plan in built) == sorted(plans), "no plan is built twice"
     assert sorted(diary.counts) == [(done, BUDGET) for done in range(1, BUDGET + 1)]
     assert front.fp32.held_out is not None, "the front is confirmed in the end"
-    alone = search(mlp_path, mlp_data, tmp_path / "alone.mptune", Opener(opener.folder, 0.0), budget=BUDGET)
+    alone = search(tmp_path / "alone.mptune", Opener(opener.folder, 0.0), budget=BUDGET)
     assert front.hypervolume >= 0.97 * alone.hypervolume, "as good a front as one worker's"
     assert (place / "chosen" / "model.onnx").exists()
     assert not psutil.Process().children(recursive=True)
 
 
-def test_a_worker_that_is_killed_is_reported_and_its_plan_goes_back(
-    mlp_path: Path, mlp_data: Path, tmp_path: Path, opener: Opener, monkeypatch: pytest.MonkeyPatch
+def test_the_plan_of_a_worker_that_is_killed_goes_back(
+    search: Search, tmp_path: Path, opener: Opener, monkeypatch: Patch
 ) -> None:
     place, diary = tmp_path / "killed.mptune", Diary()
     start_workers_with(opener, monkeypatch)
@@ -156,7 +163,7 @@ def test_a_worker_that_is_killed_is_reported_and_its_plan_goes_back(
 
     killer = threading.Thread(target=kill_one)
     killer.start()
-    search(mlp_path, mlp_data, place, opener, budget=BUDGET, gpus=(0, 1), listener=diary)
+    search(place, opener, budget=BUDGET, gpus=(0, 1), listener=diary)
     killer.join()
     plans = evaluated(place)
     assert len(plans) == len(set(plans)) == BUDGET
@@ -166,11 +173,9 @@ def test_a_worker_that_is_killed_is_reported_and_its_plan_goes_back(
     assert len(begun) - len(set(begun)) <= 1, "only the plan that was in work is built again"
 
 
-def test_a_directory_that_workers_use_is_not_moved_aside(
-    mlp_path: Path, mlp_data: Path, tmp_path: Path, opener: Opener
-) -> None:
+def test_a_directory_that_workers_use_is_not_moved_aside(search: Search, tmp_path: Path, opener: Opener) -> None:
     place = tmp_path / "run.mptune"
-    search(mlp_path, mlp_data, place, opener, budget=2)
+    search(place, opener, budget=2)
     joined, refused = joined_run(read_run(place)[0]), pytest.raises(RunError, match="in use by another")
     with joined, refused, open_run(place, fresh=True):
         pass
@@ -185,20 +190,20 @@ def test_gpus_are_given_once(mlp_path: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_prepared", [False, True])
 def test_a_worker_waits_for_a_search_with_work(
-    mlp_path: Path, mlp_data: Path, tmp_path: Path, opener: Opener, is_prepared: bool
+    search: Search, tmp_path: Path, opener: Opener, is_prepared: bool
 ) -> None:
     """It starts before the search, or between one that prepares with a budget of 1 and the one with the real budget."""
     place, other, diary = tmp_path / "run.mptune", Opener(tmp_path / "other"), Diary()
     other.folder.mkdir()
     if is_prepared:
-        search(mlp_path, mlp_data, place, opener, budget=1)
+        search(place, opener, budget=1)
     joining = threading.Thread(
         target=mptune.worker, args=(place,), kwargs={"open_toolchain": other, "listener": diary, "wait_s": 60.0}
     )
     joining.start()
     waiting = "for the search to have work" if is_prepared else "run.json"
     until(lambda: any(waiting in text for text in diary.stages))
-    search(mlp_path, mlp_data, place, opener, budget=BUDGET)
+    search(place, opener, budget=BUDGET)
     joining.join()
     plans = evaluated(place)
     assert len(plans) == len(set(plans)) == BUDGET
@@ -206,9 +211,9 @@ def test_a_worker_waits_for_a_search_with_work(
     assert not has_workers(read_run(place)[0])
 
 
-def test_a_worker_does_not_wait_for_ever(mlp_path: Path, mlp_data: Path, tmp_path: Path, opener: Opener) -> None:
+def test_a_worker_does_not_wait_for_ever(search: Search, tmp_path: Path, opener: Opener) -> None:
     place, diary = tmp_path / "run.mptune", Diary()
-    search(mlp_path, mlp_data, place, opener, budget=2)
+    search(place, opener, budget=2)
     started = time.monotonic()
     mptune.worker(place, open_toolchain=opener, listener=diary, wait_s=1.0)
     assert 1.0 <= time.monotonic() - started < 30.0
@@ -218,11 +223,9 @@ def test_a_worker_does_not_wait_for_ever(mlp_path: Path, mlp_data: Path, tmp_pat
     assert len(evaluated(place)) == 2
 
 
-def test_a_worker_shares_the_time_limit_of_its_search(
-    mlp_path: Path, mlp_data: Path, tmp_path: Path, opener: Opener
-) -> None:
+def test_a_worker_shares_the_time_limit_of_its_search(search: Search, tmp_path: Path, opener: Opener) -> None:
     place, diary = tmp_path / "run.mptune", Diary()
-    search(mlp_path, mlp_data, place, opener, budget=2, timeout_s=3600.0)
+    search(place, opener, budget=2, timeout_s=3600.0)
     directory, file = read_run(place)
     record = read_record(directory, file)
     assert abs(record.note("started") - time.time()) < 600.0
@@ -234,11 +237,9 @@ def test_a_worker_shares_the_time_limit_of_its_search(
     assert len(evaluated(place)) == 2
 
 
-def test_another_device_or_version_is_refused_in_one_line(
-    mlp_path: Path, mlp_data: Path, tmp_path: Path, opener: Opener
-) -> None:
+def test_another_device_or_version_is_refused(search: Search, tmp_path: Path, opener: Opener) -> None:
     place, folder = tmp_path / "run.mptune", opener.folder
-    search(mlp_path, mlp_data, place, VersionedOpener(folder), budget=2)
+    search(place, VersionedOpener(folder), budget=2)
     other_version, other_device = (VersionedOpener(folder, version="1.99"), Opener(folder, device="Fake 2000"))
     for other, named in ((other_device, "another target"), (other_version, r"onnxruntime \(1.98 there, 1.99 here\)")):
         with pytest.raises(RunError, match=f"differs from the one that the search was prepared on.*{named}") as raised:
@@ -248,14 +249,12 @@ def test_another_device_or_version_is_refused_in_one_line(
     assert len(evaluated(place)) == 2
 
 
-def test_workers_that_all_stop_are_an_error(
-    mlp_path: Path, mlp_data: Path, tmp_path: Path, opener: Opener, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_that_all_stop_are_an_error(search: Search, tmp_path: Path, opener: Opener, monkeypatch: Patch) -> None:
     place, diary = tmp_path / "run.mptune", Diary()
     start_workers_with(Opener(opener.folder, device="Fake 2000"), monkeypatch)
     with pytest.raises(RunError, match=r"GPU [01] ended with exit status 1: see .*worker-gpu[01].log"):
-        search(mlp_path, mlp_data, place, opener, gpus=(0, 1), budget=4, listener=diary)
+        search(place, opener, gpus=(0, 1), budget=4, listener=diary)
     assert sorted(text[:22] for text in diary.warnings) == [f"the worker on GPU {gpu} ended"[:22] for gpu in (0, 1)]
     assert "this host differs" in (place / "logs" / "worker-gpu0.log").read_text()
-    front = search(mlp_path, mlp_data, place, opener, budget=4)
+    front = search(place, opener, budget=4)
     assert front.evaluations == 4, "the same command goes on"

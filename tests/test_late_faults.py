@@ -19,7 +19,7 @@ from tests.conftest import save_mlp
 from tests.fakes import make_toolchain, search
 
 PARTS = {
-    "mptune.reporting.run_files.check_set_of": "chosen/check.npz",
+    "mptune.reporting.run_files.collect_check": "chosen/check.npz",
     "mptune.reporting.chosen.infer_script": "chosen/infer.py",
     "mptune.reporting.chosen.readme_text": "chosen/README.txt",
     "mptune.reporting.run_files.run_outputs": "report.html",
@@ -69,7 +69,7 @@ def test_errors_of_mptune_and_of_the_system_are_faults_too(error: Exception, mon
     def refuse(*_: object, **__: object) -> NoReturn:
         raise error
 
-    monkeypatch.setattr("mptune.reporting.run_files.check_set_of", refuse)
+    monkeypatch.setattr("mptune.reporting.run_files.collect_check", refuse)
     front = search(make_toolchain())
     assert any(f"chosen/check.npz could not be made ({type(error).__name__}: {error})" in w for w in front.warnings)
     assert (front.run_dir / "chosen" / "model.onnx").exists()

@@ -235,9 +235,7 @@ def test_a_call_survives_a_fault_of_its_connection(server: Server, proxy: Proxy,
     assert len(waits) == (mode == "refused"), "the others are overcome by a new connection at once"
 
 
-def test_opening_waits_for_a_server_that_starts(
-    server: Server, proxy: Proxy, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_opening_waits_for_a_starting_server(server: Server, proxy: Proxy, capfd: pytest.CaptureFixture[str]) -> None:
     waits: list[str] = []
 
     def tell(text: str) -> None:
@@ -295,7 +293,7 @@ def lines(path: Path) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["pass", "slow", "reset", "refused", "restart"])
-def test_workers_build_each_plan_once_whatever_their_connections_do(
+def test_workers_build_each_plan_once_on_any_connection(
     server: Server, proxy: Proxy, mode: str, tmp_path: Path
 ) -> None:
     diary, waits = tmp_path / "diary", tmp_path / "waits"

@@ -41,8 +41,8 @@ def test_files_of_dead_processes_alone_are_deleted(tmp_path: Path) -> None:
     mark = scratch_name("x", "").split("-")
     reused = tmp_path / f"x-{os.getpid()}-{int(mark[2]) - 1000}-{mark[3]}.onnx"
     elsewhere = tmp_path / f"x-{dead.pid}-{mark[2]}-00000000.onnx"
-    half = tmp_path / f".search.npz.{dead.pid}.3.partial"
-    writing = tmp_path / f".search.npz.{os.getpid()}.3.partial"
+    half = tmp_path / f".search.npz.3-{dead.pid}-{mark[2]}-{mark[3]}.partial"
+    writing = tmp_path / scratch_name(".search.npz.3", ".partial")
     others = [tmp_path / name for name in ("model.onnx", "fp16.bin", "search-1-2.npz")]
     for path in (own, reused, elsewhere, half, writing, *others):
         path.write_text("")

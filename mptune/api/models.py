@@ -19,8 +19,8 @@ from mptune.files import PathLike
 from mptune.graph.hazards.static import state_inputs
 from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.inspection import model as inspecting
-from mptune.inspection.record import Inspection
+from mptune.inspection import Inspection, inspect_model
+from mptune.observing import load_samples
 from mptune.settings import DataSettings, Tolerance, check_limits, documented, one_or_several, read_error
 from mptune.targets.findings import already_mixed_findings
 from mptune.tuning.bench import Listener, Silent
@@ -61,7 +61,7 @@ def inspect(
     named = load_space(space)
     with arguments.loaded_model(model) as loaded:
         arguments.check_batch(batch, loaded)
-        return inspecting.inspect_model(
+        return inspect_model(
             loaded, named, arguments.data_argument(data), batch, budget, stage, all_samples=all_samples
         )
 
@@ -111,7 +111,7 @@ def apply(
     written, source = Path(out), arguments.data_argument(data)
     applying.check_out(given, written, force=force)
     loaded = applying.load_for_plan(Path(model), given, opset)
-    samples = None if source is None else inspecting.load_samples(loaded, source, batch)
+    samples = None if source is None else load_samples(loaded, source, batch)
     resolved = applying.resolve_plan(
         loaded, given, keep_fp32, samples, reduced=Precision.named(reduced), keep_bf16=keep_bf16
     )

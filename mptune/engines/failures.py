@@ -8,7 +8,6 @@ from mptune.engines.base import Failure, FailureKind
 from mptune.errors import BaselineError, RunError
 from mptune.files import DISK_FULL_HINT, RESUME_HINT
 from mptune.findings.engine import GIVE_FP32
-from mptune.graph.hazards.static import fixed_rows
 from mptune.graph.loading.model import Model
 from mptune.targets.findings import holds_bf16
 
@@ -44,14 +43,11 @@ def machine_error(failure: Failure, tries: int, control: str = "") -> RunError:
 
 
 def did_not_run(what: str, failure: Failure, model: Model | None = None) -> BaselineError:
-    """The error for an FP32 job that gave no result; the model may explain it, by a Reshape that fixes rows or BF16."""
+    """The error for an FP32 job that gave no result; the model may explain it, by BF16 in it."""
     hint = _MODEL_HINTS.get(failure.kind, "see that the model runs in ONNX Runtime by itself, or try another --engine")
     if model is not None and failure.kind is FailureKind.UNSUPPORTED and holds_bf16(model):
         hint = f"the model computes in BF16 in parts, and ONNX Runtime has few BF16 kernels: {GIVE_FP32}"
     if (supported := re.search(r"max supported IR version: (\d+)", failure.message)) is not None:
         hint = f"save it with ir_version = {supported[1]}, which the installed ONNX Runtime reads, or upgrade that"
-    if model is not None and failure.kind is FailureKind.ERROR and (fixed := fixed_rows(model)) is not None:
-        name, rows = fixed
-        hint = f"Reshape {name!r} fixes the number of rows: try --batch {rows}, or export it with -1 or 0 there"
     log = "" if failure.log_path is None else f"; the log is {failure.log_path}"
     return BaselineError(f"{what} ({failure.stage.value}, {failure.kind.value}): {failure.message}", f"{hint}{log}")

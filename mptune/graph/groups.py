@@ -194,20 +194,17 @@ def plan_of_nodes(model: Model, wanted: Mapping[str, Precision], source: str = "
 # -- nodes that are set apart -------------------------------------------------------------------------------------
 
 
-def find_apart(model: Model, groups: Sequence[LayerGroup], beyond: Mapping[str, Collection[str]]) -> tuple[str, ...]:
-    """The nodes to set apart: those that hold values beyond FP16, with the indivisible patterns around them.
+def find_apart(model: Model, groups: Sequence[LayerGroup], beyond: Collection[str]) -> tuple[str, ...]:
+    """The nodes to set apart: those that compute or read values beyond FP16, with the indivisible patterns around them.
 
     Of groups in which a heavy operator is left: elsewhere the Casts would cost more than they free.
-
-    Args:
-        beyond: group id -> the nodes of the group that compute or read such values.
     """
     patterns = [[model.nodes[index].name for index in pattern.nodes] for pattern in find_patterns(model)]
     around = {name: pattern for pattern in patterns for name in pattern}
     heavy = {node.name for node in model.nodes if operator(node.op_type).kind in HEAVY}
     names: list[str] = []
     for group in groups:
-        apart = {name for node in beyond.get(group.id, ()) for name in around.get(node, [node])}
+        apart = {name for node in group.nodes if node in beyond for name in around.get(node, [node])}
         if not heavy.isdisjoint({*group.nodes} - apart):
             names += [name for name in group.nodes if name in apart]
     return tuple(names)
@@ -422,35 +419,27 @@ _SMALL_BYTES = 512
 
 
 def _structural_hash(model: Model, nodes: Sequence[Node]) -> str:
-    """16 hexadecimal digits that are equal for groups of the same operators, attributes, wiring and weight shapes.
+    """16 hexadecimal digits that are equal for groups of the same operators, attributes and weight shapes.
 
-    Names, weights and the order in which independent nodes stand do not count.
+    Names, weights and the order of nodes do not count, nor which of the group's nodes reads which.
     """
 
-    def digest(parts: Sequence[str]) -> str:
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-
-    text_of: dict[str, str] = {}
-
     def text(name: str) -> str:
-        """What a value is: a result within the group, nothing, a constant of some shape, or a computed value."""
+        """What a node reads: nothing, a constant of some shape, or a computed value."""
         while name in model.producer and (maker := model.nodes[model.producer[name]]).op_type in ALIASES:
             name = maker.inputs[0]
         constant = model.initializers.get(name)
-        if constant is None or name in text_of:
-            return text_of.get(name) or (f"value {model.info(name).dtype}" if name else "none")
+        if constant is None:
+            return f"value {model.info(name).dtype}" if name else "none"
         is_small = constant.dtype in ("int64", "int32", "bool") and constant.nbytes <= _SMALL_BYTES
         return f"constant {constant.dtype} {constant.shape} {constant.numpy().tolist() if is_small else ''}"
 
-    digests = []
+    lines = []
     for node in nodes:
         if node.op_type not in ALIASES:
-            number: dict[str, int] = {}
             attributes = sorted(a.SerializeToString(deterministic=True).hex() for a in node.proto.attribute)
-            read = [f"{number.setdefault(i, len(number))}:{text(i)}" for i in node.inputs]
-            digests.append(digest([node.domain, node.op_type, *attributes, *read]))
-            text_of.update((out, f"{digests[-1]}.{slot}") for slot, out in enumerate(node.outputs) if out)
-    return digest(sorted(digests))
+            lines.append(" ".join((node.domain, node.op_type, *attributes, *map(text, node.inputs))))
+    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:16]
 
 
 # -- modules ------------------------------------------------------------------------------------------------------

@@ -28,8 +28,9 @@ class Pattern:
     """Nodes that share a precision whatever the plan.
 
     Attributes:
-        anchor: index of the node that names it and stands for it in the topological order.
+        anchor: index of the node that stands for it in the topological order.
         nodes: their indices, ascending.
+        name: of a norm, what it is.
         squares: of a decomposed norm, the value that holds the squares (or their sum), which overflows first; else "".
         entry: of a decomposed activation, the value that it is computed from; else "".
     """
@@ -37,7 +38,7 @@ class Pattern:
     kind: str
     anchor: int
     nodes: tuple[int, ...]
-    name: str
+    name: str = ""
     squares: str = ""
     entry: str = ""
 
@@ -253,7 +254,7 @@ def _activation(facts: Facts, core: Node) -> Pattern | None:
     if not is_halved and not is_scaled and core.op_type != "Sigmoid" and last is not None:
         scales = last.op_type in ("Mul", "Div") and facts.is_scalar(facts.other(last, gate.outputs[0]))
         inside.update([last.index] if scales else ())
-    return Pattern("activation", min(inside), tuple(sorted(inside)), "activation written out", entry=entry)
+    return Pattern("activation", min(inside), tuple(sorted(inside)), entry=entry)
 
 
 # -- layers: a convolution or product with its bias, batch norm and activation ------------------------------------
@@ -292,9 +293,8 @@ def _layer(facts: Facts, start: Node, claimed: Container[int], activations: Mapp
             break
         budget = 0 if is_norm else budget - 1
         at = reader
-    kind, what = ("conv", "convolution") if is_conv else ("matmul", "matrix product")
-    name = f"{what} with bias, norm or activation"
-    return Pattern(kind, start.index, tuple(sorted(inside)), name) if len(inside) > 1 else None
+    kind = "conv" if is_conv else "matmul"
+    return Pattern(kind, start.index, tuple(sorted(inside))) if len(inside) > 1 else None
 
 
 # -- attention cores ----------------------------------------------------------------------------------------------
@@ -339,7 +339,7 @@ def _attention(facts: Facts, node: Node) -> Pattern | None:
                 # torch scales queries and keys by the square root before their product.
                 makers = (facts.producer(operand) for product in products.values() for operand in product.inputs)
                 inside.update(maker.index for maker in makers if maker is not None and _is_scaling(facts, maker))
-                return Pattern("attention", node.index, tuple(sorted(inside)), "attention core")
+                return Pattern("attention", node.index, tuple(sorted(inside)))
             if reader.op_type in GLUE or (reader.op_type == "Where" and guards):
                 paths.append((reader, passed | guards | {reader.index}))
     inside -= products.keys()
@@ -348,7 +348,7 @@ def _attention(facts: Facts, node: Node) -> Pattern | None:
         inside.add(scaling.index)
         varying = [i for i in facts.varying(scaling) if not facts.is_single(i)]
         scaling = facts.producer(varying[0]) if len(varying) == 1 else None
-    return Pattern("softmax", node.index, tuple(sorted(inside)), "softmax with its scale and mask")
+    return Pattern("softmax", node.index, tuple(sorted(inside)))
 
 
 def _is_scaling(facts: Facts, node: Node) -> bool:
@@ -421,7 +421,7 @@ def _quantised_parts(facts: Facts) -> tuple[Pattern, ...]:
         first = min(joined, default=index)
         parts[first] = members
         part_of.update(dict.fromkeys(members, first))
-    patterns = (Pattern(QUANTISED, min(p & products or p), tuple(sorted(p)), "quantised part") for p in parts.values())
+    patterns = (Pattern(QUANTISED, min(p & products or p), tuple(sorted(p))) for p in parts.values())
     return tuple(patterns)
 
 

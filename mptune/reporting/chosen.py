@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-import traceback
 import zipfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -19,15 +17,13 @@ from mptune.data.images import READ_IMAGES, image_reader, load_preprocessing
 from mptune.engines.environment import Environment
 from mptune.engines.loading import check_written
 from mptune.engines.tensorrt.backend import TIMING_CACHE
-from mptune.errors import one_line
-from mptune.files import is_disk_full, link_or_copy, write_text, writing
+from mptune.files import link_or_copy, writing
 from mptune.graph.groups import GroupedModel
 from mptune.graph.loading.model import Model
-from mptune.graph.writing.emulate import Emulator
-from mptune.graph.writing.rewrite import Rewriter
-from mptune.graph.writing.weights import WeightBank
+from mptune.graph.writing import emulate, rewrite, weights
 from mptune.reporting import text
 from mptune.reporting.recipe import ENGINE_FILE, NO_TRTEXEC, BuildRecipe, is_on_cpu
+from mptune.rundir import tolerated
 from mptune.targets.costs import is_convolutional
 from mptune.tuning import texts
 from mptune.tuning.evaluation import Evaluation
@@ -54,7 +50,7 @@ def write_chosen(
     grouped: GroupedModel,
     directory: Path,
     environment: Environment | None,
-    bank: WeightBank | None = None,
+    bank: weights.WeightBank | None = None,
     recipe: BuildRecipe | None = None,
     check: Mapping[str, np.ndarray] | None = None,
     opset: int | None = None,
@@ -94,7 +90,7 @@ def write_chosen(
                 if leftover.exists():
                     shutil.rmtree(leftover)
             fresh.mkdir()
-            rewriter = Rewriter(grouped, bank)
+            rewriter = rewrite.Rewriter(grouped, bank)
             latency = evaluation.latency
             figures = {
                 "version": __version__,
@@ -137,7 +133,7 @@ def write_chosen(
             if check is not None:
                 with beside("chosen/check.npz"):
                     if evaluation.error_source == "emulated":
-                        Emulator(grouped).export(plan, fresh / EMULATION_FILE)
+                        emulate.Emulator(grouped).export(plan, fresh / EMULATION_FILE)
                     write_arrays(fresh / CHECK_FILE, check, zipfile.ZIP_DEFLATED)
             with beside("chosen/README.txt"):
                 has_check = (fresh / CHECK_FILE).exists()
@@ -161,24 +157,6 @@ def write_chosen(
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
     return warnings
-
-
-@contextmanager
-def tolerated(what: str, logs: Path, warnings: list[str]) -> Iterator[None]:
-    """Turn an exception in the block, which makes ``what`` beside a result, into a warning, with a log in ``logs``.
-
-    A full disk is raised: the same command goes on once there is space.
-    """
-    try:
-        yield
-    except Exception as error:
-        if is_disk_full(error) or is_disk_full(error.__cause__):
-            raise
-        log = logs / f"{what.replace('/', '-').replace(' ', '-')}.log"
-        log.parent.mkdir(exist_ok=True)
-        write_text(log, "".join(traceback.format_exception(error)))
-        reason = one_line(error) or "no message"
-        warnings.append(f"{what} could not be made ({type(error).__name__}: {reason}): see {log}")
 
 
 def infer_script(model: Model, preprocessing: Mapping[str, object] | None = None) -> str:

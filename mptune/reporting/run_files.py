@@ -5,9 +5,6 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
-
-import numpy as np
 
 from mptune.data.run_outputs import RunOutputs, collect_check, write_run_outputs
 from mptune.data.samples import Rollout
@@ -19,20 +16,17 @@ from mptune.graph.facts import facts_of
 from mptune.graph.groups import GroupedModel
 from mptune.graph.plan import PrecisionPlan
 from mptune.graph.writing.weights import WeightBank
-from mptune.reporting.chosen import tolerated, write_chosen
+from mptune.reporting.chosen import write_chosen
 from mptune.reporting.page import PageContent, write_report
 from mptune.reporting.recipe import BuildRecipe, is_on_cpu
 from mptune.run_json import RunFile
-from mptune.rundir import RunDirectory
+from mptune.rundir import RunDirectory, tolerated
+from mptune.tuning import copies, dominance, result
 from mptune.tuning.confirmation import Confirmation
-from mptune.tuning.copies import keep_model
-from mptune.tuning.dominance import reference_error_of
-from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front
 from mptune.tuning.output_findings import sample_indices
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.remeasure import dropped_plans
-from mptune.tuning.result import progress_of
 
 
 def write_run_files(
@@ -54,45 +48,54 @@ def write_run_files(
     """
     document = front.to_json() if confirmation is None else confirmation.to_json()
     if confirmation is None:
-        keep_model(run, grouped)
+        copies.keep_model(run, grouped)
     file = run.load()
-    is_written = False
+    assert file is not None, "whoever evaluates plans has written it"
+    fixed, is_written = file.fixed_settings, False
     with contextlib.suppress(OSError, ValueError, PlanError):  # else it is written anew
         plan = PrecisionPlan.from_json(read_text(run.chosen / "plan.json"))
         is_chosen = plan.fingerprint == document["chosen"]
         is_written = is_chosen and bool(read_json(run.front_json) == document) and run.report_html.exists()
-    new_choice = None
-    if file is not None and file.choice != front.choice:
-        new_choice = file.model_copy(update={"choice": front.choice})
-    if is_written:
-        if new_choice is not None:
-            run.save(new_choice)
-        return front
     warnings: list[str] = []
     environment = environment or describe_environment()
-    if front.chosen is not None:
-        bank = WeightBank.write(grouped.model, run.weights)
-        recipe, check, opset = BuildRecipe(), None, None
-        if file is not None:
-            recipe = BuildRecipe.of(file, run.data, grouped.model.inputs, facts_of(grouped.model).shape_inputs)
-            opset = file.fixed_settings.opset
-            with tolerated("chosen/check.npz", run.logs, warnings):
-                check = check_set_of(run, file, front, front.chosen, grouped)
-        warnings += write_chosen(front, front.chosen, grouped, run.chosen, environment, bank, recipe, check, opset)
-    if new_choice is not None:
-        run.save(new_choice)
+    if front.chosen is not None and not is_written:
+        chosen, model, check, rollout = front.chosen, grouped.model, None, None
+        # The first held-out samples with the error there, or search samples where the plan has no held-out error.
+        with tolerated("chosen/check.npz", run.logs, warnings):
+            if fixed.feedback and file.data is not None:
+                inputs, results = ([value.name for value in values] for values in (model.inputs, model.outputs))
+                rollout = Rollout.parse(fixed.feedback, fixed.steps, inputs, results, file.data.samples)
+            check = collect_check(
+                run.data,
+                chosen.held_out or chosen.error,
+                "search" if chosen.held_out is None else "held_out",
+                plan=chosen.plan.fingerprint,
+                metric=front.metric,
+                source=chosen.error_source,
+                engine=front.engine,
+                provider=("cpu" if is_on_cpu(front) else "cuda") if front.engine == "onnxruntime" else None,
+                ignored=chosen.ignored,
+                rollout=rollout,
+            )
+        bank = WeightBank.write(model, run.weights)
+        recipe = BuildRecipe.of(file, run.data, model.inputs, facts_of(model).shape_inputs)
+        warnings += write_chosen(front, chosen, grouped, run.chosen, environment, bank, recipe, check, fixed.opset)
+    if file.choice != front.choice:
+        run.save(file.model_copy(update={"choice": front.choice}))
+    if is_written:
+        return front
     with writing(run.report_html):  # of the front before: a run without a page is written again
         run.report_html.unlink(missing_ok=True)
     write_json(run.front_json, document)
     with tolerated("report.html", run.logs, warnings):
-        outputs = run_outputs(run, front)
+        outputs = run_outputs(run, file, front)
         write_run_outputs(run.outputs_json, outputs)
         dropped = dropped_plans(record, front.fp32.ignored)
         evaluations = [
             replace(e.with_baseline(front.fp32.latency.median_ms), held_out=dropped.get(e.plan.fingerprint))
             for e in record.evaluations()
         ]
-        progress = progress_of(record, front.fp32, reference_error_of(front.metric, evaluations))
+        progress = result.progress_of(record, front.fp32, dominance.reference_error_of(front.metric, evaluations))
         content = PageContent(front, evaluations, grouped.groups, environment, progress, confirmation, outputs)
         write_report(content, run.report_html)
     # Engines off the front free their space; only files that lie in the run's own directory.
@@ -105,29 +108,7 @@ def write_run_files(
     return replace(front, warnings=(*front.warnings, *warnings))
 
 
-def check_set_of(
-    run: RunDirectory, file: RunFile, front: Front, chosen: Evaluation, grouped: GroupedModel
-) -> dict[str, np.ndarray] | None:
-    """The first held-out samples, with the error of the chosen plan; search samples where it has no held-out error."""
-    fixed, rollout = file.fixed_settings, None
-    if fixed.feedback and file.data is not None:
-        inputs, outputs = ([v.name for v in values] for values in (grouped.model.inputs, grouped.model.outputs))
-        rollout = Rollout.parse(fixed.feedback, fixed.steps, inputs, outputs, file.data.samples)
-    return collect_check(
-        run.data,
-        chosen.error if chosen.held_out is None else chosen.held_out,
-        "search" if chosen.held_out is None else "held_out",
-        plan=chosen.plan.fingerprint,
-        metric=front.metric,
-        source=chosen.error_source,
-        engine=front.engine,
-        provider=("cpu" if is_on_cpu(front) else "cuda") if front.engine == "onnxruntime" else None,
-        ignored=chosen.ignored,
-        rollout=rollout,
-    )
-
-
-def run_outputs(run: RunDirectory, front: Front) -> RunOutputs:
+def run_outputs(run: RunDirectory, file: RunFile, front: Front) -> RunOutputs:
     """What the outputs of the chosen plan, of the front's other points and of both baselines look like.
 
     Only of plans that were run on the held-out samples; the points nearest to the chosen one come first.
@@ -137,8 +118,5 @@ def run_outputs(run: RunDirectory, front: Front) -> RunOutputs:
         points.sort(key=lambda point: abs(point.latency.median_ms - chosen.latency.median_ms))
     wanted = [e for e in (chosen, front.fp16, *points, front.fp32) if e is not None and e.held_out is not None]
     outputs = RunOutputs.of_plans([(e.plan.fingerprint, e.error_source) for e in wanted], run.sketches, front.metric)
-    file = run.load()
-    if file is None:
-        return outputs
-    unit: Literal["sample", "sequence"] = "sequence" if file.fixed_settings.feedback else "sample"
-    return replace(outputs, indices=sample_indices(file).held_out, unit=unit)
+    unit = "sequence" if file.fixed_settings.feedback else "sample"
+    return replace(outputs, indices=sample_indices(file).held_out, unit=unit)  # type: ignore[arg-type]

@@ -13,8 +13,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, TypeVar, cast
 
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, Measurement, Progress, SampleSet
@@ -144,8 +145,7 @@ class Limits:
     ) -> None:
         self._timeout_s, self._max_bytes, self._run_dir = settings.timeout_s, settings.max_disk_bytes, run_dir
         self._clock, self._started_s = clock, clock() - max(0.0, elapsed_s)
-        self._size_bytes: int | None = None
-        self._largest_plan_bytes = 0
+        self._sizes_bytes: list[int] = []  # whenever it was asked
 
     @property
     def elapsed_s(self) -> float:
@@ -158,11 +158,9 @@ class Limits:
             return Stop.TIMEOUT
         if self._run_dir is None or self._max_bytes is None:
             return None
-        size_bytes = size_of(self._run_dir)
-        if self._size_bytes is not None:
-            self._largest_plan_bytes = max(self._largest_plan_bytes, size_bytes - self._size_bytes)
-        self._size_bytes = size_bytes
-        return Stop.DISK if size_bytes + self._largest_plan_bytes > self._max_bytes else None
+        self._sizes_bytes.append(size_of(self._run_dir))
+        largest_plan = max((after - before for before, after in pairwise(self._sizes_bytes)), default=0)
+        return Stop.DISK if self._sizes_bytes[-1] + max(largest_plan, 0) > self._max_bytes else None
 
     def baseline_of(self, record: StudyRecord) -> Evaluation:
         """The evaluation of all-FP32; an error where a limit was reached before: there is no front then."""
@@ -188,14 +186,14 @@ def size_of(folder: Path) -> int:
     return sum(sizes.values())
 
 
-def _may_be_the_machines(result: object) -> bool:
+def _may_be_the_machines(result: object) -> TypeGuard[Failure]:
     """Whether a result is a failure that the machine may have caused, by a full disk or by killing the process."""
     return isinstance(result, Failure) and (result.is_machine_fault or result.is_inconclusive)
 
 
 def _begins_anew(result: object, toolchain: Toolchain, listener: Listener, what: str) -> bool:
     """Whether a job is worth another try; the process is ended then, so that the next job gets a fresh one."""
-    if not isinstance(result, Failure) or not _may_be_the_machines(result):
+    if not _may_be_the_machines(result):
         return False
     listener.warning(f"{what} failed ({describe(result)}): trying again in a fresh process")
     toolchain.restart()
@@ -261,7 +259,7 @@ class Bench:
                 toolchain.restart()
                 control_job = partial(toolchain.evaluate, fp32.plan)
                 control = run_job(control_job, toolchain, listener, "all-FP32, as a control,", NEEDED_TRIES)
-                if isinstance(control, Failure) and _may_be_the_machines(control):
+                if _may_be_the_machines(control):
                     tried = self.faults + NEEDED_TRIES
                     raise machine_error(control, tried, "all-FP32, which ran before, fails now too")
                 self.faults = 0

@@ -16,7 +16,6 @@ from dataclasses import replace
 
 from mptune._version import __version__
 from mptune.choice import Choice
-from mptune.engines.context import RunContext
 from mptune.engines.toolchains import choose
 from mptune.errors import TargetError
 from mptune.graph.groups import GroupedModel
@@ -61,8 +60,7 @@ def confirm(
     target = _choose_target(run, search, settings.target, listener) if opener is None else None
 
     # What measures here: no process is started to find that out.
-    context = RunContext(grouped, settings, run.weights, run.data, run.engines, run.logs)
-    here = measuring.Measuring.open(context, target, listener, opener)
+    here = measuring.Measuring.open(run.context(grouped, settings), target, listener, opener)
     here.toolchain.close()
     if here.section.latency_source != "measured":
         text = f"{here.section.device} cannot be measured here, and a confirmation is measured"
@@ -129,13 +127,9 @@ def _begin(
 
     Returns it, its run.json, and the choice to make of its front.
     """
-    section, environment = here.section, here.environment
-    place = {
-        "target": section.name,
-        "engine": settings.engine,
-        "plugins_sha256": plugins_sha256(settings.plugins),
-    }
-    named = {"metric": settings.metric, "plugins": tuple(map(str, settings.plugins))}
+    section, environment, plugins = here.section, here.environment, settings.plugins
+    place = {"target": section.name, "engine": settings.engine, "plugins_sha256": plugins_sha256(plugins)}
+    named = {"metric": settings.metric, "plugins": tuple(map(str, plugins))}
     file = search.model_copy(
         update={
             "mptune": __version__,

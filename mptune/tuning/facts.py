@@ -7,14 +7,14 @@ directory. It is written last: a run that has it is prepared.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mptune.engines.base import Failure, MissingKernel
 from mptune.engines.context import RunContext
 from mptune.engines.failures import did_not_run
 from mptune.engines.toolchains.toolchain import Toolchain
-from mptune.files import read_form, write_json
+from mptune.files import read_form
 from mptune.finding import Finding, Where
 from mptune.graph.facts import FusedNodes
 from mptune.graph.groups import GroupedModel
@@ -127,13 +127,9 @@ class Observations(JsonForm):
     findings: tuple[Finding, ...] = ()
     kernels: MissingKernels = MissingKernels()
 
-    def save(self, path: Path) -> None:
-        """Write the JSON file that ``load`` reads."""
-        write_json(path, self.to_json())
-
     @classmethod
     def load(cls, path: Path) -> Observations | None:
-        """Read what ``save`` wrote; None where there is no file."""
+        """Read the file of a run; None where there is none."""
         return read_form(cls, path, "copy the run directory again, or delete it: the same `mptune search` makes it")
 
 
@@ -223,4 +219,4 @@ def find_space(
     lacking = {p: unsupported(value_types(grouped), p) | kernels.pins(grouped, p) for p in asked}
     lacking.setdefault(Precision.FP16, kernels.pins(grouped))  # its reasons are told of groups that stay in FP32
     free = space.make_space(grouped, named, hazards, observed.absmax, lacking, precisions, kernels.not_emulated)
-    return grouped, hazards, replace(free, warnings=(*free.warnings, *hazard.near_the_end(hazards)))
+    return grouped, hazards, free

@@ -158,12 +158,11 @@ class Knowledge:
             missing = len(self._space.free) - len(self.sensitivity().errors)
             more = f"; {missing} one-group errors are estimated from groups like them" if missing else ""
             self._bench.listener.stage(f"searching{more}")
+        new = (e for e in evaluations if e.number not in self._searched)
+        self._searched |= {e.number: searched_error(e.error, self._law, settings) for e in new}
         alone = {self._space.alone(group).fingerprint: group for group in self._space.not_emulated}
-        for evaluation in evaluations:
-            if evaluation.number not in self._searched:
-                error = self._searched[evaluation.number] = searched_error(evaluation.error, self._law, settings)
-                if (group := alone.get(evaluation.plan.fingerprint)) is not None:
-                    self._alone[group] = error
+        of_plans = {e.plan.fingerprint: self._searched[e.number] for e in evaluations}
+        self._alone = {group: of_plans[name] for name, group in alone.items() if name in of_plans}
         build_s = float(np.median([evaluation.build_s for evaluation in evaluations] or [0.0]))
         return PrecisionSampler(
             self.prior,
@@ -295,9 +294,8 @@ class Knowledge:
 
     def recall(self, plan: PrecisionPlan) -> tuple[float, int] | None:
         """A plan's emulated objective statistic, and on how many samples; None if it was not emulated, or failed."""
-        if (error := self._emulated.get(plan.fingerprint)) is None:
-            return None
-        return searched_error(error, self._law, SearchSettings(ignore=self._settings.ignore)), error.sample_count
+        error, plain = self._emulated.get(plan.fingerprint), SearchSettings(ignore=self._settings.ignore)
+        return None if error is None else (searched_error(error, self._law, plain), error.sample_count)
 
     def _update(self) -> None:
         sensitivity = self.sensitivity()

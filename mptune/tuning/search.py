@@ -13,7 +13,7 @@ from mptune.data.samples import CalibrationSet, size_findings
 from mptune.engines import context
 from mptune.engines.toolchains import choose, reference, toolchain
 from mptune.errors import RunError, SettingsError
-from mptune.files import files_sha256
+from mptune.files import files_sha256, write_json
 from mptune.finding import Finding
 from mptune.graph import groups
 from mptune.graph.loading.model import Model
@@ -158,12 +158,7 @@ class Search:
         section = run_json.ModelSection(path=str(model.path.resolve()), sha256=model.sha256)
         place = None if url is None else storage.check_opens(url)  # only what has opened is written down
         new = {"model": section, "fixed_settings": fixed, "search": run_json.SearchSection.of(settings)}
-        try:
-            if recorded is not None:
-                run_json.check_same(run.path, recorded, recorded.model_copy(update=new))
-                storage.check_storage(run.path, recorded.storage, place)
-        except RunError as error:
-            self._refuse_or_forget(error)
+        if recorded is not None and not self._is_same(recorded, **new, storage=place):
             recorded = None
 
         given = Choice.of(settings)
@@ -185,11 +180,18 @@ class Search:
             run.save(self.file)
         return asked, url
 
-    def _refuse_or_forget(self, error: RunError) -> None:
-        """What is asked for is another search: nothing is lost where no plan was evaluated yet."""
-        if self._is_evaluated:
-            raise error
-        self._run.forget()
+    def _is_same(self, recorded: run_json.RunFile, **changes: Any) -> bool:
+        """Whether this search goes on with what is recorded; another one is refused once a plan was evaluated."""
+        run, now = self._run, recorded.model_copy(update=changes)
+        try:
+            run_json.check_same(run.path, recorded, now)
+            storage.check_storage(run.path, recorded.storage, now.storage)
+        except RunError:
+            if self._is_evaluated:
+                raise
+            run.forget()
+            return False
+        return True
 
     def _observe(self, named: space.NamedSpace) -> tuple[CalibrationSet, tuple[Finding, ...], facts.Observations]:
         """The samples, which must be those that the run began with, and what the model shows on them, asked once.
@@ -202,10 +204,7 @@ class Search:
         section = run_json.DataSection(
             source=data.source, sha256=data.sha256(), samples=len(data.samples), is_random=data.is_random
         )
-        try:
-            run_json.check_same(run.path, self.file, self.file.model_copy(update={"data": section}))
-        except RunError as error:
-            self._refuse_or_forget(error)
+        self._is_same(self.file, data=section)
         self._save(data=section)
         self._settings = settings = measuring.with_rollout(settings, model, len(data.samples))
         self._context = context = run.context(self.grouped, settings)
@@ -222,18 +221,13 @@ class Search:
             for path, part in zip((context.samples("search"), context.samples("held_out")), parts, strict=True):
                 part.save(path)
                 archive.save_labels(path, [labels[k] for k in part.indices] if labels else ())
-            tools, (indices, held_out) = self._open_toolchain(), (part.indices for part in parts)
+            tools = self._open_toolchain()
             copies.keep_model(run, self.grouped, context.bank)
+            of_parts, skip = (parts[0].indices, parts[1].indices), settings.skip_checks
             observations = facts.observe(
-                tools,
-                self._listener,
-                model,
-                self._target,
-                (indices, held_out),
-                settings.precisions,
-                skip=settings.skip_checks,
+                tools, self._listener, model, self._target, of_parts, settings.precisions, skip=skip
             )
-            observations.save(run.observed_json)
+            write_json(run.observed_json, observations.to_json())
         return parts[0], size_findings(data.samples, model.inputs, settings.shapes), observations
 
     def _open_toolchain(self) -> toolchain.Toolchain:

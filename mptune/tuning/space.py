@@ -232,11 +232,11 @@ def make_space(
         return by_group
 
     beyond = pins(pinning_hazards(hazards))
-    ruled_out: dict[Precision, dict[str, Pin]] = {}
-    for precision in REDUCED:
-        without_kernel = lacking.get(precision, {}).items()
-        ruled_out[precision] = {g: Pin(Precision.FP32, why, f"no-{precision}-kernel") for g, why in without_kernel}
-        ruled_out[precision] |= pins(pinning_hazards(hazards, precision, is_measured=True))
+    ruled_out = {
+        p: {g: Pin(Precision.FP32, why, f"no-{p}-kernel") for g, why in lacking.get(p, {}).items()}
+        | pins(pinning_hazards(hazards, p, is_measured=True))
+        for p in REDUCED
+    }
     allowed = [precision for precision in REDUCED if precision in precisions]
     wanted = {p: matched(named.file.pin.get(p, ())) for p in PRECISIONS}
     for precision in REDUCED:

@@ -140,14 +140,15 @@ class Tuner:
         record, fp32 = self._record, self._record.baseline()
         if fp32 is None or record.tf32() is not None:
             return
-        measurement = self._bench.toolchain.evaluate_tf32()
-        if isinstance(measurement, Failure):
-            self._listener.warning(f"all-FP32 with TF32 was not evaluated: {describe(measurement)}")
-        elif measurement is not None:
-            measurement = anchored(record, measurement)
+        measured = self._bench.toolchain.evaluate_tf32()
+        if isinstance(measured, Failure):
+            self._listener.warning(f"all-FP32 with TF32 was not evaluated: {describe(measured)}")
+        elif measured is not None:
+            measured = anchored(record, measured)
+            measured = replace(measured, latency=Sessions(record).corrected(measured.latency))
             evaluation = Evaluation.from_measurement(
                 fp32.plan,
-                replace(measurement, latency=Sessions(record).corrected(measurement.latency)),
+                measured,
                 number=fp32.number,
                 origin=ORIGIN_TF32,
                 metric=fp32.metric,

@@ -13,7 +13,7 @@ from mptune.cli import main
 from mptune.data.metrics.parts import OutputParts
 from mptune.diagnosis.sides import Limit, limits_of
 from mptune.errors import SettingsError
-from mptune.reporting.terminal.inspection import print_comparison
+from mptune.reporting.terminal.listings import print_comparison
 from mptune.settings import Tolerance
 from tests.diagnosis import recordings
 from tests.graph import models

@@ -111,18 +111,6 @@ def test_random_networks_of_casts(seed: int, tmp_path: Path) -> None:
                     assert relative_l2(outputs[name], y) < 1e-2, (plan, name)
 
 
-@pytest.mark.parametrize("stored", REDUCED)
-@pytest.mark.parametrize("read_in", REDUCED)
-def test_weights_stored_in_a_reduced_type_are_cast_once(stored: Precision, read_in: Precision, tmp_path: Path) -> None:
-    graph = "(float[batch,8] x) => (float[batch,8] y) { r = Relu(x) up = Cast<to = 1>(stored) y = Mul(r, up) }"
-    constants = _stored(stored.onnx_type, np.random.default_rng(0), "stored")
-    loaded = load_model(save(text(graph, constants, opset=22), tmp_path))
-    grouped = GroupedModel(loaded, find_groups(loaded))
-    typed = onnx.load(Rewriter(grouped).export(grouped.uniform(read_in), tmp_path / "typed.onnx"))
-    of_weight = [n for n in typed.graph.node if n.op_type == "Cast" and n.input[0] == "stored"]
-    assert [n.attribute[0].i for n in of_weight] == ([] if stored is read_in else [read_in.onnx_type])
-
-
 def test_a_model_that_is_bf16_already_is_refused(tmp_path: Path) -> None:
     proto = text("(bfloat16[n,8] x) => (bfloat16[n,8] y) { y = Relu(x) }", opset=22)
     with pytest.raises(ModelError, match="is BF16 already"):

@@ -63,10 +63,6 @@ NORMS = {
         "RMSNorm written out",
         f"s = Pow(a, two) v = {MEAN}(s) e = Add(v, eps) r = Sqrt(e) i = Div(one, r) n = Mul(a, i) b = Mul(gamma, n)",
     ),
-    "RMSNorm by a negative power": (
-        "RMSNorm written out",
-        f"s = Mul(a, a) v = {MEAN}(s) e = Add(v, eps) r = Pow(e, minus_half) n = Mul(a, r) b = Mul(n, gamma)",
-    ),
     "RMSNorm by the sum of squares": (
         "RMSNorm written out",
         "s = ReduceSumSquare<axes = [-1]>(a) v = Div(s, six) e = Add(v, eps) r = Sqrt(e) b = Div(a, r)",
@@ -108,12 +104,7 @@ ACTIVATIONS = {
         "cube = Pow(a, three) k = Mul(cube, cubic) s = Add(a, k) u = Mul(s, root_pi) t = Tanh(u) o = Add(t, one)"
         " p = Mul(a, o) b = Mul(p, half)"
     ),
-    "GELU, tanh, the cube by products": (
-        "sq = Mul(a, a) cube = Mul(sq, a) k = Mul(cubic, cube) s = Add(k, a) u = Mul(s, root_pi) t = Tanh(u)"
-        " o = Add(one, t) h = Mul(a, half) b = Mul(h, o)"
-    ),
     "SiLU": "s = Sigmoid(a) b = Mul(a, s)",
-    "quick GELU": "u = Mul(a, root2) s = Sigmoid(u) b = Mul(s, a)",
     "Mish": "s = Softplus(a) t = Tanh(s) b = Mul(a, t)",
     "hard swish by Clip": "p = Add(a, three) q = Clip(p, zero, six) r = Mul(a, q) b = Div(r, six)",
 }
@@ -164,10 +155,6 @@ CORES = {
         f"b0 = MatMul(x, w4) b1 = ReduceMean<axes = [0, 2]>(b0) t = Add(scores, b1) {SOFTMAX}(t)",
         "Add Softmax",
     ),
-    "scores as a sum of two products": (
-        f"more = MatMul(q, kt) t = Add(scores, more) {SOFTMAX}(t)",
-        "MatMul Add Softmax",
-    ),
     "windows: a view, a shift mask, a view back": (
         "to5 = Constant<value_ints = [2, 1, 2, 6, 6]>() to4 = Constant<value_ints = [2, 2, 6, 6]>()"
         f" s = Reshape(scores, to5) t = Add(s, mask) u = Reshape(t, to4) {SOFTMAX}(u)",
@@ -186,7 +173,6 @@ def test_an_attention_core_is_whole(case: str, tmp_path: Path) -> None:
     model, patterns = patterns_of(CORE.format(between), tmp_path)
     (pattern,) = (p for p in patterns if p.kind == "attention")
     assert ops(model, pattern) == ["MatMul", *expected.split(), "MatMul"]
-    assert pattern.name == "attention core"
 
 
 def test_grouped_queries_and_einsum(tmp_path: Path) -> None:
@@ -215,12 +201,3 @@ def test_what_is_beside_a_core_and_what_is_none(tmp_path: Path) -> None:
     nodes = f"a = Gemm(x, w0, bias) s = Mul(a, half) {SOFTMAX}(s) y = Gemm(p, w1, bias)"
     model, patterns = patterns_of(nodes, tmp_path, inputs="float[6,8] x")
     assert [(p.kind, ops(model, p)) for p in patterns] == [("softmax", ["Mul", "Softmax"])]
-
-
-def test_patterns_never_overlap() -> None:
-    for path in sorted((Path(__file__).parent / "exported").glob("*.onnx")):
-        patterns = find_patterns(load_model(path))
-        indices = [i for p in patterns for i in p.nodes]
-        assert len(indices) == len(set(indices))
-        assert all(p.anchor in p.nodes for p in patterns)
-        assert [p.anchor for p in patterns] == sorted(p.anchor for p in patterns)

@@ -169,14 +169,13 @@ EXPORTED = ("retinanet_quantised", "retinanet_half_quantised", "whisper_quantise
 @pytest.mark.tensorrt_rtx
 @pytest.mark.parametrize("name", [*WRITTEN, *EXPORTED])
 def test_tensorrt_sees_the_same_quantisation_under_every_plan(name: str, tmp_path: Path) -> None:
-    """Every plan builds, with as many quantising layers, and fused with the same layers, as all-FP32."""
+    """Every plan builds, with as many quantising layers as all-FP32."""
     library = rtx.library()
     loaded = load_model(save(WRITTEN[name](), tmp_path) if name in WRITTEN else filled(name, tmp_path))
     grouped = GroupedModel(loaded, find_groups(loaded))
     space = make_space(grouped, load_space("default"))
     rewriter = Rewriter(grouped)
-    parts = {name for group in grouped.groups if group.kind == "quantised" for name in group.nodes}
-    seen, beside = [], []
+    seen = []
     plans = [seed.plan for seed in space.seeds[:2]]
     rng = random.Random(1)
     plans += [space.plan({g: rng.choice(list(PRECISIONS)) for g in space.free}) for _ in range(2)]
@@ -190,32 +189,9 @@ def test_tensorrt_sees_the_same_quantisation_under_every_plan(name: str, tmp_pat
         layers = [network.get_layer(k) for k in range(network.num_layers)]
         kinds = {"QUANTIZE", "DEQUANTIZE"}
         seen.append(Counter((x.type.name, str(x.get_output(0).dtype)) for x in layers if x.type.name in kinds))
-        # What TensorRT fuses a quantised layer with: the kinds of the layers that it reads, and of those that read it.
-        maker = {x.get_output(k).name: x for x in layers for k in range(x.num_outputs)}
-        pairs = [
-            (maker[tensor.name], x)
-            for x in layers
-            for k in range(x.num_inputs)
-            if (tensor := x.get_input(k)) is not None and tensor.name in maker
-        ]
-        inside = [(a, b) for a, b in pairs if b.name in parts or (a.name in parts and b.type.name == "QUANTIZE")]
-        beside.append(Counter((a.type.name, b.type.name, b.name) for a, b in inside))
-        del network, parser, layers, maker, pairs, inside
+        del network, parser, layers
     assert sum(seen[0].values()) == sum(n.op_type in ("QuantizeLinear", "DequantizeLinear") for n in loaded.nodes)
     assert all(counts == seen[0] for counts in seen)
-    if name == "per tensor":
-        assert {("DEQUANTIZE", "CONVOLUTION", name) for name in ("conv1", "conv2", "conv3")} <= beside[0].keys()
-        assert all(neighbours == beside[0] for neighbours in beside)
-        assert not [pair for pair in beside[0] if "CAST" in pair]
-
-
-@pytest.mark.tensorrt_rtx
-def test_fp8_for_a_gpu_without_it_is_refused_in_tensorrts_words(tmp_path: Path) -> None:
-    path = save(WRITTEN["FP8"](), tmp_path)
-    said = rtx.refusal(rtx.library(), path, capabilities=[(8, 6)])
-    assert said is not None
-    assert said.startswith("unsupported: ")
-    assert "sm86" in said
 
 
 def test_the_finding_says_how_many_and_their_share(residual: GroupedModel) -> None:

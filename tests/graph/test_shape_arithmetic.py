@@ -28,10 +28,6 @@ CASES: dict[str, tuple[str, str]] = {
         y = Resize<mode="linear">(f, , , si)""",
         "sf m fl si",
     ),
-    "scales of Resize": (
-        """s = Shape(f); sf = Cast<to=1>(s); scales = Div(sizes, sf); y = Resize<mode="linear">(f, , scales)""",
-        "sf scales",
-    ),
     "scales in parts": (
         f"""{WIDTH} r = Div(thirty, wf); scales = Concat<axis=0>(one, one, r, r);
         y = Resize<mode="nearest">(f, , scales)""",
@@ -45,12 +41,6 @@ CASES: dict[str, tuple[str, str]] = {
         f"{WIDTH} h = Mul(wf, half); c = Floor(h); k = Cast<to=7>(c); p = Slice(f, zero, k, three); y = Div(p, h)",
         "wf h c k",
     ),
-    "ConstantOfShape": (
-        """s = Shape(f); sf = Cast<to=1>(s); m = Add(sf, zeros); si = Cast<to=7>(m); z = ConstantOfShape(si);
-        y = Add(f, z)""",
-        "sf m si",
-    ),
-    "Range": (f"{WIDTH} w0 = Squeeze(wf); r = Range(f0, w0, f1); y = Add(f, r)", "wf w0"),
     "Reshape by a square root": (
         """flat = Flatten<axis=1>(f); s = Shape(flat); n = Gather<axis=0>(s, i1); hw = Div(n, four);
         hwf = Cast<to=1>(hw); side = Sqrt(hwf); k = Cast<to=7>(side); new = Concat<axis=0>(four, k, k);
@@ -67,7 +57,6 @@ CASES: dict[str, tuple[str, str]] = {
         y = Add(f, o)""",
         "sf l",
     ),
-    "TopK": (f"{WIDTH} h = Mul(wf, half); k = Cast<to=7>(h); y, at = TopK<axis=3>(f, k)", "wf h k"),
 }
 """Nodes after a convolution ``x`` -> ``f``, and the values that keep their type."""
 
@@ -78,8 +67,8 @@ DATA = {
 }
 """Nothing here computes a shape in floating point."""
 
-FLOATS = {"doubles": [1, 1, 2, 2], "sizes": [1, 4, 32, 32], "thirty": [30], "half": [0.5], "eight": [8], "one": [1]}
-FLOATS |= {"large": [5000] * 4, "zeros": [0] * 4, "f0": 0, "f1": 1}
+FLOATS = {"doubles": [1, 1, 2, 2], "thirty": [30], "half": [0.5], "eight": [8], "one": [1]}
+FLOATS |= {"large": [5000] * 4}
 INTEGERS = {"ones": [1] * 4, "zero": [0], "seven_zeros": [0] * 7, "three": [3], "four": [4], "i1": [1]}
 CONSTANTS = {name: np.array(values, np.float32) for name, values in FLOATS.items()}
 CONSTANTS |= {name: np.array(values, np.int64) for name, values in INTEGERS.items()}

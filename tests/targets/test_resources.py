@@ -48,7 +48,7 @@ def test_a_file_is_located_by_name_or_path(tmp_path: Path, monkeypatch: pytest.M
     assert resources.locate("targets", "mine.toml", TargetError) == Path("mine.toml")
     for kind, name, error, message, hint in (
         ("targets", "jetson-orin-nano", TargetError, "there is no target 'jetson-orin-nano'", "jetson-orin-nano-8gb"),
-        ("targets", "none/x.toml", TargetError, r"no such file: none/x\.toml", "`mptune targets`"),
+        ("targets", "none/x.toml", TargetError, r"there is no file .none/x\.toml", "`mptune targets`"),
         ("spaces", "zzz", SpaceError, "there is no search space 'zzz'", "`mptune spaces`"),
     ):
         with pytest.raises(error, match=message) as caught:

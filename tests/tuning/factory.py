@@ -7,7 +7,6 @@ from pathlib import Path
 
 from mptune.choice import Choice
 from mptune.data.metrics.accuracy import OutputError
-from mptune.engines.base import Measurement
 from mptune.engines.latency import Latency
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -118,7 +117,6 @@ def make_front(points: tuple[Evaluation, ...], fp32: Evaluation, **changes: obje
 def evaluation_of(proposal: Proposal, toolchain: FakeToolchain) -> Evaluation:
     """What a toolchain measures of a proposal."""
     measurement = toolchain.evaluate(proposal.plan)
-    assert isinstance(measurement, Measurement)
     number, origin = proposal.number, proposal.origin
     return Evaluation.from_measurement(
         proposal.plan, measurement, number=number, origin=origin, metric="relative_l2", baseline_ms=None

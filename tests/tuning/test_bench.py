@@ -51,9 +51,7 @@ def test_a_plan_that_crashes_twice_is_blamed_once(open_record: OpenRecord, space
     assert again.built == []
 
 
-def test_where_nothing_runs_any_more_the_search_stops_and_can_be_resumed(
-    open_record: OpenRecord, space: SearchSpace
-) -> None:
+def test_where_nothing_runs_any_more_the_search_stops_and_resumes(open_record: OpenRecord, space: SearchSpace) -> None:
     record, diary = open_record(), Diary()
     toolchain = make_toolchain(space, killed=lambda number: number >= 5)
     with pytest.raises(RunError, match="all-FP32, which ran before, fails now too") as caught:
@@ -66,9 +64,7 @@ def test_where_nothing_runs_any_more_the_search_stops_and_can_be_resumed(
     assert len(record.evaluations()) + 2 == record.spent == 20
 
 
-def test_plans_that_crash_in_a_row_are_blamed_where_all_fp32_still_runs(
-    open_record: OpenRecord, space: SearchSpace
-) -> None:
+def test_plans_that_crash_in_a_row_are_blamed_where_all_fp32_runs(open_record: OpenRecord, space: SearchSpace) -> None:
     record, fp32 = open_record(), space.seeds[0].plan.fingerprint
     toolchain = make_toolchain(space, crashes=set(space.free[:6]))
     make_tuner(record, space, toolchain, Diary(), budget=20).run()

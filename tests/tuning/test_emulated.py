@@ -64,32 +64,11 @@ def test_each_plan_is_emulated_once(know: Callable[..., Knowledge]) -> None:
     assert emulator.emulate(rows[:1]) == errors[:1]
 
 
-def test_plans_are_emulated_to_learn_from_as_far_as_that_takes_little_beside_a_build(
-    know: Callable[..., Knowledge],
-) -> None:
-    """Four plans in one second, by the clock: in half a second two of them."""
-    space = make_small_space(4)
-    toolchain = make_toolchain(space)
-    now = iter(range(100))
-    emulator = know(space, toolchain, clock=lambda: float(next(now)))
-    assert emulator.affordable(0.0) == 0, "nothing was built yet"
-    assert 0 < emulator.affordable(0.1) < EMULATIONS_TO_LEARN, "how long one takes is not known yet"
-    emulator.emulate(choices(space, "1000", "0110", "1100", "0011"))
-    assert emulator.affordable(0.2) == 0
-    assert emulator.affordable(0.5) == 2
-    assert emulator.affordable(1e6) == EMULATIONS_TO_LEARN
-    emulator.emulate(choices(space, "1000"))
-    assert emulator.affordable(0.5) == 2, "known errors take no time"
-    emulator.emulate(choices(space, "1111"))
-    assert emulator.affordable(1.0) == 2
-
-
 class WrongAlone(FakeToolchain):
     """The emulated errors of groups alone are off by factors of up to 10."""
 
     def emulate(self, plans: Sequence[PrecisionPlan], part: range | None = None) -> tuple[OutputError, ...] | Failure:
         found = super().emulate(plans, part)
-        assert not isinstance(found, Failure)
         return tuple(self._off(plan, error) for plan, error in zip(plans, found, strict=True))
 
     def _off(self, plan: PrecisionPlan, error: OutputError) -> OutputError:
@@ -201,9 +180,7 @@ def evaluation(error: float, metric: str = METRIC) -> Evaluation:
         (2.0e-7, 2.0e-6, 0.0, False),
     ],
 )
-def test_a_factor_between_measured_and_emulated_is_kept(
-    measured: float, emulated: float, fp32: float, agree: bool
-) -> None:
+def test_a_factor_between_both_errors_is_kept(measured: float, emulated: float, fp32: float, agree: bool) -> None:
     found = evaluation(measured).with_emulated(emulated, 1, fp32)
     assert found.emulated == emulated
     assert found.disagrees == (not agree)
@@ -227,7 +204,7 @@ def test_a_search_asks_it_only_where_errors_are_measured_and_those_of_an_emulati
     assert len(toolchain.emulated) == len(set(toolchain.emulated))
 
 
-def test_measured_errors_of_groups_that_are_not_emulated_are_added(
+def test_errors_of_groups_that_are_not_emulated_are_added(
     know: Callable[..., Knowledge], open_record: OpenRecord
 ) -> None:
     space = replace(make_small_space(4), not_emulated=("g001",))

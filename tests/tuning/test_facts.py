@@ -15,6 +15,7 @@ import mptune
 from mptune.engines.base import Failure, FailureKind, MissingKernel, Stage
 from mptune.engines.environment import Environment
 from mptune.errors import BaselineError, RunError
+from mptune.files import write_json
 from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.hazards.hazard import TensorRange
 from mptune.graph.loading.model import load_model
@@ -96,9 +97,7 @@ def test_nodes_outside_of_the_groups_pin_nothing() -> None:
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_squares_inside_of_a_fused_norm_pin_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fused: bool
-) -> None:
+def test_squares_in_a_fused_norm_pin_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fused: bool) -> None:
     """Also when the run is resumed: the engine is asked once."""
     monkeypatch.chdir(tmp_path)
     rms_norm(tmp_path).path.rename("model.onnx")
@@ -111,7 +110,6 @@ def test_squares_inside_of_a_fused_norm_pin_nothing(
         assert front.fp16 is not None
         assert front.fp16.plan.precision[norm] is (Precision.FP16 if fused else Precision.FP32)
     kept = Observations.load(Path("model.mptune/data/observed.json"))
-    assert kept is not None
     assert kept.kernels.fused == ((NORM,) if fused else ())
 
 
@@ -123,7 +121,7 @@ def test_observations_survive_their_file(tmp_path: Path) -> None:
     assert seen.observed.absmax == {"t": 600.0, "u": math.inf}
     assert seen.observed.shapes == {"t": (2, 3), "u": ()}
     path = tmp_path / "observed.json"
-    seen.save(path)
+    write_json(path, seen.to_json())
     assert Observations.load(path) == seen
     path.write_text(path.read_text()[:-10])
     with pytest.raises(RunError, match=r"observed\.json cannot be read"):

@@ -59,24 +59,11 @@ def front_of(record: StudyRecord, **choice: object) -> Front:
     return build_front(RUN, FILE, record, Choice(**choice))  # type: ignore[arg-type]
 
 
-def test_rounds_of_all_plans_are_fresh_interleaved_and_on_held_out_samples(
-    searched: StudyRecord, space: SearchSpace
-) -> None:
-    toolchain, diary = make_toolchain(space), Diary()
-    points = [p.plan.fingerprint for _, p in to_measure(searched, SETTINGS, 3, all_plans=True)]
-    remeasure(make_bench(searched, toolchain, SETTINGS, diary), rounds=3, all_plans=True)
-    assert toolchain.calls == [(p, "held_out", n) for n in (1, 2, 3) for p in points]
-    assert points[0] == space.seeds[0].plan.fingerprint
-    assert len(points) == len(searched.evaluations())
-    assert diary.stages[0] == f"re-measuring {len(points)} plans"
-
-
 def test_what_cannot_become_the_choice_is_measured_once(searched: StudyRecord, space: SearchSpace) -> None:
     toolchain = make_toolchain(space)
     points = [p.plan.fingerprint for _, p in to_measure(searched, SETTINGS, 3)]
     remeasure(make_bench(searched, toolchain, SETTINGS), rounds=3)
     front = front_of(searched)
-    assert front.chosen is not None
     chosen = front.chosen.plan.fingerprint
     assert toolchain.calls == [(p, "held_out", 1) for p in points] + [(chosen, "held_out", n) for n in (2, 3)]
     assert all(p.remeasured for p in front.points)
@@ -110,7 +97,6 @@ def test_what_was_measured_is_not_repeated(searched: StudyRecord, space: SearchS
     taken = Counter(plan for plan, _, _ in (*interrupted.calls, *rest.calls))
     assert set(taken.values()) <= {1, 2, 3}
     chosen = front_of(searched).chosen
-    assert chosen is not None
     assert taken[chosen.plan.fingerprint] == 3
     again = make_toolchain(space)
     remeasure(make_bench(searched, again, SETTINGS), rounds=3)
@@ -130,9 +116,7 @@ def test_a_predicted_latency_is_never_confirmed(open_record: OpenRecord, space: 
     assert {p.latency.source for p in front.points} == {"predicted"}
 
 
-def test_a_point_that_fails_stays_unconfirmed_and_is_tried_again_in_the_next_session(
-    searched: StudyRecord, space: SearchSpace
-) -> None:
+def test_a_point_that_fails_is_tried_again_in_the_next_session(searched: StudyRecord, space: SearchSpace) -> None:
     fastest = pareto(searched.evaluations())[0]
     toolchain = make_toolchain(space, fails_fresh={fastest.plan.fingerprint})
     remeasure(make_bench(searched, toolchain, SETTINGS), rounds=3)
@@ -169,10 +153,8 @@ class Erring(FakeToolchain):
 
     factor: Callable[[PrecisionPlan, int], float]
 
-    def evaluate(
-        self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False
-    ) -> Measurement | Failure:
-        found = super().evaluate(plan, which, profile=profile)
+    def evaluate(self, plan: PrecisionPlan, which: SampleSet, **options: bool) -> Measurement | Failure:
+        found = super().evaluate(plan, which, **options)
         assert isinstance(found, Measurement)
         factor = self.factor(plan, self.restarts) if which == "held_out" else 1.0
         scaled = {
@@ -182,22 +164,17 @@ class Erring(FakeToolchain):
         return replace(found, error=replace(found.error, per_output=scaled))
 
 
-def test_of_processes_that_differ_on_the_same_samples_the_worst_counts(
-    searched: StudyRecord, space: SearchSpace
-) -> None:
+def test_of_processes_that_differ_on_the_samples_the_worst_counts(searched: StudyRecord, space: SearchSpace) -> None:
     toolchain = Erring(Law([g.id for g in space.groups]))
     toolchain.factor = lambda plan, restarts: 1.0 if restarts == 1 else 5.0
     remeasure(make_bench(searched, toolchain, SETTINGS), rounds=3)
     front = front_of(searched)
     chosen = front.chosen
-    assert chosen is not None
     assert chosen.held_out_value == pytest.approx(5.0 * chosen.error_value, rel=0.1), "that of the worst process"
     assert [finding.code for finding in front.findings] == ["held-out-differs"]
 
 
-def test_an_fp32_engine_that_is_wrong_on_held_out_samples_alone_is_told(
-    searched: StudyRecord, space: SearchSpace
-) -> None:
+def test_an_fp32_engine_that_is_wrong_on_held_out_samples_is_told(searched: StudyRecord, space: SearchSpace) -> None:
     toolchain = Erring(Law([g.id for g in space.groups]))
     toolchain.factor = lambda plan, restarts: 1.0 if plan.fp16_groups else 1e4
     remeasure(make_bench(searched, toolchain, SETTINGS), rounds=1)
@@ -207,9 +184,7 @@ def test_an_fp32_engine_that_is_wrong_on_held_out_samples_alone_is_told(
     assert found.text.startswith("on the held-out samples the all-FP32 engine is off by")
 
 
-def test_what_is_dropped_on_held_out_samples_is_said_once_and_alike_everywhere(
-    searched: StudyRecord, space: SearchSpace
-) -> None:
+def test_what_is_dropped_on_held_out_samples_is_said_once(searched: StudyRecord, space: SearchSpace) -> None:
     every = {g.id for g in space.groups}
     remeasure(make_bench(searched, make_toolchain(space, non_finite_held_out=every), SETTINGS), rounds=1)
     front = front_of(searched)
@@ -249,12 +224,9 @@ def test_a_limit_that_only_a_plan_off_the_front_keeps_to(open_record: OpenRecord
     plain = front_of(record)
     assert plain.points == (plain.fp32,)
     slower, faster = sorted((plain.fp32, plain.fp16), key=lambda e: -e.latency.median_ms if e is not None else 0.0)
-    assert slower is not None
-    assert faster is not None
     between = (slower.latency.median_ms + faster.latency.median_ms) / 2
     front = front_of(record, max_latency_ms=between)
     assert front.limits_met
-    assert front.chosen is not None
     assert front.chosen.plan == faster.plan
     assert "no plan" not in front.chosen_reason
 
@@ -327,7 +299,6 @@ def test_a_long_front_is_confirmed_in_part(long: StudyRecord) -> None:
     assert {p.plan.fingerprint for p in reported.points if p.remeasured} <= measured
     assert all(p.remeasured is (p.held_out is not None) for p in reported.points)
     assert len(reported.points) > len([p for p in reported.points if p.remeasured]) > 2
-    assert reported.chosen is not None
     assert reported.chosen.remeasured
     gaps = [a.latency.median_ms - b.latency.median_ms for b, a in pairwise(p for p in reported.points if p.remeasured)]
     width = reported.points[-1].latency.median_ms - reported.points[0].latency.median_ms
@@ -341,9 +312,7 @@ def test_a_limit_confirms_what_it_chooses_until_it_holds(long: StudyRecord) -> N
     wanted = replace(CAPPED, max_error=limit)
     remeasure(make_bench(long, make_toolchain(make_small_space(16), held_out_factor=1.3), wanted), rounds=3)
     chosen = front_of(long, max_error=limit).chosen
-    assert chosen is not None
     assert chosen.remeasured
-    assert chosen.held_out_value is not None
     assert chosen.held_out_value <= limit
     again = make_toolchain(make_small_space(16))
     remeasure(make_bench(long, again, wanted), rounds=3)

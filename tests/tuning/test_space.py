@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from mptune.graph.hazards.hazard import Hazard, HazardPlace
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Origin
-from mptune.tuning.space import NamedSpace, list_spaces, load_space, make_space, match
+from mptune.tuning.space import NamedSpace, SearchSpace, list_spaces, load_space, make_space, match
 from tests.graph.test_corpus import CORPUS
 
 
@@ -29,6 +30,15 @@ def write_space(folder: Path, text: str) -> NamedSpace:
     return load_space(str(path))
 
 
+@pytest.fixture
+def make(tmp_path: Path, mlp: tuple[Model, tuple[LayerGroup, ...]]) -> Callable[..., SearchSpace]:
+    """The space of the MLP with a file of this text."""
+    return lambda text="", *args, **options: make_space(
+        GroupedModel(*mlp), write_space(tmp_path, text), *args, **options
+    )
+
+
+Make = Callable[..., SearchSpace]
 EVIDENCE, WORDS = ("step", "base", "spacing", "share"), dict.fromkeys(("operator", "moved", "unchanged"), "Add")
 
 
@@ -40,9 +50,7 @@ def make_hazard(group: str, severity: str) -> Hazard:
 
 
 @pytest.mark.parametrize("named", list_spaces(), ids=lambda named: named.name)
-def test_every_space_that_comes_with_mptune_fits_a_model(
-    named: NamedSpace, mlp: tuple[Model, tuple[LayerGroup, ...]]
-) -> None:
+def test_every_space_of_mptune_fits_a_model(named: NamedSpace, mlp: tuple[Model, tuple[LayerGroup, ...]]) -> None:
     space = make_space(GroupedModel(*mlp), named)
     assert named.file.description
     assert space.seeds[0].origin == ORIGIN_FP32
@@ -84,10 +92,9 @@ def test_patterns(mlp: tuple[Model, tuple[LayerGroup, ...]]) -> None:
     assert match("nothing*", groups) == ()
 
 
-def test_pins_and_their_reasons(tmp_path: Path, mlp: tuple[Model, tuple[LayerGroup, ...]]) -> None:
-    model, groups = mlp
-    named = write_space(tmp_path, "[pin]\nfp32 = ['kind:norm']\nfp16 = ['head/*']")
-    space = make_space(GroupedModel(model, groups), named)
+def test_pins_and_their_reasons(make: Make, mlp: tuple[Model, tuple[LayerGroup, ...]]) -> None:
+    _, groups = mlp
+    space = make("[pin]\nfp32 = ['kind:norm']\nfp16 = ['head/*']")
     norms, head = set(match("kind:norm", groups)), set(match("head/*", groups))
     assert set(space.pinned) == norms | head
     assert all(space.pinned[g].precision is Precision.FP32 for g in norms)
@@ -103,38 +110,27 @@ def test_pins_and_their_reasons(tmp_path: Path, mlp: tuple[Model, tuple[LayerGro
     assert space.size == 2 ** len(space.free)
 
 
-def test_a_hazard_of_severity_error_wins_over_an_fp16_pin(
-    tmp_path: Path, mlp: tuple[Model, tuple[LayerGroup, ...]]
-) -> None:
-    model, groups = mlp
+def test_an_error_of_a_hazard_wins_over_an_fp16_pin(make: Make, mlp: tuple[Model, tuple[LayerGroup, ...]]) -> None:
+    groups = mlp[1]
     (head,) = match("head/*", groups)
-    named = write_space(tmp_path, "[pin]\nfp16 = ['head/*']")
-    space = make_space(
-        GroupedModel(model, groups), named, [make_hazard(head, "error"), make_hazard(groups[0].id, "warning")]
-    )
+    space = make("[pin]\nfp16 = ['head/*']", [make_hazard(head, "error"), make_hazard(groups[0].id, "warning")])
     assert space.pinned[head].precision is Precision.FP32
     assert "reached 1e+06" in space.pinned[head].reason
     assert "reached 1e+06" in space.warnings[0]
     assert groups[0].id in space.free
 
 
-def test_a_pattern_that_matches_nothing_is_a_warning(tmp_path: Path, mlp: tuple[Model, tuple[LayerGroup, ...]]) -> None:
-    text = "[pin]\nfp32 = ['op:Conv']\n[[seed]]\nname = 's'\nfp32 = ['op:LSTM', 'blokc*']"
-    space = make_space(GroupedModel(*mlp), write_space(tmp_path, text))
+def test_a_pattern_that_matches_nothing_is_a_warning(make: Make) -> None:
+    space = make("[pin]\nfp32 = ['op:Conv']\n[[seed]]\nname = 's'\nfp32 = ['op:LSTM', 'blokc*']")
     assert [w.split("'")[1] for w in space.warnings] == ["op:Conv", "blokc*"], "a seed's classes may be absent"
 
 
-def test_large_activations_make_a_seed(tmp_path: Path, mlp: tuple[Model, tuple[LayerGroup, ...]]) -> None:
-    model, groups = mlp
-    named = write_space(tmp_path, "")
+def test_large_activations_make_a_seed(make: Make) -> None:
     origin = Origin("seed", "activations over 512 in FP32")
-    assert all(
-        seed.origin != origin for seed in make_space(GroupedModel(model, groups), named, absmax={"x": 511.0}).seeds
-    )
-    space = make_space(GroupedModel(model, groups), named, absmax={"block1.narrow": 600.0})
+    assert all(seed.origin != origin for seed in make(absmax={"x": 511.0}).seeds)
+    space = make(absmax={"block1.narrow": 600.0})
     seed = next(seed for seed in space.seeds if seed.origin == origin)
-    names = {g.id: g.nodes for g in groups}
-    held = {node for g in seed.plan.fp32_groups for node in names[g]}
+    held = {node for g in space.groups if g.id in seed.plan.fp32_groups for node in g.nodes}
     assert {"block1/fc2/Gemm", "mixing/Softmax"} <= held
     assert "block0/fc1/Gemm" not in held
 
@@ -146,8 +142,8 @@ def test_a_group_that_cannot_be_fp16_says_why(tmp_path: Path, mlp: tuple[Model, 
     assert space.pinned[first.id].reason == "no such kernel"
 
 
-def test_prefixes_are_seeds_with_few_boundaries(tmp_path: Path, mlp: tuple[Model, tuple[LayerGroup, ...]]) -> None:
-    space = make_space(GroupedModel(*mlp), write_space(tmp_path, ""))
+def test_prefixes_are_seeds_with_few_boundaries(make: Make) -> None:
+    space = make()
     prefixes = {str(seed.origin): seed.plan.fp32_groups for seed in space.seeds if seed.origin.name.startswith("first")}
     assert prefixes["seed: first half in FP32"] == space.free[: len(space.free) // 2]
     assert all(kept == space.free[: len(kept)] for kept in prefixes.values())
@@ -179,14 +175,12 @@ def test_with_three_precisions_what_leaves_fp16s_range_may_be_bf16(mlp: tuple[Mo
     assert alone.pinned[lacking].reason == "no kernel" or "reached 1e+06" in alone.pinned[lacking].reason
 
 
-def test_pins_to_bf16(tmp_path: Path, mlp: tuple[Model, tuple[LayerGroup, ...]]) -> None:
-    model, groups = mlp
-    (head,) = match("head/*", groups)
-    named = write_space(tmp_path, "[pin]\nbf16 = ['head/*']")
-    space = make_space(GroupedModel(model, groups), named, precisions=("fp32", "fp16", "bf16"))
+def test_pins_to_bf16(make: Make) -> None:
+    text = "[pin]\nbf16 = ['head/*']"
+    space, without = make(text, precisions=("fp32", "fp16", "bf16")), make(text)
+    (head,) = match("head/*", space.groups)
     assert space.pinned[head].precision is Precision.BF16
     assert not space.warnings
-    without = make_space(GroupedModel(model, groups), named)
     assert head in without.free
     assert "which --precisions leaves out" in without.warnings[0]
 

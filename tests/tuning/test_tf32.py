@@ -48,10 +48,8 @@ def test_a_target_that_is_not_here_has_a_predicted_one(target: str, has_tf32: bo
 
 def test_a_plan_that_is_slower_and_less_exact_is_not_chosen(place: Path) -> None:
     without = fakes.search(make_toolchain(), budget=12, out="without.mptune")
-    assert without.chosen is not None
     assert without.chosen.plan.reduced_groups
     ms, error = without.chosen.latency.median_ms, without.chosen.judged_error
     front = fakes.search(make_toolchain(tf32=(0.5 * ms, 0.01 * error)), budget=12, out="with.mptune")
-    assert front.chosen is not None
     assert front.chosen.plan != without.chosen.plan
     assert front.chosen.judged_error <= 0.01 * error, "none is as fast, so what is chosen is more exact"

@@ -20,10 +20,10 @@ from mptune.tuning.dominance import pareto
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32
 from mptune.tuning.knowledge import Knowledge
 from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.space import Pin, SearchSpace
+from mptune.tuning.space import SearchSpace
 from mptune.tuning.tuner import Tuner
-from tests.fakes import Diary, FakeToolchain, Law, make_plan
-from tests.tuning.conftest import OpenRecord, make_small_space
+from tests.fakes import Diary, FakeToolchain, Law
+from tests.tuning.conftest import OpenRecord
 from tests.tuning.factory import make_bench
 
 
@@ -39,7 +39,7 @@ def make_toolchain(space: SearchSpace, **options: object) -> FakeToolchain:
 
 
 @pytest.mark.parametrize("sampler", ["precision", "tpe"])
-def test_budget_counts_seeds_and_no_plan_is_built_twice(
+def test_a_budget_counts_seeds_and_no_plan_comes_twice(
     open_record: OpenRecord, space: SearchSpace, sampler: str
 ) -> None:
     record, toolchain, diary = open_record(sampler=sampler), make_toolchain(space), Diary()
@@ -58,9 +58,7 @@ def judging_tuner(record: StudyRecord, space: SearchSpace, toolchain: FakeToolch
     return Tuner(make_bench(record, toolchain, settings, listener), knowledge=cast("Knowledge", known))
 
 
-def test_an_error_that_a_process_made_is_measured_again_in_a_fresh_one(
-    open_record: OpenRecord, space: SearchSpace
-) -> None:
+def test_an_error_that_a_process_made_is_measured_again(open_record: OpenRecord, space: SearchSpace) -> None:
     seed = space.seeds[1].plan
     record, diary = open_record(), Diary()
     toolchain = make_toolchain(space, errs_at_first=[seed.fingerprint])
@@ -75,9 +73,7 @@ def test_an_error_that_a_process_made_is_measured_again_in_a_fresh_one(
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_outputs_that_one_process_made_nan_are_measured_again_in_a_fresh_one(
-    open_record: OpenRecord, space: SearchSpace, number: int
-) -> None:
+def test_outputs_that_a_process_made_nan_are_too(open_record: OpenRecord, space: SearchSpace, number: int) -> None:
     """All-FP32, whose NaN would end the search, and all-FP16, whose NaN would cost its groups."""
     record, diary, toolchain = open_record(), Diary(), make_toolchain(space, non_finite_calls={number})
     make_tuner(record, space, toolchain, diary, budget=8).run()
@@ -94,16 +90,6 @@ def test_errors_that_are_what_they_are_are_measured_again_once(open_record: Open
     assert sum(e.disagrees for e in record.evaluations()) == 11
 
 
-@pytest.mark.parametrize("sampler", ["precision", "tpe"])
-def test_a_space_without_free_groups_is_one_plan(open_record: OpenRecord, sampler: str) -> None:
-    space = make_small_space(2)
-    pins = {g: Pin(p, "a test") for g, p in space.seeds[0].plan.precision.items()}
-    fixed = replace(space, free=(), pinned=pins, seeds=space.seeds[:1])
-    toolchain = make_toolchain(space)
-    assert make_tuner(open_record(fixed, sampler=sampler), fixed, toolchain, budget=5).run() is Stop.EXHAUSTED
-    assert toolchain.built == [make_plan("00").fingerprint]
-
-
 def test_a_failed_plan_is_pruned_and_spends_budget(open_record: OpenRecord, space: SearchSpace, tmp_path: Path) -> None:
     toolchain, diary = make_toolchain(space, fails={"g001"}, crashes={"g002"}), Diary()
     record = open_record()
@@ -117,9 +103,7 @@ def test_a_failed_plan_is_pruned_and_spends_budget(open_record: OpenRecord, spac
     assert pareto(record.evaluations())
 
 
-def test_a_search_in_which_nothing_runs_ends_early_and_can_be_tried_again(
-    open_record: OpenRecord, space: SearchSpace
-) -> None:
+def test_a_search_in_which_nothing_runs_ends_early(open_record: OpenRecord, space: SearchSpace) -> None:
     record, broken = open_record(), make_toolchain(space, fails=space.free)
     assert make_tuner(record, space, broken, budget=60).run() is Stop.HOPELESS
     assert len(record.failures()) == HOPELESS
@@ -151,9 +135,7 @@ def test_a_fault_of_the_machine_is_retried_and_costs_no_budget(open_record: Open
     assert record.failures() == ()
 
 
-def test_a_plan_that_loses_the_device_where_all_fp32_runs_is_at_fault(
-    open_record: OpenRecord, space: SearchSpace
-) -> None:
+def test_a_plan_that_alone_loses_the_device_is_at_fault(open_record: OpenRecord, space: SearchSpace) -> None:
     class Losing(FakeToolchain):
         def evaluate(self, plan: PrecisionPlan, *args: Any, **options: Any) -> Measurement | Failure:
             result = super().evaluate(plan, *args, **options)
@@ -215,9 +197,7 @@ class NoObjective(FakeToolchain):
         return OutputError({**error.per_output, "*": {"mine.py:metric": (math.nan, math.nan)}})
 
 
-def test_a_tolerance_for_a_column_that_is_not_there_stops_before_more_is_built(
-    open_record: OpenRecord, space: SearchSpace
-) -> None:
+def test_a_tolerance_for_a_column_that_is_not_there_stops_early(open_record: OpenRecord, space: SearchSpace) -> None:
     record, toolchain, tolerance = open_record(), make_toolchain(space), (Tolerance.parse("y[7]=1"),)
     with pytest.raises(SettingsError, match=r"y\[7\]"):
         make_tuner(record, space, toolchain, tolerance=tolerance).run()

@@ -10,7 +10,7 @@ import pytest
 
 import mptune
 from mptune.finding import CODES
-from mptune.inspection.record import Inspection
+from mptune.inspection import Inspection
 from mptune.tuning.output_findings import SampleIndices, plan_findings
 from tests.zoo.graphs import FURTHER_GRAPHS, GRAPHS
 from tests.zoo.numbers import SHOWN, Show

@@ -86,13 +86,10 @@ def find_split(
     hazards = find_hazards(grouped, observed, precisions, fused)
     errors = [hazard for hazard in hazards if hazard.rules_out(Precision.FP16) and hazard.place.group is not None]
     others = {hazard.place.group for hazard in errors if not hazard.is_of_range}
-    beyond: dict[str, list[str]] = {}
-    for hazard in errors if Precision.FP16 in precisions else ():
-        group = hazard.place.group
-        names = [node.name for node in touching(types, hazard.place.tensor)]
-        if group is not None and group not in others:
-            beyond.setdefault(group, []).extend(name for name in names if grouped.owners.get(name) == group)
-    apart = find_apart(model, grouped.groups, beyond) if beyond else ()
+    values = {(h.place.group, h.place.tensor) for h in errors if h.place.group not in others}
+    touched = ((group, node.name) for group, tensor in values for node in touching(types, tensor))
+    beyond = {name for group, name in touched if grouped.owners.get(name) == group}
+    apart = find_apart(model, grouped.groups, beyond) if beyond and Precision.FP16 in precisions else ()
     if not apart:
         return grouped, hazards
     split = GroupedModel(model, set_apart(model, grouped.groups, apart))

@@ -13,7 +13,7 @@ from typing import Any
 
 from mptune.finding import CODES, ONLY_BF16, Finding, FindingOrigin, Where
 from mptune.findings.numbers import NOTES, where_to_keep
-from mptune.findings.wording import SEVERITIES, Severity, Words, located
+from mptune.findings.wording import SEVERITIES, Severity, Words
 from mptune.graph.loading.model import Node
 from mptune.graph.plan import Precision
 from mptune.graph.value_types import ValueTypes
@@ -171,17 +171,6 @@ def worst_first(hazards: Iterable[Hazard]) -> tuple[Hazard, ...]:
         worst[hazard.place.group] = min(rank, worst.get(hazard.place.group, rank))
     apart = {id(h): SEVERITIES.index(h.severity) for h in hazards if h.severity == "info" or h.place.group is None}
     return tuple(sorted(hazards, key=lambda hazard: apart.get(id(hazard), worst[hazard.place.group])))
-
-
-def near_the_end(hazards: Sequence[Hazard]) -> tuple[str, ...]:
-    """One line of what is finite in FP16 on the samples and near its end: other data may go beyond. None of nothing."""
-    near = sorted((h for h in hazards if (h.code, h.wording) == ("overflow", "near")), key=lambda h: -h.value)
-    others = len({hazard.place.tensor for hazard in near}) - 1
-    more = f"; so for {others} more value{'s' * (others > 1)}" if others > 0 else ""
-    return tuple(
-        f"{located(largest.place.tensor, largest.place.node)}{largest.reason}{more}: {largest.cure}"
-        for largest in near[:1]
-    )
 
 
 def spacing(value: float, precision: Precision) -> float:

@@ -215,6 +215,8 @@ class _Look:
     def __init__(self, types: ValueTypes, observed: ObservedValues, record: NodeFacts, node: Node, group: str) -> None:
         self.facts, self.observed, self.node, self.group = types.facts, observed, node, group
         self.on_samples, self.precision = record.facts, record.precision
+        # Of a pair of limits for FP16 and BF16, which one: that of the precision whose mantissa is most alike.
+        self.limit = int(self.precision.mantissa_bits - Precision.BF16.mantissa_bits < 2)
 
     def sums(self, *names: str) -> list[float]:
         """Facts, each summed over the samples."""
@@ -224,14 +226,6 @@ class _Look:
         """Position of the sample on which a fact is the largest, among those where it is finite."""
         values = self.on_samples[name]
         return max(range(len(values)), key=lambda k: values[k] if math.isfinite(values[k]) else -1.0)
-
-    def limit(self, limits: tuple[float, float]) -> float:
-        """Of a pair for FP16 and BF16, that of the one whose mantissa is most like the precision's."""
-        return limits[self.precision.mantissa_bits - Precision.BF16.mantissa_bits < 2]
-
-    def spacing_at(self, value: float) -> dict[str, float]:
-        """As evidence: the distance of neighbouring values there."""
-        return {"spacing": spacing(value, self.precision)}
 
     def hazard(
         self, code: str, tensor: str, evidence: Mapping[str, float], worst_by: str, value: float, **about: Any
@@ -298,7 +292,8 @@ def _stagnation(look: _Look) -> Iterator[Hazard]:
     # A step that is made of the other side element by element, as x + 0.04 x**3 is, adds nothing up.
     if not any(facts.root(value) == facts.root(unchanged) for value in walk([moved], elementwise)):
         size, at = (math.sqrt(square / len(look.on_samples["lost"])) for square in (step, base))
-        evidence = {"share": lost / steps, "elements": int(steps), "step": size, "base": at, **look.spacing_at(at)}
+        evidence = {"share": lost / steps, "elements": int(steps), "step": size, "base": at}
+        evidence["spacing"] = spacing(at, look.precision)
         place, words = (node.outputs[0], evidence, "lost", at), {"moved": moved, "unchanged": unchanged}
         yield look.hazard("stagnation", *place, severity="error", words=words)
 
@@ -319,7 +314,7 @@ def _sum_hazards(look: _Look) -> Iterator[Hazard]:
     first, second, result, error = look.sums("first", "second", "result", "error")
     if math.isfinite(first + second + result + error) and result > 0:
         factor, relative = (math.sqrt(first) + math.sqrt(second)) / math.sqrt(result), math.sqrt(error / result)
-        if factor >= _CANCELLATION_FACTOR and relative >= look.limit(_CANCELLATION_ERROR):
+        if factor >= _CANCELLATION_FACTOR and relative >= _CANCELLATION_ERROR[look.limit]:
             evidence = {"factor": factor, "relative_error": relative}
             yield look.hazard("cancellation", look.node.outputs[0], evidence, "error", factor)
 
@@ -354,9 +349,10 @@ def _norm_hazards(look: _Look) -> Iterator[Hazard]:
     """A norm that takes a large mean out of values whose differences rounding has changed by then."""
     error, square = look.sums("error", "square")
     relative = math.sqrt(error / square) if error > 0 and math.isfinite(error + square) else 0.0
-    if relative >= look.limit(_MOVED_NORM):
+    if relative >= _MOVED_NORM[look.limit]:
         reached = look.on_samples["magnitude"][look.worst("error")]
-        evidence = {"magnitude": reached, **look.spacing_at(reached), "relative_error": relative}
+        gap = spacing(reached, look.precision)
+        evidence = {"magnitude": reached, "spacing": gap, "relative_error": relative}
         yield look.hazard("cancellation", look.node.inputs[0], evidence, "error", relative, wording="norm")
 
 
@@ -437,7 +433,7 @@ _FEWEST_MOVED = 2.0
 
 
 def _comparison(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
-    """How many answers change. Equal is of few: what is equal is counted, and not what is not."""
+    """How many answers change, of how many; of Equal those are counted that are equal, before or after."""
     node, rows, moved, gap, size = probed.node, 0, 0, 0.0, 0
     for first, second, answer in _blocks(*(values[name] for name in (*node.inputs[:2], node.outputs[0]))):
         again = _FUNCTIONS[node.op_type](rounded(first, precision), rounded(second, precision))
@@ -479,11 +475,11 @@ def _decision_hazards(look: _Look) -> Iterator[Hazard]:
     moved, rows = look.sums("moved", "rows")
     op_type, share = look.node.op_type, moved / rows if rows else math.nan
     is_softmax = op_type == "Softmax"
-    least = look.limit(_MOVED_WEIGHTS if is_softmax else _MOVED_ROWS)
+    least = (_MOVED_WEIGHTS if is_softmax else _MOVED_ROWS)[look.limit]
     if least <= share < math.inf and (is_softmax or moved >= _FEWEST_MOVED):
         worst = look.worst("moved")
         magnitude, gap = look.on_samples["magnitude"][worst], look.on_samples["gap"][worst]
-        evidence = {"magnitude": magnitude, **look.spacing_at(magnitude), "share": share}
+        evidence = {"magnitude": magnitude, "spacing": spacing(magnitude, look.precision), "share": share}
         evidence |= {"gap": gap} if math.isfinite(gap) else {}
         wording = "softmax" if is_softmax else "comparison" if op_type in COMPARISONS else "largest"
         wording += " Equal" if op_type == "Equal" else ""

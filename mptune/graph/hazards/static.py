@@ -330,19 +330,3 @@ def state_inputs(model: Model) -> frozenset[str]:
         states.add(name)
         waiting += makers[name].input if name in makers and makers[name].op_type in MOVEMENT | COPIES else ()
     return frozenset(info.name for info in model.inputs if info.name in states)
-
-
-def fixed_rows(model: Model) -> tuple[str, int] | None:
-    """A Reshape that fixes the rows of a batch, and their number; None where none does.
-
-    Its first number is fixed where the first dimension of what it takes is the dynamic one of an input.
-    """
-    dynamic = {info.shape[0] for info in model.inputs if info.shape and isinstance(info.shape[0], str)}
-    for node in model.nodes:
-        if node.op_type != "Reshape" or not node.is_standard or len(node.inputs) < 2:
-            continue
-        given, wanted = model.info(node.inputs[0]).shape, model.initializers.get(node.inputs[1])
-        sizes = [] if wanted is None else [int(size) for size in wanted.numpy().reshape(-1)]
-        if given and given[0] in dynamic and sizes and sizes[0] > 0:
-            return node.name, sizes[0]
-    return None

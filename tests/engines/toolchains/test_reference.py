@@ -28,7 +28,6 @@ from mptune.engines.toolchains import reference
 from mptune.engines.toolchains.jobs import ObserveJob, ReferenceJob
 from mptune.engines.toolchains.rows import row_feeds
 from mptune.engines.toolchains.toolchain import Toolchain
-from mptune.graph.hazards.static import fixed_rows
 from mptune.graph.loading.model import load_model
 from mptune.graph.writing.variants import observed_parts, write_with_outputs
 from mptune.processes.child import WorkerState
@@ -112,13 +111,6 @@ def test_a_batch_that_is_another_number_is_named_with_that_number(tmp_path: Path
     (finding,) = check_reference(take_reference(model, tmp_path, ramp(4, 3)))
     assert "fails with a batch of 1 (" in finding.text
     assert finding.cure == "fix it at 4", "the samples run with it"
-    assert fixed_rows(load_model(model)) == ("flatten", 4)
-    with pytest.raises(EngineError) as caught:
-        take_reference(model, tmp_path, ramp(1, 3))
-    error = did_not_run("it does not run", Failure(Stage.RUN, caught.value.kind, "no"), load_model(model))
-    assert "Reshape 'flatten' fixes the number of rows: try --batch 4" in error.hint
-    kept = save_graph(tmp_path / "k.onnx", nodes, ["n", 3], {"shape": np.array([-1, 3], np.int64)})
-    assert fixed_rows(load_model(kept)) is None
 
 
 @pytest.mark.skipif(onnx.IR_VERSION < 14, reason="this onnx writes no version that ONNX Runtime 1.31 does not read")

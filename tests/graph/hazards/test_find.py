@@ -9,11 +9,11 @@ import pytest
 
 from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.hazards.find import find_hazards, over_threshold, pinned_by_hazards
-from mptune.graph.hazards.hazard import Hazard, ObservedValues, TensorRange
+from mptune.graph.hazards.hazard import Hazard, ObservedValues, TensorRange, hazard_findings
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision
 from tests.graph import models
-from tests.graph.hazards.observed import magnitudes_of
+from tests.graph.hazards.observed import magnitudes_of, ranges_on
 from tests.graph.models import constant, text, weight
 
 
@@ -87,16 +87,12 @@ def test_adding_a_large_constant_is_a_mask_before_a_softmax_only(tmp_path: Path)
 
 
 def test_a_mask_that_is_filled_at_run_time(tmp_path: Path) -> None:
-    fill = "ConstantOfShape<value = float[1] {LOW}>(s)"
-    graph = f"""(float[n,4] x, bool[n,4] keep) => (float[n,4] y) {{
-        s = Shape(x) [fill] low = {fill.replace("LOW", "-1e9")} m = Where(keep, x, low)
-        [fill2] high = {fill.replace("LOW", "1e9")} d = Div(m, high) y = Softmax(d)
-    }}"""
+    graph = """(float[n,4] x, bool[n,4] keep) => (float[n,4] y) {
+        s = Shape(x) [fill] low = ConstantOfShape<value = float[1] {-1e9}>(s) m = Where(keep, x, low) y = Softmax(m)
+        [fill2] high = ConstantOfShape<value = float[1] {1e9}>(s) z = Div(x, high)
+    }"""
     _, found = hazards(text(graph), tmp_path)
-    assert [(h.severity, h.code, h.place.node, h.value) for h in found] == [
-        ("warning", "overflow", "fill", 1e9),
-        ("warning", "overflow", "fill2", 1e9),
-    ], "a quotient is no mask"
+    assert [(h.severity, h.code, h.place.node, h.value) for h in found] == [("warning", "overflow", "fill2", 1e9)]
 
 
 @pytest.mark.parametrize(
@@ -128,20 +124,13 @@ def test_over_threshold_names_groups_that_touch_large_values(tmp_path: Path) -> 
 
 
 def test_a_finite_mask_seen_on_data_pins_no_attention_core(tmp_path: Path) -> None:
-    """An attention core whose mask a Where chooses."""
-    graph = """(float[n,5,8] x, bool[n,1,5] keep) => (float[n,5,8] y) <float none = {0}, float scale = {0.35}> {
-        bias = Where(keep, none, lowest) q = MatMul(x, w) k = MatMul(x, u) kt = Transpose<perm = [0, 2, 1]>(k)
-        scores = MatMul(q, kt) scaled = Mul(scores, scale) masked = Add(scaled, bias) p = Softmax<axis = -1>(masked)
-        v = MatMul(x, w) y = MatMul(p, v)
+    """An attention core whose mask a Where chooses: the constant is a limit."""
+    graph = """(float[n,5,5] scores, bool[n,1,5] keep, float[n,5,8] v) => (float[n,5,8] y) <float none = {0}> {
+        bias = Where(keep, none, lowest) masked = Add(scores, bias) p = Softmax<axis = -1>(masked) y = MatMul(p, v)
     }"""
     lowest = float(np.finfo(np.float32).min)
-    proto = text(graph, weight("w", 8, 8), weight("u", 8, 8), constant("lowest", lowest))
-    model = load_model(models.save(proto, tmp_path))
-    grouped = GroupedModel(model, find_groups(model))
-    ranges = {"bias": -lowest, "masked": -lowest, "scaled": 3.0, "scores": 9.0}
-    found = find_hazards(grouped, magnitudes_of(ranges))
-    assert pinned_by_hazards(found) == {}
-    assert found == (), "the constant is a limit"
+    ranges = magnitudes_of({"bias": -lowest, "masked": -lowest, "scores": 9.0})
+    assert hazards(text(graph, constant("lowest", lowest)), tmp_path, observed=ranges)[1] == ()
 
 
 def test_large_values_that_are_not_added_before_a_softmax_pin_their_group(tmp_path: Path) -> None:
@@ -160,3 +149,30 @@ def test_what_goes_wrong_first_is_named_first(tmp_path: Path) -> None:
     observed = ObservedValues({"a": TensorRange(1e6), "y": TensorRange(2.0, highest=2.0)})
     found = hazards(proto, tmp_path, observed=observed)[1]
     assert [h.code for h in found if not h.is_note and h.severity != "info"] == ["vanishing-epsilon", "overflow"]
+
+
+MASKED = {
+    "Softmax": "m = Add(x, mask) [softmax] y = Softmax<axis = 2>(m)",
+    "MultiHeadAttention": """bias = Unsqueeze(mask, axis)
+        [softmax] y = com.microsoft.MultiHeadAttention<num_heads = 2>(x, x, x, , , bias)""",
+}
+
+
+@pytest.mark.parametrize(
+    ("form", "lowest", "count"),
+    [("Softmax", -3.4e38, 1), ("Softmax", -1e4, 0), ("MultiHeadAttention", -3.4e38, 1)],
+)
+def test_a_row_that_is_masked_whole_is_a_finding(form: str, lowest: float, count: int, tmp_path: Path) -> None:
+    """On four samples, the first row of each masked but for one element; in the third the last row is masked whole."""
+    ends = "(float[n,4,4] x, float[n,4,4] mask) => (float[n,4,4] y) <int64[1] axis = {1}>"
+    model = load_model(models.save(text(f"{ends} {{ {MASKED[form]} }}"), tmp_path))
+    mask = np.zeros((4, 4, 4), np.float32)
+    mask[2, -1, :] = mask[:, 0, 1:] = lowest
+    x = np.random.default_rng(1).standard_normal((4, 4, 4)).astype(np.float32)
+    observed = ranges_on(model, [{"x": x[k : k + 1], "mask": mask[k : k + 1]} for k in range(4)], tmp_path)
+    found = find_hazards(GroupedModel(model, find_groups(model)), ObservedValues(observed))
+    findings = hazard_findings([hazard for hazard in found if hazard.wording == "rows"], "inspect")
+    assert [(f.code, f.severity, f.evidence["masked_rows"], f.where.samples) for f in findings] == [
+        ("mask", "warning", 1, (2,))
+    ] * count
+    assert all("softmax" in finding.where.nodes for finding in findings)

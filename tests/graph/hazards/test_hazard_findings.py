@@ -11,7 +11,7 @@ import pytest
 from mptune.finding import Finding
 from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
-from mptune.graph.hazards.hazard import hazard_findings, near_the_end
+from mptune.graph.hazards.hazard import hazard_findings
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision
 from tests.graph import models
@@ -51,21 +51,6 @@ def test_a_value_seen_beyond_fp16_is_one_finding_with_all_its_places(tmp_path: P
     assert finding.under_plan(["g000", "g001"]) == finding, "one of its groups is FP16"
     assert finding.under_plan(["g001", "g002"]).severity == "info"
     assert findings(models.mlp(), tmp_path, {"h": 6e4, "r": 3e-5}) == (), "near the ends is not beyond them"
-
-
-@pytest.mark.parametrize(("reached", "is_named"), [(5.9e4, True), (3e4, False), (9e4, False)])
-def test_a_value_near_the_end_of_fp16_is_said_in_the_words_of_its_hazard(
-    reached: float, is_named: bool, tmp_path: Path
-) -> None:
-    model = load_model(models.save(models.mlp(), tmp_path))
-    hazards = find_hazards(
-        GroupedModel(model, find_groups(model)), magnitudes_of({"h": 0.9 * reached if is_named else 2e4, "r": reached})
-    )
-    said = near_the_end(hazards)
-    assert bool(said) == is_named
-    for line in said:
-        assert line.startswith("value 'r' at node ")
-        assert any(f": {hazard.reason}; so for 1 more value: {hazard.cure}" in line for hazard in hazards)
 
 
 @pytest.mark.parametrize("end", ["Div(x, g)", "Reciprocal(g)", "Pow(g, minus)"])

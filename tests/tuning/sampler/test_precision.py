@@ -154,7 +154,6 @@ def test_what_was_emulated_is_taken_up_by_a_resumed_study() -> None:
 def test_a_plan_that_overflows_in_emulation_is_not_proposed() -> None:
     study = searched(PrecisionSampler(PRIOR, seed=0, emulate=Emulation("g005")), trials=25)
     seen = read_plans(study.trials, PRIOR.columns)
-    assert seen.emulated is not None
     assert np.isinf(seen.emulated[1]).any()
     assert not any(trial.params["g005"] == "fp16" for trial in study.trials[2:])
 

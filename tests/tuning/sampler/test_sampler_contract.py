@@ -83,18 +83,6 @@ def test_samples_with_other_parameters_beside_the_precisions(sampler: Callable[[
     assert len({tuple(t.params[g] for g in GROUPS) for t in study.trials}) == 8, "none is proposed twice"
 
 
-@SAMPLERS
-def test_a_plan_that_is_known_is_not_proposed(sampler: Callable[[], BaseSampler]) -> None:
-    study = told(sampler(), "111111")
-    seen = {tuple(t.params[g] for g in GROUPS) for t in study.trials}
-    for k in range(2**6 - 2):
-        trial = study.ask(dict.fromkeys(GROUPS, PRECISION))
-        plan = tuple(trial.params[g] for g in GROUPS)
-        assert plan not in seen, f"proposal {k}"
-        seen.add(plan)
-        study.tell(trial, [10.0 - 0.5 * plan.count("fp16"), 1e-4 * (1 + plan.count("fp16"))])
-
-
 @pytest.mark.parametrize("directions", [["minimize"], ["minimize", "maximize"], ["minimize"] * 3])
 def test_other_objectives_are_refused(directions: list[str]) -> None:
     study = optuna.create_study(directions=directions, sampler=with_prior())
@@ -107,7 +95,6 @@ def test_other_objectives_are_refused(directions: list[str]) -> None:
 def test_the_example_of_the_docstring_runs() -> None:
     """With Optuna alone and nothing of a search: the sampler is a public name."""
     text = sys.modules[PrecisionSampler.__module__].__doc__
-    assert text is not None
     _, _, example = text.partition("::\n")
     code = "\n".join(line.removeprefix("    ") for line in example.splitlines() if not line or line.startswith("    "))
     assert "mptune.PrecisionSampler(" in code

@@ -1,1 +1,0 @@
-"""What a model is made of, as a search would see it."""
