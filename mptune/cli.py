@@ -18,7 +18,7 @@ from typing import Annotated
 import typer
 
 from mptune._version import __version__
-from mptune.commands import deploying, listing, models, searching
+from mptune.commands import listing, models, searching
 from mptune.commands.common import complain, ending_signals_as_interrupts, guarded, interrupted, reader_left
 from mptune.commands.options import SearchCommand
 from mptune.errors import EXIT_ERROR, EXIT_NOT_MET, EXIT_USAGE, MptuneError, one_line
@@ -124,8 +124,8 @@ for _command in (
     searching.worker,
     searching.report,
     searching.pick,
-    deploying.confirm,
-    deploying.export,
+    searching.confirm,
+    searching.export,
     models.inspect,
     models.apply,
     models.compare,

@@ -175,4 +175,4 @@ class TestStorages:
         assert main(["search", "model.onnx", *given, "--fresh"]) == 130
         shown = capsys.readouterr().err
         assert "pw" not in shown
-        assert 'run: mptune search model.onnx --storage "$MPTUNE_STORAGE"\n' in shown
+        assert shown.endswith(('--storage "$MPTUNE_STORAGE"\n', '--storage="$MPTUNE_STORAGE"\n'))

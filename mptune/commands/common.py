@@ -68,16 +68,15 @@ def ending_signals_as_interrupts() -> Iterator[None]:
 
     Only the first of them counts, so that the clean-up that it starts comes to its end.
     """
-    handled: list[int] = []
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGTERM, signal.SIGHUP) if is_main else ()
+    handled = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
 
     def interrupt(number: int, frame: object) -> None:
         for other in handled:
             signal.signal(other, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    if threading.current_thread() is threading.main_thread():
-        numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-        handled += [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
     for number in handled:
         signal.signal(number, interrupt)
     try:
@@ -110,17 +109,12 @@ def resumable(
 def _resume_command(context: typer.Context) -> str:
     """The command as it was given, without ``--fresh``, which would start over, and URLs that may hold a secret."""
     shown = ["mptune"]
-    is_url = False
-    for argument in context.find_root().obj or sys.argv[1:]:
-        name, is_joined, url = argument.partition("=")
-        if is_url or (name == "--storage" and is_joined):
-            shown += [] if is_url else [name]
-            url = argument if is_url else url
-            shown.append(url if url.startswith("sqlite:///") and "?" not in url else "$MPTUNE_STORAGE")
-        elif argument != "--fresh":
-            shown.append(argument)
-        is_url = argument == "--storage"
-    return " ".join('"$MPTUNE_STORAGE"' if word == "$MPTUNE_STORAGE" else shlex.quote(word) for word in shown)
+    for word in context.find_root().obj or sys.argv[1:]:
+        url = word.removeprefix("--storage=")
+        is_secret = "://" in url and ("?" in url or not url.startswith("sqlite:///"))
+        if word != "--fresh":
+            shown.append(f'{word.removesuffix(url)}"$MPTUNE_STORAGE"' if is_secret else shlex.quote(word))
+    return " ".join(shown)
 
 
 def complain(message: str, hint: str = "") -> None:
@@ -145,24 +139,39 @@ def print_json(document: Any) -> None:
     print(json.dumps(document, indent=2, allow_nan=False))
 
 
+def print_path(path: Path) -> None:
+    """A path on stdout."""
+    print(printable(path))
+
+
 def finish(
-    front: Front, as_json: bool, *, every: bool = False, warned: Collection[str] = (), quiet: bool = False
+    front: Front,
+    as_json: bool,
+    *,
+    every: bool = False,
+    explained: bool = False,
+    opened: bool = False,
+    quiet: bool = False,
+    warned: Collection[str] = (),
 ) -> None:
     """Print the front, with ``every`` row, or the answer alone; leave with 3 where no plan meets the limits asked for.
 
-    Warnings in ``warned`` stand on stderr already; they are not repeated where stdout goes to the same place.
+    ``explained`` prints the reasons first, ``opened`` opens the page. Warnings in ``warned`` stand on stderr already.
     """
+    if opened:
+        open_page(front.run_dir)
     if as_json:
         print_json(front.to_json())
-    elif quiet:
-        from mptune.reporting.terminal.console import make_console
-        from mptune.reporting.terminal.front import print_answer
-
-        print_answer(make_console(), front)
     else:
-        from mptune.reporting.terminal.front import print_front
+        from mptune.reporting.terminal.console import make_console
+        from mptune.reporting.terminal.front import print_answer, print_explanation, print_front
 
-        print_front(front, every=every, warned=seen_with_stdout(warned))
+        if explained:
+            print_explanation(front)
+        if quiet:
+            print_answer(make_console(), front)
+        else:
+            print_front(front, every=every, warned=warned)
     leave_unmet(front, as_json=as_json)
 
 
@@ -184,14 +193,6 @@ def leave_unmet(front: Front, *, as_json: bool) -> None:
         raise typer.Exit(EXIT_NOT_MET)
 
 
-def seen_with_stdout(warned: Collection[str]) -> Collection[str]:
-    """What was warned on stderr, where that is the same terminal or file as stdout; else nothing."""
-    try:
-        return warned if os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno()) else ()
-    except (OSError, ValueError):  # a stream that is no file
-        return ()
-
-
 def print_csv(records: Sequence[Mapping[str, object]]) -> None:
     """A header and a line for each record on stdout; what is not known is empty."""
     writer = csv.DictWriter(sys.stdout, list(records[0]), lineterminator="\n")
@@ -200,27 +201,34 @@ def print_csv(records: Sequence[Mapping[str, object]]) -> None:
         writer.writerow({name: printable(value) if isinstance(value, str) else value for name, value in record.items()})
 
 
-def at_most_one(given: dict[str, Any]) -> int:
-    """Count the options given; more than one is a ``SettingsError``."""
+def at_most_one(given: dict[str, Any]) -> None:
+    """Refuse more than one of these options."""
     names = [name for name, value in given.items() if value is not None and value is not False]
     if len(names) > 1:
         raise SettingsError(f"{names[0]} and {names[1]} exclude each other", "give one of them")
-    return len(names)
+
+
+def argument(metavar: str, help_text: str) -> Any:
+    """An argument that may be left away."""
+    return typer.Argument(None, metavar=metavar, help=help_text, show_default=False)
+
+
+def flag(name: str, help_text: str) -> Any:
+    """An option that is on where it is given."""
+    return typer.Option(False, name, help=help_text)
+
+
+def option(metavar: str, help_text: str, default: Any = None) -> Any:
+    """An option with the parameter's name and a value."""
+    return typer.Option(default, metavar=metavar, help=help_text)
 
 
 ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="The ONNX model, FP32.")]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The run directory of a search.")]
-StorageOption = Annotated[
-    str | None,
-    typer.Option(metavar="URL", help="Optuna storage, if the run is kept in a database. Default: $MPTUNE_STORAGE."),
-]
-RecordedMetricOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="script.py:function",
-        help="The metric script of the run: a script that only RUN names is not run. Repeatable.",
-    ),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
+STORAGE = option("URL", "Optuna storage, if the run is kept in a database. Default: $MPTUNE_STORAGE.")
+RECORDED_METRIC = option(
+    "script.py:function", "The metric script of the run: a script that only RUN names is not run. Repeatable."
+)
+JSON = flag("--json", "Print JSON on stdout.")
 OPEN_HELP = "Open report.html in a browser, where there is a display."
-OpenOption = Annotated[bool, typer.Option("--open", help=OPEN_HELP)]
+OPEN = flag("--open", OPEN_HELP)

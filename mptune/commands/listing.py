@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
 
 import typer
 
-from mptune.commands.common import JsonOption, complain, print_json
+from mptune.commands.common import JSON, argument, complain, flag, print_json
 
 
 def targets(
-    name: str | None = typer.Argument(
-        None,
-        metavar="NAME|FILE",
-        help="Show one profile, or a file of your own: its figures and their sources.",
-        show_default=False,
-    ),
-    json_: JsonOption = False,
+    name: str | None = argument("NAME|FILE", "Show one profile, or a file of your own: its figures and their sources."),
+    json_: bool = JSON,
 ) -> None:
     """List the devices that have a profile, or show one.
 
@@ -29,22 +23,20 @@ def targets(
       mptune targets jetson-orin-nano-8gb-super
       mptune search model.onnx --target jetson-orin-nano-8gb-super
     """
+    from mptune.reporting.terminal.listings import print_target, print_targets
     from mptune.targets.target import list_targets, load_target
 
     profiles = list_targets() if name is None else [load_target(name)]
+    documents = [target.model_dump() for target in profiles]
     if json_:
-        documents = [target.model_dump() for target in profiles]
         print_json(documents if name is None else documents[0])
-        return
-    from mptune.reporting.terminal.listings import print_target, print_targets
-
-    if name is None:
+    elif name is None:
         print_targets(profiles)
     else:
         print_target(profiles[0])
 
 
-def spaces(json_: JsonOption = False) -> None:
+def spaces(json_: bool = JSON) -> None:
     """List the search spaces.
 
     A search space defines which groups are pinned, and which plans are tried first.
@@ -54,26 +46,22 @@ def spaces(json_: JsonOption = False) -> None:
       mptune spaces
       mptune search model.onnx --space transformer
     """
+    from mptune.reporting.terminal.listings import print_spaces
     from mptune.tuning.space import list_spaces
 
     named = list_spaces()
     if json_:
-        print_json(
-            [{"name": s.name, "path": str(s.path), "sha256": s.sha256, **s.file.model_dump(mode="json")} for s in named]
-        )
-        return
-    from mptune.reporting.terminal.listings import print_spaces
-
-    print_spaces(named)
+        names = [{"name": each.name, "path": str(each.path), "sha256": each.sha256} for each in named]
+        print_json([own | each.file.model_dump(mode="json") for own, each in zip(names, named, strict=True)])
+    else:
+        print_spaces(named)
 
 
 def doctor(
-    selftest: bool = typer.Option(
-        False,
-        "--selftest",
-        help="Build, run, time and check the demo's model on every engine here. Exit code 1 if a check fails.",
+    selftest: bool = flag(
+        "--selftest", "Build, run, time and check the demo's model on every engine here. Exit code 1 if a check fails."
     ),
-    json_: JsonOption = False,
+    json_: bool = JSON,
 ) -> None:
     """Show what this machine can do, and what is missing.
 
@@ -88,22 +76,17 @@ def doctor(
     from mptune.engines.toolchains.choose import list_toolchains
     from mptune.reporting.terminal.listings import print_doctor, print_selftest
 
-    environment, toolchains = describe_environment(), list_toolchains()
-    document: dict[str, Any] = {
-        "environment": environment.to_json(),
-        "toolchains": [asdict(each) for each in toolchains],
-    }
+    environment, toolchains, result = describe_environment(), list_toolchains(), None
     if not json_:
         print_doctor(environment, toolchains)
-    holds = True
     if selftest:
         from mptune.selftest import run_selftest
 
         result = run_selftest(progress=lambda text: complain(f"self-test: {text}"))
-        holds, document["selftest"] = result.holds, result.to_json()
-        if not json_:
-            print_selftest(result)
     if json_:
-        print_json(document)
-    if not holds:
+        document = {"environment": environment.to_json(), "toolchains": [asdict(each) for each in toolchains]}
+        print_json(document if result is None else {**document, "selftest": result.to_json()})
+    elif result is not None:
+        print_selftest(result)
+    if result is not None and not result.holds:
         raise typer.Exit(1)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from mptune.commands.common import JsonOption, ModelArgument, at_most_one, print_json, warn
+from mptune.commands import common
+from mptune.commands.common import JSON, ModelArgument, argument, flag, option, print_json
 from mptune.commands.options import with_settings
 from mptune.errors import EXIT_NOT_MET, EXIT_STOPPED, SettingsError
-from mptune.printable import printable
 
 if TYPE_CHECKING:
     from mptune.diagnosis.comparing import Comparison
@@ -19,14 +19,10 @@ if TYPE_CHECKING:
 @with_settings("batch")
 def inspect(
     model: ModelArgument,
-    data: Path | None = typer.Option(
-        None, metavar="PATH", help="Calibration samples; with them, the values inside the model are checked, too."
-    ),
-    space: str = typer.Option("default", metavar="NAME|FILE", help="The search space whose groups and pins are shown."),
-    strict: bool = typer.Option(
-        False, "--strict", help="Exit with code 4 if a finding is an error; all samples are run."
-    ),
-    json_: JsonOption = False,
+    data: Path | None = option("PATH", "Calibration samples; with them, the values inside the model are checked, too."),
+    space: str = option("NAME|FILE", "The search space whose groups and pins are shown.", "default"),
+    strict: bool = flag("--strict", "Exit with code 4 if a finding is an error; all samples are run."),
+    json_: bool = JSON,
     **settings: Any,
 ) -> None:
     """Show layer groups, operators, costs and hazards of a model.
@@ -40,6 +36,7 @@ def inspect(
       mptune inspect model.onnx --json | jq '.groups[] | select(.pinned)'
     """
     from mptune.api import models
+    from mptune.reporting.terminal.listings import print_inspection
     from mptune.reporting.terminal.progress import TerminalListener
 
     with TerminalListener() as listener:
@@ -47,8 +44,6 @@ def inspect(
     if json_:
         print_json(inspection.to_json())
     else:
-        from mptune.reporting.terminal.listings import print_inspection
-
         print_inspection(inspection)
     if strict and any(finding.severity == "error" for finding in inspection.findings):
         raise typer.Exit(EXIT_STOPPED)
@@ -58,23 +53,17 @@ def inspect(
 def apply(
     model: ModelArgument,
     out: Path = typer.Option(..., "--out", "-o", metavar="OUT.onnx", help="File to write the mixed model to."),
-    plan: Path | None = typer.Argument(
-        None, metavar="PLAN", help="A plan.json, from a search or written by hand.", show_default=False
+    plan: Path | None = argument("PLAN", "A plan.json, from a search or written by hand."),
+    fp16_all: bool = flag("--fp16-all", "Without a PLAN: FP16 wherever FP16 can hold the values."),
+    bf16_all: bool = flag("--bf16-all", "Without a PLAN: BF16 wherever BF16 can hold the values."),
+    keep_fp32: list[str] | None = option(
+        "PATTERN", "Keep these groups in FP32, with or without a PLAN: op:Softmax, kind:norm or a glob. Repeatable."
     ),
-    fp16_all: bool = typer.Option(False, "--fp16-all", help="Without a PLAN: FP16 wherever FP16 can hold the values."),
-    bf16_all: bool = typer.Option(False, "--bf16-all", help="Without a PLAN: BF16 wherever BF16 can hold the values."),
-    keep_fp32: list[str] | None = typer.Option(
-        None,
-        metavar="PATTERN",
-        help="Keep these groups in FP32, with or without a PLAN: op:Softmax, kind:norm or a glob. Repeatable.",
+    keep_bf16: list[str] | None = option(
+        "PATTERN", "Keep these groups in BF16, which holds values beyond FP16's range. Repeatable."
     ),
-    keep_bf16: list[str] | None = typer.Option(
-        None, metavar="PATTERN", help="Keep these groups in BF16, which holds values beyond FP16's range. Repeatable."
-    ),
-    data: Path | None = typer.Option(
-        None, metavar="PATH", help="Samples; with them, the plan is checked on the values inside the model."
-    ),
-    force: bool = typer.Option(False, "--force", help="Overwrite the output file."),
+    data: Path | None = option("PATH", "Samples; with them, the plan is checked on the values inside the model."),
+    force: bool = flag("--force", "Overwrite the output file."),
     **settings: Any,
 ) -> None:
     """Write the mixed-precision model of a plan or of a rule.
@@ -87,7 +76,6 @@ def apply(
 
     \b
     Example:
-      mptune apply model.onnx model.mptune/chosen/plan.json -o mixed.onnx
       mptune apply retrained.onnx model.mptune/chosen/plan.json --data samples.npz -o mixed.onnx
       mptune apply model.onnx --fp16-all -o fp16.onnx
       mptune apply model.onnx --keep-fp32 kind:norm --keep-fp32 "head/*" -o mixed.onnx
@@ -95,7 +83,7 @@ def apply(
     """
     if plan is None and not (fp16_all or bf16_all or keep_fp32 or keep_bf16):
         raise SettingsError("no plan given", "give a plan.json, --fp16-all or --keep-fp32 PATTERN")
-    at_most_one({"PLAN": plan, "--fp16-all": fp16_all, "--bf16-all": bf16_all})
+    common.at_most_one({"PLAN": plan, "--fp16-all": fp16_all, "--bf16-all": bf16_all})
     from mptune.api import models
 
     written = models.apply(
@@ -107,42 +95,30 @@ def apply(
         data=data,
         force=force,
         reduced="bf16" if bf16_all else "fp16",
-        warn=warn,
+        warn=common.warn,
         **settings,
     )
-    print(printable(written))
+    common.print_path(written)
 
 
 @with_settings("ignore", "batch")
 def compare(
     model: ModelArgument,
-    data: Path = typer.Option(..., metavar="PATH", help="Samples that both sides compute."),
-    candidate: Path | None = typer.Argument(
-        None, metavar="CANDIDATE", help="Another ONNX model, or a TensorRT engine for the GPU here.", show_default=False
+    data: Path = option("PATH", "Samples that both sides compute.", ...),
+    candidate: Path | None = argument("CANDIDATE", "Another ONNX model, or a TensorRT engine for the GPU here."),
+    outputs: Path | None = option(
+        "FILE", "Outputs that a deployment recorded: .npz, one array per output, rows in the order of the data."
     ),
-    outputs: Path | None = typer.Option(
-        None,
-        metavar="FILE",
-        help="Outputs that a deployment recorded: .npz, one array per output, rows in the order of the data.",
+    reference_outputs: Path | None = option("FILE", "Outputs to compare with, instead of those of MODEL in FP32."),
+    tolerance: list[str] | None = option(
+        "OUTPUT[COLUMNS]=X",
+        "Limit the error of an output, or of columns of it; abs:X limits the absolute difference. Repeatable. Default:"
+        " twice the emulated error of all-FP16, at most 0.1.",
     ),
-    reference_outputs: Path | None = typer.Option(
-        None, metavar="FILE", help="Outputs to compare with, instead of those of MODEL in FP32."
-    ),
-    tolerance: list[str] | None = typer.Option(
-        None,
-        metavar="OUTPUT[COLUMNS]=X",
-        help="Limit the error of an output, or of columns of it; abs:X limits the"
-        " absolute difference. Repeatable."
-        " Default: twice the emulated error of all-FP16, at most 0.1.",
-    ),
-    trace: bool = typer.Option(
-        False, "--trace", help="Find the first group whose values differ between two ONNX models."
-    ),
-    repeat: int = typer.Option(1, metavar="N", help="Run CANDIDATE (or MODEL) N times, and compare the runs."),
-    stress: bool = typer.Option(
-        False, "--stress", help="Run it in several threads at once, and compare with single runs."
-    ),
-    json_: JsonOption = False,
+    trace: bool = flag("--trace", "Find the first group whose values differ between two ONNX models."),
+    repeat: int = option("N", "Run CANDIDATE (or MODEL) N times, and compare the runs.", 1),
+    stress: bool = flag("--stress", "Run it in several threads at once, and compare with single runs."),
+    json_: bool = JSON,
     **settings: Any,
 ) -> None:
     """Name what makes outputs differ from a model in FP32.
@@ -153,7 +129,6 @@ def compare(
 
     \b
     Example:
-      mptune compare model.onnx --data val.npz --outputs deployed.npz
       mptune compare model.onnx other.onnx --data val.npz --trace
       mptune compare model.onnx model.engine --data val.npz --repeat 3 --stress
       mptune compare model.onnx --data val.npz --outputs deployed.npz --tolerance boxes=abs:0.5 --json
@@ -181,13 +156,11 @@ def compare(
 @with_settings("batch")
 def check(
     mixed: Path = typer.Argument(..., metavar="MIXED", help="The mixed-precision model."),
-    against: Path = typer.Option(..., metavar="MODEL", help="The FP32 model that it was made from."),
-    data: Path = typer.Option(..., metavar="PATH", help="Samples, such as a validation set."),
-    max_error: str = typer.Option(..., metavar="X", help="Limit on the error of every output, such as 1e-2 or 1%."),
-    explain: bool = typer.Option(
-        False, "--explain", help="Where an output is beyond the limit, name the cause, as compare does."
-    ),
-    json_: JsonOption = False,
+    against: Path = option("MODEL", "The FP32 model that it was made from.", ...),
+    data: Path = option("PATH", "Samples, such as a validation set.", ...),
+    max_error: str = option("X", "Limit on the error of every output, such as 1e-2 or 1%.", ...),
+    explain: bool = flag("--explain", "Where an output is beyond the limit, name the cause, as compare does."),
+    json_: bool = JSON,
     **settings: Any,
 ) -> None:
     """Check a mixed-precision model against its FP32 model.
@@ -206,17 +179,17 @@ def check(
         comparison = models.check(
             mixed, against=against, data=data, max_error=max_error, explain=explain, listener=listener, **settings
         )
-    _finish(comparison, as_json=json_, hint="" if explain else "--explain names what makes the difference")
+    _finish(comparison, as_json=json_, hint="" if explain else "hint: --explain names what makes the difference")
 
 
 def _finish(comparison: Comparison, *, as_json: bool, hint: str = "") -> None:
+    from mptune.reporting.terminal.listings import print_comparison
+
     if as_json:
         print_json(comparison.to_json())
     else:
-        from mptune.reporting.terminal.listings import print_comparison
-
         print_comparison(comparison)
         if hint and not comparison.agrees:
-            print(f"hint: {hint}")
+            print(hint)
     if not comparison.agrees:
         raise typer.Exit(EXIT_NOT_MET)

@@ -11,18 +11,8 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 import typer
 from typer.core import TyperCommand
 
+from mptune import settings
 from mptune.data.metrics.table import METRICS
-from mptune.settings import (
-    PYTHON,
-    RUN,
-    DataSettings,
-    InMemory,
-    SearchSettings,
-    TensorRtSettings,
-    declarations,
-    option_name,
-    read_error,
-)
 
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?:(?P<unit>[KMGT])(?P<binary>i?)B?|B)?", re.IGNORECASE)
 _DURATION = re.compile(r"(?:(?P<h>\d+(?:\.\d+)?)h)?(?:(?P<m>\d+(?:\.\d+)?)m)?(?:(?P<s>\d+(?:\.\d+)?)s?)?")
@@ -39,14 +29,6 @@ def parse_duration(text: str) -> float:
     return hours * 3600 + minutes * 60 + seconds
 
 
-def parse_gpus(text: str) -> tuple[int, ...]:
-    """Read GPU numbers such as ``0,1``."""
-    numbers = [part.strip() for part in text.split(",")]
-    if not all(number.isdecimal() for number in numbers):
-        raise typer.BadParameter(f"{text!r} is not understood; write numbers with commas between them, such as 0,1")
-    return tuple(int(number) for number in numbers)
-
-
 def parse_size(text: str) -> int:
     """The bytes of ``20GiB``, ``500MB`` or plain bytes."""
     match = _SIZE.fullmatch(text.strip())
@@ -56,15 +38,15 @@ def parse_size(text: str) -> int:
     return int(float(match["number"]) * (1024 if match["binary"] else 1000) ** power)
 
 
-def parse_mebibytes(text: str) -> int:
-    """The same in MiB."""
-    return parse_size(text) // 2**20
+def _parse_gpus(text: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", text, re.ASCII):
+        raise typer.BadParameter(f"{text!r} is not understood; write numbers with commas between them, such as 0,1")
+    return tuple(map(int, text.split(",")))
 
 
-def parse_engine(name: str) -> str:
-    """Check the name of a backend; other packages may bring more, so that all are looked up for a name alone."""
+def _parse_engine(name: str) -> str:
     if name != "auto":
-        from mptune.engines.environment import backend_names
+        from mptune.engines.environment import backend_names  # late: other packages may bring more
 
         names = ("auto", *backend_names())
         if name not in names:
@@ -72,39 +54,22 @@ def parse_engine(name: str) -> str:
     return name
 
 
-_DECLARED = declarations(SearchSettings)
-_TYPES = {k: v for owner in (SearchSettings, DataSettings, TensorRtSettings) for k, v in get_type_hints(owner).items()}
+_DECLARED = settings.declarations(settings.SearchSettings)
+_OWNERS = (settings.SearchSettings, settings.DataSettings, settings.TensorRtSettings)
+_TYPES = {name: kind for owner in _OWNERS for name, kind in get_type_hints(owner).items()}
 _PARSERS: dict[str, Callable[[str], Any]] = {
-    "engine": parse_engine,
-    "max_error": read_error,
-    "gpus": parse_gpus,
+    "engine": _parse_engine,
+    "max_error": settings.read_error,
+    "gpus": _parse_gpus,
     "timeout_s": parse_duration,
     "max_disk_bytes": parse_size,
     "max_memory_bytes": parse_size,
-    "workspace_mb": parse_mebibytes,
+    "workspace_mb": lambda text: parse_size(text) // 2**20,
 }
 """Setting -> what reads its text, where that is not of the setting's type."""
 
-SEARCH_OPTIONS = tuple(name for name, each in _DECLARED.items() if each.panel != PYTHON)
+SEARCH_OPTIONS = tuple(name for name, each in _DECLARED.items() if each.panel != settings.PYTHON)
 """The settings that ``mptune search`` has an option for."""
-
-
-def _parameter(name: str) -> inspect.Parameter:
-    """The option of a setting, as a parameter of a command."""
-    declared, kind, default = _DECLARED[name], _TYPES[name], _DECLARED[name].default
-    help_text = declared.help
-    if name == "metric":
-        kind, default, help_text = list[str] | None, None, help_text.replace("a named metric", ", ".join(METRICS))
-    elif name == "precisions":
-        kind, default = str, ",".join(default)
-    elif name in _PARSERS:
-        kind, default = Any, default or None
-    elif get_origin(kind) is tuple:  # given once for each
-        kind, default = list[Path] | None if kind == tuple[Path, ...] else list[str] | None, None
-    elif InMemory in get_args(kind):
-        kind = Path | None
-    option = typer.Option(option_name(name), metavar=declared.metavar, help=help_text, parser=_PARSERS.get(name))
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
 
 
 def with_settings(*names: str) -> Callable[[Command], Command]:
@@ -123,6 +88,24 @@ def with_settings(*names: str) -> Callable[[Command], Command]:
         return command
 
     return decorated
+
+
+def _parameter(name: str) -> inspect.Parameter:
+    """The option of a setting, as a parameter of a command."""
+    declared, kind, default = _DECLARED[name], _TYPES[name], _DECLARED[name].default
+    text, parser = declared.help, _PARSERS.get(name)
+    if name == "metric":
+        kind, default, text = list[str] | None, None, text.replace("a named metric", ", ".join(METRICS))
+    elif name == "precisions":
+        kind, default = str, ",".join(default)
+    elif parser is not None:
+        kind, default = Any, default or None
+    elif get_origin(kind) is tuple:  # given once for each
+        kind, default = list[Path] | None if kind == tuple[Path, ...] else list[str] | None, None
+    elif settings.InMemory in get_args(kind):
+        kind = Path | None
+    shown = typer.Option(settings.option_name(name), metavar=declared.metavar, help=text, parser=parser)
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, shown])
 
 
 _MOST_USED = {
@@ -167,14 +150,8 @@ class SearchCommand(TyperCommand):
                 formatter.write_dl(list(_MOST_USED.items()))
             formatter.write_text(f"`{ctx.command_path} --help-all` shows every option.")
             return
-        sections: dict[str, list[tuple[str, str]]] = {"Arguments": []}
-        sections |= {each.panel: [] for each in _DECLARED.values() if each.panel != PYTHON} | {"Options": []}
-        for param in self.get_params(ctx):
-            declared = _DECLARED.get(param.name)
-            is_argument, is_general = param.param_type_name == "argument", param.name in ("debug", "help")
-            panel = "Arguments" if is_argument else "Options" if is_general else declared.panel if declared else RUN
-            if (record := param.get_help_record(ctx)) is not None:
-                sections[panel].append(record)
-        for heading, records in sections.items():
+        panels = {name: _DECLARED[name].panel for name in SEARCH_OPTIONS} | {"model": "Arguments", "help": "Options"}
+        for heading in dict.fromkeys(("Arguments", *panels.values(), "Options")):
+            params = [each for each in self.get_params(ctx) if panels.get(each.name, settings.RUN) == heading]
             with formatter.section(heading):
-                formatter.write_dl(records)
+                formatter.write_dl([text for each in params if (text := each.get_help_record(ctx)) is not None])

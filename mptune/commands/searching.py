@@ -1,4 +1,4 @@
-"""``mptune search``, ``demo``, ``worker``, ``report`` and ``pick``: make a run, join it, read it, choose a plan."""
+"""The commands of runs: ``mptune search``, ``demo``, ``worker``, ``report``, ``pick``, ``confirm`` and ``export``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import typer
 
 from mptune.commands import common
+from mptune.commands.common import flag, option
 from mptune.commands.options import SEARCH_OPTIONS, HelpAllOption, parse_duration, with_settings
 from mptune.errors import BaselineError, EndedEarlyError, SettingsError
 from mptune.settings import TensorRtSettings
@@ -18,10 +19,10 @@ from mptune.settings import TensorRtSettings
 def search(
     context: typer.Context,
     model: common.ModelArgument,
-    explain: bool = typer.Option(False, "--explain", help="Then show what breaks in FP16, and why groups stay FP32."),
-    quiet: bool = typer.Option(False, "--quiet", help="Print the answer alone: no progress, no table."),
-    open_: common.OpenOption = False,
-    json_: common.JsonOption = False,
+    explain: bool = flag("--explain", "Then show what breaks in FP16, and why groups stay FP32."),
+    quiet: bool = flag("--quiet", "Print the answer alone: no progress, no table."),
+    open_: bool = common.OPEN,
+    json_: bool = common.JSON,
     help_all: HelpAllOption = False,
     **settings: Any,
 ) -> None:
@@ -51,21 +52,12 @@ def search(
 
             common.print_json(stopped_document(read_run(run_path(model, settings["out"]))[1]))
         raise
-    if explain:
-        from mptune.reporting.terminal.front import print_explanation
-
-        print_explanation(front)
-    if open_:
-        common.open_page(front.run_dir)
-    common.finish(front, json_, warned=listener.warned, quiet=quiet)
-
-
-_DEMO_BUDGET = 20
+    common.finish(front, json_, explained=explain, opened=open_, quiet=quiet, warned=listener.warned)
 
 
 def demo(
     context: typer.Context,
-    out: Path = typer.Option(Path("demo.mptune"), metavar="DIR", help="Run directory."),
+    out: Path = option("DIR", "Run directory.", Path("demo.mptune")),
     open_: bool = typer.Option(True, "--open/--no-open", help=common.OPEN_HELP),
 ) -> None:
     """Search a small model that comes with mptune, in 20 plans, and open the report.
@@ -82,25 +74,21 @@ def demo(
 
     model, data = demo_model()
     common.complain("the model is an attention network for 8x8 images of digits; the same search is")
-    common.complain(
-        f"  mptune search {shlex.quote(str(model))} --data {shlex.quote(str(data))} --budget {_DEMO_BUDGET}"
-    )
+    common.complain(f"  {shlex.join(['mptune', 'search', str(model), '--data', str(data), '--budget', '20'])}")
     with common.resumable(context) as listener:
         from mptune.api import searching
 
-        front = searching.search(model, data=data, out=out, budget=_DEMO_BUDGET, listener=listener)
-    if open_:
-        common.open_page(front.run_dir)
-    common.finish(front, as_json=False, warned=listener.warned)
+        front = searching.search(model, data=data, out=out, budget=20, listener=listener)
+    common.finish(front, as_json=False, opened=open_, warned=listener.warned)
 
 
 @with_settings("plugins")
 def worker(
     context: typer.Context,
     run: common.RunArgument,
-    storage: common.StorageOption = None,
+    storage: str | None = common.STORAGE,
     gpu: int | None = typer.Option(None, metavar="N", min=0, help="Use this GPU of the machine."),
-    metric: common.RecordedMetricOption = None,
+    metric: list[str] | None = common.RECORDED_METRIC,
     wait_s: Any = typer.Option(
         "60s",
         "--wait",
@@ -129,26 +117,20 @@ def worker(
 @with_settings("tolerance", "ignore")
 def report(
     run: common.RunArgument,
-    explain: bool = typer.Option(
-        False, "--explain", help="Show the error and gain of each group, and why groups stay FP32."
-    ),
-    layers: bool = typer.Option(
-        False, "--layers", help="Show which engine layer of the chosen plan computes which nodes."
-    ),
-    every: bool = typer.Option(False, "--all", help="Show all plans of the front. Default: at most a dozen."),
-    csv_: bool = typer.Option(False, "--csv", help="Print all plans of the front as CSV on stdout."),
-    storage: common.StorageOption = None,
-    open_: common.OpenOption = False,
-    json_: common.JsonOption = False,
+    explain: bool = flag("--explain", "Show the error and gain of each group, and why groups stay FP32."),
+    layers: bool = flag("--layers", "Show which engine layer of the chosen plan computes which nodes."),
+    every: bool = flag("--all", "Show all plans of the front. Default: at most a dozen."),
+    csv_: bool = flag("--csv", "Print all plans of the front as CSV on stdout."),
+    storage: str | None = common.STORAGE,
+    open_: bool = common.OPEN,
+    json_: bool = common.JSON,
     **settings: Any,
 ) -> None:
     """Show the front of a search, from its run directory alone.
 
     \b
     Example:
-      mptune report model.mptune
       mptune report model.mptune --explain
-      mptune report model.mptune --layers
       mptune report model.mptune --csv > front.csv
       mptune report model.mptune --json | jq '.points[].latency.median_ms'
     """
@@ -188,9 +170,9 @@ _LIMITS = ("max_error", "max_latency_ms", "max_memory_bytes", "limits", "toleran
 @with_settings(*_LIMITS, "ignore", "knee")
 def pick(
     run: common.RunArgument,
-    plan: str | None = typer.Option(None, metavar="ID", help="Choose the plan with this id, as the table shows it."),
-    storage: common.StorageOption = None,
-    json_: common.JsonOption = False,
+    plan: str | None = option("ID", "Choose the plan with this id, as the table shows it."),
+    storage: str | None = common.STORAGE,
+    json_: bool = common.JSON,
     **settings: Any,
 ) -> None:
     """Choose another plan and write chosen/ anew. Nothing is measured again.
@@ -202,10 +184,81 @@ def pick(
       mptune pick model.mptune --max-error 1e-3
       mptune pick model.mptune --plan 3f2a91c04b1d
     """
-    is_limited = any(settings[name] is not None for name in _LIMITS)
-    if common.at_most_one({"a limit": is_limited, "--knee": settings["knee"], "--plan": plan}) == 0:
+    if plan is None and not settings["knee"] and all(settings[name] is None for name in _LIMITS):
         hint = "limits: --max-error, --max-latency-ms, --max-memory, --limit, --tolerance; or name the plan with --plan"
         raise SettingsError("give a limit or --knee", hint)
     from mptune.api import reading
 
     common.finish(reading.pick(run, plan=plan, storage=storage, **settings), json_)
+
+
+@with_settings("engine", "plugins", "tolerance", "ignore", "timeout_s", "max_disk_bytes")
+def confirm(
+    context: typer.Context,
+    run: common.RunArgument,
+    target: str = option(
+        "auto|NAME|FILE", "Device to measure on; auto is the target of the search if it is here, else the GPU.", "auto"
+    ),
+    metric: list[str] | None = common.RECORDED_METRIC,
+    storage: str | None = common.STORAGE,
+    json_: bool = common.JSON,
+    **settings: Any,
+) -> None:
+    """Measure the front of a search on this device.
+
+    Reports whether the ranking of the search held. Needs only the run directory, of a search on any machine. Builds the
+    plans of the front, and the first plans of the search, with what is installed here, measures latency and held-out
+    error in fresh processes, and writes the confirmed front, its page and the chosen model and engine to
+    RUN/confirmed/DEVICE. The same command resumes.
+
+    \b
+    Example:
+      mptune confirm model.mptune
+      mptune confirm model.mptune --target cpu --json | jq .agreement
+      mptune pick model.mptune/confirmed/h200-onnxruntime --max-latency-ms 2.5
+    """
+    with common.resumable(context) as listener:
+        from mptune.api import deploying
+        from mptune.reporting.terminal.front import print_confirmation
+
+        settings |= {"target": target, "metric": metric, "storage": storage, "listener": listener}
+        confirmation = deploying.confirm(run, **settings)
+    if json_:
+        common.print_json(confirmation.to_json())
+    else:
+        print_confirmation(confirmation, warned=listener.warned)
+    common.leave_unmet(confirmation.front, as_json=json_)
+
+
+def export(
+    run: common.RunArgument,
+    out: Path | None = typer.Option(
+        None,
+        "--out",
+        "-o",
+        metavar="RUN.tar.gz",
+        help="File to write, or folder with --for. Default: the run's name + .tar.gz here; with --for RUN/weak.",
+    ),
+    for_: str | None = typer.Option(
+        None, "--for", metavar="TENSORRT", help="Write one plan for a TensorRT without strong typing: tensorrt-8."
+    ),
+    plan: str | None = option("ID", "With --for: the plan with this id. Default: the chosen one."),
+    force: bool = flag("--force", "Overwrite the output."),
+    storage: str | None = common.STORAGE,
+) -> None:
+    """Pack a run into one file to take to a device.
+
+    Contains what `mptune confirm` needs: the record, the samples with their references, the model and its weights. No
+    engines, no logs. With --for tensorrt-8 it writes a folder with one plan instead, for JetPack 5 and 6.0: the model
+    in FP32, a script that builds it with trtexec and layer precisions, and README.txt.
+
+    \b
+    Example:
+      mptune export model.mptune -o run.tar.gz
+      mptune export model.mptune --for tensorrt-8 --out weak
+      scp run.tar.gz device: && ssh device "tar xzf run.tar.gz && mptune confirm model.mptune"
+    """
+    from mptune.api import deploying
+
+    path = deploying.export(run, out, for_=for_, plan=plan, force=force, storage=storage, warn=common.warn)
+    common.print_path(path)

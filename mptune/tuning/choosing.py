@@ -70,12 +70,11 @@ def choose(
     if fp32 is not None:
         most_ms = fp32.latency.median_ms / (1.0 + MARGIN[fp32.latency.source])
         faster = [e for e in meeting if e.latency.median_ms < most_ms and faster_beyond_noise(e, fp32)]
-    worth = faster
-    if tf32 is not None:
-        errors = [shared_errors(tf32, e) for e in faster]
-        worth = [
-            e for e, (own, its) in zip(faster, errors, strict=True) if its <= own or not faster_beyond_noise(tf32, e)
-        ]
+    worth = []  # what TF32 does not beat in both
+    for e in faster:
+        before, after = (0.0, 0.0) if tf32 is None else shared_errors(tf32, e)
+        if tf32 is None or not after > before or not faster_beyond_noise(tf32, e):
+            worth.append(e)
     candidates = [*worth, fp32] if fp32 is not None else worth or faster
     if limits.wants_knee:
         return decided(knee(candidates), **how)

@@ -22,8 +22,7 @@ from mptune.targets.target import EngineMemory
 EMULATION_FACTOR = 1.5
 """A measured and an emulated error disagree where their ratio is beyond this factor."""
 
-_FP32_NOISE = 1e-6
-"""Relative L2 by which FP32 differs from itself where it is summed in another order: an emulation fuses nothing."""
+_FP32_NOISE = 1e-6  # relative L2 by which FP32 differs from itself where it is summed in another order
 
 
 @dataclass(frozen=True)
@@ -236,9 +235,9 @@ class Evaluation(JsonForm):
             },
             "engine": self.engine_path,
             "memory_source": self.memory and self.memory.source,
+            **{name: getattr(self, name) for name in ("speedup", "remeasured", "confirmed")},
+            **{name: len(getattr(self.plan, name)) for name in ("fp16_groups", "bf16_groups", "fp32_groups")},
+            **{n: getattr(self.memory, n, None) for n in ("engine_bytes", "context_bytes", "weight_bytes")},
         }
-        point |= {name: getattr(self, name) for name in ("speedup", "remeasured", "confirmed")}
-        point |= {name: len(getattr(self.plan, name)) for name in ("fp16_groups", "bf16_groups", "fp32_groups")}
-        point |= {n: getattr(self.memory, n, None) for n in ("engine_bytes", "context_bytes", "weight_bytes")}
         encoded: dict[str, Any] = encode(point)
         return encoded

@@ -25,9 +25,8 @@ from mptune.tuning.choosing import could_be_chosen
 from mptune.tuning.dominance import pareto
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
 from mptune.tuning.plan_limits import feasible
-from mptune.tuning.record.record import Sessions, StudyRecord, anchored
+from mptune.tuning.record.record import CONFIRM_NOTE, Sessions, StudyRecord, anchored
 
-_PREFIX = "confirm:"
 _BASELINES = (ORIGIN_FP32, ORIGIN_FP16)
 
 
@@ -48,8 +47,8 @@ _Rounds = dict[str, dict[int, _Round | Failure]]
 
 def _rounds(record: StudyRecord) -> _Rounds:
     rounds: _Rounds = {}
-    for key, note in sorted(record.notes(_PREFIX).items()):
-        fingerprint, _, number = key.removeprefix(_PREFIX).partition(":")
+    for key, note in sorted(record.notes(CONFIRM_NOTE).items()):
+        fingerprint, _, number = key.removeprefix(CONFIRM_NOTE).partition(":")
         outcome = Failure.from_json(note["failure"]) if "failure" in note else _Round.from_json(note)
         rounds.setdefault(fingerprint, {})[int(number)] = outcome
     return rounds
@@ -153,7 +152,7 @@ def remeasure(bench: Bench, rounds: int, *, all_plans: bool = False) -> None:
                 result = anchored(record, result)
                 path = None if result.engine_path is None else str(result.engine_path)
                 note = _Round(result.latency, result.error, result.drift, path, result.warnings).to_json()
-            record.set_note(f"{_PREFIX}{fingerprint}:{number}", note)
+            record.set_note(f"{CONFIRM_NOTE}{fingerprint}:{number}", note)
 
 
 def _doubt(point: Evaluation, measurement: Measurement) -> str:

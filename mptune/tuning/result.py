@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from mptune.choice import Choice
 from mptune.data.metrics.accuracy import ALL_OUTPUTS
 from mptune.engines.base import DRIFT_TEXT, Failure
@@ -20,16 +18,15 @@ from mptune.errors import BaselineError, EndedEarlyError, PlanError, RunError
 from mptune.files import write_json
 from mptune.finding import FindingOrigin, by_severity
 from mptune.findings import engine, wording
-from mptune.graph.plan import PrecisionPlan
 from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings
 from mptune.tuning import baseline, choosing, dominance, output_findings, plan_limits, remeasure
-from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation, Origin
+from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation
 from mptune.tuning.explanation import explain
 from mptune.tuning.front import FRONT_FORMAT, Front
 from mptune.tuning.record import storage, study
-from mptune.tuning.record.record import StudyRecord, drift_warning
+from mptune.tuning.record.record import FailedPlan, StudyRecord, drift_warning
 
 _NAMED = 3
 """Plans that are named in one warning."""
@@ -228,7 +225,7 @@ class Progress:
     """How a search went.
 
     Attributes:
-        hypervolume: after each evaluation (``hypervolumes``), with errors past ``reference_error`` worth nothing.
+        hypervolume: after each evaluation, with errors past ``reference_error`` worth nothing.
         trials: evaluations and failed plans; ``trials_s`` is what they took together, ``builds_s`` the builds of it.
         span_s: from the start of the first to the end of the last, pauses counted in.
     """
@@ -239,20 +236,20 @@ class Progress:
     trials_s: float = 0.0
     builds_s: float = 0.0
     span_s: float = 0.0
-    failures: tuple[tuple[PrecisionPlan, Origin, Failure], ...] = ()
+    failures: tuple[FailedPlan, ...] = ()
 
 
 def progress_of(record: StudyRecord, fp32: Evaluation, reference_error: float) -> Progress:
     """Read how a search went from its record; the reference error is that of the hypervolume."""
     evaluations = record.evaluations()
     times = [(t.datetime_start, t.datetime_complete) for t in record.settled()]
-    spans = np.array([(begin.timestamp(), end.timestamp()) for begin, end in times if begin and end]).reshape(-1, 2)
+    spans = [(begin.timestamp(), end.timestamp()) for begin, end in times if begin and end]
     return Progress(
         dominance.hypervolumes(evaluations, fp32, reference_error),
         reference_error,
         trials=len(spans),
-        trials_s=float(np.maximum(np.diff(spans), 0.0).sum()),
+        trials_s=sum(max(end - begin, 0.0) for begin, end in spans),
         builds_s=sum(evaluation.build_s for evaluation in evaluations),
-        span_s=float(np.ptp(spans)) if len(spans) else 0.0,
+        span_s=max((end for _, end in spans), default=0.0) - min((begin for begin, _ in spans), default=0.0),
         failures=record.failures(),
     )

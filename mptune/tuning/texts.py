@@ -12,8 +12,7 @@ from mptune.printable import cut
 from mptune.tuning.dominance import LEAST_EXACTER, faster_beyond_noise, shared_errors
 from mptune.tuning.evaluation import Evaluation
 
-_FP32_ROUNDING = 1e-6
-"""A ratio to an error below this says nothing."""
+_FP32_ROUNDING = 1e-6  # a ratio to a smaller error says nothing
 
 
 def format_ms(value: float) -> str:
@@ -42,11 +41,11 @@ def format_speedup(value: float) -> str:
 
 def format_error(value: float | None) -> str:
     """An error to two significant digits; ``-`` where it was not taken."""
-    if value is None:
-        return "-"
+    if value is None or value == 0:
+        return "-" if value is None else "0"
     if not math.isfinite(value):
         return "not finite"
-    return "0" if value == 0 else f"{value:.1e}" if abs(value) < 0.1 or abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:.1e}" if abs(value) < 0.1 or abs(value) >= 1000 else f"{value:.3g}"
 
 
 def error_text(evaluation: Evaluation) -> str:

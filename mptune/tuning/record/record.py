@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import optuna
 from optuna.exceptions import UpdateFinishedTrialError
-from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage, JournalStorage
 from optuna.trial import FrozenTrial, TrialState
 
@@ -37,6 +36,8 @@ if TYPE_CHECKING:
     from mptune.tuning.record.database import RetryingStorage
 
 T = TypeVar("T")
+
+FailedPlan: TypeAlias = tuple[PrecisionPlan, Origin, Failure]
 
 CONFIRM_NOTE = "confirm:"
 """Begins the names of the notes about plans that were measured again."""
@@ -126,10 +127,10 @@ class StudyRecord:
                 self._evaluations[trial._trial_id] = evaluation
         return tuple([self._evaluations[trial._trial_id] for trial in settled])
 
-    def failures(self) -> tuple[tuple[PrecisionPlan, Origin, Failure], ...]:
+    def failures(self) -> tuple[FailedPlan, ...]:
         """The plans that failed through their own fault, with their origin."""
 
-        def read(outcome: Mapping[str, Any]) -> tuple[PrecisionPlan, Origin, Failure]:
+        def read(outcome: Mapping[str, Any]) -> FailedPlan:
             failure = Failure.from_json(outcome["failure"])
             return self._whole_plan(outcome["plan"]), Origin.parse(outcome["origin"]), failure
 
@@ -166,7 +167,7 @@ class StudyRecord:
             attrs[PLAN_ATTR] = plan.to_json()["precision"]
         self._study.enqueue_trial(self.space.choices(plan), user_attrs=attrs)
 
-    def ask(self, sampler: BaseSampler | None = None) -> Proposal:
+    def ask(self, sampler: optuna.samplers.BaseSampler | None = None) -> Proposal:
         """Take the next enqueued plan, else let a sampler propose one: the given one, or the one before."""
         self._study.sampler = sampler or self._study.sampler
         trial = self._study.ask()
