@@ -11,14 +11,7 @@ from onnx import TensorProto
 
 from mptune.graph.groups import GroupedModel, LayerGroup, find_groups
 from mptune.graph.loading.model import Model, load_model
-from mptune.targets.costs import (
-    GroupCost,
-    ShapeTable,
-    group_costs,
-    is_convolutional,
-    node_flops,
-    ungrouped_cost,
-)
+from mptune.targets.costs import GroupCost, ShapeTable, group_costs, is_convolutional, node_flops, ungrouped_cost
 from tests.graph.models import node
 from tests.targets.conftest import Build
 
