@@ -58,7 +58,7 @@ def test_what_would_be_split_is_reported_to_the_caller(tmp_path: Path, write: Wr
     assert ["(attention)" in text for text in messages] == [True]
 
 
-def test_fp16_where_it_can_be_right(tmp_path: Path) -> None:
+def test_fp16_where_it_can_be_right(tmp_path: Path, write: Write) -> None:
     """A mask of -1e9 is held as -65504; a weight of 1e5 would be, and nothing here shows what that does."""
     messages: list[str] = []
     path = models.save(models.attention(mask=-1e9), tmp_path)
@@ -70,13 +70,8 @@ def test_fp16_where_it_can_be_right(tmp_path: Path) -> None:
     assert not fp16_weights(out)
     assert len(messages) == 1
     assert "stays in FP32: w: 4 of 16 values exceed FP16's 65504 and are held as 65504" in messages[0]
-
-
-def test_a_plan_by_nodes_is_obeyed_and_doubted(tmp_path: Path, write: Write) -> None:
-    path = models.save(models.product(np.eye(4) * 1e5), tmp_path)
-    messages: list[str] = []
-    out = mptune.apply(path, write(nodes={"*": "fp16"}), tmp_path / "out.onnx", warn=messages.append)
-    assert "w" in fp16_weights(out)
+    out = mptune.apply(path, write(nodes={"*": "fp16"}), tmp_path / "nodes.onnx", warn=messages.append)
+    assert "w" in fp16_weights(out), "a plan by nodes is obeyed, and doubted"
     assert any("FP16 cannot be right there" in text for text in messages)
 
 
@@ -88,19 +83,15 @@ def test_a_plan_by_nodes_is_obeyed_and_doubted(tmp_path: Path, write: Write) -> 
         (["block1/*"], {f"block1.{n}" for n in ("gain", "shift", "w1", "b1", "w2", "b2")}),
     ],
 )
-def test_patterns_that_stay_in_fp32(patterns: list[str], kept: set[str], mlp_path: Path, tmp_path: Path) -> None:
-    out = mptune.apply(mlp_path, None, tmp_path / "out.onnx", keep_fp32=patterns)
-    weights = {c.name for c in load_model(mlp_path).initializers.values()}
-    assert fp16_weights(out) == weights - kept
-
-
-def test_patterns_on_top_of_a_plan(mlp_path: Path, tmp_path: Path, write: Write) -> None:
-    out = mptune.apply(mlp_path, write(nodes={"*": "fp16"}), tmp_path / "out.onnx", keep_fp32=["block0/*", "block1/*"])
-    assert fp16_weights(out) == {"head.w", "head.b"}
+def test_patterns_that_stay_in_fp32(
+    patterns: list[str], kept: set[str], mlp_path: Path, tmp_path: Path, write: Write
+) -> None:
     model = load_model(mlp_path)
+    weights = {c.name for c in model.initializers.values()}
     plan = PrecisionPlan.uniform(model.sha256, [g.id for g in find_groups(model)], Precision.FP16)
-    again = mptune.apply(mlp_path, plan, tmp_path / "again.onnx", keep_fp32=["block0/*", "block1/*"])
-    assert fp16_weights(again) == {"head.w", "head.b"}
+    for name, given in (("none", None), ("nodes", write(nodes={"*": "fp16"})), ("groups", plan)):
+        out = mptune.apply(mlp_path, given, tmp_path / f"{name}.onnx", keep_fp32=patterns)
+        assert fp16_weights(out) == weights - kept
 
 
 @pytest.mark.parametrize("granularity", ["op", "fusion", "block"])
@@ -250,6 +241,11 @@ def test_a_plan_of_a_model_that_was_trained_again(all_half: tuple[Path, Path], t
     messages.clear()
     mptune.apply(retrained, plan, tmp_path / "out.onnx", warn=messages.append, data=DATA, force=True)
     assert len(messages) == 1, "its values fit FP16"
+    messages.clear()
+    mptune.apply(searched, plan, tmp_path / "a.onnx", warn=messages.append, data=DATA)
+    assert messages == []
+    mptune.apply(searched, plan, tmp_path / "b.onnx", warn=messages.append, data={"x": DATA["x"] * 1000})
+    assert any("FP16 cannot be right there: p: reached" in text for text in messages)
 
 
 def test_a_pin_that_is_missing_in_the_plan_is_named(all_half: tuple[Path, Path], tmp_path: Path) -> None:
@@ -263,15 +259,6 @@ def test_a_pin_that_is_missing_in_the_plan_is_named(all_half: tuple[Path, Path],
     out = mptune.apply(wild, plan, tmp_path / "kept.onnx", keep_fp32=kept, warn=messages.append, data=DATA)
     assert not [text for text in messages if "cannot be right" in text], "the option that is named cures it"
     assert np.isfinite(run(out, {"x": DATA["x"][:1]})["y"]).all()
-
-
-def test_a_plan_of_the_same_model_is_checked_on_data(all_half: tuple[Path, Path], tmp_path: Path) -> None:
-    path, plan = all_half
-    messages: list[str] = []
-    mptune.apply(path, plan, tmp_path / "a.onnx", warn=messages.append, data=DATA)
-    assert messages == []
-    mptune.apply(path, plan, tmp_path / "b.onnx", warn=messages.append, data={"x": DATA["x"] * 1000})
-    assert any("FP16 cannot be right there: p: reached" in text for text in messages)
 
 
 def test_fp16_all_keeps_what_the_data_show_in_fp32(tmp_path: Path) -> None:
@@ -290,12 +277,6 @@ def test_fp16_all_warns_with_what_the_structure_shows(tmp_path: Path) -> None:
     messages.clear()
     mptune.apply(path, None, tmp_path / "kept.onnx", keep_fp32=["/norm/*"], warn=messages.append)
     assert [text for text in messages if "were not checked" not in text] == [], "what is kept is no doubt"
-
-
-def test_fp16_all_is_silent_where_data_show_nothing(tmp_path: Path, mlp_path: Path, mlp_data: Path) -> None:
-    messages: list[str] = []
-    mptune.apply(mlp_path, None, tmp_path / "out.onnx", warn=messages.append, data=mlp_data)
-    assert messages == []
 
 
 def test_a_model_with_other_nodes_is_another_model(all_half: tuple[Path, Path], tmp_path: Path) -> None:
@@ -319,12 +300,8 @@ def test_bf16_where_values_leave_fp16s_range(tmp_path: Path) -> None:
     assert bf16_weights(out) == {"wq", "wk", "wv", "scale", "huge", "one"}
     assert not fp16_weights(out)
     assert messages == []
-
-
-def test_bf16_ends_too(tmp_path: Path) -> None:
     path = models.save(models.product(np.eye(4) * np.finfo(np.float32).max), tmp_path)
-    messages: list[str] = []
-    out = mptune.apply(path, None, tmp_path / "out.onnx", reduced="bf16", warn=messages.append)
+    out = mptune.apply(path, None, tmp_path / "ends.onnx", reduced="bf16", warn=messages.append)
     assert not bf16_weights(out)
     assert [text for text in messages if "stays in FP32" in text]
 

@@ -13,8 +13,6 @@ from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import REDUCED, Precision
 from mptune.graph.writing.rewrite import Rewriter
-from mptune.tuning.plan_limits import MetricLimit
-from tests.fakes import FAST, make_toolchain
 
 
 def said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
@@ -104,6 +102,8 @@ _RESTORE = "restore it from a copy, or search with --fresh: that moves the direc
         (["search", "mlp.onnx", "--target", "orin-nx"], 2, "there is no target 'orin-nx'",
          "did you mean jetson-orin-nx-16gb or jetson-orin-nx-16gb-super or jetson-orin-nx-8gb or "
          "jetson-orin-nx-8gb-super? `mptune targets` lists them all; a TOML file of your own works too"),
+        (["search", "mlp.onnx", "--limit", "mapp>=0.4"], 2, "--limit mapp>=0.4: the metrics are worst_part",
+         "did you mean map?"),
         (["search", "mlp.onnx", "--max-error", "1 %%"], 2, "--max-error 1 %% is not a number",
          "write 1e-2, 0.01 or 1%"),
     ],
@@ -119,13 +119,6 @@ def test_a_frequent_mistake(
 @pytest.mark.parametrize(("text", "value"), [("1%", 0.01), ("0.5 %", 0.005), ("1e-2", 0.01), (0.01, 0.01)])
 def test_a_limit_on_the_error_may_be_a_percentage(text: str | float, value: float) -> None:
     assert mptune.SearchSettings(max_error=text).max_error == pytest.approx(value)  # type: ignore[arg-type]
-
-
-def test_a_limit_on_a_metric_that_does_not_exist() -> None:
-    with pytest.raises(mptune.SettingsError) as caught:
-        MetricLimit.parse("mapp>=0.4", ("worst_part",))
-    assert caught.value.message == "limits= mapp>=0.4: the metrics are worst_part"
-    assert caught.value.hint == "did you mean map?"
 
 
 def test_check_refuses_exchanged_models(here: Path) -> None:
@@ -155,14 +148,6 @@ def test_help_fits_one_screen_and_names_where_the_rest_is(
         assert option in every
 
 
-def test_where_an_export_goes_must_be_there(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    mptune.search(
-        "mlp.onnx", out="run", budget=2, target="cpu", latency=FAST, open_toolchain=make_toolchain("mlp.onnx").open
-    )
-    code, error, _ = said(["export", "run", "-o", "missing/run.tar.gz"], capsys)
-    assert (code, error) == (1, "cannot write missing/run.tar.gz: No such file or directory")
-
-
 @pytest.mark.parametrize(
     ("wrong", "words"), [(["--budget", "abc"], "--budget"), (["--engine=trt"], "tensorrt-rtx"), (["d.npz"], "d.npz")]
 )
@@ -172,12 +157,6 @@ def test_what_typer_refuses_is_said_in_its_words(
     code, error, hint = said(["search", "mlp.onnx", *wrong], capsys)
     assert (code, hint) == (2, "`mptune search --help` shows what is expected")
     assert words in error
-
-
-def test_python_callers_hear_the_same_of_their_arguments(here: Path) -> None:
-    with pytest.raises(mptune.SettingsError, match=r"batch= is 4, but the model's batch is fixed"):
-        mptune.search("cnn.onnx", batch=4)
-    assert mptune.inspect("cnn.onnx", batch=2).groups, "the batch that the model has"
 
 
 @pytest.mark.parametrize("precision", REDUCED)

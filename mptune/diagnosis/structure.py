@@ -30,7 +30,7 @@ from mptune.graph.writing.weights import round_values
 
 _FLOATS = frozenset({"float", "float16", "double", "bfloat16"})
 _FLOAT_CODES = frozenset(onnx.TensorProto.DataType.Value(name.upper()) for name in _FLOATS)
-_REDUCED = {precision.dtype: precision for precision in REDUCED if precision.is_rounded_by_casts}
+_REDUCED = {precision.dtype: precision for precision in REDUCED if precision.stored is precision}
 """Types of values -> the precisions that compute them."""
 _SHOWN = 60  # characters of a value in a text
 _NO_EFFECT = 1e-6

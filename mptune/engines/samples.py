@@ -10,18 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from mptune.data.archive import labels_beside, read_samples
+from mptune.data.metrics import table
 from mptune.data.metrics.accuracy import OutputError, Reference, compare_outputs
 from mptune.data.metrics.parts import ADD_IN_SQUARES, load_parts, parts_path
 from mptune.data.metrics.row_sets import find_row_sets
-from mptune.data.metrics.table import (
-    CALLABLE,
-    METRIC_TIMEOUT_S,
-    Metric,
-    is_own,
-    number_of,
-    sample_functions,
-    takes_whole_set,
-)
+from mptune.data.metrics.table import CALLABLE, Metric, sample_functions
 from mptune.data.metrics.whole_set import SampleSetArrays, errors_of, set_values
 from mptune.data.run_outputs import save_sketches, sketch_outputs
 from mptune.data.samples import Rollout
@@ -70,7 +63,7 @@ class Scoring:
     reported: tuple[str, ...] = ()  # other metrics
     callable_takes_set: bool = False
     """The metric is a function of the calling program, which takes the whole set at once."""
-    timeout_s: float = METRIC_TIMEOUT_S  # for one call of a script's metric
+    timeout_s: float = table.METRIC_TIMEOUT_S  # for one call of a script's metric
     sketches: Path | None = None  # file to write what the outputs look like to (``mptune.data.run_outputs``)
 
     @classmethod
@@ -95,7 +88,7 @@ class Scoring:
             is_proposal,
             settings.rollout,
             settings.reported_metrics,
-            function is not None and takes_whole_set(function),
+            function is not None and table.takes_whole_set(function),
             settings.worker.metric_timeout_s,
             None if plan is None else context.sketches(plan, which),
         )
@@ -135,7 +128,7 @@ class Scoring:
                     changed.setdefault(name, DependentOutput(name, axes[0], (name,)))
         row_sets = (*row_sets, *find_row_sets(tuple(changed.values()), references))
 
-        any_shape = all(is_own(each.name) or each.name == "map" for each in metrics)
+        any_shape = all(table.is_own(each.name) or each.name == "map" for each in metrics)
         rows = {} if functions else {output.name: output for each in row_sets for output in each.outputs}
         for number, (got, expected) in enumerate(zip(outputs, wanted, strict=True)):
             for name, array in expected.items():
@@ -184,7 +177,7 @@ class Scoring:
                 function = metric.load()
                 # A function of the calling program gets the arrays as they are, in the parent.
                 is_here = not metric.name.startswith(CALLABLE)
-                return number_of(metric.name, function, data.arguments()) if is_here else float(function(data))
+                return table.number_of(metric.name, function, data.arguments()) if is_here else float(function(data))
 
             wanted: Sequence[float] = ()
             if metric.larger_is_better:

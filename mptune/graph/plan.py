@@ -91,7 +91,10 @@ class Precision(str, TextForm):
 
     @property
     def stored(self) -> Precision:
-        """The precision whose ONNX type holds its values: itself, where ONNX has its type."""
+        """The precision whose ONNX type holds its values: itself, where a Cast to that type and back rounds as it does.
+
+        Else emulation splits mantissas.
+        """
         return next(row for row in PRECISIONS if row.dtype == self.dtype)
 
     @cached_property
@@ -100,11 +103,6 @@ class Precision(str, TextForm):
         import onnx  # Slow to import, and a command that only prints needs none.
 
         return int(onnx.TensorProto.DataType.Value(self.dtype.upper()))
-
-    @property
-    def is_rounded_by_casts(self) -> bool:
-        """Whether a Cast to its ONNX type and back rounds as it does; else emulation splits mantissas."""
-        return self.stored is self
 
 
 PRECISIONS: list[Precision] = []

@@ -63,7 +63,10 @@ class Kernels:
         moved = cost.fp32_bytes if precision.stored is Precision.FP32 else cost.fp16_bytes
         if is_step and moved <= (self._target.l2_mb or 0.0) * 1e6:
             moved = 0.0  # weights that the cache holds are read from memory once, which the group's traffic counts
-        computing = self._matrix_ms(cost.matrix_flops, cost.matrix_elements, precision)
+        # Thread blocks run in waves of one per multiprocessor: small products leave most of a large GPU idle.
+        sms, blocks = self._target.sm_count, math.ceil(cost.matrix_elements / TILE_ELEMENTS)
+        occupancy = blocks / (math.ceil(blocks / sms) * sms) if sms is not None and blocks else 1.0
+        computing = cost.matrix_flops / (self.flops_per_ms(precision) * occupancy)
         computing += cost.vector_flops / (self._target.fp32_tflops * 1e9 * _VECTOR_SHARE)
         return max(computing, self.moving_ms(moved)) + cost.kernels * self._launch_ms + steps_ms
 
@@ -86,12 +89,6 @@ class Kernels:
             return exact
         on_tensor_cores = float(peak) * 1e9 * _MATRIX_SHARE * self._share
         return max(exact, on_tensor_cores) if is_fp32 else on_tensor_cores
-
-    def _matrix_ms(self, flops: float, elements: int, precision: Precision) -> float:
-        """Thread blocks run in waves of one per multiprocessor: small products leave most of a large GPU idle."""
-        sms, blocks = self._target.sm_count, math.ceil(elements / TILE_ELEMENTS)
-        occupancy = blocks / (math.ceil(blocks / sms) * sms) if sms is not None and blocks else 1.0
-        return flops / (self.flops_per_ms(precision) * occupancy)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ mptune.search(model, data=data, out=out, engine="evaluator", target="cpu", budge
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """Run Python where the backend is installed."""
-    path = os.pathsep.join((str(FOLDER), os.environ.get("PYTHONPATH", ""), str(Path(__file__).parents[3])))
+    path = os.pathsep.join((str(FOLDER), os.environ.get("PYTHONPATH", ""), str(Path(__file__).parents[2])))
     command = [sys.executable, *map(str, arguments)]
     return subprocess.run(
         command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False, timeout=250

@@ -9,14 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mptune.engines.latency import (
-    HostStopwatch,
-    Latency,
-    Repetitions,
-    calibrate,
-    summarise,
-    time_in_turn,
-)
+from mptune.engines.latency import HostStopwatch, Latency, Repetitions, calibrate, summarise, time_in_turn
 from mptune.engines.spread import bootstrap_median_interval
 from mptune.engines.toolchains.measuring import TimingRecord
 from mptune.files import write_json

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import onnx.defs
-import pytest
 
-from mptune.graph.ops import _TABLE, ANCHORS, HEAVY, anchor_kind, operator
+from mptune.graph.ops import _TABLE
 
 
 def test_each_row_is_an_operator_of_onnx_or_of_its_runtime() -> None:
@@ -26,13 +25,3 @@ def test_inputs_that_are_named_are_there() -> None:
 
 def _since(schema: onnx.defs.OpSchema) -> int:
     return int(schema.since_version)
-
-
-@pytest.mark.parametrize(
-    ("op_type", "kind"),
-    [("Conv", "conv"), ("FusedMatMul", "matmul"), ("ReduceMax", None), ("Add", None), ("NoSuchOperator", None)],
-)
-def test_what_starts_a_group(op_type: str, kind: str | None) -> None:
-    assert anchor_kind(op_type) == kind
-    assert kind is None or kind in ANCHORS
-    assert (operator(op_type).kind in HEAVY) == (kind in ("conv", "matmul"))

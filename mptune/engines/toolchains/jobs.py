@@ -139,7 +139,7 @@ class ObserveJob:
         except EngineError:  # some kernels exist for what the optimiser writes only
             session = state.transient(partial(open_session, self.model, replace(options, preset="reference")))
         reduced = [row for row in map(Precision.named, self.precisions) if row is not Precision.FP32]
-        asked = [(probed, row) for row in reduced if row.is_rounded_by_casts for probed in self.part.nodes]
+        asked = [(probed, row) for row in reduced if row.stored is row for probed in self.part.nodes]
 
         def observe(sample: Feed) -> list[Any]:
             values = session.run(sample, is_transient=True)

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial, wraps
+from functools import cached_property, partial, wraps
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from sys import intern
 from typing import TypeVar
 
 import numpy as np
 import onnx
-import onnx.helper
-import onnx.numpy_helper
-import onnx.shape_inference
 
 from mptune.errors import ModelError, MptuneError
 from mptune.files import files_sha256
@@ -27,11 +25,9 @@ from mptune.graph.loading.tensors import (
     Initializer,
     TensorInfo,
     all_graphs,
-    all_tensors,
     constant_value,
     declaration,
-    external_location,
-    is_external,
+    external_files,
     subgraphs,
     type_of,
 )
@@ -113,8 +109,6 @@ class Model:
         nodes: in topological order.
         tensors: every value of the main graph by name.
         initializers: graph initializers and Constant nodes by tensor name.
-        producer: tensor -> index of the node that computes it.
-        consumers: tensor -> indices of the nodes that read it, captures by subgraphs included, each node once.
         runtime: what the runtime said of operators that ONNX does not define.
     """
 
@@ -126,10 +120,22 @@ class Model:
     nodes: tuple[Node, ...]
     tensors: Mapping[str, TensorInfo]
     initializers: Mapping[str, Initializer]
-    producer: Mapping[str, int]
-    consumers: Mapping[str, tuple[int, ...]]
     proto: onnx.ModelProto = field(repr=False)
     runtime: RuntimeTypes = field(default_factory=RuntimeTypes, repr=False)
+
+    @cached_property
+    def producer(self) -> Mapping[str, int]:
+        """Tensor -> index of the node that computes it."""
+        return {out: node.index for node in self.nodes for out in node.outputs if out}
+
+    @cached_property
+    def consumers(self) -> Mapping[str, tuple[int, ...]]:
+        """Tensor -> indices of the nodes that read it, captures by subgraphs included, each node once."""
+        readers: dict[str, dict[int, None]] = {}
+        for node in self.nodes:
+            for name in filter(None, (*node.inputs, *node.captures)):
+                readers.setdefault(name, {})[node.index] = None
+        return {name: tuple(indices) for name, indices in readers.items()}
 
     def info(self, tensor: str) -> TensorInfo:
         """Type and shape of a value; ``undefined`` where nothing is known."""
@@ -167,7 +173,7 @@ def load_model(
             value = constant_value(node.proto) if node.op_type == "Constant" and node.is_standard else None
             if value is not None:
                 initializers[node.outputs[0]] = Initializer(node.outputs[0], value, base_dir, node_index=node.index)
-        files = {external_location(t, base_dir)[0] for t in all_tensors(proto.graph) if is_external(t)}
+        files = external_files(proto.graph, base_dir)
         # Types: of operators that ONNX does not define, those that the runtime says.
         outside = (n for n in nodes if not n.is_standard or onnx_schema(n.op_type, opset) is None)
         foreign = tuple(out for node in outside for out in node.outputs if out)
@@ -176,15 +182,13 @@ def load_model(
         tensors = _inferred(slim, proto, initializers, foreign, runtime.values, path)
         model = Model(
             path=path,
-            sha256=files_sha256(path, *sorted(files)),
+            sha256=files_sha256(path, *files),
             opset=opset,
             inputs=tuple(i for i in graph_inputs if i.name not in initializers),
             outputs=tuple(tensors.get(o.name, TensorInfo(o.name, *type_of(o.type))) for o in proto.graph.output),
             nodes=nodes,
             tensors=tensors,
             initializers=initializers,
-            producer={out: node.index for node in nodes for out in node.outputs if out},
-            consumers=consumers_of(nodes),
             proto=proto,
             runtime=runtime,
         )
@@ -279,20 +283,12 @@ def _sorted_nodes(graph: onnx.GraphProto, path: Path) -> tuple[Node, ...]:
         if missing is not None:
             raise ModelError(f"{path}: {name!r} reads {missing!r}, which nothing computes", NOT_VALID)
         needs.append([maker[value] for value in read])
-    order: dict[int, None] = {}  # as a set that keeps its order: the nodes that are placed
-    entered = bytearray(len(names))
-    for root in range(len(names)):  # depth first, without recursion: a graph may be 50,000 nodes deep
-        stack = [root]
-        while stack:
-            at = stack[-1]
-            waiting = [] if at in order else [position for position in needs[at] if position not in order]
-            if waiting and entered[at]:
-                raise ModelError(f"{path}: the graph has a cycle through {names[at]!r}", NOT_VALID)
-            entered[at] = True
-            if waiting:
-                stack.extend(reversed(waiting))
-            else:
-                order[stack.pop()] = None
+    is_sorted = all(position < at for at, positions in enumerate(needs) for position in positions)
+    try:
+        order = range(len(names)) if is_sorted else [*TopologicalSorter(dict(enumerate(needs))).static_order()]
+    except CycleError as error:
+        at = error.args[1][0]
+        raise ModelError(f"{path}: the graph has a cycle through {names[at]!r}", NOT_VALID) from None
     nodes = []
     for index, at in enumerate(order):
         proto = graph.node[at]
@@ -300,16 +296,6 @@ def _sorted_nodes(graph: onnx.GraphProto, path: Path) -> tuple[Node, ...]:
         name, op_type, domain = map(intern, (names[at], proto.op_type, proto.domain))
         nodes.append(Node(index, name, op_type, domain, inputs, outputs, captured, proto))
     return tuple(nodes)
-
-
-def consumers_of(nodes: tuple[Node, ...]) -> dict[str, tuple[int, ...]]:
-    """Tensor -> indices of the nodes that read it, captures by subgraphs included, each node once."""
-    readers: dict[str, dict[int, None]] = {}
-    for node in nodes:
-        for name in (*node.inputs, *node.captures):
-            if name:
-                readers.setdefault(name, {})[node.index] = None
-    return {name: tuple(indices) for name, indices in readers.items()}
 
 
 def with_nodes(
@@ -326,8 +312,6 @@ def with_nodes(
         nodes=numbered,
         tensors={**model.tensors, **(tensors or {})},
         initializers={n: replace(c, node_index=held[n]) if n in held else c for n, c in initializers.items()},
-        producer={out: node.index for node in numbered for out in node.outputs if out},
-        consumers=consumers_of(numbered),
     )
 
 

@@ -174,7 +174,7 @@ class _Emulation:
         self._read.update(inputs, node.captures)
         rewrite.add_node(self._graph, node, inputs, outputs)
         # What fills a tensor fills it with what the precision can hold.
-        fill = abs(float(fill_value(node.proto)[0])) if rule.attribute == "value" else 0.0
+        fill = abs(float(fill_value(node.proto).reshape(-1)[0])) if rule.attribute == "value" else 0.0
         for slot in rounded:
             self._choose(roundings, outputs[slot], node.outputs[slot], fill if math.isfinite(fill) else 0.0)
 

@@ -26,7 +26,7 @@ from mptune.graph.value_types import Resolution, add_barrier, needs_barrier, new
 from mptune.graph.writing import weights
 from mptune.graph.writing.weights import NeededConstant, WeightBank, inline_tensor
 
-MIN_IR_VERSION = 4
+_MIN_IR_VERSION = 4
 """From 4 on, constants of the graph need not be among its inputs."""
 _CLIP_HAS_INPUTS = 11
 """From this operator set on, Clip reads its limits."""
@@ -176,26 +176,19 @@ def frame_of(model: Model) -> onnx.ModelProto:
 
     What mptune wrote into a model about its plan is left out: it does not hold for one that is made from it.
     """
-    source = model.proto.graph
-    frame = onnx.ModelProto()
-    for descriptor, value in model.proto.ListFields():
-        if descriptor.name in ("graph", "functions"):
-            continue
-        if hasattr(value, "extend"):
-            getattr(frame, descriptor.name).extend(value)
-        else:
-            setattr(frame, descriptor.name, value)
-    del frame.metadata_props[:]
+    source, frame = model.proto.graph, onnx.ModelProto()
+    for message, copy, others in (
+        (model.proto, frame, ("graph", "functions", "metadata_props")),
+        (source, frame.graph, ("node", "initializer", "value_info")),
+    ):
+        for descriptor, value in message.ListFields():
+            if descriptor.name not in others and hasattr(value, "extend"):
+                getattr(copy, descriptor.name).extend(value)
+            elif descriptor.name not in others:
+                setattr(copy, descriptor.name, value)
     frame.metadata_props.extend(e for e in model.proto.metadata_props if not e.key.startswith(_METADATA_PREFIX))
-    frame.ir_version = max(frame.ir_version, MIN_IR_VERSION)
-    graph = frame.graph
-    graph.name = source.name or "graph"
-    if source.HasField("doc_string"):
-        graph.doc_string = source.doc_string
-    graph.input.extend(source.input)
-    graph.output.extend(source.output)
-    graph.sparse_initializer.extend(source.sparse_initializer)
-    graph.quantization_annotation.extend(source.quantization_annotation)
+    frame.ir_version = max(frame.ir_version, _MIN_IR_VERSION)
+    frame.graph.name = source.name or "graph"
     # Old types would be wrong now. Only where ONNX cannot infer them do they stay: no plan changes a type there.
     opaque = {
         name
@@ -204,7 +197,7 @@ def frame_of(model: Model) -> onnx.ModelProto:
         for slot, name in enumerate(node.outputs)
         if slot not in node_rule(model, node).outputs
     }
-    graph.value_info.extend(v for v in source.value_info if v.name in opaque)
+    frame.graph.value_info.extend(v for v in source.value_info if v.name in opaque)
     return frame
 
 
@@ -229,7 +222,7 @@ def cast_node(source: str, result: str, precision: Precision, name: str = "") ->
 
 def rounding_nodes(source: str, reduced: str, rounded: str, precision: Precision) -> list[onnx.NodeProto]:
     """The nodes that round an FP32 value to a precision, as FP32: a pair of Casts, or a mantissa that is split."""
-    if precision.is_rounded_by_casts:
+    if precision.stored is precision:
         return [cast_node(source, reduced, precision), cast_node(reduced, rounded, Precision.FP32)]
     return split_nodes(source, reduced, rounded, Precision.FP32.mantissa_bits - precision.mantissa_bits)
 

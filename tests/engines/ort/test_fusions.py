@@ -22,13 +22,7 @@ from mptune.engines.samples import Scoring
 from mptune.engines.toolchains.jobs import ReferenceJob, SwitchedErrorsJob
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.graph.facts import FusedNodes
-from mptune.graph.folded import (
-    FoldedValues,
-    folded_model,
-    is_worthwhile,
-    read_folded,
-    write_without_weights,
-)
+from mptune.graph.folded import FoldedValues, folded_model, is_worthwhile, read_folded, write_without_weights
 from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision

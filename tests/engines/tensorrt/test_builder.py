@@ -6,6 +6,7 @@ import gc
 import itertools
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -229,8 +230,14 @@ def test_what_a_build_made_is_freed_once_the_answer_is_sent(
     monkeypatch.setattr(BuildObjects, "close", watched)
     save_samples(tmp_path / "samples.npz", rows(1))
     state = WorkerState()
+    closed: list[str] = []
+    state.cached("baseline", "", lambda: SimpleNamespace(close=lambda: closed.append("baseline")))
     job = BuildJob(mlp_path, tmp_path / "engine", OPTIONS, (tmp_path / "samples.npz",), 60.0)
     assert job.run(state)[0] > 0
+    assert closed == []
+    assert replace(job, alone=True).run(state)[0] > 0
+    assert closed == ["baseline"], "an engine that is open would leave a build on a Jetson too little memory"
+    freed.clear()
     assert freed == []
     state.drop(TRANSIENT)
     ((*names,),) = freed

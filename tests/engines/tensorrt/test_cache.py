@@ -9,11 +9,7 @@ from typing import Any
 
 import pytest
 
-from mptune.engines.tensorrt.builder import (
-    BuildObjects,
-    attach_timing_cache,
-    save_timing_cache,
-)
+from mptune.engines.tensorrt.builder import BuildObjects, attach_timing_cache, save_timing_cache
 from mptune.engines.tensorrt.library import load_library, open_log
 from tests.device.cuda import FakeCuda
 from tests.device.tensorrt import make_module

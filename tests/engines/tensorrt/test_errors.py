@@ -9,12 +9,7 @@ from typing import Any
 import pytest
 
 from mptune.engines.base import EngineError, FailureKind
-from mptune.engines.tensorrt.library import (
-    build_failure,
-    construct,
-    parser_failure,
-    skipped_tactics,
-)
+from mptune.engines.tensorrt.library import build_failure, construct, parser_failure, skipped_tactics
 
 
 def logged(*errors: str, warnings: Sequence[str] = ()) -> Any:

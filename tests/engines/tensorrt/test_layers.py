@@ -7,7 +7,6 @@ a device in host memory, and the names of a real network's layers.
 
 from __future__ import annotations
 
-import gc
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,6 @@ from mptune.engines.tensorrt.layers import (
     LayerTime,
     group_times,
     layer_times,
-    profiler_class,
     read_layers,
     with_group_times,
 )
@@ -79,21 +77,6 @@ def test_the_longest_execution_is_left_out_and_what_is_skipped_counts_nothing() 
     executions = [{"a": 1.0, "b": 4.0}, {"a": 90.0}, {"a": 2.0}]
     layers = [LayerTime(("m",), 0.0, "a"), LayerTime(("n",), 0.0, "a")]
     assert layer_times(executions, layers) == (LayerTime(("m", "n"), 1.5, "a"), LayerTime((), 0.0, "b"))
-
-
-@pytest.mark.tensorrt_rtx
-def test_the_profiler_is_one_of_the_installed_modules() -> None:
-    trt = load_library("tensorrt-rtx").trt
-    profiler = profiler_class(trt)()
-    assert profiler_class(trt) is type(profiler)
-    assert isinstance(profiler, trt.IProfiler)
-    profiler.report_layer_time("early", 1.0)
-    for _ in range(2):
-        profiler.start_execution()
-        profiler.report_layer_time(layer_name="a", ms=0.5)
-        profiler.report_layer_time("a", 0.25)
-    gc.collect()
-    assert profiler.executions == [{"a": 0.75}, {"a": 0.75}]
 
 
 @pytest.mark.tensorrt_rtx

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -13,7 +12,6 @@ from mptune.engines.base import Failure, Measurement, Stage
 from mptune.engines.context import RunContext
 from mptune.engines.ort.backend import ONNXRUNTIME, OrtBuilder
 from mptune.engines.ort.session import Provider
-from mptune.engines.spread import LEAST_VALUES
 from mptune.engines.tensorrt.library import LibraryReport, is_installed
 from mptune.engines.toolchains import choose as toolchain
 from mptune.engines.toolchains.choose import choose_target, list_toolchains, open_toolchain
@@ -22,7 +20,7 @@ from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.errors import TargetError
 from mptune.graph.hazards.hazard import TensorRange
 from mptune.graph.loading.model import load_model
-from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.plan import PrecisionPlan
 from mptune.processes.child import Job
 from mptune.settings import SearchSettings
 from mptune.targets.detect import Gpu
@@ -39,65 +37,6 @@ NO_GPU = not toolchain.detect_gpus()
 def measured(found: Measurement | Failure | None) -> Measurement:
     assert isinstance(found, Measurement), found
     return found
-
-
-def test_the_cpu_is_measured(
-    mlp_path: Path, tmp_path: Path, settings: SearchSettings, fp32: PrecisionPlan, fp16: PrecisionPlan
-) -> None:
-    """Folders may have any name."""
-    folder = tmp_path / "a folder with spaces and ümlauts"
-    folder.mkdir()
-    model = load_model(Path(shutil.copy(mlp_path, folder / "the model.onnx")))
-    mlp_context = make_context(model, folder, {"x": np.ones((3, 32), np.float32)}, settings=settings)
-    with open_toolchain(load_target("cpu"), mlp_context) as tools:
-        assert (tools.name, tools.latency_source, tools.error_source) == ("onnxruntime", "measured", "measured")
-        assert not tools.emulation_holds
-        assert any("seldom faster on a CPU" in warning for warning in tools.environment().warnings)
-        for which in ("search", "held_out"):
-            assert not isinstance(tools.reference(which), Failure)
-        base = measured(tools.evaluate(fp32))
-        assert base.latency.source == "measured"
-        assert base.drift == 1.0
-        assert base.error.value("relative_l2") < 1e-6
-        mixed = measured(tools.evaluate(fp16))
-        assert 1e-6 < mixed.error.value("relative_l2") < 1e-1
-        assert LEAST_VALUES <= len(mixed.latency.raw_ms) <= 10
-        assert len(mixed.latency.raw_ms) == len(mixed.baseline.raw_ms)
-        held_out = measured(tools.evaluate(fp16, "held_out"))
-        assert held_out.error != mixed.error
-        reopened = tools.reopen(fp16, 2)
-        assert not isinstance(reopened, Failure)
-        assert [session.baseline for session in reopened] == [base.latency.session.baseline] * 2
-        tools.restart()
-        another = measured(tools.evaluate(fp16)).latency.session
-        assert another.baseline != base.latency.session.baseline
-    left = {path.suffix for path in mlp_context.weights_dir.iterdir()}
-    assert ".onnx" not in left
-    assert not list(mlp_context.logs_dir.glob("*"))
-
-
-def test_a_profile_is_predicted_and_emulated(mlp_context: RunContext, fp32: PrecisionPlan, fp16: PrecisionPlan) -> None:
-    target = load_target("jetson-orin-nano-8gb")
-    with open_toolchain(target, mlp_context) as tools:
-        assert (tools.latency_source, tools.error_source) == ("predicted", "emulated")
-        assert tools.emulation_holds
-        assert not any("predicted" in warning for warning in tools.environment().warnings), "the search's finding"
-        for which in ("search", "held_out"):
-            assert not isinstance(tools.reference(which), Failure)
-        ranges = tools.observe()
-        assert not isinstance(ranges, Failure)
-        assert ranges["x"].shape == (3, 32)
-        base, mixed = measured(tools.evaluate(fp32)), measured(tools.evaluate(fp16))
-        assert base.latency.source == mixed.latency.source == "predicted"
-        assert base.baseline is None
-        assert tools.reopen(fp16, 2) == ()
-        assert base.error.value("relative_l2") == 0.0
-        assert 1e-5 < mixed.error.value("relative_l2") < 1e-1
-        tools.restart()
-        assert measured(tools.evaluate(fp16)).error == mixed.error
-        one = fp32.replace({fp16.fp16_groups[0]: Precision.FP16})
-        assert measured(tools.evaluate(one)).error.value("relative_l2") > 0
-    assert not list(mlp_context.weights_dir.glob("*.onnx"))
 
 
 def test_tf32_is_predicted_and_emulated_on_a_device_that_is_not_here(

@@ -85,10 +85,13 @@ def test_refuses_another_models_plan_and_incomplete_plans(tmp_path: Path) -> Non
 
 
 def test_rewrite_in_memory(tmp_path: Path) -> None:
-    model = load_model(models.save(models.mlp(), tmp_path))
+    source = models.mlp()
+    source.graph.metadata_props.add(key="source", value="a graph's own")
+    model = load_model(models.save(source, tmp_path))
     groups = find_groups(model)
     proto = rewrite(model, PrecisionPlan.uniform(model.sha256, [g.id for g in groups], Precision.FP16))
     onnx.checker.check_model(proto, full_check=True)
+    assert list(proto.graph.metadata_props) == list(source.graph.metadata_props)
     assert {i.data_type for i in proto.graph.initializer} == {TensorProto.FLOAT16}
 
 
