@@ -53,9 +53,7 @@ def evaluation_lists(draw: st.DrawFn) -> list[Evaluation]:
 
 
 @given(evaluation_lists(), st.randoms())
-def test_nothing_on_the_front_is_dominated_and_all_else_is(
-    evaluations: list[Evaluation], random: Random
-) -> None:
+def test_nothing_on_the_front_is_dominated_and_all_else_is(evaluations: list[Evaluation], random: Random) -> None:
     front = pareto(evaluations)
     assert all(point.is_finite for point in front)
     for faster, slower in pairwise(front):
