@@ -141,7 +141,7 @@ class Inspection:
             "shapes": {"assumed": dict(self.assumed), "observed": self.observed, "unknown": self.unknown_shapes},
             "samples": self.samples,
             "samples_available": self.available,
-            "groups": [group.to_json() for group in self.groups],
+            "groups": [each.to_json() for each in self.groups],
             "operators": list(map(asdict, self.operators)),
             "rest": _cost(self.rest),
             "hazards": [each.to_json() for each in self.hazards],

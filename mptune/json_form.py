@@ -51,7 +51,7 @@ def encode(value: Any) -> Any:
     if hasattr(value, "to_json"):
         return value.to_json()
     if is_dataclass(value):
-        return _encode_fields(value)
+        return {each.name: encode(getattr(value, each.name)) for each in fields(value)}
     return [encode(entry) for entry in value]
 
 
@@ -60,7 +60,7 @@ class JsonForm:
 
     def to_json(self) -> dict[str, Any]:
         """All fields as JSON types."""
-        return _encode_fields(self)
+        return {each.name: encode(getattr(self, each.name)) for each in fields(self)}  # type: ignore[arg-type]
 
     @classmethod
     def from_json(cls: type[T], document: Any) -> T:
@@ -77,10 +77,6 @@ class TextForm:
         from pydantic_core import core_schema
 
         return core_schema.no_info_plain_validator_function(cls.from_json)  # type: ignore[attr-defined]
-
-
-def _encode_fields(value: Any) -> dict[str, Any]:
-    return {each.name: encode(getattr(value, each.name)) for each in fields(value)}
 
 
 @cache

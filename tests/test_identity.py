@@ -117,23 +117,11 @@ def test_what_names_an_equal_search_space_does_not_count(tmp_path: Path, storage
     space = Path(mptune.__file__).parent.parent / "search_spaces" / "default.toml"
     shutil.copy(space, tmp_path / "mine.toml")
     search(tmp_path, "a", storage, budget=1)
-    search(tmp_path, "b", storage, budget=4, space=tmp_path / "mine.toml")
-    assert study(tmp_path, "a") == study(tmp_path, "b"), "nor does the budget, by which the granularity was fitted"
-
-
-def test_two_searches_of_one_study_need_one_device(tmp_path: Path, storage: str) -> None:
-    search(tmp_path, "a", storage)
     with pytest.raises(RunError, match=r"another target .*Fake 1000 there.*Fake 2000 here") as refused:
         search(tmp_path, "b", storage, open_toolchain=Opener(tmp_path / "diaries", 0.0, device="Fake 2000"))
     assert "give this run another name" in refused.value.hint
-
-
-def test_a_refused_search_that_is_given_the_same_settings_shares(tmp_path: Path, storage: str) -> None:
-    search(tmp_path, "a", storage, budget=1)
-    with pytest.raises(RunError, match="another --seed"):
-        search(tmp_path, "b", storage, budget=1, seed=1)
-    search(tmp_path, "b", storage, budget=1)
-    assert study(tmp_path, "a") == study(tmp_path, "b")
+    search(tmp_path, "b", storage, budget=4, space=tmp_path / "mine.toml")
+    assert study(tmp_path, "a") == study(tmp_path, "b"), "nor does the budget, by which the granularity was fitted"
 
 
 def test_a_fresh_search_that_was_interrupted_stays_a_new_one(tmp_path: Path, storage: str) -> None:
@@ -149,18 +137,22 @@ def test_a_fresh_search_that_was_interrupted_stays_a_new_one(tmp_path: Path, sto
     assert len(evaluated_in(tmp_path / "a" / "run.mptune.old-1", storage)) == 1
 
 
-@pytest.mark.parametrize("place", ["metric", "reported"])
-def test_a_script_under_the_same_name_is_the_same_script(place: str, tmp_path: Path, storage: str) -> None:
+def test_a_script_under_the_same_name_is_the_same_script(tmp_path: Path, storage: str) -> None:
     script = tmp_path / "score.py"
     script.write_text("def score(outputs, reference):\n    return 0.5\n")
-    spec = f"{script}:score"
-    metric = spec if place == "metric" else ["relative_l2", spec]
-    model = save_mlp(tmp_path / "model.onnx")
-    mine = {"model": model, "data": ROWS, "budget": 2, "target": "jetson-orin-nano-8gb", "metric": metric}
-    mptune.search(out=tmp_path / "run.mptune", **mine)
+    metric, alone = ["relative_l2", f"{script}:score"], {"data": ROWS, "target": "jetson-orin-nano-8gb", "budget": 2}
+    search(tmp_path, "a", storage, budget=1, metric=metric)
+    mptune.search(tmp_path / "model.onnx", out=tmp_path / "run.mptune", metric=metric[-1], **alone)
     script.write_text("def score(outputs, reference):\n    return 0.25\n")
     with pytest.raises(RunError, match=r"the metric .*score.py:score is not what it was"):
-        mptune.search(out=tmp_path / "run.mptune", **{**mine, "budget": 3})
+        search(tmp_path, "a", storage, budget=3, metric=metric)
+    with pytest.raises(RunError, match=r"the metric .*score.py:score is not what it was"):
+        mptune.search(tmp_path / "model.onnx", out=tmp_path / "run.mptune", metric=metric[-1], **{**alone, "budget": 3})
+    mine = {"storage": storage, "open_toolchain": Opener(tmp_path / "diaries")}
+    with pytest.raises(RunError, match="is not run unless you name it"):
+        mptune.worker(tmp_path / "a" / "run.mptune", **mine)
+    with pytest.raises(RunError, match="is not what it was"):
+        mptune.worker(tmp_path / "a" / "run.mptune", metric=metric[-1], **mine)
 
 
 def test_a_profile_with_other_figures_is_another_target(tmp_path: Path, storage: str) -> None:
@@ -172,15 +164,3 @@ def test_a_profile_with_other_figures_is_another_target(tmp_path: Path, storage:
     (tmp_path / "mine.toml").write_text(profile.read_text().replace(bandwidth, "bandwidth_gbps = 33.0", 1))
     with pytest.raises(RunError, match="another content of the profile"):
         mptune.search(out=tmp_path / "run.mptune", **{**mine, "budget": 3})
-
-
-def test_a_worker_with_another_script_is_refused(tmp_path: Path, storage: str) -> None:
-    script = tmp_path / "score.py"
-    script.write_text("def score(outputs, reference):\n    return 0.5\n")
-    search(tmp_path, "a", storage, budget=1, metric=["relative_l2", f"{script}:score"])
-    script.write_text("def score(outputs, reference):\n    return 0.25\n")
-    mine = {"storage": storage, "open_toolchain": Opener(tmp_path / "diaries")}
-    with pytest.raises(RunError, match="is not run unless you name it"):
-        mptune.worker(tmp_path / "a" / "run.mptune", **mine)
-    with pytest.raises(RunError, match="is not what it was"):
-        mptune.worker(tmp_path / "a" / "run.mptune", metric=f"{script}:score", **mine)

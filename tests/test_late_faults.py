@@ -9,7 +9,6 @@ from typing import NoReturn
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 import mptune
 from mptune.cli import main
@@ -17,6 +16,7 @@ from mptune.errors import DataError, RunError
 from mptune.graph.plan import PrecisionPlan
 from tests.conftest import save_mlp
 from tests.fakes import make_toolchain, search
+from tests.graph import models
 
 PARTS = {
     "mptune.reporting.run_files.collect_check": "chosen/check.npz",
@@ -98,17 +98,10 @@ def test_a_page_of_an_earlier_result_does_not_stay(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_scalar_input_beside_a_dynamic_axis(capsys: pytest.CaptureFixture[str]) -> None:
-    weight = np.random.default_rng(0).normal(0, 0.1, (8, 8)).astype(np.float32)
-    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"]), helper.make_node("Mul", ["y", "gain"], ["z"])]
-    value = helper.make_tensor_value_info
-    graph = helper.make_graph(
-        nodes,
-        "scaled",
-        [value("x", TensorProto.FLOAT, [1, "frames", 8]), value("gain", TensorProto.FLOAT, [])],
-        [value("z", TensorProto.FLOAT, [1, "frames", 8])],
-        [numpy_helper.from_array(weight, "w")],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), "scaled.onnx")
+    nodes = [models.node("MatMul", ["x", "w"], "y"), models.node("Mul", ["y", "gain"], "z")]
+    inputs = [models.value("x", [1, "frames", 8]), models.value("gain", [])]
+    weight = models.constant("w", np.random.default_rng(0).normal(0, 0.1, (8, 8)).astype(np.float32))
+    onnx.save(models.model(nodes, inputs, [models.value("z", [1, "frames", 8])], [weight]), "scaled.onnx")
     rows = np.random.default_rng(1).normal(size=(16, 12, 8)).astype(np.float32)
     np.savez("scaled.npz", x=rows, gain=np.full(16, 2, np.float32))
     command = ["search", "scaled.onnx", "--data", "scaled.npz", "--budget", "4", "--target", "jetson-orin-nano-8gb"]

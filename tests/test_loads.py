@@ -161,15 +161,11 @@ def test_apply_writes_nothing_that_does_not_load(mlp: tuple[Path, Path], tmp_pat
 
 
 @pytest.mark.usefixtures("spoilt")
-def test_a_search_ships_nothing_that_does_not_load(
-    mlp: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_search_ships_nothing_that_does_not_load(mlp: tuple[Path, Path], tmp_path: Path) -> None:
     path, data = mlp
-    run = tmp_path / "run"
-    arguments = [str(path), "--data", str(data), "--out", str(run), "--budget", "3"]
-    assert main(["search", *arguments, "--target", "jetson-orin-nano-8gb"]) == 1
-    assert "does not load: Type Error" in capsys.readouterr().err
-    assert not (run / "chosen").exists()
+    with pytest.raises(ModelError, match="does not load: Type Error"):
+        mptune.search(path, data=data, out=tmp_path / "run", budget=3, target="jetson-orin-nano-8gb")
+    assert not (tmp_path / "run" / "chosen").exists()
 
 
 def test_a_search_opens_its_model_once(mlp: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

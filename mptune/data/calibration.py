@@ -1,12 +1,8 @@
-"""Calibration samples in every form that users give them (docs/reference/files.md, *Calibration data*).
+"""Calibration samples in every form that users give them: docs/reference/files.md, *Calibration data*, has the list.
 
-Each form is read as arrays by input name, which ``cut_samples`` checks against the model and cuts into samples:
-
-* ``.npz``, ``.npy``, a mapping of arrays, an array for a model with one input: samples concatenated along axis 0;
-* an iterable with a mapping for each sample, a loader script that gives one, the ``.json`` that Polygraphy writes;
-* a folder of ``.npz`` or ``.npy`` files, each one whole sample, of any shapes; files with more rows than a fixed batch
-  takes, and files called ``shard*``, hold several;
-* a folder of images (``mptune.data.images``).
+Each form is read as arrays by input name, which ``cut_samples`` checks against the model and cuts into samples. Arrays
+of a file or in memory are samples concatenated along axis 0; each mapping of an iterable, and each file of a folder, is
+one whole sample.
 """
 
 from __future__ import annotations

@@ -57,7 +57,8 @@ def load_images(declaration: Path, inputs: Sequence[TensorInfo], batch: int) -> 
     info = inputs[0]
     shape = info.shape if len(inputs) == 1 and declared.input in (None, info.name) else None
     if shape is None or len(shape) != 4:
-        text = f"images are for a model with one input of rank 4, named {declared.input or 'anything'}"
+        name = "" if declared.input is None else f" {declared.input}"
+        text = f"images are for a model with one input{name} of rank 4"
         raise DataError(f"{declaration}: {text}", "write .npz files with one array per input")
     channels = 1 if declared.colour == "GREY" else 3
     fitting = [layout for layout, axis in (("NCHW", 1), ("NHWC", 3)) if shape[axis] == channels]

@@ -21,17 +21,8 @@ from types import ModuleType
 from typing import Any
 
 from mptune.data.arrays import arrays_of, copied_samples
-from mptune.data.metrics.table import (
-    CALLABLE,
-    METRIC_TIMEOUT_S,
-    METRICS,
-    Metric,
-    MetricFailedError,
-    called_number,
-    takes_whole_set,
-    undirected,
-    unknown_metric,
-)
+from mptune.data.metrics import table
+from mptune.data.metrics.table import Metric, MetricFailedError
 from mptune.errors import DataError, SettingsError
 from mptune.processes.child import Failure, FailureKind, WorkerState, describe
 from mptune.processes.parent import Worker
@@ -61,8 +52,10 @@ class _ScriptJob:
         if not callable(function):
             hint = f"name it: --data {self.shown.name}:FUNCTION; {_LOADER}" if self.is_loader else _SIGNATURE
             raise DataError(f"{self.shown} has no function {self.function!r}", hint)
+        if self.arguments is not None:
+            return table.called_number(function, self.arguments)
         if not self.is_loader:
-            return takes_whole_set(function) if self.arguments is None else called_number(function, self.arguments)
+            return table.takes_whole_set(function)
         where = f"{self.shown}:{self.function}"
         try:
             content = function()
@@ -94,9 +87,9 @@ class _ScriptJob:
 class MetricScript:
     """The metric ``script.py:function``. Its function runs in the scripts' process; called here like the function."""
 
-    def __init__(self, spec: str, timeout_s: float = METRIC_TIMEOUT_S) -> None:
+    def __init__(self, spec: str, timeout_s: float = table.METRIC_TIMEOUT_S) -> None:
         """Load the script, with the user's rights. A call may take ``timeout_s``."""
-        file, _, function = undirected(spec).rpartition(":")
+        file, _, function = table.undirected(spec).rpartition(":")
         path = Path(file)
         if path.suffix != ".py" or not function.isidentifier():
             raise DataError(f"metric {spec!r} names no function", "write it as script.py:function")
@@ -104,7 +97,7 @@ class MetricScript:
             raise DataError(f"no such file: {path} (of metric {spec!r})", "give the path of a Python file")
         self._job, self._timeout_s = _job(path, function), timeout_s
         try:
-            self.takes_whole_set = bool(_call(self._job, METRIC_TIMEOUT_S))
+            self.takes_whole_set = bool(_call(self._job, table.METRIC_TIMEOUT_S))
         except MetricFailedError as error:
             raise self._job.not_loaded(str(error)) from error
 
@@ -114,19 +107,19 @@ class MetricScript:
 
 
 def resolve_metric(
-    spec: str, function: Any = None, *, has_labels: bool = False, timeout_s: float = METRIC_TIMEOUT_S
+    spec: str, function: Any = None, *, has_labels: bool = False, timeout_s: float = table.METRIC_TIMEOUT_S
 ) -> Metric:
     """The metric that ``--metric`` names: a row of ``METRICS``, ``script.py:function``, or ``callable:NAME``.
 
     ``timeout_s`` is for one call of a script's.
     """
-    if spec.startswith(CALLABLE):
+    if spec.startswith(table.CALLABLE):
         if not callable(function):
-            name = spec.removeprefix(CALLABLE)
+            name = spec.removeprefix(table.CALLABLE)
             text = f"the metric {name!r} is a Python function, which a run directory does not hold"
             raise SettingsError(text, "give the function itself to mptune.search or mptune.confirm: metric=FUNCTION")
-        return Metric(spec, "set" if takes_whole_set(function) else "sample", function)
-    row = METRICS.get(spec)
+        return Metric(spec, "set" if table.takes_whole_set(function) else "sample", function)
+    row = table.METRICS.get(spec)
     if row is not None:
         if row.kind == "element" and row.larger_is_better:
             hint = "use relative_l2, which ranks a sample alike (sqnr_db = -20 log10(relative_l2)); both are reported"
@@ -134,9 +127,9 @@ def resolve_metric(
         return replace(row, kind="set") if has_labels and row.is_set_with_labels else row
     if ":" in spec or spec.endswith(".py"):
         script = MetricScript(spec, timeout_s)
-        is_maximised = undirected(spec) != spec
+        is_maximised = table.undirected(spec) != spec
         return Metric(spec, "set" if script.takes_whole_set else "sample", script, larger_is_better=is_maximised)
-    raise unknown_metric(spec, METRICS)
+    raise table.unknown_metric(spec, table.METRICS)
 
 
 def law_metric(spec: str, function: Any = None, *, has_labels: bool = False) -> str:

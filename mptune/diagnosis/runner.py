@@ -14,14 +14,12 @@ from mptune.data.archive import read_samples, save_samples
 from mptune.engines.base import Failure
 from mptune.engines.context import RunContext
 from mptune.engines.failures import did_not_run
-from mptune.engines.ort.cuda_session import NO_TF32, OrtEngine
-from mptune.engines.ort.session import SessionOptions
+from mptune.engines.ort import cuda_session, session
 from mptune.engines.outputs import OutputsJob, RepeatJob
 from mptune.engines.toolchains.reference import ReferenceModel
 from mptune.errors import BaselineError
 from mptune.graph.groups import GroupedModel, find_groups
-from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
-from mptune.graph.hazards.hazard import Hazard, ObservedValues
+from mptune.graph.hazards import find, hazard
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import PRECISIONS, REDUCED, Precision, PrecisionPlan
 from mptune.graph.value_types import ValueTypes, unsupported
@@ -56,7 +54,7 @@ class Runner:
         folder.mkdir(exist_ok=True)
         settings = SearchSettings(data_settings=DataSettings(batch=batch), precisions=tuple(map(str, PRECISIONS)))
         self.context = RunContext.in_folder(self.grouped, folder, settings)
-        self.worker = Worker(self.context.logs_dir, environment=NO_TF32)
+        self.worker = Worker(self.context.logs_dir, environment=cuda_session.NO_TF32)
         self.samples, self.samples_path = samples, self.context.samples("search")
         save_samples(self.samples_path, samples)
         self._tell, self._stage = stage, ""
@@ -78,7 +76,8 @@ class Runner:
     def run(self, name: str, model: Path, samples: Path | None = None) -> Outputs:
         """Outputs of a model's file as it stands, on the samples of this run or others; ``name`` is of their file."""
         into = self.context.data_dir / f"{name}.npz"
-        self.call(OutputsJob(OrtEngine(model, SessionOptions()), samples or self.samples_path, into))
+        engine = cuda_session.OrtEngine(model, session.SessionOptions())
+        self.call(OutputsJob(engine, samples or self.samples_path, into))
         return read_samples(into)
 
     def _once(self, name: str, stage: str, write: Callable[[], Path]) -> Outputs:
@@ -139,21 +138,21 @@ class Runner:
         self.begin(f"running {self.name} {times} times, threads: {threads}")
         isolated, worst = (self.context.data_dir / f"{name}.npz" for name in ("isolated", f"worst_{threads}"))
         save_samples(isolated, self.exact)
-        engine = OrtEngine(self.widened, SessionOptions())
+        engine = cuda_session.OrtEngine(self.widened, session.SessionOptions())
         error = self.call(RepeatJob(engine, self.samples_path, isolated, times, threads, worst))
         return error, read_samples(worst) if error > 0 else None
 
     @cached_property
-    def observed(self) -> ObservedValues:
+    def observed(self) -> hazard.ObservedValues:
         """What the values were on the samples; empty where they cannot be observed."""
         self.begin("observing the ranges of values")
         ranges = ReferenceModel(self.context, "cpu", self.worker).observe()
-        return ObservedValues() if isinstance(ranges, Failure) else ObservedValues(ranges)
+        return hazard.ObservedValues() if isinstance(ranges, Failure) else hazard.ObservedValues(ranges)
 
     @cached_property
-    def hazards(self) -> tuple[Hazard, ...]:
+    def hazards(self) -> tuple[hazard.Hazard, ...]:
         """What speaks against FP16, in the model and on the samples."""
-        return find_hazards(self.grouped, self.observed)
+        return find.find_hazards(self.grouped, self.observed)
 
     @cached_property
     def planned_fp16(self) -> PrecisionPlan:
@@ -162,10 +161,10 @@ class Runner:
 
     def throughout(self, precision: Precision) -> PrecisionPlan:
         """A reduced precision wherever the model can have it, as other tools convert: values may overflow."""
-        return self._wherever_possible(precision, find_hazards(self.grouped))
+        return self._wherever_possible(precision, find.find_hazards(self.grouped))
 
-    def _wherever_possible(self, precision: Precision, hazards: Sequence[Hazard]) -> PrecisionPlan:
+    def _wherever_possible(self, precision: Precision, hazards: Sequence[hazard.Hazard]) -> PrecisionPlan:
         lacking = unsupported(ValueTypes(self.grouped), precision)
         pinned = [group.id for group in self.grouped.groups if group.pinned is not None]
-        kept = {*pinned, *lacking, *pinned_by_hazards(hazards, precision, is_measured=True)}
+        kept = {*pinned, *lacking, *find.pinned_by_hazards(hazards, precision, is_measured=True)}
         return self.grouped.uniform(precision).replace(dict.fromkeys(kept, Precision.FP32))

@@ -58,18 +58,14 @@ def write_chosen(
     """Write the directory anew, as one step: a reader sees the old one or the new one, never half of each.
 
     Files in it that are not mptune's own are carried over. Model, plan and engine are the result; another file that
-    cannot be made is left out.
+    cannot be made is left out, with a warning that is returned.
 
     Args:
-        directory: ``RUN/chosen``; its parent must exist.
-        environment: where the figures were taken; None where it is not known.
+        environment: where the figures were taken.
         bank: the run's weight bank; None converts the weights again.
         recipe: how the run builds engines; None for the default settings.
         check: what ``check.npz`` holds of this plan; None writes none.
         opset: that the model was raised to; None where it is as the user's file has it.
-
-    Returns:
-        A warning for each file that was left out.
 
     Raises:
         RunError: the directory cannot be written, or the disk is full.
@@ -91,7 +87,6 @@ def write_chosen(
                     shutil.rmtree(leftover)
             fresh.mkdir()
             rewriter = rewrite.Rewriter(grouped, bank)
-            latency = evaluation.latency
             figures = {
                 "version": __version__,
                 "source_sha256": front.model_sha256,
@@ -104,8 +99,8 @@ def write_chosen(
                 "error": text.short_number(evaluation.error_value),
                 "error_source": evaluation.error_source,
                 "held_out_error": text.short_number(evaluation.held_out_value),
-                "latency_ms": text.short_number(latency.median_ms),
-                "latency_source": latency.source,
+                "latency_ms": text.short_number(evaluation.latency.median_ms),
+                "latency_source": evaluation.latency.source,
                 "speedup": text.short_number(evaluation.speedup),
                 "remeasured": "yes" if evaluation.remeasured else "no",
                 "confirmed": "yes" if evaluation.confirmed else "no",

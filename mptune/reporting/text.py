@@ -25,16 +25,10 @@ if TYPE_CHECKING:
 
     from mptune.tuning.confirmation import Confirmation
 
-KEPT_BECAUSE = "kept in FP32 because"
-"""Above the FP32 groups of a plan with their reasons, in every view."""
-
-_MOST_OF_A_CODE = 3
-"""Findings of one code that are shown one by one; the others are counted."""
-
 TEMPLATES = Path(__file__).parent / "templates"
-
-_LONGEST_SENTENCE = 700
-"""Characters of a sentence in a text or on the page: names in it may be of any length."""
+KEPT_BECAUSE = "kept in FP32 because"  # above the FP32 groups of a plan with their reasons, in every view
+_MOST_OF_A_CODE = 3  # findings of one code that are shown one by one; the others are counted
+_LONGEST_SENTENCE = 700  # characters of a sentence in a text or on the page: names in it may be of any length
 
 
 def fill_template(name: str, **values: object) -> str:

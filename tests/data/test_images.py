@@ -123,7 +123,7 @@ def test_a_hash_stands_for_the_files_and_the_declaration(folder: Path) -> None:
         ("", (1, 3, "h", "w"), "which size images have"),
         ("size = [8, 8]", (1, 3, 4, 4), "image"),
         ("", (1, 3), "of rank 4"),
-        ('input = "x"', (1, 3, 4, 4), "one input of rank 4, named x"),
+        ('input = "x"', (1, 3, 4, 4), "one input x of rank 4"),
         ('folder = "nowhere"', (1, 3, 4, 4), "nowhere holds 0 images"),
         ("size = [", (1, 3, 4, 4), "not TOML"),
     ],

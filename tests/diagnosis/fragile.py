@@ -11,7 +11,7 @@ from onnxruntime.transformers.float16 import convert_float_to_float16
 
 from tests.diagnosis import recordings
 from tests.diagnosis.recordings import Arrays, NodeByNode
-from tests.graph.models import constant, model, node, save, value
+from tests.graph.models import constant, save, text
 
 ROWS = 24
 
@@ -23,16 +23,11 @@ def _weight(name: str, rows: int, columns: int) -> onnx.TensorProto:
 
 def fragile() -> onnx.ModelProto:
     """Values pass through an offset of 200, where FP16's spacing is an eighth."""
-    nodes = [
-        node("MatMul", ["x", "w1"], "a", "/first/MatMul"),
-        node("Tanh", ["a"], "t", "/first/Tanh"),
-        node("MatMul", ["t", "w20"], "b", "/second/MatMul"),
-        node("Add", ["b", "offset"], "c", "/there/Add"),
-        node("Sub", ["c", "offset"], "d", "/back/Sub"),
-        node("MatMul", ["d", "w300"], "y", "/head/MatMul"),
-    ]
-    constants = [_weight("w1", 32, 64), _weight("w20", 64, 64), _weight("w300", 64, 8), constant("offset", [200.0])]
-    return model(nodes, [value("x", ["batch", 32])], [value("y", ["batch", 8])], constants)
+    graph = """(float[batch,32] x) => (float[batch,8] y) <float[1] offset = {200}> {
+        ["/first/MatMul"] a = MatMul(x, w1) ["/first/Tanh"] t = Tanh(a) ["/second/MatMul"] b = MatMul(t, w20)
+        ["/there/Add"] c = Add(b, offset) ["/back/Sub"] d = Sub(c, offset) ["/head/MatMul"] y = MatMul(d, w300)
+    }"""
+    return text(graph, _weight("w1", 32, 64), _weight("w20", 64, 64), _weight("w300", 64, 8))
 
 
 def data() -> Arrays:

@@ -14,39 +14,22 @@ from mptune.data.archive import read_samples
 from mptune.diagnosis.sides import FALLBACK_LIMIT, MOST_LIMIT, default_limit
 from tests.diagnosis import recordings
 from tests.graph import models
-from tests.graph.models import constant, node, value, weight
-
-
-def broken() -> tuple[list[object], list[object]]:
-    """A norm whose squares overflow (x / inf is 0, which is finite), a choice among near ties, and a sound output."""
-    nodes = [
-        node("MatMul", ["x", "big"], "h", "/body/MatMul"),
-        node("Mul", ["h", "h"], "squares", "/norm/Mul"),
-        node("ReduceMean", ["squares"], "mean", "/norm/ReduceMean", axes=[-1], keepdims=1),
-        node("Add", ["mean", "eps"], "safe", "/norm/Add"),
-        node("Sqrt", ["safe"], "root", "/norm/Sqrt"),
-        node("Div", ["h", "root"], "normal", "/norm/Div"),
-        node("MatMul", ["normal", "v"], "y", "/head/MatMul"),
-        node("MatMul", ["x", "small"], "near", "/choice/MatMul"),
-        node("Add", ["near", "twenty"], "logits", "/choice/Add"),
-        node("ArgMax", ["logits"], "label", "/choice/ArgMax", axis=-1, keepdims=0),
-        node("MatMul", ["x", "w"], "sound", "/sound/MatMul"),
-    ]
-    constants = [
-        weight("big", 16, 16, scale=300.0),
-        constant("eps", [1e-3]),
-        weight("v", 16, 4),
-        weight("small", 16, 32, scale=2e-3),
-        constant("twenty", [20.0]),
-        weight("w", 16, 4),
-    ]
-    return nodes, constants
+from tests.graph.models import text, weight
 
 
 def test_what_fp16_breaks_does_not_agree(tmp_path: Path) -> None:
-    nodes, constants = broken()
-    outputs = [value("y", ["batch", 4]), value("label", ["batch"], 7), value("sound", ["batch", 4])]
-    path = models.save(models.model(nodes, [value("x", ["batch", 16])], outputs, constants), tmp_path)  # type: ignore[arg-type]
+    """A norm whose squares overflow (x / inf is 0, which is finite), a choice among near ties, and a sound output."""
+    graph = """(float[batch,16] x) => (float[batch,4] y, int64[batch] label, float[batch,4] sound)
+        <float[1] eps = {1e-3}, float[1] twenty = {20}> {
+        ["/body/MatMul"] h = MatMul(x, big) ["/norm/Mul"] squares = Mul(h, h)
+        ["/norm/ReduceMean"] mean = ReduceMean<axes = [-1], keepdims = 1>(squares)
+        ["/norm/Add"] safe = Add(mean, eps) ["/norm/Sqrt"] root = Sqrt(safe) ["/norm/Div"] normal = Div(h, root)
+        ["/head/MatMul"] y = MatMul(normal, v)
+        ["/choice/MatMul"] near = MatMul(x, small) ["/choice/Add"] logits = Add(near, twenty)
+        ["/choice/ArgMax"] label = ArgMax<axis = -1, keepdims = 0>(logits) ["/sound/MatMul"] sound = MatMul(x, w)
+    }"""
+    constants = [weight("big", 16, 16, scale=300.0), weight("v", 16, 4), weight("small", 16, 32, scale=2e-3)]
+    path = models.save(text(graph, *constants, weight("w", 16, 4)), tmp_path)
     data = {"x": np.random.default_rng(3).standard_normal((48, 16)).astype(np.float32)}
     with np.errstate(over="ignore"):
         got = recordings.NodeByNode(path).run(data, 24, result=recordings.to_half)
@@ -69,18 +52,13 @@ def test_what_fp16_breaks_does_not_agree(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_all_fp16_is_that_of_a_search(tmp_path: Path) -> None:
     """A value beyond FP16 on the data pins its group; a constant beyond it is held as 65504, and the error shows it."""
-    nodes = [
-        node("MatMul", ["x", "w"], "h", "/fc/MatMul"),
-        node("Mul", ["h", "h"], "squares", "/square/Mul"),
-        node("ReduceMean", ["squares"], "mean", "/mean/ReduceMean", axes=[-1], keepdims=1),
-        node("Div", ["h", "large"], "scaled", "/scale/Div"),
-        node("MatMul", ["scaled", "v"], "z", "/out/MatMul"),
-        node("Sqrt", ["mean"], "root", "/root/Sqrt"),
-        node("Div", ["h", "root"], "y", "/norm/Div"),
-    ]
-    constants = [weight("w", 16, 16, scale=300.0), constant("large", [1e5]), weight("v", 16, 4)]
-    outputs = [value("y", ["batch", 16]), value("z", ["batch", 4])]
-    path = models.save(models.model(nodes, [value("x", ["batch", 16])], outputs, constants), tmp_path)
+    graph = """(float[batch,16] x) => (float[batch,16] y, float[batch,4] z) <float large = {1e5}> {
+        ["/fc/MatMul"] h = MatMul(x, w) ["/square/Mul"] squares = Mul(h, h)
+        ["/mean/ReduceMean"] mean = ReduceMean<axes = [-1], keepdims = 1>(squares)
+        ["/scale/Div"] scaled = Div(h, large) ["/out/MatMul"] z = MatMul(scaled, v)
+        ["/root/Sqrt"] root = Sqrt(mean) ["/norm/Div"] y = Div(h, root)
+    }"""
+    path = models.save(text(graph, weight("w", 16, 16, scale=300.0), weight("v", 16, 4)), tmp_path)
     data = {"x": np.random.default_rng(3).standard_normal((48, 16)).astype(np.float32)}
     run = tmp_path / "run"
     mptune.search(path, data=data, budget=2, out=run, target="jetson-orin-nano-8gb", progress=False)
@@ -95,13 +73,8 @@ def test_all_fp16_is_that_of_a_search(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_random_numbers_are_no_rounding(tmp_path: Path) -> None:
-    nodes = [
-        node("MatMul", ["x", "w"], "h", "/fc/MatMul"),
-        node("RandomNormalLike", ["h"], "n", "/noise", scale=0.1),
-        node("Add", ["h", "n"], "y", "/fc/Add"),
-    ]
-    proto = models.model(nodes, [value("x", ["batch", 16])], [value("y", ["batch", 4])], [weight("w", 16, 4)])
-    path = models.save(proto, tmp_path)
+    nodes = '["/fc"] h = MatMul(x, w) ["/noise"] n = RandomNormalLike<scale = 0.1>(h) ["/add"] y = Add(h, n)'
+    path = models.save(text(f"(float[batch,16] x) => (float[batch,4] y) {{ {nodes} }}", weight("w", 16, 4)), tmp_path)
     data = {"x": np.random.default_rng(3).standard_normal((16, 16)).astype(np.float32)}
     np.savez(tmp_path / "got.npz", **recordings.run(path, data, 1))
     found = mptune.compare(path, data=data, outputs=tmp_path / "got.npz")
@@ -117,15 +90,11 @@ def test_random_numbers_are_no_rounding(tmp_path: Path) -> None:
 def test_a_model_that_fp16_breaks_is_not_the_cause_of_every_difference(
     change: Callable[[np.ndarray], np.ndarray], code: str | None, tmp_path: Path
 ) -> None:
-    nodes = [
-        node("Flatten", ["image"], "x", "/Flatten"),
-        node("MatMul", ["x", "small"], "near", "/choice/MatMul"),
-        node("Add", ["near", "twenty"], "logits", "/choice/Add"),
-        node("ArgMax", ["logits"], "label", "/choice/ArgMax", axis=-1, keepdims=0),
-    ]
-    constants = [weight("small", 48, 32, scale=2e-3), constant("twenty", [20.0])]
-    image = value("image", ["batch", 3, 4, 4])
-    path = models.save(models.model(nodes, [image], [value("label", ["batch"], 7)], constants), tmp_path)
+    graph = """(float[batch,3,4,4] image) => (int64[batch] label) <float twenty = {20}> {
+        x = Flatten(image) ["/choice/MatMul"] near = MatMul(x, small) ["/choice/Add"] logits = Add(near, twenty)
+        ["/choice/ArgMax"] label = ArgMax<axis = -1, keepdims = 0>(logits)
+    }"""
+    path = models.save(text(graph, weight("small", 48, 32, scale=2e-3)), tmp_path)
     data = {"image": np.random.default_rng(3).standard_normal((48, 3, 4, 4)).astype(np.float32)}
     prepared = {"image": np.ascontiguousarray(change(data["image"]))}
     np.savez(tmp_path / "got.npz", **recordings.run(path, prepared, 24))

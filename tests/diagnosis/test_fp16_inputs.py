@@ -5,45 +5,28 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 import mptune
 from tests.diagnosis.recordings import session
+from tests.graph.models import constant, save, text
 
-TYPES = {"FP32": TensorProto.FLOAT, "FP16": TensorProto.FLOAT16}
+TYPES = {"FP32": (np.float32, "float", 1), "FP16": (np.float16, "float16", 10)}
 
 
 def write(path: Path, inputs: str, inside: str) -> Path:
     """Two layers, with inputs and outputs of one type and all else in the other."""
     rng = np.random.default_rng(0)
-    outer, inner = TYPES[inputs], TYPES[inside]
-    dtype = helper.tensor_dtype_to_np_dtype(inner)
-    weights = [rng.normal(size=shape).astype(dtype) / dtype.type(4) for shape in ((16, 16), (16, 8))]
-    nodes = [
-        helper.make_node("Cast", ["x"], ["x_inside"], to=inner),
-        helper.make_node("MatMul", ["x_inside", "w0"], ["a"], "first"),
-        helper.make_node("Relu", ["a"], ["b"]),
-        helper.make_node("MatMul", ["b", "w1"], ["c"], "second"),
-        helper.make_node("Cast", ["c"], ["y"], to=outer),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "fp16 inputs",
-        [helper.make_tensor_value_info("x", outer, [4, 16])],
-        [helper.make_tensor_value_info("y", outer, [4, 8])],
-        [numpy_helper.from_array(weight, f"w{k}") for k, weight in enumerate(weights)],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-    onnx.checker.check_model(model, full_check=True)
-    onnx.save(model, path)
-    return path
+    (_, outer, outer_number), (dtype, _, inner_number) = TYPES[inputs], TYPES[inside]
+    weights = [constant(f"w{k}", rng.normal(size=shape) / 4, dtype) for k, shape in enumerate(((16, 16), (16, 8)))]
+    nodes = f"""i = Cast<to = {inner_number}>(x) [first] a = MatMul(i, w0) b = Relu(a) [second] c = MatMul(b, w1)
+        y = Cast<to = {outer_number}>(c)"""
+    return save(text(f"({outer}[4,16] x) => ({outer}[4,8] y) {{ {nodes} }}", *weights), path.parent, path.name)
 
 
 def samples(inputs: str) -> list[dict[str, np.ndarray]]:
     rng = np.random.default_rng(1)
-    dtype = helper.tensor_dtype_to_np_dtype(TYPES[inputs])
+    dtype = TYPES[inputs][0]
     return [{"x": rng.normal(size=(4, 16)).astype(dtype)} for _ in range(4)]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from mptune.diagnosis.comparing import make_sides
@@ -15,7 +16,7 @@ from mptune.diagnosis.sides import Sides
 from mptune.graph.loading.model import load_model
 from tests.diagnosis import recordings
 from tests.graph import models
-from tests.graph.models import node, value, weight
+from tests.graph.models import text, weight
 
 Arrays = dict[str, np.ndarray]
 COUNT = 6
@@ -23,34 +24,26 @@ MEAN = np.reshape([0.485, 0.456, 0.406], (3, 1, 1)).astype(np.float32)
 DEVIATION = np.reshape([0.229, 0.224, 0.225], (3, 1, 1)).astype(np.float32)
 
 
-def tracker() -> tuple[object, Arrays]:
+def tracker() -> tuple[onnx.ModelProto, Arrays]:
     """An image, two vectors of one shape and a mask; the output depends on each."""
-    nodes = [
-        node("Conv", ["image", "w"], "c", "/stem/Conv", kernel_shape=[3, 3]),
-        node("LeakyRelu", ["c"], "t", "/stem/LeakyRelu", alpha=0.1),
-        node("Flatten", ["t"], "f", "/Flatten"),
-        node("MatMul", ["f", "v"], "seen", "/head/MatMul"),
-        node("Mul", ["prev", "mask"], "m", "/state/Mul"),
-        node("MatMul", ["m", "p"], "moved", "/state/MatMul"),
-        node("MatMul", ["cur", "q"], "now", "/now/MatMul"),
-        node("Sum", ["seen", "moved", "now"], "s", "/Sum"),
-        node("Tanh", ["s"], "y", "/Tanh"),
-    ]
-    constants = [weight("w", 2, 3, 3, 3), weight("v", 8, 5), weight("p", 5, 5), weight("q", 5, 5)]
+    graph = """(float[batch,3,4,4] image, float[batch,5] prev, float[batch,5] cur, float[batch,5] mask)
+        => (float[batch,5] y) {
+        c = Conv<kernel_shape = [3, 3]>(image, w) t = LeakyRelu<alpha = 0.1>(c) f = Flatten(t) seen = MatMul(f, v)
+        m = Mul(prev, mask) moved = MatMul(m, p) now = MatMul(cur, q) s = Sum(seen, moved, now) y = Tanh(s)
+    }"""
     rng = np.random.default_rng(3)
     raw = rng.uniform(0, 1, (COUNT, 3, 4, 4)).astype(np.float32)
     vectors = rng.standard_normal((2, COUNT, 5)).astype(np.float32)
     mask = (rng.uniform(size=(COUNT, 5)) < 0.6).astype(np.float32)
     data = {"image": (raw - MEAN) / DEVIATION, "prev": vectors[0], "cur": vectors[1], "mask": mask}
-    inputs = [value(name, ["batch", *array.shape[1:]]) for name, array in data.items()]
-    return models.model(nodes, inputs, [value("y", ["batch", 5])], constants), data
+    return text(graph, weight("w", 2, 3, 3, 3), weight("v", 8, 5), weight("p", 5, 5), weight("q", 5, 5)), data
 
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Runner, Path, Arrays]]:
     folder = tmp_path_factory.mktemp("preparation")
     proto, data = tracker()
-    path = models.save(proto, folder)  # type: ignore[arg-type]
+    path = models.save(proto, folder)
     samples = [{name: array[k : k + 1] for name, array in data.items()} for k in range(COUNT)]
     runner = Runner(load_model(path), samples, folder / "run", 1)
     yield runner, folder, data

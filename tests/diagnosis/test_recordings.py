@@ -44,10 +44,10 @@ CASES = [
 
 def _pair() -> onnx.ModelProto:
     """Two outputs of one shape, as the logits of the start and the end of a span."""
-    nodes = [models.node("MatMul", ["x", "w"], "start", "first"), models.node("MatMul", ["x", "v"], "end", "last")]
-    outputs = [models.value(name, ["batch", 8]) for name in ("start", "end")]
-    constants = [models.weight("w", 16, 8), models.weight("v", 16, 8)]
-    return models.model(nodes, [models.value("x", ["batch", 16])], outputs, constants)
+    graph = (
+        "(float[batch,16] x) => (float[batch,8] start, float[batch,8] end) { start = MatMul(x, w) end = MatMul(x, v) }"
+    )
+    return models.text(graph, models.weight("w", 16, 8), models.weight("v", 16, 8))
 
 
 @cache

@@ -17,7 +17,7 @@ from mptune.reporting.terminal.listings import print_comparison
 from mptune.settings import Tolerance
 from tests.diagnosis import recordings
 from tests.graph import models
-from tests.graph.models import constant, node, value, weight
+from tests.graph.models import text, weight
 
 ROWS = 24
 
@@ -26,9 +26,8 @@ ROWS = 24
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that gives four numbers in the hundreds beside a score, its data and what it gives on them."""
     folder = tmp_path_factory.mktemp("parts")
-    nodes = [node("MatMul", ["x", "w"], "h", "fc"), node("Mul", ["h", "scales"], "y", "scale")]
-    constants = [weight("w", 32, 5), constant("scales", [200.0, 200.0, 200.0, 200.0, 1.0])]
-    models.save(models.model(nodes, [value("x", ["batch", 32])], [value("y", ["batch", 5])], constants), folder)
+    graph = "(float[batch,32] x) => (float[batch,5] y) <float[5] scales = {200, 200, 200, 200, 1}>"
+    models.save(text(f"{graph} {{ h = MatMul(x, w) y = Mul(h, scales) }}", weight("w", 32, 5)), folder)
     data = {"x": np.random.default_rng(1).standard_normal((ROWS, 32)).astype(np.float32)}
     np.savez(folder / "data.npz", **data)
     np.savez(folder / "right.npz", **recordings.run(folder / "model.onnx", data, 1))
@@ -105,8 +104,8 @@ def test_what_names_no_column(place: Path, capsys: pytest.CaptureFixture[str]) -
     with pytest.raises(SettingsError, match="no such column"):
         limits_of("y", [Tolerance.parse("y[0]=1")], None, None, len)
     command = ["compare", str(place / "model.onnx"), "--data", str(place / "data.npz")]
-    for text in ("z[0]=1", "y[a]=1", "y[0]=-1", "y"):
-        assert main([*command, "--outputs", str(place / "right.npz"), "--tolerance", text]) in (1, 2)
+    for wrong in ("z[0]=1", "y[a]=1", "y[0]=-1", "y"):
+        assert main([*command, "--outputs", str(place / "right.npz"), "--tolerance", wrong]) in (1, 2)
         assert "hint: " in capsys.readouterr().err
 
 

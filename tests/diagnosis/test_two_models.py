@@ -87,17 +87,11 @@ def permuted(model: onnx.ModelProto, rng: np.random.Generator) -> str:
 
 def resized() -> onnx.ModelProto:
     """A convolution before and after a Resize."""
-    return models.model(
-        [
-            models.node("Conv", ["x", "w"], "a", "/down/Conv", pads=[1, 1, 1, 1]),
-            models.node("Relu", ["a"], "r", "/down/Relu"),
-            models.node("Resize", ["r", "", "scales"], "u", "/up/Resize", mode="linear"),
-            models.node("Conv", ["u", "v"], "y", "/head/Conv", pads=[1, 1, 1, 1]),
-        ],
-        [models.value("x", ["batch", 3, 8, 8])],
-        [models.value("y", ["batch", 2, 16, 16])],
-        [models.weight("w", 4, 3, 3, 3), models.weight("v", 2, 4, 3, 3), models.constant("scales", [1, 1, 2, 2])],
-    )
+    graph = """(float[batch,3,8,8] x) => (float[batch,2,16,16] y) <float[4] scales = {1, 1, 2, 2}> {
+        ["/down/Conv"] a = Conv<pads = [1, 1, 1, 1]>(x, w) ["/down/Relu"] r = Relu(a)
+        ["/up/Resize"] u = Resize<mode = "linear">(r, , scales) ["/head/Conv"] y = Conv<pads = [1, 1, 1, 1]>(u, v)
+    }"""
+    return models.text(graph, models.weight("w", 4, 3, 3, 3), models.weight("v", 2, 4, 3, 3))
 
 
 def load(name: str) -> onnx.ModelProto:
@@ -178,15 +172,10 @@ def test_the_first_group_that_diverges_is_that_of_the_planted_difference(case: i
 @pytest.mark.slow
 @pytest.mark.parametrize("scale", [1.0, 1e4])
 def test_where_fp16_begins_is_no_fault(scale: float, tmp_path: Path) -> None:
-    nodes = [
-        models.node("MatMul", ["x", "w"], "h", "/first/MatMul"),
-        models.node("Mul", ["h", "scale"], "s", "/second/Mul"),
-        models.node("Mul", ["s", "s"], "q", "/third/Mul"),
-        models.node("Sqrt", ["q"], "y", "/third/Sqrt"),
-    ]
-    inputs, outputs = [models.value("x", ["batch", 8])], [models.value("y", ["batch", 8])]
-    constants = [models.weight("w", 8, 8), models.constant("scale", scale)]
-    left = models.save(models.model(nodes, inputs, outputs, constants), tmp_path, "left.onnx")
+    graph = """(float[batch,8] x) => (float[batch,8] y) { ["/first/MatMul"] h = MatMul(x, w)
+        ["/second/Mul"] s = Mul(h, scale) ["/third/Mul"] q = Mul(s, s) ["/third/Sqrt"] y = Sqrt(q) }"""
+    proto = models.text(graph, models.weight("w", 8, 8), models.constant("scale", scale))
+    left = models.save(proto, tmp_path, "left.onnx")
     mptune.apply(left, None, tmp_path / "right.onnx")
     found = mptune.compare(left, tmp_path / "right.onnx", data=data_of(left, np.random.default_rng(0)), trace=True)
     codes = [(finding.code, finding.severity) for finding in found.findings]
@@ -266,17 +255,8 @@ def test_a_plan_of_a_model_differs_from_it_in_precision_alone(path: Path, tmp_pa
 
 
 def test_runs_that_differ_are_not_deterministic(tmp_path: Path) -> None:
-    proto = models.model(
-        [
-            models.node("RandomNormalLike", ["x"], "noise", "/noise/RandomNormalLike"),
-            models.node("MatMul", ["x", "w"], "h", "/fc/MatMul"),
-            models.node("Add", ["h", "noise"], "y", "/fc/Add"),
-        ],
-        [models.value("x", ["batch", 8])],
-        [models.value("y", ["batch", 8])],
-        [models.weight("w", 8, 8)],
-    )
-    model = models.save(proto, tmp_path)
+    graph = "(float[batch,8] x) => (float[batch,8] y) { n = RandomNormalLike(x) h = MatMul(x, w) y = Add(h, n) }"
+    model = models.save(models.text(graph, models.weight("w", 8, 8)), tmp_path)
     found = mptune.compare(model, data=data_of(model, np.random.default_rng(2)), repeat=2)
     assert "not-deterministic" in {finding.code for finding in found.findings}
     assert found.verdict == "differs"
@@ -335,8 +315,8 @@ def test_outputs_of_an_engine_in_bf16_are_known_as_such(mlp_path: Path, tmp_path
 def test_a_sparse_weight_is_the_same_in_both(tmp_path: Path) -> None:
     places = numpy_helper.from_array(np.array([1, 6, 11], np.int64), "places")
     sparse = helper.make_sparse_tensor(numpy_helper.from_array(np.ones(3, np.float32), "s"), places, [4, 4])
-    nodes = [models.node("MatMul", ["x", "s"], "h", "sparse"), models.node("MatMul", ["h", "w"], "y", "product")]
-    proto = models.model(nodes, [models.value("x", [1, 4])], [models.value("y", [1, 4])], [models.weight("w", 4, 4)])
+    graph = "(float[1,4] x) => (float[1,4] y) { h = MatMul(x, s) y = MatMul(h, w) }"
+    proto = models.text(graph, models.weight("w", 4, 4))
     proto.graph.sparse_initializer.append(sparse)
     path = models.save(proto, tmp_path)
     mixed = mptune.apply(path, None, tmp_path / "fp16.onnx")

@@ -28,11 +28,6 @@ CASES: dict[str, tuple[str, str]] = {
         y = Resize<mode="linear">(f, , , si)""",
         "sf m fl si",
     ),
-    "scales in parts": (
-        f"""{WIDTH} r = Div(thirty, wf); scales = Concat<axis=0>(one, one, r, r);
-        y = Resize<mode="nearest">(f, , scales)""",
-        "wf r scales",
-    ),
     "end of Slice": (
         f"{WIDTH} h = Mul(wf, half); c = Ceil(h); k = Cast<to=7>(c); y = Slice(f, zero, k, three)",
         "wf h c k",
@@ -67,7 +62,7 @@ DATA = {
 }
 """Nothing here computes a shape in floating point."""
 
-FLOATS = {"doubles": [1, 1, 2, 2], "thirty": [30], "half": [0.5], "eight": [8], "one": [1]}
+FLOATS = {"doubles": [1, 1, 2, 2], "half": [0.5], "eight": [8], "one": [1]}
 FLOATS |= {"large": [5000] * 4}
 INTEGERS = {"ones": [1] * 4, "zero": [0], "seven_zeros": [0] * 7, "three": [3], "four": [4], "i1": [1]}
 CONSTANTS = {name: np.array(values, np.float32) for name, values in FLOATS.items()}

@@ -89,10 +89,7 @@ class Bench:
     def plan(self, fp16: int) -> PrecisionPlan:
         """The first ``fp16`` free groups in FP16."""
         free = [group.id for group in self.groups if group.pinned is None]
-        chosen = set(free[:fp16])
-        return PrecisionPlan(
-            self.model.sha256, {g.id: Precision.FP16 if g.id in chosen else Precision.FP32 for g in self.groups}
-        )
+        return self.grouped.uniform(Precision.FP32).replace(dict.fromkeys(free[:fp16], Precision.FP16))
 
     def evaluation(self, fp16: int, ms: float, error: float, **changes: Any) -> Evaluation:
         """An evaluation of ``plan(fp16)``; ``source`` is of the latency, other keywords are fields."""
@@ -114,22 +111,11 @@ class Bench:
         every = len(self.groups)
         fp32 = self.evaluation(0, 2.0, 0.0, origin=Origin("seed", "all-fp32"))
         fp16 = self.evaluation(every, 0.9, 2.4e-2, origin=Origin("seed", "all-fp16"))
-        mixed = [
-            self.evaluation(
-                1,
-                1.7,
-                3e-4,
-                origin=Origin("seed", "norms and softmax in FP32"),
-                remeasured=True,
-                held_out=make_error(4e-4),
-            ),
-            self.evaluation(2, 1.2, 2e-3),
-        ]
-        slow = self.evaluation(3, 1.9, 5e-3)
-        broken = replace(
-            self.evaluation(4, 1.0, float("nan")), error=make_error(float("nan"), non_finite=3.0), number=9
-        )
-        evaluations = (fp32, fp16, *mixed, slow, broken)
+        norms = Origin("seed", "norms and softmax in FP32")
+        exact = self.evaluation(1, 1.7, 3e-4, origin=norms, remeasured=True, held_out=make_error(4e-4))
+        fast, slow = self.evaluation(2, 1.2, 2e-3), self.evaluation(3, 1.9, 5e-3)
+        broken = replace(self.evaluation(4, 1.0, 0.0, number=9), error=make_error(float("nan"), non_finite=3.0))
+        evaluations = (fp32, fp16, exact, fast, slow, broken)
         points = pareto(evaluations)
         choice = choose(points, Choice(max_error=5e-3), ("relative_l2",))
         front = Front(
@@ -157,12 +143,8 @@ def predicted(front: Front) -> Front:
     """The same front as of a target that is not here: latencies predicted, errors emulated."""
 
     def turn(evaluation: Evaluation) -> Evaluation:
-        return replace(
-            evaluation,
-            latency=Latency.predicted(evaluation.latency.median_ms),
-            error_source="emulated",
-            remeasured=False,
-        )
+        latency = Latency.predicted(evaluation.latency.median_ms)
+        return replace(evaluation, latency=latency, error_source="emulated", remeasured=False)
 
     return replace(
         front,

@@ -47,6 +47,14 @@ def arguments(tmp_path: Path) -> Callable[..., list[str]]:
     return run
 
 
+def written(recipe: BuildRecipe, plan: PrecisionPlan, folder: Path) -> Path:
+    """The script of a recipe."""
+    script = folder / "build.sh"
+    script.write_text(recipe.script(plan))
+    script.chmod(0o755)
+    return script
+
+
 def run_file(**changes: object) -> RunFile:
     settings = SearchSettings()
     fixed = make_fixed_settings(settings).model_copy(update=changes)
@@ -68,17 +76,14 @@ def test_tf32_is_as_in_the_search(
     assert ("--noTF32" not in given) is allowed
     assert {"--onnx=model.onnx", "--stronglyTyped"} <= set(given)
     assert given[-1] == "--verbose"
-    text = (run_dir / "chosen" / "README.txt").read_text()
+    assert f"--saveEngine=model.{evaluation.plan.fingerprint}.engine" in given, "not over the measured one"
+    text = " ".join((run_dir / "chosen" / "README.txt").read_text().split())
     assert ("--noTF32" not in text) is allowed
     assert ("clear_flag(trt.BuilderFlag.TF32)" not in text) is allowed
-
-
-def test_the_measured_engine_is_not_overwritten(bench: Bench, tmp_path: Path, arguments) -> None:
-    plan = bench.plan(1)
-    script = tmp_path / "build.sh"
-    script.write_text(BuildRecipe().script(plan))
-    script.chmod(0o755)
-    assert f"--saveEngine=model.{plan.fingerprint}.engine" in arguments(script)
+    line = text[text.index("sh build.sh --useCudaGraph") :].split(" (its")[0]
+    assert set(trtexec.read_options(line.split()[2:])) == {"--useCudaGraph", "--noDataTransfers", "--useSpinWait"}
+    assert "no build without --stronglyTyped" in text
+    assert NO_TRTEXEC in text
 
 
 def test_shapes_are_those_of_the_search(bench: Bench, tmp_path: Path, arguments) -> None:
@@ -96,9 +101,7 @@ def test_shapes_are_those_of_the_search(bench: Bench, tmp_path: Path, arguments)
     given = ShapeRange("its", (1,), (2,), (9,))
     recipe = BuildRecipe.of(run_file(shapes=(given,)), data, inputs)
     assert recipe.unknown == ("gone",)
-    script = tmp_path / "build.sh"
-    script.write_text(recipe.script(bench.plan(1)))
-    script.chmod(0o755)
+    script = written(recipe, bench.plan(1), tmp_path)
     declared = {"x:0 $HOME": (-1, 4), "fixed": (1, 4), "its": (-1,), "gone": (-1,)}
     assert trtexec.profile(arguments(script), declared) == {
         "x:0 $HOME": ((1, 4), (3, 4), (7, 4)),
@@ -123,8 +126,6 @@ def test_values_of_a_shape_tensor_are_the_observed_ones(bench: Bench, tmp_path: 
 
 
 names = st.text("ab:,'*=x -é\n", min_size=1, max_size=6)
-
-
 PLAN = PrecisionPlan.uniform("", ["g001"], Precision.FP16)
 bounds = st.lists(st.integers(0, 9), min_size=3, max_size=3).map(sorted)
 
@@ -168,40 +169,24 @@ def test_where_trtexec_is_not_found_the_script_says_where_it_is(bench: Bench, tm
     assert done.stderr == f"error: trtexec was not found\nhint: {NO_TRTEXEC}\n"
 
 
-def test_readme_says_what_trtexec_of_tensorrt_10_needs(bench: Bench, make_front: MakeFront, run_dir: Path) -> None:
-    front, _ = make_front()
-    write_chosen(front, bench.evaluation(2, 1.2, 1e-3), bench.grouped, run_dir / "chosen", None)
-    text = " ".join((run_dir / "chosen" / "README.txt").read_text().split())
-    line = text[text.index("sh build.sh --useCudaGraph") :].split(" (its")[0]
-    assert set(trtexec.read_options(line.split()[2:])) == {"--useCudaGraph", "--noDataTransfers", "--useSpinWait"}
-    assert "no build without --stronglyTyped" in text
-    assert NO_TRTEXEC in text
-
-
 def test_plugins_are_loaded_as_in_the_workers(bench: Bench, tmp_path: Path, arguments) -> None:
     """All are opened, and those whose creators are asked for are named for that, too."""
     itself, asked = str(tmp_path / "a b's.so"), str(tmp_path / "c.so")
     Path(asked).write_bytes(b"\x7fELF\0setLoggerFinder\0getCreators\0")
     settings = SearchSettings(plugins=(Path(itself), Path(asked)))
     file = run_file().model_copy(update={"search": SearchSection.of(settings)})
-    script = tmp_path / "build.sh"
-    script.write_text(BuildRecipe.of(file, tmp_path, []).script(bench.plan(1)))
-    script.chmod(0o755)
-    options = trtexec.read_options(arguments(script))
+    options = trtexec.read_options(arguments(written(BuildRecipe.of(file, tmp_path, []), bench.plan(1), tmp_path)))
     assert options["--staticPlugins"] == [itself, asked]
     assert options["--dynamicPlugins"] == [asked]
 
 
-def test_the_search_s_limits_of_the_builder(bench: Bench) -> None:
+def test_the_limits_of_the_builder(bench: Bench, environment: Environment) -> None:
     section = TensorRtSettings(workspace_mb=512, optimization_level=5)
     options = BuildRecipe.of(run_file(tensorrt=section), Path("none"), []).options(bench.plan(1))
     assert {"--memPoolSize=workspace:512", "--builderOptimizationLevel=5"} <= set(options)
     assert not any("memPool" in option or "Level" in option for option in BuildRecipe().options(bench.plan(1)))
-
-
-def test_the_limit_that_a_jetson_had_by_default(environment: Environment) -> None:
     jetson = replace(environment, jetson=JetsonState("NVIDIA Jetson Orin Nano", memory_gb=7.8))
-    for source, wanted in (("measured", 1859), ("predicted", None)):
+    for source, wanted in (("measured", 1859), ("predicted", None)):  # what it had by default
         target = TargetSection(name="n", engine="tensorrt", device="d", latency_source=source, error_source="measured")
         file = run_file().model_copy(update={"target": target, "environment": jetson})
         assert BuildRecipe.of(file, Path("none"), []).settings.workspace_mb == wanted

@@ -157,14 +157,12 @@ def options_of(script: Path) -> dict[str, str]:
     return {word.partition("=")[0]: word.partition("=")[2] for word in words}
 
 
-def test_more_layers_than_an_argument_holds(run: Front, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mptune.reporting.recipe._LONGEST_ARGUMENT", 64)
-    with pytest.raises(PlanError, match="more than one argument of a command may hold"):
-        mptune.export(run.run_dir, for_="tensorrt-8")
+def test_the_folder(run: Front, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("mptune.reporting.recipe._LONGEST_ARGUMENT", 64)
+        with pytest.raises(PlanError, match="more than one argument of a command may hold"):
+            mptune.export(run.run_dir, for_="tensorrt-8")
     assert not (run.run_dir / "weak" / "build.sh").exists()
-
-
-def test_the_folder(run: Front, capsys: pytest.CaptureFixture[str]) -> None:
     plan = next(point.plan for point in run.points if point.plan.fp16_groups)
     asked = ["export", "cnn.mptune", "--for", "tensorrt-8", "--plan", plan.fingerprint[:8]]
     assert main(asked) == 0

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto
 
 from mptune.graph.groups import GroupedModel, LayerGroup, find_groups
-from mptune.graph.loading.model import Model, load_model
+from mptune.graph.loading.model import Model
 from mptune.targets.costs import GroupCost, ShapeTable, group_costs, is_convolutional, node_flops, ungrouped_cost
 from tests.graph.models import node
 from tests.targets.conftest import Build
-
-DIGITS = Path(__file__).parents[2] / "benchmarks/models/digits_vit.onnx"
 
 
 def flops(model: Model, op: str, shapes=None) -> tuple[float, bool]:
@@ -134,10 +130,6 @@ def test_nodes_without_a_precision_are_counted_apart(build: Build) -> None:
 
 
 class TestConvolutional:
-    def test_of_real_models(self, cnn_path: Path, mlp_path: Path) -> None:
-        found = [is_convolutional(load_model(path), {}) for path in (cnn_path, mlp_path, DIGITS)]
-        assert found == [True, False, False]
-
     @pytest.mark.parametrize(("columns", "expected"), [(17, True), (18, False)])
     @pytest.mark.parametrize("op", ["Conv", "ConvTranspose"])
     def test_more_than_a_tenth_is_a_good_part(self, build: Build, op: str, columns: int, expected: bool) -> None:

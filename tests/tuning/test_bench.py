@@ -6,12 +6,14 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from mptune.engines.base import Failure, FailureKind, ReferenceReport, SampleSet, Stage
+from mptune.engines.base import Failure, FailureKind, Measurement, ReferenceReport, SampleSet, Stage
 from mptune.engines.failures import machine_error
 from mptune.errors import BaselineError, RunError
+from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings
 from mptune.tuning.bench import FAULTS_IN_A_ROW, NEEDED_TRIES, Limits, Stop, run_job, run_needed_job, size_of
 from mptune.tuning.dominance import pareto
@@ -22,54 +24,44 @@ from mptune.tuning.tuner import Tuner
 from tests.fakes import Diary, FakeToolchain, Law
 from tests.tuning.conftest import OpenRecord
 from tests.tuning.factory import find_sensitivity, make_bench
-from tests.tuning.test_tuner import make_toolchain, make_tuner
+from tests.tuning.test_tuner import make_toolchain, tune
 
 
 @pytest.mark.parametrize("number", [0, 1, 2, 11])
-def test_one_kill_is_no_plans_fault(open_record: OpenRecord, space: SearchSpace, number: int) -> None:
-    record, diary = open_record(sampler="precision"), Diary()
-    toolchain = make_toolchain(space, killed={number})
-    make_tuner(record, space, toolchain, diary).run()
-    undisturbed = open_record(sampler="precision", name="undisturbed")
-    make_tuner(undisturbed, space, make_toolchain(space)).run()
+def test_one_kill_is_no_plans_fault(open_record: OpenRecord, number: int) -> None:
+    record, toolchain, diary, _ = tune(open_record(sampler="precision"), killed={number})
+    undisturbed = tune(open_record(sampler="precision", name="undisturbed")).record
     assert record.failures() == ()
     assert [e.plan for e in record.evaluations()] == [e.plan for e in undisturbed.evaluations()]
     assert sum("killed by SIGKILL" in text and "fresh process" in text for text in diary.warnings) == 1
     assert toolchain.restarts == 1
 
 
-def test_a_plan_that_crashes_twice_is_blamed_once(open_record: OpenRecord, space: SearchSpace) -> None:
-    record = open_record()
-    toolchain = make_toolchain(space, crashes={"g002"})
-    make_tuner(record, space, toolchain, Diary(), budget=15).run()
+def test_a_plan_that_crashes_twice_is_blamed_once(open_record: OpenRecord) -> None:
+    record, toolchain, _, _ = tune(open_record(), budget=15, crashes={"g002"})
     assert {failure.kind for _, _, failure in record.failures()} == {FailureKind.CRASH}
     assert all("g002" in plan.fp16_groups for plan, _, _ in record.failures())
     counts = Counter(toolchain.built)
     assert {counts[plan.fingerprint] for plan, _, _ in record.failures()} == {2}
-    again = make_toolchain(space)
-    make_tuner(open_record(), space, again, Diary(), budget=15).run()
-    assert again.built == []
+    assert tune(open_record(), budget=15).toolchain.built == []
 
 
 def test_where_nothing_runs_any_more_the_search_stops_and_resumes(open_record: OpenRecord, space: SearchSpace) -> None:
-    record, diary = open_record(), Diary()
-    toolchain = make_toolchain(space, killed=lambda number: number >= 5)
+    record, toolchain = open_record(), make_toolchain(space, killed=lambda number: number >= 5)
     with pytest.raises(RunError, match="all-FP32, which ran before, fails now too") as caught:
-        make_tuner(record, space, toolchain, diary, budget=20).run()
+        tune(record, toolchain, budget=20)
     assert "resumes" in caught.value.hint
     assert len(toolchain.calls) == 5 + FAULTS_IN_A_ROW + 1 + NEEDED_TRIES, "three plans twice, and all-FP32"
     assert len(record.failures()) == 2, "the third goes back into the queue"
-    record = open_record()
-    assert make_tuner(record, space, make_toolchain(space), budget=20).run() is Stop.BUDGET
+    record, _, _, stop = tune(open_record(), budget=20)
+    assert stop is Stop.BUDGET
     assert len(record.evaluations()) + 2 == record.spent == 20
 
 
 def test_plans_that_crash_in_a_row_are_blamed_where_all_fp32_runs(open_record: OpenRecord, space: SearchSpace) -> None:
-    record, fp32 = open_record(), space.seeds[0].plan.fingerprint
-    toolchain = make_toolchain(space, crashes=set(space.free[:6]))
-    make_tuner(record, space, toolchain, Diary(), budget=20).run()
+    record, toolchain, _, _ = tune(open_record(), budget=20, crashes=set(space.free[:6]))
     assert len(record.failures()) > FAULTS_IN_A_ROW
-    assert toolchain.built.count(fp32) > 1, "as a control"
+    assert toolchain.built.count(space.seeds[0].plan.fingerprint) > 1, "as a control"
     assert pareto(record.evaluations())
 
 
@@ -155,9 +147,9 @@ def test_a_search_stops_at_the_size_and_goes_on(open_record: OpenRecord, space: 
     folder.mkdir()
 
     class Builds(FakeToolchain):
-        def evaluate(self, plan, which="search", *, profile=False):  # type: ignore[no-untyped-def]
+        def evaluate(self, plan: PrecisionPlan, *args: Any, **options: Any) -> Measurement | Failure:
             (folder / plan.fingerprint).write_bytes(b"x" * 100)
-            return super().evaluate(plan, which, profile=profile)
+            return super().evaluate(plan, *args, **options)
 
     record, toolchain = open_record(), Builds(Law([g.id for g in space.groups]))
     settings = SearchSettings(budget=12, max_disk_bytes=450)
@@ -176,9 +168,9 @@ def test_the_time_ends_a_confirmation_and_it_goes_on(open_record: OpenRecord, sp
     points = len(to_measure(record, settings, 3))
 
     class Slow(FakeToolchain):
-        def evaluate(self, plan, which="search", *, profile=False):  # type: ignore[no-untyped-def]
+        def evaluate(self, *args: Any, **options: Any) -> Measurement | Failure:
             now[0] += 40.0
-            return super().evaluate(plan, which, profile=profile)
+            return super().evaluate(*args, **options)
 
     remeasure(make_bench(record, Slow(toolchain.law), settings, diary, limits), 3)
     assert len(to_measure(record, settings, 3)) == points - 3

@@ -214,23 +214,6 @@ def test_a_plan_that_is_dropped_hides_no_sound_one(open_record: OpenRecord, spac
     assert all(point.held_out is not None for point in front.points)
 
 
-def test_a_limit_that_only_a_plan_off_the_front_keeps_to(open_record: OpenRecord, space: SearchSpace) -> None:
-    """Nothing is faster beyond noise, so that all-FP32 alone is on the front."""
-    law = Law([g.id for g in space.groups], boundary_ms=0.0, gains={g.id: 0.01 for g in space.groups})
-    toolchain, settings = FakeToolchain(law, noise=0.05, session_spread=0.02), replace(SETTINGS, budget=2)
-    record = open_record()
-    Tuner(make_bench(record, toolchain, settings)).run()
-    remeasure(make_bench(record, toolchain, settings), rounds=3)
-    plain = front_of(record)
-    assert plain.points == (plain.fp32,)
-    slower, faster = sorted((plain.fp32, plain.fp16), key=lambda e: -e.latency.median_ms if e is not None else 0.0)
-    between = (slower.latency.median_ms + faster.latency.median_ms) / 2
-    front = front_of(record, max_latency_ms=between)
-    assert front.limits_met
-    assert front.chosen.plan == faster.plan
-    assert "no plan" not in front.chosen_reason
-
-
 def test_a_baseline_that_drifts_is_told(open_record: OpenRecord, space: SearchSpace) -> None:
     record = open_record()
     Tuner(make_bench(record, make_toolchain(space, drifts=[1.0] * 8 + [1.5]), SETTINGS)).run()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import pytest
 
@@ -38,34 +37,44 @@ def make_toolchain(space: SearchSpace, **options: object) -> FakeToolchain:
     return FakeToolchain(Law([g.id for g in space.groups]), **options)  # type: ignore[arg-type]
 
 
+class Tuned(NamedTuple):
+    """A search, and why it stopped."""
+
+    record: StudyRecord
+    toolchain: FakeToolchain
+    diary: Diary
+    stop: Stop
+
+
+def tune(record: StudyRecord, toolchain: FakeToolchain | None = None, budget: int = 12, **options: object) -> Tuned:
+    """Search on a toolchain, or on one with these options."""
+    toolchain, diary = toolchain or make_toolchain(record.space, **options), Diary()
+    return Tuned(record, toolchain, diary, make_tuner(record, record.space, toolchain, diary, budget=budget).run())
+
+
 @pytest.mark.parametrize("sampler", ["precision", "tpe"])
-def test_a_budget_counts_seeds_and_no_plan_comes_twice(
-    open_record: OpenRecord, space: SearchSpace, sampler: str
-) -> None:
-    record, toolchain, diary = open_record(sampler=sampler), make_toolchain(space), Diary()
-    assert make_tuner(record, space, toolchain, diary, budget=20).run() is Stop.BUDGET
-    assert record.spent == 20
+def test_a_budget_counts_seeds_and_no_plan_comes_twice(open_record: OpenRecord, sampler: str) -> None:
+    record, toolchain, diary, stop = tune(open_record(sampler=sampler), budget=20)
+    assert (stop, record.spent) == (Stop.BUDGET, 20)
     assert len(toolchain.built) == len(set(toolchain.built)) == 20
-    assert toolchain.built[:2] == [seed.plan.fingerprint for seed in space.seeds]
+    assert toolchain.built[:2] == [seed.plan.fingerprint for seed in record.space.seeds]
     assert diary.counts == [(i, 20) for i in range(1, 21)]
     assert [e.origin for e in record.evaluations()[:2]] == [ORIGIN_FP32, ORIGIN_FP16]
 
 
-def judging_tuner(record: StudyRecord, space: SearchSpace, toolchain: FakeToolchain, listener: Diary) -> Tuner:
-    """Holds measured errors against those of emulation, which are the law's; budget and seeds as without it."""
+def tune_judging(record: StudyRecord, toolchain: FakeToolchain) -> Diary:
+    """Search 12 plans, and hold measured errors against those of emulation, which are the law's."""
     known = SimpleNamespace(recall=lambda plan: (toolchain.law.error(plan), 9), sampler=lambda: None)
-    settings = SearchSettings(budget=12)
-    return Tuner(make_bench(record, toolchain, settings, listener), knowledge=cast("Knowledge", known))
+    diary = Diary()
+    Tuner(make_bench(record, toolchain, SearchSettings(budget=12), diary), cast("Knowledge", known)).run()
+    return diary
 
 
 def test_an_error_that_a_process_made_is_measured_again(open_record: OpenRecord, space: SearchSpace) -> None:
-    seed = space.seeds[1].plan
-    record, diary = open_record(), Diary()
+    record, seed = open_record(), space.seeds[1].plan
     toolchain = make_toolchain(space, errs_at_first=[seed.fingerprint])
-    judging_tuner(record, space, toolchain, diary).run()
-    assert toolchain.restarts == 1
-    assert [f for f, _, _ in toolchain.calls].count(seed.fingerprint) == 2
-    assert record.spent == 12
+    diary = tune_judging(record, toolchain)
+    assert (toolchain.restarts, toolchain.built.count(seed.fingerprint), record.spent) == (1, 2, 12)
     (evaluation,) = (e for e in record.evaluations() if e.plan == seed)
     assert evaluation.error_value == pytest.approx(toolchain.law.error(seed))
     assert not evaluation.disagrees
@@ -73,10 +82,9 @@ def test_an_error_that_a_process_made_is_measured_again(open_record: OpenRecord,
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_outputs_that_a_process_made_nan_are_too(open_record: OpenRecord, space: SearchSpace, number: int) -> None:
+def test_outputs_that_a_process_made_nan_are_too(open_record: OpenRecord, number: int) -> None:
     """All-FP32, whose NaN would end the search, and all-FP16, whose NaN would cost its groups."""
-    record, diary, toolchain = open_record(), Diary(), make_toolchain(space, non_finite_calls={number})
-    make_tuner(record, space, toolchain, diary, budget=8).run()
+    record, toolchain, diary, _ = tune(open_record(), budget=8, non_finite_calls={number})
     assert (record.spent, len(toolchain.calls)) == (8, 9)
     assert all(e.is_finite for e in record.evaluations())
     assert sum("in a fresh process: only the second measurement counts" in text for text in diary.warnings) == 1
@@ -84,16 +92,13 @@ def test_outputs_that_a_process_made_nan_are_too(open_record: OpenRecord, space:
 
 def test_errors_that_are_what_they_are_are_measured_again_once(open_record: OpenRecord, space: SearchSpace) -> None:
     record, toolchain = open_record(), make_toolchain(space, error_factor=2.0)
-    judging_tuner(record, space, toolchain, Diary()).run()
-    assert toolchain.restarts == 1
-    assert len(toolchain.calls) == 12 + 1
+    tune_judging(record, toolchain)
+    assert (toolchain.restarts, len(toolchain.calls)) == (1, 12 + 1)
     assert sum(e.disagrees for e in record.evaluations()) == 11
 
 
-def test_a_failed_plan_is_pruned_and_spends_budget(open_record: OpenRecord, space: SearchSpace, tmp_path: Path) -> None:
-    toolchain, diary = make_toolchain(space, fails={"g001"}, crashes={"g002"}), Diary()
-    record = open_record()
-    make_tuner(record, space, toolchain, diary, budget=15).run()
+def test_a_failed_plan_is_pruned_and_spends_budget(open_record: OpenRecord) -> None:
+    record, _, diary, _ = tune(open_record(), budget=15, fails={"g001"}, crashes={"g002"})
     assert record.spent == 15
     assert len(record.failed()) == len(diary.failures) == len(record.failures()) > 0
     assert {f.kind for _, f in diary.failures if isinstance(f, Failure)} <= {FailureKind.ERROR, FailureKind.CRASH}
@@ -105,34 +110,29 @@ def test_a_failed_plan_is_pruned_and_spends_budget(open_record: OpenRecord, spac
 
 def test_a_search_in_which_nothing_runs_ends_early(open_record: OpenRecord, space: SearchSpace) -> None:
     record, broken = open_record(), make_toolchain(space, fails=space.free)
-    assert make_tuner(record, space, broken, budget=60).run() is Stop.HOPELESS
-    assert len(record.failures()) == HOPELESS
-    assert make_tuner(record, space, broken, budget=60).run() is Stop.HOPELESS
-    assert len(record.failures()) == 2 * HOPELESS
-    mended = make_toolchain(space)
-    assert make_tuner(record, space, mended, budget=60).run() in (Stop.BUDGET, Stop.CONVERGED)
-    assert mended.built
+    for times in (1, 2):
+        assert tune(record, broken, budget=60).stop is Stop.HOPELESS
+        assert len(record.failures()) == times * HOPELESS
+    mended = tune(record, budget=60)
+    assert mended.stop in (Stop.BUDGET, Stop.CONVERGED)
+    assert mended.toolchain.built
 
 
-def test_a_plan_that_is_not_finite_is_kept_but_not_on_the_front(open_record: OpenRecord, space: SearchSpace) -> None:
-    record, diary = open_record(), Diary()
-    make_tuner(record, space, make_toolchain(space, non_finite={"g003"}), diary).run()
+def test_a_plan_that_is_not_finite_is_kept_but_not_on_the_front(open_record: OpenRecord) -> None:
+    record, _, diary, _ = tune(open_record(), non_finite={"g003"})
     spoilt = [e for e in record.evaluations() if not e.is_finite]
-    assert spoilt
+    assert len(record.failed()) == len(spoilt) > 0
     assert all("g003" not in e.plan.fp16_groups for e in pareto(record.evaluations()))
     assert diary.failures[0][1] == "6 values are NaN or Inf where the reference has none"
-    assert len(record.failed()) == len(spoilt)
 
 
-def test_a_fault_of_the_machine_is_retried_and_costs_no_budget(open_record: OpenRecord, space: SearchSpace) -> None:
-    toolchain, diary, record = make_toolchain(space), Diary(), open_record()
-    make_tuner(record, space, toolchain, budget=4).run()
+def test_a_fault_of_the_machine_is_retried_and_costs_no_budget(open_record: OpenRecord) -> None:
+    record, toolchain, _, _ = tune(open_record(), budget=4)
     toolchain.faults = 3
-    make_tuner(record, space, toolchain, diary).run()
-    assert record.spent == 12
+    diary = tune(record, toolchain).diary
+    assert (record.spent, record.failures()) == (12, ())
     assert len(set(toolchain.built[4:8])) == 1, "twice, then again from the queue"
     assert sum("device lost" in text and "trying again" in text for text in diary.warnings) == 2
-    assert record.failures() == ()
 
 
 def test_a_plan_that_alone_loses_the_device_is_at_fault(open_record: OpenRecord, space: SearchSpace) -> None:
@@ -142,8 +142,8 @@ def test_a_plan_that_alone_loses_the_device_is_at_fault(open_record: OpenRecord,
             lost = Failure(Stage.RUN, FailureKind.DEVICE_LOST, "the device is gone")
             return lost if plan.fingerprint == space.seeds[1].plan.fingerprint else result
 
-    record = open_record()
-    assert make_tuner(record, space, Losing(Law(space.free))).run() is Stop.BUDGET
+    record, _, _, stop = tune(open_record(), Losing(Law(space.free)))
+    assert stop is Stop.BUDGET
     assert [plan for plan, _, _ in record.failures()] == [space.seeds[1].plan]
 
 
@@ -155,35 +155,30 @@ def test_the_time_is_over(open_record: OpenRecord, space: SearchSpace) -> None:
 
 
 def test_a_baseline_that_fails_stops_everything_and_is_tried_anew(open_record: OpenRecord, space: SearchSpace) -> None:
-    toolchain = make_toolchain(space)
+    record, toolchain = open_record(), make_toolchain(space)
     toolchain.law.fp32_error = 0.2
-    record = open_record()
     with pytest.raises(BaselineError, match="precision is not the problem"):
-        make_tuner(record, space, toolchain).run()
+        tune(record, toolchain)
     assert record.spent == 0
-    mended = make_toolchain(space)
-    make_tuner(open_record(), space, mended, budget=3).run()
-    assert mended.built[0] == space.seeds[0].plan.fingerprint
+    assert tune(open_record(), budget=3).toolchain.built[0] == space.seeds[0].plan.fingerprint
 
 
 def test_a_baseline_that_does_not_build_is_told_as_such(open_record: OpenRecord, space: SearchSpace) -> None:
     record = open_record()
-    broken = make_toolchain(space, faults=1, fault_kind=FailureKind.UNSUPPORTED)
     with pytest.raises(BaselineError, match=r"the all-FP32 engine failed .*on fire") as caught:
-        make_tuner(record, space, broken).run()
+        tune(record, faults=1, fault_kind=FailureKind.UNSUPPORTED)
     assert "--engine" in caught.value.hint
     assert record.spent == len(record.failed()) == 0
     assert record.waiting() == {space.seeds[0].plan.fingerprint}
 
 
 def test_drift_is_taken_against_the_first_baseline_of_all_sessions(open_record: OpenRecord, space: SearchSpace) -> None:
-    make_tuner(open_record(), space, make_toolchain(space, noise=0.0), budget=4).run()
-    record = open_record()
+    tune(open_record(), budget=4, noise=0.0)
     slow = make_toolchain(space, noise=0.0)
     slow.law = replace(
         slow.law, base_ms=20.0, gains={g: 2 * gain for g, gain in slow.law.gains.items()}, boundary_ms=0.04
     )
-    make_tuner(record, space, slow, budget=8).run()
+    record = tune(open_record(), slow, budget=8).record
     true = make_toolchain(space).law
     for evaluation in record.evaluations():
         assert evaluation.latency.median_ms == pytest.approx(true.latency_ms(evaluation.plan))

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mptune.data.metrics.parts import (
     MOST_COLUMNS,
@@ -223,8 +222,8 @@ class _Sums(NamedTuple):
     """Of one output of one sample of the reference, in the shape (before, columns, behind)."""
 
     squares: Floats  # sum of the squares of the finite values, shape (columns,)
-    counts: NDArray[np.int64]  # of finite values, shape (columns,)
-    finite: NDArray[np.bool_] | None  # which values are, shape (before, columns, behind); None where all are
+    counts: np.ndarray  # of finite values, shape (columns,)
+    finite: np.ndarray | None  # which values are, shape (before, columns, behind); None where all are
 
     @classmethod
     def of_array(cls, wanted: np.ndarray) -> _Sums:

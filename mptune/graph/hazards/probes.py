@@ -183,9 +183,7 @@ def probe_hazards(types: ValueTypes, observed: ObservedValues, guarded: Collecti
             continue  # that is an overflow, and rounded figures say nothing more
         if node.op_type in POLES and group in guarded:
             continue  # by an epsilon that vanishes, which is named already
-        look = _Look(types, observed, record, node, group)
-        hazards += () if node.index in inside or judge is not _sum_hazards else _stagnation(look)
-        hazards += judge(look)
+        hazards += judge(_Look(types, observed, record, node, group, is_inside=node.index in inside))
     in_fp16 = {(hazard.code, hazard.place.node) for hazard in hazards if hazard.precision is Precision.FP16}
     hazards = [h for h in hazards if h.precision is Precision.FP16 or (h.code, h.place.node) not in in_fp16]
 
@@ -212,8 +210,11 @@ def probe_hazards(types: ValueTypes, observed: ObservedValues, guarded: Collecti
 class _Look:
     """One node with its facts on data, over all samples."""
 
-    def __init__(self, types: ValueTypes, observed: ObservedValues, record: NodeFacts, node: Node, group: str) -> None:
+    def __init__(
+        self, types: ValueTypes, observed: ObservedValues, record: NodeFacts, node: Node, group: str, *, is_inside: bool
+    ) -> None:
         self.facts, self.observed, self.node, self.group = types.facts, observed, node, group
+        self.is_inside = is_inside  # a norm or an activation, where an epsilon is no step
         self.on_samples, self.precision = record.facts, record.precision
         # Of a pair of limits for FP16 and BF16, which one: that of the precision whose mantissa is most alike.
         self.limit = int(self.precision.mantissa_bits - Precision.BF16.mantissa_bits < 2)
@@ -271,12 +272,21 @@ def _sum(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
     return facts
 
 
-def _stagnation(look: _Look) -> Iterator[Hazard]:
+def _sum_hazards(look: _Look) -> Iterator[Hazard]:
+    """A result much smaller than its operands, which their rounding changes; or a step that is lost."""
+    steps, lost, first, second, result, error = look.sums("steps", "lost", "first", "second", "result", "error")
+    if steps and lost >= _LOST_SHARE * steps and not look.is_inside:
+        yield from _stagnation(look, lost / steps, first, second)
+    if math.isfinite(first + second + result + error) and result > 0:
+        factor, relative = (math.sqrt(first) + math.sqrt(second)) / math.sqrt(result), math.sqrt(error / result)
+        if factor >= _CANCELLATION_FACTOR and relative >= _CANCELLATION_ERROR[look.limit]:
+            evidence = {"factor": factor, "relative_error": relative}
+            yield look.hazard("cancellation", look.node.outputs[0], evidence, "error", factor)
+
+
+def _stagnation(look: _Look, share: float, first: float, second: float) -> Iterator[Hazard]:
     """A step that is lost on most elements, as the rounded sum is the other side."""
-    facts, node = look.facts, look.node
-    steps, lost, first, second = look.sums("steps", "lost", "first", "second")
-    if not steps or lost < _LOST_SHARE * steps:
-        return
+    facts, node, steps = look.facts, look.node, sum(look.on_samples["steps"])
     (step, moved), (base, unchanged) = sorted(zip((first, second), node.inputs, strict=True), key=lambda side: side[0])
     # What comes back as the input of the next step is counted up, as a clock or a running sum is.
     outputs = {given: output for output, given in state_pairs(facts.model)}
@@ -292,7 +302,7 @@ def _stagnation(look: _Look) -> Iterator[Hazard]:
     # A step that is made of the other side element by element, as x + 0.04 x**3 is, adds nothing up.
     if not any(facts.root(value) == facts.root(unchanged) for value in walk([moved], elementwise)):
         size, at = (math.sqrt(square / len(look.on_samples["lost"])) for square in (step, base))
-        evidence = {"share": lost / steps, "elements": int(steps), "step": size, "base": at}
+        evidence = {"share": share, "elements": int(steps), "step": size, "base": at}
         evidence["spacing"] = spacing(at, look.precision)
         place, words = (node.outputs[0], evidence, "lost", at), {"moved": moved, "unchanged": unchanged}
         yield look.hazard("stagnation", *place, severity="error", words=words)
@@ -307,16 +317,6 @@ def walk(start: Iterable[str], onward: Callable[[str], Iterable[str]]) -> Iterat
             done.add(value)
             yield value
             stack += onward(value)
-
-
-def _sum_hazards(look: _Look) -> Iterator[Hazard]:
-    """A result much smaller than its operands, which their rounding changes."""
-    first, second, result, error = look.sums("first", "second", "result", "error")
-    if math.isfinite(first + second + result + error) and result > 0:
-        factor, relative = (math.sqrt(first) + math.sqrt(second)) / math.sqrt(result), math.sqrt(error / result)
-        if factor >= _CANCELLATION_FACTOR and relative >= _CANCELLATION_ERROR[look.limit]:
-            evidence = {"factor": factor, "relative_error": relative}
-            yield look.hazard("cancellation", look.node.outputs[0], evidence, "error", factor)
 
 
 # -- norms ------------------------------------------------------------------------------------------------------------

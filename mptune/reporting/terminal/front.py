@@ -30,11 +30,8 @@ from mptune.tuning.texts import (
 if TYPE_CHECKING:
     from mptune.tuning.confirmation import Confirmation
 
-_MOST_BREAKS = 2
-"""Places that are named; ``mptune report RUN --explain`` names all."""
-
-_LONGEST_FINDING = 1000
-"""Characters: names in it may be of any length."""
+_MOST_BREAKS = 2  # places that are named; ``mptune report RUN --explain`` names all
+_LONGEST_FINDING = 1000  # characters: names in it may be of any length
 
 _FILES = {
     "model": "chosen/model.onnx",

@@ -7,13 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mptune.data.calibration import load_calibration
 from mptune.data.samples import Rollout
 from mptune.graph.hazards.static import interface_findings, state_inputs, state_pairs
 from mptune.graph.loading.model import Model, load_model
-from mptune.settings import DataSettings
 from tests.graph import models
-from tests.zoo.voice import frames, voice
+from tests.zoo.voice import voice
 
 Shapes = dict[str, list[int | str]]
 
@@ -92,11 +90,3 @@ def test_a_state_is_an_input_that_is_fed_back_or_begins_a_recurrent_layer(
         del proto.graph.output[1]
     assert state_inputs(load_model(models.save(proto, tmp_path))) == {"state"}
     assert state_inputs(load_model(models.save(models.cnn(), tmp_path))) == frozenset()
-
-
-def test_a_state_may_be_one_number_everywhere_and_an_image_may_not(tmp_path: Path) -> None:
-    model = load_model(models.save(voice(), tmp_path))
-    np.savez(tmp_path / "data.npz", **frames())  # type: ignore[arg-type]
-    given = tmp_path / "data.npz", model.inputs, DataSettings(), 0
-    assert [finding.code for finding in load_calibration(*given).findings] == ["constant-data"]
-    assert load_calibration(*given, state_inputs(model)).findings == ()

@@ -44,29 +44,19 @@ def test_the_data_hold_everything(make_front: MakeFront, bench: Bench, environme
     page = render(PageContent(front, evaluations, bench.groups, environment))
     for text in ("NVIDIA H200, 140 GiB", bench.model.sha256, *front.warnings, "latency measured", "error measured"):
         assert text in page, text
-
-
-def test_search_and_held_out_errors_stand_apart(make_front: MakeFront, bench: Bench) -> None:
-    front, evaluations = make_front()
-    plans = plans_of(page_document(PageContent(front, evaluations, bench.groups)))
-    confirmed = next(e for e in evaluations if e.held_out is not None)
-    shown = plans[confirmed.plan.fingerprint]
-    assert (shown["search"], shown["held_out"]) == (3e-4, 4e-4)
-    assert [p["held_out"] for p in plans.values()].count(None) == len(evaluations) - 1
+    page = render(PageContent(predicted(front), (), bench.groups))
+    for text in ("latency predicted", "error emulated", "PREDICTED for jetson-orin-nano-8gb"):
+        assert text in page
 
 
 def test_the_fronts_own_evaluation_stands_for_that_of_the_search(make_front: MakeFront, bench: Bench) -> None:
     front, evaluations = make_front()
+    remeasured = next(e for e in evaluations if e.held_out is not None)
     earlier = [replace(e, held_out=None, remeasured=False) for e in evaluations]
     plans = plans_of(page_document(PageContent(front, earlier, bench.groups)))
-    assert len(plans) == len(evaluations)
-    assert sum(plan["held_out"] is not None for plan in plans.values()) == 1
-
-
-def test_a_predicted_target_says_so(make_front: MakeFront, bench: Bench) -> None:
-    page = render(PageContent(predicted(make_front()[0]), (), bench.groups))
-    for text in ("latency predicted", "error emulated", "PREDICTED for jetson-orin-nano-8gb"):
-        assert text in page
+    shown = plans[remeasured.plan.fingerprint]
+    assert (shown["search"], shown["held_out"]) == (3e-4, 4e-4)
+    assert [plan["held_out"] for plan in plans.values()].count(None) == len(evaluations) - 1
 
 
 def test_without_a_choice(make_front: MakeFront, bench: Bench) -> None:
@@ -123,13 +113,8 @@ def test_findings_are_sorted_by_what_they_are_about(make_front: MakeFront, bench
 
 def test_failures_name_their_log(make_front: MakeFront, bench: Bench, tmp_path: Path) -> None:
     failure = Failure(Stage.BUILD, FailureKind.NO_TACTIC, "no tactic for <Conv>", tmp_path / "0007.log")
-    content = PageContent(
-        make_front()[0],
-        (),
-        bench.groups,
-        progress=Progress(failures=((bench.plan(2), Origin("seed", "half"), failure),)),
-    )
-    page = render(content)
+    progress = Progress(failures=((bench.plan(2), Origin("seed", "half"), failure),))
+    page = render(PageContent(make_front()[0], (), bench.groups, progress=progress))
     for text in ("logs/0007.log", "<td>build: no tactic</td>", "<td>half</td>", "no tactic for &lt;Conv&gt;"):
         assert text in page
 

@@ -75,14 +75,8 @@ def test_the_policy_allows_the_pages_own_script_and_style_and_nothing_else(make_
 
 def test_what_comes_from_outside_is_escaped(make_front: MakeFront) -> None:
     nasty = "</script><script>alert(1)</script><!--$title"
-    front, evaluations = make_front(
-        model_path=Path("m<b>.onnx"),
-        target=nasty,
-        engine=nasty,
-        device=nasty,
-        warnings=(nasty,),
-        choice=Choice(tolerance=(nasty,), kind="limits"),
-    )
+    choice, names = Choice(tolerance=(nasty,), kind="limits"), dict.fromkeys(("target", "engine", "device"), nasty)
+    front, evaluations = make_front(model_path=Path("m<b>.onnx"), warnings=(nasty,), choice=choice, **names)
     groups = tuple(LayerGroup(g, nasty, nasty, (nasty,), {nasty: 1}, nasty) for g in front.chosen.plan.precision)
     page = render(PageContent(front, evaluations, groups))
     assert page.count("<script") == 2
@@ -95,18 +89,13 @@ def test_what_comes_from_outside_is_escaped(make_front: MakeFront) -> None:
     assert document["target"] == nasty
 
 
+def test_a_page_that_cannot_be_written(make_front: MakeFront, bench: Bench, run_dir: Path) -> None:
+    with pytest.raises(RunError, match="cannot write"):
+        write_report(PageContent(make_front()[0], (), bench.groups), run_dir / "nowhere" / "report.html")
+
+
 def test_json_that_stands_in_a_script_element() -> None:
     text = embedded_json({"a": "</script>&<!--", "b": [1.5, None]})
     assert not set(text) & set("<>&")
     with pytest.raises(ValueError, match="JSON compliant"):
         embedded_json({"a": float("nan")})
-
-
-def test_writes_in_one_step(make_front: MakeFront, bench: Bench, run_dir: Path) -> None:
-    front, evaluations = make_front()
-    content = PageContent(front, evaluations, bench.groups)
-    write_report(content, run_dir / "report.html")
-    write_report(content, run_dir / "report.html")
-    assert [p.name for p in run_dir.iterdir()] == ["report.html"]
-    with pytest.raises(RunError, match="cannot write"):
-        write_report(content, run_dir / "nowhere" / "report.html")

@@ -37,9 +37,7 @@ def explained(front: Front, bench: Bench) -> Explanation:
         for point in front.points
     }
     worths = tuple(
-        GroupWorth(
-            g.id, f"a/very/long/path/to/the/node/of/{g.id}", g.kind, math.inf if k == 0 else 10.0**-k, 0.01, 0.002, k
-        )
+        GroupWorth(g.id, f"a/very/long/path/to/{g.id}", g.kind, 10.0**-k if k else math.inf, 0.01, 0.002, k)
         for k, g in enumerate(bench.groups)
     )
     return Explanation(kept, worths, "the roofline and 48 builds")
@@ -62,8 +60,18 @@ def test_the_table_says_why(front: Front, monkeypatch: pytest.MonkeyPatch, colum
     assert "<g0" in printed(print_explanation, front, monkeypatch, columns)
 
 
+def test_readme_says_why(front: Front) -> None:
+    assert front.chosen is not None
+    text = readme(front)
+    for group in front.explanation.of(front.chosen.plan.fingerprint):
+        assert group.worth.name in text
+        assert group.because in text
+
+
 def test_the_baseline_needs_no_reason(make_front: MakeFront, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, _ = make_front()
+    assert "holds nothing to explain" in printed(print_explanation, plain, monkeypatch)
+    assert "not known" in readme(plain)
     front, _ = make_front(explanation=explained(plain, bench), chosen=plain.fp32)
     text = printed(print_front, front, monkeypatch, 120)
     row = next(line for line in text.splitlines() if front.fp32.plan.fingerprint in line)
@@ -84,19 +92,6 @@ def test_the_groups_fit_and_are_complete(
         assert any(line.startswith(group.id) and line.rstrip().endswith(verdicts) for line in table)
     assert "not finite" in table[2]
     assert "gains: from the roofline and 48 builds" in text
-
-
-def test_nothing_to_explain(make_front: MakeFront, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "holds nothing to explain" in printed(print_explanation, make_front()[0], monkeypatch)
-
-
-def test_readme_says_why(front: Front, make_front: MakeFront) -> None:
-    assert front.chosen is not None
-    text = readme(front)
-    for group in front.explanation.of(front.chosen.plan.fingerprint):
-        assert group.worth.name in text
-        assert group.because in text
-    assert "not known" in readme(make_front()[0])
 
 
 def test_reasons_are_counted_in_the_order_of_the_groups() -> None:
@@ -144,7 +139,5 @@ def test_a_run_is_explained_elsewhere(
     assert all(worth.group in text for worth in front.explanation.groups)
     for point in json.loads((tmp_path / "copy" / "front.json").read_text())["points"]:
         assert len(point["fp32"]) == point["fp32_groups"]
-        named = [
-            {key: kept[key] for key in ("group", "reason", "finding")} for kept in document["plans"][point["plan"]]
-        ]
-        assert point["fp32"] == named
+        kept = document["plans"][point["plan"]]
+        assert point["fp32"] == [{key: each[key] for key in ("group", "reason", "finding")} for each in kept]

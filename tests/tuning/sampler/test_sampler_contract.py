@@ -27,15 +27,9 @@ PRECISION = CategoricalDistribution(("fp32", "fp16"))
 PRIOR = Prior(GROUPS, log_square_errors=(-14.0,) * 6, gains_ms=(0.5,) * 6)
 
 
-def without_prior() -> BaseSampler:
-    return PrecisionSampler(seed=0)
-
-
-def with_prior() -> BaseSampler:
-    return PrecisionSampler(PRIOR, seed=0)
-
-
-SAMPLERS = pytest.mark.parametrize("sampler", [without_prior, with_prior])
+SAMPLERS = pytest.mark.parametrize(
+    "sampler", [lambda prior=prior: PrecisionSampler(prior, seed=0) for prior in (None, PRIOR)]
+)
 
 
 @SAMPLERS
@@ -85,7 +79,7 @@ def test_samples_with_other_parameters_beside_the_precisions(sampler: Callable[[
 
 @pytest.mark.parametrize("directions", [["minimize"], ["minimize", "maximize"], ["minimize"] * 3])
 def test_other_objectives_are_refused(directions: list[str]) -> None:
-    study = optuna.create_study(directions=directions, sampler=with_prior())
+    study = optuna.create_study(directions=directions, sampler=PrecisionSampler(PRIOR, seed=0))
     space = dict.fromkeys(GROUPS, PRECISION)
     study.tell(study.ask(space), [1.0] * len(directions))
     with pytest.raises(ValueError, match=r"directions=\['minimize', 'minimize'\]"):
