@@ -22,7 +22,7 @@ from mptune.settings import DataSettings, Granularity, Resume, SearchSettings, d
 
 RUN_FORMAT = 6
 DAMAGED_HINT = "restore it from a copy, or search with --fresh: that moves the directory aside (nothing is deleted)"
-TARGET, _CONTENT = "target", "content of the "
+TARGET, _CONTENT = "target", "version of the "
 SPACE, PLUGINS = f"{_CONTENT}space", f"{_CONTENT}plugins"
 """Parts of a run's identity, by the names that messages use."""
 

@@ -234,8 +234,8 @@ def test_settings_that_change_what_is_measured_cannot_change(place: Path, search
         ("--tf32", {"tf32": True}),
         ("metric", {"metric": "max_abs"}),
         ("--batch", {"data_settings": DataSettings(batch=2)}),
-        ("content of the data", {"data": "other.npz"}),
-        ("content of the data", {"data": None}),
+        ("version of the data", {"data": "other.npz"}),
+        ("version of the data", {"data": None}),
         ("storage", {"storage": "sqlite:///x.db"}),
     ]
     toolchain = make_toolchain()

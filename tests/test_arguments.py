@@ -180,7 +180,7 @@ def test_the_same_arrays_resume_a_run_and_others_do_not(place: Path) -> None:
     assert not diary.done
     np.savez("data.npz", x=ROWS)
     assert search(data="data.npz") == first, "the samples count, not where they come from"
-    with pytest.raises(RunError, match="another content of the data"):
+    with pytest.raises(RunError, match="another version of the data"):
         search(data=ROWS + 1)
 
 
@@ -371,7 +371,7 @@ def test_plugins_of_a_run_are_loaded_only_where_they_are_named(tmp_path: Path) -
     file = make_run_file(settings, ModelSection(path="m", sha256=""), made)
     assert recorded_plugins(file, [mine], tmp_path, "worker") == (mine.resolve(),)
     assert recorded_plugins(file, str(other), tmp_path, "confirm", may_differ=True) == (other.resolve(),)
-    with pytest.raises(RunError, match="another content of the plugins"):
+    with pytest.raises(RunError, match="another version of the plugins"):
         recorded_plugins(file, other, tmp_path, "worker")
     with pytest.raises(RunError, match="not loaded unless you name them") as caught:
         recorded_plugins(file, None, tmp_path, "confirm", may_differ=True)
@@ -382,4 +382,4 @@ def test_plugins_of_a_run_are_loaded_only_where_they_are_named(tmp_path: Path) -
         identity_of(file.model_copy(update={"fixed_settings": f}))
         for f in (made, make_fixed_settings(settings, plugins_sha256=plugins_sha256((other,))))
     )
-    assert differences(before, now, "there", "here") == {"content of the plugins": ""}
+    assert differences(before, now, "there", "here") == {"version of the plugins": ""}

@@ -59,10 +59,10 @@ def check_two_hosts(tmp_path: Path, storage: str) -> None:
     assert len(shared) == 3
     assert evaluated_in(tmp_path / "a" / "run.mptune", storage) == shared
 
-    with pytest.raises(RunError, match="another content of the data") as refused:
+    with pytest.raises(RunError, match="another version of the data") as refused:
         search(tmp_path, "c", storage, data=ROWS + 1)
     assert "\n" not in refused.value.message
-    assert "the same content of the data" in refused.value.hint
+    assert "the same version of the data" in refused.value.hint
     assert search(tmp_path, "c", storage, data=ROWS + 1, budget=1, fresh=True).evaluations == 1
     assert search(tmp_path, "c", storage, data=ROWS + 1, budget=2).evaluations == 2, "and goes on with it"
 
@@ -90,9 +90,9 @@ def test_each_part_of_the_identity_counts(tmp_path: Path, storage: str, monkeypa
     other.graph.node[0].name = "renamed"
     changed: dict[str, dict[str, Any]] = {
         "model": {"model": other},
-        "content of the data": {"data": ROWS[::-1]},
-        "content of the labels": {"labels": "labels.npz"},
-        "content of the space": {"space": "space.toml"},
+        "version of the data": {"data": ROWS[::-1]},
+        "version of the labels": {"labels": "labels.npz"},
+        "version of the space": {"space": "space.toml"},
         "--seed (0 there, 1 here)": {"seed": 1},
         "metric (worst_part there, max_abs here)": {"metric": "max_abs"},
         "--tf32 (off there, on here)": {"tf32": True},
@@ -162,5 +162,5 @@ def test_a_profile_with_other_figures_is_another_target(tmp_path: Path, storage:
     mptune.search(out=tmp_path / "run.mptune", **mine)
     bandwidth = next(line for line in profile.read_text().splitlines() if line.startswith("bandwidth_gbps"))
     (tmp_path / "mine.toml").write_text(profile.read_text().replace(bandwidth, "bandwidth_gbps = 33.0", 1))
-    with pytest.raises(RunError, match="another content of the profile"):
+    with pytest.raises(RunError, match="another version of the profile"):
         mptune.search(out=tmp_path / "run.mptune", **{**mine, "budget": 3})

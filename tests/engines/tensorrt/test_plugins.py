@@ -104,7 +104,7 @@ def test_a_search_loads_them_and_build_sh_names_them(
         assert (run / "chosen" / "timing.cache").read_bytes() == (run / "engines" / "timing.cache").read_bytes()
         library.write_bytes(library.read_bytes() + b"another")
         for other in (library, None):
-            with pytest.raises(RunError, match="another content of the plugins"):
+            with pytest.raises(RunError, match="another version of the plugins"):
                 mptune.search(mlp_path, plugins=other, **given)
         with pytest.raises(RunError, match="not loaded unless you name them"):
             mptune.confirm(run)
