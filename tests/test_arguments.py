@@ -274,13 +274,10 @@ def test_a_run_does_not_hold_the_function(place: Path) -> None:
         assert "metric=FUNCTION" in caught.value.hint
 
 
-def test_a_metric_that_fails_is_told(place: Path) -> None:
+def test_a_metric_is_a_name_or_a_function_that_works(place: Path) -> None:
     with pytest.raises(DataError, match="metric callable:lambda failed: ZeroDivisionError") as caught:
         search(metric=lambda outputs, reference: 1 / 0)
     assert "function(outputs, reference)" in caught.value.hint
-
-
-def test_a_metric_is_a_name_or_a_function(place: Path) -> None:
     with pytest.raises(SettingsError, match="cannot be a int"):
         search(metric=3)
     with pytest.raises(SettingsError, match="unknown metric 'relative_l3'"):

@@ -238,16 +238,6 @@ def search_command(model: Path, data: Path, run: Path, budget: int = 6) -> list[
     return ["search", str(model), "--data", str(data), "--out", str(run), *target]
 
 
-def test_search_again_answers_from_the_record(
-    searched: Path, mlp_path: Path, mlp_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = Path(shutil.copytree(searched, tmp_path / "run"))
-    assert main(search_command(mlp_path, mlp_data, run)) == 0
-    captured = capsys.readouterr()
-    assert "[6/6]" not in captured.err
-    assert "pred. ms" in captured.out
-
-
 def test_limits_that_no_plan_meets_exit_with_3(
     searched: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,7 +13,7 @@ import mptune
 from mptune.cli import explain
 from mptune.errors import EXIT_STOPPED, BaselineError, MptuneError
 from mptune.finding import Finding, OutputColumns, Where
-from mptune.settings import SearchSettings, declarations, option_name
+from mptune.settings import option_name
 from tests.test_docs import options_of
 
 
@@ -32,12 +32,6 @@ def test_every_option_that_is_an_argument_has_its_name(name: str) -> None:
     for argument in inspect.signature(getattr(mptune, name)).parameters:
         if argument.replace("_", "-") in {option.removeprefix("--") for option in options}:
             assert option_name(argument) in options
-
-
-def test_every_declared_option_is_one_of_search() -> None:
-    declared = {option_name(name) for name, each in declarations(SearchSettings).items() if each.panel}
-    assert declared <= options_of("search")
-    assert option_name("for_") in options_of("export")
 
 
 @pytest.mark.parametrize(

@@ -61,9 +61,8 @@ def inspect(
     named = load_space(space)
     with arguments.loaded_model(model) as loaded:
         arguments.check_batch(batch, loaded)
-        return inspect_model(
-            loaded, named, arguments.data_argument(data), batch, budget, stage, all_samples=all_samples
-        )
+        samples = arguments.data_argument(data)
+        return inspect_model(loaded, named, samples, batch, budget, stage, all_samples=all_samples)
 
 
 @documented

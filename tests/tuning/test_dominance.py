@@ -95,28 +95,19 @@ def test_what_buys_nothing_is_no_neighbour(ms: float, error: float, role: str | 
         with_errors(make_evaluation(at_ms, 1.0, width=0.03, number=number), [e, 1.1 * e, 0.9 * e])
         for number, (at_ms, e) in enumerate(((2.0, 4e-3), (3.0, 2e-3), (5.0, 1e-3), (ms, error)))
     )
-    found = {beside.role: beside.evaluation for beside in neighbours(sorted_by_ms(fast, chosen, slow, point), chosen)}
-    assert found == {"faster": fast, "more exact": slow} | ({} if role is None else {role: point})
-
-
-def sorted_by_ms(*points: Evaluation) -> list[Evaluation]:
-    return sorted(points, key=lambda point: point.latency.median_ms)
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "text"),
-    [
-        (1e-3, 4.8e-2, "error 48 times larger"),
-        (0.0, 3.1e-4, "error from 0 to 3.1e-04"),
-        (1e-3, 1.05e-3, "the same error within 10 %"),
-    ],
-)
-def test_changes_of_an_error_in_words(before: float, after: float, text: str) -> None:
-    one, other = (make_evaluation(1.0, error, number=n) for n, error in enumerate((before, after)))
-    assert compared(other, one) == f"the same latency, {text}"
+    front = sorted((fast, chosen, slow, point), key=lambda point: point.latency.median_ms)
+    beside = {each.role: each.evaluation for each in neighbours(front, chosen)}
+    assert beside == {"faster": fast, "more exact": slow} | ({} if role is None else {role: point})
 
 
 def test_a_plan_against_the_chosen_one_in_words() -> None:
+    for before, after, text in (
+        (1e-3, 4.8e-2, "error 48 times larger"),
+        (0.0, 3.1e-4, "error from 0 to 3.1e-04"),
+        (1e-3, 1.05e-3, "the same error within 10 %"),
+    ):
+        one, other = (make_evaluation(1.0, error, number=n) for n, error in enumerate((before, after)))
+        assert compared(other, one) == f"the same latency, {text}"
     assert compared(FAST, CHOSEN) == "1.000 ms less (33 %), error 2 times larger"
     chosen, near = (make_evaluation(ms, error, width=0.03) for ms, error in ((3.0, 2e-3), (3.02, 1e-3)))
     assert compared(near, chosen) == "the same latency within noise, error 2 times smaller"

@@ -187,11 +187,8 @@ def test_what_no_tolerance_is_about_stays_as_it_is() -> None:
     assert searched_error(outputs(NOISE * math.nan), "worst_part", limited("boxes=1")) == math.inf
     ignoring = SearchSettings(ignore=("boxes",))
     assert searched_error(error, "worst_part", ignoring) == pytest.approx(mask)
-
-
-def test_a_statistic_that_sees_all_outputs_at_once_is_one_part() -> None:
-    error = OutputError({"*": {"mine.py:f": (1.0, 3.0)}, "y": {"non_finite": (0.0, 0.0)}})
-    assert part_errors(error, "mine.py:f", SearchSettings()) == {"mine.py:f": 2.0}
+    whole = OutputError({"*": {"mine.py:f": (1.0, 3.0)}, "y": {"non_finite": (0.0, 0.0)}})
+    assert part_errors(whole, "mine.py:f", SearchSettings()) == {"mine.py:f": 2.0}, "sees all outputs at once"
 
 
 def test_what_the_file_lacks_is_taken_again() -> None:

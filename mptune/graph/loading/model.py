@@ -16,9 +16,6 @@ from typing import TypeVar
 
 import numpy as np
 import onnx
-import onnx.helper
-import onnx.numpy_helper
-import onnx.shape_inference
 
 from mptune.errors import ModelError, MptuneError
 from mptune.files import files_sha256
@@ -28,11 +25,9 @@ from mptune.graph.loading.tensors import (
     Initializer,
     TensorInfo,
     all_graphs,
-    all_tensors,
     constant_value,
     declaration,
-    external_location,
-    is_external,
+    external_files,
     subgraphs,
     type_of,
 )
@@ -178,7 +173,7 @@ def load_model(
             value = constant_value(node.proto) if node.op_type == "Constant" and node.is_standard else None
             if value is not None:
                 initializers[node.outputs[0]] = Initializer(node.outputs[0], value, base_dir, node_index=node.index)
-        files = {external_location(t, base_dir)[0] for t in all_tensors(proto.graph) if is_external(t)}
+        files = external_files(proto.graph, base_dir)
         # Types: of operators that ONNX does not define, those that the runtime says.
         outside = (n for n in nodes if not n.is_standard or onnx_schema(n.op_type, opset) is None)
         foreign = tuple(out for node in outside for out in node.outputs if out)
@@ -187,7 +182,7 @@ def load_model(
         tensors = _inferred(slim, proto, initializers, foreign, runtime.values, path)
         model = Model(
             path=path,
-            sha256=files_sha256(path, *sorted(files)),
+            sha256=files_sha256(path, *files),
             opset=opset,
             inputs=tuple(i for i in graph_inputs if i.name not in initializers),
             outputs=tuple(tensors.get(o.name, TensorInfo(o.name, *type_of(o.type))) for o in proto.graph.output),

@@ -198,6 +198,11 @@ def all_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
                 yield from attribute.tensors
 
 
+def external_files(graph: onnx.GraphProto, base_dir: Path) -> list[Path]:
+    """The files of external data that a graph refers to, sorted; each place is checked (``external_location``)."""
+    return sorted({external_location(tensor, base_dir)[0] for tensor in all_tensors(graph) if is_external(tensor)})
+
+
 def constant_value(node: onnx.NodeProto) -> onnx.TensorProto | None:
     """The tensor of a Constant node in whichever attribute it stands; None for strings and sparse tensors."""
     dtypes = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}

@@ -9,10 +9,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
-import optuna
 import pytest
-from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
 from sqlalchemy import text
 
 from mptune.engines.base import Failure, FailureKind, Stage
@@ -168,13 +165,11 @@ def test_while_another_builds_the_baseline_the_seeds_are_built(
 def test_optunas_own_tools_read_it(open_record: OpenRecord, space: SearchSpace, tmp_path: Path) -> None:
     run(open_record(), space, make_toolchain(space), budget=4)
     journal = str(tmp_path / "study.journal")
-    study = optuna.load_study(study_name="test", storage=JournalStorage(JournalFileBackend(journal)))
-    assert all(trial.params.keys() == set(space.free) for trial in study.trials)
     command = [sys.executable, "-c", "import sys; from optuna.cli import main; sys.exit(main())", "best-trials"]
     command += ["--study-name", "test", "-f", "json", "--storage", journal, "--storage-class", "JournalFileBackend"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert {trial["number"] for trial in json.loads(done.stdout)} == {trial.number for trial in study.best_trials}
+    assert all(trial["params"].keys() == set(space.free) for trial in json.loads(done.stdout))
 
 
 def test_reading_writes_nothing(open_record: OpenRecord, space: SearchSpace, tmp_path: Path) -> None:
