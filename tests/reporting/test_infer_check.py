@@ -151,11 +151,11 @@ def saved_step(path: Path) -> onnxruntime.InferenceSession:
         helper.make_node("Reshape", ["sum", "shape"], ["next"]),
     ]
     inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in ("x", "state")]
-    outputs = [helper.make_tensor_value_info("next", TensorProto.FLOAT, [4])]
-    model = helper.make_model(
-        helper.make_graph(nodes, "step", inputs, outputs), opset_imports=[helper.make_opsetid("", 17)], ir_version=8
-    )
-    onnx.save(model, path)
+    return opened(helper.make_graph(nodes, "step", inputs, [helper.make_tensor_value_info("next", 1, [4])]), path)
+
+
+def opened(graph: onnx.GraphProto, path: Path) -> onnxruntime.InferenceSession:
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
     return onnxruntime.InferenceSession(path, providers=CPU)
 
 
@@ -210,10 +210,8 @@ def shaped(tmp_path_factory: pytest.TempPathFactory) -> onnxruntime.InferenceSes
     inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in SHAPED.items()]
     outputs = [helper.make_tensor_value_info(f"{n}.out", TensorProto.FLOAT, shape) for n, shape in SHAPED.items()]
     nodes = [helper.make_node("Neg", [name], [f"{name}.out"]) for name in SHAPED]
-    path = tmp_path_factory.mktemp("shaped") / "model.onnx"
     graph = helper.make_graph(nodes, "shaped", inputs, outputs)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    return onnxruntime.InferenceSession(path, providers=CPU)
+    return opened(graph, tmp_path_factory.mktemp("shaped") / "model.onnx")
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,10 @@ def test_nothing_is_fetched_and_names_stay_text(browser: Browser, page: Path) ->
     assert "\\x1b[31m\U0001f600" in shown
     assert "\x1b" not in shown
     assert HOSTILE not in shown
+    assert "`" not in shown
+    assert "mptune confirm RUN" in browser.run("return [...document.querySelectorAll('code')].map(c => c.textContent)")
+    assert browser.run("return [...document.querySelectorAll('section')].map(s => s.id)")[:2] == ["decide", "breaks"]
+    assert "wrong already, and no plan repairs that" in browser.text("#decide")
 
 
 def test_a_typed_limit_changes_selection_and_command(browser: Browser, page: Path, content: PageContent) -> None:
@@ -178,15 +182,6 @@ def test_a_limit_may_be_a_share_and_an_error_leaves_nothing_to_copy(browser: Bro
         assert box.get_attribute("aria-invalid") == "false"
         assert copy.is_displayed()
     assert browser.logs()[0] == []
-
-
-def test_what_to_ship_stands_first_and_commands_stand_in_code(browser: Browser, page: Path) -> None:
-    browser.show(page)
-    browser.unfold()
-    assert browser.run("return [...document.querySelectorAll('section')].map(s => s.id)")[:2] == ["decide", "breaks"]
-    assert "wrong already, and no plan repairs that" in browser.text("#decide")
-    assert "`" not in browser.text("main")
-    assert "mptune confirm RUN" in browser.run("return [...document.querySelectorAll('code')].map(c => c.textContent)")
 
 
 def test_limits_select_what_pick_takes(browser: Browser, page: Path, content: PageContent) -> None:
@@ -260,21 +255,6 @@ def test_handles_of_the_limits_can_be_dragged(browser: Browser, page: Path) -> N
     assert browser.run(typed) == "", "at its end there is no limit"
 
 
-def test_a_latency_within_noise_is_not_called_faster_alone(
-    browser: Browser, content: PageContent, tmp_path: Path
-) -> None:
-    front = content.front
-    assert front.chosen is not None
-    assert front.fp16 is not None
-    latency = front.chosen.latency
-    near = replace(front.fp16, latency=replace(latency, median_ms=0.99 * latency.median_ms), error=front.chosen.error)
-    points = tuple(near if point.plan == near.plan else point for point in front.points)
-    page = tmp_path / "page.html"
-    write_report(replace(content, front=replace(front, fp16=near, points=points)), page)
-    browser.show(page)
-    assert "the same latency within noise" in browser.text("main")
-
-
 def test_the_table_sorts(browser: Browser, page: Path) -> None:
     browser.show(page)
     browser.unfold("#points")
@@ -312,20 +292,18 @@ def test_other_pages_draw(
     browser: Browser, bench: Bench, content: PageContent, confirmation: Confirmation, tmp_path: Path
 ) -> None:
     front = content.front
+    assert front.chosen is not None
+    assert front.fp16 is not None
+    nothing = replace(front, chosen=None, points=(), fp16=None, choice=Choice(unmet=ChoiceLimits(max_error=1e-9)))
+    only = replace(front, points=(front.fp32,), chosen=front.fp32, fp16=None)
+    latency = replace(front.chosen.latency, median_ms=0.99 * front.chosen.latency.median_ms)
+    near = replace(front.fp16, latency=latency, error=front.chosen.error)
+    points = tuple(near if point.plan == near.plan else point for point in front.points)
     pages = {
-        "nothing chosen": PageContent(
-            replace(
-                front,
-                chosen=None,
-                points=(),
-                fp16=None,
-                choice=Choice(unmet=ChoiceLimits(max_error=1e-9)),
-            ),
-            (),
-            bench.groups,
-        ),
-        "one point": PageContent(replace(front, points=(front.fp32,), chosen=front.fp32, fp16=None), (), bench.groups),
+        "nothing chosen": PageContent(nothing, (), bench.groups),
+        "one point": PageContent(only, (), bench.groups),
         "no groups": PageContent(front, (), ()),
+        "a plan within noise": replace(content, front=replace(front, fp16=near, points=points)),
         "a confirmation": PageContent(confirmation.front, (), bench.groups, confirmation=confirmation),
     }
     for name, one in pages.items():
@@ -333,6 +311,7 @@ def test_other_pages_draw(
         write_report(one, path)
         browser.show(path)
         assert browser.logs()[0] == [], name
+        assert ("the same latency within noise" in browser.text("main")) == (name == "a plan within noise"), name
     assert "the predicted ranking held" in browser.text("#confirmation")
     assert len(browser.ask("Page.printToPDF")["data"]) > 10_000
 

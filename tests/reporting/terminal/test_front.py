@@ -145,17 +145,6 @@ def test_what_breaks_in_fp16_is_what_the_findings_say(make_front: MakeFront, mon
     assert line.endswith(f" and {len(findings) - 2} more")
 
 
-def test_all_fp16_says_how_many_groups_are_pinned(
-    make_front: MakeFront, bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    front, _ = make_front()
-    pinned = replace(front.fp16, plan=bench.plan(6))
-    front = replace(front, fp16=pinned, points=(pinned, *front.points[1:]))
-    text = printed(front, monkeypatch)
-    (row,) = [line for line in table_of(text) if pinned.plan.fingerprint in line]
-    assert row.rstrip().endswith("  all-FP16 but 2 pinned")
-
-
 def test_a_dozen_rows_unless_all_are_asked_for(
     make_front: MakeFront, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
