@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler
 
 from mptune.tuning.sampler.precision import make_sampler
-from mptune.tuning.sampler.trials import HAS_TRIAL_CONSTRAINTS, constraints_of
+from mptune.tuning.sampler.trials import CONSTRAINT_OPTIONS
 
 
 def make_compared(name: str, seed: int, groups: int) -> BaseSampler:
@@ -17,8 +16,7 @@ def make_compared(name: str, seed: int, groups: int) -> BaseSampler:
         return GPSampler(seed=seed, deterministic_objective=False)
     if name != "nsga2":
         return make_sampler(None if name == "random" else name, seed)
-    options: dict[str, Any] = {} if HAS_TRIAL_CONSTRAINTS else {"constraints_func": constraints_of}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # constraints_func is marked experimental in some releases
         # Optuna's default population of 50 would be the whole default budget: one generation, which is random.
-        return NSGAIISampler(population_size=max(8, min(50, groups)), seed=seed, **options)
+        return NSGAIISampler(population_size=max(8, min(50, groups)), seed=seed, **CONSTRAINT_OPTIONS)

@@ -43,15 +43,7 @@ from mptune.tuning.sampler.acquisition import EhviEstimator, find_candidates, ta
 from mptune.tuning.sampler.error_model import ErrorModel, design_plans
 from mptune.tuning.sampler.overflow_model import OverflowModel
 from mptune.tuning.sampler.plans import PRECISIONS, Bools, Floats, to_bits
-from mptune.tuning.sampler.trials import (
-    EHVI_ATTR,
-    HAS_TRIAL_CONSTRAINTS,
-    BuiltPlans,
-    Prior,
-    constraints_of,
-    emulated_attr,
-    read_plans,
-)
+from mptune.tuning.sampler.trials import CONSTRAINT_OPTIONS, EHVI_ATTR, BuiltPlans, Prior, emulated_attr, read_plans
 
 SAMPLERS = ("precision", "tpe")
 """The samplers that a search may be asked for by name: this one, and Optuna's TPE."""
@@ -245,8 +237,7 @@ def make_sampler(name: str | None, seed: int) -> BaseSampler:
 
 def make_tpe(seed: int) -> BaseSampler:
     """Optuna's TPE over all groups at once, aware of running trials and of constraints."""
-    options: dict[str, Any] = {} if HAS_TRIAL_CONSTRAINTS else {"constraints_func": constraints_of}
     with warnings.catch_warnings():
         # multivariate, constant_liar and constraints_func are marked experimental in some releases.
         warnings.simplefilter("ignore")
-        return TPESampler(multivariate=True, constant_liar=True, seed=seed, **options)
+        return TPESampler(multivariate=True, constant_liar=True, seed=seed, **CONSTRAINT_OPTIONS)

@@ -145,6 +145,10 @@ def constraints_of(trial: FrozenTrial) -> Sequence[float]:
     return (1.0 if outcome_of(trial).get("values", ()) is None else 0.0,)
 
 
+CONSTRAINT_OPTIONS: Mapping[str, Any] = {} if HAS_TRIAL_CONSTRAINTS else {"constraints_func": constraints_of}
+"""Further arguments of Optuna's own samplers, so that they know which plans are not feasible."""
+
+
 def timing_of(trial: FrozenTrial) -> tuple[float, float]:
     """Latency, also of a plan whose outputs are not finite, and its standard error; NaN and 0 where none was timed."""
     latency = outcome_of(trial).get("evaluation", {}).get("latency")
