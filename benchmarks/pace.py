@@ -20,7 +20,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -37,8 +37,8 @@ FIRST_S = 200.0
 """Seconds that a first search of a model may take; later ones may take 1.1 times the longest before."""
 
 
-def time_parts(seconds: defaultdict[str, float]) -> ExitStack:
-    """Patch the imported checkout so that ``seconds`` holds those of each part; the patches end with the stack.
+def time_parts(seconds: defaultdict[str, float], calls: Counter[str]) -> ExitStack:
+    """Patch the imported checkout so that ``seconds`` and ``calls`` hold those of each part; the stack ends it.
 
     Older checkouts name their classes differently: of them there are only the seconds of the whole.
     """
@@ -68,6 +68,7 @@ def time_parts(seconds: defaultdict[str, float]) -> ExitStack:
         def call(*args: Any, **kwargs: Any) -> Any:
             switch()
             running.append(part)
+            calls[part] += 1
             try:
                 return method(*args, **kwargs)
             finally:
@@ -92,9 +93,10 @@ def search(options: argparse.Namespace) -> dict[str, Any]:
     out = options.work / f"{name}-{options.side}-{options.seed}.mptune"
     shutil.rmtree(out, ignore_errors=True)
     seconds: defaultdict[str, float] = defaultdict(float)
+    calls: Counter[str] = Counter()
     limit = {} if options.max_error is None else {"max_error": options.max_error}
     settings = {"budget": options.budget, "target": options.target, "seed": options.seed, **limit}
-    with time_parts(seconds):
+    with time_parts(seconds, calls):
         front = mptune.search(path, data=data, out=out, batch=ROWS_A_SAMPLE.get(name, 1), progress=False, **settings)
     chosen = front.chosen
     return {
@@ -106,6 +108,7 @@ def search(options: argparse.Namespace) -> dict[str, Any]:
         "plans": front.evaluations,
         "hypervolume": front.hypervolume,
         "chosen": None if chosen is None else [chosen.latency.median_ms, chosen.speedup, chosen.error_value],
+        "calls": calls,
         "parts": {part: round(s, 2) for part, s in sorted(seconds.items(), key=lambda item: -item[1])},
     }
 
@@ -149,7 +152,8 @@ def report(rows: Sequence[dict[str, Any]]) -> None:
         print(f"\n{name}")
         sides = {side: [row for row in rows if row["model"] == name and row["side"] == side] for side in SIDES}
         for row in (*sides["before"], *sides["after"]):
-            parts = ", ".join(f"{part} {seconds:.1f}" for part, seconds in row["parts"].items())
+            counts = {part: f" in {count} calls" for part, count in row["calls"].items()}
+            parts = ", ".join(f"{part} {seconds:.1f}{counts.get(part, '')}" for part, seconds in row["parts"].items())
             print(f"  {row['side']:6} seed {row['seed']}: {row['seconds']:6.1f} s ({parts})")
             print(f"      hypervolume {row['hypervolume']:.5f}; chosen: ms, speedup, error {row['chosen']}")
         if all(sides.values()):
