@@ -113,5 +113,5 @@ def test_a_fixed_setting_that_differs_is_named(changed: SearchSettings, words: s
 def test_hashes_are_not_shown(key: str, words: str) -> None:
     file = make_file()
     other = file.fixed_settings.model_copy(update={key: "0"})
-    with pytest.raises(RunError, match=f"(?m)another content of {words}$"):
+    with pytest.raises(RunError, match=f"(?m)another version of {words}$"):
         check_same(PATH.parent, file, file.model_copy(update={"fixed_settings": other}))

@@ -97,8 +97,6 @@ def test_what_cannot_be_meant_is_said(files: Path) -> None:
     for limit, words in (("map>=0.4", "the metrics are top1_accuracy"), ("much", "is not understood")):
         with pytest.raises(SettingsError, match=words):
             search(files, "top1_accuracy", limits=[limit])
-    with pytest.raises(SettingsError, match="given twice"):
-        search(files, ["top1_accuracy", "top1_accuracy"])
     np.savez(files / "labels.npz", kind=np.zeros(7, int))
     with pytest.raises(DataError, match="'kind' has 7 rows, the data have 12 samples"):
         search(files, "top1_accuracy")

@@ -45,7 +45,7 @@ for _storage in ("_rdb.storage", "journal._storage", "_in_memory"):  # A search 
 
 def study_name(run: str, *, is_new: bool = False) -> str:
     """The name of the study of a run: the run's, with the time where it is to be a new one."""
-    return f"{run} {datetime.now():%Y-%m-%d %H:%M:%S}" if is_new else run
+    return f"{run} {datetime.now():%Y-%m-%d %H:%M:%S.%f}" if is_new else run
 
 
 def open_study(
