@@ -64,15 +64,6 @@ def test_no_wording_of_the_table_is_anywhere_else() -> None:
     assert faults == []
 
 
-def test_words_are_in_no_template_language() -> None:
-    assert [
-        f"{path.name}:{node.lineno}: {node.value!r}"
-        for path in TABLE.glob("*.py")
-        for node in _strings(path)
-        if re.search(r"\[\w+\?|\n|  |\w\.$", node.value)
-    ] == []
-
-
 def test_lists_and_counts_in_words() -> None:
     assert listed("abcd", 2, " and {others} more") == "a, b and 2 more"
     assert (counted(1, "row"), counted(3, "row")) == ("1 row", "3 rows")
