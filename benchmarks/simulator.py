@@ -116,7 +116,7 @@ class Truth:
 
     def latency(self, plans: Bools) -> Floats:
         """True latency of each row, True is FP16."""
-        crossed = self._crossings.of(np.ascontiguousarray(plans.T))
+        crossed = self._crossings.count(np.ascontiguousarray(plans.T))
         latency: Floats = self._times(plans).sum(axis=1) + self.costs @ crossed
         return latency
 

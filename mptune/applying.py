@@ -70,8 +70,8 @@ def resolve_plan(
         resolved = ResolvedPlan(groups, PrecisionPlan.uniform(model.sha256, [each.id for each in groups], reduced))
     else:
         resolved = _by_groups(model, plan, {}) if isinstance(plan, PrecisionPlan) else _from_file(model, plan)
-    kept = _kept(keep_fp32, keep_bf16, resolved.groups, model)
-    wanted, hazards, lines = resolved.plan.replace(kept), tuple[Hazard, ...](), list[str]()
+    overrides = _kept(keep_fp32, keep_bf16, resolved.groups, model)
+    wanted, hazards, lines = resolved.plan.replace(overrides), tuple[Hazard, ...](), list[str]()
 
     # The values where there are data, else the weights alone. A plan of this very model was made with both known.
     grouped = GroupedModel(model, resolved.groups)
@@ -82,7 +82,8 @@ def resolve_plan(
         lines = [*samples.warnings, *_shown((*samples.findings, *findings))]
     elif plan is None or resolved.is_of_other_weights or resolved.is_by_nodes:
         hazards = find_hazards(grouped)
-    ruled_out = {g: why for g, why in pinned_by_hazards(hazards, reduced).items() if kept.get(g) is not Precision.BF16}
+    pins = pinned_by_hazards(hazards, reduced)
+    ruled_out = {group: why for group, why in pins.items() if overrides.get(group) is not Precision.BF16}
 
     # Without a plan, what cannot be right stays in FP32; a plan is carried out as it stands, with warnings.
     if plan is None:
@@ -160,15 +161,15 @@ def _kept(
     keep_fp32: Sequence[str], keep_bf16: Sequence[str], groups: Sequence[LayerGroup], model: Model
 ) -> dict[str, Precision]:
     """Group id -> the precision that patterns keep it in; what both mean is FP32."""
-    kept: dict[str, Precision] = {}
+    overrides: dict[str, Precision] = {}
     for setting, patterns in (("keep_bf16", keep_bf16), ("keep_fp32", keep_fp32)):
         for pattern in patterns:
             ids = match(pattern, groups)
             if not ids:
                 text = f"{pattern} matches nothing in {model.path}"
                 raise PlanError(text, close_patterns(pattern, groups), setting=setting)
-            kept |= dict.fromkeys(ids, Precision.BF16 if setting == "keep_bf16" else Precision.FP32)
-    return kept
+            overrides |= dict.fromkeys(ids, Precision.BF16 if setting == "keep_bf16" else Precision.FP32)
+    return overrides
 
 
 class _PlanFile(pydantic.BaseModel):

@@ -47,7 +47,7 @@ class Choice(ChoiceLimits):
     nearest: str | None = None  # the plan that comes nearest to these
 
     @classmethod
-    def of(cls, settings: SearchSettings) -> Choice:
+    def from_settings(cls, settings: SearchSettings) -> Choice:
         """The request of a search."""
         given = {name: getattr(settings, name) for name in (*ChoiceLimits.model_fields, "ignore")}
         return cls(**{**given, "tolerance": tuple(map(str, settings.tolerance))})
@@ -72,7 +72,7 @@ class Choice(ChoiceLimits):
     def limit(self, settings: SearchSettings) -> SearchSettings:
         """The settings of a search with these limits where it is given none, and with what is ignored."""
         limits = {**self.given_limits.model_dump(), "tolerance": tuple(map(Tolerance.parse, self.tolerance))}
-        is_limited = Choice.of(settings).given_limits != ChoiceLimits()
+        is_limited = Choice.from_settings(settings).given_limits != ChoiceLimits()
         return replace(settings, **({} if is_limited else limits), ignore=self.ignore)
 
     def again(self) -> Choice:

@@ -1,6 +1,6 @@
 """Finding: one thing that is wrong or worth knowing, with a code, the place, the numbers that prove it and the cure.
 
-Whatever detects something calls ``Finding.of`` with code, place and evidence; the words come from the table,
+Whatever detects something calls ``Finding.from_code`` with code, place and evidence; the words come from the table,
 ``CODES`` (``mptune/findings``). A code never changes its meaning, so that scripts can rely on it.
 """
 
@@ -119,7 +119,7 @@ class Finding:
         object.__setattr__(self, "evidence", evidence)
 
     @classmethod
-    def of(
+    def from_code(
         cls,
         code: str,
         origin: FindingOrigin,
@@ -171,8 +171,8 @@ class Finding:
         if self.is_of_bf16_alone:
             does_no_harm = not any(group in bf16_groups for group in groups)
         else:
-            kept = {*fp32_groups, *(bf16_groups if self.code in RANGE_CODES else ())}
-            does_no_harm = all(group in kept for group in groups)
+            unreduced = {*fp32_groups, *(bf16_groups if self.code in RANGE_CODES else ())}
+            does_no_harm = all(group in unreduced for group in groups)
         return replace(self, severity="info") if self.severity == "warning" and groups and does_no_harm else self
 
     @property

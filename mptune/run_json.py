@@ -95,7 +95,7 @@ class FixedSettings(_settings("fixed")):  # type: ignore[misc]
     plugins_sha256: tuple[str, ...]
 
     @classmethod
-    def of(cls, settings: SearchSettings, **resolved: Any) -> FixedSettings:
+    def from_settings(cls, settings: SearchSettings, **resolved: Any) -> FixedSettings:
         """Those of a search, with what its search space, its model and its labels came to."""
         given = vars(settings.data_settings) | vars(settings) | resolved
         return cls(**{name: given[name] for name in cls.model_fields})
@@ -105,7 +105,7 @@ class SearchSection(_settings("free")):  # type: ignore[misc]
     """The settings of the last search that may differ from one to the next."""
 
     @classmethod
-    def of(cls, settings: SearchSettings) -> SearchSection:
+    def from_settings(cls, settings: SearchSettings) -> SearchSection:
         """Those of a search."""
         values = {name: getattr(settings, name) for name in cls.model_fields}
         values |= {name: tuple(map(str, values[name])) for name in ("tolerance", "plugins")}

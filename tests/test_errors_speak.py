@@ -58,6 +58,6 @@ def test_what_python_programs_give_in_another_form(
 
 
 def test_a_broken_baseline_keeps_its_findings_in_another_process() -> None:
-    finding = Finding.of("reference-zero", "search", Where(outputs=(OutputColumns("y"),)), {})
+    finding = Finding.from_code("reference-zero", "search", Where(outputs=(OutputColumns("y"),)), {})
     again = pickle.loads(pickle.dumps(BaselineError("it is zero", "look", [finding])))
     assert (again.findings, again.hint, again.exit_code) == ((finding,), "look", EXIT_STOPPED)

@@ -47,7 +47,7 @@ def test_no_finding_is_built_without_the_table() -> None:
                 continue
             name = ast.unparse(node.func)
             if name == "Finding" or name.endswith(".Finding"):
-                faults.append(f"{_place(path, node)} builds a finding: use Finding.of")
+                faults.append(f"{_place(path, node)} builds a finding: use Finding.from_code")
             if name in ("replace", "dataclasses.replace") and {word.arg for word in node.keywords} & {"text", "cure"}:
                 faults.append(f"{_place(path, node)} changes the words of a finding")
     assert faults == []
@@ -71,9 +71,9 @@ def test_lists_and_counts_in_words() -> None:
 
 def test_an_unknown_code_is_an_error_and_a_text_that_lacks_a_value_gives_way_to_the_meaning() -> None:
     with pytest.raises(KeyError):
-        Finding.of("no-such-code", "search", Where(), {})
+        Finding.from_code("no-such-code", "search", Where(), {})
     for code in CODES:
-        finding = Finding.of(code, "search", Where(), {}, kind="no such kind")
+        finding = Finding.from_code(code, "search", Where(), {}, kind="no such kind")
         assert finding.text
         assert finding.severity in SEVERITIES
-    assert Finding.of("target-not-here", "search", Where(), {}).text == CODES["target-not-here"].meaning
+    assert Finding.from_code("target-not-here", "search", Where(), {}).text == CODES["target-not-here"].meaning

@@ -71,7 +71,7 @@ def know(bench: Bench, path: Path) -> None:
         grouped, load_space("default"), find_hazards(grouped, ObservedValues(bench.ranges)), absmax, without_kernel
     )
     nothing = Sensitivity("relative_l2", {})
-    document = Grounds.of(space, make_prior(space, nothing, bench.terms, exact=False)).to_json()
+    document = Grounds.from_space(space, make_prior(space, nothing, bench.terms, exact=False)).to_json()
     plans = one_group_plans(bench.model, bench.groups)
     bits = {group: bench.bits(plan) for group, plan in plans.items()}
     emulated = bench.record.emulated

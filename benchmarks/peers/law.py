@@ -184,7 +184,7 @@ def _is_odd(off: Floats) -> Bools:
 
 def _columns(boundaries: tuple[Boundary, ...], rows: Bools) -> Floats:
     crossings = Crossings(Columns.fp16(map(str, range(rows.shape[1]))), boundaries)
-    return np.column_stack([rows, crossings.of(np.ascontiguousarray(rows.T)).T]).astype(float)
+    return np.column_stack([rows, crossings.count(np.ascontiguousarray(rows.T)).T]).astype(float)
 
 
 def _expected(prior: Prior, rows: Bools, latency_ms: Floats, base_ms: float) -> Floats:

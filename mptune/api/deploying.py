@@ -194,7 +194,7 @@ def export(
         if front.chosen is None:
             raise RunError(f"{directory.path} has no chosen plan", "choose one with `mptune pick`, or give --plan ID")
         grouped = copies.load_grouped(directory, file)
-        build_recipe = recipe.BuildRecipe.of(file, directory.data, grouped.model.inputs)
+        build_recipe = recipe.BuildRecipe.for_run(file, directory.data, grouped.model.inputs)
         folder = directory.path / "weak" if out is None else Path(out)
         with full_disk_as_error(folder):
             recipe.write_weak_folder(front.chosen.plan, grouped, folder, build_recipe, force=force)

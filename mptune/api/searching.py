@@ -160,7 +160,7 @@ def search(
         workers = None if open_toolchain is not None else stack.enter_context(probed_ahead(asked))
         loaded = stack.enter_context(arguments.loaded_model(model, asked.opset))
         outputs = [output.name for output in loaded.outputs]
-        check_asked(Choice.of(asked), (asked.metric, *asked.reported_metrics), outputs)
+        check_asked(Choice.from_settings(asked), (asked.metric, *asked.reported_metrics), outputs)
         arguments.check_shapes(asked.shapes, loaded)
         arguments.check_batch(asked.data_settings.batch, loaded)
         listens = stack.enter_context(arguments.listening(progress, listener, asked.max_error, asked.max_latency_ms))

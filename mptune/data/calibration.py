@@ -175,5 +175,5 @@ def _random(inputs: Sequence[TensorInfo], settings: DataSettings, seed: int) -> 
         return np.asarray(values, dtype=info.numpy_dtype)
 
     samples = tuple({info.name: drawn(info) for info in inputs} for _ in range(settings.random_samples))
-    finding = Finding.of("random-data", "search", Where(inputs=tuple(shapes)), {"samples": len(samples)})
+    finding = Finding.from_code("random-data", "search", Where(inputs=tuple(shapes)), {"samples": len(samples)})
     return CalibrationSet(samples, "random inputs", is_random=True, findings=(finding,))

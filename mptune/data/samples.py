@@ -94,7 +94,7 @@ class CalibrationSet:
         count = len(self.samples) // steps
         findings = self.findings
         if count < 2:
-            findings += (Finding.of("too-few-samples", "search", Where(), {"samples": count}),)
+            findings += (Finding.from_code("too-few-samples", "search", Where(), {"samples": count}),)
 
         def part(chosen: Sequence[int]) -> CalibrationSet:
             indices = tuple(first * steps + k for first in chosen for k in range(steps))
@@ -146,13 +146,13 @@ def data_findings(samples: Sequence[Feed], states: Collection[str] = ()) -> tupl
             break
         if name not in states:
             evidence = {"value": float(value), "samples": len(looked_at)}
-            findings.append(Finding.of("constant-data", "search", Where(inputs=(name,)), evidence))
+            findings.append(Finding.from_code("constant-data", "search", Where(inputs=(name,)), evidence))
     first: dict[bytes, int] = {}
     digests = samples.digests if isinstance(samples, LazySamples) else [samples_digest([sample]) for sample in samples]
     repeated = tuple(number for number, digest in enumerate(digests) if first.setdefault(digest, number) != number)
     if repeated:
         evidence = {"samples": len(samples), "duplicates": len(repeated)}
-        findings.append(Finding.of("duplicate-samples", "search", Where(samples=repeated), evidence))
+        findings.append(Finding.from_code("duplicate-samples", "search", Where(samples=repeated), evidence))
     return tuple(findings)
 
 
@@ -178,7 +178,7 @@ def size_findings(
         return ()
     names = tuple(dict.fromkeys(name for name, _ in axes))
     size = ", ".join(f"{name} {'x'.join(map(str, looked_at[0][name].shape))}" for name in names)
-    return (Finding.of("one-size-tried", "search", Where(inputs=names), {"size": size}),)
+    return (Finding.from_code("one-size-tried", "search", Where(inputs=names), {"size": size}),)
 
 
 def _looked_at(samples: Sequence[Feed]) -> Sequence[Feed]:

@@ -247,5 +247,5 @@ def repetition_findings(sides: Sides, runner: Runner | EngineRunner, repeat: int
                 return [stale_finding(side, stale)]
         where = Where(outputs=tuple(OutputColumns(name) for name in isolated[0]))
         evidence: dict[str, int | float | str] = {"relative_l2": error, "runs": times, "mode": how}
-        return [Finding.of("not-deterministic", "compare", where, evidence, kind="runs", runner=runner.name)]
+        return [Finding.from_code("not-deterministic", "compare", where, evidence, kind="runs", runner=runner.name)]
     return []

@@ -48,17 +48,17 @@ def precision(outputs: Sequence[Side]) -> list[Finding]:
     plan = sides.plan if is_known else runner.throughout(reduced)
     shares = _shares(blamed, plan)
     ranked = sorted(shares, key=lambda group: -shares[group])
-    kept, left = _cured(blamed, plan, shares, ranked)
-    named = kept if left is not None else ranked
+    cured, left = _cured(blamed, plan, shares, ranked)
+    named = cured if left is not None else ranked
 
     groups = {group.id: group for group in runner.grouped.groups}
     evidence = {"left_share": cause.left, "fp16_groups": len(plan.fp16_groups), "bf16_groups": len(plan.bf16_groups)}
     options = ["--fp16-all"] if plan.fp16_groups else ["--bf16-all"]
     if left is not None:
-        evidence |= {"kept_groups": len(kept), "error_with_kept": left.judged}
-        in_bf16 = [group for group in plan.bf16_groups if group not in kept] if plan.fp16_groups else []
+        evidence |= {"kept_groups": len(cured), "error_with_kept": left.judged}
+        in_bf16 = [group for group in plan.bf16_groups if group not in cured] if plan.fp16_groups else []
         options += [f"--keep-bf16 {glob.escape(group)}" for group in in_bf16[:_MOST_KEPT]]
-        options += [f"--keep-fp32 {glob.escape(group)}" for group in kept[:_MOST_KEPT]]
+        options += [f"--keep-fp32 {glob.escape(group)}" for group in cured[:_MOST_KEPT]]
     nodes = tuple(groups[group].nodes[0] for group in named[:_NAMED])
     where = Where(nodes, tuple(named[:_MOST_KEPT]), outputs=tuple(side.where for side in blamed))
     words = {

@@ -166,5 +166,5 @@ class Runner:
     def _wherever_possible(self, precision: Precision, hazards: Sequence[hazard.Hazard]) -> PrecisionPlan:
         lacking = unsupported(ValueTypes(self.grouped), precision)
         pinned = [group.id for group in self.grouped.groups if group.pinned is not None]
-        kept = {*pinned, *lacking, *find.pinned_by_hazards(hazards, precision, is_measured=True)}
-        return self.grouped.uniform(precision).replace(dict.fromkeys(kept, Precision.FP32))
+        fp32_groups = {*pinned, *lacking, *find.pinned_by_hazards(hazards, precision, is_measured=True)}
+        return self.grouped.uniform(precision).replace(dict.fromkeys(fp32_groups, Precision.FP32))

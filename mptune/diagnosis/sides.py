@@ -237,7 +237,7 @@ class Side:
         """A finding about this output."""
         where = where or Where(outputs=(OutputColumns(self.name),))
         names |= {"error_shown": self.limit.sentence(self.judged), "judged_fp16": self.judged_fp16}
-        return Finding.of(code, "compare", where, evidence, place=str(self.where), **names)
+        return Finding.from_code(code, "compare", where, evidence, place=str(self.where), **names)
 
     @property
     def evidence(self) -> dict[str, int | float | str]:

@@ -323,8 +323,8 @@ def structure_finding(sides: Sides, alignment: Alignment) -> Finding | None:
         causes += [(share, difference, error)] if share >= _LEAST_SHARE else []
     causes = sorted(causes, key=lambda each: -each[0])[:_MOST_NAMED]
     if untried:
-        made = with_changes([difference for _, difference, _ in causes]) or exact
-        share, _ = share_of(sides.candidate, made, FP32_ROUNDING)
+        explained = with_changes([difference for _, difference, _ in causes]) or exact
+        share, _ = share_of(sides.candidate, explained, FP32_ROUNDING)
         causes += [(share, untried[0], None)] if share >= _LEAST_SHARE else []
         causes.sort(key=lambda each: -each[0])
     if not causes and together < _LEAST_SHARE:
@@ -411,7 +411,7 @@ def first_difference(sides: Sides, right: Runner, alignment: Alignment, limit: f
     evidence = {"error": error, "error_before": before, "values_compared": compared}
     kind = "reduced" if beyond else "rounding" if rounded is not None else ""
     name = "no group" if group is None else f"group {group.name} ({group.id})"
-    return Finding.of("first-difference", "compare", where, evidence, kind=kind, name=name)
+    return Finding.from_code("first-difference", "compare", where, evidence, kind=kind, name=name)
 
 
 def _roundings(left: Runner, plan: PrecisionPlan, values: Sequence[str], exact: Path) -> dict[str, float]:

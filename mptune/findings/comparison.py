@@ -113,13 +113,13 @@ def _precision(v: Values) -> Words:
         cause = (
             f"{v.precisions} throughout, emulated, gives an error of that size ({v.judged_fp16:.3g}), in other values"
         )
-    seen = f"; {v.seen}" if v.seen else ""
+    detail = f"; {v.seen}" if v.seen else ""
     bits = "; BF16 keeps 8 bits where FP16 keeps 11" if v.bf16_groups else ""
     cure = f"no plan with {v.precisions} groups keeps the limit: allow more with --tolerance, or stay in FP32"
     if v.left:
         cure = f"keep {counted(v.kept_groups, 'group')} in FP32, which leaves {v.left}: {v.command}"
     return Words(
         f"output {v.place!r} has {v.error_shown}, the limit is {v.limit_value:.3g}: {cause}; most of it comes from"
-        f" {v.named}{seen}{bits}",
+        f" {v.named}{detail}{bits}",
         cure,
     )

@@ -33,8 +33,8 @@ def _no_kernel(v: Values) -> Words:
     text = v.reason or f"{v.fp32_provider} has no {v.precision} kernel for {v.operator}"
     if v.provider and not v.reason:
         text += f": {counted(v.nodes, 'node')} would run on {v.provider}, with copies between"
-    kept = "in FP32" if v.precision == "FP16" else f"out of {v.precision}"
-    return Words(text, f"{counted(v.groups, 'group')} kept {kept}")
+    place = "in FP32" if v.precision == "FP16" else f"out of {v.precision}"
+    return Words(text, f"{counted(v.groups, 'group')} kept {place}")
 
 
 @ENGINE.row("quantised-parts", "warning", "quantised patterns of the model stay as they are")

@@ -156,11 +156,11 @@ def _mask(v: Values) -> Words:
 @NUMBERS.row("norm-written-out", "warning", "a normalisation written out in pieces instead of as one operator")
 def _norm_written_out(v: Values) -> Words:
     square = v.get("largest_square")
-    seen = "" if square is None else f"; the largest square was {square:.4g} on the calibration data"
+    largest = "" if square is None else f"; the largest square was {square:.4g} on the calibration data"
     cure = "keep the norm whole in FP32"
     if v.get("operator"):
         cure += f", or export at opset {v.operator_opset} or newer: {v.operator} keeps its statistics in FP32"
-    return Words(f"{v.pattern}: squares of values from {v.square_limit:g} on leave FP16's range{seen}", cure)
+    return Words(f"{v.pattern}: squares of values from {v.square_limit:g} on leave FP16's range{largest}", cure)
 
 
 @NUMBERS.row("int64-range", "warning", "an INT64 value that INT32 cannot hold and that is not the end of a Slice")

@@ -22,7 +22,7 @@ class Values:
     """What a text may name, as attributes.
 
     These are ``kind``, the evidence, ``node``, ``group``, ``tensor``, ``output``, ``input`` and ``sample``, the first
-    of each in the place, and what else is given to ``Finding.of``. ``get`` is for what may be missing.
+    of each in the place, and what else is given to ``Finding.from_code``. ``get`` is for what may be missing.
     """
 
     def __init__(self, values: Mapping[str, object]) -> None:

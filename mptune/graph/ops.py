@@ -242,7 +242,7 @@ class OperatorSchema:
     types: Mapping[str, frozenset[str]]
 
     @classmethod
-    def of(cls, schema: Any, type_attribute: str = "type_str") -> OperatorSchema:
+    def read(cls, schema: Any, type_attribute: str = "type_str") -> OperatorSchema:
         """Read a schema object of onnx, or of ONNX Runtime, which has ``typeStr`` for ``type_str``."""
         inputs, outputs = (tuple(getattr(p, type_attribute) for p in side) for side in (schema.inputs, schema.outputs))
         return cls(inputs, outputs, {c.type_param_str: frozenset(c.allowed_type_strs) for c in schema.type_constraints})
@@ -298,7 +298,7 @@ OPAQUE_TYPES = frozenset({"sequence", "map", "optional", "sparse_tensor", "undef
 def onnx_schema(op_type: str, opset: int) -> OperatorSchema | None:
     """The schema of one of ONNX's own operators; None where the operator set has none of this name."""
     try:
-        return OperatorSchema.of(onnx.defs.get_schema(op_type, opset, ""))
+        return OperatorSchema.read(onnx.defs.get_schema(op_type, opset, ""))
     except onnx.defs.SchemaError:
         return None
 

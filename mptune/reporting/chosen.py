@@ -175,9 +175,9 @@ def readme_text(
     """The text of README.txt; ``has_check`` says whether samples with reference outputs lie beside it."""
     plan = evaluation.plan
     counts = [f"{count} in {precision.name}" for precision, count in plan.reduced_counts.items()] or ["none in FP16"]
-    kept = [text.explain_kept(group) for group in front.explanation.of(plan.fingerprint)]
-    if len(kept) > _MOST_KEPT:
-        kept[_MOST_KEPT:] = [f"and {len(kept) - _MOST_KEPT} more: mptune report RUN --explain"]
+    reasons = [text.explain_kept(group) for group in front.explanation.fp32_groups(plan.fingerprint)]
+    if len(reasons) > _MOST_KEPT:
+        reasons[_MOST_KEPT:] = [f"and {len(reasons) - _MOST_KEPT} more: mptune report RUN --explain"]
     return text.fill_template(
         "README.txt.jinja",
         version=__version__,
@@ -192,7 +192,7 @@ def readme_text(
         is_cpu=is_on_cpu(front),
         counts=", ".join(counts),
         reduced=text.reduced_names([plan]),
-        kept=kept,
+        kept=reasons,
         findings=list(text.finding_lines(front.findings, lambda f: f"{f.severity}: {f.code}: {f.message}")),
         environment=[] if environment is None else text.environment_facts(environment),
         warnings=text.unique((*front.warnings, *evaluation.warnings)),

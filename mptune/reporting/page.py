@@ -149,10 +149,10 @@ def page_document(content: PageContent) -> dict[str, Any]:
     reasons = {
         place[fingerprint]: [
             [column[group.worth.group], texts.setdefault(group.because, len(texts))]
-            for group in kept
+            for group in reasons
             if group.worth.group in column
         ]
-        for fingerprint, kept in explanation.kept.items()
+        for fingerprint, reasons in explanation.by_plan.items()
         if fingerprint in place and fingerprint != front.fp32.plan.fingerprint
     }
     # Plan -> the statistics of every output, over the held-out samples where there are any.

@@ -75,7 +75,7 @@ class BuildRecipe:
     plugins: tuple[str, ...] = ()
 
     @classmethod
-    def of(
+    def for_run(
         cls, file: RunFile, data_dir: Path, inputs: Sequence[TensorInfo], deciding: Iterable[str] = ()
     ) -> BuildRecipe:
         """The recipe of a run: ``--shapes`` where it was given, else as its calibration samples have it.
@@ -213,9 +213,9 @@ def write_weak_folder(
 
 def _weak_script(plan: PrecisionPlan, weak: WeakModel, recipe: BuildRecipe) -> str:
     """``build.sh``. Options as of TensorRT 8.4 to 8.6 (samples/common/sampleOptions.cpp), which take exact names."""
-    kept = replace(recipe, timing_cache=False, plugins=()).options(plan)
+    given = replace(recipe, timing_cache=False, plugins=()).options(plan)
     unknown = "--stronglyTyped", "--builderOptimizationLevel", "--saveEngine"
-    options = [option for option in kept if not option.startswith(unknown)]
+    options = [option for option in given if not option.startswith(unknown)]
     if Precision.FP16 in weak.precisions.values():
         options += ["--fp16", "--precisionConstraints=obey"]
     for option, kinds in (("--layerPrecisions", weak.precisions), ("--layerOutputTypes", weak.types)):

@@ -78,7 +78,7 @@ def write_run_files(
                 rollout=rollout,
             )
         bank = WeightBank.write(model, run.weights)
-        recipe = BuildRecipe.of(file, run.data, model.inputs, facts_of(model).shape_inputs)
+        recipe = BuildRecipe.for_run(file, run.data, model.inputs, facts_of(model).shape_inputs)
         warnings += write_chosen(front, chosen, grouped, run.chosen, environment, bank, recipe, check, fixed.opset)
     if file.choice != front.choice:
         run.save(file.model_copy(update={"choice": front.choice}))

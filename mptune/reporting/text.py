@@ -116,9 +116,9 @@ def cut_middle(text: str, width: int) -> str:
     return f"{text[:head]}...{text[len(text) - max(0, width - 3 - head) :]}"
 
 
-def explain_kept(kept: Kept) -> str:
+def explain_kept(group: Kept) -> str:
     """One FP32 group with its name and why it is FP32."""
-    return f"{kept.worth.group} {kept.worth.name}: {kept.because}"
+    return f"{group.worth.group} {group.worth.name}: {group.because}"
 
 
 def neighbour_lines(front: Front) -> list[tuple[str, str]]:
@@ -236,19 +236,19 @@ def confirmation_rows(confirmation: Confirmation) -> list[dict[str, str]]:
     """Each plan with its figures in the search and as measured, and what became of it on the device, in a word."""
     front, rows = confirmation.front, []
     for plan in confirmation.plans:
-        seen, now = plan.searched, plan.measured
-        is_chosen = front.chosen is not None and front.chosen.plan == seen.plan
-        is_on_front = any(point.plan == seen.plan for point in front.points)
+        before, now = plan.searched, plan.measured
+        is_chosen = front.chosen is not None and front.chosen.plan == before.plan
+        is_on_front = any(point.plan == before.plan for point in front.points)
         row = {
-            "plan": seen.plan.fingerprint,
-            "ms": latency_text(seen),
+            "plan": before.plan.fingerprint,
+            "ms": latency_text(before),
             "measured ms": "-" if now is None else latency_text(now),
-            "speedup": format_speedup(seen.speedup),
+            "speedup": format_speedup(before.speedup),
             "measured speedup": "-" if now is None else format_speedup(now.speedup),
-            "error": error_cell(seen),
+            "error": error_cell(before),
             "measured error": "-" if now is None or now.held_out is None else error_cell(now),
             "became": "failed" if now is None else "chosen" if is_chosen else "front" if is_on_front else "",
-            "origin": seen.origin.label,
+            "origin": before.origin.label,
         }
         rows.append(row)
     return rows

@@ -33,7 +33,7 @@ _ON_INTEGERS = INTEGER_PRODUCTS | {"QLinearConv", "QLinearMatMul"}
 
 def not_measured(device: str) -> Finding:
     """The finding of a search whose latencies are predicted."""
-    return Finding.of(TARGET_CODE, "search", Where(), {"target": device})
+    return Finding.from_code(TARGET_CODE, "search", Where(), {"target": device})
 
 
 def not_here_findings(
@@ -52,14 +52,14 @@ def not_here_findings(
         if terms.tf32_gain_ms > _TF32_COUNTS * terms.base_ms:
             numbers = {"target": predicted.evidence["target"], "fp32_ms": terms.base_ms, "tf32_ms": tf32_ms}
             ratio, kind = terms.base_ms / tf32_ms, "beside TF32"
-            findings = [Finding.of(TARGET_CODE, "search", Where(), numbers, kind=kind, ratio=ratio, tf32=tf32)]
+            findings = [Finding.from_code(TARGET_CODE, "search", Where(), numbers, kind=kind, ratio=ratio, tf32=tf32)]
     groups = [group for group in grouped.groups if not RECURRENT.isdisjoint(group.ops) and group.pinned is None]
     if groups:
         low, high = _RECURRENT_RATIOS
         operators = ", ".join(sorted({op for group in groups for op in group.ops} & RECURRENT))
         where = Where(groups=tuple(group.id for group in groups))
         evidence: dict[str, int | float | str] = {"operators": operators, "low": low, "high": high}
-        findings.append(Finding.of("emulation-differs", "search", where, evidence, kind="recurrent"))
+        findings.append(Finding.from_code("emulation-differs", "search", where, evidence, kind="recurrent"))
     return tuple(findings)
 
 
@@ -82,7 +82,7 @@ def nothing_to_tune(grouped: GroupedModel, origin: FindingOrigin) -> tuple[Findi
         kind = "quantised"
     where = Where(nodes=tuple(node.name for node in loops) if kind == "subgraphs" else ())
     operators = " and ".join(dict.fromkeys(node.op_type for node in loops))
-    return (Finding.of(NOTHING, origin, where, {"free_groups": len(free)}, kind=kind, operators=operators),)
+    return (Finding.from_code(NOTHING, origin, where, {"free_groups": len(free)}, kind=kind, operators=operators),)
 
 
 def already_mixed_findings(
@@ -105,7 +105,9 @@ def already_mixed_findings(
     where = Where(nodes=tuple(node.name for node in reduced))
     kind = "compared" if origin == "compare" else ""
     names = " or ".join(precision.name for precision in REDUCED if precision in counts)
-    return (Finding.of("already-mixed", origin, where, evidence, kind=kind, reduced=len(reduced), precisions=names),)
+    return (
+        Finding.from_code("already-mixed", origin, where, evidence, kind=kind, reduced=len(reduced), precisions=names),
+    )
 
 
 def holds_bf16(model: Model) -> bool:
@@ -163,7 +165,7 @@ def quantised_findings(
         "other_groups": rest,
     }
     where = Where(nodes=nodes or tuple(n.name for n in operators), groups=tuple(group.id for group in parts))
-    return (Finding.of("quantised-parts", origin, where, evidence),)
+    return (Finding.from_code("quantised-parts", origin, where, evidence),)
 
 
 def out_of_reach_findings(
@@ -214,4 +216,6 @@ def out_of_reach_findings(
     where, rule = Where(nodes=tuple(node.name for node in nodes)), node_rule(model, first).fixed
     words = listed(named, 4, " and {others} other operators")
     kind, failure = kind + " own" * is_own, model.runtime.failure
-    return (Finding.of(OUT_OF_REACH, origin, where, evidence, kind=kind, named=words, failure=failure, rule=rule),)
+    return (
+        Finding.from_code(OUT_OF_REACH, origin, where, evidence, kind=kind, named=words, failure=failure, rule=rule),
+    )

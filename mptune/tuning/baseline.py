@@ -74,7 +74,7 @@ def optimisation_findings(
     worst = max(large, key=lambda name: large[name])
     where = Where(outputs=tuple(map(OutputColumns, large)), samples=(sample,))
     evidence: Evidence = {"relative_l2": large[worst], "limit": limit, "output": worst}
-    return (Finding.of("reference-depends-on-optimisation", origin, where, evidence, others=len(large) - 1),)
+    return (Finding.from_code("reference-depends-on-optimisation", origin, where, evidence, others=len(large) - 1),)
 
 
 def checked_findings(
@@ -104,7 +104,7 @@ def engine_findings(
     findings = []
     if error.unmatched_rows and kind in ("", "near") and not held_out:
         rows = {"rows": error.unmatched_rows}
-        findings.append(Finding.of("value-dependent-shape", origin, Where(), rows, kind="unmatched"))
+        findings.append(Finding.from_code("value-dependent-shape", origin, Where(), rows, kind="unmatched"))
     if kind:
         outputs = [name for name, values in error.per_output.items() if any(values.get("non_finite", ()))]
         if not outputs:
@@ -114,5 +114,5 @@ def engine_findings(
         shown = f"{value:.1e}" if math.isfinite(value) else str(value)
         names = {"held_out": held_out} if kind == "not finite" else {"held_out": held_out, "shown": shown}
         where, severity = Where(outputs=tuple(map(OutputColumns, outputs))), "warning" if held_out else None
-        findings.append(Finding.of(ENGINE_CODE, origin, where, evidence, kind=kind, severity=severity, **names))  # type: ignore[arg-type]
+        findings.append(Finding.from_code(ENGINE_CODE, origin, where, evidence, kind=kind, severity=severity, **names))  # type: ignore[arg-type]
     return tuple(findings)

@@ -98,33 +98,33 @@ class Explanation:
     """Why the plans of a front are what they are. Empty where the run holds nothing to explain them with.
 
     Attributes:
-        kept: plan fingerprint -> its FP32 groups, the largest one-group error first, those without one last.
+        by_plan: plan fingerprint -> its FP32 groups, the largest one-group error first, those without one last.
         groups: all layer groups, by error per millisecond gained; those that gain nothing, and pinned ones, last.
         gains_from: where the gains come from, such as ``the roofline and 48 builds``; None where they are not known.
     """
 
-    kept: Mapping[str, tuple[Kept, ...]] = field(default_factory=dict)
+    by_plan: Mapping[str, tuple[Kept, ...]] = field(default_factory=dict)
     groups: tuple[GroupWorth, ...] = ()
     gains_from: str | None = None
 
-    def of(self, fingerprint: str) -> tuple[Kept, ...]:
+    def fp32_groups(self, fingerprint: str) -> tuple[Kept, ...]:
         """The FP32 groups of a plan; empty where nothing is known of it."""
-        return self.kept.get(fingerprint, ())
+        return self.by_plan.get(fingerprint, ())
 
     def to_json(self, metric: str) -> dict[str, Any]:
         """What ``mptune report RUN --explain --json`` prints; the metric is what the errors are."""
         plans = {
-            plan: [{**k.to_json(), "one_group_error": k.worth.one_group_error, "saves_ms": k.saves_ms} for k in kept]
-            for plan, kept in self.kept.items()
+            plan: [{**k.to_json(), "one_group_error": k.worth.one_group_error, "saves_ms": k.saves_ms} for k in groups]
+            for plan, groups in self.by_plan.items()
         }
         document = {"format": 1, "metric": metric, "gains_from": self.gains_from, "groups": self.groups, "plans": plans}
         encoded: dict[str, Any] = encode(document)
         return encoded
 
 
-def reason_counts(kept: Iterable[Kept], most: int | None = None) -> str:
+def reason_counts(groups: Iterable[Kept], most: int | None = None) -> str:
     """FP32 groups by finding or reason, such as ``2 overflow, 12 error, 1 more``; at most ``most`` words are listed."""
-    counts = list(Counter(group.word for group in kept).items())
+    counts = list(Counter(group.word for group in groups).items())
     parts = [f"{count} {word}" for word, count in counts[:most]]
     rest = 0 if most is None else sum(count for _, count in counts[most:])
     return ", ".join([*parts, f"{rest} more"] if rest else parts)
@@ -138,7 +138,7 @@ class Grounds(JsonForm):
     prior: Prior | None = None
 
     @classmethod
-    def of(cls, space: SearchSpace, prior: Prior | None) -> Grounds:
+    def from_space(cls, space: SearchSpace, prior: Prior | None) -> Grounds:
         """The grounds of a space, without one-group errors, which belong to the sensitivity."""
         groups = []
         for group in space.groups:
@@ -160,7 +160,7 @@ class Grounds(JsonForm):
 
 def keep_grounds(space: SearchSpace, prior: Prior | None, data_dir: Path) -> None:
     """Store what later explanations need; terms that are there already stay where ``prior`` brings none."""
-    before, now = Grounds.load(data_dir / EXPLAIN_JSON), Grounds.of(space, prior)
+    before, now = Grounds.load(data_dir / EXPLAIN_JSON), Grounds.from_space(space, prior)
     if now.prior is None and before.prior is not None and before.prior.groups == space.free:
         now = replace(now, prior=before.prior)
     if now != before:
@@ -237,12 +237,12 @@ def explain(
             return "casts"
         return "error" if raises else "not-tried"
 
-    kept: dict[str, tuple[Kept, ...]] = {}
+    by_plan: dict[str, tuple[Kept, ...]] = {}
     for name, evaluation in plans.items():
         saves, error = saved_ms(evaluation.plan.reduced_groups), max(evaluation.error_value, ERROR_FLOOR)
         fp32 = [w for w in worths if evaluation.plan.precision[w.group] is Precision.FP32]
         fp32.sort(key=lambda w: (w.one_group_error is None, -(w.one_group_error or 0.0)))
-        kept[name] = tuple(Kept(w, reason(w, saves.get(w.group), error), saves.get(w.group)) for w in fp32)
+        by_plan[name] = tuple(Kept(w, reason(w, saves.get(w.group), error), saves.get(w.group)) for w in fp32)
 
     def rank(worth: GroupWorth) -> tuple[int, float]:
         """First what pays most, then what gains nothing or overflows, then what is pinned."""
@@ -251,4 +251,4 @@ def explain(
             return 0, error / gain
         return 2 if worth.pinned is not None else 1, error or 0.0
 
-    return Explanation(kept, tuple(sorted(worths, key=rank)), source)
+    return Explanation(by_plan, tuple(sorted(worths, key=rank)), source)

@@ -69,7 +69,7 @@ class MissingKernels(JsonForm):
                 groups = tuple(dict.fromkeys(grouped.owners[name] for name in names))
                 evidence: dict[str, int | float | str] = {"operator": op_type, "nodes": len(alike)}
                 evidence |= {"fp32_provider": first.wanted, f"{precision}_provider": first.actual or "none"}
-                finding = Finding.of(
+                finding = Finding.from_code(
                     f"no-{precision}-kernel",
                     "search",
                     Where(nodes=names, groups=groups),

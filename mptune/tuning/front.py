@@ -136,7 +136,7 @@ class Front:
                 return None
             sets = ("search", "held_out")
             metrics = {n: dict(zip(sets, evaluation.values_of(m), strict=True)) for n, m in self.metrics.items()}
-            fp32 = () if evaluation is self.tf32 else self.explanation.of(evaluation.plan.fingerprint)
+            fp32 = () if evaluation is self.tf32 else self.explanation.fp32_groups(evaluation.plan.fingerprint)
             return {**evaluation.to_point(), "metrics": metrics, "fp32": fp32}
 
         choice, beside = self.choice, []
@@ -286,7 +286,7 @@ def front_records(front: Front) -> list[dict[str, Any]]:
 def because(front: Front, evaluation: Evaluation, most: int | None = None) -> str:
     """Why a plan's FP32 groups are FP32, as ``reason_counts``; all-FP32 is the baseline, and needs no reason."""
     is_baseline = evaluation.plan == front.fp32.plan
-    return "" if is_baseline else reason_counts(front.explanation.of(evaluation.plan.fingerprint), most)
+    return "" if is_baseline else reason_counts(front.explanation.fp32_groups(evaluation.plan.fingerprint), most)
 
 
 def is_held_out(front: Front) -> bool:

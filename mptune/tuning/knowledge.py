@@ -350,7 +350,7 @@ def make_prior(
     boundaries = _boundaries(space, terms)
     # What the pins and TF32 save against all-FP32, the Casts that the pins need under every plan counted in.
     pins = space.plan(dict.fromkeys(space.free, Precision.FP32))
-    casts = Crossings(prior.columns, tuple(boundaries)).of(np.zeros((len(groups), 1), dtype=bool))[:, 0].tolist()
+    casts = Crossings(prior.columns, tuple(boundaries)).count(np.zeros((len(groups), 1), dtype=bool))[:, 0].tolist()
     crossed = sum(cost_ms * count for cost_ms, count in zip(boundaries.values(), casts, strict=True) if count)
     return replace(
         prior,

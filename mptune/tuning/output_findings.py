@@ -68,16 +68,16 @@ def training_findings(model: Model, origin: FindingOrigin, *, is_run: bool) -> t
     name, (kind, operator) = min(wrong.items(), key=lambda item: item[1][0] != "norm")
     evidence: Evidence = {"nodes": len(wrong), "operator": operator}
     where, more = Where(nodes=tuple(wrong)), len(wrong) - 1 or ""
-    return (Finding.of("not-deterministic", origin, where, evidence, kind=kind, node=name, more=more),)
+    return (Finding.from_code("not-deterministic", origin, where, evidence, kind=kind, node=name, more=more),)
 
 
 def without_repetition(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """The findings without what runs showed of nodes that the graph alone names: a code and a place are named once."""
-    kept: list[Finding] = []
+    unrepeated: list[Finding] = []
     for finding in findings:
-        if finding.code != "not-deterministic" or not any(f.code == finding.code and f.where.nodes for f in kept):
-            kept.append(finding)
-    return tuple(kept)
+        if finding.code != "not-deterministic" or not any(f.code == finding.code and f.where.nodes for f in unrepeated):
+            unrepeated.append(finding)
+    return tuple(unrepeated)
 
 
 def with_suspects(findings: Sequence[Finding]) -> tuple[Finding, ...]:
@@ -102,7 +102,7 @@ def reference_findings(
             where = replace(where, tensors=(place.tensor,), **at)
             evidence = {**evidence, "operator": place.op_type} if place.node else evidence
         texts["place"] = "" if place is None else place.shown
-        findings.append(Finding.of(code, origin, where, evidence, kind=kind, **texts))
+        findings.append(Finding.from_code(code, origin, where, evidence, kind=kind, **texts))
 
     # Outputs that are not finite.
     bad = {name: int(facts["non_finite"]) for name, facts in outputs.items() if facts["non_finite"]}
@@ -163,7 +163,9 @@ def reference_findings(
     if rows.failure:
         where = Where(nodes=(rows.failed_node,) if rows.failed_node else ())
         evidence = {"rows": rows.rows, "rows_that_run": rows.ran}
-        findings.append(Finding.of("batch-not-kept", origin, where, evidence, kind="fails", failure=rows.failure))
+        findings.append(
+            Finding.from_code("batch-not-kept", origin, where, evidence, kind="fails", failure=rows.failure)
+        )
     return tuple(findings)
 
 
@@ -192,7 +194,7 @@ def plan_findings(
 
     def add(code: str, where: Where, numbers: Mapping[str, float], **names: Any) -> None:
         names |= {"plan": chosen.plan.fingerprint, "run": run}
-        findings.append(Finding.of(code, origin, where, numbers, **names))
+        findings.append(Finding.from_code(code, origin, where, numbers, **names))
 
     # Columns that move more than their output shows, and errors near zero.
     error = chosen.counted_held_out or chosen.counted

@@ -98,7 +98,7 @@ def to_measure(
         every = _in_turn((*rivals, *front))
         latest, _ = confirmed_evaluations(record, rounds, settings.latency, every, measured)
         metrics = (record.metric, *settings.reported_metrics)
-        named = {e.plan for e in could_be_chosen(latest, Choice.of(settings), metrics, record.tf32())}
+        named = {e.plan for e in could_be_chosen(latest, Choice.from_settings(settings), metrics, record.tf32())}
         rivals = tuple(e for e in every if e.plan in named)
         points = _in_turn((*front, *rivals))
         if len(points) > settings.confirm_points:

@@ -41,9 +41,9 @@ def front_of(
     (``mptune.reporting.run_files``). ``is_again``: the request is an earlier one: where its plan is not feasible any
     more, or not here, a plan is chosen by its limits.
     """
-    made = file.choice
+    earlier = file.choice
     if asked is None:
-        return build_front(run, file, record, made, is_made=run.chosen.exists())
+        return build_front(run, file, record, earlier, is_made=run.chosen.exists())
     try:
         front = build_front(run, file, record, asked)
     except PlanError:
@@ -51,11 +51,11 @@ def front_of(
             raise
         front = build_front(run, file, record, asked.model_copy(update={"plan": None}))
     choice = front.choice
-    if choice.unmet is not None and made.chosen is not None:
+    if choice.unmet is not None and earlier.chosen is not None:
         unmet = {"unmet": choice.unmet, "nearest": choice.nearest}
-        return build_front(run, file, record, made.model_copy(update=unmet))
+        return build_front(run, file, record, earlier.model_copy(update=unmet))
     if choice.chosen is not None and choice.replaced == choice.chosen:
-        return replace(front, choice=choice.model_copy(update={"replaced": made.replaced}))
+        return replace(front, choice=choice.model_copy(update={"replaced": earlier.replaced}))
     return front
 
 
@@ -102,8 +102,8 @@ def build_front(
     tf32 = None if tf32 is None else tf32.ignoring(choice.ignore).with_baseline(base_ms)
     proposed = None
     if choice.chosen is None:
-        made = choosing.choose(evaluations, choice, metrics, tf32)
-        choice, proposed = (made, None) if is_made else (choice, made)
+        proposal = choosing.choose(evaluations, choice, metrics, tf32)
+        choice, proposed = (proposal, None) if is_made else (choice, proposal)
     by_name = {e.plan.fingerprint: e for e in evaluations}
     chosen = by_name.get(choice.chosen or "")
 

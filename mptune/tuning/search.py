@@ -146,7 +146,7 @@ class Search:
         else:
             every = groups.find_groups(model, granularity)
         self.grouped, labels = groups.GroupedModel(model, every), settings.labels
-        fixed = run_json.FixedSettings.of(
+        fixed = run_json.FixedSettings.from_settings(
             settings,
             space_sha256=named.sha256,
             granularity=granularity,
@@ -157,18 +157,21 @@ class Search:
         )
         section = run_json.ModelSection(path=str(model.path.resolve()), sha256=model.sha256)
         place = None if url is None else storage.check_opens(url)  # only what has opened is written down
-        new = {"model": section, "fixed_settings": fixed, "search": run_json.SearchSection.of(settings)}
+        new = {"model": section, "fixed_settings": fixed, "search": run_json.SearchSection.from_settings(settings)}
         if recorded is not None and not self._is_same(recorded, **new, storage=place):
             recorded = None
 
-        given = Choice.of(settings)
+        given = Choice.from_settings(settings)
         asked = given if recorded is None else recorded.choice.asked_again(given)
         self._settings = settings = asked.limit(settings)
         outputs = [output.name for output in model.outputs]
         check_asked(asked, (settings.metric, *settings.reported_metrics), outputs)
         is_earlier = earlier is not None and earlier.storage == place
         begun = earlier.study if earlier and is_earlier else study.study_name(name, is_new=settings.fresh)
-        search, choice = run_json.SearchSection.of(settings), Choice.of(settings)  # with the limits that stand
+        search, choice = (
+            run_json.SearchSection.from_settings(settings),
+            Choice.from_settings(settings),
+        )  # with the limits that stand
         self.file = run_json.RunFile(
             model=section, fixed_settings=fixed, search=search, storage=place, study=begun, choice=choice
         )

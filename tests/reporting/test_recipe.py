@@ -70,7 +70,7 @@ def test_tf32_is_as_in_the_search(
     """The baseline never used TF32; candidates only with ``--tf32``."""
     front, _ = make_front()
     evaluation = bench.evaluation(fp16_groups, 1.2, 1e-3)
-    recipe = BuildRecipe.of(run_file(tf32=tf32), run_dir, [])
+    recipe = BuildRecipe.for_run(run_file(tf32=tf32), run_dir, [])
     write_chosen(front, evaluation, bench.grouped, run_dir / "chosen", None, recipe=recipe)
     given = arguments(run_dir / "chosen" / "build.sh", "--verbose")
     assert ("--noTF32" not in given) is allowed
@@ -99,7 +99,7 @@ def test_shapes_are_those_of_the_search(bench: Bench, tmp_path: Path, arguments)
         TensorInfo("gone", "float", ("m",)),
     ]
     given = ShapeRange("its", (1,), (2,), (9,))
-    recipe = BuildRecipe.of(run_file(shapes=(given,)), data, inputs)
+    recipe = BuildRecipe.for_run(run_file(shapes=(given,)), data, inputs)
     assert recipe.unknown == ("gone",)
     script = written(recipe, bench.plan(1), tmp_path)
     declared = {"x:0 $HOME": (-1, 4), "fixed": (1, 4), "its": (-1,), "gone": (-1,)}
@@ -117,11 +117,11 @@ def test_values_of_a_shape_tensor_are_the_observed_ones(bench: Bench, tmp_path: 
         feeds = [{"target": np.array(t, np.int64), "scale": np.array(t[0], np.int32)} for t in targets]
         save_samples(tmp_path / f"{name}.npz", feeds)
     inputs = [TensorInfo("target", "int64", (2,)), TensorInfo("scale", "int32", ())]
-    recipe = BuildRecipe.of(run_file(), tmp_path, inputs, ["target", "scale"])
+    recipe = BuildRecipe.for_run(run_file(), tmp_path, inputs, ["target", "scale"])
     declared, decide = {"target": (2,), "scale": ()}, ["target", "scale"]
     read = trtexec.profile(recipe.options(bench.plan(1)), declared, decide)
     assert read == {"target": ((2, -1), (8, 4), (8, 9)), "scale": ((2,), (8,), (8,))}
-    without = BuildRecipe.of(run_file(), tmp_path, inputs).options(bench.plan(1))
+    without = BuildRecipe.for_run(run_file(), tmp_path, inputs).options(bench.plan(1))
     assert trtexec.profile(without, declared, decide)["target"] == ((1, 1),) * 3
 
 
@@ -135,7 +135,9 @@ def test_every_name_is_passed_or_named(ranges: dict[str, list[int]]) -> None:
     """Of any set of names, an engine is built for the right ranges, or the script says which input is left out."""
     inputs = list(ranges)
     shapes = tuple(ShapeRange(name, *((size, 4) for size in of_name)) for name, of_name in ranges.items())
-    recipe = BuildRecipe.of(run_file(shapes=shapes), Path("none"), [TensorInfo(n, "float", ("n", 4)) for n in inputs])
+    recipe = BuildRecipe.for_run(
+        run_file(shapes=shapes), Path("none"), [TensorInfo(n, "float", ("n", 4)) for n in inputs]
+    )
     read = trtexec.profile(shlex.split(recipe.command(PLAN))[1:], dict.fromkeys(inputs, (-1, 4)))
     for name, of_name in ranges.items():
         if name not in recipe.unknown:
@@ -149,7 +151,7 @@ def test_the_timing_cache_goes_along_as_a_copy(bench: Bench, make_front: MakeFro
     front, _ = make_front()
     (run_dir / "engines").mkdir(exist_ok=True)
     (run_dir / "engines" / "timing.cache").write_bytes(b"measured")
-    recipe = BuildRecipe.of(run_file(), run_dir / "data", [])
+    recipe = BuildRecipe.for_run(run_file(), run_dir / "data", [])
     write_chosen(front, bench.evaluation(2, 1.2, 1e-3), bench.grouped, run_dir / "chosen", None, recipe=recipe)
     given = trtexec.read_options(arguments(run_dir / "chosen" / "build.sh"))
     assert given["--timingCacheFile"] == ["timing.cache"]
@@ -174,19 +176,19 @@ def test_plugins_are_loaded_as_in_the_workers(bench: Bench, tmp_path: Path, argu
     itself, asked = str(tmp_path / "a b's.so"), str(tmp_path / "c.so")
     Path(asked).write_bytes(b"\x7fELF\0setLoggerFinder\0getCreators\0")
     settings = SearchSettings(plugins=(Path(itself), Path(asked)))
-    file = run_file().model_copy(update={"search": SearchSection.of(settings)})
-    options = trtexec.read_options(arguments(written(BuildRecipe.of(file, tmp_path, []), bench.plan(1), tmp_path)))
+    file = run_file().model_copy(update={"search": SearchSection.from_settings(settings)})
+    options = trtexec.read_options(arguments(written(BuildRecipe.for_run(file, tmp_path, []), bench.plan(1), tmp_path)))
     assert options["--staticPlugins"] == [itself, asked]
     assert options["--dynamicPlugins"] == [asked]
 
 
 def test_the_limits_of_the_builder(bench: Bench, environment: Environment) -> None:
     section = TensorRtSettings(workspace_mb=512, optimization_level=5)
-    options = BuildRecipe.of(run_file(tensorrt=section), Path("none"), []).options(bench.plan(1))
+    options = BuildRecipe.for_run(run_file(tensorrt=section), Path("none"), []).options(bench.plan(1))
     assert {"--memPoolSize=workspace:512", "--builderOptimizationLevel=5"} <= set(options)
     assert not any("memPool" in option or "Level" in option for option in BuildRecipe().options(bench.plan(1)))
     jetson = replace(environment, jetson=JetsonState("NVIDIA Jetson Orin Nano", memory_gb=7.8))
     for source, wanted in (("measured", 1859), ("predicted", None)):  # what it had by default
         target = TargetSection(name="n", engine="tensorrt", device="d", latency_source=source, error_source="measured")
         file = run_file().model_copy(update={"target": target, "environment": jetson})
-        assert BuildRecipe.of(file, Path("none"), []).settings.workspace_mb == wanted
+        assert BuildRecipe.for_run(file, Path("none"), []).settings.workspace_mb == wanted

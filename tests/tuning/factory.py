@@ -125,11 +125,11 @@ def evaluation_of(proposal: Proposal, toolchain: FakeToolchain) -> Evaluation:
 
 def make_run_file(settings: SearchSettings, model: ModelSection, fixed: FixedSettings, study: str = "s") -> RunFile:
     """That of a search that begins."""
-    search, choice = SearchSection.of(settings), Choice.of(settings)
+    search, choice = SearchSection.from_settings(settings), Choice.from_settings(settings)
     return RunFile(model=model, fixed_settings=fixed, search=search, study=study, choice=choice)
 
 
 def make_fixed_settings(settings: SearchSettings, **resolved: object) -> FixedSettings:
     """The fixed settings of a search, with empty hashes where none are given."""
     hashes = {"space_sha256": "", "groups_sha256": "", "labels_sha256": None, "plugins_sha256": ()}
-    return FixedSettings.of(settings, **{**hashes, "granularity": "fusion", **resolved})
+    return FixedSettings.from_settings(settings, **{**hashes, "granularity": "fusion", **resolved})

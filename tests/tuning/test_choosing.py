@@ -239,7 +239,7 @@ def test_what_could_be_chosen_is_what_noise_leaves_open() -> None:
 
 
 def test_a_choice_stands_until_limits_are_given_that_differ() -> None:
-    first = choose(SEGFORMER, Choice.of(SearchSettings(max_error=1e-4)), METRICS)
+    first = choose(SEGFORMER, Choice.from_settings(SearchSettings(max_error=1e-4)), METRICS)
     again = first.asked_again(Choice())
     assert (again.max_error, again.chosen, again.replaced) == (1e-4, None, first.chosen)
     assert first.asked_again(Choice(max_error=1e-2)).max_error == 1e-2

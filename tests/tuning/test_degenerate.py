@@ -71,7 +71,7 @@ def test_one_free_group() -> None:
 
 def test_every_group_overflows() -> None:
     done = search(toolchain=lambda ids: {"non_finite": set(ids)}, budget=20)
-    kept = done.front.explanation.of(done.front.fp32.plan.fingerprint)
+    kept = done.front.explanation.fp32_groups(done.front.fp32.plan.fingerprint)
     assert {group.because.partition(",")[0] for group in kept} == {"error: NaN or Inf alone"}
     assert done.front.chosen == done.front.fp32
     assert "stopped: no plan is expected to improve the front beyond the noise" in done.diary.stages

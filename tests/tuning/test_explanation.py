@@ -70,12 +70,12 @@ def test_each_reason_where_it_holds(open_record: OpenRecord, tmp_path: Path, sou
     findings = [about("spacing", "g000", "g002"), about("long-sum", "g004"), about("cancellation", "g006")]
     explanation = explain(record, tmp_path, front, [baseline], findings)
     for point in front:
-        kept = explanation.of(point.plan.fingerprint)
+        kept = explanation.fp32_groups(point.plan.fingerprint)
         assert sorted(k.worth.group for k in kept) == list(point.plan.fp32_groups)
         errors = [-1.0 if k.worth.one_group_error is None else k.worth.one_group_error for k in kept]
         assert errors == sorted(errors, reverse=True), "the largest first, those that were not taken last"
     middle = next(p for p in front if {"g001", "g003", "g005"} == set(p.plan.fp16_groups) - {"g010"})
-    groups = {k.worth.group: k for k in explanation.of(middle.plan.fingerprint)}
+    groups = {k.worth.group: k for k in explanation.fp32_groups(middle.plan.fingerprint)}
     assert {group: (k.reason, k.finding) for group, k in groups.items()} == {
         "g000": ("finding", "mask"),  # the one that pins it, whatever else is about it
         "g002": ("error", "spacing"),
@@ -89,7 +89,7 @@ def test_each_reason_where_it_holds(open_record: OpenRecord, tmp_path: Path, sou
     assert groups["g000"].because == "mask: m: a constant of 1e6 overflows"
     assert groups["g002"].because.startswith("spacing: 2.0e-02 alone, would save ")
     assert groups["g004"].because.startswith("error: NaN or Inf alone, would save ")
-    of_baseline = {k.worth.group: k.reason for k in explanation.of(baseline.plan.fingerprint)}
+    of_baseline = {k.worth.group: k.reason for k in explanation.fp32_groups(baseline.plan.fingerprint)}
     assert of_baseline["g010"] == "not-tried", "all-FP32 is the baseline, whatever is pinned"
     assert [w.group for w in explanation.groups][-len(pins) :] == list(pins)
     json.dumps(explanation.to_json("relative_l2"), allow_nan=False)
@@ -103,7 +103,7 @@ def test_figures_are_the_laws(open_record: OpenRecord, space: SearchSpace, tmp_p
     explanation = explain(record, tmp_path, front)
     law = toolchain.law
     for point in front:
-        for kept in explanation.of(point.plan.fingerprint):
+        for kept in explanation.fp32_groups(point.plan.fingerprint):
             group, error = kept.worth.group, kept.worth.one_group_error
             with_it = point.plan.replace({group: Precision.FP16})
             assert kept.saves_ms == pytest.approx(law.latency_ms(point.plan) - law.latency_ms(with_it), abs=1e-3)
@@ -147,7 +147,7 @@ def test_without_sensitivity_and_terms_nothing_is_made_up(
     front = pareto(record.evaluations())
     explanation = explain(record, tmp_path, front)
     assert explanation.gains_from is None
-    assert {k.because for point in front for k in explanation.of(point.plan.fingerprint)} == {"not-tried"}
+    assert {k.because for point in front for k in explanation.fp32_groups(point.plan.fingerprint)} == {"not-tried"}
 
 
 def test_grounds_survive_their_file(open_record: OpenRecord, space: SearchSpace, tmp_path: Path) -> None:

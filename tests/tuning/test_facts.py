@@ -65,7 +65,7 @@ def test_a_group_without_a_kernel_stays_in_fp32_with_a_finding_and_a_reason() ->
     assert f"{CUDA} has no FP16 kernel for Softmax" in finding.text
     document = json.loads(Path("model.mptune/front.json").read_text())
     assert "no-fp16-kernel" in {one["code"] for one in document["findings"]}
-    kept = {one.worth.group: one for one in front.explanation.kept[front.points[0].plan.fingerprint]}
+    kept = {one.worth.group: one for one in front.explanation.by_plan[front.points[0].plan.fingerprint]}
     assert (kept[group].reason, kept[group].finding) == ("no-kernel", "no-fp16-kernel")
     assert "no FP16 kernel for Softmax" in kept[group].because
     later = make_toolchain(())

@@ -39,7 +39,7 @@ RUN = RunDirectory(Path("m.mptune"))
 FILE = RunFile(
     model=ModelSection(path="m.onnx", sha256=SHA),
     fixed_settings=make_fixed_settings(SearchSettings(target="cpu", latency=FAST)),
-    search=SearchSection.of(SearchSettings()).model_copy(update={"budget": 0}),
+    search=SearchSection.from_settings(SearchSettings()).model_copy(update={"budget": 0}),
     study="m",
     target=TargetSection(
         name="cpu", engine="fake", device="Fake 1000", latency_source="measured", error_source="measured"

@@ -182,7 +182,7 @@ class OperatorTypesJob:
                 key, since = (domain, schema.name), schema.since_version
                 allowed = key in operators and since <= versions.get(schema.domain, 0)
                 if allowed and since > newest.get(key, (0, None))[0]:
-                    newest[key] = since, OperatorSchema.of(schema, "typeStr")
+                    newest[key] = since, OperatorSchema.read(schema, "typeStr")
         schemas = {key: schema for key, (_, schema) in newest.items()}
 
         shown = (*proto.graph.input, *proto.graph.output)

@@ -156,7 +156,7 @@ def hazard_findings(hazards: Sequence[Hazard], origin: FindingOrigin) -> tuple[F
         evidence = first.evidence if first.precision is Precision.FP16 else {**first.evidence, **ONLY_BF16}
         severity: Severity | None = "info" if all(hazard.severity == "info" for hazard in same) else None
         about: dict[str, Any] = {"kind": first.wording, "severity": severity, **first.all_words}
-        findings.append(Finding.of(first.code, origin, _where(same), evidence, **about))
+        findings.append(Finding.from_code(first.code, origin, _where(same), evidence, **about))
     return tuple(findings)
 
 

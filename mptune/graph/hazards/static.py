@@ -262,7 +262,7 @@ def interface_findings(model: Model, origin: FindingOrigin, fed: Sequence[tuple[
             "operators": listed([f"{node.op_type} {node.name!r}" for node in nodes], _SHOWN, more),
         }
         counts = {"nodes": len(nodes), "outputs": len(names)}
-        findings.append(Finding.of("value-dependent-shape", origin, where, counts, **about))
+        findings.append(Finding.from_code("value-dependent-shape", origin, where, counts, **about))
     done = {name for pair in fed for name in pair}
     pairs = [pair for pair in state_pairs(model) if not done.intersection(pair)]
     if pairs:
@@ -274,7 +274,7 @@ def interface_findings(model: Model, origin: FindingOrigin, fed: Sequence[tuple[
             "shown": listed([f"{output} -> {given}" for output, given in pairs], _SHOWN, more),
             "options": " ".join(options[:_SHOWN]) + (" and so on" if len(pairs) > _SHOWN else ""),
         }
-        findings.append(Finding.of("state-fed-back", origin, where, evidence, **about))
+        findings.append(Finding.from_code("state-fed-back", origin, where, evidence, **about))
     return tuple(findings)
 
 

@@ -255,8 +255,8 @@ def write_changed(
         dtype = np.float32 if name in wide else onnx.helper.tensor_dtype_to_np_dtype(tensors[name].data_type)
         tensors[name].CopyFrom(onnx.numpy_helper.from_array(np.asarray(array, dtype), tensors[name].name))
     for name, attribute, setting in attributes:
-        kept = [each for each in nodes[name].attribute if each.name != attribute]
+        others = [each for each in nodes[name].attribute if each.name != attribute]
         del nodes[name].attribute[:]
         given = [] if setting is None else [onnx.helper.make_attribute(attribute, setting)]
-        nodes[name].attribute.extend([*kept, *given])
+        nodes[name].attribute.extend([*others, *given])
     return write_bytes(path, [proto.SerializeToString(deterministic=True)])

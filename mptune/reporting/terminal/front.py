@@ -148,7 +148,11 @@ def print_explanation(front: Front, stream: TextIO | None = None) -> None:
     if not explanation.groups:
         console.print("this run holds nothing to explain: run the same `mptune search` again to add the reasons")
         return
-    words = {} if chosen is None else {k.worth.group: f": {k.word}" for k in explanation.of(chosen.plan.fingerprint)}
+    words = (
+        {}
+        if chosen is None
+        else {k.worth.group: f": {k.word}" for k in explanation.fp32_groups(chosen.plan.fingerprint)}
+    )
     rows = []
     for worth in explanation.groups:
         precision = "-" if chosen is None else chosen.plan.precision.get(worth.group, Precision.FP32).name
@@ -174,10 +178,10 @@ def print_explanation(front: Front, stream: TextIO | None = None) -> None:
     print_text(console, "reduced in: points of the front where it is not FP32; plan: what the chosen plan does")
     # Of all-FP32 every group is kept: then those of all-FP16 are of more use.
     shown = chosen if chosen is not None and chosen.plan != front.fp32.plan else front.fp16
-    if shown is not None and (kept := explanation.of(shown.plan.fingerprint)):
+    if shown is not None and (reasons := explanation.fp32_groups(shown.plan.fingerprint)):
         console.print()
         print_text(console, f"{shown.plan.fingerprint}: {text.KEPT_BECAUSE}", "bold")
-        for group in kept:
+        for group in reasons:
             head = f"{group.worth.group}  "
             print_facts(console, [(head, text.explain_kept(group).partition(" ")[2])], len(head), "")
         console.print()

@@ -234,7 +234,7 @@ class LatencyModel:
         columns = np.ascontiguousarray(plans.T)
         design = np.empty((self._n_groups + len(self._prior.boundaries) + 1, len(plans)), dtype=np.float32)
         design[: self._n_groups] = columns
-        np.negative(self._crossings.of(columns), out=design[self._n_groups : -1], dtype=np.float32)
+        np.negative(self._crossings.count(columns), out=design[self._n_groups : -1], dtype=np.float32)
         design[-1] = 1.0
         return design
 

@@ -128,7 +128,7 @@ class Crossings:
             for indices in by_readers.values()
         ]
 
-    def of(self, columns: Bools) -> NDArray[np.uint8]:
+    def count(self, columns: Bools) -> NDArray[np.uint8]:
         """How often each boundary is cast in each plan, shape (n_boundaries, n_plans).
 
         ``columns`` are the plans, shape (n_groups, n_plans); C-contiguous is fastest.
@@ -138,15 +138,15 @@ class Crossings:
         types = np.vstack([columns * self._reduced[:, None], fixed])
         counts = np.zeros((self._count, n_plans), dtype=np.uint8)
         for shape, producers, readers in self._shapes:
-            made = types[producers]  # (n_boundaries of this shape, n_plans)
+            producer_types = types[producers]  # (n_boundaries of this shape, n_plans)
             if len(readers) == 1:
-                counts[shape] = types[readers[0]] != made
+                counts[shape] = types[readers[0]] != producer_types
                 continue
             for number in range(self._n_types):
-                wanted = np.zeros(made.shape, dtype=bool)
+                wanted = np.zeros(producer_types.shape, dtype=bool)
                 for reader in readers:
                     wanted |= types[reader] == number
-                counts[shape] += wanted & (made != number)
+                counts[shape] += wanted & (producer_types != number)
         return counts
 
 

@@ -63,7 +63,7 @@ def test_the_table_says_why(front: Front, monkeypatch: pytest.MonkeyPatch, colum
 def test_readme_says_why(front: Front) -> None:
     assert front.chosen is not None
     text = readme(front)
-    for group in front.explanation.of(front.chosen.plan.fingerprint):
+    for group in front.explanation.fp32_groups(front.chosen.plan.fingerprint):
         assert group.worth.name in text
         assert group.because in text
 

@@ -45,7 +45,7 @@ def test_many_ties_are_told_together_as_one_by_one(problem: tuple[int, list[Boun
     one_by_one = np.array([crossed(boundary, every) for boundary in boundaries], dtype=bool).reshape(
         len(boundaries), len(every)
     )
-    assert (Crossings(columns(groups), boundaries).of(np.ascontiguousarray(every.T)) == one_by_one).all()
+    assert (Crossings(columns(groups), boundaries).count(np.ascontiguousarray(every.T)) == one_by_one).all()
 
 
 def test_a_huge_term_does_not_round_the_small_ones_away() -> None:
@@ -68,7 +68,7 @@ def test_no_plan_is_better_where_groups_differ_in_their_reduced_precision(seed: 
     boundaries = [Boundary(producer, tuple(readers)) for producer, *readers in drawn]
     every = np.array(list(product([False, True], repeat=groups)))
     unary, costs = rng.normal(-0.2, 1.0, (2, groups)), rng.uniform(0.0, 0.8, (2, len(boundaries)))
-    values = unary @ every.T + costs @ Crossings(of_groups, boundaries).of(np.ascontiguousarray(every.T))
+    values = unary @ every.T + costs @ Crossings(of_groups, boundaries).count(np.ascontiguousarray(every.T))
     for row, plan in enumerate(CutSolver(of_groups, boundaries).solve(unary, costs)):
         (index,) = np.flatnonzero((every == plan).all(axis=1))
         assert values[row, index] <= values[row].min() + 1e-4
@@ -77,5 +77,5 @@ def test_no_plan_is_better_where_groups_differ_in_their_reduced_precision(seed: 
 def test_casts_are_counted_once_for_each_precision_that_is_read() -> None:
     boundaries = [Boundary(0, (1, "fp32")), Boundary("fp32", (0, 1)), Boundary(0, ("bf16",))]
     plans = np.array([[0, 0], [1, 1], [0, 1], [1, 0]], dtype=bool)
-    counts = Crossings(Columns(("a", "b"), ("bf16", "fp16")), boundaries).of(np.ascontiguousarray(plans.T))
+    counts = Crossings(Columns(("a", "b"), ("bf16", "fp16")), boundaries).count(np.ascontiguousarray(plans.T))
     assert counts.T.tolist() == [[0, 0, 1], [2, 2, 0], [1, 1, 1], [1, 1, 0]]
