@@ -109,7 +109,7 @@ def _casts_are_needed(model: Model, graph: onnx.GraphProto) -> None:
     made: dict[tuple[str, int], list[str]] = {}
     for result, value in source.items():
         assert read[result] or result in named | idle, f"{result} is cast for nobody"
-        if own.get(result) == value or result in named:
+        if own.get(result) in (value, own.get(value, value)) or result in named:
             continue
         made.setdefault((value, types[result]), []).append(result)
         assert types[value] != types[result], f"{result} is cast to the type it has"
