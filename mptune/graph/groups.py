@@ -354,7 +354,7 @@ class _Partition:
         return False
 
     def _blocks(self, leader: Mapping[int, int], kind: Mapping[int, str]) -> tuple[LayerGroup, ...]:
-        """The groups at fusion granularity, merged by module, and the rest by repeated structure."""
+        """The groups at fusion granularity, merged by module."""
         model, fine = self._model, self._named(leader, kind)
         nodes, leaders = {node.name: node for node in model.nodes}, sorted({*leader.values()})
         position = {first: k for k, first in enumerate(leaders)}

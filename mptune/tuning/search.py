@@ -168,10 +168,8 @@ class Search:
         check_asked(asked, (settings.metric, *settings.reported_metrics), outputs)
         is_earlier = earlier is not None and earlier.storage == place
         begun = earlier.study if earlier and is_earlier else study.study_name(name, is_new=settings.fresh)
-        search, choice = (
-            run_json.SearchSection.from_settings(settings),
-            Choice.from_settings(settings),
-        )  # with the limits that stand
+        # With the limits that stand.
+        search, choice = run_json.SearchSection.from_settings(settings), Choice.from_settings(settings)
         self.file = run_json.RunFile(
             model=section, fixed_settings=fixed, search=search, storage=place, study=begun, choice=choice
         )

@@ -56,7 +56,7 @@ def test_all_fp16_is_that_of_a_search(tmp_path: Path) -> None:
         ["/fc/MatMul"] h = MatMul(x, w) ["/square/Mul"] squares = Mul(h, h)
         ["/mean/ReduceMean"] mean = ReduceMean<axes = [-1], keepdims = 1>(squares)
         ["/scale/Div"] scaled = Div(h, large) ["/out/MatMul"] z = MatMul(scaled, v)
-        ["/root/Sqrt"] root = Sqrt(mean) ["/norm/Div"] y = Div(h, root)
+        ["/rms/Sqrt"] root = Sqrt(mean) ["/norm/Div"] y = Div(h, root)
     }"""
     path = models.save(text(graph, weight("w", 16, 16, scale=300.0), weight("v", 16, 4)), tmp_path)
     data = {"x": np.random.default_rng(3).standard_normal((48, 16)).astype(np.float32)}

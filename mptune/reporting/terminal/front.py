@@ -148,11 +148,8 @@ def print_explanation(front: Front, stream: TextIO | None = None) -> None:
     if not explanation.groups:
         console.print("this run holds nothing to explain: run the same `mptune search` again to add the reasons")
         return
-    words = (
-        {}
-        if chosen is None
-        else {k.worth.group: f": {k.word}" for k in explanation.fp32_groups(chosen.plan.fingerprint)}
-    )
+    in_fp32 = () if chosen is None else explanation.fp32_groups(chosen.plan.fingerprint)
+    words = {group.worth.group: f": {group.word}" for group in in_fp32}
     rows = []
     for worth in explanation.groups:
         precision = "-" if chosen is None else chosen.plan.precision.get(worth.group, Precision.FP32).name
