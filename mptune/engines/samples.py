@@ -21,6 +21,7 @@ from mptune.data.samples import Rollout
 from mptune.data.scripts import resolve_metric
 from mptune.engines.base import EngineError, FailureKind, SampleSet
 from mptune.engines.context import RunContext
+from mptune.engines.ort.session import SideBySide
 from mptune.graph.facts import DependentOutput
 from mptune.graph.plan import PrecisionPlan
 from mptune.processes.child import WorkerState
@@ -147,7 +148,12 @@ class Scoring:
         key = (*file_identity(self.reference), *(file_identity(path) if path.is_file() else ()))
         reference = state.cached(f"sums {self.reference}", key, lambda: Reference(references, load_parts(path)))
         start = 0 if self.part is None else self.part.start
-        error = compare_outputs(outputs, reference, functions, row_sets, start=start, objective_only=objective_only)
+        # The differences of one sample take as much memory as its outputs, those against the values as much again.
+        sample_bytes = 2 * max(sum(array.nbytes for array in each.values()) for each in wanted)
+        threads = SideBySide.for_runs(len(outputs), sample_bytes).count
+        error = compare_outputs(
+            outputs, reference, functions, row_sets, start=start, objective_only=objective_only, threads=threads
+        )
         if self.is_proposal or len(outputs) < len(references):
             return error
         if self.sketches is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -249,6 +250,7 @@ def compare_outputs(
     *,
     start: int = 0,
     objective_only: bool = False,
+    threads: int = 1,
 ) -> OutputError:
     """Compute every statistic of every output on every sample; outputs that the reference lacks are ignored.
 
@@ -260,14 +262,15 @@ def compare_outputs(
         start: number of the first sample; outputs are of consecutive ones.
         objective_only: compute ``worst_part``, ``relative_l2``, ``non_finite`` and ``extra`` alone, in a quarter of the
             time. For plans that are only to be proposed.
+        threads: how many samples are compared at a time; ``extra`` is called in this thread alone.
     """
-    values: dict[str, dict[str, list[float]]] = {}  # output -> statistic -> a value for each sample
-    by_column: dict[str, list[Floats]] = {}  # output -> the errors of its columns on each sample
-    for number, got in enumerate(outputs, start):
+
+    def of_sample(number: int, got: Arrays) -> dict[str, tuple[dict[str, float], Floats | None]]:
+        """Output -> its statistics and the errors of its columns."""
         wanted = reference.samples[number]
         for name in wanted.keys() - got.keys():
             raise DataError(f"sample {number} has no output {name!r}", f"it has {', '.join(map(repr, got)) or 'none'}")
-        aligned = aligned_rows(row_sets, got, wanted)
+        aligned, by_output = aligned_rows(row_sets, got, wanted), {}
         for name in wanted:
             columns = None
             if name in aligned:
@@ -278,12 +281,22 @@ def compare_outputs(
             else:
                 array = np.asarray(got[name])
                 statistics, columns = _of_array(array, reference, name, number, objective_only=objective_only)
+            by_output[name] = statistics, columns
+        return by_output
+
+    values: dict[str, dict[str, list[float]]] = {}  # output -> statistic -> a value for each sample
+    by_column: dict[str, list[Floats]] = {}  # output -> the errors of its columns on each sample
+    numbers = range(start, start + len(outputs))
+    with ThreadPoolExecutor(threads) as pool:
+        every = list((map if threads == 1 else pool.map)(of_sample, numbers, outputs))
+    for number, got, by_output in zip(numbers, outputs, every, strict=True):
+        for name, (statistics, columns) in by_output.items():
             if columns is not None:
                 by_column.setdefault(name, []).append(columns)
             for statistic, value in statistics.items():
                 values.setdefault(name, {}).setdefault(statistic, []).append(value)
         for metric, function in (extra or {}).items():
-            value = number_of(metric, function, (got, wanted), f" on sample {number}")
+            value = number_of(metric, function, (got, reference.samples[number]), f" on sample {number}")
             values.setdefault(ALL_OUTPUTS, {}).setdefault(metric, []).append(value)
     # Statistics that an output has on some samples only, as its shape was another one on the rest, are left out.
     per_output = {

@@ -105,6 +105,7 @@ def test_the_objective_alone_is_what_it_is_among_all_statistics() -> None:
             assert values == pytest.approx(whole.per_output[output][statistic], rel=1e-12, nan_ok=True)
     last = compare_outputs(outputs[2:], reference, start=2, objective_only=True)
     assert last.per_output["y"]["worst_part[1]"] == objective.per_output["y"]["worst_part[1]"][2:]
+    assert repr(compare_outputs(outputs, Reference(samples), threads=2)) == repr(whole)
 
 
 @pytest.mark.parametrize(
