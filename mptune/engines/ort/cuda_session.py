@@ -83,9 +83,12 @@ class CudaSession(OrtSession):
                 delay = lambda: None  # noqa: E731  enqueueing still takes as long as executing
         return StreamStopwatch(enqueue, stream, monotonic_ms, delay=delay)
 
-    def replay(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """See ``OrtSession``; by a CUDA graph where one is captured: thousands of launches take much longer."""
-        if not self._has_graph:
+    def replay(self, feeds: Mapping[str, np.ndarray], *, is_once: bool = False) -> dict[str, np.ndarray]:
+        """See ``OrtSession``; by a CUDA graph where one is captured: thousands of launches take much longer.
+
+        A graph for feeds of other shapes costs several runs, so of what is run once only the first has one captured.
+        """
+        if not self._has_graph or (is_once and self._bindings and _binding_key(feeds) not in self._bindings):
             return self.run(feeds)
         bound = self._settled(feeds, unchanged=True)
         values = translated(lambda: [value.numpy() for value in bound.binding.get_outputs()])
@@ -161,11 +164,7 @@ class CudaSession(OrtSession):
         return self._bind(feeds)
 
     def _bind(self, feeds: Mapping[str, np.ndarray], *, unchanged: bool = False) -> Bound:
-        # What the shapes of the outputs can depend on: the inputs' shapes, and the values of small integer inputs.
-        key = tuple(
-            (name, a.shape, a.dtype.str, a.tobytes() if a.dtype.kind in "iu" and a.size <= 64 else b"")
-            for name, a in sorted(feeds.items())
-        )
+        key = _binding_key(feeds)
         # ONNX Runtime would write an output that it allocated itself into the old buffer, whatever its new shape.
         bound = None if self._has_dynamic_outputs else self._bindings.get(key)
         if bound is not None:
@@ -204,6 +203,14 @@ class CudaSession(OrtSession):
                 place = onnxruntime.OrtValue.ortvalue_from_shape_and_type(value.shape, value.dtype, "cuda", 0)
                 binding.bind_ortvalue_output(name, place)
         return Bound(binding, inputs, options)
+
+
+def _binding_key(feeds: Mapping[str, np.ndarray]) -> tuple[Any, ...]:
+    """What the shapes of the outputs can depend on: the inputs' shapes, and the values of small integer inputs."""
+    return tuple(
+        (name, a.shape, a.dtype.str, a.tobytes() if a.dtype.kind in "iu" and a.size <= 64 else b"")
+        for name, a in sorted(feeds.items())
+    )
 
 
 def provider_options(options: SessionOptions, stream_address: int, *, graph: bool) -> dict[str, str]:
