@@ -15,7 +15,7 @@ from mptune.data.metrics.accuracy import OutputError, Reference, compare_outputs
 from mptune.data.metrics.parts import ADD_IN_SQUARES, load_parts, parts_path
 from mptune.data.metrics.row_sets import find_row_sets
 from mptune.data.metrics.table import CALLABLE, Metric, sample_functions
-from mptune.data.metrics.whole_set import SampleSetArrays, errors_of, set_values
+from mptune.data.metrics.whole_set import SampleSetArrays, set_values
 from mptune.data.run_outputs import save_sketches, sketch_outputs
 from mptune.data.samples import Rollout
 from mptune.data.scripts import resolve_metric
@@ -185,12 +185,13 @@ class Scoring:
                 is_here = not metric.name.startswith(CALLABLE)
                 return table.number_of(metric.name, function, data.arguments()) if is_here else float(function(data))
 
-            wanted: Sequence[float] = ()
+            values = set_values(metric, data, call)
+            errors |= {metric.name: values, table.own_value(metric.name): values}
             if metric.larger_is_better:
                 key = (*file_identity(self.reference), metric.name)
-                make = partial(set_values, metric, data.of_reference(), call)
-                wanted = state.cached(f"{metric.name} of {self.reference}", key, make)
-            errors.update(errors_of(metric, data, call, wanted))
+                make = partial(set_values, metric, data._replace(outputs=data.references), call)
+                wanted: Sequence[float] = state.cached(f"{metric.name} of {self.reference}", key, make)
+                errors[metric.name] = tuple(ideal - value for ideal, value in zip(wanted, values, strict=True))
         return errors
 
     def _metric(self, state: WorkerState, spec: str, *, has_labels: bool) -> Metric:

@@ -68,18 +68,9 @@ class OutputError(JsonForm):
 
     def value(self, metric: str) -> float:
         """The mean over the samples (sum for ``non_finite``), then the worst over the outputs; NaN and Inf stay."""
-        return _worst([_over_samples(metric, values) for values in self._samples_of(metric)], metric)
+        return _worst([_over_samples(metric, values) for values in self.by_sample(metric)], metric)
 
-    def values_without_one(self, metric: str) -> np.ndarray:
-        """``value`` over all samples but one, for each sample in turn; empty for a single sample."""
-        every = np.array(self._samples_of(metric))  # (outputs or parts, samples)
-        samples = every.shape[1]
-        with np.errstate(invalid="ignore"):  # inf - inf is NaN here
-            totals = every.sum(axis=1, keepdims=True) - every
-        values: np.ndarray = (totals if _is_summed(metric) else totals / max(samples - 1, 1)).max(axis=0)
-        return values if samples > 1 else values[:0]
-
-    def _samples_of(self, metric: str) -> list[tuple[float, ...]]:
+    def by_sample(self, metric: str) -> list[tuple[float, ...]]:
         """The value on each sample, of every output or part that the metric is the worst of."""
         if not self.has(metric):
             raise unknown_metric(metric, sorted({name for by_name in self.per_output.values() for name in by_name}))
@@ -135,8 +126,7 @@ class OutputError(JsonForm):
         share = self.sample_count / (self.sample_count + other.sample_count)
         columns = {}
         for output, errors in self.columns.items():
-            others = other.columns.get(output)
-            if others is None or len(errors.max_abs) != len(others.max_abs):
+            if (others := other.columns.get(output)) is None:
                 continue
             worst, relative = (
                 tuple(share * a + (1.0 - share) * b for a, b in zip(x, y, strict=True))
@@ -208,13 +198,17 @@ def error_interval(error: OutputError, metric: str) -> tuple[float, float] | Non
     where there is a single sample, a value is not finite, or all samples have one value of a metric over the whole set.
     """
     is_ratio, value = is_compared_by_ratio(metric), error.value(metric)
-    values = np.array([value, *error.values_without_one(metric)])
-    if len(values) < 2 or not np.isfinite(values).all() or (not is_ratio and (values[1:] == values[1]).all()):
+    every = np.array(error.by_sample(metric))  # (outputs or parts, samples)
+    samples = every.shape[1]
+    if samples < 2 or not math.isfinite(value):
+        return None
+    without = every.sum(axis=1, keepdims=True) - every  # totals of all samples but one
+    values = (without if _is_summed(metric) else without / (samples - 1)).max(axis=0)
+    if not is_ratio and (values == values[0]).all():
         return None
     if is_ratio:
         values = np.log(np.maximum(values, LEAST_ERROR))
-    samples = len(values) - 1
-    pseudo = values[0] + (samples - 1) * (values[1:].mean() - values[1:])
+    pseudo = (samples - 1) * (values.mean() - values)
     half = t_quantile(0.975, samples - 1) * float(np.std(pseudo, ddof=1)) / math.sqrt(samples)
     return (value * math.exp(-half), value * math.exp(half)) if is_ratio else (value - half, value + half)
 
@@ -340,7 +334,7 @@ def _of_array(
             errors = np.sqrt(scaled / np.maximum(count, 1))
             statistics.update(zip(map(part_statistic, parts.ranges), map(float, errors), strict=True))
         else:
-            statistics[WORST_PART] = math.sqrt(squares.sum() / max(sums.counts.sum(), 1)) / parts.divisor
+            statistics[WORST_PART] = math.sqrt(squares.sum() / max(sums.counts.sum(), 1)) / (parts.whole or 1.0)
         if not has_columns or objective_only or len(squares) > MOST_COLUMNS:
             return statistics, None
         normalised = np.sqrt(squares / np.maximum(sums.counts, 1)) / parts.divisors
