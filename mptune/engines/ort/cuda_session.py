@@ -53,10 +53,7 @@ class CudaSession(OrtSession):
     """ONNX Runtime's CUDA provider on a stream of its own."""
 
     def _start(self) -> None:
-        import onnxruntime
-
-        if hasattr(onnxruntime, "preload_dlls"):  # 1.21 and later: from the nvidia packages of this environment
-            onnxruntime.preload_dlls()
+        load_libraries()
         self._stream: cuda.Stream | None = None
         self._bindings: dict[tuple[Any, ...], Bound] = {}
         cuda.require_device()
@@ -222,6 +219,15 @@ def provider_options(options: SessionOptions, stream_address: int, *, graph: boo
         "enable_cuda_graph": "1" if graph else "0",
         "user_compute_stream": str(stream_address),
     }
+
+
+def load_libraries() -> None:
+    """Load what opening a session takes long to load; no device is touched."""
+    import onnx  # noqa: F401
+    import onnxruntime
+
+    if hasattr(onnxruntime, "preload_dlls"):  # 1.21 and later: from the nvidia packages of this environment
+        onnxruntime.preload_dlls()
 
 
 def open_session(model: Path | bytes, options: SessionOptions) -> OrtSession:

@@ -20,6 +20,7 @@ from mptune.engines.base import DRIFT_TEXT, Engine, EngineSession, Failure, Meas
 from mptune.engines.context import RunContext
 from mptune.engines.environment import process_warnings, read_gpus, state_warnings
 from mptune.engines.latency import Repetitions, Stopwatch, calibrate, monotonic_ms, time_in_turn
+from mptune.engines.ort.cuda_session import load_libraries as load_libraries
 from mptune.engines.ort.session import OrtSession
 from mptune.engines.samples import Scoring, cached_samples, file_identity
 from mptune.engines.spread import Enough, SessionTiming, Standings

@@ -201,7 +201,7 @@ def test_the_parts_of_a_rollout_are_those_of_its_sequences(count: int, tmp_path:
 @pytest.fixture(autouse=True)
 def _observes_beside(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU observes beside the reference, as a GPU does."""
-    monkeypatch.setattr("mptune.engines.toolchains.reference.observes_beside", lambda provider: True)
+    monkeypatch.setattr("mptune.engines.toolchains.reference.has_room_beside", lambda provider: True)
 
 
 @pytest.fixture

@@ -49,7 +49,9 @@ def measured(tools: Toolchain, plan: PrecisionPlan, which: str = "search") -> Me
     return found
 
 
-def test_plans_are_built_run_and_timed_or_predicted(tools: Toolchain, fp32: PrecisionPlan, fp16: PrecisionPlan) -> None:
+def test_plans_are_built_run_and_timed_or_predicted(
+    tools: Toolchain, fp32: PrecisionPlan, fp16: PrecisionPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
     is_measured = tools.latency_source == "measured"
     assert tools.error_source == ("measured" if is_measured else "emulated")
     base, half, held_out = (measured(tools, *what) for what in ((fp32,), (fp16,), (fp16, "held_out")))
@@ -57,8 +59,15 @@ def test_plans_are_built_run_and_timed_or_predicted(tools: Toolchain, fp32: Prec
     assert held_out.error != half.error
     reopened = tools.reopen(fp16, 2)
     assert not isinstance(reopened, Failure)
+    tools.start_ahead()
+    assert tools.worker._ahead is None, "on a CPU it would take cores from what is timed"
+    monkeypatch.setattr("mptune.engines.toolchains.toolchain.has_room_beside", lambda provider: True)
+    tools.start_ahead()
+    ahead = tools.worker._ahead
     tools.restart()
     again = measured(tools, fp16)
+    assert ahead is not None
+    assert tools.worker.pid in (None, ahead.popen.pid)
     assert again.error == half.error
     if is_measured:
         assert LEAST_VALUES <= len(half.latency.raw_ms) == len(half.baseline.raw_ms) <= 10
