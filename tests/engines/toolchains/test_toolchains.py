@@ -66,15 +66,14 @@ def test_plans_are_built_run_and_timed_or_predicted(
     ahead = tools.worker._ahead
     tools.restart()
     again = measured(tools, fp16)
-    assert ahead is not None
-    assert tools.worker.pid in (None, ahead.popen.pid)
+    assert tools.worker.pid == (ahead and ahead.popen.pid), "the device in memory runs its jobs in this process"
     assert again.error == half.error
     if is_measured:
         assert LEAST_VALUES <= len(half.latency.raw_ms) == len(half.baseline.raw_ms) <= 10
         assert (base.drift, half.power_mode) == (1.0, None)
         name = base.latency.session.baseline
         assert [session.baseline for session in reopened] == [name] * 2
-        is_here = tools.worker.pid is None  # the device in memory runs its jobs in this process
+        is_here = tools.worker.pid is None
         assert (again.latency.session.baseline == name) is is_here, "of another process"
     else:
         assert (reopened, base.baseline, base.error.value("relative_l2")) == ((), None, 0.0)
