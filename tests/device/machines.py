@@ -189,6 +189,9 @@ class _WorkerHere(parent.Worker):
         finally:
             self._state.drop(child.TRANSIENT)
 
+    def start_ahead(self, load: str) -> None:
+        """There is no process."""
+
     def close(self) -> None:
         if self._state is not None:
             self._state.close()

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
@@ -15,8 +16,9 @@ from onnx import TensorProto, helper, version_converter
 
 from mptune.data.archive import save_samples
 from mptune.engines.base import EngineError, Failure, FailureKind
+from mptune.engines.ort import cuda_session
 from mptune.engines.ort import session as side_by_side
-from mptune.engines.ort.cuda_session import open_session
+from mptune.engines.ort.cuda_session import CudaSession, open_session
 from mptune.engines.ort.session import (
     OPTIMISED_MODEL,
     OrtSession,
@@ -273,6 +275,26 @@ def test_a_failing_node_is_named() -> None:
         outputs_of(reading('["the/reshape"] y = Reshape (x, shape)'), {"x": np.zeros(4, np.float32)})
     assert caught.value.kind is FailureKind.ERROR
     assert ".cc" not in caught.value.message
+
+
+@pytest.mark.parametrize(("is_once", "captured"), [(True, [2]), (False, [2, 3])])
+def test_of_what_runs_once_a_graph_is_captured_for_the_first_shape_alone(
+    is_once: bool, captured: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, ran = CudaSession.__new__(CudaSession), list[int]()
+    session._has_graph, session._bindings, session.outputs = True, {}, {}
+    monkeypatch.setattr(session, "run", lambda feeds: ran.append(len(feeds["x"])) or {})
+
+    def settled(feeds: dict[str, np.ndarray], *, unchanged: bool) -> Mock:
+        session._bindings[cuda_session._binding_key(feeds)] = bound = Mock()
+        bound.binding.get_outputs.return_value = ()
+        return bound
+
+    monkeypatch.setattr(session, "_settled", settled)
+    for rows in (2, 3, 2, 3):
+        session.replay({"x": np.zeros(rows)}, is_once=is_once)
+    assert [key[0][1][0] for key in session._bindings] == captured
+    assert ran == [3, 3] * is_once
 
 
 MIB = 1 << 20
