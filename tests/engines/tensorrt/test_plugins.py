@@ -14,15 +14,12 @@ import pytest
 import mptune
 from mptune.data.archive import save_samples
 from mptune.engines.base import Failure, FailureKind
-from mptune.engines.context import RunContext
 from mptune.engines.tensorrt.builder import BuildJob, BuildOptions, ParseJob
 from mptune.engines.tensorrt.library import exports_creators
-from mptune.engines.toolchains.choose import open_toolchain
-from mptune.errors import RunError, TargetError
+from mptune.errors import RunError
 from mptune.processes.parent import Worker
 from mptune.settings import WorkerSettings
 from mptune.targets.detect import detect_gpus
-from mptune.targets.target import load_target
 from tests.device.machines import become
 from tests.engines.engine_support import QUICK
 from tests.reporting import trtexec
@@ -77,13 +74,6 @@ def test_a_plugin_is_loaded_or_why_not_is_told(compiled: Compile, code: str, mlp
     assert isinstance(failure, Failure)
     assert failure.kind is FailureKind.UNSUPPORTED
     assert failure.message.startswith(f"the plugin {library} does not load: ")
-
-
-@pytest.mark.parametrize("target", ["cpu", "jetson-orin-nano-8gb"])
-def test_without_tensorrt_engines_plugins_are_refused(mlp_context: RunContext, target: str) -> None:
-    """Nothing would load them: neither ONNX Runtime nor a prediction."""
-    with pytest.raises(TargetError, match="is for engines of TensorRT"):
-        open_toolchain(load_target(target), mlp_context.with_settings(plugins=(Path("a.so"),)))
 
 
 @pytest.mark.tensorrt_rtx

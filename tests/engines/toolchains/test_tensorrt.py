@@ -16,13 +16,12 @@ from mptune.engines.tensorrt.library import LibraryReport, load_library
 from mptune.engines.toolchains import choose as toolchain
 from mptune.engines.toolchains.choose import open_toolchain
 from mptune.engines.toolchains.toolchain import Toolchain
-from mptune.errors import TargetError
 from mptune.graph.groups import GroupedModel
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.processes.parent import Worker
-from mptune.settings import EngineChoice, TensorRtSettings, WorkerSettings
+from mptune.settings import TensorRtSettings, WorkerSettings
 from mptune.targets.detect import Gpu
 from mptune.targets.target import load_target
 from mptune.tuning.facts import MissingKernels
@@ -85,25 +84,6 @@ def test_a_build_past_its_deadline_is_cancelled_then_killed(mlp_path: Path, mlp_
         assert worker.pid != pid
 
 
-@without_gpu
-def test_what_cannot_be_built_here_is_refused_with_the_way_out(mlp_context: RunContext) -> None:
-    engine: EngineChoice
-    for engine in ("tensorrt", "tensorrt-rtx"):
-        with pytest.raises(TargetError, match=f"--engine {engine} cannot be used for .*: it is for NVIDIA GPUs"):
-            open_toolchain(load_target("cpu"), mlp_context.with_settings(engine=engine))
-    jetson, rtx = load_target("jetson-orin-nano-8gb"), load_target("rtx-4500-ada")
-    with pytest.raises(TargetError, match="TensorRT builds engines on the device") as caught:
-        open_toolchain(jetson, mlp_context.with_settings(engine="tensorrt"))
-    assert "leave --engine at auto" in caught.value.hint
-    with pytest.raises(TargetError, match="it builds for compute capability"):
-        open_toolchain(jetson, mlp_context.with_settings(engine="tensorrt-rtx"))
-    with open_toolchain(rtx, mlp_context.with_settings(engine="onnxruntime")) as tools:
-        assert tools.builder is None
-    for name in ("t4", "a100-40gb", "h100"):  # auto builds for RTX GPUs alone
-        with open_toolchain(load_target(name), mlp_context) as tools:
-            assert tools.builder is None
-
-
 @pytest.mark.tensorrt_rtx
 @without_gpu
 def test_turing_has_no_fp32_engine(mlp_context: RunContext, fp32: PrecisionPlan) -> None:
@@ -112,36 +92,6 @@ def test_turing_has_no_fp32_engine(mlp_context: RunContext, fp32: PrecisionPlan)
         failure = failed(tools.evaluate(fp32))
     assert failure.kind is FailureKind.UNSUPPORTED
     assert "Turing (SM75): FP32 GEMM is not supported" in failure.message
-
-
-@without_gpu
-@pytest.mark.usefixtures("gpu_here")
-def test_a_gpu_here_is_measured_by_tensorrt_where_it_is_installed(
-    monkeypatch: pytest.MonkeyPatch, mlp_context: RunContext
-) -> None:
-    target = load_target("rtx-4500-ada")
-
-    def opened(choice: EngineChoice = "auto") -> Toolchain:
-        with open_toolchain(target, mlp_context.with_settings(engine=choice)) as tools:
-            assert (tools.latency_source, tools.error_source) == ("measured", "measured")
-            return tools
-
-    install(monkeypatch, tensorrt=LibraryReport("10.16.2"), tensorrt_rtx=LibraryReport("1.7.1"))
-    assert opened().name == "tensorrt"
-    assert opened("tensorrt-rtx").name == "tensorrt-rtx"
-    assert opened("onnxruntime").name == "onnxruntime"
-    install(monkeypatch, tensorrt_rtx=LibraryReport("1.7.1"))
-    assert opened().name == "tensorrt-rtx"
-    with pytest.raises(TargetError, match=r"cannot be used for NVIDIA RTX 4500 Ada.*: tensorrt is not installed"):
-        opened("tensorrt")
-    install(monkeypatch, tensorrt="tensorrt is installed, but a library is missing")
-    tools = opened()
-    assert tools.name == "onnxruntime"
-    assert any("tensorrt is passed over" in warning for warning in tools.environment().warnings)
-    install(monkeypatch, tensorrt=LibraryReport("10.3.0", ("typed in part: update",), "cuda-python is not usable"))
-    assert opened().name == "onnxruntime"
-    with pytest.raises(TargetError, match="cuda-python is not usable"):
-        opened("tensorrt")
 
 
 @pytest.mark.tensorrt_rtx
