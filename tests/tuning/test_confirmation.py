@@ -43,7 +43,7 @@ def test_errors_below_what_fp32_resolves_are_equal() -> None:
     assert (found.kendall_tau, found.pairs) == (None, 0)
 
 
-@pytest.mark.parametrize(("agreeing", "words"), [(10, "held"), (9, "held"), (8, "did not hold: go by")])
+@pytest.mark.parametrize(("agreeing", "words"), [(10, "held"), (9, "held"), (8, "did not hold: rely on")])
 def test_verdicts(agreeing: int, words: str) -> None:
     verdict = Agreement(0.5, 5, 10, agreeing).verdict
     assert verdict.startswith(words)

@@ -85,9 +85,9 @@ def test_it_is_written_once(kept) -> None:
 @pytest.mark.parametrize(
     ("name", "is_cut", "match"),
     [
-        ("fp32.bin", True, "damaged or not whole"),
-        ("fp32.bin", False, "damaged or not whole"),
-        ("model.onnx", True, "damaged or not whole"),
+        ("fp32.bin", True, "damaged or incomplete"),
+        ("fp32.bin", False, "damaged or incomplete"),
+        ("model.onnx", True, "damaged or incomplete"),
         ("model.onnx", False, "holds no copy"),
     ],
 )
