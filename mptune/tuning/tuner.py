@@ -80,6 +80,10 @@ class Tuner:
             has_failed = len(record.failures()) - earlier_failures >= HOPELESS
             if has_failed and not any(e.plan.reduced_groups for e in record.evaluations()):
                 return Stop.HOPELESS
+            if record.spent + 1 >= self._settings.budget:  # What follows the last plan runs in other processes.
+                self._bench.toolchain.start_ahead()
+                if record.tf32() is None:
+                    self._bench.toolchain.start_ahead(tf32=True)
             proposal = self._propose()
             if proposal is None:
                 # A plan comes back if the worker that has it in work dies. The wait is jittered, so that two workers
