@@ -77,9 +77,9 @@ def test_it_is_small_and_written_once(kept: Kept, mlp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "is_cut", "match"),
     [
-        ("fp32.bin", True, "damaged or not whole"),
-        ("fp32.bin", False, "damaged or not whole"),
-        ("model.onnx", True, "damaged or not whole"),
+        ("fp32.bin", True, "damaged or incomplete"),
+        ("fp32.bin", False, "damaged or incomplete"),
+        ("model.onnx", True, "damaged or incomplete"),
         ("model.onnx", False, "holds no copy"),
     ],
 )

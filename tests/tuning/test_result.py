@@ -40,7 +40,7 @@ def test_a_limit_before_all_fp32_is_no_error_but_writes_no_model(
     message, hint = captured.err.splitlines()[-2:]
     assert message.endswith("and all-FP32 was not measured yet: there is no front, and no plan is chosen")
     assert "error" not in message
-    assert hint.startswith("hint: what was computed is kept in model.mptune: the same command goes on with it")
+    assert hint.startswith("hint: what was computed is kept in model.mptune: the same command resumes it")
     assert captured.out == ""
     assert not fake.calls
     assert main([*COMMAND, *limit, "--json"]) == 3
