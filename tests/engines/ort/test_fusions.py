@@ -13,9 +13,8 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
-import mptune
 from mptune.engines.base import Failure, FailureKind, MissingKernel, Stage
 from mptune.engines.context import RunContext
 from mptune.engines.ort import fusions as placement
@@ -37,8 +36,7 @@ from mptune.processes.child import WorkerState
 from mptune.settings import SearchSettings
 from mptune.targets.target import load_target
 from mptune.tuning.facts import MissingKernels
-from tests.engines.conftest import QUICK
-from tests.engines.engine_support import make_context, run_here, save_graph
+from tests.engines.engine_support import make_context, run_here
 from tests.graph import models
 from tests.graph.helpers import feeds, plans, run
 from tests.graph.models import node, value
@@ -256,18 +254,6 @@ def test_a_search_folds_once_and_where_it_pays(
 CPU, CUDA = PROVIDERS["cpu"], PROVIDERS["cuda"]
 
 
-def save_sampling(folder: Path) -> Path:
-    """A convolution, a GridSample at fixed places, and another convolution."""
-    grid = np.random.default_rng(0).uniform(-1, 1, (1, 8, 8, 2)).astype(np.float32)
-    constants = {"w": np.full((4, 4, 3, 3), 0.1, np.float32), "grid": grid}
-    nodes = [
-        helper.make_node("Conv", ["x", "w"], ["a"], "before/Conv", pads=[1] * 4),
-        helper.make_node("GridSample", ["a", "grid"], ["b"], "sample/GridSample"),
-        helper.make_node("Conv", ["b", "w"], ["y"], "after/Conv", pads=[1] * 4),
-    ]
-    return save_graph(folder / "sampling.onnx", nodes, [1, 4, 8, 8], constants, [1, 4, 8, 8])
-
-
 def test_nodes_that_leave_the_provider_in_fp16_alone_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     fp16 = {"a/Conv": CUDA, "b/GridSample": CPU, "c/Gather": CPU, "d/Fused": CPU, "e/Cast": CUDA}
     fp32 = {"a/Conv": CUDA, "b/GridSample": CUDA, "c/Gather": CPU, "other/Fused": CUDA}
@@ -293,29 +279,26 @@ def test_many_measurements_on_a_gpu_crash_no_worker(mlp_context: RunContext) -> 
     target = load_target("h200")
     with Toolchain(ONNXRUNTIME, target, mlp_context, "cuda") as toolchain:
         assert not isinstance(toolchain.reference("search"), Failure)
-        plans = [mlp_context.grouped.uniform(precision) for precision in (Precision.FP32, Precision.FP16)]
         pids = set()
-        for number in range(150):
-            result = toolchain.evaluate(plans[number % 2])
+        for precision in [Precision.FP32, Precision.FP16] * 75:
+            result = toolchain.evaluate(mlp_context.grouped.uniform(precision))
             assert not isinstance(result, Failure), result
             pids.add(toolchain.worker.pid)
     assert len(pids) == 1, "the worker died between two jobs"
 
 
 @pytest.mark.gpu
-def test_a_search_on_a_gpu_keeps_grid_sample_in_fp32(tmp_path: Path) -> None:
-    path = save_sampling(tmp_path)
-    samples = np.random.default_rng(1).normal(size=(8, 1, 4, 8, 8)).astype(np.float32)
-    folder = tmp_path / "data"
-    folder.mkdir()
-    for number, sample in enumerate(samples):
-        np.savez(folder / f"{number}.npz", x=sample)
-    front = mptune.search(path, data=folder, engine="onnxruntime", budget=8, latency=QUICK, out=tmp_path / "run")
-    model = load_model(path)
-    group = GroupedModel(model, find_groups(model)).owners["sample/GridSample"]
-    assert front.fp16.plan.precision[group] is Precision.FP32
-    assert front.fp16.plan.fp16_groups
-    assert [finding.where.groups for finding in front.findings if finding.code == "no-fp16-kernel"] == [(group,)]
+def test_grid_sample_leaves_the_cuda_provider_in_fp16(tmp_path: Path) -> None:
+    grid = models.constant("grid", np.random.default_rng(0).uniform(-1, 1, (1, 8, 8, 2)))
+    graph = """(float[1, 4, 8, 8] x) => (float[1, 4, 8, 8] y) {
+        ["before"] a = Conv <pads = [1, 1, 1, 1]> (x, w)
+        ["sample"] b = GridSample (a, grid)
+        ["after"] y = Conv <pads = [1, 1, 1, 1]> (b, w)
+    }"""
+    path = models.save(models.text(graph, grid, models.weight("w", 4, 4, 3, 3)), tmp_path)
+    context = make_context(load_model(path), tmp_path, {"x": np.ones((1, 4, 8, 8), np.float32)})
+    with Toolchain(ONNXRUNTIME, load_target("h200"), context, "cuda") as toolchain:
+        assert toolchain.missing_kernels(Precision.FP16) == (MissingKernel("sample", "GridSample", CUDA, CPU),)
 
 
 def test_operators_that_no_provider_runs_in_bf16_are_named(mlp_context: RunContext) -> None:
