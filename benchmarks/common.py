@@ -81,6 +81,13 @@ def failure_words(failure: Failure) -> str:
     return f"{failure.kind.value} ({failure.stage.value}): {failure.message}"
 
 
+def error_line(stderr: str, status: int) -> str:
+    """The line of a program's standard error that says what went wrong, or its exit status."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    named = [line for line in lines if line.startswith("error:") or "Error: " in line or "Exception: " in line]
+    return (named or lines or [f"exit status {status}"])[-1][:300]
+
+
 def require(result: T | Failure) -> T:
     """The result; a failure ends the program with its message."""
     if isinstance(result, Failure):
