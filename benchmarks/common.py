@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from mptune.data.archive import save_samples
 from mptune.data.calibration import load_calibration
-from mptune.data.samples import CalibrationSet
 from mptune.engines.base import Failure
 from mptune.engines.context import RunContext
 from mptune.engines.environment import describe_environment
@@ -39,12 +39,12 @@ def make_context(
     Where there are no more than ``samples`` samples, the same are held out.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    made = RunContext.in_folder(grouped, folder, settings)
+    context = RunContext.in_folder(grouped, folder, settings)
     loaded = load_calibration(data, grouped.model.inputs, DataSettings(batch=batch), seed=0)
     held_out = loaded.samples[samples : 2 * samples] or loaded.samples[:samples]
     for which, chosen in (("search", loaded.samples[:samples]), ("held_out", held_out)):
-        CalibrationSet(chosen, loaded.source, loaded.is_random, loaded.warnings).save(made.samples(which))
-    return made
+        save_samples(context.samples(which), chosen)
+    return context
 
 
 def one_group_plans(model: Model, groups: Sequence[LayerGroup]) -> dict[str, PrecisionPlan]:
