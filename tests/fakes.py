@@ -235,6 +235,9 @@ class FakeToolchain:
         """Nothing is built that takes its time; every run listens once it has opened a toolchain."""
         self.opened += 1
 
+    def start_ahead(self, *, tf32: bool = False) -> None:
+        """Nothing is started."""
+
     def restart(self) -> None:
         self.restarts += 1
 
