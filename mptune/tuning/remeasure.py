@@ -139,7 +139,7 @@ def remeasure(bench: Bench, rounds: int, *, all_plans: bool = False) -> None:
         for index, (number, point) in enumerate(todo):
             count_down(listener, record.spent + index, len(todo) - index)
             if (limit := bench.limits.reached()) is not None:
-                listener.stage(f"stopped re-measuring: {limit.value}; the same command goes on with it")
+                listener.stage(f"stopped re-measuring: {limit.value}; the same command resumes it")
                 return
             fingerprint = point.plan.fingerprint
             if fingerprint in in_process:

@@ -206,7 +206,7 @@ class Tuner:
                 if error.non_finite == 0 and not math.isfinite(value):
                     raise BaselineError(
                         f"the metric {settings.metric} is {value} for all-FP32, whose outputs are finite",
-                        "see that the metric returns a finite number for the model's outputs on every sample",
+                        "check that the metric returns a finite number for the model's outputs on every sample",
                     )
                 check_columns(settings.tolerance, error)
         except BaseException:

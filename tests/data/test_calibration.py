@@ -132,7 +132,7 @@ def test_files_that_are_no_data_and_arrays_without_a_name(npz, tmp_path: Path) -
     refused(tmp_path / "x.csv", IMAGE, match=r"x\.csv is no calibration data", hint=".npz, .npy, a folder")
     refused(npz(image=images(6)), IMAGE, batch=4, match="6 rows, and a sample takes 4", hint="--batch 1, 2, 3, 6")
     data = load(npz(arr_0=images(2)), IMAGE)
-    assert data.warnings == ("calib.npz: array 'arr_0' is taken for the model's only input 'image'",)
+    assert data.warnings == ("calib.npz: array 'arr_0' is used as the model's only input 'image'",)
     np.save(tmp_path / "x.npy", images(4))
     assert [s["image"].shape[0] for s in load(tmp_path / "x.npy", IMAGE, batch=2).samples] == [2, 2]
     refused(tmp_path / "x.npy", IMAGE, K, match="the model has 2 inputs", hint="image=..., k=...")
@@ -159,7 +159,7 @@ def test_each_file_of_a_folder_is_one_sample_and_is_named_where_it_does_not_fit(
     for k in (3, 8):
         np.savez(tmp_path / f"{k}.npz", x=images(2))
     data = load(tmp_path, IMAGE, batch=2)
-    assert data.warnings == ("3.npz: array 'x' is taken for the model's only input 'image'",), "once"
+    assert data.warnings == ("3.npz: array 'x' is used as the model's only input 'image'",), "once"
     assert data.samples[0]["image"].shape == (2, 3, 4, 5)
     refused(tmp_path, IMAGE, batch=8, match="'image' has 2 rows, --batch is 8", hint="leave --batch out")
 

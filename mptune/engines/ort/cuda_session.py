@@ -63,7 +63,7 @@ class CudaSession(OrtSession):
         wants_graph = is_timed and self.options.cuda_graph
         if wants_graph and obstacle is not None:
             self._warn(
-                f"no CUDA graph: {obstacle} cannot be captured, so latency contains launch costs: cut it off the model"
+                f"no CUDA graph: {obstacle} cannot be captured, so latency contains launch costs: cut it from the model"
             )
         self._open(graph=wants_graph and obstacle is None)
 
