@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 import mptune
 from mptune.finding import Finding
 from tests.contrib_models import BATCH, CHANNELS, LENGTH, transformer
+from tests.graph import models
 from tests.graph.test_quantised import _residual
 from tests.zoo.fp32 import specimens
 
@@ -20,21 +21,15 @@ pytestmark = pytest.mark.usefixtures("opened_here")
 CODE = "reference-depends-on-optimisation"
 
 
-def _four_bits(path: Path) -> Path:
+def _four_bits(folder: Path) -> Path:
     """A product with weights of 4 bits: the optimised kernel rounds its activations to 8 bits."""
     rng = np.random.default_rng(0)
-    weight = helper.make_tensor("w", TensorProto.INT4, [64, 32], rng.integers(-8, 8, 64 * 32).tolist())
-    scale = numpy_helper.from_array((rng.random((2, 32)) * 0.05 + 0.02).astype(np.float32), "s")
-    nodes = [
-        helper.make_node("DequantizeLinear", ["w", "s"], ["d"], axis=0, block_size=32),
-        helper.make_node("MatMul", ["x", "d"], ["h"]),
-        helper.make_node("Relu", ["h"], ["y"]),
-    ]
-    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 8, 64])]
-    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
-    graph = helper.make_graph(nodes, "bits", inputs, outputs, [weight, scale])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
-    return path
+    w = helper.make_tensor("w", onnx.TensorProto.INT4, [64, 32], rng.integers(-8, 8, 64 * 32).tolist())
+    graph = """(float[batch,8,64] x) => (float[] y) {
+        d = DequantizeLinear<axis = 0, block_size = 32>(w, s) h = MatMul(x, d) y = Relu(h) }"""
+    proto = models.text(graph, w, models.constant("s", rng.random((2, 32)) * 0.05 + 0.02), opset=21)
+    proto.ir_version = 10
+    return models.save(proto, folder)
 
 
 def _difference(path: Path, data: np.ndarray) -> float:
@@ -55,7 +50,7 @@ def _found(path: Path, data: np.ndarray) -> list[Finding]:
 
 
 def test_a_reference_that_depends_on_optimisation_is_a_finding(tmp_path: Path) -> None:
-    path = _four_bits(tmp_path / "model.onnx")
+    path = _four_bits(tmp_path)
     data = np.random.default_rng(1).standard_normal((4, 8, 64)).astype(np.float32)
     expected = _difference(path, data)
     if expected < 1e-3:
@@ -73,8 +68,7 @@ def test_a_reference_that_depends_on_optimisation_is_a_finding(tmp_path: Path) -
 
 
 def test_rounding_alone_is_no_finding(tmp_path: Path) -> None:
-    path = tmp_path / "model.onnx"
-    onnx.save(transformer(), path)
+    path = models.save(transformer(), tmp_path)
     data = np.random.default_rng(1).standard_normal((2 * BATCH, LENGTH, CHANNELS)).astype(np.float32)
     assert _found(path, data) == []
 
@@ -82,16 +76,15 @@ def test_rounding_alone_is_no_finding(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["dropout", "noise"])
 def test_what_draws_random_numbers_differs_whatever_is_optimised(name: str, tmp_path: Path) -> None:
     one = specimens()[name]
-    onnx.save(one.proto, tmp_path / "model.onnx")
-    codes = {finding.code for finding in mptune.inspect(tmp_path / "model.onnx", data=dict(one.data)).findings}
+    path = models.save(one.proto, tmp_path)
+    codes = {finding.code for finding in mptune.inspect(path, data=dict(one.data)).findings}
     assert "not-deterministic" in codes
     assert CODE not in codes
 
 
 def test_steps_of_quantised_activations_are_rounding(tmp_path: Path) -> None:
-    path = tmp_path / "model.onnx"
-    model = _residual()
-    onnx.save(model, path)
-    shape = [dim.dim_value or 4 for dim in model.graph.input[0].type.tensor_type.shape.dim]
+    proto = _residual()
+    path = models.save(proto, tmp_path)
+    shape = [dim.dim_value or 4 for dim in proto.graph.input[0].type.tensor_type.shape.dim]
     data = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
     assert _found(path, data) == []
