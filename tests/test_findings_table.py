@@ -1,16 +1,19 @@
-"""A finding is a row of one table: whoever detects it gives code, place and evidence, and writes no sentence."""
+"""A finding: its record, and its row in the one table of words, so that whoever detects it writes no sentence."""
 
 from __future__ import annotations
 
 import ast
+import json
+import math
 import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from mptune.finding import CODES, Finding, Where
+from mptune.finding import CODES, Finding, OutputColumns, Where
 from mptune.findings.wording import SEVERITIES, counted, listed
 
 PACKAGE = Path(__file__).resolve().parent.parent / "mptune"
@@ -69,11 +72,38 @@ def test_lists_and_counts_in_words() -> None:
     assert (counted(1, "row"), counted(3, "row")) == ("1 row", "3 rows")
 
 
-def test_an_unknown_code_is_an_error_and_a_text_that_lacks_a_value_gives_way_to_the_meaning() -> None:
-    with pytest.raises(KeyError):
-        Finding.from_code("no-such-code", "search", Where(), {})
+def test_a_text_that_lacks_a_value_gives_way_to_the_meaning() -> None:
     for code in CODES:
         finding = Finding.from_code(code, "search", Where(), {}, kind="no such kind")
         assert finding.text
         assert finding.severity in SEVERITIES
     assert Finding.from_code("target-not-here", "search", Where(), {}).text == CODES["target-not-here"].meaning
+
+
+def make_finding(**changes: object) -> Finding:
+    row = {"code": "overflow", "severity": "warning", "origin": "search", "text": "it is so", "cure": "do this"}
+    return Finding(**{**row, "where": Where(), "evidence": {}, **changes})  # type: ignore[arg-type]
+
+
+def test_every_part_of_a_finding_survives_json_as_plain_values() -> None:
+    evidence = {"a": math.inf, "b": -math.inf, "c": math.nan, "d": np.float32(0.5), "e": 3, "f": "TF32"}
+    outputs = OutputColumns("boxes", (0, 3)), OutputColumns("scores")
+    where = Where(("a", "b"), ("g001",), ("t",), outputs, ("x",), (0, 7))
+    finding = make_finding(where=where, evidence=evidence)
+    evidence["e"] = 4
+    document = finding.to_json()
+    assert document["evidence"] == {"a": "inf", "b": "-inf", "c": "nan", "d": 0.5, "e": 3, "f": "TF32"}
+    assert document["where"]["outputs"] == [{"name": "boxes", "columns": [0, 3]}, {"name": "scores", "columns": None}]
+    again = Finding.from_json(json.loads(json.dumps(document, allow_nan=False)))
+    assert len({again, finding}) == 1
+    assert (finding.message, make_finding(cure="").message) == ("it is so; do this", "it is so")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("code", "overfow"), ("code", ""), ("severity", "fatal"), ("origin", "report")]
+)
+def test_what_does_not_exist_is_refused(field: str, value: str) -> None:
+    with pytest.raises(ValueError, match=f"no {field} '{value}'"):
+        make_finding(**{field: value})
+    with pytest.raises(ValueError, match=f"no {field} '{value}'"):
+        Finding.from_json({**make_finding().to_json(), field: value})

@@ -51,7 +51,7 @@ LINES = [
     (
         "operators-out-of-reach",
         f"{_REACH}test_an_operator_that_nobody_knows_is_a_finding_with_its_share",
-        f"{_REACH}test_what_the_optimiser_writes_at_its_extended_level_is_no_finding",
+        f"{_REACH}test_a_search_of_an_optimised_model_reaches_every_group",
     ),
     (
         "reference-depends-on-optimisation",
