@@ -151,20 +151,6 @@ def test_what_does_not_fit_is_one_line_and_a_hint(
     assert hint in caught.value.hint
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"budget": 2.5}, "budget= is 2.5, not a whole number"),
-        ({"seed": "1"}, "seed= is '1', not a whole number"),
-        ({"model": b"model.onnx"}, "the model cannot be a bytes"),
-    ],
-)
-def test_an_argument_that_cannot_be_meant(place: Path, arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(SettingsError, match=message) as caught:
-        mptune.search(**{"model": "model.onnx", "out": "m.mptune", **arguments})
-    assert caught.value.hint
-
-
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
 @pytest.mark.parametrize("suffix", [".npz", ".npy", ".json", ".onnx"])
 def test_data_in_a_named_pipe_is_refused_and_not_waited_for(tmp_path: Path, suffix: str) -> None:

@@ -15,22 +15,17 @@ from mptune.resources import demo_model
 def test_open_starts_the_browser_with_the_page_where_there_is_a_display(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    opened = tmp_path / "opened"
+    opened, run = tmp_path / "opened", tmp_path / "a run.mptune"
     code = f"import sys; open({str(opened)!r}, 'w').write(sys.argv[1])"
     monkeypatch.setenv("BROWSER", f"{shlex.quote(sys.executable)} -c {shlex.quote(code)} %s")
     monkeypatch.setenv("DISPLAY", ":1")
-    open_page(tmp_path / "a run.mptune")
-    assert opened.read_text() == (tmp_path / "a run.mptune" / "report.html").as_uri()
+    open_page(run)
+    assert opened.read_text() == (run / "report.html").as_uri()
     assert capsys.readouterr().err == ""
-
-
-def test_open_names_the_page_where_there_is_no_display(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
     for name in ("DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(name, raising=False)
-    open_page(tmp_path)
-    assert capsys.readouterr().err == f"no browser can be opened here: the page is {tmp_path / 'report.html'}\n"
+    open_page(run)
+    assert capsys.readouterr().err == f"no browser can be opened here: the page is {run / 'report.html'}\n"
 
 
 def test_the_demo_has_its_model_and_samples() -> None:

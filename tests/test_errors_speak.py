@@ -37,24 +37,25 @@ def test_every_option_that_is_an_argument_has_its_name(name: str) -> None:
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({"tolerance": {"y": 1e-3, "y[0]": "abs:2"}}, None),
-        ({"tolerance": "y=1e-3"}, None),
-        ({"precisions": "fp32,bf16"}, None),
-        ({"ignore": "y"}, None),
+        *(({"tolerance": tolerance}, "") for tolerance in ({"y": 1e-3, "y[0]": "abs:2"}, "y=1e-3")),
+        *(({name: text}, "") for name, text in (("precisions", "fp32,bf16"), ("ignore", "y"), ("max_error", "1%"))),
         ({"timeout_s": "8h"}, "timeout_s= is '8h', not a number"),
-        ({"max_error": "1%"}, None),
         ({"max_error": "small"}, "max_error= small is not a number"),
         ({"gpus": "01"}, "gpus= is 0,1"),
+        ({"budget": 2.5}, "budget= is 2.5, not a whole number"),
+        ({"seed": "1"}, "seed= is '1', not a whole number"),
+        ({"model": b"model.onnx", "out": "m"}, "the model cannot be a bytes"),
     ],
 )
 def test_what_python_programs_give_in_another_form(
-    given: dict[str, object], expected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    given: dict[str, object], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is taken, so that the missing model is what is wrong; or it is refused by its name."""
     monkeypatch.chdir(tmp_path)
-    error = mptune.ModelError if expected is None else mptune.SettingsError
-    with pytest.raises(error, match=expected or "no such file"):
-        mptune.search("model.onnx", **given)  # type: ignore[arg-type]
+    error = mptune.SettingsError if expected else mptune.ModelError
+    with pytest.raises(error, match=expected or "no such file") as caught:
+        mptune.search(**{"model": "model.onnx", **given})  # type: ignore[arg-type]
+    assert caught.value.hint
 
 
 def test_a_broken_baseline_keeps_its_findings_in_another_process() -> None:
