@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
 from pathlib import Path
@@ -16,6 +14,7 @@ from mptune.graph.plan import PrecisionPlan
 from mptune.rundir import read_run
 from mptune.tuning.front import Front
 from tests.fakes import make_toolchain, search
+from tests.test_views import of_csv, of_readme, of_terminal
 
 pytestmark = pytest.mark.usefixtures("opened_here")
 
@@ -34,29 +33,22 @@ def written(run: Path = RUN) -> str:
 
 
 def named(run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """View -> the plan that it names as chosen."""
-    views = {"front.json": json.loads((run / "front.json").read_text())["chosen"]}
-    page = json.loads(
-        re.search(r'<script[^>]*type="application/json"[^>]*>(.*?)</script>', (run / "report.html").read_text())[1]
-    )
-    views["page"] = page["plans"][page["chosen"]][page["plan_fields"].index("plan")]
-    views["README.txt"] = re.search(r"^plan +([0-9a-f]{12})", (run / "chosen" / "README.txt").read_text(), re.M)[1]
-    capsys.readouterr()
-    for width in ("80", "130"):
-        monkeypatch.setenv("COLUMNS", width)
-        main(["report", str(run)])
-        text = capsys.readouterr().out
-        views[f"terminal, {width} columns"] = re.search(r"^chosen +([0-9a-f]{12}):", text, re.M)[1]
-        views[f"table, {width} columns"] = re.search(r"^> +([0-9a-f]{12}) ", text, re.M)[1]
-    main(["report", str(run), "--json"])
-    views["--json"] = json.loads(capsys.readouterr().out)["chosen"]
-    main(["report", str(run), "--csv"])
-    rows = csv.DictReader(io.StringIO(capsys.readouterr().out))
-    (views["--csv"],) = (row["plan"] for row in rows if row["chosen"] == "True")
+    """View -> the plan that it names as chosen; tests/test_views.py compares what else they show."""
+    page = re.search(r'<script[^>]*type="application/json"[^>]*>(.*?)</script>', (run / "report.html").read_text())
+    document = json.loads(page[1])
     front = mptune.open_run(run).front
-    views["Python"] = front.chosen.plan.fingerprint
-    views["repr"] = re.search(r"chosen: ([0-9a-f]{12})", repr(front))[1]
-    return views
+    views = {f"terminal, {width} columns": of_terminal(run, monkeypatch, width).chosen for width in (80, 130)}
+    capsys.readouterr()
+    main(["report", str(run), "--json"])
+    return views | {
+        "front.json": json.loads((run / "front.json").read_text())["chosen"],
+        "page": document["plans"][document["chosen"]][document["plan_fields"].index("plan")],
+        "README.txt": of_readme(run).chosen,
+        "--json": json.loads(capsys.readouterr().out)["chosen"],
+        "--csv": of_csv(run, capsys).chosen,
+        "Python": front.chosen.plan.fingerprint,
+        "repr": re.search(r"chosen: ([0-9a-f]{12})", repr(front))[1],
+    }
 
 
 @pytest.fixture

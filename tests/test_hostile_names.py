@@ -124,10 +124,7 @@ def test_progress(capsys: pytest.CaptureFixture[str]) -> None:
     assert is_clean(told)
 
 
-def test_errors(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_of_a_run_and_what_is_printable(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", f"none{HOSTILE}"]) == 1
     assert is_clean(capsys.readouterr().err)
-
-
-def test_printable() -> None:
     assert printable("a\nb\x1b[0m\u202e\u00e4") == "a\\nb\\x1b[0m\\u202e\u00e4"

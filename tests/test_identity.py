@@ -22,6 +22,7 @@ from tests.test_joining import Opener
 
 pytestmark = pytest.mark.usefixtures("opened_here")
 
+SPACES = Path(mptune.__file__).parent.parent / "search_spaces"
 ROWS = np.random.default_rng(3).normal(size=(12, 32)).astype(np.float32)
 
 
@@ -83,11 +84,11 @@ def test_two_hosts_with_one_database(tmp_path: Path, storage: str) -> None:
 @pytest.mark.slow
 def test_each_part_of_the_identity_counts(tmp_path: Path, storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    space = Path(mptune.__file__).parent.parent / "search_spaces" / "default.toml"
-    Path("space.toml").write_text(space.read_text() + "\n# another one\n")
+    Path("space.toml").write_text((SPACES / "default.toml").read_text() + "\n# another one\n")
     np.savez("labels.npz", label=np.arange(12))
     other = onnx.load(save_mlp(tmp_path / "model.onnx"))
     other.graph.node[0].name = "renamed"
+    device = {"open_toolchain": Opener(tmp_path / "diaries", 0.0, device="Fake 2000")}
     changed: dict[str, dict[str, Any]] = {
         "model": {"model": other},
         "version of the data": {"data": ROWS[::-1]},
@@ -102,9 +103,7 @@ def test_each_part_of_the_identity_counts(tmp_path: Path, storage: str, monkeypa
         "tensorrt workspace mb (none there, 8 here)": {"tensorrt": TensorRtSettings(workspace_mb=8)},
         "--shapes (none there, x:1x32,2x32,4x32 here)": {"shapes": {"x": ((1, 32), (2, 32), (4, 32))}},
         "held out fraction (0.25 there, 0.5 here)": {"data_settings": DataSettings(held_out_fraction=0.5)},
-        "target (auto: fake on Fake 1000 there, auto: fake on Fake 2000 here)": {
-            "open_toolchain": Opener(tmp_path / "diaries", 0.0, device="Fake 2000")
-        },
+        "target (auto: fake on Fake 1000 there, auto: fake on Fake 2000 here)": device,
     }
     search(tmp_path, "a", storage, budget=1)
     for number, (named, settings) in enumerate(changed.items()):
@@ -114,8 +113,7 @@ def test_each_part_of_the_identity_counts(tmp_path: Path, storage: str, monkeypa
 
 
 def test_what_names_an_equal_search_space_does_not_count(tmp_path: Path, storage: str) -> None:
-    space = Path(mptune.__file__).parent.parent / "search_spaces" / "default.toml"
-    shutil.copy(space, tmp_path / "mine.toml")
+    shutil.copy(SPACES / "default.toml", tmp_path / "mine.toml")
     search(tmp_path, "a", storage, budget=1)
     with pytest.raises(RunError, match=r"another target .*Fake 1000 there.*Fake 2000 here") as refused:
         search(tmp_path, "b", storage, open_toolchain=Opener(tmp_path / "diaries", 0.0, device="Fake 2000"))
@@ -140,23 +138,24 @@ def test_a_fresh_search_that_was_interrupted_stays_a_new_one(tmp_path: Path, sto
 def test_a_script_under_the_same_name_is_the_same_script(tmp_path: Path, storage: str) -> None:
     script = tmp_path / "score.py"
     script.write_text("def score(outputs, reference):\n    return 0.5\n")
-    metric, alone = ["relative_l2", f"{script}:score"], {"data": ROWS, "target": "jetson-orin-nano-8gb", "budget": 2}
+    own, alone = f"{script}:score", {"data": ROWS, "target": "jetson-orin-nano-8gb", "out": tmp_path / "run.mptune"}
+    metric = ["relative_l2", own]
     search(tmp_path, "a", storage, budget=1, metric=metric)
-    mptune.search(tmp_path / "model.onnx", out=tmp_path / "run.mptune", metric=metric[-1], **alone)
+    mptune.search(tmp_path / "model.onnx", metric=own, budget=2, **alone)
     script.write_text("def score(outputs, reference):\n    return 0.25\n")
-    with pytest.raises(RunError, match=r"the metric .*score.py:score is not what it was"):
-        search(tmp_path, "a", storage, budget=3, metric=metric)
-    with pytest.raises(RunError, match=r"the metric .*score.py:score is not what it was"):
-        mptune.search(tmp_path / "model.onnx", out=tmp_path / "run.mptune", metric=metric[-1], **{**alone, "budget": 3})
-    mine = {"storage": storage, "open_toolchain": Opener(tmp_path / "diaries")}
-    with pytest.raises(RunError, match="is not run unless you name it"):
-        mptune.worker(tmp_path / "a" / "run.mptune", **mine)
-    with pytest.raises(RunError, match="is not what it was"):
-        mptune.worker(tmp_path / "a" / "run.mptune", metric=metric[-1], **mine)
+    for again in (
+        lambda: search(tmp_path, "a", storage, budget=3, metric=metric),
+        lambda: mptune.search(tmp_path / "model.onnx", metric=own, budget=3, **alone),
+    ):
+        with pytest.raises(RunError, match=r"the metric .*score.py:score is not what it was"):
+            again()
+    for named, words in ((None, "is not run unless you name it"), (own, "is not what it was")):
+        with pytest.raises(RunError, match=words):
+            mptune.worker(tmp_path / "a/run.mptune", metric=named, storage=storage, open_toolchain=Opener(tmp_path))
 
 
 def test_a_profile_with_other_figures_is_another_target(tmp_path: Path, storage: str) -> None:
-    profile = Path(mptune.__file__).parent.parent / "search_spaces" / "targets" / "jetson-orin-nano-8gb.toml"
+    profile = SPACES / "targets" / "jetson-orin-nano-8gb.toml"
     mine = {"model": save_mlp(tmp_path / "model.onnx"), "data": ROWS, "budget": 2, "target": tmp_path / "mine.toml"}
     (tmp_path / "mine.toml").write_text(profile.read_text())
     mptune.search(out=tmp_path / "run.mptune", **mine)

@@ -18,7 +18,7 @@ import pytest
 import mptune
 from mptune.engines.context import RunContext
 from mptune.engines.environment import Environment
-from mptune.errors import RunError, SettingsError
+from mptune.errors import RunError
 from mptune.rundir import has_workers, joined_run, open_run, read_run
 from mptune.tuning.front import Front
 from mptune.tuning.result import read_record
@@ -108,13 +108,12 @@ def search(mlp_path: Path, mlp_data: Path) -> Search:
 
 
 def evaluated(place: Path) -> list[str]:
-    directory, file = read_run(place)
-    record = read_record(directory, file)
-    found = [evaluation.plan.fingerprint for evaluation in record.evaluations()]
-    assert record.spent == len(found)
+    record = read_record(*read_run(place))
+    plans = [evaluation.plan.fingerprint for evaluation in record.evaluations()]
+    assert record.spent == len(plans)
     assert not record.running()
     record.close()
-    return found
+    return plans
 
 
 def until(holds: Callable[[], bool]) -> None:
@@ -183,11 +182,6 @@ def test_a_directory_that_workers_use_is_not_moved_aside(search: Search, tmp_pat
         pass
 
 
-def test_gpus_are_given_once(mlp_path: Path, tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="gpus"):
-        mptune.search(mlp_path, out=tmp_path / "run.mptune", gpus=(1, 1))
-
-
 @pytest.mark.parametrize("is_prepared", [False, True])
 def test_a_worker_waits_for_a_search_with_work(
     search: Search, tmp_path: Path, opener: Opener, is_prepared: bool
@@ -211,23 +205,17 @@ def test_a_worker_waits_for_a_search_with_work(
     assert not has_workers(read_run(place)[0])
 
 
-def test_a_worker_does_not_wait_for_ever(search: Search, tmp_path: Path, opener: Opener) -> None:
+def test_a_worker_does_not_wait_for_ever_and_shares_the_time_limit(
+    search: Search, tmp_path: Path, opener: Opener
+) -> None:
     place, diary = tmp_path / "run.mptune", Diary()
-    search(place, opener, budget=2)
+    search(place, opener, budget=2, timeout_s=3600.0)
     started = time.monotonic()
     mptune.worker(place, open_toolchain=opener, listener=diary, wait_s=1.0)
     assert 1.0 <= time.monotonic() - started < 30.0
-    spent = "the search's budget of 2 plans is spent"
     assert "waiting up to 1 s for the search to have work" in diary.stages
-    assert f"nothing to do: {spent}" in diary.stages
-    assert len(evaluated(place)) == 2
-
-
-def test_a_worker_shares_the_time_limit_of_its_search(search: Search, tmp_path: Path, opener: Opener) -> None:
-    place, diary = tmp_path / "run.mptune", Diary()
-    search(place, opener, budget=2, timeout_s=3600.0)
-    directory, file = read_run(place)
-    record = read_record(directory, file)
+    assert "nothing to do: the search's budget of 2 plans is spent" in diary.stages
+    record = read_record(*read_run(place))
     assert abs(record.note("started") - time.time()) < 600.0
     record.set_note("budget", BUDGET)
     record.set_note("started", time.time() - 3601.0)

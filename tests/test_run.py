@@ -9,28 +9,21 @@ from pathlib import Path
 import pytest
 
 import mptune
-from tests.conftest import save_mlp
-from tests.fakes import FAST, make_toolchain
+from tests.conftest import searched_folder
+from tests.fakes import make_toolchain, search
 
 pytestmark = pytest.mark.usefixtures("opened_here")
 
 
-@pytest.fixture(scope="session")
-def searched(tmp_path_factory: pytest.TempPathFactory, mlp_data: Path) -> Path:
-    """The folder of a search of 12 plans on the fake toolchain; do not write to it."""
-    folder = tmp_path_factory.mktemp("searched")
-    save_mlp(folder / "model.onnx")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        toolchain = make_toolchain(fails=["g001"])
-        mptune.search("model.onnx", data=mlp_data, budget=12, target="cpu", latency=FAST, open_toolchain=toolchain.open)
-    return folder
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, mlp_data: Path) -> Path:
+    return searched_folder(tmp_path_factory.mktemp("run"), mlp_data, lambda: search(make_toolchain(fails=["g001"])))
 
 
 @pytest.fixture
-def run(searched: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> mptune.Run:
-    """A copy of that search in the working directory."""
-    shutil.copytree(searched, tmp_path, dirs_exist_ok=True)
+def run(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> mptune.Run:
+    """A copy of a search of 12 plans on the fake toolchain, in the working directory."""
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return mptune.open_run("model.mptune")
 

@@ -6,8 +6,8 @@ import json
 import os
 import shutil
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -36,10 +36,11 @@ def search(**settings: object) -> None:
     fakes.search(make_toolchain(), **settings)
 
 
-def change(run: str, edit: Callable[[dict[str, object]], object]) -> None:
+def change(run: str, **sections: object) -> None:
     path = Path(run) / "run.json"
     document = json.loads(path.read_text())
-    edit(document)
+    for name, value in sections.items():
+        document[name] = {**document[name], **value} if isinstance(value, dict) else value
     path.write_text(json.dumps(document))
 
 
@@ -65,13 +66,17 @@ class TestLinks:
         assert main([command, "model.mptune", *(["--knee"] if command == "pick" else [])]) == 1
         assert "is a link out of the run directory" in capsys.readouterr().err
 
-    def test_the_lock_of_a_search_is_not_written_through_a_link(self, place: Path) -> None:
+    def test_the_lock_of_a_search_is_not_written_through_a_link_nor_is_a_loop_read(self, place: Path) -> None:
         victim = place / "victim"
         victim.write_text("precious")
-        Path("model.mptune/run.lock").unlink(missing_ok=True)
-        Path("model.mptune/run.lock").symlink_to(victim)
-        with pytest.raises(RunError, match="is a link out of"), open_run(Path("model.mptune")):
-            pass
+        for name, target in (("run.lock", victim), ("run.json", "run.json")):
+            path = Path("model.mptune") / name
+            path.unlink(missing_ok=True)
+            path.symlink_to(target)
+            with pytest.raises(RunError, match="is a link out of the run directory"), open_run(Path("model.mptune")):
+                pass
+            if name == "run.lock":
+                path.unlink()
         assert victim.read_text() == "precious"
 
     @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
@@ -81,13 +86,6 @@ class TestLinks:
         pipe.unlink(missing_ok=True)
         os.mkfifo(pipe)
         with pytest.raises(RunError, match="is a named pipe"):
-            read_run("model.mptune")
-
-    def test_a_link_to_itself_is_refused(self, place: Path) -> None:
-        path = Path("model.mptune/run.json")
-        path.unlink()
-        path.symlink_to(path.name)
-        with pytest.raises(RunError, match="is a link out of the run directory"):
             read_run("model.mptune")
 
     def test_links_inside_and_the_users_own_are_let_be(self, place: Path) -> None:
@@ -101,7 +99,7 @@ class TestLinks:
 class TestPaths:
     def test_a_confirmation_is_of_the_run_around_it(self, place: Path) -> None:
         for confirms, words in (("/etc", "confirms"), ("..", "confirms"), ("../..", "does not lie in the run")):
-            change("model.mptune", lambda document, it=confirms: document.update(confirms=it))
+            change("model.mptune", confirms=confirms)
             with pytest.raises(RunError, match=words):
                 read_run("model.mptune")
 
@@ -119,7 +117,7 @@ class TestPaths:
     def test_the_model_is_the_runs_own_copy(self, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
         outside = place / "outside.onnx"
         outside.write_bytes(b"another file, which nobody may read")
-        change("model.mptune", lambda document: document.update(model={**document["model"], "path": str(outside)}))  # type: ignore[dict-item]
+        change("model.mptune", model={"path": str(outside)})
         assert main(["pick", "model.mptune", "--knee"]) == 0
         assert main(["export", "model.mptune", "--for", "tensorrt-8"]) == 1
         assert "LayerNormalization (node 'block0/norm') is no operator of TensorRT 8.5" in capsys.readouterr().err
@@ -139,7 +137,7 @@ class TestPaths:
 
 class TestStorages:
     def test_one_that_only_the_run_names_is_not_opened(self, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        change("model.mptune", lambda document: document.update(storage="sqlite:///trap.db"))
+        change("model.mptune", storage="sqlite:///trap.db")
         for command in (["report"], ["confirm"], ["export"], ["pick", "--knee"]):
             assert main([*command, "model.mptune"]) == 1
             assert "a storage that only run.json names is not opened" in capsys.readouterr().err
@@ -159,19 +157,14 @@ class TestStorages:
         monkeypatch.setattr("mptune.tuning.record.database.PATIENCE_S", 0.0)
         with pytest.raises(RunError, match="cannot open the storage"):
             search(out="new.mptune", storage="postgresql+psycopg://me:SEC@RET@localhost:1/none?sslpassword=SECRET")
-        written = [
-            path.read_text() for path in Path("new.mptune").rglob("*") if path.is_file() and path.suffix != ".npz"
-        ]
-        assert not any("RET" in text for text in written)
+        written = [path.read_bytes() for path in Path("new.mptune").rglob("*") if path.is_file()]
+        assert not any(b"RET" in content for content in written)
 
     @pytest.mark.parametrize("given", [["--storage", "postgresql://me:pw@h/n"], ["--storage=postgresql://me:pw@h/n"]])
     def test_an_interrupted_search_does_not_print_it(
         self, place: Path, given: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        def interrupt(*args: object, **settings: object) -> None:
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr("mptune.api.searching.search", interrupt)
+        monkeypatch.setattr("mptune.api.searching.search", mock.Mock(side_effect=KeyboardInterrupt))
         assert main(["search", "model.onnx", *given, "--fresh"]) == 130
         shown = capsys.readouterr().err
         assert "pw" not in shown

@@ -39,6 +39,11 @@ def blocks_of(text: str) -> list[Block]:
     return [Block(language, title or None, body) for language, title, body in _FENCE.findall(text)]
 
 
+def prose_of(text: str) -> str:
+    """The page without its fenced blocks."""
+    return re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
 def commands_of(block: Block) -> list[str]:
     """The commands of a shell block, without comments; ``&&`` and a pipe into jq stay as they are written."""
     lines = block.body.replace("\\\n", " ").splitlines()

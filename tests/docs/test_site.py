@@ -25,11 +25,11 @@ class Loads(HTMLParser):
         self.targets: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        if tag == "link" and set((given.get("rel") or "").split()) & {"stylesheet", "icon", "preload", "modulepreload"}:
-            self.targets.append(given.get("href") or "")
+        given = {name: value or "" for name, value in attrs}
+        if tag == "link" and {*given.get("rel", "").split()} & {"stylesheet", "icon", "preload", "modulepreload"}:
+            self.targets.append(given.get("href", ""))
         elif tag in LOADS:
-            self.targets.append(given.get(LOADS[tag]) or "")
+            self.targets.append(given.get(LOADS[tag], ""))
 
 
 @pytest.fixture(scope="module")
