@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import NoReturn
 from unittest import mock
 
 import numpy as np
@@ -24,9 +25,11 @@ import mptune
 from mptune import rundir
 from mptune.api import reading, searching
 from mptune.choice import ChoiceLimits
-from mptune.errors import PlanError, RunError, SettingsError, TargetError
+from mptune.cli import main
+from mptune.errors import DataError, PlanError, RunError, SettingsError, TargetError
 from mptune.graph.groups import find_groups
 from mptune.graph.loading.model import load_model
+from mptune.graph.plan import PrecisionPlan
 from mptune.run_json import RUN_FORMAT
 from mptune.rundir import RunDirectory, open_run, read_run
 from mptune.tuning.front import Front
@@ -410,3 +413,79 @@ def test_a_line_that_is_being_written_is_left_out_of_the_archive(place: Path) ->
         assert packed is not None
         assert packed.read().endswith(b"}\n")
     assert journal.read_bytes() != before, "the run itself is not touched"
+
+
+FAULT = IndexError("list index out of range")
+FILES, CHOSEN = "mptune.reporting.run_files", "mptune.reporting.chosen"
+
+
+@pytest.fixture(autouse=True)
+def _here(place: Path) -> None:
+    """A model and its data, as the working directory."""
+
+
+def failing(error: Exception, cause: Exception | None = None) -> Callable[..., NoReturn]:
+    def fail(*_: object, **__: object) -> NoReturn:
+        raise error from cause
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("function", "file", "error"),
+    [
+        (f"{CHOSEN}.infer_script", "chosen/infer.py", FAULT),
+        (f"{CHOSEN}.readme_text", "chosen/README.txt", FAULT),
+        *((f"{FILES}.{name}", "report.html", FAULT) for name in ("run_outputs", "write_report")),
+        (f"{FILES}.collect_check", "chosen/check.npz", DataError("no such rows")),
+        (f"{FILES}.collect_check", "chosen/check.npz", RunError("the samples were changed")),
+        (f"{FILES}.collect_check", "chosen/check.npz", OSError(5, "Input/output error", "samples.npz")),
+    ],
+)
+def test_the_result_is_written_and_a_fault_after_it_is_a_warning(
+    function: str, file: str, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(function, failing(error))
+        front = search(make_toolchain())
+    (warning,) = [text for text in front.warnings if file in text]
+    assert f"could not be made ({type(error).__name__}: {error})" in warning
+    log = Path(warning.rpartition(" ")[2])
+    assert log.parent == front.run_dir / "logs"
+    assert "in fail" in log.read_text()
+    onnx.checker.check_model(str(front.run_dir / "chosen" / "model.onnx"))
+    document = json.loads((front.run_dir / "front.json").read_text())
+    plan = PrecisionPlan.from_json((front.run_dir / "chosen" / "plan.json").read_text())
+    assert document["chosen"] == plan.fingerprint
+    assert not [path for path in front.run_dir.rglob("*") if path.match(f"{file}*")]
+    assert search(make_toolchain()).chosen == front.chosen
+    assert (front.run_dir / "report.html").exists(), "made by the next call"
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RunError("disk full: cannot write")])
+def test_a_full_disk_is_an_error_and_the_result_is_there(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = failing(error, OSError(28, "No space left on device"))
+    monkeypatch.setattr(f"{FILES}.write_report", full)
+    with pytest.raises(RunError, match="disk full"):
+        search(make_toolchain())
+    assert Path("model.mptune/chosen/model.onnx").exists()
+    assert Path("model.mptune/front.json").exists()
+
+
+def test_a_page_of_an_earlier_result_does_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    front = search(make_toolchain())
+    monkeypatch.setattr(f"{FILES}.write_report", failing(FAULT))
+    picked = mptune.pick(front.run_dir, plan=front.fp32.plan.fingerprint)
+    assert any("report.html could not be made" in text for text in picked.warnings)
+    assert not (front.run_dir / "report.html").exists()
+
+
+def test_a_scalar_input_beside_a_dynamic_axis(capsys: pytest.CaptureFixture[str]) -> None:
+    graph = "(float[1,frames,8] x, float gain) => (float[1,frames,8] z) { y = MatMul(x, w) z = Mul(y, gain) }"
+    models.save(models.text(graph, models.weight("w", 8, 8, scale=0.1)), Path(), "scaled.onnx")
+    rows = np.random.default_rng(1).normal(size=(16, 12, 8)).astype(np.float32)
+    np.savez("scaled.npz", x=rows, gain=np.full(16, 2, np.float32))
+    command = ["search", "scaled.onnx", "--data", "scaled.npz", "--budget", "4", "--target", "jetson-orin-nano-8gb"]
+    assert main(command) == 0
+    assert "could not be made" not in capsys.readouterr().err
+    assert Path("scaled.mptune/chosen/model.onnx").exists()

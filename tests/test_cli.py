@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,11 +17,11 @@ import typer
 
 from mptune import __version__
 from mptune.cli import explain, main
+from mptune.commands.common import open_page
 from mptune.commands.options import parse_duration, parse_size
 from mptune.data.metrics.table import METRICS
 from mptune.errors import MptuneError
-from mptune.graph.groups import find_groups
-from mptune.graph.loading.model import load_model
+from mptune.resources import demo_model
 from mptune.settings import SearchSettings, declarations, option_name
 from mptune.targets.detect import detect_gpus
 from mptune.tuning.sampler.precision import SAMPLERS
@@ -94,46 +93,10 @@ def test_gpus_that_are_not_here_are_an_error(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.smoke
-def test_inspect_prints_tables_or_json(mlp_path: Path, mlp_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", str(mlp_path), "--data", str(mlp_data)]) == 0
-    captured = capsys.readouterr()
-    assert captured.err == ""
-    assert "observed on 8 samples of mlp.npz" in captured.out
-    assert main(["inspect", str(mlp_path), "--batch", "2", "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert document["shapes"]["assumed"] == {"batch": 2}
-    assert [g["name"] for g in document["groups"]] == [g.name for g in find_groups(load_model(mlp_path))]
-    assert all(f"{g['id']}  " in captured.out for g in document["groups"])
-
-
-@pytest.fixture(scope="module")
-def searched(mlp_path: Path, mlp_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run directory of a short search for a device that is not here; copy it before changing it."""
-    run = tmp_path_factory.mktemp("runs") / "mlp.mptune"
-    done = run_mptune(*search_command(mlp_path, mlp_data, run), "--json", where=run.parent)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == json.loads((run / "front.json").read_text())
-    assert "[6/6]" in done.stderr
-    return run
-
-
 def search_command(model: Path, data: Path, run: Path, budget: int = 6) -> list[str]:
     """A search whose latencies are predicted, wherever the tests run."""
     target = ["--target", "jetson-orin-nano-8gb", "--budget", str(budget)]
     return ["search", str(model), "--data", str(data), "--out", str(run), *target]
-
-
-def test_limits_that_no_plan_meets_exit_with_3(
-    searched: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = Path(shutil.copytree(searched, tmp_path / "run"))
-    assert main(["pick", str(run), "--max-latency-ms", "1e-6"]) == 3
-    assert "limits not met: no plan has latency <= 1e-06 ms" in capsys.readouterr().out
-    assert main(["report", str(run), "--json"]) == 3
-    captured = capsys.readouterr()
-    assert json.loads(captured.out)["points"]
-    assert "no plan has latency <= 1e-06 ms" in captured.err
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
@@ -174,10 +137,10 @@ class TestPipesThatEnd:
         return subprocess.Popen([*MPTUNE, *arguments], **streams)  # type: ignore[call-overload,no-any-return]
 
     @pytest.mark.parametrize("options", [[], ["--explain"], ["--json"]])
-    def test_a_reader_that_leaves_is_no_error(self, searched: Path, options: list[str]) -> None:
+    def test_a_reader_that_leaves_is_no_error(self, finished: Path, options: list[str]) -> None:
         read, write = os.pipe()
         os.close(read)
-        process = self.start("report", str(searched), *options, stdout=write, stderr=subprocess.PIPE)
+        process = self.start("report", str(finished), *options, stdout=write, stderr=subprocess.PIPE)
         os.close(write)
         told = process.communicate()[1]
         assert (process.returncode, told) == (0, b"")
@@ -218,18 +181,12 @@ def test_lists_are_tables_or_json(command: str, capsys: pytest.CaptureFixture[st
         assert item["name"] in table
 
 
-def test_a_traceback_only_with_debug(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["report", "nowhere.mptune"]) == 1
+def test_a_traceback_only_with_debug(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    report = ["report", "nowhere.mptune"]
+    assert main(report) == 1
     plain = capsys.readouterr().err
     assert "Traceback" not in plain
-    for arguments, debug in (
-        (["--debug", "report", "nowhere.mptune"], "0"),
-        (["report", "nowhere.mptune", "--debug"], "0"),
-        (["report", "nowhere.mptune"], "1"),
-    ):
+    for arguments, debug in ((["--debug", *report], "0"), ([*report, "--debug"], "0"), (report, "1")):
         monkeypatch.setenv("MPTUNE_DEBUG", debug)
         assert main(arguments) == 1
         asked = capsys.readouterr().err
@@ -281,3 +238,23 @@ def test_output_that_cannot_be_written_is_no_full_run_directory() -> None:
     error, hint = done.stderr.splitlines()
     assert error == "error: disk full: cannot write the output, or a temporary file"
     assert hint == "hint: free some space, then run it again"
+
+
+def test_open_starts_the_browser_with_the_page_where_there_is_a_display(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened, run = tmp_path / "opened", tmp_path / "a run.mptune"
+    code = f"import sys; open({str(opened)!r}, 'w').write(sys.argv[1])"
+    monkeypatch.setenv("BROWSER", f"{shlex.quote(sys.executable)} -c {shlex.quote(code)} %s")
+    monkeypatch.setenv("DISPLAY", ":1")
+    open_page(run)
+    assert opened.read_text() == (run / "report.html").as_uri()
+    assert capsys.readouterr().err == ""
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    open_page(run)
+    assert capsys.readouterr().err == f"no browser can be opened here: the page is {run / 'report.html'}\n"
+
+
+def test_the_demo_has_its_model_and_samples() -> None:
+    assert [path.is_file() for path in demo_model()] == [True, True]

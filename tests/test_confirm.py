@@ -198,8 +198,7 @@ def test_a_plan_that_fails_on_the_device_is_told(
 ) -> None:
     half = next(p for p in searched.points if p.plan.fp16_groups).plan.fp16_groups[0]
     sick = next(g for g in fake.law.groups if g != half)
-    broken = replace(fake, fails=(half,), non_finite=(sick,), device="Fake 1000")
-    confirmation = confirm(broken)
+    confirmation = confirm(replace(fake, fails=(half,), non_finite=(sick,)))
     failed = {plan.searched.plan: plan.failure for plan in confirmation.plans if plan.measured is None}
     assert any("no kernel for this" in text for text in failed.values())
     assert not {point.plan for point in confirmation.front.points} & failed.keys()
@@ -331,7 +330,7 @@ class TestDamage:
     def test_a_run_without_a_baseline(self, place: Path) -> None:
         fake = FakeToolchain(law(), interrupt_after=0)
         with pytest.raises(KeyboardInterrupt):
-            mptune.search("model.onnx", data="data.npz", fresh=True, latency=FAST, open_toolchain=fake.open)
+            search(fake, fresh=True)
         for call in (lambda: confirm(fake), lambda: mptune.export("model.mptune")):
             with pytest.raises(RunError, match="no evaluation"):
                 call()

@@ -1,4 +1,4 @@
-"""Operators that ONNX does not define, and ONNX Runtime does: typed, grouped, written in FP16, counted, searched."""
+"""Operators that ONNX does not define, and what ONNX Runtime makes of a model: typed, grouped, written, searched."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import helper
 
+import mptune
 from mptune.engines.loading import load_typed_model
 from mptune.engines.ort.fusions import OperatorTypesJob
 from mptune.engines.ort.session import OrtSession, SessionOptions
+from mptune.finding import Finding
 from mptune.graph.facts import node_rule
 from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import Model, RuntimeTypes, load_model
@@ -39,6 +42,10 @@ from tests.contrib_models import (
 )
 from tests.graph import models
 from tests.graph.helpers import feeds
+from tests.graph.test_quantised import _residual
+from tests.zoo.fp32 import specimens
+
+pytestmark = pytest.mark.usefixtures("opened_here")
 
 Load = Callable[[Path], Model]
 Run = Callable[[Path, dict[str, np.ndarray]], np.ndarray]
@@ -235,3 +242,156 @@ def test_scales_of_quantised_operators_stay_fp32(tmp_path: Path, load: Load) -> 
     loaded = load(models.save(model, tmp_path))
     assert node_rule(loaded, loaded.nodes[_middle(loaded)]).inputs == ()
     assert loaded.info("r").is_float32
+
+
+OUT_OF_REACH, DEPENDS = "operators-out-of-reach", "reference-depends-on-optimisation"
+
+
+def findings_of(code: str, path: Path, data: object = None) -> list[Finding]:
+    return [finding for finding in mptune.inspect(path, data=data).findings if finding.code == code]
+
+
+@pytest.fixture
+def unknown_operator(tmp_path: Path) -> Path:
+    """An operator of a domain of the user's, which ONNX Runtime has no library for."""
+    return models.save(between_products("com.example.Foo(h)"), tmp_path)
+
+
+@pytest.fixture
+def for_this_cpu(tmp_path: Path) -> Path:
+    """A small convolutional network as ONNX Runtime's highest level of optimisation lays it out for a CPU."""
+    import onnxruntime
+
+    graph = """(float[1,3,16,16] x) => (float[] y) {
+        h = Conv<pads = [1, 1, 1, 1]>(x, a) p = MaxPool<kernel_shape = [2, 2]>(h) q = Conv(p, b)
+        y = GlobalAveragePool(q) }"""
+    proto = models.text(graph, models.weight("a", 32, 3, 3, 3), models.weight("b", 32, 32, 3, 3))
+    options, path = onnxruntime.SessionOptions(), tmp_path / "model.onnx"
+    options.log_severity_level = 3
+    options.optimized_model_filepath = str(path)
+    onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    if not any(node.domain == "com.microsoft.nchwc" for node in onnx.load(path).graph.node):
+        pytest.skip("ONNX Runtime lays out nothing for this CPU")
+    return path
+
+
+def test_an_operator_that_nobody_knows_is_a_finding_with_its_share(unknown_operator: Path) -> None:
+    (finding,) = findings_of(OUT_OF_REACH, unknown_operator)
+    assert finding.severity == "warning"
+    assert finding.where.nodes == ("middle", "behind")
+    assert finding.evidence["operators"] == "com.example.Foo"
+    assert finding.evidence["untyped_nodes"] == 2
+    assert float(finding.evidence["flops_share"]) > 0.05  # of the product behind it, at least one row
+    assert "com.example.Foo" in finding.text
+    assert "at least" in finding.text
+    assert "not a registered function/op" in finding.text
+    assert "local function" in finding.cure
+
+
+def test_a_search_of_a_model_that_onnx_runtime_does_not_load_ends_at_once(
+    unknown_operator: Path, tmp_path: Path
+) -> None:
+    data = np.zeros((4, LENGTH, CHANNELS), np.float32)
+    with pytest.raises(mptune.BaselineError, match=r"com.example:Foo.*is not a registered function/op") as caught:
+        mptune.search(unknown_operator, data=data, budget=4, out=tmp_path / "run", target="jetson-orin-nano-8gb")
+    assert "\n" not in caught.value.message
+
+
+def test_operators_laid_out_for_a_cpu_are_a_finding(for_this_cpu: Path, tmp_path: Path) -> None:
+    (finding,) = findings_of(OUT_OF_REACH, for_this_cpu)
+    assert finding.evidence["flops_share"] == pytest.approx(1.0)
+    assert finding.evidence["untyped_nodes"] == 0
+    assert finding.cure.startswith("give the model from before the optimiser")
+    data = np.random.default_rng(0).random((4, 3, 16, 16)).astype(np.float32)
+    front = mptune.search(for_this_cpu, data=data, budget=2, out=tmp_path / "run", target="jetson-orin-nano-8gb")
+    assert {OUT_OF_REACH, "nothing-to-tune"} <= {finding.code for finding in front.findings}
+
+
+def test_a_search_of_an_optimised_model_reaches_every_group(tmp_path: Path) -> None:
+    path = optimised(transformer(1), tmp_path)
+    assert findings_of(OUT_OF_REACH, path) == []
+    data = np.random.default_rng(0).standard_normal((BATCH * 2, LENGTH, CHANNELS)).astype(np.float32)
+    front = mptune.search(path, data=data, budget=3, out=tmp_path / "run", target="jetson-orin-nano-8gb")
+    assert front.fp16 is not None
+    assert front.fp16.is_finite
+    assert 1e-5 < front.fp16.error_value < 1e-2
+    assert len(front.fp16.plan.fp32_groups) == 0
+    assert front.failures == 0
+    (unparsed,) = [w for w in front.warnings if "TensorRT parses few of" in w]
+    assert "com.microsoft.FusedMatMul" in unparsed
+    assert "give the model from before" in unparsed
+
+
+@pytest.mark.tensorrt_rtx
+def test_an_engine_that_cannot_parse_an_operator_says_so_before_the_search(tmp_path: Path) -> None:
+    path = optimised(transformer(1), tmp_path)
+    data = np.zeros((4, LENGTH, CHANNELS), np.float32)
+    with pytest.raises(mptune.TargetError, match=r"tensorrt-rtx cannot be used for .*\.FusedMatMul") as caught:
+        mptune.search(path, data=data, budget=4, out=tmp_path / "run", target="rtx-4500-ada", engine="tensorrt-rtx")
+    assert "before ONNX Runtime's optimiser" in str(caught.value.hint)
+
+
+@pytest.mark.tensorrt_rtx
+def test_a_norm_below_its_operator_set_is_parsed_by_tensorrt_rtx(tmp_path: Path) -> None:
+    from mptune.engines.tensorrt.builder import ParseJob
+    from mptune.processes.parent import run_once
+
+    path = models.save(BUILDERS["LayerNormalization of opset 14"](), tmp_path)
+    assert run_once(ParseJob("tensorrt-rtx", path), 60.0) is None
+
+
+def _of_four_bits(folder: Path) -> Path:
+    """A product with weights of 4 bits: the optimised kernel rounds its activations to 8 bits."""
+    rng = np.random.default_rng(0)
+    w = helper.make_tensor("w", onnx.TensorProto.INT4, [64, 32], rng.integers(-8, 8, 64 * 32).tolist())
+    graph = """(float[batch,8,64] x) => (float[] y) {
+        d = DequantizeLinear<axis = 0, block_size = 32>(w, s) h = MatMul(x, d) y = Relu(h) }"""
+    proto = models.text(graph, w, models.constant("s", rng.random((2, 32)) * 0.05 + 0.02), opset=21)
+    proto.ir_version = 10
+    return models.save(proto, folder)
+
+
+def _difference(path: Path, data: np.ndarray) -> float:
+    """Relative L2 between ONNX Runtime with and without graph optimisations, taken here."""
+    import onnxruntime
+
+    results = []
+    for level in ("ORT_ENABLE_ALL", "ORT_DISABLE_ALL"):
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        results.append(session.run(None, {"x": data[:1]})[0])
+    return float(np.linalg.norm(results[0] - results[1]) / np.linalg.norm(results[1]))
+
+
+def test_a_reference_that_depends_on_optimisation_is_a_finding(tmp_path: Path) -> None:
+    path = _of_four_bits(tmp_path)
+    data = np.random.default_rng(1).standard_normal((4, 8, 64)).astype(np.float32)
+    expected = _difference(path, data)
+    if expected < 1e-3:
+        pytest.skip("this ONNX Runtime computes products with weights of 4 bits in FP32 here")
+    (finding,) = findings_of(DEPENDS, path, data)
+    assert (finding.severity, finding.origin) == ("warning", "inspect")
+    assert finding.evidence["relative_l2"] == pytest.approx(expected, rel=0.05)
+    assert [output.name for output in finding.where.outputs] == ["y"]
+
+    front = mptune.search(path, data=data, budget=2, out=tmp_path / "run", target="jetson-orin-nano-8gb")
+    (searched,) = [finding for finding in front.findings if finding.code == DEPENDS]
+    assert (searched.origin, searched.evidence) == ("search", finding.evidence)
+
+
+def test_rounding_alone_is_no_finding(tmp_path: Path) -> None:
+    quantised = _residual()  # its activations have steps
+    shape = [dim.dim_value or 4 for dim in quantised.graph.input[0].type.tensor_type.shape.dim]
+    for proto, size in ((transformer(), (2 * BATCH, LENGTH, CHANNELS)), (quantised, shape)):
+        data = np.random.default_rng(1).standard_normal(size).astype(np.float32)
+        assert findings_of(DEPENDS, models.save(proto, tmp_path), data) == []
+
+
+@pytest.mark.parametrize("name", ["dropout", "noise"])
+def test_what_draws_random_numbers_differs_whatever_is_optimised(name: str, tmp_path: Path) -> None:
+    one = specimens()[name]
+    path = models.save(one.proto, tmp_path)
+    codes = {finding.code for finding in mptune.inspect(path, data=dict(one.data)).findings}
+    assert "not-deterministic" in codes
+    assert DEPENDS not in codes

@@ -40,10 +40,9 @@ def invocations(text: str) -> list[list[str]]:
     named = []
     for line in code_of(text):
         for part in line.split(" && "):
-            match = re.match(r"(?:\$ )?(mptune [a-z-].*)", part.strip())
+            match = re.match(r"(?:\$ |then |else |ExecStart=\S*/)?(mptune [a-z-].*)", part.strip())
             if match:
-                command = re.split(r"\s(?:#|\||>)", match.group(1))[0]
-                named.append(shlex.split(command))
+                named.append(shlex.split(re.split(r"\s(?:#|\||>)", match.group(1))[0]))
     return named
 
 
@@ -158,13 +157,3 @@ def test_the_readme_has_one_table_of_measurements() -> None:
     """The others are in ``benchmarks/README.md``: figures that stand twice come to differ."""
     tables = re.findall(r"(?:^\|.*\n)+", read("README.md"), re.MULTILINE)
     assert len([table for table in tables if re.search(r"\| ms \||\d\.\d{3} \|", table)]) == 1
-
-
-def test_the_unit_and_the_job_of_the_page_on_nights_name_options_that_exist() -> None:
-    section = read("docs/guide/many-machines.md").partition("## Several GPUs and hosts")[2]
-    pattern = r"\bmptune (search|worker|export) (.*)"
-    calls = [call for line in section.splitlines() for call in re.findall(pattern, line)]
-    assert {command for command, _ in calls} == {"search", "worker", "export"}
-    for command, arguments in calls:
-        for option in re.findall(r"(?<=\s)--[a-z-]+", arguments.partition("#")[0]):
-            assert option in options_of(command), f"mptune {command} has no {option}"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import json
+import pickle
 import shlex
 from pathlib import Path
 
@@ -10,11 +13,14 @@ import numpy as np
 import pytest
 
 import mptune
-from mptune.cli import main
-from mptune.graph.groups import GroupedModel, find_groups
+from mptune.cli import explain, main
+from mptune.errors import EXIT_STOPPED, BaselineError, MptuneError
+from mptune.finding import Finding, OutputColumns, Where
+from mptune.graph.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
-from mptune.graph.writing.rewrite import Rewriter
+from mptune.settings import option_name
+from tests.test_docs import options_of
 
 
 @pytest.fixture
@@ -132,9 +138,7 @@ def test_a_mistake_is_an_error_and_a_hint_and_changes_nothing(
 
 
 def test_check_refuses_exchanged_models(here: Path) -> None:
-    model = load_model("mlp.onnx")
-    grouped = GroupedModel(model, find_groups(model))
-    Rewriter(grouped).export(grouped.uniform(Precision.FP16), here / "mixed.onnx")
+    mptune.apply("mlp.onnx", None, here / "mixed.onnx")
     data = {"another name": np.ones((2, 32), np.float32)}
     with pytest.raises(mptune.ModelError, match=r"has FP16 or BF16 values, and MIXED has none") as raised:
         mptune.check("mlp.onnx", against="mixed.onnx", data=data, max_error="1%")
@@ -145,28 +149,69 @@ def test_check_refuses_exchanged_models(here: Path) -> None:
 def test_a_model_that_is_mixed_already_is_told_with_counts(
     precision: Precision, mlp_path: Path, tmp_path: Path
 ) -> None:
-    model = load_model(mlp_path)
-    grouped = GroupedModel(model, find_groups(model))
-    half = [group.id for group in grouped.groups][:3]  # norm, Gemm with Relu, Gemm
-    plan = grouped.uniform(Precision.FP32).replace(dict.fromkeys(half, precision))
-    mixed = Rewriter(grouped).export(plan, tmp_path / "mixed.onnx")
+    fp32 = ["block1/*", "mixing/*", "head/*"]
+    mixed = mptune.apply(mlp_path, None, tmp_path / "mixed.onnx", reduced=str(precision), keep_fp32=fp32)
     (finding,) = [each for each in mptune.inspect(mixed).findings if each.code == "already-mixed"]
-    left = len(grouped.groups) - len(half)
     assert finding.text.startswith(f"4 of 10 layers are {precision.name} already, ")
-    assert f"only the other {left} groups are searched" in finding.text
+    assert "only the other 5 groups are searched" in finding.text
     assert finding.cure == "give the FP32 model that it was made from"
     evidence = finding.evidence
-    assert (finding.severity, evidence[f"{precision}_layers"], evidence["other_groups"]) == ("warning", 4, left)
+    assert (finding.severity, evidence[f"{precision}_layers"], evidence["other_groups"]) == ("warning", 4, 5)
     assert finding.where.nodes == ("block0/norm", "block0/fc1/Gemm", "block0/fc1/Relu", "block0/fc2/Gemm")
     assert 0.4 < float(finding.evidence["flops_share"]) < 0.6
     assert not [each for each in mptune.inspect(mlp_path).findings if each.code == "already-mixed"], "the sound twin"
 
 
 def test_a_model_that_computes_in_bf16_and_does_not_run_says_what_to_give(mlp_path: Path, tmp_path: Path) -> None:
-    model = load_model(mlp_path)
-    grouped = GroupedModel(model, find_groups(model))
-    mixed = Rewriter(grouped).export(grouped.uniform(Precision.BF16), tmp_path / "mixed.onnx")
-    samples = {info.name: np.zeros((2, *(info.shape or ())[1:]), np.float32) for info in model.inputs}
+    mixed = mptune.apply(mlp_path, None, tmp_path / "mixed.onnx", reduced="bf16")
     with pytest.raises(mptune.MptuneError, match="cannot be observed") as caught:
-        mptune.inspect(mixed, data=samples)
+        mptune.inspect(mixed, data=np.zeros((2, 32), np.float32))
     assert "ONNX Runtime has few BF16 kernels: give the FP32 model that it was made from" in str(caught.value.hint)
+
+
+def test_a_setting_is_named_as_the_caller_wrote_it() -> None:
+    assert str(MptuneError("it is so")) == "it is so"
+    error = MptuneError("is 0", "give at least 1", setting="max_disk_bytes")
+    for each in (error, pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert each.message == "max_disk_bytes= is 0"
+        assert str(each) == "max_disk_bytes= is 0\nhint: give at least 1"
+        assert explain(each) == ("--max-disk is 0", "give at least 1", 1)
+
+
+@pytest.mark.parametrize("name", ["search", "pick", "report", "confirm", "apply", "compare", "check", "worker"])
+def test_every_option_that_is_an_argument_has_its_name(name: str) -> None:
+    options = options_of(name)
+    for argument in inspect.signature(getattr(mptune, name)).parameters:
+        if argument.replace("_", "-") in {option.removeprefix("--") for option in options}:
+            assert option_name(argument) in options
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        *(({"tolerance": tolerance}, "") for tolerance in ({"y": 1e-3, "y[0]": "abs:2"}, "y=1e-3")),
+        *(({name: text}, "") for name, text in (("precisions", "fp32,bf16"), ("ignore", "y"), ("max_error", "1%"))),
+        ({"timeout_s": "8h"}, "timeout_s= is '8h', not a number"),
+        ({"max_error": "small"}, "max_error= small is not a number"),
+        ({"gpus": "01"}, "gpus= is 0,1"),
+        ({"gpus": (1, 1)}, "gpus="),
+        ({"budget": 2.5}, "budget= is 2.5, not a whole number"),
+        ({"seed": "1"}, "seed= is '1', not a whole number"),
+        ({"model": b"model.onnx", "out": "m"}, "the model cannot be a bytes"),
+    ],
+)
+def test_what_python_programs_give_in_another_form(
+    given: dict[str, object], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is taken, so that the missing model is what is wrong; or it is refused by its name."""
+    monkeypatch.chdir(tmp_path)
+    error = mptune.SettingsError if expected else mptune.ModelError
+    with pytest.raises(error, match=expected or "no such file") as caught:
+        mptune.search(**{"model": "model.onnx", **given})  # type: ignore[arg-type]
+    assert caught.value.hint
+
+
+def test_a_broken_baseline_keeps_its_findings_in_another_process() -> None:
+    finding = Finding.from_code("reference-zero", "search", Where(outputs=(OutputColumns("y"),)), {})
+    again = pickle.loads(pickle.dumps(BaselineError("it is zero", "look", [finding])))
+    assert (again.findings, again.hint, again.exit_code) == ((finding,), "look", EXIT_STOPPED)

@@ -63,9 +63,8 @@ PAGES_WITH_COMMANDS = [page for page in PAGES if any(block.language == "bash" fo
 
 def write_samples(folder: Path, name: str = "samples.npz", count: int = 4) -> None:
     """Images as the tutorial makes them, but fewer."""
-    random = np.random.default_rng(count)
-    images = random.uniform(0, 4095, (count, 1, 48, 64)).astype(np.float32)
-    np.savez(folder / name, image=images)
+    images = np.random.default_rng(count).uniform(0, 4095, (count, 1, 48, 64))
+    np.savez(folder / name, image=images.astype(np.float32))
 
 
 @pytest.fixture(scope="session")
@@ -105,15 +104,13 @@ def run(command: str, line: str) -> None:
     if words[0] == "mptune":
         few = ["--budget", "3"] if words[1] == "search" else []
         assert main([*words[1:], *few]) == expected, command
-    elif (
-        words[:1] == ["python"] and importlib.util.find_spec("torch") is None and "torch" in Path(words[1]).read_text()
-    ):
+        return
+    assert words[0] == "python", f"nothing runs `{command}`, and NOT_RUN gives no reason"
+    if importlib.util.find_spec("torch") is None and "torch" in Path(words[1]).read_text():
         Path("model.onnx").write_bytes(ONNX)
-    elif words[:1] == ["python"]:
-        done = subprocess.run([sys.executable, *words[1:]], capture_output=True, text=True, check=False, timeout=240)
-        assert done.returncode == expected, done.stderr
-    else:
-        raise AssertionError(f"nothing runs `{command}`, and NOT_RUN gives no reason")
+        return
+    done = subprocess.run([sys.executable, *words[1:]], capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode == expected, done.stderr
 
 
 def follow(block: Block, names: dict[str, object]) -> None:
