@@ -123,6 +123,7 @@ class FakeToolchain:
     tf32: tuple[float, float] | None = None  # latency in milliseconds and error of all-FP32 with TF32
     # -- how long it takes --
     delay_s: float = 0.0  # each evaluation
+    before: Callable[[PrecisionPlan], object] = lambda plan: None  # each evaluation; a Failure of it is the result
     diary: Path | None = None  # each evaluation is appended as a JSON line when it begins
     gate: Path | None = None  # from the third evaluation on each waits until this file is there
     # -- what a toolchain says --
@@ -190,7 +191,10 @@ class FakeToolchain:
             return kill
         if self.emulation_fails and any(set(self.emulation_fails) & set(plan.fp16_groups) for plan in plans):
             return Failure(Stage.RUN, FailureKind.CRASH, "segmentation fault", Path("worker.log"))
-        return tuple(self._output_error(plan, 1.0) for plan in plans)
+        return tuple(self._emulated_error(plan) for plan in plans)
+
+    def _emulated_error(self, plan: PrecisionPlan) -> OutputError:
+        return self._output_error(plan, 1.0)
 
     def latency_terms(self) -> LatencyTerms | Failure:
         if (kill := self._kill()) is not None:
@@ -202,6 +206,9 @@ class FakeToolchain:
     def listen(self, callback: Callable[[Progress], None]) -> None:
         """Nothing is built that takes its time; every run listens once it has opened a toolchain."""
         self.opened += 1
+
+    def start_ahead(self, *, tf32: bool = False) -> None:
+        """Nothing is started."""
 
     def restart(self) -> None:
         self.restarts += 1
@@ -221,6 +228,8 @@ class FakeToolchain:
             time.sleep(0.02)
         if (kill := self._kill()) is not None:
             return kill
+        if isinstance(failure := self.before(plan), Failure):
+            return failure
         if self.faults:
             self.faults -= 1
             return Failure(Stage.RUN, self.fault_kind, "the machine is on fire")

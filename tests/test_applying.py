@@ -246,7 +246,7 @@ def test_a_plan_of_a_model_that_was_trained_again(all_half: tuple[Path, dict], t
     assert len(mixed.fp16) == len(apply(searched, plan).fp16) > 0
     assert 0 < mixed.errs(retrained, {"x": DATA["x"][:1]}) < 1e-2
     same_nodes, no_data = mixed.warnings
-    assert "with the same nodes: its precisions are taken" in same_nodes
+    assert "with the same nodes: its precisions are used" in same_nodes
     assert "give --data PATH" in no_data
     assert apply(retrained, plan, data=DATA).warnings == [same_nodes], "its values fit FP16"
     assert apply(searched, plan, data=DATA).warnings == []

@@ -103,7 +103,7 @@ MISTAKES = [
     ("search mlp.onnx --shapes x:1x32x3", 2, "--shapes x:1x32x3 fits no input of the model", _SIZES),
     ("search mlp.onnx --shapes x:1x32,2x32,4x33", 2, "--shapes x:1x32,2x32,4x33 fits no input", _SIZES),
     ("search cnn.onnx --shapes image:2x3x16x16", 2, "fits no input of the model", "inputs of any size: none; give"),
-    ("search cnn.onnx --batch 4", 2, "the model's batch is fixed (image (2, 3, 16, 16))", "leave it away, or export"),
+    ("search cnn.onnx --batch 4", 2, "the model's batch is fixed (image (2, 3, 16, 16))", "leave it out, or export"),
     ("inspect mlp.onnx --space defualt", 2, "defualt", "default"),
     ("inspect m.onnx --batch 0", 2, "--batch is 0", ""),
     ("targets h20", 2, "there is no target 'h20'", ""),

@@ -80,6 +80,10 @@ class Tuner:
             has_failed = len(record.failures()) - earlier_failures >= HOPELESS
             if has_failed and not any(e.plan.reduced_groups for e in record.evaluations()):
                 return Stop.HOPELESS
+            if record.spent + 1 >= self._settings.budget:  # What follows the last plan runs in other processes.
+                self._bench.toolchain.start_ahead()
+                if record.tf32() is None:
+                    self._bench.toolchain.start_ahead(tf32=True)
             proposal = self._propose()
             if proposal is None:
                 # A plan comes back if the worker that has it in work dies. The wait is jittered, so that two workers
@@ -202,7 +206,7 @@ class Tuner:
                 if error.non_finite == 0 and not math.isfinite(value):
                     raise BaselineError(
                         f"the metric {settings.metric} is {value} for all-FP32, whose outputs are finite",
-                        "see that the metric returns a finite number for the model's outputs on every sample",
+                        "check that the metric returns a finite number for the model's outputs on every sample",
                     )
                 check_columns(settings.tolerance, error)
         except BaseException:

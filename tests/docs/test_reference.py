@@ -18,12 +18,14 @@ FINDINGS = re.sub(r"\s+", " ", read("docs/reference/findings.md"))
 COMMAND_LINE = read("docs/reference/command-line.md")
 
 
-def test_each_code_of_a_finding_has_a_section_that_says_what_it_means_and_what_to_do() -> None:
+def test_each_code_of_a_finding_has_a_section_that_says_what_it_means_what_proves_it_and_what_to_do() -> None:
     titles = re.findall(r"^### ([a-z0-9-]+)$", read("docs/reference/findings.md"), re.MULTILINE)
     assert titles == list(CODES)
     for code, info in CODES.items():
-        section = FINDINGS.partition(f"### {code} ")[2].partition("### ")[0]
-        assert section.startswith(f"*{info.severity}*: {info.meaning}. **What to do:** ")
+        section = re.split(r"##|```", FINDINGS.partition(f"### {code} ")[2])[0]
+        assert section.startswith(f"*{info.severity}*: {info.meaning}. - **Evidence:** ")
+        assert section.count(" - **Fix:** ") == 1
+        assert len(section.split()) <= 42, "40 words and two bullets"
 
 
 def test_the_api_reference_has_every_public_name_with_its_docstring() -> None:

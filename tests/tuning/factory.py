@@ -1,9 +1,13 @@
-"""Evaluations made by hand, for tests of what is done with them."""
+"""Evaluations made by hand, and searches on the fake toolchain, for tests of what is done with them."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from hypothesis import strategies as st
 
 from mptune.choice import Choice
 from mptune.data.metrics.accuracy import OutputError
@@ -12,7 +16,8 @@ from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.run_json import FixedSettings, ModelSection, RunFile, SearchSection
 from mptune.settings import SearchSettings
-from mptune.tuning.bench import Bench, Limits, Listener, Silent
+from mptune.targets.target import EngineMemory
+from mptune.tuning.bench import Bench, Limits, Listener, Silent, Stop
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_SAMPLER, Evaluation, Origin
 from mptune.tuning.front import Front
 from mptune.tuning.knowledge import Knowledge, Sensitivity
@@ -21,7 +26,10 @@ from mptune.tuning.record.study import open_study
 from mptune.tuning.sampler.precision import PrecisionSampler
 from mptune.tuning.sampler.trials import Prior
 from mptune.tuning.space import SearchSpace
-from tests.fakes import SHA, FakeToolchain
+from mptune.tuning.tuner import Tuner
+from tests.fakes import SHA, Diary, FakeToolchain, Law
+
+Fake = TypeVar("Fake", bound=FakeToolchain)
 
 
 def make_error(value: float, samples: int = 2) -> OutputError:
@@ -56,6 +64,26 @@ def make_evaluation(
     )
 
 
+def positive(least: float, largest: float) -> st.SearchStrategy[float]:
+    """Of nine digits, as what differs in the last bit alone is smaller by one rule and equal by another; with ties."""
+    values = st.floats(least, largest).map(lambda value: float(f"{value:.8e}"))
+    return values | st.sampled_from([least, math.sqrt(least * largest), largest])
+
+
+@st.composite
+def searches(draw: st.DrawFn) -> list[Evaluation]:
+    """All-FP32 and other plans: close latencies with noise, held-out errors of some, memory of some."""
+    width = st.sampled_from([0.01, 0.1, 1.0] if draw(st.booleans()) else [0.0])
+    errors = positive(1e-8, 0.1) | st.sampled_from([math.nan, math.inf])
+    evaluations = [make_evaluation(draw(st.floats(9.7, 10.3)), 1e-8, width=draw(width), held_out=1e-8)]
+    for number in range(1, draw(st.integers(1, 11))):
+        ms, held_out = draw(st.floats(9.7, 10.3) | st.floats(2.0, 12.0)), draw(st.none() | errors)
+        evaluations.append(make_evaluation(ms, draw(errors), width=draw(width), held_out=held_out, number=number))
+    sizes = draw(st.lists(st.none() | st.integers(1, 9), min_size=len(evaluations), max_size=len(evaluations)))
+    memories = (None if size is None else EngineMemory(None, 0, size, "predicted") for size in sizes)
+    return [replace(e, memory=memory) for e, memory in zip(evaluations, memories, strict=True)]
+
+
 def make_bench(
     record: StudyRecord,
     toolchain: Toolchain,
@@ -66,6 +94,35 @@ def make_bench(
     """Where a record's plans are evaluated; without limits those of the settings, from now on."""
     settings = settings or SearchSettings()
     return Bench(record, toolchain, settings, listener or Silent(), limits or Limits(settings))
+
+
+def make_toolchain(space: SearchSpace, kind: type[Fake] = FakeToolchain, **options: Any) -> Fake:  # type: ignore[assignment]
+    """A fake toolchain for the groups of a space."""
+    return kind(Law([group.id for group in space.groups]), **options)
+
+
+class Tuned(NamedTuple):
+    """A search, and why it stopped."""
+
+    record: StudyRecord
+    toolchain: FakeToolchain
+    diary: Diary
+    stop: Stop
+
+
+def tune(
+    record: StudyRecord,
+    toolchain: FakeToolchain | None = None,
+    settings: SearchSettings | None = None,
+    limits: Limits | None = None,
+    knowledge: Knowledge | None = None,
+    budget: int = 12,
+    **options: Any,
+) -> Tuned:
+    """Search on a toolchain, or on one with these options."""
+    toolchain, diary = toolchain or make_toolchain(record.space, **options), Diary()
+    bench = make_bench(record, toolchain, settings or SearchSettings(budget=budget), diary, limits)
+    return Tuned(record, toolchain, diary, Tuner(bench, knowledge).run())
 
 
 def find_sensitivity(
