@@ -148,7 +148,6 @@ def test_what_does_not_fit_is_one_line_and_a_hint(
     assert hint in caught.value.hint
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
 @pytest.mark.parametrize("suffix", [".npz", ".npy", ".json", ".onnx"])
 def test_data_in_a_named_pipe_is_refused_and_not_waited_for(tmp_path: Path, suffix: str) -> None:
     os.mkfifo(tmp_path / f"pipe{suffix}")

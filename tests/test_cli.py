@@ -99,7 +99,6 @@ def search_command(model: Path, data: Path, run: Path, budget: int = 6) -> list[
     return ["search", str(model), "--data", str(data), "--out", str(run), *target]
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGTERM, signal.SIGHUP))]
 )
@@ -131,7 +130,6 @@ def test_interrupted_says_how_to_go_on(mlp_path: Path, mlp_data: Path, tmp_path:
     assert "all-fp32" not in resumed.stderr, "what was evaluated is not evaluated again"
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX pipes")
 class TestPipesThatEnd:
     def start(self, *arguments: str, **streams: object) -> subprocess.Popen[bytes]:
         return subprocess.Popen([*MPTUNE, *arguments], **streams)  # type: ignore[call-overload,no-any-return]

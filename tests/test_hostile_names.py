@@ -90,11 +90,10 @@ def test_every_command(
 
 
 def test_a_confirmation(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    confirmation = mptune.confirm("model.mptune", open_toolchain=hostile_toolchain().open)
-    print_confirmation(confirmation)
+    print_confirmation(mptune.confirm("model.mptune", open_toolchain=hostile_toolchain().open))
     assert is_clean(capsys.readouterr().out)
-    page = next(Path("model.mptune/confirmed").glob("*/report.html")).read_text()
-    assert is_clean(page.replace("FORGED", ""))
+    (page,) = Path("model.mptune/confirmed").glob("*/report.html")
+    assert is_clean(page.read_text().replace("FORGED", ""))
 
 
 def test_files_and_python(place: Path) -> None:

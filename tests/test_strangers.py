@@ -82,7 +82,6 @@ class TestLinks:
                 path.unlink()
         assert victim.read_text() == "precious"
 
-    @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
     @pytest.mark.parametrize("name", ["study.journal", "data/more.json", "weights/weights.json"])
     def test_a_named_pipe_is_refused_and_not_waited_for(self, place: Path, name: str) -> None:
         pipe = Path("model.mptune") / name

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("collecting")
 ROOT = Path(__file__).resolve().parents[1]
 
 _RUNS_A_MODEL = """
@@ -47,7 +48,6 @@ def collecting(mlp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None
         pytest.skip("this ONNX Runtime writes no telemetry of its own accord")
 
 
-@pytest.mark.usefixtures("collecting")
 def test_a_search_and_its_script_collect_nothing(mlp_path: Path, mlp_data: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     options = ("--target", "jetson-orin-nano-8gb", "--budget", "2", "--data", mlp_data, "--out", out)
@@ -55,7 +55,6 @@ def test_a_search_and_its_script_collect_nothing(mlp_path: Path, mlp_data: Path,
     assert run(tmp_path / "script", out / "chosen" / "infer.py") == []
 
 
-@pytest.mark.usefixtures("collecting")
 def test_neither_a_program_that_imports_mptune_first_nor_a_worker_of_another_collects(
     mlp_path: Path, tmp_path: Path
 ) -> None:

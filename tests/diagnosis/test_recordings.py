@@ -41,16 +41,12 @@ ROWS = 16
 CASES = [
     *((name, "equal", "agrees") for name in ("mlp", "cnn", "exported")),
     *((name, "fp16", "agrees") for name in ("mlp", "exported", "vit")),
-    ("cnn", "tf32", "tf32-candidate"),
-    ("exported", "tf32", "tf32-candidate"),
+    *((name, "tf32", "tf32-candidate") for name in ("cnn", "exported")),
     ("mlp", "cut", "tf32-candidate"),
-    ("vit", "tf32 reference", "tf32-reference"),
-    ("attention", "tf32 reference", "tf32-reference"),
-    ("mlp", "stale", "stale-rows"),
-    ("exported", "stale", "stale-rows"),
+    *((name, "tf32 reference", "tf32-reference") for name in ("vit", "attention")),
+    *((name, "stale", "stale-rows") for name in ("mlp", "exported")),
     ("vit", "stale fp16", "stale-rows"),
-    ("cnn", "torn", "torn-rows"),
-    ("exported", "torn", "torn-rows"),
+    *((name, "torn", "torn-rows") for name in ("cnn", "exported")),
     ("mlp", "zero", "not-computed"),
     ("cnn", "one buffer", "not-computed"),
     ("vit", "columns", "outputs-permuted"),
@@ -501,9 +497,7 @@ def test_a_model_that_fp16_breaks_is_not_the_cause_of_every_difference(
 
 
 def test_limits_of_fp16() -> None:
-    assert default_limit(1e-3) == 2e-3
-    assert default_limit(0.7) == MOST_LIMIT
-    assert default_limit(math.inf) == FALLBACK_LIMIT
+    assert [default_limit(error) for error in (1e-3, 0.7, math.inf)] == [2e-3, MOST_LIMIT, FALLBACK_LIMIT]
 
 
 @pytest.fixture(scope="module")
