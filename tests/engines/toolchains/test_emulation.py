@@ -25,7 +25,7 @@ from mptune.graph.loading.tensors import TensorInfo
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision, PrecisionPlan
 from mptune.processes.child import WorkerState
 from mptune.settings import DataSettings
-from tests.engines.toolchains.test_measuring import prepare
+from tests.engines.engine_support import prepare
 from tests.graph import models
 
 FEW = range(4)
