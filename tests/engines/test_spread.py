@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -289,6 +290,10 @@ class Engine:
     def clock(self) -> float:
         return self.now
 
+    @property
+    def watch(self) -> HostStopwatch:
+        return HostStopwatch(self.run, self.clock)
+
 
 @pytest.mark.parametrize(("count", "p", "index"), [(100, 90, 89), (100, 99, 98), (10, 90, 8), (1, 99, 0)])
 def test_percentiles_are_trtexecs(count: int, p: float, index: int) -> None:
@@ -331,54 +336,52 @@ def test_each_warning_ends_with_what_to_do(make: Callable[[], Latency], words: s
     assert cure in warning.rpartition(": ")[2]
 
 
-def test_calibration_reaches_both_the_count_and_the_duration_whatever_the_first_execution_takes() -> None:
-    for once_ms, first_ms, expected in (
+@pytest.mark.parametrize(
+    ("once_ms", "first_ms", "expected"),
+    [
         (100.0, 0.0, Repetitions(10, 1, 200.0)),
         (5.0, 0.0, Repetitions(40, 2, 200.0)),
         (5.0, 60_000.0, Repetitions(40, 2, 200.0)),
-    ):
-        engine = Engine(once_ms, first_ms)
-        assert calibrate(engine.run, engine.clock, SETTINGS) == expected
+    ],
+)
+def test_calibration_reaches_both_the_count_and_the_duration(
+    once_ms: float, first_ms: float, expected: Repetitions
+) -> None:
+    engine = Engine(once_ms, first_ms)
+    assert calibrate(engine.run, engine.clock, SETTINGS) == expected
 
 
 @pytest.mark.parametrize(("once_ms", "warm_ups"), [(0.5, 400), (500.0, 1)])
 def test_any_engine_is_warmed_up_and_its_values_are_the_time_of_one_execution(once_ms: float, warm_ups: int) -> None:
     engine, warm = Engine(once_ms, first_ms=9.0 if once_ms < 1.0 else 0.0), Engine(once_ms)
-    repetitions = Repetitions(6, 8)
-    (latency,) = time_in_turn([HostStopwatch(engine.run, engine.clock)], repetitions, clock=engine.clock)
+    (latency,) = time_in_turn([engine.watch], Repetitions(6, 8), clock=engine.clock)
     assert latency.raw_ms == (once_ms,) * 6
     assert engine.runs == 1 + 6 * (1 + 8)  # an untimed one before each value
-    time_in_turn([HostStopwatch(warm.run, warm.clock)], Repetitions(1, warmup_ms=200.0), clock=warm.clock)
+    time_in_turn([warm.watch], Repetitions(1, warmup_ms=200.0), clock=warm.clock)
     assert warm.runs == warm_ups + 1
 
 
 def test_timing_stops_when_its_values_are_enough() -> None:
-    device = Engine(1.0)
-    seen: list[int] = []
+    device, counts = Engine(1.0), list[int]()
 
     def is_enough(values: Sequence[Sequence[float]]) -> bool:
-        seen.append(len(values[1]))
+        counts.append(len(values[1]))
         return len(values[1]) == 7
 
-    watches = [HostStopwatch(device.run, device.clock) for _ in range(2)]
-    latencies = time_in_turn(watches, Repetitions(40, 3), SETTINGS, device.clock, is_enough)
+    latencies = time_in_turn([device.watch] * 2, Repetitions(40, 3), SETTINGS, device.clock, is_enough)
     assert [len(latency.raw_ms) for latency in latencies] == [7, 7]
-    assert seen == [4, 5, 6, 7], "not asked before 10 executions"
-    latencies = time_in_turn(watches, Repetitions(5), clock=device.clock, is_enough=lambda values: False)
+    assert counts == [4, 5, 6, 7], "not asked before 10 executions"
+    latencies = time_in_turn([device.watch] * 2, Repetitions(5), clock=device.clock, is_enough=lambda values: False)
     assert [len(latency.raw_ms) for latency in latencies] == [5, 5]
 
 
 def test_engines_are_timed_in_turn_so_that_what_slows_the_device_slows_all() -> None:
-    device = Engine(1.0)
+    device = Engine(0.0)
 
-    def run(share: float) -> Callable[[], None]:
-        def once() -> None:
-            device.runs += 1
-            device.now += share * (1.0 + 0.001 * device.now)  # slower and slower
+    def run(share: float) -> None:
+        device.now += share * (1.0 + 0.001 * device.now)  # slower and slower
 
-        return once
-
-    watches = [HostStopwatch(run(share), device.clock) for share in (2.0, 1.0)]
+    watches = [HostStopwatch(partial(run, share), device.clock) for share in (2.0, 1.0)]
     slow, fast = time_in_turn(watches, Repetitions(11, 3), clock=device.clock)
     assert slow.median_ms > 2.1
     assert slow.median_ms / fast.median_ms == pytest.approx(2.0, rel=0.02)

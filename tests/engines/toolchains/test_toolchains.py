@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -15,6 +14,7 @@ import pytest
 
 from mptune.engines.base import EngineError, Failure, FailureKind, Measurement, Stage
 from mptune.engines.context import RunContext
+from mptune.engines.environment import GpuState
 from mptune.engines.latency import Repetitions
 from mptune.engines.ort.backend import ONNXRUNTIME, OrtBuilder
 from mptune.engines.ort.cuda_session import OrtEngine
@@ -244,56 +244,34 @@ def job_of(folder: Path) -> MeasureJob:
     return MeasureJob(engine, engine, Scoring(samples, reference), samples, latency=QUICK)
 
 
-def test_a_measurement_keeps_the_baselines_session_open(tmp_path: Path) -> None:
-    state = WorkerState()
-    job = job_of(tmp_path)
-    first = job.run(state)
+def test_the_baselines_session_stays_open_beside_all_that_are_timed(tmp_path: Path) -> None:
+    state, job = WorkerState(), job_of(tmp_path)
+    result = job.run(state)
+    first, repetitions = result.measurement, result.repetitions
     ((_, baseline),) = [entry for slot, entry in state._cache.items() if slot == "baseline"]
-    assert first.repetitions.iterations * first.repetitions.executions_per_value >= 10
-    assert len(first.measurement.latency.raw_ms) == first.repetitions.iterations
-    assert len(first.measurement.baseline.raw_ms) == first.repetitions.iterations
-    assert first.measurement.error.value("max_abs") == 0.0
-    frozen = replace(job, repetitions=Repetitions(12, 2))
-    second, third = frozen.run(state), frozen.run(state)
-    assert second.repetitions == third.repetitions == Repetitions(12, 2)
-    assert len(third.measurement.latency.raw_ms) == 12
+    assert repetitions.iterations * repetitions.executions_per_value >= 10
+    assert len(first.latency.raw_ms) == len(first.baseline.raw_ms) == repetitions.iterations
+    assert first.error.value("max_abs") == 0.0
+    expected = np.log(first.latency.median_ms / first.baseline.median_ms)
+    assert first.latency.session.log_ratio == pytest.approx(expected, abs=1e-3)
+    again = replace(job, repetitions=Repetitions(12, 2)).run(state)
+    assert again.repetitions == Repetitions(12, 2)
+    assert len(again.measurement.latency.raw_ms) == 12
+    timings = ReopenJob(replace(job, repetitions=repetitions), 3).run(state)
+    assert {timing.baseline for timing in timings} == {first.latency.session.baseline}
+    assert len({timing.log_ratio for timing in timings}) == 3
+    assert all(timing.sd > 0 for timing in timings)
     assert state._cache["baseline"][1] is baseline
     state.close()
     with pytest.raises(EngineError, match="closed"):
         baseline.session.run({"x": np.zeros((1, 2), np.float32)})
+    assert job.run(WorkerState()).measurement.latency.session.baseline != timings[0].baseline
 
 
-def test_sessions_opened_anew_are_timed_beside_the_same_baseline(tmp_path: Path) -> None:
-    state = WorkerState()
-    job = job_of(tmp_path)
-    result = job.run(state)
-    first = result.measurement
-    expected = np.log(first.latency.median_ms / first.baseline.median_ms)
-    assert first.latency.session.log_ratio == pytest.approx(expected, abs=1e-3)
-    timings = ReopenJob(replace(job, repetitions=result.repetitions), 3).run(state)
-    assert {timing.baseline for timing in timings} == {first.latency.session.baseline}
-    assert len({timing.log_ratio for timing in timings}) == 3
-    assert all(timing.sd > 0 for timing in timings)
-    state.close()
-    another = job.run(WorkerState()).measurement.latency.session
-    assert another.baseline != timings[0].baseline
-
-
-def test_the_state_of_the_gpus_is_read_again_once_it_is_old(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """nvidia-smi is a script here that writes down how often it was asked; the second reading shows a fallen clock."""
-    asked = tmp_path / "asked"
-    script = tmp_path / "nvidia-smi"
-    script.write_text(
-        f"""#!/bin/sh
-case "$*" in
-  *--query-gpu=index*) echo . >> {asked}; [ $(wc -l < {asked}) -gt 1 ] && mhz=900 || mhz=1900
-    echo "0, H200, 580, 143000, $mhz, 1980, 700";;
-  *throttle*) echo 0x0;;
-esac
-"""
-    )
-    script.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+def test_the_state_of_the_gpus_is_read_again_once_it_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = [(GpuState(0, "H200", sm_clock_mhz=mhz),) for mhz in (900.0, 1900.0)]
+    monkeypatch.setattr(measure, "read_gpus", readings.pop)
+    monkeypatch.setattr(measure, "process_warnings", tuple)
     state, warnings = WorkerState(), []
     for now in (0.0, STATE_AGE_S / 2, 2 * STATE_AGE_S, 2.5 * STATE_AGE_S):
         monkeypatch.setattr(measure.time, "monotonic", lambda now=now: now)
@@ -301,7 +279,6 @@ esac
     assert warnings[:2] == [(), ()]
     assert "fell from 1900 to 900 MHz" in warnings[2][0]
     assert warnings[3] == warnings[2], "also for the plans that are timed until the next reading"
-    assert len(asked.read_text().split()) == 2
 
 
 @pytest.mark.parametrize(("by_cuda", "sms"), [(4, 4), (None, 8)])
@@ -315,9 +292,13 @@ def test_a_measurement_and_its_evaluation_keep_the_power_mode(
     measurement = replace(job_of(tmp_path), on_gpu=True).run(WorkerState()).measurement
     assert measurement.power_mode == replace(mode, sm_count=sms)
     plan = PrecisionPlan("0" * 64, {"g000": Precision.FP16})
-    told = Evaluation.from_measurement(
+    evaluation = Evaluation.from_measurement(
         plan, measurement, number=0, origin=ORIGIN_FP16, metric="relative_l2", baseline_ms=None
     )
-    kept = json.loads(json.dumps(told.to_json()))
-    assert kept["power_mode"] == {"name": "15W", "sm_count": sms, "gpu_mhz": 612.0, "memory_mhz": 2133.0}
+    assert evaluation.to_json()["power_mode"] == {
+        "name": "15W",
+        "sm_count": sms,
+        "gpu_mhz": 612.0,
+        "memory_mhz": 2133.0,
+    }
     assert job_of(tmp_path).run(WorkerState()).measurement.power_mode is None
