@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Collection
 from typing import TYPE_CHECKING, TextIO
 
+import psutil  # type: ignore[import-untyped]
 from rich.console import Console
 
 from mptune.data.metrics.accuracy import is_compared_by_ratio
@@ -13,6 +15,7 @@ from mptune.finding import BREAKING_CODES
 from mptune.findings.engine import NOTHING
 from mptune.graph.plan import Precision
 from mptune.printable import cut
+from mptune.processes.parent import SECONDS
 from mptune.reporting import text
 from mptune.reporting.terminal.console import make_console, print_facts, print_table, print_text
 from mptune.reporting.text import shell_path, short_path, speedup_text, unique
@@ -41,6 +44,16 @@ _FILES = {
     "page": "report.html",
 }
 """The files of a run that a person looks at, by what each is for."""
+
+_PARTS = {
+    "start": "starting processes",
+    "build": "building",
+    "run": "running",
+    "compare": "comparing",
+    "time": "timing",
+    "emulate": "emulating",
+}
+"""What jobs are at -> how the time that it takes is called."""
 
 _PLACE_STYLES = {"chosen": "bold green", "front": "", "failed": "red", "": "dim"}
 
@@ -115,6 +128,16 @@ def print_answer(console: Console, front: Front) -> None:
     print_facts(console, [("details", f"mptune report {run} --explain")])
     if not front.limits_met:
         print_text(console, f"limits not met: {front.unmet}", "bold yellow")
+
+
+def print_seconds(stream: TextIO | None = None) -> None:
+    """Print where the time of this process went, if jobs ran."""
+    if SECONDS:
+        total_s = time.time() - psutil.Process().create_time()
+        spent = {_PARTS[part]: seconds for part, seconds in SECONDS.items()}
+        spent["thinking and the rest"] = max(total_s - sum(spent.values()), 0.0)
+        parts = ", ".join(f"{part} {spent[part]:.0f}" for part in sorted(spent, key=lambda part: -spent[part]))
+        print_facts(make_console(stream), [("time", f"{total_s:.0f} s: {parts}")])
 
 
 def model_fact(front: Front) -> tuple[str, str]:
