@@ -21,11 +21,9 @@ from tests.zoo.plans import PLANS
 
 TESTS = Path(__file__).resolve().parents[1]
 _TWO = "diagnosis/test_two_models.py::"
-_CAUSES = "diagnosis/test_named_causes.py::"
 _SAMPLES = "data/test_samples.py::"
 _QUANTISED = "graph/test_quantised.py::"
-_REACH = "test_out_of_reach.py::"
-_OPTIMISATION = "test_reference_optimisation.py::"
+_CONTRIB = "test_contrib.py::"
 _MIXED = f"{_TWO}test_check_passes_a_mixed_model_within_its_limit_and_exits_with_3_beyond"
 _PARTS = f"{_SAMPLES}test_parts_are_disjoint_not_empty_capped_and_repeatable"
 _ONE_SIZE = f"{_SAMPLES}test_a_batch_fixed_axes_and_shapes_that_allow_one_size_leave_nothing_untried"
@@ -34,7 +32,7 @@ _PROFILE = (
 )
 _DIVERGES = f"{_TWO}test_the_first_group_that_diverges_is_that_of_the_planted_difference"
 _OTHER_NAMES = f"{_TWO}test_the_same_model_under_other_names_agrees"
-_NO_MATTER = f"{_CAUSES}test_changed_constants_that_do_not_matter_are_no_difference"
+_NO_MATTER = f"{_TWO}test_changed_constants_that_do_not_matter_are_no_difference"
 _IN_AN_IF = "test_inspection.py::test_a_network_in_an_if_has_nothing_to_tune_and_that_is_said_first"
 
 ON_A_DEVICE = {"no-fp16-kernel", "no-bf16-kernel", "engine-differs", "emulation-differs"}
@@ -50,17 +48,17 @@ LINES = [
     ),
     (
         "operators-out-of-reach",
-        f"{_REACH}test_an_operator_that_nobody_knows_is_a_finding_with_its_share",
-        f"{_REACH}test_what_the_optimiser_writes_at_its_extended_level_is_no_finding",
+        f"{_CONTRIB}test_an_operator_that_nobody_knows_is_a_finding_with_its_share",
+        f"{_CONTRIB}test_a_search_of_an_optimised_model_reaches_every_group",
     ),
     (
         "reference-depends-on-optimisation",
-        f"{_OPTIMISATION}test_a_reference_that_depends_on_optimisation_is_a_finding",
-        f"{_OPTIMISATION}test_rounding_alone_is_no_finding",
+        f"{_CONTRIB}test_a_reference_that_depends_on_optimisation_is_a_finding",
+        f"{_CONTRIB}test_rounding_alone_is_no_finding",
     ),
-    ("target-not-here", "test_findings.py::test_a_target_that_is_not_here", _PROFILE),
+    ("target-not-here", "test_findings_table.py::test_a_target_that_is_not_here", _PROFILE),
     ("nothing-to-tune", _IN_AN_IF, _IN_AN_IF),
-    ("attribute-differs", f"{_CAUSES}test_of_many_changed_constants_the_one_that_matters_is_named", _NO_MATTER),
+    ("attribute-differs", f"{_TWO}test_of_many_changed_constants_the_one_that_matters_is_named", _NO_MATTER),
     ("attribute-differs", _DIVERGES, _OTHER_NAMES),
     ("first-difference", _DIVERGES, _OTHER_NAMES),
     ("precision", _MIXED, _MIXED),
