@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -220,7 +221,13 @@ class SwitchedErrorsJob:
             for on in self.plans
         ]
         if self.provider != "cpu":
-            return tuple(scoring.error(state, [session.replay(feed) for feed in plan]) for plan in runs)
+            scores: list[Future[OutputError]] = []
+            with ThreadPoolExecutor(1) as pool:  # The outputs of a plan are compared while the device runs the next.
+                for plan in runs:
+                    outputs = [session.replay(feed) for feed in plan]
+                    wait(scores[-1:])
+                    scores.append(pool.submit(scoring.error, state, outputs))
+            return tuple(score.result() for score in scores)
         calls = [partial(session.run, feed) for plan in runs for feed in plan]
         calls[-1] = partial(calls[-1], gives_back=True)
         threads = session.options.threads  # of the session that was open already, perhaps
