@@ -11,22 +11,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mptune.engines.base import Failure, Measurement, Stage
+from mptune.engines.base import Failure, FailureKind, Measurement, Stage
 from mptune.engines.context import RunContext
 from mptune.engines.ort.backend import ONNXRUNTIME, OrtBuilder
 from mptune.engines.spread import LEAST_VALUES
+from mptune.engines.tensorrt.backend import TENSORRT
+from mptune.engines.tensorrt.builder import BuildJob
+from mptune.engines.tensorrt.library import LibraryReport
 from mptune.engines.toolchains.choose import open_toolchain
 from mptune.engines.toolchains.measuring import MeasureJob
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.graph.hazards.hazard import TensorRange
 from mptune.graph.loading.model import load_model
-from mptune.graph.plan import PrecisionPlan
-from mptune.settings import SearchSettings
-from mptune.targets.detect import detect_gpus
+from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.settings import SearchSettings, TensorRtSettings
+from mptune.targets.detect import Gpu, detect_gpus
 from mptune.targets.roofline import roofline
 from mptune.targets.target import load_target
 from tests.device.machines import become
-from tests.engines.engine_support import make_context
+from tests.engines.engine_support import install, make_context
 from tests.engines.evaluator.mptune_evaluator import EVALUATOR
 
 DIGITS = Path(__file__).parents[3] / "benchmarks/models/digits_vit.onnx"
@@ -152,6 +155,8 @@ def test_tf32_is_predicted_and_emulated_and_the_prior_of_latencies_is_the_roofli
         assert not isinstance(ranges, Failure)
         shapes = {name: values.shape for name, values in ranges.items()}
         assert tools.latency_terms() == roofline(grouped, target, shapes)
+    with Toolchain(None, load_target("t4"), mlp_context) as tools:
+        assert tools.evaluate_tf32() is None
     assert not list(mlp_context.weights_dir.glob("*.onnx"))
     with_tf32 = roofline(grouped, target, shapes, tf32=True)
     assert with_tf32.tf32_gain_ms > 0
@@ -205,3 +210,20 @@ def test_only_what_is_timed_leaves_tf32_to_the_environment(
         measured(tools.evaluate(fp16))
     timed = ["off by environment" if convolves else "off"] * 2
     assert jobs == {"ReferenceJob": [], "MeasureJob": timed, "ObserveJob": []}
+
+
+@pytest.mark.parametrize(("is_jetson", "given", "wanted"), [(False, None, None), (True, None, 1859), (True, 64, 64)])
+def test_builds_on_a_jetson_are_alone_and_limited(
+    is_jetson: bool, given: int | None, wanted: int | None, mlp_context: RunContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = Gpu("NVIDIA Jetson Orin Nano", (8, 7), 7.8, "L4T 36.4.3", is_jetson=is_jetson)
+    target = load_target("jetson-orin-nano-8gb")
+    limited = mlp_context.with_settings(tensorrt=TensorRtSettings(workspace_mb=given))
+    install(monkeypatch, tensorrt=LibraryReport("10.3.0"))
+    jobs, failure = list[object](), Failure(Stage.BUILD, FailureKind.DEVICE_LOST, "gone")
+    with Toolchain(TENSORRT, target, limited, gpu=gpu) as tools:
+        monkeypatch.setattr(tools.worker, "call", lambda job, timeout_s: jobs.append(job) or failure)
+        assert tools.evaluate(mlp_context.grouped.uniform(Precision.FP16)) is failure
+    (job,) = jobs
+    assert isinstance(job, BuildJob)
+    assert (job.alone, job.options.settings.workspace_mb) == (is_jetson, wanted)
