@@ -165,6 +165,8 @@ def test_tf32_is_predicted_and_emulated_and_the_prior_of_latencies_is_the_roofli
         assert not isinstance(ranges, Failure)
         shapes = {name: values.shape for name, values in ranges.items()}
         assert tools.latency_terms() == roofline(grouped, target, shapes)
+    with Toolchain(None, load_target("t4"), mlp_context) as tools:
+        assert tools.evaluate_tf32() is None
     assert not list(mlp_context.weights_dir.glob("*.onnx"))
     with_tf32 = roofline(grouped, target, shapes, tf32=True)
     assert with_tf32.tf32_gain_ms > 0
