@@ -50,78 +50,69 @@ def test_doctor_lists_every_backend() -> None:
         assert "pip install tensorrt" in statuses["tensorrt"].install
 
 
-def opened(target: str, context: RunContext) -> tuple[str, tuple[str, ...]]:
-    """The name of what a target gets, and its warnings."""
-    with open_toolchain(load_target(target), context) as tools:
-        assert (tools.builder is None) is (tools.name == "emulation")
-        assert tools.error_source == ("measured" if tools.latency_source == "measured" else "emulated")
-        return tools.name, tools.environment().warnings
+HERE, JETSON = "rtx-4500-ada", "jetson-orin-nano-8gb"
+NOT_FOR_CPUS = "cannot be used for .*: it is for NVIDIA GPUs"
 
 
 @WITHOUT_GPU
-@pytest.mark.usefixtures("gpu_here")
 @pytest.mark.parametrize(
-    ("packages", "no_cuda", "engine", "expected"),
+    ("packages", "no_cuda", "target", "engine", "expected", "passed_over"),
     [
-        (BOTH, None, "auto", "tensorrt"),
-        (BOTH, None, "tensorrt-rtx", "tensorrt-rtx"),
-        (BOTH, None, "onnxruntime", "onnxruntime"),
-        (RTX, None, "auto", "tensorrt-rtx"),
-        (RTX, None, "tensorrt", "cannot be used for NVIDIA RTX 4500 Ada.*: tensorrt is not installed"),
-        (BROKEN, None, "auto", "onnxruntime"),
-        (NO_BINDINGS, None, "auto", "onnxruntime"),
-        (NO_BINDINGS, None, "tensorrt", "cuda-python is not usable"),
-        ({}, "no CUDA", "auto", "emulation"),
-        ({}, "no CUDA", "onnxruntime", "cannot be used for NVIDIA RTX 4500 Ada"),
+        # A GPU here is measured by the first that can.
+        (BOTH, None, HERE, "auto", "tensorrt", None),
+        (BOTH, None, HERE, "tensorrt-rtx", "tensorrt-rtx", None),
+        (BOTH, None, HERE, "onnxruntime", "onnxruntime", None),
+        (RTX, None, HERE, "auto", "tensorrt-rtx", None),
+        (RTX, None, HERE, "tensorrt", "cannot be used for NVIDIA RTX 4500 Ada.*: tensorrt is not installed", None),
+        (BROKEN, None, HERE, "auto", "onnxruntime", "tensorrt"),
+        (NO_BINDINGS, None, HERE, "auto", "onnxruntime", "tensorrt"),
+        (NO_BINDINGS, None, HERE, "tensorrt", "cuda-python is not usable", None),
+        ({}, "no CUDA", HERE, "auto", "emulation", "onnxruntime"),
+        ({}, "no CUDA", HERE, "onnxruntime", "cannot be used for NVIDIA RTX 4500 Ada", None),
+        # A device elsewhere is predicted; auto builds for RTX GPUs alone.
+        (None, None, "cpu", "tensorrt", f"--engine tensorrt {NOT_FOR_CPUS}", None),
+        (None, None, "cpu", "tensorrt-rtx", f"--engine tensorrt-rtx {NOT_FOR_CPUS}", None),
+        (None, None, JETSON, "tensorrt", "TensorRT builds engines on the device", None),
+        (None, None, JETSON, "tensorrt-rtx", "it builds for compute capability", None),
+        (None, None, HERE, "onnxruntime", "emulation", None),
+        (None, None, "t4", "auto", "emulation", None),
+        (None, None, "a100-40gb", "auto", "emulation", None),
+        (None, None, "h100", "auto", "emulation", None),
     ],
 )
-def test_a_gpu_here_is_measured_by_the_first_that_can(
-    packages: Any, no_cuda: str | None, engine: Any, expected: str, monkeypatch: Any, mlp_context: RunContext
+def test_which_backend_a_target_gets(
+    packages: Any,
+    no_cuda: str | None,
+    target: str,
+    engine: Any,
+    expected: str,
+    passed_over: str | None,
+    request: pytest.FixtureRequest,
+    mlp_context: RunContext,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    install(monkeypatch, no_cuda, **packages)
+    if packages is not None:
+        request.getfixturevalue("gpu_here")
+        install(monkeypatch, no_cuda, **packages)
     context = mlp_context.with_settings(engine=engine)
     if " " in expected:
-        with pytest.raises(TargetError, match=expected):
-            opened("rtx-4500-ada", context)
+        with pytest.raises(TargetError, match=expected) as caught:
+            open_toolchain(load_target(target), context)
+        assert caught.value.hint
+        assert ("leave --engine at auto" in caught.value.hint) is expected.startswith("TensorRT builds")
         return
-    name, warnings = opened("rtx-4500-ada", context)
-    assert name == expected
-    passed_over = [text.split(" is passed over for NVIDIA RTX 4500 Ada")[0] for text in warnings if "passed" in text]
-    assert passed_over == (["onnxruntime"] if no_cuda else ["tensorrt"] if packages in (BROKEN, NO_BINDINGS) else [])
+    with open_toolchain(load_target(target), context) as tools:
+        assert (tools.name, tools.builder is None) == (expected, expected == "emulation")
+        assert tools.error_source == ("measured" if tools.latency_source == "measured" else "emulated")
+        warnings = [text for text in tools.environment().warnings if " is passed over for " in text]
+    assert [text.split()[0] for text in warnings] == ([] if passed_over is None else [passed_over])
 
 
-@WITHOUT_GPU
-@pytest.mark.parametrize(
-    ("target", "engine", "expected"),
-    [
-        ("cpu", "tensorrt", "--engine tensorrt cannot be used for .*: it is for NVIDIA GPUs"),
-        ("cpu", "tensorrt-rtx", "--engine tensorrt-rtx cannot be used for .*: it is for NVIDIA GPUs"),
-        ("jetson-orin-nano-8gb", "tensorrt", "TensorRT builds engines on the device"),
-        ("jetson-orin-nano-8gb", "tensorrt-rtx", "it builds for compute capability"),
-        ("rtx-4500-ada", "onnxruntime", "emulation"),
-        ("t4", "auto", "emulation"),  # auto builds for RTX GPUs alone
-        ("a100-40gb", "auto", "emulation"),
-        ("h100", "auto", "emulation"),
-    ],
-)
-def test_a_device_elsewhere_is_predicted_or_built_for(
-    target: str, engine: Any, expected: str, mlp_context: RunContext
-) -> None:
-    context = mlp_context.with_settings(engine=engine)
-    if " " not in expected:
-        assert opened(target, context)[0] == expected
-        return
-    with pytest.raises(TargetError, match=expected) as caught:
-        opened(target, context)
-    assert caught.value.hint
-    assert ("leave --engine at auto" in caught.value.hint) is expected.startswith("TensorRT builds")
-
-
-@pytest.mark.parametrize("target", ["cpu", "jetson-orin-nano-8gb"])
+@pytest.mark.parametrize("target", ["cpu", JETSON])
 def test_without_tensorrt_engines_plugins_are_refused(mlp_context: RunContext, target: str) -> None:
     """Nothing would load them: neither ONNX Runtime nor a prediction."""
     with pytest.raises(TargetError, match="is for engines of TensorRT"):
-        opened(target, mlp_context.with_settings(plugins=(Path("a.so"),)))
+        open_toolchain(load_target(target), mlp_context.with_settings(plugins=(Path("a.so"),)))
 
 
 def test_a_named_target_is_taken_at_its_word_and_without_a_gpu_auto_is_a_jetson() -> None:
