@@ -45,16 +45,6 @@ _FILES = {
 }
 """The files of a run that a person looks at, by what each is for."""
 
-_PARTS = {
-    "start": "starting processes",
-    "build": "building",
-    "run": "running",
-    "compare": "comparing",
-    "time": "timing",
-    "emulate": "emulating",
-}
-"""What jobs are at -> how the time that it takes is called."""
-
 _PLACE_STYLES = {"chosen": "bold green", "front": "", "failed": "red", "": "dim"}
 
 
@@ -134,9 +124,8 @@ def print_seconds(stream: TextIO | None = None) -> None:
     """Print where the time of this process went, if jobs ran."""
     if SECONDS:
         total_s = time.time() - psutil.Process().create_time()
-        spent = {_PARTS[part]: seconds for part, seconds in SECONDS.items()}
-        spent["thinking and the rest"] = max(total_s - sum(spent.values()), 0.0)
-        parts = ", ".join(f"{part} {spent[part]:.0f}" for part in sorted(spent, key=lambda part: -spent[part]))
+        spent = {**SECONDS, "think, read and write": max(total_s - sum(SECONDS.values()), 0.0)}
+        parts = ", ".join(f"{spent[part]:.0f} to {part}" for part in sorted(spent, key=lambda part: -spent[part]))
         print_facts(make_console(stream), [("time", f"{total_s:.0f} s: {parts}")])
 
 

@@ -25,51 +25,39 @@ from mptune.graph.loading.tensors import TensorInfo
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision, PrecisionPlan
 from mptune.processes.child import WorkerState
 from mptune.settings import DataSettings
-from tests.engines.toolchains.test_measuring import prepare
+from tests.engines.engine_support import prepare
 from tests.graph import models
 
 FEW = range(4)
 """The samples that errors are emulated on before a plan is built: here all that there are."""
 
 
-def test_errors_are_taken_per_sample_and_files_that_changed_are_read_again(tmp_path: Path) -> None:
+def test_errors_are_taken_per_sample_and_files_that_changed_are_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, samples, reference = prepare(tmp_path, shift=1.0)
-    state, job = WorkerState(), ErrorsJob((model, model), Scoring(samples, reference))
+    (tmp_path / "mine.py").write_text("def metric(outputs, reference):\n    return float(outputs['y'].sum())\n")
+    metric = f"{tmp_path / 'mine.py'}:metric"
+    state, job = WorkerState(), ErrorsJob((model, model), Scoring(samples, reference, metric))
     error, same = job.run(state)
     assert error == same
     assert error.per_output["y"]["max_abs"] == (1.0, 1.0)
+    assert error.value(metric) == pytest.approx((7 + 14) / 2), "a user's metric is taken, too"
     (few,) = ErrorsJob((model,), Scoring(samples, reference, part=range(1))).run(WorkerState())
     assert few.per_output["y"]["max_abs"] == (1.0,)
     reference.unlink()
     prepare(tmp_path, shift=2.0)
     assert job.run(state)[0].value("max_abs") == 2.0
-
-
-@pytest.mark.parametrize("part", [None, range(1, 2)])
-def test_the_reference_itself_has_no_error_and_is_not_run(
-    part: range | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, samples, reference = prepare(tmp_path)
-    scoring = Scoring(samples, reference, part=part)
-    expected = ErrorsJob((model,), scoring).run(WorkerState())
-    monkeypatch.delattr(jobs, "open_session")
-    assert ErrorsJob((None,), scoring).run(WorkerState()) == expected
-
-
-def test_a_users_metric_is_taken_too(tmp_path: Path) -> None:
-    model, samples, reference = prepare(tmp_path, shift=1.0)
-    script = tmp_path / "mine.py"
-    script.write_text("def metric(outputs, reference):\n    return float(outputs['y'].sum())\n")
-    metric = f"{script}:metric"
-    (error,) = ErrorsJob((model,), Scoring(samples, reference, metric)).run(WorkerState())
-    assert error.value(metric) == pytest.approx((7 + 14) / 2)
-
-
-def test_outputs_of_another_shape_are_the_plans_failure(tmp_path: Path) -> None:
-    model, samples, reference = prepare(tmp_path)
     save_samples(reference, [{"y": np.zeros((2, 3), np.float32)}] * 2)
     with pytest.raises(EngineError, match=r"shape \(1, 2\) on sample 0, the reference has \(2, 3\)"):
         ErrorsJob((model,), Scoring(samples, reference)).run(WorkerState())
+    prepare(tmp_path)
+    for part in (None, range(1, 2)):  # the reference itself has no error, and is not run
+        scoring = Scoring(samples, reference, part=part)
+        expected = ErrorsJob((model,), scoring).run(WorkerState())
+        with monkeypatch.context() as patch:
+            patch.delattr(jobs, "open_session")
+            assert ErrorsJob((None,), scoring).run(WorkerState()) == expected
 
 
 class Run:

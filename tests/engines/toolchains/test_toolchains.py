@@ -5,31 +5,41 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from mptune.engines.base import Failure, FailureKind, Measurement, Stage
+from mptune.engines.base import EngineError, Failure, FailureKind, Measurement, Stage
 from mptune.engines.context import RunContext
+from mptune.engines.environment import GpuState
+from mptune.engines.latency import Repetitions
 from mptune.engines.ort.backend import ONNXRUNTIME, OrtBuilder
+from mptune.engines.ort.cuda_session import OrtEngine
+from mptune.engines.ort.session import SessionOptions
+from mptune.engines.samples import Scoring
 from mptune.engines.spread import LEAST_VALUES
 from mptune.engines.tensorrt.backend import TENSORRT
 from mptune.engines.tensorrt.builder import BuildJob
 from mptune.engines.tensorrt.library import LibraryReport
+from mptune.engines.toolchains import measuring as measure
 from mptune.engines.toolchains.choose import open_toolchain
-from mptune.engines.toolchains.measuring import MeasureJob
+from mptune.engines.toolchains.measuring import STATE_AGE_S, MeasureJob, ReopenJob
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.graph.hazards.hazard import TensorRange
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.processes.child import WorkerState
 from mptune.settings import SearchSettings, TensorRtSettings
-from mptune.targets.detect import Gpu, detect_gpus
+from mptune.targets.detect import Gpu, PowerMode, detect_gpus
 from mptune.targets.roofline import roofline
 from mptune.targets.target import load_target
+from mptune.tuning.evaluation import ORIGIN_FP16, Evaluation
 from tests.device.machines import become
-from tests.engines.engine_support import install, make_context
+from tests.engines.conftest import QUICK
+from tests.engines.engine_support import install, make_context, prepare
 from tests.engines.evaluator.mptune_evaluator import EVALUATOR
 
 DIGITS = Path(__file__).parents[3] / "benchmarks/models/digits_vit.onnx"
@@ -227,3 +237,70 @@ def test_builds_on_a_jetson_are_alone_and_limited(
     (job,) = jobs
     assert isinstance(job, BuildJob)
     assert (job.alone, job.options.settings.workspace_mb) == (is_jetson, wanted)
+
+
+def job_of(folder: Path) -> MeasureJob:
+    """The same model as candidate and baseline."""
+    model, samples, reference = prepare(folder)
+    engine = OrtEngine(model, SessionOptions(preset="timed"))
+    return MeasureJob(engine, engine, Scoring(samples, reference), samples, latency=QUICK)
+
+
+def test_the_baselines_session_stays_open_beside_all_that_are_timed(tmp_path: Path) -> None:
+    state, job = WorkerState(), job_of(tmp_path)
+    result = job.run(state)
+    first, repetitions = result.measurement, result.repetitions
+    ((_, baseline),) = [entry for slot, entry in state._cache.items() if slot == "baseline"]
+    assert repetitions.iterations * repetitions.executions_per_value >= 10
+    assert len(first.latency.raw_ms) == len(first.baseline.raw_ms) == repetitions.iterations
+    assert first.error.value("max_abs") == 0.0
+    expected = np.log(first.latency.median_ms / first.baseline.median_ms)
+    assert first.latency.session.log_ratio == pytest.approx(expected, abs=1e-3)
+    again = replace(job, repetitions=Repetitions(12, 2)).run(state)
+    assert again.repetitions == Repetitions(12, 2)
+    assert len(again.measurement.latency.raw_ms) == 12
+    timings = ReopenJob(replace(job, repetitions=repetitions), 3).run(state)
+    assert {timing.baseline for timing in timings} == {first.latency.session.baseline}
+    assert len({timing.log_ratio for timing in timings}) == 3
+    assert all(timing.sd > 0 for timing in timings)
+    assert state._cache["baseline"][1] is baseline
+    state.close()
+    with pytest.raises(EngineError, match="closed"):
+        baseline.session.run({"x": np.zeros((1, 2), np.float32)})
+    assert job.run(WorkerState()).measurement.latency.session.baseline != timings[0].baseline
+
+
+def test_the_state_of_the_gpus_is_read_again_once_it_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = [(GpuState(0, "H200", sm_clock_mhz=mhz),) for mhz in (900.0, 1900.0)]
+    monkeypatch.setattr(measure, "read_gpus", readings.pop)
+    monkeypatch.setattr(measure, "process_warnings", tuple)
+    state, warnings = WorkerState(), []
+    for now in (0.0, STATE_AGE_S / 2, 2 * STATE_AGE_S, 2.5 * STATE_AGE_S):
+        monkeypatch.setattr(measure.time, "monotonic", lambda now=now: now)
+        warnings.append(measure.gpu_warnings(state))
+    assert warnings[:2] == [(), ()]
+    assert "fell from 1900 to 900 MHz" in warnings[2][0]
+    assert warnings[3] == warnings[2], "also for the plans that are timed until the next reading"
+
+
+@pytest.mark.parametrize(("by_cuda", "sms"), [(4, 4), (None, 8)])
+def test_a_measurement_and_its_evaluation_keep_the_power_mode(
+    by_cuda: int | None, sms: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What CUDA reports counts; the mask of the TPCs stands in for it."""
+    mode = PowerMode("15W", 8, 612.0, 2133.0)
+    monkeypatch.setattr(measure, "read_power_mode", lambda: mode)
+    monkeypatch.setattr(measure.cuda, "multiprocessors", lambda: by_cuda)
+    measurement = replace(job_of(tmp_path), on_gpu=True).run(WorkerState()).measurement
+    assert measurement.power_mode == replace(mode, sm_count=sms)
+    plan = PrecisionPlan("0" * 64, {"g000": Precision.FP16})
+    evaluation = Evaluation.from_measurement(
+        plan, measurement, number=0, origin=ORIGIN_FP16, metric="relative_l2", baseline_ms=None
+    )
+    assert evaluation.to_json()["power_mode"] == {
+        "name": "15W",
+        "sm_count": sms,
+        "gpu_mhz": 612.0,
+        "memory_mhz": 2133.0,
+    }
+    assert job_of(tmp_path).run(WorkerState()).measurement.power_mode is None
