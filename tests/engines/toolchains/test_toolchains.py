@@ -317,10 +317,14 @@ def test_every_backend_says_how_it_stands(backend: Backend) -> None:
         answer = backend.available(Place(target))
         assert answer.ability or not answer.obstacle or answer.hint
         assert answer.title.startswith(backend.name) or answer.ability != "measures"
-    for status in backend.statuses(choose.detect_gpus()):
-        assert status.name.startswith(backend.name)
+    statuses = {status.name: status for status in backend.statuses(choose.detect_gpus())}
+    for name, status in statuses.items():
+        assert name.startswith(backend.name)
         assert status.reason
         assert status.available or status.install or "no GPU" in status.reason
+    if backend is TENSORRT and not is_installed("tensorrt"):
+        assert statuses["tensorrt"].reason == "tensorrt is not installed"
+        assert "pip install tensorrt" in statuses["tensorrt"].install
 
 
 def test_doctor_lists_every_backend() -> None:
@@ -329,9 +333,6 @@ def test_doctor_lists_every_backend() -> None:
     assert statuses["onnxruntime-cpu"].available
     if not choose.detect_gpus() and is_installed("tensorrt-rtx"):
         assert "builds ahead of time for compute capability 7.5, 8.0, 8.6, 8.9" in statuses["tensorrt-rtx"].reason
-    if not is_installed("tensorrt"):
-        assert statuses["tensorrt"].reason == "tensorrt is not installed"
-        assert "pip install tensorrt" in statuses["tensorrt"].install
 
 
 HERE, JETSON = "rtx-4500-ada", "jetson-orin-nano-8gb"
