@@ -82,11 +82,10 @@ def test_below_opset_17_it_counts(tmp_path: Path) -> None:
 )
 def test_other_operators_that_round_once(tmp_path: Path, op_type: str, nodes: tuple[str, ...]) -> None:
     if op_type == "Gelu":
-        steps = [("Div", "x root", "div"), ("Erf", "div", "erf"), ("Add", "erf one", "sum"), ("Mul", "x sum", "mul")]
-        model = save(tmp_path, [*steps, ("Mul", "mul half", "y")])
+        steps = "div = Div(x, root) erf = Erf(div) sum = Add(erf, one) mul = Mul(x, sum) y = Mul(mul, half)"
     else:
-        steps = [("Transpose", "x", "k"), ("MatMul", "x k", "h"), ("Add", "h half", "mask")]
-        model = save(tmp_path, [*steps, ("Softmax", "mask", "weights"), ("MatMul", "weights x", "y")])
+        steps = "k = Transpose(x) h = MatMul(x, k) mask = Add(h, half) weights = Softmax(mask) y = MatMul(weights, x)"
+    model = save(tmp_path, steps)
     grouped = GroupedModel(model, find_groups(model))
     assert may_fuse(grouped)
     names = tuple(f"n_{name}" for name in nodes)
