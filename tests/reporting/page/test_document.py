@@ -64,8 +64,7 @@ def test_without_a_choice(make_front: MakeFront, bench: Bench) -> None:
     choice = Choice(unmet=ChoiceLimits(max_error=1e-9))
     front, evaluations = make_front(chosen=None, points=(), choice=choice)
     document = page_document(PageContent(front, evaluations, bench.groups))
-    assert document["chosen"] is None
-    assert document["front"] == []
+    assert (document["chosen"], document["front"]) == (None, [])
     assert "No plan is chosen: no plan is feasible." in render(PageContent(front, evaluations, bench.groups))
     assert [roles for _, roles in recommended(front)] == [["all-FP16"], ["all-FP32"]]
 
@@ -82,10 +81,8 @@ def test_pinned_groups_are_named_whoever_pins_them(front: Front, bench: Bench) -
     worth = GroupWorth(second, "n", "norm", pinned="the space says so")
     groups = (replace(bench.groups[0], pinned="only FP32 <kernels>"), *bench.groups[1:])
     explained = replace(front, explanation=Explanation(groups=(worth,)))
-    by_id = {group["id"]: group for group in page_document(PageContent(explained, (), groups))["groups"]}
-    assert by_id[first]["pinned"] == "only FP32 <kernels>"
-    assert by_id[second]["pinned"] == "the space says so"
-    assert by_id[third]["pinned"] is None
+    pinned = {group["id"]: group["pinned"] for group in page_document(PageContent(explained, (), groups))["groups"]}
+    assert [pinned[group] for group in (first, second, third)] == ["only FP32 <kernels>", "the space says so", None]
 
 
 def test_reasons_stand_once(make_front: MakeFront, bench: Bench) -> None:
@@ -132,9 +129,8 @@ def test_a_confirmation_has_both_figures(confirmation: Confirmation, bench: Benc
     assert "the predicted ranking held" in section
     rows = [re.findall("<td>(.*?)</td>", row) for row in re.findall("<tr.*?</tr>", section)[1:]]
     assert [row[-2] for row in rows].count("chosen") == 1
-    assert [row[:2] for row in rows] == [
-        [plan.searched.plan.fingerprint, latency_text(plan.searched)] for plan in confirmation.plans
-    ]
+    searched = [plan.searched for plan in confirmation.plans]
+    assert [row[:2] for row in rows] == [[each.plan.fingerprint, latency_text(each)] for each in searched]
 
 
 def test_tf32_stands_beside_the_other_baselines(make_front: MakeFront, bench: Bench) -> None:
@@ -148,6 +144,5 @@ def test_tf32_stands_beside_the_other_baselines(make_front: MakeFront, bench: Be
 
 
 def test_the_chosen_plan_its_neighbours_and_the_baselines_are_recommended(front: Front) -> None:
-    rows = [(e.latency.median_ms, roles) for e, roles in recommended(front)]
-    wanted = [(0.9, ["all-FP16", "faster"]), (1.2, ["chosen"]), (1.7, ["more exact"]), (2.0, ["all-FP32"])]
-    assert rows == wanted
+    rows = {e.latency.median_ms: roles for e, roles in recommended(front)}
+    assert rows == {0.9: ["all-FP16", "faster"], 1.2: ["chosen"], 1.7: ["more exact"], 2.0: ["all-FP32"]}
