@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -25,6 +26,7 @@ from mptune.tuning.choosing import choose
 from mptune.tuning.confirmation import Confirmation, ConfirmedPlan, error_agreement, latency_agreement
 from mptune.tuning.dominance import hypervolume, pareto
 from mptune.tuning.evaluation import Evaluation, Origin
+from mptune.tuning.explanation import Explanation, GroupWorth, Kept, Reason
 from mptune.tuning.front import Front
 
 MakeFront = Callable[..., tuple]
@@ -129,6 +131,24 @@ def predicted(front: Front) -> Front:
     assert front.chosen is not None
     ends = {"fp32": turn(front.fp32), "fp16": turn(front.fp16), "chosen": turn(front.chosen)}
     return replace(front, points=tuple(map(turn, front.points)), **names, **ends)
+
+
+def explained(front: Front, groups: Sequence[LayerGroup], name: str = "a/very/long/path/to/<{}>[b]") -> Explanation:
+    """Reasons by turns for every FP32 group, with nasty names."""
+    turns, reasons = get_args(Reason), dict[str, tuple[Kept, ...]]()
+    for point in front.points:
+        worths = [
+            GroupWorth(group, name.format(group), "conv", 10.0**-k, pinned=f"why <{k}> {name[:99]}")
+            for k, group in enumerate(point.plan.fp32_groups)
+        ]
+        each = (Kept(worth, turns[k % len(turns)], 0.1) for k, worth in enumerate(worths))
+        reasons[point.plan.fingerprint] = tuple(each)
+    errors = [math.inf, *(10.0**-k for k in range(1, len(groups)))]
+    facts = (
+        GroupWorth(g.id, g.name, g.kind, error, 0.01, 0.002, k)
+        for k, (g, error) in enumerate(zip(groups, errors, strict=True))
+    )
+    return Explanation(reasons, tuple(facts), "the roofline and 48 builds")
 
 
 @pytest.fixture(scope="session")
