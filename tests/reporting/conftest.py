@@ -19,6 +19,7 @@ from mptune.graph.groups import GroupedModel, LayerGroup, find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.reporting.chosen import readme_text
+from mptune.reporting.page import PageContent
 from mptune.reporting.recipe import BuildRecipe
 from mptune.reporting.terminal.front import print_front
 from mptune.run_json import TargetSection
@@ -29,7 +30,7 @@ from mptune.tuning.evaluation import Evaluation, Origin
 from mptune.tuning.explanation import Explanation, GroupWorth, Kept, Reason
 from mptune.tuning.front import Front
 
-MakeFront = Callable[..., tuple]
+Evaluations = tuple[Evaluation, ...]
 
 SEARCHED = TargetSection(
     name="h200", engine="emulation", device="NVIDIA H200 SXM", latency_source="predicted", error_source="emulated"
@@ -96,7 +97,7 @@ class Bench:
         }  # fmt: skip
         return Evaluation(**{**given, **changes})
 
-    def front(self, directory: Path, **changes: Any) -> tuple[Front, tuple[Evaluation, ...]]:
+    def front(self, directory: Path) -> tuple[Front, Evaluations]:
         """A front of four points, with a dominated plan and one that is not finite beside it."""
         every = len(self.groups)
         fp32 = self.evaluation(0, 2.0, 0.0, origin=Origin("seed", "all-fp32"))
@@ -116,7 +117,7 @@ class Bench:
             "evaluations": len(evaluations) + 1, "failures": 2, "hypervolume": hypervolume(points, fp32),
             "warnings": ("the calibration data are random: give real samples with --data",),
         }  # fmt: skip
-        return Front(**{**given, **changes}), evaluations
+        return Front(**given), evaluations
 
 
 def predicted(front: Front) -> Front:
@@ -166,15 +167,21 @@ def environment() -> Environment:
 
 
 @pytest.fixture
-def make_front(bench: Bench, run_dir: Path) -> MakeFront:
-    """Make a front in the run directory, with fields changed by keyword."""
-    return lambda **changes: bench.front(run_dir, **changes)
-
-
-@pytest.fixture
 def front(bench: Bench, run_dir: Path) -> Front:
     """The usual front."""
     return bench.front(run_dir)[0]
+
+
+@pytest.fixture
+def evaluations(bench: Bench, run_dir: Path) -> Evaluations:
+    """Those that the usual front is of."""
+    return bench.front(run_dir)[1]
+
+
+@pytest.fixture
+def content(front: Front, evaluations: Evaluations, bench: Bench, environment: Environment) -> PageContent:
+    """That of the usual front's page."""
+    return PageContent(front, evaluations, bench.groups, environment)
 
 
 @pytest.fixture

@@ -5,18 +5,18 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
 from mptune.choice import Choice
-from mptune.engines.environment import Environment
 from mptune.errors import RunError
 from mptune.graph.groups import LayerGroup
 from mptune.reporting.page import PageContent, embedded_json, render, write_report
 from mptune.tuning.front import Front
-from tests.reporting.conftest import Bench, MakeFront
+from tests.reporting.conftest import Bench, Evaluations
 from tests.reporting.page.reading import data_of
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
@@ -43,11 +43,8 @@ class Balance(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_page_is_well_formed_and_self_contained(
-    make_front: MakeFront, bench: Bench, environment: Environment
-) -> None:
-    front, evaluations = make_front()
-    page = render(PageContent(front, evaluations, bench.groups, environment))
+def test_the_page_is_well_formed_and_self_contained(content: PageContent) -> None:
+    page = render(content)
     balance = Balance()
     balance.feed(page)
     assert (balance.open, balance.tags.count("script")) == ([], 2)
@@ -57,19 +54,18 @@ def test_the_page_is_well_formed_and_self_contained(
     assert "prefers-color-scheme: dark" in page
 
 
-def test_the_policy_allows_the_pages_own_script_and_style_and_nothing_else(make_front: MakeFront, bench: Bench) -> None:
-    front, evaluations = make_front()
-    page = render(PageContent(front, evaluations, bench.groups))
+def test_the_policy_allows_the_pages_own_script_and_style_and_nothing_else(content: PageContent) -> None:
+    page = render(content)
     (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', page)
     ((_, style), (_, script)) = re.findall(r"<(style|script)>(.*?)</\1>", page, re.DOTALL)
     style, script = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script))
     assert policy == f"default-src 'none'; img-src data:; style-src 'sha256-{style}'; script-src 'sha256-{script}'"
 
 
-def test_what_comes_from_outside_is_escaped(make_front: MakeFront) -> None:
+def test_what_comes_from_outside_is_escaped(front: Front, evaluations: Evaluations) -> None:
     nasty = "</script><script>alert(1)</script><!--$title"
     choice, names = Choice(tolerance=(nasty,), kind="limits"), dict.fromkeys(("target", "engine", "device"), nasty)
-    front, evaluations = make_front(model_path=Path("m<b>.onnx"), warnings=(nasty,), choice=choice, **names)
+    front = replace(front, model_path=Path("m<b>.onnx"), warnings=(nasty,), choice=choice, **names)
     groups = tuple(LayerGroup(g, nasty, nasty, (nasty,), {nasty: 1}, nasty) for g in front.chosen.plan.precision)
     page = render(PageContent(front, evaluations, groups))
     assert [page.count(text) for text in ("<script", "</script>", "<!--")] == [2, 2, 0]

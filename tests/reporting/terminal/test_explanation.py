@@ -14,10 +14,10 @@ import pytest
 from mptune.cli import main
 from mptune.reporting.terminal.front import print_explanation
 from mptune.reporting.text import explain_kept
-from mptune.tuning.explanation import GroupWorth, Kept, Reason, reason_counts, reasons_text
+from mptune.tuning.explanation import Explanation, GroupWorth, Kept, Reason, reason_counts, reasons_text
 from mptune.tuning.front import Front
 from tests.fakes import make_toolchain, search
-from tests.reporting.conftest import Bench, MakeFront, explained, printed, readme
+from tests.reporting.conftest import Bench, explained, printed, readme
 
 
 def worth(group: str, error: float | None = None, **facts: str) -> GroupWorth:
@@ -25,8 +25,7 @@ def worth(group: str, error: float | None = None, **facts: str) -> GroupWorth:
 
 
 @pytest.fixture
-def front(make_front: MakeFront, bench: Bench) -> Front:
-    front: Front = make_front()[0]
+def front(front: Front, bench: Bench) -> Front:
     return replace(front, explanation=explained(front, bench.groups))
 
 
@@ -45,8 +44,8 @@ def test_the_table_says_why(front: Front, columns: int) -> None:
         assert group.because in readme(front)
 
 
-def test_the_baseline_needs_no_reason(make_front: MakeFront, front: Front) -> None:
-    plain, _ = make_front()
+def test_the_baseline_needs_no_reason(front: Front) -> None:
+    plain = replace(front, explanation=Explanation())
     assert "holds nothing to explain" in printed(plain, show=print_explanation)
     assert "not known" in readme(plain)
     text = printed(replace(front, chosen=front.fp32), 120)
