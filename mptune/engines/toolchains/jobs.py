@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -166,6 +166,8 @@ class ObserveJob:
 class ErrorsJob:
     """Run models over the same samples, one after another, and compare each with the reference."""
 
+    purpose: ClassVar[str] = "emulate"
+
     models: tuple[Path | None, ...]
     """The models; None stands for the untouched one, whose outputs are the reference: nothing is run."""
     scoring: Scoring
@@ -194,6 +196,8 @@ class ErrorsJob:
 @dataclass(frozen=True)
 class SwitchedErrorsJob:
     """Run a switched emulation (``mptune.graph.writing.emulate``) over the samples once for each plan."""
+
+    purpose: ClassVar[str] = "emulate"
 
     model: Path
     plans: tuple[frozenset[str], ...]  # the switches that are on
