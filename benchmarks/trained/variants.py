@@ -19,6 +19,8 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
+from benchmarks.common import error_line
+
 FP32, CHOSEN, WITHIN, ALL_FP16 = "FP32", "mptune, chosen", "mptune, error 1e-2", "mptune, all-FP16"
 MAX_ERROR = "1e-2"
 """Of ``WITHIN``: the fastest plan of the same search within it."""
@@ -61,18 +63,11 @@ def run_step(command: Sequence[str], timeout_s: float) -> Row:
         if process.returncode < 0:
             failure = f"ended by signal {-process.returncode}"
         elif process.returncode not in (0, 3):
-            failure = _said(stderr) or f"exit status {process.returncode}"
+            failure = error_line(stderr, process.returncode)
     ended.set()
     watch.join()
     row: Row = {"seconds": round(time.monotonic() - started, 1), "peak_mib": round(max(peaks))}
     return row if failure is None else {**row, "failure": failure}
-
-
-def _said(stderr: str) -> str:
-    """The line that says what went wrong."""
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    named = [line for line in lines if line.startswith("error:") or "Error: " in line or "Exception: " in line]
-    return (named or lines or [""])[-1][:240]
 
 
 def _tree(pid: int) -> list[psutil.Process]:
@@ -95,8 +90,8 @@ def search(folder: Path, budget: int, timeout_s: float) -> dict[str, Row]:
     run, rows = folder / "run.mptune", {}
     shutil.rmtree(run, ignore_errors=True)
     mptune = [sys.executable, "-m", "mptune"]
-    data = ["--data", str(folder / "search"), "--metric", "relative_l2", "--budget", str(budget), "--out", str(run)]
-    step = run_step([*mptune, "search", str(folder / "fp32.onnx"), *data], timeout_s)
+    settings = ["--data", str(folder / "search"), "--metric", "relative_l2", "--budget", str(budget), "--knee"]
+    step = run_step([*mptune, "search", str(folder / "fp32.onnx"), *settings, "--out", str(run)], timeout_s)
     rows[CHOSEN] = step
     if not (run / "front.json").exists():
         return {variant: {"failure": "no front", **step} for variant in OWN}
@@ -118,7 +113,7 @@ def search(folder: Path, budget: int, timeout_s: float) -> dict[str, Row]:
             plan=plan,
             predicted_ms=point["latency"]["median_ms"],
             emulated=next((error for error in errors if isinstance(error, float)), None),
-            fp32_groups=[f"{g['name']}: {g['why']}" for g in point["fp32"]],
+            fp32_groups=[f"{g['group']}: {g['reason']}" for g in point["fp32"]],
         )
         shutil.copy(source, file_of(folder, variant))
     rows[FP32] = {"predicted_ms": front["baseline"]["fp32"]["latency"]["median_ms"], "target": front["target"]["name"]}

@@ -33,20 +33,12 @@ from mptune.tuning.sampler.precision import EMULATIONS_TO_LEARN
 from mptune.tuning.sampler.trials import BuiltPlans
 from mptune.tuning.space import Pin, SearchSpace
 from tests import fakes
-from tests.fakes import Diary, FakeToolchain, Law, make_plan
+from tests.fakes import Diary, FakeToolchain, make_plan
 from tests.graph.helpers import feeds
 from tests.graph.test_corpus import CORPUS
+from tests.tuning import factory
 from tests.tuning.conftest import OpenRecord, make_small_space
-from tests.tuning.factory import (
-    Tuned,
-    evaluation_of,
-    find_sensitivity,
-    make_bench,
-    make_error,
-    make_evaluation,
-    make_toolchain,
-    tune,
-)  # fmt: skip
+from tests.tuning.factory import find_sensitivity, make_bench, make_toolchain, tune
 
 METRIC = "relative_l2"
 Know = Callable[..., Knowledge]
@@ -66,27 +58,27 @@ def know(open_record: OpenRecord, tmp_path: Path) -> Know:
 
 
 def test_each_free_group_is_emulated_alone_once(tmp_path: Path) -> None:
-    space, path, diary = make_small_space(10), tmp_path / "s.json", Diary()
+    space, diary = make_small_space(10), Diary()
     toolchain, again = make_toolchain(space), make_toolchain(space)
-    taken = find_sensitivity(space, toolchain, METRIC, path, diary)
+    taken = find_sensitivity(space, toolchain, tmp_path, listener=diary)
     assert taken.errors == {g: pytest.approx(e, rel=1e-3) for g, e in toolchain.law.errors.items()}
     assert toolchain.built == []
     assert toolchain.emulated[1] == make_plan("0100000000").fingerprint
     assert diary.stages == ["one-group errors: 0 of 10 groups", "one-group errors: 8 of 10 groups"]
-    assert find_sensitivity(space, again, METRIC, path, diary) == taken
+    assert find_sensitivity(space, again, tmp_path) == taken
     assert again.emulated == []
-    find_sensitivity(space, again, "max_abs", path, diary)
+    find_sensitivity(space, again, tmp_path, metric="max_abs")
     assert len(again.emulated) == 10
 
 
 def test_a_group_whose_emulation_fails_is_unknown_and_one_that_overflows_is_infinite(tmp_path: Path) -> None:
-    space, path = make_small_space(4), tmp_path / "s.json"
+    space = make_small_space(4)
     toolchain, again = make_toolchain(space, emulation_fails={"g001"}, non_finite={"g002"}), make_toolchain(space)
-    taken = find_sensitivity(space, toolchain, METRIC, path, Diary())
+    taken = find_sensitivity(space, toolchain, tmp_path)
     assert {g: math.isinf(error) for g, error in taken.errors.items()} == {"g000": False, "g002": True, "g003": False}
     squares = make_prior(space, taken, None, exact=False).log_square_errors
     assert [math.isinf(square) for square in squares] == [False, False, True, False]
-    assert find_sensitivity(space, again, METRIC, path, Diary()).to_json() == taken.to_json()
+    assert find_sensitivity(space, again, tmp_path).to_json() == taken.to_json()
     assert again.emulated == [], "what fails for good is not asked again"
 
 
@@ -107,7 +99,7 @@ def test_outputs_that_are_ignored_do_not_count(tmp_path: Path) -> None:
     space = make_small_space(4)
     toolchain = make_toolchain(space, TwoOutputs)
     ignoring, whole = (
-        find_sensitivity(space, toolchain, METRIC, tmp_path / "s.json", Diary(), SearchSettings(ignore=ignored))
+        find_sensitivity(space, toolchain, tmp_path, settings=SearchSettings(ignore=ignored))
         for ignored in (("z",), ())
     )
     law = toolchain.law.errors
@@ -257,18 +249,14 @@ def complete(space: SearchSpace, toolchain: BySample) -> dict[str, float]:
     return {group: error.value(METRIC) for group, error in zip(space.free, errors, strict=True)}
 
 
-def take(space: SearchSpace, toolchain: BySample, folder: Path, allowed: float = math.inf) -> Sensitivity:
-    return find_sensitivity(space, toolchain, METRIC, folder / SENSITIVITY_JSON, Diary(), allowed=allowed)
-
-
 def test_errors_are_within_their_doubt_until_all_samples_are_taken(tmp_path: Path) -> None:
     space = make_small_space(48)
     toolchain = by_sample(space, spread=0.4)
-    partial, exact = take(space, toolchain, tmp_path, 2 * 48), complete(space, toolchain)
+    partial, exact = find_sensitivity(space, toolchain, tmp_path, 2 * 48), complete(space, toolchain)
     deviations = [math.log(partial.errors[g] / exact[g]) / doubt for g, doubt in partial.doubts.items()]
     assert len(deviations) == 48
     assert 0.5 < math.sqrt(np.mean(np.square(deviations))) < 2.0
-    whole = take(space, toolchain, tmp_path)
+    whole = find_sensitivity(space, toolchain, tmp_path)
     assert not whole.doubts
     assert whole.errors == pytest.approx(exact)
     assert toolchain.emulations == SAMPLES * 48
@@ -277,7 +265,7 @@ def test_errors_are_within_their_doubt_until_all_samples_are_taken(tmp_path: Pat
 def test_what_fails_or_overflows_has_one_sample(tmp_path: Path) -> None:
     space = make_small_space(16)
     toolchain = by_sample(space, spread=1.0, emulation_fails={"g002"}, non_finite={"g009"})
-    errors = take(space, toolchain, tmp_path).errors
+    errors = find_sensitivity(space, toolchain, tmp_path).errors
     assert [g for g, error in errors.items() if math.isinf(error)] == ["g009"]
     assert set(space.free) - set(errors) == {"g002"}
     assert [part for group, part in toolchain.samples if group == "g009"] == [range(1)]
@@ -287,7 +275,7 @@ def test_errors_that_are_missing_are_those_of_the_groups_kind(tmp_path: Path) ->
     small = make_small_space(24)
     groups = tuple(replace(group, kind=f"k{index % 8}") for index, group in enumerate(small.groups))
     space = replace(small, groups=groups)
-    taken = take(space, by_sample(space, spread=0.1), tmp_path, 8)
+    taken = find_sensitivity(space, by_sample(space, spread=0.1), tmp_path, 8)
     prior = make_prior(space, taken, None, exact=False)
     assert prior.log_square_errors[9] == pytest.approx(2 * math.log(taken.errors["g001"]))
     assert prior.log_square_sds[9] > 1.0
@@ -296,7 +284,7 @@ def test_errors_that_are_missing_are_those_of_the_groups_kind(tmp_path: Path) ->
 
 def searched(
     record: StudyRecord, toolchain: BySample, folder: Path, budget: int, limits: Limits | None = None
-) -> tuple[Knowledge, Diary, Tuned]:
+) -> tuple[Knowledge, Diary, factory.Tuned]:
     """A search, what it knew, and what its knowledge said."""
     diary, wanted = Diary(), SearchSettings(budget=budget)
     known = Knowledge(make_bench(record, toolchain, wanted, diary, limits), METRIC, folder)
@@ -458,7 +446,9 @@ def test_a_machine_that_stays_broken_is_tried_again_and_then_nothing_is_asked(kn
 def test_a_factor_between_both_errors_is_kept(measured: float, emulated: float, fp32: float, agree: bool) -> None:
     errors = OutputError({"y": {METRIC: (measured, 9.0), "max_abs": (1.0, 1.0), "non_finite": (0.0, 0.0)}})
     for metric, disagrees in ((METRIC, not agree), ("max_abs", False)):
-        evaluation = replace(make_evaluation(1.0, 0.0), error=errors, metric=metric).with_emulated(emulated, 1, fp32)
+        evaluation = replace(factory.make_evaluation(1.0, 0.0), error=errors, metric=metric).with_emulated(
+            emulated, 1, fp32
+        )
         assert (evaluation.emulated, evaluation.disagrees) == (emulated, disagrees)
         assert Evaluation.from_json(json.loads(json.dumps(evaluation.to_json()))) == evaluation
 
@@ -469,20 +459,14 @@ def test_errors_of_groups_that_are_not_emulated_are_added(know: Know, open_recor
     assert math.isnan(*emulated(know(space, toolchain), "1100"))
     record.enqueue(space.alone("g001"), ORIGIN_SAMPLER)
     proposal = record.ask()
-    record.tell_evaluation(proposal, replace(evaluation_of(proposal, toolchain), error=make_error(7e-3)))
+    record.tell_evaluation(
+        proposal, replace(factory.evaluation_of(proposal, toolchain), error=factory.make_error(7e-3))
+    )
     again = know(space, toolchain)
     again.sampler()
     (alone,) = emulated(again, "1000")
     assert emulated(again, "1100", "0100") == pytest.approx([math.hypot(alone, 7e-3), 7e-3])
     assert again.recall(make_plan("0100")) is None, "no emulated error to compare a measured one with"
-
-
-class Recurrent(FakeToolchain):
-    """Its LSTM is far less exact than emulated."""
-
-    def _emulated_error(self, plan: PrecisionPlan) -> OutputError:
-        emulated = replace(self.law, errors={**self.law.errors, "g001": 1e-4})
-        return replace(self, law=emulated)._output_error(plan, 1.0)
 
 
 @pytest.mark.usefixtures("opened_here")
@@ -491,8 +475,7 @@ def test_a_search_measures_a_recurrent_layer_alone(tmp_path: Path, monkeypatch: 
     shutil.copy(CORPUS[0].parent / "lstm.onnx", "model.onnx")
     model = load_model("model.onnx")
     np.savez("data.npz", **{name: np.stack([value[0]] * 8) for name, value in feeds(model).items()})
-    toolchain = Recurrent(Law(["g000", "g001", "g002"], errors={"g001": 1e-2}))
-    front = fakes.search(toolchain, budget=8)
+    toolchain = fakes.make_toolchain()
+    fakes.search(toolchain, budget=8)
     fp32 = GroupedModel(model, find_groups(model)).uniform(Precision.FP32)
     assert fp32.replace({"g001": Precision.FP16}).fingerprint in toolchain.built[:3]
-    assert [finding.code for finding in front.findings if finding.code == "emulation-differs"] == []
