@@ -14,7 +14,7 @@ import pytest
 
 import mptune
 from mptune.data.archive import save_samples
-from mptune.engines.base import Failure, FailureKind, Measurement, Progress, Stage
+from mptune.engines.base import Failure, FailureKind, Progress, Stage
 from mptune.engines.context import RunContext
 from mptune.engines.tensorrt.builder import BuildJob, BuildOptions, ParseJob
 from mptune.engines.tensorrt.library import LibraryReport, exports_creators, load_library
@@ -30,7 +30,7 @@ from mptune.targets.detect import detect_gpus
 from mptune.targets.target import load_target
 from mptune.tuning.facts import MissingKernels
 from tests.device.machines import become
-from tests.engines.engine_support import QUICK, install, make_context
+from tests.engines.engine_support import QUICK, failed, install, make_context, measured
 from tests.graph import rtx
 from tests.reporting import trtexec
 
@@ -40,11 +40,6 @@ pytestmark = [
 ]
 PLENTY_S = 120.0
 FAILURE = Failure(Stage.BUILD, FailureKind.DEVICE_LOST, "gone")
-
-
-def failed(result: object) -> Failure:
-    assert isinstance(result, Failure), result
-    return result
 
 
 def test_engines_are_built_beside_predictions(
@@ -111,11 +106,6 @@ def test_a_fault_of_the_machine_costs_no_engine(
     assert failure.is_machine_fault
     assert "cudaSetDevice" in failure.message or "cuda-python" in failure.message
     assert len(list(mlp_context.engines_dir.glob(f"{fp16.fingerprint}*"))) == 1
-
-
-def measured(result: Measurement | Failure | None) -> Measurement:
-    assert isinstance(result, Measurement), result
-    return result
 
 
 @pytest.fixture

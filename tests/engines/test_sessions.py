@@ -65,6 +65,7 @@ def test_run_gives_every_output_by_name_as_the_cpu_does(opened: Opener, mlp_path
         assert outputs.keys() == expected.keys()
         for name, values in outputs.items():
             assert values.dtype == expected[name].dtype
+            assert values.flags.owndata, "outputs do not hold the memory of a session"
             np.testing.assert_allclose(values, expected[name], rtol=1e-4, atol=1e-5)
 
 
