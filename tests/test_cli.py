@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -125,8 +126,11 @@ def test_interrupted_says_how_to_go_on(mlp_path: Path, mlp_data: Path, tmp_path:
         assert process.wait(timeout=60) == 130
     assert lines[-2:] == ["interrupted", f"hint: to go on, run: {shlex.join(['mptune', *command])}"]
     assert not any("Traceback" in line for line in lines)
-    resumed = run_mptune(*search_command(mlp_path, mlp_data, tmp_path / "my run.mptune", budget=5), where=tmp_path)
+    again = search_command(mlp_path, mlp_data, tmp_path / "my run.mptune", budget=5)
+    resumed = run_mptune(*again, "--explain", where=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
+    time_line = resumed.stdout.splitlines()[-1]
+    assert all(re.search(rf"^time +\d+ s: .*\b\d+ to {part}", time_line) for part in ("emulate", "build", "think"))
     assert "all-fp32" not in resumed.stderr, "what was evaluated is not evaluated again"
 
 

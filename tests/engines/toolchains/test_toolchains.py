@@ -1,32 +1,48 @@
-"""What every toolchain must do, run against each kind that can run here; TF32, drift and failures."""
+"""What every toolchain and every backend must do, run against each that can run here; which of them a target gets."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from mptune.engines.base import Failure, Measurement, Stage
+from mptune.engines.backend import Backend, Place
+from mptune.engines.base import EngineError, Failure, FailureKind, Measurement, Stage
 from mptune.engines.context import RunContext
+from mptune.engines.environment import GpuState
+from mptune.engines.latency import Repetitions
 from mptune.engines.ort.backend import ONNXRUNTIME, OrtBuilder
+from mptune.engines.ort.cuda_session import OrtEngine
+from mptune.engines.ort.session import SessionOptions
+from mptune.engines.samples import Scoring
 from mptune.engines.spread import LEAST_VALUES
-from mptune.engines.toolchains.choose import open_toolchain
-from mptune.engines.toolchains.measuring import MeasureJob
+from mptune.engines.tensorrt.backend import TENSORRT
+from mptune.engines.tensorrt.builder import BuildJob
+from mptune.engines.tensorrt.library import LibraryReport, is_installed
+from mptune.engines.toolchains import choose
+from mptune.engines.toolchains import measuring as measure
+from mptune.engines.toolchains.choose import choose_target, find_backends, list_toolchains, open_toolchain
+from mptune.engines.toolchains.measuring import STATE_AGE_S, MeasureJob, ReopenJob
 from mptune.engines.toolchains.toolchain import Toolchain
+from mptune.errors import TargetError
 from mptune.graph.hazards.hazard import TensorRange
 from mptune.graph.loading.model import load_model
-from mptune.graph.plan import PrecisionPlan
-from mptune.settings import SearchSettings
-from mptune.targets.detect import detect_gpus
+from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.processes.child import WorkerState
+from mptune.settings import SearchSettings, TensorRtSettings
+from mptune.targets.detect import Gpu, PowerMode, detect_gpus
 from mptune.targets.roofline import roofline
 from mptune.targets.target import load_target
+from mptune.tuning.evaluation import ORIGIN_FP16, Evaluation
 from tests.device.machines import become
-from tests.engines.engine_support import make_context
+from tests.engines.conftest import QUICK
+from tests.engines.engine_support import failed, install, make_context, measured, prepare
 from tests.engines.evaluator.mptune_evaluator import EVALUATOR
 
 DIGITS = Path(__file__).parents[3] / "benchmarks/models/digits_vit.onnx"
@@ -59,11 +75,6 @@ def tools(request: pytest.FixtureRequest, mlp_context: RunContext, tmp_path: Pat
         for which in ("search", "held_out"):
             assert not isinstance(tools.reference(which), Failure)
         yield tools
-
-
-def measured(result: Measurement | Failure | None) -> Measurement:
-    assert isinstance(result, Measurement), result
-    return result
 
 
 def test_plans_are_built_run_and_timed_or_predicted(tools: Toolchain, fp32: PrecisionPlan, fp16: PrecisionPlan) -> None:
@@ -105,8 +116,7 @@ def test_failures_come_back_as_values_and_the_next_call_works(mlp_context: RunCo
         assert weights
         for path in weights:
             path.unlink()
-        failure = tools.evaluate(fp16)
-        assert isinstance(failure, Failure)
+        failure = failed(tools.evaluate(fp16))
         assert failure.stage is Stage.BUILD
         assert failure.message
         assert failure.log_path is not None
@@ -152,6 +162,8 @@ def test_tf32_is_predicted_and_emulated_and_the_prior_of_latencies_is_the_roofli
         assert not isinstance(ranges, Failure)
         shapes = {name: values.shape for name, values in ranges.items()}
         assert tools.latency_terms() == roofline(grouped, target, shapes)
+    with Toolchain(None, load_target("t4"), mlp_context) as tools:
+        assert tools.evaluate_tf32() is None
     assert not list(mlp_context.weights_dir.glob("*.onnx"))
     with_tf32 = roofline(grouped, target, shapes, tf32=True)
     assert with_tf32.tf32_gain_ms > 0
@@ -205,3 +217,213 @@ def test_only_what_is_timed_leaves_tf32_to_the_environment(
         measured(tools.evaluate(fp16))
     timed = ["off by environment" if convolves else "off"] * 2
     assert jobs == {"ReferenceJob": [], "MeasureJob": timed, "ObserveJob": []}
+
+
+@pytest.mark.parametrize(("is_jetson", "given", "wanted"), [(False, None, None), (True, None, 1859), (True, 64, 64)])
+def test_builds_on_a_jetson_are_alone_and_limited(
+    is_jetson: bool, given: int | None, wanted: int | None, mlp_context: RunContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = Gpu("NVIDIA Jetson Orin Nano", (8, 7), 7.8, "L4T 36.4.3", is_jetson=is_jetson)
+    target = load_target("jetson-orin-nano-8gb")
+    limited = mlp_context.with_settings(tensorrt=TensorRtSettings(workspace_mb=given))
+    install(monkeypatch, tensorrt=LibraryReport("10.3.0"))
+    jobs, failure = list[object](), Failure(Stage.BUILD, FailureKind.DEVICE_LOST, "gone")
+    with Toolchain(TENSORRT, target, limited, gpu=gpu) as tools:
+        monkeypatch.setattr(tools.worker, "call", lambda job, timeout_s: jobs.append(job) or failure)
+        assert tools.evaluate(mlp_context.grouped.uniform(Precision.FP16)) is failure
+    (job,) = jobs
+    assert isinstance(job, BuildJob)
+    assert (job.alone, job.options.settings.workspace_mb) == (is_jetson, wanted)
+
+
+def job_of(folder: Path) -> MeasureJob:
+    """The same model as candidate and baseline."""
+    model, samples, reference = prepare(folder)
+    engine = OrtEngine(model, SessionOptions(preset="timed"))
+    return MeasureJob(engine, engine, Scoring(samples, reference), samples, latency=QUICK)
+
+
+def test_the_baselines_session_stays_open_beside_all_that_are_timed(tmp_path: Path) -> None:
+    state, job = WorkerState(), job_of(tmp_path)
+    result = job.run(state)
+    first, repetitions = result.measurement, result.repetitions
+    ((_, baseline),) = [entry for slot, entry in state._cache.items() if slot == "baseline"]
+    assert repetitions.iterations * repetitions.executions_per_value >= 10
+    assert len(first.latency.raw_ms) == len(first.baseline.raw_ms) == repetitions.iterations
+    assert first.error.value("max_abs") == 0.0
+    expected = np.log(first.latency.median_ms / first.baseline.median_ms)
+    assert first.latency.session.log_ratio == pytest.approx(expected, abs=1e-3)
+    again = replace(job, repetitions=Repetitions(12, 2)).run(state)
+    assert again.repetitions == Repetitions(12, 2)
+    assert len(again.measurement.latency.raw_ms) == 12
+    timings = ReopenJob(replace(job, repetitions=repetitions), 3).run(state)
+    assert {timing.baseline for timing in timings} == {first.latency.session.baseline}
+    assert len({timing.log_ratio for timing in timings}) == 3
+    assert all(timing.sd > 0 for timing in timings)
+    assert state._cache["baseline"][1] is baseline
+    state.close()
+    with pytest.raises(EngineError, match="closed"):
+        baseline.session.run({"x": np.zeros((1, 2), np.float32)})
+    assert job.run(WorkerState()).measurement.latency.session.baseline != timings[0].baseline
+
+
+def test_the_state_of_the_gpus_is_read_again_once_it_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = [(GpuState(0, "H200", sm_clock_mhz=mhz),) for mhz in (900.0, 1900.0)]
+    monkeypatch.setattr(measure, "read_gpus", readings.pop)
+    monkeypatch.setattr(measure, "process_warnings", tuple)
+    state, warnings = WorkerState(), []
+    for now in (0.0, STATE_AGE_S / 2, 2 * STATE_AGE_S, 2.5 * STATE_AGE_S):
+        monkeypatch.setattr(measure.time, "monotonic", lambda now=now: now)
+        warnings.append(measure.gpu_warnings(state))
+    assert warnings[:2] == [(), ()]
+    assert "fell from 1900 to 900 MHz" in warnings[2][0]
+    assert warnings[3] == warnings[2], "also for the plans that are timed until the next reading"
+
+
+@pytest.mark.parametrize(("by_cuda", "sms"), [(4, 4), (None, 8)])
+def test_a_measurement_and_its_evaluation_keep_the_power_mode(
+    by_cuda: int | None, sms: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What CUDA reports counts; the mask of the TPCs stands in for it."""
+    mode = PowerMode("15W", 8, 612.0, 2133.0)
+    monkeypatch.setattr(measure, "read_power_mode", lambda: mode)
+    monkeypatch.setattr(measure.cuda, "multiprocessors", lambda: by_cuda)
+    measurement = replace(job_of(tmp_path), on_gpu=True).run(WorkerState()).measurement
+    assert measurement.power_mode == replace(mode, sm_count=sms)
+    plan = PrecisionPlan("0" * 64, {"g000": Precision.FP16})
+    evaluation = Evaluation.from_measurement(
+        plan, measurement, number=0, origin=ORIGIN_FP16, metric="relative_l2", baseline_ms=None
+    )
+    assert evaluation.to_json()["power_mode"] == {
+        "name": "15W",
+        "sm_count": sms,
+        "gpu_mhz": 612.0,
+        "memory_mhz": 2133.0,
+    }
+    assert job_of(tmp_path).run(WorkerState()).measurement.power_mode is None
+
+
+ORIN = Gpu("NVIDIA Jetson Orin Nano", (8, 7), 7.8, "L4T 36.4.3", is_jetson=True)
+OLD_DRIVER = "the driver is older than the CUDA of cuda-python: pip install 'cuda-bindings<13', or update the driver"
+BOTH = {"tensorrt": LibraryReport("10.16.2"), "tensorrt_rtx": LibraryReport("1.7.1")}
+RTX = {"tensorrt_rtx": LibraryReport("1.7.1")}
+BROKEN = {"tensorrt": "tensorrt is installed, but a library is missing"}
+NO_BINDINGS = {"tensorrt": LibraryReport("10.3.0", ("typed in part: update",), "cuda-python is not usable")}
+
+
+@pytest.mark.parametrize("backend", [*find_backends(), EVALUATOR], ids=lambda backend: backend.name)
+def test_every_backend_says_how_it_stands(backend: Backend) -> None:
+    for target in map(load_target, ("cpu", "jetson-orin-nano-8gb", "rtx-4500-ada")):
+        answer = backend.available(Place(target))
+        assert answer.ability or not answer.obstacle or answer.hint
+        assert answer.title.startswith(backend.name) or answer.ability != "measures"
+    for status in backend.statuses(choose.detect_gpus()):
+        assert status.name.startswith(backend.name)
+        assert status.reason
+        assert status.available or status.install or "no GPU" in status.reason
+
+
+def test_doctor_lists_every_backend() -> None:
+    statuses = {status.name: status for status in list_toolchains()}
+    assert statuses.keys() == {"onnxruntime-cuda", "onnxruntime-cpu", "tensorrt", "tensorrt-rtx"}
+    assert statuses["onnxruntime-cpu"].available
+    if not choose.detect_gpus() and is_installed("tensorrt-rtx"):
+        assert "builds ahead of time for compute capability 7.5, 8.0, 8.6, 8.9" in statuses["tensorrt-rtx"].reason
+    if not is_installed("tensorrt"):
+        assert statuses["tensorrt"].reason == "tensorrt is not installed"
+        assert "pip install tensorrt" in statuses["tensorrt"].install
+
+
+HERE, JETSON = "rtx-4500-ada", "jetson-orin-nano-8gb"
+NOT_FOR_CPUS = "cannot be used for .*: it is for NVIDIA GPUs"
+
+
+@WITHOUT_GPU
+@pytest.mark.parametrize(
+    ("packages", "no_cuda", "target", "engine", "expected", "passed_over"),
+    [
+        # A GPU here is measured by the first that can.
+        (BOTH, None, HERE, "auto", "tensorrt", None),
+        (BOTH, None, HERE, "tensorrt-rtx", "tensorrt-rtx", None),
+        (BOTH, None, HERE, "onnxruntime", "onnxruntime", None),
+        (RTX, None, HERE, "auto", "tensorrt-rtx", None),
+        (RTX, None, HERE, "tensorrt", "cannot be used for NVIDIA RTX 4500 Ada.*: tensorrt is not installed", None),
+        (BROKEN, None, HERE, "auto", "onnxruntime", "tensorrt"),
+        (NO_BINDINGS, None, HERE, "auto", "onnxruntime", "tensorrt"),
+        (NO_BINDINGS, None, HERE, "tensorrt", "cuda-python is not usable", None),
+        ({}, "no CUDA", HERE, "auto", "emulation", "onnxruntime"),
+        ({}, "no CUDA", HERE, "onnxruntime", "cannot be used for NVIDIA RTX 4500 Ada", None),
+        # A device elsewhere is predicted; auto builds for RTX GPUs alone.
+        (None, None, "cpu", "tensorrt", f"--engine tensorrt {NOT_FOR_CPUS}", None),
+        (None, None, "cpu", "tensorrt-rtx", f"--engine tensorrt-rtx {NOT_FOR_CPUS}", None),
+        (None, None, JETSON, "tensorrt", "TensorRT builds engines on the device", None),
+        (None, None, JETSON, "tensorrt-rtx", "it builds for compute capability", None),
+        (None, None, HERE, "onnxruntime", "emulation", None),
+        (None, None, "t4", "auto", "emulation", None),
+        (None, None, "a100-40gb", "auto", "emulation", None),
+        (None, None, "h100", "auto", "emulation", None),
+    ],
+)
+def test_which_backend_a_target_gets(
+    packages: Any,
+    no_cuda: str | None,
+    target: str,
+    engine: Any,
+    expected: str,
+    passed_over: str | None,
+    request: pytest.FixtureRequest,
+    mlp_context: RunContext,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if packages is not None:
+        request.getfixturevalue("gpu_here")
+        install(monkeypatch, no_cuda, **packages)
+    context = mlp_context.with_settings(engine=engine)
+    if " " in expected:
+        with pytest.raises(TargetError, match=expected) as caught:
+            open_toolchain(load_target(target), context)
+        assert caught.value.hint
+        assert ("leave --engine at auto" in caught.value.hint) is expected.startswith("TensorRT builds")
+        return
+    with open_toolchain(load_target(target), context) as tools:
+        assert (tools.name, tools.builder is None) == (expected, expected == "emulation")
+        assert tools.error_source == ("measured" if tools.latency_source == "measured" else "emulated")
+        warnings = [text for text in tools.environment().warnings if " is passed over for " in text]
+    assert [text.split()[0] for text in warnings] == ([] if passed_over is None else [passed_over])
+
+
+@pytest.mark.parametrize("target", ["cpu", JETSON])
+def test_without_tensorrt_engines_plugins_are_refused(mlp_context: RunContext, target: str) -> None:
+    """Nothing would load them: neither ONNX Runtime nor a prediction."""
+    with pytest.raises(TargetError, match="is for engines of TensorRT"):
+        open_toolchain(load_target(target), mlp_context.with_settings(plugins=(Path("a.so"),)))
+
+
+def test_a_named_target_is_taken_at_its_word_and_without_a_gpu_auto_is_a_jetson() -> None:
+    choice = choose_target("cpu")
+    assert (choice.target.name, choice.why) == ("cpu", "")
+    with pytest.raises(TargetError):
+        choose_target("no-such-device")
+    if not choose.detect_gpus():
+        choice = choose_target("auto")
+        assert choice.target.name == "jetson-orin-nano-8gb"
+        assert "no GPU" in choice.why
+
+
+def test_a_device_file_without_a_name_is_no_reason_to_predict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose, "detect_gpus", lambda: ())
+    monkeypatch.setattr(choose, "hidden_gpu", lambda: Path("/dev/nvhost-gpu"))
+    with pytest.raises(TargetError, match="/dev/nvhost-gpu shows an NVIDIA GPU") as caught:
+        choose_target("auto")
+    assert "NAME predicts" in caught.value.hint
+    assert choose_target("jetson-orin-nano-8gb").target.kind == "jetson"
+
+
+def test_what_keeps_tensorrt_from_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime is not installed with CUDA on a Jetson: its reason alone would mislead."""
+    monkeypatch.setattr(choose, "detect_gpus", lambda: (ORIN,))
+    install(monkeypatch, "no CUDA provider", tensorrt=LibraryReport("10.3.0", (), OLD_DRIVER))
+    why = choose_target("auto").why
+    assert why.startswith(f"{ORIN.name} was found, but cannot be measured (")
+    assert OLD_DRIVER in why
+    assert OLD_DRIVER in {status.name: status for status in list_toolchains()}["tensorrt"].reason

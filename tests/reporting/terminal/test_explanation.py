@@ -5,85 +5,58 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
 from mptune.cli import main
-from mptune.graph.groups import find_groups
-from mptune.graph.loading.model import load_model
-from mptune.reporting.terminal.front import print_explanation, print_front
+from mptune.reporting.terminal.front import print_explanation
 from mptune.reporting.text import explain_kept
 from mptune.tuning.explanation import Explanation, GroupWorth, Kept, Reason, reason_counts, reasons_text
 from mptune.tuning.front import Front
-from tests.conftest import save_mlp
-from tests.fakes import FAST, FakeToolchain, Law
-from tests.reporting.conftest import Bench, MakeFront, printed, readme
+from tests.fakes import make_toolchain, search
+from tests.reporting.conftest import Bench, explained, printed, readme
 
 
 def worth(group: str, error: float | None = None, **facts: str) -> GroupWorth:
     return GroupWorth(group, f"a/very/long/path/to/<{group}>[b]", "conv", error, **facts)
 
 
-def explained(front: Front, bench: Bench) -> Explanation:
-    """Reasons by turns for every FP32 group, with nasty names."""
-    turns = get_args(Reason)
-    kept = {
-        point.plan.fingerprint: tuple(
-            Kept(worth(group, 10.0**-k, pinned=f"why <{k}>"), turns[k % len(turns)], 0.1)
-            for k, group in enumerate(point.plan.fp32_groups)
-        )
-        for point in front.points
-    }
-    worths = tuple(
-        GroupWorth(g.id, f"a/very/long/path/to/{g.id}", g.kind, 10.0**-k if k else math.inf, 0.01, 0.002, k)
-        for k, g in enumerate(bench.groups)
-    )
-    return Explanation(kept, worths, "the roofline and 48 builds")
-
-
 @pytest.fixture
-def front(make_front: MakeFront, bench: Bench) -> Front:
-    front: Front = make_front()[0]
-    return make_front(explanation=explained(front, bench))[0]  # type: ignore[no-any-return]
+def front(front: Front, bench: Bench) -> Front:
+    return replace(front, explanation=explained(front, bench.groups))
 
 
 @pytest.mark.parametrize("columns", [80, 110, 120])
-def test_the_table_says_why(front: Front, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
-    text = printed(print_front, front, monkeypatch, columns)
+def test_the_table_says_why(front: Front, columns: int) -> None:
+    text = printed(front, columns)
     table = next(part for part in text.split("\n\n") if "speedup" in part).splitlines()
     assert all(len(line) <= columns for line in table)
     assert "FP32 because" in text or columns == 80, "before the intervals"
     assert ("+-0.5%" in text) == (columns >= 120), "the reasons take the place of the intervals"
     assert "\nkept in FP32: " in text
-    assert "<g0" in printed(print_explanation, front, monkeypatch, columns)
-
-
-def test_readme_says_why(front: Front) -> None:
+    assert "<g0" in printed(front, columns, show=print_explanation)
     assert front.chosen is not None
-    text = readme(front)
     for group in front.explanation.fp32_groups(front.chosen.plan.fingerprint):
-        assert group.worth.name in text
-        assert group.because in text
+        assert group.worth.name in readme(front)
+        assert group.because in readme(front)
 
 
-def test_the_baseline_needs_no_reason(make_front: MakeFront, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, _ = make_front()
-    assert "holds nothing to explain" in printed(print_explanation, plain, monkeypatch)
+def test_the_baseline_needs_no_reason(front: Front) -> None:
+    plain = replace(front, explanation=Explanation())
+    assert "holds nothing to explain" in printed(plain, show=print_explanation)
     assert "not known" in readme(plain)
-    front, _ = make_front(explanation=explained(plain, bench), chosen=plain.fp32)
-    text = printed(print_front, front, monkeypatch, 120)
+    text = printed(replace(front, chosen=front.fp32), 120)
     row = next(line for line in text.splitlines() if front.fp32.plan.fingerprint in line)
     assert "error" not in row
     assert "kept in FP32" not in text
 
 
 @pytest.mark.parametrize("columns", [100, 140])
-def test_the_groups_fit_and_are_complete(
-    front: Front, bench: Bench, monkeypatch: pytest.MonkeyPatch, columns: int
-) -> None:
-    text = printed(print_explanation, front, monkeypatch, columns)
+def test_the_groups_fit_and_are_complete(front: Front, bench: Bench, columns: int) -> None:
+    text = printed(front, columns, show=print_explanation)
     table = text.split("\n\n")[2].splitlines()
     assert all(len(line) <= columns for line in table)
     assert len(table) == 2 + len(bench.groups)
@@ -106,9 +79,8 @@ def test_reasons_are_counted_in_the_order_of_the_groups() -> None:
     assert reason_counts(kept) == "1 not-tried, 2 error, 1 casts, 1 overflow, 1 spacing"
     assert reason_counts(kept, most=1) == "1 not-tried, 5 more"
     assert reason_counts([]) == reasons_text([]) == ""
-    assert (
-        reasons_text(kept) == "1 not tried, 2 for their error, 1 for the cost of Casts, 1 for overflow, 1 for spacing"
-    )
+    wanted = "1 not tried, 2 for their error, 1 for the cost of Casts, 1 for overflow, 1 for spacing"
+    assert reasons_text(kept) == wanted
     assert [re.sub(" a/.*?>\\[b]: ", " ", explain_kept(group)) for group in kept] == [
         "g0 not-tried: by 'op:Add' of my.toml",
         "g1 error: 1.0e-03 alone, would save 0.25 ms",
@@ -119,18 +91,11 @@ def test_reasons_are_counted_in_the_order_of_the_groups() -> None:
     ]
 
 
-def test_a_run_is_explained_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_is_explained_elsewhere(place: Path, capsys) -> None:
     """Only the run directory is there, under another name: no model, no data."""
-    import mptune
-
-    monkeypatch.chdir(tmp_path)
-    save_mlp(tmp_path / "model.onnx")
-    toolchain = FakeToolchain(Law([g.id for g in find_groups(load_model("model.onnx"))], boundary_ms=0.2))
-    front = mptune.search("model.onnx", open_toolchain=toolchain.open, budget=20, target="cpu", latency=FAST)
-    (tmp_path / "model.onnx").unlink()
-    (tmp_path / "model.mptune").rename(tmp_path / "copy")
+    front = search(make_toolchain(), budget=20)
+    (place / "model.onnx").unlink()
+    (place / "model.mptune").rename(place / "copy")
     assert main(["report", "copy", "--explain", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document == front.explanation.to_json("worst_part")
@@ -140,7 +105,7 @@ def test_a_run_is_explained_elsewhere(
     assert main(["report", "copy", "--explain"]) == 0
     text = capsys.readouterr().out
     assert all(worth.group in text for worth in front.explanation.groups)
-    for point in json.loads((tmp_path / "copy" / "front.json").read_text())["points"]:
+    for point in json.loads((place / "copy" / "front.json").read_text())["points"]:
         assert len(point["fp32"]) == point["fp32_groups"]
         kept = document["plans"][point["plan"]]
         assert point["fp32"] == [{key: each[key] for key in ("group", "reason", "finding")} for each in kept]
