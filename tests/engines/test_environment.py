@@ -15,7 +15,6 @@ from mptune.engines.environment import (
     installed_versions,
     process_warnings,
     read_gpus,
-    state_warnings,
 )
 from tests.targets.jetson_files import ORIN_NANO_SUPER, put_files
 
@@ -40,16 +39,6 @@ def test_the_environment_names_what_is_here_and_survives_json(tmp_path: Path) ->
     for made in (environment, with_gpus, jetson):
         assert Environment.from_json(json.loads(json.dumps(made.to_json()))) == made
     assert with_gpus.with_warnings("c: d").warnings == ("a: b", "c: d")
-
-
-def test_throttling_and_falling_clocks_are_warnings_with_a_cure() -> None:
-    before = GpuState(0, "GPU", sm_clock_mhz=1980.0)
-    assert state_warnings(before, before) == ()
-    (fell,) = state_warnings(GpuState(0, "GPU", sm_clock_mhz=1200.0), before)
-    assert "1980 to 1200" in fell
-    assert fell.rpartition(": ")[2].startswith(("lock", " lock"))
-    (throttled,) = state_warnings(GpuState(0, "GPU", throttle=("power cap",)))
-    assert "power cap" in throttled
 
 
 def fake_nvidia_smi(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
