@@ -30,14 +30,13 @@ def test_the_environment_names_what_is_here_and_survives_json(tmp_path: Path) ->
     assert {"numpy", "onnx"} <= environment.versions.keys()
     assert environment.cpu
     assert environment.cpu_count >= 1
-    with_gpus = Environment(
-        {"python": "3.12"}, "Linux", "a CPU", 2, (GpuState(1, "NVIDIA H200", throttle=("power cap",)),), ("a: b",)
-    )
+    gpu = GpuState(1, "NVIDIA H200", throttle=("power cap",))
+    with_gpus = Environment({"python": "3.12"}, "Linux", "a CPU", 2, (gpu,), ("a: b",))
     jetson = describe_environment(put_files(tmp_path, ORIN_NANO_SUPER))
     assert jetson.jetson.mode.name == "MAXN_SUPER"
     assert describe_environment(tmp_path / "elsewhere").jetson is None
-    for made in (environment, with_gpus, jetson):
-        assert Environment.from_json(json.loads(json.dumps(made.to_json()))) == made
+    for each in (environment, with_gpus, jetson):
+        assert Environment.from_json(json.loads(json.dumps(each.to_json()))) == each
     assert with_gpus.with_warnings("c: d").warnings == ("a: b", "c: d")
 
 

@@ -24,8 +24,6 @@ from tests.graph import models
 from tests.graph.rtx import outlines
 
 Opener = Callable[[Path], EngineSession]
-
-
 ON_GPU = [
     pytest.param(name, marks=pytest.mark.gpu)
     for name in ("cuda", "cuda-no-graph", "tensorrt", "tensorrt-no-graph", "tensorrt-rtx")

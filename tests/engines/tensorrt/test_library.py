@@ -158,7 +158,6 @@ def test_a_library_is_ready_only_if_it_makes_a_builder(
 
 
 def logged(*errors: str, warnings: Sequence[str] = ()) -> Any:
-    """A log that holds these."""
     return SimpleNamespace(errors=[*errors], warnings=[*warnings])
 
 

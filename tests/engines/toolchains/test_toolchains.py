@@ -41,8 +41,7 @@ from mptune.targets.roofline import roofline
 from mptune.targets.target import load_target
 from mptune.tuning.evaluation import ORIGIN_FP16, Evaluation
 from tests.device.machines import become
-from tests.engines.conftest import QUICK
-from tests.engines.engine_support import failed, install, make_context, measured, prepare
+from tests.engines.engine_support import QUICK, failed, install, make_context, measured, prepare
 from tests.engines.evaluator.mptune_evaluator import EVALUATOR
 
 DIGITS = Path(__file__).parents[3] / "benchmarks/models/digits_vit.onnx"
