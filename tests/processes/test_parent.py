@@ -294,9 +294,13 @@ def test_an_interrupted_call_leaves_a_usable_worker(worker: Worker, tmp_path: Pa
             time.sleep(0.02)
         os.kill(os.getpid(), signal.SIGINT)
 
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     threading.Thread(target=interrupt, daemon=True).start()
-    with pytest.raises(KeyboardInterrupt):
-        worker.call(faults.hang(pids), PLENTY_S)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            worker.call(faults.hang(pids), PLENTY_S)
+    finally:
+        signal.signal(signal.SIGINT, previous)
     assert all(is_gone(int(pid)) for pid in pids.read_text().split())
     assert worker.call(faults.echo("here"), PLENTY_S) == "here"
 

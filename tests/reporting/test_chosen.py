@@ -163,7 +163,8 @@ def test_files_of_the_user_survive(chosen_dir: Path, bench: Bench, front: Front,
         write_chosen(front, plan, bench.grouped, chosen_dir, environment)
         assert [(chosen_dir / name).read_text() for name in ("notes.md", "measured/orin.csv")] == ["mine"] * 2
         assert (chosen_dir / "link").readlink() == Path("notes.md")
-        assert plan.plan.fingerprint in (chosen_dir / "README.txt").read_text()
+        written = json.loads((chosen_dir / "plan.json").read_text())["precision"]
+        assert written == {group: str(precision) for group, precision in plan.plan.precision.items()}
         assert sorted(p.name for p in chosen_dir.parent.iterdir()) == ["chosen"]
         chosen_dir.rename(chosen_dir.with_name(".chosen.old"))  # killed between the two renames
         chosen_dir.with_name(".chosen.new").mkdir()

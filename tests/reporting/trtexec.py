@@ -51,11 +51,8 @@ def name_and_sizes(text: str) -> tuple[str, Sizes]:
 
 def matches(pattern: str, name: str) -> bool:
     head, star, tail = pattern.partition("*")
-    return (
-        pattern == name
-        if not star
-        else len(name) >= len(head) + len(tail) and name.startswith(head) and name.endswith(tail)
-    )
+    is_long = len(name) >= len(head) + len(tail)
+    return is_long and name.startswith(head) and name.endswith(tail) if star else pattern == name
 
 
 def profile(
