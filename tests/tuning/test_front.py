@@ -48,7 +48,7 @@ def test_front_json_has_every_key_and_is_standard_json() -> None:
         assert {name: {*({"": value} | value)[name]} for name in keys} == {n: {*k.split()} for n, k in keys.items()}
     assert baseline["fp16"]["error"]["value"] == "nan"
     assert baseline["fp32"]["error"]["held_out"] is None
-    first = document["points"][0]
+    first = points[0]
     assert first["error"]["held_out"] == pytest.approx(2e-3)
     assert first["error"]["per_output"] == {"y": {"relative_l2": 1e-3, "non_finite": 0.0}}
     assert first["fp16_groups"] + first["fp32_groups"] == 10

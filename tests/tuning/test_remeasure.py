@@ -80,6 +80,7 @@ def test_what_cannot_become_the_choice_is_measured_once(searched: StudyRecord, s
     front = confirm(searched, toolchain)
     chosen = front.chosen.plan.fingerprint
     assert toolchain.calls == [(p, "held_out", 1) for p in points] + [(chosen, "held_out", n) for n in (2, 3)]
+    assert toolchain.ahead == ["main"] * 2, "while the first round and the second are measured"
     assert all(p.remeasured for p in front.points)
 
 
@@ -118,9 +119,8 @@ def test_what_was_measured_is_not_repeated(searched: StudyRecord, space: SearchS
 def test_a_predicted_latency_is_never_confirmed(record: StudyRecord, space: SearchSpace) -> None:
     toolchain = make_toolchain(space, latency_source="predicted", error_source="emulated")
     tune(record, toolchain, SETTINGS)
-    rounds = rounds_needed(SETTINGS, "predicted")
-    assert rounds == 1
-    front = confirm(record, toolchain, rounds)
+    assert rounds_needed(SETTINGS, "predicted") == 1
+    front = confirm(record, toolchain, 1)
     assert all(p.held_out is not None and not p.remeasured for p in front.points)
     assert {p.latency.source for p in front.points} == {"predicted"}
 
@@ -216,13 +216,7 @@ def test_finding_a_plan() -> None:
     names = [e.plan.fingerprint for e in known]
     typo, several = names[7][:-1] + ("0" if names[7][-1] != "0" else "1"), names[0][0]
     assert find_plan(known, names[7]) == known[7]
-    errors = {
-        "zzz": "no plan 'zzz'",
-        "": "no plan ''",
-        typo: "no plan",
-        several: "several",
-        names[3]: "not feasible",
-    }
+    errors = {"zzz": "no plan 'zzz'", "": "no plan ''", typo: "no plan", several: "several", names[3]: "not feasible"}
     for name, message in errors.items():
         with pytest.raises(PlanError, match=message):
             find_plan(known, name)
