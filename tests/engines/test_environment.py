@@ -89,12 +89,12 @@ else:
 
 
 def test_who_uses_a_gpu_that_is_not_visible_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[str] = []
-    monkeypatch.setattr("mptune.engines.environment.ask_nvidia_smi", lambda *query: seen.extend(query))
+    asked: list[str] = []
+    monkeypatch.setattr("mptune.engines.environment.ask_nvidia_smi", lambda *query: asked.extend(query))
     for visible in ("1", "GPU-3f", "", "MIG-1"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         assert process_warnings() == ()
-    assert [option for option in seen if option.startswith("--id")] == ["--id=1", "--id=GPU-3f"]
+    assert [option for option in asked if option.startswith("--id")] == ["--id=1", "--id=GPU-3f"]
 
 
 @pytest.mark.parametrize("variant", ["tensorrt", "tensorrt-cu12"])

@@ -85,36 +85,27 @@ def test_plugins_are_registered_once_and_with_the_process_logger(
 
 
 @pytest.mark.parametrize(
-    ("kind", "version", "words"),
+    ("kind", "version", "refusal", "warning"),
     [
-        (
-            "tensorrt",
-            "8.6.2.3",
-            r"8\.6\.2\.3 has no strongly typed.*`mptune export RUN --for tensorrt-8`$",
-        ),
-        ("tensorrt", "9.1.0", r"no strongly typed networks.*JetPack 6\.1 \(TensorRT 10\.3\) or later"),
-        ("tensorrt-rtx", "1.2.0.54", "pip install --upgrade tensorrt-rtx"),
+        ("tensorrt", "8.6.2.3", r"8\.6\.2\.3 has no strongly typed.*`mptune export RUN --for tensorrt-8`$", ""),
+        ("tensorrt", "9.1.0", r"no strongly typed networks.*JetPack 6\.1 \(TensorRT 10\.3\) or later", ""),
+        ("tensorrt-rtx", "1.2.0.54", "pip install --upgrade tensorrt-rtx", ""),
+        ("tensorrt", "10.0.1", "", "fully available from 10.12"),
+        ("tensorrt", "10.11.0.33", "", "fully available from 10.12"),
+        ("tensorrt", "10.12.0", "", ""),
+        ("tensorrt", "11.4.1.5", "", ""),
+        ("tensorrt", "12.0.0", "", "upgrade mptune"),
+        ("tensorrt-rtx", "1.7.1.116", "", ""),
     ],
 )
-def test_versions_that_are_refused(kind: tensorrt.Kind, version: str, words: str) -> None:
-    with pytest.raises(EngineError, match=words):
-        check_version(kind, version)
-
-
-@pytest.mark.parametrize(
-    ("kind", "version", "words"),
-    [
-        ("tensorrt", "10.0.1", ["fully available from 10.12"]),
-        ("tensorrt", "10.11.0.33", ["fully available from 10.12"]),
-        ("tensorrt", "10.12.0", []),
-        ("tensorrt", "11.4.1.5", []),
-        ("tensorrt", "12.0.0", ["upgrade mptune"]),
-        ("tensorrt-rtx", "1.7.1.116", []),
-    ],
-)
-def test_versions_that_warn(kind: tensorrt.Kind, version: str, words: list[str]) -> None:
+def test_versions_that_are_refused_or_warn(kind: tensorrt.Kind, version: str, refusal: str, warning: str) -> None:
+    if refusal:
+        with pytest.raises(EngineError, match=refusal):
+            check_version(kind, version)
+        return
     warnings = check_version(kind, version)
-    assert [text in warning for text, warning in zip(words, warnings, strict=True)] == [True] * len(words)
+    assert len(warnings) == bool(warning)
+    assert warning in "".join(warnings)
 
 
 @pytest.mark.tensorrt_rtx

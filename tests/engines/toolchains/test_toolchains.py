@@ -317,10 +317,14 @@ def test_every_backend_says_how_it_stands(backend: Backend) -> None:
         answer = backend.available(Place(target))
         assert answer.ability or not answer.obstacle or answer.hint
         assert answer.title.startswith(backend.name) or answer.ability != "measures"
-    for status in backend.statuses(choose.detect_gpus()):
-        assert status.name.startswith(backend.name)
+    statuses = {status.name: status for status in backend.statuses(choose.detect_gpus())}
+    for name, status in statuses.items():
+        assert name.startswith(backend.name)
         assert status.reason
         assert status.available or status.install or "no GPU" in status.reason
+    if backend is TENSORRT and not is_installed("tensorrt"):
+        assert statuses["tensorrt"].reason == "tensorrt is not installed"
+        assert "pip install tensorrt" in statuses["tensorrt"].install
 
 
 def test_doctor_lists_every_backend() -> None:
@@ -329,9 +333,6 @@ def test_doctor_lists_every_backend() -> None:
     assert statuses["onnxruntime-cpu"].available
     if not choose.detect_gpus() and is_installed("tensorrt-rtx"):
         assert "builds ahead of time for compute capability 7.5, 8.0, 8.6, 8.9" in statuses["tensorrt-rtx"].reason
-    if not is_installed("tensorrt"):
-        assert statuses["tensorrt"].reason == "tensorrt is not installed"
-        assert "pip install tensorrt" in statuses["tensorrt"].install
 
 
 HERE, JETSON = "rtx-4500-ada", "jetson-orin-nano-8gb"
@@ -340,33 +341,32 @@ NOT_FOR_CPUS = "cannot be used for .*: it is for NVIDIA GPUs"
 
 @WITHOUT_GPU
 @pytest.mark.parametrize(
-    ("packages", "no_cuda", "target", "engine", "expected", "passed_over"),
+    ("packages", "target", "engine", "expected", "passed_over"),
     [
         # A GPU here is measured by the first that can.
-        (BOTH, None, HERE, "auto", "tensorrt", None),
-        (BOTH, None, HERE, "tensorrt-rtx", "tensorrt-rtx", None),
-        (BOTH, None, HERE, "onnxruntime", "onnxruntime", None),
-        (RTX, None, HERE, "auto", "tensorrt-rtx", None),
-        (RTX, None, HERE, "tensorrt", "cannot be used for NVIDIA RTX 4500 Ada.*: tensorrt is not installed", None),
-        (BROKEN, None, HERE, "auto", "onnxruntime", "tensorrt"),
-        (NO_BINDINGS, None, HERE, "auto", "onnxruntime", "tensorrt"),
-        (NO_BINDINGS, None, HERE, "tensorrt", "cuda-python is not usable", None),
-        ({}, "no CUDA", HERE, "auto", "emulation", "onnxruntime"),
-        ({}, "no CUDA", HERE, "onnxruntime", "cannot be used for NVIDIA RTX 4500 Ada", None),
+        (BOTH, HERE, "auto", "tensorrt", None),
+        (BOTH, HERE, "tensorrt-rtx", "tensorrt-rtx", None),
+        (BOTH, HERE, "onnxruntime", "onnxruntime", None),
+        (RTX, HERE, "auto", "tensorrt-rtx", None),
+        (RTX, HERE, "tensorrt", "cannot be used for NVIDIA RTX 4500 Ada.*: tensorrt is not installed", None),
+        (BROKEN, HERE, "auto", "onnxruntime", "tensorrt"),
+        (NO_BINDINGS, HERE, "auto", "onnxruntime", "tensorrt"),
+        (NO_BINDINGS, HERE, "tensorrt", "cuda-python is not usable", None),
+        ({}, HERE, "auto", "emulation", "onnxruntime"),
+        ({}, HERE, "onnxruntime", "cannot be used for NVIDIA RTX 4500 Ada", None),
         # A device elsewhere is predicted; auto builds for RTX GPUs alone.
-        (None, None, "cpu", "tensorrt", f"--engine tensorrt {NOT_FOR_CPUS}", None),
-        (None, None, "cpu", "tensorrt-rtx", f"--engine tensorrt-rtx {NOT_FOR_CPUS}", None),
-        (None, None, JETSON, "tensorrt", "TensorRT builds engines on the device", None),
-        (None, None, JETSON, "tensorrt-rtx", "it builds for compute capability", None),
-        (None, None, HERE, "onnxruntime", "emulation", None),
-        (None, None, "t4", "auto", "emulation", None),
-        (None, None, "a100-40gb", "auto", "emulation", None),
-        (None, None, "h100", "auto", "emulation", None),
+        (None, "cpu", "tensorrt", f"--engine tensorrt {NOT_FOR_CPUS}", None),
+        (None, "cpu", "tensorrt-rtx", f"--engine tensorrt-rtx {NOT_FOR_CPUS}", None),
+        (None, JETSON, "tensorrt", "TensorRT builds engines on the device", None),
+        (None, JETSON, "tensorrt-rtx", "it builds for compute capability", None),
+        (None, HERE, "onnxruntime", "emulation", None),
+        (None, "t4", "auto", "emulation", None),
+        (None, "a100-40gb", "auto", "emulation", None),
+        (None, "h100", "auto", "emulation", None),
     ],
 )
 def test_which_backend_a_target_gets(
     packages: Any,
-    no_cuda: str | None,
     target: str,
     engine: Any,
     expected: str,
@@ -377,7 +377,7 @@ def test_which_backend_a_target_gets(
 ) -> None:
     if packages is not None:
         request.getfixturevalue("gpu_here")
-        install(monkeypatch, no_cuda, **packages)
+        install(monkeypatch, None if packages else "no CUDA", **packages)
     context = mlp_context.with_settings(engine=engine)
     if " " in expected:
         with pytest.raises(TargetError, match=expected) as caught:
