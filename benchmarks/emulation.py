@@ -103,6 +103,7 @@ def measure(context: RunContext, random: int) -> list[Pair]:
 def emulate(context: RunContext, plans: Sequence[PrecisionPlan]) -> list[float]:
     provider: Provider = "cuda" if read_gpus() else "cpu"
     toolchain = Emulating(ONNXRUNTIME, load_target("h200"), context, provider)
+    toolchain.prediction.fuses = False  # as the CUDA provider, since that is what was measured, on any device
     with toolchain:
         require(toolchain.reference("search"))
         require(toolchain.observe())

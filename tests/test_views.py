@@ -34,8 +34,6 @@ from tests.zoo.detector import LAYOUTS, detector, images
 
 pytestmark = pytest.mark.usefixtures("opened_here")
 
-RUNS = ("digits", "detector", "measured")
-
 
 @dataclass
 class View:
@@ -49,7 +47,7 @@ class View:
     labels: set[str] | None = None  # of the page's picture
 
 
-@pytest.fixture(scope="module", params=RUNS)
+@pytest.fixture(scope="module", params=("digits", "detector", "measured"))
 def run_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     if request.param == "digits":
         folder: Path = request.getfixturevalue("digits_run")

@@ -82,6 +82,8 @@ class Builder(ABC):
     """Builds the engines of one run, and says what is particular about them."""
 
     profiling: Profiling = "none"  # whether ``layer_times`` gives times
+    fuses = True
+    """Whether engines fuse nodes into one kernel; else the result of each node is rounded and written to memory."""
     emulation_holds = True  # whether engines round every value that a plan puts in FP16
 
     @abstractmethod

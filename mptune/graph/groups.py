@@ -76,10 +76,14 @@ class LayerGroup:
 
 @dataclass(frozen=True, eq=False)
 class GroupedModel:
-    """A model and its layer groups, which always go together."""
+    """A model and its layer groups, which always go together.
+
+    ``written_from`` is the model whose nodes were written out as steps in this one; its constants are rescaled.
+    """
 
     model: Model
     groups: tuple[LayerGroup, ...]
+    written_from: GroupedModel | None = None
 
     @cached_property
     def owners(self) -> Mapping[str, str]:

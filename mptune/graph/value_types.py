@@ -94,6 +94,7 @@ class ValueTypes:
             self._reads.append({(name, slot in rule.inputs, slot in rule.reads_any): None for slot, name in floats})
         self._lacking: dict[Precision, Mapping[int, tuple[str, ...]]] = {Precision.FP32: {}}
         self._rescaled: dict[Precision, dict[str, Initializer]] = {}
+        self._written_from = grouped.written_from
         # Under any plan: constants that are outputs or that nothing reads stay, computed outputs are FP32.
         self._unmoved = tuple(c for c in self.constants if c not in model.consumers or c in self.named)
         self._outputs = tuple(o.name for o in model.outputs if o.name in model.producer)
@@ -209,7 +210,8 @@ class ValueTypes:
         the norm computes the same.
         """
         if precision is not None and precision not in self._rescaled:
-            self._rescaled[precision] = _rescaled_norms(self, precision)
+            types = self if self._written_from is None else value_types(self._written_from)
+            self._rescaled[precision] = _rescaled_norms(types, precision)
         rescaled = {} if precision is None else self._rescaled[precision]
         return rescaled.get(name, self.model.initializers[name])
 

@@ -97,6 +97,9 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
             except BaseException:  # Ctrl-C, say, left a job running whose result nobody reads.
                 self._end(kills=True)
                 raise
+            finally:
+                if self.is_closed:
+                    self._end(kills=True)
 
     def start_ahead(self, load: str) -> None:
         """Start the process that takes the place of this one, unless it waits already.
@@ -106,6 +109,8 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         with self._lock, contextlib.suppress(OSError):
             if self._ahead is None and not self.is_closed:
                 self._ahead = WorkerProcess(self._environment, load)
+            if self.is_closed:  # by another thread meanwhile
+                self._end(kills=True)
 
     def restart(self) -> None:
         """End the process; the next call starts a new one, or takes the one that was started ahead."""
@@ -146,7 +151,6 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
             # After ``is_closed`` is set ``close`` kills the process itself.
             result: T | Failure = _CLOSED if self.is_closed else process.exchange(job, timeout_s, self)
             if self.is_closed:
-                self._end(kills=True)
                 return _CLOSED
             if not isinstance(result, Failure):
                 return result

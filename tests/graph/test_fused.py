@@ -12,6 +12,7 @@ from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
+from mptune.graph.writing.rounding_steps import with_rounding_steps
 from mptune.graph.writing.weights import WeightBank
 from tests.graph.hazards.observed import magnitudes_of
 from tests.graph.helpers import run
@@ -62,6 +63,8 @@ class Case:
 
 def test_its_steps_are_not_rounded_and_what_it_reads_is(tmp_path: Path) -> None:
     case = Case(rms_norm(tmp_path, read_twice=True), tmp_path, (NORM,))
+    ops = [n.op_type for n in with_rounding_steps(case.grouped, (NORM,)).model.nodes]
+    assert "ReduceMean" in ops, "no mean as the CUDA provider divides it"
     for nodes in (["n_y"], ["n_y", "n_z"], ["n_h", "n_y"]):
         assert same(case.emulated(case.plan(*nodes))["y"], kernel(half(H))) > 0.99 > same(kernel(H), kernel(half(H)))
     np.testing.assert_array_equal(case.emulated(case.plan("n_y"))["z"], H * GAIN)

@@ -134,6 +134,7 @@ def test_ignored_outputs_and_rows_are_not_in_the_figure(tmp_path: Path) -> None:
     header = header_of(collected(*given, row_sets=rows, ignored=("aside",), metric="relative_l2"))
     assert [output["name"] for output in header["outputs"]] == ["y"]
     assert (header["unchecked"], header["figure"]) == (["rows"], pytest.approx(0.1, rel=1e-5))
+    assert header["reported"] < 1, "what is ignored has 2"
     assert collect(*given, row_sets=rows, ignored=("aside", "y")) is None
     own = header_of(collected(tmp_path, [{"x": normal(2)}], wanted, wanted, metric="script.py:mine"))
     assert (own["figure"], own["reported"], own["outputs"][0]["figures"]["worst_part"]) == (None, None, 0)

@@ -80,7 +80,7 @@ def test_layers_carry_the_names(tmp_path: Path) -> None:
 
 
 def test_which_layers_are_named(tmp_path: Path) -> None:
-    """No constants, casts, shape arithmetic and integers; TopK, whose second output is INT64, has no type."""
+    # No constants, casts, shape arithmetic and integers; TopK, whose second output is INT64, has no type.
     text = """(float[n, 8] x, int64[n, 1] ids) => (float[n, 2] y, int64[n, 2] k) <float[1] one = {1}> {
         shape = Shape(x) two = Add(one, one) g = Mul(x, two) r = Reshape(g, shape) is_large = Greater(r, one)
         c = Cast<to = 1>(is_large) s = Mul(r, c) count = Constant<value = int64[1] {2}>()
@@ -117,10 +117,9 @@ REFUSED = {
 @pytest.mark.parametrize("message", REFUSED)
 def test_what_is_refused(message: str, tmp_path: Path) -> None:
     grouped = parsed(REFUSED[message], tmp_path, 18 if "opset 18" in message else 17)
-    with pytest.raises(ModelError, match=message):
-        weak_model(grouped, grouped.uniform(Precision.FP32))
-    with pytest.raises(PlanError, match="has groups in BF16"):
-        weak_model(grouped, grouped.uniform(Precision.BF16))
+    for error, words, precision in ((ModelError, message, "fp32"), (PlanError, "has groups in BF16", "bf16")):
+        with pytest.raises(error, match=words):
+            weak_model(grouped, grouped.uniform(Precision.named(precision)))
 
 
 @pytest.fixture

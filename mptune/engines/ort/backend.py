@@ -81,6 +81,7 @@ class OrtBuilder(ModelBuilder):
     def __init__(self, reference: ReferenceModel) -> None:
         super().__init__(reference, self._engine)
         self.provider = reference.provider
+        self.fuses = self.provider != "cuda"  # The CUDA provider runs a kernel for each node.
         # The CPU provider computes FP16 in FP32, and leaves out roundings between nodes.
         self.emulation_holds = self.provider != "cpu"
         self._grouped = self.context.grouped

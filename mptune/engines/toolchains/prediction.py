@@ -18,11 +18,16 @@ from mptune.targets.target import EngineMemory, Target
 
 
 class Prediction:
-    """Predicts for plans of one model on a target, with the shapes that were observed."""
+    """Predicts for plans of one model on a target, with the shapes that were observed.
+
+    Attributes:
+        fuses: whether engines fuse nodes into one kernel; else the result of each node is rounded.
+    """
 
     def __init__(self, reference: ReferenceModel, target: Target, builder: Builder | None) -> None:
         """Without a builder engines are taken to round as TensorRT's do."""
         self._reference, self._context, self._target, self._builder = reference, reference.context, target, builder
+        self.fuses = builder is None or builder.fuses
         self._terms: dict[bool, LatencyTerms] = {}
 
     @cached_property
@@ -31,6 +36,10 @@ class Prediction:
         reference, grouped = self._reference, self._context.grouped
         answer = () if self._builder is None else self._builder.fused_nodes()
         fused = () if isinstance(answer, Failure) else answer  # where the engine does not say, each step is rounded
+        if not self.fuses:
+            from mptune.graph.writing.rounding_steps import with_rounding_steps
+
+            grouped = with_rounding_steps(grouped, fused, self._context.precisions)
         return Emulation(self._context, grouped, reference.provider, reference.worker, reference.shapes, fused)
 
     def terms(self, *, tf32: bool) -> LatencyTerms | Failure:

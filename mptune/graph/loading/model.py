@@ -60,6 +60,8 @@ class Node:
     Attributes:
         index: position in topological order.
         captures: outer values that the node's subgraphs read.
+        rounds: whether what it computes in FP16 is rounded; False in a model that is written for emulation
+            (``mptune.graph.writing.rounding_steps``), where a node is computed together with the one that reads it.
     """
 
     index: int
@@ -70,6 +72,7 @@ class Node:
     outputs: tuple[str, ...]
     captures: tuple[str, ...]
     proto: onnx.NodeProto = field(repr=False, compare=False)
+    rounds: bool = True
 
     @property
     def is_standard(self) -> bool:
@@ -295,13 +298,19 @@ def _sorted_nodes(graph: onnx.GraphProto, path: Path) -> tuple[Node, ...]:
     return tuple(nodes)
 
 
-def with_nodes(model: Model, nodes: Iterable[Node], initializers: Mapping[str, Initializer]) -> Model:
-    """The model with other nodes, in topological order, and constants; ``proto`` stays."""
+def with_nodes(
+    model: Model,
+    nodes: Iterable[Node],
+    initializers: Mapping[str, Initializer],
+    tensors: Mapping[str, TensorInfo] | None = None,
+) -> Model:
+    """The model with other nodes, in topological order, and constants; ``tensors`` are new values. ``proto`` stays."""
     numbered = tuple(replace(node, index=index) for index, node in enumerate(nodes))
     held = {node.outputs[0]: node.index for node in numbered if node.op_type == "Constant"}
     return replace(
         model,
         nodes=numbered,
+        tensors={**model.tensors, **(tensors or {})},
         initializers={n: replace(c, node_index=held[n]) if n in held else c for n, c in initializers.items()},
     )
 

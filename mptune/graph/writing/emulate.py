@@ -3,8 +3,9 @@
 Every value that the plan puts in FP16 (node outputs, inputs that cross a boundary, weights) goes through an explicit
 pair of Casts to FP16 and back. Running the FP16-typed model on a provider without FP16 kernels is no substitute: it
 computes in FP32 and drops the roundings between nodes. Norms that ONNX Runtime fuses are one operator, with FP32 inside
-(``mptune.graph.facts``). What TensorRT's builder fuses is known once an engine is built: emulated errors of norms that
-are written out are upper ones there.
+(``mptune.graph.facts``); its CUDA provider rounds within some nodes, and not between others
+(``mptune.graph.writing.rounding_steps``). What TensorRT's builder fuses is known once an engine is built: emulated
+errors of norms that are written out are upper ones there.
 
 One file may also serve all plans: a boolean input for each group and precision turns its roundings on at run time.
 """
@@ -39,17 +40,23 @@ class Emulator:
     """Writes emulations of one model's plans. Made once; a plan then takes milliseconds."""
 
     def __init__(self, grouped: GroupedModel, bank: WeightBank | None = None, fused: Sequence[FusedNodes] = ()) -> None:
-        """Prepare for one model; ``fused`` are nodes that the engine computes as one in FP16."""
+        """Prepare for one model.
+
+        Args:
+            grouped: the model and its groups; what a node with ``rounds=False`` computes is not rounded.
+            fused: nodes that the engine computes as one in FP16.
+        """
         self.types = types = value_types(grouped)
         model = grouped.model
         self.frame = rewrite.frame_of(model)
         self.inside = steps_inside(fused)
-        self.selects: set[int] = set()
-        """Nodes whose results rounding cannot change, as they only select among rounded inputs and zero."""
+        self.rounds: set[int] = set()
+        """Nodes whose results rounding can change: not where they only select among rounded inputs and zero."""
         for node in model.nodes:
             floats = {slot for slot, name in enumerate(node.inputs) if name and model.info(name).is_float32}
-            if node.op_type in COPIES | {"Relu"} and floats <= set(types.rules[node.index].inputs):
-                self.selects.add(node.index)
+            selects = node.op_type in COPIES | {"Relu"} and floats <= set(types.rules[node.index].inputs)
+            if node.rounds and not selects:
+                self.rounds.add(node.index)
         self.maker = {
             node.outputs[slot]: types.group_of[node.index]
             for node, rule in zip(model.nodes, types.rules, strict=True)
@@ -158,7 +165,7 @@ class _Emulation:
         for slot in rule.inputs if modes else ():
             if emulator.maker.get(inputs[slot]) != group:
                 inputs[slot] = self._read_by(group, inputs[slot], modes)
-        roundings = () if node.index in emulator.selects else modes
+        roundings = modes if node.index in emulator.rounds else ()
         if node.name in emulator.inside:
             roundings = [(precision, switch) for precision, switch in roundings if precision is not FUSED_IN]
         rounded = [slot for slot in rule.outputs if roundings and outputs[slot] in emulator.maker]
