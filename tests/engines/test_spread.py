@@ -250,12 +250,13 @@ def test_timings_that_stopped_are_known_as_well_as_they_say(
 
 
 def test_a_plan_that_may_be_on_the_front_is_never_known_coarsely_only() -> None:
-    front = ((0.0, 1e-7), (-0.7, 1e-2))
-    values = np.exp(-0.3 + np.random.default_rng(0).normal(0.0, 1e-2, LEAST_VALUES))
-    timing = SessionTiming.of_values("", values, np.ones(LEAST_VALUES))
-    assert timing.sd > COARSE
-    assert not Enough(1e-4, front, 1e-3).is_reached((np.ones(LEAST_VALUES), values)), "apart from all, but coarse"
-    assert Enough(1e-4, (*front, (-0.65, 1e-4)), 1e-3).is_reached((np.ones(LEAST_VALUES), values)), "far behind"
+    ones, front = np.ones(LEAST_VALUES), ((0.0, 1e-7), (-0.7, 1e-2))
+    fine, coarse = (np.exp(-0.3 + np.random.default_rng(0).normal(0.0, sd, LEAST_VALUES)) for sd in (4e-3, 1e-2))
+    assert EXACT < SessionTiming.of_values("", fine, ones).sd < COARSE < SessionTiming.of_values("", coarse, ones).sd
+    assert not Enough(1e-4, front, 1e-3).is_reached((ones, coarse)), "apart from all, but coarse"
+    assert Enough(1e-4, (*front, (-0.65, 1e-4)), 1e-3).is_reached((ones, coarse)), "far behind"
+    assert Enough(1e-4, front, 1e-3).is_reached((ones, fine)), "apart from all"
+    assert not Enough(1e-4, (front[0], (-0.3, 1e-2)), 1e-3).is_reached((ones, fine)), "beside a plan of the front"
 
 
 def test_a_plan_is_not_compared_with_itself() -> None:
