@@ -14,7 +14,7 @@ from mptune.cli import main
 from mptune.engines.environment import backend_entries, backend_names
 from mptune.engines.toolchains.choose import find_backends
 from mptune.errors import TargetError
-from tests.engines.conftest import QUICK
+from tests.engines.engine_support import QUICK
 
 
 @pytest.fixture

@@ -46,13 +46,12 @@ LAYERNORM = Path(__file__).parents[2] / "graph" / "corpus" / "layernorm_13.onnx"
 
 @pytest.mark.parametrize(("preset", "is_fused"), [("reference", True), ("values", False), ("emulation", False)])
 def test_where_values_or_epsilons_are_read_norms_are_not_fused(preset: Preset, is_fused: bool, tmp_path: Path) -> None:
-    path = models.save(models.decomposed_norm(), tmp_path)
     folder = tmp_path / "optimised"
     folder.mkdir()
-    OrtSession(path, SessionOptions(preset=preset, optimised_dir=folder)).close()
+    options = SessionOptions(preset=preset, optimised_dir=folder)
+    OrtSession(models.save(models.decomposed_norm(), tmp_path), options).close()
     graph = onnx.load(folder / OPTIMISED_MODEL, load_external_data=False).graph
-    ops = {node.op_type for node in graph.node}
-    assert ("Pow" in ops) is not is_fused  # a norm's variance
+    assert ("Pow" in {node.op_type for node in graph.node}) is not is_fused  # a norm's variance
 
 
 def outputs_of(path: Path | bytes, feeds: dict[str, np.ndarray], preset: Preset = "reference") -> dict[str, np.ndarray]:

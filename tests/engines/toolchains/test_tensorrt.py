@@ -81,14 +81,6 @@ def test_a_build_past_its_deadline_is_cancelled_then_killed(mlp_path: Path, mlp_
         assert worker.pid != pid
 
 
-def test_turing_has_no_fp32_engine(mlp_context: RunContext, fp32: PrecisionPlan) -> None:
-    """The reason why 7.5 is not among ``RTX_CAPABILITIES``."""
-    with open_toolchain(load_target("t4"), mlp_context.with_settings(engine="tensorrt-rtx")) as tools:
-        failure = failed(tools.evaluate(fp32))
-    assert failure.kind is FailureKind.UNSUPPORTED
-    assert "Turing (SM75): FP32 GEMM is not supported" in failure.message
-
-
 @pytest.mark.usefixtures("gpu_here")
 def test_a_fault_of_the_machine_costs_no_engine(
     monkeypatch: pytest.MonkeyPatch, mlp_context: RunContext, fp16: PrecisionPlan
