@@ -32,9 +32,8 @@ from mptune.tuning.front import Front
 
 Evaluations = tuple[Evaluation, ...]
 
-SEARCHED = TargetSection(
-    name="h200", engine="emulation", device="NVIDIA H200 SXM", latency_source="predicted", error_source="emulated"
-)
+SOURCES = {"latency_source": "predicted", "error_source": "emulated"}
+SEARCHED = TargetSection(name="h200", engine="emulation", device="NVIDIA H200 SXM", **SOURCES)
 
 
 class Terminal(io.StringIO):
@@ -138,17 +137,12 @@ def explained(front: Front, groups: Sequence[LayerGroup], name: str = "a/very/lo
     """Reasons by turns for every FP32 group, with nasty names."""
     turns, reasons = get_args(Reason), dict[str, tuple[Kept, ...]]()
     for point in front.points:
-        worths = [
-            GroupWorth(group, name.format(group), "conv", 10.0**-k, pinned=f"why <{k}> {name[:99]}")
-            for k, group in enumerate(point.plan.fp32_groups)
-        ]
-        each = (Kept(worth, turns[k % len(turns)], 0.1) for k, worth in enumerate(worths))
-        reasons[point.plan.fingerprint] = tuple(each)
+        each = enumerate(point.plan.fp32_groups)
+        worths = [GroupWorth(g, name.format(g), "conv", 10.0**-k, pinned=f"why <{k}> {name[:99]}") for k, g in each]
+        each_kept = (Kept(worth, turns[k % len(turns)], 0.1) for k, worth in enumerate(worths))
+        reasons[point.plan.fingerprint] = tuple(each_kept)
     errors = [math.inf, *(10.0**-k for k in range(1, len(groups)))]
-    facts = (
-        GroupWorth(g.id, g.name, g.kind, error, 0.01, 0.002, k)
-        for k, (g, error) in enumerate(zip(groups, errors, strict=True))
-    )
+    facts = (GroupWorth(g.id, g.name, g.kind, errors[k], 0.01, 0.002, k) for k, g in enumerate(groups))
     return Explanation(reasons, tuple(facts), "the roofline and 48 builds")
 
 
@@ -187,14 +181,11 @@ def content(front: Front, evaluations: Evaluations, bench: Bench, environment: E
 @pytest.fixture
 def confirmation(bench: Bench, tmp_path: Path) -> Confirmation:
     front, evaluations = bench.front(tmp_path)
-    plans = [
-        ConfirmedPlan(
-            replace(e, latency=Latency.predicted(e.latency.median_ms / 10), error_source="emulated"),
-            None if not e.is_finite else replace(e, held_out=e.error),
-            "" if e.is_finite else "its outputs are <not> finite",
-        )
-        for e in evaluations
-    ]
+    plans = []
+    for e in evaluations:
+        searched = replace(e, latency=Latency.predicted(e.latency.median_ms / 10), error_source="emulated")
+        measured, failure = replace(e, held_out=e.error), "its outputs are <not> finite"
+        plans.append(ConfirmedPlan(searched, *((measured, "") if e.is_finite else (None, failure))))
     plans.sort(key=lambda p: (p.measured is None, p.searched.latency.median_ms))
     pairs = [(p.searched, p.measured) for p in plans if p.measured is not None]
     return Confirmation(front, SEARCHED, tuple(plans), latency_agreement(pairs), error_agreement(pairs))

@@ -308,9 +308,8 @@ def test_far_and_nearly_exact_points_do_not_squeeze_the_others(browser: Browser,
         ".map(c => [Number(c.getAttribute('cx')), Number(c.getAttribute('cy'))])"
     )
     box = browser.run("const s = document.querySelector('.chart svg'); return [s.clientWidth, s.clientHeight]")
-    for axis in (0, 1):
-        values = [place[axis] for place in places]
-        assert max(values) - min(values) > 0.6 * box[axis]
+    for values, length in zip(zip(*places, strict=True), box, strict=True):
+        assert max(values) - min(values) > 0.6 * length
     ticks = browser.run("return [...document.querySelectorAll('.chart .tick')].map(t => t.textContent)")
     assert {"exact", "far"} <= set(ticks)
     assert browser.run("return document.querySelectorAll('.chart path.faint').length") == 1
