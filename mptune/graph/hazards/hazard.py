@@ -17,7 +17,7 @@ from mptune.findings.wording import SEVERITIES, Severity, Words
 from mptune.graph.loading.model import Node
 from mptune.graph.plan import Precision
 from mptune.graph.value_types import ValueTypes
-from mptune.json_form import JsonForm, encode_float
+from mptune.json_form import JsonForm, encode, encode_float
 
 FP16_MAX = Precision.FP16.largest
 FP16_TINY, FP16_NORMAL = Precision.FP16.smallest, Precision.FP16.smallest_normal
@@ -126,7 +126,7 @@ class Hazard:
     def to_json(self) -> dict[str, Any]:
         """As ``mptune inspect --json`` prints it; the code of a note is null."""
         texts = {"code": None if self.is_note else self.code, "reason": self.reason, "cure": self.cure}
-        numbers = {"value": encode_float(self.value), "evidence": dict(self.evidence)}
+        numbers = {"value": encode_float(self.value), "evidence": encode(self.evidence)}
         return {"severity": self.severity, **texts, **vars(self.place), **numbers, "precision": str(self.precision)}
 
 
