@@ -198,13 +198,13 @@ def inspect_model(
     # What is ruled out, and so pinned: in a search with FP16 alone, and where groups may be BF16, too.
     grouped, every = find.find_split(grouped, observed)
     hazards = hazard.worst_first([each for each in every if each.precision is Precision.FP16])
-    space = make_space(grouped, named, hazards, observed.absmax)
+    space = make_space(grouped, named, hazards)
     no_bf16 = {
         **find.pinned_by_hazards(every, Precision.BF16, is_measured=True),
         **unsupported(value_types(grouped), Precision.BF16),
         **{group.id: group.pinned for group in grouped.groups if group.pinned is not None},
     }
-    of_three = make_space(grouped, named, hazards, observed.absmax, {Precision.BF16: no_bf16}, precisions)
+    of_three = make_space(grouped, named, hazards, {Precision.BF16: no_bf16}, precisions)
     only_bf16 = space.pinned.keys() & set(of_three.free)
     about = (
         *target_findings.nothing_to_tune(grouped, "inspect"),

@@ -64,12 +64,10 @@ class Known:
 
 def know(bench: Bench, path: Path) -> None:
     """Write what the tool would know of the bench's model with the default search space."""
-    absmax = {tensor: seen.absmax for tensor, seen in bench.ranges.items()}
     grouped = bench.context.grouped
     without_kernel = {Precision.FP16: bench.without_kernel}
-    space = make_space(
-        grouped, load_space("default"), find_hazards(grouped, ObservedValues(bench.ranges)), absmax, without_kernel
-    )
+    hazards = find_hazards(grouped, ObservedValues(bench.ranges))
+    space = make_space(grouped, load_space("default"), hazards, without_kernel)
     nothing = Sensitivity("relative_l2", {})
     document = Grounds.from_space(space, make_prior(space, nothing, bench.terms, exact=False)).to_json()
     plans = one_group_plans(bench.model, bench.groups)

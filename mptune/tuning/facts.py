@@ -218,5 +218,5 @@ def find_space(
     asked = [precision for precision in REDUCED if precision in precisions]
     lacking = {p: unsupported(value_types(grouped), p) | kernels.pins(grouped, p) for p in asked}
     lacking.setdefault(Precision.FP16, kernels.pins(grouped))  # its reasons are told of groups that stay in FP32
-    free = space.make_space(grouped, named, hazards, observed.absmax, lacking, precisions, kernels.not_emulated)
+    free = space.make_space(grouped, named, hazards, lacking, precisions, kernels.not_emulated)
     return grouped, hazards, free

@@ -28,7 +28,7 @@ from mptune.settings import SearchSettings
 from mptune.targets.roofline import LatencyTerms
 from mptune.tuning.bench import Bench, run_needed_job
 from mptune.tuning.dominance import ERROR_FLOOR, REFERENCE_ERROR
-from mptune.tuning.plan_limits import part_errors, searched_as, searched_error, stored, suffices
+from mptune.tuning.plan_limits import aimed_error, part_errors, searched_as, searched_error, stored, suffices
 from mptune.tuning.sampler.plans import Boundary, Crossings, End
 from mptune.tuning.sampler.precision import EMULATIONS_TO_LEARN, PrecisionSampler, derive_seed
 from mptune.tuning.sampler.trials import Prior
@@ -167,6 +167,7 @@ class Knowledge:
         return PrecisionSampler(
             self.prior,
             derive_seed(settings.seed, 0),
+            limit=aimed_error(settings),
             # Of metrics that do not add in squares the largest error so far bounds the front.
             error_scale=REFERENCE_ERROR if self._record.metric in ADD_IN_SQUARES else math.inf,
             emulate=self.emulate if self._emulates else None,

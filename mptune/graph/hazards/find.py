@@ -8,7 +8,7 @@ their group to FP32.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import fmean
 
@@ -124,14 +124,6 @@ def pinned_by_hazards(
     """The groups of ``pinning_hazards``, each with the reason in words."""
     pinned = pinning_hazards(hazards, precision, is_measured=is_measured)
     return {group: f"{hazard.place.tensor}: {hazard.reason}" for group, hazard in pinned.items()}
-
-
-def over_threshold(grouped: GroupedModel, ranges: Mapping[str, float], threshold: float) -> tuple[str, ...]:
-    """Ids of the groups that read or compute a value whose magnitude exceeds ``threshold`` (AutoCast's rule: 512)."""
-    types = value_types(grouped)
-    large = (tensor for tensor, absmax in ranges.items() if absmax > threshold)
-    positions = {types.group_of[node.index] for tensor in large for node in touching(types, tensor)}
-    return tuple(sorted(types.groups[position].id for position in positions if position >= 0))
 
 
 # -- what ranges show -------------------------------------------------------------------------------------------------

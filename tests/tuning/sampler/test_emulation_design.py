@@ -81,7 +81,7 @@ def proposals(model: Model, sampler: PrecisionSampler, count: int) -> list[int]:
     built, found = model.built(), []
     for number in range(count):
         model.asked.clear()
-        plan, _, _ = sampler.propose(model.prior, built, np.random.default_rng(number))
+        plan, _ = sampler.propose(model.prior, built, np.random.default_rng(number))
         assert plan is not None
         found.append(sum(map(len, model.asked)))
         for plans in model.asked:
