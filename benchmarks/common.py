@@ -76,10 +76,15 @@ def random_plans(groups: Sequence[LayerGroup], count: int, seed: int, kept: Coll
     return found
 
 
+def failure_words(failure: Failure) -> str:
+    """Kind, stage and message."""
+    return f"{failure.kind.value} ({failure.stage.value}): {failure.message}"
+
+
 def require(result: T | Failure) -> T:
     """The result; a failure ends the program with its message."""
     if isinstance(result, Failure):
-        raise SystemExit(f"{result.kind.value} ({result.stage.value}): {result.message}")
+        raise SystemExit(failure_words(result))
     return result
 
 

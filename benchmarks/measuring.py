@@ -8,14 +8,13 @@ plan is timed in alternation with the FP32 baseline, and its latency is scaled t
 from __future__ import annotations
 
 import argparse
-import contextlib
 import math
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import Record, bits_of, make_context, plan_of, require, rounded
+from benchmarks.common import Record, bits_of, failure_words, make_context, plan_of, require, rounded
+from benchmarks.peers.models import PeerModel
 from benchmarks.timing import FIRST_WARMUP_MS, ReadyJob, Timed, TimeJob
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, SampleSet
@@ -25,7 +24,6 @@ from mptune.engines.ort.backend import ONNXRUNTIME
 from mptune.engines.ort.session import Provider
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.files import read_form, write_json
-from mptune.graph.facts import FusedNodes
 from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import PrecisionPlan
@@ -35,7 +33,7 @@ from mptune.tuning.facts import MissingKernels, ask_for_kernels
 
 JOB_TIMEOUT_S = 120.0
 
-_NORMAL_95 = 1.96
+NORMAL_95 = 1.96
 
 
 class Emulating(Toolchain):
@@ -50,38 +48,45 @@ class Bench:
     """One model with its worker and the record of its measurements."""
 
     def __init__(
-        self, options: argparse.Namespace, which: SampleSet = "search", plan_timeout_s: float = JOB_TIMEOUT_S
+        self,
+        model: PeerModel,
+        name: str,
+        options: argparse.Namespace,
+        which: SampleSet = "search",
+        plan_timeout_s: float = JOB_TIMEOUT_S,
     ) -> None:
         """Open everything, take the reference and the observed shapes, and the record of an earlier call.
 
         Args:
-            options: of ``PeerModel.options``; the folder holds weights, samples and ``plans.jsonl``.
+            model: which.
+            name: of the model's folder in ``options.work`` with weights, samples and ``plans.jsonl``.
+            options: ``provider``, and the ``target`` whose roofline is taken.
             which: the samples that errors of engines are taken on.
             plan_timeout_s: of opening, running and timing one plan; more is a failure of that plan.
         """
-        self.model = load_model(options.model)
+        path, data = model.make(options.work)
+        folder = options.work / f"{model.name}.{name}"
+        self.model = load_model(path)
         self.groups = find_groups(self.model)
         self.provider: Provider = options.provider
         self.settings = SearchSettings(
-            latency=LatencySettings(FIRST_WARMUP_MS, options.duration_ms, min_iterations=5),
+            latency=LatencySettings(FIRST_WARMUP_MS, model.duration_ms, min_iterations=5),
             worker=WorkerSettings(max_jobs=None),
         )
         grouped = GroupedModel(self.model, self.groups)
-        shares = options.data, options.folder, options.samples, options.batch
-        self.context = make_context(grouped, *shares, self.settings)
-        target = load_target(options.target)
-        self._emulating = Emulating(ONNXRUNTIME, target, self.context, self.provider)
-        for one in dict.fromkeys(("search", which)):
-            require(self._emulating.reference(one))
+        self.context = make_context(grouped, data, folder, model.samples, model.rows, self.settings)
+        self._emulating = Emulating(ONNXRUNTIME, load_target(options.target), self.context, self.provider)
+        for samples in dict.fromkeys(("search", which)):
+            require(self._emulating.reference(samples))
         self.ranges = require(self._emulating.observe())
         self.terms = require(self._emulating.latency_terms())
         self.kernels = self._missing_kernels()
         self.without_kernel = self.kernels.pins(self.context.grouped)
-        self._tf32_by_environment = self._emulating.builder.tf32_by_environment
-        self._rewriter = self.context.rewriter
-        self._baseline = self._rewriter.write(self.plan("0" * len(self.groups)), self._scratch("baseline"))
-        self.record = Record(options.folder / "plans.jsonl", len(self.groups))
-        self.samples, self._which = options.samples, which
+        self._baseline = self.context.rewriter.write(
+            self.plan("0" * len(self.groups)), self.context.weights_dir / "baseline.onnx"
+        )
+        self.record = Record(folder / "plans.jsonl", len(self.groups))
+        self.samples, self._which = model.samples, which
         self._plan_timeout_s = plan_timeout_s
         gpus = read_gpus() if self.provider == "cuda" else ()
         self.device = gpus[0].name if gpus else self.provider
@@ -96,7 +101,24 @@ class Bench:
 
     def measure(self, bits: str) -> dict[str, Any]:
         """Build and time a plan, or read it from the record."""
-        return self.record.plans.get(bits) or self._measured(bits)
+        if bits in self.record.plans:
+            return self.record.plans[bits]
+        started = time.monotonic()
+        result = self.time_again(bits)
+        if isinstance(result, Failure):
+            failed = {"failure": failure_words(result), "finite": False}
+            return self.record.add(bits, failed, keep=not result.is_machine_fault)
+        latency = result.latency.scaled(self.record.baseline_ms / result.baseline.median_ms)
+        low, high = latency.ci95_ms
+        entry = {
+            "latency_ms": latency.median_ms,
+            "latency_sd_ms": (high - low) / (2 * NORMAL_95),
+            "baseline_ms": result.baseline.median_ms,
+            "error": result.error.value("relative_l2"),
+            "finite": result.error.non_finite == 0,
+            "seconds": [result.build_s, result.device_s, time.monotonic() - started],
+        }
+        return self.record.add(bits, entry)
 
     def emulate(self, bits: str) -> float:
         """The relative L2 error of a plan by emulation, on all samples; infinite where it is not finite."""
@@ -118,10 +140,6 @@ class Bench:
             "groups": [[group.id, group.name, group.kind] for group in self.groups],
         }
 
-    def fused_nodes(self) -> tuple[FusedNodes, ...]:
-        """What the device's engine computes as one in FP16."""
-        return require(self._emulating.fused_nodes())
-
     @property
     def process(self) -> int | None:
         """Number of the worker's process; None while there is none."""
@@ -135,7 +153,7 @@ class Bench:
         Raises:
             SystemExit: the worker cannot be started again, or fails to time the baseline.
         """
-        self._worker.close()
+        self._worker.restart()
         self._open()
 
     def close(self) -> None:
@@ -156,7 +174,7 @@ class Bench:
             provider=self.provider,
             latency=self.settings.latency,
             repetitions=None if known is None else Repetitions.from_json(known),
-            tf32_by_environment=self._tf32_by_environment,
+            tf32_by_environment=self._emulating.builder.tf32_by_environment,
         )
         ready = require(self._worker.call(job, JOB_TIMEOUT_S))
         if known is None:
@@ -172,24 +190,15 @@ class Bench:
             write_json(path, ask_for_kernels(self._emulating).to_json())
         return read_form(MissingKernels, path, "delete it: it is asked for again") or MissingKernels()
 
-    def _scratch(self, name: str) -> Path:
-        return self.context.weights_dir / f"{name}.onnx"
-
-    @contextlib.contextmanager
-    def _written(self, bits: str) -> Iterator[Path]:
-        """The typed model of a plan; it is there as long."""
-        plan = self.plan(bits)
-        path = self._rewriter.write(plan, self._scratch(plan.fingerprint))
-        try:
-            yield path
-        finally:
-            path.unlink(missing_ok=True)
-
     def time_again(self, plan: str | Path) -> Timed | Failure:
         """Open and time a plan, or a model of the same inputs and outputs, whatever the record holds; not recorded."""
         if isinstance(plan, str):
-            with self._written(plan) as path:
+            whole = self.plan(plan)
+            path = self.context.rewriter.write(whole, self.context.weights_dir / f"{whole.fingerprint}.onnx")
+            try:
                 return self.time_again(path)
+            finally:
+                path.unlink(missing_ok=True)
         assert self.record.repetitions is not None
         job = TimeJob(
             model=plan,
@@ -199,24 +208,6 @@ class Bench:
             provider=self.provider,
             latency=self.settings.latency,
             repetitions=Repetitions.from_json(self.record.repetitions),
-            tf32_by_environment=self._tf32_by_environment,
+            tf32_by_environment=self._emulating.builder.tf32_by_environment,
         )
         return self._worker.call(job, self._plan_timeout_s)
-
-    def _measured(self, bits: str) -> dict[str, Any]:
-        started = time.monotonic()
-        result = self.time_again(bits)
-        if isinstance(result, Failure):
-            failed = {"failure": f"{result.kind.value} ({result.stage.value}): {result.message}", "finite": False}
-            return self.record.add(bits, failed, keep=not result.is_machine_fault)
-        latency = result.latency.scaled(self.record.baseline_ms / result.baseline.median_ms)
-        low, high = latency.ci95_ms
-        entry = {
-            "latency_ms": latency.median_ms,
-            "latency_sd_ms": (high - low) / (2 * _NORMAL_95),
-            "baseline_ms": result.baseline.median_ms,
-            "error": result.error.value("relative_l2"),
-            "finite": result.error.non_finite == 0,
-            "seconds": [result.build_s, result.device_s, time.monotonic() - started],
-        }
-        return self.record.add(bits, entry)

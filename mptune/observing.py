@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from mptune.data.archive import save_samples
 from mptune.data.calibration import load_calibration
 from mptune.data.samples import CalibrationSet
 from mptune.engines.base import Failure
@@ -41,7 +42,7 @@ def observe_values(
     """What the values of a model are on the samples, and findings about the model."""
     with tempfile.TemporaryDirectory(prefix="mptune-inspect-") as folder:
         context = RunContext.in_folder(grouped, Path(folder), SearchSettings(precisions=tuple(precisions)))
-        samples.save(context.samples("search"))
+        save_samples(context.samples("search"), samples.samples)
         with Toolchain(None, load_target("cpu"), context) as toolchain:
             ranges = toolchain.observe(stage)
             reference = ranges if isinstance(ranges, Failure) else toolchain.reference("search")

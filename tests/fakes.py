@@ -120,6 +120,7 @@ class FakeToolchain:
         killed: numbers of the jobs, from 0, whose worker is killed from outside; or what says it of a number.
         drifts: baseline medians that come one after another, as factors of the true one; the last stays.
         delay_s: each evaluation takes this long.
+        before: called with the plan of each evaluation; a Failure that it returns is the result.
         diary: file to which each evaluation is appended as a JSON line when it begins.
         gate: from the third evaluation on each waits until this file is there.
         interrupt_after: KeyboardInterrupt when this many evaluations are done.
@@ -150,6 +151,7 @@ class FakeToolchain:
     jobs: int = 0
     drifts: Sequence[float] = ()
     delay_s: float = 0.0
+    before: Callable[[PrecisionPlan], object] = lambda plan: None
     diary: Path | None = None
     gate: Path | None = None
     interrupt_after: int | None = None
@@ -217,7 +219,10 @@ class FakeToolchain:
             return kill
         if self.emulation_fails and any(set(self.emulation_fails) & set(plan.fp16_groups) for plan in plans):
             return Failure(Stage.RUN, FailureKind.CRASH, "segmentation fault", Path("worker.log"))
-        return tuple(self._output_error(plan, 1.0) for plan in plans)
+        return tuple(self._emulated_error(plan) for plan in plans)
+
+    def _emulated_error(self, plan: PrecisionPlan) -> OutputError:
+        return self._output_error(plan, 1.0)
 
     def latency_terms(self) -> LatencyTerms | Failure:
         if (kill := self._kill()) is not None:
@@ -248,6 +253,8 @@ class FakeToolchain:
             time.sleep(0.02)
         if (kill := self._kill()) is not None:
             return kill
+        if isinstance(failure := self.before(plan), Failure):
+            return failure
         if self.faults:
             self.faults -= 1
             return Failure(Stage.RUN, self.fault_kind, "the machine is on fire")

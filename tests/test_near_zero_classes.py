@@ -1,4 +1,4 @@
-"""A classifier with classes that no sample is near: what their probabilities change by decides nothing."""
+"""A classifier with classes that no sample is near: near-zero probabilities do not dominate the error."""
 
 from __future__ import annotations
 

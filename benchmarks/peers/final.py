@@ -1,40 +1,168 @@
 """Each peer's plans and each replay's front, built and timed in turn with the baseline; errors on held-out samples.
 
 Every plan is opened several times, each time in another worker process, so that its interval holds what differs from
-process to process (``mptune.engines.spread``, ``benchmarks.peers.shared``): a process chooses its kernels anew,
+process to process (``mptune.engines.spread``, ``shared_degrees``): a process chooses its kernels anew,
 and two sessions of one process agree more closely than two of different ones. What was measured stays in a file of one
 line a session: a later call goes on with it.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.common import read_measured_plans, rounded, save
-from benchmarks.measuring import Bench
+from benchmarks.common import failure_words, read_measured_plans, rounded, save
+from benchmarks.measuring import NORMAL_95, Bench
 from benchmarks.peers.collect import PLAN_TIMEOUT_S
 from benchmarks.peers.converters import CONVERTERS
-from benchmarks.peers.known import read_known
+from benchmarks.peers.known import Known, read_known
 from benchmarks.peers.models import PeerModel
-from benchmarks.peers.own import Crashed, Made, bisect, calls, convert, unpack_all
-from benchmarks.peers.replay import FINAL, LIMITS, MOST_POINTS, NAMES, bisection_name
-from benchmarks.peers.shared import shared_degrees
+from benchmarks.peers.own import converted
+from benchmarks.peers.replay import NAMES
 from mptune.engines.base import Failure
 from mptune.engines.spread import SessionSpread, SessionTiming
+
+Timings = Mapping[str, Sequence[SessionTiming]]
+"""Key of a plan -> its sessions."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What a peer came to.
+
+    Attributes:
+        peer: its name.
+        plan: one 0 or 1 per layer group, or a model file.
+        builds: engines that it built to get there.
+        budget: builds that it was allowed, of a search; None where it takes none.
+    """
+
+    peer: str
+    plan: str | Path
+    builds: int = 0
+    budget: int | None = None
+
+    @property
+    def key(self) -> str:
+        """A plan's bits, or the name of a model file."""
+        return self.plan if isinstance(self.plan, str) else f"file: {self.peer}"
+
+
+def final(model: PeerModel, options: argparse.Namespace, deadline: float) -> bool:
+    """Time what is left of a model's candidates, until the deadline (``time.monotonic``); whether nothing is left.
+
+    Args:
+        model: which.
+        options: ``work``, ``results`` and ``packed`` folders, ``budgets`` of replays, ``points`` of each front, and
+            ``rounds``: sessions of each plan.
+        deadline: nothing is begun after it.
+    """
+    known = read_known(options.results / f"peers_known_{model.name}.json")
+    plans = options.results / f"h200_plans_{model.name}.json"
+    # FP32 in it: what has no switch, and what has no FP16 kernel.
+    all_fp16 = read_measured_plans(plans).of_kind("uniform")[1].precision
+    lacking = json.loads(plans.read_text()).get("without_kernel", {})
+    candidates, crashes = _candidates(model, options, known, all_fp16, lacking)
+    keys: dict[str, str | Path] = {"0" * len(known.groups): "0" * len(known.groups)}
+    keys |= {candidate.key: candidate.plan for candidate in candidates}
+    # These run nodes on the CPU, as operators without an FP16 kernel are FP16 in them.
+    without_kernel = [k for k, group in enumerate(known.groups) if group in lacking.get("groups", ())]
+    on_cpu = {
+        candidate.key
+        for candidate in candidates
+        if (candidate.peer in CONVERTERS and model.without_kernel)
+        or (isinstance(candidate.plan, str) and any(candidate.plan[k] == "1" for k in without_kernel))
+    }
+    begun = f"{time.time():.3f}"  # names this program, as process numbers come again
+    with Bench(model, "final", options, which="held_out", plan_timeout_s=PLAN_TIMEOUT_S) as bench:
+        if known.groups != tuple(group.id for group in bench.groups):
+            raise SystemExit(f"{model.name}: the layer groups are not those of its files; collect again")
+        sessions = Sessions(options.work / f"{model.name}.final" / "sessions.jsonl")
+        for number in range(options.rounds):
+            # Every plan that lacks some is in the next round, so that all are timed in the same processes. The first
+            # round is in the order of importance, as time may end within it; others are shuffled, so that what a plan's
+            # latency owes to the plan before it, or to its place in a round, differs from round to round.
+            left = [key for key in keys if sessions.lacks(key, options.rounds)]
+            if left and time.monotonic() < deadline:
+                bench.renew()  # for the first round, too: that process has done other work before
+            for k in np.random.default_rng(number).permutation(len(left)) if number else range(len(left)):
+                if time.monotonic() < deadline:
+                    sessions.add(_session(bench, left[k], keys[left[k]], begun))
+        document = {
+            **{k: v for k, v in bench.description().items() if k not in ("groups", "repetitions")},
+            "held_out": True,
+            "rounds": options.rounds,
+            "processes": len({timing.baseline for timings in sessions.timings.values() for timing in timings}),
+            "all_fp16": all_fp16,
+            "without_kernel": lacking.get("operators", []),
+            "made": [{**asdict(candidate), "plan": candidate.key} for candidate in candidates],
+            "crashed": [{"peer": peer, "words": words} for peer, words in (crashes | sessions.failures).items()],
+            "measured": sessions.figures(bench.record.baseline_ms, on_cpu),
+        }
+    save(options.results / f"h200_peers_{model.name}.json", document, lists=("made",))
+    left = [key for key in keys if sessions.lacks(key, options.rounds)]
+    print(f"{model.name}: {len(keys) - len(left)} of {len(keys)} plans measured, {len(crashes)} peers failed")
+    return not left
+
+
+def _candidates(
+    model: PeerModel, options: argparse.Namespace, known: Known, all_fp16: str, lacking: Mapping[str, Any]
+) -> tuple[list[Candidate], dict[str, str]]:
+    """What is timed, in the order of importance, as time may end within the first round; peers that crashed."""
+    rules = [Candidate("all-FP16", all_fp16)]
+    for plan in lacking.get("plans", ())[:1]:
+        rules.append(Candidate(f"all-FP16, {' and '.join(lacking['operators'])} too", plan["precision"]))
+    name = "norm and softmax in FP32"
+    rules += [Candidate(name, bits) for seed, bits in known.seeds if seed.removeprefix("seed: ") == name]
+    path = options.results / f"peers_replay_{model.name}.json"
+    replays = json.loads(path.read_text()) if path.exists() else {"runs": (), "bisected": ()}
+    # The fronts of each sampler's first seed.
+    fronts = [
+        Candidate(NAMES[run["sampler"]], bits, int(budget), budget=int(budget))
+        for run in replays["runs"]
+        if run["seed"] == 0
+        for budget, front in run.get("fronts", {}).items()
+        if int(budget) in options.budgets
+        for bits in front[: options.points]
+    ]
+    bisected = [Candidate(row["name"], row["plan"], row["builds"]) for row in replays["bisected"]]
+    files, crashes = [], {}
+    for peer, outcome in converted(model, options.work, options.packed):
+        if isinstance(outcome, Path):
+            files.append(Candidate(peer, outcome))
+        else:
+            crashes[peer] = outcome
+    ours = [candidate for candidate in fronts if candidate.peer == NAMES["precision"]]
+    others = [candidate for candidate in fronts if candidate.peer != NAMES["precision"]]
+    return [*rules, *ours, *files, *others, *bisected], crashes
+
+
+def _session(bench: Bench, key: str, plan: str | Path, begun: str) -> dict[str, Any]:
+    """Open a plan, or a model file, once more, and time it in turn with the baseline: a line of ``Sessions``."""
+    result = bench.time_again(plan)
+    if isinstance(result, Failure):
+        return {"key": key, "failure": failure_words(result)[:300]}
+    low, high = result.latency.ci95_ms
+    sd = (high - low) / (2 * NORMAL_95) / result.latency.median_ms
+    log_ratio = math.log(result.latency.median_ms / result.baseline.median_ms)
+    timing = SessionTiming(f"{begun}.{bench.process}", log_ratio, sd)  # a session of the baseline for each process
+    error = result.error.value("relative_l2")
+    is_finite = result.error.non_finite == 0
+    return {"key": key, "timing": timing.to_json(), "error": error if is_finite else 0.0, "finite": is_finite}
 
 
 @dataclass
 class Sessions:
-    """What was measured of each plan so far, kept in a file. A key is a plan's bits, or the name of a model file."""
+    """What was measured of each plan so far, by key, kept in a file."""
 
     path: Path
     timings: dict[str, list[SessionTiming]] = field(default_factory=dict)
@@ -54,11 +182,6 @@ class Sessions:
         """Whether a plan has fewer timings than this number, and may have more."""
         return key not in self.failures and len(self.timings.get(key, ())) < number
 
-    @property
-    def processes(self) -> int:
-        """How many worker processes timed them."""
-        return len({timing.baseline for sessions in self.timings.values() for timing in sessions})
-
     def _take(self, entry: Mapping[str, Any]) -> None:
         key = entry["key"]
         if "failure" in entry:
@@ -75,231 +198,52 @@ class Sessions:
             apart: keys of plans that differ from process to process in another way than the others, so that their
                 spread says nothing of the others'.
         """
-        parts = [{k: v for k, v in self.timings.items() if (k in apart) is one} for one in (False, True)]
-        return {key: figure for part in parts if part for key, figure in self._figures(part, baseline_ms).items()}
-
-    def _figures(self, timings: Mapping[str, list[SessionTiming]], baseline_ms: float) -> dict[str, dict[str, Any]]:
-        counts = Counter(timing.baseline for sessions in timings.values() for timing in sessions)
-        # relative to the process that timed the most plans: one that crashed early says little of all the others
-        spread = SessionSpread(timings, max(counts, key=lambda process: counts[process]))
-        degrees = shared_degrees(timings)
-        found = {}
-        for key, sessions in timings.items():
-            estimate = spread.estimate(sessions)
-            low, high = replace(estimate, degrees=min(estimate.degrees, degrees)).interval()
-            found[key] = {
-                "latency_ms": rounded(baseline_ms * math.exp(estimate.log_ratio)),
-                "ci95_ms": [rounded(baseline_ms * low), rounded(baseline_ms * high)],
-                "error": rounded(self.errors[key]),
-                "sessions": len(sessions),
-            }
-        return found
-
-
-class Final:
-    """The measurement of one model."""
-
-    def __init__(
-        self,
-        model: PeerModel,
-        work: Path,
-        results: Path,
-        *,
-        provider: str,
-        target: str,
-        limit_s: float,
-        packed: Path | None = None,
-        budgets: Sequence[int] = FINAL,
-        points: int = MOST_POINTS,
-    ) -> None:
-        self._packed, self._budgets, self._points = packed, budgets, points
-        self._model, self._work, self._results = model, work, results
-        self._provider, self._target = provider, target
-        self._deadline = time.monotonic() + limit_s
-        self._known = read_known(results / f"peers_known_{model.name}.json")
-        plans = results / f"h200_plans_{model.name}.json"
-        # FP32 in it: what has no switch, and what has no FP16 kernel
-        self._fp16 = read_measured_plans(plans).of_kind("uniform")[1].precision
-        self._without_kernel: Mapping[str, Any] = json.loads(plans.read_text()).get("without_kernel", {})
-        self._begun = f"{time.time():.3f}"
-
-    @property
-    def _left_s(self) -> float:
-        return self._deadline - time.monotonic()
-
-    def run(self, out: Path, rounds: int, steps: Sequence[str]) -> bool:
-        """Measure what is left; returns whether nothing is.
-
-        Args:
-            out: the file of figures, written after every round.
-            rounds: sessions of each plan.
-            steps: of "bisect" and "time".
-        """
-        made, crashed = self._candidates(with_bisect="bisect" in steps)
-        options = self._model.options(self._work, "final", provider=self._provider, target=self._target)
-        with Bench(options, which="held_out", plan_timeout_s=PLAN_TIMEOUT_S) as bench:
-            if self._known.groups != tuple(group.id for group in bench.groups):
-                raise SystemExit(f"{self._model.name}: the layer groups are not those of its files; collect again")
-            sessions = Sessions(self._work / f"{self._model.name}.final" / "sessions.jsonl")
-            keys = {_key(one): one.plan for one in made}
-            keys = {"0" * len(self._known.groups): "0" * len(self._known.groups), **keys}
-            for number in range(rounds if "time" in steps else 0):
-                # every plan that lacks some is in the next round, so that all are timed in the same processes
-                todo = [key for key in keys if sessions.lacks(key, rounds)]
-                if not todo or self._left_s <= 0:
-                    break
-                bench.renew()  # for the first round, too: that process has done other work before
-                for key in in_order(todo, number):
-                    if self._left_s > 0:
-                        measure(bench, sessions, key, keys[key], self._begun)
-                self._save(out, bench, sessions, made, crashed, rounds)
-            self._save(out, bench, sessions, made, crashed, rounds)
-            left = [key for key in keys if sessions.lacks(key, rounds)]
-        print(f"{self._model.name}: {len(keys) - len(left)} of {len(keys)} plans measured, {len(crashed)} peers failed")
-        return not left
-
-    # -- candidates -----------------------------------------------------------------------------------------------
-
-    def _candidates(self, *, with_bisect: bool) -> tuple[list[Made], list[Crashed]]:
-        model, data = self._model.make(self._work)
-        if self._packed is not None:
-            unpack_all(self._model, self._work, self._packed)
-        folder = self._model.peers(self._work)
-        rows = self._model.first_rows
-        converted = [convert(name, model, data, rows, folder, excluded=ops) for name, ops in calls(self._model)]
-        replayed = list(self._replayed())
-        ours = [one for one in replayed if one.peer == NAMES["precision"]]
-        others = [one for one in replayed if one.peer != NAMES["precision"]]
-        # in the order of importance: time may end within the first round
-        every = [*self._rules(), *ours, *converted, *others, *self._bisected(with_bisect)]
-        return [one for one in every if isinstance(one, Made)], [one for one in every if isinstance(one, Crashed)]
-
-    def _rules(self) -> Iterator[Made]:
-        yield Made("all-FP16", self._fp16)
-        for plan in self._without_kernel.get("plans", ())[:1]:
-            yield Made(f"all-FP16, {' and '.join(self._without_kernel['operators'])} too", plan["precision"])
-        for name, bits in self._known.seeds:
-            if name.removeprefix("seed: ") == "norm and softmax in FP32":
-                yield Made("norm and softmax in FP32", bits)
-
-    def _bisected(self, allowed: bool) -> Iterator[Made | Crashed]:
-        """Plans of the bisection for each error limit and both directions, on the search samples; else by the law."""
-        note = self._work / f"{self._model.name}.final" / "bisected.json"
-        if note.exists():
-            for entry in json.loads(note.read_text()):
-                yield Made(**entry)
-            return
-        if not allowed:
-            replays = self._results / f"peers_replay_{self._model.name}.json"
-            for entry in json.loads(replays.read_text()).get("bisected", ()) if replays.exists() else ():
-                yield Made(entry["name"], entry["plan"], entry["builds"])
-            return
-        options = self._model.options(self._work, "bench", provider=self._provider, target=self._target)
-        found = []
-        with Bench(options) as bench:
-            whole = bench.measure(self._fp16).get("error", math.inf)
-            if not math.isfinite(whole):
-                yield Crashed("bisection", "all-FP16 has no finite error to take limits from")
-                return
-            for limit in LIMITS:
-                for forward in (True, False):
-                    if self._left_s <= 0:
-                        return  # begun anew in the next call, which finds the builds in the bench's record
-                    name = bisection_name(limit, forward=forward)
-                    found.append(self._bisect(bench, name, limit * whole, forward=forward))
-        note.parent.mkdir(parents=True, exist_ok=True)
-        note.write_text(json.dumps([asdict(one) for one in found]))
-        yield from found
-
-    def _bisect(self, bench: Bench, name: str, limit: float, *, forward: bool) -> Made:
-        free = [k for k, is_free in enumerate(self._known.is_free) if is_free]
-
-        def is_good(bits: str) -> bool:
-            entry = bench.measure(bits)
-            return bool(entry["finite"]) and entry["error"] <= limit
-
-        plan, builds = bisect(free, len(self._known.groups), is_good, forward=forward)
-        return Made(name, plan, builds)
-
-    def _replayed(self) -> Iterator[Made]:
-        """The fronts of the first seed's replays, at each budget."""
-        path = self._results / f"peers_replay_{self._model.name}.json"
-        for run in json.loads(path.read_text())["runs"] if path.exists() else ():
-            if run["seed"] == 0 and "failure" not in run:
-                fronts = {budget: run["fronts"][budget] for budget in run["fronts"] if int(budget) in self._budgets}
-                for budget, front in fronts.items():
-                    for bits in front[: self._points]:
-                        yield Made(NAMES[run["sampler"]], bits, int(budget), budget=int(budget))
-
-    def _on_cpu(self, made: Sequence[Made]) -> set[str]:
-        """Keys of what runs nodes on the CPU, as operators without an FP16 kernel are FP16 in it."""
-        lacking = [k for k, g in enumerate(self._known.groups) if g in self._without_kernel.get("groups", ())]
-        return {
-            _key(one)
-            for one in made
-            if (one.peer in CONVERTERS and self._model.without_kernel)
-            or (isinstance(one.plan, str) and any(one.plan[k] == "1" for k in lacking))
-        }
-
-    # -- the file -------------------------------------------------------------------------------------------------
-
-    def _save(
-        self, out: Path, bench: Bench, sessions: Sessions, made: Sequence[Made], crashed: Sequence[Crashed], rounds: int
-    ) -> None:
-        document = {
-            **{k: v for k, v in bench.description().items() if k not in ("groups", "repetitions")},
-            "held_out": True,
-            "rounds": rounds,
-            "processes": sessions.processes,
-            "all_fp16": self._fp16,
-            "without_kernel": self._without_kernel.get("operators", []),
-            "made": [{**asdict(one), "plan": _key(one)} for one in made],
-            "crashed": [asdict(one) for one in crashed] + [
-                {"peer": key, "words": words} for key, words in sessions.failures.items()
-            ],
-            "measured": sessions.figures(bench.record.baseline_ms, self._on_cpu(made)),
-        }  # fmt: skip
-        save(out, document, lists=("made",))
+        figures = {}
+        for is_apart in (False, True):
+            part = {key: timings for key, timings in self.timings.items() if (key in apart) is is_apart}
+            counts = Counter(timing.baseline for timings in part.values() for timing in timings)
+            if not part:
+                continue
+            # Relative to the process that timed the most plans: one that crashed early says little of all the others.
+            spread = SessionSpread(part, max(counts, key=lambda process: counts[process]))
+            degrees = shared_degrees(part)
+            for key, timings in part.items():
+                estimate = spread.estimate(timings)
+                low, high = replace(estimate, degrees=min(estimate.degrees, degrees)).interval()
+                figures[key] = {
+                    "latency_ms": rounded(baseline_ms * math.exp(estimate.log_ratio)),
+                    "ci95_ms": [rounded(baseline_ms * low), rounded(baseline_ms * high)],
+                    "error": rounded(self.errors[key]),
+                    "sessions": len(timings),
+                }
+        return figures
 
 
-def measure(bench: Bench, sessions: Sessions, key: str, plan: str | Path, begun: str) -> None:
-    """Open a plan, or a model file, once more, time it in turn with the baseline, and keep what came of it.
+def shared_degrees(timings: Timings) -> float:
+    """Degrees of freedom of the spread between processes, as plans share what a process does.
 
-    Args:
-        bench: of the model.
-        sessions: takes the timing.
-        key: of the plan.
-        plan: its bits, or its model file.
-        begun: names the program that measures, as process numbers come again.
+    A process chooses kernels once, and every plan that runs them is faster or slower in it: of the digits model on an
+    H200, 28 plans in four processes, one pattern had 85 % of the squares by which plans differed from process to
+    process. Then the residuals of all plans say little more than those of one. In the residuals of plans and processes,
+    shape (plans, processes), ``n = processes - 1`` patterns are possible. Where each plan varies by itself they are
+    about equally strong; where all follow one pattern, that one has everything. The sum of the squared shares, scaled
+    to 0 and 1 at these two ends, divides ``n``; the result is never less than ``n``, nor more than the residuals.
+
+    Returns:
+        ``n`` for two processes, of which nobody can tell. Processes that timed less than half of the plans are left
+        out; 1 where fewer than two are left, and infinite for a single process, which says nothing of others.
     """
-    found = bench.time_again(plan)
-    if isinstance(found, Failure):
-        words = f"{found.kind.value} ({found.stage.value}): {found.message}"
-        sessions.add({"key": key, "failure": words[:300]})
-        return
-    ratio = found.latency.median_ms / found.baseline.median_ms
-    low, high = found.latency.ci95_ms
-    sd = (high - low) / (2 * 1.96) / found.latency.median_ms
-    session = f"{begun}.{bench.process}"  # of the baseline: one for each worker process
-    timing = SessionTiming(session, math.log(ratio), sd)
-    error, finite = found.error.value("relative_l2"), found.error.non_finite == 0
-    sessions.add(
-        {
-            "key": key,
-            "timing": timing.to_json(),
-            "error": error if math.isfinite(error) else 0.0,
-            "finite": finite,
-        }
-    )
-
-
-def in_order(keys: Sequence[str], number: int) -> list[str]:
-    """The order of a round: of importance in the first, as time may end within it; shuffled in the others.
-
-    So what a plan's latency owes to the plan before it, or to its place in a round, differs from round to round.
-    """
-    return [keys[k] for k in np.random.default_rng(number).permutation(len(keys))] if number else list(keys)
-
-
-def _key(one: Made) -> str:
-    return one.plan if isinstance(one.plan, str) else f"file: {one.peer}"
+    rows = [{timing.baseline: timing.log_ratio for timing in sessions} for sessions in timings.values()]
+    counts = Counter(process for row in rows for process in row)
+    processes = [process for process, count in counts.items() if 2 * count >= len(rows)]
+    values = np.array([[row[process] for process in processes] for row in rows if set(processes) <= set(row)])
+    n = len(processes) - 1
+    if n < 1 or len(values) < 2:
+        return 1.0 if len(counts) > 1 else math.inf
+    residuals = values - values.mean(0) - values.mean(1, keepdims=True) + values.mean()
+    strengths = np.linalg.svd(residuals, compute_uv=False)[:n] ** 2
+    if n == 1 or strengths.sum() <= 0.0:
+        return float(n)
+    squared = float(np.sum((strengths / strengths.sum()) ** 2))
+    alike = (squared - 1.0 / n) / (1.0 - 1.0 / n)
+    return n / max(alike, 1.0 / (len(values) - 1))

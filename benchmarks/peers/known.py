@@ -36,7 +36,7 @@ class Known:
         free: ids of those that are searched.
         seeds: name and plan (one 0 or 1 per group) of what a search builds first, all-FP32 and all-FP16 before others.
         prior: of the free groups, without errors.
-        alone: emulated error of each group alone in FP16, by id, of those that were emulated when it was written.
+        alone: emulated error of each group alone in FP16, by id.
     """
 
     groups: tuple[str, ...]
@@ -52,37 +52,38 @@ class Known:
 
     def with_errors(self, measured: MeasuredPlans) -> Prior:
         """The prior with the emulated one-group errors, as a file of measured plans holds them or this one."""
-        built = {plan.precision.index("1"): plan.emulated for plan in measured.of_kind("one-group")}
-        alone = {**self.alone, **{self.groups[position]: error for position, error in built.items()}}
-        errors = [alone.get(group) for group in self.free]
-        missing = [group for group, error in zip(self.free, errors, strict=True) if error is None]
-        if missing:
-            raise SystemExit(f"{measured.model}: no emulated error of {missing[0]}: collect it with --emulate")
-        squares = tuple(2.0 * math.log(error) if error else -math.inf for error in errors if error is not None)
+        alone = dict(self.alone)
+        for plan in measured.of_kind("one-group"):
+            if plan.emulated is not None:
+                alone[self.groups[plan.precision.index("1")]] = plan.emulated
+        if missing := [group for group in self.free if group not in alone]:
+            raise SystemExit(f"{measured.model}: no emulated error of {missing[0]}: collect goes on")
+        squares = (2.0 * math.log(alone[group]) if alone[group] else -math.inf for group in self.free)
         return replace(self.prior, log_square_errors=tuple(max(square, -80.0) for square in squares))
 
 
 def know(bench: Bench, path: Path) -> None:
     """Write what the tool would know of the bench's model with the default search space."""
     grouped = bench.context.grouped
-    without_kernel = {Precision.FP16: bench.without_kernel}
     hazards = find_hazards(grouped, ObservedValues(bench.ranges))
-    space = make_space(grouped, load_space("default"), hazards, without_kernel)
-    nothing = Sensitivity("relative_l2", {})
-    document = Grounds.from_space(space, make_prior(space, nothing, bench.terms, exact=False)).to_json()
-    plans = one_group_plans(bench.model, bench.groups)
-    bits = {group: bench.bits(plan) for group, plan in plans.items()}
+    space = make_space(grouped, load_space("default"), hazards, {Precision.FP16: bench.without_kernel})
+    prior = make_prior(space, Sensitivity("relative_l2", {}), bench.terms, exact=False)
+    bits = {group: bench.bits(plan) for group, plan in one_group_plans(bench.model, bench.groups).items()}
     emulated = bench.record.emulated
-    alone = {group: encode_float(emulated[one]) for group, one in bits.items() if one in emulated}
-    seeds = [[str(seed.origin), bench.bits(seed.plan)] for seed in space.seeds]
-    write_json(path, {"model": bench.model.path.stem, **document, "seeds": seeds, "alone": alone})
+    document = {
+        "model": bench.model.path.stem,
+        **Grounds.from_space(space, prior).to_json(),
+        "seeds": [[str(seed.origin), bench.bits(seed.plan)] for seed in space.seeds],
+        "alone": {group: encode_float(emulated[plan]) for group, plan in bits.items() if plan in emulated},
+    }
+    write_json(path, document)
 
 
 def read_known(path: Path) -> Known:
     """Read what ``know`` wrote."""
     grounds = Grounds.load(path)
     if grounds.prior is None:
-        raise SystemExit(f"{path} is missing or holds no latency terms: python -m benchmarks.peers know MODEL")
+        raise SystemExit(f"{path} is missing or holds no latency terms: python -m benchmarks.peers collect MODEL")
     document = json.loads(path.read_text())
     seeds = tuple((name, bits) for name, bits in document["seeds"])
     alone = {group: decode_float(error) for group, error in document.get("alone", {}).items()}

@@ -61,9 +61,13 @@ class AdditiveLaw:
             base_ms: latency of all-FP32.
             pull: of ``PULLS``.
         """
-        columns = _columns(prior.boundaries, rows)
-        expected = _expected(prior, rows, latency_ms, base_ms)
-        groups = rows.shape[1]
+        columns, groups = _columns(prior.boundaries, rows), rows.shape[1]
+        # The roofline's terms, scaled so that its most FP16 plan has the measured latency.
+        gains = np.zeros(groups) if prior.gains_ms is None else np.array(prior.gains_ms)
+        roofline = np.concatenate([-gains, prior.boundary_costs_ms])
+        most = int(rows.sum(axis=1).argmax())
+        predicted = float(columns[most] @ roofline)
+        expected = roofline * max((latency_ms[most] - base_ms) / predicted if predicted < 0.0 else 1.0, 0.0)
         low = np.concatenate([np.full(groups, -np.inf), np.zeros(len(prior.boundaries))])
         kept = np.ones(len(rows), dtype=bool)
         for _ in range(_PASSES):
@@ -99,9 +103,14 @@ class Residual:
     log_error: float
 
     @classmethod
-    def of(cls, law: AdditiveLaw, rows: Bools, latency_ms: Floats, error: Floats) -> Residual:
-        """Of a law on plans."""
-        return _residual(*law.predict(rows), latency_ms, error)
+    def of(cls, predicted_ms: Floats, log_error: Floats, latency_ms: Floats, error: Floats) -> Residual:
+        """Of predictions (``AdditiveLaw.predict``) and what was measured."""
+        off = predicted_ms / latency_ms - 1.0
+        wrong = log_error - np.log(np.maximum(error, ERROR_FLOOR))
+        odd = _is_odd(off)
+        rest = off[~odd]
+        log_sd = float(wrong[error > ERROR_FLOOR].std())
+        return cls(len(off), float(rest.std()), float(rest.mean()), int(odd.sum()), log_sd)
 
     def to_json(self) -> dict[str, Any]:
         """Four digits."""
@@ -111,44 +120,30 @@ class Residual:
 def cross_validated(
     prior: Prior, rows: Bools, latency_ms: Floats, error: Floats, base_ms: float, left_out: Bools
 ) -> tuple[Residual, float]:
-    """The residual of laws that are each fitted without a fifth of some plans, on that fifth, and their pull.
+    """The smallest residual of latency over ``PULLS``, and the pull that it has.
 
-    Args:
-        prior: as in ``AdditiveLaw.fit``, and so the next four.
-        rows: plans.
-        latency_ms: of them.
-        error: of them.
-        base_ms: latency of all-FP32.
-        left_out: which of the plans are left out in turn; the others are always fitted.
-
-    Returns:
-        The smallest residual of latency, and the pull that it has.
+    Laws are each fitted without a fifth of the plans that are ``left_out`` in turn, and judged on it; the arguments
+    before are those of ``AdditiveLaw.fit``.
     """
     positions = np.random.default_rng(0).permutation(np.flatnonzero(left_out))
     fold = np.full(len(rows), -1)
     fold[positions] = np.arange(len(positions)) % FOLDS
-    found = []
+    residuals = []
     for pull in PULLS:
         predicted = np.empty((2, len(rows)))
         for number in range(FOLDS):
             out = fold == number
             law = AdditiveLaw.fit(prior, rows[~out], latency_ms[~out], error[~out], base_ms, pull)
             predicted[:, out] = law.predict(rows[out])
-        off = _residual(predicted[0, left_out], predicted[1, left_out], latency_ms[left_out], error[left_out])
-        found.append((off.latency, off, pull))
-    _, residual, pull = min(found, key=lambda one: one[0])
-    return residual, pull
-
-
-def unit_squares(prior: Prior) -> Floats:
-    """Squared one-group errors of a prior, within what a fit can bear."""
-    assert prior.log_square_errors is not None
-    return np.exp(np.clip(prior.log_square_errors, -40.0, 0.0))
+        residuals.append((Residual.of(*predicted[:, left_out], latency_ms[left_out], error[left_out]), pull))
+    return min(residuals, key=lambda row: row[0].latency)
 
 
 def _fit_squares(prior: Prior, rows: Bools, error: Floats) -> Floats:
     """Squared errors of the groups: least squares of the plans' log errors, drawn weakly to the one-group errors."""
-    unit, counted = unit_squares(prior), (error > ERROR_FLOOR) & rows.any(axis=1)
+    assert prior.log_square_errors is not None
+    unit = np.exp(np.clip(prior.log_square_errors, -40.0, 0.0))  # within what a fit can bear
+    counted = (error > ERROR_FLOOR) & rows.any(axis=1)
     rows, wanted = rows[counted].astype(float), np.log(error[counted])
 
     def parts(logs: Floats) -> tuple[Floats, Floats]:
@@ -165,16 +160,6 @@ def _fit_squares(prior: Prior, rows: Bools, error: Floats) -> Floats:
     return unit * np.exp(least_squares(residuals, np.zeros(len(unit)), slopes).x)
 
 
-def _residual(predicted_ms: Floats, log_error: Floats, latency_ms: Floats, error: Floats) -> Residual:
-    off = predicted_ms / latency_ms - 1.0
-    wrong = log_error - np.log(np.maximum(error, ERROR_FLOOR))
-    counted = error > ERROR_FLOOR
-    odd = _is_odd(off)
-    return Residual(
-        len(off), float(off[~odd].std()), float(off[~odd].mean()), int(odd.sum()), float(wrong[counted].std())
-    )
-
-
 def _is_odd(off: Floats) -> Bools:
     """Which deviations are far outside of the rest, by the median absolute deviation."""
     centre = np.median(off)
@@ -185,13 +170,3 @@ def _is_odd(off: Floats) -> Bools:
 def _columns(boundaries: tuple[Boundary, ...], rows: Bools) -> Floats:
     crossings = Crossings(Columns.fp16(map(str, range(rows.shape[1]))), boundaries)
     return np.column_stack([rows, crossings.count(np.ascontiguousarray(rows.T)).T]).astype(float)
-
-
-def _expected(prior: Prior, rows: Bools, latency_ms: Floats, base_ms: float) -> Floats:
-    """The roofline's terms, scaled so that its most FP16 plan has the measured latency."""
-    gains = np.zeros(rows.shape[1]) if prior.gains_ms is None else np.array(prior.gains_ms)
-    terms = np.concatenate([-gains, prior.boundary_costs_ms])
-    most = int(rows.sum(axis=1).argmax())
-    predicted = float(_columns(prior.boundaries, rows[[most]])[0] @ terms)
-    scale = (latency_ms[most] - base_ms) / predicted if predicted < 0.0 else 1.0
-    return terms * max(scale, 0.0)

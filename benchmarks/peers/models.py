@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -49,29 +48,6 @@ class PeerModel:
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         return model, data
 
-    def peers(self, work: Path) -> Path:
-        """Folder of what converters made of it."""
-        return work / f"{self.name}.peers"
-
-    @property
-    def first_rows(self) -> int:
-        """Rows of one sample."""
-        return self.rows if self.rows > 1 else self.batch
-
-    def options(self, work: Path, folder: str, *, provider: str, target: str) -> argparse.Namespace:
-        """What ``benchmarks.measuring.Bench`` takes; the folder is kept between calls."""
-        model, data = self.make(work)
-        return argparse.Namespace(
-            model=model,
-            data=data,
-            folder=work / f"{self.name}.{folder}",
-            target=target,
-            provider=provider,
-            samples=self.samples,
-            batch=self.rows,
-            duration_ms=self.duration_ms,
-        )
-
 
 MODELS = {
     model.name: model
@@ -89,4 +65,3 @@ MODELS = {
         PeerModel("flow_net", "flow matching net, batch 8", samples=32, duration_ms=200.0),
     )
 }
-"""By name. The last two were measured before; they are compared where their files are there."""

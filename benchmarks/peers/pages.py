@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import median
 
-from benchmarks.peers.replay import FINAL, LATENCY_LIMITS, LIMITS, NAMES
-from benchmarks.peers.table import Row
+from benchmarks.peers.replay import LATENCY_LIMITS, LIMITS, NAMES
+from benchmarks.peers.table import BUILDS, Row
 from mptune.files import write_text
 
 MPTUNE, TPE = NAMES["precision"], NAMES["tpe"]
-FIRST, LAST = map(str, (FINAL[0], FINAL[-1]))
+OURS = f"{MPTUNE}, {BUILDS} builds"
 _SUMMARY_LIMIT = LIMITS.index(0.3)
 _WITHIN = " (less than the law is off on plans left out of its fit, {:.1%})"
 
@@ -47,11 +47,12 @@ def headline(models: Mapping[str, Row]) -> str:
     """A paragraph for the main README; nothing where no plans were built and timed."""
     timed = _timed(models)
     faster = sum(bool(beaten_by(entry, _SUMMARY_LIMIT)) for entry in timed)
+    outcome = f"another method found a faster plan on {faster}" if faster else "no other method found a faster plan"
     text = (
-        f"**Against other searches**, on {len(timed)} networks: the plans of Optuna's samplers, of bisection and of "
+        f"**Against other searches.** On {len(timed)} networks, the plans of Optuna's samplers, of bisection and of "
         "four converters were built and timed on an H200 beside mptune's. With at most 0.3 times all-FP16's error, "
-        "another method's plan is faster than mptune's, beyond the 95 % intervals, on "
-        f"{faster or 'none'}. [Tables, and where mptune loses](benchmarks/README.md#mptune-against-its-peers)."
+        f"{outcome} (beyond the 95 % intervals). "
+        "[Tables, and where mptune loses](benchmarks/README.md#mptune-against-its-peers)."
     )
     return _wrapped(text) if timed else ""
 
@@ -70,13 +71,6 @@ def published(models: Mapping[str, Row]) -> str:
 # -- who is better ----------------------------------------------------------------------------------------------------
 
 
-def best(entry: Row, name: str, at: int) -> Row | None:
-    """The fastest plan of a peer within a limit, of its 50 builds where it is a search; None where it has none."""
-    row = entry["peers"].get(f"{name}, {FIRST} builds") or entry["peers"].get(name)
-    plan: Row | None = row["at_error"][at] if row is not None and row["at_error"] is not None else None
-    return plan
-
-
 def ours(entry: Row, at: int) -> Row | None:
     """mptune's fastest plan within a limit, or all-FP32; None where nothing of mptune was built, or no limit is known.
 
@@ -84,7 +78,7 @@ def ours(entry: Row, at: int) -> Row | None:
         entry: of ``table.measured``.
         at: index of the limit in ``LIMITS``.
     """
-    row = entry["peers"].get(f"{MPTUNE}, {FIRST} builds")
+    row = entry["peers"].get(OURS)
     if row is None or row["at_error"] is None:
         return None
     plans = [plan for plan in (row["at_error"][at], entry["fp32"]) if plan is not None]
@@ -93,22 +87,19 @@ def ours(entry: Row, at: int) -> Row | None:
 
 def rivals(entry: Row, at: int) -> dict[str, Row]:
     """The fastest plan within a limit of each peer that has one; of searches with as many builds as mptune's."""
-    names = [n for n in entry["peers"] if not n.startswith(MPTUNE) and not n.endswith(f", {LAST} builds")]
-    plans = {name: best(entry, name.removesuffix(f", {FIRST} builds"), at) for name in names}
+    plans = {name: row["at_error"] and row["at_error"][at] for name, row in entry["peers"].items() if name != OURS}
     return {name: plan for name, plan in plans.items() if plan is not None}
 
 
 def beaten_by(entry: Row, at: int) -> list[str]:
     """The peers whose fastest plan within a limit is faster than mptune's beyond both intervals."""
     own = ours(entry, at)
-    if own is None:
-        return []
-    return [name for name, plan in rivals(entry, at).items() if plan["ci95_ms"][1] < own["ci95_ms"][0]]
+    return [n for n, plan in rivals(entry, at).items() if own and plan["ci95_ms"][1] < own["ci95_ms"][0]]
 
 
 def share(entry: Row, name: str) -> float:
     """A sampler's median hypervolume over that of the law's own front; of an entry of ``table.replayed``."""
-    return float(entry["samplers"][name]["hypervolume"][FIRST][0]) / float(entry["own_front"])
+    return float(entry["samplers"][name]["hypervolume"]) / float(entry["own_front"])
 
 
 def more_volume(entry: Row) -> list[str]:
@@ -116,19 +107,15 @@ def more_volume(entry: Row) -> list[str]:
 
     A latency that is off by some share of the baseline everywhere moves the hypervolume by at most this share.
     """
-    volumes = {n: row["hypervolume"][FIRST][0] for n, row in entry["samplers"].items() if _has_volume(row)}
+    volumes = {name: row["hypervolume"] for name, row in entry["samplers"].items()}
     most = volumes.pop(MPTUNE) + entry["law"]["residual"]["latency"]
     return [name for name, volume in volumes.items() if volume > most]
-
-
-def _has_volume(row: Row) -> bool:
-    return FIRST in row.get("hypervolume", {}) and math.isfinite(row["hypervolume"][FIRST][0])
 
 
 def _replayed(models: Mapping[str, Row]) -> list[Row]:
     """The replays that have mptune's hypervolume."""
     entries = [entry["replayed"] for entry in models.values() if "replayed" in entry]
-    return [entry for entry in entries if _has_volume(entry["samplers"].get(MPTUNE, {}))]
+    return [entry for entry in entries if MPTUNE in entry["samplers"]]
 
 
 def _timed(models: Mapping[str, Row]) -> list[Row]:
@@ -148,19 +135,16 @@ def _summary(models: Mapping[str, Row]) -> str:
     """How often mptune comes first, with as many builds."""
 
     def limited_ms(row: Row) -> float:
-        latencies = row["at"][FIRST].get("latency_ms") if _has_volume(row) else None
-        return math.inf if not latencies or latencies[_SUMMARY_LIMIT] is None else float(latencies[_SUMMARY_LIMIT])
+        latency_ms = row["latency_ms"][_SUMMARY_LIMIT] if "latency_ms" in row else None
+        return math.inf if latency_ms is None else float(latency_ms)
 
-    replays = _replayed(models)
-    rows = [(entry["samplers"][MPTUNE], [r for r in entry["samplers"].values() if _has_volume(r)]) for entry in replays]
-    first = sum(all(r["hypervolume"][FIRST][0] <= own["hypervolume"][FIRST][0] for r in all_) for own, all_ in rows)
-    text = f"With 50 builds mptune has the largest hypervolume* on {first} of {len(rows)} networks"
-    ratios = [share(e, MPTUNE) / share(e, TPE) for e in replays if _has_volume(e["samplers"].get(TPE, {}))]
-    if ratios:
+    samplers = [entry["samplers"] for entry in _replayed(models)]
+    first = sum(all(r["hypervolume"] <= rows[MPTUNE]["hypervolume"] for r in rows.values()) for rows in samplers)
+    text = f"With {BUILDS} builds mptune has the largest hypervolume* on {first} of {len(samplers)} networks"
+    if ratios := [rows[MPTUNE]["hypervolume"] / rows[TPE]["hypervolume"] for rows in samplers if TPE in rows]:
         text += f", {median(ratios):.2f} times TPE's in the median ({min(ratios):.2f} to {max(ratios):.2f})"
-    limited = [(own, all_) for own, all_ in rows if own["at"][FIRST].get("latency_ms")]
-    if limited:
-        fastest = sum(all(limited_ms(row) >= limited_ms(own) for row in all_) for own, all_ in limited)
+    if limited := [rows for rows in samplers if "latency_ms" in rows[MPTUNE]]:
+        fastest = sum(all(limited_ms(row) >= limited_ms(rows[MPTUNE]) for row in rows.values()) for rows in limited)
         text += f"; within 0.3 of all-FP16's error nobody's plan is faster* on {fastest} of {len(limited)}"
     if timed := _timed(models):
         unbeaten = sum(not beaten_by(entry, _SUMMARY_LIMIT) for entry in timed)
@@ -177,22 +161,23 @@ def verdict(models: Mapping[str, Row]) -> str:
     return "\n".join([*lines, *(f"| {e['what']} | {' | '.join(_cells(e))} |" for e in models.values())])
 
 
-def _cells(entry: Row) -> Iterable[str]:
+def _cells(entry: Row) -> Iterator[str]:
     replayed, timed = entry.get("replayed"), entry.get("measured")
-    if replayed is None or not _has_volume(replayed["samplers"].get(MPTUNE, {})):
+    if replayed is None or MPTUNE not in replayed["samplers"]:
         yield from ("-", "-")
     else:
-        others = [name for name, row in replayed["samplers"].items() if name != MPTUNE and _has_volume(row)]
-        first = max(others, key=lambda name: share(replayed, name), default=None)
+        shares = {name: share(replayed, name) for name in replayed["samplers"]}
+        own = shares.pop(MPTUNE)
+        first = max(shares, key=lambda name: shares[name], default=None)
         beaten = f" **({', '.join(names)})**" if (names := more_volume(replayed)) else ""
-        yield f"{share(replayed, MPTUNE):.3f}" + (f", {share(replayed, first):.3f} {first}" if first else "") + beaten
-        yield f"{share(replayed, MPTUNE) / share(replayed, TPE):.2f}" if TPE in others else "-"
+        yield f"{own:.3f}" + (f", {shares[first]:.3f} {first}" if first else "") + beaten
+        yield f"{own / shares[TPE]:.2f}" if TPE in shares else "-"
     if timed is None or ours(timed, 0) is None:
         yield from "-" * (len(LIMITS) + 1)
         return
     for at in range(len(LIMITS)):
         others = rivals(timed, at)
-        name = min(others, key=lambda one: float(others[one]["latency_ms"]), default=None)
+        name = min(others, key=lambda name: float(others[name]["latency_ms"]), default=None)
         yield f"{_half_width(ours(timed, at))}; " + (f"{_half_width(others[name])} {name}" if name else "nobody else")
     lost = {limit: names for at, limit in enumerate(LIMITS) if (names := beaten_by(timed, at))}
     yield "; ".join(f"**{', '.join(names)} at {limit:g}**" for limit, names in lost.items()) or "yes"
@@ -210,27 +195,21 @@ def _interval(plan: Row | None) -> str:
     return f"{plan['latency_ms']:.4g} ({low:.4g} to {high:.4g})"
 
 
-def _lost_replays(entry: Row) -> Iterable[str]:
+def _lost_replays(entry: Row) -> Iterator[str]:
     """Every replayed figure in which somebody with as many builds is before mptune."""
-    replays = entry.get("replayed")
-    if replays is None or not _has_volume(replays["samplers"].get(MPTUNE, {})):
-        return
-    own, off = replays["samplers"][MPTUNE], replays["law"]["residual"]
-    for name, row in replays["samplers"].items():
-        if name == MPTUNE or not _has_volume(row):
-            continue
+    replays = entry.get("replayed", {"samplers": {}})
+    own = replays["samplers"].get(MPTUNE)
+    for name, row in replays["samplers"].items() if own else ():
+        off = replays["law"]["residual"]
         if share(replays, name) > share(replays, MPTUNE):
             within = "" if name in more_volume(replays) else _WITHIN.format(off["latency"])
-            yield (
-                f"- {entry['what']}: hypervolume*, {name} {share(replays, name):.3f}, "
-                f"mptune {share(replays, MPTUNE):.3f}{within}"
-            )
+            shares = f"{name} {share(replays, name):.3f}, mptune {share(replays, MPTUNE):.3f}"
+            yield f"- {entry['what']}: hypervolume*, {shares}{within}"
         for key, what, limits, residual in (
             ("latency_ms", "ms at error", LIMITS, off["latency"]),
             ("error", "error at latency", LATENCY_LIMITS, off["log_error"]),
         ):
-            pairs = zip(limits, own["at"][FIRST].get(key, []), row["at"][FIRST].get(key, []), strict=False)
-            for limit, mine, other in pairs:
+            for limit, mine, other in zip(limits, own.get(key, ()), row.get(key, ()), strict=False):
                 if other is not None and (mine is None or other < mine):
                     is_within = mine is not None and mine <= other * math.exp(residual)
                     within = _WITHIN.format(math.expm1(residual)) if is_within else ""
@@ -238,21 +217,16 @@ def _lost_replays(entry: Row) -> Iterable[str]:
                     yield f"- {entry['what']}: {what} limit {limit:g}*, {name} {other:.4g}, mptune {figure}{within}"
 
 
-def _lost_timings(entry: Row) -> Iterable[str]:
+def _lost_timings(entry: Row) -> Iterator[str]:
     """Every figure that was built and timed in which somebody with as many builds is before mptune."""
     timed = entry.get("measured", {"peers": {}})
-    own = timed["peers"].get(f"{MPTUNE}, {FIRST} builds")
+    own = timed["peers"].get(OURS)
     # Not where some of mptune's front were not built: those that were are the ones for the limits, not its fast end.
     for name, row in timed["peers"].items() if own is not None and not own["not_built"] else ():
-        if not name.endswith(f", {LAST} builds") and row["hypervolume"] > own["hypervolume"]:
-            yield (
-                f"- {entry['what']}, built: hypervolume, {name} {row['hypervolume']:.4f} ({row['points']} plans), "
-                f"mptune {own['hypervolume']:.4f} ({own['points']} plans of its front)"
-            )
+        if row["hypervolume"] > own["hypervolume"]:
+            theirs, mine = (f"{r['hypervolume']:.4f} ({r['points']} plans" for r in (row, own))
+            yield f"- {entry['what']}, built: hypervolume, {name} {theirs}), mptune {mine} of its front)"
     for at, limit in enumerate(LIMITS):
         for name in beaten_by(timed, at):
-            theirs = best(timed, name.removesuffix(f", {FIRST} builds"), at)
-            yield (
-                f"- {entry['what']}, built: ms at {limit:g} of all-FP16's error, {name} {_interval(theirs)}, "
-                f"mptune {_interval(ours(timed, at))}"
-            )
+            mine, theirs = _interval(ours(timed, at)), _interval(rivals(timed, at)[name])
+            yield f"- {entry['what']}, built: ms at {limit:g} of all-FP16's error, {name} {theirs}, mptune {mine}"

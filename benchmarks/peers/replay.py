@@ -6,22 +6,22 @@ proposes, and the plans of the search space first, which count as builds. Optuna
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import multiprocessing
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import optuna
-from optuna.samplers import BaseSampler
 
 from benchmarks.common import bools_of, rounded, save
-from benchmarks.peers.own import bisect
 from benchmarks.peers.world import Laws, World, open_world
 from benchmarks.samplers import make_compared
 from benchmarks.simulator import search
@@ -36,7 +36,6 @@ NAMES = {
     "random": "Optuna random",
     "gp": "Optuna GP",
 }
-SAMPLERS = tuple(NAMES)
 AT = (10, 25, 50, 100, 200)
 """Builds after which the hypervolume is shown."""
 
@@ -58,17 +57,7 @@ _GP_TRIES = 2
 
 @dataclass(frozen=True)
 class Task:
-    """One replay.
-
-    Attributes:
-        results: folder with the files of the model.
-        model: its name.
-        sampler: of ``SAMPLERS``.
-        seed: of the sampler.
-        budget: builds.
-        laws: of the model; None fits them.
-        deadline: by the system's clock (``time.time``): none is begun after it.
-    """
+    """One replay of a sampler with a seed and a budget of builds; ``laws`` are of the model, None fits them."""
 
     results: Path
     model: str
@@ -76,7 +65,8 @@ class Task:
     seed: int
     budget: int
     laws: Laws | None = None
-    deadline: float = float("inf")
+    deadline: float = math.inf
+    """By the system's clock (``time.time``): none is begun after it."""
 
 
 def run(task: Task) -> dict[str, Any]:
@@ -87,28 +77,25 @@ def run(task: Task) -> dict[str, Any]:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.simplefilter("ignore")
     world = open_world(task.results, task.model, task.seed, task.laws)
+    is_own = task.sampler == "precision"
     try:
-        sampler = _sampler(task, world)
+        sampler = (
+            PrecisionSampler(world.prior(), seed=task.seed, emulate=world.emulate)
+            if is_own
+            else make_compared(task.sampler, task.seed, world.groups)
+        )
         tries = _GP_TRIES * task.budget if task.sampler == "gp" else None
-        first = world.first if task.sampler == "precision" else None
-        plans, _ = search(world, sampler, task.budget, tries=tries, first=first)
+        plans, _ = search(world, sampler, task.budget, tries=tries, first=world.first if is_own else None)
     except Exception as error:  # whatever a peer raises is its result
         return {**document, "failure": f"{type(error).__name__}: {str(error).strip().splitlines()[:1]}"}
+    by_budget = {str(n): plans[:n] for n in FINAL if n <= len(plans)}
     return {
         **document,
         "built": len(plans),
-        "fronts": {
-            str(n): [world.bits(plan) for plan in few_points(world, plans[:n])] for n in FINAL if n <= len(plans)
-        },
-        "at": {str(n): at_limits(world, plans[:n]) for n in FINAL if n <= len(plans)},
+        "fronts": {n: [world.bits(plan) for plan in few_points(world, part)] for n, part in by_budget.items()},
+        "at": {n: at_limits(world, part) for n, part in by_budget.items()},
         "curve": [rounded(world.hypervolume(plans[:n])) for n in range(1, len(plans) + 1)],
     }
-
-
-def _sampler(task: Task, world: World) -> BaseSampler:
-    if task.sampler == "precision":
-        return PrecisionSampler(world.prior(), seed=task.seed, emulate=world.emulate)
-    return make_compared(task.sampler, task.seed, world.groups)
 
 
 def at_limits(world: World, plans: Bools) -> dict[str, list[float | None]]:
@@ -139,32 +126,45 @@ def _least(values: Floats) -> float | None:
 def bisected(world: World) -> list[dict[str, Any]]:
     """The plans that Polygraphy's bisection comes to for each of ``LIMITS``, from both ends."""
     free = [k for k, is_free in enumerate(world.known.is_free) if is_free]
-    found = []
-    for limit in LIMITS:
+    rows = []
+    for limit, forward in product(LIMITS, (True, False)):
         most = limit * all_fp16(world)[1]
 
         def is_good(bits: str, most: float = most) -> bool:
             row = bools_of([bits])[:, world.known.is_free]
             return bool(world.finite(row)[0] and world.error(row)[0] <= most)
 
-        for forward in (True, False):
-            plan, builds = bisect(free, len(world.known.groups), is_good, forward=forward)
-            row = bools_of([plan])[:, world.known.is_free]
-            found.append(
-                {
-                    "name": bisection_name(limit, forward=forward),
-                    "plan": plan,
-                    "builds": builds,
-                    "latency_ms": rounded(float(world.latency(row)[0])),
-                    "error": rounded(float(world.error(row)[0])),
-                }
-            )
-    return found
+        plan, builds = bisect(free, len(world.known.groups), is_good, forward=forward)
+        row = bools_of([plan])[:, world.known.is_free]
+        figures = {"latency_ms": rounded(float(world.latency(row)[0])), "error": rounded(float(world.error(row)[0]))}
+        name = f"bisection {'forward' if forward else 'backward'}, error {limit:g}"
+        rows.append({"name": name, "plan": plan, "builds": builds, **figures})
+    return rows
 
 
-def bisection_name(limit: float, *, forward: bool) -> str:
-    """Of its plan."""
-    return f"bisection {'forward' if forward else 'backward'}, error {limit:g}"
+def bisect(groups: Sequence[int], count: int, is_good: Callable[[str], bool], *, forward: bool) -> tuple[str, int]:
+    """Polygraphy's idea (``debug precision --mode bisect``): the fewest leading or trailing groups to keep in FP32.
+
+    Args:
+        groups: positions of the groups that may be FP16, in the order of the graph.
+        count: of all groups.
+        is_good: whether a plan is within the tolerance; called once for each plan, which is then built.
+        forward: keep groups from the front of the network in FP32, else from its end.
+
+    Returns:
+        The plan with the fewest FP32 groups that was seen to be good (all-FP32 where none was), and the builds.
+    """
+
+    def plan(fp32: int) -> str:
+        half = set(groups[fp32:] if forward else groups[: len(groups) - fp32])
+        return "".join("01"[position in half] for position in range(count))
+
+    low, high, builds = 0, len(groups), 0  # all of them in FP32 is taken to be good
+    while low < high:
+        middle = (low + high) // 2
+        builds += 1
+        low, high = (low, middle) if is_good(plan(middle)) else (middle + 1, high)
+    return plan(high), builds
 
 
 def few_points(world: World, plans: Bools, count: int = MOST_POINTS) -> Bools:
@@ -179,60 +179,45 @@ def few_points(world: World, plans: Bools, count: int = MOST_POINTS) -> Bools:
     within = [np.flatnonzero(error <= limit * most) for limit in LIMITS]
     chosen = [plans[which[np.argmin(latency[which])]] for which in within if len(which)]
     front = world.front(plans) if len(plans) else plans
-    found: Bools = np.unique(np.array([*chosen, *front], dtype=bool).reshape(-1, world.groups), axis=0)
-    first = list(dict.fromkeys(int(np.flatnonzero((found == plan).all(axis=1))[0]) for plan in chosen))
-    gain, exact = world.coordinates(found)
-    while len(first) < min(count, len(found)):
+    every: Bools = np.unique(np.array([*chosen, *front], dtype=bool).reshape(-1, world.groups), axis=0)
+    first = list(dict.fromkeys(int(np.flatnonzero((every == plan).all(axis=1))[0]) for plan in chosen))
+    gain, exact = world.coordinates(every)
+    while len(first) < min(count, len(every)):
         added = hypervolume_improvement(gain, exact, *pareto_staircase(gain[first], exact[first]))
         added[first] = -1.0
         first.append(int(np.argmax(added)))
-    few: Bools = found[first]
+    few: Bools = every[first]
     return few
 
 
-def replay(
-    results: Path,
-    model: str,
-    out: Path,
-    *,
-    samplers: Sequence[str],
-    seeds: int,
-    budget: int,
-    stock_budget: int,
-    jobs: int,
-    limit_s: float,
-) -> dict[str, Any]:
-    """Replay what is not in ``out`` yet, and write it after every run.
+def replay(model: str, options: argparse.Namespace, deadline: float) -> bool:
+    """Replay a model's searches that are not in its file yet; the file is written after every run.
 
     Args:
-        results: folder with the files of the model.
-        model: its name.
-        out: the file.
-        samplers: of ``SAMPLERS``.
-        seeds: how many of each.
-        budget: builds of mptune's sampler.
-        stock_budget: builds of the others.
-        jobs: processes at a time.
-        limit_s: no run is begun after so many seconds.
+        model: its name; nothing is done where it was not collected.
+        options: the folder ``results``, ``samplers`` of ``NAMES``, the number of ``seeds`` of each, the ``budget`` of
+            mptune's, the ``stock_budget`` of the others, and how many ``jobs`` at a time.
+        deadline: by ``time.monotonic``: no run is begun after it.
+
+    Returns:
+        False where the model was collected in part.
     """
-    world = open_world(results, model)
-    known = _known(out)
-    deadline = time.time() + limit_s
-    tasks = [
-        Task(
-            results.resolve(),
-            model,
-            sampler,
-            seed,
-            budget if sampler == "precision" else stock_budget,
-            world.laws,
-            deadline,
-        )
-        for seed in range(seeds)
-        for sampler in samplers
-    ]
-    # runs of an older version lack figures: they are made again
-    left = [task for task in tasks if "at" not in known.get((task.sampler, task.seed, task.budget), {})]
+    out = options.results / f"peers_replay_{model}.json"
+    if not all((options.results / f"{stem}_{model}.json").exists() for stem in ("peers_known", "h200_plans")):
+        return True
+    try:
+        world = open_world(options.results, model)
+    except SystemExit as error:
+        print(f"{model}: not replayed: {error}")
+        return False
+    runs = json.loads(out.read_text())["runs"] if out.exists() else []
+    done = {(run["sampler"], run["seed"], run["budget"]): run for run in runs if "failure" not in run}
+    until = time.time() + deadline - time.monotonic()
+    tasks = []
+    for seed, sampler in product(range(options.seeds), options.samplers):
+        budget = options.budget if sampler == "precision" else options.stock_budget
+        if (sampler, seed, budget) not in done:
+            tasks.append(Task(options.results.resolve(), model, sampler, seed, budget, world.laws, until))
     document = {
         "model": model,
         "replayed": True,
@@ -242,26 +227,13 @@ def replay(
         "baseline_ms": rounded(world.base),
         "own_front": rounded(world.own_front()),
     }
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(min(jobs, max(1, len(left))), maxtasksperchild=1) as pool:
-        for found in pool.imap_unordered(run, left):
-            known[found["sampler"], found["seed"], found["budget"]] = found
-            runs = sorted(known.values(), key=lambda one: (SAMPLERS.index(one["sampler"]), one["seed"]))
+    samplers = list(NAMES)
+    with multiprocessing.get_context("spawn").Pool(min(options.jobs, max(1, len(tasks))), maxtasksperchild=1) as pool:
+        for result in pool.imap_unordered(run, tasks):
+            done[result["sampler"], result["seed"], result["budget"]] = result
+            runs = sorted(done.values(), key=lambda run: (samplers.index(run["sampler"]), run["seed"]))
             save(out, {**document, "runs": runs}, lists=("runs",))
-            print(row(found), flush=True)
-    return {**document, "runs": list(known.values())}
-
-
-def row(found: Mapping[str, Any]) -> str:
-    """A line about one run."""
-    what = f"{found['sampler']:<10} seed {found['seed']}"
-    if "failure" in found:
-        return f"{what}: {found['failure']}"
-    shares = ", ".join(f"{found['curve'][n - 1]:.4f} at {n}" for n in AT if n <= found["built"])
-    return f"{what}: {shares}"
-
-
-def _known(out: Path) -> dict[tuple[str, int, int], dict[str, Any]]:
-    """The runs of an earlier call that came to an end."""
-    runs = json.loads(out.read_text())["runs"] if out.exists() else []
-    return {(one["sampler"], one["seed"], one["budget"]): one for one in runs if "failure" not in one}
+            shares = [f"{result['curve'][n - 1]:.4f} at {n}" for n in AT if n <= result.get("built", 0)]
+            words = result.get("failure", ", ".join(shares))
+            print(f"{result['sampler']:<10} seed {result['seed']}: {words}", flush=True)
+    return True

@@ -72,44 +72,35 @@ def fit_laws(known: Known, measured: MeasuredPlans, searched: Path | None = None
     Args:
         known: of the model.
         measured: its plans.
-        searched: a file of what searches built of the same model beside the same baseline: its plans are taken, too.
+        searched: a file of what searches built of the same model; taken, too, where it has the same baseline.
     """
-    prior, free = known.with_errors(measured), known.is_free
-    kept = [plan for plan in measured.plans if math.isfinite(plan.latency_ms) and math.isfinite(plan.error)]
-    found = [(plan.precision, plan.latency_ms, plan.error, plan.kind != "one-group") for plan in kept]
-    found += [(*one, True) for one in _searched(measured, searched)]
-    rows = bools_of([bits for bits, *_ in found])[:, free]
-    latency, error = (np.array([one[column] for one in found]) for column in (1, 2))
-    many = np.array([is_many for *_, is_many in found]) & rows.any(axis=1)
-    residual, pull = cross_validated(prior, rows, latency, error, measured.baseline_ms, many)
-    both = [(p.emulated, p.error) for p in kept if p.kind != "one-group" and p.emulated and p.error > 0.0]
+    prior, free, base_ms = known.with_errors(measured), known.is_free, measured.baseline_ms
+    finite = [plan for plan in measured.plans if math.isfinite(plan.latency_ms) and math.isfinite(plan.error)]
+    plans = [(plan.precision, plan.latency_ms, plan.error, plan.kind != "one-group") for plan in finite]
+    document = json.loads(searched.read_text()) if searched is not None and searched.exists() else {}
+    for row in document["plans"] if document.get("baseline_ms") == base_ms else ():
+        figures = dict(zip(document["columns"], row, strict=True))
+        latency_ms, error = (decode_float(figures[name]) for name in ("latency_ms", "error"))
+        is_new = all(figures["precision"] != other.precision for other in measured.plans)
+        if is_new and math.isfinite(latency_ms) and math.isfinite(error) and error > 0.0:
+            plans.append((figures["precision"], latency_ms, error, True))
+    rows = bools_of([bits for bits, *_ in plans])[:, free]
+    latency, errors = (np.array([plan[column] for plan in plans]) for column in (1, 2))
+    many = np.array([is_many for *_, is_many in plans]) & rows.any(axis=1)
+    residual, pull = cross_validated(prior, rows, latency, errors, base_ms, many)
+    both = [(p.emulated, p.error) for p in finite if p.kind != "one-group" and p.emulated and p.error > 0.0]
     ratios = np.log([emulated / error for emulated, error in both if math.isfinite(emulated)])
     overflows = {group: not math.isfinite(error) for group, error in known.alone.items()}
     for plan in measured.of_kind("one-group"):  # what was built decides
         overflows[known.groups[plan.precision.index("1")]] = not math.isfinite(plan.error)
     return Laws(
-        AdditiveLaw.fit(prior, rows, latency, error, measured.baseline_ms, pull),
+        AdditiveLaw.fit(prior, rows, latency, errors, base_ms, pull),
         len(rows),
         residual,
         float(ratios.std()) if len(ratios) else 0.0,
-        float(np.median([plan.latency_sd_ms / plan.latency_ms for plan in kept])),
+        float(np.median([plan.latency_sd_ms / plan.latency_ms for plan in finite])),
         np.array([overflows.get(group, False) for group in known.free]),
     )
-
-
-def _searched(measured: MeasuredPlans, path: Path | None) -> list[tuple[str, float, float]]:
-    """Plans of searches of the same model beside the same baseline, that are not among the measured ones."""
-    document = json.loads(path.read_text()) if path is not None and path.exists() else None
-    if document is None or document["baseline_ms"] != measured.baseline_ms:
-        return []
-    seen = {plan.precision for plan in measured.plans}
-    found = []
-    for plan in document["plans"]:
-        entry = dict(zip(document["columns"], plan, strict=True))
-        latency, error = (decode_float(entry[name]) for name in ("latency_ms", "error"))
-        if entry["precision"] not in seen and math.isfinite(latency) and math.isfinite(error) and error > 0.0:
-            found.append((entry["precision"], latency, error))
-    return found
 
 
 class World(Truth):

@@ -23,19 +23,11 @@ from mptune.files import READ_ERRORS, open_file, parse_json, whole_file, writing
 _FORMAT = 2
 
 
-def read_array(path: Path) -> np.ndarray:
-    """Read one ``.npy`` file."""
-    with _opened(path, "array") as content:
-        if not isinstance(content, np.ndarray):
-            raise ValueError("it holds several arrays")
-        return content
-
-
-def read_archive(path: Path) -> dict[str, np.ndarray]:
-    """Read the arrays of one ``.npz`` file."""
-    with _opened(path, "archive of arrays") as content:
+def read_numpy(path: Path) -> np.ndarray | dict[str, np.ndarray]:
+    """Read the array of a ``.npy`` file, or the arrays of a ``.npz`` file by name; the content says which it is."""
+    with _opened(path) as content:
         if isinstance(content, np.ndarray):
-            raise ValueError("it holds one array without a name")
+            return content
         arrays = {name: content[name] for name in content.files}
         for name, array in arrays.items():
             if not isinstance(array, np.ndarray):
@@ -44,7 +36,7 @@ def read_archive(path: Path) -> dict[str, np.ndarray]:
 
 
 @contextmanager
-def _opened(path: Path, what: str) -> Iterator[Any]:
+def _opened(path: Path) -> Iterator[Any]:
     """The array or the archive in a file; whatever goes wrong in the block is a DataError about the file."""
     try:
         # Opened here, because NumPy leaves a damaged archive open where it opened it itself.
@@ -55,7 +47,7 @@ def _opened(path: Path, what: str) -> Iterator[Any]:
     except Exception as error:  # NumPy and zipfile raise nearly anything for a damaged file, tokenizer errors included
         text = getattr(error, "strerror", None) or " ".join(str(error).splitlines()[:1]) or type(error).__name__
         hint = "check its path; it has to be a whole file of np.savez or np.save with plain numbers, no pickled objects"
-        raise DataError(f"{path} cannot be read as a NumPy {what}: {text}", hint) from None
+        raise DataError(f"{path} cannot be read as a NumPy file: {text}", hint) from None
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], compression: int = zipfile.ZIP_STORED) -> None:
@@ -86,7 +78,7 @@ def save_samples(path: Path, samples: Sequence[Mapping[str, np.ndarray]]) -> Non
 def read_samples(path: Path, first: int | None = None) -> tuple[dict[str, np.ndarray], ...]:
     """Read what ``save_samples`` wrote: all samples, or at most the ``first`` ones."""
     shapes = read_sample_shapes(path)
-    with _opened(path, "archive of arrays") as content:
+    with _opened(path) as content:
         return tuple(
             {name: content[f"{number}_{k}"] for k, name in enumerate(sample)}
             for number, sample in enumerate(shapes[:first])
@@ -95,7 +87,7 @@ def read_samples(path: Path, first: int | None = None) -> tuple[dict[str, np.nda
 
 def read_sample_shapes(path: Path) -> tuple[dict[str, tuple[int, ...]], ...]:
     """The shapes of what ``save_samples`` wrote, one dictionary per sample; only the header is read."""
-    with _opened(path, "archive of arrays") as content:
+    with _opened(path) as content:
         try:
             # Members are stored: none of a stranger's unfolds to more than its file.
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in content.zip.infolist()):
@@ -110,15 +102,15 @@ def read_sample_shapes(path: Path) -> tuple[dict[str, tuple[int, ...]], ...]:
 
 def load_labels(path: Path, samples: int) -> tuple[dict[str, np.ndarray], ...]:
     """Read an ``.npz`` with one array per kind of label, rows in the order of the data, and cut it into samples."""
-    parts = {}
-    for name, array in read_archive(path).items():
+    labels = read_numpy(path)
+    if isinstance(labels, np.ndarray) or not labels:
+        raise DataError(f"{path} holds no labels by name", "write the file with np.savez(path, NAME=labels)")
+    for name, array in labels.items():
         rows = array.shape[0] if array.ndim else 0
         if not rows or rows % samples:
             text = f"{path}: {name!r} has {rows} rows, the data have {samples} samples"
             raise DataError(text, "give as many rows as the data have, in the same order")
-        parts[name] = np.split(array, samples)
-    if not parts:
-        raise DataError(f"{path} holds no labels", "write the file with np.savez(path, NAME=labels)")
+    parts = {name: np.split(array, samples) for name, array in labels.items()}
     return tuple({name: parts[name][number] for name in parts} for number in range(samples))
 
 

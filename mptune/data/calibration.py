@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mptune.data.archive import read_archive, read_array
+from mptune.data.archive import read_numpy
 from mptune.data.arrays import Arrays, arrays_of, cut_samples, shape_text
-from mptune.data.samples import CalibrationSet, Feed, LazySamples, data_findings, samples_digest
+from mptune.data.samples import CalibrationSet, Feed, LazySamples, data_findings, digests_of
 from mptune.errors import DataError
 from mptune.files import read_json
 from mptune.finding import Finding, Where
@@ -72,15 +72,11 @@ def load_calibration(
     elif path.is_dir():
         loaded = _from_folder(path, inputs, settings.batch)
     elif suffix in (".json", ".npz", ".npy"):
-        content = _polygraphy_inputs(path) if suffix == ".json" else _read_file(path)
+        content = _polygraphy_inputs(path) if suffix == ".json" else read_numpy(path)
         loaded = _from_memory(content, inputs, settings.batch, path.name)
     else:
         raise DataError(f"{path} is no calibration data" if path.exists() else f"no such file: {path}", _FORMS)
     return replace(loaded, findings=data_findings(loaded.samples, states))
-
-
-def _read_file(path: Path) -> np.ndarray | Arrays:
-    return read_archive(path) if path.suffix.lower() == ".npz" else read_array(path)
 
 
 def _from_memory(content: Any, inputs: Sequence[TensorInfo], batch: int, source: str) -> CalibrationSet:
@@ -108,7 +104,7 @@ def _from_folder(folder: Path, inputs: Sequence[TensorInfo], batch: int) -> Cali
     @lru_cache(maxsize=1)  # its neighbours are often asked for next
     def samples_in(file: Path) -> tuple[tuple[Arrays, ...], tuple[str, ...]]:
         is_shard = file.name.lower().startswith("shard")
-        arrays: Any = arrays_of(_read_file(file), inputs, file.name)  # a dictionary, as a file is no iterable
+        arrays: Any = arrays_of(read_numpy(file), inputs, file.name)  # a dictionary, as a file is no iterable
         return cut_samples(arrays, inputs, batch, file.name, is_whole=not is_shard)
 
     def read(index: int) -> Feed:
@@ -125,7 +121,7 @@ def _from_folder(folder: Path, inputs: Sequence[TensorInfo], batch: int) -> Cali
         samples, doubts = samples_in(file)
         warnings = warnings or doubts[:1]
         places += [(file, k) for k in range(len(samples))]
-        digests += [samples_digest([sample]) for sample in samples]
+        digests += digests_of(samples)
     return CalibrationSet(LazySamples(read, digests), folder.resolve().name, warnings=warnings)
 
 

@@ -157,18 +157,6 @@ def image_input(path: Any, spec: Any) -> Any:
     return np.ascontiguousarray(values[None]).astype(spec["dtype"])
 
 
-READ_IMAGES = """    if Path(path).suffix.lower() not in (".npz", ".npy"):
-        try:
-            rows = [image_input(file, PREPROCESS) for file in image_files(Path(path))]
-            return {PREPROCESS["input"]: np.concatenate(rows)}
-        except ImportError:
-            sys.exit("error: images need Pillow\\nhint: pip install pillow")
-        except (OSError, ValueError) as error:
-            sys.exit(f"error: cannot read {path}: {error}\\nhint: give an image, a folder of images, or an .npz")
-"""
-"""Lines of ``chosen/infer.py`` where it has a path: it may be that of an image, or of a folder of them."""
-
-
 def load_preprocessing(data_dir: Path) -> Mapping[str, Any] | None:
     """The declaration that a run keeps; None where its data were no images."""
     try:

@@ -301,7 +301,7 @@ def collect_check(
         places, errors, part = dict[str, Any](), first.per_output[name], parts.get(name)
         for statistic in errors:
             if part is not None and belongs_to(statistic, WORST_PART):
-                axis, start, stop, scales = None, 0, 0, [part.divisor]
+                axis, start, stop, scales = None, 0, 0, [part.whole or 1.0]
                 if columns := columns_of_part(statistic):
                     axis, start, stop = part.axis, columns[0], columns[-1] + 1
                     scales = [float(part.divisors[k]) for k in columns]

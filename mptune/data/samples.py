@@ -9,15 +9,13 @@ outputs after a quarter and half of it, as ``NAME after K steps``, so that every
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mptune.data.archive import save_samples
 from mptune.errors import SettingsError
 from mptune.finding import Finding, Where
 from mptune.settings import ShapeRange
@@ -53,14 +51,17 @@ class LazySamples(Sequence[Feed]):
         return self.read(chosen) if isinstance(chosen, int) else tuple(map(self.read, chosen))
 
 
-def samples_digest(samples: Iterable[Feed]) -> bytes:
-    """SHA-256 of samples, one after the other: names, types, shapes and values."""
+def digests_of(samples: Sequence[Feed]) -> Sequence[bytes]:
+    """SHA-256 of each sample: of names, types, shapes and values; of images that of their files."""
+    return samples.digests if isinstance(samples, LazySamples) else [_digest(sample) for sample in samples]
+
+
+def _digest(sample: Feed) -> bytes:
     digest = hashlib.sha256()
-    for feed in samples:
-        for name in sorted(feed):
-            array = np.ascontiguousarray(feed[name])
-            digest.update(f"{name}\n{array.dtype.str}\n{feed[name].shape}\n".encode())
-            digest.update(array.tobytes())
+    for name in sorted(sample):
+        array = np.ascontiguousarray(sample[name])
+        digest.update(f"{name}\n{array.dtype.str}\n{sample[name].shape}\n".encode())
+        digest.update(array.tobytes())
     return digest.digest()
 
 
@@ -103,15 +104,9 @@ class CalibrationSet:
         search, held_out = split_indices(count, seed, held_out_fraction, max_search)
         return part(search), part(held_out)
 
-    def save(self, path: Path) -> None:
-        """Write the samples as the ``.npz`` that ``read_samples`` reads."""
-        save_samples(path, self.samples)
-
     def sha256(self) -> str:
         """The identity of the data: of all samples in their order; of images their files and how they are read."""
-        if isinstance(self.samples, LazySamples) and self.preprocessing is not None:
-            return hashlib.sha256(b"".join(self.samples.digests)).hexdigest()
-        return samples_digest(self.samples).hex()
+        return hashlib.sha256(b"".join(digests_of(self.samples))).hexdigest()
 
 
 def split_indices(
@@ -148,8 +143,7 @@ def data_findings(samples: Sequence[Feed], states: Collection[str] = ()) -> tupl
             evidence = {"value": float(value), "samples": len(looked_at)}
             findings.append(Finding.from_code("constant-data", "search", Where(inputs=(name,)), evidence))
     first: dict[bytes, int] = {}
-    digests = samples.digests if isinstance(samples, LazySamples) else [samples_digest([sample]) for sample in samples]
-    repeated = tuple(number for number, digest in enumerate(digests) if first.setdefault(digest, number) != number)
+    repeated = tuple(k for k, digest in enumerate(digests_of(samples)) if first.setdefault(digest, k) != k)
     if repeated:
         evidence = {"samples": len(samples), "duplicates": len(repeated)}
         findings.append(Finding.from_code("duplicate-samples", "search", Where(samples=repeated), evidence))

@@ -84,34 +84,12 @@ class _ScriptJob:
         return DataError(f"{self.shown} failed to load: {why}", hint)
 
 
-class MetricScript:
-    """The metric ``script.py:function``. Its function runs in the scripts' process; called here like the function."""
-
-    def __init__(self, spec: str, timeout_s: float = table.METRIC_TIMEOUT_S) -> None:
-        """Load the script, with the user's rights. A call may take ``timeout_s``."""
-        file, _, function = table.undirected(spec).rpartition(":")
-        path = Path(file)
-        if path.suffix != ".py" or not function.isidentifier():
-            raise DataError(f"metric {spec!r} names no function", "write it as script.py:function")
-        if not path.is_file():
-            raise DataError(f"no such file: {path} (of metric {spec!r})", "give the path of a Python file")
-        self._job, self._timeout_s = _job(path, function), timeout_s
-        try:
-            self.takes_whole_set = bool(_call(self._job, table.METRIC_TIMEOUT_S))
-        except MetricFailedError as error:
-            raise self._job.not_loaded(str(error)) from error
-
-    def __call__(self, *arguments: Any) -> float:
-        """The function's value; MetricFailedError where there is none."""
-        return float(_call(replace(self._job, arguments=arguments), self._timeout_s))
-
-
 def resolve_metric(
     spec: str, function: Any = None, *, has_labels: bool = False, timeout_s: float = table.METRIC_TIMEOUT_S
 ) -> Metric:
     """The metric that ``--metric`` names: a row of ``METRICS``, ``script.py:function``, or ``callable:NAME``.
 
-    ``timeout_s`` is for one call of a script's.
+    A script is loaded, with the user's rights; ``timeout_s`` is for one call of its function.
     """
     if spec.startswith(table.CALLABLE):
         if not callable(function):
@@ -125,11 +103,25 @@ def resolve_metric(
             hint = "use relative_l2, which ranks a sample alike (sqnr_db = -20 log10(relative_l2)); both are reported"
             raise SettingsError(f"{spec} cannot be the objective: it is higher for better plans", hint)
         return replace(row, kind="set") if has_labels and row.is_set_with_labels else row
-    if ":" in spec or spec.endswith(".py"):
-        script = MetricScript(spec, timeout_s)
-        is_maximised = table.undirected(spec) != spec
-        return Metric(spec, "set" if script.takes_whole_set else "sample", script, larger_is_better=is_maximised)
-    raise table.unknown_metric(spec, table.METRICS)
+    if ":" not in spec and not spec.endswith(".py"):
+        raise table.unknown_metric(spec, table.METRICS)
+    undirected = table.undirected(spec)
+    file, _, name = undirected.rpartition(":")
+    path = Path(file)
+    if path.suffix != ".py" or not name.isidentifier():
+        raise DataError(f"metric {spec!r} names no function", "write it as script.py:function")
+    if not path.is_file():
+        raise DataError(f"no such file: {path} (of metric {spec!r})", "give the path of a Python file")
+    job = _job(path, name)
+    try:
+        takes_whole_set = _call(job, table.METRIC_TIMEOUT_S)
+    except MetricFailedError as error:
+        raise job.not_loaded(str(error)) from error
+
+    def call(*arguments: Any) -> float:
+        return float(_call(replace(job, arguments=arguments), timeout_s))
+
+    return Metric(spec, "set" if takes_whole_set else "sample", call, larger_is_better=undirected != spec)
 
 
 def law_metric(spec: str, function: Any = None, *, has_labels: bool = False) -> str:

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from mptune.data.archive import read_archive, read_array
+from mptune.data.archive import read_numpy
 from mptune.errors import DataError
 
 FP32_ROUNDING = 1e-5  # relative to the root mean square: what another order of FP32 additions changes at most
@@ -80,7 +80,8 @@ def read_recording(path: Path, layouts: Mapping[str, Layout]) -> tuple[Mapping[s
 
     Raises DataError where an output is missing, or has a shape that fits no output.
     """
-    arrays = {_UNNAMED: read_array(path)} if path.suffix.lower() == ".npy" else read_archive(path)
+    content = read_numpy(path)
+    arrays = content if isinstance(content, dict) else {_UNNAMED: content}
     if list(arrays) == [_UNNAMED] and len(layouts) == 1:
         arrays = {next(iter(layouts)): arrays[_UNNAMED]}
     cut: dict[str, list[np.ndarray]] = {}

@@ -15,12 +15,13 @@ from mptune.data.metrics.accuracy import OutputError, Reference, compare_outputs
 from mptune.data.metrics.parts import ADD_IN_SQUARES, load_parts, parts_path
 from mptune.data.metrics.row_sets import find_row_sets
 from mptune.data.metrics.table import CALLABLE, Metric, sample_functions
-from mptune.data.metrics.whole_set import SampleSetArrays, errors_of, set_values
+from mptune.data.metrics.whole_set import SampleSetArrays, set_values
 from mptune.data.run_outputs import save_sketches, sketch_outputs
 from mptune.data.samples import Rollout
 from mptune.data.scripts import resolve_metric
 from mptune.engines.base import EngineError, FailureKind, SampleSet
 from mptune.engines.context import RunContext
+from mptune.engines.ort.session import SideBySide
 from mptune.graph.facts import DependentOutput
 from mptune.graph.plan import PrecisionPlan
 from mptune.processes.child import WorkerState
@@ -147,7 +148,12 @@ class Scoring:
         key = (*file_identity(self.reference), *(file_identity(path) if path.is_file() else ()))
         reference = state.cached(f"sums {self.reference}", key, lambda: Reference(references, load_parts(path)))
         start = 0 if self.part is None else self.part.start
-        error = compare_outputs(outputs, reference, functions, row_sets, start=start, objective_only=objective_only)
+        # The differences of one sample take as much memory as its outputs, those against the values as much again.
+        sample_bytes = 2 * max(sum(array.nbytes for array in each.values()) for each in wanted)
+        threads = SideBySide.for_runs(len(outputs), sample_bytes).count
+        error = compare_outputs(
+            outputs, reference, functions, row_sets, start=start, objective_only=objective_only, threads=threads
+        )
         if self.is_proposal or len(outputs) < len(references):
             return error
         if self.sketches is not None:
@@ -179,12 +185,13 @@ class Scoring:
                 is_here = not metric.name.startswith(CALLABLE)
                 return table.number_of(metric.name, function, data.arguments()) if is_here else float(function(data))
 
-            wanted: Sequence[float] = ()
+            values = set_values(metric, data, call)
+            errors |= {metric.name: values, table.own_value(metric.name): values}
             if metric.larger_is_better:
                 key = (*file_identity(self.reference), metric.name)
-                make = partial(set_values, metric, data.of_reference(), call)
-                wanted = state.cached(f"{metric.name} of {self.reference}", key, make)
-            errors.update(errors_of(metric, data, call, wanted))
+                make = partial(set_values, metric, data._replace(outputs=data.references), call)
+                wanted: Sequence[float] = state.cached(f"{metric.name} of {self.reference}", key, make)
+                errors[metric.name] = tuple(ideal - value for ideal, value in zip(wanted, values, strict=True))
         return errors
 
     def _metric(self, state: WorkerState, spec: str, *, has_labels: bool) -> Metric:

@@ -43,7 +43,9 @@ def _data_do_not_fit(v: Values) -> Words:
             "scale, normalise and order the channels of the inputs as in training; data as in training stay below 0.1",
         )
     left = f"{100 * v.left_share:.2g} % of the difference is left"
-    left += "" if v.is_exact else f", rounding would leave {100 * v.rounding_share:.2g} %: perhaps in a similar way"
+    left += (
+        "" if v.is_exact else f", rounding would leave {100 * v.rounding_share:.2g} %: the cause is probably similar"
+    )
     where = f"of {v.tried} samples that were tried" if v.samples == v.tried else f"of {v.tried}: samples {v.shown}"
     return Words(
         f"the model gives what was recorded {v.words} ({left}, on {v.samples} {where}): precision is not the problem",

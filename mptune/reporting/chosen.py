@@ -13,7 +13,7 @@ import numpy as np
 
 from mptune._version import __version__
 from mptune.data.archive import write_arrays
-from mptune.data.images import READ_IMAGES, image_reader, load_preprocessing
+from mptune.data.images import image_reader, load_preprocessing
 from mptune.engines.environment import Environment
 from mptune.engines.loading import check_written
 from mptune.engines.tensorrt.backend import TIMING_CACHE
@@ -159,8 +159,7 @@ def infer_script(model: Model, preprocessing: Mapping[str, object] | None = None
     # The search uses observed shapes, which are not available here; the declared ones give nearly the same answer.
     use_tf32 = "1" if is_convolutional(model, {}) else "0"
     images = "" if preprocessing is None else image_reader(preprocessing)
-    read_images = READ_IMAGES if images else ""
-    return text.fill_template("infer.py.jinja", use_tf32=use_tf32, images=images, read_images=read_images)
+    return text.fill_template("infer.py.jinja", use_tf32=use_tf32, images=images)
 
 
 def readme_text(

@@ -261,17 +261,17 @@ def profile_warnings(target: Target, jetson: JetsonState) -> tuple[str, ...]:
     is_alike = target.kind == "jetson" and _can_be(target, jetson.model, jetson.memory_gb)
     if not (jetson.part in target.part_numbers if jetson.part and target.part_numbers else is_alike):
         text = f"this is {jetson.model} {jetson.part}".strip()
-        cure = "what was predicted holds for another module; give --target the profile of this one"
+        cure = "the predictions are for another module; give --target the profile of this one"
         warnings.append(f"{text}, and the target is {target.title}: {cure}")
     mode = jetson.mode
     scaled = in_power_mode(target, mode)
-    figures = {"sm_count": "{:.0f} SMs", "gpu_mhz": "the GPU {:.0f} MHz", "memory_mhz": "the memory {:.0f} MHz"}
+    figures = {"sm_count": "{:.0f} SMs", "gpu_mhz": "GPU {:.0f} MHz", "memory_mhz": "memory {:.0f} MHz"}
     pairs = {words: (getattr(scaled, figure), getattr(target, figure)) for figure, words in figures.items()}
     limits = {w: pair for w, pair in pairs.items() if all(pair) and abs(pair[0] / pair[1] - 1) > _CLOCK_TOLERANCE}
     if limits:
         here, assumed = (", ".join(words.format(pair[k]) for words, pair in limits.items()) for k in (0, 1))
         warnings.append(
-            f"power mode {mode.name or 'here'} leaves {here}, and the profile {target.name} holds for {assumed} "
+            f"power mode {mode.name or 'here'} has {here}; the profile {target.name} assumes {assumed} "
             f"({scaled.fp16_tflops:.1f} of {target.fp16_tflops:.1f} TFLOPS in FP16): set the mode that will be "
             "deployed (sudo nvpmodel -m ID), and go by what is measured in it"
         )

@@ -122,6 +122,19 @@ class Explanation:
         return encoded
 
 
+_IN_WORDS = {"error": "for {its} error", "casts": "for the cost of Casts", "not-tried": "not tried"}
+"""Reasons in a sentence; a finding or a missing kernel is named by its code."""
+
+
+def reasons_text(groups: Iterable[Kept]) -> str:
+    """FP32 groups by finding or reason in words, such as ``25 for their error, 4 for the cost of Casts``."""
+    counts = Counter(group.word for group in groups)
+    return ", ".join(
+        f"{count} {_IN_WORDS.get(word, f'for {word}').format(its='its' if count == 1 else 'their')}"
+        for word, count in counts.items()
+    )
+
+
 def reason_counts(groups: Iterable[Kept], most: int | None = None) -> str:
     """FP32 groups by finding or reason, such as ``2 overflow, 12 error, 1 more``; at most ``most`` words are listed."""
     counts = list(Counter(group.word for group in groups).items())

@@ -220,7 +220,7 @@ class Search:
             self._warn(*parts[0].warnings, *(finding.message for finding in parts[0].findings))
             labels = () if settings.labels is None else archive.load_labels(settings.labels, len(data.samples))
             for path, part in zip((context.samples("search"), context.samples("held_out")), parts, strict=True):
-                part.save(path)
+                archive.save_samples(path, part.samples)
                 archive.save_labels(path, [labels[k] for k in part.indices] if labels else ())
             tools = self._open_toolchain()
             copies.keep_model(run, self.grouped, context.bank)

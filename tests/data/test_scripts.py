@@ -4,7 +4,7 @@ run, and one inside of it never."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +15,7 @@ import pytest
 
 from mptune.api.arguments import recorded_metric
 from mptune.data.metrics.table import number_of, refuse_inside, script_of
-from mptune.data.scripts import MetricScript, end_scripts, run_loader
+from mptune.data.scripts import end_scripts, resolve_metric, run_loader
 from mptune.errors import DataError, RunError, SettingsError
 
 FAULTS = """
@@ -76,6 +76,11 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     end_scripts()
 
 
+def called(spec: str) -> Callable[..., Any]:
+    """The function of a script's metric."""
+    return resolve_metric(spec).load()
+
+
 ENDS = {
     "leaves": "its process ended: exited with status 0",
     "crashes": 'its process ended: killed by SIGABRT (File "{script}", line 7 in crashes)',
@@ -88,7 +93,7 @@ ENDS = {
 def test_a_metric_or_loader_that_ends_or_breaks_its_process_is_one_error_that_names_it(name: str, script: Path) -> None:
     words = ENDS[name].format(script=script)
     with pytest.raises(DataError) as caught:
-        number_of("m", MetricScript(f"{script}:{name}"), ({}, {}), " on sample 3")
+        number_of("m", called(f"{script}:{name}"), ({}, {}), " on sample 3")
     assert caught.value.message == f"metric m failed on sample 3: {words}"
     with pytest.raises(DataError) as caught:
         run_loader(script, name)
@@ -97,13 +102,13 @@ def test_a_metric_or_loader_that_ends_or_breaks_its_process_is_one_error_that_na
 
 def test_a_number_beyond_float64_is_one_error_that_names_its_function(script: Path) -> None:
     with pytest.raises(DataError) as caught:
-        number_of("m", MetricScript(f"{script}:huge"), ({}, {}))
+        number_of("m", called(f"{script}:huge"), ({}, {}))
     assert caught.value.message.startswith("metric m failed: it returned 1000")
     assert caught.value.message.endswith(f"is not one number of float64 ({script}:9)")
 
 
 def test_the_next_call_of_a_metric_is_like_the_first(script: Path) -> None:
-    moves, destroys = MetricScript(f"{script}:moves"), MetricScript(f"{script}:destroys")
+    moves, destroys = called(f"{script}:moves"), called(f"{script}:destroys")
     before = Path.cwd()
     assert moves({}, {}) == 0.0
     assert Path.cwd() == before
@@ -114,17 +119,17 @@ def test_the_next_call_of_a_metric_is_like_the_first(script: Path) -> None:
 
 def test_two_functions_of_a_script_share_its_module(script: Path) -> None:
     end_scripts()
-    first, second = (MetricScript(f"{script}:{name}") for name in ("counts", "counts_too"))
+    first, second = (called(f"{script}:{name}") for name in ("counts", "counts_too"))
     assert [first({}, {}), second({}, {}), first({}, {})] == [1.0, 2.0, 3.0]
 
 
 def test_a_neighbour_shadows_no_module_and_nothing_heavy_is_imported(script: Path) -> None:
     end_scripts()
-    assert MetricScript(f"{script}:modules")({}, {}) == 1.0
+    assert called(f"{script}:modules")({}, {}) == 1.0
 
 
 def test_a_loaders_arrays_arrive_and_its_process_ends(script: Path) -> None:
-    MetricScript(f"{script}:moves")
+    called(f"{script}:moves")
     process = scripts_processes()
     samples = run_loader(script, "loads")
     assert [sample["x"].tolist() for sample in samples] == [[[0.0] * 3], [[1.0] * 3]]
@@ -138,7 +143,7 @@ def scripts_processes() -> list[psutil.Process]:
 
 
 def test_a_process_that_a_script_forked_ends_with_it(script: Path) -> None:
-    assert MetricScript(f"{script}:forks")({}, {}) == 1.0
+    assert called(f"{script}:forks")({}, {}) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -164,7 +169,7 @@ def test_what_is_no_metric(text: str, spec: str, match: str, hint: str, tmp_path
     (tmp_path / "metrics.py").write_text(text)
     before = list(sys.path)
     with pytest.raises(DataError, match=match) as caught:
-        MetricScript(str(tmp_path / spec))
+        resolve_metric(str(tmp_path / spec))
     assert hint in caught.value.hint
     assert "\n" not in caught.value.message
     assert sys.path == before
@@ -178,7 +183,7 @@ def test_a_script_can_import_its_neighbours_and_hold_dataclasses(tmp_path: Path)
         "@dataclass\nclass Scale:\n    by: float\n"
         "def metric(outputs, reference):\n    return Scale(FACTOR).by\n"
     )
-    assert MetricScript(f"{tmp_path / 'metrics.py'}:metric")({}, {}) == 2.0
+    assert called(f"{tmp_path / 'metrics.py'}:metric")({}, {}) == 2.0
 
 
 RUN = Path("run.mptune")

@@ -24,9 +24,12 @@ def test_every_code_of_a_finding_has_its_section() -> None:
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_a_section_says_what_the_code_means_and_what_to_do(code: str) -> None:
-    section = FINDINGS.partition(f"### {code} ")[2].partition("### ")[0]
-    assert section.startswith(f"*{CODES[code].severity}*: {CODES[code].meaning}. **What to do:** ")
+def test_a_section_says_what_the_code_means_what_proves_it_and_what_to_do(code: str) -> None:
+    section = re.split(r"##|```", FINDINGS.partition(f"### {code} ")[2])[0]
+    meaning = f"*{CODES[code].severity}*: {CODES[code].meaning}. - **Evidence:** "
+    assert section.startswith(meaning)
+    assert section.count(" - **Fix:** ") == 1
+    assert len(section.split()) <= 42, "40 words and two bullets"
 
 
 def test_every_public_name_is_in_the_api_reference() -> None:

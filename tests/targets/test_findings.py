@@ -1,4 +1,4 @@
-"""Where the device here is not what a profile holds for."""
+"""Where the device here is not the one that a profile describes."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def test_the_profile_of_the_device_and_what_is_unknown_are_no_warning_a_floating
 
 def test_another_clock_or_fewer_multiprocessors() -> None:
     (text,) = profile_warnings(load_target("jetson-orin-nano-8gb"), LOCKED)
-    assert "power mode MAXN_SUPER leaves the GPU 1020 MHz, the memory 3199 MHz, and the profile" in text
-    assert "jetson-orin-nano-8gb holds for the GPU 625 MHz, the memory 2133 MHz (16.6 of 10.2 TFLOPS in FP16)" in text
+    assert "power mode MAXN_SUPER has GPU 1020 MHz, memory 3199 MHz; the profile" in text
+    assert "jetson-orin-nano-8gb assumes GPU 625 MHz, memory 2133 MHz (16.6 of 10.2 TFLOPS in FP16)" in text
     capped = replace(NANO, mode=PowerMode("25W", 8, 408.0, 3199.0), gpu_min_mhz=408.0, part="p3767-0000")
     (text,) = profile_warnings(load_target("jetson-orin-nx-16gb-super"), capped)
-    assert "power mode 25W leaves the GPU 408 MHz, and the profile" in text
+    assert "power mode 25W has GPU 408 MHz; the profile" in text
     part = replace(LOCKED, part="p3767-0002", mode=PowerMode("15W", 4, 612.0, 3199.0), gpu_min_mhz=612.0)
     (text,) = profile_warnings(load_target("jetson-orin-nx-16gb"), part)
-    assert "power mode 15W leaves 4 SMs, the GPU 612 MHz, and the profile" in text
-    assert "holds for 8 SMs, the GPU 918 MHz (5.0 of 15.0 TFLOPS in FP16)" in text
+    assert "power mode 15W has 4 SMs, GPU 612 MHz; the profile" in text
+    assert "assumes 8 SMs, GPU 918 MHz (5.0 of 15.0 TFLOPS in FP16)" in text
 
 
 @pytest.mark.parametrize(

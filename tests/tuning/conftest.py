@@ -38,17 +38,17 @@ def open_record(tmp_path: Path, space: SearchSpace) -> Iterator[OpenRecord]:
     opened: list[StudyRecord] = []
 
     def open_one(space: SearchSpace = space, metric: str = "relative_l2", **options: object) -> StudyRecord:
-        settings = {
-            "name": "test",
-            "sampler": "tpe",
-            "identity": {"model": SHA},
-            "journal": tmp_path / "study.journal",
-            **options,
-        }
-        record = open_study(space, metric=metric, **settings)  # type: ignore[arg-type]
+        usual = {"sampler": "tpe", "identity": {"model": SHA}, "journal": tmp_path / "study.journal"}
+        record = open_study(space, metric=metric, **{"name": "test", **usual, **options})
         opened.append(record)
         return record
 
     yield open_one
     for record in opened:
         record.close()
+
+
+@pytest.fixture
+def record(open_record: OpenRecord) -> StudyRecord:
+    """Of ``space``, with nothing in it."""
+    return open_record()

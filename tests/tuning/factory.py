@@ -1,9 +1,10 @@
-"""Evaluations made by hand, for tests of what is done with them."""
+"""Evaluations made by hand, and searches on the fake toolchain, for tests of what is done with them."""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 from mptune.choice import Choice
 from mptune.data.metrics.accuracy import OutputError
@@ -12,7 +13,7 @@ from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.run_json import FixedSettings, ModelSection, RunFile, SearchSection
 from mptune.settings import SearchSettings
-from mptune.tuning.bench import Bench, Limits, Listener, Silent
+from mptune.tuning.bench import Bench, Limits, Listener, Silent, Stop
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_SAMPLER, Evaluation, Origin
 from mptune.tuning.front import Front
 from mptune.tuning.knowledge import Knowledge, Sensitivity
@@ -21,7 +22,10 @@ from mptune.tuning.record.study import open_study
 from mptune.tuning.sampler.precision import PrecisionSampler
 from mptune.tuning.sampler.trials import Prior
 from mptune.tuning.space import SearchSpace
-from tests.fakes import SHA, FakeToolchain
+from mptune.tuning.tuner import Tuner
+from tests.fakes import SHA, Diary, FakeToolchain, Law
+
+Fake = TypeVar("Fake", bound=FakeToolchain)
 
 
 def make_error(value: float, samples: int = 2) -> OutputError:
@@ -66,6 +70,35 @@ def make_bench(
     """Where a record's plans are evaluated; without limits those of the settings, from now on."""
     settings = settings or SearchSettings()
     return Bench(record, toolchain, settings, listener or Silent(), limits or Limits(settings))
+
+
+def make_toolchain(space: SearchSpace, kind: type[Fake] = FakeToolchain, **options: Any) -> Fake:  # type: ignore[assignment]
+    """A fake toolchain for the groups of a space."""
+    return kind(Law([group.id for group in space.groups]), **options)
+
+
+class Tuned(NamedTuple):
+    """A search, and why it stopped."""
+
+    record: StudyRecord
+    toolchain: FakeToolchain
+    diary: Diary
+    stop: Stop
+
+
+def tune(
+    record: StudyRecord,
+    toolchain: FakeToolchain | None = None,
+    settings: SearchSettings | None = None,
+    limits: Limits | None = None,
+    knowledge: Knowledge | None = None,
+    budget: int = 12,
+    **options: Any,
+) -> Tuned:
+    """Search on a toolchain, or on one with these options."""
+    toolchain, diary = toolchain or make_toolchain(record.space, **options), Diary()
+    bench = make_bench(record, toolchain, settings or SearchSettings(budget=budget), diary, limits)
+    return Tuned(record, toolchain, diary, Tuner(bench, knowledge).run())
 
 
 def find_sensitivity(

@@ -6,11 +6,10 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from mptune.engines.base import Failure, FailureKind, Measurement, ReferenceReport, SampleSet, Stage
+from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.engines.failures import machine_error
 from mptune.errors import BaselineError, RunError
 from mptune.graph.plan import PrecisionPlan
@@ -18,13 +17,12 @@ from mptune.settings import SearchSettings
 from mptune.tuning.bench import FAULTS_IN_A_ROW, NEEDED_TRIES, Limits, Stop, run_job, run_needed_job, size_of
 from mptune.tuning.dominance import pareto
 from mptune.tuning.facts import observe
+from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.remeasure import remeasure, to_measure
 from mptune.tuning.space import SearchSpace
-from mptune.tuning.tuner import Tuner
-from tests.fakes import Diary, FakeToolchain, Law
+from tests.fakes import Diary
 from tests.tuning.conftest import OpenRecord
-from tests.tuning.factory import find_sensitivity, make_bench
-from tests.tuning.test_tuner import make_toolchain, tune
+from tests.tuning.factory import find_sensitivity, make_bench, make_toolchain, tune
 
 
 @pytest.mark.parametrize("number", [0, 1, 2, 11])
@@ -58,24 +56,17 @@ def test_where_nothing_runs_any_more_the_search_stops_and_resumes(open_record: O
     assert len(record.evaluations()) + 2 == record.spent == 20
 
 
-def test_plans_that_crash_in_a_row_are_blamed_where_all_fp32_runs(open_record: OpenRecord, space: SearchSpace) -> None:
-    record, toolchain, _, _ = tune(open_record(), budget=20, crashes=set(space.free[:6]))
+def test_plans_that_crash_in_a_row_are_blamed_where_all_fp32_runs(record: StudyRecord, space: SearchSpace) -> None:
+    toolchain = tune(record, budget=20, crashes=set(space.free[:6])).toolchain
     assert len(record.failures()) > FAULTS_IN_A_ROW
     assert toolchain.built.count(space.seeds[0].plan.fingerprint) > 1, "as a control"
     assert pareto(record.evaluations())
 
 
-@pytest.mark.parametrize("number", range(3))
-def test_a_kill_during_the_reference_or_the_ranges_does_not_end_the_search(space: SearchSpace, number: int) -> None:
-    toolchain, diary = make_toolchain(space, killed={number}), Diary()
-    observe(toolchain, diary)
-    assert toolchain.restarts == 1
-    assert "killed by SIGKILL" in diary.warnings[0]
-
-
 _CRASH = Failure(Stage.RUN, FailureKind.CRASH, "killed by SIGSEGV")
 _TIMEOUT = Failure(Stage.RUN, FailureKind.TIMEOUT, "no result after 9 s")
 _ERROR = Failure(Stage.BUILD, FailureKind.ERROR, "no kernel")
+_LOST = Failure(Stage.RUN, FailureKind.DEVICE_LOST, "the device is gone")
 
 
 @pytest.mark.parametrize(
@@ -96,26 +87,26 @@ def test_a_job_that_fails_is_tried_once_more_and_one_that_all_depends_on_twice(
     assert toolchain.restarts == calls - 1
 
 
-def test_a_model_that_does_not_run_is_still_told(space: SearchSpace) -> None:
+@pytest.mark.parametrize("number", range(3))
+def test_a_kill_during_the_reference_or_the_ranges_does_not_end_the_search(space: SearchSpace, number: int) -> None:
+    toolchain, diary = make_toolchain(space, killed={number}), Diary()
+    observe(toolchain, diary)
+    assert toolchain.restarts == 1
+    assert "killed by SIGKILL" in diary.warnings[0]
+
+
+def test_a_reference_that_fails_is_the_models_fault_unless_the_machine_prevents_it(space: SearchSpace) -> None:
     with pytest.raises(BaselineError, match=r"the untouched model does not run in FP32.*SIGSEGV"):
         observe(make_toolchain(space, report=_CRASH), Diary())
+    with pytest.raises(RunError, match="the machine failed 3 times in a row: device lost") as caught:
+        observe(make_toolchain(space, report=_LOST), Diary())
+    assert "resumes" in caught.value.hint
 
 
 def test_a_kill_during_emulation_teaches_no_overflow(space: SearchSpace, tmp_path: Path) -> None:
     toolchain = make_toolchain(space, killed={0, 1, 3})
     sensitivity = find_sensitivity(space, toolchain, "relative_l2", tmp_path / "s.json", Diary())
     assert sensitivity.errors == {g: pytest.approx(e, rel=1e-3) for g, e in toolchain.law.errors.items()}
-
-
-class Lost(FakeToolchain):
-    def reference(self, which: SampleSet) -> ReferenceReport | Failure:
-        return Failure(Stage.RUN, FailureKind.DEVICE_LOST, "the device is gone")
-
-
-def test_a_reference_that_only_the_machine_prevents_is_not_the_models_fault(space: SearchSpace) -> None:
-    with pytest.raises(RunError, match="the machine failed 3 times in a row: device lost") as caught:
-        observe(Lost(Law(space.free)), Diary())
-    assert "resumes" in caught.value.hint
 
 
 def test_a_driver_that_is_too_old_has_a_hint_of_its_own() -> None:
@@ -134,56 +125,39 @@ def test_the_size_of_a_run_counts_each_file_once(tmp_path: Path) -> None:
     assert 1000 < size_of(tmp_path) < 1500
 
 
-def test_the_run_directory_does_not_grow_beyond_its_limit(tmp_path: Path) -> None:
-    limits = Limits(SearchSettings(max_disk_bytes=1000), tmp_path)
-    for number in range(3):
-        assert limits.reached() is None
-        (tmp_path / f"engine{number}").write_bytes(b"x" * 300)
-    assert limits.reached() is Stop.DISK, "another one of 300 bytes is more than 1000"
-
-
-def test_a_search_stops_at_the_size_and_goes_on(open_record: OpenRecord, space: SearchSpace, tmp_path: Path) -> None:
+def test_a_search_stops_before_the_size_and_goes_on(record: StudyRecord, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
 
-    class Builds(FakeToolchain):
-        def evaluate(self, plan: PrecisionPlan, *args: Any, **options: Any) -> Measurement | Failure:
-            (folder / plan.fingerprint).write_bytes(b"x" * 100)
-            return super().evaluate(plan, *args, **options)
+    def build(plan: PrecisionPlan) -> None:
+        (folder / plan.fingerprint).write_bytes(b"x" * 100)
 
-    record, toolchain = open_record(), Builds(Law([g.id for g in space.groups]))
-    settings = SearchSettings(budget=12, max_disk_bytes=450)
-    stop = Tuner(make_bench(record, toolchain, settings, Diary(), Limits(settings, folder))).run()
-    assert (stop, record.spent) == (Stop.DISK, 4)
-    larger = SearchSettings(budget=6, max_disk_bytes=10_000)
-    assert Tuner(make_bench(record, toolchain, larger, Diary(), Limits(larger, folder))).run() is Stop.BUDGET
+    settings, larger = SearchSettings(max_disk_bytes=450), SearchSettings(budget=6, max_disk_bytes=10_000)
+    assert tune(record, settings=settings, limits=Limits(settings, folder), before=build).stop is Stop.DISK
+    assert record.spent == 4, "another one of 100 bytes is more than 450"
+    assert tune(record, settings=larger, limits=Limits(larger, folder), before=build).stop is Stop.BUDGET
 
 
-def test_the_time_ends_a_confirmation_and_it_goes_on(open_record: OpenRecord, space: SearchSpace) -> None:
-    record, toolchain = open_record(), FakeToolchain(Law([g.id for g in space.groups]))
-    settings = SearchSettings(budget=8, timeout_s=100.0)
-    Tuner(make_bench(record, toolchain, settings)).run()
-    now, diary = [0.0], Diary()
-    limits = Limits(settings, clock=lambda: now[0])
+def test_the_time_ends_a_confirmation_and_it_goes_on(record: StudyRecord, space: SearchSpace) -> None:
+    settings, now, diary = SearchSettings(budget=8, timeout_s=100.0), [0.0], Diary()
+    tune(record, settings=settings)
     points = len(to_measure(record, settings, 3))
 
-    class Slow(FakeToolchain):
-        def evaluate(self, *args: Any, **options: Any) -> Measurement | Failure:
-            now[0] += 40.0
-            return super().evaluate(*args, **options)
+    def take_40_seconds(plan: PrecisionPlan) -> None:
+        now[0] += 40.0
 
-    remeasure(make_bench(record, Slow(toolchain.law), settings, diary, limits), 3)
+    slow, limits = make_toolchain(space, before=take_40_seconds), Limits(settings, clock=lambda: now[0])
+    remeasure(make_bench(record, slow, settings, diary, limits), 3)
     assert len(to_measure(record, settings, 3)) == points - 3
     assert "the time is over" in diary.stages[-1]
-    remeasure(make_bench(record, toolchain, settings, Diary(), Limits(settings)), 3)
+    remeasure(make_bench(record, make_toolchain(space), settings), 3)
     assert not to_measure(record, settings, 3)
 
 
 def test_workers_share_the_start_of_the_time() -> None:
-    now = [7.0]
-    limits = Limits(SearchSettings(timeout_s=5.0), clock=lambda: now[0], elapsed_s=3.0)
+    now, settings = [7.0], SearchSettings(timeout_s=5.0)
+    limits = Limits(settings, clock=lambda: now[0], elapsed_s=3.0)
     assert limits.reached() is None
     now[0] = 9.0
     assert limits.reached() is Stop.TIMEOUT
-    ahead = Limits(SearchSettings(timeout_s=5.0), clock=lambda: now[0], elapsed_s=-60.0)
-    assert ahead.elapsed_s == 0.0, "a clock that is ahead gives no more time"
+    assert Limits(settings, elapsed_s=-60.0, clock=lambda: 0.0).elapsed_s == 0.0, "one ahead gives no more time"

@@ -13,30 +13,31 @@ from mptune.finding import CODES, Finding, Where
 from mptune.graph.groups import FOLDED
 from mptune.graph.plan import Precision
 from mptune.settings import SearchSettings
+from mptune.targets.roofline import LatencyTerms
 from mptune.tuning.dominance import pareto
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import EXPLAIN_JSON, Explanation, Grounds, explain, keep_grounds
 from mptune.tuning.knowledge import SENSITIVITY_JSON, make_prior
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.space import Pin, SearchSpace
-from mptune.tuning.tuner import Tuner
 from tests.fakes import Diary, FakeToolchain, Law
 from tests.tuning.conftest import OpenRecord, make_small_space
-from tests.tuning.factory import find_sensitivity, make_bench, propose_with
+from tests.tuning.factory import find_sensitivity, make_toolchain, propose_with, tune
 
 GAINS = dict.fromkeys((f"g{i:03d}" for i in range(11)), 0.5)
 ERRORS = dict.fromkeys(GAINS, 1e-5)
 
 
 def guided(
-    record: StudyRecord, space: SearchSpace, toolchain: FakeToolchain, folder: Path, budget: int = 30
+    record: StudyRecord, toolchain: FakeToolchain, folder: Path, budget: int = 30, terms: LatencyTerms | None = None
 ) -> tuple[Evaluation, ...]:
-    """A search as a session does it; returns the front."""
-    sensitivity = find_sensitivity(space, toolchain, "relative_l2", folder / SENSITIVITY_JSON, Diary())
-    prior = make_prior(space, sensitivity, toolchain.latency_terms(), exact=toolchain.latency_source == "predicted")  # type: ignore[arg-type]
-    keep_grounds(space, prior, folder)
+    """A search as a session does it, which knows these terms or those of the law; returns the front."""
+    sensitivity = find_sensitivity(record.space, toolchain, "relative_l2", folder / SENSITIVITY_JSON, Diary())
+    is_exact = toolchain.latency_source == "predicted"
+    prior = make_prior(record.space, sensitivity, terms or toolchain.latency_terms(), exact=is_exact)
+    keep_grounds(record.space, prior, folder)
     propose_with(record, prior)
-    Tuner(make_bench(record, toolchain, SearchSettings(budget=budget))).run()
+    tune(record, toolchain, budget=budget)
     return pareto(record.evaluations())
 
 
@@ -64,9 +65,8 @@ def test_each_reason_where_it_holds(open_record: OpenRecord, tmp_path: Path, sou
     )
     toolchain = FakeToolchain(law, non_finite={"g004"}, latency_source=source, noise=0.0)  # type: ignore[arg-type]
     record = open_record(space)
-    front = guided(record, space, toolchain, tmp_path)
+    front = guided(record, toolchain, tmp_path)
     baseline = record.baseline()
-    assert baseline is not None
     findings = [about("spacing", "g000", "g002"), about("long-sum", "g004"), about("cancellation", "g006")]
     explanation = explain(record, tmp_path, front, [baseline], findings)
     for point in front:
@@ -95,11 +95,10 @@ def test_each_reason_where_it_holds(open_record: OpenRecord, tmp_path: Path, sou
     json.dumps(explanation.to_json("relative_l2"), allow_nan=False)
 
 
-def test_figures_are_the_laws(open_record: OpenRecord, space: SearchSpace, tmp_path: Path) -> None:
+def test_figures_are_the_laws(record: StudyRecord, space: SearchSpace, tmp_path: Path) -> None:
     """With predicted latencies the terms are known exactly."""
     toolchain = FakeToolchain(Law(list(space.free), boundary_ms=0.3), latency_source="predicted")
-    record = open_record()
-    front = guided(record, space, toolchain, tmp_path)
+    front = guided(record, toolchain, tmp_path)
     explanation = explain(record, tmp_path, front)
     law = toolchain.law
     for point in front:
@@ -120,19 +119,11 @@ def test_figures_are_the_laws(open_record: OpenRecord, space: SearchSpace, tmp_p
     assert ratios == sorted(ratios)
 
 
-def test_gains_are_learned_from_builds(open_record: OpenRecord, tmp_path: Path) -> None:
+def test_gains_are_learned_from_builds(record: StudyRecord, space: SearchSpace, tmp_path: Path) -> None:
     """The roofline is wrong by a factor; what was timed counts."""
-    space = make_small_space(8)
     toolchain = FakeToolchain(Law(list(space.free), gains=GAINS, boundary_ms=0.05), noise=0.0)
-    record = open_record(space)
-    sensitivity = find_sensitivity(space, toolchain, "relative_l2", tmp_path / SENSITIVITY_JSON, Diary())
-    terms = toolchain.latency_terms()
-    wrong = replace(terms, gains_ms={**dict.fromkeys(GAINS, 0.05), "g003": 0.4})  # type: ignore[type-var]
-    prior = make_prior(space, sensitivity, wrong, exact=False)  # type: ignore[arg-type]
-    keep_grounds(space, prior, tmp_path)
-    propose_with(record, prior)
-    Tuner(make_bench(record, toolchain, SearchSettings(budget=40))).run()
-    explanation = explain(record, tmp_path, pareto(record.evaluations()))
+    wrong = replace(toolchain.latency_terms(), gains_ms={**dict.fromkeys(GAINS, 0.05), "g003": 0.4})
+    explanation = explain(record, tmp_path, guided(record, toolchain, tmp_path, 40, wrong))
     assert explanation.gains_from == f"the roofline and {len(record.evaluations())} builds"
     assert [worth.gain_ms for worth in explanation.groups] == [pytest.approx(0.5, abs=0.15)] * 8
 
@@ -142,8 +133,7 @@ def test_without_sensitivity_and_terms_nothing_is_made_up(
 ) -> None:
     record = open_record(sampler=None)
     keep_grounds(space, None, tmp_path)
-    toolchain = FakeToolchain(Law(list(space.free)), noise=0.0)
-    Tuner(make_bench(record, toolchain, SearchSettings(budget=10, sampler="tpe"))).run()
+    tune(record, settings=SearchSettings(budget=10, sampler="tpe"))
     front = pareto(record.evaluations())
     explanation = explain(record, tmp_path, front)
     assert explanation.gains_from is None
@@ -152,7 +142,7 @@ def test_without_sensitivity_and_terms_nothing_is_made_up(
 
 def test_grounds_survive_their_file(open_record: OpenRecord, space: SearchSpace, tmp_path: Path) -> None:
     record = open_record()
-    front = guided(record, space, FakeToolchain(Law(list(space.free))), tmp_path, budget=10)
+    front = guided(record, make_toolchain(space), tmp_path, budget=10)
     path = tmp_path / EXPLAIN_JSON
     assert Grounds.load(path).prior is not None
     before = path.stat().st_mtime_ns

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -67,18 +68,9 @@ class OutputError(JsonForm):
 
     def value(self, metric: str) -> float:
         """The mean over the samples (sum for ``non_finite``), then the worst over the outputs; NaN and Inf stay."""
-        return _worst([_over_samples(metric, values) for values in self._samples_of(metric)], metric)
+        return _worst([_over_samples(metric, values) for values in self.by_sample(metric)], metric)
 
-    def values_without_one(self, metric: str) -> np.ndarray:
-        """``value`` over all samples but one, for each sample in turn; empty for a single sample."""
-        every = np.array(self._samples_of(metric))  # (outputs or parts, samples)
-        samples = every.shape[1]
-        with np.errstate(invalid="ignore"):  # inf - inf is NaN here
-            totals = every.sum(axis=1, keepdims=True) - every
-        values: np.ndarray = (totals if _is_summed(metric) else totals / max(samples - 1, 1)).max(axis=0)
-        return values if samples > 1 else values[:0]
-
-    def _samples_of(self, metric: str) -> list[tuple[float, ...]]:
+    def by_sample(self, metric: str) -> list[tuple[float, ...]]:
         """The value on each sample, of every output or part that the metric is the worst of."""
         if not self.has(metric):
             raise unknown_metric(metric, sorted({name for by_name in self.per_output.values() for name in by_name}))
@@ -134,8 +126,7 @@ class OutputError(JsonForm):
         share = self.sample_count / (self.sample_count + other.sample_count)
         columns = {}
         for output, errors in self.columns.items():
-            others = other.columns.get(output)
-            if others is None or len(errors.max_abs) != len(others.max_abs):
+            if (others := other.columns.get(output)) is None:
                 continue
             worst, relative = (
                 tuple(share * a + (1.0 - share) * b for a, b in zip(x, y, strict=True))
@@ -207,13 +198,17 @@ def error_interval(error: OutputError, metric: str) -> tuple[float, float] | Non
     where there is a single sample, a value is not finite, or all samples have one value of a metric over the whole set.
     """
     is_ratio, value = is_compared_by_ratio(metric), error.value(metric)
-    values = np.array([value, *error.values_without_one(metric)])
-    if len(values) < 2 or not np.isfinite(values).all() or (not is_ratio and (values[1:] == values[1]).all()):
+    every = np.array(error.by_sample(metric))  # (outputs or parts, samples)
+    samples = every.shape[1]
+    if samples < 2 or not math.isfinite(value):
+        return None
+    without = every.sum(axis=1, keepdims=True) - every  # totals of all samples but one
+    values = (without if _is_summed(metric) else without / (samples - 1)).max(axis=0)
+    if not is_ratio and (values == values[0]).all():
         return None
     if is_ratio:
         values = np.log(np.maximum(values, LEAST_ERROR))
-    samples = len(values) - 1
-    pseudo = values[0] + (samples - 1) * (values[1:].mean() - values[1:])
+    pseudo = (samples - 1) * (values.mean() - values)
     half = t_quantile(0.975, samples - 1) * float(np.std(pseudo, ddof=1)) / math.sqrt(samples)
     return (value * math.exp(-half), value * math.exp(half)) if is_ratio else (value - half, value + half)
 
@@ -255,6 +250,7 @@ def compare_outputs(
     *,
     start: int = 0,
     objective_only: bool = False,
+    threads: int = 1,
 ) -> OutputError:
     """Compute every statistic of every output on every sample; outputs that the reference lacks are ignored.
 
@@ -266,14 +262,15 @@ def compare_outputs(
         start: number of the first sample; outputs are of consecutive ones.
         objective_only: compute ``worst_part``, ``relative_l2``, ``non_finite`` and ``extra`` alone, in a quarter of the
             time. For plans that are only to be proposed.
+        threads: how many samples are compared at a time; ``extra`` is called in this thread alone.
     """
-    values: dict[str, dict[str, list[float]]] = {}  # output -> statistic -> a value for each sample
-    by_column: dict[str, list[Floats]] = {}  # output -> the errors of its columns on each sample
-    for number, got in enumerate(outputs, start):
+
+    def of_sample(number: int, got: Arrays) -> dict[str, tuple[dict[str, float], Floats | None]]:
+        """Output -> its statistics and the errors of its columns."""
         wanted = reference.samples[number]
         for name in wanted.keys() - got.keys():
             raise DataError(f"sample {number} has no output {name!r}", f"it has {', '.join(map(repr, got)) or 'none'}")
-        aligned = aligned_rows(row_sets, got, wanted)
+        aligned, by_output = aligned_rows(row_sets, got, wanted), {}
         for name in wanted:
             columns = None
             if name in aligned:
@@ -284,12 +281,22 @@ def compare_outputs(
             else:
                 array = np.asarray(got[name])
                 statistics, columns = _of_array(array, reference, name, number, objective_only=objective_only)
+            by_output[name] = statistics, columns
+        return by_output
+
+    values: dict[str, dict[str, list[float]]] = {}  # output -> statistic -> a value for each sample
+    by_column: dict[str, list[Floats]] = {}  # output -> the errors of its columns on each sample
+    numbers = range(start, start + len(outputs))
+    with ThreadPoolExecutor(threads) as pool:
+        every = list((map if threads == 1 else pool.map)(of_sample, numbers, outputs))
+    for number, got, by_output in zip(numbers, outputs, every, strict=True):
+        for name, (statistics, columns) in by_output.items():
             if columns is not None:
                 by_column.setdefault(name, []).append(columns)
             for statistic, value in statistics.items():
                 values.setdefault(name, {}).setdefault(statistic, []).append(value)
         for metric, function in (extra or {}).items():
-            value = number_of(metric, function, (got, wanted), f" on sample {number}")
+            value = number_of(metric, function, (got, reference.samples[number]), f" on sample {number}")
             values.setdefault(ALL_OUTPUTS, {}).setdefault(metric, []).append(value)
     # Statistics that an output has on some samples only, as its shape was another one on the rest, are left out.
     per_output = {
@@ -327,7 +334,7 @@ def _of_array(
             errors = np.sqrt(scaled / np.maximum(count, 1))
             statistics.update(zip(map(part_statistic, parts.ranges), map(float, errors), strict=True))
         else:
-            statistics[WORST_PART] = math.sqrt(squares.sum() / max(sums.counts.sum(), 1)) / parts.divisor
+            statistics[WORST_PART] = math.sqrt(squares.sum() / max(sums.counts.sum(), 1)) / (parts.whole or 1.0)
         if not has_columns or objective_only or len(squares) > MOST_COLUMNS:
             return statistics, None
         normalised = np.sqrt(squares / np.maximum(sums.counts, 1)) / parts.divisors

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,7 +51,7 @@ class OutputParts(JsonForm):
     """The parts of one output: the whole of it, or its columns."""
 
     axis: int | None  # of the columns; None where it has none
-    whole: float  # scale of the whole output; 0 where all its values are 0
+    whole: float  # scale of the whole output; 0 where all its values are 0, whose error is divided by 1
     scales: tuple[float, ...] = ()  # of each column; 0 where all its values are 0
     is_split: bool = False  # whether columns are parts
 
@@ -60,11 +59,6 @@ class OutputParts(JsonForm):
     def divisors(self) -> Floats:
         """What the error of each column is divided by, shape (columns,): its scale, 1 where that is 0."""
         return np.array([scale or 1.0 for scale in self.scales])
-
-    @property
-    def divisor(self) -> float:
-        """What the error of the whole output is divided by."""
-        return self.whole or 1.0
 
     @cached_property
     def ranges(self) -> tuple[range, ...]:
@@ -158,7 +152,7 @@ def _parts_along(arrays: Sequence[np.ndarray], axis: int | None) -> tuple[Output
     columns = 1 if axis is None else arrays[0].shape[axis]
     count, total, squares, deviations, low, high = (np.zeros(columns) for _ in range(6))  # of finite values
     for array in arrays:
-        for values in chunks(as_columns(array, axis)):
+        for (values,) in chunks(as_columns(array, axis)):
             finite = np.isfinite(values)
             values = np.where(finite, values, 0.0).astype(np.float64)
             n = finite.sum(axis=(0, 2)).astype(np.float64)
@@ -215,17 +209,13 @@ def as_columns(array: np.ndarray, axis: int | None) -> np.ndarray:
     return array.reshape(math.prod(array.shape[:axis]), array.shape[axis], math.prod(array.shape[axis + 1 :]))
 
 
-def chunks(*arrays: np.ndarray) -> Iterator[Any]:
-    """Views of arrays of the same shape (before, columns, behind), of all columns and about ``_CHUNK`` elements each.
-
-    Of one array the views themselves, of several a tuple at a time.
-    """
+def chunks(*arrays: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
+    """Views of arrays of one shape (before, columns, behind), of all columns and about ``_CHUNK`` elements each."""
     before, columns, behind = arrays[0].shape
     long = max(1, min(behind, _CHUNK // max(1, columns)))
     wide = max(1, _CHUNK // (max(1, columns) * long))
     for first, start in itertools.product(range(0, before, wide), range(0, behind, long)):
-        views = tuple(array[first : first + wide, :, start : start + long] for array in arrays)
-        yield views[0] if len(views) == 1 else views
+        yield tuple(array[first : first + wide, :, start : start + long] for array in arrays)
 
 
 def parts_path(reference: Path) -> Path:

@@ -109,7 +109,7 @@ def undirected(metric: str) -> str:
 def script_of(metric: str) -> Path | None:
     """The path of the script in ``script.py:function`` or ``script.py:function:max``; None for other metrics."""
     file, _, name = undirected(metric).rpartition(":")
-    # By the path's own suffix, as ``MetricScript`` takes it: "a.py/" is a.py, too.
+    # By the path's own suffix, as ``resolve_metric`` takes it: "a.py/" is a.py, too.
     return Path(file) if Path(file).suffix == ".py" and name else None
 
 

@@ -9,13 +9,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from mptune.data.metrics.table import METRICS, Metric, own_value
+from mptune.data.metrics.table import METRICS, Metric
 from mptune.errors import DataError
 
 Arrays: TypeAlias = Mapping[str, np.ndarray]
-SetFunction: TypeAlias = Callable[[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]], float]
-"""``function(outputs, references, inputs, labels) -> float`` over all samples: each maps names to an array with the
-samples' rows concatenated along axis 0, or to a list with an array per sample where their shapes differ."""
 
 IGNORED = 255  # a class label that segmentation data sets give to pixels of no class; so do negative ones
 THRESHOLDS = np.arange(0.5, 0.96, 0.05)  # of intersection over union, as COCO has them
@@ -261,11 +258,8 @@ def together(samples: Sequence[Arrays]) -> dict[str, Any]:
     """All samples as one: name -> rows along axis 0, or a list of arrays where they cannot be concatenated."""
     joined: dict[str, Any] = {}
     for name in samples[0] if samples else ():
-        arrays = [np.asarray(sample[name]) for sample in samples]
-        if any(array.ndim == 0 for array in arrays):
-            joined[name] = np.stack(arrays) if len({array.shape for array in arrays}) == 1 else arrays
-        else:
-            joined[name] = arrays if len({array.shape[1:] for array in arrays}) > 1 else np.concatenate(arrays)
+        arrays = [np.atleast_1d(sample[name]) for sample in samples]
+        joined[name] = arrays if len({array.shape[1:] for array in arrays}) > 1 else np.concatenate(arrays)
     return joined
 
 
@@ -277,12 +271,8 @@ class SampleSetArrays(NamedTuple):
     inputs: Sequence[Arrays]
     labels: Sequence[Arrays]
 
-    def of_reference(self) -> SampleSetArrays:
-        """The same with the reference in the place of the outputs."""
-        return self._replace(outputs=self.references)
-
     def arguments(self) -> tuple[dict[str, Any], ...]:
-        """The four arguments of a set metric."""
+        """The four arguments of a set metric: all samples of each ``together``."""
         return tuple(map(together, self))
 
 
@@ -304,16 +294,3 @@ def set_values(metric: Metric, data: SampleSetArrays, call: Callable[[SampleSetA
     scale = math.sqrt((count - 1) / (groups - 1)) * (groups - 1)
     values = scale * (without.mean() - without[np.arange(count) % groups])
     return tuple(float(value) for value in whole + values - values.mean())
-
-
-def errors_of(
-    metric: Metric, data: SampleSetArrays, call: Callable[[SampleSetArrays], float], reference: Sequence[float] = ()
-) -> dict[str, tuple[float, ...]]:
-    """The error and the own value of one set metric, one number per sample, by statistic.
-
-    ``reference`` are the ``set_values`` of the reference, where the metric is larger for better plans.
-    """
-    values = errors = set_values(metric, data, call)
-    if metric.larger_is_better:
-        errors = tuple(wanted - value for wanted, value in zip(reference, values, strict=True))
-    return {metric.name: errors, own_value(metric.name): values}

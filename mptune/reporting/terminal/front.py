@@ -16,7 +16,8 @@ from mptune.printable import cut
 from mptune.reporting import text
 from mptune.reporting.terminal.console import make_console, print_facts, print_table, print_text
 from mptune.reporting.text import shell_path, short_path, speedup_text, unique
-from mptune.tuning.front import Front, because, front_table, is_held_out
+from mptune.tuning.explanation import reasons_text
+from mptune.tuning.front import Front, front_table, is_held_out
 from mptune.tuning.texts import (
     compared,
     error_text,
@@ -82,13 +83,15 @@ def print_answer(console: Console, front: Front) -> None:
             latency += f", all-FP32 {latency_text(front.fp32)} ms"
         if front.tf32 is not None:
             latency += f", in TF32 {latency_text(front.tf32)} ms (error {error_text(front.tf32)})"
-        error = f"error {error_text(chosen)}"
+        error, ratio = error_text(chosen), ""
         if fp16 is not None and chosen.plan != fp16.plan:
-            ratio = fp16.judged_error / chosen.judged_error if chosen.judged_error > 0 else math.inf
-            is_ratio = is_compared_by_ratio(front.metric) and math.isfinite(ratio) and fp16.is_finite
-            error = f"{f'{two_digits(ratio)} times: ' if is_ratio else ''}{error}, {front.fp16_name} {error_text(fp16)}"
+            error += f", {front.fp16_name} {error_text(fp16)}"
+            times = fp16.judged_error / chosen.judged_error if chosen.judged_error > 0 else math.inf
+            if is_compared_by_ratio(front.metric) and math.isfinite(times) and fp16.is_finite:
+                ratio = f"{two_digits(times)} times"
         facts.append(("faster", latency + ("" if chosen.latency.source == "measured" else ", predicted")))
-        facts.append(("more exact", error + ("" if chosen.error_source == "measured" else ", emulated")))
+        emulated = "" if chosen.error_source == "measured" else ", emulated"
+        facts.append(("more exact", f"{ratio}: error {error}{emulated}") if ratio else ("error", f"{error}{emulated}"))
     places = unique(
         f"{f.code} ({', '.join(f.where.groups) or 'no single group'})" for f in text.breaking_findings(front)
     )
@@ -96,8 +99,10 @@ def print_answer(console: Console, front: Front) -> None:
         more = f" and {len(places) - _MOST_BREAKS} more" if len(places) > _MOST_BREAKS else ""
         facts.append(("breaks", f"in {text.breaking_precision(front)}: {', '.join(places[:_MOST_BREAKS])}{more}"))
     print_facts(console, facts)
-    if chosen is not None and (reasons := because(front, chosen)):
-        print_text(console, f"{text.KEPT_BECAUSE}: {reasons}")
+    if chosen is not None and chosen.plan != front.fp32.plan:  # the baseline needs no reasons
+        reasons = reasons_text(front.explanation.fp32_groups(chosen.plan.fingerprint))
+        if reasons:
+            print_text(console, f"kept in FP32: {reasons}")
     for name, path in ((name, front.run_dir / file) for name, file in _FILES.items()):
         if path.exists():
             print_facts(console, [(name, f"python {shell_path(path)}" if name == "try it" else short_path(path))])

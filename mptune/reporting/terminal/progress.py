@@ -34,7 +34,7 @@ _LOG_EVERY_S = 60.0
 """Interval at which a log gets a line with how far a long step is."""
 _ESTIMATE_OVER_S = 3600.0
 """The time that is left follows the plans of the last hour: builds grow faster with a timing cache."""
-_COUNT = re.compile(r"\b\d+ of (?=\d+ groups)|, \d+ of them to \d+%")
+_COUNT = re.compile(r"\b\d+ of (?=\d+ groups)|, now on samples \d+ to \d+")
 
 
 class TerminalListener:

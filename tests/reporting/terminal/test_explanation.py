@@ -15,7 +15,7 @@ from mptune.graph.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.reporting.terminal.front import print_explanation, print_front
 from mptune.reporting.text import explain_kept
-from mptune.tuning.explanation import Explanation, GroupWorth, Kept, Reason, reason_counts
+from mptune.tuning.explanation import Explanation, GroupWorth, Kept, Reason, reason_counts, reasons_text
 from mptune.tuning.front import Front
 from tests.conftest import save_mlp
 from tests.fakes import FAST, FakeToolchain, Law
@@ -56,7 +56,7 @@ def test_the_table_says_why(front: Front, monkeypatch: pytest.MonkeyPatch, colum
     assert all(len(line) <= columns for line in table)
     assert "FP32 because" in text or columns == 80, "before the intervals"
     assert ("+-0.5%" in text) == (columns >= 120), "the reasons take the place of the intervals"
-    assert "\nkept in FP32 because: " in text
+    assert "\nkept in FP32: " in text
     assert "<g0" in printed(print_explanation, front, monkeypatch, columns)
 
 
@@ -105,7 +105,10 @@ def test_reasons_are_counted_in_the_order_of_the_groups() -> None:
     ]
     assert reason_counts(kept) == "1 not-tried, 2 error, 1 casts, 1 overflow, 1 spacing"
     assert reason_counts(kept, most=1) == "1 not-tried, 5 more"
-    assert reason_counts([]) == ""
+    assert reason_counts([]) == reasons_text([]) == ""
+    assert (
+        reasons_text(kept) == "1 not tried, 2 for their error, 1 for the cost of Casts, 1 for overflow, 1 for spacing"
+    )
     assert [re.sub(" a/.*?>\\[b]: ", " ", explain_kept(group)) for group in kept] == [
         "g0 not-tried: by 'op:Add' of my.toml",
         "g1 error: 1.0e-03 alone, would save 0.25 ms",

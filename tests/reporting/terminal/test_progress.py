@@ -57,10 +57,10 @@ def test_plain_lines_where_there_is_no_terminal(bench: Bench) -> None:
 def test_a_log_counts_groups_once(bench: Bench) -> None:
     stream = io.StringIO()
     with TerminalListener(stream) as listener:
-        for text in ("0 of 57 groups", "8 of 57 groups", "57 of 57 groups", "57 of 57 groups, 9 of them to 15%"):
+        for text in ("0 of 57 groups", "8 of 57 groups", "57 of 57 groups", "57 of 57 groups, now on samples 2 to 3"):
             listener.stage(f"one-group errors: {text}")
         listener.evaluated(bench.evaluation(0, 2.0, 0.0, origin=Origin("seed", "all-fp32")), 1, 5)
-        listener.stage("one-group errors: 57 of 57 groups, 31 of them to 15%")
+        listener.stage("one-group errors: 57 of 57 groups, now on samples 4 to 7")
         listener.stage("round 1 of 2")
         listener.stage("round 2 of 2")
     lines = stream.getvalue().splitlines()

@@ -13,14 +13,11 @@ from optuna.trial import FrozenTrial, TrialState
 
 from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.tuning.bench import Stop
-from mptune.tuning.evaluation import ORIGIN_FP32
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.storage import cut_torn_tail
 from mptune.tuning.space import SearchSpace
 from tests.tuning.conftest import OpenRecord
-from tests.tuning.factory import evaluation_of
-from tests.tuning.record.test_study import run
-from tests.tuning.test_tuner import make_toolchain
+from tests.tuning.factory import evaluation_of, make_toolchain, tune
 
 
 def trials(journal: Path) -> list[FrozenTrial]:
@@ -30,22 +27,9 @@ def trials(journal: Path) -> list[FrozenTrial]:
     return storage.get_all_trials(study._study_id)
 
 
-def evaluate(record: StudyRecord, space: SearchSpace) -> None:
-    """Ask for a plan and tell its evaluation."""
-    proposal = record.ask()
-    record.tell_evaluation(proposal, evaluation_of(proposal, make_toolchain(space)))
-
-
 @pytest.fixture
 def journal(tmp_path: Path) -> Path:
     return tmp_path / "study.journal"
-
-
-@pytest.fixture
-def record(open_record: OpenRecord, space: SearchSpace) -> StudyRecord:
-    record = open_record()
-    record.enqueue(space.seeds[0].plan, ORIGIN_FP32)
-    return record
 
 
 def test_a_plan_takes_few_syncs_and_a_power_cut_no_outcome(
@@ -58,7 +42,8 @@ def test_a_plan_takes_few_syncs_and_a_power_cut_no_outcome(
         shutil.copyfile(journal, left)
 
     monkeypatch.setattr(os, "fsync", sync)
-    evaluate(record, space)
+    proposal = record.ask()
+    record.tell_evaluation(proposal, evaluation_of(proposal, make_toolchain(space)))
     assert len(syncs) <= 5  # not one for each group
     record.tell_failure(record.ask(), Failure(Stage.BUILD, FailureKind.ERROR, "no kernel"))
     record.tell_duplicate(record.ask())
@@ -66,8 +51,8 @@ def test_a_plan_takes_few_syncs_and_a_power_cut_no_outcome(
     assert [trial.state for trial in trials(left)] == [TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL]
 
 
-def test_a_torn_tail_is_cut_before_the_next_record(open_record: OpenRecord, space: SearchSpace, journal: Path) -> None:
-    run(open_record(), space, make_toolchain(space), budget=6)
+def test_a_torn_tail_is_cut_before_the_next_record(open_record: OpenRecord, journal: Path) -> None:
+    tune(open_record(), budget=6)
     whole = journal.read_bytes()
     before = {e.plan.fingerprint: e for e in open_record().evaluations()}
     last_line = len(whole) - len(whole.splitlines(keepends=True)[-1])
@@ -77,7 +62,7 @@ def test_a_torn_tail_is_cut_before_the_next_record(open_record: OpenRecord, spac
         assert journal.read_bytes() == whole[:-cut], "to open it changes nothing"
         record.heal(is_first=True)
         assert {e.plan.fingerprint: e for e in record.evaluations()} == before
-        run(record, space, make_toolchain(space), budget=8)
+        tune(record, budget=8)
         assert open_record().spent == 8
 
 
@@ -102,9 +87,9 @@ def test_what_follows_the_last_whole_record_is_cut(tmp_path: Path, whole: bytes,
     assert path.read_bytes() == whole
 
 
-def test_a_stale_lock_does_not_stall(open_record: OpenRecord, space: SearchSpace, journal: Path) -> None:
+def test_a_stale_lock_does_not_stall(open_record: OpenRecord, journal: Path) -> None:
     open_record()
     Path(f"{journal}.lock").touch()
     Path(f"{journal}.lock1234.rename").touch()
-    assert run(open_record(), space, make_toolchain(space), budget=3) is Stop.BUDGET
+    assert tune(open_record(), budget=3).stop is Stop.BUDGET
     assert [p.name for p in journal.parent.iterdir()] == ["study.journal"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
@@ -18,17 +18,17 @@ from mptune.tuning.record.record import Sessions, StudyRecord
 from mptune.tuning.remeasure import candidates, confirmed_evaluations, remeasure
 from mptune.tuning.sampler.trials import timing_of
 from mptune.tuning.space import SearchSpace
-from mptune.tuning.tuner import REOPENED, Tuner
-from tests.fakes import FAST, Diary, FakeToolchain, Law
+from mptune.tuning.tuner import REOPENED
+from tests.fakes import FAST, FakeToolchain
 from tests.tuning.conftest import OpenRecord
-from tests.tuning.factory import make_bench
+from tests.tuning.factory import Tuned, make_bench, make_toolchain, tune
 
 SPREAD = 3e-3
 SETTINGS = SearchSettings(budget=8, sampler="tpe", latency=FAST)
 
 
-def make_toolchain(space: SearchSpace, **options: Any) -> FakeToolchain:
-    return FakeToolchain(Law(space.free), **{"session_spread": SPREAD, "noise": 1e-4, **options})
+def tune_noisily(record: StudyRecord, settings: SearchSettings = SETTINGS, **options: Any) -> Tuned:
+    return tune(record, settings=settings, **{"session_spread": SPREAD, **options})
 
 
 def half_width(latency: Latency) -> float:
@@ -36,17 +36,13 @@ def half_width(latency: Latency) -> float:
     return (high - low) / 2 / latency.median_ms
 
 
-def test_both_baselines_are_opened_anew_and_intervals_hold_the_spread(
-    open_record: OpenRecord, space: SearchSpace
-) -> None:
-    record, toolchain = open_record(), make_toolchain(space)
-    Tuner(make_bench(record, toolchain, SETTINGS)).run()
+def test_both_baselines_are_opened_anew_and_intervals_hold_the_spread(record: StudyRecord, space: SearchSpace) -> None:
+    toolchain = tune_noisily(record).toolchain
     fp32, fp16 = (seed.plan.fingerprint for seed in space.seeds)
     assert toolchain.reopened == [fp32] * REOPENED + [fp16] * REOPENED
     assert Sessions(record).spread.degrees == 2 * REOPENED
     spread = Sessions(record).spread.sd
     assert spread == pytest.approx(SPREAD, rel=0.6)
-    assert spread is not None
     for evaluation in record.evaluations()[2:]:
         assert 1.9 * spread < half_width(evaluation.latency) < 3.0 * spread
     for trial in record.settled():
@@ -54,26 +50,21 @@ def test_both_baselines_are_opened_anew_and_intervals_hold_the_spread(
         assert sd_ms > 0.7 * spread * latency_ms
 
 
-def test_a_resumed_search_knows_the_spread(open_record: OpenRecord, space: SearchSpace) -> None:
-    first = open_record()
-    Tuner(make_bench(first, make_toolchain(space), SETTINGS)).run()
+def test_a_resumed_search_knows_the_spread(open_record: OpenRecord) -> None:
+    first = tune_noisily(open_record()).record
     known = Sessions(first).spread
     first.close()
-    resumed, toolchain = open_record(), make_toolchain(space, restarts=5)
+    resumed = open_record()
     assert Sessions(resumed).spread.sd == known.sd
-    Tuner(make_bench(resumed, toolchain, replace(SETTINGS, budget=12))).run()
-    assert toolchain.reopened == []
+    assert tune_noisily(resumed, replace(SETTINGS, budget=12), restarts=5).toolchain.reopened == []
     later, before = (half_width(resumed.evaluations()[index].latency) for index in (-1, 3))
     assert later > before
 
 
-def test_confirming_adds_degrees_of_freedom_and_narrows(open_record: OpenRecord, space: SearchSpace) -> None:
-    record, toolchain = open_record(), make_toolchain(space)
-    Tuner(make_bench(record, toolchain, SETTINGS)).run()
-    before = Sessions(record)
+def test_confirming_adds_degrees_of_freedom_and_narrows(record: StudyRecord) -> None:
+    toolchain, before = tune_noisily(record).toolchain, Sessions(record)
     remeasure(make_bench(record, toolchain, SETTINGS), rounds=3)
-    after = Sessions(record)
-    assert after.spread.degrees > before.spread.degrees
+    assert Sessions(record).spread.degrees > before.spread.degrees
     points, _ = confirmed_evaluations(record, 3, FAST, candidates(record.evaluations()))
     truth = {e.plan: toolchain.law.latency_ms(e.plan) for e in points}
     anchor = points[0].latency.median_ms / truth[points[0].plan]
@@ -87,33 +78,28 @@ def test_confirming_adds_degrees_of_freedom_and_narrows(open_record: OpenRecord,
         assert point.latency.median_ms == pytest.approx(anchor * truth[point.plan], rel=3 * SPREAD)
 
 
-def test_predictions_are_never_opened_anew(open_record: OpenRecord, space: SearchSpace) -> None:
-    record = open_record()
-    toolchain = make_toolchain(space, latency_source="predicted", error_source="emulated")
-    Tuner(make_bench(record, toolchain, SETTINGS)).run()
-    assert toolchain.reopened == []
+def test_predictions_are_never_opened_anew(record: StudyRecord) -> None:
+    assert tune_noisily(record, latency_source="predicted", error_source="emulated").toolchain.reopened == []
     assert all(math.isclose(half_width(e.latency), 0.0) for e in record.evaluations())
     predicted = Latency.predicted(3.0)
     assert Sessions(record).corrected(predicted) == predicted
 
 
+@dataclass
 class Killed(FakeToolchain):
     """The worker is killed from outside when sessions are opened anew, for the first times."""
 
-    times = 1
+    times: int = 1
 
     def reopen(self, plan: PrecisionPlan, count: int) -> tuple[SessionTiming, ...] | Failure:
         self.times -= 1
-        if self.times >= 0:
-            return Failure(Stage.TIME, FailureKind.CRASH, "killed by SIGKILL")
-        return super().reopen(plan, count)
+        killed = Failure(Stage.TIME, FailureKind.CRASH, "killed by SIGKILL")
+        return killed if self.times >= 0 else super().reopen(plan, count)
 
 
 @pytest.mark.parametrize("times", [1, 99])
-def test_where_reopening_fails_the_search_goes_on(open_record: OpenRecord, space: SearchSpace, times: int) -> None:
-    record, diary, toolchain = open_record(), Diary(), Killed(Law(space.free))
-    toolchain.times = times
-    Tuner(make_bench(record, toolchain, SETTINGS, diary)).run()
+def test_where_reopening_fails_the_search_goes_on(record: StudyRecord, space: SearchSpace, times: int) -> None:
+    diary = tune(record, make_toolchain(space, Killed, times=times), SETTINGS).diary
     assert record.spent == SETTINGS.budget
     assert (Sessions(record).spread.sd is None) == (times > 1)
     warned = sum("how far sessions differ" in text for text in diary.warnings)
@@ -124,10 +110,9 @@ def test_a_kill_while_reopening_loses_no_evaluation(open_record: OpenRecord, spa
     record, killed = open_record(), make_toolchain(space)
     dies = mock.patch.object(FakeToolchain, "reopen", side_effect=SystemExit)
     with dies, mock.patch.object(StudyRecord, "_finish", side_effect=SystemExit), pytest.raises(SystemExit):
-        Tuner(make_bench(record, killed, SETTINGS)).run()
+        tune(record, killed, SETTINGS)
     assert record.spent == 0
-    record, again = open_record(), make_toolchain(space, restarts=1)
-    Tuner(make_bench(record, again, SETTINGS)).run()
+    record, again, _, _ = tune_noisily(open_record(), restarts=1)
     assert killed.built == [space.seeds[0].plan.fingerprint]
     assert space.seeds[0].plan.fingerprint not in again.built
     assert record.spent == SETTINGS.budget

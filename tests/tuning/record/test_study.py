@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -18,38 +17,27 @@ from mptune.settings import SearchSettings
 from mptune.tuning.bench import Stop
 from mptune.tuning.evaluation import ORIGIN_FP32, ORIGIN_SAMPLER, Origin
 from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.record.study import open_study, read_study
+from mptune.tuning.record.study import read_study
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.tuner import Tuner
-from tests.fakes import SHA, FakeToolchain, make_plan
+from tests.fakes import SHA, make_plan
 from tests.tuning.conftest import OpenRecord, make_small_space
-from tests.tuning.factory import evaluation_of, make_bench
-from tests.tuning.test_tuner import make_toolchain
+from tests.tuning.factory import evaluation_of, make_bench, make_toolchain, tune
 
-
-def run(record: StudyRecord, space: SearchSpace, toolchain: FakeToolchain, **settings: object) -> Stop:
-    return Tuner(make_bench(record, toolchain, SearchSettings(**settings))).run()  # type: ignore[arg-type]
-
-
-def open_database(folder: Path, space: SearchSpace, seed: int = 0) -> StudyRecord:
-    made_with = {"metric": "relative_l2", "identity": {"seed": seed}, "journal": folder / "unused"}
-    return open_study(space, name="shared", url=f"sqlite:///{folder / 'study.db'}", **made_with)  # type: ignore[arg-type]
+MINE = Origin("seed", "mine")
 
 
 @pytest.fixture
-def two(tmp_path: Path, space: SearchSpace) -> Iterator[tuple[StudyRecord, StudyRecord]]:
+def two(open_record: OpenRecord, tmp_path: Path) -> tuple[StudyRecord, StudyRecord]:
     """Two workers of one database."""
-    records = open_database(tmp_path, space), open_database(tmp_path, space)
-    yield records
-    for record in records:
-        record.close()
+    return tuple(open_record(url=f"sqlite:///{tmp_path / 'study.db'}", sampler=None) for _ in range(2))
 
 
 def test_an_evaluation_that_was_written_but_not_told_is_not_lost(open_record: OpenRecord, space: SearchSpace) -> None:
-    record, toolchain = open_record(), make_toolchain(space)
+    record = open_record()
     record.enqueue(space.seeds[0].plan, ORIGIN_FP32)
     proposal = record.ask()
-    evaluation = evaluation_of(proposal, toolchain)
+    evaluation = evaluation_of(proposal, make_toolchain(space))
     record.tell_evaluation(proposal, evaluation, is_final=False)  # The process dies right behind it.
     again = open_record()
     assert again.evaluations() == ()
@@ -60,9 +48,9 @@ def test_an_evaluation_that_was_written_but_not_told_is_not_lost(open_record: Op
 
 
 @pytest.mark.smoke
-def test_a_plan_in_work_is_taken_up_again_and_a_failure_survives(open_record: OpenRecord, space: SearchSpace) -> None:
-    record = open_record()
-    record.enqueue(make_plan("01010101"), Origin("seed", "mine"))
+def test_a_plan_in_work_is_taken_up_again_and_a_failure_survives(open_record: OpenRecord) -> None:
+    record, plan = open_record(), make_plan("01010101")
+    record.enqueue(plan, MINE)
     lost, failed = [record.ask(), record.ask()], record.ask()
     failure = Failure(Stage.BUILD, FailureKind.TIMEOUT, "took too long", Path("x.log"))
     record.tell_failure(failed, failure)
@@ -71,7 +59,7 @@ def test_a_plan_in_work_is_taken_up_again_and_a_failure_survives(open_record: Op
     assert again.heal(is_first=True) == 2
     assert again.waiting() == {p.plan.fingerprint for p in lost}
     first = again.ask()
-    assert (first.plan, first.origin) == (make_plan("01010101"), Origin("seed", "mine"))
+    assert (first.plan, first.origin) == (plan, MINE)
     assert again.ask().origin == ORIGIN_SAMPLER
     assert again.heal(is_first=True) == 2, "healing twice must not enqueue a plan twice"
     assert len(again.waiting()) == 2
@@ -85,18 +73,18 @@ def test_a_living_worker_keeps_its_trial(two: tuple[StudyRecord, StudyRecord], s
     toolchain = make_toolchain(space)
 
     def finish_the_other(seconds: float) -> None:  # The last of the budget is in work: it is waited for.
-        assert len(toolchain.built) == 6
+        assert len(toolchain.built) == 3
         one.tell_evaluation(proposal, evaluation_of(proposal, make_toolchain(space)))
 
-    assert Tuner(make_bench(other, toolchain, SearchSettings(budget=7)), sleep=finish_the_other).run() is (Stop.BUDGET)
+    assert Tuner(make_bench(other, toolchain, SearchSettings(budget=4)), sleep=finish_the_other).run() is Stop.BUDGET
     assert proposal.plan.fingerprint not in toolchain.built
-    assert other.spent == 7
+    assert other.spent == 4
 
 
 def test_a_worker_is_dead_when_its_heartbeat_stops(two: tuple[StudyRecord, StudyRecord], space: SearchSpace) -> None:
     one, other = two
     proposal = one.ask()
-    with one.storage._database.engine.begin() as connection:  # type: ignore[attr-defined]
+    with one.storage._database.engine.begin() as connection:
         connection.execute(text("UPDATE trial_heartbeats SET heartbeat = '2020-01-01 00:00:00.000000'"))
     assert other.heal() == 1
     assert other.waiting() == {proposal.plan.fingerprint}
@@ -104,7 +92,7 @@ def test_a_worker_is_dead_when_its_heartbeat_stops(two: tuple[StudyRecord, Study
     assert one.spent == 0
 
 
-def test_a_dead_process_loses_its_trial_in_a_journal(tmp_path: Path, space: SearchSpace) -> None:
+def test_a_dead_process_loses_its_trial_in_a_journal(open_record: OpenRecord, tmp_path: Path) -> None:
     code = f"""
 from pathlib import Path
 from mptune.tuning.record.study import open_study
@@ -114,8 +102,7 @@ record = open_study(make_small_space(8), name="shared", metric="relative_l2", id
 print(record.ask().plan.fingerprint)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    shared = {"metric": "relative_l2", "identity": {}, "journal": tmp_path / "j", "is_shared": True}
-    record = open_study(space, name="shared", **shared)  # type: ignore[arg-type]
+    record = open_record(name="shared", identity={}, journal=tmp_path / "j", is_shared=True)
     mine = record.ask()
     assert record.heal(is_first=True) == 1
     assert record.waiting() == {done.stdout.strip()}
@@ -123,9 +110,8 @@ print(record.ask().plan.fingerprint)
 
 
 def test_a_trial_that_names_no_owner_is_orphaned_after_a_while(
-    open_record: OpenRecord, space: SearchSpace, monkeypatch: pytest.MonkeyPatch
+    record: StudyRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record = open_record()
     record._study.ask()  # The process dies right behind it.
     assert record.heal() == 0
     monkeypatch.setattr("mptune.tuning.record.record._NAMELESS", timedelta(0))
@@ -136,7 +122,7 @@ def test_a_trial_that_names_no_owner_is_orphaned_after_a_while(
 def test_a_plan_that_another_has_in_work_is_seen(two: tuple[StudyRecord, StudyRecord]) -> None:
     plan, proposals = make_plan("01010101"), []
     for record in two:  # Both thought at the same time.
-        record.enqueue(plan, Origin("seed", "mine"))
+        record.enqueue(plan, MINE)
         proposals.append(record.ask())
     assert [p.plan for p in proposals] == [plan, plan]
     assert plan.fingerprint in two[1].started(but=proposals[1].number)
@@ -158,58 +144,54 @@ def test_while_another_builds_the_baseline_the_seeds_are_built(
 
     with pytest.raises(InterruptedError):
         Tuner(make_bench(record, toolchain, SearchSettings(budget=2)), sleep=give_up).run()
-    assert toolchain.built[0] == space.seeds[1].plan.fingerprint
-    assert space.seeds[0].plan.fingerprint not in toolchain.built
+    assert toolchain.built == [space.seeds[1].plan.fingerprint]
 
 
-def test_optunas_own_tools_read_it(open_record: OpenRecord, space: SearchSpace, tmp_path: Path) -> None:
-    run(open_record(), space, make_toolchain(space), budget=4)
-    journal = str(tmp_path / "study.journal")
+def test_optunas_own_tools_read_it(record: StudyRecord, space: SearchSpace, tmp_path: Path) -> None:
+    tune(record, budget=4)
     command = [sys.executable, "-c", "import sys; from optuna.cli import main; sys.exit(main())", "best-trials"]
-    command += ["--study-name", "test", "-f", "json", "--storage", journal, "--storage-class", "JournalFileBackend"]
+    command += ["--study-name", "test", "-f", "json"]
+    command += ["--storage", str(tmp_path / "study.journal"), "--storage-class", "JournalFileBackend"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert all(trial["params"].keys() == set(space.free) for trial in json.loads(done.stdout))
 
 
-def test_reading_writes_nothing(open_record: OpenRecord, space: SearchSpace, tmp_path: Path) -> None:
-    run(open_record(), space, make_toolchain(space), budget=5)
+def test_reading_writes_nothing(record: StudyRecord, tmp_path: Path) -> None:
+    tune(record, budget=5)
     journal = tmp_path / "study.journal"
     journal.write_bytes(journal.read_bytes()[:-3])
     (tmp_path / "study.journal.lock").touch()
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
-    record = read_study(model_sha256=SHA, name="test", metric="relative_l2", journal=journal)
-    assert len(record.evaluations()) == 4
+    study = {"model_sha256": SHA, "name": "test", "metric": "relative_l2", "journal": journal}
+    assert len(read_study(**study).evaluations()) == 4
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
-    with pytest.raises(RunError, match="no study other"):
-        read_study(model_sha256=SHA, name="other", metric="relative_l2", journal=journal)
-    with pytest.raises(RunError, match="missing"):
-        read_study(model_sha256=SHA, name="test", metric="relative_l2", journal=tmp_path / "no.journal")
+    for change, message in (({"name": "other"}, "no study other"), ({"journal": tmp_path / "no.journal"}, "missing")):
+        with pytest.raises(RunError, match=message):
+            read_study(**study | change)
 
 
-def test_what_was_made_with_something_else_is_refused(open_record: OpenRecord, space: SearchSpace) -> None:
+def test_what_was_made_with_something_else_is_refused(open_record: OpenRecord) -> None:
     open_record(identity={"seed": 0})
     record = open_record(identity={"seed": 1})  # Nothing has been evaluated yet.
     assert record.name.startswith("test 2"), "a study of its own, named with the time"
-    run(record, space, make_toolchain(space), budget=2)
+    tune(record, budget=2)
     with pytest.raises(RunError, match=r"another seed \(1 there, 2 here\)") as refused:
         open_record(identity={"seed": 2}, name=record.name)
     assert "--fresh" in refused.value.hint
     assert open_record(identity={"seed": 1}, name=record.name).spent == 2
 
 
-def test_hosts_that_begin_at_the_same_time_never_mix(tmp_path: Path, space: SearchSpace) -> None:
-    records = [open_database(tmp_path, space, seed) for seed in (0, 1, 0)]
+def test_hosts_that_begin_at_the_same_time_never_mix(open_record: OpenRecord, tmp_path: Path) -> None:
+    database = {"name": "shared", "url": f"sqlite:///{tmp_path / 'study.db'}"}
+    records = [open_record(identity={"seed": seed}, **database) for seed in (0, 1, 0)]
     names = [record.name for record in records]
     assert names[0] == names[2] == "shared" != names[1]
     records[2].ask()
     with pytest.raises(RunError, match="another seed"):
-        open_database(tmp_path, space, 2)
-    for record in records:
-        record.close()
+        open_record(identity={"seed": 2}, **database)
 
 
 def test_a_resumed_sampler_does_not_repeat_itself(open_record: OpenRecord) -> None:
     space = make_small_space(10)
-    proposals = [open_record(space, sampler=None).ask().plan for _ in range(6)]
-    assert len(set(proposals)) == 6
+    assert len({open_record(space, sampler=None).ask().plan for _ in range(6)}) == 6

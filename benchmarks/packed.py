@@ -1,15 +1,15 @@
-"""Models of converters, as small files: made where the converters are installed, put together where the GPU is.
+"""Models that others made of one, as small files: packed where the converters are, put together where the GPU is.
 
 A converter leaves most weights as they were, or rounds them to FP16. Such weights are left out, and each is noted with
-the weight of the original model that it comes from; what is left are some 100 KB. The original that it is put together
-with may be exported anew, by another version of torch: weights are found by name, shape and some of their values.
+the weight of the original that it comes from; what is left are some 100 KB. The original that it is put together with
+may be exported anew, by another version of torch: weights are found by name, shape and some of their values.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -57,79 +57,72 @@ HOW: Mapping[str, Callable[[Array], Array]] = {
 
 
 def pack(original: Path, converted: Path, out: Path) -> None:
-    """Write a converted model without the weights that follow from the original's.
-
-    Args:
-        original: the model that was converted.
-        converted: what the converter wrote; without external data.
-        out: the packed file.
-    """
+    """Write a converted model, which has no external data, without the weights that follow from the original's."""
     weights = _weights(onnx.load(original))
     with np.errstate(over="ignore"):
-        found = {
+        sources = {
             how(weight).tobytes(): (name, key)
             for name, weight in weights.items()
             for key, how in reversed(HOW.items())
             if key == "same" or weight.dtype == np.float32
         }
     model = onnx.load(converted)
-    noted = {}
-    for tensor in model.graph.initializer:
-        source = found.get(numpy_helper.to_array(tensor).tobytes())
+    notes = {}
+    for where, tensor in _tensors(model):
+        source = sources.get(numpy_helper.to_array(tensor).tobytes())
         if source is not None:
             name, how = source
-            noted[tensor.name] = [name, how, list(weights[name].shape), _some(weights[name])]
-            tensor.ClearField("raw_data")
-            tensor.ClearField("float_data")
-            tensor.ClearField("int32_data")
-    model.metadata_props.add(key=_KEY, value=json.dumps(noted))
+            notes[where] = [name, how, list(weights[name].shape), _some_values(weights[name])]
+            for field in ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data"):
+                tensor.ClearField(field)
+    model.metadata_props.add(key=_KEY, value=json.dumps(notes))
     out.write_bytes(gzip.compress(model.SerializeToString(), mtime=0))
 
 
 def unpack(original: Path, packed: Path, out: Path) -> None:
     """Write the converted model.
 
-    Args:
-        original: the model that was converted, maybe exported anew.
-        packed: of ``pack``.
-        out: the model file.
-
     Raises:
-        ValueError: the original has not all of the weights.
+        ValueError: the original, which may be exported anew, has not all of the weights.
     """
     weights = _weights(onnx.load(original))
     model = onnx.load_from_string(gzip.decompress(packed.read_bytes()))
-    noted = {prop.key: prop.value for prop in model.metadata_props}[_KEY]
-    sources = json.loads(noted)
-    for tensor in model.graph.initializer:
-        if tensor.name in sources:
-            name, how, shape, some = sources[tensor.name]
+    notes = json.loads({prop.key: prop.value for prop in model.metadata_props}[_KEY])
+    for where, tensor in _tensors(model):
+        if where in notes:
+            name, how, shape, values = notes[where]
             with np.errstate(over="ignore"):
-                tensor.raw_data = HOW[how](_find(weights, name, shape, some)).tobytes()
+                tensor.raw_data = HOW[how](_find(weights, name, shape, values)).tobytes()
     onnx.save(model, out)
 
 
-def _some(weight: Array) -> list[float]:
+def _tensors(model: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:
+    """Initializers by name, and the values of Constants by the output of their node."""
+    for tensor in model.graph.initializer:
+        yield tensor.name, tensor
+    for node in model.graph.node:
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
+            yield node.output[0], node.attribute[0].t
+
+
+def _weights(model: onnx.ModelProto) -> dict[str, Array]:
+    """All tensors by name, but for the small ones."""
+    arrays = {name: numpy_helper.to_array(tensor) for name, tensor in _tensors(model)}
+    return {name: weight for name, weight in arrays.items() if weight.nbytes >= _LEAST_BYTES}
+
+
+def _some_values(weight: Array) -> list[float]:
     """A few of its values, from everywhere."""
     values = weight.ravel()[:: max(1, weight.size // _COMPARED)][:_COMPARED]
     return [float(f"{float(value):.6g}") for value in values]
 
 
-def _find(weights: Mapping[str, Array], name: str, shape: list[int], some: list[float]) -> Array:
+def _find(weights: Mapping[str, Array], name: str, shape: list[int], values: list[float]) -> Array:
     """The weight of this shape and with these values; names that an exporter counted may have shifted."""
-    for one in (name, *weights):
-        weight = weights.get(one)
+    for candidate in (name, *weights):
+        weight = weights.get(candidate)
         if weight is not None and list(weight.shape) == shape:
-            scale = float(np.abs(some).max())
-            if np.allclose(_some(weight), some, rtol=1e-3, atol=1e-3 * scale):
+            scale = float(np.abs(values).max())
+            if np.allclose(_some_values(weight), values, rtol=1e-3, atol=1e-3 * scale):
                 return weight
     raise ValueError(f"the model here has no weight like {name} {shape}")
-
-
-def _weights(model: onnx.ModelProto) -> dict[str, Array]:
-    """Weights by name, and by their node's output where a Constant holds them; not the small ones."""
-    found = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-    for node in model.graph.node:
-        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
-            found[node.output[0]] = numpy_helper.to_array(node.attribute[0].t)
-    return {name: weight for name, weight in found.items() if weight.nbytes >= _LEAST_BYTES}
