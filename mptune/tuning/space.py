@@ -201,12 +201,11 @@ def make_space(
     operators whose errors are to be measured, one group at a time. With several reduced precisions a group has the
     first, in the order of the table, that can be right there: BF16 where the range of FP16 does not hold its values.
     """
-    from mptune.graph.groups import RANGE_KIND  # these are not imported where a run is read
-    from mptune.graph.hazards.find import pinning_hazards
+    from mptune.graph.hazards.find import pinning_hazards  # not imported where a run is read
     from mptune.graph.patterns import QUANTISED
 
     groups, warnings = grouped.groups, list[str]()
-    codes = {QUANTISED: "quantised-parts", RANGE_KIND: "overflow"}
+    codes = {QUANTISED: "quantised-parts"}
 
     def pins(by_group: Mapping[str, Hazard]) -> dict[str, Pin]:
         return {g: Pin(Precision.FP32, f"{h.place.tensor}: {h.reason}", h.code) for g, h in by_group.items()}

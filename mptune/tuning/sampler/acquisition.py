@@ -27,7 +27,7 @@ from mptune.tuning.sampler.overflow_model import OverflowModel
 from mptune.tuning.sampler.plans import Bools, CutSolver, Floats, plan_keys
 from mptune.tuning.sampler.trials import BuiltPlans, Prior
 
-_MEETING, _DECADES, _JUST_WITHIN = 0.4, 2.0, 0.99
+_MEETING, _DECADES, _JUST_WITHIN = 0.5, 2.0, 0.99
 """Worth of an error that meets the limit by a hundredth, and decades below the limit that are worth the rest. Simulated
 (``benchmarks.search_quality --hard``) a larger worth gives plans within the limit that are hardly faster, and a front
 that is worse two decades below it."""
