@@ -32,10 +32,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -62,6 +61,10 @@ HANG_S = 60.0
 ORPHAN_S = 5.0
 MOST_SESSIONS = 20
 GOAL = 0.99
+COUNTS = ("faults", "sessions", "lost", "repeated", "dropped", "hangs", "orphans", "unconfirmed", "left", "gave_up")
+
+Line = tuple[int, str, str, str]
+"""Of the diary: session, state, what, plan."""
 
 
 @dataclass
@@ -90,18 +93,18 @@ class Tally:
         return not (self.lost or self.repeated or self.dropped or self.hangs or self.orphans or self.left)
 
 
+def sums(tallies: Sequence[Tally]) -> dict[str, int]:
+    """Of each of ``COUNTS``, over runs."""
+    values = {name: [getattr(tally, name) for tally in tallies] for name in COUNTS}
+    return {name: sum(v if isinstance(v, int) else len(v) for v in column) for name, column in values.items()}
+
+
 @dataclass(frozen=True)
 class Kill:
-    """A kill to come: when so many jobs of the run have been done, or so long after the process began.
-
-    Attributes:
-        kind: of ``KINDS``.
-        jobs: done since the run began; None where time decides.
-        delay_s: after that.
-    """
+    """A kill to come, of one of ``KINDS``: when so many jobs of the run were done, and some seconds later."""
 
     kind: str
-    jobs: int | None
+    jobs: int
     delay_s: float
 
 
@@ -131,153 +134,125 @@ def plan_kills(seed: int, count: int, first: int, jobs: int) -> list[Kill]:
     times = [*(generator.randrange(jobs) for _ in range(count - 1)), generator.randrange(first, jobs)]
     kills = []
     for at in sorted(times):
-        by_time = at < first and generator.random() < 0.2
-        delay_s = generator.uniform(0, 2.5) if by_time else generator.uniform(0, 0.06)
-        kills.append(Kill(generator.choice(KINDS), None if by_time else at, delay_s))
+        if at < first and generator.random() < 0.2:  # by time, so that a process is killed while it starts, too
+            kills.append(Kill(generator.choice(KINDS), 0, generator.uniform(0, 2.5)))
+        else:
+            kills.append(Kill(generator.choice(KINDS), at, generator.uniform(0, 0.06)))
     return kills
 
 
 class Run:
-    """One run: processes that are killed and started again."""
+    """One run: processes that are killed and started again until the search ends by itself."""
 
-    def __init__(self, folder: Path, number: int, options: argparse.Namespace, kills: Sequence[Kill]) -> None:
-        self.folder = folder
-        self.number = number
-        self.out = folder / "model.mptune"
-        self.diary = folder / "diary"
+    def __init__(self, options: argparse.Namespace, number: int, kills: Sequence[Kill] | None) -> None:
+        """``kills`` is None for a run without kills and faults."""
+        self.folder = options.work / f"{'undisturbed' if kills is None else 'run'}{number}"
+        self.diary = self.folder / "diary"
         self.tally = Tally(number)
-        self._options = options
-        self._kills = list(kills)
+        self._options, self._kills = options, list(kills or ())
+        self._fault_rate = 0.0 if kills is None else options.faults
         self._killed: list[int] = []
         self._known: list[Known] = []
         self._output = ""
-        (folder / "tmp").mkdir(parents=True)
-        self._environment = {
-            **os.environ,
-            MARK: str(folder),
-            "TMPDIR": str(folder / "tmp"),
-            "OMP_NUM_THREADS": "1",
-            "OPENBLAS_NUM_THREADS": "1",
-        }
+        (self.folder / "tmp").mkdir(parents=True)
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+        self._environment = {**os.environ, MARK: str(self.folder), "TMPDIR": str(self.folder / "tmp"), **threads}
 
-    def finish(self) -> Tally:
-        """Go on until the search ends by itself, and count."""
+    def finish(self, usual: Collection[str] = ()) -> Tally:
+        """Go on until the search ends by itself, and count; ``usual`` are the files that a search leaves."""
         started = time.monotonic()
         while self.tally.sessions < MOST_SESSIONS and not self._session():
             pass
         self.tally.seconds = time.monotonic() - started
-        self._count()
+        self._count(usual)
         return self.tally
 
-    def jobs_done(self) -> int:
-        """How many jobs of the run were finished so far."""
-        with contextlib.suppress(FileNotFoundError):
-            return self.diary.read_bytes().count(b'"done"')
-        return 0
-
-    def lines(self) -> list[tuple[int, str, str, str]]:
+    def lines(self) -> list[Line]:
         """The diary."""
         if not self.diary.exists():
-            raise SystemExit(f"run {self.number} never began: {self.tally.gave_up[-1:]}")
+            raise SystemExit(f"run {self.tally.run} never began: {self.tally.gave_up[-1:]}")
         return [tuple(json.loads(line)) for line in self.diary.read_text().splitlines()]
 
-    # -- one process --------------------------------------------------------------------------------------------
+    def files(self) -> set[str]:
+        """Files of the run directory by their names in it, and of the temporary folder."""
+        roots = {self.folder / "model.mptune": self.folder / "model.mptune", self.folder / "tmp": self.folder}
+        return {
+            str(path.relative_to(start)) for root, start in roots.items() for path in root.rglob("*") if path.is_file()
+        }
 
     def _session(self) -> bool:
         """Start a process and watch it to its end. Returns whether it finished the search."""
-        options, number = self._options, self.tally.sessions
-        self.tally.sessions += 1
+        options, tally = self._options, self.tally
         session = Session(
             model=str(options.work / "model.onnx"),
             data=str(options.work / "data.npz"),
-            out=str(self.out),
+            out=str(self.folder / "model.mptune"),
             diary=str(self.diary),
-            seed=self.number,
-            number=number,
+            seed=tally.run,
+            number=tally.sessions,
             budget=options.budget,
-            fault_rate=options.faults if self._options.disturbed else 0.0,
+            fault_rate=self._fault_rate,
             confirm_points=options.confirm_points,
             job_s=options.job_s,
             timeout_s=options.timeout_s,
         )
-        session.save(self.folder / "session.json")
-        command = [sys.executable, "-c", PROGRAM, str(self.folder / "session.json")]
+        tally.sessions += 1
+        file = self.folder / "session.json"
+        file.write_text(json.dumps(asdict(session)))
         with (self.folder / "output").open("w+") as output, (self.folder / "errors").open("w+") as errors:
+            command = [sys.executable, "-c", PROGRAM, str(file)]
             process = subprocess.Popen(command, env=self._environment, stdout=output, stderr=errors)
-            is_over = self._watch(process)
-            output.seek(0)
-            self._output = output.read()
-            errors.seek(0)
-            said = errors.read().strip().splitlines()
-        self._orphans()
-        if not is_over:
-            self._killed.append(number)
-            self._known.append(self._read()[0])
-            return False
-        if process.returncode:
-            self.tally.gave_up.append(said[-1] if said else f"status {process.returncode}")
-        return process.returncode == 0
-
-    def _watch(self, process: subprocess.Popen[bytes]) -> bool:
-        """Kill what is to be killed when its time comes. Returns False where the process itself was killed."""
-        begun = last = time.monotonic()
-        size = -1
-        while process.poll() is None:
-            now = time.monotonic()
-            grown = self.diary.stat().st_size if self.diary.exists() else 0
-            if grown != size:
-                size, last = grown, now
-            if now - last > HANG_S + self._options.timeout_s:
-                self.tally.hangs += 1
-                process.kill()
-                process.wait()
-                return False
-            if self._kills and self._is_due(self._kills[0], now - begun):
-                kill = self._kills[0]
-                if kill.jobs is not None:
-                    time.sleep(kill.delay_s)
-                workers = _workers_of(process.pid)
-                if kill.kind == "parent" or workers:  # else: wait for a worker
-                    self._kills.pop(0)
-                    if self._kill(process, kill.kind, workers):
-                        return False
-            time.sleep(0.004)
-        return True
-
-    def _is_due(self, kill: Kill, seconds: float) -> bool:
-        return seconds >= kill.delay_s if kill.jobs is None else self.jobs_done() >= kill.jobs
-
-    def _kill(self, process: subprocess.Popen[bytes], kind: str, workers: Sequence[psutil.Process]) -> bool:
-        if process.poll() is not None:
-            return False
-        self.tally.kills[kind] += 1
-        if kind != "worker":
-            process.kill()
-        if kind != "parent":
-            for worker in workers:
-                with contextlib.suppress(psutil.Error):
-                    worker.kill()
-        if kind == "worker":
-            return False
-        process.wait()
-        return True
-
-    def _orphans(self) -> None:
-        """Count the processes that outlive the search, and end them."""
+            was_killed = self._watch(process)
+            for stream in (output, errors):
+                stream.seek(0)
+            self._output, words = output.read(), errors.read().strip().splitlines()
+        # Processes that outlive the search are counted, and ended.
         deadline = time.monotonic() + ORPHAN_S
         while (alive := _marked(str(self.folder))) and time.monotonic() < deadline:
             time.sleep(0.05)
-        self.tally.orphans += len(alive)
-        for process in alive:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
+        tally.orphans += len(alive)
+        _kill(alive)
+        if was_killed:
+            self._killed.append(session.number)
+            self._known.append(self._read()[0])
+        elif process.returncode:
+            tally.gave_up.append(words[-1] if words else f"status {process.returncode}")
+        return not was_killed and process.returncode == 0
 
-    # -- the count ----------------------------------------------------------------------------------------------
+    def _watch(self, process: subprocess.Popen[bytes]) -> bool:
+        """Kill what is to be killed when its time comes. Returns whether the process itself was killed."""
+        last, size = time.monotonic(), 0
+        while process.poll() is None:
+            diary = self.diary.read_bytes() if self.diary.exists() else b""
+            if len(diary) != size:
+                size, last = len(diary), time.monotonic()
+            if time.monotonic() - last > HANG_S + self._options.timeout_s:
+                self.tally.hangs += 1
+                process.kill()
+                process.wait()
+                return True
+            if self._kills and diary.count(b'"done"') >= self._kills[0].jobs:
+                kill = self._kills[0]
+                time.sleep(kill.delay_s)
+                workers = _workers_of(process.pid)
+                if kill.kind == "parent" or workers:  # else: wait for a worker
+                    self._kills.pop(0)
+                    if process.poll() is not None:
+                        break
+                    self.tally.kills[kill.kind] += 1
+                    if kill.kind != "worker":
+                        process.kill()
+                    _kill(workers if kill.kind != "parent" else ())
+                    if kill.kind != "worker":
+                        process.wait()
+                        return True
+            time.sleep(0.004)
+        return False
 
     def _read(self) -> tuple[Known, Front | None]:
         """What the record holds now, and its front; nothing where there is none yet."""
         try:
-            directory, file = read_run(self.out)
+            directory, file = read_run(self.folder / "model.mptune")
             with contextlib.closing(read_record(directory, file)) as record:
                 notes = record.notes("confirm:")
                 known = Known(
@@ -289,32 +264,27 @@ class Run:
         except MptuneError:
             return Known({}, {}), None
 
-    def _count(self) -> None:
-        tally = self.tally
+    def _count(self, usual: Collection[str]) -> None:
+        tally, lines = self.tally, self.lines()
         known, front = self._read()
         tally.evaluations = len(known.evaluations)
         tally.lost = sum(earlier.missing_in(later) for earlier, later in pairwise([*self._known, known]))
-        lines = self.lines()
         tally.faults = sum(state == "failed" for _, state, _, _ in lines)
         tally.repeated = sum(repeated(lines, known, self._killed).values())
         tally.dropped = known.failed
         if front is None:
             tally.lost += self._options.budget
             return
-        spent = front.evaluations
-        converged = any(word in self._output for word in ("no plan is expected", "every plan"))
-        tally.lost += 0 if converged else max(0, self._options.budget - spent)
+        converged = any(words in self._output for words in ("no plan is expected", "every plan"))
+        tally.lost += 0 if converged else max(0, self._options.budget - front.evaluations)
         tally.dropped += sum("dropped" in warning for warning in front.warnings)
         tally.unconfirmed = sum(not point.remeasured for point in front.points)
         tally.hypervolume = front.hypervolume
-        tally.left = sorted(
-            name for name in _files(self.folder) if name not in self._options.usual and not name.startswith("logs/")
-        )
+        if usual:
+            tally.left = sorted(name for name in self.files() - set(usual) if not name.startswith("logs/"))
 
 
-def repeated(
-    lines: Sequence[tuple[int, str, str, str]], known: Known, killed: Sequence[int]
-) -> dict[tuple[str, str], int]:
+def repeated(lines: Sequence[Line], known: Known, killed: Sequence[int]) -> dict[tuple[str, str], int]:
     """Measurements beyond those that the record holds, by plan and samples; less those in flight at kills."""
     done = Counter((what, plan) for _, state, what, plan in lines if state == "done" and what in ("search", "held_out"))
     held = Counter(("search", plan) for plan in known.evaluations)
@@ -325,12 +295,10 @@ def repeated(
     return {key: count - held[key] for key, count in done.items() if count > held[key]}
 
 
-def _files(folder: Path) -> Iterator[str]:
-    """Files of the run directory by their names in it, process numbers left out, and of the temporary folder."""
-    for root in (folder / "model.mptune", folder / "tmp"):
-        for path in root.rglob("*"):
-            if path.is_file():
-                yield str(path.relative_to(folder / "model.mptune" if root.name != "tmp" else folder))
+def _kill(processes: Iterable[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
 
 
 def _workers_of(pid: int) -> list[psutil.Process]:
@@ -340,42 +308,12 @@ def _workers_of(pid: int) -> list[psutil.Process]:
 
 
 def _marked(mark: str) -> list[psutil.Process]:
-    found = []
+    processes = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark:
-                found.append(process)
-    return found
-
-
-def undisturbed(options: argparse.Namespace, number: int) -> Run:
-    """A run without kills and faults."""
-    quiet = argparse.Namespace(**{**vars(options), "disturbed": False, "usual": frozenset()})
-    run = Run(options.work / f"undisturbed{number}", number, quiet, [])
-    run.finish()
-    return run
-
-
-def disturbed(options: argparse.Namespace, first: int, jobs: int, number: int) -> Tally:
-    """A run with both."""
-    folder = options.work / f"run{number}"
-    run = Run(folder, number, options, plan_kills(number, options.kills, first, jobs))
-    tally = run.finish()
-    print(_row(tally), flush=True)
-    if tally.is_sound and not options.keep:
-        shutil.rmtree(folder, ignore_errors=True)
-    return tally
-
-
-COLUMNS = ("run", "kills", "faults", "processes", "lost", "repeated", "dropped", "hangs", "orphans", "left", "gave up")
-
-
-def _row(tally: Tally) -> str:
-    kills = sum(tally.kills.values())
-    cells = [tally.run, kills, tally.faults, tally.sessions, tally.lost, tally.repeated, tally.dropped, tally.hangs]
-    cells += [tally.orphans, len(tally.left), len(tally.gave_up)]
-    text = "".join(f"{cell:>{len(name) + 2}}" for cell, name in zip(cells, COLUMNS, strict=True))
-    return f"{text}  {tally.hypervolume:.4f}  {tally.seconds:5.1f} s"
+                processes.append(process)
+    return processes
 
 
 def save_model(path: Path) -> None:
@@ -397,17 +335,26 @@ def measure(options: argparse.Namespace) -> tuple[list[Tally], float]:
     save_model(options.work / "model.onnx")
     np.savez(options.work / "data.npz", x=np.random.default_rng(0).normal(size=(8, 16)).astype(np.float32))
     with ThreadPoolExecutor(options.jobs) as pool:
-        quiet = list(pool.map(partial(undisturbed, options), range(max(1, options.undisturbed))))
-        volumes = [run.tally.hypervolume for run in quiet]
+        quiet = [Run(options, number, None) for number in range(max(1, options.undisturbed))]
+        volumes = [tally.hypervolume for tally in pool.map(Run.finish, quiet)]
         median = statistics.median(volumes)
         print(f"undisturbed: hypervolume {median:.4f}, {min(volumes):.4f} to {max(volumes):.4f} in {len(quiet)} runs")
-        whats = [what for _, state, what, _ in quiet[0].lines() if state == "done"]
-        first, jobs = whats.index("held_out"), len(whats)
-        options.usual = frozenset(name for run in quiet for name in _files(run.folder))
-        options.disturbed = True
-        print("".join(f"  {name}" for name in COLUMNS) + "  hypervolume")
-        tallies = list(pool.map(partial(disturbed, options, first, jobs), range(options.runs)))
-    return tallies, median
+        jobs = [what for _, state, what, _ in quiet[0].lines() if state == "done"]
+        usual = set[str]().union(*(run.files() for run in quiet))
+
+        def disturbed(number: int) -> Tally:
+            run = Run(options, number, plan_kills(number, options.kills, jobs.index("held_out"), len(jobs)))
+            tally = run.finish(usual)
+            words = ", ".join(f"{name} {count}" for name, count in sums([tally]).items() if count)
+            print(
+                f"run {number}: {dict(tally.kills)}, {words}; {tally.hypervolume:.4f}, {tally.seconds:.1f} s",
+                flush=True,
+            )
+            if tally.is_sound and not options.keep:
+                shutil.rmtree(run.folder, ignore_errors=True)
+            return tally
+
+        return list(pool.map(disturbed, range(options.runs))), median
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -437,17 +384,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for tally in tallies:
         for text in (*tally.left, *tally.gave_up):
             print(f"run {tally.run}: {text}")
-    kills = sum((tally.kills for tally in tallies), Counter())
-    names = ("faults", "lost", "repeated", "dropped", "hangs", "orphans", "unconfirmed")
-    sums = {name: sum(getattr(tally, name) for tally in tallies) for name in names}
-    sums |= {name: sum(len(getattr(tally, name)) for tally in tallies) for name in ("left", "gave_up")}
+    kills = dict(sum((tally.kills for tally in tallies), Counter()))
+    counts = sums(tallies)
     least = min(tally.hypervolume for tally in tallies) / median if median else float("nan")
-    words = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in sums.items())
-    print(f"{len(tallies)} runs, kills: {dict(kills)}, {words}")
+    words = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in counts.items())
+    print(f"{len(tallies)} runs, kills: {kills}, {words}")
     print(f"least hypervolume: {least:.4f} of the undisturbed median; below {GOAL}: {short or 'none'}")
-    figures = {"kills": dict(kills), **sums, "undisturbed": rounded(median), "least": rounded(least)}
-    runs = [{**vars(tally), "kills": dict(tally.kills)} for tally in tallies]
-    save(options.json, {**figures, "runs": runs})
+    figures = {"kills": kills, **counts, "undisturbed": rounded(median), "least": rounded(least)}
+    save(options.json, {**figures, "runs": [{**vars(tally), "kills": dict(tally.kills)} for tally in tallies]})
     return 0 if all(tally.is_sound for tally in tallies) and not short else 1
 
 

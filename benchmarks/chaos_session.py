@@ -8,11 +8,10 @@ and leave real files.
 from __future__ import annotations
 
 import json
-import os
 import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,70 +37,40 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Session:
-    """What one process does.
-
-    Attributes:
-        model: path of the model.
-        data: path of the samples.
-        out: the run directory.
-        diary: file of the jobs.
-        seed: of the search; with ``number`` also of the faults.
-        number: of this process in its run, from 0.
-        budget: of the search.
-        fault_rate: share of the jobs that meet a fault.
-        confirm_points: points of the front that are measured again.
-        job_s: how long a job of the fake toolchain takes.
-        timeout_s: how long a job may take.
-    """
+    """What one process does."""
 
     model: str
     data: str
     out: str
     diary: str
     seed: int
+    """Of the search; with ``number`` also of the faults."""
     number: int
+    """Of this process in its run, from 0."""
     budget: int
     fault_rate: float
     confirm_points: int
     job_s: float
+    """How long a job of the fake toolchain takes."""
     timeout_s: float
 
-    def save(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self)))
-
-
-class Diary:
-    """Appends one line for the begin and one for the end of each job."""
-
-    def __init__(self, path: Path, session: int) -> None:
-        self._path = path
-        self._session = session
-
-    def write(self, state: str, what: str, plan: str = "") -> None:
-        """``state`` is "begun", "done" or "failed"; ``what`` a set of samples or the name of another job."""
-        line = json.dumps([self._session, state, what, plan]) + "\n"
-        file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            os.write(file, line.encode())
-        finally:
-            os.close(file)
-
-    def around(self, what: str, plan: PrecisionPlan, job: Callable[[], T | Failure]) -> T | Failure:
-        """Do a job, with its lines."""
-        self.write("begun", what, plan.fingerprint)
-        result = job()
-        self.write("failed" if isinstance(result, Failure) else "done", what, plan.fingerprint)
-        return result
+    def write(self, state: str, what: str, plan: str) -> None:
+        """A line of the diary: ``state`` is "begun", "done" or "failed", ``what`` a set of samples or another job."""
+        line = json.dumps([self.number, state, what, plan]) + "\n"
+        with Path(self.diary).open("ab", buffering=0) as file:
+            file.write(line.encode())
 
 
 class KilledToolchain(FakeToolchain):
     """The fake toolchain, whose jobs take place in a real worker process and need a typed model on the disk."""
 
-    log: Diary
-    session: Session
-    context: RunContext
-    worker: Worker
     last_pid: int | None = None
+
+    def __init__(self, session: Session, context: RunContext) -> None:
+        super().__init__(Law([group.id for group in context.groups]))
+        self.session, self.context = session, context
+        self.worker = Worker(context.logs_dir, context.settings.worker)
+        self.restarts = 1000 * session.number  # a process of its own has a session of the baseline of its own
 
     def reference(self, which: SampleSet) -> ReferenceReport | Failure:
         return self._work() or super().reference(which)
@@ -115,16 +84,19 @@ class KilledToolchain(FakeToolchain):
     def evaluate(
         self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False
     ) -> Measurement | Failure:
-        def job() -> Measurement | Failure:
-            return self._work(plan) or super(KilledToolchain, self).evaluate(plan, which, profile=profile)
-
-        return self.log.around(which, plan, job)
+        evaluate = partial(super().evaluate, plan, which, profile=profile)
+        return self._noted(which, plan, lambda: self._work(plan) or evaluate())
 
     def reopen(self, plan: PrecisionPlan, count: int) -> tuple[SessionTiming, ...] | Failure:
-        def job() -> tuple[SessionTiming, ...] | Failure:
-            return self._work(plan, count) or super(KilledToolchain, self).reopen(plan, count)
+        reopen = partial(super().reopen, plan, count)
+        return self._noted("reopen", plan, lambda: self._work(plan, count) or reopen())
 
-        return self.log.around("reopen", plan, job)
+    def _noted(self, what: str, plan: PrecisionPlan, job: Callable[[], T | Failure]) -> T | Failure:
+        """Do a job, with its lines in the diary."""
+        self.session.write("begun", what, plan.fingerprint)
+        result = job()
+        self.session.write("failed" if isinstance(result, Failure) else "done", what, plan.fingerprint)
+        return result
 
     def restart(self) -> None:
         self.worker.restart()
@@ -150,22 +122,11 @@ class KilledToolchain(FakeToolchain):
 
 
 class Stages(Silent):
-    """Keeps why the search stopped."""
-
-    stopped = ""
+    """Prints why the search stopped."""
 
     def stage(self, text: str) -> None:
         if text.startswith("stopped: "):
-            self.stopped = text.removeprefix("stopped: ")
-
-
-def open_toolchain(session: Session, context: RunContext) -> FakeToolchain:
-    """The fake toolchain with its diary."""
-    fake = KilledToolchain(Law([group.id for group in context.groups]))
-    fake.log, fake.session, fake.context = Diary(Path(session.diary), session.number), session, context
-    fake.worker = Worker(context.logs_dir, context.settings.worker)
-    fake.restarts = 1000 * session.number  # a process of its own has a session of the baseline of its own
-    return fake
+            print(text, flush=True)
 
 
 def meet_faults(session: Session) -> Any:
@@ -191,10 +152,8 @@ def meet_faults(session: Session) -> Any:
 
 def search(session: Session) -> None:
     """Search to the end, unless something ends this process."""
-    limits = WorkerSettings(session.timeout_s / 2, session.timeout_s / 2, max_jobs=25)
-    stages = Stages()
     with meet_faults(session):
-        front = mptune.search(
+        mptune.search(
             session.model,
             data=session.data,
             out=session.out,
@@ -202,12 +161,11 @@ def search(session: Session) -> None:
             target="cpu",
             seed=session.seed,
             latency=LatencySettings(warmup_ms=2.0, duration_ms=5.0),
-            worker=limits,
+            worker=WorkerSettings(session.timeout_s / 2, session.timeout_s / 2, max_jobs=25),
             confirm_points=session.confirm_points,
-            listener=stages,
-            open_toolchain=partial(open_toolchain, session),
+            listener=Stages(),
+            open_toolchain=partial(KilledToolchain, session),
         )
-    print(json.dumps({"hypervolume": front.hypervolume, "stopped": stages.stopped}))
 
 
 def main() -> None:

@@ -217,7 +217,7 @@ def _from_file(model: Model, path: Path) -> ResolvedPlan:
         )
     resolved = _by_groups(model, plan, nodes)
     warning = (
-        f"{other} with the same nodes: its precisions are taken; the errors that it was chosen by are not known here"
+        f"{other} with the same nodes: its precisions are used; the errors that it was chosen by do not apply here"
     )
     return replace(resolved, warnings=(warning, *resolved.warnings), is_of_other_weights=True)
 
@@ -241,7 +241,7 @@ def _by_groups(model: Model, plan: PrecisionPlan, nodes: dict[str, Precision]) -
     if nodes:
         by_nodes = plan_of_nodes(model, nodes)
         is_split = any(group.endswith(f"-{APART}") for group in of_groups)
-        warnings = () if is_split else ("the plan's groups are another version's: its nodes were taken",)
+        warnings = () if is_split else ("the plan's groups are another version's: its nodes are used",)
         return ResolvedPlan(by_nodes.groups, by_nodes.plan, (*warnings, *by_nodes.warnings))
     raise PlanError(
         f"the plan has {len(of_groups)} groups, which are not those of {model.path}",

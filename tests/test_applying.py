@@ -236,7 +236,7 @@ def test_a_plan_of_a_model_that_was_trained_again(all_half: tuple[Path, Path], t
     feed = {"x": DATA["x"][:1]}
     assert 0 < relative_l2(run(out, feed)["y"], run(retrained, feed)["y"]) < 1e-2
     assert len(messages) == 2
-    assert "with the same nodes: its precisions are taken" in messages[0]
+    assert "with the same nodes: its precisions are used" in messages[0]
     assert "give --data PATH" in messages[1]
     messages.clear()
     mptune.apply(retrained, plan, tmp_path / "out.onnx", warn=messages.append, data=DATA, force=True)

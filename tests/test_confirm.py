@@ -316,12 +316,12 @@ def test_power_modes(place: Path) -> None:
 def test_limits_of_the_search_are_held_against_what_was_measured(place: Path) -> None:
     searched = predict(max_latency_ms=6.0)
     assert searched.limits_met
-    assert sum("6 ms is held against predictions" in text for text in searched.warnings) == 1
+    assert sum("6 ms is compared with predictions" in text for text in searched.warnings) == 1
     slow = FakeToolchain(law(base_ms=20.0))
     found = confirm(slow)
     assert not found.front.limits_met
     assert found.front.chosen is not None
-    assert not any("held against predictions" in text for text in found.front.warnings)
+    assert not any("compared with predictions" in text for text in found.front.warnings)
 
 
 class TestDamage:

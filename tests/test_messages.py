@@ -98,7 +98,7 @@ _RESTORE = "restore it from a copy, or search with --fresh: that moves the direc
          "--shapes image:2x3x16x16 fits no input of the model",
          "inputs of any size: none; give every dimension, the fixed ones as they are"),
         (["search", "cnn.onnx", "--batch", "4"], 2, "--batch is 4, but the model's batch is fixed (image (2, 3, 16, "
-         "16))", "leave it away, or export the model with a dynamic batch"),
+         "16))", "leave it out, or export the model with a dynamic batch"),
         (["search", "mlp.onnx", "--target", "orin-nx"], 2, "there is no target 'orin-nx'",
          "did you mean jetson-orin-nx-16gb or jetson-orin-nx-16gb-super or jetson-orin-nx-8gb or "
          "jetson-orin-nx-8gb-super? `mptune targets` lists them all; a TOML file of your own works too"),

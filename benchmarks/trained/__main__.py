@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.common import save
-from benchmarks.trained.archive import pack, unpack
+from benchmarks.trained.archive import pack_all, unpack_all
 from benchmarks.trained.recipes import BY_NAME, make_model, make_samples
 from benchmarks.trained.table import better_elsewhere, lines_of, pages, summary
 from benchmarks.trained.variants import run_model
@@ -68,10 +68,10 @@ def main() -> None:
             write_text(path, json.dumps(rows, indent=1).replace(f"{options.folder}/", ""))
             print(lines_of(name, rows), flush=True)
     elif options.step == "pack":
-        for part in pack(options.folder, options.models, options.out):
+        for part in pack_all(options.folder, options.models, options.out):
             print(f"{part}: {part.stat().st_size / 2**20:.1f} MiB")
     elif options.step == "unpack":
-        unpack(options.parts, options.folder)
+        unpack_all(options.parts, options.folder)
     elif options.step == "device":
         from benchmarks.trained.device import report, run_on_device
 

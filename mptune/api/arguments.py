@@ -135,7 +135,7 @@ def check_batch(batch: int, model: Model) -> None:
     first = {info.shape[0] if info.shape else None for info in model.inputs if info.shape != ()}
     if batch != 1 and first and all(isinstance(size, int) and size != batch for size in first):
         shown = ", ".join(f"{info.name} {shape_text(info.shape or ())}" for info in model.inputs)
-        hint = "leave it away, or export the model with a dynamic batch"
+        hint = "leave it out, or export the model with a dynamic batch"
         raise SettingsError(f"is {batch}, but the model's batch is fixed ({shown})", hint, setting="batch")
 
 
@@ -199,7 +199,7 @@ def recorded_metric(file: RunFile, given: Any, run: Path, command: str) -> tuple
         # The same function of a script elsewhere: the run was copied to another machine.
         is_moved = function_name(metric) is not None and function_name(metric) == function_name(objective)
         if metric not in recorded and not is_moved:
-            hint = "leave it away, or give that one"
+            hint = "leave it out, or give that one"
             raise SettingsError(f"is {metric!r}, and that of the run {objective!r}", hint, setting="metric")
         _metric_name(metric, run)
         named[metric if metric in recorded else objective] = metric
@@ -232,7 +232,7 @@ def check_gpus(setting: str, wanted: Sequence[int]) -> None:
     """Refuse GPUs that are not here."""
     if wanted and max(wanted) >= (count := len(detect_gpus())):
         here = f"{count or 'no'} GPU{'' if count == 1 else 's'} found here"
-        raise TargetError(f"names GPU {max(wanted)}: {here}", "leave it away, or give fewer", setting=setting)
+        raise TargetError(f"names GPU {max(wanted)}: {here}", "leave it out, or give fewer", setting=setting)
 
 
 @contextlib.contextmanager

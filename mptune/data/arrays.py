@@ -106,7 +106,7 @@ def cut_samples(
     if len(names) == len(arrays) == 1 and names[0] not in arrays:
         ((name, array),) = arrays.items()
         arrays = {names[0]: array}
-        warnings.append(f"{where}: array {name!r} is taken for the model's only input {names[0]!r}")
+        warnings.append(f"{where}: array {name!r} is used as the model's only input {names[0]!r}")
     wrong = [f"has no array for input {name!r}" for name in names if name not in arrays]
     wrong += [f"has an array {name!r} that is no input of the model" for name in arrays if name not in names]
     if wrong:
@@ -148,7 +148,7 @@ def _check_values(info: TensorInfo, array: np.ndarray, where: str) -> None:
     if expected.kind == "f" and not (finite := np.isfinite(array)).all():
         place = tuple(np.argwhere(~finite)[0].tolist())
         text = f"{where} holds {np.sum(~finite)} NaN or infinite values, the first at {place}"
-        raise DataError(text, "a reference computed from them says nothing; clean the data")
+        raise DataError(text, "a reference computed from them is useless; clean the data")
 
 
 def _split_rows(shape: Dims | None, array: np.ndarray, batch: int, where: str, *, is_whole: bool) -> list[np.ndarray]:

@@ -80,7 +80,7 @@ class _ScriptJob:
 
     def not_loaded(self, why: str) -> DataError:
         """The error where the script itself fails."""
-        hint = f"see that `python {self.path.name}` runs in the environment of mptune"
+        hint = f"check that `python {self.path.name}` runs in the environment of mptune"
         return DataError(f"{self.shown} failed to load: {why}", hint)
 
 

@@ -181,7 +181,7 @@ def compare_sides(
         unexplained = [side for side in unexplained if side.name not in explained]
         findings += named
     findings = sorted([*structural, *more, *findings], key=lambda each: each.code == "first-difference")
-    text = "none of the roundings, stale rows, orders and inputs tried gives its difference"
+    text = "the difference is unexplained: no rounding, row order or change of inputs that was tried reproduces it"
     if sides.origin == "recorded":
         text += "; with the model that the engine was built of as CANDIDATE, --trace names where it begins"
     beyond = [side.name for side in unexplained if not side.is_within and not sides.is_other_model]

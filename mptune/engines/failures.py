@@ -13,7 +13,7 @@ from mptune.targets.findings import holds_bf16
 
 _MACHINE_HINTS = {
     FailureKind.DISK_FULL: DISK_FULL_HINT,
-    FailureKind.DEVICE_LOST: "see that the device answers (nvidia-smi)",
+    FailureKind.DEVICE_LOST: "check that the device answers (nvidia-smi)",
     FailureKind.DRIVER: "update the NVIDIA driver (535 or later for CUDA 12, 580 for CUDA 13), or install the packages"
     " for its CUDA: `mptune doctor` names them",
     FailureKind.WORKER: "run `mptune doctor`",
@@ -36,7 +36,7 @@ def machine_error(failure: Failure, tries: int, control: str = "") -> RunError:
     log = "" if failure.log_path is None else f" (log: {failure.log_path})"
     what = f"{failure.kind.value} ({failure.stage.value}): {failure.message}{log}{f'; {control}' if control else ''}"
     cure = _MACHINE_HINTS.get(
-        failure.kind, "see what the system's log says (dmesg), and what else uses the machine and its device"
+        failure.kind, "check the system's log (dmesg), and what else uses the machine and its device"
     )
     again = "" if RESUME_HINT in cure else f"; when that is repaired, {RESUME_HINT}"
     return RunError(f"the machine failed {tries} times in a row: {what}", f"{cure}{again}")
@@ -44,7 +44,7 @@ def machine_error(failure: Failure, tries: int, control: str = "") -> RunError:
 
 def did_not_run(what: str, failure: Failure, model: Model | None = None) -> BaselineError:
     """The error for an FP32 job that gave no result; the model may explain it, by BF16 in it."""
-    hint = _MODEL_HINTS.get(failure.kind, "see that the model runs in ONNX Runtime by itself, or try another --engine")
+    hint = _MODEL_HINTS.get(failure.kind, "check that the model runs in ONNX Runtime alone, or try another --engine")
     if model is not None and failure.kind is FailureKind.UNSUPPORTED and holds_bf16(model):
         hint = f"the model computes in BF16 in parts, and ONNX Runtime has few BF16 kernels: {GIVE_FP32}"
     if (supported := re.search(r"max supported IR version: (\d+)", failure.message)) is not None:

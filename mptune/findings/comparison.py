@@ -11,7 +11,7 @@ _TF32_OFF = (
 )
 _SYNCHRONISE = (
     "no plan repairs this: synchronise the stream before the outputs are read (cudaStreamSynchronize, or"
-    " stream.synchronize()), give each run in flight buffers of its own, and see that the batch was not fixed at 1"
+    " stream.synchronize()), give each run in flight buffers of its own, and check that the batch was not fixed at 1"
 )
 
 
@@ -101,8 +101,8 @@ def _first_difference(v: Values) -> Words:
     before = f"is within {v.error_before:.3g}" if not v.kind else "differs by what FP16 or BF16 makes, or less"
     return Words(
         f"{text}; every value before it {before}",
-        "compare this node in both models: its attributes, its constants and its type; keep the group in FP32 where"
-        " that makes it",
+        "compare this node in both models: its attributes, its constants and its type; if its type causes it, keep"
+        " the group in FP32",
     )
 
 

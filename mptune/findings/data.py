@@ -9,22 +9,20 @@ DATA = Table()
 
 @DATA.row("random-data", "warning", "no samples were given, and mptune drew random numbers")
 def _random_data(v: Values) -> Words:
-    text = "random inputs: no calibration data was given, so every error is that on noise, and real inputs can differ"
-    return Words(f"{text} by far", "give --data")
+    text = "random inputs: no calibration data was given, and errors on noise say little about real inputs"
+    return Words(text, "give --data")
 
 
 @DATA.row("constant-data", "warning", "an input is the same everywhere in all samples")
 def _constant_data(v: Values) -> Words:
-    cure = "give real inputs with --data: constants show nothing of what the network computes"
+    cure = "give real inputs with --data: constant inputs do not exercise the network"
     return Words(f"every value of input {v.input!r} is {v.value:g} in all samples", cure)
 
 
 @DATA.row("duplicate-samples", "warning", "the same sample is there more than once")
 def _duplicate_samples(v: Values) -> Words:
-    text = (
-        f"{v.duplicates} of {v.samples} samples equal an earlier one: the held-out error may be that of searched ones"
-    )
-    return Words(text, "give different samples; if one buffer was filled for each of them, keep copies of it")
+    text = f"{v.duplicates} of {v.samples} samples equal an earlier one: the held-out error may be too small"
+    return Words(text, "give different samples; copy a buffer that is reused")
 
 
 @DATA.row("too-few-samples", "warning", "too few samples to hold any out")
@@ -57,11 +55,11 @@ def _data_do_not_fit(v: Values) -> Words:
 @DATA.row("one-sample-decides", "warning", "one sample's error is far above that of the rest")
 def _one_sample_decides(v: Values) -> Words:
     text = f"plan {v.plan}: sample {v.sample} of the data has an error of {v.error:.1e}, the others"
-    cure = "look at this sample; where it is as it should be, give more like it"
+    cure = "check this sample; if it is valid, add similar ones"
     return Words(f"{text} {v.median_of_others:.1e} (median)", cure)
 
 
 @DATA.row("held-out-differs", "warning", "the held-out error is far above the error that the search saw")
 def _held_out_differs(v: Values) -> Words:
     text = f"plan {v.plan}: the held-out error is {v.held_out:.1e}, that of the search samples {v.search:.1e}"
-    return Words(text, "give more samples, of every kind that the model meets, so that the search sees what they show")
+    return Words(text, "give more samples, of every kind that the model will meet")

@@ -15,7 +15,7 @@ def _column_hidden(v: Values) -> Words:
     metric = f", or search with --metric {v.better_metric}" if v.better_metric else ""
     return Words(
         f"{text} {v.max_abs:.2g}, while the relative L2 error of the whole output is {v.output_relative_l2:.1e}",
-        f"say how large it may be: `mptune pick {v.run} --tolerance '{v.part}=abs:X'`{metric}",
+        f"limit it: `mptune pick {v.run} --tolerance '{v.part}=abs:X'`{metric}",
     )
 
 
@@ -68,7 +68,7 @@ def _engine_differs(v: Values) -> Words:
         return Words(text, "the engine itself is wrong: try another --engine, or another version of it")
     text = f"{where}the all-FP32 engine is off by {v.shown} against the reference (limit {v.limit:.0e})"
     if v.kind == "near":
-        return Words(f"{text}: that much is not FP16's doing", "look for TF32 in the engine", "warning")
+        return Words(f"{text}: FP16 is not the cause", "look for TF32 in the engine", "warning")
     cure = "look for TF32, missing synchronisation, a broken broadcast, or outputs that jump (TopK, NMS, ArgMax)"
     return Words(text, f"{cure}; try another --engine")
 
@@ -79,7 +79,8 @@ def _reference_depends_on_optimisation(v: Values) -> Words:
     return Words(
         f"with and without graph optimisations, ONNX Runtime's FP32 results differ by {v.relative_l2:.1e} (relative L2,"
         f" limit {v.limit:.0e}) at output {v.output!r}{others}: errors are taken against the optimised results",
-        "see which result is right (SessionOptions.graph_optimization_level); of a quantised model, give the FP32 one",
+        "find out which result is right (SessionOptions.graph_optimization_level); instead of a quantised model, give"
+        " the FP32 one",
     )
 
 

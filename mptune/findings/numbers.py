@@ -51,9 +51,9 @@ def _constant_beyond(v: Values) -> str:
 def _vanishing_epsilon(v: Values) -> Words:
     if v.kind == "weights":
         text = f"{v.vanished} of {v.size} values are too small for FP16 and become zero"
-        return Words(text, "harmless where the error says so; otherwise keep the group in FP32")
+        return Words(text, "harmless if the error is small; otherwise keep the group in FP32")
     least = "1e-4" if v.kind == "subnormal" else "1e-5"
-    what = "is zero in FP16, so nothing keeps what it guards from zero any more"
+    what = "is zero in FP16, so it no longer keeps what it guards from zero"
     if v.kind == "subnormal":
         what = f"is below FP16's smallest normal value, {v.fp16_normal:g}"
     smallest = v.get("smallest")
@@ -70,7 +70,7 @@ def _vanishing_values(v: Values) -> Words:
         f"of the values that {v.operator} reads, {v.zero_share:.1%} are so small that {v.precision} makes them zero,"
         f" and {v.subnormal_share:.1%} lose digits below its smallest normal value, {v.smallest_normal:.2g}"
     )
-    cure = f"{v.keep_out}, or keep the values from zero in the model, as by a limit of 1e-4"
+    cure = f"{v.keep_out}, or keep the values from zero in the model, such as by a limit of 1e-4"
     return Words(f"{text}; {_at_pole(v)}" if v.kind else text, cure)
 
 
@@ -100,7 +100,7 @@ def _stagnation(v: Values) -> Words:
         f"{v.operator} of {v.moved!r} (root mean square {v.step:.3g}) to {v.unchanged!r} ({v.base:.4g}), where"
         f" {v.precision}'s spacing is {v.spacing:.3g}: on {v.share:.0%} of the elements {v.unchanged!r} stays"
         " unchanged",
-        f"{v.kept}: the error of one step does not show what many lose",
+        f"{v.kept}: the error of one step does not show the loss over many",
     )
 
 
@@ -124,8 +124,8 @@ def _long_sum(v: Values) -> Words:
     return Words(
         f"{v.operator} sums {v.terms} values of one sign: accumulated in {v.narrowest}, a sum of equal terms stops"
         f" growing after {v.exact_to:.0f} of them",
-        "none where the engine accumulates in FP32, as ONNX Runtime's reductions do; of another engine, compare its"
-        f" outputs before the group goes to {v.narrowest}",
+        "none if the engine accumulates in FP32, as ONNX Runtime's reductions do; compare the outputs of another engine"
+        f" before the group goes to {v.narrowest}",
     )
 
 
@@ -141,16 +141,18 @@ def _index_in_float(v: Values) -> Words:
 def _mask(v: Values) -> Words:
     if v.kind == "rows":
         samples = f"in {v.samples} samples, first " if v.get("samples") else ""
-        rows = f"{counted(v.masked_rows, 'row')} masked whole on the calibration data, {samples}in sample {v.sample}"
+        rows = (
+            f"{counted(v.masked_rows, 'row')} masked completely on the calibration data, {samples}in sample {v.sample}"
+        )
         return Words(
             f"{rows}: every element lies below {v.limit:g}, -inf in FP16 where the mask is an input or scores are added"
             " to it, and the softmax NaN",
-            "mask with a value that FP16 holds (-1e4), or give rows that are not masked whole",
+            "mask with a value that FP16 holds (-1e4), or give rows that are not masked completely",
         )
     if v.kind in ("seen", "mask"):
         return _overflow(v)
     text = f"{_constant_beyond(v)}; a tool that does not limit constants makes it infinite"
-    return Words(text, "nothing: it masks as well, unless a row is masked whole")
+    return Words(text, "none: it masks as well, unless a row is masked completely")
 
 
 @NUMBERS.row("norm-written-out", "warning", "a normalisation written out in pieces instead of as one operator")

@@ -6,7 +6,7 @@ from mptune.findings.wording import Table, Values, Words, counted
 
 REFERENCE = Table()
 _NOT_FINITE = {
-    "Softmax": "a row that is -inf throughout, as one that is masked whole, or that holds +inf",
+    "Softmax": "a row that is -inf throughout, such as one that is masked completely, or that holds +inf",
     "Div": "a division by zero, or by nearly zero",
     "Log": "the logarithm of zero, or of a negative number",
     "Sqrt": "the root of a negative number",
@@ -28,8 +28,8 @@ def _reference_not_finite(v: Values) -> Words:
     return Words(
         f"the reference is not finite: output {v.output!r} holds {v.non_finite} NaN or Inf in FP32, on {samples}sample"
         f" {v.sample}{_begins(v, '; it begins at {place}')}{f': {why}' if why else ''}",
-        "guard the value in the model, as by an epsilon or a limit (of masks: -1e4 for -inf), or leave such samples"
-        " out; see whether the data are prepared as in training",
+        "guard the value in the model with an epsilon or a limit (masks: -1e4 in place of -inf), or leave such samples"
+        " out; check that the data are prepared as in training",
     )
 
 
@@ -67,7 +67,7 @@ def _reference_zero(v: Values) -> Words:
 def _output_constant(v: Values) -> Words:
     what = {"zero": "all zero", "empty": "empty on every sample", "": "the same on all samples, although these differ"}
     text = f"output {v.output!r} of the reference is {what[v.kind]}{_begins(v, ': {place} makes it so')}"
-    return Words(f"{text}; its error says nothing", "give data that make the output respond, or correct the export")
+    return Words(f"{text}; its error is meaningless", "give data that make the output respond, or correct the export")
 
 
 @REFERENCE.row("rows-mix", "error", "a row of a batch alone differs from the same row among different rows")

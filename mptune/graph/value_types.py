@@ -148,7 +148,7 @@ class ValueTypes:
             raise PlanError(f"the plan is another model's: {made_for}", "give the model that the plan was made for")
         ids = [group.id for group in self.groups]
         if unlike := sorted(plan.precision.keys() ^ {*ids}):
-            what = "lacks a group" if unlike[0] in ids else "names a group that the model has not"
+            what = "lacks a group" if unlike[0] in ids else "names a group that the model does not have"
             raise PlanError(f"the plan {what}: {unlike[0]}", "was it made at another granularity?")
         wanted = (plan.precision[group] for group in ids)
         of_group = [Precision.FP32 if k in self.lacking(p) else p for k, p in enumerate(wanted)]

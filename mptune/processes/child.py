@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import importlib
 import os
 import pickle
 import signal
@@ -171,8 +172,11 @@ class WorkerState:
 
 
 def main() -> None:
-    """Serve until the parent closes the connection. Arguments: its file descriptor, the parent's process number."""
-    descriptor, parent = (int(argument) for argument in sys.argv[1:])
+    """Serve until the parent closes the connection.
+
+    Arguments: its file descriptor, the parent's process number, and a function to call before the first job, or "".
+    """
+    descriptor, parent = (int(argument) for argument in sys.argv[1:3])
     os.set_inheritable(descriptor, False)  # A grandchild that outlives this process must not keep the parent waiting.
     sys.path[:] = os.environ["PYTHONPATH"].split(os.pathsep)
     # A terminal's Ctrl-C and a service manager's SIGTERM may reach the whole group; the parent decides.
@@ -184,6 +188,9 @@ def main() -> None:
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     faulthandler.enable(sys.stderr)
+    with contextlib.suppress(Exception):  # a job that needs what does not load fails by itself
+        module, _, name = sys.argv[3].partition(":")
+        getattr(importlib.import_module(module), name)()
 
     connection = Connection(descriptor)
     state = WorkerState(connection)

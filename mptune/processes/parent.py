@@ -70,6 +70,7 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         self._environment = dict(environment or {})
         self._lock = threading.Lock()
         self._process: WorkerProcess | None = None
+        self._ahead: WorkerProcess | None = None
         self.is_closed = False
 
     @property
@@ -94,8 +95,17 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
                 self._end(kills=True)
                 raise
 
+    def start_ahead(self, load: str) -> None:
+        """Start the process that takes the place of this one, unless it waits already.
+
+        ``load`` is a function, as ``module:name``, that it calls meanwhile.
+        """
+        with self._lock, contextlib.suppress(OSError):
+            if self._ahead is None and not self.is_closed:
+                self._ahead = WorkerProcess(self._environment, load)
+
     def restart(self) -> None:
-        """End the process; the next call starts a new one."""
+        """End the process; the next call starts a new one, or takes the one that was started ahead."""
         with self._lock:
             self._end()
 
@@ -124,6 +134,9 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
                 self._end(kills=True)
             used = self._process
             try:
+                if used is None and self._ahead is not None:
+                    self._process, self._ahead = self._ahead, None
+                    continue
                 process = self._process = used or WorkerProcess(self._environment)
             except OSError as error:
                 return Failure(Stage.START, FailureKind.WORKER, f"the worker process could not be started: {error}")
@@ -146,13 +159,16 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         process, self._process = self._process, None
         if process is not None:
             process.end(kills=kills)
+        if self.is_closed and self._ahead is not None:
+            self._ahead.end(kills=True)
+            self._ahead = None
 
 
 class WorkerProcess:
     """A process that runs jobs, one after the other."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        """Start it; OSError where that cannot be done."""
+    def __init__(self, environment: Mapping[str, str], load: str = "") -> None:
+        """Start it; OSError where that cannot be done. ``load``: see ``Worker.start_ahead``."""
         self.jobs = 0  # that it was given
         self.stage = Stage.START  # that the job in work has reached; ``START`` until the process begins it
         self.connection, theirs = Pipe()
@@ -167,7 +183,7 @@ class WorkerProcess:
         }
         try:
             self.popen = subprocess.Popen(
-                [sys.executable, "-m", "mptune.processes", str(theirs.fileno()), str(os.getpid())],
+                [sys.executable, "-m", "mptune.processes", str(theirs.fileno()), str(os.getpid()), load],
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=self._output,

@@ -273,7 +273,7 @@ def profile_warnings(target: Target, jetson: JetsonState) -> tuple[str, ...]:
         warnings.append(
             f"power mode {mode.name or 'here'} has {here}; the profile {target.name} assumes {assumed} "
             f"({scaled.fp16_tflops:.1f} of {target.fp16_tflops:.1f} TFLOPS in FP16): set the mode that will be "
-            "deployed (sudo nvpmodel -m ID), and go by what is measured in it"
+            "deployed (sudo nvpmodel -m ID), and rely on what is measured in it"
         )
     highest, lowest = mode.gpu_mhz, jetson.gpu_min_mhz
     if highest is not None and lowest is not None and lowest < highest:

@@ -42,7 +42,7 @@ def check_reference(
 ) -> tuple[Finding, ...]:
     """Check what taking the reference showed."""
     if isinstance(report, Failure):
-        raise did_not_run("the untouched model does not run in FP32", report, model)
+        raise did_not_run("the original model does not run in FP32", report, model)
     findings = by_severity(reference_findings(report, origin, indices))
     if not skip:
         stop_at_errors(findings)

@@ -171,8 +171,8 @@ class Limits:
         raise EndedEarlyError(
             f"{'a limit was reached' if stop is None else stop.value}, and all-FP32 was not measured yet: there is no "
             "front, and no plan is chosen",
-            f"what was computed is kept in {self._run_dir}: the same command goes on with it; if it ends here again, "
-            "give it a larger --timeout or --max-disk",
+            f"what was computed is kept in {self._run_dir}: the same command resumes it; if it ends here again, "
+            "raise --timeout or --max-disk",
         )
 
 

@@ -172,7 +172,7 @@ def _about_search(search: RunFile, here: measuring.Measuring) -> Iterator[str]:
     """What the search measured or predicted that is not as it is here."""
     searched, before = search.target, search.environment
     if searched is not None and searched.latency_source == "measured" and before is not None:
-        cure = "what it chose holds for its own mode: set that one (sudo nvpmodel -m ID), or search in this one"
+        cure = "its choice is for its own mode: set that mode (sudo nvpmodel -m ID), or search in this one"
         yield from other_mode(before.jetson, here.environment.jetson, "the search measured", cure)
     if searched is not None and searched.latency_source == "predicted" and searched.name != here.section.name:
         yield (

@@ -52,7 +52,7 @@ class Agreement(JsonForm):
         """In plain words, to follow "the ranking"."""
         if self.pairs < FEWEST_PAIRS:
             return "cannot be judged: too few plans differ beyond noise"
-        return "held" if self.agreeing >= HELD * self.pairs else "did not hold: go by what was measured"
+        return "held" if self.agreeing >= HELD * self.pairs else "did not hold: rely on the measurements"
 
     def to_json(self) -> dict[str, Any]:
         """All fields and the verdict."""
@@ -161,7 +161,7 @@ def read_confirmation(
     run, search = read_run(directory.path / HOME)
     searched = read_searched(run, search, storage) if searched is None else searched
     if search.target is None:
-        raise RunError(f"{run.path} holds no evaluation yet", "let `mptune search` go on with it first")
+        raise RunError(f"{run.path} holds no evaluation yet", "continue it with `mptune search` first")
     settings = SearchSettings(**file.measured_settings)
     front = front_of(directory, file, record, asked=asked, is_again=True)
     evaluations = record.evaluations()

@@ -66,13 +66,13 @@ def load_grouped(run: RunDirectory, file: RunFile) -> GroupedModel:
     try:
         model = replace(load_typed_model(path), sha256=file.model.sha256)
     except ModelError as error:
-        damaged = f"the copy of the model in {run.weights} is damaged or not whole: {error.message}"
+        damaged = f"the copy of the model in {run.weights} is damaged or incomplete: {error.message}"
         raise RunError(damaged, "copy the run directory again") from None
     groups = find_groups(model, file.fixed_settings.granularity)
     if groups_sha256(groups) != file.fixed_settings.groups_sha256:
         raise RunError(
             f"this mptune finds other layer groups in the model than mptune {file.mptune}, which searched",
-            "use the same version of mptune on all machines, and a whole copy of the run directory",
+            "use the same version of mptune on all machines, and a complete copy of the run directory",
         )
     return GroupedModel(model, set_apart(model, groups, file.nodes_apart))
 
@@ -91,7 +91,7 @@ def pack(run: RunDirectory, file: RunFile, out: Path, storage: str | None = None
         needed = [run.weights / name for name in (*bank_files(file.fixed_settings.precisions), MODEL_FILE)]
         needed += [run.data / f"{which}{part}.npz" for which in ("search", "held_out") for part in ("", "_reference")]
         if absent := [path for path in needed if not path.exists()]:
-            raise RunError(f"{absent[0]} is missing: the run is not whole", "let `mptune search` go on with it first")
+            raise RunError(f"{absent[0]} is missing: the run is incomplete", "continue it with `mptune search` first")
         # How often to repeat, and the baseline's latency then, are notes about this machine.
         files = (path for path in sorted((*run.data.glob("*"), *run.data.glob(f"{TARGETS}/*"))) if path.is_file())
         needed += [path for path in files if not path.name.startswith((".", "timing-")) and path.suffix != ".tmp"]

@@ -176,6 +176,23 @@ class Knowledge:
             error_name=searched_as(self._law, settings),
         )
 
+    def least_fp32(self) -> PrecisionPlan | None:
+        """FP16 but for the fewest groups whose errors alone, the largest first, keep the rest from meeting the limit.
+
+        None where the search aims at no limit, or no errors are known.
+        """
+        limit, squares = aimed_error(self._settings), self.prior.log_square_errors
+        if limit is None or squares is None:
+            return None
+        left, fp32 = limit**2, dict.fromkeys(self._space.free, Precision.FP32)
+        fp16: dict[str, Precision] = {}
+        for square, group in sorted(zip(np.exp(squares), self._space.free, strict=True)):
+            left -= square
+            if left < 0.0:
+                break
+            fp16[group] = self._space.reduced_of(group)
+        return self._space.plan({**fp32, **fp16})
+
     def take(self, allowed: float) -> bool:
         """Emulate groups alone, as far as ``allowed`` emulations of one sample reach; whether more is known then.
 

@@ -21,7 +21,6 @@ from mptune.graph.ops import HEAVY, operator
 from mptune.graph.plan import Precision
 from mptune.json_form import JsonForm
 from mptune.settings import SearchSettings
-from mptune.targets.roofline import LatencyTerms
 from mptune.tuning.plan_limits import aimed_error, searched_error
 
 _SAMPLES = 2
@@ -83,11 +82,19 @@ def refine(
     has values beyond FP16, or if its error alone is above ``_LARGE_ERROR`` of the limit that the search aims at.
     Requires that values were observed. Nothing is refined where emulation fails.
     """
-    limit, terms = aimed_error(settings), toolchain.latency_terms()
-    if isinstance(terms, Failure) or str(Precision.FP16) not in settings.precisions:
+    limit, units = aimed_error(settings), _units(grouped)
+    if not units or str(Precision.FP16) not in settings.precisions:
+        return ()
+    terms = toolchain.latency_terms()
+    if isinstance(terms, Failure):
         return ()
     beyond, ruled_out = nodes_beyond(grouped, hazards)
-    units = {g: of for g, of in _units(grouped, terms).items() if g not in ruled_out}
+    least_ms = _LEAST_GAIN * terms.base_ms
+    units = {
+        group: of
+        for group, of in units.items()
+        if group not in ruled_out and terms.gain_ms(group, Precision.FP16) > least_ms
+    }
     errors = {grouped.owners[node]: math.inf for node in beyond}
     if limit is not None:
         free = [group for group in units if group not in errors]
@@ -133,16 +140,15 @@ def culprits(
     return by_group
 
 
-def _units(grouped: GroupedModel, terms: LatencyTerms) -> dict[str, list[Unit]]:
-    """Group id -> its units, of the groups that may be refined."""
+def _units(grouped: GroupedModel) -> dict[str, list[Unit]]:
+    """Group id -> its units, of the groups that hold something heavy beside something that is not."""
     heavy = {node.name for node in grouped.model.nodes if operator(node.op_type).kind in HEAVY}
     units: dict[str, list[Unit]] = {}
     for unit in find_groups(grouped.model, "op"):
         group = grouped.owners[unit.nodes[0]]
         units.setdefault(group, []).append(Unit(group, unit.nodes, not heavy.isdisjoint(unit.nodes)))
-    least_ms = _LEAST_GAIN * terms.base_ms
-    gaining = {g.id for g in grouped.groups if g.pinned is None and terms.gain_ms(g.id, Precision.FP16) > least_ms}
-    return {g: of for g, of in units.items() if g in gaining and len({unit.is_heavy for unit in of}) == 2}
+    free = {group.id for group in grouped.groups if group.pinned is None}
+    return {g: of for g, of in units.items() if g in free and len({unit.is_heavy for unit in of}) == 2}
 
 
 def _large_errors(

@@ -134,10 +134,12 @@ def remeasure(bench: Bench, rounds: int, *, all_plans: bool = False) -> None:
     bench.toolchain.restart()
     while todo := to_measure(record, bench.settings, rounds, failed, all_plans=all_plans):
         listener.stage(f"re-measuring {len(todo)} plan{'s' if len(todo) > 1 else ''}")
+        if todo[-1][0] + 1 < rounds:
+            bench.toolchain.start_ahead()  # of the next round
         for index, (number, point) in enumerate(todo):
             count_down(listener, record.spent + index, len(todo) - index)
             if (limit := bench.limits.reached()) is not None:
-                listener.stage(f"stopped re-measuring: {limit.value}; the same command goes on with it")
+                listener.stage(f"stopped re-measuring: {limit.value}; the same command resumes it")
                 return
             fingerprint = point.plan.fingerprint
             if fingerprint in in_process:

@@ -75,7 +75,7 @@ def build_front(
     """
     target, is_confirmation, recorded = file.target, file.confirms is not None, record.baseline()
     if target is None or recorded is None:
-        hint = "let `mptune search` go on with it first, and give it more time if you set --timeout"
+        hint = "continue it with `mptune search` first, and give it more time if you set --timeout"
         raise RunError(f"{run.path} holds no evaluation of all-FP32 yet, so there is nothing to compare with", hint)
     metrics = record.metric, *file.search.reported_metrics
     outputs = [name for name in recorded.error.per_output if name != ALL_OUTPUTS]
@@ -123,7 +123,7 @@ def build_front(
     warnings = [*file.warnings, *fp32.latency.warnings, *drift_warning(record), *timing]
     warnings += _warnings(file, record, unconfirmed)
     if choice.max_latency_ms is not None and fp32.latency.source == "predicted":
-        held = f"the limit of {choice.max_latency_ms:g} ms is held against predictions"
+        held = f"the limit of {choice.max_latency_ms:g} ms is compared with predictions"
         warnings.append(f"{held}: run `mptune confirm RUN` on the device")
     is_told = any(finding.code == engine.NOTHING for finding in findings)
     if explanation.groups and not is_told and all(group.pinned is not None for group in explanation.groups):

@@ -129,7 +129,7 @@ class Search:
         run, model, settings = self._run, self._model, self._settings
         recorded = earlier = run.load()
         if recorded is not None and recorded.confirms is not None:
-            raise RunError(f"{run.path} is a confirmation", "go on with it: `mptune confirm` with the run around it")
+            raise RunError(f"{run.path} is a confirmation", "resume it: `mptune confirm` with the run around it")
         self._is_evaluated = recorded is not None and study.has_evaluation(run, recorded, settings.storage)
         name = run.path.resolve().name.removesuffix(".mptune")
         url = storage.named_storage(settings.storage, is_journal=recorded is not None and recorded.storage is None)
@@ -210,7 +210,7 @@ class Search:
         self._context = context = run.context(self.grouped, settings)
         copies.keep_inputs(run, settings.target, named.path, data.preprocessing)
         if settings.rollout is not None and settings.labels is not None:
-            raise SettingsError("cannot be given where a state is fed back", "leave one of them away", setting="labels")
+            raise SettingsError("cannot be given where a state is fed back", "give only one of them", setting="labels")
 
         # Whole sequences are split where outputs are fed back.
         steps = 1 if settings.rollout is None else settings.rollout.steps

@@ -22,7 +22,14 @@ from mptune.settings import SearchSettings
 from mptune.tuning.baseline import engine_findings, stop_at_errors
 from mptune.tuning.bench import HOPELESS, NEEDED_TRIES, Bench, Stop, announce, run_job, tell_outcome
 from mptune.tuning.choosing import MARGIN, is_as_fast
-from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, ORIGIN_SAMPLER, ORIGIN_TF32, Evaluation
+from mptune.tuning.evaluation import (
+    ORIGIN_FP16,
+    ORIGIN_FP32,
+    ORIGIN_LARGE_ERRORS,
+    ORIGIN_SAMPLER,
+    ORIGIN_TF32,
+    Evaluation,
+)
 from mptune.tuning.explanation import keep_grounds
 from mptune.tuning.knowledge import Knowledge
 from mptune.tuning.plan_limits import PlanLimits, check_columns
@@ -42,8 +49,9 @@ PATIENCE = 8
 LEAST_IMPROVEMENT = 2e-5
 """Expected hypervolume improvement: a tenth of a percent of the latency on a fiftieth of the error's axis."""
 
-LEAST_GAIN = 0.1
-"""Expected gain, as a share of the margin within which plans count as equally fast."""
+ENOUGH, LEAST_GAIN = 10, 0.1
+"""Proposals in a row that end the search where all-FP16 meets the limits, and the gain that they were expected to add,
+as a share of the margin within which plans count as equally fast."""
 
 _WAIT_S = 0.3
 
@@ -85,6 +93,10 @@ class Tuner:
             has_failed = len(record.failures()) - earlier_failures >= HOPELESS
             if has_failed and not any(e.plan.reduced_groups for e in record.evaluations()):
                 return Stop.HOPELESS
+            if record.spent + 1 >= self._settings.budget:  # What follows the last plan runs in other processes.
+                self._bench.toolchain.start_ahead()
+                if record.tf32() is None:
+                    self._bench.toolchain.start_ahead(tf32=True)
             proposal = self._propose()
             if proposal is None:
                 # A plan comes back if the worker that has it in work dies. The wait is jittered, so that two workers
@@ -123,7 +135,12 @@ class Tuner:
             for seed in seeds[:1] if seeds[:1] == list(space.seeds[:1]) else seeds:
                 record.enqueue(seed.plan, seed.origin)
             knowledge = None if record.waiting() else self._knowledge
-            proposal = record.ask(None if knowledge is None else knowledge.sampler())
+            sampler = None if knowledge is None else knowledge.sampler()
+            if knowledge is not None and not any(EHVI_ATTR in trial.user_attrs for trial in record.trials()):
+                first = knowledge.least_fp32()
+                if first is not None and first.fingerprint not in started:
+                    record.enqueue(first, ORIGIN_LARGE_ERRORS)
+            proposal = record.ask(sampler)
             if proposal.plan.fingerprint not in record.started(but=proposal.number):
                 others = sum(trial.number != proposal.number for trial in record.running())
                 if record.spent + others < budget:
@@ -207,7 +224,7 @@ class Tuner:
                 if error.non_finite == 0 and not math.isfinite(value):
                     raise BaselineError(
                         f"the metric {settings.metric} is {value} for all-FP32, whose outputs are finite",
-                        "see that the metric returns a finite number for the model's outputs on every sample",
+                        "check that the metric returns a finite number for the model's outputs on every sample",
                     )
                 check_columns(settings.tolerance, error)
         except BaseException:
@@ -255,14 +272,15 @@ def finished(record: StudyRecord, settings: SearchSettings) -> Stop | None:
         return Stop.BUDGET
     if is_exhausted(record) and not record.running():
         return Stop.EXHAUSTED
-    proposed = [t.user_attrs for t in record.settled() if EHVI_ATTR in t.user_attrs][-PATIENCE:]
     baseline = record.baseline()
-    if settings.sampler != "precision" or baseline is None or len(proposed) < PATIENCE:
+    if settings.sampler != "precision" or baseline is None:
         return None
-    source = baseline.latency.source
-    if source == "measured" and max(attrs[EHVI_ATTR] for attrs in proposed) < LEAST_IMPROVEMENT:
+    source, attrs = baseline.latency.source, [t.user_attrs for t in record.settled() if EHVI_ATTR in t.user_attrs]
+    improvements = [each[EHVI_ATTR] for each in attrs][-PATIENCE:]
+    if source == "measured" and len(improvements) == PATIENCE and max(improvements) < LEAST_IMPROVEMENT:
         return Stop.CONVERGED
-    if max(attrs[GAIN_ATTR] for attrs in proposed) < LEAST_GAIN * MARGIN[source] and is_fp16_enough(record, settings):
+    gains = [each[GAIN_ATTR] for each in attrs][-ENOUGH:]
+    if len(gains) == ENOUGH and max(gains) < LEAST_GAIN * MARGIN[source] and is_fp16_enough(record, settings):
         return Stop.FP16_IS_ENOUGH
     return None
 

@@ -52,7 +52,7 @@ def work(
         wait_s: wait up to this many seconds for a search that is not prepared yet, or whose budget is spent.
 
     Raises:
-        RunError: the search is not prepared, the run is not whole, or this host differs from that of the search.
+        RunError: the search is not prepared, the run is incomplete, or this host differs from that of the search.
     """
     for _ in _pauses(wait_s, listener):
         file = run.load()

@@ -11,6 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.trained import judges
+from benchmarks.trained.archive import pack_all, unpack_all
 from benchmarks.trained.judging import predicted_ms
 from benchmarks.trained.table import better_elsewhere, pages, summary
 from benchmarks.trained.variants import CHOSEN, FP32, VARIANTS, file_of
@@ -129,3 +130,14 @@ def test_the_table_says_what_failed_and_where_another_is_better() -> None:
     assert better_elsewhere({"pitch": rows}) == ["- pitch: AutoCast 1 ms at 1.0e-03, mptune 1.5 ms"]
     rows[CHOSEN]["front"].append((0.9, 1e-3))
     assert not better_elsewhere({"pitch": rows})
+
+
+def test_what_is_packed_is_unpacked_to_the_same_models(folder: Path, tmp_path: Path) -> None:
+    parts = pack_all(folder.parent, [folder.name], tmp_path / "packed")
+    assert sum(part.stat().st_size for part in parts) < 1.2 * file_of(folder, FP32).stat().st_size
+    unpack_all(parts, tmp_path / "there")
+    for variant in (FP32, "ONNX Runtime"):
+        ours, theirs = (file_of(place, variant) for place in (folder, tmp_path / "there" / folder.name))
+        for a, b in zip(onnx.load(ours).graph.initializer, onnx.load(theirs).graph.initializer, strict=True):
+            np.testing.assert_array_equal(numpy_helper.to_array(a), numpy_helper.to_array(b))
+    assert len(list((tmp_path / "there").rglob("*.npz"))) == 6

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from mptune.data.archive import read_numpy, read_sample_shapes, read_samples, save_samples
-from mptune.errors import DataError, RunError
+from mptune.errors import DataError
+
+
+def described(sample: Mapping[str, np.ndarray]) -> list[Any]:
+    return [(name, array.dtype, array.shape, array.tobytes()) for name, array in sample.items()]
 
 
 def test_names_types_and_shapes_survive(tmp_path: Path) -> None:
@@ -21,15 +27,9 @@ def test_names_types_and_shapes_survive(tmp_path: Path) -> None:
     ]
     path = tmp_path / "data" / "search.npz"
     save_samples(path, samples)
-    content = read_samples(path)
-    assert [list(sample) for sample in content] == [list(sample) for sample in samples]
-    for sample, wanted in zip(content, samples, strict=True):
-        for name, array in wanted.items():
-            assert (sample[name].dtype, sample[name].shape) == (array.dtype, array.shape)
-            np.testing.assert_array_equal(sample[name], array)
-    shapes = tuple({name: array.shape for name, array in sample.items()} for sample in samples)
-    assert read_sample_shapes(path) == shapes
-    assert [list(sample) for sample in read_samples(path, 2)] == [list(sample) for sample in samples[:2]]
+    for count in (2, 4):
+        assert [described(sample) for sample in read_samples(path, count)] == list(map(described, samples[:count]))
+    assert read_sample_shapes(path) == tuple({n: array.shape for n, array in sample.items()} for sample in samples)
     save_samples(path, [])
     assert read_samples(path) == ()
 
@@ -41,15 +41,6 @@ def test_what_npz_cannot_hold_is_refused_by_name_and_the_old_file_stays(tmp_path
     with pytest.raises(DataError, match="'label' has type"):
         save_samples(path, [{"label": array}])
     assert read_samples(path)[0]["x"] == 1.0
-
-
-def test_places_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    (tmp_path / "a.npz").mkdir()
-    for path in (tmp_path / "file" / "s.npz", tmp_path / "a.npz"):
-        with pytest.raises(RunError, match=f"cannot write {path}") as caught:
-            save_samples(path, [{"x": np.zeros(1)}])
-        assert caught.value.hint
 
 
 @pytest.mark.parametrize("read", [read_samples, read_sample_shapes])

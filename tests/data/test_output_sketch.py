@@ -14,30 +14,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from mptune.data import run_outputs
 from mptune.data.metrics.accuracy import Reference, compare_outputs
 from mptune.data.metrics.parts import find_parts
 from mptune.data.metrics.row_sets import find_row_sets
-from mptune.data.run_outputs import (
-    MOST_BYTES,
-    MOST_VALUES,
-    RunOutputs,
-    Sketch,
-    save_sketches,
-    sketch_outputs,
-    write_run_outputs,
-)
+from mptune.data.run_outputs import MOST_BYTES, RunOutputs, save_sketches
 from mptune.graph.facts import DependentOutput
 
 Sample = Mapping[str, np.ndarray]
 
 
-def sketch(
-    got: Sequence[Sample], wanted: Sequence[Sample], metric: str = "worst_part", dependent: tuple[str, ...] = ()
-) -> dict[str, Sketch]:
+def sketch(got: Sequence[Sample], wanted: Sequence[Sample], *dependent: str) -> dict[str, run_outputs.Sketch]:
     row_sets = find_row_sets([DependentOutput(name, 0, ("nms",)) for name in dependent], wanted)
     parts = find_parts(wanted)
     error = compare_outputs(got, Reference(wanted, parts), None, row_sets)
-    return sketch_outputs(got, wanted, error, metric, parts, row_sets)
+    return run_outputs.sketch_outputs(got, wanted, error, "worst_part", parts, row_sets)
 
 
 def total(histogram: Mapping[str, Any]) -> int:
@@ -53,7 +44,6 @@ def normal(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def test_the_worst_sample_and_columns_of_their_own_scale_come_first() -> None:
-    """Boxes in hundreds beside scores: only column 4 moves, in one sample."""
     scale = np.array([300, 300, 300, 300, 0.1], np.float32)
     wanted = [{"boxes": normal(1, 40, 5, seed=k) * scale} for k in range(3)]
     got = [{"boxes": sample["boxes"].copy()} for sample in wanted]
@@ -75,7 +65,6 @@ def test_an_image_has_a_map_of_its_worst_sample(shape: tuple[int, ...]) -> None:
     got = [{"flow": sample["flow"].copy()} for sample in wanted]
     got[2]["flow"][(..., 50, 150, 0) if shape[-1] == 3 else (..., 50, 150)] += 2.0
     error_map = sketch(got, wanted)["flow"]["error_map"]
-    assert error_map is not None
     assert (error_map["sample"], error_map["size"], error_map["grid"]) == (2, [100, 200], [64, 64])
     assert error_map["scale"] == pytest.approx(2.0, rel=1e-5)
     assert np.argwhere(levels(error_map)).tolist() == [[50 * 64 // 100, 150 * 64 // 200]]
@@ -95,47 +84,39 @@ def test_values_that_are_not_finite_are_counted_and_shown() -> None:
     got[0]["y"][0, 4, 4] = np.nan
     found = sketch(got, wanted)["y"]
     part = found["parts"][0]
-    assert (part["reference"]["non_finite"], part["plan"]["non_finite"], part["difference"]["non_finite"]) == (1, 2, 1)
+    assert [part[name]["non_finite"] for name in ("reference", "plan", "difference")] == [1, 2, 1]
     assert np.argwhere(levels(found["error_map"])).tolist() == [[4, 4]]
 
 
 def test_a_large_output_is_counted_in_part() -> None:
     wanted = [{"y": normal(1, 1000, 512)} for _ in range(2)]
     part = sketch([{"y": sample["y"] + np.float32(1e-4)} for sample in wanted], wanted)["y"]["parts"][0]
-    assert part["every"] % 2 == 1, "else it would see every other column only"
-    assert part["every"] > 1
-    assert total(part["reference"]) <= MOST_VALUES
+    assert part["every"] > part["every"] % 2 == 1, "a step of 2 would see every other column only"
+    assert total(part["reference"]) <= run_outputs.MOST_VALUES
 
 
 def test_rows_are_paired_before_they_are_compared() -> None:
     wanted = [{"boxes": np.arange(40, dtype=np.float32).reshape(10, 4) * 7}]
     got = [{"boxes": np.delete(wanted[0]["boxes"], 4, axis=0)[::-1].copy()}]
-    found = sketch(got, wanted, dependent=("boxes",))["boxes"]
+    found = sketch(got, wanted, "boxes")["boxes"]
     assert (found["as_rows"], found["error_map"]) == (True, None)
-    difference = found["parts"][0]["difference"]
-    assert max(difference["counts"]) == 36, "all but the lost row are equal"
+    assert max(found["parts"][0]["difference"]["counts"]) == 36, "all but the lost row are equal"
 
 
-def test_other_shapes_and_texts_are_left_out_and_nothing_fails() -> None:
-    wanted = [{"y": normal(1, 5), "n": normal(3, 4), "empty": normal(0, 4), "flag": np.array([True, False])}]
-    got = [{"y": normal(1, 5), "n": normal(2, 4), "empty": normal(0, 4), "flag": np.array([True, True])}]
-    assert set(sketch(got, wanted)) == {"y", "empty", "flag"}
+def test_an_output_of_another_shape_is_left_out() -> None:
+    wanted = {"y": normal(1, 5), "n": normal(3, 4), "empty": normal(0, 4), "flag": np.array([True, False])}
+    assert set(sketch([{**wanted, "n": normal(2, 4)}], [wanted])) == {"y", "empty", "flag"}
 
 
-@given(
-    arrays.arrays(
-        st.sampled_from([np.float16, np.float32, np.int64, np.int32, np.uint8, np.bool_]),
-        arrays.array_shapes(max_dims=4),
-    ),
-    st.integers(0, 2**32 - 1),
-)
+TYPES = st.sampled_from([np.float16, np.float32, np.int64, np.int32, np.uint8, np.bool_])
+
+
+@given(arrays.arrays(TYPES, arrays.array_shapes(max_dims=4)), st.integers(0, 2**32 - 1))
 @settings(max_examples=50)
 def test_any_values_give_a_sketch_that_comes_back(values: np.ndarray, seed: int) -> None:
-    got = np.random.default_rng(seed).permutation(values, axis=0)
-    found = sketch([{"y": got}], [{"y": values}])
-    again = json.loads(json.dumps(found, allow_nan=False))
-    assert again == found
-    for part in again["y"]["parts"]:
+    found = sketch([{"y": np.random.default_rng(seed).permutation(values, axis=0)}], [{"y": values}])
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    for part in found["y"]["parts"]:
         assert total(part["reference"]) == total(part["plan"])
         assert part["reference"]["range"][0] < part["reference"]["range"][1]
 
@@ -148,14 +129,13 @@ def test_the_file_of_a_run_keeps_to_its_limit_the_chosen_plan_first(tmp_path: Pa
         save_sketches(tmp_path / "outputs" / f"{plan}.json", "worst_part", 3, found)
     outputs = RunOutputs.of_plans([(plan, "emulated") for plan in plans], tmp_path / "outputs", "worst_part")
     assert (len(outputs.plans), outputs.count) == (60, 3)
-    write_run_outputs(tmp_path / "outputs.json", outputs)
+    run_outputs.write_run_outputs(tmp_path / "outputs.json", outputs)
     assert MOST_BYTES * 0.9 < (tmp_path / "outputs.json").stat().st_size <= MOST_BYTES
     again = json.loads((tmp_path / "outputs.json").read_text())
     assert [*again["plans"]][:3] == plans[:3]
     assert set(again["left_out"]) == set(plans) - set(again["plans"]) != set()
-    first = again["plans"][plans[0]]
-    assert first["source"] == "emulated"
-    assert sum(each["error_map"] is not None for each in first["outputs"].values()) == 4
+    assert again["plans"][plans[0]]["source"] == "emulated"
+    assert sum(each["error_map"] is not None for each in again["plans"][plans[0]]["outputs"].values()) == 4
 
 
 def test_what_is_not_there_damaged_or_of_another_metric_is_passed_over(tmp_path: Path) -> None:

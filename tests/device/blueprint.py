@@ -1,10 +1,10 @@
-"""An engine's file: what the builder settled, the model that it was built from, and TensorRT-RTX's own engine."""
+"""An engine's file: what the builder settled, and the model that it was built from."""
 
 from __future__ import annotations
 
-import json
+import pickle
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -12,8 +12,6 @@ import numpy as np
 from onnx import ModelProto, TensorProto
 
 from tests.device.program import Program
-
-_MAGIC = b"engine of tests/device\n"
 
 DATA_TYPES = {
     TensorProto.FLOAT: "FLOAT",
@@ -59,13 +57,13 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer of an engine: name, milliseconds, ONNX nodes, and element types of what it reads and writes."""
+    """A layer of an engine, with the element types of what it reads and writes; ``metadata`` has its ONNX nodes."""
 
     name: str
     ms: float
-    metadata: str
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
+    metadata: str = ""
+    inputs: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,8 +81,7 @@ class Blueprint:
         is_detailed: whether the inspector knows more of a layer than its name.
         shapes: of dynamic inputs, by the optimization profile.
         values: of inputs that are shapes.
-        layers: name, milliseconds and metadata of each layer; None for one a node, whose duration is estimated.
-        rtx: TensorRT-RTX's engine of the same network; empty where none was built.
+        given_layers: None for one layer a node, whose duration is estimated.
     """
 
     tensors: tuple[Tensor, ...]
@@ -97,33 +94,20 @@ class Blueprint:
     is_detailed: bool = True
     shapes: Mapping[str, Range] = field(default_factory=dict)
     values: Mapping[str, Range] = field(default_factory=dict)
-    layers: tuple[tuple[str, float, str], ...] | None = None
-    rtx: bytes = b""
+    given_layers: tuple[Layer, ...] | None = None
 
     def to_bytes(self) -> bytes:
         """The file."""
-        fields = {**asdict(self), "model": len(self.model), "rtx": len(self.rtx)}
-        header = json.dumps(fields).encode()
-        return _MAGIC + len(header).to_bytes(8, "big") + header + self.model + self.rtx
+        return pickle.dumps(self)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Blueprint | None:
         """Inverse of ``to_bytes``; None for what is no such file, or is not whole."""
-        begin = len(_MAGIC) + 8
-        if not data.startswith(_MAGIC):
+        try:
+            blueprint = pickle.loads(data)
+        except Exception:
             return None
-        end = begin + int.from_bytes(data[len(_MAGIC) : begin], "big")
-        fields: dict[str, Any] = json.loads(data[begin:end])
-        middle = end + fields["model"]
-        if len(data) != middle + fields["rtx"]:
-            return None
-        tensors = tuple(Tensor(**{**one, "shape": tuple(one["shape"])}) for one in fields.pop("tensors"))
-        for name in ("shapes", "values"):
-            fields[name] = {key: tuple(tuple(one) for one in value) for key, value in fields[name].items()}
-        if fields["layers"] is not None:
-            fields["layers"] = tuple(tuple(one) for one in fields["layers"])
-        fields |= {"model": data[end:middle], "rtx": data[middle:], "capability": tuple(fields["capability"])}
-        return cls(tensors, **fields)
+        return blueprint if isinstance(blueprint, cls) else None
 
     @classmethod
     def of_model(cls, model: ModelProto, on_host: tuple[str, ...] = (), **fields: Any) -> Blueprint:
@@ -136,7 +120,7 @@ class Blueprint:
         """
         program = Program(model)
         tensors = [
-            Tensor(name, is_input, DATA_TYPES[kind.elem_type], dimensions(kind), name in on_host)
+            Tensor(name, is_input, DATA_TYPES[kind.elem_type], _dimensions(kind), name in on_host)
             for is_input, named in ((True, program.inputs), (False, program.outputs))
             for name, kind in named.items()
         ]
@@ -146,21 +130,17 @@ class Blueprint:
         """What the engine computes."""
         return _program(self.model)
 
-    def timed_layers(self, program: Program) -> tuple[Layer, ...]:
+    def layers(self) -> tuple[Layer, ...]:
         """The engine's layers: FP16 takes half the time, a Cast costs a little."""
-        if self.layers is not None:
-            return tuple(Layer(name, ms, metadata, (), ()) for name, ms, metadata in self.layers)
-        found = []
-        for index, (node, *types) in enumerate(program.layers):
-            inputs, outputs = types
-            is_half = TensorProto.FLOAT16 in outputs
-            ms = (_FULL_MS if node.op_type in _HEAVY else _LIGHT_MS) / (2 if is_half else 1)
+        if self.given_layers is not None:
+            return self.given_layers
+        layers = []
+        for index, (node, inputs, outputs) in enumerate(self.program().layers):
+            ms = (_FULL_MS if node.op_type in _HEAVY else _LIGHT_MS) / (2 if TensorProto.FLOAT16 in outputs else 1)
             metadata = f"[ONNX Layer: {node.name}]" if node.name else ""
             name = f"{node.name or node.op_type}_myl0_{index}"
-            found.append(
-                Layer(name, _CAST_MS if node.op_type == "Cast" else ms, metadata, tuple(inputs), tuple(outputs))
-            )
-        return tuple(found)
+            layers.append(Layer(name, _CAST_MS if node.op_type == "Cast" else ms, metadata, inputs, outputs))
+        return tuple(layers)
 
 
 @lru_cache(maxsize=4)
@@ -169,6 +149,6 @@ def _program(model: bytes) -> Program:
     return Program(ModelProto.FromString(model))
 
 
-def dimensions(kind: Any) -> tuple[int, ...]:
+def _dimensions(kind: Any) -> tuple[int, ...]:
     """The shape of an ONNX tensor type; -1 for what is not a number."""
     return tuple(dim.dim_value if dim.HasField("dim_value") else -1 for dim in kind.shape.dim)

@@ -1,4 +1,4 @@
-# ruff: noqa: N802, N815 (the names are CUDA's)
+# ruff: noqa: N801, N802, N815 (the names are CUDA's)
 """CUDA's runtime on host memory: what mptune uses of ``cuda.bindings.runtime``, with its order of calls held.
 
 Work that is put on a stream is done when the stream is synchronised and not before, so that whoever reads too early
@@ -10,29 +10,21 @@ NvInferRuntime.h.
 from __future__ import annotations
 
 import ctypes
+import enum
 import itertools
 import time
 import weakref
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import wraps
+from inspect import isfunction
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
-
-from tests.device.handles import (
-    Allocation,
-    Event,
-    Graph,
-    GraphExec,
-    Handle,
-    Rules,
-    Stream,
-    Work,
-    cudaError_t,
-    cudaMemcpyKind,
-    cudaStreamCaptureMode,
-)
 
 _FIRST_ADDRESS = 0x7_0000_0000_0000
 """Above every address that Linux gives to a program on x86-64 and on ARM with 48 bits."""
@@ -42,6 +34,148 @@ _GUARD = 4096
 _COPY_BYTES_PER_MS = 10e6
 
 
+class cudaError_t(enum.IntEnum):
+    """The errors that are returned here; values of ``driver_types.h``."""
+
+    cudaSuccess = 0
+    cudaErrorInvalidValue = 1
+    cudaErrorMemoryAllocation = 2
+    cudaErrorInvalidDevice = 101
+    cudaErrorInvalidResourceHandle = 400
+    cudaErrorNotReady = 600
+    cudaErrorStreamCaptureUnsupported = 900
+    cudaErrorStreamCaptureInvalidated = 901
+    cudaErrorStreamCaptureUnmatched = 903
+
+
+class cudaMemcpyKind(enum.IntEnum):
+    cudaMemcpyHostToDevice = 1
+    cudaMemcpyDeviceToHost = 2
+
+
+class cudaStreamCaptureMode(enum.IntEnum):
+    cudaStreamCaptureModeThreadLocal = 1
+
+
+@dataclass(eq=False)
+class Allocation:
+    """Device memory; ``version`` changes with each write."""
+
+    address: int
+    data: np.ndarray
+    is_alive: bool = True
+    version: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.address + self.data.size
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """Something on a stream.
+
+    Attributes:
+        run: does it, and returns how many milliseconds it took on the device.
+        places: memory that it reads or writes.
+        owner: the execution context that it belongs to, weakly: no graph keeps one alive; None for copies and events.
+    """
+
+    run: Callable[[], float]
+    places: tuple[Allocation, ...] = ()
+    owner: weakref.ReferenceType[Any] | None = None
+
+
+@dataclass(eq=False)
+class Handle:
+    """An opaque handle, as cuda-python's: ``int()`` gives the pointer."""
+
+    pointer: int
+
+    def __int__(self) -> int:
+        return self.pointer
+
+
+@dataclass(eq=False)
+class Stream(Handle):
+    queue: deque[Work] = field(default_factory=deque)
+    since_s: float = 0.0
+    captured: list[Work] | None = None
+    is_invalid: bool = False
+    """A call was made that cannot be captured: ending the capture gives no graph."""
+
+
+@dataclass(eq=False)
+class Event(Handle):
+    records: int = 0
+    done: int = 0
+    ms: float = 0.0
+
+
+@dataclass(eq=False)
+class Graph(Handle):
+    work: tuple[Work, ...] = ()
+
+
+class GraphExec(Graph):
+    pass
+
+
+class ForbiddenError(AssertionError):
+    """A call whose behaviour NVIDIA's headers leave undefined."""
+
+
+class CudaError(Exception):
+    """A call that fails as documented; the caller gets the code."""
+
+
+class Rules:
+    """The record of calls whose behaviour is undefined and of calls that return an error, since an argument or their
+    order is wrong; also in a file that outlives a worker."""
+
+    def __init__(self, log: Path | None = None) -> None:
+        self.forbidden: list[str] = []
+        self.refused: list[str] = []
+        self._log = log
+
+    def forbid(self, text: str) -> NoReturn:
+        """On a device the process would have crashed, or gone on with wrong values."""
+        self.forbidden.append(text)
+        self._write(f"forbidden: {text}")
+        raise ForbiddenError(text)
+
+    def refuse(self, text: str) -> None:
+        self.refused.append(text)
+        self._write(f"refused: {text}")
+
+    def _write(self, line: str) -> None:
+        if self._log is not None:
+            with self._log.open("a", encoding="utf-8") as file:
+                file.write(f"{line}\n")
+
+
+def _as_cuda_python(device: type[FakeCuda]) -> type[FakeCuda]:
+    """Make CUDA's functions return what cuda-python's do: the error, then the value of those that have one."""
+
+    def returning(function: Callable[..., Any], has_value: bool) -> Callable[..., Any]:
+        @wraps(function)
+        def call(*arguments: Any) -> tuple[Any, ...]:
+            error, value = cudaError_t.cudaSuccess, None
+            try:
+                value = function(*arguments)
+            except CudaError as failure:
+                (error,) = failure.args
+            return (error, value) if has_value else (error,)
+
+        return call
+
+    for name, function in list(vars(device).items()):
+        if name.startswith("cuda") and isfunction(function):
+            setattr(device, name, returning(function, function.__annotations__["return"] != "None"))
+    return device
+
+
+@_as_cuda_python
 class FakeCuda:
     """A device. The public names that begin with ``cuda`` are those of ``cuda.bindings.runtime``."""
 
@@ -57,7 +191,6 @@ class FakeCuda:
         rules: Rules | None = None,
         *,
         most_wait_ms: float = 0.0,
-        sm_count: int = 16,
     ) -> None:
         """Nothing is allocated.
 
@@ -65,15 +198,12 @@ class FakeCuda:
             memory_bytes: of the device.
             version: of CUDA, such as 12060.
             rules: takes what is forbidden.
-            most_wait_ms: the host waits as long as the device works, and at most so long in one call.
-            sm_count: multiprocessors that are on.
+            most_wait_ms: the host waits as long as the device works, at most this long in one call.
         """
-        self.rules, self.sm_count = rules or Rules(), sm_count
-        self.most_wait_ms = most_wait_ms
-        self.memory_bytes = memory_bytes
-        self.version = version
+        self.memory_bytes, self.version, self.most_wait_ms = memory_bytes, version, most_wait_ms
+        self.rules = rules or Rules()
         self.now_ms = 0.0
-        self.captures = self.launches = self.executions = 0
+        self.captures = self.launches = 0
         self.contexts: weakref.WeakSet[Any] = weakref.WeakSet()
         """Execution contexts, each with the ``_stream`` that it last ran on."""
         self._allocations: dict[int, Allocation] = {}
@@ -81,52 +211,46 @@ class FakeCuda:
         self._next_address = _FIRST_ADDRESS
         self._numbers = itertools.count(0x1000, 0x10)
         self._handles: dict[int, Handle] = {}
-        self._last_error = cudaError_t.cudaSuccess
 
     # -- for engines and tests ----------------------------------------------------------------------------------
 
     @property
     def memory(self) -> list[Allocation]:
         """Allocations that were not freed."""
-        return [one for one in self._allocations.values() if one.is_alive]
-
-    @property
-    def used_bytes(self) -> int:
-        """Memory in use."""
-        return sum(one.data.size for one in self.memory)
+        return [place for place in self._allocations.values() if place.is_alive]
 
     @property
     def streams(self) -> list[Stream]:
         """Streams that were not destroyed."""
-        return [one for one in self._handles.values() if isinstance(one, Stream)]
+        return [handle for handle in self._handles.values() if isinstance(handle, Stream)]
 
     @property
     def leaks(self) -> list[str]:
         """What was made and neither freed nor destroyed."""
-        memory = [f"{one.data.size} bytes" for one in self.memory]
-        return memory + [type(one).__name__.lower() for one in self._handles.values()]
+        memory = [f"{place.data.size} bytes" for place in self.memory]
+        return memory + [type(handle).__name__.lower() for handle in self._handles.values()]
 
     def allocation(self, address: int, size: int, whose: str) -> Allocation:
         """The allocation in which so many bytes lie from this address; anything else is forbidden."""
         position = bisect_right(self._addresses, address) - 1
-        found = self._allocations[self._addresses[position]] if position >= 0 else None
-        if found is None or address >= found.end + _GUARD:
+        place = self._allocations[self._addresses[position]] if position >= 0 else None
+        if place is None or address >= place.end + _GUARD:
             self.rules.forbid(f"{whose}: {address:#x} is no device memory")
-        if not found.is_alive:
+        if not place.is_alive:
             self.rules.forbid(f"{whose}: the memory at {address:#x} was freed")
-        if address + size > found.end:
-            self.rules.forbid(f"{whose}: {size} bytes from {address:#x} reach past the {found.data.size} bytes there")
-        return found
+        if address + size > place.end:
+            self.rules.forbid(f"{whose}: {size} bytes from {address:#x} reach past the {place.data.size} bytes there")
+        return place
 
     def allocate(self, size: int) -> Allocation | None:
         """New memory, in which all bits are set (NaN in every floating type); None where too little is left."""
-        if self.used_bytes + size > self.memory_bytes:
+        if sum(place.data.size for place in self.memory) + size > self.memory_bytes:
             return None
-        made = Allocation(self._next_address, np.full(size, 0xFF, np.uint8))
-        self._next_address = -(-(made.end + _GUARD) // _ALIGNMENT) * _ALIGNMENT
-        self._allocations[made.address] = made
-        self._addresses.append(made.address)
-        return made
+        place = Allocation(self._next_address, np.full(size, 0xFF, np.uint8))
+        self._next_address = -(-(place.end + _GUARD) // _ALIGNMENT) * _ALIGNMENT
+        self._allocations[place.address] = place
+        self._addresses.append(place.address)
+        return place
 
     def release(self, allocation: Allocation, whose: str) -> None:
         """Free memory; forbidden while work that uses it has not been synchronised (``enqueueV3``)."""
@@ -136,17 +260,13 @@ class FakeCuda:
         allocation.data = allocation.data[:0]
 
     def is_device_address(self, address: int) -> bool:
-        """Whether an address is none of the host's."""
         return _FIRST_ADDRESS <= address < self._next_address
 
     def stream(self, handle: Any, whose: str) -> Stream:
         """A living stream, and not the default one: an engine would synchronise the whole device (``enqueueV3``)."""
         if handle is None or int(handle) == 0:
             self.rules.forbid(f"{whose}: the default stream")
-        found = self._handles.get(int(handle))
-        if not isinstance(found, Stream):
-            self.rules.forbid(f"{whose}: the stream was destroyed")
-        return found
+        return self._living(Stream, handle, whose)
 
     def put(self, stream: Stream, work: Work) -> None:
         """Put work on a stream, or into the graph that is being captured from it."""
@@ -162,68 +282,59 @@ class FakeCuda:
         before_ms = self.now_ms
         while stream.queue:
             work = stream.queue.popleft()
-            if not all(one.is_alive for one in work.places):
+            if not all(place.is_alive for place in work.places):
                 self.rules.forbid("work on a stream uses memory that was freed")
             self.now_ms += work.run()
         wait_ms = min(self.now_ms - before_ms, self.most_wait_ms)
         if wait_ms > 0.0:
             time.sleep(max(0.0, stream.since_s + wait_ms / 1000 - time.monotonic()))
 
-    def invalidate(self, stream: Stream) -> None:
-        """A call that cannot be captured was made: ending the capture gives no graph."""
-        stream.is_invalid = True
-
     # -- CUDA's names -------------------------------------------------------------------------------------------
 
-    def cudaGetDeviceCount(self) -> tuple[cudaError_t, int]:
-        return cudaError_t.cudaSuccess, 1
+    def cudaGetDeviceCount(self) -> int:
+        return 1
 
-    def cudaDriverGetVersion(self) -> tuple[cudaError_t, int]:
-        return cudaError_t.cudaSuccess, self.version
+    def cudaDriverGetVersion(self) -> int:
+        return self.version
 
-    def cudaSetDevice(self, device: int) -> tuple[cudaError_t]:
-        return self._return(cudaError_t.cudaSuccess if device == 0 else cudaError_t.cudaErrorInvalidDevice)
+    def cudaSetDevice(self, device: int) -> None:
+        if device != 0:
+            raise CudaError(cudaError_t.cudaErrorInvalidDevice)
 
-    def cudaGetErrorString(self, error: int) -> tuple[cudaError_t, bytes]:
+    def cudaGetErrorString(self, error: int) -> bytes:
         words = "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in cudaError_t(error).name[9:])
-        return cudaError_t.cudaSuccess, words.strip().encode()
+        return words.strip().encode()
 
-    def cudaGetLastError(self) -> tuple[cudaError_t]:
-        error, self._last_error = self._last_error, cudaError_t.cudaSuccess
-        return (error,)
+    def cudaGetLastError(self) -> None:
+        pass
 
-    def cudaDeviceGetAttribute(self, attribute: int, device: int) -> tuple[cudaError_t, int]:
+    def cudaDeviceGetAttribute(self, attribute: int, device: int) -> int:
         if (attribute, device) != (self.cudaDeviceAttr.cudaDevAttrMultiProcessorCount, 0):
-            return cudaError_t.cudaErrorInvalidValue, 0
-        return cudaError_t.cudaSuccess, self.sm_count
+            raise CudaError(cudaError_t.cudaErrorInvalidValue)
+        return 16
 
-    def cudaDeviceSynchronize(self) -> tuple[cudaError_t]:
-        if self._is_capturing("cudaDeviceSynchronize"):
-            return self._return(cudaError_t.cudaErrorStreamCaptureUnsupported)
+    def cudaDeviceSynchronize(self) -> None:
+        self._refuse_in_capture("cudaDeviceSynchronize", self.streams)
         for stream in self.streams:
             self.finish(stream)
-        return self._return()
 
-    def cudaMalloc(self, size: int) -> tuple[cudaError_t, int | None]:
-        if self._is_capturing("cudaMalloc"):
-            return (*self._return(cudaError_t.cudaErrorStreamCaptureUnsupported), None)
+    def cudaMalloc(self, size: int) -> int:
+        self._refuse_in_capture("cudaMalloc", self.streams)
         if size <= 0:
             self.rules.forbid(f"cudaMalloc of {size} bytes: an address of nothing is null")
-        made = self.allocate(size)
-        if made is None:
-            return (*self._return(cudaError_t.cudaErrorMemoryAllocation), None)
-        return cudaError_t.cudaSuccess, made.address
+        place = self.allocate(size)
+        if place is None:
+            raise CudaError(cudaError_t.cudaErrorMemoryAllocation)
+        return place.address
 
-    def cudaFree(self, address: int) -> tuple[cudaError_t]:
-        if self._is_capturing("cudaFree"):
-            return self._return(cudaError_t.cudaErrorStreamCaptureUnsupported)
-        found = self._allocations.get(address)
-        if found is None or not found.is_alive:
+    def cudaFree(self, address: int) -> None:
+        self._refuse_in_capture("cudaFree", self.streams)
+        place = self._allocations.get(address)
+        if place is None or not place.is_alive:
             self.rules.forbid(f"cudaFree: nothing is allocated at {address:#x}")
-        self.release(found, "cudaFree")
-        return self._return()
+        self.release(place, "cudaFree")
 
-    def cudaMemcpyAsync(self, to: int, source: int, size: int, kind: int, stream: Any) -> tuple[cudaError_t]:
+    def cudaMemcpyAsync(self, to: int, source: int, size: int, kind: int, stream: Any) -> None:
         is_upload = kind == cudaMemcpyKind.cudaMemcpyHostToDevice
         on_device, on_host = (to, source) if is_upload else (source, to)
         on_stream = self.stream(stream, "cudaMemcpyAsync")
@@ -241,118 +352,103 @@ class FakeCuda:
             return size / _COPY_BYTES_PER_MS
 
         self.put(on_stream, Work(copy, (place,)))
-        return self._return()
 
-    def cudaStreamCreateWithFlags(self, flags: int) -> tuple[cudaError_t, Stream]:
+    def cudaStreamCreateWithFlags(self, flags: int) -> Stream:
         if flags != self.cudaStreamNonBlocking:
             self.rules.forbid(f"a stream with flags {flags} waits for the default stream")
-        return cudaError_t.cudaSuccess, self._made(Stream(next(self._numbers)))
+        return self._add(Stream(next(self._numbers)))
 
-    def cudaStreamDestroy(self, stream: Any) -> tuple[cudaError_t]:
-        found = self.stream(stream, "cudaStreamDestroy")
-        if any(context._stream == int(found) for context in self.contexts):
+    def cudaStreamDestroy(self, stream: Any) -> None:
+        on_stream = self.stream(stream, "cudaStreamDestroy")
+        if any(context._stream == int(on_stream) for context in self.contexts):
             self.rules.forbid("cudaStreamDestroy: an execution context that ran on the stream is alive")
-        self.finish(found)  # The device completes it; only the handle is gone.
-        del self._handles[int(found)]
-        return self._return()
+        self.finish(on_stream)  # The device completes it; only the handle is gone.
+        del self._handles[int(on_stream)]
 
-    def cudaStreamSynchronize(self, stream: Any) -> tuple[cudaError_t]:
-        found = self.stream(stream, "cudaStreamSynchronize")
-        if self._is_capturing("cudaStreamSynchronize", [found]):
-            return self._return(cudaError_t.cudaErrorStreamCaptureUnsupported)
-        self.finish(found)
-        return self._return()
+    def cudaStreamSynchronize(self, stream: Any) -> None:
+        on_stream = self.stream(stream, "cudaStreamSynchronize")
+        self._refuse_in_capture("cudaStreamSynchronize", [on_stream])
+        self.finish(on_stream)
 
-    def cudaStreamBeginCapture(self, stream: Any, mode: int) -> tuple[cudaError_t]:
-        found = self.stream(stream, "cudaStreamBeginCapture")
-        if found.captured is not None or mode != cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal:
+    def cudaStreamBeginCapture(self, stream: Any, mode: int) -> None:
+        on_stream = self.stream(stream, "cudaStreamBeginCapture")
+        if on_stream.captured is not None or mode != cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal:
             self.rules.refuse("cudaStreamBeginCapture: the stream is capturing already, or its mode is another")
-            return self._return(cudaError_t.cudaErrorInvalidValue)
-        found.captured, found.is_invalid = [], False
-        return self._return()
+            raise CudaError(cudaError_t.cudaErrorInvalidValue)
+        on_stream.captured, on_stream.is_invalid = [], False
 
-    def cudaStreamEndCapture(self, stream: Any) -> tuple[cudaError_t, Graph | None]:
-        found = self.stream(stream, "cudaStreamEndCapture")
-        captured, found.captured = found.captured, None
+    def cudaStreamEndCapture(self, stream: Any) -> Graph:
+        on_stream = self.stream(stream, "cudaStreamEndCapture")
+        captured, on_stream.captured = on_stream.captured, None
         if captured is None:
-            return (*self._return(cudaError_t.cudaErrorStreamCaptureUnmatched), None)
-        if found.is_invalid:
-            return (*self._return(cudaError_t.cudaErrorStreamCaptureInvalidated), None)
+            raise CudaError(cudaError_t.cudaErrorStreamCaptureUnmatched)
+        if on_stream.is_invalid:
+            raise CudaError(cudaError_t.cudaErrorStreamCaptureInvalidated)
         self.captures += 1
-        return cudaError_t.cudaSuccess, self._made(Graph(next(self._numbers), tuple(captured)))
+        return self._add(Graph(next(self._numbers), tuple(captured)))
 
-    def cudaGraphInstantiate(self, graph: Any, flags: int) -> tuple[cudaError_t, GraphExec]:
-        work = self._found(Graph, graph, "cudaGraphInstantiate").work
-        return cudaError_t.cudaSuccess, self._made(GraphExec(next(self._numbers), work))
+    def cudaGraphInstantiate(self, graph: Any, flags: int) -> GraphExec:
+        return self._add(GraphExec(next(self._numbers), self._living(Graph, graph, "cudaGraphInstantiate").work))
 
-    def cudaGraphDestroy(self, graph: Any) -> tuple[cudaError_t]:
-        del self._handles[int(self._found(Graph, graph, "cudaGraphDestroy"))]
-        return self._return()
+    def cudaGraphDestroy(self, graph: Any) -> None:
+        del self._handles[int(self._living(Graph, graph, "cudaGraphDestroy"))]
 
-    def cudaGraphExecDestroy(self, graph: Any) -> tuple[cudaError_t]:
-        del self._handles[int(self._found(GraphExec, graph, "cudaGraphExecDestroy"))]
-        return self._return()
+    def cudaGraphExecDestroy(self, graph: Any) -> None:
+        del self._handles[int(self._living(GraphExec, graph, "cudaGraphExecDestroy"))]
 
-    def cudaGraphLaunch(self, graph: Any, stream: Any) -> tuple[cudaError_t]:
-        found, on_stream = self._found(GraphExec, graph, "cudaGraphLaunch"), self.stream(stream, "cudaGraphLaunch")
-        for work in found.work:
-            if not all(one.is_alive for one in work.places):
+    def cudaGraphLaunch(self, graph: Any, stream: Any) -> None:
+        on_stream = self.stream(stream, "cudaGraphLaunch")
+        for work in self._living(GraphExec, graph, "cudaGraphLaunch").work:
+            if not all(place.is_alive for place in work.places):
                 self.rules.forbid("cudaGraphLaunch: memory whose address was captured was freed")
             self.put(on_stream, work)
         self.launches += 1
-        return self._return()
 
-    def cudaEventCreate(self) -> tuple[cudaError_t, Event]:
-        return cudaError_t.cudaSuccess, self._made(Event(next(self._numbers)))
+    def cudaEventCreate(self) -> Event:
+        return self._add(Event(next(self._numbers)))
 
-    def cudaEventRecord(self, event: Any, stream: Any) -> tuple[cudaError_t]:
-        found, on_stream = self._found(Event, event, "cudaEventRecord"), self.stream(stream, "cudaEventRecord")
-        found.records += 1
+    def cudaEventRecord(self, event: Any, stream: Any) -> None:
+        recorded: Event = self._living(Event, event, "cudaEventRecord")
+        on_stream = self.stream(stream, "cudaEventRecord")
+        recorded.records += 1
 
         def record() -> float:
-            found.done, found.ms = found.done + 1, self.now_ms
+            recorded.done, recorded.ms = recorded.done + 1, self.now_ms
             return 0.0
 
         self.put(on_stream, Work(record))
-        return self._return()
 
-    def cudaEventElapsedTime(self, start: Any, end: Any) -> tuple[cudaError_t, float | None]:
-        events = [self._found(Event, event, "cudaEventElapsedTime") for event in (start, end)]
+    def cudaEventElapsedTime(self, start: Any, end: Any) -> float:
+        events = [self._living(Event, event, "cudaEventElapsedTime") for event in (start, end)]
         if not all(event.records for event in events):
             self.rules.refuse("cudaEventElapsedTime: an event was not recorded")
-            return (*self._return(cudaError_t.cudaErrorInvalidResourceHandle), None)
+            raise CudaError(cudaError_t.cudaErrorInvalidResourceHandle)
         if any(event.done < event.records for event in events):
             self.rules.refuse("cudaEventElapsedTime: an event has not completed")
-            return (*self._return(cudaError_t.cudaErrorNotReady), None)
-        return cudaError_t.cudaSuccess, events[1].ms - events[0].ms
+            raise CudaError(cudaError_t.cudaErrorNotReady)
+        return events[1].ms - events[0].ms
 
-    def cudaEventDestroy(self, event: Any) -> tuple[cudaError_t]:
+    def cudaEventDestroy(self, event: Any) -> None:
         """An event may be destroyed before it is complete."""
-        del self._handles[int(self._found(Event, event, "cudaEventDestroy"))]
-        return self._return()
+        del self._handles[int(self._living(Event, event, "cudaEventDestroy"))]
 
     # -- inside -------------------------------------------------------------------------------------------------
 
-    def _return(self, error: cudaError_t = cudaError_t.cudaSuccess) -> tuple[cudaError_t]:
-        if error:
-            self._last_error = error
-        return (error,)
-
-    def _made(self, handle: Any) -> Any:
+    def _add(self, handle: Any) -> Any:
         self._handles[int(handle)] = handle
         return handle
 
-    def _found(self, kind: type[Any], handle: Any, whose: str) -> Any:
-        found = None if handle is None else self._handles.get(int(handle))
-        if type(found) is not kind:
+    def _living(self, kind: type[Any], handle: Any, whose: str) -> Any:
+        living = None if handle is None else self._handles.get(int(handle))
+        if type(living) is not kind:
             self.rules.forbid(f"{whose}: it was destroyed, or is no {kind.__name__.lower()}")
-        return found
+        return living
 
-    def _is_capturing(self, call: str, streams: Sequence[Stream] | None = None) -> bool:
-        """Whether a call meets a capture that it spoils (``cudaThreadExchangeStreamCaptureMode``)."""
-        found = [one for one in streams or self.streams if one.captured is not None]
-        for stream in found:
-            self.invalidate(stream)
-        if found:
+    def _refuse_in_capture(self, call: str, streams: Iterable[Stream]) -> None:
+        """Fail where a call meets a capture, which it spoils (``cudaThreadExchangeStreamCaptureMode``)."""
+        capturing = [stream for stream in streams if stream.captured is not None]
+        for stream in capturing:
+            stream.is_invalid = True
+        if capturing:
             self.rules.refuse(f"{call} during a capture")
-        return bool(found)
+            raise CudaError(cudaError_t.cudaErrorStreamCaptureUnsupported)

@@ -7,15 +7,15 @@ Nothing of mptune is replaced but the root of the file system in which it looks 
 from __future__ import annotations
 
 import importlib
-import inspect
 import math
 import os
 import pickle
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from inspect import isfunction
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,10 @@ from mptune.errors import MptuneError
 from mptune.processes import child, parent
 from mptune.processes.child import Failure, Progress, Stage, WorkerState
 from mptune.targets import detect
-from tests.device.cuda import FakeCuda
-from tests.device.handles import Rules
+from tests.device.cuda import FakeCuda, Rules
 from tests.targets.jetson_files import ORIN_NANO_SUPER, put_files
 
-_MACHINE, _LOG, _ROOT = "MPTUNE_TEST_MACHINE", "MPTUNE_TEST_LOG", "MPTUNE_TEST_ROOT"
-_WAIT = "MPTUNE_TEST_WAIT"
+_MACHINE, _FOLDER, _WAIT = "MPTUNE_TEST_MACHINE", "MPTUNE_TEST_FOLDER", "MPTUNE_TEST_WAIT"
 _SHORT_WAIT_MS = 2.0
 """Longer than an execution, from which the number of executions is calibrated."""
 
@@ -72,6 +70,10 @@ class Machine:
         """Whether CPU and GPU share the memory."""
         return bool(self.files)
 
+    @property
+    def cuda_series(self) -> str:
+        return f"{self.cuda // 1000}.{self.cuda % 1000 // 10}"
+
 
 ORIN = Machine(
     "10.3.0",
@@ -89,8 +91,6 @@ ADA = Machine("10.16.2", "NVIDIA RTX 4500 Ada Generation", "rtx-4500-ada", (8, 9
 HOPPER = Machine("11.4.0", "NVIDIA H200", "h200", (9, 0), 143771 << 20, 13000, "580.65.06")
 MACHINES = {"orin": ORIN, "ada": ADA, "hopper": HOPPER}
 
-_TAKE_THE_PLACE = "import sys\nfrom tests.device import machines\nsys.modules[__name__] = machines.{}()\n"
-
 _NVIDIA_SMI = """#!{python} -IS
 import sys
 asked = " ".join(sys.argv)
@@ -103,21 +103,17 @@ elif "--query" not in asked:
 """
 
 
+@dataclass(frozen=True)
 class Here:
-    """The machine that this one has become.
+    """The machine that this one has become; ``log`` has what was forbidden or refused in any process."""
 
-    Attributes:
-        machine: what it is.
-        log: what was forbidden or refused in any process.
-    """
-
-    def __init__(self, machine: Machine, log: Path) -> None:
-        self.machine, self.log = machine, log
+    machine: Machine
+    log: Path
 
     def broken(self) -> list[str]:
         """The rules that were broken, by any process, and what this one left on the device."""
         written = self.log.read_text(encoding="utf-8").splitlines() if self.log.exists() else []
-        return [*written, *(f"{one} not freed" for one in cuda_runtime().leaks)]
+        return [*written, *(f"{leak} not freed" for leak in cuda_runtime().leaks)]
 
 
 @contextmanager
@@ -130,22 +126,28 @@ def become(name: str, folder: Path, *, is_alone: bool = False) -> Iterator[Here]
         is_alone: jobs run in this process, and the host waits for the device for moments only: workers that start, and
             a device that takes its time, take seconds.
     """
-    folder.mkdir(exist_ok=True)
-    machine, site, root = MACHINES[name], folder / "site", folder / "root"
-    _write_packages(machine, site)
+    machine, site = MACHINES[name], folder / "site"
+    (folder / "root").mkdir(parents=True)
+    put_files(folder / "root", machine.files)
     write_nvidia_smi(machine, folder / "bin" / "nvidia-smi")
-    root.mkdir()
-    wait_ms = _SHORT_WAIT_MS if is_alone else math.inf
-    put_files(root, machine.files)
+    for package, version in (("tensorrt", machine.tensorrt), ("cuda_bindings", f"{machine.cuda_series}.0")):
+        info = site / f"{package}-{version}.dist-info" / "METADATA"
+        info.parent.mkdir(parents=True)
+        info.write_text(f"Metadata-Version: 2.1\nName: {package.replace('_', '-')}\nVersion: {version}\n")
+    for path, function in (("tensorrt/__init__.py", "tensorrt"), ("cuda/bindings/runtime.py", "cuda_runtime")):
+        (site / path).parent.mkdir(parents=True)
+        code = f"import sys\nfrom tests.device import machines\nsys.modules[__name__] = machines.{function}()\n"
+        (site / path).write_text(code)
+    (site / "cuda" / "bindings" / "__init__.py").touch()
     with pytest.MonkeyPatch.context() as patch:
-        for variable, value in ((_MACHINE, name), (_LOG, folder / "broken.log"), (_ROOT, root), (_WAIT, wait_ms)):
+        wait_ms = _SHORT_WAIT_MS if is_alone else math.inf
+        for variable, value in ((_MACHINE, name), (_FOLDER, folder), (_WAIT, wait_ms)):
             patch.setenv(variable, str(value))
         patch.setenv("PATH", str(folder / "bin"), prepend=os.pathsep)
         patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         patch.syspath_prepend(str(site))
         patch.setattr("platform.machine", lambda: machine.architecture)
-        for function in _rooted():
-            patch.setattr(function, "__defaults__", _with_root(function))
+        _look_in(folder / "root", patch)
         _forget()
         if is_alone:
             patch.setitem(sys.modules, "tensorrt", tensorrt())
@@ -187,6 +189,9 @@ class _WorkerHere(parent.Worker):
         finally:
             self._state.drop(child.TRANSIENT)
 
+    def start_ahead(self, load: str) -> None:
+        """There is no process."""
+
     def close(self) -> None:
         if self._state is not None:
             self._state.close()
@@ -194,76 +199,51 @@ class _WorkerHere(parent.Worker):
 
 
 def tensorrt() -> Any:
-    """The module ``tensorrt`` of this process."""
-    machine = MACHINES[os.environ[_MACHINE]]
+    """The module ``tensorrt`` of this process: a worker's, unless it was patched already."""
     from tests.device.tensorrt import make_module
 
-    for function in _rooted():  # Whoever imports it is a worker.
-        function.__defaults__ = _with_root(function)
+    machine = MACHINES[os.environ[_MACHINE]]
+    _look_in(Path(os.environ[_FOLDER], "root"), pytest.MonkeyPatch())
     return make_module(machine.tensorrt, cuda_runtime(), capability=machine.capability)
 
 
 @cache
 def cuda_runtime() -> FakeCuda:
     """The module ``cuda.bindings.runtime`` of this process: its device, too."""
-    machine = MACHINES[os.environ[_MACHINE]]
-    rules, most_wait_ms = Rules(Path(os.environ[_LOG])), float(os.environ[_WAIT])
-    return FakeCuda(machine.memory_bytes, machine.cuda, rules, most_wait_ms=most_wait_ms)
-
-
-def _write_packages(machine: Machine, site: Path) -> None:
-    bindings = f"{machine.cuda // 1000}.{machine.cuda % 1000 // 10}.0"
-    for name, version in (("tensorrt", machine.tensorrt), ("cuda_bindings", bindings)):
-        info = site / f"{name}-{version}.dist-info" / "METADATA"
-        info.parent.mkdir(parents=True)
-        info.write_text(f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n")
-    for path, function in (("tensorrt/__init__.py", "tensorrt"), ("cuda/bindings/runtime.py", "cuda_runtime")):
-        (site / path).parent.mkdir(parents=True)
-        (site / path).write_text(_TAKE_THE_PLACE.format(function))
-    (site / "cuda" / "bindings" / "__init__.py").touch()
+    machine, log = MACHINES[os.environ[_MACHINE]], Path(os.environ[_FOLDER], "broken.log")
+    return FakeCuda(machine.memory_bytes, machine.cuda, Rules(log), most_wait_ms=float(os.environ[_WAIT]))
 
 
 def write_nvidia_smi(machine: Machine, path: Path) -> None:
     """On a Jetson it knows a name and nothing else (JetPack 6)."""
-    memory = "[N/A]" if machine.is_jetson else str(machine.memory_bytes >> 20)
-    clocks = ", ".join(["[N/A]"] * 6) if machine.is_jetson else "2100, 2520, 9001, 61.5, 210.0, 45"
     path.parent.mkdir()
     path.write_text(
         _NVIDIA_SMI.format(
             python=sys.executable,
             gpu=machine.gpu,
             capability="[N/A]" if machine.is_jetson else ".".join(map(str, machine.capability)),
-            memory=memory,
+            memory="[N/A]" if machine.is_jetson else machine.memory_bytes >> 20,
             used="[N/A]" if machine.is_jetson else "400",
             driver=machine.driver,
-            clocks=clocks,
-            cuda=f"{machine.cuda // 1000}.{machine.cuda % 1000 // 10}",
+            clocks=", ".join(["[N/A]"] * 6) if machine.is_jetson else "2100, 2520, 9001, 61.5, 210.0, 45",
+            cuda=machine.cuda_series,
         )
     )
     path.chmod(0o755)
 
 
-def _rooted() -> tuple[Any, ...]:
-    """The functions that look for a Jetson's files."""
-    return (
-        environment.describe_environment,
-        detect.detect_gpus,
-        detect.hidden_gpu,
-        detect.read_jetson,
-        detect.read_throttling,
-    )
-
-
-def _with_root(function: Callable[..., Any]) -> tuple[Any, ...]:
-    """The defaults of a function, its ``root`` replaced."""
-    parameters = [one for one in inspect.signature(function).parameters.values() if one.default is not one.empty]
-    root = Path(os.environ[_ROOT])
-    return tuple(root if one.name == "root" else one.default for one in parameters)
+def _look_in(root: Path, patch: pytest.MonkeyPatch) -> None:
+    """Have the functions that look for a Jetson's files look there by default."""
+    functions = {each for module in (environment, detect) for each in vars(module).values() if isfunction(each)}
+    for function in functions:
+        if Path("/") in (function.__defaults__ or ()):
+            defaults = tuple(root if value == Path("/") else value for value in function.__defaults__)
+            patch.setattr(function, "__defaults__", defaults)
 
 
 def _forget() -> None:
     """Empty the caches of what was found on this machine."""
     importlib.invalidate_caches()
-    for found in (tensorrt_backend.find_library, runtime.runtime, cuda_runtime):
-        found.cache_clear()
+    for cached in (tensorrt_backend.find_library, runtime.runtime, cuda_runtime):
+        cached.cache_clear()
     cuda_session._reasons.clear()

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from onnx import TensorProto, helper
 
-from tests.device.blueprint import Blueprint
+from tests.device.blueprint import Blueprint, Layer
 from tests.graph import models
 from tests.graph.models import node, value
 
@@ -20,13 +20,15 @@ def double() -> Blueprint:
     outputs = [value("y", ["rows", 3]), value("total", [1])]
     constants = [models.constant("two", [2]), models.constant("one", [1], np.int64)]
     model = models.model(nodes, [value("x", ["rows", 3])], outputs, constants)
-    return Blueprint.of_model(model, shapes={"x": ((1, 3), (2, 3), (4, 3))}, layers=(("all", 1.0, ""),))
+    return Blueprint.of_model(model, shapes={"x": ((1, 3), (2, 3), (4, 3))}, given_layers=(Layer("all", 1.0),))
 
 
 def nonzero() -> Blueprint:
     """Where four values are not zero: a shape that depends on values. It has no layers to report."""
     where = value("where", [1, "found"], TensorProto.INT64)
-    return Blueprint.of_model(models.model([node("NonZero", ["x"], "where")], [value("x", [4])], [where]), layers=())
+    return Blueprint.of_model(
+        models.model([node("NonZero", ["x"], "where")], [value("x", [4])], [where]), given_layers=()
+    )
 
 
 def reshape() -> Blueprint:
@@ -49,19 +51,19 @@ def branching() -> Blueprint:
         node("If", ["is_positive"], "y", then_branch=then, else_branch=otherwise),
     ]
     model = models.model(nodes, [value("x", [2, 3])], [value("y", [2, 3])], [models.constant("zero", 0)])
-    return Blueprint.of_model(model, layers=(("all", 1.0, ""),))
+    return Blueprint.of_model(model, given_layers=(Layer("all", 1.0),))
 
 
 def fused() -> Blueprint:
     """``double`` as three layers: one of two nodes, one of none, one of one."""
     layers = (
-        ("/a/MatMul_myl0_0", 0.5, "[ONNX Layer: /a/MatMul]\x1e[ONNX Layer: /a/Relu]"),
-        ("Reformatting CopyNode for Input Tensor 0 to /b/Conv", 0.25, ""),
-        ("/b/Conv_myl0_1", 2.0, "[ONNX Layer: /b/Conv]"),
+        Layer("/a/MatMul_myl0_0", 0.5, "[ONNX Layer: /a/MatMul]\x1e[ONNX Layer: /a/Relu]"),
+        Layer("Reformatting CopyNode for Input Tensor 0 to /b/Conv", 0.25),
+        Layer("/b/Conv_myl0_1", 2.0, "[ONNX Layer: /b/Conv]"),
     )
-    return replace(double(), layers=layers)
+    return replace(double(), given_layers=layers)
 
 
 PROGRAMS: dict[str, Callable[[], Blueprint]] = {
-    made.__name__: made for made in (double, nonzero, reshape, branching, fused)
+    program.__name__: program for program in (double, nonzero, reshape, branching, fused)
 }

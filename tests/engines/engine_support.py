@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper
 
-from mptune.data.samples import CalibrationSet
+from mptune.data.archive import save_samples
 from mptune.engines.base import EngineError, EngineSession
 from mptune.engines.context import RunContext
 from mptune.engines.latency import Latency, Repetitions, time_in_turn
@@ -61,7 +61,7 @@ def make_context(
             {k: (v + generator.normal(0, 0.1, v.shape)).astype(v.dtype) for k, v in samples.items()}
             for _ in range(count)
         )
-        CalibrationSet(feeds, "test", False, ()).save(context.samples(which))
+        save_samples(context.samples(which), feeds)
     return context
 
 

@@ -282,6 +282,38 @@ def test_a_process_ends_after_its_most_jobs_at_a_restart_and_at_the_close(logs: 
     assert run_once(faults.exit_with(sys.exit, 3), PLENTY_S) == "exited with status 3"
 
 
+def test_a_process_that_was_started_ahead_takes_the_place_of_the_first(
+    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = "tests.engines.faults:note_start"
+    monkeypatch.setenv("NOTE_START", str(tmp_path / "started"))
+    first = worker.call(faults.pid(), PLENTY_S)
+    worker.start_ahead(load)
+    worker.start_ahead(load)
+    assert worker.call(faults.pid(), PLENTY_S) == first
+    worker.restart()
+    second = worker.call(faults.pid(), PLENTY_S)
+    assert (tmp_path / "started").read_text() == f"{second} "
+
+    worker.start_ahead("no.such.module:name")
+    worker.restart()
+    third = worker.call(faults.pid(), PLENTY_S)
+    worker.start_ahead(load)
+    ahead = worker._ahead
+    assert ahead is not None
+    os.kill(ahead.popen.pid, signal.SIGKILL)
+    worker.restart()
+    fourth = worker.call(faults.pid(), PLENTY_S)
+    assert len({first, second, third, fourth, ahead.popen.pid}) == 5, "what was killed does not count"
+    worker.start_ahead(load)
+    ahead = worker._ahead
+    worker.close()
+    worker.start_ahead(load)
+    assert ahead is not None
+    assert worker._ahead is None
+    assert is_gone(ahead.popen.pid)
+
+
 # -- a worker that does not start ------------------------------------------------------------------------------------
 
 

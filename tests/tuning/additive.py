@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
 
 from mptune.tuning.sampler.plans import Boundary
@@ -15,6 +18,8 @@ GAINS = RNG.uniform(0.1, 1.0, GROUPS)
 COSTS = RNG.uniform(0.0, 0.1, len(BOUNDARIES))
 SQUARES = RNG.uniform(-18.0, -9.0, GROUPS)
 BASE = 12.0
+PLANS = np.vstack([np.zeros(GROUPS, dtype=bool), np.ones(GROUPS, dtype=bool), RNG.random((60, GROUPS)) < 0.5])
+NEW = RNG.random((30, GROUPS)) < 0.5
 
 
 def law(plans: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -22,23 +27,25 @@ def law(plans: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return BASE - plans @ GAINS + COSTS @ crossed, np.sqrt(plans @ np.exp(SQUARES) + 1e-14)
 
 
-def seen(plans: np.ndarray, finite: np.ndarray | None = None) -> BuiltPlans:
+def built(plans: np.ndarray, **figures: Any) -> BuiltPlans:
+    """Finite plans of unknown latency and error, unless figures say other."""
+    unknown, count = np.full(len(plans), math.nan), len(plans)
+    known = {"latency_ms": unknown, "latency_sd_ms": np.full(count, 1e-3), "error": unknown, "finite": np.ones(count)}
+    return BuiltPlans(plans, **{**known, "base_ms": BASE, **figures})
+
+
+def measured(plans: np.ndarray, **figures: Any) -> BuiltPlans:
+    """Plans with what the law says of them."""
     latency, error = law(plans)
-    count = len(plans)
-    return BuiltPlans(plans, latency, np.full(count, 1e-3), error, np.ones(count) if finite is None else finite, BASE)
+    return built(plans, **{"latency_ms": latency, "error": error, **figures})
 
 
-def prior(**options: object) -> Prior:
+def prior(**options: Any) -> Prior:
     rng = np.random.default_rng(1)
     known = {
         "log_square_errors": tuple(SQUARES + rng.normal(0, 2.0, GROUPS)),
         "gains_ms": tuple(7.0 * GAINS * rng.lognormal(0, 0.5, GROUPS)),
         "boundaries": BOUNDARIES,
         "boundary_costs_ms": tuple(7.0 * COSTS * rng.lognormal(0, 0.5, len(BOUNDARIES))),
-        **options,
     }
-    return Prior(IDS, **known)  # type: ignore[arg-type]
-
-
-PLANS = np.vstack([np.zeros(GROUPS, dtype=bool), np.ones(GROUPS, dtype=bool), RNG.random((60, GROUPS)) < 0.5])
-NEW = RNG.random((30, GROUPS)) < 0.5
+    return Prior(IDS, **{**known, **options})

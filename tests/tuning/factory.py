@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
+
+from hypothesis import strategies as st
 
 from mptune.choice import Choice
 from mptune.data.metrics.accuracy import OutputError
@@ -13,6 +16,7 @@ from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.run_json import FixedSettings, ModelSection, RunFile, SearchSection
 from mptune.settings import SearchSettings
+from mptune.targets.target import EngineMemory
 from mptune.tuning.bench import Bench, Limits, Listener, Silent, Stop
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_SAMPLER, Evaluation, Origin
 from mptune.tuning.front import Front
@@ -58,6 +62,26 @@ def make_evaluation(
         speedup=1.0,
         held_out=None if held_out is None else make_error(held_out),
     )
+
+
+def positive(least: float, largest: float) -> st.SearchStrategy[float]:
+    """Of nine digits, as what differs in the last bit alone is smaller by one rule and equal by another; with ties."""
+    values = st.floats(least, largest).map(lambda value: float(f"{value:.8e}"))
+    return values | st.sampled_from([least, math.sqrt(least * largest), largest])
+
+
+@st.composite
+def searches(draw: st.DrawFn) -> list[Evaluation]:
+    """All-FP32 and other plans: close latencies with noise, held-out errors of some, memory of some."""
+    width = st.sampled_from([0.01, 0.1, 1.0] if draw(st.booleans()) else [0.0])
+    errors = positive(1e-8, 0.1) | st.sampled_from([math.nan, math.inf])
+    evaluations = [make_evaluation(draw(st.floats(9.7, 10.3)), 1e-8, width=draw(width), held_out=1e-8)]
+    for number in range(1, draw(st.integers(1, 11))):
+        ms, held_out = draw(st.floats(9.7, 10.3) | st.floats(2.0, 12.0)), draw(st.none() | errors)
+        evaluations.append(make_evaluation(ms, draw(errors), width=draw(width), held_out=held_out, number=number))
+    sizes = draw(st.lists(st.none() | st.integers(1, 9), min_size=len(evaluations), max_size=len(evaluations)))
+    memories = (None if size is None else EngineMemory(None, 0, size, "predicted") for size in sizes)
+    return [replace(e, memory=memory) for e, memory in zip(evaluations, memories, strict=True)]
 
 
 def make_bench(

@@ -20,12 +20,15 @@ SOUND = {"non_finite": 0.0, "zero_fraction": 0.1, "absmax": 3.0}
 GOOD = ReferenceReport("CPUExecutionProvider", {"y": SOUND, "z": SOUND}, repeat_error=0.0)
 
 
-def test_a_sound_reference_passes() -> None:
+def test_small_flaws_of_the_reference_are_warnings() -> None:
     assert check_reference(GOOD) == ()
-    rows = RowReport(2, {"y": 1e-6})
-    assert check_reference(replace(GOOD, rows=rows, repeat_error=1e-6)) == ()
+    assert check_reference(replace(GOOD, rows=RowReport(2, {"y": 1e-6}), repeat_error=1e-6)) == ()
     (finding,) = check_reference(replace(GOOD, rows=RowReport(2, failure="node. Name:'r' Status: mind the gap")))
     assert (finding.code, finding.severity, finding.where.nodes) == ("batch-not-kept", "warning", ("r",))
+    zero, rows = {"y": SOUND, "z": {**SOUND, "zero_fraction": 1.0}}, RowReport(2, {"y": 2e-3})
+    findings = check_reference(replace(GOOD, outputs=zero, repeat_error=1e-4, rows=rows))
+    assert [f.code for f in findings] == ["output-constant", "not-deterministic", "rows-mix"]
+    assert {f.severity for f in findings} == {"warning"}
 
 
 @pytest.mark.parametrize(
@@ -51,32 +54,19 @@ def test_a_broken_reference_stops_everything(report: ReferenceReport, message: s
     assert check_reference(report, skip=True) == caught.value.findings
 
 
-def test_small_flaws_of_the_reference_are_warnings() -> None:
-    report = replace(
-        GOOD,
-        outputs={"y": SOUND, "z": {**SOUND, "zero_fraction": 1.0}},
-        repeat_error=1e-4,
-        rows=RowReport(2, {"y": 2e-3}),
-    )
-    found = check_reference(report)
-    assert [f.code for f in found] == ["output-constant", "not-deterministic", "rows-mix"]
-    assert {f.severity for f in found} == {"warning"}
-
-
 @pytest.mark.parametrize(("operator", "severity"), [("QuantizeLinear", "info"), ("Reshape", "error")])
 def test_rows_that_a_step_of_int8_tells_apart_are_not_mixed(operator: str, severity: str) -> None:
     """Kernels for another batch size round in another order, and a value between two steps goes to the other one."""
     rows = RowReport(2, {"y": 1.3e-2})
     place = Place("quantize", operator, "q", 1.3e-2)
-    found = check_reference(replace(GOOD, rows=rows, places={("rows-mix", "y"): place}), skip=True)
-    assert [(one.code, one.severity, one.where.nodes) for one in found] == [("rows-mix", severity, ("quantize",))]
+    (finding,) = check_reference(replace(GOOD, rows=rows, places={("rows-mix", "y"): place}), skip=True)
+    assert (finding.code, finding.severity, finding.where.nodes) == ("rows-mix", severity, ("quantize",))
 
 
 @pytest.mark.parametrize("kind", list(FailureKind))
 def test_a_model_that_does_not_run_is_told_with_its_log(kind: FailureKind) -> None:
-    with pytest.raises(BaselineError, match="does not run in FP32") as caught:
+    with pytest.raises(BaselineError, match=r"does not run in FP32.*it broke") as caught:
         check_reference(Failure(Stage.RUN, kind, "it broke", Path("run/logs/1.log")))
-    assert "it broke" in caught.value.message
     assert str(Path("run/logs/1.log")) in caught.value.hint
 
 

@@ -96,7 +96,7 @@ def test_a_kill_during_the_reference_or_the_ranges_does_not_end_the_search(space
 
 
 def test_a_reference_that_fails_is_the_models_fault_unless_the_machine_prevents_it(space: SearchSpace) -> None:
-    with pytest.raises(BaselineError, match=r"the untouched model does not run in FP32.*SIGSEGV"):
+    with pytest.raises(BaselineError, match=r"the original model does not run in FP32.*SIGSEGV"):
         observe(make_toolchain(space, report=_CRASH), Diary())
     with pytest.raises(RunError, match="the machine failed 3 times in a row: device lost") as caught:
         observe(make_toolchain(space, report=_LOST), Diary())

@@ -8,48 +8,48 @@ from mptune.tuning.confirmation import Agreement, error_agreement, latency_agree
 from tests.tuning.factory import make_evaluation
 
 
-def pairs(predicted: list[float], measured: list[float], width: float = 0.0, held_out: bool = False):
-    """The latencies, or with ``held_out`` the errors, of the same plans in two runs."""
-    made = []
-    for number, (a, b) in enumerate(zip(predicted, measured, strict=True)):
-        if held_out:
-            made.append((make_evaluation(1.0, 9.0, held_out=a), make_evaluation(1.0, 9.0, held_out=b)))
-        else:
-            made.append((make_evaluation(a, 1e-3, number=number), make_evaluation(b, 1e-3, number=number, width=width)))
-    return made
+def of_latencies(predicted: list[float], measured: list[float], width: float = 0.1) -> Agreement:
+    return latency_agreement(
+        [
+            (make_evaluation(a, 1e-3, number=number), make_evaluation(b, 1e-3, number=number, width=width))
+            for number, (a, b) in enumerate(zip(predicted, measured, strict=True))
+        ]
+    )
 
 
 def test_latencies_within_the_noise_are_not_judged() -> None:
     """Plans 1 and 2 have changed places, but their intervals overlap; plan 4 is far off."""
-    exact = latency_agreement(pairs([1, 2, 3, 4], [10, 11.05, 11, 20], width=0.1))
+    exact = of_latencies([1, 2, 3, 4], [10, 11.05, 11, 20])
     assert (exact.plans, exact.pairs, exact.agreeing) == (4, 5, 5)
     assert exact.kendall_tau == pytest.approx(4 / 6)
     assert exact.verdict == "held"
 
 
 def test_a_tie_in_the_prediction_is_no_agreement() -> None:
-    assert latency_agreement(pairs([1, 1, 2], [10, 11, 12], width=0.1)).agreeing == 2
+    assert of_latencies([1, 1, 2], [10, 11, 12]).agreeing == 2
     for few in ([1, 1, 1], [1], []):
-        assert latency_agreement(pairs(few, few)).kendall_tau is None
+        assert of_latencies(few, few, 0.0).kendall_tau is None
 
 
-def test_errors_are_held_out_ones_and_a_tenth_apart() -> None:
-    found = error_agreement(pairs([1e-3, 2e-3, 4e-3], [2.02e-3, 2e-3, 1e-2], held_out=True))
-    assert (found.plans, found.pairs, found.agreeing) == (3, 2, 2)
+@pytest.mark.parametrize(
+    ("before", "after", "pairs", "agreeing"),
+    [
+        ([1e-3, 2e-3, 4e-3], [2.02e-3, 2e-3, 1e-2], 2, 2),  # two are less than a tenth apart
+        ([0.0, 1e-9], [2e-8, 1e-8], 0, 0),  # below what FP32 resolves all are equal
+    ],
+)
+def test_errors_are_held_out_ones(before: list[float], after: list[float], pairs: int, agreeing: int) -> None:
+    plans = [[make_evaluation(1.0, 9.0, held_out=error) for error in pair] for pair in zip(before, after, strict=True)]
+    agreement = error_agreement(plans)
+    assert (agreement.plans, agreement.pairs, agreement.agreeing) == (len(before), pairs, agreeing)
+    assert (agreement.kendall_tau is None) == (pairs == 0)
 
 
-def test_errors_below_what_fp32_resolves_are_equal() -> None:
-    found = error_agreement(pairs([0.0, 1e-9], [2e-8, 1e-8], held_out=True))
-    assert (found.kendall_tau, found.pairs) == (None, 0)
-
-
-@pytest.mark.parametrize(("agreeing", "words"), [(10, "held"), (9, "held"), (8, "did not hold: go by")])
-def test_verdicts(agreeing: int, words: str) -> None:
-    verdict = Agreement(0.5, 5, 10, agreeing).verdict
+@pytest.mark.parametrize(
+    ("plans", "pairs", "agreeing", "words"),
+    [(5, 10, 10, "held"), (5, 10, 9, "held"), (5, 10, 8, "did not hold: rely on"), (2, 1, 1, "cannot be judged")],
+)
+def test_verdicts(plans: int, pairs: int, agreeing: int, words: str) -> None:
+    verdict = Agreement(0.5, plans, pairs, agreeing).verdict
     assert verdict.startswith(words)
     assert (verdict == "held") is (words == "held")
-
-
-def test_few_pairs_say_nothing() -> None:
-    assert Agreement(1.0, 2, 1, 1).verdict.startswith("cannot be judged")
-    assert Agreement(None, 2, 0, 0).to_json()["kendall_tau"] is None

@@ -11,7 +11,6 @@ import pytest
 from mptune.engines.loading import load_typed_model
 from mptune.errors import RunError
 from mptune.graph.groups import GroupedModel, find_groups, groups_sha256
-from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
@@ -22,29 +21,28 @@ from mptune.tuning.copies import keep_model, load_grouped
 from tests.tuning.factory import make_fixed_settings, make_run_file
 
 CORPUS = sorted((Path(__file__).parents[1] / "graph").glob("*/*.onnx"))
+Kept = tuple[GroupedModel, RunDirectory, RunFile]
 
 
-def describe(model: Model) -> RunFile:
+def keep(path: Path, run_dir: Path, groups: str | None = None) -> Kept:
+    """A model, a run with its copy, and the run's file, which holds other groups where they are given."""
+    model, settings, run = load_typed_model(path), SearchSettings(), RunDirectory(run_dir)
+    grouped = GroupedModel(model, find_groups(model))
+    keep_model(run, grouped)
     section = ModelSection(path=str(model.path), sha256=model.sha256)
-    settings, groups = SearchSettings(), groups_sha256(find_groups(model))
-    return make_run_file(settings, section, make_fixed_settings(settings, groups_sha256=groups))
-
-
-def keep(path: Path, run_dir: Path) -> tuple[Model, RunDirectory, RunFile]:
-    model, run = load_typed_model(path), RunDirectory(run_dir)
-    keep_model(run, GroupedModel(model, find_groups(model)))
-    return model, run, describe(model)
+    fixed = make_fixed_settings(settings, groups_sha256=groups or groups_sha256(grouped.groups))
+    return grouped, run, make_run_file(settings, section, fixed)
 
 
 @pytest.fixture
-def kept(mlp_path: Path, run_dir: Path) -> tuple[Model, RunDirectory, RunFile]:
+def kept(mlp_path: Path, run_dir: Path) -> Kept:
     return keep(mlp_path, run_dir)
 
 
 @pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.stem)
 def test_the_copy_has_the_same_nodes_and_groups(path: Path, run_dir: Path) -> None:
-    model, run, file = keep(path, run_dir)
-    copy = load_grouped(run, file).model
+    grouped, run, file = keep(path, run_dir)
+    model, copy = grouped.model, load_grouped(run, file).model
     assert copy.sha256 == model.sha256
     assert [node.name for node in copy.nodes] == [node.name for node in model.nodes]
     for granularity in ("op", "fusion", "block"):
@@ -52,32 +50,26 @@ def test_the_copy_has_the_same_nodes_and_groups(path: Path, run_dir: Path) -> No
         assert [(g.id, g.nodes, g.kind) for g in of_copy] == [(g.id, g.nodes, g.kind) for g in of_model]
 
 
-def test_plans_of_the_copy_and_of_the_model_compute_the_same(kept, tmp_path: Path) -> None:
-    model, run, file = kept
+def test_plans_of_the_copy_and_of_the_model_compute_the_same(kept: Kept, tmp_path: Path) -> None:
+    original, run, file = kept
     x, outputs = np.random.default_rng(0).normal(size=(2, 32)).astype(np.float32), []
-    for grouped in (GroupedModel(model, find_groups(model)), load_grouped(run, file)):
+    for grouped in (original, load_grouped(run, file)):
         precision = {group.id: Precision.FP16 if k % 2 else Precision.FP32 for k, group in enumerate(grouped.groups)}
-        path = Rewriter(grouped).export(PrecisionPlan(model.sha256, precision), tmp_path / f"{len(outputs)}.onnx")
+        plan = PrecisionPlan(grouped.model.sha256, precision)
+        path = Rewriter(grouped).export(plan, tmp_path / f"{len(outputs)}.onnx")
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         outputs.append(session.run(None, {"x": x})[0])
     np.testing.assert_array_equal(*outputs)
 
 
-def test_it_is_small_and_the_bank_stays(kept) -> None:
-    model, run, file = kept
-    bank = (run.weights / "fp32.bin").stat()
-    assert (run.weights / "model.onnx").stat().st_size < model.path.stat().st_size / 2
-    copy = load_grouped(run, file).model
-    WeightBank.write(copy, run.weights)
+def test_it_is_small_and_written_once(kept: Kept, mlp_path: Path) -> None:
+    grouped, run, file = kept
+    copy, bank = ((run.weights / name).stat() for name in ("model.onnx", "fp32.bin"))
+    assert copy.st_size < grouped.model.path.stat().st_size / 2
+    WeightBank.write(load_grouped(run, file).model, run.weights)
     assert (run.weights / "fp32.bin").stat() == bank, "the copy's bank is the model's"
-
-
-def test_it_is_written_once(kept) -> None:
-    model, run, file = kept
-    before = (run.weights / "model.onnx").stat()
-    keep_model(run, GroupedModel(model, find_groups(model)))
-    assert (run.weights / "model.onnx").stat() == before
-    other = file.model_copy(update={"fixed_settings": file.fixed_settings.model_copy(update={"groups_sha256": "0"})})
+    _, _, other = keep(mlp_path, run.path, groups="0")
+    assert (run.weights / "model.onnx").stat() == copy
     with pytest.raises(RunError, match="finds other layer groups"):
         load_grouped(run, other)
 
@@ -85,13 +77,13 @@ def test_it_is_written_once(kept) -> None:
 @pytest.mark.parametrize(
     ("name", "is_cut", "match"),
     [
-        ("fp32.bin", True, "damaged or not whole"),
-        ("fp32.bin", False, "damaged or not whole"),
-        ("model.onnx", True, "damaged or not whole"),
+        ("fp32.bin", True, "damaged or incomplete"),
+        ("fp32.bin", False, "damaged or incomplete"),
+        ("model.onnx", True, "damaged or incomplete"),
         ("model.onnx", False, "holds no copy"),
     ],
 )
-def test_what_a_journey_damaged_is_told(kept, name: str, is_cut: bool, match: str) -> None:
+def test_what_a_journey_damaged_is_told(kept: Kept, name: str, is_cut: bool, match: str) -> None:
     _, run, file = kept
     path = run.weights / name
     path.write_bytes(path.read_bytes()[:-100]) if is_cut else path.unlink()

@@ -33,22 +33,6 @@ from mptune.tuning.plan_limits import (
 from tests.tuning.conftest import make_small_space
 from tests.tuning.factory import make_evaluation
 
-SCALES = np.array([300.0, 300.0, 80.0, 80.0, 0.2])
-
-
-def detections(score_error: float, box_error: float = 0.1) -> OutputError:
-    rng = np.random.default_rng(0)
-    reference = [SCALES * rng.standard_normal((1, 40, 5)) for _ in range(3)]
-    apart = np.array([box_error] * 4 + [score_error])
-    return compare_outputs([{"d": r + apart} for r in reference], Reference([{"d": r} for r in reference]))
-
-
-def evaluated(ms: float, score_error: float, box_error: float = 0.1, held_out: float | None = None) -> Evaluation:
-    bits = int(ms * 100) or 1
-    later = None if held_out is None else detections(held_out)
-    error = detections(score_error, box_error)
-    return replace(make_evaluation(ms, 1e-3, bits=bits), error=error, held_out=later, metric="worst_part")
-
 
 @pytest.mark.parametrize(
     ("text", "wanted"),
@@ -76,53 +60,6 @@ def test_what_is_no_tolerance(text: str) -> None:
     assert caught.value.hint
 
 
-def test_the_excess_of_parts_of_columns_and_of_held_out_samples() -> None:
-    one = evaluated(1.0, 0.01)
-    assert excess(one, Tolerance.parse("d[4]=abs:0.01")) == pytest.approx(1.0)
-    assert excess(one, Tolerance.parse("d=abs:0.1")) == pytest.approx(1.0)
-    assert excess(one, Tolerance.parse("d[4]=0.05")) == pytest.approx(1.0, rel=0.15)
-    assert excess(one, Tolerance.parse("d[0:4]=0.05")) < 0.1
-    assert excess(evaluated(1.0, 0.01, held_out=0.03), Tolerance.parse("d[4]=abs:0.01")) == pytest.approx(3.0)
-    assert excess(replace(one, error=OutputError(one.error.per_output)), Tolerance.parse("d[4]=abs:9")) == np.inf
-
-
-def test_max_error_limits_the_rest() -> None:
-    one = evaluated(1.0, 0.05, box_error=0.01)
-    assert rest_error(one, ()) > 0.1
-    assert rest_error(one, (Tolerance.parse("d[4]=1"),)) < 1e-3
-    for tolerance, is_met in (("d[4]=1", True), ("d[0]=1", False)):
-        asked = Choice(max_error=1e-3, tolerance=(tolerance,))
-        assert (choose((one,), asked, ("worst_part",)).unmet is None) is is_met
-    assert PlanLimits(Choice(tolerance=("d[4]=1",)), ("worst_part",)).excess(one) == 1.0, "the default for the rest"
-    assert PlanLimits(Choice(tolerance=("d[0]=1",)), ("worst_part",)).excess(one) > 1.0
-
-
-@pytest.mark.parametrize(
-    ("tolerance", "ignore", "what"),
-    [
-        ("e=1", (), "names 'e', which is no output"),
-        ("d[5]=1", (), "no column 5"),
-        ("d=1", ("d",), "names 'd', which has a tolerance"),
-        (None, ("d",), "every output"),
-        (None, ("x",), "names 'x', which is no output"),
-    ],
-)
-def test_what_cannot_be_meant(tolerance: str | None, ignore: tuple[str, ...], what: str) -> None:
-    asked = Choice(tolerance=() if tolerance is None else (tolerance,), ignore=ignore)
-    with pytest.raises(SettingsError, match=what) as caught:
-        check_columns(check_asked(asked, ("worst_part",), ["d"]), detections(0.1))
-    assert caught.value.hint
-
-
-def test_outputs_that_are_ignored_do_not_count() -> None:
-    b = np.arange(8.0)[None]
-    both = compare_outputs([{"a": np.ones((1, 8)), "b": b}], Reference([{"a": np.zeros((1, 8)), "b": b}]))
-    one = replace(make_evaluation(1.0, 1e-3), error=both, metric="worst_part")
-    assert one.error_value == 1.0
-    assert one.ignoring(("a",)).error_value == 0.0
-    assert str(one.part) == "a"
-
-
 SCRIPT = "my metrics.py:f1:max"
 
 
@@ -132,84 +69,122 @@ def test_a_limit_names_a_function_with_or_without_its_direction(name: str) -> No
     assert (limit.metric, limit.at_least, limit.bound) == (SCRIPT, True, 0.9)
 
 
-COLUMNS = np.array([200.0, 200.0, 200.0, 200.0, 1.0])
+def detections(score_error: float, box_error: float = 0.1) -> OutputError:
+    """``d`` [1, 40, 5]: boxes and a score, off by these errors everywhere."""
+    scales, rng = np.array([300.0, 300.0, 80.0, 80.0, 0.2]), np.random.default_rng(0)
+    reference = [scales * rng.standard_normal((1, 40, 5)) for _ in range(3)]
+    apart = np.array([box_error] * 4 + [score_error])
+    return compare_outputs([{"d": r + apart} for r in reference], Reference([{"d": r} for r in reference]))
 
 
-def outputs(noise: np.ndarray, samples: int = 6, of: slice = slice(None)) -> OutputError:
+def evaluated(error: OutputError, held_out: OutputError | None = None, metric: str = "worst_part") -> Evaluation:
+    return replace(make_evaluation(1.0, 1e-3), error=error, held_out=held_out, metric=metric)
+
+
+def test_the_excess_of_parts_of_columns_and_of_held_out_samples() -> None:
+    error = detections(0.01)
+    for text, least, most in (("d[4]=abs:0.01", 1.0, 1.0), ("d=abs:0.1", 1.0, 1.0), ("d[4]=0.05", 0.85, 1.15)):
+        assert least - 1e-6 < excess(evaluated(error), Tolerance.parse(text)) < most + 1e-6
+    assert excess(evaluated(error), Tolerance.parse("d[0:4]=0.05")) < 0.1
+    assert excess(evaluated(error, detections(0.03)), Tolerance.parse("d[4]=abs:0.01")) == pytest.approx(3.0)
+    assert excess(evaluated(OutputError(error.per_output)), Tolerance.parse("d[4]=abs:9")) == math.inf
+
+
+def test_max_error_limits_the_rest() -> None:
+    plan = evaluated(detections(0.05, box_error=0.01))
+    assert rest_error(plan, ()) > 0.1
+    assert rest_error(plan, (Tolerance.parse("d[4]=1"),)) < 1e-3
+    for tolerance, is_met in (("d[4]=1", True), ("d[0]=1", False)):
+        asked = Choice(max_error=1e-3, tolerance=(tolerance,))
+        assert (choose((plan,), asked, ("worst_part",)).unmet is None) is is_met
+        by_default = PlanLimits(Choice(tolerance=(tolerance,)), ("worst_part",)).excess(plan)
+        assert by_default == 1.0 if is_met else by_default > 1.0
+
+
+@pytest.mark.parametrize(
+    ("tolerance", "ignore", "what"),
+    [
+        (("e=1",), (), "names 'e', which is no output"),
+        (("d[5]=1",), (), "no column 5"),
+        (("d=1",), ("d",), "names 'd', which has a tolerance"),
+        ((), ("d",), "every output"),
+        ((), ("x",), "names 'x', which is no output"),
+    ],
+)
+def test_what_cannot_be_meant(tolerance: tuple[str, ...], ignore: tuple[str, ...], what: str) -> None:
+    asked = Choice(tolerance=tolerance, ignore=ignore)
+    with pytest.raises(SettingsError, match=what) as caught:
+        check_columns(check_asked(asked, ("worst_part",), ["d"]), detections(0.1))
+    assert caught.value.hint
+
+
+def test_outputs_that_are_ignored_do_not_count() -> None:
+    b = np.arange(8.0)[None]
+    both = compare_outputs([{"a": np.ones((1, 8)), "b": b}], Reference([{"a": np.zeros((1, 8)), "b": b}]))
+    plan = evaluated(both)
+    assert plan.error_value == 1.0
+    assert plan.ignoring(("a",)).error_value == 0.0
+    assert str(plan.part) == "a"
+
+
+def outputs(box: float = 0.2, score: float = 0.01, mask: float = 1e-4, rows: slice = slice(0, 6)) -> OutputError:
     """``boxes`` [1, 8, 5], of which the last column is a score, and ``mask`` [1, 8], with noise on both."""
-    rng = np.random.default_rng(0)
-    exact = [
-        {"boxes": rng.standard_normal((1, 8, 5)) * COLUMNS, "mask": rng.standard_normal((1, 8))} for _ in range(samples)
-    ]
-    half = [
-        {"boxes": one["boxes"] + rng.standard_normal((1, 8, 5)) * noise[:5], "mask": one["mask"] + noise[5]}
-        for one in exact
-    ]
-    start = of.start or 0
-    return compare_outputs(half[of], Reference(exact), start=start)
+    rng, scales = np.random.default_rng(0), np.array([200.0] * 4 + [1.0])
+    exact = [{"boxes": rng.standard_normal((1, 8, 5)) * scales, "mask": rng.standard_normal((1, 8))} for _ in range(6)]
+    noise = [{"boxes": rng.standard_normal((1, 8, 5)) * ([box] * 4 + [score]), "mask": mask} for _ in range(6)]
+    noisy = [{name: each[name] + off[name] for name in each} for each, off in zip(exact, noise, strict=True)]
+    return compare_outputs(noisy[rows], Reference(exact), start=rows.start)
 
 
-NOISE = np.array([0.2, 0.2, 0.2, 0.2, 0.01, 1e-4])
+ERROR = outputs()
+MASK_ERROR = ERROR.by_part("worst_part")[OutputColumns("mask", None)]
 
 
 def limited(*texts: str) -> SearchSettings:
     return SearchSettings(tolerance=tuple(map(Tolerance.parse, texts)))
 
 
-def make_evaluation_of(error: OutputError, metric: str = "worst_part") -> Evaluation:
-    return replace(make_evaluation(1.0, 1e-3), error=error, metric=metric)
-
-
-TEXTS = ["boxes=0.05", "boxes=abs:2", "boxes[4]=0.05", "boxes[4]=abs:0.1", "boxes[0:4]=abs:2", "mask=abs:0.001"]
-
-
 @pytest.mark.parametrize("metric", ["worst_part", "relative_l2"])
-@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize(
+    "text", ["boxes=0.05", "boxes=abs:2", "boxes[4]=0.05", "boxes[4]=abs:0.1", "boxes[0:4]=abs:2", "mask=abs:0.001"]
+)
 def test_at_a_limit_the_error_is_that_past_which_a_plan_is_worth_nothing(text: str, metric: str) -> None:
-    error, settings = outputs(NOISE), limited(text)
-    ratio = excess(make_evaluation_of(error, metric), Tolerance.parse(text))
-    parts = part_errors(error, metric, settings)
+    settings = limited(text)
+    ratio = excess(evaluated(ERROR, metric=metric), Tolerance.parse(text))
+    parts = part_errors(ERROR, metric, settings)
     assert max(v for part, v in parts.items() if part.startswith(text)) == pytest.approx(ratio * 1e-2)
-    first, second = (
-        stored(outputs(NOISE, 6, rows), metric, settings) for rows in (slice(0, 3), slice(3, 6))
-    )  # columns and statistics of parts of the samples add up
+    # Columns and statistics of parts of the samples add up.
+    first, second = (stored(outputs(rows=rows), metric, settings) for rows in (slice(0, 3), slice(3, 6)))
     both = OutputError.from_json(json.loads(json.dumps(first.with_samples_of(second).to_json())))
     assert suffices(both, metric, settings)
-    assert searched_error(both, metric, settings) == pytest.approx(searched_error(error, metric, settings), rel=2e-3)
+    assert searched_error(both, metric, settings) == pytest.approx(searched_error(ERROR, metric, settings), rel=2e-3)
 
 
 def test_what_no_tolerance_is_about_stays_as_it_is() -> None:
-    error = outputs(NOISE)
-    mask = error.by_part("worst_part")[OutputColumns("mask", None)]
-    assert searched_error(error, "worst_part", limited("boxes=1e6")) == pytest.approx(mask)
-    assert searched_error(error, "worst_part", SearchSettings(max_error=1e-9)) == error.value("worst_part")
-    assert searched_error(outputs(NOISE * math.nan), "worst_part", limited("boxes=1")) == math.inf
-    ignoring = SearchSettings(ignore=("boxes",))
-    assert searched_error(error, "worst_part", ignoring) == pytest.approx(mask)
+    assert searched_error(ERROR, "worst_part", limited("boxes=1e6")) == pytest.approx(MASK_ERROR)
+    assert searched_error(ERROR, "worst_part", SearchSettings(ignore=("boxes",))) == pytest.approx(MASK_ERROR)
+    assert searched_error(ERROR, "worst_part", SearchSettings(max_error=1e-9)) == ERROR.value("worst_part")
+    assert searched_error(outputs(*[math.nan] * 3), "worst_part", limited("boxes=1")) == math.inf
     whole = OutputError({"*": {"mine.py:f": (1.0, 3.0)}, "y": {"non_finite": (0.0, 0.0)}})
     assert part_errors(whole, "mine.py:f", SearchSettings()) == {"mine.py:f": 2.0}, "sees all outputs at once"
 
 
 def test_what_the_file_lacks_is_taken_again() -> None:
-    error = outputs(NOISE)
-    plain = stored(error, "worst_part", limited())
+    plain = stored(ERROR, "worst_part", limited())
     assert suffices(plain, "worst_part", limited("boxes=0.1", "boxes=abs:1"))
     assert not plain.columns, "which may be a thousand of each output"
     columns = limited("boxes[4]=abs:0.1")
     assert not suffices(plain, "worst_part", columns)
-    assert suffices(stored(error, "worst_part", columns), "worst_part", columns)
+    assert suffices(stored(ERROR, "worst_part", columns), "worst_part", columns)
     assert len({searched_as("worst_part", limited(text)) for text in ("boxes=0.1", "boxes=0.2", "boxes=abs:0.1")}) == 3
 
 
 def test_the_sampler_sees_each_group_against_the_limits() -> None:
-    space = make_small_space(2)
-    boxes, mask = outputs(NOISE * [1, 1, 1, 1, 1, 0]), outputs(NOISE * [0, 0, 0, 0, 0, 1])
-    first, second = space.free
-    settings = limited("boxes[4]=abs:0.001", "boxes[0:4]=0.5")
-    known = Sensitivity("worst_part", dict.fromkeys(space.free, 9.0), {first: boxes, second: mask})
+    space, settings = make_small_space(2), limited("boxes[4]=abs:0.001", "boxes[0:4]=0.5")
+    boxes, mask = outputs(mask=0.0), outputs(box=0.0, score=0.0)
+    errors = dict(zip(space.free, (boxes, mask), strict=True))
+    known = Sensitivity("worst_part", dict.fromkeys(space.free, 9.0), errors)
     prior = make_prior(space, known, None, exact=True, settings=settings)
-    assert prior.log_square_errors is not None
-    ratio = max(excess(make_evaluation_of(boxes), limit) for limit in settings.tolerance)
-    assert math.exp(prior.log_square_errors[0] / 2) == pytest.approx(ratio * 1e-2)
-    assert math.exp(prior.log_square_errors[1] / 2) == pytest.approx(mask.value("worst_part"))
+    ratio = max(excess(evaluated(boxes), limit) for limit in settings.tolerance)
+    assert np.exp(np.array(prior.log_square_errors) / 2) == pytest.approx([ratio * 1e-2, mask.value("worst_part")])
     assert prior.part_shares is not None

@@ -204,7 +204,7 @@ def test_a_plan_that_is_dropped_hides_no_sound_one(record: StudyRecord, space: S
 def test_a_baseline_that_drifts_is_told(record: StudyRecord) -> None:
     tune(record, settings=SETTINGS, drifts=[1.0] * 8 + [1.5])
     (drift,) = (text for text in front_of(record).warnings if "took 1.00 to 1.50 times its first latency" in text)
-    assert "speed-ups hold better than milliseconds" in drift
+    assert "speedups are more reliable than milliseconds" in drift
 
 
 def test_a_broken_machine_stops_the_confirmation(searched: StudyRecord, space: SearchSpace) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 import mptune
 from mptune.cli import main
+from mptune.data.archive import save_samples
 from mptune.data.calibration import load_calibration
 from mptune.engines.context import RunContext
 from mptune.engines.toolchains.reference import ReferenceModel
@@ -42,7 +43,7 @@ def in_process(specimen: Specimen, folder: Path) -> tuple[Finding, ...]:
     model = load_model(path)
     data = load_calibration(folder / "data.npz", model.inputs, DataSettings(), 0)
     context = RunContext(GroupedModel(model, find_groups(model)), SearchSettings(), *[folder] * 4)
-    data.save(context.samples("search"))
+    save_samples(context.samples("search"), data.samples)
     state = WorkerState()
     try:
         report = ReferenceModel(context, "cpu", InProcess(state)).reference("search")

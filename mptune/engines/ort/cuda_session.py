@@ -53,10 +53,7 @@ class CudaSession(OrtSession):
     """ONNX Runtime's CUDA provider on a stream of its own."""
 
     def _start(self) -> None:
-        import onnxruntime
-
-        if hasattr(onnxruntime, "preload_dlls"):  # 1.21 and later: from the nvidia packages of this environment
-            onnxruntime.preload_dlls()
+        load_libraries()
         self._stream: cuda.Stream | None = None
         self._bindings: dict[tuple[Any, ...], Bound] = {}
         cuda.require_device()
@@ -66,7 +63,7 @@ class CudaSession(OrtSession):
         wants_graph = is_timed and self.options.cuda_graph
         if wants_graph and obstacle is not None:
             self._warn(
-                f"no CUDA graph: {obstacle} cannot be captured, so latency contains launch costs: cut it off the model"
+                f"no CUDA graph: {obstacle} cannot be captured, so latency contains launch costs: cut it from the model"
             )
         self._open(graph=wants_graph and obstacle is None)
 
@@ -83,9 +80,12 @@ class CudaSession(OrtSession):
                 delay = lambda: None  # noqa: E731  enqueueing still takes as long as executing
         return StreamStopwatch(enqueue, stream, monotonic_ms, delay=delay)
 
-    def replay(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """See ``OrtSession``; by a CUDA graph where one is captured: thousands of launches take much longer."""
-        if not self._has_graph:
+    def replay(self, feeds: Mapping[str, np.ndarray], *, is_once: bool = False) -> dict[str, np.ndarray]:
+        """See ``OrtSession``; by a CUDA graph where one is captured: thousands of launches take much longer.
+
+        A graph for feeds of other shapes costs several runs, so of what is run once only the first has one captured.
+        """
+        if not self._has_graph or (is_once and self._bindings and _binding_key(feeds) not in self._bindings):
             return self.run(feeds)
         bound = self._settled(feeds, unchanged=True)
         values = translated(lambda: [value.numpy() for value in bound.binding.get_outputs()])
@@ -161,11 +161,7 @@ class CudaSession(OrtSession):
         return self._bind(feeds)
 
     def _bind(self, feeds: Mapping[str, np.ndarray], *, unchanged: bool = False) -> Bound:
-        # What the shapes of the outputs can depend on: the inputs' shapes, and the values of small integer inputs.
-        key = tuple(
-            (name, a.shape, a.dtype.str, a.tobytes() if a.dtype.kind in "iu" and a.size <= 64 else b"")
-            for name, a in sorted(feeds.items())
-        )
+        key = _binding_key(feeds)
         # ONNX Runtime would write an output that it allocated itself into the old buffer, whatever its new shape.
         bound = None if self._has_dynamic_outputs else self._bindings.get(key)
         if bound is not None:
@@ -206,6 +202,14 @@ class CudaSession(OrtSession):
         return Bound(binding, inputs, options)
 
 
+def _binding_key(feeds: Mapping[str, np.ndarray]) -> tuple[Any, ...]:
+    """What the shapes of the outputs can depend on: the inputs' shapes, and the values of small integer inputs."""
+    return tuple(
+        (name, a.shape, a.dtype.str, a.tobytes() if a.dtype.kind in "iu" and a.size <= 64 else b"")
+        for name, a in sorted(feeds.items())
+    )
+
+
 def provider_options(options: SessionOptions, stream_address: int, *, graph: bool) -> dict[str, str]:
     """What the CUDA provider is opened with."""
     by_environment = options.tf32 == "off by environment" and NO_TF32.items() <= os.environ.items()
@@ -215,6 +219,15 @@ def provider_options(options: SessionOptions, stream_address: int, *, graph: boo
         "enable_cuda_graph": "1" if graph else "0",
         "user_compute_stream": str(stream_address),
     }
+
+
+def load_libraries() -> None:
+    """Load what opening a session takes long to load; no device is touched."""
+    import onnx  # noqa: F401
+    import onnxruntime
+
+    if hasattr(onnxruntime, "preload_dlls"):  # 1.21 and later: from the nvidia packages of this environment
+        onnxruntime.preload_dlls()
 
 
 def open_session(model: Path | bytes, options: SessionOptions) -> OrtSession:

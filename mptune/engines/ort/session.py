@@ -126,8 +126,8 @@ class OrtSession:
         # Copies: an array of ONNX Runtime's keeps the memory of all its session's runs, however small it is.
         return dict(zip(self.outputs, values if is_transient else map(np.array, values), strict=True))
 
-    def replay(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """As ``run``, for feeds that come again and again: arrays that were fed before must not have been changed."""
+    def replay(self, feeds: Mapping[str, np.ndarray], *, is_once: bool = False) -> dict[str, np.ndarray]:
+        """As ``run``, for feeds that come again and again, or ``is_once``: arrays that were fed must not change."""
         return self.run(feeds)
 
     def stopwatch(self, feeds: Mapping[str, np.ndarray]) -> Stopwatch:

@@ -188,7 +188,9 @@ def _fill_profile(network: Any, profile: Any, samples: Sequence[Feed], shapes: S
         tensor = network.get_input(position)
         name, declared = tensor.name, tuple(tensor.shape)
         if any(name not in sample for sample in samples):
-            message = f"TensorRT calls an input {name!r}, which the model has not: take it off the model's outputs"
+            message = (
+                f"TensorRT calls an input {name!r}, which the model does not have: remove it from the model's outputs"
+            )
             raise EngineError(FailureKind.UNSUPPORTED, message)
         arrays = [np.asarray(sample[name]) for sample in samples]
         if tensor.is_shape_tensor:

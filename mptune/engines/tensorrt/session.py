@@ -328,7 +328,7 @@ class TensorRtSession:
         if dynamic:
             self._warn(
                 f"no CUDA graph: the shape of output {dynamic[0]!r} depends on values, so latency contains launch"
-                " costs: cut the model before it"
+                " costs: end the model before it"
             )
             return None
         try:

@@ -14,7 +14,7 @@ from mptune.engines.environment import backend_entries, backend_names, cpu_model
 from mptune.engines.ort.cuda_session import PROBE_TIMEOUT_S, ProbeJob, probe
 from mptune.engines.ort.session import Provider
 from mptune.engines.tensorrt.backend import foreign_operators
-from mptune.engines.toolchains.reference import Workers, observes_beside
+from mptune.engines.toolchains.reference import Workers, has_room_beside
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.errors import TargetError
 from mptune.settings import SearchSettings
@@ -77,7 +77,7 @@ def probed_ahead(settings: SearchSettings) -> Iterator[Workers]:
     def ask() -> None:
         with suppress(Exception):  # whoever asks again gets it
             if (target == "auto" or load_target(target).kind != "cpu") and detect_gpus():
-                if observes_beside("cuda"):
+                if has_room_beside("cuda"):
                     warm_up = partial(workers.observer.call, ProbeJob("cuda"), PROBE_TIMEOUT_S)
                     Thread(target=warm_up, daemon=True).start()
                 probe("cuda", workers.main)

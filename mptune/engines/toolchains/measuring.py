@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,8 @@ from mptune.engines.base import DRIFT_TEXT, Engine, EngineSession, Failure, Meas
 from mptune.engines.context import RunContext
 from mptune.engines.environment import process_warnings, read_gpus, state_warnings
 from mptune.engines.latency import Repetitions, Stopwatch, calibrate, monotonic_ms, time_in_turn
+from mptune.engines.ort.cuda_session import load_libraries as load_libraries
+from mptune.engines.ort.session import OrtSession
 from mptune.engines.samples import Scoring, cached_samples, file_identity
 from mptune.engines.spread import Enough, SessionTiming, Standings
 from mptune.files import READ_ERRORS, read_json, write_json
@@ -94,7 +97,9 @@ class MeasureJob:
         candidate = state.transient(self.engine.open)
         build_s = time.perf_counter() - started
         state.enter(Stage.RUN)
-        outputs = outputs_of(candidate.run, self.scoring.feeds(state), self.scoring.rollout)
+        # What is timed gives the outputs, too: the captured graph, where there is one.
+        run = partial(candidate.replay, is_once=True) if isinstance(candidate, OrtSession) else candidate.run
+        outputs = outputs_of(run, self.scoring.feeds(state), self.scoring.rollout)
         error = self.scoring.error(state, outputs)
         counted, metric = error.without(self.ignored), self.scoring.metric
         enough = replace(self.enough, error=counted.value(metric) if counted.has(metric) else math.nan)

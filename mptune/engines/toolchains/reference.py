@@ -33,37 +33,33 @@ LEAST_OBSERVED = 4
 _CORES_BESIDE = 4  # fewest cores that have room for what runs beside the first worker
 
 
-def observes_beside(provider: Provider) -> bool:
-    """Whether ranges are observed while the reference is taken: on a GPU; on a CPU both take all cores."""
+def has_room_beside(provider: Provider) -> bool:
+    """Whether another process may work, or start, beside the first one: on a GPU; on a CPU both take all cores."""
     return provider == "cuda" and usable_cores() >= _CORES_BESIDE
 
 
 class Workers:
     """The worker processes of a run: one that builds, measures and emulates, and one that observes ranges beside it.
 
-    A process starts at the first job, so that the second one costs nothing where it is not used.
+    And one like the first whose environment allows TF32. A process starts at the first job, so that one that is not
+    used costs nothing.
     """
 
     def __init__(self, settings: SearchSettings) -> None:
         environment = {} if settings.tf32 else NO_TF32
         self.main, self.observer = (Worker(None, settings.worker, environment) for _ in range(2))
+        self.tf32 = Worker(None, settings.worker)
 
     def serve(self, context: RunContext) -> None:
         """Log to the run's folder, and answer what jobs ask of a metric that is a function of the calling program."""
-        self.main.logs_dir = self.observer.logs_dir = context.logs_dir
+        self.main.logs_dir = self.observer.logs_dir = self.tf32.logs_dir = context.logs_dir
         function = context.settings.metric_function
         if function is not None:
-            self.main.on_question = partial(number_of, context.settings.metric, function)
-
-    def with_tf32(self) -> Worker:
-        """Another worker like the main one, whose environment allows TF32."""
-        worker = Worker(self.main.logs_dir, self.main.settings)
-        worker.on_question = self.main.on_question
-        return worker
+            self.main.on_question = self.tf32.on_question = partial(number_of, context.settings.metric, function)
 
     def close(self) -> None:
-        self.observer.close()
-        self.main.close()
+        for worker in (self.observer, self.tf32, self.main):
+            worker.close()
 
 
 @dataclass(eq=False)
@@ -81,7 +77,7 @@ class ReferenceModel:
         """See ``Toolchain``; with the search samples ranges are observed beside it, where there is room for both."""
         observer = self.observer
         is_first = which == "search" and self._ranges is None and self._observing is None
-        if is_first and observer is not None and observes_beside(self.provider):
+        if is_first and observer is not None and has_room_beside(self.provider):
             pool = ThreadPoolExecutor(1, thread_name_prefix="mptune-observing")
             self._observing = pool.submit(self._observe, observer, self.folded_values)
             self._observing.add_done_callback(lambda done: observer.close())  # It holds memory of the device.

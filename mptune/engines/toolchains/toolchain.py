@@ -16,9 +16,10 @@ from mptune.engines.latency import LatencySource
 from mptune.engines.ort.session import Provider
 from mptune.engines.spread import SessionTiming
 from mptune.engines.tensorrt.layers import EngineLayers, with_group_times
+from mptune.engines.toolchains import measuring
 from mptune.engines.toolchains.measuring import ReopenJob, Timings
 from mptune.engines.toolchains.prediction import Prediction
-from mptune.engines.toolchains.reference import ReferenceModel, Workers
+from mptune.engines.toolchains.reference import ReferenceModel, Workers, has_room_beside
 from mptune.graph.plan import Precision, PrecisionPlan
 
 if TYPE_CHECKING:
@@ -201,8 +202,8 @@ class Toolchain(AbstractContextManager["Toolchain"]):
             job = self._timings.job(built, self.context.grouped.uniform(Precision.FP32), "search")
             if isinstance(job, Failure):
                 return job
-            with self._workers.with_tf32() as worker:
-                result = worker.call(job)
+            result = self._workers.tf32.call(job)
+            self._workers.tf32.restart()
             return result if isinstance(result, Failure) else self._timings.corrected(result)
         finally:
             if built.is_kept:
@@ -233,6 +234,14 @@ class Toolchain(AbstractContextManager["Toolchain"]):
     def listen(self, callback: Callable[[base.Progress], None]) -> None:
         """Call this with the progress of long builds: while ``evaluate`` waits for them, and in its thread."""
         self.worker.on_progress = callback
+
+    def start_ahead(self, *, tf32: bool = False) -> None:
+        """Start the worker process of after the next ``restart``, or of TF32, where it does not disturb what is timed.
+
+        It loads its libraries meanwhile, and touches no device.
+        """
+        if has_room_beside(self.provider) and (not tf32 or self.target.tf32_tflops is not None):
+            (self._workers.tf32 if tf32 else self.worker).start_ahead(f"{measuring.__name__}:load_libraries")
 
     def restart(self) -> None:
         """End the worker process; the next job starts a new one. What runs beside it is ended, too."""

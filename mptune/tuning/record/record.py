@@ -349,8 +349,8 @@ def drift_warning(record: StudyRecord) -> tuple[str, ...]:
         return ()
     return (
         f"the FP32 baseline took {min(ratios):.2f} to {max(ratios):.2f} times its first latency while plans were timed:"
-        " every latency is stated as if it had stayed the first, so speed-ups hold better than milliseconds; lock the"
-        " clocks and close other programs",
+        " every latency is stated as if it had stayed the first, so speedups are more reliable than milliseconds; lock"
+        " the clocks and close other programs",
     )
 
 

@@ -104,7 +104,7 @@ def _load_or_create(name: str, storage: BaseStorage, identity: Mapping[str, Any]
 
 def read_study(*, model_sha256: str, name: str, metric: str, journal: Path, url: str | None = None) -> StudyRecord:
     """Open the study of a run to read it only: nothing is written, so no lock is needed."""
-    where, hint = _where(journal, url), "let `mptune search` go on with it first"
+    where, hint = _where(journal, url), "continue it with `mptune search` first"
     if url is None and not journal.exists():
         raise RunError(f"{journal} is missing: the run holds no study yet", hint)
     storage = open_storage(url, journal, is_locked=False)

@@ -88,10 +88,8 @@ def test_bounds_that_always_hold(pairs) -> None:
 
 def test_the_objective_alone_is_what_it_is_among_all_statistics() -> None:
     generator = np.random.default_rng(2)
-    samples = [
-        {"y": generator.standard_normal((1, 50, 3)) * [1.0, 9.0, 90.0], "z": generator.standard_normal((1, 9))}
-        for _ in range(3)
-    ]
+    y, z = generator.standard_normal((3, 1, 50, 3)) * [1.0, 9.0, 90.0], generator.standard_normal((3, 1, 9))
+    samples = [{"y": y[k], "z": z[k]} for k in range(3)]
     samples[1]["z"][0, 4] = np.nan
     outputs = [{name: array * (1 + 1e-3) for name, array in sample.items()} for sample in samples]
     outputs[2]["z"][0, 0] = np.inf
@@ -108,54 +106,42 @@ def test_the_objective_alone_is_what_it_is_among_all_statistics() -> None:
     assert repr(compare_outputs(outputs, Reference(samples), threads=2)) == repr(whole)
 
 
-@pytest.mark.parametrize(
-    ("outputs", "reference", "match", "hint"),
-    [
-        ([{"z": np.zeros(1)}], [{"y": np.zeros(1)}], "sample 0 has no output 'y'", "'z'"),
-        ([{"y": np.array(["a"])}], [{"y": np.array(["a"])}], "'y' has type <U1", "leave it out"),
-    ],
-)
-def test_what_cannot_be_compared(outputs, reference, match: str, hint: str) -> None:
-    with pytest.raises(DataError, match=match) as caught:
-        compare_outputs(outputs, Reference(reference))
-    assert hint in caught.value.hint
+def test_what_cannot_be_compared() -> None:
+    number, text = {"y": np.zeros(1)}, {"y": np.array(["a"])}
+    with pytest.raises(DataError, match="sample 0 has no output 'y'") as caught:
+        compare_outputs([{"z": np.zeros(1)}], Reference([number]))
+    assert "'z'" in caught.value.hint
+    with pytest.raises(DataError, match="'y' has type <U1"):
+        compare_outputs([text], Reference([text]))
 
 
 def test_the_mean_over_samples_then_the_largest_over_outputs() -> None:
-    reference = [{"a": np.array([1.0, 1.0]), "b": np.array([2.0])} for _ in range(3)]
-    outputs = [
-        {"a": np.array([1.0, 2.0]), "b": np.array([2.0])},
-        {"a": np.array([1.0, 1.0]), "b": np.array([8.0])},
-        {"a": np.array([1.0, 1.0]), "b": np.array([2.0]), "unknown": np.zeros(1)},
-    ]
-    error = compare_outputs(outputs, Reference(reference))
-    assert error.per_output["a"]["max_abs"] == (1.0, 0.0, 0.0)
-    assert error.per_output["b"]["max_abs"] == (0.0, 6.0, 0.0)
-    assert error.value("max_abs") == 2.0
-    assert error.summary()["a"]["max_abs"] == pytest.approx(1 / 3)
-    assert "unknown" not in error.per_output
+    exact = {"a": np.array([1.0, 1.0]), "b": np.array([2.0])}
+    outputs = [exact | {"a": np.array([1.0, 2.0])}, exact | {"b": np.array([8.0])}, exact | {"unknown": np.zeros(1)}]
+    error = compare_outputs(outputs, Reference([exact] * 3))
+    by_output = {name: statistics["max_abs"] for name, statistics in error.per_output.items()}
+    assert by_output == {"a": (1.0, 0.0, 0.0), "b": (0.0, 6.0, 0.0)}
+    assert (error.value("max_abs"), error.summary()["a"]["max_abs"]) == (2.0, pytest.approx(1 / 3))
     with pytest.raises(SettingsError, match="unknown metric 'relative_l1'") as caught:
         error.value("relative_l1")
     assert "relative_l2" in caught.value.hint
 
 
 def test_counts_add_up_and_json_holds_numbers_that_are_not_finite() -> None:
-    reference = [{"a:0": np.ones(2), "b": np.ones(2)}] * 2
-    outputs = [{"a:0": np.array([1, np.nan]), "b": np.array([np.inf, np.inf])}, {"a:0": np.ones(2), "b": np.ones(2)}]
-    error = compare_outputs(outputs, Reference(reference))
+    exact = {"a:0": np.ones(2), "b": np.ones(2)}
+    outputs = [{"a:0": np.array([1, np.nan]), "b": np.array([np.inf, np.inf])}, exact]
+    error = compare_outputs(outputs, Reference([exact] * 2))
     text = json.dumps(error.to_json(), allow_nan=False)
-    again = OutputError.from_json(json.loads(text))
-    assert json.dumps(again.to_json()) == text
-    for each in (error, again):
+    for each in (error, OutputError.from_json(json.loads(text))):
+        assert json.dumps(each.to_json()) == text
         assert (each.non_finite, each.value("non_finite")) == (3, 2.0)
         assert math.isnan(each.value("relative_l2"))
         assert each.summary()["b"]["relative_l2"] == math.inf
 
 
 def test_metrics_of_single_samples_stand_under_all_outputs() -> None:
-    reference = [{"y": np.array([1.0])}, {"y": np.array([3.0])}]
-    mine = {"mine": lambda outputs, wanted: outputs["y"][0] + wanted["y"][0]}
-    got = compare_outputs(reference, Reference(reference), mine)
+    samples = [{"y": np.array([1.0])}, {"y": np.array([3.0])}]
+    got = compare_outputs(samples, Reference(samples), {"mine": lambda mine, its: (mine["y"] + its["y"])[0]})
     assert got.per_output["*"] == {"mine": (2.0, 6.0)}
     assert (got.value("mine"), got.value("relative_l2")) == (4.0, 0.0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -13,6 +14,7 @@ from mptune.graph.facts import DependentOutput
 
 NMS = ("nms",)
 Sample = dict[str, np.ndarray]
+Dependent = tuple[DependentOutput, ...]
 
 
 def detections(count: int, seed: int = 0, classes: int = 3) -> Sample:
@@ -28,21 +30,26 @@ def detections(count: int, seed: int = 0, classes: int = 3) -> Sample:
     }
 
 
-def outputs(axis: int | None = 0, *names: str) -> tuple[DependentOutput, ...]:
-    return tuple(DependentOutput(name, axis, NMS) for name in names or ("boxes", "scores", "labels"))
+def outputs(axis: int, *names: str) -> Dependent:
+    return tuple(DependentOutput(name, axis, NMS) for name in names)
 
 
-def error(
-    got: Sample, wanted: Sample, dependent: tuple[DependentOutput, ...] | None = None, *more: Sample
-) -> OutputError:
+DETECTED = outputs(0, "boxes", "scores", "labels")
+
+
+def error(got: Sample, wanted: Sample, dependent: Dependent = DETECTED, *more: Sample) -> OutputError:
     """Of one sample; ``more`` samples are equal to the reference."""
-    dependent = outputs() if dependent is None else dependent
     reference = [wanted, *more]
     return compare_outputs([got, *more], Reference(reference), None, find_row_sets(dependent, reference))
 
 
 def statistic(of: OutputError, output: str, name: str) -> float:
     return of.summary()[output][name]
+
+
+def pairing(of: OutputError, output: str) -> tuple[float, float]:
+    """How many rows have no partner, and the error of those that have."""
+    return statistic(of, output, "unmatched_rows"), statistic(of, output, "matched_relative_l2")
 
 
 def reordered(sample: Sample, order: np.ndarray) -> Sample:
@@ -54,18 +61,15 @@ def test_small_shifts_are_their_own_size_whatever_the_order() -> None:
     moved = {**wanted, "boxes": wanted["boxes"] + 0.1, "scores": wanted["scores"] * 0.999}
     found = error(reordered(moved, np.arange(50)[::-1]), wanted)
     straight = compare_outputs([moved], Reference([wanted]))
-    for output in wanted:
-        assert statistic(found, output, "relative_l2") == pytest.approx(statistic(straight, output, "relative_l2"))
-        assert statistic(found, output, "max_abs") == pytest.approx(statistic(straight, output, "max_abs"))
+    for output, name in itertools.product(wanted, ("relative_l2", "max_abs")):
+        assert statistic(found, output, name) == pytest.approx(statistic(straight, output, name))
 
 
 def test_a_lost_row_counts_by_its_score_and_moves_no_other() -> None:
-    """By position all rows behind it would differ."""
     wanted = detections(100)
     got = reordered(wanted, np.delete(np.arange(100), 40))
     found = error(got, wanted)
-    assert statistic(found, "boxes", "unmatched_rows") == 1
-    assert statistic(found, "boxes", "matched_relative_l2") == 0
+    assert pairing(found, "boxes") == (1, 0)
     scores = wanted["scores"].astype(float)
     assert statistic(found, "scores", "relative_l2") == pytest.approx(scores[40] / np.linalg.norm(scores), rel=1e-6)
     assert statistic(found, "boxes", "relative_l2") < 0.2
@@ -81,20 +85,17 @@ def test_another_class_or_place_is_another_box(output: str, change: int) -> None
     wanted = detections(40)
     got = {**wanted, output: wanted[output].copy()}
     got[output][5] += change
-    found = error(got, wanted)
-    assert statistic(found, "boxes", "unmatched_rows") == 2
-    assert statistic(found, "boxes", "matched_relative_l2") == 0
+    assert pairing(error(got, wanted), "boxes") == (2, 0)
 
 
 @pytest.mark.parametrize("shape", ["none", "lost all", "first one"])
 def test_no_detections_in_a_sample(shape: str) -> None:
-    some, none = detections(5, seed=2), {n: a[:0] for n, a in detections(5).items()}
-    wanted, got = {"none": (none, none), "lost all": (some, none), "first one": (none, some)}[shape]
-    found = error(got, wanted, None, detections(20, seed=3))
-    for output in ("boxes", "scores", "labels"):
-        value = found.per_output[output]["relative_l2"][0]
-        assert value == (0.0 if shape == "none" else 1.0)
-        assert found.per_output[output]["unmatched_rows"][0] == (0 if shape == "none" else 5)
+    several, none = detections(5, seed=2), {n: a[:0] for n, a in detections(5).items()}
+    wanted, got = {"none": (none, none), "lost all": (several, none), "first one": (none, several)}[shape]
+    found = error(got, wanted, DETECTED, detections(20, seed=3))
+    for statistics in found.per_output.values():
+        first = statistics["relative_l2"][0], statistics["unmatched_rows"][0]
+        assert first == ((0.0, 0) if shape == "none" else (1.0, 5))
     assert math.isfinite(found.value("relative_l2"))
     assert found.non_finite == 0
 
@@ -111,25 +112,18 @@ def test_nan_stays_nan_and_boxes_without_an_area_find_themselves() -> None:
 
 
 def test_rows_in_one_output_with_image_class_and_score() -> None:
-    """(image, x1, y1, x2, y2, class, score): boxes of another image are other boxes."""
-    parts = []
-    for image in range(2):
-        one = detections(25, seed=4)  # the same boxes in both images
-        columns = np.full((25, 1), image), one["boxes"], one["labels"][:, None], one["scores"][:, None]
-        parts.append(np.concatenate(columns, axis=1).astype(np.float32))
-    wanted = {"rows": np.concatenate(parts)}
+    """(image, x1, y1, x2, y2, class, score): the same boxes of another image are other boxes."""
+    boxes = detections(25, seed=4)
+    columns = [np.column_stack([np.full(25, k), boxes["boxes"], boxes["labels"], boxes["scores"]]) for k in range(2)]
+    wanted = {"rows": np.concatenate(columns).astype(np.float32)}
     dependent = outputs(0, "rows")
     assert error({"rows": wanted["rows"][::-1]}, wanted, dependent).value("relative_l2") == 0
-    first = np.delete(wanted["rows"], 3, axis=0)
-    found = error({"rows": first}, wanted, dependent)
-    assert found.unmatched_rows == 1
-    assert statistic(found, "rows", "matched_relative_l2") == 0
+    assert pairing(error({"rows": np.delete(wanted["rows"], 3, axis=0)}, wanted, dependent), "rows") == (1, 0)
     (rows,) = find_row_sets(dependent, [wanted])
     assert (rows.keys, rows.boxes, rows.score) == ((0, 1, 6), 2, 7), "behind the column with the set"
 
 
 def test_rows_beside_a_batch_axis_stay_in_their_image() -> None:
-    """(images, rows, columns): image by image."""
     wanted = {"boxes": np.stack([detections(12, seed=k)["boxes"] for k in (5, 6)])}
     dependent = outputs(1, "boxes")
     assert error({"boxes": wanted["boxes"][:, ::-1]}, wanted, dependent).value("relative_l2") == 0
@@ -138,15 +132,13 @@ def test_rows_beside_a_batch_axis_stay_in_their_image() -> None:
 
 
 def test_selected_positions_pair_by_position() -> None:
-    """What NonZero returns, (axes, rows), beside features of the rows."""
     random = np.random.default_rng(8)
     where = np.stack(np.nonzero(random.random((20, 20)) > 0.7))
     wanted = {"where": where, "features": random.normal(size=(where.shape[1], 5)).astype(np.float32)}
     dependent = (DependentOutput("where", 1, ("nz",), (), True), DependentOutput("features", 0, ("nz",)))
     less = {"where": where[:, 1:], "features": wanted["features"][1:]}
     found = error(less, wanted, dependent)
-    assert statistic(found, "features", "unmatched_rows") == statistic(found, "where", "unmatched_rows") == 1
-    assert statistic(found, "features", "matched_relative_l2") == 0
+    assert pairing(found, "features") == pairing(found, "where") == (1, 0)
 
 
 def test_box_indices_alone_pair_by_equality() -> None:
@@ -158,20 +150,13 @@ def test_box_indices_alone_pair_by_equality() -> None:
 
 
 def test_rows_without_boxes_pair_by_the_nearest() -> None:
-    random = np.random.default_rng(9)
-    wanted = {"y": random.normal(size=(300, 6)).astype(np.float32)}
-    noisy = wanted["y"] + 1e-3 * random.normal(size=(300, 6)).astype(np.float32)
-    got = {"y": np.delete(noisy, [10, 200], axis=0)[::-1]}
-    found = error(got, wanted, outputs(0, "y"))
-    assert found.unmatched_rows == 2
-    assert statistic(found, "y", "matched_relative_l2") == pytest.approx(1e-3, rel=0.1)
+    rows, noise = np.random.default_rng(9).normal(size=(2, 300, 6)).astype(np.float32)
+    got = {"y": np.delete(rows + 1e-3 * noise, [10, 200], axis=0)[::-1]}
+    assert pairing(error(got, {"y": rows}, outputs(0, "y")), "y") == (2, pytest.approx(1e-3, rel=0.1))
 
 
 def test_scores_that_are_all_one_are_no_class() -> None:
-    """Saturated in FP32, a little less in FP16."""
-    boxes = detections(6)["boxes"]
-    wanted = {"rows": np.concatenate([boxes, np.ones((6, 1), np.float32)], axis=1)}
-    got = {"rows": np.concatenate([boxes, np.full((6, 1), 0.9995, np.float32)], axis=1)}
+    wanted, got = ({"rows": np.insert(detections(6)["boxes"], 4, score, axis=1)} for score in (1.0, 0.9995))
     assert error(got, wanted, outputs(0, "rows")).unmatched_rows == 0
 
 
@@ -179,8 +164,8 @@ def test_outputs_selected_apart_and_those_that_part_in_a_plan_are_paired_alone()
     wanted = {"a": np.arange(4.0), "b": np.arange(6.0)}
     dependent = (DependentOutput("a", 0, ("one",)), DependentOutput("b", 0, ("two",)))
     assert len(find_row_sets(dependent, [wanted])) == 2
-    found = error({"a": np.arange(3.0), "b": np.arange(6.0)}, wanted, dependent)
-    assert [statistic(found, name, "unmatched_rows") for name in "ab"] == [1, 0]
+    found = error({**wanted, "a": np.arange(3.0)}, wanted, dependent)
+    assert [pairing(found, name) for name in "ab"] == [(1, 0), (0, 0)]
     together = detections(10)
     parted = error({**together, "scores": together["scores"][:9]}, together)
-    assert [statistic(parted, name, "unmatched_rows") for name in ("scores", "boxes")] == [1, 0]
+    assert [pairing(parted, name) for name in ("scores", "boxes")] == [(1, 0), (0, 0)]

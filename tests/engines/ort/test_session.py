@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
@@ -14,8 +15,9 @@ from onnx import NodeProto, TensorProto, helper, version_converter
 
 from mptune.data.archive import save_samples
 from mptune.engines.base import EngineError, Failure, FailureKind
+from mptune.engines.ort import cuda_session
 from mptune.engines.ort import session as side_by_side
-from mptune.engines.ort.cuda_session import open_session
+from mptune.engines.ort.cuda_session import CudaSession, open_session
 from mptune.engines.ort.session import (
     OPTIMISED_MODEL,
     OrtSession,
@@ -301,6 +303,26 @@ def test_a_failing_node_is_named() -> None:
     assert caught.value.kind is FailureKind.ERROR
     assert ".cc" not in caught.value.message
     session.close()
+
+
+@pytest.mark.parametrize(("is_once", "captured"), [(True, [2]), (False, [2, 3])])
+def test_of_what_runs_once_a_graph_is_captured_for_the_first_shape_alone(
+    is_once: bool, captured: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, ran = CudaSession.__new__(CudaSession), list[int]()
+    session._has_graph, session._bindings, session.outputs = True, {}, {}
+    monkeypatch.setattr(session, "run", lambda feeds: ran.append(len(feeds["x"])) or {})
+
+    def settled(feeds: dict[str, np.ndarray], *, unchanged: bool) -> Mock:
+        session._bindings[cuda_session._binding_key(feeds)] = bound = Mock()
+        bound.binding.get_outputs.return_value = ()
+        return bound
+
+    monkeypatch.setattr(session, "_settled", settled)
+    for rows in (2, 3, 2, 3):
+        session.replay({"x": np.zeros(rows)}, is_once=is_once)
+    assert [key[0][1][0] for key in session._bindings] == captured
+    assert ran == [3, 3] * is_once
 
 
 MIB = 1 << 20

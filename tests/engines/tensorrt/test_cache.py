@@ -14,7 +14,10 @@ from mptune.engines.tensorrt.library import load_library, open_log
 from tests.device.cuda import FakeCuda
 from tests.device.tensorrt import make_module
 
-pytestmark = pytest.mark.filterwarnings("ignore:Use Deprecated in TensorRT-RTX:DeprecationWarning")
+pytestmark = [
+    pytest.mark.tensorrt_rtx,
+    pytest.mark.filterwarnings("ignore:Use Deprecated in TensorRT-RTX:DeprecationWarning"),
+]
 
 
 def attached(trt: Any, path: Path) -> tuple[Any, BuildObjects]:
@@ -29,14 +32,14 @@ def test_what_another_process_wrote_meanwhile_is_merged(tmp_path: Path) -> None:
     path = tmp_path / "timing.cache"
     builds = {name: attached(make_module("10.16.2", FakeCuda()), path) for name in ("mine", "theirs")}
     for name, (config, _) in builds.items():
-        config.get_timing_cache()._tactics.add(name)
+        config.get_timing_cache().tactics.add(name)
         save_timing_cache(path, config)
     assert json.loads(path.read_bytes()) == ["10.16.2", ["mine", "theirs"]]
+    assert attached(make_module("10.16.2", FakeCuda()), path)[0].get_timing_cache().tactics == {"mine", "theirs"}
     save_timing_cache(path, attached(make_module("10.3.0", FakeCuda()), path)[0])
     assert json.loads(path.read_bytes())[0] == "10.3.0", "one of another version is replaced"
 
 
-@pytest.mark.tensorrt_rtx
 def test_a_damaged_file_is_replaced_and_one_that_cannot_be_written_costs_the_cache_only(tmp_path: Path) -> None:
     trt, path = load_library("tensorrt-rtx").trt, tmp_path / "engines" / "timing.cache"
     path.parent.mkdir()

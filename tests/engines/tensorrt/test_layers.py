@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mptune.data.archive import save_samples
 from mptune.data.metrics.accuracy import OutputError
-from mptune.data.samples import CalibrationSet
 from mptune.engines import cuda
 from mptune.engines.base import EngineError, Failure, FailureKind, Measurement, Stage
 from mptune.engines.context import RunContext
@@ -52,7 +52,7 @@ def job(folder: Path, program: str, kind: Kind = "tensorrt") -> EngineProfileJob
     engine, samples = folder / f"{program}.engine", folder / "samples.npz"
     engine.write_bytes(PROGRAMS[program]().to_bytes())
     shape = (4,) if program == "nonzero" else (2, 3)
-    CalibrationSet(({"x": np.ones(shape, np.float32)},), "test", False).save(samples)
+    save_samples(samples, ({"x": np.ones(shape, np.float32)},))
     return EngineProfileJob(TensorRtEngine(engine, EngineOptions(kind)), samples)
 
 

@@ -14,7 +14,6 @@ import pytest
 from onnx import TensorProto, helper
 
 from mptune.data.archive import save_samples
-from mptune.data.samples import CalibrationSet
 from mptune.engines.base import EngineError, Failure, FailureKind, Stage
 from mptune.engines.context import RunContext
 from mptune.engines.ort import session as side_by_side
@@ -233,7 +232,7 @@ def test_an_output_whose_rows_the_exporter_did_not_know_has_those_that_were_seen
 
 def taken(proto: onnx.ModelProto, folder: Path, *shapes: tuple[int, ...]) -> int | None:
     samples = folder / "samples.npz"
-    CalibrationSet(tuple({"x": np.zeros(shape, np.float32)} for shape in shapes), "test", False).save(samples)
+    save_samples(samples, tuple({"x": np.zeros(shape, np.float32)} for shape in shapes))
     return run_bytes(load_model(models.save(proto, folder)), samples, "cpu")
 
 

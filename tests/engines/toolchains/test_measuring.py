@@ -10,7 +10,6 @@ import pytest
 from onnx import helper
 
 from mptune.data.archive import save_samples
-from mptune.data.samples import CalibrationSet
 from mptune.engines.base import EngineError
 from mptune.engines.latency import Repetitions
 from mptune.engines.ort.cuda_session import OrtEngine
@@ -30,7 +29,7 @@ def prepare(folder: Path, shift: float = 0.0) -> tuple[Path, Path, Path]:
     """A model, samples, and reference outputs that are off by a shift."""
     model = save_graph(folder / "m.onnx", [helper.make_node("Relu", ["x"], ["y"])], ["n", 2])
     feeds = [np.array([[3, 4]], np.float32), np.array([[6, 8]], np.float32)]
-    CalibrationSet(tuple({"x": feed} for feed in feeds), "test", False).save(folder / "s.npz")
+    save_samples(folder / "s.npz", [{"x": feed} for feed in feeds])
     save_samples(folder / "r.npz", [{"y": feed + np.float32(shift)} for feed in feeds])
     return model, folder / "s.npz", folder / "r.npz"
 

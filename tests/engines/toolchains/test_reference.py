@@ -12,9 +12,9 @@ import onnx
 import pytest
 from onnx import helper
 
-from mptune.data.archive import read_sample_shapes, read_samples
+from mptune.data.archive import read_sample_shapes, read_samples, save_samples
 from mptune.data.metrics.parts import PARTS_JSON, load_parts
-from mptune.data.samples import CalibrationSet, Rollout
+from mptune.data.samples import Rollout
 from mptune.engines.base import EngineError, Failure, FailureKind, ReferenceReport, Stage
 from mptune.engines.context import RunContext
 from mptune.engines.failures import did_not_run
@@ -42,7 +42,7 @@ from tests.graph import models
 def take_reference(model: Path, folder: Path, *feeds: np.ndarray | dict[str, np.ndarray]) -> ReferenceReport:
     samples = folder / "samples.npz"
     named = tuple(feed if isinstance(feed, dict) else {"x": feed} for feed in feeds)
-    CalibrationSet(named, "test", False).save(samples)
+    save_samples(samples, named)
     return run_here(ReferenceJob(model, samples, folder / "reference.npz", "cpu"))
 
 
@@ -83,7 +83,7 @@ def test_fixed_sizes_that_differ_are_no_batch(shapes: dict[str, list[int]], axes
 
 def test_a_large_model_has_batches_of_two_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, samples = save_graph(tmp_path / "m.onnx", [helper.make_node("Relu", ["x"], ["y"])], ["n", 4]), tmp_path / "s"
-    CalibrationSet(tuple({"x": ramp(1, 4) * k} for k in range(1, 7)), "test", False).save(samples)
+    save_samples(samples, tuple({"x": ramp(1, 4) * k} for k in range(1, 7)))
     sizes, run = list[int](), OrtSession.run
 
     def noted(session: OrtSession, feeds: Mapping[str, np.ndarray], **options: bool) -> dict[str, np.ndarray]:
@@ -157,7 +157,7 @@ def test_reference_and_ranges_are_the_same_side_by_side(tmp_path: Path, monkeypa
     nodes = [helper.make_node("Exp", ["x"], ["e"]), helper.make_node("Relu", ["e"], ["y"])]
     model, samples = save_graph(tmp_path / "m.onnx", nodes, [1, 2]), tmp_path / "samples.npz"
     feeds = tuple({"x": ramp(1, 2) * k} for k in (3, 100, -1, 2))
-    CalibrationSet(feeds, "test", False).save(samples)
+    save_samples(samples, feeds)
     loaded = load_model(model)
     (part,) = observed_parts(loaded, {})
     write_with_outputs(loaded, None, tmp_path / "observing.onnx", part.outputs)
@@ -191,7 +191,7 @@ def test_the_parts_of_a_rollout_are_those_of_its_sequences(count: int, tmp_path:
     """Two sequences of three steps or four: there are fewer outputs than samples."""
     model = save_graph(tmp_path / "m.onnx", [helper.make_node("Add", ["x", "x"], ["y"])], [1, 4])
     samples = tmp_path / "samples.npz"
-    CalibrationSet(tuple({"x": ramp(1, 4) * k} for k in range(1, count + 1)), "test", False).save(samples)
+    save_samples(samples, tuple({"x": ramp(1, 4) * k} for k in range(1, count + 1)))
     rollout = Rollout((("y", "x"),), count // 2)
     run_here(ReferenceJob(model, samples, tmp_path / "reference.npz", "cpu", rollout=rollout))
     found = load_parts(tmp_path / PARTS_JSON)
@@ -201,7 +201,7 @@ def test_the_parts_of_a_rollout_are_those_of_its_sequences(count: int, tmp_path:
 @pytest.fixture(autouse=True)
 def _observes_beside(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU observes beside the reference, as a GPU does."""
-    monkeypatch.setattr("mptune.engines.toolchains.reference.observes_beside", lambda provider: True)
+    monkeypatch.setattr("mptune.engines.toolchains.reference.has_room_beside", lambda provider: True)
 
 
 @pytest.fixture

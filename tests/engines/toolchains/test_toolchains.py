@@ -49,7 +49,9 @@ def measured(tools: Toolchain, plan: PrecisionPlan, which: str = "search") -> Me
     return found
 
 
-def test_plans_are_built_run_and_timed_or_predicted(tools: Toolchain, fp32: PrecisionPlan, fp16: PrecisionPlan) -> None:
+def test_plans_are_built_run_and_timed_or_predicted(
+    tools: Toolchain, fp32: PrecisionPlan, fp16: PrecisionPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
     is_measured = tools.latency_source == "measured"
     assert tools.error_source == ("measured" if is_measured else "emulated")
     base, half, held_out = (measured(tools, *what) for what in ((fp32,), (fp16,), (fp16, "held_out")))
@@ -57,15 +59,21 @@ def test_plans_are_built_run_and_timed_or_predicted(tools: Toolchain, fp32: Prec
     assert held_out.error != half.error
     reopened = tools.reopen(fp16, 2)
     assert not isinstance(reopened, Failure)
+    tools.start_ahead()
+    assert tools.worker._ahead is None, "on a CPU it would take cores from what is timed"
+    monkeypatch.setattr("mptune.engines.toolchains.toolchain.has_room_beside", lambda provider: True)
+    tools.start_ahead()
+    ahead = tools.worker._ahead
     tools.restart()
     again = measured(tools, fp16)
+    assert tools.worker.pid == (ahead and ahead.popen.pid), "the device in memory runs its jobs in this process"
     assert again.error == half.error
     if is_measured:
         assert LEAST_VALUES <= len(half.latency.raw_ms) == len(half.baseline.raw_ms) <= 10
         assert (base.drift, half.power_mode) == (1.0, None)
         name = base.latency.session.baseline
         assert [session.baseline for session in reopened] == [name] * 2
-        is_here = tools.worker.pid is None  # the device in memory runs its jobs in this process
+        is_here = tools.worker.pid is None
         assert (again.latency.session.baseline == name) is is_here, "of another process"
     else:
         assert (reopened, base.baseline, base.error.value("relative_l2")) == ((), None, 0.0)
