@@ -78,8 +78,8 @@ class KilledToolchain(FakeToolchain):
     def observe(self, stage: Callable[[str], object] | None = None) -> Mapping[str, TensorRange] | Failure:
         return self._work() or super().observe(stage)
 
-    def emulate(self, plans: Sequence[PrecisionPlan]) -> tuple[OutputError, ...] | Failure:
-        return self._work() or super().emulate(plans)
+    def emulate(self, plans: Sequence[PrecisionPlan], part: range | None = None) -> tuple[OutputError, ...] | Failure:
+        return self._work() or super().emulate(plans, part)
 
     def evaluate(
         self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False

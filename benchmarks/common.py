@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from mptune.data.archive import save_samples
 from mptune.data.calibration import load_calibration
-from mptune.data.samples import CalibrationSet
 from mptune.engines.base import Failure
 from mptune.engines.context import RunContext
 from mptune.engines.environment import describe_environment
@@ -39,12 +39,12 @@ def make_context(
     Where there are no more than ``samples`` samples, the same are held out.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    made = RunContext.in_folder(grouped, folder, settings)
+    context = RunContext.in_folder(grouped, folder, settings)
     loaded = load_calibration(data, grouped.model.inputs, DataSettings(batch=batch), seed=0)
     held_out = loaded.samples[samples : 2 * samples] or loaded.samples[:samples]
     for which, chosen in (("search", loaded.samples[:samples]), ("held_out", held_out)):
-        CalibrationSet(chosen, loaded.source, loaded.is_random, loaded.warnings).save(made.samples(which))
-    return made
+        save_samples(context.samples(which), chosen)
+    return context
 
 
 def one_group_plans(model: Model, groups: Sequence[LayerGroup]) -> dict[str, PrecisionPlan]:
@@ -79,6 +79,13 @@ def random_plans(groups: Sequence[LayerGroup], count: int, seed: int, kept: Coll
 def failure_words(failure: Failure) -> str:
     """Kind, stage and message."""
     return f"{failure.kind.value} ({failure.stage.value}): {failure.message}"
+
+
+def error_line(stderr: str, status: int) -> str:
+    """The line of a program's standard error that says what went wrong, or its exit status."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    named = [line for line in lines if line.startswith("error:") or "Error: " in line or "Exception: " in line]
+    return (named or lines or [f"exit status {status}"])[-1][:300]
 
 
 def require(result: T | Failure) -> T:

@@ -16,7 +16,6 @@ import argparse
 import math
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -63,33 +62,21 @@ class Pair:
     emulated: float = math.nan
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """Agreement of the finite errors of some plans, and the plans that overflow in only one of the two."""
-
-    plans: int
-    log_correlation: float
-    median_ratio: float
-    ratios: tuple[float, float]
-    overflow_in_both: int
-    only_measured: tuple[str, ...]
-    only_emulated: tuple[str, ...]
-
-
-def agreement(pairs: Sequence[Pair]) -> Agreement:
+def agreement(pairs: Sequence[Pair]) -> dict[str, Any]:
+    """Of the finite errors of some plans; and the plans that overflow in only one of the two."""
     measured, emulated = (np.array([getattr(p, what) for p in pairs]) for what in ("measured", "emulated"))
     both = np.isfinite(measured) & np.isfinite(emulated) & (measured > 0) & (emulated > 0)
-    ratio = emulated[both] / measured[both]
+    ratio = emulated[both] / measured[both] if both.any() else np.array([math.nan])
     correlation = np.corrcoef(np.log(measured[both]), np.log(emulated[both]))[0, 1] if both.sum() > 2 else math.nan
-    return Agreement(
-        len(pairs),
-        float(correlation),
-        float(np.median(ratio)) if len(ratio) else math.nan,
-        (float(ratio.min()), float(ratio.max())) if len(ratio) else (math.nan, math.nan),
-        int((np.isinf(measured) & np.isinf(emulated)).sum()),
-        tuple(p.precision for p in pairs if math.isinf(p.measured) and math.isfinite(p.emulated)),
-        tuple(p.precision for p in pairs if math.isinf(p.emulated) and math.isfinite(p.measured)),
-    )
+    return {
+        "plans": len(pairs),
+        "log_correlation": float(correlation),
+        "median_ratio": float(np.median(ratio)),
+        "ratios": (float(ratio.min()), float(ratio.max())),
+        "overflow_in_both": int((np.isinf(measured) & np.isinf(emulated)).sum()),
+        "only_measured": [p.precision for p in pairs if math.isinf(p.measured) and math.isfinite(p.emulated)],
+        "only_emulated": [p.precision for p in pairs if math.isinf(p.emulated) and math.isfinite(p.measured)],
+    }
 
 
 def value(error: OutputError) -> float:
@@ -128,8 +115,13 @@ def emulate(context: RunContext, plans: Sequence[PrecisionPlan]) -> list[float]:
     return [value(error) for error in errors]
 
 
-def report(groups: Sequence[LayerGroup], pairs: Sequence[Pair]) -> dict[str, Agreement]:
-    found = {}
+def report(groups: Sequence[LayerGroup], pairs: Sequence[Pair]) -> dict[str, dict[str, Any]]:
+    """Print the pairs of one group, and of each kind of plan how far they agree, which is returned."""
+
+    def groups_of(bits: str) -> list[LayerGroup]:
+        return [group for group, bit in zip(groups, bits, strict=True) if bit == "1"]
+
+    agreements = {}
     for kind in ("one-group", "random"):
         chosen = [pair for pair in pairs if pair.kind == kind]
         if not chosen:
@@ -137,29 +129,20 @@ def report(groups: Sequence[LayerGroup], pairs: Sequence[Pair]) -> dict[str, Agr
         if kind == "one-group":
             print(f"{'group':<34} {'measured':>10} {'emulated':>10} {'ratio':>6}")
             for p in chosen:
+                (group,) = groups_of(p.precision)
                 ratio = p.emulated / p.measured if p.measured > 0 and math.isfinite(p.measured) else math.nan
-                outside = (
-                    "" if math.isnan(ratio) or _HOLDS[0] <= ratio <= _HOLDS[1] else f"  {ops_of(groups, p.precision)}"
-                )
-                name = name_of(groups, p.precision)[:34]
-                print(f"{name:<34} {p.measured:>10.3e} {p.emulated:>10.3e} {ratio:>6.3f}{outside}")
-        found[kind] = a = agreement(chosen)
-        print(f"{a.plans} {kind} plans: log-correlation {a.log_correlation:.5f}, median ratio {a.median_ratio:.3f}, "
-              f"extremes {a.ratios[0]:.3f} to {a.ratios[1]:.3f}; {a.overflow_in_both} overflow in both, "
-              f"{len(a.only_measured)} as measured only, {len(a.only_emulated)} as emulated only")  # fmt: skip
-        for what, plans in (("measured", a.only_measured), ("emulated", a.only_emulated)):
-            for bits in plans if kind == "one-group" else ():
-                print(f"  overflows as {what} only: {name_of(groups, bits)}")
-    return found
-
-
-def name_of(groups: Sequence[LayerGroup], bits: str) -> str:
-    return " ".join(group.name for group, bit in zip(groups, bits, strict=True) if bit == "1")
-
-
-def ops_of(groups: Sequence[LayerGroup], bits: str) -> str:
-    counts = sum((Counter(group.ops) for group, bit in zip(groups, bits, strict=True) if bit == "1"), Counter[str]())
-    return ", ".join(op if count == 1 else f"{count} {op}" for op, count in counts.items())
+                holds = math.isnan(ratio) or _HOLDS[0] <= ratio <= _HOLDS[1]
+                ops = "" if holds else "  " + ", ".join(op if n == 1 else f"{n} {op}" for op, n in group.ops.items())
+                print(f"{group.name[:34]:<34} {p.measured:>10.3e} {p.emulated:>10.3e} {ratio:>6.3f}{ops}")
+        agreements[kind] = a = agreement(chosen)
+        print(f"{a['plans']} {kind} plans: log-correlation {a['log_correlation']:.5f}, median ratio "
+              f"{a['median_ratio']:.3f}, extremes {a['ratios'][0]:.3f} to {a['ratios'][1]:.3f}; "
+              f"{a['overflow_in_both']} overflow in both, {len(a['only_measured'])} as measured only, "
+              f"{len(a['only_emulated'])} as emulated only")  # fmt: skip
+        for what in ("measured", "emulated"):
+            for bits in a[f"only_{what}"] if kind == "one-group" else ():
+                print(f"  overflows as {what} only: {groups_of(bits)[0].name}")
+    return agreements
 
 
 def main() -> None:
@@ -201,9 +184,9 @@ def study(path: Path, data: Path, options: argparse.Namespace) -> dict[str, Any]
             plans = [plan_of(model, groups, pair.precision) for pair in pairs]
             errors = emulate(context, plans)
             pairs = [replace(pair, emulated=error) for pair, error in zip(pairs, errors, strict=True)]
-    found = report(groups, pairs)
+    agreements = report(groups, pairs)
     rows = [{**asdict(p), "measured": rounded(p.measured), "emulated": rounded(p.emulated)} for p in pairs]
-    return {"model": path.stem, "agreement": {kind: asdict(a) for kind, a in found.items()}, "plans": rows}
+    return {"model": path.stem, "agreement": agreements, "plans": rows}
 
 
 if __name__ == "__main__":

@@ -49,8 +49,7 @@ from tests.zoo.graphs import FURTHER_GRAPHS, GRAPHS
 from tests.zoo.numbers import SHOWN
 from tests.zoo.numbers.further import FURTHER, HELD
 
-CORPUS = sorted((Path(__file__).resolve().parent.parent / "tests" / "graph" / "corpus").glob("*.onnx"))
-EXPORTED = sorted((Path(__file__).resolve().parent.parent / "tests" / "graph" / "exported").glob("*.onnx"))
+TESTS = Path(__file__).resolve().parent.parent / "tests"
 
 KNOWN: dict[str, dict[str, str]] = {
     "dynamic_sequence": {"duplicate-samples": "one token of two values: six of the eight that are drawn are equal"},
@@ -114,6 +113,7 @@ class Case:
         planted: those that must be named; a miss is listed, and is no false alarm.
         held: those that must be named, and no more than ``info``: mptune's models are right there, others' are not.
         beside: what it is compared with, as ``mptune.compare`` takes it; inspected where there is none.
+        is_candidate: it is compared with its own FP16 model and with a damaged copy.
     """
 
     name: str
@@ -123,6 +123,7 @@ class Case:
     planted: frozenset[str] = frozenset()
     held: frozenset[str] = frozenset()
     beside: dict[str, Path] = field(default_factory=dict)
+    is_candidate: bool = False
 
 
 @dataclass
@@ -149,27 +150,18 @@ def main(arguments: list[str] | None = None) -> int:
     models, start = 0, time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mptune-alarms-") as folder:
         for case in cases(Path(folder), options.seeds, options.only):
+            is_searched = options.search and case.name.endswith(" sound 0")
             try:
-                seen = looked_at(case, search=options.search and case.name.endswith(" sound 0"))
+                found, unnoticed = candidates(case) if case.is_candidate else judged(case, looked_at(case, is_searched))
             except MptuneError as error:
                 print(f"left out {case.name}: {error.message[:150]}", flush=True)
                 continue
-            models += 1
-            found = judged(case, seen)
+            models += not case.is_candidate
             rows += found
-            named = {row.code for row in found} | (case.held & {one.code for one in seen})
-            missed += [f"{case.name}: {code}" for code in sorted((case.planted | case.held) - named)]
+            missed += [f"{case.name}: {code}" for code in unnoticed]
             for row in found:
                 judgement = "FALSE" if row.is_false else "right"
                 print(f"{judgement}  {row.model}: {row.severity} {row.code}: {row.text[:150]}", flush=True)
-        for name, make_case in networks(1):
-            if " sound " in name and options.only in f"candidate {name}":
-                place = Path(folder) / f"candidate {name}"
-                place.mkdir()
-                judgements, unnoticed = candidates(make_case(name=f"candidate {name}", place=place))
-                rows, missed = rows + judgements, missed + unnoticed
-                for row in judgements:
-                    print(f"{'FALSE' if row.is_false else 'right'}  {row.model}: {row.text[:150]}", flush=True)
     false = sum(row.is_false for row in rows)
     rate = 100 * false / max(len(rows), 1)
     print(f"\n{models} models, {len(rows)} findings of warning and above, {false} false ({rate:.1f} %)")
@@ -181,17 +173,26 @@ def main(arguments: list[str] | None = None) -> int:
     return int(false > MOST * len(rows))
 
 
-def looked_at(case: Case, *, search: bool) -> tuple[Finding, ...]:
+def looked_at(case: Case, is_searched: bool) -> tuple[Finding, ...]:
     """What the plain commands find."""
     if case.beside:
         return mptune.compare(case.model, data=case.data, **case.beside, trace="candidate" in case.beside).findings
-    found = mptune.inspect(case.model, data=case.data).findings
-    if search:
+    findings = mptune.inspect(case.model, data=case.data).findings
+    if is_searched:
         run = case.model.with_suffix(".mptune")
         front = mptune.search(case.model, data=case.data, out=run, budget=8, target="jetson-orin-nano-8gb")
-        codes = {finding.code for finding in found}
-        found += tuple(finding for finding in front.findings if finding.code not in codes)
-    return found
+        codes = {finding.code for finding in findings}
+        findings += tuple(finding for finding in front.findings if finding.code not in codes)
+    return findings
+
+
+def judged(case: Case, findings: tuple[Finding, ...]) -> tuple[list[Row], list[str]]:
+    """The findings of warning and above, one of each code however many nodes show it; and the codes that are missed."""
+    serious = {finding.code: finding for finding in reversed(findings) if finding.severity != "info"}
+    right = case.right | case.planted
+    rows = [Row(case.name, code, each.severity, code not in right, each.message) for code, each in serious.items()]
+    named = serious.keys() | (case.held & {finding.code for finding in findings})
+    return rows, sorted((case.planted | case.held) - named)
 
 
 def candidates(case: Case) -> tuple[list[Row], list[str]]:
@@ -208,19 +209,16 @@ def candidates(case: Case) -> tuple[list[Row], list[str]]:
         except ModelError as error:
             refused[candidate] = error.message
     rows = [Row(case.name, "does not load", "error", path == sound, text) for path, text in refused.items()]
-    return rows, [] if stale in refused else [f"{case.name}: does not load"]
-
-
-def judged(case: Case, found: tuple[Finding, ...]) -> list[Row]:
-    """The findings of warning and above: one of each code for a model, however many nodes show it."""
-    serious = {finding.code: finding for finding in reversed(found) if finding.severity != "info"}
-    right = case.right | case.planted
-    return [Row(case.name, code, one.severity, code not in right, one.message) for code, one in serious.items()]
+    return rows, [] if stale in refused else ["does not load"]
 
 
 def cases(folder: Path, seeds: int, only: str) -> Iterator[Case]:
     """All models, each in a folder of its own."""
-    for name, make in [*networks(seeds), *zoo(), *compared(), *corpus(), *exported()]:
+    every = [*networks(seeds), *zoo(), *compared(), *stored()]
+    every += [
+        (f"candidate {name}", partial(make, is_candidate=True)) for name, make in networks(1) if " sound " in name
+    ]
+    for name, make in every:
         if only in name:
             place = folder / f"{abs(hash(name))}"
             place.mkdir()
@@ -288,20 +286,14 @@ def recorded(make: Callable[[Path, Path], Arrays], name: str, place: Path) -> Ca
     return replace(case, beside={"outputs": place / "recorded.npz"})
 
 
-def corpus() -> Iterator[Named]:
-    """Graphs of the tests, on drawn data."""
-    for path in CORPUS:
-        yield f"corpus {path.stem}", partial(drawn, path, frozenset(KNOWN.get(path.stem, {})))
-
-
-def exported() -> Iterator[Named]:
-    """Networks as exporters write them, on drawn data."""
-    for path in EXPORTED:
-        yield f"exported {path.stem}", partial(drawn, path, frozenset(KNOWN.get(path.stem, {})))
+def stored() -> Iterator[Named]:
+    """Graphs of the tests and networks as exporters write them, on drawn data; networks of the tests."""
+    for kind in ("corpus", "exported"):
+        for path in sorted((TESTS / "graph" / kind).glob("*.onnx")):
+            yield f"{kind} {path.stem}", partial(drawn, path, frozenset(KNOWN.get(path.stem, {})))
     for stem in FILES:
-        if stem == "classifier":  # holds maps, and is refused
-            continue
-        yield f"network {stem}", partial(network, stem)
+        if stem != "classifier":  # holds maps, and is refused
+            yield f"network {stem}", partial(network, stem)
 
 
 def placed(
@@ -312,12 +304,14 @@ def placed(
     right: frozenset[str] = frozenset(),
     planted: frozenset[str] = frozenset(),
     held: frozenset[str] = frozenset(),
+    is_candidate: bool = False,
 ) -> Case:
     """A model and its data, written to a folder."""
-    onnx.save(proto, place / "model.onnx")
-    if data is not None:
-        np.savez(place / "data.npz", **data)  # type: ignore[arg-type]
-    return Case(name, place / "model.onnx", None if data is None else place / "data.npz", right, planted, held)
+    model, file = place / "model.onnx", None if data is None else place / "data.npz"
+    onnx.save(proto, model)
+    if file is not None:
+        np.savez(file, **data)  # type: ignore[arg-type]
+    return Case(name, model, file, right, planted, held, is_candidate=is_candidate)
 
 
 def drawn(path: Path, right: frozenset[str], name: str, place: Path) -> Case:

@@ -73,9 +73,10 @@ def searched(model: Path, data: Path, timeout_s: float) -> dict[str, Any]:
             str(data),
             "--out",
             str(run),
+            *SEARCH,
         ]
         try:
-            done = subprocess.run([*command, *SEARCH], cwd=ROOT, capture_output=True, text=True, timeout=timeout_s)
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s)
         except subprocess.TimeoutExpired:
             return {"failure": f"not done after {timeout_s:.0f} s"}
         if done.returncode:

@@ -85,24 +85,23 @@ def time_parts(seconds: defaultdict[str, float], calls: Counter[str]) -> ExitSta
     return stack
 
 
-def search(options: argparse.Namespace) -> dict[str, Any]:
+def search(job: dict[str, Any]) -> dict[str, Any]:
     """One search, in this process."""
     import mptune
 
-    name, path, data = options.one
-    out = options.work / f"{name}-{options.side}-{options.seed}.mptune"
+    name, side, seed = job["name"], job["side"], job["settings"]["seed"]
+    out = Path(job["work"]) / f"{name}-{side}-{seed}.mptune"
     shutil.rmtree(out, ignore_errors=True)
     seconds: defaultdict[str, float] = defaultdict(float)
     calls: Counter[str] = Counter()
-    limit = {} if options.max_error is None else {"max_error": options.max_error}
-    settings = {"budget": options.budget, "target": options.target, "seed": options.seed, **limit}
     with time_parts(seconds, calls):
-        front = mptune.search(path, data=data, out=out, batch=ROWS_A_SAMPLE.get(name, 1), progress=False, **settings)
+        batch = ROWS_A_SAMPLE.get(name, 1)
+        front = mptune.search(job["model"], data=job["data"], out=out, batch=batch, progress=False, **job["settings"])
     chosen = front.chosen
     return {
         "model": name,
-        "side": options.side,
-        "seed": options.seed,
+        "side": side,
+        "seed": seed,
         "package": str(Path(mptune.__file__ or "").parent),
         "device": front.device,
         "plans": front.evaluations,
@@ -129,10 +128,11 @@ def start(options: argparse.Namespace, model: tuple[str, Path, Path], side: str,
     """One search, in a process that imports one checkout."""
     root = HERE.parent if side == "after" else options.before.resolve()
     paths = [str(root), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    command = [sys.executable, "-P", str(HERE / "pace.py"), "--one", *map(str, model), "--side", side]
-    command += ["--seed", str(seed), "--budget", str(options.budget), "--target", options.target]
-    command += ["--work", str(options.work)]
-    command += [] if options.max_error is None else ["--max-error", str(options.max_error)]
+    settings = {"budget": options.budget, "target": options.target, "seed": seed}
+    settings |= {} if options.max_error is None else {"max_error": options.max_error}
+    job = dict(zip(("name", "model", "data"), map(str, model), strict=True))
+    job |= {"side": side, "work": str(options.work), "settings": settings}
+    command = [sys.executable, "-P", str(HERE / "pace.py"), "--one", json.dumps(job)]
     log = options.work / f"{model[0]}-{side}-{seed}.log"
     began = time.monotonic()
     with log.open("w") as errors:
@@ -172,12 +172,10 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("pace.work"))
     parser.add_argument("--limit", type=float, default=1e9, help="seconds in which all that is begun must end")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
-    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
-    parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--one", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(search(options)))
+        print(json.dumps(search(options.one)))
         return
     began = time.monotonic()
     options.work = options.work.resolve()

@@ -54,9 +54,8 @@ def observe_values(
             reference = ranges if isinstance(ranges, Failure) else toolchain.reference("search")
             refined: tuple[RefinedGroup, ...] = ()
             if not (isinstance(ranges, Failure) or isinstance(reference, Failure) or stage is None):
-                stage("looking for groups to refine")
                 hazards = find_hazards(grouped, ObservedValues(ranges), precisions)
-                refined = refine(toolchain, grouped, hazards, context.settings)
+                refined = refine(toolchain, grouped, hazards, context.settings, stage)
     if isinstance(ranges, Failure):
         gone = replace(ranges, log_path=None)
         raise did_not_run("the model cannot be observed in FP32", gone, grouped.model)

@@ -98,6 +98,7 @@ def test_the_same_command_again_opens_no_toolchain(place: Path, searched: Front)
 
 
 @pytest.mark.usefixtures("searched")
+@pytest.mark.usefixtures("spends_budget")
 def test_a_larger_budget_adds_exactly_ten() -> None:
     more = make_toolchain()
     front = search(more, budget=22)
@@ -416,6 +417,7 @@ def free_bytes(path: Path) -> int:
 
 
 @pytest.mark.parametrize("room", [0, 20_000, 60_000, 100_000, 200_000])
+@pytest.mark.usefixtures("spends_budget")
 def test_a_full_disk_is_told_and_nothing_is_lost(place: Path, small_disk: Path, room: int) -> None:
     ballast = small_disk / "ballast"
     ballast.write_bytes(b"x" * max(0, free_bytes(small_disk) - room))

@@ -190,6 +190,18 @@ def test_every_script_with_figures_stands_beside_its_command() -> None:
             assert f"benchmarks.{path.stem}" in text, f"benchmarks/README.md does not name benchmarks.{path.stem}"
 
 
+def words_of(page: str) -> int:
+    """How many words a page has without its code blocks and tables."""
+    prose = re.sub(r"^```.*?^```|^ *\|.*?$", "", read(page), flags=re.MULTILINE | re.DOTALL)
+    return len(prose.split())
+
+
+def test_the_pages_are_short() -> None:
+    assert words_of("README.md") <= 700
+    assert sum(words_of(page) for page in PAGES if page.startswith("docs/")) <= 10_000
+    assert len(read("CONTRIBUTING.md").splitlines()) <= 150
+
+
 def test_the_readme_has_one_table_of_measurements() -> None:
     """The others are in ``benchmarks/README.md``: figures that stand twice come to differ."""
     tables = re.findall(r"(?:^\|.*\n)+", read("README.md"), re.MULTILINE)

@@ -261,7 +261,6 @@ WORKER = """
 import sys
 from pathlib import Path
 from mptune.settings import SearchSettings
-from mptune.tuning.bench import Silent
 from mptune.tuning.record import waits_told_to
 from mptune.tuning.record.study import open_study
 from mptune.tuning.knowledge import make_prior
@@ -278,7 +277,9 @@ def tell(text):
 
 space = make_small_space(20)
 toolchain = FakeToolchain(Law(space.free), delay_s=0.05, diary=folder / "diary")
-sensitivity = find_sensitivity(space, toolchain, "relative_l2", folder / number, Silent())
+own = folder / number
+own.mkdir()
+sensitivity = find_sensitivity(space, toolchain, own)
 with waits_told_to(tell):
     record = open_study(space, name=folder.name, metric="relative_l2", identity={}, journal=folder / "no", url=url)
     propose_with(record, make_prior(space, sensitivity, toolchain.latency_terms(), exact=False))

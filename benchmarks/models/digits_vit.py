@@ -195,35 +195,16 @@ def accuracy(logits: NDArray[np.float32], labels: NDArray[np.int64]) -> float:
 
 
 def export(model: SmallViT, path: Path, exporter: str) -> None:
-    example = (torch.zeros(2, 1, 8, 8),)
-    inputs, outputs = ["image"], ["logits"]
+    if exporter == "torchscript":
+        # Deprecated, and still the exporter that names nodes by their scope (/blocks.1/attn/softmax/Softmax).
+        how = {"dynamo": False, "dynamic_axes": {"image": {0: "batch"}, "logits": {0: "batch"}}}
+    else:
+        shapes = {"image": {0: torch.export.Dim("batch")}}
+        how = {"dynamo": True, "dynamic_shapes": shapes, "external_data": False, "verbose": False}
+    names = {"input_names": ["image"], "output_names": ["logits"]}
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # both exporters warn about torch's own insides
-        if exporter == "torchscript":
-            # Deprecated, and still the exporter that names nodes by their scope (/blocks.1/attn/softmax/Softmax).
-            torch.onnx.export(
-                model,
-                example,
-                path,
-                input_names=inputs,
-                output_names=outputs,
-                opset_version=OPSET,
-                dynamo=False,
-                dynamic_axes={"image": {0: "batch"}, "logits": {0: "batch"}},
-            )
-        else:
-            torch.onnx.export(
-                model,
-                example,
-                path,
-                input_names=inputs,
-                output_names=outputs,
-                opset_version=OPSET,
-                dynamo=True,
-                dynamic_shapes={"image": {0: torch.export.Dim("batch")}},
-                external_data=False,
-                verbose=False,
-            )
+        torch.onnx.export(model, (torch.zeros(2, 1, 8, 8),), path, opset_version=OPSET, **names, **how)
     onnx.checker.check_model(onnx.load(path), full_check=True)
 
 

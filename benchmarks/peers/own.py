@@ -11,7 +11,9 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
+from typing import Any
 
+from benchmarks.common import error_line
 from benchmarks.packed import pack, unpack
 from benchmarks.peers.converters import CONVERTERS
 from benchmarks.peers.models import PeerModel
@@ -52,16 +54,13 @@ def convert_all(model: PeerModel, options: argparse.Namespace) -> None:
         print(f"{model.name}, {peer}: {words or 'packed'}", flush=True)
 
 
-def last_words(command: Sequence[str], timeout_s: float) -> str | None:
-    """Why a command did not end well; None where it did."""
+def last_words(command: Sequence[str], timeout_s: float, **options: Any) -> str | None:
+    """Why a command did not end well; None where it did. ``options`` are those of ``subprocess.run``."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False, **options)
     except subprocess.TimeoutExpired:
         return f"stopped after {timeout_s:g} s"
-    if not done.returncode:
-        return None
-    words = [line for line in done.stderr.splitlines() if line.strip()]
-    return words[-1][:300] if words else f"exit status {done.returncode}"
+    return error_line(done.stderr, done.returncode) if done.returncode else None
 
 
 def _has(python: str, package: str) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.common import save
 from benchmarks.trained.archive import pack_all, unpack_all
 from benchmarks.trained.recipes import BY_NAME, make_model, make_samples
-from benchmarks.trained.table import better_elsewhere, lines_of, pages, summary
+from benchmarks.trained.table import better_elsewhere, lines_of, measured_table, pages, summary
 from benchmarks.trained.variants import run_model
 from mptune.files import write_text
 
@@ -73,11 +73,11 @@ def main() -> None:
     elif options.step == "unpack":
         unpack_all(options.parts, options.folder)
     elif options.step == "device":
-        from benchmarks.trained.device import report, run_on_device
+        from benchmarks.trained.device import run_on_device
 
         found = run_on_device(options.folder, options.models, options.limit)
         save(options.out, found)
-        print(report(found))
+        print(measured_table(found["networks"]))
     elif options.step == "table":
         paths = {name: options.folder / name / "results.json" for name in options.models}
         results = {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}

@@ -9,14 +9,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers.own import last_words
 from benchmarks.trained.judging import compared, held_out
 from benchmarks.trained.variants import FP32, ROOT, VARIANTS, Row, file_of
 from mptune.engines.base import EngineError
@@ -55,15 +55,8 @@ def _in_process(folder: Path, deadline: float, *done: str) -> dict[str, Any]:
         out = Path(scratch) / "out.json"
         command = [sys.executable, "-m", "benchmarks.trained.device", str(folder), str(out), *done]
         left = min(NETWORK_TIMEOUT_S, deadline - time.monotonic())
-        failure = "no time left"
-        if left > 5:
-            try:
-                ended = subprocess.run(command, cwd=ROOT, env={**os.environ, **NO_TF32}, timeout=left, text=True,
-                                       capture_output=True, check=False)  # fmt: skip
-                lines = [line for line in ended.stderr.splitlines() if line.strip()]
-                failure = "" if ended.returncode == 0 else (lines or [f"exit status {ended.returncode}"])[-1][:240]
-            except subprocess.TimeoutExpired:
-                failure = f"more than {left:.0f} s"
+        environment = {**os.environ, **NO_TF32}
+        failure = last_words(command, left, cwd=ROOT, env=environment) if left > 5 else "no time left"
         document: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
         return {**document, "failure": failure} if failure else document
 
@@ -94,23 +87,6 @@ def measure_network(folder: Path, out: Path, done: Sequence[str]) -> None:
                          "warnings": [*session.warnings, *timed.warnings]}  # fmt: skip
         session.close()
     out.write_text(json.dumps({"rows": rows}))
-
-
-def report(document: Mapping[str, Any]) -> str:
-    """The short table of what ``run_on_device`` found."""
-    lines = []
-    for name, rows in document["networks"].items():
-        for variant, row in rows.items():
-            if "failure" in row:
-                lines.append(f"{name:<17}{variant:<22}failed: {row['failure'][:90]}")
-            else:
-                error = "not finite" if row["error"] is None else f"{row['error']:.1e}"
-                speedup = row["fp32_ms"] / row["ms"]
-                kept = "" if row["kept"] else "  LOST"
-                lines.append(
-                    f"{name:<17}{variant:<22}{row['ms']:8.3f} ms {speedup:5.2f}x {error:>10}  {row['result']}{kept}"
-                )
-    return "\n".join(lines)
 
 
 def main() -> None:

@@ -15,14 +15,18 @@ Results = Mapping[str, Mapping[str, Row]]
 
 def pages(results: Results, measured: Results) -> str:
     """All tables; ``measured`` is of ``benchmarks.trained device``, and may be empty."""
-    parts = ["Predicted speedup, relative L2 error on this CPU, and the task's result where it is lost:",
-             _table(results, "FP32, pred. ms", _predicted_ms, _predicted)]  # fmt: skip
+    predicted = _table(results, "FP32, pred. ms", lambda rows: _number(rows[FP32].get("predicted_ms")), _predicted)
+    parts = ["Predicted speedup, relative L2 error on this CPU, and the task's result where it is lost:", predicted]
     if measured:
-        parts += ["Measured on the GPU: speedup, error, and the task's result where it is lost:",
-                  _table(measured, "FP32, ms", _measured_ms, _measured)]  # fmt: skip
-    parts += ["Megabytes of the file; seconds and peak MiB of the step that made it:",
-              _table(results, "FP32, MB", lambda rows: _megabytes(rows[FP32]), _costs)]  # fmt: skip
-    return "\n\n".join(parts)
+        words = "Measured on the GPU: speedup, error, and the task's result where it is lost:"
+        parts += [words, measured_table(measured)]
+    sizes = _table(results, "FP32, MB", lambda rows: _megabytes(rows[FP32]), _costs)
+    return "\n\n".join([*parts, "Megabytes of the file; seconds and peak MiB of the step that made it:", sizes])
+
+
+def measured_table(measured: Results) -> str:
+    """Of ``benchmarks.trained device`` alone."""
+    return _table(measured, "FP32, ms", lambda rows: _number(rows.get(FP32, {}).get("ms")), _measured)
 
 
 def _table(
@@ -34,14 +38,6 @@ def _table(
         cells = [cell(rows.get(variant, {}), rows.get(FP32, {})) for variant in VARIANTS[1:]]
         lines.append("| " + " | ".join([f"{name}, {BY_NAME[name].kind}", first(rows), *cells]) + " |")
     return "\n".join(lines)
-
-
-def _predicted_ms(rows: Mapping[str, Row]) -> str:
-    return _number(rows[FP32].get("predicted_ms"))
-
-
-def _measured_ms(rows: Mapping[str, Row]) -> str:
-    return _number(rows.get(FP32, {}).get("ms"))
 
 
 def _predicted(row: Row, fp32: Row) -> str:

@@ -19,6 +19,8 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
+from benchmarks.common import error_line
+
 FP32, CHOSEN, WITHIN, ALL_FP16 = "FP32", "mptune, chosen", "mptune, error 1e-2", "mptune, all-FP16"
 MAX_ERROR = "1e-2"
 """Of ``WITHIN``: the fastest plan of the same search within it."""
@@ -61,18 +63,11 @@ def run_step(command: Sequence[str], timeout_s: float) -> Row:
         if process.returncode < 0:
             failure = f"ended by signal {-process.returncode}"
         elif process.returncode not in (0, 3):
-            failure = _said(stderr) or f"exit status {process.returncode}"
+            failure = error_line(stderr, process.returncode)
     ended.set()
     watch.join()
     row: Row = {"seconds": round(time.monotonic() - started, 1), "peak_mib": round(max(peaks))}
     return row if failure is None else {**row, "failure": failure}
-
-
-def _said(stderr: str) -> str:
-    """The line that says what went wrong."""
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    named = [line for line in lines if line.startswith("error:") or "Error: " in line or "Exception: " in line]
-    return (named or lines or [""])[-1][:240]
 
 
 def _tree(pid: int) -> list[psutil.Process]:

@@ -225,10 +225,8 @@ class Facts:
             deciding = self._shape_walk[1].get(info.name)
             if deciding is None:
                 continue
-            index = self.model.producer.get(info.name)
-            while index is not None and self.model.nodes[index].op_type in ("Identity", "Cast"):
-                index = self.model.producer.get(self.model.nodes[index].inputs[0])
-            source = "" if index is None or not self.model.nodes[index].is_standard else self.model.nodes[index].op_type
+            maker = origin(self.model, info.name, ("Identity", "Cast"))[1]
+            source = "" if maker is None or not maker.is_standard else maker.op_type
             # The first axis whose size is neither fixed nor an input's.
             given = self._input_sizes
             open_axes = (k for k, d in enumerate(info.shape or ()) if not isinstance(d, int) and d not in given)
@@ -461,13 +459,16 @@ def casts_integers(model: Model, node: Node) -> bool:
     return model.info(node.inputs[0]).dtype.startswith(("int", "uint", "bool"))
 
 
+def origin(model: Model, tensor: str, passed: Collection[str]) -> tuple[str, Node | None]:
+    """The value that ``tensor`` was before these operators, over their first inputs; and the node that computes it."""
+    while True:
+        node = model.nodes[model.producer[tensor]] if tensor in model.producer else None
+        if node is None or node.op_type not in passed or not node.inputs:
+            return tensor, node
+        tensor = node.inputs[0]
+
+
 def is_dequantised(model: Model, tensor: str) -> bool:
     """Whether a value comes out of DequantizeLinear, maybe through views."""
-    while tensor in model.producer:
-        node = model.nodes[model.producer[tensor]]
-        if node.op_type == "DequantizeLinear":
-            return True
-        if node.op_type not in ops.MOVEMENT or not node.inputs:
-            return False
-        tensor = node.inputs[0]
-    return False
+    maker = origin(model, tensor, ops.MOVEMENT)[1]
+    return maker is not None and maker.op_type == "DequantizeLinear"

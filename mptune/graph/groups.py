@@ -22,7 +22,7 @@ from itertools import takewhile
 from typing import get_args
 
 from mptune.errors import PlanError
-from mptune.graph.facts import casts_integers, facts_of, node_rule, node_rules
+from mptune.graph.facts import casts_integers, facts_of, node_rule, node_rules, origin
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import fixed_shape
 from mptune.graph.ops import ALIASES, ARITHMETIC, BOUNDS, MOVEMENT, QUANTISING, anchor_kind
@@ -289,7 +289,9 @@ class _Partition:
         nothing. Nothing joins a quantised part where another group reads it.
         """
         nodes = self._model.nodes
-        views = {i for i in sources if self._is_view_of_constant(nodes[i])}
+        # Views of constants, or of dequantised constants.
+        moved = ((i, origin(self._model, nodes[i].outputs[0], MOVEMENT | QUANTISING)) for i in sources)
+        views = {i for i, (v, _) in moved if nodes[i].op_type in MOVEMENT and v in self._model.initializers}
         single = {i for i in sources if all(self._facts.is_single(out) for out in nodes[i].outputs if out)}  # scales
         folded = {i for i in sources if self._is_static(nodes[i])} - single - views
         others = {*sources} - folded
@@ -326,16 +328,6 @@ class _Partition:
         """The nodes that compute the FP32 values that a node reads, constants folded or not."""
         roots = (self._facts.root(i) for i in node.inputs if i and self._model.info(i).is_float32)
         return [self._model.producer[root] for root in roots if root in self._model.producer]
-
-    def _is_view_of_constant(self, node: Node) -> bool:
-        """Whether a node shows a constant in another form: a view of it, or of its dequantised values."""
-        model, passed = self._model, MOVEMENT
-        while node.op_type in passed and node.inputs:
-            value, passed = node.inputs[0], MOVEMENT | QUANTISING
-            if value in model.initializers or value not in model.producer:
-                return value in model.initializers
-            node = model.nodes[model.producer[value]]
-        return False
 
     def _blocks(self, leader: Mapping[int, int], kind: Mapping[int, str]) -> tuple[LayerGroup, ...]:
         """The groups at fusion granularity, merged by module."""
@@ -410,8 +402,7 @@ def _structural_hash(model: Model, nodes: Sequence[Node]) -> str:
 
     def text(name: str) -> str:
         """What a node reads: nothing, a constant of some shape, or a computed value."""
-        while name in model.producer and (maker := model.nodes[model.producer[name]]).op_type in ALIASES:
-            name = maker.inputs[0]
+        name = origin(model, name, ALIASES)[0]
         constant = model.initializers.get(name)
         if constant is None:
             return f"value {model.info(name).dtype}" if name else "none"

@@ -194,10 +194,9 @@ def with_refined(
     observations: Observations, toolchain: Toolchain, listener: Listener, context: RunContext
 ) -> Observations:
     """With the groups that measurement says are to be parted."""
-    listener.stage("looking for groups to refine")
     fused, grouped = observations.kernels.fused, context.grouped
     hazards = find.find_hazards(grouped, observations.observed, context.precisions, fused)
-    refined = refine(toolchain, grouped, hazards, context.settings)
+    refined = refine(toolchain, grouped, hazards, context.settings, listener.stage)
     names = {group.id: group.name for group in grouped.groups}
     for each in refined:
         listener.stage(each.text(names[each.group]))

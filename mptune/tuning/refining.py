@@ -8,7 +8,7 @@ units of a group are emulated in FP16 one by one. No engine is built.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mptune.data.metrics.parts import ADD_IN_SQUARES
@@ -74,7 +74,11 @@ class RefinedGroup(JsonForm):
 
 
 def refine(
-    toolchain: Toolchain, grouped: GroupedModel, hazards: Sequence[Hazard], settings: SearchSettings
+    toolchain: Toolchain,
+    grouped: GroupedModel,
+    hazards: Sequence[Hazard],
+    settings: SearchSettings,
+    stage: Callable[[str], object],
 ) -> tuple[RefinedGroup, ...]:
     """The groups to part, and where: ``mptune.graph.groups.set_apart`` does it.
 
@@ -96,6 +100,8 @@ def refine(
         if group not in ruled_out and terms.gain_ms(group, Precision.FP16) > least_ms
     }
     errors = {grouped.owners[node]: math.inf for node in beyond}
+    if units:
+        stage(f"emulating {len(units)} groups that may be refined")
     if limit is not None:
         free = [group for group in units if group not in errors]
         errors |= _large_errors(toolchain, grouped, free, _LARGE_ERROR * limit, settings)

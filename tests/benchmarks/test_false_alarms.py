@@ -15,10 +15,11 @@ def finding(code: str) -> Finding:
 
 
 def test_a_finding_is_false_where_its_code_is_not_the_models() -> None:
-    case = Case("m", Path("m"), None, frozenset({"rows-mix"}), frozenset({"overflow"}))
+    case = Case("m", Path("m"), None, frozenset({"rows-mix"}), frozenset({"overflow", "underflow"}))
     every = [finding(code) for code in ("overflow", "overflow", "rows-mix", "mask", "near-zero")]
-    rows = judged(case, tuple(every))
+    rows, missed = judged(case, tuple(every))
     assert {row.code: row.is_false for row in rows} == {"overflow": False, "rows-mix": False, "mask": True}
+    assert missed == ["underflow"]
 
 
 @pytest.mark.slow

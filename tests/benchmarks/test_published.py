@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from benchmarks.published.__main__ import FITS, agreements, table, within
@@ -19,7 +19,7 @@ from mptune.targets.roofline import NETWORK_SHARE, roofline
 from mptune.targets.target import EXPECTED_FACTOR, load_target
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-DIGITS = BENCHMARKS / "models/digits_vit.onnx"
+MODELS = [BENCHMARKS / "models" / f"{name}.onnx" for name in ("digits_vit", "line_encoder")]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def test_the_table_names_a_source_and_a_profile_for_each_latency() -> None:
 
 @pytest.mark.parametrize("precision", ["FP16", "TF32", "FP32"])
 @pytest.mark.parametrize("name", ["jetson-agx-orin-64gb", "t4"])
-@pytest.mark.parametrize("path", [DIGITS, BENCHMARKS / "models/line_encoder.onnx"], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
 def test_a_network_is_predicted_as_by_the_terms_of_a_search(path: Path, name: str, precision: str) -> None:
     model, target = load_model(path), load_target(name)
     groups = GroupedModel(model, find_groups(model))
@@ -54,24 +54,14 @@ def test_a_network_is_predicted_as_by_the_terms_of_a_search(path: Path, name: st
     assert predicted == pytest.approx(expected[precision], rel=1e-9)
 
 
-def cases_of(share: float, noise: float = 0.0) -> list[Case]:
-    """Latencies of small networks as devices would have them on which networks reach a share."""
-    rng = np.random.default_rng(0)
-    cases = []
-    for path in (DIGITS, BENCHMARKS / "models/line_encoder.onnx"):
-        network = Network(load_model(path))
-        for target in ("jetson-orin-nano-8gb-super", "jetson-agx-orin-64gb"):
-            for precision in ("FP16", "TF32"):
-                predict = network.predictor(load_target(target), precision)
-                ms = predict(share) * float(np.exp(noise * rng.normal()))
-                row = Published("here", target, precision, path.stem, (8, 8), 1, path.stem, ms, True)
-                cases.append(Case(row, predict))
-    return cases
-
-
 @pytest.mark.parametrize("share", [0.3, 0.7])
 def test_the_fit_returns_the_share_that_latencies_were_made_with(share: float) -> None:
-    assert fit_share(cases_of(share)) == pytest.approx(share, rel=1e-3)
+    cases = []
+    for path, name, precision in product(MODELS, ("jetson-orin-nano-8gb-super", "t4"), ("FP16", "TF32")):
+        predict = Network(load_model(path)).predictor(load_target(name), precision)
+        row = Published("here", name, precision, path.stem, (8, 8), 1, path.stem, predict(share), is_fitted=True)
+        cases.append(Case(row, predict))
+    assert fit_share(cases) == pytest.approx(share, rel=1e-3)
 
 
 class TestSummary:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
 
 from benchmarks.trained import judges
 from benchmarks.trained.archive import pack_all, unpack_all
@@ -16,93 +17,70 @@ from benchmarks.trained.judging import predicted_ms
 from benchmarks.trained.table import better_elsewhere, pages, summary
 from benchmarks.trained.variants import CHOSEN, FP32, VARIANTS, file_of
 from mptune.api.searching import search
+from tests.graph import models
 
 WIDTH = 64
 
 
-def network(path: Path, half: bool = False) -> Path:
-    """Two products; with ``half`` as a converter writes them in FP16, inputs and outputs kept."""
-    rng = np.random.default_rng(0)
-    weights = [rng.standard_normal((WIDTH, WIDTH)).astype(np.float32) / 8 for _ in range(2)]
-    cast = [lambda a, b, to: helper.make_node("Cast", [a], [b], f"cast_{b}", to=to)] * half
-    nodes = [
-        *(make("x", "h", TensorProto.FLOAT16) for make in cast),
-        helper.make_node("MatMul", ["h" if half else "x", "w0"], ["a"], "first"),
-        helper.make_node("MatMul", ["a", "w1"], ["b" if half else "y"], "second"),
-        *(make("b", "y", TensorProto.FLOAT) for make in cast),
-    ]
-    tensors = [numpy_helper.from_array(w.astype(np.float16) if half else w, f"w{k}") for k, w in enumerate(weights)]
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, WIDTH]) for name in ("x", "y")]
-    graph = helper.make_graph(nodes, "two", values[:1], values[1:], tensors)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
-    return path
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    made = tmp_path / "set" / "file-type"
-    network(file_of(made, FP32))
-    network(file_of(made, "ONNX Runtime"), half=True)
-    for which in ("search", "held_out"):
-        (made / which).mkdir()
-        for k in range(6):
-            values = np.random.default_rng(k).standard_normal((1, WIDTH)).astype(np.float32)
-            np.savez(made / which / f"{k:02}.npz", x=values)
-    return made
+    """Two products in FP32, and as a converter writes them in FP16, inputs and outputs kept."""
+    network = tmp_path / "set" / "file-type"
+    (network / "variants").mkdir(parents=True)
+    x, y = (models.value(name, [1, WIDTH]) for name in "xy")
+    weights = [models.weight(name, WIDTH, WIDTH) for name in ("w0", "w1")]
+    halves = [models.constant(w.name, numpy_helper.to_array(w), np.float16) for w in weights]
+    products = [models.node("MatMul", ["x", "w0"], "a", "first"), models.node("MatMul", ["a", "w1"], "y", "second")]
+    onnx.save(models.model(products, [x], [y], weights), file_of(network, FP32))
+    products = [models.node("MatMul", ["h", "w0"], "a", "first"), models.node("MatMul", ["a", "w1"], "b", "second")]
+    casts = [models.node("Cast", names[:1], names[1:], to=to) for names, to in (("xh", 10), ("by", 1))]
+    onnx.save(models.model([casts[0], *products, casts[1]], [x], [y], halves), file_of(network, "ONNX Runtime"))
+    for which, k in product(("search", "held_out"), range(6)):
+        (network / which).mkdir(exist_ok=True)
+        values = np.random.default_rng(k).standard_normal((1, WIDTH)).astype(np.float32)
+        np.savez(network / which / f"{k:02}.npz", x=values)
+    return network
 
 
-def test_a_moved_box_a_lost_box_and_a_box_too_many_are_seen() -> None:
-    judge = judges.yolo_boxes((), 0.25, 0.45, 320)
-    boxes = np.array([[50, 60, 20, 20, 0.9], [200, 200, 40, 30, 0.8]], np.float32).T[None]
-    near, moved, lost = boxes.copy(), boxes.copy(), boxes.copy()
-    near[0, :2, 0] += 1.5
-    moved[0, 0, 0] += 2.5
-    lost[0, 4, 1] = 0.2
-    more = np.concatenate([boxes, np.array([[[150], [60], [20], [20], [0.9]]], np.float32)], 2)
-    assert judge([{"o": boxes}], [{"o": near}]).kept
-    for wrong in (moved, lost, more, np.full_like(boxes, np.nan)):
-        assert not judge([{"o": boxes}], [{"o": wrong}]).kept
+def changed(array: np.ndarray, *places: tuple[object, float]) -> np.ndarray:
+    """A copy with other values at some places."""
+    copy = array.copy()
+    for place, value in places:
+        copy[place] = value
+    return copy
 
 
-def test_text_is_read_without_repeats_and_blanks() -> None:
-    steps = [0, 7, 7, 0, 7, 9]
-    wanted, other = np.zeros((1, 6, 600), np.float32), np.zeros((1, 6, 600), np.float32)
-    wanted[0, range(6), steps] = 1.0
-    other[0, range(6), [7, 0, 7, 7, 9, 9]] = 1.0
-    assert judges.texts([{"o": wanted}], [{"o": other}]).kept
-    other[0, 5, 3] = 2.0
-    assert judges.texts([{"o": wanted}, {"o": wanted}], [{"o": wanted}, {"o": other}]).text == "1 of 2 texts"
+BOXES = np.array([[50, 60, 20, 20, 0.9], [200, 200, 40, 30, 0.8]], np.float32).T[None]
+MORE = np.concatenate([BOXES, np.array([[[150], [60], [20], [20], [0.9]]], np.float32)], 2)
+TEXT, SAME_TEXT = (np.eye(600, dtype=np.float32)[steps][None] for steps in ([0, 7, 7, 0, 7, 9], [7, 0, 7, 7, 9, 9]))
+PITCHES = changed(np.full((2, 360), 1e-3, np.float32), ((0, 100), 0.9), ((1, 200), 0.3))
+NOTES = changed(np.zeros((1, 20, 88), np.float32), ((0, 5, 40), 0.9), ((0, 12, 50), 0.501))
+SCORE = np.full((1, 1), 3.0)
 
 
-def test_pitch_is_judged_where_it_is_certain() -> None:
-    frames = np.full((2, 360), 1e-3, np.float32)
-    frames[0, 100], frames[1, 200] = 0.9, 0.3
-    doubtful, wrong = frames.copy(), frames.copy()
-    doubtful[1] = np.roll(frames[1], 3)
-    wrong[0] = np.roll(frames[0], 1)
-    assert judges.pitch([{"o": frames}], [{"o": doubtful}]).kept
-    assert not judges.pitch([{"o": frames}], [{"o": wrong}]).kept
-    assert not judges.pitch([{"o": frames}], [{"o": np.full_like(frames, np.nan)}]).kept
-
-
-def test_a_note_at_the_threshold_may_be_there_or_not_and_others_may_not() -> None:
-    grid = np.zeros((1, 20, 88), np.float32)
-    grid[0, 5, 40], grid[0, 12, 50] = 0.9, 0.501
-    near, late, more = grid.copy(), np.roll(grid, 5, 1), grid.copy()
-    near[0, 12, 50] = 0.495
-    more[0, 15, 60] = 0.52
-    assert judges.notes([{"o": grid}], [{"o": near}]).kept
-    assert judges.notes([{"o": grid}], [{"o": np.roll(near, 4, 1)}]).kept
-    for wrong in (late, more, np.full_like(grid, np.nan)):
-        assert not judges.notes([{"o": grid}], [{"o": wrong}]).kept
-
-
-def test_a_score_that_is_no_number_is_lost_wherever_it_stands() -> None:
-    scores = [{"o": np.full((1, 1), 3.0)} for _ in range(3)]
-    assert judges.opinion()(scores, [*scores[:2], {"o": np.full((1, 1), 3.04)}]).kept
-    for k in range(3):
-        assert not judges.opinion()(scores, [*scores[:k], {"o": np.full((1, 1), np.nan)}, *scores[k + 1 :]]).kept
+@pytest.mark.parametrize(
+    ("judge", "wanted", "alike", "wrong"),
+    [
+        (judges.yolo_boxes((), 0.25, 0.45, 320), BOXES, [changed(BOXES, ((0, 0, 0), 51.5))],
+         [changed(BOXES, ((0, 0, 0), 52.5)), changed(BOXES, ((0, 4, 1), 0.2)), MORE]),
+        (judges.texts, TEXT, [SAME_TEXT], [changed(SAME_TEXT, ((0, 5, 3), 2.0))]),
+        (judges.pitch, PITCHES, [changed(PITCHES, (1, np.roll(PITCHES[1], 3)))],
+         [changed(PITCHES, (0, np.roll(PITCHES[0], 1)))]),
+        (judges.notes, NOTES, [changed(NOTES, ((0, 12, 50), 0.495)), np.roll(NOTES, 4, 1)],
+         [np.roll(NOTES, 5, 1), changed(NOTES, ((0, 15, 60), 0.52))]),
+        (judges.opinion(), SCORE, [SCORE + 0.04], [SCORE + 0.06]),
+    ],
+    ids=["boxes", "texts", "pitch where it is certain", "notes but for those at the threshold", "opinion"],
+)  # fmt: skip
+def test_a_result_is_kept_or_lost(
+    judge: judges.Judge, wanted: np.ndarray, alike: list[np.ndarray], wrong: list[np.ndarray]
+) -> None:
+    whole = [{"o": wanted}] * 3
+    for other in alike:
+        assert judge(whole, [{"o": other}] * 3).kept
+    for other in (*wrong, np.full_like(wanted, np.nan)):
+        for k in range(3):
+            assert not judge(whole, [*whole[:k], {"o": other}, *whole[k + 1 :]]).kept, "wherever it stands"
 
 
 @pytest.mark.slow

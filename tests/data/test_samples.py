@@ -24,6 +24,7 @@ def test_an_input_that_is_the_same_everywhere_is_constant() -> None:
     assert (constant.code, constant.where.inputs) == ("constant-data", ("image",))
     assert constant.evidence == {"value": 0.5, "samples": 2}
     assert (duplicate.code, duplicate.where.samples) == ("duplicate-samples", (1,))
+    assert data_findings([{"image": grey}, {"image": grey}], states=["image"]) == (duplicate,)
     for sound in (
         [{"image": image}],
         [{"image": image, "state": 0 * grey}],

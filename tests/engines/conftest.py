@@ -13,8 +13,10 @@ from mptune.engines.context import RunContext
 from mptune.engines.tensorrt import session as tensorrt_session
 from mptune.engines.tensorrt.library import MODULES, Library
 from mptune.graph.loading.model import load_model
+from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import LatencySettings, SearchSettings, WorkerSettings
 from tests.device.cuda import FakeCuda
+from tests.device.machines import ADA, write_nvidia_smi
 from tests.device.tensorrt import make_module
 from tests.engines.engine_support import make_context
 
@@ -44,3 +46,21 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     yield device
     assert device.leaks == []
     assert device.rules.forbidden == []
+
+
+@pytest.fixture
+def fp32(mlp_context: RunContext) -> PrecisionPlan:
+    return mlp_context.grouped.uniform(Precision.FP32)
+
+
+@pytest.fixture
+def fp16(mlp_context: RunContext) -> PrecisionPlan:
+    return mlp_context.grouped.uniform(Precision.FP16)
+
+
+@pytest.fixture
+def gpu_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """nvidia-smi shows an RTX 4500 Ada; nothing can run on it."""
+    write_nvidia_smi(ADA, tmp_path / "bin" / "nvidia-smi")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1")  # it alone, also where the tests run with a GPU hidden

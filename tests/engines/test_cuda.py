@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from ctypes import CFUNCTYPE, c_int
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,35 +82,27 @@ def test_who_switches_tf32_off(
     assert provider_options(options, 1, graph=False)["use_tf32"] == expected
 
 
-def product_error(path: Path, *, tf32: Tf32) -> float:
-    x = np.random.default_rng(0).normal(size=(512, 512)).astype(np.float32)
-    exact = x.astype(np.float64) @ x.astype(np.float64)
-    session = CudaSession(path, SessionOptions("cuda", tf32=tf32))
-    error = float(np.linalg.norm(session.run({"x": x})["y"] - exact) / np.linalg.norm(exact))
-    session.close()
-    return error
-
-
 @dataclass(frozen=True)
-class ProductError:
+class ProductErrorJob:
     path: Path
     tf32: Tf32
 
-    def run(self, state: WorkerState) -> float:
-        return product_error(self.path, tf32=self.tf32)
+    def run(self, state: WorkerState | None = None) -> float:
+        x = np.random.default_rng(0).normal(size=(512, 512)).astype(np.float32)
+        exact = x.astype(np.float64) @ x.astype(np.float64)
+        with closing(CudaSession(self.path, SessionOptions("cuda", tf32=self.tf32))) as session:
+            return float(np.linalg.norm(session.run({"x": x})["y"] - exact) / np.linalg.norm(exact))
 
 
 @pytest.mark.gpu
 def test_tf32_changes_the_result_and_the_environment_variable_switches_it_off(tmp_path: Path) -> None:
-    nodes = [models.node("MatMul", ["x", "x"], "y")]
-    infos = ([models.value(name, [512, 512])] for name in ("x", "y"))
-    product = models.save(models.model(nodes, *infos), tmp_path)
-    assert product_error(product, tf32="off") < 1e-6
-    assert product_error(product, tf32="on") > 1e-5  # Compute capability 8.0 and up; an older GPU has no TF32.
+    product = models.save(models.text("(float[512, 512] x) => (float[512, 512] y) { y = MatMul (x, x) }"), tmp_path)
+    off, on = ProductErrorJob(product, "off"), ProductErrorJob(product, "on")
+    assert off.run() < 1e-6
+    assert on.run() > 1e-5  # Compute capability 8.0 and up; an older GPU has no TF32.
     with Worker(tmp_path / "logs", environment=NO_TF32) as worker:
-        tf32: Tf32
-        for tf32 in ("off", "on"):
-            error = worker.call(ProductError(product, tf32), 60.0)
+        for job in (off, on):
+            error = worker.call(job, 60.0)
             assert isinstance(error, float), error
             assert error < 1e-6
 
@@ -168,38 +161,25 @@ def test_no_launch_is_inside(launch_us: float, executions: int, monkeypatch: pyt
 class CLibrary:
     """``FakeCuda`` with the C interface of ``libcudart``: pointers in and out, handles as addresses."""
 
-    def __init__(self, device: FakeCuda, driver: int = 12060, devices: int = 1) -> None:
+    def __init__(self, device: FakeCuda) -> None:
         self.device = device
-        self.driver, self.devices = driver, devices
         for name, types in cuda.CALLS.items():
             setattr(self, cuda.SYMBOLS.get(name, name), self.function(name, types))
-        self.words = {
-            35: b"cudaErrorInsufficientDriver",
-            901: b"cudaErrorStreamCaptureInvalidated",
-            0: b"words of CUDA",
-        }
-        kept = {code: ctypes.create_string_buffer(text) for code, text in self.words.items()}
+        name, words = map(ctypes.create_string_buffer, (b"cudaErrorStreamCaptureInvalidated", b"words of CUDA"))
         place = CFUNCTYPE(ctypes.c_void_p, c_int)  # as an address: what a callback returns as text is lost
-        self.cudaGetErrorName = place(lambda code: ctypes.addressof(kept[code]))
-        self.cudaGetErrorString = place(lambda code: ctypes.addressof(kept[0]))
+        self.cudaGetErrorName = place(lambda code: ctypes.addressof(name))
+        self.cudaGetErrorString = place(lambda code: ctypes.addressof(words))
 
     def function(self, name: str, types: tuple[Any, ...]) -> Any:
         def call(*arguments: Any) -> int:
-            written = [value for value, kind in zip(arguments, types, strict=True) if hasattr(kind, "contents")]
-            given = [value for value, kind in zip(arguments, types, strict=True) if not hasattr(kind, "contents")]
-            code, *made = self.answer(name, given)
+            typed = list(zip(arguments, types, strict=True))
+            written = [value for value, kind in typed if hasattr(kind, "contents")]
+            code, *values = getattr(self.device, name)(*(v for v, kind in typed if not hasattr(kind, "contents")))
             if written and code == 0:
-                written[0][0] = made[0] if isinstance(made[0], float) else int(made[0])
+                written[0][0] = values[0] if isinstance(values[0], float) else int(values[0])
             return int(code)
 
         return CFUNCTYPE(c_int, *types)(call)
-
-    def answer(self, name: str, values: list[Any]) -> tuple[Any, ...]:
-        if name == "cudaGetDeviceCount":
-            return (0, self.devices) if self.driver >= 12000 else (35, 0)
-        if name == "cudaDriverGetVersion":
-            return 0, self.driver
-        return getattr(self.device, name)(*values)  # type: ignore[no-any-return]
 
 
 @pytest.fixture(autouse=True)
@@ -209,14 +189,8 @@ def _forget() -> Iterator[None]:
     cuda.runtime.cache_clear()
 
 
-@pytest.fixture
-def no_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """cuda-python is not installed."""
-    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-
-
-def bindings(monkeypatch: pytest.MonkeyPatch, *, count: tuple[int, int], driver: int) -> Any:
-    """A ``cuda.bindings.runtime`` that answers so."""
+def bindings(monkeypatch: pytest.MonkeyPatch, code: int, count: int, driver: int = 13000) -> Any:
+    """A ``cuda.bindings.runtime`` that answers so, without a system's library beside it."""
 
     class Error(int):
         @property
@@ -224,7 +198,7 @@ def bindings(monkeypatch: pytest.MonkeyPatch, *, count: tuple[int, int], driver:
             return {0: "cudaSuccess", 35: "cudaErrorInsufficientDriver", 100: "cudaErrorNoDevice"}[self]
 
     module = SimpleNamespace(
-        cudaGetDeviceCount=lambda: (Error(count[0]), count[1]), cudaDriverGetVersion=lambda: (Error(0), driver)
+        cudaGetDeviceCount=lambda: (Error(code), count), cudaDriverGetVersion=lambda: (Error(0), driver)
     )
     monkeypatch.setitem(sys.modules, "cuda.bindings", SimpleNamespace(runtime=module))
     monkeypatch.setattr(cuda, "load_system_runtime", lambda: None)
@@ -232,47 +206,48 @@ def bindings(monkeypatch: pytest.MonkeyPatch, *, count: tuple[int, int], driver:
     return module
 
 
-def test_a_driver_that_is_too_old_is_told_with_the_package_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    bindings(monkeypatch, count=(35, 0), driver=12060)
-    monkeypatch.setattr(cuda, "detect_gpus", lambda: ())
-    with pytest.raises(EngineError, match="the driver is older than the CUDA of cuda-python: ") as caught:
-        cuda.require_device()
-    assert caught.value.kind is FailureKind.DRIVER
-    assert cuda.INSTALL[12] in caught.value.message
+TOO_OLD = f"the driver is older than the CUDA of cuda-python: {cuda.INSTALL[12]}, or update the driver"
 
 
-@pytest.mark.parametrize(("code", "driver"), [(35, 0), (100, 13000), (0, 13000)])
-def test_no_driver_and_no_device_are_no_matter_of_packages(
-    monkeypatch: pytest.MonkeyPatch, code: int, driver: int
+@pytest.mark.parametrize(
+    ("code", "driver", "kind", "message"),
+    [
+        (35, 12060, FailureKind.DRIVER, TOO_OLD),
+        (35, 0, FailureKind.DEVICE_LOST, "no CUDA device is visible (CUDA_VISIBLE_DEVICES is '')"),
+        (100, 13000, FailureKind.DEVICE_LOST, "no CUDA device is visible (CUDA_VISIBLE_DEVICES is '')"),
+        (0, 13000, FailureKind.DEVICE_LOST, "no CUDA device is visible (CUDA_VISIBLE_DEVICES is '')"),
+    ],
+)
+def test_only_a_driver_that_is_too_old_is_a_matter_of_packages(
+    code: int, driver: int, kind: FailureKind, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bindings(monkeypatch, count=(code, 0), driver=driver)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    bindings(monkeypatch, code, 0, driver)
+    monkeypatch.setattr(cuda, "detect_gpus", lambda: ())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(EngineError) as caught:
         cuda.require_device()
-    assert (caught.value.kind, caught.value.message) == (FailureKind.DEVICE_LOST, "no CUDA device is visible")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert cuda.unavailable_reason() == "no CUDA device is visible (CUDA_VISIBLE_DEVICES is '')"
+    assert (caught.value.kind, caught.value.message) == (kind, message)
 
 
 def test_the_systems_library_takes_the_place_of_refused_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = bindings(monkeypatch, count=(35, 0), driver=12060)
-    found = SystemRuntime(CLibrary(FakeCuda()))
-    monkeypatch.setattr(cuda, "load_system_runtime", lambda: found)
-    assert cuda.runtime() is found
+    module = bindings(monkeypatch, 35, 0)
+    system = SystemRuntime(CLibrary(FakeCuda()))
+    monkeypatch.setattr(cuda, "load_system_runtime", lambda: system)
+    assert cuda.runtime() is system
     assert cuda.unavailable_reason() is None
-    working = bindings(monkeypatch, count=(0, 1), driver=13000)
+    working = bindings(monkeypatch, 0, 1)
     assert cuda.runtime() is working is not module
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)  # without either the package is named
     cuda.runtime.cache_clear()
     assert "pip install 'cuda-bindings<13'" in (cuda.unavailable_reason() or "")
 
 
-@pytest.mark.usefixtures("no_bindings")
 def test_an_engine_runs_on_the_systems_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And its errors have CUDA's name and words."""
     device = FakeCuda()
-    found = SystemRuntime(CLibrary(device))
-    monkeypatch.setattr(cuda, "load_system_runtime", lambda: found)
+    system = SystemRuntime(CLibrary(device))
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)  # cuda-python is not installed
+    monkeypatch.setattr(cuda, "load_system_runtime", lambda: system)
     trt = make_module("10.16.2", device)
     monkeypatch.setattr(tensorrt_session, "load_library", lambda kind, plugins: Library(kind, trt, "10.16"))
     (tmp_path / "e").write_bytes(double().to_bytes())
@@ -300,13 +275,13 @@ def test_libraries_are_tried_newest_first(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"no library")
     versions = [Path(name).name for name in system_libraries(tmp_path)][:3]
     assert versions == ["libcudart.so.13.0.48", "libcudart.so.12.6.68", "libcudart.so.11.4"]
-    found = load_system_runtime(tmp_path)  # those that are no libraries are passed over
-    assert found is None or cuda.unavailable_reason() is None
+    system = load_system_runtime(tmp_path)  # those that are no libraries are passed over
+    assert system is None or cuda.unavailable_reason() is None
 
 
 @pytest.mark.parametrize(("code", "sms"), [(0, 4), (35, None)])
 def test_the_multiprocessors_that_cuda_reports(code: int, sms: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = bindings(monkeypatch, count=(0, 1), driver=12060)
+    module = bindings(monkeypatch, 0, 1)
     module.cudaDeviceAttr = SimpleNamespace(cudaDevAttrMultiProcessorCount=16)
     module.cudaDeviceGetAttribute = lambda attribute, device: (code, {16: 4}[attribute])  # driver_types.h
     module.cudaGetErrorString = lambda code: (0, b"words")

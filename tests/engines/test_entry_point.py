@@ -23,7 +23,7 @@ import sys, mptune
 from mptune.settings import LatencySettings
 model, data, out = sys.argv[1:]
 latency = LatencySettings(warmup_ms=1.0, duration_ms=2.0)
-mptune.search(model, data=data, out=out, engine="evaluator", target="cpu", budget=4, seed=1, latency=latency)
+mptune.search(model, data=data, out=out, engine="evaluator", target="cpu", budget=2, seed=1, latency=latency)
 """
 
 
@@ -49,7 +49,7 @@ def test_it_is_searched_end_to_end(mlp_path: Path, mlp_data: Path, tmp_path: Pat
     assert done.returncode == 0, done.stderr
     front = json.loads((out / "front.json").read_text())
     assert front["target"]["engine"] == "evaluator"
-    assert front["evaluations"] == 4
+    assert front["evaluations"] == 2
     fp32, fp16 = front["baseline"]["fp32"], front["baseline"]["fp16"]
     assert (fp32["latency"]["source"], fp32["error"]["source"]) == ("measured", "measured")
     assert fp32["error"]["value"] < 1e-5 < fp16["error"]["value"] < 1e-1

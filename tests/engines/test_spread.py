@@ -4,7 +4,6 @@ their values are enough."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -26,27 +25,49 @@ from mptune.engines.spread import (
 
 REOPENED = 6
 """Sessions of all-FP32 and of all-FP16 beside their evaluations, as at the start of a search."""
+MOST = 40
+"""Values of a timing that never has enough."""
 
 
 class Machine:
-    """Sessions of one model on one device: a spread between sessions, and one within."""
+    """Sessions of one model on one device: a spread between sessions, within one, and from value to value."""
 
     def __init__(self, seed: int, between: float | None = None) -> None:
         self._generator = np.random.default_rng([99, seed])
-        drawn = math.exp(self._generator.uniform(math.log(5e-4), math.log(5e-3)))
-        self.between = drawn if between is None else between
-        self.within = math.exp(self._generator.uniform(math.log(1e-4), math.log(2e-3)))
+
+        def drawn(low: float, high: float) -> float:
+            return math.exp(self._generator.uniform(math.log(low), math.log(high)))
+
+        own = drawn(5e-4, 5e-3)
+        self.between = own if between is None else between
+        self.within = drawn(1e-4, 2e-3)
+        self.per_value = math.exp(np.random.default_rng([17, seed]).uniform(math.log(2e-4), math.log(1e-2)))
         self.baselines: dict[str, float] = {}
 
     @property
     def sd(self) -> float:
         return math.hypot(self.between, self.within)
 
+    def baseline(self, name: str = "first") -> float:
+        if name not in self.baselines:
+            self.baselines[name] = self._generator.normal(0.0, self.between)
+        return self.baselines[name]
+
     def session(self, log_ratio: float, baseline: str = "first") -> SessionTiming:
-        if baseline not in self.baselines:
-            self.baselines[baseline] = self._generator.normal(0.0, self.between)
-        noise = self._generator.normal(0.0, self.sd)
-        return SessionTiming(baseline, log_ratio + noise - self.baselines[baseline], self.within)
+        effect = self.baseline(baseline)
+        return SessionTiming(baseline, log_ratio + self._generator.normal(0.0, self.sd) - effect, self.within)
+
+    def timed(self, log_ratio: float, enough: Enough) -> SessionTiming:
+        """A session whose values are taken one by one, in turn with the baseline's, until they are enough."""
+        offsets = self.baseline(), log_ratio + self._generator.normal(0.0, self.between)
+        in_turn: tuple[list[float], list[float]] = ([], [])
+        for _ in range(MOST):
+            common = self._generator.normal(0.0, 5e-3)  # what the device does in one round
+            for values, offset in zip(in_turn, offsets, strict=True):
+                values.append(math.exp(offset + common + self._generator.normal(0.0, self.per_value)))
+            if enough.is_reached(in_turn):
+                break
+        return SessionTiming.of_values("first", in_turn[1], in_turn[0])
 
     def begin(self) -> dict[str, list[SessionTiming]]:
         """What is known after the two seeds of a search."""
@@ -57,7 +78,7 @@ class Machine:
 
     def truth(self, log_ratio: float) -> float:
         """What a plan's sessions scatter around, relative to the first session of the baseline."""
-        return math.exp(log_ratio - self.baselines["first"])
+        return math.exp(log_ratio - self.baseline())
 
 
 def latency_of(estimate: RatioEstimate) -> Latency:
@@ -180,80 +201,6 @@ def test_intervals_that_overlap_are_never_apart_and_few_degrees_of_freedom_want_
     assert is_lower(replace(one, degrees=3.0), replace(few, median_ms=1.4, ci95_ms=(1.3, 1.5)))
 
 
-MOST = 40
-"""Values of a timing that never has enough."""
-
-
-class TimedMachine:
-    """Sessions of one model: values scatter around what a session differs by, and so does the baseline's session."""
-
-    def __init__(self, seed: int, between: float | None = None, per_value: float | None = None) -> None:
-        self.generator = np.random.default_rng([17, seed])
-        drawn = (math.exp(self.generator.uniform(math.log(a), math.log(b))) for a, b in ((4e-4, 4e-3), (2e-4, 1e-2)))
-        self.between, self.per_value = (
-            given if given is not None else one for given, one in zip((between, per_value), drawn, strict=True)
-        )
-        self.baseline = self.generator.normal(0.0, self.between)
-
-    def rounds(self) -> Iterator[tuple[float, float]]:
-        """How far the logarithms of the baseline's and the plan's value are off in each round of a session."""
-        for _ in range(MOST):
-            common = self.generator.normal(0.0, 5e-3)  # what the device does in one round
-            baseline, plan = self.generator.normal(0.0, self.per_value, 2)
-            yield common + baseline, common + plan
-
-    def session(self, log_ratio: float, enough: Enough) -> tuple[SessionTiming, int]:
-        """A session of a plan, and how many values it took."""
-        own = log_ratio + self.generator.normal(0.0, self.between)
-        values: list[float] = []
-        baseline: list[float] = []
-        for of_baseline, of_plan in self.rounds():
-            baseline.append(math.exp(self.baseline + of_baseline))
-            values.append(math.exp(own + of_plan))
-            if enough.is_reached((baseline, values)):
-                break
-        return SessionTiming.of_values("first", values, baseline), len(values)
-
-    def begin(self) -> tuple[Standings, dict[str, list[SessionTiming]]]:
-        """As a search begins: both baselines, opened 4 times each, and a front of some plans."""
-        standings = Standings()
-        known: dict[str, list[SessionTiming]] = {}
-        plans = {"fp32": (0.0, 1e-7), "fp16": (-0.7, 1e-2), "a": (-0.2, 1e-4), "b": (-0.35, 1e-3), "c": (-0.6, 5e-3)}
-        for plan, (log_ratio, error) in plans.items():
-            for _ in range(4 if plan.startswith("fp") else 1):
-                timing, _ = self.session(log_ratio, standings.enough(plan))
-                standings.add(plan, [timing], error)
-                known.setdefault(plan, []).append(timing)
-        return standings, known
-
-
-def enough_for(standings: Standings, error: float) -> Enough:
-    known = standings.enough("another")
-    return Enough(known.spread, known.others, error)
-
-
-def judge(machines: Iterable[TimedMachine], places: Sequence[float]) -> tuple[float, float, float, float]:
-    """Share of intervals that hold the truth and of pairs of sessions that are ranked; the mean bias and its error."""
-    held, ranked, pairs, biases = [], 0, 0, []
-    for machine in machines:
-        standings, known = machine.begin()
-        spread = SessionSpread(known)
-        for place in places:
-            sessions = [machine.session(place, enough_for(standings, 2e-3))[0] for _ in range(4)]
-            truth = math.exp(place - machine.baseline)
-            latencies = [latency_of(spread.estimate([session])) for session in sessions]
-            held += [low <= truth <= high for low, high in (latency.ci95_ms for latency in latencies)]
-            ranked += int(are_lower(latencies).sum())
-            pairs += math.comb(len(sessions), 2)
-            scale = math.hypot(machine.between, 1.25 * machine.per_value / math.sqrt(LEAST_VALUES))
-            biases += [(session.log_ratio - place + machine.baseline) / scale for session in sessions]
-    return float(np.mean(held)), ranked / pairs, float(np.mean(biases)), float(np.std(biases)) / math.sqrt(len(biases))
-
-
-PLACES = (-0.3, -0.349, 0.1)
-"""Apart from every other plan, beside one, and behind one that is more exact."""
-
-
 @pytest.mark.parametrize(
     ("machines", "least", "most", "most_ranked"),
     [(20, 0.91, 0.995, 0.02), pytest.param(300, 0.93, 0.97, 0.01, marks=pytest.mark.slow)],
@@ -261,10 +208,27 @@ PLACES = (-0.3, -0.349, 0.1)
 def test_timings_that_stopped_are_known_as_well_as_they_say(
     machines: int, least: float, most: float, most_ranked: float
 ) -> None:
-    held, ranked, bias, sd = judge(map(TimedMachine, range(machines)), PLACES)
-    assert least <= held <= most
-    assert ranked <= most_ranked, "the same plan twice is not ranked"
-    assert abs(bias) <= 3.0 * sd, "stopping early does not bias"
+    """As a search begins: both baselines, opened 4 times each, a front of some plans, then plans apart from every other
+    one, beside one, and behind one that is more exact."""
+    begun = {"fp32": (0.0, 1e-7), "fp16": (-0.7, 1e-2), "a": (-0.2, 1e-4), "b": (-0.35, 1e-3), "c": (-0.6, 5e-3)}
+    held, ranked, pairs, biases = [], 0, 0, []
+    for machine in map(Machine, range(machines)):
+        standings, timings = Standings(), dict[str, list[SessionTiming]]()
+        for plan, (log_ratio, error) in begun.items():
+            for _ in range(4 if plan.startswith("fp") else 1):
+                timings.setdefault(plan, []).append(machine.timed(log_ratio, standings.enough(plan)))
+                standings.add(plan, timings[plan][-1:], error)
+        spread, enough = SessionSpread(timings), replace(standings.enough("another"), error=2e-3)
+        scale = math.hypot(machine.between, 1.25 * machine.per_value / math.sqrt(LEAST_VALUES))
+        for place in (-0.3, -0.349, 0.1):
+            sessions = [machine.timed(place, enough) for _ in range(4)]
+            latencies = [latency_of(spread.estimate([session])) for session in sessions]
+            held += [low <= machine.truth(place) <= high for low, high in (each.ci95_ms for each in latencies)]
+            ranked, pairs = ranked + int(are_lower(latencies).sum()), pairs + math.comb(4, 2)
+            biases += [(session.log_ratio - math.log(machine.truth(place))) / scale for session in sessions]
+    assert least <= np.mean(held) <= most
+    assert ranked / pairs <= most_ranked, "the same plan twice is not ranked"
+    assert abs(np.mean(biases)) <= 3.0 * np.std(biases) / math.sqrt(len(biases)), "stopping early does not bias"
 
 
 def test_a_plan_that_may_be_on_the_front_is_never_known_coarsely_only() -> None:

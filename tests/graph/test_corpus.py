@@ -13,9 +13,8 @@ from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
-from tests.graph import rtx
 from tests.graph.hazards.observed import ranges_on
-from tests.graph.helpers import feeds, plans, run
+from tests.graph.helpers import feeds, run
 from tests.graph.verify import same_graph
 
 CORPUS = sorted((Path(__file__).parent / "corpus").glob("*.onnx"))
@@ -57,19 +56,3 @@ def test_the_fp32_plan_is_the_model_and_every_value_is_observed(path: Path, tmp_
         assert same_graph(onnx.load(out).graph, onnx.load(path).graph)
     ranges = ranges_on(model, [feed], tmp_path, WeightBank.write(model, tmp_path))
     assert all(seen.lowest <= seen.highest for seen in ranges.values())
-
-
-@pytest.mark.tensorrt_rtx
-@pytest.mark.parametrize("path", CORPUS, ids=lambda p: p.stem)
-def test_tensorrt_rtx_takes_typed_models(path: Path, tmp_path: Path) -> None:
-    """Parsed as a strongly typed network; some of them built for SM 8.6, 8.9 and 12.0."""
-    trt = rtx.library()
-    model = load_model(path)
-    groups = find_groups(model)
-    rewriter = Rewriter(GroupedModel(model, groups), WeightBank.write(model, tmp_path))
-    for number, plan in enumerate(plans(model, groups, 2)):
-        said = rtx.refusal(trt, rewriter.write(plan, tmp_path / "typed.onnx"), build=number != 1)
-        if path.stem in NOT_IN_TENSORRT_RTX:
-            assert number == 1 or NOT_IN_TENSORRT_RTX[path.stem] in str(said)
-        else:
-            assert said is None, plan

@@ -24,7 +24,7 @@ from tests.graph.helpers import one_per_node, run
 from tests.graph.models import node, value
 from tests.graph.verify import same_graph, verify
 
-FLOAT, FLOAT16, INT64, BOOL = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT64, TensorProto.BOOL
+FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 SHAPE = (2, 4)
 UNIT = 2.0**-11
 """Half the distance from 1 to the next FP16 value, relative (IEEE 754-2008, binary16)."""
@@ -68,18 +68,16 @@ class Growth:
     constants: dict[str, np.ndarray] = field(default_factory=dict)
     known: dict[str, Known] = field(default_factory=dict)
     floats: list[str] = field(default_factory=list)
-    halves: list[str] = field(default_factory=list)
     count: int = 0
 
     def fresh(self, stem: str) -> str:
         self.count += 1
         return f"{stem}{self.count}"
 
-    def add(self, op: str, inputs: list[str], known: Known, *, half: bool = False, **attributes: object) -> str:
-        name = self.fresh(op.lower())
-        self.nodes.append(node(op, inputs, name, f"/{name}", **attributes))
+    def add(self, op: str, inputs: list[str], known: Known, **attributes: object) -> str:
+        name = self.hidden(op, inputs, **attributes)
         self.known[name] = known
-        (self.halves if half else self.floats).append(name)
+        self.floats.append(name)
         return name
 
     def hidden(self, op: str, inputs: list[str], **attributes: object) -> str:
@@ -136,12 +134,12 @@ def grown(draw: st.DrawFn) -> tuple[onnx.ModelProto, dict[str, np.ndarray], dict
         growth.constants[name] = values
         growth.known[name] = rounded(values.astype(np.float64), np.zeros(shape))
     for _ in range(draw(st.integers(2, 12))):
-        before = (len(growth.nodes), list(growth.floats), list(growth.halves))
+        nodes, floats = len(growth.nodes), list(growth.floats)
         draw(st.sampled_from(STEPS))(draw, growth, feed)
         newest = growth.floats[-1]
         if np.max(growth.known[newest].size) > LARGE:  # nothing may overflow, or no bound holds
-            del growth.nodes[before[0] :]
-            growth.floats, growth.halves = before[1], before[2]
+            del growth.nodes[nodes:]
+            growth.floats = floats
     return finish(draw, growth, feed)
 
 
@@ -196,27 +194,6 @@ def where(draw: st.DrawFn, growth: Growth, feed: object) -> None:
     growth.add("Where", [growth.hidden("Greater", [a, b]), c, d], rounded(np.where(chosen, kc.exact, kd.exact), error))
 
 
-def to_half(draw: st.DrawFn, growth: Growth, feed: object) -> None:
-    a = pick(draw, growth.floats)
-    growth.add("Cast", [a], rounded(growth.known[a].exact, growth.known[a].error), half=True, to=FLOAT16)
-
-
-def in_half(draw: st.DrawFn, growth: Growth, feed: object) -> None:
-    """The model's own FP16."""
-    if growth.halves:
-        a, b = pick(draw, growth.halves), pick(draw, growth.halves)
-        growth.add("Add", [a, b], apply_binary("Add", growth.known[a], growth.known[b]), half=True)
-        if np.max(growth.known[growth.halves[-1]].size) > LARGE:
-            growth.nodes.pop()
-            growth.halves.pop()
-
-
-def from_half(draw: st.DrawFn, growth: Growth, feed: object) -> None:
-    if growth.halves:
-        a = pick(draw, growth.halves)
-        growth.add("Cast", [a], rounded(growth.known[a].exact, growth.known[a].error), to=FLOAT)
-
-
 def branch(draw: st.DrawFn, growth: Growth, feed: dict[str, np.ndarray]) -> None:
     """If: each branch reads an outer value."""
     graphs, outer = {}, {}
@@ -228,8 +205,7 @@ def branch(draw: st.DrawFn, growth: Growth, feed: dict[str, np.ndarray]) -> None
     growth.add("If", ["flag"], apply_unary(op, growth.known[outer[taken]]), **graphs)
 
 
-STEPS = [unary, unary, binary, binary, product, product, integers, shapes, split, where]
-STEPS += [to_half, in_half, from_half, from_half, branch]
+STEPS = [unary, unary, binary, binary, product, product, integers, shapes, split, where, branch]
 
 
 def pick(draw: st.DrawFn, names: list[str]) -> str:
@@ -239,16 +215,14 @@ def pick(draw: st.DrawFn, names: list[str]) -> str:
 def finish(
     draw: st.DrawFn, growth: Growth, feed: dict[str, np.ndarray]
 ) -> tuple[onnx.ModelProto, dict[str, np.ndarray], dict[str, Known]]:
-    """Choose the outputs: some values, perhaps an input, a constant, a value in FP16."""
+    """Choose the outputs: some values, perhaps an input, a constant."""
     if all(n.op_type == "Cast" or n.output[0] not in growth.floats for n in growth.nodes):  # nothing computes in FP32
         growth.add("Neg", [growth.floats[-1]], apply_unary("Neg", growth.known[growth.floats[-1]]))
-    names = {growth.floats[-1]} | set(
-        draw(st.lists(st.sampled_from([*growth.floats, *growth.halves, "row"]), max_size=3))
-    )
+    names = {growth.floats[-1], *draw(st.lists(st.sampled_from([*growth.floats, "row"]), max_size=3))}
     inputs = [value("x", SHAPE), value("z", SHAPE), value("i", SHAPE, INT64), value("flag", [], BOOL)]
     if draw(st.booleans()):
         inputs.append(value("scale", []))  # an initializer that callers may replace
-    outputs = [value(n, growth.known[n].exact.shape, FLOAT16 if n in growth.halves else FLOAT) for n in sorted(names)]
+    outputs = [value(n, growth.known[n].exact.shape) for n in sorted(names)]
     constants = [numpy_helper.from_array(v, n) for n, v in growth.constants.items()]
     proto = models.model(growth.nodes, inputs, outputs, constants, opset=draw(st.sampled_from([13, 17])))
     return proto, feed, {n: growth.known[n] for n in names}

@@ -91,8 +91,7 @@ def test_a_hundred_plans_are(path: Path, opset: int | None, tmp_path: Path) -> N
 
 
 @pytest.mark.tensorrt_rtx
-@pytest.mark.slow
-@pytest.mark.parametrize("opset", OPSETS)
+@pytest.mark.parametrize("opset", [None, pytest.param(22, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("path", CORPUS, ids=lambda p: p.stem)
 def test_tensorrt_rtx_takes_them(path: Path, opset: int | None, tmp_path: Path) -> None:
     """What it takes in two precisions, or says why in its own words: then the search keeps it out of BF16."""

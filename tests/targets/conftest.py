@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from mptune.graph.loading.model import Model, load_model
 from tests.graph import models
@@ -17,15 +16,11 @@ Build = Callable[..., Model]
 
 @pytest.fixture
 def build(tmp_path: Path) -> Build:
-    """A model from nodes, shapes of its inputs and outputs, and its weights, or their shapes."""
+    """A model in ONNX's text form, with its weights by name, or the shapes of weights."""
 
-    def make(nodes, inputs, outputs, weights=None, opset=17, types=None) -> Model:
-        codes = {**dict.fromkeys((*inputs, *outputs), TensorProto.FLOAT), **(types or {})}
-        values = [[models.value(n, s, codes[n]) for n, s in side.items()] for side in (inputs, outputs)]
-        arrays = {n: w if isinstance(w, np.ndarray) else np.ones(w, np.float32) for n, w in (weights or {}).items()}
-        initializers = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
-        proto = models.model(nodes, *values, initializers, opset)
-        proto.opset_import.extend(helper.make_opsetid(d, 1) for d in {node.domain for node in nodes} - {""})
-        return load_model(models.save(proto, tmp_path))
+    def make(graph: str, opset: int = 17, **weights: object) -> Model:
+        arrays = {n: w if isinstance(w, np.ndarray) else np.ones(w, np.float32) for n, w in weights.items()}
+        constants = [models.constant(name, array, array.dtype) for name, array in arrays.items()]
+        return load_model(models.save(models.text(graph, *constants, opset=opset), tmp_path))
 
     return make

@@ -19,13 +19,10 @@ GPU MAX_FREQ -1
 """
 
 DPKG = """Package: nvidia-l4t-core
-Status: install ok installed
 Version: 36.4.3-20250107174145
 
 Package: nvidia-jetpack
 Status: install ok installed
-Priority: standard
-Architecture: arm64
 Version: 6.2+b77
 
 Package: zlib1g

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from mptune.targets.target import list_targets, match_target
 from tests.targets.jetson_files import NANO, ORIN_NANO_SUPER, put_files
 
 H200 = "0, GPU-aaaa, NVIDIA H200, 9.0, 143771, 570.124.06"
+GPU_FOLDERS = ("gpu.0", "platform/gpu.0", "platform/17000000.gpu", "platform/bus@0/17000000.gpu")
 L4 = "1, GPU-bbbb, NVIDIA L4, 8.9, 23034, 570.124.06"
 
 
@@ -56,24 +58,22 @@ def test_rows_become_gpus(smi, tmp_path: Path) -> None:
         Gpu("NVIDIA L4", (8, 9), 24.2, "570.124.06", 1),
         Gpu("NVIDIA GB10", None, None, "580.1", 2),
     )
-    query, form = (tmp_path / "asked").read_text().split()
-    assert query.startswith("--query-gpu=index,uuid,name,compute_cap")
-    assert form == "--format=csv,noheader,nounits"
+    asked = (tmp_path / "asked").read_text()
+    assert re.match("--query-gpu=index,uuid,name,compute_cap.* --format=csv,noheader,nounits$", asked)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        "exit 9",
-        "kill -9 $$",
-        prints('Field "compute_cap" is not a valid field to query.') + "\nexit 2",
-        prints("No devices were found"),
-        "while :; do :; done",
-        "printf '\\377\\376\\000'",
-        "",
-    ],
-    ids=["fails", "crashes", "old driver", "no devices", "hangs", "garbage", "no program"],
-)
+TROUBLE = {
+    "fails": "exit 9",
+    "crashes": "kill -9 $$",
+    "old driver": prints('Field "compute_cap" is not a valid field to query.') + "\nexit 2",
+    "no devices": prints("No devices were found"),
+    "hangs": "while :; do :; done",
+    "garbage": "printf '\\377\\376\\000'",
+    "no program": "",
+}
+
+
+@pytest.mark.parametrize("body", TROUBLE.values(), ids=TROUBLE)
 def test_a_driver_in_trouble_is_no_gpu(smi, tmp_path: Path, body: str) -> None:
     smi(body)
     if not body:
@@ -81,22 +81,20 @@ def test_a_driver_in_trouble_is_no_gpu(smi, tmp_path: Path, body: str) -> None:
     assert detect_gpus(tmp_path, timeout_s=0.5) == ()
 
 
-@pytest.mark.parametrize(
-    ("visible", "names"),
-    [
-        ("1,0", ["NVIDIA L4", "NVIDIA H200"]),
-        ("GPU-bb", ["NVIDIA L4"]),
-        ("0,7,1", ["NVIDIA H200"]),
-        ("", []),
-        ("MIG-1234", ["NVIDIA H200", "NVIDIA L4"]),
-    ],
-)
-def test_cuda_visible_devices(smi, tmp_path: Path, monkeypatch, visible: str, names: list[str]) -> None:
+VISIBLE = {
+    "1,0": ["NVIDIA L4", "NVIDIA H200"],
+    "GPU-bb": ["NVIDIA L4"],
+    "0,7,1": ["NVIDIA H200"],
+    "": [],
+    "MIG-1234": ["NVIDIA H200", "NVIDIA L4"],
+}
+
+
+@pytest.mark.parametrize("visible", VISIBLE)
+def test_cuda_visible_devices(smi, tmp_path: Path, monkeypatch, visible: str) -> None:
     smi(prints(H200, L4))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    found = detect_gpus(tmp_path)
-    assert [gpu.name for gpu in found] == names
-    assert [gpu.index for gpu in found] == list(range(len(names)))
+    assert [(gpu.index, gpu.name) for gpu in detect_gpus(tmp_path)] == list(enumerate(VISIBLE[visible]))
 
 
 def test_a_jetson_is_known_by_its_device_tree(smi, tmp_path: Path) -> None:
@@ -105,14 +103,12 @@ def test_a_jetson_is_known_by_its_device_tree(smi, tmp_path: Path) -> None:
     assert detect_gpus(put_files(tmp_path / "pi", {"proc/device-tree/model": "Raspberry Pi 5 Model B"})) == ()
     put_files(tmp_path, ORIN_NANO_SUPER)
     smi(prints("0, [N/A], Orin (nvgpu), [N/A], [N/A], 540.4.0"))
-    name = "NVIDIA Jetson Orin Nano Engineering Reference Developer Kit Super"
-    gpu = Gpu(name, (8, 7), 7.8, "L4T 36.4.3", is_jetson=True, part="p3767-0005", mode=NANO.mode)
+    gpu = Gpu(NANO.model, (8, 7), 7.8, "L4T 36.4.3", is_jetson=True, part="p3767-0005", mode=NANO.mode)
     assert detect_gpus(tmp_path) == (gpu,)
 
 
 @pytest.mark.parametrize("name", ["dev/nvidia0", "dev/nvhost-gpu", "dev/nvgpu/igpu0/ctrl"])
 def test_a_gpu_that_nothing_names_is_not_overlooked(smi, name: str, tmp_path: Path, monkeypatch) -> None:
-    """In a container nvidia-smi may be missing where the GPU is there."""
     assert hidden_gpu(tmp_path) is None
     (tmp_path / name).parent.mkdir(parents=True)
     (tmp_path / name).touch()
@@ -132,10 +128,9 @@ def test_everything_is_read_and_a_jetson_may_tell_only_its_name(tmp_path: Path) 
     assert state == JetsonState("NVIDIA Jetson Next")
     assert state.facts() == [("Jetson", "NVIDIA Jetson Next")]
     assert JetsonState.from_json(json.loads(json.dumps(NANO.to_json()))) == NANO
-    facts = dict(NANO.facts())
-    assert facts["Jetson"].endswith("Super (p3767-0005)")
-    assert (facts["JetPack"], facts["power mode"]) == ("6.2 (L4T 36.4.3)", "MAXN_SUPER")
-    assert facts["GPU clock"] == "306 of 1020 MHz"
+    wanted = {"JetPack": "6.2 (L4T 36.4.3)", "power mode": "MAXN_SUPER", "GPU clock": "306 of 1020 MHz"}
+    assert wanted.items() <= dict(NANO.facts()).items()
+    assert dict(NANO.facts())["Jetson"].endswith("Super (p3767-0005)")
 
 
 @pytest.mark.parametrize(
@@ -150,9 +145,7 @@ def test_everything_is_read_and_a_jetson_may_tell_only_its_name(tmp_path: Path) 
         ({"etc_nv_tegra_release": "nonsense"}, "jetpack", ""),
     ],
 )
-def test_the_module_on_any_board_and_without_its_package_jetpack_by_jetson_linux(
-    tmp_path: Path, changed: dict[str, str], fact: str, value: str
-) -> None:
+def test_the_module_and_without_its_package_jetpack(tmp_path: Path, changed, fact: str, value: str) -> None:
     state = read_jetson(put_files(tmp_path, ORIN_NANO_SUPER, dpkg_status=None, **changed))
     assert getattr(state, fact) == value
 
@@ -190,71 +183,50 @@ class TestMatch:
 )
 def test_in_a_container_the_device_tree_is_hidden(tmp_path: Path, name: str, text: str, model: str) -> None:
     root = put_files(tmp_path, {name: text, "proc/meminfo": ORIN_NANO_SUPER["proc/meminfo"]})
-    state = read_jetson(root)
-    assert (state.model, state.memory_gb) == (model, 7.8)
     (gpu,) = detect_gpus(root)
-    assert gpu.is_jetson
-    assert gpu.name == model
-    assert gpu.compute_capability == (8, 7)
+    assert (gpu.name, gpu.compute_capability, gpu.memory_gb, gpu.is_jetson) == (model, (8, 7), 7.8, True)
     assert match_target(gpu).kind == "jetson"
     assert read_jetson(put_files(tmp_path / "no", {"tmp/nv_jetson_model": "Not a Jetson device\n"})) is None
 
 
+NX, AGX = "NVIDIA Jetson Orin NX", "NVIDIA Jetson AGX Orin Developer Kit"
+MASK, CAP = "devices/gpu.0/tpc_pg_mask", "kernel/nvpmodel_clk_cap/emc"
+
+
 @pytest.mark.parametrize(
-    ("model", "mask", "sms"),
-    [
-        ("NVIDIA Jetson Orin NX", "252\n", 4),
-        ("NVIDIA Jetson AGX Orin 32GB", "128\n", 14),
-        ("NVIDIA Jetson AGX Orin Developer Kit", "248\n", 6),
-        ("NVIDIA Jetson AGX Orin Developer Kit", None, None),
-        ("NVIDIA Jetson AGX Thor Developer Kit", "252\n", None),
+    ("model", "file", "text", "mode"),
+    [  # masks by NVIDIA's nvpmodel files; Thor has other TPCs
+        *((NX, MASK.replace("gpu.0", gpu), "252\n", PowerMode("", 4)) for gpu in GPU_FOLDERS),
+        ("NVIDIA Jetson AGX Orin 32GB", MASK, "128\n", PowerMode("", 14)),
+        (AGX, MASK, "248\n", PowerMode("", 6)),
+        (AGX, "nothing", "", PowerMode()),
+        ("NVIDIA Jetson AGX Thor Developer Kit", MASK, "252\n", PowerMode()),
+        (NX, CAP, "2133000000\n", PowerMode("", None, None, 2133.0)),
+        (NX, "kernel/nvpmodel_emc_cap/emc_iso_cap", "2133000000\n", PowerMode("", None, None, 2133.0)),
+        (NX, CAP, "0\n", PowerMode()),
+        (NX, CAP, "9223372036854775807\n", PowerMode()),
     ],
 )
-@pytest.mark.parametrize("place", ["gpu.0", "platform/gpu.0", "platform/17000000.gpu", "platform/bus@0/17000000.gpu"])
-def test_the_multiprocessors_that_a_mode_leaves(
-    model: str, mask: str | None, sms: int | None, place: str, tmp_path: Path
+def test_the_multiprocessors_and_memory_clock_of_a_mode(
+    model: str, file: str, text: str, mode: PowerMode, tmp_path: Path
 ) -> None:
-    """Masks by NVIDIA's nvpmodel files; Thor has other TPCs, so that its mask says nothing here."""
-    files = {"proc/device-tree/model": model, f"sys/devices/{place}/tpc_pg_mask": mask or ""}
-    mode = read_power_mode(put_files(tmp_path, {name: text for name, text in files.items() if text}))
-    assert mode == PowerMode("", sms)
+    assert read_power_mode(put_files(tmp_path, {"proc/device-tree/model": model, f"sys/{file}": text})) == mode
 
 
-@pytest.mark.parametrize(
-    ("place", "text", "mhz"),
-    [
-        ("nvpmodel_clk_cap/emc", "2133000000\n", 2133.0),
-        ("nvpmodel_emc_cap/emc_iso_cap", "2133000000\n", 2133.0),
-        ("nvpmodel_clk_cap/emc", "0\n", None),
-        ("nvpmodel_clk_cap/emc", "9223372036854775807\n", None),
-    ],
-)
-def test_the_cap_of_the_memory(place: str, text: str, mhz: float | None, tmp_path: Path) -> None:
-    files = {"proc/device-tree/model": "NVIDIA Jetson Orin NX", f"sys/kernel/{place}": text}
-    assert read_power_mode(put_files(tmp_path, files)) == PowerMode("", None, None, mhz)
-
-
-ORIN = {
-    "sys/class/devfreq/17000000.gpu/cur_freq": "1020000000\n",
-    "sys/class/devfreq/17000000.gpu/min_freq": "306000000\n",
-    "sys/class/devfreq/17000000.gpu/max_freq": "1020000000\n",
-    "sys/class/hwmon/hwmon3/name": "soctherm_oc\n",
-    "sys/class/hwmon/hwmon3/oc1_event_cnt": "0\n",
-    "sys/class/hwmon/hwmon3/oc2_event_cnt": "15\n",
-    "sys/class/hwmon/hwmon3/oc3_event_cnt": "37\n",
-}
+COUNTS = {f"sys/class/hwmon/hwmon3/oc{k}_event_cnt": count for k, count in ((1, "0\n"), (2, "15\n"), (3, "37\n"))}
+CLOCKS = {f"sys/class/devfreq/17000000.gpu/{name}_freq": "1020000000\n" for name in ("cur", "max")}
+ORIN = {**CLOCKS, "sys/class/hwmon/hwmon3/name": "soctherm_oc\n", **COUNTS}
 CALM = Throttling(1020.0, {"oc1": 0, "oc2": 15, "oc3": 37})
 
 
 def test_clocks_and_counters_are_read(tmp_path: Path) -> None:
-    """Counters count from the start of the device; what cannot be read is no event, and a workstation is no Jetson."""
     assert read_throttling(put_files(tmp_path / "orin", ORIN)) == CALM
     assert throttling_warnings(CALM, CALM, CALM) == ()
     thor = put_files(tmp_path / "thor", {"sys/class/devfreq/gpu-gpc-0/cur_freq": "1575000000"})
     assert read_throttling(thor) == Throttling(1575.0, {})
-    garbled = dict.fromkeys((name for name in ORIN if "hwmon" in name), "not a number")
-    assert read_throttling(put_files(tmp_path / "garbled", {**ORIN, **garbled})) == replace(CALM, events={})
-    assert read_throttling(put_files(tmp_path / "pc", {"sys/class/hwmon/hwmon3/oc1_event_cnt": "0"})) is None
+    garbled = put_files(tmp_path / "garbled", {**ORIN, **dict.fromkeys(COUNTS, "not a number")})
+    assert read_throttling(garbled) == replace(CALM, events={})
+    assert read_throttling(put_files(tmp_path / "pc", COUNTS)) is None
 
 
 @pytest.mark.parametrize(
@@ -266,16 +238,10 @@ def test_clocks_and_counters_are_read(tmp_path: Path) -> None:
         ({"17000000_gpu_cur_freq": "612000000"}, "fell from 1020 to 612 MHz since the first timing"),
     ],
 )
-def test_what_lowers_the_clocks_is_a_warning_of_the_measurement(
-    tmp_path: Path, changed: dict[str, str], words: str
-) -> None:
-    before = read_throttling(put_files(tmp_path, ORIN))
-    assert before is not None
-    assert throttling_warnings(before, before, before) == ()  # the first timing
+def test_what_lowers_the_clocks_is_a_warning(tmp_path: Path, changed: dict[str, str], words: str) -> None:
     now = read_throttling(put_files(tmp_path, ORIN, **changed))
     assert now is not None
-    (warning,) = throttling_warnings(now, before, before)
+    (warning,) = throttling_warnings(now, CALM, CALM)
     assert words in warning
-    assert ": " in warning
-    later = throttling_warnings(now, now, before)
+    later = throttling_warnings(now, now, CALM)
     assert (later == ()) is ("oc" in next(iter(changed)))  # events that happened before are none of this timing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,21 +23,19 @@ def test_the_profile_of_the_device_and_what_is_unknown_are_no_warning_a_floating
     assert profile_warnings(load_target("jetson-orin-nano-8gb-super"), LOCKED) == ()
     assert profile_warnings(load_target("jetson-orin-nano-4gb"), JetsonState("NVIDIA Jetson Orin Nano")) == ()
     (text,) = profile_warnings(load_target("jetson-orin-nano-8gb-super"), NANO)
-    assert "between 306 and 1020 MHz" in text
-    assert "jetson_clocks" in text
+    assert re.search("between 306 and 1020 MHz.*jetson_clocks", text)
 
 
 def test_another_clock_or_fewer_multiprocessors() -> None:
-    (text,) = profile_warnings(load_target("jetson-orin-nano-8gb"), LOCKED)
-    assert "power mode MAXN_SUPER has GPU 1020 MHz, memory 3199 MHz; the profile" in text
-    assert "jetson-orin-nano-8gb assumes GPU 625 MHz, memory 2133 MHz (16.6 of 10.2 TFLOPS in FP16)" in text
     capped = replace(NANO, mode=PowerMode("25W", 8, 408.0, 3199.0), gpu_min_mhz=408.0, part="p3767-0000")
-    (text,) = profile_warnings(load_target("jetson-orin-nx-16gb-super"), capped)
-    assert "power mode 25W has GPU 408 MHz; the profile" in text
     part = replace(LOCKED, part="p3767-0002", mode=PowerMode("15W", 4, 612.0, 3199.0), gpu_min_mhz=612.0)
-    (text,) = profile_warnings(load_target("jetson-orin-nx-16gb"), part)
-    assert "power mode 15W has 4 SMs, GPU 612 MHz; the profile" in text
-    assert "assumes 8 SMs, GPU 918 MHz (5.0 of 15.0 TFLOPS in FP16)" in text
+    for name, state, has, assumes in (
+        ("nano-8gb", LOCKED, "MAXN_SUPER has GPU 1020 MHz, memory 3199 MHz", "GPU 625 MHz, memory 2133 MHz (16.6"),
+        ("nx-16gb-super", capped, "25W has GPU 408 MHz", "GPU 1173 MHz (6.7"),
+        ("nx-16gb", part, "15W has 4 SMs, GPU 612 MHz", "8 SMs, GPU 918 MHz (5.0"),
+    ):
+        (text,) = profile_warnings(load_target(f"jetson-orin-{name}"), state)
+        assert f"power mode {has}; the profile jetson-orin-{name} assumes {assumes} of " in text
 
 
 @pytest.mark.parametrize(
@@ -54,17 +53,15 @@ def test_another_clock_or_fewer_multiprocessors() -> None:
 def test_another_mode_than_before(now: PowerMode | None, is_told: bool) -> None:
     state = None if now is None else replace(LOCKED, mode=now)
     told = other_mode(LOCKED, state, "the search measured", "set the other")
-    assert [text.endswith(": set the other") for text in told] == [True] * is_told
-    for text in told:
-        mode = "MAXN_SUPER (8 SMs, GPU up to 1020 MHz, memory up to 3199 MHz)"
-        assert text.startswith(f"the search measured in power mode {mode}, and this is ")
+    mode = r"MAXN_SUPER \(8 SMs, GPU up to 1020 MHz, memory up to 3199 MHz\)"
+    pattern = f"the search measured in power mode {mode}, and this is .*: set the other$"
+    assert [bool(re.match(pattern, text)) for text in told] == [True] * is_told
 
 
-@pytest.mark.parametrize("state", [LOCKED, replace(LOCKED, part="")], ids=["by part", "by name and memory"])
+@pytest.mark.parametrize("part", [LOCKED.part, ""], ids=["by part", "by name and memory"])
 @pytest.mark.parametrize("name", ["jetson-orin-nx-8gb-super", "jetson-orin-nano-4gb-super", "h200"])
-def test_another_module(name: str, state: JetsonState) -> None:
-    text = profile_warnings(load_target(name), state)[0]
-    assert "another module" in text
+def test_another_module(name: str, part: str) -> None:
+    assert "another module" in profile_warnings(load_target(name), replace(LOCKED, part=part))[0]
 
 
 @pytest.mark.parametrize(("name", "tf32_ms"), [("jetson-orin-nano-8gb", 0.362), ("t4", None), ("cpu", None)])
@@ -74,9 +71,8 @@ def test_a_device_is_not_measured_and_all_fp32_is_held_beside_tf32_where_the_dev
     model = load_model(Path(__file__).parents[2] / "benchmarks/models/digits_vit.onnx")
     grouped, target = GroupedModel(model, find_groups(model)), load_target(name)
     plain = not_measured("a device")
-    assert (plain.code, plain.severity, plain.origin) == ("target-not-here", "info", "search")
+    assert plain.code == "target-not-here"
     assert plain.message.startswith("a device is not measured here: latency is predicted")
-    assert "`mptune confirm`" in plain.cure
     (finding,) = not_here_findings(plain, grouped, target, {})
     assert (finding == plain) == (tf32_ms is None)
     if tf32_ms is not None:

@@ -128,16 +128,14 @@ def tune(
 def find_sensitivity(
     space: SearchSpace,
     toolchain: Toolchain,
-    metric: str,
-    path: Path,
-    listener: Listener,
-    settings: SearchSettings | None = None,
-    limits: Limits | None = None,
+    folder: Path,
     allowed: float = math.inf,
+    metric: str = "relative_l2",
+    **options: Any,
 ) -> Sensitivity:
-    """One-group errors, beside ``path``; what an earlier call noted in the journal there is not done again."""
-    record = open_study(space, name=metric, metric=metric, identity={}, journal=path.with_suffix(".journal"))
-    known = Knowledge(make_bench(record, toolchain, settings, listener, limits), metric, path.parent)
+    """One-group errors; what an earlier call noted in the journal of the folder is not done again."""
+    record = open_study(space, name=metric, metric=metric, identity={}, journal=folder / "errors.journal")
+    known = Knowledge(make_bench(record, toolchain, **options), metric, folder)
     known.take(allowed)
     record.close()
     return known.sensitivity()

@@ -105,7 +105,7 @@ def test_a_reference_that_fails_is_the_models_fault_unless_the_machine_prevents_
 
 def test_a_kill_during_emulation_teaches_no_overflow(space: SearchSpace, tmp_path: Path) -> None:
     toolchain = make_toolchain(space, killed={0, 1, 3})
-    sensitivity = find_sensitivity(space, toolchain, "relative_l2", tmp_path / "s.json", Diary())
+    sensitivity = find_sensitivity(space, toolchain, tmp_path)
     assert sensitivity.errors == {g: pytest.approx(e, rel=1e-3) for g, e in toolchain.law.errors.items()}
 
 

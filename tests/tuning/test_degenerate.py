@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import onnx
 import pytest
@@ -22,22 +22,15 @@ from tests.graph import models
 pytestmark = pytest.mark.usefixtures("opened_here", "place")
 
 
-class Search(NamedTuple):
-    """What one search did and said."""
-
-    front: Front
-    toolchain: FakeToolchain
-    diary: Diary
-
-
-def search(toolchain: FakeToolchain | None = None, **settings: Any) -> Search:
-    toolchain, diary = toolchain or fakes.make_toolchain(), Diary()
+def search(toolchain: FakeToolchain, **settings: Any) -> tuple[Front, Diary]:
+    """What a search found, and what it said."""
+    diary = Diary()
     front = fakes.search(toolchain, listener=diary, **{"budget": 14, **settings})
     assert front.limits_met
     assert (front.run_dir / "chosen" / "model.onnx").exists()
     assert mptune.report(front.run_dir).to_json() == front.to_json()
     print_front(front, io.StringIO())
-    return Search(front, toolchain, diary)
+    return front, diary
 
 
 EVERY_PLAN = "stopped: every plan of the search space has been evaluated"
@@ -47,7 +40,8 @@ ALL_PINNED = "every layer group is pinned, so there was nothing to search"
 @pytest.mark.parametrize(("pinned", "plans"), [("'*'", 1), ("'block*', 'mixing*'", 2)])
 def test_no_free_group_or_one(pinned: str, plans: int) -> None:
     Path("space.toml").write_text(f"format = 1\n[pin]\nfp32 = [{pinned}]")
-    front, toolchain, diary = search(space="space.toml")
+    toolchain = fakes.make_toolchain()
+    front, diary = search(toolchain, space="space.toml")
     assert EVERY_PLAN in diary.stages
     assert len(toolchain.built) == plans
     assert [len(p.plan.fp16_groups) for p in front.points] == [1, 0][-plans:]
@@ -59,7 +53,7 @@ def test_no_free_group_or_one(pinned: str, plans: int) -> None:
 def test_every_group_overflows() -> None:
     toolchain = fakes.make_toolchain()
     toolchain.non_finite = set(toolchain.law.groups)
-    front, _, diary = search(toolchain, budget=20)
+    front, diary = search(toolchain, budget=20)
     kept = front.explanation.fp32_groups(front.fp32.plan.fingerprint)
     assert {group.because.partition(",")[0] for group in kept} == {"error: NaN or Inf alone"}
     assert front.chosen == front.fp32
@@ -70,7 +64,7 @@ def test_every_group_overflows() -> None:
 def test_every_group_fails_to_build() -> None:
     toolchain = fakes.make_toolchain()
     toolchain.fails = set(toolchain.law.groups)
-    front = search(toolchain, budget=20).front
+    front, _ = search(toolchain, budget=20)
     (warning,) = front.warnings
     plans = f"{front.failures} of {front.failures + 1} plans"
     assert warning.startswith(f"{plans} failed and are not judged; the first with: build, ")
@@ -82,27 +76,28 @@ def test_every_group_fails_to_build() -> None:
 def test_fp16_is_slower_everywhere(source: str) -> None:
     toolchain = fakes.make_toolchain(latency_source=source)
     toolchain.law.gains = dict.fromkeys(toolchain.law.groups, -0.5)
-    front = search(toolchain).front
+    front, _ = search(toolchain)
     assert front.points == (front.fp32,) == (front.chosen,)
 
 
 def test_all_errors_are_zero() -> None:
     toolchain = fakes.make_toolchain()
     toolchain.law.errors, toolchain.law.fp32_error = dict.fromkeys(toolchain.law.groups, 0.0), 0.0
-    front = search(toolchain).front
+    front, _ = search(toolchain)
     assert front.points == (front.fp16,) == (front.chosen,)
 
 
 @pytest.mark.parametrize("budget", [1, 3])
 def test_a_budget_below_the_number_of_seeds(budget: int) -> None:
-    front, _, diary = search(budget=budget)
+    first, second = fakes.make_toolchain(), fakes.make_toolchain()
+    front, diary = search(first, budget=budget)
     says = "only the baseline and the seeds were evaluated, and nothing was searched"
     assert any(says in text and "larger --budget" in text for text in front.warnings)
     assert diary.stages[2] == "stopped: the budget is spent"
     assert front.evaluations == budget
-    more = search(budget=8)
-    assert not any(says in text for text in more.front.warnings)
-    assert len(more.toolchain.built) == 8 - budget
+    front, _ = search(second, budget=8)
+    assert not any(says in text for text in front.warnings)
+    assert len(second.built) == 8 - budget
 
 
 def save_model(node: onnx.NodeProto, x: int, y: int, *constants: onnx.TensorProto) -> None:
@@ -113,7 +108,7 @@ def save_model(node: onnx.NodeProto, x: int, y: int, *constants: onnx.TensorProt
 def test_a_model_that_computes_nothing_in_fp32_is_refused() -> None:
     save_model(models.node("Add", ["x", "x"], "y", "twice/Add"), TensorProto.INT64, TensorProto.INT64)
     with pytest.raises(ModelError, match="no FP32 layer to tune") as caught:
-        search(data=None)
+        search(fakes.make_toolchain(), data=None)
     assert caught.value.hint
 
 
@@ -121,7 +116,7 @@ def test_a_model_without_layer_groups() -> None:
     """All that is FP32 in it is made by an operator that has no precision of its own."""
     node = models.node("DequantizeLinear", ["x", "scale"], "y", "dequantize")
     save_model(node, TensorProto.UINT8, TensorProto.FLOAT, models.constant("scale", 0.1))
-    front = search(data=None).front
+    front, _ = search(fakes.make_toolchain(), data=None)
     assert "no layer group can have another precision; nothing to tune" in [f.text for f in front.findings]
     assert front.fp32.plan.precision == {}
 

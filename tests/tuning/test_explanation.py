@@ -12,15 +12,14 @@ import pytest
 from mptune.finding import CODES, Finding, Where
 from mptune.graph.groups import FOLDED
 from mptune.graph.plan import Precision
-from mptune.settings import SearchSettings
 from mptune.targets.roofline import LatencyTerms
 from mptune.tuning.dominance import pareto
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import EXPLAIN_JSON, Explanation, Grounds, explain, keep_grounds
-from mptune.tuning.knowledge import SENSITIVITY_JSON, make_prior
+from mptune.tuning.knowledge import make_prior
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.space import Pin, SearchSpace
-from tests.fakes import Diary, FakeToolchain, Law
+from tests.fakes import FakeToolchain, Law
 from tests.tuning.conftest import OpenRecord, make_small_space
 from tests.tuning.factory import find_sensitivity, make_toolchain, propose_with, tune
 
@@ -32,7 +31,7 @@ def guided(
     record: StudyRecord, toolchain: FakeToolchain, folder: Path, budget: int = 30, terms: LatencyTerms | None = None
 ) -> tuple[Evaluation, ...]:
     """A search as a session does it, which knows these terms or those of the law; returns the front."""
-    sensitivity = find_sensitivity(record.space, toolchain, "relative_l2", folder / SENSITIVITY_JSON, Diary())
+    sensitivity = find_sensitivity(record.space, toolchain, folder)
     is_exact = toolchain.latency_source == "predicted"
     prior = make_prior(record.space, sensitivity, terms or toolchain.latency_terms(), exact=is_exact)
     keep_grounds(record.space, prior, folder)
@@ -57,14 +56,9 @@ def test_each_reason_where_it_holds(open_record: OpenRecord, tmp_path: Path, sou
     small = make_small_space(12)
     free = tuple(g.id for g in small.groups if g.id not in pins)
     space = replace(small, free=free, pinned=pins, seeds=(small.seeds[0],))
-    law = Law(
-        list(GAINS),
-        boundary_ms=0.05,
-        gains={**GAINS, "g006": -0.3, "g007": 0.02},
-        errors={**ERRORS, "g002": 2e-2, "g007": 1e-8},
-    )
-    toolchain = FakeToolchain(law, non_finite={"g004"}, latency_source=source, noise=0.0)  # type: ignore[arg-type]
-    record = open_record(space)
+    errors, gains = {**ERRORS, "g002": 2e-2, "g007": 1e-8}, {**GAINS, "g006": -0.3, "g007": 0.02}
+    law = Law(list(GAINS), boundary_ms=0.05, gains=gains, errors=errors)
+    record, toolchain = open_record(space), FakeToolchain(law, non_finite={"g004"}, latency_source=source, noise=0.0)
     front = guided(record, toolchain, tmp_path)
     baseline = record.baseline()
     findings = [about("spacing", "g000", "g002"), about("long-sum", "g004"), about("cancellation", "g006")]
@@ -98,9 +92,8 @@ def test_each_reason_where_it_holds(open_record: OpenRecord, tmp_path: Path, sou
 def test_figures_are_the_laws(record: StudyRecord, space: SearchSpace, tmp_path: Path) -> None:
     """With predicted latencies the terms are known exactly."""
     toolchain = FakeToolchain(Law(list(space.free), boundary_ms=0.3), latency_source="predicted")
-    front = guided(record, toolchain, tmp_path)
+    front, law = guided(record, toolchain, tmp_path), toolchain.law
     explanation = explain(record, tmp_path, front)
-    law = toolchain.law
     for point in front:
         for kept in explanation.fp32_groups(point.plan.fingerprint):
             group, error = kept.worth.group, kept.worth.one_group_error
@@ -119,6 +112,7 @@ def test_figures_are_the_laws(record: StudyRecord, space: SearchSpace, tmp_path:
     assert ratios == sorted(ratios)
 
 
+@pytest.mark.usefixtures("spends_budget")
 def test_gains_are_learned_from_builds(record: StudyRecord, space: SearchSpace, tmp_path: Path) -> None:
     """The roofline is wrong by a factor; what was timed counts."""
     toolchain = FakeToolchain(Law(list(space.free), gains=GAINS, boundary_ms=0.05), noise=0.0)
@@ -128,12 +122,9 @@ def test_gains_are_learned_from_builds(record: StudyRecord, space: SearchSpace, 
     assert [worth.gain_ms for worth in explanation.groups] == [pytest.approx(0.5, abs=0.15)] * 8
 
 
-def test_without_sensitivity_and_terms_nothing_is_made_up(
-    open_record: OpenRecord, space: SearchSpace, tmp_path: Path
-) -> None:
-    record = open_record(sampler=None)
-    keep_grounds(space, None, tmp_path)
-    tune(record, settings=SearchSettings(budget=10, sampler="tpe"))
+def test_without_sensitivity_and_terms_nothing_is_made_up(record: StudyRecord, tmp_path: Path) -> None:
+    keep_grounds(record.space, None, tmp_path)
+    tune(record, budget=10)
     front = pareto(record.evaluations())
     explanation = explain(record, tmp_path, front)
     assert explanation.gains_from is None
@@ -141,9 +132,8 @@ def test_without_sensitivity_and_terms_nothing_is_made_up(
 
 
 def test_grounds_survive_their_file(open_record: OpenRecord, space: SearchSpace, tmp_path: Path) -> None:
-    record = open_record()
+    record, path = open_record(), tmp_path / EXPLAIN_JSON
     front = guided(record, make_toolchain(space), tmp_path, budget=10)
-    path = tmp_path / EXPLAIN_JSON
     assert Grounds.load(path).prior is not None
     before = path.stat().st_mtime_ns
     keep_grounds(space, None, tmp_path)

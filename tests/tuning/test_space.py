@@ -144,8 +144,8 @@ def test_with_three_precisions_what_leaves_fp16s_range_may_be_bf16(make: Make, g
     hazards = [make_hazard(over, value=1e5), replace(make_hazard(lost), **stagnation), make_hazard(lacking, value=1e9)]
     no_kernel = {Precision.BF16: {lacking: "no kernel"}}
     both, all_three, alone = (
-        make("", hazards, lacks, precisions)
-        for lacks, precisions in (({}, ALL_THREE[:2]), (no_kernel, ALL_THREE), (no_kernel, ("fp32", "bf16")))
+        make("", hazards, lacking=lacking_of, precisions=precisions)
+        for lacking_of, precisions in (({}, ALL_THREE[:2]), (no_kernel, ALL_THREE), (no_kernel, ("fp32", "bf16")))
     )
     assert {over, lost, lacking} <= both.pinned.keys()
     assert set(both.reduced.values()) == {Precision.FP16}

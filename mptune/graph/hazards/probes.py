@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from mptune.graph.facts import attribute, facts_of, float_attribute
+from mptune.graph.facts import attribute, facts_of, float_attribute, origin
 from mptune.graph.hazards.hazard import Hazard, HazardPlace, NodeFacts, ObservedValues, TensorRange, group_of, spacing
 from mptune.graph.hazards.masks import comes_to_softmax
 from mptune.graph.hazards.static import state_pairs
@@ -195,9 +195,7 @@ def probe_hazards(types: ValueTypes, observed: ObservedValues, guarded: Collecti
         if hazard.code not in (("vanishing-values",) if is_pole else ("cancellation", "spacing")):
             continue
         for name in (hazard.place.tensor,) if is_pole else facts.varying(node):
-            source = facts.producer(name)
-            while source is not None and source.op_type in MOVEMENT and source.inputs:
-                source = facts.producer(source.inputs[0])
+            source = facts.producer(origin(types.model, name, MOVEMENT)[0])
             group = None if source is None or not types.model.info(name).is_float32 else group_of(types, source)
             if source is None or group in done or types.group_of[source.index] in types.lacking(hazard.precision):
                 continue

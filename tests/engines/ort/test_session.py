@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -11,7 +12,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import NodeProto, TensorProto, helper, version_converter
+from onnx import TensorProto, helper, version_converter
 
 from mptune.data.archive import save_samples
 from mptune.engines.base import EngineError, Failure, FailureKind
@@ -31,15 +32,16 @@ from mptune.engines.samples import Scoring
 from mptune.engines.toolchains.jobs import ErrorsJob, ReferenceJob
 from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
-from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.plan import Precision
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
 from mptune.processes.parent import Worker
 from mptune.settings import WorkerSettings
 from tests.graph import models
 from tests.graph.helpers import relative_l2, run
-from tests.graph.models import node, value
 from tests.reporting.infer_support import infer_module
+
+LAYERNORM = Path(__file__).parents[2] / "graph" / "corpus" / "layernorm_13.onnx"
 
 
 @pytest.mark.parametrize(("preset", "is_fused"), [("reference", True), ("values", False), ("emulation", False)])
@@ -51,6 +53,11 @@ def test_where_values_or_epsilons_are_read_norms_are_not_fused(preset: Preset, i
     graph = onnx.load(folder / OPTIMISED_MODEL, load_external_data=False).graph
     ops = {node.op_type for node in graph.node}
     assert ("Pow" in ops) is not is_fused  # a norm's variance
+
+
+def outputs_of(path: Path | bytes, feeds: dict[str, np.ndarray], preset: Preset = "reference") -> dict[str, np.ndarray]:
+    with closing(OrtSession(path, SessionOptions(preset=preset))) as session:
+        return session.run(feeds)
 
 
 def test_layers_may_share_an_int8_weight(tmp_path: Path) -> None:
@@ -72,11 +79,12 @@ def test_layers_may_share_an_int8_weight(tmp_path: Path) -> None:
         y = DequantizeLinear (y_q, scale, zero)
     }"""
     x = rng.uniform(-6, 6, (4, 64)).astype(np.float32)
-    session = OrtSession(models.save(models.text(graph, *constants), tmp_path), SessionOptions())
-    native = session._open_session().get_session_options()  # products saturate on no processor, with VNNI or without
-    assert native.get_session_config_entry("session.x64quantprecision") == "1"
-    y = session.run({"x": x})["y"]
-    session.close()
+    with closing(OrtSession(models.save(models.text(graph, *constants), tmp_path), SessionOptions())) as session:
+        native = (
+            session._open_session().get_session_options()
+        )  # products saturate on no processor, with VNNI or without
+        assert native.get_session_config_entry("session.x64quantprecision") == "1"
+        y = session.run({"x": x})["y"]
 
     def rounded(values: np.ndarray) -> np.ndarray:
         return np.clip(np.rint(values / scale), -128, 127)
@@ -108,15 +116,10 @@ def test_a_gemm_of_int8_activations_opens_and_is_exact(tmp_path: Path) -> None:
         c_q = QuantizeLinear (c, scale, middle)
         c_dq = DequantizeLinear (c_q, scale, middle)
     }"""
-    path = models.save(models.text(graph, *constants), tmp_path)
-    x, found = rng.uniform(-6, 6, (4, 32)).astype(np.float32), []
-    presets: tuple[Preset, ...] = ("reference", "values")
-    for preset in presets:
-        session = OrtSession(path, SessionOptions(preset=preset))
-        found.append(session.run({"x": x}))
-        session.close()
-    for name, plain in found[1].items():
-        apart = np.abs(found[0][name] - plain)
+    path, x = models.save(models.text(graph, *constants), tmp_path), rng.uniform(-6, 6, (4, 32)).astype(np.float32)
+    reference = outputs_of(path, {"x": x})
+    for name, plain in outputs_of(path, {"x": x}, "values").items():
+        apart = np.abs(reference[name] - plain)
         assert apart.max() < 1.01 * scale, name  # one step, where a rounding is a tie
         assert np.count_nonzero(apart > scale / 2) <= 2, name
 
@@ -130,13 +133,15 @@ def test_nodes_may_share_a_name(tmp_path: Path) -> None:
     onnx.save(graph, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
     with pytest.raises(Exception, match="same node name"):  # where this no longer fails, nothing is to be done
         onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    session = OrtSession(path, SessionOptions())
-    x = np.ones((2, *session.inputs["x"][1][1:]), np.float32)
-    found = session.run({"x": x})
-    session.close()
-    plain = onnxruntime.InferenceSession(models.mlp().SerializeToString(), providers=["CPUExecutionProvider"])
-    for name, reference in zip(found, plain.run(list(found), {"x": x}), strict=True):
-        np.testing.assert_allclose(found[name], reference, rtol=1e-5)
+    x = {"x": np.ones((2, 8), np.float32)}
+    np.testing.assert_allclose(outputs_of(path, x)["y"], outputs_of(models.mlp().SerializeToString(), x)["y"], 1e-5)
+
+
+def by_script(path: Path, folder: Path, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What infer.py, which opens a session of its own, computes."""
+    opened = infer_module(path, folder)["opened"](path, onnxruntime.SessionOptions(), ["CPUExecutionProvider"], [])
+    names = [output.name for output in opened.get_outputs()]
+    return dict(zip(names, opened.run(names, feeds), strict=True))
 
 
 @pytest.mark.parametrize("op_type", ["MatMul", "Gemm", "Conv"])
@@ -146,95 +151,67 @@ def test_the_session_and_the_script_open_fp8_activations_and_keep_their_relu(op_
     given, weights, out = shapes.get(op_type, ([4, 16], [16, 8], [4, 8]))
     zero = helper.make_tensor("zero", TensorProto.FLOAT8E4M3FN, [], [0.0])
     constants = [models.weight("w", *weights), models.constant("scale", 0.05), zero]
-    nodes = []
-    for before, after in (("x", "a"), ("w", "b"), ("relu", "y")):
-        if after == "y":
-            nodes += [models.node(op_type, ["a", "b"], "product"), models.node("Relu", ["product"], "relu")]
-        nodes.append(models.node("QuantizeLinear", [before, "scale", "zero"], f"{after}_q"))
-        nodes.append(models.node("DequantizeLinear", [f"{after}_q", "scale", "zero"], after))
-    graph = models.model(nodes, [models.value("x", given)], [models.value("y", out)], constants, opset=21)
-    path = models.save(graph, tmp_path)
+    graph = f"""(float{given} x) => (float{out} y) {{
+        x_q = QuantizeLinear (x, scale, zero)
+        a = DequantizeLinear (x_q, scale, zero)
+        w_q = QuantizeLinear (w, scale, zero)
+        b = DequantizeLinear (w_q, scale, zero)
+        product = {op_type} (a, b)
+        relu = Relu (product)
+        y_q = QuantizeLinear (relu, scale, zero)
+        y = DequantizeLinear (y_q, scale, zero)
+    }}"""
+    path = models.save(models.text(graph, *constants, opset=21), tmp_path)
     with pytest.raises(Exception, match=r"float8|QLinearMatMul"):  # where this no longer fails, nothing is to be done
         onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    feeds, found = {"x": np.random.default_rng(0).standard_normal(given).astype(np.float32)}, []
-    presets: tuple[Preset, ...] = ("reference", "values")
-    for preset in presets:
-        session = OrtSession(path, SessionOptions(preset=preset))
-        found.append(session.run(feeds)["y"])
-        assert any("FP8" in warning for warning in session.warnings) is (preset == "reference")
-        session.close()
-    script = infer_module(path, tmp_path)
-    by_script = script["opened"](path, onnxruntime.SessionOptions(), ["CPUExecutionProvider"], [])
-    found.append(by_script.run(None, feeds)[0])
-    assert found[1].min() == 0, "a Relu before FP8 is dropped as one before UINT8 is"
-    assert np.array_equal(found[0], found[1])
-    assert np.array_equal(found[2], found[1])
-
-
-LAYERNORM = Path(__file__).parents[2] / "graph" / "corpus" / "layernorm_13.onnx"
-
-
-@pytest.fixture
-def raised(tmp_path: Path) -> Path:
-    path = tmp_path / "raised.onnx"
-    onnx.save(version_converter.convert_version(onnx.load(LAYERNORM), 17), path)
-    return path
-
-
-def mixed(path: Path, fp16_norms: bool) -> Path:
-    """The model with its norms in one precision and all else in the other."""
-    model = load_model(path)
-    groups = find_groups(model)
-    plan = {g.id: Precision.FP16 if (g.kind == "norm") is fp16_norms else Precision.FP32 for g in groups}
-    bank = WeightBank.write(model, path.parent)
-    rewriter = Rewriter(GroupedModel(model, groups), bank)
-    return rewriter.write(PrecisionPlan(model.sha256, plan), path.parent / "typed.onnx")
+    feeds = {"x": np.random.default_rng(0).standard_normal(given).astype(np.float32)}
+    expected = outputs_of(path, feeds, "values")["y"]
+    assert expected.min() == 0, "a Relu before FP8 is dropped as one before UINT8 is"
+    with closing(OrtSession(path, SessionOptions())) as session:
+        assert np.array_equal(session.run(feeds)["y"], expected)
+        assert "FP8" in session.warnings[0]
+    assert np.array_equal(by_script(path, tmp_path, feeds)["y"], expected)
 
 
 @pytest.mark.parametrize("fp16_norms", [True, False])
-def test_the_session_and_the_script_open_mixed_norms(raised: Path, tmp_path: Path, fp16_norms: bool) -> None:
+def test_the_session_and_the_script_open_mixed_norms(tmp_path: Path, fp16_norms: bool) -> None:
     """Norms written out at opset 17 and up, in another precision than what they read (LayerNormFusion)."""
-    typed = mixed(raised, fp16_norms)
+    raised = tmp_path / "raised.onnx"
+    onnx.save(version_converter.convert_version(onnx.load(LAYERNORM), 17), raised)
+    model = load_model(raised)
+    grouped = GroupedModel(model, find_groups(model))
+    norm, other = (Precision.FP16, Precision.FP32) if fp16_norms else (Precision.FP32, Precision.FP16)
+    plan = grouped.uniform(other).replace({group.id: norm for group in grouped.groups if group.kind == "norm"})
+    typed = Rewriter(grouped, WeightBank.write(model, tmp_path)).write(plan, tmp_path / "typed.onnx")
     with pytest.raises(Exception, match="/LayerNormFusion/"):  # where this no longer fails, nothing is to be done
         onnxruntime.InferenceSession(str(typed), providers=["CPUExecutionProvider"])
     feeds = {"x": np.random.default_rng(0).standard_normal((2, 9, 16), np.float32)}
-    session = OrtSession(typed, SessionOptions())
-    outputs = session.run(feeds)
-    assert any("LayerNormFusion" in warning for warning in session.warnings)
-    session.close()
-    script = infer_module(raised, tmp_path)
-    by_script = script["opened"](typed, onnxruntime.SessionOptions(), ["CPUExecutionProvider"], [])
-    names = [output.name for output in by_script.get_outputs()]
-    for given in (outputs, dict(zip(names, by_script.run(None, feeds), strict=True))):
-        for name, reference in run(raised, feeds).items():
-            assert relative_l2(given[name], reference) < 1e-2
-
-
-def norm_then_products(folder: Path) -> Path:
-    """A norm whose result reaches a product through a transpose: what the crashing fusion looks for."""
-    nodes = [
-        models.node("LayerNormalization", ["x", "gamma", "beta"], "n", "norm", axis=-1),
-        models.node("Transpose", ["n"], "t", "transpose", perm=[1, 0, 2]),
-        models.node("MatMul", ["t", "w"], "y", "product"),
-    ]
-    constants = [models.weight("gamma", 16), models.weight("beta", 16), models.weight("w", 16, 16)]
-    proto = models.model(nodes, [models.value("x", [4, 3, 16])], [models.value("y", [3, 4, 16])], constants)
-    return models.save(proto, folder)
+    with closing(OrtSession(typed, SessionOptions())) as session:
+        outputs = session.run(feeds)
+        assert any("LayerNormFusion" in warning for warning in session.warnings)
+    for name, reference in run(raised, feeds).items():
+        for computed in (outputs, by_script(typed, tmp_path, feeds)):
+            assert relative_l2(computed[name], reference) < 1e-2
 
 
 def test_an_fp16_norm_before_a_product_neither_crashes_nor_changes_from_run_to_run(tmp_path: Path) -> None:
-    path = norm_then_products(tmp_path)
+    """A norm whose result reaches a product through a transpose: what the crashing fusion looks for."""
+    graph = """(float[4, 3, 16] x) => (float[3, 4, 16] y) {
+        n = LayerNormalization <axis = -1> (x, gamma, beta)
+        t = Transpose <perm = [1, 0, 2]> (n)
+        y = MatMul (t, w)
+    }"""
+    weights = [models.weight("gamma", 16), models.weight("beta", 16), models.weight("w", 16, 16)]
+    path = models.save(models.text(graph, *weights), tmp_path)
     model = load_model(path)
-    groups = find_groups(model)
-    plan = PrecisionPlan.uniform(model.sha256, [g.id for g in groups], Precision.FP16)
-    typed = Rewriter(GroupedModel(model, groups)).export(plan, tmp_path / "typed.onnx")
+    grouped = GroupedModel(model, find_groups(model))
+    typed = Rewriter(grouped).export(grouped.uniform(Precision.FP16), tmp_path / "typed.onnx")
     sample = {"x": np.random.default_rng(0).standard_normal((4, 3, 16)).astype(np.float32)}
-    save_samples(tmp_path / "samples.npz", [sample] * 4)
+    samples, reference = tmp_path / "samples.npz", tmp_path / "reference.npz"
+    save_samples(samples, [sample] * 4)
     with Worker(tmp_path / "logs", WorkerSettings()) as worker:
-        reference = worker.call(ReferenceJob(path, tmp_path / "samples.npz", tmp_path / "reference.npz", "cpu"), 60)
-        assert not isinstance(reference, Failure), reference
-        job = ErrorsJob((typed,), Scoring(tmp_path / "samples.npz", tmp_path / "reference.npz"))
-        result = worker.call(job, 60)
+        assert not isinstance(worker.call(ReferenceJob(path, samples, reference, "cpu"), 60), Failure)
+        result = worker.call(ErrorsJob((typed,), Scoring(samples, reference)), 60)
     assert not isinstance(result, Failure), result
     errors = result[0].per_output["y"]["relative_l2"]
     assert len(set(errors)) == 1, "the same sample gives the same error every time"
@@ -281,14 +258,11 @@ def test_kind_and_words(text: str, kind: FailureKind, words: str) -> None:
     assert not any(noise in first_words(text) for noise in ("onnxruntime_src", "hostname", "ONNXRuntimeError", "\n"))
 
 
-def model(*nodes: NodeProto) -> bytes:
-    shape = models.constant("shape", [3], np.int64)
-    return models.model(nodes, [value("x", ["n"])], [value("y", None)], [shape]).SerializeToString()
+def reading(node: str) -> bytes:
+    return models.text(f"(float[n] x) => (float y) <int64[1] shape = {{3}}> {{ {node} }}").SerializeToString()
 
 
-@pytest.mark.parametrize(
-    "bad", [b"no model", model(node("NoSuchOp", ["x"], "y")), model(node("Add", ["x", "nowhere"], "y"))]
-)
+@pytest.mark.parametrize("bad", [b"no model", reading("y = NoSuchOp (x)"), reading("y = Add (x, nowhere)")])
 def test_onnx_runtimes_own_refusals(bad: bytes) -> None:
     with pytest.raises(EngineError) as caught:
         open_session(bad, SessionOptions())
@@ -297,12 +271,10 @@ def test_onnx_runtimes_own_refusals(bad: bytes) -> None:
 
 
 def test_a_failing_node_is_named() -> None:
-    session = open_session(model(node("Reshape", ["x", "shape"], "y", "the/reshape")), SessionOptions())
     with pytest.raises(EngineError, match="the/reshape") as caught:
-        session.run({"x": np.zeros(4, np.float32)})
+        outputs_of(reading('["the/reshape"] y = Reshape (x, shape)'), {"x": np.zeros(4, np.float32)})
     assert caught.value.kind is FailureKind.ERROR
     assert ".cc" not in caught.value.message
-    session.close()
 
 
 @pytest.mark.parametrize(("is_once", "captured"), [(True, [2]), (False, [2, 3])])

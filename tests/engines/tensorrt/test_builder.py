@@ -1,9 +1,10 @@
-"""TensorRT-RTX's own parser and builder, which run without a GPU."""
+"""TensorRT-RTX's own parser and builder, which run without a GPU, and the timing cache."""
 
 from __future__ import annotations
 
 import gc
 import itertools
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,7 +15,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto
 
 from mptune.data.archive import save_samples
 from mptune.engines.base import EngineError, FailureKind, Progress
@@ -25,28 +25,32 @@ from mptune.engines.tensorrt.builder import (
     BuildOptions,
     _configure,
     _fill_profile,
+    attach_timing_cache,
     build_engine,
     parse_network,
+    save_timing_cache,
 )
 from mptune.engines.tensorrt.library import Library, load_library, open_log
 from mptune.errors import SettingsError
 from mptune.graph.facts import facts_of
 from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
-from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.plan import Precision
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
 from mptune.processes.child import TRANSIENT, WorkerState
 from mptune.settings import ShapeRange
+from tests.device.cuda import FakeCuda
+from tests.device.tensorrt import make_module
 from tests.graph import models, rtx
-from tests.graph.models import node, value
+from tests.graph.helpers import feeds
 
-pytestmark = pytest.mark.tensorrt_rtx
+pytestmark = [
+    pytest.mark.tensorrt_rtx,
+    pytest.mark.filterwarnings("ignore:Use Deprecated in TensorRT-RTX:DeprecationWarning"),
+]
 
-FLOAT, HALF, INT64 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT64
 OPTIONS = BuildOptions("tensorrt-rtx", capabilities=((8, 9),))
-SQUARE = {"x": (FLOAT, [2, 2])}
-SCATTERED = {"x": (FLOAT, [4, 3]), "i": (INT64, [2, 3]), "u": (FLOAT, [2, 3])}
 
 
 @pytest.fixture(scope="module")
@@ -58,14 +62,6 @@ def rows(*counts: int) -> list[dict[str, np.ndarray]]:
     return [{"x": np.zeros((count, 32), np.float32)} for count in counts]
 
 
-def one_node(
-    folder: Path, op: str, inputs: dict[str, tuple[int, list[int]]], output: tuple[int, Any], **attributes: Any
-) -> Path:
-    given = [value(name, shape, kind) for name, (kind, shape) in inputs.items()]
-    made = node(op, list(inputs), "y", "the node", **attributes)
-    return models.save(models.model([made], given, [value("y", output[1], output[0])]), folder)
-
-
 def refusal(call: Callable[[], object]) -> EngineError:
     with pytest.raises(EngineError) as caught:
         call()
@@ -75,17 +71,16 @@ def refusal(call: Callable[[], object]) -> EngineError:
 @pytest.mark.smoke
 def test_typed_models_beside_the_weight_bank_are_built(library: Library, mlp_path: Path, tmp_path: Path) -> None:
     model = load_model(mlp_path)
-    groups = find_groups(model)
-    rewriter = Rewriter(GroupedModel(model, groups), WeightBank.write(model, tmp_path))
-    sizes = {}
+    grouped, sizes = GroupedModel(model, find_groups(model)), set()
+    rewriter = Rewriter(grouped, WeightBank.write(model, tmp_path))
     for precision in (Precision.FP32, Precision.FP16):
-        plan = PrecisionPlan.uniform(model.sha256, [group.id for group in groups], precision)
-        engine, warnings = build_engine(library, rewriter.write(plan, tmp_path / "typed.onnx"), OPTIONS, rows(2, 1, 4))
+        typed = rewriter.write(grouped.uniform(precision), tmp_path / "typed.onnx")
+        engine, warnings = build_engine(library, typed, OPTIONS, rows(2, 1, 4))
         assert warnings == ()
         assert rtx.engine_faults(library, engine) == ()
-        sizes[precision] = engine.nbytes
-    assert min(sizes.values()) > 1000
-    assert sizes[Precision.FP32] != sizes[Precision.FP16]
+        sizes.add(engine.nbytes)
+    assert len(sizes) == 2
+    assert min(sizes) > 1000
 
 
 def test_an_input_that_is_an_output_is_refused_by_name(library: Library, mlp_path: Path, tmp_path: Path) -> None:
@@ -124,32 +119,37 @@ def test_shapes_come_from_the_user_where_given(library: Library, mlp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("op", "inputs", "attributes", "kind", "words"),
+    ("graph", "kind", "words"),
     [
-        ("NoSuchOp", SQUARE, {}, FailureKind.UNSUPPORTED, "NoSuchOp node 'the node': Plugin not found"),
-        ("Det", SQUARE, {}, FailureKind.UNSUPPORTED, "Det node 'the node': TensorRT's parser does not support it"),
-        ("Add", {"x": (FLOAT, [2]), "z": (HALF, [2])}, {}, FailureKind.PARSER, "must have same input types"),
-        ("ScatterElements", SCATTERED, {"reduction": "add"}, FailureKind.UNSUPPORTED, "Unsupported reduction type"),
+        ("(float[2] x) => (float[] y) {{ {}y = NoSuchOp (x) }}", FailureKind.UNSUPPORTED, "{}Plugin not found"),
+        ("(float[2, 2] x) => (float[] y) {{ {}y = Det (x) }}", FailureKind.UNSUPPORTED, "{}TensorRT's parser does not"),
+        (
+            "(float[2] x, float16[2] z) => (float[] y) {{ {}y = Add (x, z) }}",
+            FailureKind.PARSER,
+            "must have same input",
+        ),
+        (
+            "(float[4, 3] x, int64[2, 3] i, float[2, 3] u) => (float[] y)"
+            ' {{ {}y = ScatterElements <reduction = "add"> (x, i, u) }}',
+            FailureKind.UNSUPPORTED,
+            "Unsupported reduction type",
+        ),
     ],
 )
 def test_operators_and_types_and_attributes_that_it_does_not_take(
-    library: Library, op: str, inputs: Any, attributes: Any, kind: FailureKind, words: str, tmp_path: Path
+    library: Library, graph: str, kind: FailureKind, words: str, tmp_path: Path
 ) -> None:
-    path = one_node(tmp_path, op, inputs, (FLOAT, None), **attributes)
+    path = models.save(models.text(graph.format('["the node"] ')), tmp_path)
     failure = refusal(lambda: build_engine(library, path, OPTIONS, rows(1)))
     assert failure.kind is kind
-    assert words in failure.message
-    assert failure.message.startswith(op)
+    assert words.format(" node 'the node': ") in failure.message
+    assert failure.message.startswith(graph.partition("}y = ")[2].split()[0])
 
 
 def test_a_layer_without_a_kernel_is_no_parser_error(library: Library, tmp_path: Path) -> None:
     """NonMaxSuppression is parsed, and then nothing in TensorRT-RTX implements it."""
     path = Path(__file__).parents[2] / "graph" / "corpus" / "detector.onnx"
-    model = load_model(path)
-    feeds = [
-        {i.name: np.zeros([d if isinstance(d, int) else 1 for d in i.shape or ()], i.numpy_dtype) for i in model.inputs}
-    ]
-    failure = refusal(lambda: build_engine(library, path, OPTIONS, feeds))
+    failure = refusal(lambda: build_engine(library, path, OPTIONS, [feeds(load_model(path), batch=1)]))
     assert failure.kind is FailureKind.NO_TACTIC
     assert "no runners that implement it" in failure.message
 
@@ -220,37 +220,32 @@ def test_values_of_shapes_that_do_not_fit_get_a_clear_error() -> None:
 
 
 def test_what_a_build_made_is_freed_once_the_answer_is_sent(
-    library: Library, mlp_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mlp_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A crash in a destructor then costs no result."""
+    """A crash in a destructor then costs no result; the builder goes last. A failed build is freed so, too."""
     freed: list[list[str]] = []
     close = BuildObjects.close
 
     def watched(objects: BuildObjects) -> None:
-        freed.append([type(one).__name__ for one in objects])
+        freed.append([type(each).__name__ for each in objects])
         close(objects)
         assert not objects
 
     monkeypatch.setattr(BuildObjects, "close", watched)
+    (tmp_path / "bad.onnx").write_bytes(b"no model")
     save_samples(tmp_path / "samples.npz", rows(1))
-    state = WorkerState()
-    closed: list[str] = []
+    state, closed = WorkerState(), list[str]()
     state.cached("baseline", "", lambda: SimpleNamespace(close=lambda: closed.append("baseline")))
     job = BuildJob(mlp_path, tmp_path / "engine", OPTIONS, (tmp_path / "samples.npz",), 60.0)
     assert job.run(state)[0] > 0
-    assert closed == []
-    assert replace(job, alone=True).run(state)[0] > 0
-    assert closed == ["baseline"], "an engine that is open would leave a build on a Jetson too little memory"
-    freed.clear()
-    assert freed == []
+    assert (freed, closed) == ([], [])
     state.drop(TRANSIENT)
     ((*names,),) = freed
     assert {"Builder", "INetworkDefinition", "OnnxParser", "IBuilderConfig", "IHostMemory"} <= set(names)
     assert names.index("Builder") < names.index("INetworkDefinition") < names.index("IHostMemory")
-
-    (tmp_path / "bad.onnx").write_bytes(b"no model")
     with pytest.raises(EngineError):
-        BuildJob(tmp_path / "bad.onnx", tmp_path / "engine", OPTIONS, (tmp_path / "samples.npz",), 60.0).run(state)
+        replace(job, model=tmp_path / "bad.onnx", alone=True).run(state)
+    assert closed == ["baseline"], "an engine that is open would leave a build on a Jetson too little memory"
     assert len(freed) == 1
     state.drop(TRANSIENT)
     assert "Builder" in freed[1]
@@ -259,30 +254,26 @@ def test_what_a_build_made_is_freed_once_the_answer_is_sent(
 @pytest.mark.parametrize(
     ("op", "values"),
     [
-        ("Reshape", {"target": [2]}),
-        ("Slice", {"starts": [2], "ends": [2]}),
-        ("TopK", {"k": [1]}),
-        ("Gather", {"rows": [3]}),
-        ("GatherElements", {"at": [4, 4]}),
+        ("Reshape", {"target": 2}),
+        ("Slice", {"starts": 2, "ends": 2}),
+        ("TopK", {"k": 1}),
+        ("Gather", {"rows": 3}),
+        ("GatherElements", {"at": "4, 4"}),
     ],
 )
-@pytest.mark.parametrize("through", ["", "Cast", "Mul"])
+@pytest.mark.parametrize("through", ["{}", "Cast <to = 7> ({})", "Mul ({}, one)"])
 def test_which_inputs_are_shapes_is_known_without_tensorrt(
-    library: Library, tmp_path: Path, op: str, values: dict[str, list[int]], through: str
+    library: Library, tmp_path: Path, op: str, values: dict[str, object], through: str
 ) -> None:
     """What ``build.sh`` writes values of is what TensorRT's parser calls a shape tensor."""
-    nodes = [node("Relu", ["x"], "r")]
-    names = list(values)
-    if through:
-        extra = [] if through == "Cast" else ["one"]
-        to = {"to": INT64} if through == "Cast" else {}
-        nodes += [node(through, [name, *extra], f"{name}64", **to) for name in names]
-        names = [f"{name}64" for name in names]
-    nodes.append(node(op, ["r", *names], ["y", "indices"] if op == "TopK" else "y"))
-    kind = TensorProto.INT32 if through == "Cast" else INT64
-    inputs = [value("x", [4, 4]), *(value(name, shape, kind) for name, shape in values.items())]
-    one = [models.constant("one", 1, np.int64)]
-    path = models.save(models.model(nodes, inputs, [value("y", None)], one if through == "Mul" else []), tmp_path)
+    kind = "int32" if through.startswith("Cast") else "int64"
+    inputs = "".join(f", {kind}[{shape}] {name}" for name, shape in values.items())
+    is_direct, outputs = through == "{}", "y, indices" if op == "TopK" else "y"
+    steps = "" if is_direct else "".join(f"{name}64 = {through.format(name)} " for name in values)
+    read = ", ".join(name if is_direct else f"{name}64" for name in values)
+    nodes = f"r = Relu (x) {steps}{outputs} = {op} (r, {read})"
+    graph = f"(float[4, 4] x{inputs}) => (float[] y) <int64 one = {{1}}> {{ {nodes} }}"
+    path = models.save(models.text(graph), tmp_path)
     objects = BuildObjects()
     _, network, _ = parse_network(library, path, objects)
     tensors = [network.get_input(k) for k in range(network.num_inputs)]
@@ -297,3 +288,37 @@ def test_tactics_are_timed_as_trtexec_times_them(library: Library) -> None:
     config = builder.create_builder_config()
     _configure(library, config, BuildOptions("tensorrt-rtx"))
     assert config.avg_timing_iterations == 8
+
+
+def attached(trt: Any, path: Path) -> tuple[Any, BuildObjects]:
+    """The configuration of a build that has the cache of a file, and what lives as long as the build."""
+    builder = trt.Builder(open_log(trt))
+    objects = BuildObjects([builder, builder.create_builder_config()])
+    attach_timing_cache(path, objects[1], objects)
+    return objects[1], objects
+
+
+def test_what_another_process_wrote_meanwhile_is_merged(tmp_path: Path) -> None:
+    path = tmp_path / "timing.cache"
+    builds = {name: attached(make_module("10.16.2", FakeCuda()), path) for name in ("mine", "theirs")}
+    for name, (config, _) in builds.items():
+        config.get_timing_cache().tactics.add(name)
+        save_timing_cache(path, config)
+    assert json.loads(path.read_bytes()) == ["10.16.2", ["mine", "theirs"]]
+    assert attached(make_module("10.16.2", FakeCuda()), path)[0].get_timing_cache().tactics == {"mine", "theirs"}
+    save_timing_cache(path, attached(make_module("10.3.0", FakeCuda()), path)[0])
+    assert json.loads(path.read_bytes())[0] == "10.3.0", "one of another version is replaced"
+
+
+def test_a_damaged_file_is_replaced_and_one_that_cannot_be_written_costs_the_cache_only(tmp_path: Path) -> None:
+    trt, path = load_library("tensorrt-rtx").trt, tmp_path / "engines" / "timing.cache"
+    path.parent.mkdir()
+    path.write_bytes(b"no cache at all")
+    config, _objects = attached(trt, path)
+    save_timing_cache(path, config)
+    assert path.read_bytes() != b"no cache at all"
+    assert {entry.name for entry in path.parent.iterdir()} <= {"timing.cache", "timing.cache.lock"}
+    shutil.rmtree(path.parent)
+    path.parent.write_text("a file is in the way")
+    save_timing_cache(path, config)
+    attached(trt, path)

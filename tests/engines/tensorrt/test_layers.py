@@ -8,7 +8,6 @@ a device in host memory, and the names of a real network's layers.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +15,9 @@ import pytest
 
 from mptune.data.archive import save_samples
 from mptune.data.metrics.accuracy import OutputError
-from mptune.engines import cuda
 from mptune.engines.base import EngineError, Failure, FailureKind, Measurement, Stage
 from mptune.engines.context import RunContext
-from mptune.engines.latency import Latency, Repetitions, summarise
-from mptune.engines.tensorrt import backend as tensorrt_backend
+from mptune.engines.latency import Latency
 from mptune.engines.tensorrt.builder import parse_network
 from mptune.engines.tensorrt.layers import (
     LayerTime,
@@ -31,19 +28,13 @@ from mptune.engines.tensorrt.layers import (
 )
 from mptune.engines.tensorrt.library import Kind, load_library
 from mptune.engines.tensorrt.session import EngineOptions, EngineProfileJob, TensorRtEngine
-from mptune.engines.toolchains import measuring
-from mptune.engines.toolchains.measuring import MeasureResult
-from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
-from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.plan import Precision
 from mptune.graph.writing.rewrite import Rewriter
-from mptune.processes.child import WorkerState
-from mptune.targets.detect import Gpu
-from mptune.targets.target import load_target
 from tests.device.cuda import FakeCuda
 from tests.device.programs import PROGRAMS
-from tests.engines.engine_support import QUICK, build_here, run_here
+from tests.engines.engine_support import build_here, run_here
 
 DIGITS = Path(__file__).parents[3] / "benchmarks" / "models" / "digits_vit.onnx"
 
@@ -85,47 +76,16 @@ def test_layers_of_a_real_network_lead_to_every_group(every: int, tmp_path: Path
     """What the parser writes into a layer's metadata is what the inspector says of it; an engine needs a GPU."""
     library = load_library("tensorrt-rtx")
     model = load_model(DIGITS)
-    groups = find_groups(model)
-    half = {group.id for group in groups[::every] if group.pinned is None} if every else set()
-    plan = PrecisionPlan(model.sha256, {g.id: Precision.FP16 if g.id in half else Precision.FP32 for g in groups})
-    typed = Rewriter(GroupedModel(model, groups)).export(plan, tmp_path / "typed.onnx")
+    grouped = GroupedModel(model, find_groups(model))
+    half = [group.id for group in grouped.groups[::every] if group.pinned is None] if every else []
+    plan = grouped.uniform(Precision.FP32).replace(dict.fromkeys(half, Precision.FP16))
+    typed = Rewriter(grouped).export(plan, tmp_path / "typed.onnx")
     _builder, network, _parser = parse_network(library, typed)
     parsed = [network.get_layer(index) for index in range(network.num_layers)]
     described = [{"Name": layer.name, "Metadata": layer.metadata} for layer in parsed]
     layers = read_layers(json.dumps({"Layers": described}))
     found = layer_times([{layer.name: 1.0 for layer in layers}], layers)
-    owners = {node: group.id for group in groups for node in group.nodes}
-    assert group_times(found, owners).keys() == {group.id for group in groups}
-
-
-@dataclass(frozen=True)
-class TimedJob:
-    """What measuring comes to on a GPU; there is none here."""
-
-    model: Path
-
-    def run(self, state: WorkerState) -> MeasureResult:
-        assert self.model.exists()
-        latency = summarise([1.0, 1.0], QUICK)
-        measurement = Measurement(latency, latency, 1.0, OutputError({}), "measured", 0.0)
-        return MeasureResult(measurement, Repetitions(2))
-
-
-@pytest.mark.tensorrt_rtx
-@pytest.mark.skipif(cuda.unavailable_reason() is None, reason="needs a machine without a GPU")
-def test_a_profile_for_want_of_a_device_is_a_warning(mlp_context: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    """TensorRT-RTX builds here; only the timing is made up."""
-    monkeypatch.setattr(measuring, "MeasureJob", lambda **fields: TimedJob(fields["engine"].path))
-    gpu = Gpu("NVIDIA RTX 4500 Ada Generation", (8, 9), 24.0, "570.86.15")
-    target, fp32 = load_target("rtx-4500-ada"), mlp_context.grouped.uniform(Precision.FP32)
-    with Toolchain(tensorrt_backend.TENSORRT_RTX, target, mlp_context, gpu=gpu) as tools:
-        assert tools.profiling == "along"
-        for is_first in (True, False):
-            found = tools.evaluate(fp32, profile=True)
-            assert isinstance(found, Measurement), found
-            assert found.group_times_ms is None
-            assert sum("could not be profiled" in text for text in found.warnings) == is_first
-            assert tools.profiling == "none"
+    assert group_times(found, grouped.owners).keys() == {group.id for group in grouped.groups}
 
 
 @pytest.mark.gpu
@@ -133,9 +93,7 @@ def test_a_profile_for_want_of_a_device_is_a_warning(mlp_context: RunContext, mo
 def test_a_gpu_tells_what_its_layers_take(kind: Kind, mlp_path: Path, mlp_context: RunContext, tmp_path: Path) -> None:
     path = build_here(kind, mlp_path, tmp_path / "x.engine", [{"x": np.zeros((3, 32), np.float32)}])
     found = run_here(EngineProfileJob(TensorRtEngine(path, EngineOptions(kind)), mlp_context.samples("search")))
-    model = load_model(mlp_path)
-    owners = {node: group.id for group in find_groups(model) for node in group.nodes}
-    assert sum(group_times(found, owners).values()) > 0
+    assert sum(group_times(found, mlp_context.grouped.owners).values()) > 0
 
 
 HALF, SINGLE = Precision.FP16, Precision.FP32
@@ -190,10 +148,10 @@ def test_what_only_goes_along_takes_no_share_but_is_seen() -> None:
     assert group_times([LayerTime(("a/Add", "d/Mul"), 3.0)], OWNERS, minor={"a/Add", "d/Mul"}) == {"g0": 1.5, "g3": 1.5}
 
 
-def test_a_profile_becomes_group_times_scaled_as_the_latency_and_a_failed_one_a_warning(mlp_path: Path) -> None:
-    model = load_model(mlp_path)
-    grouped = GroupedModel(model, find_groups(model))
-    latency = Latency.predicted(1.0)
+def test_a_profile_becomes_group_times_scaled_as_the_latency_and_a_failed_one_a_warning(
+    mlp_context: RunContext,
+) -> None:
+    grouped, latency = mlp_context.grouped, Latency.predicted(1.0)
     measured = Measurement(latency, None, 0.5, OutputError({}), "measured", 0.0, warnings=("a: b",))
     failure = Failure(Stage.TIME, FailureKind.CRASH, "killed by SIGSEGV", Path("/logs/7-EngineProfileJob.log"))
     failed = with_group_times(measured, failure, grouped)

@@ -1,14 +1,32 @@
+"""TensorRT's package, versions and log, and what it says of a failure.
+
+The messages are TensorRT's own: of TensorRT-RTX 1.7.1 as it printed them, and of 8.5 to 10.15 in public issues.
+"""
+
 from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from mptune.engines.base import EngineError, FailureKind
 from mptune.engines.tensorrt import library as tensorrt
-from mptune.engines.tensorrt.library import LibraryJob, check_version, is_installed, load_library, open_log
+from mptune.engines.tensorrt.library import (
+    LibraryJob,
+    build_failure,
+    check_version,
+    construct,
+    is_installed,
+    load_library,
+    open_log,
+    parser_failure,
+    skipped_tactics,
+)
 from mptune.processes.child import WorkerState
 from mptune.targets.detect import Gpu
 
@@ -34,13 +52,6 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     monkeypatch.syspath_prepend(folder)
 
 
-def refused(kind: tensorrt.Kind = "tensorrt") -> str:
-    with pytest.raises(EngineError) as caught:
-        load_library(kind)
-    assert caught.value.kind is FailureKind.UNSUPPORTED
-    return caught.value.message
-
-
 @pytest.mark.parametrize(
     ("code", "words"),
     [
@@ -48,17 +59,19 @@ def refused(kind: tensorrt.Kind = "tensorrt") -> str:
         ("raise RuntimeError('libnvinfer.so.10: no such file')", "is installed, but does not load: libnvinfer"),
         ("import tensorrt_bindings_of_nobody", "No module named 'tensorrt_bindings_of_nobody'"),
         ("", "reports its version as '': install it again"),
+        (None, "tensorrt is not installed"),
     ],
 )
 def test_a_package_that_does_not_load_or_is_missing(
-    code: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    code: str | None, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install(tmp_path, monkeypatch, code)
-    assert is_installed("tensorrt")
-    assert words in refused()
-    monkeypatch.setitem(tensorrt.MODULES, "tensorrt", "no_such_tensorrt")  # type: ignore[misc]
-    assert not is_installed("tensorrt")
-    assert refused() == "tensorrt is not installed"
+    install(tmp_path, monkeypatch, code or "")
+    if code is None:
+        monkeypatch.setitem(tensorrt.MODULES, "tensorrt", "no_such_tensorrt")  # type: ignore[misc]
+    assert is_installed("tensorrt") is (code is not None)
+    with pytest.raises(EngineError, match=words) as caught:
+        load_library("tensorrt")
+    assert caught.value.kind is FailureKind.UNSUPPORTED
 
 
 def test_plugins_are_registered_once_and_with_the_process_logger(
@@ -77,7 +90,7 @@ def test_plugins_are_registered_once_and_with_the_process_logger(
         (
             "tensorrt",
             "8.6.2.3",
-            r"8\.6\.2\.3 has no strongly typed.*JetPack 6\.1.*`mptune export RUN --for tensorrt-8`$",
+            r"8\.6\.2\.3 has no strongly typed.*`mptune export RUN --for tensorrt-8`$",
         ),
         ("tensorrt", "9.1.0", r"no strongly typed networks.*JetPack 6\.1 \(TensorRT 10\.3\) or later"),
         ("tensorrt-rtx", "1.2.0.54", "pip install --upgrade tensorrt-rtx"),
@@ -88,13 +101,20 @@ def test_versions_that_are_refused(kind: tensorrt.Kind, version: str, words: str
         check_version(kind, version)
 
 
-def test_versions_that_warn() -> None:
-    for version, words in (("10.0.1", "fully available from 10.12"), ("12.0.0", "upgrade mptune")):
-        (warning,) = check_version("tensorrt", version)
-        assert words in warning
-    assert len(check_version("tensorrt", "10.11.0.33")) == 1
-    assert check_version("tensorrt", "10.12.0") == check_version("tensorrt", "11.4.1.5") == ()
-    assert check_version("tensorrt-rtx", "1.7.1.116") == ()
+@pytest.mark.parametrize(
+    ("kind", "version", "words"),
+    [
+        ("tensorrt", "10.0.1", ["fully available from 10.12"]),
+        ("tensorrt", "10.11.0.33", ["fully available from 10.12"]),
+        ("tensorrt", "10.12.0", []),
+        ("tensorrt", "11.4.1.5", []),
+        ("tensorrt", "12.0.0", ["upgrade mptune"]),
+        ("tensorrt-rtx", "1.7.1.116", []),
+    ],
+)
+def test_versions_that_warn(kind: tensorrt.Kind, version: str, words: list[str]) -> None:
+    warnings = check_version(kind, version)
+    assert [text in warning for text, warning in zip(words, warnings, strict=True)] == [True] * len(words)
 
 
 @pytest.mark.tensorrt_rtx
@@ -112,25 +132,22 @@ def test_the_log_keeps_problems_and_prints_what_a_person_may_need(capsys: pytest
     assert log.errors == log.warnings == []
 
 
-WITH_BUILDER = (
-    PACKAGE
-    + """
+WITH_BUILDER = """
 class Severity(int):
     name = 'ERROR'
 ILogger.ERROR, ILogger.WARNING, ILogger.INFO = map(Severity, (1, 2, 3))
 class Builder:
     def __init__(self, logger):
-        for words in {errors}:
+        for words in %r:
             logger.log(ILogger.ERROR, words)
             raise TypeError('pybind11::init(): factory function returned nullptr')
 """
-)
 
 
 @pytest.mark.parametrize(
     ("errors", "words"),
     [
-        ([], ""),
+        ([], "$"),
         (
             ["CUDA initialization failure with error: 35"],
             r"it makes no builder \(CUDA init.*: pip install tensorrt-cu12",
@@ -142,10 +159,146 @@ def test_a_library_is_ready_only_if_it_makes_a_builder(
     errors: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The name of the constructor and its argument are in the recorded APIs (``test_api.py``)."""
-    install(tmp_path, monkeypatch, WITH_BUILDER.replace("{errors}", repr(errors)))
+    install(tmp_path, monkeypatch, PACKAGE + WITH_BUILDER % errors)
     monkeypatch.setattr(tensorrt.cuda, "unavailable_reason", lambda: None)
     monkeypatch.setattr(tensorrt, "detect_gpus", lambda: [Gpu("NVIDIA H200", (9, 0), 150.8, "570.86")])
-    report = LibraryJob("tensorrt").run(WorkerState())
-    obstacle = report.cuda_obstacle or ""
-    assert bool(obstacle) == bool(errors)
-    assert re.match(words, obstacle)
+    assert re.match(words, LibraryJob("tensorrt").run(WorkerState()).cuda_obstacle or "")
+
+
+def logged(*errors: str, warnings: Sequence[str] = ()) -> Any:
+    """A log that holds these."""
+    return SimpleNamespace(errors=[*errors], warnings=[*warnings])
+
+
+BUILDS = [
+    (
+        "IBuilder::buildSerializedNetwork: Error Code 7: BuildCanceled (Build canceled by user In next at"
+        " /_src/optimizer/common/scopedProgressReporter.cpp:92)",
+        FailureKind.TIMEOUT,
+        "BuildCanceled: Build canceled by user",
+    ),
+    (
+        "IBuilder::buildSerializedNetwork: Error Code 1: Myelin ([tactic.cpp:1676: enumerate_tactics] Tactic Selection:"
+        " no tactics to implement the operation within workspace limit. Consider increase the allowed workspace size if"
+        " applicable.; [tactic.cpp:264: run] Error during tactic selection. In compileGraph at"
+        " /_src/optimizer/myelin/codeGenerator.cpp:2012)",
+        FailureKind.NO_TACTIC,
+        "Myelin: Tactic Selection: no tactics to implement the operation within workspace limit",
+    ),
+    (
+        "IRuntime::deserializeCudaEngine: Error Code 6: API Usage Error (The engine plan file is generated on an"
+        " incompatible device, expecting compute 8.9 got compute 8.6, please rebuild.)",
+        FailureKind.UNSUPPORTED,
+        "The engine plan file is generated on an incompatible device, expecting compute 8.9 got compute 8.6",
+    ),
+    (
+        "IRuntime::deserializeCudaEngine: Error Code 1: Serialization (Serialization assertion stdVersionRead =="
+        " kSERIALIZATION_VERSION failed.Version tag does not match. Note: Current Version: 237, Serialized Engine"
+        " Version: 239)",
+        FailureKind.ERROR,
+        "Serialization: Version tag does not match. Note: Current Version: 237, Serialized Engine Version: 239",
+    ),
+    (
+        "Error reading CUDA GPU properties: In getCurrentCC at /_src/runtime/dispatch/planHeaders.cpp:130 (cudaError"
+        " 35: CUDA driver version is insufficient for CUDA runtime version) Ensure that the GPU driver is installed.",
+        FailureKind.DRIVER,
+        "Error reading CUDA GPU properties: (cudaError 35: CUDA driver version is insufficient",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "kind", "begins"), BUILDS, ids=[text[:40] for text, _, _ in BUILDS])
+def test_kind_and_words_of_a_failed_build(text: str, kind: FailureKind, begins: str) -> None:
+    failure = build_failure(logged(text))
+    assert failure.kind is kind
+    assert failure.message.startswith(begins)
+    assert "/_src/" not in failure.message
+    assert "\n" not in failure.message
+
+
+NO_DEVICE = (
+    "[checkMacros.cpp::catchCudaError::250] Error Code 1: Cuda Runtime (In catchCudaError at"
+    " /_src/common/dispatch/checkMacros.cpp:250 (cudaError 35: CUDA driver version is insufficient))"
+)
+USAGE = "IBuilder::x: Error Code 4: API Usage Error (Network has no outputs In validate at /_src/network.cpp:3)"
+MISSING = (
+    "[optimizer.cpp::computeCosts::3869] Error Code 10: Internal Error (Could not find any implementation for node"
+    " {ForeignNode[(Unnamed Layer* 1247) [Shuffle].../layers.7/Transpose_2 + /layers.7/Reshape_4]}.)"
+)
+NO_MEMORY = "[x.cpp::y::1] Error Code 2: OutOfMemory (Requested size was 8 bytes.)"
+SKIPPED = (
+    "Skipping tactic 3 due to insufficient memory on requested size of 68719476736 detected for tactic"
+    " 0x0000000000000074."
+)
+
+
+@pytest.mark.parametrize(
+    ("errors", "warnings", "kind", "ends"),
+    [
+        ([NO_DEVICE, USAGE, NO_DEVICE], [], FailureKind.ERROR, "Network has no outputs"),
+        ([NO_DEVICE], [], FailureKind.DRIVER, ""),
+        ([NO_DEVICE.replace("35", "100")], [], FailureKind.DEVICE_LOST, ""),
+        (["10: Could not find any implementation for node a.", NO_MEMORY], [], FailureKind.OUT_OF_MEMORY, ""),
+        ([MISSING], [], FailureKind.NO_TACTIC, "[Shuffle].../layers.7/Transpose_2 + /layers.7/Reshape_4]}."),
+        ([MISSING], [SKIPPED], FailureKind.OUT_OF_MEMORY, "tactics were skipped because of too little memory"),
+    ],
+)
+def test_the_telling_error_is_taken_whatever_stands_around_it(
+    errors: list[str], warnings: list[str], kind: FailureKind, ends: str
+) -> None:
+    """Of tactics that it skips for want of memory TensorRT warns, then it misses an implementation."""
+    failure = build_failure(logged(*errors, warnings=warnings))
+    assert failure.kind is kind
+    assert failure.message.endswith(ends)
+
+
+def test_a_constructor_that_gives_nothing() -> None:
+    log = logged("CUDA initialization failure with error: 35")
+
+    def refuse() -> None:
+        raise TypeError("pybind11::init(): factory function returned nullptr")
+
+    with pytest.raises(EngineError, match="CUDA initialization failure") as caught:
+        construct(refuse, log)
+    assert caught.value.kind is FailureKind.DRIVER
+    log.errors.clear()
+    with pytest.raises(EngineError, match="returned nullptr"):
+        construct(refuse, log)
+    assert construct(lambda: 3, log) == 3
+
+
+PLUGIN = 'creator && "Plugin not found, are the plugin name, version, and namespace correct?"'
+TYPES = (
+    "Invalid Node - nn\nITensor::getDimensions: Error Code 4: API Usage Error (nn: ElementWiseOperation SUM must have"
+    " same input types. But they are of types Float and Half. In validateTypes at /_src/x/node.cpp:40)\n"
+)
+UNSUPPORTED = ("UNSUPPORTED_NODE", f"Assertion failed: {PLUGIN}", "n", "Round")
+INVALID = ("INVALID_NODE", TYPES, "nn", "Add")
+FOLLOWS = ("INVALID_GRAPH", "something follows from it", "", "")
+MISMATCH = "Add node 'nn': nn: ElementWiseOperation SUM must have same input types."
+
+
+@pytest.mark.parametrize(
+    ("complaints", "kind", "begins"),
+    [
+        ([UNSUPPORTED], FailureKind.UNSUPPORTED, "Round node 'n': Plugin not found, are"),
+        ([FOLLOWS, UNSUPPORTED], FailureKind.UNSUPPORTED, "Round node 'n': Plugin not found, are"),
+        ([INVALID], FailureKind.PARSER, MISMATCH),
+        ([FOLLOWS, INVALID], FailureKind.PARSER, "something follows from it"),
+        ([("MEM_ALLOC_FAILED", "words", "", "")], FailureKind.OUT_OF_MEMORY, "words"),
+        ([], FailureKind.ERROR, ""),
+    ],
+)
+def test_a_complaint_about_an_operator_counts_most(complaints: Any, kind: FailureKind, begins: str) -> None:
+    error = parser_failure(complaints, logged())
+    assert error.kind is kind
+    assert error.message.startswith(begins)
+
+
+def test_tactics_skipped_for_memory_are_a_warning_of_the_engine() -> None:
+    request = "Tactic Device request: 4106MB Available: 2893MB. Device memory is insufficient to use tactic."
+    older = "Skipping tactic 0 due to insuffcient memory on requested size of 1179648 detected for tactic 60."
+    for warning in (request, older):
+        (text,) = skipped_tactics(["Detected layernorm nodes.", warning])
+        assert "--workspace" in text
+    assert skipped_tactics(["Skipping tactic 5 due to x"]) == ()

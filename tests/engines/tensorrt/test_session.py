@@ -11,8 +11,7 @@ import pytest
 
 from mptune.engines import cuda
 from mptune.engines.base import EngineError
-from mptune.engines.tensorrt.builder import BuildOptions, build_engine
-from mptune.engines.tensorrt.library import Kind, load_library
+from mptune.engines.tensorrt.library import Kind
 from mptune.engines.tensorrt.session import EngineOptions, TensorRtSession, host_memory
 from tests.device.cuda import FakeCuda
 from tests.device.programs import PROGRAMS
@@ -137,25 +136,6 @@ def test_tensorrt_rtx_compiles_at_once(device: Device) -> None:
     assert config.dynamic_shapes_kernel_specialization_strategy is strategies.EAGER
     # Engines are built for inspection, and run without its cost.
     assert session._context.nvtx_verbosity is session.library.trt.ProfilingVerbosity.NONE
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("kind", ["tensorrt", "tensorrt-rtx"])
-def test_an_engine_for_another_gpu_and_a_damaged_one(kind: Kind, mlp_path: Path, tmp_path: Path) -> None:
-    try:
-        library = load_library(kind)
-    except EngineError as error:
-        pytest.skip(error.message)
-    path = tmp_path / "x.engine"
-    path.write_bytes(b"damaged" * 100)
-    with pytest.raises(EngineError, match=r"the engine x\.engine cannot be loaded: "):
-        TensorRtSession(path, EngineOptions(kind))
-    if kind == "tensorrt":
-        pytest.skip("TensorRT builds for the GPU here only")
-    options = BuildOptions(kind, capabilities=((12, 1),))
-    path.write_bytes(build_engine(library, mlp_path, options, [{"x": np.zeros((1, 32), np.float32)}])[0])
-    with pytest.raises(EngineError, match=r"the engine x\.engine cannot be loaded: "):
-        TensorRtSession(path, EngineOptions(kind))
 
 
 def test_fp64_is_fp32_for_tensorrt(device: Device) -> None:

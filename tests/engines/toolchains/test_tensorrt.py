@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
-from collections.abc import Mapping
+import subprocess
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import mptune
+from mptune.data.archive import save_samples
 from mptune.engines.base import Failure, FailureKind, Measurement, Progress, Stage
 from mptune.engines.context import RunContext
 from mptune.engines.tensorrt.backend import TENSORRT
-from mptune.engines.tensorrt.builder import BuildJob, BuildOptions
-from mptune.engines.tensorrt.library import LibraryReport, load_library
+from mptune.engines.tensorrt.builder import BuildJob, BuildOptions, ParseJob
+from mptune.engines.tensorrt.library import LibraryReport, exports_creators, load_library
 from mptune.engines.toolchains import choose as toolchain
 from mptune.engines.toolchains.choose import open_toolchain
 from mptune.engines.toolchains.toolchain import Toolchain
-from mptune.errors import TargetError
+from mptune.errors import RunError
 from mptune.graph.groups import GroupedModel
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.processes.parent import Worker
-from mptune.settings import EngineChoice, TensorRtSettings, WorkerSettings
-from mptune.targets.detect import Gpu
+from mptune.settings import TensorRtSettings, WorkerSettings
+from mptune.targets.detect import Gpu, detect_gpus
 from mptune.targets.target import load_target
 from mptune.tuning.facts import MissingKernels
 from tests.device.machines import become
-from tests.engines.engine_support import install, make_context
+from tests.engines.engine_support import QUICK, install, make_context
 from tests.graph import rtx
+from tests.reporting import trtexec
 
 NO_GPU = not toolchain.detect_gpus()
 PLENTY_S = 120.0
@@ -85,25 +91,6 @@ def test_a_build_past_its_deadline_is_cancelled_then_killed(mlp_path: Path, mlp_
         assert worker.pid != pid
 
 
-@without_gpu
-def test_what_cannot_be_built_here_is_refused_with_the_way_out(mlp_context: RunContext) -> None:
-    engine: EngineChoice
-    for engine in ("tensorrt", "tensorrt-rtx"):
-        with pytest.raises(TargetError, match=f"--engine {engine} cannot be used for .*: it is for NVIDIA GPUs"):
-            open_toolchain(load_target("cpu"), mlp_context.with_settings(engine=engine))
-    jetson, rtx = load_target("jetson-orin-nano-8gb"), load_target("rtx-4500-ada")
-    with pytest.raises(TargetError, match="TensorRT builds engines on the device") as caught:
-        open_toolchain(jetson, mlp_context.with_settings(engine="tensorrt"))
-    assert "leave --engine at auto" in caught.value.hint
-    with pytest.raises(TargetError, match="it builds for compute capability"):
-        open_toolchain(jetson, mlp_context.with_settings(engine="tensorrt-rtx"))
-    with open_toolchain(rtx, mlp_context.with_settings(engine="onnxruntime")) as tools:
-        assert tools.builder is None
-    for name in ("t4", "a100-40gb", "h100"):  # auto builds for RTX GPUs alone
-        with open_toolchain(load_target(name), mlp_context) as tools:
-            assert tools.builder is None
-
-
 @pytest.mark.tensorrt_rtx
 @without_gpu
 def test_turing_has_no_fp32_engine(mlp_context: RunContext, fp32: PrecisionPlan) -> None:
@@ -112,36 +99,6 @@ def test_turing_has_no_fp32_engine(mlp_context: RunContext, fp32: PrecisionPlan)
         failure = failed(tools.evaluate(fp32))
     assert failure.kind is FailureKind.UNSUPPORTED
     assert "Turing (SM75): FP32 GEMM is not supported" in failure.message
-
-
-@without_gpu
-@pytest.mark.usefixtures("gpu_here")
-def test_a_gpu_here_is_measured_by_tensorrt_where_it_is_installed(
-    monkeypatch: pytest.MonkeyPatch, mlp_context: RunContext
-) -> None:
-    target = load_target("rtx-4500-ada")
-
-    def opened(choice: EngineChoice = "auto") -> Toolchain:
-        with open_toolchain(target, mlp_context.with_settings(engine=choice)) as tools:
-            assert (tools.latency_source, tools.error_source) == ("measured", "measured")
-            return tools
-
-    install(monkeypatch, tensorrt=LibraryReport("10.16.2"), tensorrt_rtx=LibraryReport("1.7.1"))
-    assert opened().name == "tensorrt"
-    assert opened("tensorrt-rtx").name == "tensorrt-rtx"
-    assert opened("onnxruntime").name == "onnxruntime"
-    install(monkeypatch, tensorrt_rtx=LibraryReport("1.7.1"))
-    assert opened().name == "tensorrt-rtx"
-    with pytest.raises(TargetError, match=r"cannot be used for NVIDIA RTX 4500 Ada.*: tensorrt is not installed"):
-        opened("tensorrt")
-    install(monkeypatch, tensorrt="tensorrt is installed, but a library is missing")
-    tools = opened()
-    assert tools.name == "onnxruntime"
-    assert any("tensorrt is passed over" in warning for warning in tools.environment().warnings)
-    install(monkeypatch, tensorrt=LibraryReport("10.3.0", ("typed in part: update",), "cuda-python is not usable"))
-    assert opened().name == "onnxruntime"
-    with pytest.raises(TargetError, match="cuda-python is not usable"):
-        opened("tensorrt")
 
 
 @pytest.mark.tensorrt_rtx
@@ -168,7 +125,7 @@ def test_a_fault_of_the_machine_costs_no_engine(
 @pytest.mark.tensorrt_rtx
 @without_gpu
 def test_a_damaged_engine_is_a_failure_and_not_found_again(
-    tmp_path: Path, mlp_context: RunContext, fp32: PrecisionPlan, fp16: PrecisionPlan
+    tmp_path: Path, mlp_context: RunContext, fp32: PrecisionPlan, fp16: PrecisionPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with become("ada", tmp_path / "machine", is_alone=True) as here:
         with open_toolchain(load_target("rtx-4500-ada"), mlp_context.with_settings(engine="tensorrt")) as tools:
@@ -191,6 +148,14 @@ def test_a_damaged_engine_is_a_failure_and_not_found_again(
             assert f"{baseline.name} cannot be loaded" in failed(tools.evaluate(fp16)).message
             assert not isinstance(tools.evaluate(fp32), Measurement), "which deletes it, as the engine of its plan"
             assert isinstance(tools.evaluate(fp16), Measurement)
+            monkeypatch.setattr(tools.builder, "layer_times", lambda built: FAILURE)
+            assert tools.profiling == "along"
+            for is_first in (True, False):  # a profile that fails is a warning, and is not tried again
+                measured = tools.evaluate(fp16, profile=True)
+                assert isinstance(measured, Measurement)
+                assert measured.group_times_ms is None
+                assert any("could not be profiled" in text for text in measured.warnings) is is_first
+                assert tools.profiling == "none"
         assert here.broken() == []
 
 
@@ -237,3 +202,82 @@ def test_a_gru_is_kept_out_of_bf16(tmp_path: Path) -> None:
     assert set(pins.values()) == {text}
     assert [finding.text for finding in kernels.findings(context.grouped)] == [text]
     assert "must have same input types" in refused_alone(context.grouped, pins, tmp_path)
+
+
+REGISTERS_ITSELF = """
+#include <stdio.h>
+__attribute__((constructor)) static void begin(void) { fclose(fopen("%s", "a")); }
+"""
+IS_ASKED = """
+#include <stdio.h>
+void setLoggerFinder(void* finder) {}
+void* const* getCreators(int* count) { fclose(fopen("%s", "a")); *count = 0; return 0; }
+"""
+
+Compile = Callable[[str], Path]
+
+
+@pytest.fixture
+def compiled(tmp_path: Path) -> Compile:
+    """Makes a library of C code that writes the file ``loaded``."""
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler")
+
+    def make(code: str) -> Path:
+        (tmp_path / "plugin.c").write_text(code % (tmp_path / "loaded"))
+        library = tmp_path / "a plugin.so"
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "plugin.c"], check=True)
+        return library
+
+    return make
+
+
+@pytest.mark.tensorrt_rtx
+@pytest.mark.parametrize("code", [REGISTERS_ITSELF, IS_ASKED])
+def test_a_plugin_is_loaded_or_why_not_is_told(compiled: Compile, code: str, mlp_path: Path, tmp_path: Path) -> None:
+    library, loaded = compiled(code), tmp_path / "loaded"
+    assert exports_creators(library) is (code is IS_ASKED)
+    save_samples(tmp_path / "samples.npz", [{"x": np.zeros((1, 32), np.float32)}])
+    options = BuildOptions("tensorrt-rtx", capabilities=((8, 9),), plugins=(library,))
+    build = BuildJob(mlp_path, tmp_path / "m.engine", options, (tmp_path / "samples.npz",), 60.0)
+    with Worker(tmp_path / "logs", WorkerSettings()) as worker:
+        result = worker.call(build, 120.0)
+        assert not isinstance(result, Failure), result
+        assert loaded.exists()
+        loaded.unlink()
+        worker.restart()
+        assert worker.call(ParseJob("tensorrt-rtx", mlp_path, (library,)), 120.0) is None
+        assert loaded.exists()
+        library.write_bytes(b"no library")
+        worker.restart()
+        failure = worker.call(ParseJob("tensorrt-rtx", mlp_path, (library,)), 120.0)
+    assert isinstance(failure, Failure)
+    assert failure.kind is FailureKind.UNSUPPORTED
+    assert failure.message.startswith(f"the plugin {library} does not load: ")
+
+
+@pytest.mark.tensorrt_rtx
+@pytest.mark.skipif(bool(detect_gpus()), reason="needs a machine without a GPU")
+def test_a_search_loads_them_and_build_sh_names_them(
+    compiled: Compile, mlp_path: Path, mlp_data: Path, tmp_path: Path
+) -> None:
+    """On a machine with TensorRT: build and run; resumed without them, or with others, it is another run."""
+    library, run = compiled(REGISTERS_ITSELF), tmp_path / "run"
+    given = {"data": mlp_data, "out": run, "budget": 2, "confirm_rounds": 1, "latency": QUICK}
+    with become("orin", tmp_path / "machine", is_alone=True) as here:
+        mptune.search(mlp_path, plugins=library, **given)
+        assert (tmp_path / "loaded").exists()
+        command = (run / "chosen" / "build.sh").read_text().replace("\\\n", "").split("\nexec ")[1]
+        options = trtexec.read_options(shlex.split(command)[1:-1])
+        assert options["--staticPlugins"] == [str(library)]
+        assert options["--timingCacheFile"] == ["timing.cache"]
+        assert (run / "chosen" / "timing.cache").read_bytes() == (run / "engines" / "timing.cache").read_bytes()
+        code = library.read_bytes()
+        library.unlink()  # what is mapped may not be overwritten
+        library.write_bytes(code + b"another")
+        for other in (library, None):
+            with pytest.raises(RunError, match="another version of the plugins"):
+                mptune.search(mlp_path, plugins=other, **given)
+        with pytest.raises(RunError, match="not loaded unless you name them"):
+            mptune.confirm(run)
+        assert here.broken() == []

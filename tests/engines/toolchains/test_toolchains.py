@@ -1,26 +1,39 @@
-"""What every toolchain must do, run against each kind that can run here."""
+"""What every toolchain must do, run against each kind that can run here; TF32, drift and failures."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from mptune.engines.base import Failure, Measurement
+from mptune.engines.base import Failure, Measurement, Stage
 from mptune.engines.context import RunContext
+from mptune.engines.ort.backend import ONNXRUNTIME, OrtBuilder
 from mptune.engines.spread import LEAST_VALUES
 from mptune.engines.toolchains.choose import open_toolchain
+from mptune.engines.toolchains.measuring import MeasureJob
 from mptune.engines.toolchains.toolchain import Toolchain
+from mptune.graph.hazards.hazard import TensorRange
+from mptune.graph.loading.model import load_model
 from mptune.graph.plan import PrecisionPlan
+from mptune.settings import SearchSettings
 from mptune.targets.detect import detect_gpus
+from mptune.targets.roofline import roofline
 from mptune.targets.target import load_target
 from tests.device.machines import become
+from tests.engines.engine_support import make_context
+from tests.engines.evaluator.mptune_evaluator import EVALUATOR
 
+DIGITS = Path(__file__).parents[3] / "benchmarks/models/digits_vit.onnx"
 WITHOUT_GPU = pytest.mark.skipif(bool(detect_gpus()), reason="needs a machine without a GPU")
 KINDS = [
     "cpu",
+    "evaluator",
     "jetson-orin-nano-8gb",
     pytest.param("rtx-4500-ada", marks=[pytest.mark.tensorrt_rtx, WITHOUT_GPU]),
     pytest.param("ada", marks=[pytest.mark.tensorrt_rtx, WITHOUT_GPU]),
@@ -29,51 +42,50 @@ KINDS = [
 
 @pytest.fixture(params=KINDS)
 def tools(request: pytest.FixtureRequest, mlp_context: RunContext, tmp_path: Path) -> Iterator[Toolchain]:
-    """Measured on the CPU; predicted; predicted with engines built; measured by TensorRT on a device in host memory."""
+    """Measured on the CPU, by a backend of another package, too; predicted; predicted with engines built; measured by
+    TensorRT on a device in host memory."""
     with ExitStack() as stack:
         target, context = request.param, mlp_context
         if target == "ada":
             here = stack.enter_context(become("ada", tmp_path / "machine", is_alone=True))
             stack.callback(lambda: here.broken() == [] or pytest.fail(str(here.broken())))
             target, context = here.machine.target, mlp_context.with_settings(engine="tensorrt")
-        tools = stack.enter_context(open_toolchain(load_target(target), context))
+        opened = (
+            Toolchain(EVALUATOR, load_target("cpu"), context)
+            if target == "evaluator"
+            else open_toolchain(load_target(target), context)
+        )
+        tools = stack.enter_context(opened)
         for which in ("search", "held_out"):
             assert not isinstance(tools.reference(which), Failure)
         yield tools
 
 
-def measured(tools: Toolchain, plan: PrecisionPlan, which: str = "search") -> Measurement:
-    found = tools.evaluate(plan, which)
-    assert isinstance(found, Measurement), found
-    assert (found.latency.source, found.error_source) == (tools.latency_source, tools.error_source)
-    return found
+def measured(result: Measurement | Failure | None) -> Measurement:
+    assert isinstance(result, Measurement), result
+    return result
 
 
-def test_plans_are_built_run_and_timed_or_predicted(
-    tools: Toolchain, fp32: PrecisionPlan, fp16: PrecisionPlan, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plans_are_built_run_and_timed_or_predicted(tools: Toolchain, fp32: PrecisionPlan, fp16: PrecisionPlan) -> None:
     is_measured = tools.latency_source == "measured"
     assert tools.error_source == ("measured" if is_measured else "emulated")
-    base, half, held_out = (measured(tools, *what) for what in ((fp32,), (fp16,), (fp16, "held_out")))
+    base, half = measured(tools.evaluate(fp32)), measured(tools.evaluate(fp16))
+    held_out = measured(tools.evaluate(fp16, "held_out"))
+    assert {each.latency.source for each in (base, half, held_out)} == {tools.latency_source}
+    assert {each.error_source for each in (base, half, held_out)} == {tools.error_source}
     assert base.error.value("relative_l2") < 1e-6 < half.error.value("relative_l2") < 1e-1
     assert held_out.error != half.error
     reopened = tools.reopen(fp16, 2)
     assert not isinstance(reopened, Failure)
-    tools.start_ahead()
-    assert tools.worker._ahead is None, "on a CPU it would take cores from what is timed"
-    monkeypatch.setattr("mptune.engines.toolchains.toolchain.has_room_beside", lambda provider: True)
-    tools.start_ahead()
-    ahead = tools.worker._ahead
     tools.restart()
-    again = measured(tools, fp16)
-    assert tools.worker.pid == (ahead and ahead.popen.pid), "the device in memory runs its jobs in this process"
+    again = measured(tools.evaluate(fp16))
     assert again.error == half.error
     if is_measured:
         assert LEAST_VALUES <= len(half.latency.raw_ms) == len(half.baseline.raw_ms) <= 10
         assert (base.drift, half.power_mode) == (1.0, None)
         name = base.latency.session.baseline
         assert [session.baseline for session in reopened] == [name] * 2
-        is_here = tools.worker.pid is None
+        is_here = tools.worker.pid is None  # the device in memory runs its jobs in this process
         assert (again.latency.session.baseline == name) is is_here, "of another process"
     else:
         assert (reopened, base.baseline, base.error.value("relative_l2")) == ((), None, 0.0)
@@ -83,3 +95,113 @@ def test_plans_are_built_run_and_timed_or_predicted(
     tools.close()
     assert not list(tools.context.weights_dir.glob("*.onnx"))
     assert not list(tools.context.logs_dir.glob("*"))
+
+
+def test_failures_come_back_as_values_and_the_next_call_works(mlp_context: RunContext, fp16: PrecisionPlan) -> None:
+    with open_toolchain(load_target("cpu"), mlp_context) as tools:
+        assert not isinstance(tools.reference("search"), Failure)
+        measured(tools.evaluate(fp16))
+        weights = {path: path.read_bytes() for path in mlp_context.weights_dir.glob("fp*.bin")}
+        assert weights
+        for path in weights:
+            path.unlink()
+        failure = tools.evaluate(fp16)
+        assert isinstance(failure, Failure)
+        assert failure.stage is Stage.BUILD
+        assert failure.message
+        assert failure.log_path is not None
+        assert failure.log_path.parent == mlp_context.logs_dir
+        for path, content in weights.items():
+            path.write_bytes(content)
+        measured(tools.evaluate(fp16))
+    assert not list(mlp_context.weights_dir.glob("*.onnx"))
+
+
+@pytest.mark.slow
+def test_latency_is_corrected_for_drift_across_resumed_runs(mlp_context: RunContext, fp32: PrecisionPlan) -> None:
+    def evaluate() -> Measurement:
+        with open_toolchain(load_target("cpu"), mlp_context) as tools:
+            if not mlp_context.reference("search").exists():
+                tools.reference("search")
+            return measured(tools.evaluate(fp32))
+
+    first = evaluate()
+    (record,) = mlp_context.data_dir.glob("timing-*.json")
+    document = json.loads(record.read_text())
+    assert document["baseline_ms"] == first.baseline.median_ms
+    record.write_text(json.dumps({**document, "baseline_ms": 1000.0}))
+    later = evaluate()
+    assert later.drift == pytest.approx(1000.0 / later.baseline.median_ms)
+    assert any("as long as when it was first measured" in warning for warning in later.warnings)
+    assert len(later.latency.raw_ms) == len(first.latency.raw_ms)
+    record.write_text("damaged")
+    assert evaluate().drift == 1.0
+
+
+def test_tf32_is_predicted_and_emulated_and_the_prior_of_latencies_is_the_roofline(
+    mlp_context: RunContext, fp32: PrecisionPlan, fp16: PrecisionPlan
+) -> None:
+    target, grouped = load_target("h200"), mlp_context.grouped
+    with Toolchain(None, target, mlp_context) as tools:
+        assert not isinstance(tools.reference("search"), Failure)
+        tf32, base, half = map(measured, (tools.evaluate_tf32(), tools.evaluate(fp32), tools.evaluate(fp16)))
+        assert (tf32.latency.source, tf32.error_source) == ("predicted", "emulated")
+        assert half.latency.median_ms < tf32.latency.median_ms < base.latency.median_ms
+        assert 1e-5 < tf32.error.value("relative_l2") < 1e-3
+        ranges = tools.observe()
+        assert not isinstance(ranges, Failure)
+        shapes = {name: values.shape for name, values in ranges.items()}
+        assert tools.latency_terms() == roofline(grouped, target, shapes)
+    assert not list(mlp_context.weights_dir.glob("*.onnx"))
+    with_tf32 = roofline(grouped, target, shapes, tf32=True)
+    assert with_tf32.tf32_gain_ms > 0
+    with Toolchain(None, target, mlp_context.with_settings(tf32=True)) as tools:
+        assert tools.latency_terms() == with_tf32
+    with Toolchain(ONNXRUNTIME, target, mlp_context, "cuda") as tools:  # whatever the engine
+        tools.reference_model._ranges = ranges  # the CUDA provider need not run here
+        assert tools.latency_terms() == roofline(grouped, target, shapes)
+
+
+@pytest.mark.parametrize(("name", "expected"), [("mlp", False), ("cnn", True), ("digits", False)])
+def test_convolutions_leave_tf32_to_the_environment(
+    name: str, expected: bool, mlp_path: Path, cnn_path: Path, settings: SearchSettings, tmp_path: Path
+) -> None:
+    model = load_model({"mlp": mlp_path, "cnn": cnn_path, "digits": DIGITS}[name])
+    feed = {v.name: np.ones([d if isinstance(d, int) else 2 for d in v.shape or ()], np.float32) for v in model.inputs}
+    context, target = make_context(model, tmp_path, feed, settings=settings), load_target("h200")
+    with Toolchain(None, target, context) as predicted:
+        ranges = predicted.observe()
+    assert not isinstance(ranges, Failure)
+
+    def rule(provider: Any, observed: Mapping[str, TensorRange]) -> bool:
+        """Whether the CUDA provider, which need not run here, knows the shapes, or knows none."""
+        with Toolchain(ONNXRUNTIME, target, context, provider) as tools:
+            tools.reference_model._ranges = observed
+            assert isinstance(tools.builder, OrtBuilder)
+            return tools.builder.tf32_by_environment
+
+    assert rule("cuda", ranges) is expected
+    assert rule("cuda", {}) is (name != "mlp")  # any convolution will do where nothing can be counted
+    assert not rule("cpu", ranges)
+
+
+@pytest.mark.parametrize("convolves", [False, True])
+def test_only_what_is_timed_leaves_tf32_to_the_environment(
+    convolves: bool, mlp_context: RunContext, fp16: PrecisionPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With ``convolves`` as the CUDA provider does where convolutions are a good part of the work."""
+    jobs: dict[str, list[str]] = {}
+    with Toolchain(ONNXRUNTIME, load_target("cpu"), mlp_context) as tools:
+        monkeypatch.setattr(tools.builder, "tf32_by_environment", convolves)
+        call = tools.worker.call
+
+        def heard(job: Any, timeout_s: float | None = None) -> Any:
+            engines = (job.engine, job.baseline) if isinstance(job, MeasureJob) else ()
+            jobs[type(job).__name__] = [engine.options.tf32 for engine in engines]
+            return call(job, timeout_s)
+
+        monkeypatch.setattr(tools.worker, "call", heard)
+        assert not isinstance(tools.reference("search"), Failure)
+        measured(tools.evaluate(fp16))
+    timed = ["off by environment" if convolves else "off"] * 2
+    assert jobs == {"ReferenceJob": [], "MeasureJob": timed, "ObserveJob": []}

@@ -118,16 +118,6 @@ def test_what_is_stretched_at_a_static_batch_of_1(small: str, is_found: bool, tm
         assert "Expand" in hazard.cure
 
 
-def test_a_finite_mask_seen_on_data_pins_no_attention_core(tmp_path: Path) -> None:
-    """An attention core whose mask a Where chooses: the constant is a limit."""
-    graph = """(float[n,5,5] scores, bool[n,1,5] keep, float[n,5,8] v) => (float[n,5,8] y) <float none = {0}> {
-        bias = Where(keep, none, lowest) masked = Add(scores, bias) p = Softmax<axis = -1>(masked) y = MatMul(p, v)
-    }"""
-    lowest = float(np.finfo(np.float32).min)
-    ranges = magnitudes_of({"bias": -lowest, "masked": -lowest, "scores": 9.0})
-    assert hazards(text(graph, constant("lowest", lowest)), tmp_path, observed=ranges)[1] == ()
-
-
 def test_large_values_that_are_not_added_before_a_softmax_pin_their_group(tmp_path: Path) -> None:
     nodes = "[choose] a = Where(keep, x, huge) [product] y = MatMul(a, w)"
     proto = text(f"(float[4,4] x, bool[4,4] keep) => (float[4,4] y) {{ {nodes} }}", HUGE, weight("w", 4, 4))

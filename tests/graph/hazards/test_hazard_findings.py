@@ -70,13 +70,6 @@ def test_a_small_number_that_guards_nothing_is_no_epsilon(tmp_path: Path) -> Non
     assert codes(chain("m = Add(x, tiny) y = Div(m, x)", tiny), tmp_path) == [], "the numerator may be zero"
 
 
-def test_a_mask_that_is_chosen_and_a_limit_are_none(tmp_path: Path) -> None:
-    nodes = "m = Where(keep, x, low) p = Softmax(m) y = Clip(p, low, high)"
-    proto = text(f"(float[2,4] x, bool[2,4] keep) => (float[2,4] y) {{ {nodes} }}")
-    proto.graph.initializer.extend([constant("low", -3.4e38), constant("high", 3.4e38)])
-    assert codes(proto, tmp_path) == []
-
-
 @pytest.mark.parametrize(("rms", "opset"), [(False, 17), (True, 23)])
 def test_a_norm_written_out_names_the_opset(rms: bool, opset: int, tmp_path: Path) -> None:
     (finding,) = findings(models.decomposed_norm(rms=rms), tmp_path)

@@ -25,17 +25,6 @@ from tests.graph import models
 from tests.graph.helpers import run
 
 
-def test_types_every_value(tmp_path: Path) -> None:
-    model = load_model(models.save(models.mlp(), tmp_path))
-    assert [i.name for i in model.inputs] == ["x"]
-    assert model.inputs[0].shape == ("batch", 8)
-    assert model.inputs[0].numpy_dtype == np.float32
-    assert all(model.info(out).is_float32 for node in model.nodes for out in node.outputs)
-    assert model.producer["hb"] == 2
-    assert model.consumers["x"] == (0, 5)
-    assert model.opset == 17
-
-
 def test_what_is_computed_once_of_a_model_is_freed_with_it(tmp_path: Path) -> None:
     path = models.save(models.mlp(), tmp_path)
     model, other = load_model(path), load_model(path)

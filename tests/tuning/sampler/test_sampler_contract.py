@@ -1,8 +1,6 @@
 """Optuna's own contract for samplers, held by ``PrecisionSampler``, and its use with Optuna alone.
 
-Of Optuna's suites two do not apply as a whole: ``SingleOnlySamplerTestCase`` is for samplers that refuse several
-objectives, and of ``RelativeSamplerTestCase`` only ``test_trial_relative_params`` asks what any sampler can hold (see
-there).
+Its ``SingleOnlySamplerTestCase`` is for samplers that refuse several objectives.
 """
 
 from __future__ import annotations
@@ -51,21 +49,14 @@ class TestRelative(suites.RelativeSamplerTestCase):  # type: ignore[misc, name-d
     test_sample_relative_mixed = None
 
 
-def told(sampler: BaseSampler, bits: str = "000000") -> optuna.Study:
-    """A study that knows all-FP32, and a plan beside it."""
-    study = optuna.create_study(directions=["minimize", "minimize"], sampler=sampler)
-    for row, values in (("000000", (10.0, 1e-6)), (bits, (9.5, 1e-3))):
-        params = {g: "fp16" if bit == "1" else "fp32" for g, bit in zip(GROUPS, row, strict=True)}
-        study.add_trial(
-            optuna.create_trial(params=params, distributions=dict.fromkeys(GROUPS, PRECISION), values=values)
-        )
-    return study
-
-
 @SAMPLERS
 def test_samples_with_other_parameters_beside_the_precisions(sampler: Callable[[], BaseSampler]) -> None:
     """A study may hold a batch size, too: that is drawn at random, and the precisions are still proposed."""
-    study = told(sampler(), "100000")
+    study = optuna.create_study(directions=["minimize", "minimize"], sampler=sampler())
+    for first, values in (("fp32", (10.0, 1e-6)), ("fp16", (9.5, 1e-3))):
+        params = {**dict.fromkeys(GROUPS, "fp32"), "g0": first}
+        distributions = dict.fromkeys(GROUPS, PRECISION)
+        study.add_trial(optuna.create_trial(params=params, distributions=distributions, values=values))
 
     def objective(trial: optuna.Trial) -> tuple[float, float]:
         batch = trial.suggest_int("batch", 1, 8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import optuna
@@ -15,27 +16,27 @@ from mptune.tuning.sampler.trials import (
     EMULATED_ATTR,
     OUTCOME_ATTR,
     PLAN_ATTR,
+    BuiltPlans,
     constraints_of,
     read_plans,
     set_outcome,
 )
 
 GROUPS = ("a", "b")
-COLUMNS = Columns.fp16(GROUPS)
-CHOICES = CategoricalDistribution(("fp32", "fp16"))
+CHOICES = dict.fromkeys(GROUPS, CategoricalDistribution(("fp32", "fp16")))
 
 
 def make_trial(
-    bits: str, values: tuple[float, float] | None = None, state: TrialState | None = None, **attrs: object
+    bits: str, values: tuple[float, float] | None = None, state: TrialState | None = None, **attrs: Any
 ) -> optuna.trial.FrozenTrial:
     """COMPLETE where it has values, else PRUNED."""
-    precision = {"0": "fp32", "1": "fp16", "b": "bf16"}
-    params = {group: precision[bit] for group, bit in zip(GROUPS, bits, strict=True)}
-    choices = CategoricalDistribution(("fp32", "fp16", "bf16")) if "b" in bits else CHOICES
-    wanted = state or (TrialState.PRUNED if values is None else TrialState.COMPLETE)
-    return create_trial(
-        params=params, distributions=dict.fromkeys(GROUPS, choices), values=values, state=wanted, user_attrs=attrs
-    )
+    params = {group: "fp16" if bit == "1" else "fp32" for group, bit in zip(GROUPS, bits, strict=True)}
+    state = state or (TrialState.PRUNED if values is None else TrialState.COMPLETE)
+    return create_trial(params=params, distributions=CHOICES, values=values, state=state, user_attrs=attrs)
+
+
+def read(*trials: optuna.trial.FrozenTrial, **options: Any) -> BuiltPlans:
+    return read_plans(trials, Columns.fp16(GROUPS), **options)
 
 
 def timed(ms: float, sd_ms: float) -> dict[str, object]:
@@ -43,23 +44,19 @@ def timed(ms: float, sd_ms: float) -> dict[str, object]:
 
 
 def test_a_failed_plan_is_timed() -> None:
-    outcome = {"values": None, **timed(3.0, 0.2), "group_ms": {"a": 1.0}}
-    built = read_plans([make_trial("11", **{OUTCOME_ATTR: outcome})], COLUMNS)
-    assert built.latency_ms.tolist() == [3.0]
-    assert built.latency_sd_ms.tolist() == pytest.approx([0.2])
-    assert built.finite.tolist() == [0.0]
+    built = read(make_trial("11", **{OUTCOME_ATTR: {"values": None, **timed(3.0, 0.2), "group_ms": {"a": 1.0}}}))
+    assert (built.latency_ms, built.latency_sd_ms, built.finite) == ([3.0], pytest.approx([0.2]), [0.0])
     np.testing.assert_array_equal(built.group_ms, [[1.0, math.nan]])
 
 
 def test_what_the_states_say() -> None:
-    trials = [
+    built = read(
         make_trial("00", (4.0, 1e-7), **{OUTCOME_ATTR: timed(9.0, 0.1)}),
         make_trial("01", (3.0, 1e-3)),
         make_trial("00", (5.0, 1e-7)),
         make_trial("11", state=TrialState.FAIL),
         make_trial("10", state=TrialState.PRUNED),
-    ]
-    built = read_plans(trials, COLUMNS)
+    )
     assert built.plans.tolist() == [[False, False], [False, True], [False, False], [True, False]]
     np.testing.assert_array_equal(built.latency_ms, [4.0, 3.0, 5.0, math.nan])
     np.testing.assert_array_equal(built.error, [1e-7, 1e-3, 1e-7, math.nan])
@@ -74,29 +71,23 @@ def test_a_running_trial_counts_and_the_one_that_asks_does_not() -> None:
     for bit in ("fp16", "fp32"):
         study.enqueue_trial({"a": bit, "b": "fp16"})
         study.ask()
-    built = read_plans(study.trials, COLUMNS, asking=1)
+    built = read(*study.trials, asking=1)
     assert built.plans.tolist() == [[True, True]]
     assert np.isnan(built.finite).all()
     assert np.isnan(built.base_ms)
 
 
 def test_all_fp32_outside_of_the_space_is_the_baseline_and_no_row() -> None:
-    outside = {PLAN_ATTR: {"a": "fp32", "b": "fp32"}}
-    trials = [make_trial("00", (4.0, 1e-7), **outside), make_trial("00", (3.0, 1e-4))]
-    built = read_plans(trials, COLUMNS)
+    outside = make_trial("00", (4.0, 1e-7), **{PLAN_ATTR: dict.fromkeys(GROUPS, "fp32")})
+    built = read(outside, make_trial("00", (3.0, 1e-4)))
     assert built.base_ms == 4.0
     assert built.latency_ms.tolist() == [3.0]
 
 
 def test_emulated_errors_beside_measured_ones() -> None:
-    emulated = {"01": 3e-3, "10": "inf", "11": 2e-2, "111": 1.0}
-    trials = [
-        make_trial("00", (4.0, 0.0), **{EMULATED_ATTR: {**emulated, "00": 1e-9}}),
-        make_trial("01", (3.0, 2e-3)),
-    ]
-    built = read_plans(trials, COLUMNS)
-    assert built.emulated is not None
-    plans, errors = built.emulated
+    emulated = {"01": 3e-3, "10": "inf", "11": 2e-2, "111": 1.0, "00": 1e-9}
+    built = read(make_trial("00", (4.0, 0.0), **{EMULATED_ATTR: emulated}), make_trial("01", (3.0, 2e-3)))
+    plans, errors = built.emulations
     assert plans.tolist() == [[True, False], [True, True]]
     assert errors.tolist() == [math.inf, 2e-2]
     assert built.emulation_ratios == pytest.approx([1.5]), "an error below the floor says nothing of emulation"
