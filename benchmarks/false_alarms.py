@@ -38,9 +38,9 @@ from benchmarks.models.small_networks import NETWORKS
 from mptune.engines.loading import load_typed_model
 from mptune.errors import ModelError, MptuneError
 from mptune.finding import CODES, Finding
-from tests.diagnosis.fragile import SOUND, data, fragile
 from tests.diagnosis.recordings import Arrays
-from tests.diagnosis.test_named_causes import LIMITED, ROWS, converted, masked_and_normed
+from tests.diagnosis.test_recordings import FED, SOUND, fragile
+from tests.diagnosis.test_two_models import LIMITED, ROWS, converted, masked_and_normed
 from tests.graph.helpers import feeds
 from tests.networks.expected import expected
 from tests.networks.networks import FILES, filled, samples
@@ -281,7 +281,7 @@ def limited(variances: np.ndarray, planted: frozenset[str], name: str, place: Pa
 
 def recorded(make: Callable[[Path, Path], Arrays], name: str, place: Path) -> Case:
     """A model, and what a sound deployment recorded."""
-    case = placed(fragile(), data(), name, place)
+    case = placed(fragile(), FED, name, place)
     np.savez(place / "recorded.npz", **make(case.model, place))  # type: ignore[arg-type]
     return replace(case, beside={"outputs": place / "recorded.npz"})
 

@@ -497,7 +497,7 @@ class SearchSettings:
         " points of the front are in one.",
     )
     confirm_points: int = _free(
-        15,
+        12,
         PYTHON,
         "How many points of a longer front are measured again; baselines, both ends and what may be chosen always are.",
     )

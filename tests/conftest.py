@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,13 +16,12 @@ import onnx
 import pytest
 import scipy.linalg  # noqa: F401 - its BLAS is not NumPy's, and is limited below only where it is loaded
 from hypothesis import settings
-from onnx import TensorProto, helper, numpy_helper
 from threadpoolctl import threadpool_limits
+
+from tests.graph.models import constant, model, node, save, value
 
 if TYPE_CHECKING:
     from mptune.tuning.front import Front
-
-OPSET = 17
 
 DIGITS = Path(__file__).parent.parent / "benchmarks" / "models" / "digits_vit.onnx"
 DIGITS_DATA = DIGITS.with_name("digits_calib.npz")
@@ -55,91 +54,60 @@ def _skip(items: list[pytest.Item], reason: str) -> None:
         item.add_marker(pytest.mark.skip(reason=reason))
 
 
-def _weight(name: str, *shape: int, scale: float = 0.2) -> TensorProto:
-    generator = np.random.default_rng(sum(name.encode()))
-    return numpy_helper.from_array(generator.normal(0, scale, shape).astype(np.float32), name)
-
-
-def _constant(name: str, values: np.ndarray) -> TensorProto:
-    return numpy_helper.from_array(values.astype(np.float32), name)
-
-
-def _save(
-    path: Path,
-    nodes: list[onnx.NodeProto],
-    inputs: list[onnx.ValueInfoProto],
-    outputs: list[onnx.ValueInfoProto],
-    weights: list[TensorProto],
-) -> Path:
-    graph = helper.make_graph(nodes, path.stem, inputs, outputs, weights)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=8)
-    onnx.checker.check_model(model, full_check=True)
-    onnx.save(model, path)
-    return path
+def _weights(shapes: Mapping[str, Sequence[int]]) -> list[onnx.TensorProto]:
+    """Scales and variances are ones, shifts and means zeros, and all else small normal values."""
+    constants = {"gain": np.ones, "scale": np.ones, "var": np.ones, "shift": np.zeros, "mean": np.zeros}
+    return [
+        constant(name, np.random.default_rng(sum(name.encode())).normal(0, 0.2, shape))
+        if (part := name.rpartition(".")[2]) not in constants
+        else constant(name, constants[part](shape))
+        for name, shape in shapes.items()
+    ]
 
 
 def save_mlp(path: Path) -> Path:
     """Two blocks of LayerNormalization, Gemm, Relu, Gemm; Softmax; Gemm. Dynamic batch, 32 features in, 8 out."""
-    nodes: list[onnx.NodeProto] = []
-    weights: list[TensorProto] = []
-    value = "x"
-    for block in ("block0", "block1"):
-        norm, wide, relu, narrow = (f"{block}.{part}" for part in ("norm", "wide", "relu", "narrow"))
-        weights += [_constant(f"{block}.gain", np.ones(32)), _constant(f"{block}.shift", np.zeros(32))]
-        weights += [_weight(f"{block}.w1", 32, 64), _weight(f"{block}.b1", 64)]
-        weights += [_weight(f"{block}.w2", 64, 32), _weight(f"{block}.b2", 32)]
+    nodes, shapes, x = list[onnx.NodeProto](), dict[str, Sequence[int]](), "x"
+    for b in ("block0", "block1"):
+        shapes |= {f"{b}.gain": (32,), f"{b}.shift": (32,)}
+        shapes |= {f"{b}.w1": (32, 64), f"{b}.b1": (64,), f"{b}.w2": (64, 32), f"{b}.b2": (32,)}
         nodes += [
-            helper.make_node(
-                "LayerNormalization", [value, f"{block}.gain", f"{block}.shift"], [norm], f"{block}/norm", epsilon=1e-5
-            ),
-            helper.make_node("Gemm", [norm, f"{block}.w1", f"{block}.b1"], [wide], f"{block}/fc1/Gemm"),
-            helper.make_node("Relu", [wide], [relu], f"{block}/fc1/Relu"),
-            helper.make_node("Gemm", [relu, f"{block}.w2", f"{block}.b2"], [narrow], f"{block}/fc2/Gemm"),
+            node("LayerNormalization", [x, f"{b}.gain", f"{b}.shift"], f"{b}.norm", f"{b}/norm", epsilon=1e-5),
+            node("Gemm", [f"{b}.norm", f"{b}.w1", f"{b}.b1"], f"{b}.wide", f"{b}/fc1/Gemm"),
+            node("Relu", [f"{b}.wide"], f"{b}.relu", f"{b}/fc1/Relu"),
+            node("Gemm", [f"{b}.relu", f"{b}.w2", f"{b}.b2"], x := f"{b}.narrow", f"{b}/fc2/Gemm"),
         ]
-        value = narrow
-    nodes += [
-        helper.make_node("Softmax", [value], ["shares"], "mixing/Softmax", axis=-1),
-        helper.make_node("Gemm", ["shares", "head.w", "head.b"], ["y"], "head/Gemm"),
-    ]
-    weights += [_weight("head.w", 32, 8), _weight("head.b", 8)]
-    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 32])]
-    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 8])]
-    return _save(path, nodes, inputs, outputs, weights)
+    nodes.append(node("Softmax", [x], "shares", "mixing/Softmax", axis=-1))
+    nodes.append(node("Gemm", ["shares", "head.w", "head.b"], "y", "head/Gemm"))
+    weights = _weights(shapes | {"head.w": (32, 8), "head.b": (8,)})
+    return _save(path, model(nodes, [value("x", ["batch", 32])], [value("y", ["batch", 8])], weights))
 
 
 def save_cnn(path: Path) -> Path:
     """Two convolutions with batch norm and Relu, global pooling, Gemm; static batch of 2, 3 x 16 x 16 in, 10 out."""
-    nodes: list[onnx.NodeProto] = []
-    weights: list[TensorProto] = []
-    value, channels = "image", 3
-    for index, width in enumerate((8, 16)):
-        scope = f"stem{index}"
-        weights += [_weight(f"{scope}.w", width, channels, 3, 3), _weight(f"{scope}.b", width)]
-        weights += [_constant(f"{scope}.scale", np.ones(width)), _constant(f"{scope}.mean", np.zeros(width))]
-        weights += [_constant(f"{scope}.shift", np.zeros(width)), _constant(f"{scope}.var", np.ones(width))]
-        names = [f"{scope}.{part}" for part in ("conv", "norm", "relu")]
+    nodes, shapes, x, channels = list[onnx.NodeProto](), dict[str, Sequence[int]](), "image", 3
+    for s, width in (("stem0", 8), ("stem1", 16)):
+        norm = [f"{s}.{part}" for part in ("scale", "shift", "mean", "var")]
+        shapes |= {f"{s}.w": (width, channels, 3, 3), **dict.fromkeys((f"{s}.b", *norm), (width,))}
         nodes += [
-            helper.make_node(
-                "Conv", [value, f"{scope}.w", f"{scope}.b"], [names[0]], f"{scope}/Conv", pads=[1] * 4, strides=[2, 2]
-            ),
-            helper.make_node(
-                "BatchNormalization",
-                [names[0], f"{scope}.scale", f"{scope}.shift", f"{scope}.mean", f"{scope}.var"],
-                [names[1]],
-                f"{scope}/BatchNormalization",
-            ),
-            helper.make_node("Relu", [names[1]], [names[2]], f"{scope}/Relu"),
+            node("Conv", [x, f"{s}.w", f"{s}.b"], f"{s}.conv", f"{s}/Conv", pads=[1] * 4, strides=[2, 2]),
+            node("BatchNormalization", [f"{s}.conv", *norm], f"{s}.norm", f"{s}/BatchNormalization"),
+            node("Relu", [f"{s}.norm"], x := f"{s}.relu", f"{s}/Relu"),
         ]
-        value, channels = names[2], width
+        channels = width
     nodes += [
-        helper.make_node("GlobalAveragePool", [value], ["pooled"], "pool/GlobalAveragePool"),
-        helper.make_node("Flatten", ["pooled"], ["flat"], "pool/Flatten"),
-        helper.make_node("Gemm", ["flat", "head.w", "head.b"], ["logits"], "head/Gemm"),
+        node("GlobalAveragePool", [x], "pooled", "pool/GlobalAveragePool"),
+        node("Flatten", ["pooled"], "flat", "pool/Flatten"),
+        node("Gemm", ["flat", "head.w", "head.b"], "logits", "head/Gemm"),
     ]
-    weights += [_weight("head.w", 16, 10), _weight("head.b", 10)]
-    inputs = [helper.make_tensor_value_info("image", TensorProto.FLOAT, [2, 3, 16, 16])]
-    outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, [2, 10])]
-    return _save(path, nodes, inputs, outputs, weights)
+    weights = _weights(shapes | {"head.w": (16, 10), "head.b": (10,)})
+    return _save(path, model(nodes, [value("image", [2, 3, 16, 16])], [value("logits", [2, 10])], weights))
+
+
+def _save(path: Path, proto: onnx.ModelProto) -> Path:
+    proto.graph.name = path.stem
+    del proto.opset_import[1:]
+    return save(proto, path.parent, path.name)
 
 
 @pytest.fixture(scope="session")

@@ -98,88 +98,60 @@ class Law:
 
 @dataclass
 class FakeToolchain:
-    """See the module.
-
-    Attributes:
-        law: what plans cost and err.
-        fails: a plan with any of these groups in FP16 does not build.
-        crashes: the same, as a crash while running.
-        emulation_fails: emulating any of these groups crashes.
-        emulation_holds: as a toolchain says it of its engines.
-        non_finite: a plan with any of these groups in FP16 gives NaN.
-        non_finite_held_out: the same, on the held-out samples alone.
-        non_finite_calls: numbers of the evaluations, from 0, that give NaN whatever the plan: a process went wrong.
-        faults: how many faults of the machine come before evaluations work; below 0 they never end.
-        fault_kind: their kind.
-        noise: relative spread of the measured values.
-        session_spread: relative spread between sessions of one plan.
-        held_out_factor: held-out errors are this much larger.
-        errs_at_first: fingerprints that err three times as much until the worker has been restarted.
-        error_factor: errors of all plans with FP16 are this much larger than the law's.
-        fails_fresh: fingerprints that fail once the worker has been restarted.
-        killed: numbers of the jobs, from 0, whose worker is killed from outside; or what says it of a number.
-        drifts: baseline medians that come one after another, as factors of the true one; the last stays.
-        delay_s: each evaluation takes this long.
-        before: called with the plan of each evaluation; a Failure that it returns is the result.
-        diary: file to which each evaluation is appended as a JSON line when it begins.
-        gate: from the third evaluation on each waits until this file is there.
-        interrupt_after: KeyboardInterrupt when this many evaluations are done.
-        profiling: as a toolchain says it; a profile gives each group twice its gain in FP32, and its gain in FP16.
-        profiled: fingerprints of the plans that a profile was asked of.
-        kernel_answers: answers to the question for FP16 kernels, one after another; the last stays.
-        asked_for_kernels: how often that was asked.
-        context: where reference outputs are written; None writes none.
-        tf32: latency in milliseconds and error of all-FP32 with TF32; None where the device has none.
-        tf32_calls: how often that was measured.
-    """
+    """See the module."""
 
     law: Law
-    fails: Collection[str] = ()
-    crashes: Collection[str] = ()
-    non_finite: Collection[str] = ()
-    non_finite_held_out: Collection[str] = ()
-    non_finite_calls: Collection[int] = ()
-    faults: int = 0
+    # -- what goes wrong --
+    fails: Collection[str] = ()  # a plan with any of these groups in FP16 does not build
+    crashes: Collection[str] = ()  # the same, as a crash while running
+    emulation_fails: Collection[str] = ()  # emulating any of these groups crashes
+    non_finite: Collection[str] = ()  # a plan with any of these groups in FP16 gives NaN
+    non_finite_held_out: Collection[str] = ()  # the same, on the held-out samples alone
+    non_finite_calls: Collection[int] = ()  # numbers of the evaluations that give NaN whatever the plan
+    faults: int = 0  # how many faults of the machine come before evaluations work; below 0 they never end
     fault_kind: FailureKind = FailureKind.DEVICE_LOST
-    noise: float = 1e-4
-    session_spread: float = 0.0
-    held_out_factor: float = 1.1
-    errs_at_first: Collection[str] = ()
-    error_factor: float = 1.0
-    fails_fresh: Collection[str] = ()
-    killed: Collection[int] | Callable[[int], bool] = ()
-    jobs: int = 0
-    drifts: Sequence[float] = ()
-    delay_s: float = 0.0
-    before: Callable[[PrecisionPlan], object] = lambda plan: None
-    diary: Path | None = None
-    gate: Path | None = None
-    interrupt_after: int | None = None
-    statistics: Sequence[str] = ("relative_l2", "max_abs", "non_finite", "worst_part")
-    report: ReferenceReport | Failure = SOUND_REFERENCE
-    ranges: Mapping[str, TensorRange] | Failure = field(default_factory=dict)
+    fails_fresh: Collection[str] = ()  # fingerprints that fail once the worker has been restarted
+    killed: Collection[int] | Callable[[int], bool] = ()  # numbers of the jobs whose worker is killed from outside
+    interrupt_after: int | None = None  # KeyboardInterrupt when this many evaluations are done
+    # -- what is measured, beside the law --
+    noise: float = 1e-4  # relative spread of the measured values
+    session_spread: float = 0.0  # relative spread between sessions of one plan
+    drifts: Sequence[float] = ()  # baseline medians one after another, as factors of the true one; the last stays
+    held_out_factor: float = 1.1  # held-out errors are this much larger
+    errs_at_first: Collection[str] = ()  # these err three times as much until the worker has been restarted
+    error_factor: float = 1.0  # errors of all plans with FP16 are this much larger than the law's
+    tf32: tuple[float, float] | None = None  # latency in milliseconds and error of all-FP32 with TF32
+    # -- how long it takes --
+    delay_s: float = 0.0  # each evaluation
+    before: Callable[[PrecisionPlan], object] = lambda plan: None  # each evaluation; a Failure of it is the result
+    diary: Path | None = None  # each evaluation is appended as a JSON line when it begins
+    gate: Path | None = None  # from the third evaluation on each waits until this file is there
+    # -- what a toolchain says --
     name: str = "fake"
     device: str = "Fake 1000"
     latency_source: LatencySource = "measured"
     error_source: ErrorSource = "measured"
-    opened: int = 0
-    closed: int = 0
-    calls: list[tuple[str, SampleSet, int]] = field(default_factory=list)
-    restarts: int = 0
-    reopened: list[str] = field(default_factory=list)
-    observed: int = 0
-    emulation_fails: Collection[str] = ()
+    statistics: Sequence[str] = ("relative_l2", "max_abs", "non_finite", "worst_part")
+    report: ReferenceReport | Failure = SOUND_REFERENCE
+    ranges: Mapping[str, TensorRange] | Failure = field(default_factory=dict)
     emulation_holds: bool = True
     emulated_samples: EmulatedSamples = AT_ONCE
-    emulated: list[str] = field(default_factory=list)
-    profiling: Profiling = "none"
-    profiled: list[str] = field(default_factory=list)
-    kernel_answers: Sequence[tuple[MissingKernel, ...] | Failure] = ((),)
-    asked_for_kernels: int = 0
+    profiling: Profiling = "none"  # a profile gives each group twice its gain in FP32, and its gain in FP16
+    kernel_answers: Sequence[tuple[MissingKernel, ...] | Failure] = ((),)  # one after another; the last stays
     fused: tuple[FusedNodes, ...] = ()
-    context: RunContext | None = None
-    tf32: tuple[float, float] | None = None
+    context: RunContext | None = None  # where reference outputs are written; None writes none
+    # -- what was asked of it --
+    opened: int = 0
+    closed: int = 0
+    restarts: int = 0
+    observed: int = 0
+    jobs: int = 0
+    asked_for_kernels: int = 0
     tf32_calls: int = 0
+    calls: list[tuple[str, SampleSet, int]] = field(default_factory=list)  # evaluations: plan, samples, restarts
+    reopened: list[str] = field(default_factory=list)
+    emulated: list[str] = field(default_factory=list)
+    profiled: list[str] = field(default_factory=list)
 
     @property
     def built(self) -> list[str]:

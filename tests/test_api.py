@@ -12,10 +12,10 @@ import tarfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import ClassVar, NoReturn
+from typing import NoReturn
+from unittest import mock
 
 import numpy as np
 import onnx
@@ -25,17 +25,13 @@ import mptune
 from mptune import rundir
 from mptune.api import reading, searching
 from mptune.choice import ChoiceLimits
-from mptune.errors import (
-    PlanError,
-    RunError,
-    SettingsError,
-    TargetError,
-)
+from mptune.cli import main
+from mptune.errors import DataError, PlanError, RunError, SettingsError, TargetError
 from mptune.graph.groups import find_groups
 from mptune.graph.loading.model import load_model
+from mptune.graph.plan import PrecisionPlan
 from mptune.run_json import RUN_FORMAT
 from mptune.rundir import RunDirectory, open_run, read_run
-from mptune.settings import DataSettings
 from mptune.tuning.front import Front
 from tests.conftest import save_cnn
 from tests.fakes import Diary, FakeToolchain, Law, make_toolchain, search
@@ -44,17 +40,15 @@ from tests.graph import models
 pytestmark = pytest.mark.usefixtures("opened_here")
 
 
-def save_deep(path: Path) -> None:
+def save_deep(folder: Path) -> None:
     """Two modules of six products, every other one with a residual: 18 groups of nodes, 12 of layers, 2 of blocks."""
-    nodes, x = [], "x"
-    for k in range(12):
-        scope = f"/blocks.{k // 6}/fc{k}"
-        nodes.append(models.node("MatMul", [x, "w"], f"m{k}", f"{scope}/MatMul"))
-        if k % 2:
-            nodes.append(models.node("Add", [f"m{k}", x], f"r{k}", f"{scope}/Add"))
-        x = nodes[-1].output[0]
-    proto = models.model(nodes, [models.value("x", [1, 8])], [models.value(x, [1, 8])], [models.weight("w", 8, 8)])
-    path.write_bytes(proto.SerializeToString())
+    nodes = "".join(
+        f"""["/blocks.{k // 6}/fc{k}/MatMul"] m{k} = MatMul(x{k}, w)
+        ["/blocks.{k // 6}/fc{k + 1}/MatMul"] m{k + 1} = MatMul(m{k}, w)
+        ["/blocks.{k // 6}/fc{k + 1}/Add"] x{k + 2} = Add(m{k + 1}, m{k})"""
+        for k in range(0, 12, 2)
+    )
+    models.save(models.text(f"(float[1,8] x0) => (float[1,8] x12) {{ {nodes} }}", models.weight("w", 8, 8)), folder)
 
 
 @pytest.mark.smoke
@@ -88,23 +82,17 @@ def test_a_search_leaves_a_whole_run_directory(place: Path) -> None:
     assert document["data"]["samples"] == 8
 
 
-def test_the_same_command_again_opens_no_toolchain(place: Path, searched: Front) -> None:
+@pytest.mark.usefixtures("spends_budget")
+def test_the_same_command_again_opens_no_toolchain_and_a_larger_budget_adds_what_is_missing(
+    place: Path, searched: Front
+) -> None:
     files = {p: p.stat().st_mtime_ns for p in (place / "model.mptune").rglob("*") if p.is_file()}
     toolchain = make_toolchain()
     assert search(toolchain) == searched
-    assert (toolchain.opened, toolchain.calls, toolchain.observed) == (0, [], 0)
-    changed = {p.name for p, t in files.items() if p.stat().st_mtime_ns != t}
-    assert changed <= {"run.lock"}
-
-
-@pytest.mark.usefixtures("searched")
-@pytest.mark.usefixtures("spends_budget")
-def test_a_larger_budget_adds_exactly_ten() -> None:
-    more = make_toolchain()
-    front = search(more, budget=22)
-    assert len(more.built) == 10
-    assert front.evaluations == 22
-    assert more.observed == 0
+    assert (toolchain.opened, toolchain.calls) == (0, [])
+    assert {p.name for p, t in files.items() if p.stat().st_mtime_ns != t} <= {"run.lock"}
+    front = search(toolchain, budget=22)
+    assert (len(toolchain.built), front.evaluations, toolchain.observed) == (10, 22, 0)
 
 
 def test_an_exhausted_space_opens_no_toolchain(place: Path) -> None:
@@ -164,22 +152,13 @@ def test_report_needs_neither_model_nor_data_nor_lock(place: Path, searched: Fro
         assert mptune.report("model.mptune") == searched
 
 
-@pytest.mark.usefixtures("searched")
-def test_pick(place: Path) -> None:
+def test_pick_writes_what_it_chooses(place: Path, searched: Front) -> None:
     run = place / "model.mptune"
-    before = mptune.report(run).chosen
-    front = mptune.pick(run, max_error=1e-20)
-    assert not front.limits_met
-    assert front.choice.nearest == front.fp32.plan.fingerprint
-    assert front.chosen == before
-    exact = mptune.pick(run, max_latency_ms=1000.0)
-    assert exact.chosen == front.fp32
-    fastest = mptune.pick(run, plan=front.points[0].plan.fingerprint)
-    assert fastest.chosen == front.points[0]
-    assert json.loads((run / "front.json").read_text())["chosen"] == front.points[0].plan.fingerprint
+    front = mptune.pick(run, plan=searched.points[0].plan.fingerprint)
+    assert front.chosen == searched.points[0]
+    assert json.loads((run / "front.json").read_text())["chosen"] == front.chosen.plan.fingerprint
     chosen = json.loads((run / "chosen" / "plan.json").read_text())["precision"]
-    assert chosen == {g: str(p) for g, p in front.points[0].plan.precision.items()}
-    assert mptune.report(run) == fastest
+    assert chosen == {g: str(p) for g, p in front.chosen.plan.precision.items()}
     assert mptune.pick(run, knee=True).chosen_reason == "the knee of the plans"
     with pytest.raises(PlanError):
         mptune.pick(run, plan="no such plan")
@@ -189,21 +168,18 @@ def test_pick(place: Path) -> None:
 
 
 @pytest.mark.smoke
-def test_apply(place: Path, searched: Front) -> None:
+@pytest.mark.usefixtures("searched")
+def test_apply(place: Path) -> None:
     written = mptune.apply("model.onnx", "model.mptune/chosen/plan.json", "mixed.onnx")
     chosen = onnx.load(place / "model.mptune/chosen/model.onnx")
     assert chosen.metadata_props, "what made it"
     del chosen.metadata_props[:]
     assert onnx.load(written) == chosen
-    with pytest.raises(PlanError, match="not those of"):
-        mptune.apply("model.onnx", replace(searched.fp32.plan, precision={}), "other.onnx")
-    assert not (place / "other.onnx").exists()
 
 
 def test_auto_granularity_fits_the_first_budget_and_stays(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A larger budget resumes the run: the groups stay those that were measured."""
     (place / "auto.toml").write_text('format = 1\ngranularity = "auto"\n')
-    save_deep(place / "model.onnx")
+    save_deep(place)
     model = load_model("model.onnx")
     sizes = [len(find_groups(model, g)) for g in ("op", "fusion", "block")]
     assert sizes == [18, 12, 2]
@@ -228,13 +204,10 @@ def test_auto_granularity_fits_the_first_budget_and_stays(place: Path, monkeypat
 def test_settings_that_change_what_is_measured_cannot_change(place: Path, searched: Front) -> None:
     np.savez("other.npz", x=np.zeros((4, 32), np.float32))
     changed: list[tuple[str, dict[str, object]]] = [
-        ("--seed", {"seed": 1}),
         ("--target", {"target": "auto"}),
         ("--engine", {"engine": "onnxruntime"}),
         ("--space", {"space": "transformer"}),
-        ("--tf32", {"tf32": True}),
         ("metric", {"metric": "max_abs"}),
-        ("--batch", {"data_settings": DataSettings(batch=2)}),
         ("version of the data", {"data": "other.npz"}),
         ("version of the data", {"data": None}),
         ("storage", {"storage": "sqlite:///x.db"}),
@@ -254,27 +227,23 @@ def test_settings_that_change_what_is_measured_cannot_change(place: Path, search
         search(make_toolchain(device="Fake 2000"), budget=13)
 
 
+OTHER = {"seed": 1, "engine": "onnxruntime", "space": "transformer", "tf32": True, "data": "other.npz"}
+
+
 @pytest.mark.parametrize(
     ("storage", "changes"),
     [
-        (None, {"seed": 1, "engine": "onnxruntime", "space": "transformer", "tf32": True, "data": "other.npz"}),
-        (None, {"storage": "sqlite:///x.db"}),
-        (None, {}),
+        *((None, changes) for changes in (OTHER, {"storage": "sqlite:///x.db"}, {})),
         ("sqlite:///x.db", {"data": "other.npz"}),
         *(pytest.param("sqlite:///x.db", c, marks=pytest.mark.slow) for c in ({"seed": 1}, {"space": "transformer"})),
     ],
 )
 def test_a_run_without_an_evaluation_pins_nothing(place: Path, storage: str | None, changes: dict[str, object]) -> None:
     """A first command that failed, or was interrupted before anything ran, does not block the corrected one."""
-
-    def unavailable(context: object) -> NoReturn:
-        raise TargetError("TensorRT is not installed", "pip install tensorrt")
-
-    rng = np.random.default_rng(5)
-    np.savez("other.npz", x=rng.normal(size=(8, 32)).astype(np.float32))
-    failing = {"data": "data.npz", "engine": "tensorrt", "target": "cpu", "open_toolchain": unavailable}
+    np.savez("other.npz", x=np.random.default_rng(5).normal(size=(8, 32)).astype(np.float32))
+    unavailable = mock.Mock(side_effect=TargetError("TensorRT is not installed", "pip install tensorrt"))
     with pytest.raises(TargetError):
-        mptune.search("model.onnx", storage=storage, **failing)  # type: ignore[arg-type]
+        mptune.search("model.onnx", storage=storage, data="data.npz", engine="tensorrt", open_toolchain=unavailable)
     with pytest.raises(KeyboardInterrupt):
         search(make_toolchain(interrupt_after=0), storage=storage)
     with pytest.raises(RunError, match="no evaluation"):
@@ -285,8 +254,7 @@ def test_a_run_without_an_evaluation_pins_nothing(place: Path, storage: str | No
         assert search(other, "cnn.onnx", data=None, out="model.mptune", budget=4).evaluations == len(other.built) == 4
         return
     front = search(make_toolchain(device="Fake 2000"), **{"storage": storage, **changes})
-    assert front.evaluations == 12
-    assert front.device == "Fake 2000"
+    assert (front.evaluations, front.device) == (12, "Fake 2000")
     assert json.loads((place / "model.mptune/run.json").read_text())["target"]["device"] == "Fake 2000"
 
 
@@ -354,26 +322,20 @@ def ending_first(monkeypatch: pytest.MonkeyPatch, module: ModuleType, end: Calla
     return ended
 
 
-@pytest.mark.usefixtures("searched")
-def test_pick_keeps_what_a_search_wrote_while_it_waited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pick_keeps_what_a_search_wrote_while_it_waited(searched: Front, monkeypatch: pytest.MonkeyPatch) -> None:
     ended = ending_first(monkeypatch, reading, lambda: search(make_toolchain(), budget=15, max_error=1e-3))
-    front = mptune.pick("model.mptune", knee=True)
-    file = read_run("model.mptune")[1]
+    assert mptune.pick("model.mptune", knee=True).evaluations == 15
+    choice = read_run("model.mptune")[1].choice
     assert len(ended) == 1
-    assert front.evaluations == file.search.budget == 15
-    assert file.choice.given_limits == ChoiceLimits(knee=True)
-    assert file.choice.search_limits == ChoiceLimits(max_error=1e-3)
+    assert (choice.given_limits, choice.search_limits) == (ChoiceLimits(knee=True), ChoiceLimits(max_error=1e-3))
 
-
-def test_a_search_keeps_what_pick_wrote_while_it_waited(searched: Front, monkeypatch: pytest.MonkeyPatch) -> None:
     other = searched.points[-1].plan.fingerprint
     ended = ending_first(monkeypatch, searching, lambda: mptune.pick("model.mptune", plan=other))
-    front = search(make_toolchain(), budget=15, max_error=1e-3)
+    assert search(make_toolchain(), budget=18, max_error=1e-2).evaluations == 18
     file = read_run("model.mptune")[1]
     assert len(ended) == 1
-    assert front.evaluations == file.search.budget == 15
-    assert file.choice.given_limits == ChoiceLimits(max_error=1e-3), "other limits than those recorded with the pick"
-    assert file.choice.plan is None
+    assert (file.search.budget, file.choice.plan) == (18, None)
+    assert file.choice.given_limits == ChoiceLimits(max_error=1e-2), "other limits than those recorded with the pick"
 
 
 def test_what_is_in_the_way_is_refused(place: Path) -> None:
@@ -412,15 +374,11 @@ def test_a_read_only_file_system_is_told(place: Path, small_disk: Path) -> None:
     assert "--out" in caught.value.hint
 
 
-def free_bytes(path: Path) -> int:
-    return shutil.disk_usage(path).free
-
-
 @pytest.mark.parametrize("room", [0, 20_000, 60_000, 100_000, 200_000])
 @pytest.mark.usefixtures("spends_budget")
 def test_a_full_disk_is_told_and_nothing_is_lost(place: Path, small_disk: Path, room: int) -> None:
     ballast = small_disk / "ballast"
-    ballast.write_bytes(b"x" * max(0, free_bytes(small_disk) - room))
+    ballast.write_bytes(b"x" * max(0, shutil.disk_usage(small_disk).free - room))
     first = make_toolchain()
     with pytest.raises(RunError, match=r"[Dd]isk full|No space") as caught:
         search(first, out=small_disk / "run", budget=300)
@@ -435,20 +393,16 @@ def test_a_full_disk_is_told_and_nothing_is_lost(place: Path, small_disk: Path, 
 def test_a_run_is_packed_while_a_search_writes_it(place: Path) -> None:
     """So that other hosts can join it; the archive holds a record of one moment, each file whole."""
 
+    counts = []
+
     class Packs(Diary):
-        counts_packed: ClassVar[list[int]] = []
-
         def evaluated(self, evaluation: object, done: int, budget: int) -> None:
-            super().evaluated(evaluation, done, budget)
-            out = place / f"{done}.tar.gz"
-            mptune.export("model.mptune", out)
-            with tarfile.open(out) as archive:
+            with tarfile.open(mptune.export("model.mptune", place / f"{done}.tar.gz")) as archive:
                 archive.extractall(place / f"unpacked{done}", filter="data")
-            self.counts_packed.append(mptune.report(place / f"unpacked{done}" / "model.mptune").evaluations)
+            counts.append(mptune.report(place / f"unpacked{done}" / "model.mptune").evaluations)
 
-    front = search(make_toolchain(), budget=6, listener=Packs())
-    assert front.evaluations == 6
-    assert Packs.counts_packed == [1, 2, 3, 4, 5, 6]
+    search(make_toolchain(), budget=6, listener=Packs())
+    assert counts == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.usefixtures("searched")
@@ -461,3 +415,79 @@ def test_a_line_that_is_being_written_is_left_out_of_the_archive(place: Path) ->
         assert packed is not None
         assert packed.read().endswith(b"}\n")
     assert journal.read_bytes() != before, "the run itself is not touched"
+
+
+FAULT = IndexError("list index out of range")
+FILES, CHOSEN = "mptune.reporting.run_files", "mptune.reporting.chosen"
+
+
+@pytest.fixture(autouse=True)
+def _here(place: Path) -> None:
+    """A model and its data, as the working directory."""
+
+
+def failing(error: Exception, cause: Exception | None = None) -> Callable[..., NoReturn]:
+    def fail(*_: object, **__: object) -> NoReturn:
+        raise error from cause
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("function", "file", "error"),
+    [
+        (f"{CHOSEN}.infer_script", "chosen/infer.py", FAULT),
+        (f"{CHOSEN}.readme_text", "chosen/README.txt", FAULT),
+        *((f"{FILES}.{name}", "report.html", FAULT) for name in ("run_outputs", "write_report")),
+        (f"{FILES}.collect_check", "chosen/check.npz", DataError("no such rows")),
+        (f"{FILES}.collect_check", "chosen/check.npz", RunError("the samples were changed")),
+        (f"{FILES}.collect_check", "chosen/check.npz", OSError(5, "Input/output error", "samples.npz")),
+    ],
+)
+def test_the_result_is_written_and_a_fault_after_it_is_a_warning(
+    function: str, file: str, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(function, failing(error))
+        front = search(make_toolchain())
+    (warning,) = [text for text in front.warnings if file in text]
+    assert f"could not be made ({type(error).__name__}: {error})" in warning
+    log = Path(warning.rpartition(" ")[2])
+    assert log.parent == front.run_dir / "logs"
+    assert "in fail" in log.read_text()
+    onnx.checker.check_model(str(front.run_dir / "chosen" / "model.onnx"))
+    document = json.loads((front.run_dir / "front.json").read_text())
+    plan = PrecisionPlan.from_json((front.run_dir / "chosen" / "plan.json").read_text())
+    assert document["chosen"] == plan.fingerprint
+    assert not (front.run_dir / file).exists()
+    assert search(make_toolchain()).chosen == front.chosen
+    assert (front.run_dir / "report.html").exists(), "made by the next call"
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RunError("disk full: cannot write")])
+def test_a_full_disk_is_an_error_and_the_result_is_there(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = failing(error, OSError(28, "No space left on device"))
+    monkeypatch.setattr(f"{FILES}.write_report", full)
+    with pytest.raises(RunError, match="disk full"):
+        search(make_toolchain())
+    assert Path("model.mptune/chosen/model.onnx").exists()
+    assert Path("model.mptune/front.json").exists()
+
+
+def test_a_page_of_an_earlier_result_does_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    front = search(make_toolchain())
+    monkeypatch.setattr(f"{FILES}.write_report", failing(FAULT))
+    picked = mptune.pick(front.run_dir, plan=front.fp32.plan.fingerprint)
+    assert any("report.html could not be made" in text for text in picked.warnings)
+    assert not (front.run_dir / "report.html").exists()
+
+
+def test_a_scalar_input_beside_a_dynamic_axis(capsys: pytest.CaptureFixture[str]) -> None:
+    graph = "(float[1,frames,8] x, float gain) => (float[1,frames,8] z) { y = MatMul(x, w) z = Mul(y, gain) }"
+    models.save(models.text(graph, models.weight("w", 8, 8, scale=0.1)), Path(), "scaled.onnx")
+    rows = np.random.default_rng(1).normal(size=(16, 12, 8)).astype(np.float32)
+    np.savez("scaled.npz", x=rows, gain=np.full(16, 2, np.float32))
+    command = ["search", "scaled.onnx", "--data", "scaled.npz", "--budget", "4", "--target", "jetson-orin-nano-8gb"]
+    assert main(command) == 0
+    assert "could not be made" not in capsys.readouterr().err
+    assert Path("scaled.mptune/chosen/model.onnx").exists()

@@ -1,117 +1,143 @@
-"""``mptune.apply`` without a search: plans by nodes, plans by patterns, and files that are never overwritten."""
+"""Models as they are given and written: plans by nodes and patterns, what is never overwritten, what must load."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
+from onnx import TensorProto, version_converter
 
 import mptune
 import mptune.graph.writing.weights
-from mptune.errors import PlanError, RunError
+from mptune.cli import main
+from mptune.engines import loading
+from mptune.errors import ModelError, PlanError, RunError
 from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import PRECISIONS, Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter
+from mptune.processes.parent import Worker
 from tests.graph import models
 from tests.graph.helpers import relative_l2, run
-from tests.graph.models import constant, node, value, weight
+from tests.graph.models import constant, text, weight
+from tests.zoo.numbers import weights
 
-Write = Callable[..., Path]
+
+@dataclass(frozen=True)
+class Applied:
+    """A mixed model, which of its constants are reduced, and what was said."""
+
+    path: Path
+    fp16: set[str]
+    bf16: set[str]
+    warnings: list[str]
+
+    def errs(self, source: Path, feed: dict[str, np.ndarray]) -> float:
+        return relative_l2(run(self.path, feed)["y"], run(source, feed)["y"])
+
+    @property
+    def doubts(self) -> list[str]:
+        return [text for text in self.warnings if "FP16 cannot be right there" in text]
+
+
+Apply = Callable[..., Applied]
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> Write:
-    """Write a plan.json."""
+def apply(tmp_path: Path) -> Apply:
+    """Apply a plan, which may be a plan's document, to a model or its file; None is all FP16."""
+    numbers = count()
 
-    def written(**document: object) -> Path:
-        path = tmp_path / "plan.json"
-        path.write_text(json.dumps(document))
-        return path
+    def applied(model: Path | onnx.ModelProto, plan: object = None, **options: object) -> Applied:
+        source = models.save(model, tmp_path) if isinstance(model, onnx.ModelProto) else model
+        if isinstance(plan, dict):
+            (tmp_path / "plan.json").write_text(json.dumps(plan))
+            plan = tmp_path / "plan.json"
+        warnings: list[str] = []
+        out = tmp_path / f"out{next(numbers)}.onnx"
+        mptune.apply(source, plan, out, warn=warnings.append, **options)  # type: ignore[arg-type]
+        reduced = [(c.name.rpartition("__"), c.dtype) for c in load_model(out).initializers.values()]
+        fp16, bf16 = ({name for (name, _, _), dtype in reduced if dtype == d} for d in ("float16", "bfloat16"))
+        return Applied(out, fp16, bf16, warnings)
 
-    return written
+    return applied
 
 
-def fp16_weights(path: Path) -> set[str]:
-    halves = (c for c in load_model(path).initializers.values() if c.dtype == "float16")
-    return {c.name.removesuffix("__fp16") for c in halves}
+def uniform(path: Path) -> PrecisionPlan:
+    model = load_model(path)
+    return PrecisionPlan.uniform(model.sha256, [g.id for g in find_groups(model)], Precision.FP16)
 
 
-def test_a_plan_by_nodes(mlp_path: Path, tmp_path: Path, write: Write) -> None:
-    plan = write(nodes={"block0/*": "fp16", "block0/fc2/*": "fp32"})
-    out = mptune.apply(mlp_path, plan, tmp_path / "out.onnx")
-    assert fp16_weights(out) == {"block0.w1", "block0.b1", "block0.gain", "block0.shift"}
+def test_a_plan_by_nodes(mlp_path: Path, apply: Apply) -> None:
+    mixed = apply(mlp_path, {"nodes": {"block0/*": "fp16", "block0/fc2/*": "fp32"}})
+    assert mixed.fp16 == {"block0.w1", "block0.b1", "block0.gain", "block0.shift"}
     feed = {"x": np.random.default_rng(0).standard_normal((3, 32)).astype(np.float32)}
-    assert 0 < relative_l2(run(out, feed)["y"], run(mlp_path, feed)["y"]) < 1e-2
+    assert 0 < mixed.errs(mlp_path, feed) < 1e-2
 
 
-def test_what_would_be_split_is_reported_to_the_caller(tmp_path: Path, write: Write) -> None:
-    path = models.save(models.attention(mask=-1e4), tmp_path)
-    messages: list[str] = []
-    plan = write(nodes={"*": "fp16", "op:Softmax": "fp32"})
-    out = mptune.apply(path, plan, tmp_path / "out.onnx", warn=messages.append)
-    assert fp16_weights(out) >= {"wq", "wk", "wv"}
-    assert ["(attention)" in text for text in messages] == [True]
+def test_what_would_be_split_is_reported_to_the_caller(apply: Apply) -> None:
+    mixed = apply(models.attention(mask=-1e4), {"nodes": {"*": "fp16", "op:Softmax": "fp32"}})
+    assert mixed.fp16 >= {"wq", "wk", "wv"}
+    assert ["(attention)" in text for text in mixed.warnings] == [True]
 
 
-def test_fp16_where_it_can_be_right(tmp_path: Path, write: Write) -> None:
+def test_a_precision_where_it_can_be_right(apply: Apply) -> None:
     """A mask of -1e9 is held as -65504; a weight of 1e5 would be, and nothing here shows what that does."""
-    messages: list[str] = []
-    path = models.save(models.attention(mask=-1e9), tmp_path)
-    out = mptune.apply(path, None, tmp_path / "out.onnx", warn=messages.append)
-    assert fp16_weights(out) == {"wq", "wk", "wv", "scale", "huge", "one"}
-    assert messages == []
-    path = models.save(models.product(np.eye(4) * 1e5), tmp_path)
-    out = mptune.apply(path, None, tmp_path / "weights.onnx", warn=messages.append)
-    assert not fp16_weights(out)
-    assert len(messages) == 1
-    assert "stays in FP32: w: 4 of 16 values exceed FP16's 65504 and are held as 65504" in messages[0]
-    out = mptune.apply(path, write(nodes={"*": "fp16"}), tmp_path / "nodes.onnx", warn=messages.append)
-    assert "w" in fp16_weights(out), "a plan by nodes is obeyed, and doubted"
-    assert any("FP16 cannot be right there" in text for text in messages)
+    every = {"wq", "wk", "wv", "scale", "huge", "one"}
+    mixed = apply(models.attention(mask=-1e9))
+    assert (mixed.fp16, mixed.bf16, mixed.warnings) == (every, set(), [])
+    mixed = apply(models.attention(mask=-1e9), reduced="bf16")
+    assert (mixed.fp16, mixed.bf16, mixed.warnings) == (set(), every, [])
+    mixed = apply(models.product(np.eye(4) * 1e5))
+    (warning,) = mixed.warnings
+    assert not mixed.fp16
+    assert "stays in FP32: w: 4 of 16 values exceed FP16's 65504 and are held as 65504" in warning
+    mixed = apply(models.product(np.eye(4) * 1e5), {"nodes": {"*": "fp16"}})
+    assert mixed.fp16 == {"w"}, "a plan by nodes is obeyed, and doubted"
+    assert mixed.doubts
+    mixed = apply(models.product(np.eye(4) * np.finfo(np.float32).max), reduced="bf16")
+    assert not mixed.bf16
+    assert [text for text in mixed.warnings if "stays in FP32" in text]
 
 
 @pytest.mark.parametrize(
-    ("patterns", "kept"),
+    ("patterns", "fp32"),
     [
         (["kind:norm"], {"block0.gain", "block0.shift", "block1.gain", "block1.shift"}),
         (["op:Softmax", "head/*"], {"head.w", "head.b"}),
         (["block1/*"], {f"block1.{n}" for n in ("gain", "shift", "w1", "b1", "w2", "b2")}),
     ],
 )
-def test_patterns_that_stay_in_fp32(
-    patterns: list[str], kept: set[str], mlp_path: Path, tmp_path: Path, write: Write
-) -> None:
-    model = load_model(mlp_path)
-    weights = {c.name for c in model.initializers.values()}
-    plan = PrecisionPlan.uniform(model.sha256, [g.id for g in find_groups(model)], Precision.FP16)
-    for name, given in (("none", None), ("nodes", write(nodes={"*": "fp16"})), ("groups", plan)):
-        out = mptune.apply(mlp_path, given, tmp_path / f"{name}.onnx", keep_fp32=patterns)
-        assert fp16_weights(out) == weights - kept
+def test_patterns_that_stay_in_fp32(patterns: list[str], fp32: set[str], mlp_path: Path, apply: Apply) -> None:
+    weights = {c.name for c in load_model(mlp_path).initializers.values()}
+    for plan in (None, {"nodes": {"*": "fp16"}}, uniform(mlp_path)):
+        assert apply(mlp_path, plan, keep_fp32=patterns).fp16 == weights - fp32
 
 
 @pytest.mark.parametrize("granularity", ["op", "fusion", "block"])
-def test_a_plan_of_any_granularity_is_known_by_its_nodes(granularity: str, tmp_path: Path, write: Write) -> None:
+def test_a_plan_of_any_granularity_is_known_by_its_nodes(granularity: str, tmp_path: Path, apply: Apply) -> None:
     """Two granularities may have equally many groups; the nodes tell which one is meant."""
     path = models.save(models.decomposed_norm(), tmp_path)
     model = load_model(path)
     groups = find_groups(model, granularity)  # type: ignore[arg-type]
+    rewriter = Rewriter(GroupedModel(model, groups))
     plan = PrecisionPlan(model.sha256, {g.id: list(PRECISIONS)[k % 2] for k, g in enumerate(groups)})
-    expected = Rewriter(GroupedModel(model, groups)).export(plan, tmp_path / "expected.onnx")
-    document = plan.to_json(Rewriter(GroupedModel(model, groups)).types.node_precisions(plan))
-    assert mptune.apply(path, write(**document), tmp_path / "out.onnx").read_bytes() == expected.read_bytes()
+    expected = rewriter.export(plan, tmp_path / "expected.onnx").read_bytes()
+    assert apply(path, plan.to_json(rewriter.types.node_precisions(plan))).path.read_bytes() == expected
 
 
-def test_a_plan_of_other_groups_is_carried_out_by_its_nodes(mlp_path: Path, tmp_path: Path, write: Write) -> None:
-    messages: list[str] = []
-    plan = write(format=1, precision={"g000": "fp16"}, nodes={"head/Gemm": "fp16", "mixing/Softmax": "fp32"})
-    out = mptune.apply(mlp_path, plan, tmp_path / "out.onnx", warn=messages.append)
-    assert fp16_weights(out) == {"head.w", "head.b"}
-    assert "another version's" in messages[0]
+def test_a_plan_of_other_groups_is_carried_out_by_its_nodes(mlp_path: Path, apply: Apply) -> None:
+    nodes = {"head/Gemm": "fp16", "mixing/Softmax": "fp32"}
+    mixed = apply(mlp_path, {"format": 1, "precision": {"g000": "fp16"}, "nodes": nodes})
+    assert mixed.fp16 == {"head.w", "head.b"}
+    assert "another version's" in mixed.warnings[0]
 
 
 @pytest.mark.parametrize(
@@ -146,21 +172,14 @@ def test_what_is_no_plan(document: str, says: str, mlp_path: Path, tmp_path: Pat
     assert not (tmp_path / "out.onnx").exists()
 
 
-def test_precision_and_nodes_that_contradict_each_other(mlp_path: Path, tmp_path: Path, write: Write) -> None:
-    model = load_model(mlp_path)
-    plan = PrecisionPlan.uniform(model.sha256, [g.id for g in find_groups(model)], Precision.FP16).to_json()
+def test_precision_and_nodes_that_contradict_each_other(mlp_path: Path, apply: Apply) -> None:
     with pytest.raises(PlanError, match="contradict"):
-        mptune.apply(mlp_path, write(**{**plan, "nodes": {"head/Gemm": "fp32"}}), tmp_path / "out.onnx")
+        apply(mlp_path, {**uniform(mlp_path).to_json(), "nodes": {"head/Gemm": "fp32"}})
 
 
 def big(folder: Path) -> Path:
     """A model whose weights lie in big.onnx.data."""
-    proto = models.model(
-        [node("MatMul", ["x", "w"], "a", "one"), node("Mul", ["a", "k"], "y", "two")],
-        [value("x", [2, 64])],
-        [value("y", [2, 64])],
-        [weight("w", 64, 64), constant("k", 2.0)],
-    )
+    proto = text("(float[2,64] x) => (float[2,64] y) { y = MatMul(x, w) }", weight("w", 64, 64))
     onnx.save(proto, folder / "big.onnx", save_as_external_data=True, location="big.onnx.data", size_threshold=1024)
     return folder / "big.onnx"
 
@@ -198,137 +217,282 @@ def test_never_overwrites_what_it_reads(tmp_path: Path, monkeypatch: pytest.Monk
     assert (tmp_path / "big.onnx.data").read_bytes() == before[1]
 
 
-def _trained(seed: int, scale: float, folder: Path, name: str = "second") -> Path:
+def trained(seed: int, scale: float, folder: Path, name: str = "second") -> Path:
     """A product, its squares and another product, with weights of this seed and size."""
     rng = np.random.default_rng(seed)
-    nodes = [
-        node("MatMul", ["x", "w"], "h", "first"),
-        node("Pow", ["h", "two"], "p", "power"),
-        node("MatMul", ["p", "v"], "y", name),
-    ]
-    constants = [
-        constant("w", rng.normal(0, scale, (32, 32))), constant("two", 2.0), constant("v", rng.normal(0, 0.1, (32, 8)))
-    ]  # fmt: skip
-    proto = models.model(nodes, [value("x", [1, 32])], [value("y", [1, 8])], constants)
-    return models.save(proto, folder, f"trained{seed}{name}.onnx")
+    graph = f"""(float[1,32] x) => (float[1,8] y) <float two = {{2}}> {{
+        ["first"] h = MatMul(x, w) ["power"] p = Pow(h, two) ["{name}"] y = MatMul(p, v) }}"""
+    weights = constant("w", rng.normal(0, scale, (32, 32))), constant("v", rng.normal(0, 0.1, (32, 8)))
+    return models.save(text(graph, *weights), folder, f"trained{seed}{name}.onnx")
 
 
 @pytest.fixture
-def all_half(tmp_path: Path) -> tuple[Path, Path]:
-    """A model and a plan.json of a search, all in FP16."""
-    path = _trained(1, 0.2, tmp_path)
+def all_half(tmp_path: Path) -> tuple[Path, dict[str, object]]:
+    """A model and the document of a plan of a search, all in FP16."""
+    path = trained(1, 0.2, tmp_path)
     model = load_model(path)
-    groups = GroupedModel(model, find_groups(model))
-    plan = groups.uniform(Precision.FP16)
-    document = plan.to_json(Rewriter(groups).types.node_precisions(plan))
-    (tmp_path / "searched.json").write_text(json.dumps(document))
-    return path, tmp_path / "searched.json"
+    rewriter = Rewriter(GroupedModel(model, find_groups(model)))
+    plan = uniform(path)
+    return path, plan.to_json(rewriter.types.node_precisions(plan))
 
 
 DATA = {"x": np.random.default_rng(5).standard_normal((8, 32)).astype(np.float32)}
 
 
-def test_a_plan_of_a_model_that_was_trained_again(all_half: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_plan_of_a_model_that_was_trained_again(all_half: tuple[Path, dict], tmp_path: Path, apply: Apply) -> None:
     searched, plan = all_half
-    retrained, messages = _trained(2, 0.2, tmp_path), list[str]()
-    out = mptune.apply(retrained, plan, tmp_path / "out.onnx", warn=messages.append)
-    assert len(fp16_weights(out)) == len(fp16_weights(mptune.apply(searched, plan, tmp_path / "same.onnx"))) > 0
-    feed = {"x": DATA["x"][:1]}
-    assert 0 < relative_l2(run(out, feed)["y"], run(retrained, feed)["y"]) < 1e-2
-    assert len(messages) == 2
-    assert "with the same nodes: its precisions are used" in messages[0]
-    assert "give --data PATH" in messages[1]
-    messages.clear()
-    mptune.apply(retrained, plan, tmp_path / "out.onnx", warn=messages.append, data=DATA, force=True)
-    assert len(messages) == 1, "its values fit FP16"
-    messages.clear()
-    mptune.apply(searched, plan, tmp_path / "a.onnx", warn=messages.append, data=DATA)
-    assert messages == []
-    mptune.apply(searched, plan, tmp_path / "b.onnx", warn=messages.append, data={"x": DATA["x"] * 1000})
-    assert any("FP16 cannot be right there: p: reached" in text for text in messages)
-
-
-def test_a_pin_that_is_missing_in_the_plan_is_named(all_half: tuple[Path, Path], tmp_path: Path) -> None:
-    _, plan = all_half
-    wild, messages = _trained(3, 40.0, tmp_path), list[str]()
-    mptune.apply(wild, plan, tmp_path / "out.onnx", warn=messages.append, data=DATA)
-    doubts = [text for text in messages if "FP16 cannot be right there" in text]
-    assert any("p: reached" in text for text in doubts)
-    kept = [text.rsplit("--keep-fp32 ", 1)[1] for text in doubts]
-    messages.clear()
-    out = mptune.apply(wild, plan, tmp_path / "kept.onnx", keep_fp32=kept, warn=messages.append, data=DATA)
-    assert not [text for text in messages if "cannot be right" in text], "the option that is named cures it"
-    assert np.isfinite(run(out, {"x": DATA["x"][:1]})["y"]).all()
-
-
-def test_fp16_all_keeps_what_the_data_show_in_fp32(tmp_path: Path) -> None:
-    wild, messages = _trained(3, 40.0, tmp_path), list[str]()
-    out = mptune.apply(wild, None, tmp_path / "out.onnx", warn=messages.append, data=DATA)
-    assert any("stays in FP32: p: reached" in text for text in messages)
-    assert np.isfinite(run(out, {"x": DATA["x"][:1]})["y"]).all()
-
-
-def test_fp16_all_warns_with_what_the_structure_shows(tmp_path: Path) -> None:
-    path, messages = models.save(models.decomposed_norm(1e-9), tmp_path), list[str]()
-    mptune.apply(path, None, tmp_path / "out.onnx", warn=messages.append)
-    assert [text.split(": ")[0] for text in messages[:-1]] == ["vanishing-epsilon", "norm-written-out"]
-    assert "the constant 1e-09 is zero in FP16" in messages[0]
-    assert "values of this model were not checked" in messages[-1]
-    messages.clear()
-    mptune.apply(path, None, tmp_path / "kept.onnx", keep_fp32=["/norm/*"], warn=messages.append)
-    assert [text for text in messages if "were not checked" not in text] == [], "what is kept is no doubt"
-
-
-def test_a_model_with_other_nodes_is_another_model(all_half: tuple[Path, Path], tmp_path: Path) -> None:
-    _, plan = all_half
+    retrained = trained(2, 0.2, tmp_path)
+    mixed = apply(retrained, plan)
+    assert len(mixed.fp16) == len(apply(searched, plan).fp16) > 0
+    assert 0 < mixed.errs(retrained, {"x": DATA["x"][:1]}) < 1e-2
+    same_nodes, no_data = mixed.warnings
+    assert "with the same nodes: its precisions are used" in same_nodes
+    assert "give --data PATH" in no_data
+    assert apply(retrained, plan, data=DATA).warnings == [same_nodes], "its values fit FP16"
+    assert apply(searched, plan, data=DATA).warnings == []
+    (doubt, *_) = apply(searched, plan, data={"x": DATA["x"] * 1000}).doubts
+    assert "p: reached" in doubt
     with pytest.raises(PlanError, match="with other nodes, such as 'second'") as caught:
-        mptune.apply(_trained(2, 0.2, tmp_path, "third"), plan, tmp_path / "out.onnx")
+        apply(trained(2, 0.2, tmp_path, "third"), plan)
     assert "trained again" in caught.value.hint
-    assert not (tmp_path / "out.onnx").exists()
 
 
-def bf16_weights(path: Path) -> set[str]:
-    reduced = (c for c in load_model(path).initializers.values() if c.dtype == "bfloat16")
-    return {c.name.removesuffix("__bf16") for c in reduced}
+def test_a_pin_that_is_missing_in_the_plan_is_named(all_half: tuple[Path, dict], tmp_path: Path, apply: Apply) -> None:
+    wild = trained(3, 40.0, tmp_path)
+    doubts = apply(wild, all_half[1], data=DATA).doubts
+    assert any("p: reached" in text for text in doubts)
+    mixed = apply(wild, all_half[1], keep_fp32=[text.rsplit("--keep-fp32 ", 1)[1] for text in doubts], data=DATA)
+    assert mixed.doubts == [], "the option that is named cures it"
+    assert np.isfinite(mixed.errs(wild, {"x": DATA["x"][:1]}))
+    mixed = apply(wild, data=DATA)
+    assert any("stays in FP32: p: reached" in text for text in mixed.warnings), "all FP16 keeps what the data show"
+    assert np.isfinite(mixed.errs(wild, {"x": DATA["x"][:1]}))
 
 
-def test_bf16_where_values_leave_fp16s_range(tmp_path: Path) -> None:
-    """BF16 holds 1e9, and FP32's lowest number as its own."""
-    path = models.save(models.attention(mask=-1e9), tmp_path)
-    messages: list[str] = []
-    out = mptune.apply(path, None, tmp_path / "out.onnx", reduced="bf16", warn=messages.append)
-    assert bf16_weights(out) == {"wq", "wk", "wv", "scale", "huge", "one"}
-    assert not fp16_weights(out)
-    assert messages == []
-    path = models.save(models.product(np.eye(4) * np.finfo(np.float32).max), tmp_path)
-    out = mptune.apply(path, None, tmp_path / "ends.onnx", reduced="bf16", warn=messages.append)
-    assert not bf16_weights(out)
-    assert [text for text in messages if "stays in FP32" in text]
+def test_fp16_all_warns_with_what_the_structure_shows(apply: Apply) -> None:
+    *warnings, unchecked = apply(models.decomposed_norm(1e-9)).warnings
+    assert [text.split(": ")[0] for text in warnings] == ["vanishing-epsilon", "norm-written-out"]
+    assert "the constant 1e-09 is zero in FP16" in warnings[0]
+    assert "values of this model were not checked" in unchecked
+    assert apply(models.decomposed_norm(1e-9), keep_fp32=["/norm/*"]).warnings == [], "kept, hence no doubt"
 
 
-def test_groups_that_are_kept_in_bf16(tmp_path: Path, write: Write) -> None:
-    path = models.save(models.attention(mask=-1e9), tmp_path)
-    out = mptune.apply(path, None, tmp_path / "out.onnx", keep_bf16=["*mask*"])
-    assert bf16_weights(out) == {"huge", "one"}
-    assert fp16_weights(out) == {"wq", "wk", "wv", "scale"}
-    plan = write(nodes={"*": "fp16"})
-    out = mptune.apply(path, plan, tmp_path / "both.onnx", keep_bf16=["*"], keep_fp32=["*mask*"])
-    assert bf16_weights(out) == {"wq", "wk", "wv", "scale"}
+def test_groups_that_are_kept_in_bf16(apply: Apply) -> None:
+    proto = models.attention(mask=-1e9)
+    mixed = apply(proto, keep_bf16=["*mask*"])
+    assert (mixed.bf16, mixed.fp16) == ({"huge", "one"}, {"wq", "wk", "wv", "scale"})
+    mixed = apply(proto, {"nodes": {"*": "fp16"}}, keep_bf16=["*"], keep_fp32=["*mask*"])
+    assert mixed.bf16 == {"wq", "wk", "wv", "scale"}
     with pytest.raises(PlanError, match="keep_bf16= nowhere/\\* matches nothing"):
-        mptune.apply(path, None, tmp_path / "no.onnx", keep_bf16=["nowhere/*"])
+        apply(proto, keep_bf16=["nowhere/*"])
 
 
-def test_what_has_no_bf16_stays_and_is_said(tmp_path: Path, write: Write) -> None:
-    path = models.save(models.cnn(), tmp_path)
-    messages: list[str] = []
-    out = mptune.apply(path, write(nodes={"*": "bf16"}), tmp_path / "out.onnx", warn=messages.append)
-    convolving = {c.inputs[1] for c in load_model(path).nodes if c.op_type == "Conv"}
-    assert not bf16_weights(out) & convolving
-    (warning,) = [text for text in messages if "BF16" in text]
+def test_what_has_no_bf16_stays_and_is_said(apply: Apply) -> None:
+    plan = {"nodes": {"*": "bf16"}}
+    mixed = apply(models.cnn(), plan)
+    assert "w" not in mixed.bf16, "the convolution's"
+    (warning,) = [text for text in mixed.warnings if "BF16" in text]
     assert "ONNX has no BF16 for Conv" in warning
     assert "--opset 22" in warning
-    messages.clear()
-    out = mptune.apply(path, write(nodes={"*": "bf16"}), tmp_path / "22.onnx", warn=messages.append, opset=22)
-    assert bf16_weights(out) >= convolving
-    assert load_model(out).opset == 22
-    assert not [text for text in messages if "has no BF16" in text]
+    raised = apply(models.cnn(), plan, opset=22)
+    assert "w" in raised.bf16
+    assert load_model(raised.path).opset == 22
+    assert not [text for text in raised.warnings if "has no BF16" in text]
+
+
+LAYERNORM = Path(__file__).parent / "graph" / "corpus" / "layernorm_13.onnx"
+
+
+def stale(proto: onnx.ModelProto) -> None:
+    """The file says FP16 of a value that the nodes compute in FP32."""
+    proto.graph.value_info.append(models.value("h", ["batch", 16], TensorProto.FLOAT16))
+
+
+def unknown_operator(proto: onnx.ModelProto) -> None:
+    proto.graph.node[3].domain, proto.graph.node[3].op_type = "com.example", "MyRelu"
+
+
+def mixed_operands(proto: onnx.ModelProto) -> None:
+    """An Add of FP32 and FP16."""
+    proto.graph.initializer[3].CopyFrom(models.constant("b1", np.zeros(16), np.float16))
+
+
+def shared_name(proto: onnx.ModelProto) -> None:
+    """ONNX lets nodes share a name, ONNX Runtime does not."""
+    proto.graph.node[2].name = proto.graph.node[1].name
+
+
+def lost_weights(proto: onnx.ModelProto) -> None:
+    tensor = proto.graph.initializer[2]
+    onnx.external_data_helper.set_external_data(tensor, "weights.bin")
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+
+
+@pytest.fixture
+def mlp(tmp_path: Path) -> tuple[Path, Path]:
+    np.savez(tmp_path / "data.npz", x=np.random.default_rng(0).normal(size=(6, 8)).astype(np.float32))
+    return models.save(models.mlp(), tmp_path), tmp_path / "data.npz"
+
+
+@pytest.mark.parametrize(
+    ("command", "spoil", "says"),
+    [
+        ("check", stale, "candidate.onnx does not load: Type Error"),
+        ("compare", unknown_operator, "candidate.onnx does not load: Fatal error: com.example:MyRelu"),
+        ("check", shared_name, "candidate.onnx does not load: "),
+        ("compare", mixed_operands, "candidate.onnx does not type-check"),
+        ("check", lost_weights, "weights.bin"),
+    ],
+)
+def test_a_candidate_that_does_not_load_is_an_error(
+    command: str,
+    spoil: Callable[[onnx.ModelProto], None],
+    says: str,
+    mlp: tuple[Path, Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path, data = mlp
+    proto = models.mlp()
+    spoil(proto)
+    candidate = models.save(proto, path.parent, "candidate.onnx")
+    words = f"{candidate} --against {path} --max-error 0.1" if command == "check" else f"{path} {candidate}"
+    assert main([command, *words.split(), "--data", str(data)]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert says in err
+    assert [line.partition(":")[0] for line in err.splitlines()] == ["error", "hint"]
+
+
+def test_a_candidate_with_external_data_and_one_without_cpu_kernels_are_compared(
+    mlp: tuple[Path, Path], tmp_path: Path
+) -> None:
+    path, data = mlp
+    (tmp_path / "other").mkdir()
+    outside = tmp_path / "other" / "model.onnx"
+    onnx.save(models.mlp(), outside, save_as_external_data=True, size_threshold=0)
+    assert mptune.check(outside, against=path, data=data, max_error=1e-6).agrees
+    bf16 = mptune.apply(path, None, tmp_path / "bf16.onnx", reduced="bf16")
+    assert mptune.check(bf16, against=path, data=data, max_error=0.1).agrees
+
+
+def test_what_only_an_optimisation_breaks_is_a_warning(tmp_path: Path) -> None:
+    """A valid model that ONNX Runtime's LayerNormFusion breaks."""
+    source = tmp_path / "raised.onnx"
+    onnx.save(version_converter.convert_version(onnx.load(LAYERNORM), 17), source)
+    warned: list[str] = []
+    mixed = mptune.apply(source, None, tmp_path / "mixed.onnx", keep_fp32=["kind:norm"], warn=warned.append)
+    with pytest.raises(Exception, match="/LayerNormFusion/"):  # where this no longer fails, nothing is to be said
+        onnxruntime.InferenceSession(str(mixed), providers=["CPUExecutionProvider"])
+    assert any("without graph optimisations only" in text for text in warned)
+    data = np.random.default_rng(0).standard_normal((6, 9, 16), np.float32)
+    comparison = mptune.compare(source, mixed, data=data)
+    assert comparison.agrees
+    assert f"{mixed} loads in ONNX Runtime without graph optimisations only" in comparison.warnings[0]
+
+
+def test_apply_says_where_the_source_does_not_load_either(mlp: tuple[Path, Path], tmp_path: Path) -> None:
+    proto = models.mlp()
+    unknown_operator(proto)
+    warned: list[str] = []
+    out = mptune.apply(models.save(proto, tmp_path), None, tmp_path / "out.onnx", warn=warned.append)
+    assert out.exists()
+    assert "out.onnx does not load: Fatal error: com.example:MyRelu" in warned[-1]
+    assert "nor does" in warned[-1]
+
+
+@pytest.fixture
+def spoilt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rewriter has a fault: what it exports contradicts its own types."""
+    export = Rewriter.export
+
+    def spoil(self: Rewriter, plan: mptune.PrecisionPlan, path: Path, *others: object) -> Path:
+        export(self, plan, path, *others)  # type: ignore[arg-type]
+        proto = onnx.load(path)
+        proto.graph.value_info.append(models.value(proto.graph.node[0].output[0], None, TensorProto.DOUBLE))
+        onnx.save(proto, path)
+        return path
+
+    monkeypatch.setattr(Rewriter, "export", spoil)
+
+
+@pytest.mark.usefixtures("spoilt")
+def test_apply_writes_nothing_that_does_not_load(mlp: tuple[Path, Path], tmp_path: Path) -> None:
+    path, _ = mlp
+    out = tmp_path / "new" / "out.onnx"
+    with pytest.raises(ModelError, match=r"out\.onnx does not load") as caught:
+        mptune.apply(path, None, out)
+    assert caught.value.exit_code == 1
+    assert "a fault of mptune" in caught.value.hint
+    assert list(out.parent.iterdir()) == []
+    out.write_text("what was there")
+    with pytest.raises(ModelError):
+        mptune.apply(path, None, out, force=True)
+    assert [each.read_text() for each in out.parent.iterdir()] == ["what was there"]
+
+
+@pytest.mark.usefixtures("spoilt")
+def test_a_search_ships_nothing_that_does_not_load(mlp: tuple[Path, Path], tmp_path: Path) -> None:
+    path, data = mlp
+    with pytest.raises(ModelError, match="does not load: Type Error"):
+        mptune.search(path, data=data, out=tmp_path / "run", budget=3, target="jetson-orin-nano-8gb")
+    assert not (tmp_path / "run" / "chosen").exists()
+
+
+def test_a_search_opens_its_model_once(mlp: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Path] = []
+    call = Worker.call
+
+    def noted(worker: Worker, job: object, timeout_s: float | None = None) -> object:
+        opened.extend([job.model] if isinstance(job, loading.OpenJob) else [])
+        return call(worker, job, timeout_s)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Worker, "call", noted)
+    path, data = mlp
+    for _ in range(2):
+        mptune.search(path, data=data, out=tmp_path / "run", budget=3, target="jetson-orin-nano-8gb")
+    assert [each.name for each in opened] == ["model.onnx"]
+
+
+def save_pooled(pool: str) -> None:
+    """Features of an image, pooled: their sum leaves FP16's range where the image is large, their mean does not."""
+    graph = f"""(float[n,3,h,w_] image) => (float[n,1024] y) <float one = {{1}}> {{
+        c = Conv(image, w) r = Relu(c) s = Add(r, one) p = {pool}(s) y = MatMul(p, v) }}"""
+    constants = weights("w", 256, 3, 1, 1), weights("v", 256, 1024), constant("axes", [2, 3], np.int64)
+    models.save(text(graph.replace("(s)", "(s, axes)" if "Sum" in pool else "(s)"), *constants), Path())
+
+
+def images(size: int) -> np.ndarray:
+    rng = np.random.default_rng(size)
+    return (rng.uniform(0.2, 1, (3, 3, 1, 1)) * rng.uniform(0.9, 1, (3, 3, size, size))).astype(np.float32)
+
+
+SUM, MEAN = "ReduceSum<keepdims = 0>", "ReduceMean<axes = [2, 3], keepdims = 0>"
+
+
+@pytest.mark.parametrize(("pool", "exit_code"), [(SUM, 3), (MEAN, 0)])
+def test_check_shows_another_size(pool: str, exit_code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_pooled(pool)
+    assert main(["apply", "model.onnx", "--fp16-all", "-o", "mixed.onnx"]) == 0
+    for size, wanted in ((16, 0), (256, exit_code)):
+        np.savez("data.npz", image=images(size))
+        words = ["check", "mixed.onnx", "--against", "model.onnx", "--data", "data.npz", "--max-error", "1e-2"]
+        assert main(words) == wanted
+
+
+def test_a_search_says_that_one_size_was_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_pooled(MEAN)
+    given = {"budget": 1, "target": "jetson-orin-nano-8gb"}
+    front = mptune.search("model.onnx", data=images(16), **given)
+    (finding,) = [f for f in front.findings if f.code == "one-size-tried"]
+    assert (finding.severity, finding.where.inputs) == ("info", ("image",))
+    assert "image 1x3x16x16" in finding.text
+    assert "--data other.npz --max-error 1e-2" in finding.cure
+    assert "one-size-tried" not in capsys.readouterr().err, "it is no warning"
+    several = [{"image": images(size)[:1]} for size in (16, 32)] * 2
+    front = mptune.search("model.onnx", data=several, out="several.mptune", **given)
+    assert "one-size-tried" not in {f.code for f in front.findings}

@@ -192,9 +192,5 @@ def _variables(tree: ast.AST) -> Iterator[tuple[str, int]]:
 
 @pytest.mark.smoke
 def test_names_say_what_a_value_is() -> None:
-    assert [
-        f"{path.relative_to(PACKAGE)}:{line}: {name}"
-        for path in sorted(PACKAGE.rglob("*.py"))
-        for name, line in _variables(ast.parse(path.read_text(encoding="utf-8")))
-        if name in VAGUE
-    ] == []
+    faults = ((path, line, name) for path in FILES for name, line in _variables(_tree(path)) if name in VAGUE)
+    assert [f"{_module(path)}:{line}: {name}" for path, line, name in faults] == []

@@ -5,33 +5,23 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
-from pathlib import Path
 
 import pytest
 import typer.main
 
 import mptune
 from mptune.cli import app
+from tests.docs.pages import PAGES as READ
+from tests.docs.pages import ROOT, blocks_of, prose_of, read
+from tests.test_architecture import LAYERS
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGES = (
-    "README.md",
-    "CONTRIBUTING.md",
-    "CHANGELOG.md",
-    "benchmarks/README.md",
-    "benchmarks/models/README.md",
-    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")),
-)
+PAGES = (*READ, "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md", "benchmarks/models/README.md")
 
 SETUP = "python3 -m venv .venv && . .venv/bin/activate && pip install "
 
 GROUP = typer.main.get_command(app)
 COMMANDS = dict(GROUP.commands)  # type: ignore[attr-defined]
 GLOBAL_OPTIONS = {name for parameter in GROUP.params for name in parameter.opts} | {"--help"}
-
-
-def read(name: str) -> str:
-    return (ROOT / name).read_text(encoding="utf-8")
 
 
 def options_of(command: str) -> set[str]:
@@ -41,10 +31,8 @@ def options_of(command: str) -> set[str]:
 
 def code_of(text: str) -> list[str]:
     """The lines of fenced shell blocks and the inline code of a page."""
-    blocks = re.findall(r"^```[^\n]*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
-    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-    return lines + re.findall(r"`([^`\n]+)`", prose)
+    lines = [line for block in blocks_of(text) for line in block.body.replace("\\\n", " ").splitlines()]
+    return lines + re.findall(r"`([^`\n]+)`", prose_of(text))
 
 
 def invocations(text: str) -> list[list[str]]:
@@ -52,32 +40,27 @@ def invocations(text: str) -> list[list[str]]:
     named = []
     for line in code_of(text):
         for part in line.split(" && "):
-            match = re.match(r"(?:\$ )?(mptune [a-z-].*)", part.strip())
+            match = re.match(r"(?:\$ |then |else |ExecStart=\S*/)?(mptune [a-z-].*)", part.strip())
             if match:
-                command = re.split(r"\s(?:#|\||>)", match.group(1))[0]
-                named.append(shlex.split(command))
+                named.append(shlex.split(re.split(r"\s(?:#|\||>)", match.group(1))[0]))
     return named
 
 
 def anchors(text: str) -> set[str]:
     """The anchors that GitHub makes of a page's headings."""
-    titles = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
+    titles = re.findall(r"^#+ (.+)$", prose_of(text), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.replace("`", "").lower()).strip().replace(" ", "-") for title in titles}
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_every_command_and_option_has_help(name: str) -> None:
+def test_every_command_has_help_and_stands_in_the_readme(name: str) -> None:
     command = COMMANDS[name]
     assert command.help
     assert f"mptune {name}" in command.help, "an example"
+    assert f"mptune {name}" in read("README.md")
     for parameter in command.params:
         if "--help" not in parameter.opts:
             assert getattr(parameter, "help", None), f"{name} {parameter.name} has no help"
-
-
-@pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_every_command_is_in_the_readme(name: str) -> None:
-    assert f"mptune {name}" in read("README.md")
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -106,24 +89,18 @@ def test_links_within_the_repository_lead_somewhere(page: str) -> None:
             assert anchor in anchors(linked.read_text(encoding="utf-8")), f"{page} links {target}"
 
 
-def test_the_layers_in_contributing_are_the_layers() -> None:
-    from tests.test_architecture import LAYERS
-
+def test_the_layers_and_packages_in_contributing_are_those() -> None:
     text = read("CONTRIBUTING.md")
     for module in LAYERS:
         name = module.removeprefix("mptune.")
         assert f"`{name}`" in text or module in {"mptune", "mptune.__main__"}, f"CONTRIBUTING.md does not name {name}"
-
-
-def test_the_packages_in_contributing_are_the_packages() -> None:
     files = (ROOT / "mptune").glob("*/*/__init__.py")
     packages = {path.parent.relative_to(ROOT / "mptune").as_posix() for path in files}
-    named = re.findall(r"^\| `([a-z_]+/[a-z_]+)` \|", read("CONTRIBUTING.md"), re.MULTILINE)
-    assert sorted(named) == sorted(packages)
+    assert sorted(re.findall(r"^\| `([a-z_]+/[a-z_]+)` \|", text, re.MULTILINE)) == sorted(packages)
 
 
 def test_the_python_of_the_readme_exists() -> None:
-    (block,) = re.findall(r"^```python\n(.*?)^```", read("README.md"), re.MULTILINE | re.DOTALL)
+    (block,) = (block.body for block in blocks_of(read("README.md")) if block.language == "python")
     compile(block, "README.md", "exec")
     owners = {"mptune": set(mptune.__all__), "front": set(dir(mptune.Front)), "run": set(dir(mptune.Run))}
     used = re.findall(r"\b(mptune|front|run)\.(\w+)", re.sub(r"\"[^\"]*\"|#.*", "", block))
@@ -132,30 +109,17 @@ def test_the_python_of_the_readme_exists() -> None:
         assert name in owners[owner], f"README.md uses {owner}.{name}"
 
 
-def test_a_person_sets_up_with_one_line() -> None:
-    """A virtual environment in the same line: a Debian's own Python refuses ``pip install``."""
-    lines = [line.strip() for line in code_of(read("README.md"))]
-    assert f"{SETUP}. && mptune demo" in lines
-
-
 def test_the_test_command_of_readme_is_what_ci_runs() -> None:
     script = read(".ci/run")
     (extraction,) = re.findall(r"^command=\$\((.*)\)$", script, re.MULTILINE)
     done = subprocess.run(["bash", "-c", extraction], cwd=ROOT, check=True, capture_output=True, text=True)
     assert done.stdout == f"{SETUP}-e '.[test]' && pytest -n 3\n"
     assert done.stdout in read("CONTRIBUTING.md")
+    assert f"{SETUP}. && mptune demo" in code_of(read("README.md")), "one line: a Debian's own Python refuses pip"
     before = script[: script.index('bash -euc "$command"')]
     assert "pip install" not in before
     assert "apt-get install -qq -y python3-venv" in before, "nothing else is installed before"
     assert before.count("apt-get install") == 1
-
-
-def test_the_modules_of_benchmarks_that_the_pages_name_exist() -> None:
-    for page in PAGES:
-        for name in re.findall(r"\bbenchmarks(?:\.\w+)+", read(page)):
-            path = ROOT / name.replace(".", "/")
-            files = (path.with_suffix(".py"), path.with_suffix(".json"), path / "__main__.py")
-            assert any(file.is_file() for file in files), f"{page} names {name}"
 
 
 def test_the_help_has_the_exit_codes_of_the_page() -> None:
@@ -174,17 +138,16 @@ def test_the_pages_that_the_code_names_exist() -> None:
     assert {name for name in named if not list(ROOT.glob(f"**/{name}"))} == set()
 
 
-def test_the_files_of_benchmarks_that_the_pages_name_exist() -> None:
+def test_the_pages_and_benchmarks_name_each_other() -> None:
+    """Files of results and modules that pages name exist, and every script with figures stands beside its command."""
     text = read("benchmarks/README.md")
-    named = {name.removeprefix("benchmarks/") for name in re.findall(r"[\w/]*\bresults/[\w*.]+\b", text)}
-    assert named
-    for name in named:
-        assert any((ROOT / "benchmarks").glob(name)), f"benchmarks/README.md names {name}"
-
-
-def test_every_script_with_figures_stands_beside_its_command() -> None:
-    """Every module of ``benchmarks`` that can be run is in ``benchmarks/README.md``."""
-    text = read("benchmarks/README.md")
+    for page in PAGES:
+        for name in re.findall(r"\bbenchmarks(?:\.\w+)+", read(page)):
+            path = ROOT / name.replace(".", "/")
+            files = (path.with_suffix(".py"), path.with_suffix(".json"), path / "__main__.py")
+            assert any(file.is_file() for file in files), f"{page} names {name}"
+    for name in re.findall(r"[\w/]*\bresults/[\w*.]+\b", text):
+        assert any((ROOT / "benchmarks").glob(name.removeprefix("benchmarks/"))), f"benchmarks/README.md names {name}"
     for path in sorted((ROOT / "benchmarks").glob("*.py")):
         if 'if __name__ == "__main__":' in path.read_text(encoding="utf-8"):
             assert f"benchmarks.{path.stem}" in text, f"benchmarks/README.md does not name benchmarks.{path.stem}"
@@ -206,13 +169,3 @@ def test_the_readme_has_one_table_of_measurements() -> None:
     """The others are in ``benchmarks/README.md``: figures that stand twice come to differ."""
     tables = re.findall(r"(?:^\|.*\n)+", read("README.md"), re.MULTILINE)
     assert len([table for table in tables if re.search(r"\| ms \||\d\.\d{3} \|", table)]) == 1
-
-
-def test_the_unit_and_the_job_of_the_page_on_nights_name_options_that_exist() -> None:
-    section = read("docs/guide/many-machines.md").partition("## Several GPUs and hosts")[2]
-    pattern = r"\bmptune (search|worker|export) (.*)"
-    calls = [call for line in section.splitlines() for call in re.findall(pattern, line)]
-    assert {command for command, _ in calls} == {"search", "worker", "export"}
-    for command, arguments in calls:
-        for option in re.findall(r"(?<=\s)--[a-z-]+", arguments.partition("#")[0]):
-            assert option in options_of(command), f"mptune {command} has no {option}"

@@ -22,10 +22,9 @@ from mptune.graph.loading.model import load_model
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings
 from mptune.targets.target import load_target
-from mptune.tuning.bench import Silent
-from mptune.tuning.evaluation import Evaluation, Origin
 from tests.conftest import DIGITS, DIGITS_DATA
 from tests.engines import faults
+from tests.fakes import Diary
 from tests.reporting.infer_support import run_alone
 
 
@@ -33,9 +32,8 @@ def test_the_front_shows_the_trade_off(digits_run: Path) -> None:
     front = json.loads((digits_run / "digits_vit.mptune" / "front.json").read_text())
     points = front["points"]
     assert len(points) >= 4
-    assert [p["latency"]["median_ms"] for p in points] == sorted(p["latency"]["median_ms"] for p in points)
-    errors = [p["error"]["value"] for p in points]
-    assert errors == sorted(errors, reverse=True)
+    latencies, errors = [p["latency"]["median_ms"] for p in points], [p["error"]["value"] for p in points]
+    assert (latencies, errors) == (sorted(latencies), sorted(errors, reverse=True))
     assert errors[-1] == 0
     assert {p["latency"]["source"] for p in points} == {"predicted"}
     assert {p["error"]["source"] for p in points} == {"emulated"}
@@ -43,8 +41,7 @@ def test_the_front_shows_the_trade_off(digits_run: Path) -> None:
     assert (held_out[0], held_out[-1]) == (True, True)
     # Both baselines count among the points that are taken again, and need not be on the front.
     assert min(len(points), SearchSettings().confirm_points) - 2 <= sum(held_out) <= SearchSettings().confirm_points
-    assert front["evaluations"] == 16
-    assert front["failures"] == 0
+    assert (front["evaluations"], front["failures"]) == (16, 0)
 
 
 def test_the_chosen_model_is_the_plan_and_runs_without_mptune(digits_run: Path) -> None:
@@ -59,15 +56,17 @@ def test_the_chosen_model_is_the_plan_and_runs_without_mptune(digits_run: Path) 
     assert logits.shape == (len(images), 10)
     assert logits.dtype == np.float32
     plan = json.loads((chosen / "plan.json").read_text())
-    front = json.loads((chosen.parent / "front.json").read_text())
-    point = next(p for p in front["points"] if p["plan"] == front["chosen"])
+    point = chosen_point(json.loads((chosen.parent / "front.json").read_text()))
     assert sum(p == "fp16" for p in plan["precision"].values()) == point["fp16_groups"]
+
+
+def chosen_point(front: dict[str, Any]) -> dict[str, Any]:
+    return next(point for point in front["points"] if point["plan"] == front["chosen"])
 
 
 def test_infer_finds_the_reported_error_with_numpy_and_onnxruntime_alone(digits_run: Path, tmp_path: Path) -> None:
     chosen = digits_run / "digits_vit.mptune" / "chosen"
-    front = json.loads((chosen.parent / "front.json").read_text())
-    point = next(p for p in front["points"] if p["plan"] == front["chosen"])
+    point = chosen_point(json.loads((chosen.parent / "front.json").read_text()))
     assert point["error"]["source"] == "emulated"
     assert point["error"]["held_out"] > 0
     packages = tmp_path / "packages"
@@ -138,21 +137,6 @@ class Misbehaving(Toolchain):
         return super().evaluate(plan, which, profile=profile)
 
 
-class Heard(Silent):
-    """Keeps what the search says."""
-
-    def __init__(self) -> None:
-        self.failures: list[Failure] = []
-        self.evaluations: list[Evaluation] = []
-
-    def failed(self, plan: PrecisionPlan, origin: Origin, failure: Failure | str, done: int, budget: int) -> None:
-        assert isinstance(failure, Failure)
-        self.failures.append(failure)
-
-    def evaluated(self, evaluation: Evaluation, done: int, budget: int) -> None:
-        self.evaluations.append(evaluation)
-
-
 @pytest.mark.slow
 def test_the_search_goes_on_whatever_the_worker_does(tmp_path: Path) -> None:
     groups = find_groups(load_model(DIGITS))
@@ -164,25 +148,19 @@ def test_the_search_goes_on_whatever_the_worker_does(tmp_path: Path) -> None:
     }
 
     def opened(context: RunContext) -> Misbehaving:
-        made = Misbehaving(None, load_target("jetson-orin-nano-8gb"), context)
-        made.faults = bad
-        return made
+        toolchain = Misbehaving(None, load_target("jetson-orin-nano-8gb"), context)
+        toolchain.faults = bad
+        return toolchain
 
-    heard = Heard()
-    front = mptune.search(
-        DIGITS,
-        listener=heard,
-        open_toolchain=opened,
-        data=DIGITS_DATA,
-        budget=10,
-        out=tmp_path / "run.mptune",
-    )
+    diary, out = Diary(), tmp_path / "run.mptune"
+    front = mptune.search(DIGITS, data=DIGITS_DATA, budget=10, listener=diary, open_toolchain=opened, out=out)
+    failures = [failure for _, failure in diary.failures]
     assert front.evaluations == 10
-    assert front.failures == len(heard.failures) >= 4
-    kinds = {f.kind for f in heard.failures}
+    assert front.failures == len(failures) >= 4
+    kinds = {f.kind for f in failures}
     assert kinds >= {FailureKind.TIMEOUT, FailureKind.OUT_OF_MEMORY, FailureKind.ERROR, FailureKind.CRASH}
-    assert len(heard.evaluations) == 10 - len(heard.failures)
-    assert all(f.log_path is not None and f.log_path.exists() for f in heard.failures)
+    assert len(diary.done) == 10 - len(failures)
+    assert all(f.log_path is not None and f.log_path.exists() for f in failures)
     assert len(front.points) >= 1
     for point in front.points:
         assert not set(bad) & set(point.plan.fp16_groups)

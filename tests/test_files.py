@@ -1,3 +1,5 @@
+"""Files that take their name when they are whole, and what is left where a process was killed; a disk that is full."""
+
 from __future__ import annotations
 
 import errno
@@ -12,6 +14,7 @@ import pytest
 from mptune.errors import RunError
 from mptune.files import (
     MOST_TEXT_BYTES,
+    delete_scratch,
     full_disk_as_error,
     is_disk_full,
     link_or_copy,
@@ -23,6 +26,7 @@ from mptune.files import (
     write_text,
     writing,
 )
+from mptune.rundir import open_run
 
 
 def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path) -> None:
@@ -66,22 +70,77 @@ def test_a_file_takes_its_name_when_it_is_whole(tmp_path: Path) -> None:
     assert (path.read_text(), names(tmp_path)) == ("first", ["a.txt"]), "it finished last"
 
 
+_WRITES = """
+import sys
+from pathlib import Path
+from mptune.files import scratch_name, whole_file
+folder = Path(sys.argv[1])
+(folder / scratch_name("plan", ".onnx")).write_text("")
+(folder / scratch_name("plan", ".profile")).mkdir()
+with whole_file(folder / "w[1].bin") as partial:
+    partial.write_text("half")
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+def writer(folder: Path) -> subprocess.Popen[str]:
+    """A process with three temporary files; it lives until it is killed."""
+    command = [sys.executable, "-c", _WRITES, str(folder)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.communicate()
+
+
+def partial_of(path: Path) -> list[Path]:
+    return list(path.parent.glob("*.partial"))
+
+
 def test_what_a_killed_process_left_is_deleted_and_a_living_ones_is_not(tmp_path: Path) -> None:
-    path = tmp_path / "a" / "w[1].bin"
-    path.parent.mkdir()
-    code = "import os, sys; from mptune.files import whole_file; from pathlib import Path\n"
-    code += "with whole_file(Path(sys.argv[1])) as partial: partial.write_text('half'); os._exit(1)"
-    subprocess.run([sys.executable, "-c", code, str(path)], check=False)
-    assert len(names(path.parent)) == 1
+    path = tmp_path / "a" / "b" / "w[1].bin"
+    write_bytes(path, [])  # makes the folders
+    end(writer(path.parent))
+    assert len(partial_of(path)) == 1
     living = path.with_name(f".{scratch_name(path.name + '.0', '.partial')}")
     living.write_text("half")
     write_bytes(path, [b"ab", b"c"])
     assert path.read_bytes() == b"abc"
-    assert names(path.parent) == sorted([living.name, path.name])
+    assert partial_of(path) == [living]
 
 
-def test_missing_directories_are_made_for_bytes(tmp_path: Path) -> None:
-    assert write_bytes(tmp_path / "a" / "b" / "c.bin", []).stat().st_size == 0
+def test_files_of_dead_processes_alone_are_deleted(tmp_path: Path) -> None:
+    dead, living = writer(tmp_path), writer(tmp_path)
+    end(dead)
+    own = tmp_path / scratch_name("own", ".onnx")
+    mark = scratch_name("x", "").split("-")
+    reused = tmp_path / f"x-{os.getpid()}-{int(mark[2]) - 1000}-{mark[3]}.onnx"
+    elsewhere = tmp_path / f"x-{dead.pid}-{mark[2]}-00000000.onnx"
+    others = [tmp_path / name for name in ("model.onnx", "fp16.bin", "search-1-2.npz")]
+    for path in (own, reused, elsewhere, *others):
+        path.write_text("")
+    deleted = delete_scratch([tmp_path, tmp_path / "missing"])
+    left = set(tmp_path.iterdir())
+    end(living)
+    assert len(deleted) == 4
+    assert left >= {own, elsewhere, *others}
+    assert reused not in left
+    assert sum(f"-{living.pid}-" in path.name for path in left) == 3
+    assert [path for path in left if f"-{dead.pid}-" in path.name] == [elsewhere]
+
+
+def test_a_run_directory_is_tidied_when_it_is_opened(tmp_path: Path) -> None:
+    with open_run(tmp_path / "run") as run:
+        run.weights.mkdir()
+        end(writer(run.weights))
+        assert len(list(run.weights.iterdir())) == 3
+    with open_run(tmp_path / "run") as run:
+        assert not list(run.weights.iterdir())
 
 
 def test_json_is_indented_and_refuses_what_json_does_not_know(tmp_path: Path) -> None:

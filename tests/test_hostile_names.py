@@ -69,17 +69,10 @@ def place(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     "command",
     [
-        "report model.mptune",
-        "report model.mptune --explain",
-        "report model.mptune --json",
-        "report model.mptune --explain --json",
-        "pick model.mptune --knee",
-        "pick model.mptune --plan none",
-        "export model.mptune",
-        "confirm model.mptune --target none",
-        "inspect model.onnx",
-        "inspect model.onnx --data data.npz",
-        "inspect model.onnx --json",
+        *(f"report model.mptune{options}" for options in ("", " --explain", " --json", " --explain --json")),
+        *(f"pick model.mptune {options}" for options in ("--knee", "--plan none")),
+        *("export model.mptune", "confirm model.mptune --target none"),
+        *(f"inspect model.onnx{options}" for options in ("", " --data data.npz", " --json")),
         "apply model.onnx --fp16-all --keep-fp32 none -o out.onnx",
         "apply model.onnx --fp16-all -o out.onnx",
         "search model.onnx --data data.npz --target none",
@@ -97,11 +90,10 @@ def test_every_command(
 
 
 def test_a_confirmation(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    confirmation = mptune.confirm("model.mptune", open_toolchain=hostile_toolchain().open)
-    print_confirmation(confirmation)
+    print_confirmation(mptune.confirm("model.mptune", open_toolchain=hostile_toolchain().open))
     assert is_clean(capsys.readouterr().out)
-    page = next(Path("model.mptune/confirmed").glob("*/report.html")).read_text()
-    assert is_clean(page.replace("FORGED", ""))
+    (page,) = Path("model.mptune/confirmed").glob("*/report.html")
+    assert is_clean(page.read_text().replace("FORGED", ""))
 
 
 def test_files_and_python(place: Path) -> None:
@@ -124,10 +116,7 @@ def test_progress(capsys: pytest.CaptureFixture[str]) -> None:
     assert is_clean(told)
 
 
-def test_errors(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_of_a_run_and_what_is_printable(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", f"none{HOSTILE}"]) == 1
     assert is_clean(capsys.readouterr().err)
-
-
-def test_printable() -> None:
     assert printable("a\nb\x1b[0m\u202e\u00e4") == "a\\nb\\x1b[0m\\u202e\u00e4"

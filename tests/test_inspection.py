@@ -17,7 +17,7 @@ from mptune.reporting.terminal.front import print_front
 from mptune.reporting.terminal.listings import print_inspection, quantity
 from tests.conftest import DIGITS
 from tests.graph import models
-from tests.graph.models import constant, node, value, weight
+from tests.graph.models import constant, node, weight
 from tests.zoo.voice import voice
 
 
@@ -48,29 +48,24 @@ def test_without_data_sizes_are_assumed_and_said_so(mlp_path: Path, monkeypatch:
 
 @pytest.mark.slow
 def test_a_look_at_a_large_model_takes_the_first_samples(mlp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    np.savez(mlp_path.with_name("many.npz"), x=np.eye(8, 32, dtype=np.float32))
-    whole = mptune.inspect(mlp_path, data=mlp_path.with_name("many.npz"))
+    data = {"x": np.eye(8, 32, dtype=np.float32)}
+    whole = mptune.inspect(mlp_path, data=data)
     assert (whole.samples, whole.available) == (8, 8)
     monkeypatch.setattr("mptune.inspection._OBSERVED_FLOPS", 5.5 * whole.flops)
-    few = mptune.inspect(mlp_path, data=mlp_path.with_name("many.npz"))
+    few = mptune.inspect(mlp_path, data=data)
     assert (few.samples, few.available, few.to_json()["samples_available"]) == (5, 8, 8)
-    assert "observed on 5 samples of many.npz: the first of 8; --strict runs all" in shown(few, monkeypatch)
+    assert "observed on 5 samples of arrays: the first of 8; --strict runs all" in shown(few, monkeypatch)
     monkeypatch.setattr("mptune.inspection._OBSERVED_FLOPS", 0.0)
-    assert mptune.inspect(mlp_path, data=mlp_path.with_name("many.npz")).samples == 4
-    assert mptune.inspect(mlp_path, data=mlp_path.with_name("many.npz"), all_samples=True).samples == 8
+    assert mptune.inspect(mlp_path, data=data).samples == 4
+    assert mptune.inspect(mlp_path, data=data, all_samples=True).samples == 8
 
 
 @pytest.mark.smoke
 def test_with_data_ranges_are_observed_and_pin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nodes = [
-        node("MatMul", ["x", "w"], "a", "/one/MatMul"),
-        node("Mul", ["a", "big"], "b", "/scale/Mul"),
-        node("Relu", ["b"], "c", "/scale/Relu"),
-        node("MatMul", ["c", "w"], "d", "/two/MatMul"),
-        node("Div", ["d", "big"], "y", "/back/Div"),
-    ]
-    constants = [constant("w", np.eye(4)), constant("big", 3e4)]
-    path = models.save(models.model(nodes, [value("x", ["n", 4])], [value("y", ["n", 4])], constants), tmp_path)
+    graph = """(float[n,4] x) => (float[n,4] y) <float big = {3e4}> {
+        ["/one/MatMul"] a = MatMul(x, w) ["/scale/Mul"] b = Mul(a, big) ["/scale/Relu"] c = Relu(b)
+        ["/two/MatMul"] d = MatMul(c, w) ["/back/Div"] y = Div(d, big) }"""
+    path = models.save(models.text(graph, constant("w", np.eye(4))), tmp_path)
     np.savez(tmp_path / "data.npz", x=np.full((3, 4), 5.0, np.float32))
     assert not any(g.pin for g in mptune.inspect(path).groups)
     inspection = mptune.inspect(path, data=tmp_path / "data.npz", batch=3)
@@ -84,7 +79,7 @@ def test_with_data_ranges_are_observed_and_pin(tmp_path: Path, monkeypatch: pyte
     assert "FP32 pinned" in text
     assert "FP32 g000: b: reached 1.5e+05 on the calibration data, FP16 ends at 65504" in text
     document = json.loads(json.dumps(inspection.to_json(), allow_nan=False))
-    assert [g["pinned"] and g["pinned"]["precision"] for g in document["groups"]] == [None, "fp32", "fp32"]
+    assert [g["pinned"] and g["pinned"]["precision"] for g in document["groups"]] == ["fp32", "fp32"]
     assert document["shapes"] == {"assumed": {}, "observed": "data.npz", "unknown": 0}
     assert re.search(r"^hazards: \d+ warnings$", text, re.MULTILINE), "a plan repairs each: none is an error"
     assert {hazard["severity"] for hazard in document["hazards"]} == {"warning"}
@@ -111,20 +106,13 @@ def test_a_network_in_an_if_has_nothing_to_tune_and_that_is_said_first(
 def test_a_quantised_network_has_nothing_to_tune_and_that_is_said_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nodes = [
-        node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"], "quantise"),
-        node("MatMulInteger", ["q", "w", "z"], "i", "product"),
-        node("Cast", ["i"], "f", "cast", to=1),
-        node("Mul", ["f", "s"], "y", "scale"),
-    ]
-    w = constant("w", np.eye(4), np.int8)
-    path = models.save(models.model(nodes, [value("x", [1, 4])], [value("y", [1, 4])], [w]), tmp_path)
+    graph = """(float[1,4] x) => (float[1,4] y) {
+        q, s, z = DynamicQuantizeLinear(x) i = MatMulInteger(q, w, z) f = Cast<to = 1>(i) y = Mul(f, s) }"""
+    path = models.save(models.text(graph, constant("w", np.eye(4), np.int8)), tmp_path)
     text = shown(mptune.inspect(path), monkeypatch)
     assert text.splitlines()[0] == "warning: the network is quantised already; nothing to tune"
-    np.savez(tmp_path / "data.npz", x=np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32))
-    front = mptune.search(
-        path, data=tmp_path / "data.npz", out=tmp_path / "run", budget=3, target="jetson-orin-nano-8gb"
-    )
+    data = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+    front = mptune.search(path, data=data, out=tmp_path / "run", budget=3, target="jetson-orin-nano-8gb")
     stream = io.StringIO()
     print_front(front, stream)
     assert stream.getvalue().splitlines()[0] == "warning: the network is quantised already; nothing to tune"
@@ -159,12 +147,9 @@ def test_tables_fit_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_hazards_of_one_kind_are_shown_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nodes, x = [], "x"
-    for k in range(9):
-        nodes += [node("Mul", [x, "huge"], f"a{k}", f"scale{k}"), node("MatMul", [f"a{k}", "w"], f"x{k}", f"m{k}")]
-        x = f"x{k}"
-    constants = [weight("w", 4, 4), constant("huge", 1e6)]
-    path = models.save(models.model(nodes, [value("x", [2, 4])], [value(x, None)], constants), tmp_path)
+    nodes = "".join(f'["scale{k}"] a{k} = Mul(x{k}, huge) ["m{k}"] x{k + 1} = MatMul(a{k}, w)' for k in range(9))
+    proto = models.text(f"(float[2,4] x0) => (float[] x9) <float huge = {{1e6}}> {{ {nodes} }}", weight("w", 4, 4))
+    path = models.save(proto, tmp_path)
     text = shown(mptune.inspect(path), monkeypatch)
     assert text.count("1e+06 exceeds FP16's 65504 and is held as 65504") == 1, "a search measures what that does"
     assert "and 3 more" in text, "nine groups: the scale of the input, and each product with the scale after it"
@@ -175,8 +160,8 @@ def test_names_are_whole_where_nobody_looks_and_operators_say_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = "/".join(f"encoder_{k}.attention" for k in range(8)) + "/query/MatMul"
-    nodes = [node("MatMul", ["x", "w"], "a", name), node("Mystery", ["a"], "y", "odd", domain="com.example")]
-    proto = models.model(nodes, [value("x", [4, 4])], [value("y", [4, 4])], [weight("w", 4, 4)])
+    graph = f"""(float[4,4] x) => (float[4,4] y) {{ ["{name}"] a = MatMul(x, w) y = com.example.Mystery(a) }}"""
+    proto = models.text(graph, weight("w", 4, 4))
     text = shown(mptune.inspect(models.save(proto, tmp_path)), monkeypatch, 80)
     (row,) = [line for line in text.splitlines() if line.startswith("g000")]
     assert row.split()[1] == name.removesuffix("/MatMul")
@@ -186,10 +171,9 @@ def test_names_are_whole_where_nobody_looks_and_operators_say_why(
 
 
 def test_a_model_that_cannot_be_observed_is_reported(mlp_data: Path, tmp_path: Path) -> None:
-    nodes = [node("Reshape", ["x", "shape"], "y", "r"), node("Relu", ["y"], "z", "relu")]
-    proto = models.model(nodes, [value("x", ["n", 32])], [value("z", None)], [constant("shape", [7, 7], np.int64)])
+    graph = "(float[n,32] x) => (float[] z) <int64[2] shape = {7, 7}> { y = Reshape(x, shape) z = Relu(y) }"
     with pytest.raises(BaselineError, match="cannot be observed in FP32") as caught:
-        mptune.inspect(models.save(proto, tmp_path), data=mlp_data)
+        mptune.inspect(models.save(models.text(graph), tmp_path), data=mlp_data)
     assert "mptune-inspect-" not in caught.value.hint, "a log that is gone is not named"
 
 
@@ -200,22 +184,13 @@ def test_quantities() -> None:
 
 def test_which_groups_could_be_bf16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A value beyond FP16's range, and a convolution, which has no BF16 before opset 22."""
-    nodes = [
-        node("Conv", ["x", "kernel"], "a", "/conv/Conv"),
-        node("MatMul", ["a", "w"], "b", "/large/MatMul"),
-        node("Mul", ["b", "small"], "c", "/scale/Mul"),
-        node("MatMul", ["c", "v"], "y", "/last/MatMul"),
-    ]
-    rng = np.random.default_rng(0)
-    constants = [
-        weight("kernel", 2, 2, 1, 1),
-        constant("w", rng.standard_normal((4, 4)) * 1e6),
-        constant("small", np.array(1e-6)),
-        weight("v", 4, 4),
-    ]
-    path = models.save(models.model(nodes, [value("x", [1, 2, 4, 4])], [value("y", [1, 2, 4, 4])], constants), tmp_path)
-    np.savez(tmp_path / "x.npz", x=rng.standard_normal((8, 2, 4, 4)).astype(np.float32))
-    inspection = mptune.inspect(path, data=tmp_path / "x.npz")
+    graph = """(float[1,2,4,4] x) => (float[1,2,4,4] y) <float small = {1e-6}> {
+        ["/conv/Conv"] a = Conv(x, kernel) ["/large/MatMul"] b = MatMul(a, w) ["/scale/Mul"] c = Mul(b, small)
+        ["/last/MatMul"] y = MatMul(c, v) }"""
+    weights = weight("kernel", 2, 2, 1, 1), weight("w", 4, 4, scale=1e6), weight("v", 4, 4)
+    path = models.save(models.text(graph, *weights), tmp_path)
+    data = np.random.default_rng(0).standard_normal((8, 2, 4, 4)).astype(np.float32)
+    inspection = mptune.inspect(path, data=data)
     conv = next(g for g in inspection.groups if "Conv" in g.group.ops)
     assert conv.no_bf16 == ("ONNX has no BF16 for Conv at opset 17; --opset 22 raises the model")
     beyond = [g for g in inspection.groups if g.only_bf16]

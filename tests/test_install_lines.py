@@ -13,6 +13,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 from packaging.requirements import Requirement
@@ -31,6 +32,7 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 PAGE = (ROOT / "docs/guide/jetson.md").read_text(encoding="utf-8")
 ON_A_JETSON = PAGE.partition("## Install on the Jetson\n")[2].partition("\n## ")[0]
 
@@ -41,39 +43,29 @@ with_network = pytest.mark.skipif(
 
 def commands() -> list[str]:
     """The lines of the section's shell block."""
-    block = re.search(r"```bash\n(.*?)```", ON_A_JETSON, re.DOTALL)
-    assert block is not None
-    return block[1].splitlines()
+    return re.findall(r"```bash\n(.*?)```", ON_A_JETSON, re.DOTALL)[0].splitlines()  # type: ignore[no-any-return]
 
 
 def requirements(line: str, python: str) -> list[str]:
     """What a ``pip install`` line asks for on a Jetson; ``.`` stands for what pyproject.toml depends on."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     machine = {"sys_platform": "linux", "platform_machine": "aarch64", "python_version": python}
-    found: list[str] = []
+    words: list[str] = []
     for word in shlex.split(line.partition(";")[0])[2:]:
-        match = re.fullmatch(r"\.(?:\[(.*)\])?", word)
-        if match is None:
-            found.append(word)
+        if (match := re.fullmatch(r"\.(?:\[(.*)\])?", word)) is None:
+            words.append(word)
             continue
-        extras = [one for name in (match[1] or "").split(",") if name for one in project["optional-dependencies"][name]]
-        for text in (*project["dependencies"], *extras):
-            one = Requirement(text)
-            if one.marker is None or one.marker.evaluate(machine):
-                one.marker = None
-                found.append(str(one))
-    return found
+        names = (match[1] or "").split(",")
+        extras = [text for name in names if name for text in PROJECT["optional-dependencies"][name]]
+        depends = [Requirement(text) for text in (*PROJECT["dependencies"], *extras)]
+        words += [str(each).partition(";")[0] for each in depends if not each.marker or each.marker.evaluate(machine)]
+    return words
 
 
 def pip_lines() -> list[str]:
     """Those of the section, and those that messages give on a Jetson."""
+    without_gpu = onnxruntime.INSTALL.rpartition(" ")[2].removesuffix("-gpu")
     lines = [line for line in commands() if line.startswith("pip install")]
-    assert lines
-    return [
-        *lines,
-        *cuda.INSTALL.values(),
-        f"pip install {onnxruntime.INSTALL.rpartition(' ')[2].removesuffix('-gpu')}",
-    ]
+    return [*lines, *cuda.INSTALL.values(), f"pip install {without_gpu}"]
 
 
 @with_network
@@ -86,9 +78,7 @@ def test_pip_finds_it_for_a_jetson(line: str, python: str, tmp_path: Path) -> No
     platforms = [f"--platform=manylinux_2_{minor}_aarch64" for minor in glibc] + ["--platform=manylinux2014_aarch64"]
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--only-binary=:all:"]
     command += [*platforms, f"--python-version={python}", "--implementation=cp", f"--target={tmp_path}"]
-    done = subprocess.run(
-        [*command, *requirements(line, python)], capture_output=True, text=True, check=False, timeout=280
-    )
+    done = subprocess.run([*command, *requirements(line, python)], capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "Would install" in done.stdout
 
@@ -108,37 +98,39 @@ def test_no_message_names_a_package_that_no_index_has() -> None:
     assert [str(path) for path in files if named.search(path.read_text(encoding="utf-8"))] == []
 
 
-def old_driver(monkeypatch: pytest.MonkeyPatch) -> str:
+def old_driver() -> str:
     """What is said where the driver refuses cuda-python."""
-    module = SimpleNamespace(
-        cudaGetDeviceCount=lambda: (SimpleNamespace(name="cudaErrorInsufficientDriver"), 0),
-        cudaDriverGetVersion=lambda: (0, 12060),
-    )
-    with monkeypatch.context() as patch:
-        patch.setattr(cuda, "runtime", lambda: module)
+    refused = SimpleNamespace(name="cudaErrorInsufficientDriver")
+    module = SimpleNamespace(cudaGetDeviceCount=lambda: (refused, 0), cudaDriverGetVersion=lambda: (0, 12060))
+    with mock.patch.object(cuda, "runtime", return_value=module):
         return cuda.unavailable_reason() or ""
 
 
+def orin(l4t: str = "L4T 36.4.3") -> Gpu:
+    return Gpu(NAME, (8, 7), 7.8, l4t, is_jetson=True, part="p3767-0005")
+
+
+NAME = "NVIDIA Jetson Orin Nano Developer Kit"
+
+
 def test_what_doctor_says_is_what_the_section_quotes(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "NVIDIA Jetson Orin Nano Developer Kit"
-    orin = Gpu(name, (8, 7), 7.8, "L4T 36.4.3", is_jetson=True, part="p3767-0005")
+    page = " ".join(ON_A_JETSON.split())
     for report, words in (
-        (LibraryReport("10.3.0", check_version("tensorrt", "10.3.0")), f": builds and measures on {name}"),
+        (LibraryReport("10.3.0", check_version("tensorrt", "10.3.0")), f": builds and measures on {NAME}"),
         ("tensorrt is not installed", "tensorrt is not installed"),
         (LibraryReport("10.3.0", (), "no CUDA device is visible"), "no CUDA device is visible"),
-        (LibraryReport("10.3.0", (), old_driver(monkeypatch)), "the driver is older than the CUDA of cuda-python"),
+        (LibraryReport("10.3.0", (), old_driver()), "the driver is older than the CUDA of cuda-python"),
     ):
         install(monkeypatch, "no CUDA provider", tensorrt=report)
-        (status,) = TENSORRT.statuses([orin])
+        (status,) = TENSORRT.statuses([orin()])
         assert words in status.reason
-        assert words in " ".join(ON_A_JETSON.split())
-    assert cuda.INSTALL[12] in " ".join(ON_A_JETSON.split())
+        assert words in page
     first = check_version("tensorrt", "10.3.0")[0].partition(",")[0].partition(" by NVIDIA")[0]
-    assert f"10.3.0 ({first}" in " ".join(ON_A_JETSON.split())
-    state = JetsonState(name, "p3767-0005", l4t="36.4.3", jetpack="6.2")
-    for fact, value in state.facts():
+    assert cuda.INSTALL[12] in page
+    assert f"10.3.0 ({first}" in page
+    for fact, value in JetsonState(NAME, "p3767-0005", l4t="36.4.3", jetpack="6.2").facts():
         assert f"{fact:<16}{value}" in ON_A_JETSON
-    assert "--system-site-packages" in install_line("tensorrt", [orin])
+    assert "--system-site-packages" in install_line("tensorrt", [orin()])
 
 
 @pytest.mark.parametrize(("driver", "series"), [("535.183", 12), ("570.86.10", 12), ("580.65.06", 13), ("", 12)])
@@ -162,25 +154,21 @@ def test_the_packages_are_those_for_the_driver_and_nothing_installed_is_changed(
 
 @pytest.mark.parametrize(("l4t", "series"), [("L4T 36.4.3", 12), ("L4T 38.2.1", 13), ("", 12)])
 def test_a_jetson_has_the_cuda_of_its_jetson_linux(l4t: str, series: int) -> None:
-    gpu = Gpu("NVIDIA Jetson AGX Orin Developer Kit", (8, 7), 65.9, l4t, is_jetson=True)
-    assert cuda_series([gpu]) == series
-    assert "pip" not in install_line("tensorrt", [gpu])
+    assert cuda_series([orin(l4t)]) == series
+    assert "pip" not in install_line("tensorrt", [orin(l4t)])
 
 
 def test_the_extras_are_those_that_the_lines_name() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     for kind in ("tensorrt", "tensorrt-rtx"):
         for series, bindings in cuda.INSTALL.items():
-            names = {Requirement(text).name for text in extras[f"{kind}-cu{series}"]}
-            assert names == {f"{kind}-cu{series}", "cuda-bindings"}
-            limited = any("<13" in text for text in extras[f"{kind}-cu{series}"])
-            assert limited == ("<13" in bindings), "what torch brought is not made older"
+            extra = PROJECT["optional-dependencies"][f"{kind}-cu{series}"]
+            assert {Requirement(text).name for text in extra} == {f"{kind}-cu{series}", "cuda-bindings"}
+            assert any("<13" in text for text in extra) == ("<13" in bindings), "what torch brought is not made older"
 
 
 def test_doctor_asks_for_no_gpu_package_of_onnx_runtime_on_a_jetson(monkeypatch: pytest.MonkeyPatch) -> None:
-    orin = Gpu("NVIDIA Jetson Orin Nano", (8, 7), 7.8, "L4T 36.4.3", is_jetson=True)
     install(monkeypatch, "no CUDA provider")
-    for gpu, command in ((orin, ""), (Gpu("NVIDIA H200", (9, 0), 150.8, "570"), onnxruntime.CUDA_INSTALL)):
+    for gpu, command in ((orin(), ""), (Gpu("NVIDIA H200", (9, 0), 150.8, "570"), onnxruntime.CUDA_INSTALL)):
         monkeypatch.setattr(choose, "detect_gpus", lambda gpu=gpu: (gpu,))
         (status,) = [one for one in choose.list_toolchains() if one.name == "onnxruntime-cuda"]
         assert status.install == command

@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
+import selectors
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 import mptune
 from mptune.errors import RunError
-from mptune.rundir import read_run
 from mptune.tuning.dominance import hypervolume, pareto
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
 from mptune.tuning.record import waits_told_to
 from mptune.tuning.record.storage import check_opens, close_storage, open_storage
 from mptune.tuning.record.study import read_study
-from mptune.tuning.result import read_record
 from tests.fakes import SHA, Diary
-from tests.proxy import Mode, Proxy
-from tests.test_identity import check_two_hosts
-from tests.test_joining import Opener, start_workers_with, until
+from tests.test_joining import Opener, check_two_hosts, evaluations_of, start_workers_with, until
 
 pytest.importorskip("psycopg", reason="the driver psycopg is not installed")
 
@@ -76,27 +75,19 @@ class Server:
         self._call("pg_ctl", "--pgdata", str(self._folder / "data"), "-w", "-m", "fast", "stop")
 
     def _call(self, program: str, *arguments: str) -> None:
-        # The server refuses to run as root.
-        user = USER if os.getuid() == 0 else None
-        subprocess.run(
-            [self._programs / program, *arguments],
-            user=user,
-            cwd=self._folder,
-            check=True,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        user = USER if os.getuid() == 0 else None  # the server refuses to run as root
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        subprocess.run([self._programs / program, *arguments], user=user, cwd=self._folder, check=True, **streams)
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     """A running server; skips where PostgreSQL is not installed."""
-    found = shutil.which("initdb")
-    places = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    if found is None and not places:
+    installed = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    initdb = shutil.which("initdb") or (installed[-1] if installed else None)
+    if initdb is None:
         pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
-    programs = Path(found).resolve().parent if found else places[-1].parent
+    programs = Path(initdb).resolve().parent
     folder = Path(tempfile.mkdtemp(prefix="mptune-postgres-"))
     if os.getuid() == 0:
         shutil.chown(folder, USER)
@@ -106,16 +97,6 @@ def server() -> Iterator[Server]:
     finally:
         server.stop()
         shutil.rmtree(folder)
-
-
-def evaluations(place: Path, url: str | None) -> tuple[Evaluation, ...]:
-    directory, file = read_run(place)
-    record = read_record(directory, file, url)
-    found = record.evaluations()
-    assert record.spent == len(found)
-    assert not record.running()
-    record.close()
-    return found
 
 
 def quality(found: tuple[Evaluation, ...]) -> float:
@@ -132,7 +113,7 @@ def test_a_killed_worker_and_a_restarted_server_lose_nothing(
     single = tmp_path / "single.mptune"
     options = {"data": mlp_data, "confirm_rounds": 1}
     mptune.search(mlp_path, out=single, budget=BUDGET, open_toolchain=Opener(folders["alone"], 0.0), **options)  # type: ignore[arg-type]
-    alone = quality(evaluations(single, None))
+    alone = quality(evaluations_of(single))
 
     # The second one joins late. However slowly it starts, the first one leaves some of the budget to it.
     place, gate = tmp_path / "many.mptune", tmp_path / "the second one is dead"
@@ -163,18 +144,10 @@ mptune.worker({str(place)!r}, storage={server.url!r}, open_toolchain=Opener(Path
     disturbing.start()
     diary = Diary()
     start_workers_with(first, monkeypatch)
-    mptune.search(
-        mlp_path,
-        out=place,
-        budget=BUDGET,
-        storage=server.url,
-        gpus=(0,),
-        listener=diary,
-        open_toolchain=first,
-        **options,  # type: ignore[arg-type]
-    )
+    options |= {"storage": server.url, "gpus": (0,), "listener": diary, "open_toolchain": first}
+    mptune.search(mlp_path, out=place, budget=BUDGET, **options)  # type: ignore[arg-type]
     disturbing.join()
-    found = evaluations(place, server.url)
+    found = evaluations_of(place, server.url)
     plans = [e.plan.fingerprint for e in found]
     assert len(plans) == len(set(plans)) == BUDGET
     assert [sum(e.origin == origin for e in found) for origin in (ORIGIN_FP32, ORIGIN_FP16)] == [1, 1]
@@ -189,6 +162,79 @@ mptune.worker({str(place)!r}, storage={server.url!r}, open_toolchain=Opener(Path
 @pytest.mark.slow
 def test_two_hosts_share_a_study_only_where_their_identity_is_equal(server: Server, tmp_path: Path) -> None:
     check_two_hosts(tmp_path, server.url)
+
+
+Mode = Literal["pass", "silent", "slow", "reset", "refused"]
+
+_RESET_AT_CLOSE = struct.pack("ii", 1, 0)
+_SLOW_S = 0.003
+"""Of each packet, either way; a plan of 20 groups takes about 150 transactions."""
+
+
+class Proxy:
+    """A TCP proxy to ``port`` of this host, which goes silent, is slow, resets connections or refuses them."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._mode: Mode = "pass"
+        self._pairs: list[tuple[socket.socket, socket.socket, threading.Event]] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def set(self, mode: Mode) -> None:
+        """Apply a fault: ``silent`` and ``reset`` to the open connections, ``slow`` and ``refused`` until ``pass``."""
+        self._mode = mode
+        for client, server, is_silent in list(self._pairs):
+            if mode == "silent":
+                is_silent.set()
+            elif mode in ("reset", "refused"):
+                _end(client, server)
+
+    def close(self) -> None:
+        """End everything."""
+        self._listener.close()
+        for client, server, _ in self._pairs:
+            _end(client, server)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                try:
+                    if self._mode == "refused":
+                        raise ConnectionRefusedError
+                    server = socket.create_connection(("127.0.0.1", self._target))
+                except OSError:
+                    _end(client)
+                    continue
+                pair = client, server, threading.Event()
+                self._pairs.append(pair)
+                threading.Thread(target=self._pass_on, args=pair, daemon=True).start()
+
+    def _pass_on(self, client: socket.socket, server: socket.socket, is_silent: threading.Event) -> None:
+        with contextlib.suppress(OSError, ValueError), selectors.DefaultSelector() as selector:
+            selector.register(client, selectors.EVENT_READ, server)
+            selector.register(server, selectors.EVENT_READ, client)
+            while True:
+                for key, _ in selector.select(0.2):
+                    assert isinstance(key.fileobj, socket.socket)
+                    data = key.fileobj.recv(1 << 16)
+                    if not data:
+                        _end(client, server)
+                        return
+                    if self._mode == "slow":
+                        time.sleep(_SLOW_S)
+                    if not is_silent.is_set():
+                        key.data.sendall(data)
+
+
+def _end(*sockets: socket.socket) -> None:
+    for each in sockets:
+        with contextlib.suppress(OSError):
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_AT_CLOSE)
+            each.shutdown(socket.SHUT_RDWR)
+        each.close()
 
 
 def behind(proxy: Proxy, server: Server) -> str:
@@ -299,7 +345,7 @@ def test_workers_build_each_plan_once_on_any_connection(
 ) -> None:
     diary, waits = tmp_path / "diary", tmp_path / "waits"
     arguments = [sys.executable, "-c", WORKER, behind(proxy, server), tmp_path]
-    with ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         workers = [
             subprocess.Popen([*arguments, str(number)], stderr=subprocess.PIPE, text=True)
             for number in range(4 if mode == "pass" else 3)

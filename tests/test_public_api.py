@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 import importlib
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import mptune
 import mptune.errors
+from tests.test_optional import run_python
 
 PACKAGE = Path(mptune.__file__).parent
 
@@ -48,13 +47,9 @@ def test_no_module_has_the_name_of_a_public_name() -> None:
     assert not {f"mptune.{name}" for name in mptune.__all__} & set(MODULES)
 
 
-def run_python(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-
-
 @pytest.mark.parametrize("first", ["", "mptune.Evaluation; mptune.search"])
 def test_functions_stay_functions_whatever_module_is_imported(first: str) -> None:
-    code = f"""
+    run_python(f"""
 import importlib, types
 import mptune
 import mptune.tuning.front
@@ -66,8 +61,7 @@ for name in {FUNCTIONS!r}:
     assert isinstance(function, types.FunctionType) and function.__module__ == mptune._HOME[name], name
 assert mptune.Front is mptune.tuning.front.Front
 assert type(mptune) is types.ModuleType
-"""
-    assert run_python(code).stderr == ""
+""")
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -1,36 +1,35 @@
-"""``open_run``: everything about a run directory from one object."""
+"""``open_run``: everything about a run directory from one object; and a choice by memory."""
 
 from __future__ import annotations
 
 import inspect
+import math
 import shutil
 from pathlib import Path
 
+import onnx
 import pytest
 
 import mptune
-from tests.conftest import save_mlp
-from tests.fakes import FAST, make_toolchain
+from mptune.cli import main
+from mptune.resources import demo_model
+from mptune.settings import LatencySettings
+from mptune.tuning.front import Front
+from tests.conftest import searched_folder
+from tests.fakes import make_toolchain, search
 
 pytestmark = pytest.mark.usefixtures("opened_here")
 
 
-@pytest.fixture(scope="session")
-def searched(tmp_path_factory: pytest.TempPathFactory, mlp_data: Path) -> Path:
-    """The folder of a search of 12 plans on the fake toolchain; do not write to it."""
-    folder = tmp_path_factory.mktemp("searched")
-    save_mlp(folder / "model.onnx")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        toolchain = make_toolchain(fails=["g001"])
-        mptune.search("model.onnx", data=mlp_data, budget=12, target="cpu", latency=FAST, open_toolchain=toolchain.open)
-    return folder
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, mlp_data: Path) -> Path:
+    return searched_folder(tmp_path_factory.mktemp("run"), mlp_data, lambda: search(make_toolchain(fails=["g001"])))
 
 
 @pytest.fixture
-def run(searched: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> mptune.Run:
-    """A copy of that search in the working directory."""
-    shutil.copytree(searched, tmp_path, dirs_exist_ok=True)
+def run(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> mptune.Run:
+    """A copy of a search of 12 plans on the fake toolchain, in the working directory."""
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return mptune.open_run("model.mptune")
 
@@ -109,8 +108,39 @@ def test_tolerance_and_ignore_of_a_run(run: mptune.Run) -> None:
         run.report(ignore=["nothing"])
 
 
-@pytest.mark.parametrize("name", ["nowhere", "."])
-def test_what_is_no_run_is_refused(name: str, tmp_path: Path) -> None:
-    for call in (mptune.open_run, mptune.report, lambda place: mptune.pick(place, knee=True)):
-        with pytest.raises(mptune.RunError, match="is no run directory"):
-            call(tmp_path / name)
+QUICK = LatencySettings(warmup_ms=0.0, duration_ms=1.0, min_iterations=3)
+
+
+@pytest.fixture(scope="module")
+def front(tmp_path_factory: pytest.TempPathFactory) -> Front:
+    model, data = demo_model()
+    out = tmp_path_factory.mktemp("memory") / "run"
+    return mptune.search(model, data=data, out=out, budget=4, target="cpu", confirm_rounds=1, latency=QUICK)
+
+
+def test_every_point_has_its_memory(front: Front) -> None:
+    document = front.to_json()
+    fp32, fp16 = document["baseline"]["fp32"], document["baseline"]["fp16"]
+    for point in (fp32, fp16, *document["points"]):
+        assert point["memory_source"] == "predicted"  # ONNX Runtime does not say
+        assert point["engine_bytes"] is None
+        assert fp16["weight_bytes"] <= point["weight_bytes"] <= fp32["weight_bytes"]
+        assert fp16["context_bytes"] <= point["context_bytes"] <= fp32["context_bytes"]
+    constants = onnx.load(demo_model()[0]).graph.initializer
+    floats = [constant for constant in constants if constant.data_type == onnx.TensorProto.FLOAT]
+    # the initializers, and a few small constants that nodes hold
+    assert fp32["weight_bytes"] == pytest.approx(sum(4 * math.prod(constant.dims) for constant in floats), rel=1e-3)
+
+
+def test_the_plan_that_a_limit_chooses(front: Front, capsys: pytest.CaptureFixture[str]) -> None:
+    most = front.fp16.memory.total_bytes
+    picked = mptune.pick(front.run_dir, max_memory_bytes=most, max_error=0.1)
+    assert picked.limits_met, "though it is off the front"
+    assert picked.chosen.memory.total_bytes <= most
+    for size, code, words in (
+        (str(most), 3, "no plan has"),  # within 1 % nothing is so small
+        ("5kB", 3, "no plan has error <= 0.01 and memory <= 0.005 MB; the nearest is "),
+        ("much", 2, "Invalid value for '--max-memory': 'much' is not a size"),
+    ):
+        assert main(["pick", str(front.run_dir), "--max-memory", size]) == code
+        assert words in "".join(capsys.readouterr())

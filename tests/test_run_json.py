@@ -1,15 +1,20 @@
-"""run.json: typed sections, all keys of them; other formats are refused; what must be equal for a run to go on."""
+"""Settings, and run.json, which holds them: what is refused, and what must be equal for a run to go on."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+import math
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from mptune.errors import RunError
+from mptune.errors import RunError, SettingsError
+from mptune.json_form import JsonForm, decode_float, encode_float
 from mptune.run_json import RUN_FORMAT, FixedSettings, ModelSection, RunFile, SearchSection, check_same, read_run_file
 from mptune.settings import DataSettings, LatencySettings, SearchSettings, ShapeRange, TensorRtSettings
 from tests.tuning.factory import make_fixed_settings, make_run_file
@@ -71,12 +76,9 @@ def test_another_format_is_refused_with_a_hint(written: int, tmp_path: Path) -> 
         read({"format": written, "whatever": []}, tmp_path)
     assert "--out DIR" in caught.value.hint
     assert "--fresh" in caught.value.hint
-
-
-@pytest.mark.parametrize("document", [[], {}, {"format": RUN_FORMAT}, {"format": "two"}])
-def test_what_is_no_run_file_is_refused(document: Any, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"run\.json is damaged"):
-        read(document, tmp_path)
+    for document in ([], {}, {"format": RUN_FORMAT}, {"format": "two"}):
+        with pytest.raises(RunError, match=r"run\.json is damaged"):
+            read(document, tmp_path)
 
 
 NOT_KEPT = {
@@ -109,9 +111,70 @@ def test_a_fixed_setting_that_differs_is_named(changed: SearchSettings, words: s
     check_same(PATH.parent, make_file(), make_file())
 
 
-@pytest.mark.parametrize(("key", "words"), [("space_sha256", "the space"), ("groups_sha256", "the groups")])
-def test_hashes_are_not_shown(key: str, words: str) -> None:
+def test_hashes_are_not_shown() -> None:
     file = make_file()
-    other = file.fixed_settings.model_copy(update={key: "0"})
-    with pytest.raises(RunError, match=f"(?m)another version of {words}$"):
-        check_same(PATH.parent, file, file.model_copy(update={"fixed_settings": other}))
+    for key, words in (("space_sha256", "the space"), ("groups_sha256", "the groups")):
+        other = file.fixed_settings.model_copy(update={key: "0"})
+        with pytest.raises(RunError, match=f"(?m)another version of {words}$"):
+            check_same(PATH.parent, file, file.model_copy(update={"fixed_settings": other}))
+
+
+@dataclass(frozen=True)
+class Named(JsonForm):
+    name: str
+    value: float
+
+
+@given(st.floats(allow_nan=True, allow_infinity=True))
+def test_every_float_survives_standard_json(value: float) -> None:
+    text = json.dumps(Named("x", value).to_json(), allow_nan=False)
+    read = Named.from_json(json.loads(text)).value
+    for back in (read, decode_float(encode_float(value))):
+        assert back == value or (math.isnan(back) and math.isnan(value))
+
+
+def test_numpy_scalars_become_plain_floats() -> None:
+    assert type(encode_float(np.float32(0.5))) is type(decode_float(3)) is float
+    assert encode_float(np.float64("-inf")) == "-inf"
+
+
+@pytest.mark.parametrize("document", [None, [], {"name": "x"}, {"name": 1, "value": 1.0}, {"name": "x", "value": []}])
+def test_what_has_another_form_is_refused(document: object) -> None:
+    with pytest.raises(ValueError, match="validation error"):
+        Named.from_json(document)
+
+
+def test_shapes_are_read() -> None:
+    assert ShapeRange.parse("x:1x3x8x8,2x3x8x8,4x3x8x8") == ShapeRange("x", (1, 3, 8, 8), (2, 3, 8, 8), (4, 3, 8, 8))
+    assert ShapeRange.parse("input:0:7") == ShapeRange("input:0", (7,), (7,), (7,))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        *((text, "is not understood") for text in ("", "x", "x:", ":1x2", "x:1x2,3x4", "x:1xa", "x:1x-1", "x:1 x 2")),
+        ("x:1x2,,3x4", "is not understood"),
+        ("x:1,2x2,3", "differ in rank"),
+        *((text, "ascending") for text in ("x:2,1,3", "x:1,4,3")),
+    ],
+)
+def test_what_is_no_range_of_shapes_is_refused(text: str, words: str) -> None:
+    with pytest.raises(SettingsError, match=words) as caught:
+        ShapeRange.parse(text)
+    assert words != "is not understood" or "x:1x3x224x224" in caught.value.hint
+
+
+def test_an_input_has_one_range() -> None:
+    with pytest.raises(SettingsError, match="names input 'x' twice"):
+        SearchSettings(shapes=(ShapeRange.parse("x:1"), ShapeRange.parse("x:2")))
+
+
+@pytest.mark.parametrize("settings", [{"workspace_mb": 0}, {"optimization_level": 6}, {"optimization_level": -1}])
+def test_builder_settings_that_cannot_be_meant_are_refused(settings: dict[str, int]) -> None:
+    with pytest.raises(SettingsError, match=f"is {next(iter(settings.values()))}"):
+        TensorRtSettings(**settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("text", "limit"), [("1%", 0.01), ("0.5 %", 0.005), ("1e-2", 0.01), (0.01, 0.01)])
+def test_a_limit_on_the_error_may_be_a_percentage(text: str | float, limit: float) -> None:
+    assert SearchSettings(max_error=text).max_error == pytest.approx(limit)  # type: ignore[arg-type]

@@ -45,23 +45,23 @@ def test_every_check_holds_on_the_cpu(tmp_path: Path) -> None:
     ("plan", "field", "value", "line"),
     [
         (0, "error", 3e-4, "fp32"),
-        (1, "error", 4e-3, "fp16"),
-        (1, "error", 0.0, "fp16"),
-        (2, "error", float("inf"), "fp16"),
+        *((plan, "error", value, "fp16") for plan, value in ((1, 4e-3), (1, 0.0), (2, float("inf")))),
         (2, "change", 1e-2, "repeat"),
-        (0, "span_ratio", 0.5, "clock"),
-        (2, "span_ratio", 2.0, "clock"),
+        *((plan, "span_ratio", value, "clock") for plan, value in ((0, 0.5), (2, 2.0))),
     ],
 )
 def test_each_fault_fails_its_own_line(plan: int, field: str, value: float, line: str) -> None:
     assert failing(SOUND) == {}
-    found = failing([replace(each, **{field: value}) if k == plan else each for k, each in enumerate(SOUND)])
-    assert list(found) == [line]
-    assert SOUND[plan].plan in found[line]
+    lines = failing([replace(each, **{field: value}) if k == plan else each for k, each in enumerate(SOUND)])
+    assert list(lines) == [line]
+    assert SOUND[plan].plan in lines[line]
+
+
+def test_figures_of_a_plan_that_fails_are_not_judged() -> None:
     failed = [replace(each, failure="build: no kernel") for each in SOUND]
-    found = failing([SOUND[0], *failed[1:]])
-    assert found.keys() == {"builds", "fp16"}, "figures of a plan that fails are not judged"
-    assert "half: build: no kernel" in found["builds"]
+    lines = failing([SOUND[0], *failed[1:]])
+    assert lines.keys() == {"builds", "fp16"}
+    assert "half: build: no kernel" in lines["builds"]
     assert not SelfTest(tuple(judge("e", failed)), (), 1.0).holds
 
 
@@ -75,15 +75,13 @@ class FaultyEngine(OrtEngine):
         session = OrtEngine(self.path, self.options).open()
         if self.fault == "fast clock":
             ort_session.HostStopwatch = lambda run: HostStopwatch(run, lambda: 2.0 * monotonic_ms())
-        else:
-            run, noise = session.run, np.random.default_rng(0)
+            return session
+        run, noise = session.run, np.random.default_rng(0)
 
-            def noisy(feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-                return {
-                    n: (x * (1 + 1e-3 * noise.standard_normal(x.shape))).astype(x.dtype) for n, x in run(feeds).items()
-                }
+        def noisy(feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+            return {n: x * (1 + 1e-3 * noise.standard_normal(x.shape)).astype(x.dtype) for n, x in run(feeds).items()}
 
-            session.run = noisy
+        session.run = noisy
         return session
 
 
@@ -97,9 +95,12 @@ class FaultyBackend:
     def builder(self, *run: object) -> object:
         builder = ONNXRUNTIME.builder(*run)
         build = builder.build
-        builder.build = lambda plan, **more: replace(
-            built := build(plan, **more), engine=FaultyEngine(built.engine.path, built.engine.options, self.fault)
-        )
+
+        def faulty(plan: object, **more: object) -> object:
+            result = build(plan, **more)
+            return replace(result, engine=FaultyEngine(result.engine.path, result.engine.options, self.fault))
+
+        builder.build = faulty
         return builder
 
 

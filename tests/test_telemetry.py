@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("collecting")
 ROOT = Path(__file__).resolve().parents[1]
 
 _RUNS_A_MODEL = """
@@ -33,12 +34,11 @@ def run(home: Path, *arguments: str | Path, **variables: str) -> list[str]:
         folder.mkdir(parents=True)
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": path, **variables}
-    environment.update({name: str(folder) for name, folder in folders.items()})
+    environment |= {name: str(folder) for name, folder in folders.items()}
     command = [sys.executable, *map(str, arguments)]
     done = subprocess.run(command, env=environment, cwd=home, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
-    found = [*folders["TMPDIR"].rglob("*.ses"), *folders["HOME"].rglob("*onnxruntime*")]
-    return [path.name for path in found]
+    return [path.name for path in (*folders["TMPDIR"].rglob("*.ses"), *folders["HOME"].rglob("*onnxruntime*"))]
 
 
 @pytest.fixture(scope="module")
@@ -48,22 +48,17 @@ def collecting(mlp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None
         pytest.skip("this ONNX Runtime writes no telemetry of its own accord")
 
 
-@pytest.mark.usefixtures("collecting")
 def test_a_search_and_its_script_collect_nothing(mlp_path: Path, mlp_data: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     options = ("--target", "jetson-orin-nano-8gb", "--budget", "2", "--data", mlp_data, "--out", out)
     assert run(tmp_path / "search", "-m", "mptune", "search", mlp_path, *options) == []
-    script = out / "chosen" / "infer.py"
-    assert run(tmp_path / "script", script) == []
+    assert run(tmp_path / "script", out / "chosen" / "infer.py") == []
 
 
-@pytest.mark.usefixtures("collecting")
-def test_a_program_that_imports_mptune_first_collects_nothing(mlp_path: Path, tmp_path: Path) -> None:
+def test_neither_a_program_that_imports_mptune_first_nor_a_worker_of_another_collects(
+    mlp_path: Path, tmp_path: Path
+) -> None:
     assert run(tmp_path / "program", "-c", "import mptune\n" + _RUNS_A_MODEL, mlp_path) == []
-
-
-@pytest.mark.usefixtures("collecting")
-def test_workers_collect_nothing_where_the_program_does(tmp_path: Path) -> None:
     text = """
 from pathlib import Path
 from mptune.engines.ort.cuda_session import ProbeJob

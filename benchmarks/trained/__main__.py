@@ -78,6 +78,10 @@ def main() -> None:
         found = run_on_device(options.folder, options.models, options.limit)
         save(options.out, found)
         print(measured_table(found["networks"]))
+        for name, rows in found["networks"].items():
+            for variant, row in rows.items():
+                if "failure" in row:
+                    print(f"{name}, {variant}: {row['failure']}")
     elif options.step == "table":
         paths = {name: options.folder / name / "results.json" for name in options.models}
         results = {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}

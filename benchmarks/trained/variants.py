@@ -90,8 +90,8 @@ def search(folder: Path, budget: int, timeout_s: float) -> dict[str, Row]:
     run, rows = folder / "run.mptune", {}
     shutil.rmtree(run, ignore_errors=True)
     mptune = [sys.executable, "-m", "mptune"]
-    data = ["--data", str(folder / "search"), "--metric", "relative_l2", "--budget", str(budget), "--out", str(run)]
-    step = run_step([*mptune, "search", str(folder / "fp32.onnx"), *data], timeout_s)
+    settings = ["--data", str(folder / "search"), "--metric", "relative_l2", "--budget", str(budget), "--knee"]
+    step = run_step([*mptune, "search", str(folder / "fp32.onnx"), *settings, "--out", str(run)], timeout_s)
     rows[CHOSEN] = step
     if not (run / "front.json").exists():
         return {variant: {"failure": "no front", **step} for variant in OWN}
@@ -113,7 +113,7 @@ def search(folder: Path, budget: int, timeout_s: float) -> dict[str, Row]:
             plan=plan,
             predicted_ms=point["latency"]["median_ms"],
             emulated=next((error for error in errors if isinstance(error, float)), None),
-            fp32_groups=[f"{g['name']}: {g['why']}" for g in point["fp32"]],
+            fp32_groups=[f"{g['group']}: {g['reason']}" for g in point["fp32"]],
         )
         shutil.copy(source, file_of(folder, variant))
     rows[FP32] = {"predicted_ms": front["baseline"]["fp32"]["latency"]["median_ms"], "target": front["target"]["name"]}

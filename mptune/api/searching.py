@@ -64,7 +64,7 @@ def search(
     tf32: bool = False,
     sampler: str = "precision",
     confirm_rounds: int = 3,
-    confirm_points: int = 15,
+    confirm_points: int = 12,
     skip_checks: bool = False,
     latency: settings.LatencySettings | None = None,
     worker: settings.WorkerSettings | None = None,
@@ -174,4 +174,6 @@ def search(
         session = Search(run, loaded, asked, listens, open_toolchain, workers, variables)
         stack.enter_context(contextlib.closing(session))
         stack.enter_context(findings_kept(run))
-        return write_run_files(run, session.run(), session.record, session.grouped, session.file.environment)
+        front = session.run()
+        environment, checks = session.file.environment, session.worker
+        return write_run_files(run, front, session.record, session.grouped, environment, worker=checks)

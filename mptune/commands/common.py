@@ -156,7 +156,8 @@ def finish(
 ) -> None:
     """Print the front, with ``every`` row, or the answer alone; leave with 3 where no plan meets the limits asked for.
 
-    ``explained`` prints the reasons first, ``opened`` opens the page. Warnings in ``warned`` stand on stderr already.
+    ``explained`` prints the reasons first and where the time went last, ``opened`` opens the page. Warnings in
+    ``warned`` stand on stderr already.
     """
     if opened:
         open_page(front.run_dir)
@@ -164,7 +165,7 @@ def finish(
         print_json(front.to_json())
     else:
         from mptune.reporting.terminal.console import make_console
-        from mptune.reporting.terminal.front import print_answer, print_explanation, print_front
+        from mptune.reporting.terminal.front import print_answer, print_explanation, print_front, print_seconds
 
         if explained:
             print_explanation(front)
@@ -172,6 +173,8 @@ def finish(
             print_answer(make_console(), front)
         else:
             print_front(front, every=every, warned=warned)
+        if explained:
+            print_seconds()
     leave_unmet(front, as_json=as_json)
 
 

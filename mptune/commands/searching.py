@@ -19,7 +19,7 @@ from mptune.settings import TensorRtSettings
 def search(
     context: typer.Context,
     model: common.ModelArgument,
-    explain: bool = flag("--explain", "Then show what breaks in FP16, and why groups stay FP32."),
+    explain: bool = flag("--explain", "Then show what breaks in FP16, why groups stay FP32, and where the time went."),
     quiet: bool = flag("--quiet", "Print the answer alone: no progress, no table."),
     open_: bool = common.OPEN,
     json_: bool = common.JSON,

@@ -77,17 +77,17 @@ def check_loads(path: Path, name: str, worker: Worker | None = None) -> tuple[st
     raise ModelError(f"{name} does not load: {plain.message.rstrip('.')}", hint)
 
 
-def check_written(path: Path, name: str, source: Path) -> tuple[str, ...]:
+def check_written(path: Path, name: str, source: Path, worker: Worker | None = None) -> tuple[str, ...]:
     """Open a model that mptune wrote, as ``check_loads``; ModelError: it does not load, and its source does.
 
     Where the source, which it was made from, does not load either, a warning says so.
     """
     try:
-        return check_loads(path, name)
+        return check_loads(path, name, worker)
     except ModelError as error:
         fault = error.message
     try:
-        check_loads(source, str(source))
+        check_loads(source, str(source), worker)
     except ModelError:
         return (f"{fault}; nor does {source}, so it is not shown that the rewritten model is sound",)
     raise ModelError(fault, f"{source} loads, so this is a fault of mptune: report it with the model and the plan")

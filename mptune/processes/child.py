@@ -38,6 +38,7 @@ class Stage(str, Enum):
     START = "start"  # of the worker process itself
     BUILD = "build"  # rewritten model to engine (for ONNX Runtime: to a session)
     RUN = "run"  # computing the outputs
+    COMPARE = "compare"  # them with the reference
     TIME = "time"
 
 

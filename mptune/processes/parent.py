@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from multiprocessing.connection import Pipe, wait
@@ -39,6 +40,8 @@ _MOST_PRINTED_BYTES = 64 << 20  # while a job runs its output may become this la
 _END_TIMEOUT_S = 10.0  # a process may take this long to end
 _RETIRING = frozenset({FailureKind.OUT_OF_MEMORY, FailureKind.DEVICE_LOST, FailureKind.CRASH})
 """After these the process is replaced: its CUDA context may be lost, or its memory exhausted."""
+SECONDS: defaultdict[str, float] = defaultdict(float)
+"""That this process' main thread has waited for jobs, by the stage they were in, or by their ``purpose``."""
 _CLOSED = Failure(Stage.START, FailureKind.WORKER, "the worker was closed")
 T = TypeVar("T")
 
@@ -230,6 +233,8 @@ class WorkerProcess:
                 # A turn counts for a tick at most. If it took longer, this process was stopped (SIGSTOP, a container
                 # that is paused), and perhaps the worker with it, or it answered a question.
                 now = time.monotonic()
+                if threading.current_thread() is threading.main_thread():  # Others wait beside it.
+                    SECONDS[getattr(job, "purpose", self.stage.value)] += now - turned
                 left_s, turned = left_s - min(now - turned, _TICK_S), now
                 self._shorten_output(_MOST_PRINTED_BYTES)
                 if not is_ready:

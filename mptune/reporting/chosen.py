@@ -21,6 +21,7 @@ from mptune.files import link_or_copy, writing
 from mptune.graph.groups import GroupedModel
 from mptune.graph.loading.model import Model
 from mptune.graph.writing import emulate, rewrite, weights
+from mptune.processes.parent import Worker
 from mptune.reporting import text
 from mptune.reporting.recipe import ENGINE_FILE, NO_TRTEXEC, BuildRecipe, is_on_cpu
 from mptune.rundir import tolerated
@@ -54,6 +55,7 @@ def write_chosen(
     recipe: BuildRecipe | None = None,
     check: Mapping[str, np.ndarray] | None = None,
     opset: int | None = None,
+    worker: Worker | None = None,
 ) -> list[str]:
     """Write the directory anew, as one step: a reader sees the old one or the new one, never half of each.
 
@@ -66,6 +68,7 @@ def write_chosen(
         recipe: how the run builds engines; None for the default settings.
         check: what ``check.npz`` holds of this plan; None writes none.
         opset: that the model was raised to; None where it is as the user's file has it.
+        worker: opens the model to see that it loads; None starts one.
 
     Raises:
         RunError: the directory cannot be written, or the disk is full.
@@ -108,7 +111,7 @@ def write_chosen(
             }
             metadata = {name: str(figure) for name, figure in figures.items() if figure not in (None, "")}
             model_file = rewriter.export(plan, fresh / "model.onnx", metadata)
-            check_written(model_file, f"the model of plan {plan.fingerprint}", grouped.model.path)
+            check_written(model_file, f"the model of plan {plan.fingerprint}", grouped.model.path, worker)
             document = plan.to_json(rewriter.types.node_precisions(plan), opset)
             (fresh / "plan.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
             engine = evaluation.engine_in(directory.parent / "engines")

@@ -16,6 +16,7 @@ from mptune.graph.facts import facts_of
 from mptune.graph.groups import GroupedModel
 from mptune.graph.plan import PrecisionPlan
 from mptune.graph.writing.weights import WeightBank
+from mptune.processes.parent import Worker
 from mptune.reporting.chosen import write_chosen
 from mptune.reporting.page import PageContent, write_report
 from mptune.reporting.recipe import BuildRecipe, is_on_cpu
@@ -36,12 +37,13 @@ def write_run_files(
     grouped: GroupedModel,
     environment: Environment | None,
     confirmation: Confirmation | None = None,
+    worker: Worker | None = None,
 ) -> Front:
     """Write ``chosen/``, the choice in run.json and ``front.json``; last, as the mark of a whole run, ``report.html``.
 
     Where all are there already and say the same, nothing is written. A search's own run (no ``confirmation``) keeps a
     copy of its model, and frees the engines of plans that are not on the front. ``environment`` is where the figures
-    were taken; None describes this machine.
+    were taken; None describes this machine. ``worker`` opens the chosen model; None starts one.
 
     Returns:
         The front, with a warning for each file beside ``chosen/model.onnx`` and ``front.json`` that could not be made.
@@ -79,7 +81,9 @@ def write_run_files(
             )
         bank = WeightBank.write(model, run.weights)
         recipe = BuildRecipe.for_run(file, run.data, model.inputs, facts_of(model).shape_inputs)
-        warnings += write_chosen(front, chosen, grouped, run.chosen, environment, bank, recipe, check, fixed.opset)
+        warnings += write_chosen(
+            front, chosen, grouped, run.chosen, environment, bank, recipe, check, fixed.opset, worker
+        )
     if file.choice != front.choice:
         run.save(file.model_copy(update={"choice": front.choice}))
     if is_written:

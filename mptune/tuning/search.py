@@ -17,6 +17,7 @@ from mptune.files import files_sha256, write_json
 from mptune.finding import Finding
 from mptune.graph import groups
 from mptune.graph.loading.model import Model
+from mptune.processes.parent import Worker
 from mptune.rundir import RunDirectory, has_workers
 from mptune.settings import Granularity, SearchSettings
 from mptune.targets.findings import TARGET_CODE, not_measured
@@ -57,6 +58,11 @@ class Search:
         self._engines = self._stack.enter_context(contextlib.ExitStack())
         self._target: Target | None = None
         self._toolchain: toolchain.Toolchain | None = None
+
+    @property
+    def worker(self) -> Worker | None:
+        """The worker process of the engines, as long as this is open; None where none were opened."""
+        return getattr(self._toolchain, "worker", None)
 
     def close(self) -> None:
         """End the worker processes of the engines and let go of the study. Idempotent."""
@@ -112,7 +118,6 @@ class Search:
         rounds = remeasure.rounds_needed(settings, fp32.latency.source)
         if remeasure.to_measure(record, settings, rounds):
             remeasure.remeasure(Bench(record, self._open_toolchain(), settings, listener, self._limits), rounds)
-        self._engines.close()
         host = () if self.file.environment is None else self.file.environment.warnings
         about_space = (*observations.kernels.warnings, *free.warnings)
         warnings = dict.fromkeys((*samples.warnings, *observations.warnings, *host, *about_space))

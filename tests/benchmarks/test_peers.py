@@ -155,8 +155,7 @@ def test_every_step_runs_on_a_cpu_and_goes_on_where_it_stopped(tmp_path: Path) -
         if "timing" in entry:
             baselines.setdefault(entry["key"], []).append(entry["timing"]["baseline"])
     assert all(len(names) == len(set(names)) == 2 for names in baselines.values()), "a process for each session"
-    table_json = tmp_path / "peers.json"
-    assert main(["table", *place, "--json", str(table_json)]) == 0
-    peers = json.loads(table_json.read_text())["models"]["digits_vit"]["measured"]["peers"]
+    assert main(["table", *place, "--json", str(tmp_path / "peers.json")]) == 0
+    peers = json.loads((tmp_path / "peers.json").read_text())["models"]["digits_vit"]["measured"]["peers"]
     rules = {"all-FP16", "norm and softmax in FP32", "bisection"}
     assert rules | {"mptune, 50 builds", "ONNX Runtime float16"} <= set(peers)

@@ -82,10 +82,8 @@ class TestSummary:
         assert now.log_sd <= 0.22
         assert not 0.8 <= 1 / before.median <= 1.25
 
-    def test_the_factor_beside_a_prediction_holds(self, summary: dict) -> None:
+    def test_the_page_has_its_table_and_its_factor(self, summary: dict) -> None:
         count, rows = within(summary, EXPECTED_FACTOR)
-        assert round(100 * count / rows) == 87  # as pages and messages say
-
-    def test_the_page_has_its_table(self, summary: dict) -> None:
+        assert round(100 * count / rows) == 87  # messages say it, too
         assert set(FITS) == {column.removeprefix("log ratio, ") for column in summary["columns"][5:]}
         assert table(summary) in (BENCHMARKS / "README.md").read_text()

@@ -24,6 +24,16 @@ def session(model: bytes) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
+def data_of(model: Path, rng: np.random.Generator, rows: int = 4) -> Arrays:
+    """Random values for every input, six along axes without a length."""
+    data = {}
+    for value in session(model.read_bytes()).get_inputs():
+        shape = [rows, *(d if isinstance(d, int) else 6 for d in value.shape[1:])]
+        integers = "int" in value.type
+        data[value.name] = rng.integers(0, 40, shape) if integers else rng.standard_normal(shape).astype(np.float32)
+    return data
+
+
 def run(model: Path, data: Arrays, batch: int) -> Arrays:
     """Outputs of all rows, ``batch`` rows at a time."""
     opened = onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
@@ -84,19 +94,25 @@ class NodeByNode:
         return _named(self._sessions[key], given)
 
 
-def to_tf32(values: np.ndarray) -> np.ndarray:
-    """To 10 bits of mantissa, ties away from zero, as ``cvt.rna.tf32`` does."""
+def _masked(values: np.ndarray, half: int, mask: int) -> np.ndarray:
     if values.dtype != np.float32:
         return values
     bits = np.ascontiguousarray(values).view(np.uint32)
-    return ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
+    return ((bits + np.uint32(half)) & np.uint32(mask)).view(np.float32)
+
+
+def to_tf32(values: np.ndarray) -> np.ndarray:
+    """To 10 bits of mantissa, ties away from zero, as ``cvt.rna.tf32`` does."""
+    return _masked(values, 0x1000, 0xFFFFE000)
 
 
 def cut_to_tf32(values: np.ndarray) -> np.ndarray:
     """The low 13 bits cut off."""
-    if values.dtype != np.float32:
-        return values
-    return (np.ascontiguousarray(values).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
+    return _masked(values, 0, 0xFFFFE000)
+
+
+def to_bf16(values: np.ndarray) -> np.ndarray:
+    return _masked(values, 0x8000, 0xFFFF0000)
 
 
 def to_half(values: np.ndarray) -> np.ndarray:
@@ -105,30 +121,26 @@ def to_half(values: np.ndarray) -> np.ndarray:
 
 def stale(right: Arrays, rng: np.random.Generator, batch: int) -> Arrays:
     """Some rows, or all, are those of the run before."""
-    found = {}
     count = len(next(iter(right.values())))
     share = rng.choice([0.3, 0.6, 1.0])
     runs = [k for k in range(1, count // batch) if rng.random() < share] or [1]
-    for name, array in right.items():
-        found[name] = array.copy()
-        for k in runs:
-            found[name][k * batch : (k + 1) * batch] = array[(k - 1) * batch : k * batch]
-    return found
+    rows = np.arange(count)
+    source = np.where(np.isin(rows // batch, runs), rows - batch, rows)
+    return {name: array[source] for name, array in right.items()}
 
 
 def torn(right: Arrays, rng: np.random.Generator, batch: int) -> Arrays:
     """Some rows begin with this result and end with that of the run before."""
-    found = {}
+    outputs = {}
     count = len(next(iter(right.values())))
-    rows = [k for k in range(batch, count) if rng.random() < 0.5] or [batch]
-    at = rng.uniform(0.2, 0.8)
+    rows = np.array([k for k in range(batch, count) if rng.random() < 0.5] or [batch])
+    share = rng.uniform(0.2, 0.8)
     for name, array in right.items():
-        flat = array.reshape(count, -1).copy()
-        cut = min(max(1, round(at * flat.shape[1])), flat.shape[1] - 1)
-        for k in rows:
-            flat[k, cut:] = array.reshape(count, -1)[k - batch, cut:]
-        found[name] = flat.reshape(array.shape)
-    return found
+        flat, before = array.reshape(count, -1).copy(), array.reshape(count, -1)
+        start = min(max(1, round(share * flat.shape[1])), flat.shape[1] - 1)
+        flat[rows, start:] = before[rows - batch, start:]
+        outputs[name] = flat.reshape(array.shape)
+    return outputs
 
 
 def not_computed(right: Arrays, kind: str) -> Arrays:
@@ -141,16 +153,12 @@ def not_computed(right: Arrays, kind: str) -> Arrays:
 
 
 def permuted(right: Arrays, rng: np.random.Generator, kind: str) -> Arrays:
-    found = {name: array.copy() for name, array in right.items()}
     name = str(rng.choice(sorted(right)))
     array = right[name]
+    if kind == "rows":
+        return {**right, name: array[::-1].copy()}
     if kind == "columns":
         axis = 1 if array.ndim >= 4 else array.ndim - 1
-        order = np.roll(np.arange(array.shape[axis]), int(rng.integers(1, array.shape[axis])))
-        found[name] = np.take(array, order, axis)
-    elif kind == "rows":
-        found[name] = array[::-1].copy()
-    elif kind == "outputs":
-        one, other = [n for n in right if right[n].shape == array.shape][:2]
-        found[one], found[other] = right[other], right[one]
-    return found
+        return {**right, name: np.roll(array, -int(rng.integers(1, array.shape[axis])), axis)}
+    one, other = [n for n in right if right[n].shape == array.shape][:2]
+    return {**right, one: right[other], other: right[one]}

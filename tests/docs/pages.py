@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = ("README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md")))
 """The pages that people read to use mptune, relative to the repository."""
 
-_FENCE = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,11 @@ def read(page: str) -> str:
 def blocks_of(text: str) -> list[Block]:
     """The fenced blocks of a page, in order."""
     return [Block(language, title or None, body) for language, title, body in _FENCE.findall(text)]
+
+
+def prose_of(text: str) -> str:
+    """The page without its fenced blocks."""
+    return re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
 
 
 def commands_of(block: Block) -> list[str]:

@@ -12,8 +12,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -65,9 +63,8 @@ PAGES_WITH_COMMANDS = [page for page in PAGES if any(block.language == "bash" fo
 
 def write_samples(folder: Path, name: str = "samples.npz", count: int = 4) -> None:
     """Images as the tutorial makes them, but fewer."""
-    random = np.random.default_rng(count)
-    images = random.uniform(0, 4095, (count, 1, 48, 64)).astype(np.float32)
-    np.savez(folder / name, image=images)
+    images = np.random.default_rng(count).uniform(0, 4095, (count, 1, 48, 64))
+    np.savez(folder / name, image=images.astype(np.float32))
 
 
 @pytest.fixture(scope="session")
@@ -82,30 +79,17 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@contextmanager
-def a_copy(searched: Path, place: Path) -> Iterator[Path]:
+def copy_for_a_reader(searched: Path, folder: Path) -> Path:
     """The working directory of a reader."""
-    folder = place / "work"
     shutil.copytree(searched, folder)
     shutil.copy(folder / "model.onnx", folder / "other.onnx")
     shutil.copy(folder / "model.mptune/chosen/model.onnx", folder / "mixed.onnx")
-    write_samples(folder, "validation.npz", 3)
-    for name in ("val.npz", "other.npz"):
-        shutil.copy(folder / "validation.npz", folder / name)
+    for name in ("validation.npz", "val.npz", "other.npz"):
+        write_samples(folder, name, 3)
     (folder / "benchmarks").symlink_to(ROOT / "benchmarks")
     session = onnxruntime.InferenceSession(ONNX, providers=["CPUExecutionProvider"])
     np.savez(folder / "deployed.npz", clean=session.run(None, {"image": np.load(folder / "val.npz")["image"]})[0])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        yield folder
-
-
-@contextmanager
-def an_empty_folder(place: Path) -> Iterator[Path]:
-    """The working directory of a reader who begins."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(place)
-        yield place
+    return folder
 
 
 def why_not(command: str) -> str | None:
@@ -120,15 +104,13 @@ def run(command: str, line: str) -> None:
     if words[0] == "mptune":
         few = ["--budget", "3"] if words[1] == "search" else []
         assert main([*words[1:], *few]) == expected, command
-    elif (
-        words[:1] == ["python"] and importlib.util.find_spec("torch") is None and "torch" in Path(words[1]).read_text()
-    ):
+        return
+    assert words[0] == "python", f"nothing runs `{command}`, and NOT_RUN gives no reason"
+    if importlib.util.find_spec("torch") is None and "torch" in Path(words[1]).read_text():
         Path("model.onnx").write_bytes(ONNX)
-    elif words[:1] == ["python"]:
-        done = subprocess.run([sys.executable, *words[1:]], capture_output=True, text=True, check=False, timeout=240)
-        assert done.returncode == expected, done.stderr
-    else:
-        raise AssertionError(f"nothing runs `{command}`, and NOT_RUN gives no reason")
+        return
+    done = subprocess.run([sys.executable, *words[1:]], capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode == expected, done.stderr
 
 
 def follow(block: Block, names: dict[str, object]) -> None:
@@ -147,35 +129,22 @@ def follow(block: Block, names: dict[str, object]) -> None:
                     _DONE.add(command)
 
 
-LONG = {
-    "docs/examples/text.md",
-    *(
-        f"docs/guide/{name}.md"
-        for name in (
-            "coming-from",
-            "jetson",
-            "metrics",
-            "report",
-            "spaces-and-targets",
-            "tensorrt-11",
-            "troubleshooting",
-        )
-    ),
-}
+_GUIDES = ("coming-from", "jetson", "metrics", "report", "spaces-and-targets", "tensorrt-11", "troubleshooting")
+LONG = {"docs/examples/text.md", *(f"docs/guide/{name}.md" for name in _GUIDES)}
 """Whose models are larger, or whose commands others run in much the same way: with what is marked ``slow``."""
 
 
 @pytest.mark.parametrize(
     "page", [pytest.param(page, marks=[pytest.mark.slow] if page in LONG else []) for page in PAGES_WITH_COMMANDS]
 )
-def test_a_reader_can_follow_a_page(page: str, searched: Path, tmp_path: Path) -> None:
-    with an_empty_folder(tmp_path) if page == TUTORIAL else a_copy(searched, tmp_path) as folder:
-        if page == "README.md":
-            (folder / "mixed.onnx").unlink()  # it makes its own
-        names: dict[str, object] = {"__name__": "page"}
-        for block in blocks_of(read(page)):
-            if page != "README.md" or block.language == "bash":  # its Python needs images; tests/test_docs.py reads it
-                follow(block, names)
+def test_a_reader_can_follow_a_page(page: str, searched: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path if page == TUTORIAL else copy_for_a_reader(searched, tmp_path / "work"))
+    if page == "README.md":
+        Path("mixed.onnx").unlink()  # it makes its own
+    names: dict[str, object] = {"__name__": "page"}
+    for block in blocks_of(read(page)):
+        if page != "README.md" or block.language == "bash":  # its Python needs images; tests/test_docs.py reads it
+            follow(block, names)
 
 
 @pytest.mark.parametrize("page", PAGES_WITH_COMMANDS)

@@ -44,31 +44,19 @@ def missing(keys: set[str], *titles: str) -> set[str]:
     return {key for key in keys if f"`{key}`" not in text}
 
 
-def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
-    capsys.readouterr()
-    assert main([*arguments, "--json"]) in (0, 3)
-    return json.loads(capsys.readouterr().out)
-
-
 def test_every_file_of_a_run_is_on_the_page(searched: Path) -> None:
     run = searched / "model.mptune"
-    for path in run.iterdir():
-        name = f"{path.name}/" if path.is_dir() else path.name
-        assert f"`{name}" in section("The run directory"), name
-    for path in (run / "chosen").iterdir():
-        assert f"`chosen/{path.name}`" in section("The run directory"), path.name
+    names = [f"{path.name}/" if path.is_dir() else path.name for path in run.iterdir()]
+    names += [f"chosen/{path.name}" for path in (run / "chosen").iterdir()]
+    assert [name for name in names if f"`{name}" not in section("The run directory")] == []
 
 
-def test_every_key_of_front_json_is_on_the_page(searched: Path) -> None:
-    front = json.loads((searched / "model.mptune/front.json").read_text())
-    titles = ("front.json", "A point", "A group in FP32", "A finding")
-    assert not missing(set(keys_of(front)), *titles)
-
-
-def test_every_section_of_run_json_and_plan_json_is_on_the_page(searched: Path) -> None:
-    run = searched / "model.mptune"
-    assert not missing(set(json.loads((run / "run.json").read_text())), "run.json")
-    assert not missing(set(json.loads((run / "chosen/plan.json").read_text())), "plan.json")
+def test_every_key_of_its_json_is_on_the_page(searched: Path) -> None:
+    run, point = searched / "model.mptune", ("A point", "A group in FP32", "A finding")
+    front, run_json, plan = (json.loads((run / f"{name}.json").read_text()) for name in ("front", "run", "chosen/plan"))
+    assert not missing(set(keys_of(front)), "front.json", *point)
+    assert not missing(set(run_json), "run.json")
+    assert not missing(set(plan), "plan.json")
 
 
 @pytest.mark.parametrize(
@@ -84,4 +72,5 @@ def test_what_commands_print_as_json_is_on_the_page(
     arguments: tuple[str, ...], searched: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(searched)
-    assert not missing(set(printed(capsys, *arguments)), "JSON of the commands")
+    assert main([*arguments, "--json"]) in (0, 3)
+    assert not missing(set(json.loads(capsys.readouterr().out)), "JSON of the commands")

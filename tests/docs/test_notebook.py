@@ -10,9 +10,8 @@ import pytest
 
 from tests.docs.pages import ROOT
 
-nbformat = pytest.importorskip("nbformat", reason="needs the extra docs: pip install '.[docs]'")
-nbclient = pytest.importorskip("nbclient", reason="needs the extra docs: pip install '.[docs]'")
-pytest.importorskip("ipykernel", reason="needs the extra docs: pip install '.[docs]'")
+NEEDED = ("nbformat", "nbclient", "ipykernel")
+nbformat, nbclient, _ = (pytest.importorskip(name, reason="needs pip install '.[docs]'") for name in NEEDED)
 
 NOTEBOOK = ROOT / "docs/examples/digits.ipynb"
 

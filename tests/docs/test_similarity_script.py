@@ -12,10 +12,11 @@ from tests.docs.pages import blocks_of, read
 
 IMAGE = np.random.default_rng(1).uniform(size=(2, 3, 24, 24)).astype(np.float32)
 IMAGE.reshape(-1)[:2] = 0.0, 1.0  # so that the peak is 1
+Function = Callable[..., float]
 
 
 @pytest.fixture(scope="module")
-def functions() -> dict[str, Callable[..., float]]:
+def functions() -> dict[str, Function]:
     (script,) = (block for block in blocks_of(read("docs/guide/metrics.md")) if block.title == "similarity.py")
     names: dict[str, Any] = {}
     exec(compile(script.body, "similarity.py", "exec"), names)
@@ -24,15 +25,14 @@ def functions() -> dict[str, Callable[..., float]]:
 
 @pytest.mark.parametrize(("name", "best"), [("psnr", 120.0), ("ssim", 1.0), ("cosine", 1.0)])
 def test_equal_images_have_the_best_value_and_labels_take_the_references_place(
-    functions: dict[str, Callable[..., float]], name: str, best: float
+    functions: dict[str, Function], name: str, best: float
 ) -> None:
-    other = IMAGE[::-1]
-    assert functions[name]({"clean": IMAGE}, {"clean": IMAGE}, {}, {}) == pytest.approx(best)
-    assert functions[name]({"clean": IMAGE}, {"clean": other}, {}, {"clean": IMAGE}) == pytest.approx(best)
-    assert functions[name]({"clean": IMAGE}, {"clean": other}, {}, {}) < 0.9 * best
+    image, other = {"clean": IMAGE}, {"clean": IMAGE[::-1]}
+    assert functions[name](image, image, {}, {}) == functions[name](image, other, {}, image) == pytest.approx(best)
+    assert functions[name](image, other, {}, {}) < 0.9 * best
 
 
-def test_known_values(functions: dict[str, Callable[..., float]]) -> None:
+def test_known_values(functions: dict[str, Function]) -> None:
     assert functions["psnr"]({"clean": IMAGE + 0.1}, {"clean": IMAGE}, {}, {}) == pytest.approx(20.0, abs=1e-3)
     assert functions["cosine"]({"clean": -2 * IMAGE}, {"clean": IMAGE}, {}, {}) == pytest.approx(-1.0)
     # Equation 13 of Wang et al. far from the two outliers, where variances and covariance are zero.

@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-import onnx
 import pytest
-from onnx import NodeProto, TensorProto, ValueInfoProto, helper
 
 from mptune.data.archive import save_samples
 from mptune.engines.base import EngineError, EngineSession
@@ -25,6 +23,7 @@ from mptune.graph.loading.model import Model
 from mptune.processes.child import Job, WorkerState
 from mptune.settings import LatencySettings, SearchSettings
 from mptune.targets.detect import detect_gpus
+from tests.graph import models
 
 T = TypeVar("T")
 QUICK = LatencySettings(warmup_ms=0.0, duration_ms=1.0, min_iterations=10)
@@ -65,23 +64,13 @@ def make_context(
     return context
 
 
-def value(name: str, shape: list[int | str] | None, dtype: int = TensorProto.FLOAT) -> ValueInfoProto:
-    """An input or output."""
-    return helper.make_tensor_value_info(name, dtype, shape)
-
-
-def save_graph(
-    path: Path,
-    nodes: list[NodeProto],
-    shape: list[int | str],
-    constants: dict[str, np.ndarray] | None = None,
-    output: list[int | str] | None = None,
-) -> Path:
-    """A model of opset 17 with one input ``x`` and one output ``y``."""
-    weights = [onnx.numpy_helper.from_array(array, name) for name, array in (constants or {}).items()]
-    graph = helper.make_graph(nodes, "g", [value("x", shape)], [value("y", output)], weights)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    return path
+def prepare(folder: Path, shift: float = 0.0) -> tuple[Path, Path, Path]:
+    """A model, two samples, and reference outputs that are off by a shift."""
+    model = models.save(models.text("(float[n, 2] x) => (float[n, 2] y) { y = Relu (x) }"), folder)
+    feeds = [np.array([[3, 4]], np.float32), np.array([[6, 8]], np.float32)]
+    save_samples(folder / "s.npz", [{"x": feed} for feed in feeds])
+    save_samples(folder / "r.npz", [{"y": feed + np.float32(shift)} for feed in feeds])
+    return model, folder / "s.npz", folder / "r.npz"
 
 
 def build_here(kind: Kind, model: Path, path: Path, samples: Sequence[Mapping[str, np.ndarray]]) -> Path:

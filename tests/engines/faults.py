@@ -1,4 +1,4 @@
-"""Jobs that misbehave, to be run in a real worker: ``faults.echo(3)`` is a job that calls ``echo`` there."""
+"""Jobs that misbehave, to be run in a real worker: ``faults.echo(3)`` is a job that calls ``_echo`` there."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ import numpy as np
 from mptune.engines.base import Progress, Stage
 from mptune.processes.child import WorkerState
 
-_FUNCTIONS: dict[str, Callable[..., Any]] = {}
 _SLEEP = [sys.executable, "-c", "import time; time.sleep(3600)"]
 
 
@@ -31,13 +31,7 @@ class Fault:
     arguments: tuple[Any, ...]
 
     def run(self, state: WorkerState) -> Any:
-        return _FUNCTIONS[self.name](state, *self.arguments)
-
-
-def fault(function: Callable[..., Any]) -> Callable[..., Fault]:
-    """What makes jobs of a function that takes the worker's state first."""
-    _FUNCTIONS[function.__name__] = function
-    return lambda *arguments: Fault(function.__name__, arguments)
+        return globals()[f"_{self.name}"](state, *self.arguments)
 
 
 def note_start() -> None:
@@ -46,31 +40,29 @@ def note_start() -> None:
         file.write(f"{os.getpid()} ")
 
 
-@fault
-def echo(state: WorkerState, value: Any) -> Any:
+def __getattr__(name: str) -> Callable[..., Fault]:
+    return lambda *arguments: Fault(name, arguments)
+
+
+def _echo(state: WorkerState, value: Any) -> Any:
     """Behaves."""
     sys.stdout.write("this is printed, and nobody should see it")
     return value
 
 
-@fault
-def report(state: WorkerState, threads: int, steps: int) -> str:
+def _report(state: WorkerState, threads: int, steps: int) -> str:
     """Tells its progress from several threads at once, as builders do."""
 
     def tell(name: str) -> None:
         for step in range(steps):
             state.report(Progress(name, step + 1, steps))
 
-    tellers = [threading.Thread(target=tell, args=(f"phase {k}",)) for k in range(threads)]
-    for teller in tellers:
-        teller.start()
-    for teller in tellers:
-        teller.join()
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(tell, [f"phase {k}" for k in range(threads)]))
     return "told"
 
 
-@fault
-def report_on(state: WorkerState, answer: bytes) -> bytes:
+def _report_on(state: WorkerState, answer: bytes) -> bytes:
     """Goes on telling its progress while its answer, larger than a pipe holds, is written."""
     begun = threading.Event()
 
@@ -84,55 +76,47 @@ def report_on(state: WorkerState, answer: bytes) -> bytes:
     return answer
 
 
-@fault
-def pid(state: WorkerState) -> int:
+def _pid(state: WorkerState) -> int:
     return os.getpid()
 
 
-@fault
-def surroundings(state: WorkerState, name: str) -> tuple[str | None, list[str]]:
+def _surroundings(state: WorkerState, name: str) -> tuple[str | None, list[str]]:
     """A variable of the environment, and where modules are looked for."""
     return os.environ.get(name), sys.path
 
 
-@fault
-def count(state: WorkerState, key: int) -> int:
+def _count(state: WorkerState, key: int) -> int:
     """How often the worker's cache was filled."""
     calls = state.cached("calls", 0, list)
     state.cached("counted", key, lambda: calls.append(key))
     return len(calls)
 
 
-@fault
-def ask(state: WorkerState, question: bytes) -> Any:
+def _ask(state: WorkerState, question: bytes) -> Any:
     return state.ask(question)
 
 
-@fault
-def work(state: WorkerState, steps: int) -> str:
+def _work(state: WorkerState, steps: int) -> str:
     """Takes its time, in small steps: a process that is stopped gets no further."""
     for _ in range(steps):
         time.sleep(0.1)
     return "done"
 
 
-@fault
-def die(state: WorkerState, number: int, stage: Stage = Stage.RUN) -> None:
+def _die(state: WorkerState, number: int, stage: Stage = Stage.RUN) -> None:
     """Is killed by a signal in a stage."""
     state.enter(stage)
     os.write(1, b"last words")
     os.kill(os.getpid(), number)
 
 
-@fault
-def abort(state: WorkerState, words: str = "") -> None:
+def _abort(state: WorkerState, words: str = "") -> None:
     """Ends as C++ does that throws past its last handler."""
     os.write(2, words.encode())
     os.abort()
 
 
-@fault
-def hang(state: WorkerState, pids: Path, apart: bool = True) -> None:
+def _hang(state: WorkerState, pids: Path, apart: bool = True) -> None:
     """Never returns; starts processes first, one of them in a session of its own if ``apart``."""
     state.enter(Stage.TIME)
     started = [subprocess.Popen(_SLEEP)]
@@ -143,16 +127,14 @@ def hang(state: WorkerState, pids: Path, apart: bool = True) -> None:
         pass
 
 
-@fault
-def start_and_leave(state: WorkerState, pids: Path, crashes: bool) -> None:
+def _start_and_leave(state: WorkerState, pids: Path, crashes: bool) -> None:
     """Returns or crashes while a process that it started goes on, with every inherited descriptor if it crashes."""
     pids.write_text(str(subprocess.Popen(_SLEEP, close_fds=not crashes).pid))
     if crashes:
         os.kill(os.getpid(), signal.SIGSEGV)
 
 
-@fault
-def fork_and_crash(state: WorkerState, pids: Path) -> None:
+def _fork_and_crash(state: WorkerState, pids: Path) -> None:
     """As ``start_and_leave``, in a fork with a session of its own."""
     if not os.fork():
         os.setsid()
@@ -163,8 +145,7 @@ def fork_and_crash(state: WorkerState, pids: Path) -> None:
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
-@fault
-def fork(state: WorkerState) -> None:
+def _fork(state: WorkerState) -> None:
     """Forks, and both raise: one answer must come."""
     child = os.fork()
     if not child:
@@ -173,14 +154,12 @@ def fork(state: WorkerState) -> None:
     raise RuntimeError("in the parent")
 
 
-@fault
-def close_all(state: WorkerState) -> None:
+def _close_all(state: WorkerState) -> None:
     """Closes its connection and its output."""
     os.closerange(1, 100)
 
 
-@fault
-def gorge(state: WorkerState, limit_bytes: int) -> None:
+def _gorge(state: WorkerState, limit_bytes: int) -> None:
     """Allocates until it is stopped, at so much address space: the machine itself should not run out."""
     resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))
     eaten = []
@@ -188,8 +167,7 @@ def gorge(state: WorkerState, limit_bytes: int) -> None:
         eaten.append(np.zeros(1 << 24))  # Address space is what is limited: no page needs to be touched.
 
 
-@fault
-def babble(state: WorkerState, megabytes: int, fails: bool) -> str:
+def _babble(state: WorkerState, megabytes: int, fails: bool) -> str:
     """Prints megabytes past Python, then does as told."""
     os.write(1, b"the beginning\n")
     for _ in range(megabytes):
@@ -200,37 +178,31 @@ def babble(state: WorkerState, megabytes: int, fails: bool) -> str:
     return "done"
 
 
-@fault
-def fail(state: WorkerState, error: BaseException, stage: Stage = Stage.BUILD) -> None:
+def _fail(state: WorkerState, error: BaseException, stage: Stage = Stage.BUILD) -> None:
     state.enter(stage)
     raise error
 
 
-@fault
-def unpicklable(state: WorkerState) -> Any:
+def _unpicklable(state: WorkerState) -> Any:
     return threading.Lock()
 
 
 class Trap:
-    """Pickles, but does not unpickle."""
-
     def __reduce__(self) -> tuple[Any, tuple[str]]:
         return int, ("not a number",)
 
 
-@fault
-def return_trap(state: WorkerState) -> Any:
+def _return_trap(state: WorkerState) -> Any:
+    """Pickles, but does not unpickle."""
     return Trap()
 
 
-@fault
-def exit_with(state: WorkerState, leave: Callable[[int], None], status: int) -> None:
+def _exit_with(state: WorkerState, leave: Callable[[int], None], status: int) -> None:
     """Ends its process by ``sys.exit`` or ``os._exit``."""
     leave(status)
 
 
-@fault
-def garble(state: WorkerState) -> None:
+def _garble(state: WorkerState) -> None:
     """Writes rubbish where answers go."""
     os.write(int(sys.argv[1]), b"\xff" * 64)
 
@@ -248,8 +220,7 @@ class _HardToClose:
             time.sleep(3600)
 
 
-@fault
-def fail_in_teardown(state: WorkerState, value: Any, hangs: bool) -> Any:
+def _fail_in_teardown(state: WorkerState, value: Any, hangs: bool) -> Any:
     """Gives its result; what it used crashes or hangs when it is torn down."""
     state.transient(lambda: _HardToClose(hangs))
     return value

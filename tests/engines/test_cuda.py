@@ -1,4 +1,3 @@
-# ruff: noqa: N802, N815 (the names are CUDA's)
 """CUDA calls, TF32, launches outside of the interval that is timed; the system's library in place of cuda-python."""
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from ctypes import CFUNCTYPE, c_int
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -107,55 +107,35 @@ def test_tf32_changes_the_result_and_the_environment_variable_switches_it_off(tm
             assert error < 1e-6
 
 
-class SlowLaunches:
-    """A host and a device, each with a clock: a call costs the host time, and arrives when the host has made it."""
-
-    cudaStreamNonBlocking = 1
-
-    def __init__(self, launch_us: float) -> None:
-        self.launch_ms = launch_us / 1000
-        self.host_ms = self.device_ms = 0.0
-
-    def enqueue(self, work_ms: float) -> None:
-        self.host_ms += self.launch_ms
-        self.device_ms = max(self.device_ms, self.host_ms) + work_ms
-
-    def cudaStreamCreateWithFlags(self, flags: int) -> tuple[int, int]:
-        return 0, 1
-
-    def cudaStreamDestroy(self, stream: int) -> tuple[int]:
-        return (0,)
-
-    def cudaStreamSynchronize(self, stream: int) -> tuple[int]:
-        self.host_ms = max(self.host_ms, self.device_ms)
-        return (0,)
-
-    def cudaEventCreate(self) -> tuple[int, list[float]]:
-        return 0, []
-
-    def cudaEventRecord(self, event: list[float], stream: int) -> tuple[int]:
-        event[:] = [max(self.device_ms, self.host_ms)]
-        return (0,)
-
-    def cudaEventElapsedTime(self, start: list[float], end: list[float]) -> tuple[int, float]:
-        return 0, end[0] - start[0]
-
-    def cudaEventDestroy(self, event: Any) -> tuple[int]:
-        return (0,)
-
-
 @pytest.mark.parametrize("launch_us", [20.0, 150.0])
 @pytest.mark.parametrize("executions", [1, 2, 4])
 def test_no_launch_is_inside(launch_us: float, executions: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """12 ms against 3 ms, as a baseline and its candidate: both must come out as they are."""
-    device = SlowLaunches(launch_us)
-    monkeypatch.setattr(cuda, "runtime", lambda: device)
+    """12 ms against 3 ms, as a baseline and its candidate: both must come out as they are. Host and device have a clock
+    each: a call costs the host time, and arrives when the host has made it."""
+    now_ms = {"host": 0.0, "device": 0.0}
+
+    def enqueue(work_ms: float) -> None:
+        now_ms["host"] += launch_us / 1000
+        now_ms["device"] = max(now_ms.values()) + work_ms
+
+    def wait(stream: int) -> tuple[int]:
+        now_ms["host"] = max(now_ms.values())
+        return (0,)
+
+    runtime = SimpleNamespace(
+        cudaStreamNonBlocking=1,
+        cudaStreamCreateWithFlags=lambda flags: (0, 1),
+        cudaStreamSynchronize=wait,
+        cudaEventCreate=lambda: (0, []),
+        cudaEventRecord=lambda event, stream: (event.append(max(now_ms.values())) or 0,),
+        cudaEventElapsedTime=lambda start, end: (0, end[-1] - start[-1]),
+        cudaEventDestroy=lambda event: (0,),
+    )
+    monkeypatch.setattr(cuda, "runtime", lambda: runtime)
     stream = cuda.Stream()
-    watches = [StreamStopwatch(lambda ms=ms: device.enqueue(ms), stream, lambda: device.host_ms) for ms in (12.0, 3.0)]
-    repetitions = Repetitions(10, executions)
-    baseline, candidate = time_in_turn(watches, repetitions, LatencySettings(warmup_ms=0.0))
-    assert baseline.median_ms == pytest.approx(12.0)
-    assert candidate.median_ms == pytest.approx(3.0)
+    watches = [StreamStopwatch(partial(enqueue, ms), stream, lambda: now_ms["host"]) for ms in (12.0, 3.0)]
+    latencies = time_in_turn(watches, Repetitions(10, executions), LatencySettings(warmup_ms=0.0))
+    assert [latency.median_ms for latency in latencies] == pytest.approx([12.0, 3.0])
 
 
 class CLibrary:

@@ -9,6 +9,7 @@ import onnx
 import onnxruntime
 
 from mptune.graph.loading.model import Model
+from mptune.graph.loading.tensors import TensorInfo
 from tests.graph.exported.stripped import load_filled
 
 FOLDER = Path(__file__).resolve().parent.parent / "graph" / "exported" / "networks"
@@ -28,8 +29,8 @@ def filled(stem: str, folder: Path) -> Path:
 def shapes_of(path: Path, feed: dict[str, np.ndarray]) -> dict[str, tuple[int, ...]]:
     """The shape of every value that a node computes, at one sample."""
     model = onnx.load(path)
-    kept = {output.name for output in model.graph.output}
-    names = [name for node in model.graph.node for name in node.output if name and name not in kept]
+    results = {output.name for output in model.graph.output}
+    names = [name for node in model.graph.node for name in node.output if name and name not in results]
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     outputs = [output.name for output in session.get_outputs()]
@@ -40,16 +41,12 @@ def shapes_of(path: Path, feed: dict[str, np.ndarray]) -> dict[str, tuple[int, .
 def samples(model: Model, count: int = 4) -> list[dict[str, np.ndarray]]:
     """Samples that look like what the network reads: smooth signals, tokens, a mask of padding at the end."""
     rng = np.random.default_rng(3)
-    return [
-        {info.name: _value(info.name, info.shape, info.numpy_dtype, rng) for info in model.inputs} for _ in range(count)
-    ]
+    return [{info.name: _value(info, rng) for info in model.inputs} for _ in range(count)]
 
 
-def _value(
-    name: str, shape: tuple[int | str | None, ...] | None, dtype: np.dtype, rng: np.random.Generator
-) -> np.ndarray:
-    assert shape is not None
-    sizes = [size if isinstance(size, int) else SIZES[str(size)] for size in shape]
+def _value(info: TensorInfo, rng: np.random.Generator) -> np.ndarray:
+    name, dtype = info.name, info.numpy_dtype
+    sizes = [size if isinstance(size, int) else SIZES[str(size)] for size in info.shape or ()]
     if name == "attention_mask":
         return (np.arange(sizes[1]) < rng.integers(4, sizes[1] + 1, (sizes[0], 1))).astype(dtype)
     if name == "timestep":

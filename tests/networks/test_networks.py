@@ -58,12 +58,11 @@ def test_inspect(stem: str, tmp_path: Path) -> None:
     assert Counter(g.group.kind for g in found.groups) == dict(wanted.kinds)
     assert {f.code for f in found.findings} == wanted.findings
     assert found.warnings == ()
-    pinned = Counter(g.group.kind for g in found.groups if g.pin)
-    assert pinned == {kind: count for kind, (count, _) in wanted.pinned.items()}
-    for group in found.groups:
-        if group.pin:
-            assert group.pin.precision is Precision.FP32
-            assert wanted.pinned[group.group.kind][1] in group.pin.reason
+    pins = [(group.group.kind, group.pin) for group in found.groups if group.pin]
+    assert Counter(kind for kind, _ in pins) == {kind: count for kind, (count, _) in wanted.pinned.items()}
+    for kind, pin in pins:
+        assert pin.precision is Precision.FP32
+        assert wanted.pinned[kind][1] in pin.reason
 
 
 @pytest.mark.parametrize("name", [name for name, exports in EXPORTS.items() if len(exports) == 2])
@@ -82,7 +81,6 @@ def predicted_ms(path: Path) -> list[float]:
 
 @pytest.mark.parametrize("stem", STEMS)
 def test_apply(stem: str, tmp_path: Path) -> None:
-    """All-FP16 wherever FP16 can be right: valid, with the same interface, and close."""
     path = filled(stem, tmp_path)
     model = load_model(path)
     out = mptune.apply(path, None, tmp_path / "fp16.onnx")
@@ -90,21 +88,19 @@ def test_apply(stem: str, tmp_path: Path) -> None:
     assert list(graph.input) == list(model.proto.graph.input)
     assert [o.name for o in graph.output] == [o.name for o in model.proto.graph.output]
     assert any(n.op_type == "Cast" for n in graph.node) or set(expected(stem).kinds) == set(expected(stem).pinned)
+    limit = expected(stem).closeness
     for feed in samples(model, 2):
         reference = run(path, feed)
         for name, y in run(out, feed).items():
             assert y.dtype == reference[name].dtype
-            limit = expected(stem).closeness
-            if limit is not None:
-                assert relative_l2(y, reference[name]) < limit, name
+            assert limit is None or relative_l2(y, reference[name]) < limit, name
 
 
-@pytest.mark.parametrize(
-    "stem", [pytest.param(stem, marks=[pytest.mark.slow] if stem in LONG else []) for stem in SEARCHED]
-)
+@pytest.mark.parametrize("stem", [pytest.param(k, marks=[pytest.mark.slow] if k in LONG else []) for k in SEARCHED])
 def test_search(stem: str, tmp_path: Path) -> None:
     path = filled(stem, tmp_path)
-    front = search(path, tmp_path)
+    given = {"data": samples(load_model(path)), "out": tmp_path / "run", "target": DEVICE, "progress": False}
+    front = mptune.search(path, budget=6, **given)
     wanted = expected(stem)
     assert (front.evaluations, front.failures) == (wanted.evaluations, 0)
     # Which values lie near zero turns on a rounding in a network that is not trained, and is no warning.
@@ -113,17 +109,9 @@ def test_search(stem: str, tmp_path: Path) -> None:
     )
     choices = {"fp16": ("all-fp16", "mixed"), "any": ("all-fp32", "all-fp16", "mixed")}
     assert choice(front) in choices.get(wanted.choice, (wanted.choice,))
-    chosen = tmp_path / "run" / "chosen" / "model.onnx"
-    feed = samples(load_model(path), 1)[0]
-    assert {name: y.dtype for name, y in run(chosen, feed).items()} == {
-        name: y.dtype for name, y in run(path, feed).items()
-    }
-
-
-def search(path: Path, folder: Path) -> Front:
-    return mptune.search(
-        path, data=samples(load_model(path)), budget=6, out=folder / "run", target=DEVICE, progress=False
-    )
+    (feed,) = samples(load_model(path), 1)
+    chosen, reference = (run(each, feed) for each in (tmp_path / "run" / "chosen" / "model.onnx", path))
+    assert {name: y.dtype for name, y in chosen.items()} == {name: y.dtype for name, y in reference.items()}
 
 
 def choice(front: Front) -> str:
@@ -136,20 +124,14 @@ def choice(front: Front) -> str:
 
 
 @pytest.mark.parametrize("stem", REFUSED)
-def test_what_is_no_network_is_refused_in_one_line(
-    stem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_no_network_is_refused_in_one_line(stem: str, tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = filled(stem, tmp_path)
-    for command in (
-        ["inspect", path],
-        ["apply", path, "--fp16-all", "-o", "out.onnx"],
-        ["search", path, "--budget", 6],
-    ):
-        assert main([str(word) for word in command]) == 1
-        error = capsys.readouterr().err.strip().splitlines()
-        assert [REFUSED[stem] in line for line in error] == [True] + [False] * (len(error) - 1)
-        assert len(error) == 1 or error[1].startswith("hint:")
+    for command, options in (("inspect", ""), ("apply", "--fp16-all -o out.onnx"), ("search", "--budget 6")):
+        assert main([command, str(path), *options.split()]) == 1
+        first, *hints = capsys.readouterr().err.strip().splitlines()
+        assert REFUSED[stem] in first
+        assert all(hint.startswith("hint:") for hint in hints)
     assert sorted(p.name for p in tmp_path.iterdir()) == [path.name]
 
 

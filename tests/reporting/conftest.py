@@ -41,17 +41,12 @@ class Terminal(io.StringIO):
         return True
 
 
-def printed(show: Callable[..., None], content: object, monkeypatch: pytest.MonkeyPatch, columns: int = 100) -> str:
-    """What a function prints where there is no terminal."""
-    monkeypatch.setenv("COLUMNS", str(columns))
-    stream = io.StringIO()
-    show(content, stream)
+def printed(content: object, columns: int = 100, show: Callable[..., None] = print_front, **options: object) -> str:
+    """What a function prints of a front, or of other content, where there is no terminal."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", str(columns))
+        show(content, stream := io.StringIO(), **options)
     return stream.getvalue()
-
-
-def front_text(front: object, monkeypatch: pytest.MonkeyPatch, columns: int = 100) -> str:
-    """A front as it is printed where there is no terminal."""
-    return printed(print_front, front, monkeypatch, columns)
 
 
 def readme(front: Front) -> str:
@@ -62,9 +57,8 @@ def readme(front: Front) -> str:
 
 def make_error(value: float, output: str = "y", non_finite: float = 0.0) -> OutputError:
     """An error with the same value on both of two samples."""
-    return OutputError(
-        {output: {"relative_l2": (value, value), "max_abs": (value, value), "non_finite": (non_finite, 0)}}
-    )
+    both = (value, value)
+    return OutputError({output: {"relative_l2": both, "max_abs": both, "non_finite": (non_finite, 0)}})
 
 
 def make_latency(ms: float, source: str = "measured") -> Latency:
@@ -93,18 +87,12 @@ class Bench:
 
     def evaluation(self, fp16: int, ms: float, error: float, **changes: Any) -> Evaluation:
         """An evaluation of ``plan(fp16)``; ``source`` is of the latency, other keywords are fields."""
-        source = changes.pop("source", "measured")
-        base = Evaluation(
-            plan=self.plan(fp16),
-            number=fp16,
-            origin=Origin("sampler"),
-            latency=make_latency(ms, source),
-            error=make_error(error),
-            metric="relative_l2",
-            error_source="measured",
-            speedup=2.0 / ms,
-        )
-        return replace(base, **changes)
+        given = {
+            "plan": self.plan(fp16), "number": fp16, "origin": Origin("sampler"), "metric": "relative_l2",
+            "latency": make_latency(ms, changes.pop("source", "measured")), "error": make_error(error),
+            "error_source": "measured", "speedup": 2.0 / ms,
+        }  # fmt: skip
+        return Evaluation(**{**given, **changes})
 
     def front(self, directory: Path, **changes: Any) -> tuple[Front, tuple[Evaluation, ...]]:
         """A front of four points, with a dominated plan and one that is not finite beside it."""
@@ -118,25 +106,15 @@ class Bench:
         evaluations = (fp32, fp16, exact, fast, slow, broken)
         points = pareto(evaluations)
         choice = choose(points, Choice(max_error=5e-3), ("relative_l2",))
-        front = Front(
-            run_dir=directory,
-            model_path=self.model.path,
-            model_sha256=self.model.sha256,
-            target="this-gpu",
-            engine="onnxruntime",
-            device="NVIDIA H200",
-            metric="relative_l2",
-            fp32=fp32,
-            fp16=fp16,
-            points=points,
-            chosen=next(point for point in points if point.plan.fingerprint == choice.chosen),
-            choice=choice,
-            evaluations=len(evaluations) + 1,
-            failures=2,
-            hypervolume=hypervolume(points, fp32),
-            warnings=("the calibration data are random: give real samples with --data",),
-        )
-        return replace(front, **changes), evaluations
+        given = {
+            "run_dir": directory, "model_path": self.model.path, "model_sha256": self.model.sha256,
+            "target": "this-gpu", "engine": "onnxruntime", "device": "NVIDIA H200", "metric": "relative_l2",
+            "fp32": fp32, "fp16": fp16, "points": points, "choice": choice,
+            "chosen": next(point for point in points if point.plan.fingerprint == choice.chosen),
+            "evaluations": len(evaluations) + 1, "failures": 2, "hypervolume": hypervolume(points, fp32),
+            "warnings": ("the calibration data are random: give real samples with --data",),
+        }  # fmt: skip
+        return Front(**{**given, **changes}), evaluations
 
 
 def predicted(front: Front) -> Front:
@@ -146,16 +124,11 @@ def predicted(front: Front) -> Front:
         latency = Latency.predicted(evaluation.latency.median_ms)
         return replace(evaluation, latency=latency, error_source="emulated", remeasured=False)
 
-    return replace(
-        front,
-        target="jetson-orin-nano-8gb",
-        engine="roofline",
-        device="Jetson Orin Nano 8 GB",
-        fp32=turn(front.fp32),
-        fp16=None if front.fp16 is None else turn(front.fp16),
-        points=tuple(turn(point) for point in front.points),
-        chosen=None if front.chosen is None else turn(front.chosen),
-    )
+    names = {"target": "jetson-orin-nano-8gb", "engine": "roofline", "device": "Jetson Orin Nano 8 GB"}
+    assert front.fp16 is not None
+    assert front.chosen is not None
+    ends = {"fp32": turn(front.fp32), "fp16": turn(front.fp16), "chosen": turn(front.chosen)}
+    return replace(front, points=tuple(map(turn, front.points)), **names, **ends)
 
 
 @pytest.fixture(scope="session")
@@ -176,6 +149,12 @@ def environment() -> Environment:
 def make_front(bench: Bench, run_dir: Path) -> MakeFront:
     """Make a front in the run directory, with fields changed by keyword."""
     return lambda **changes: bench.front(run_dir, **changes)
+
+
+@pytest.fixture
+def front(bench: Bench, run_dir: Path) -> Front:
+    """The usual front."""
+    return bench.front(run_dir)[0]
 
 
 @pytest.fixture

@@ -23,13 +23,13 @@ from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter, rewrite
 from mptune.graph.writing.weights import WeightBank
 from mptune.reporting.chosen import write_chosen
-from tests.reporting.conftest import Bench, MakeFront, readme
+from mptune.tuning.front import Front
+from tests.reporting.conftest import Bench, readme
 
 
 @pytest.fixture
-def chosen_dir(bench: Bench, make_front: MakeFront, run_dir: Path, environment: Environment) -> Path:
+def chosen_dir(bench: Bench, front: Front, run_dir: Path, environment: Environment) -> Path:
     """``chosen/`` of the usual front."""
-    front, _ = make_front()
     write_chosen(front, front.chosen, bench.grouped, run_dir / "chosen", environment)
     return run_dir / "chosen"
 
@@ -59,10 +59,7 @@ def test_model_runs_and_keeps_its_interface(chosen_dir: Path, mlp_path: Path, ml
     assert 0 < np.linalg.norm(got - wanted) / np.linalg.norm(wanted) < 1e-2
 
 
-def test_the_model_says_what_made_it(
-    chosen_dir: Path, bench: Bench, make_front: MakeFront, environment: Environment
-) -> None:
-    front, _ = make_front()
+def test_the_model_says_what_made_it(chosen_dir: Path, bench: Bench, front: Front, environment: Environment) -> None:
     mixed = onnx.load(chosen_dir / "model.onnx")
     onnx.checker.check_model(mixed, full_check=True)
     entries = {entry.key: entry.value for entry in mixed.metadata_props}
@@ -95,8 +92,7 @@ def test_a_model_made_from_a_chosen_one_does_not_say_what_made_that(chosen_dir: 
     onnx.checker.check_model(str(exported), full_check=True)
 
 
-def test_plan_names_every_group_and_its_nodes(chosen_dir: Path, bench: Bench, make_front: MakeFront) -> None:
-    front, _ = make_front()
+def test_plan_names_every_group_and_its_nodes(chosen_dir: Path, bench: Bench, front: Front) -> None:
     document = json.loads((chosen_dir / "plan.json").read_text())
     assert document["model_sha256"] == bench.model.sha256
     assert document["precision"] == {group: str(p) for group, p in front.chosen.plan.precision.items()}
@@ -125,8 +121,8 @@ def test_readme_tells_figures_sources_and_versions(chosen_dir: Path, mlp_path: P
     assert max(map(len, text.splitlines())) <= 160
 
 
-def test_readme_of_a_cpu_speaks_of_no_engine(bench: Bench, make_front: MakeFront, run_dir: Path) -> None:
-    front = replace(make_front()[0], target="cpu", engine="onnxruntime", device="AMD EPYC")
+def test_readme_of_a_cpu_speaks_of_no_engine(bench: Bench, front: Front, run_dir: Path) -> None:
+    front = replace(front, target="cpu", engine="onnxruntime", device="AMD EPYC")
     write_chosen(front, front.chosen, bench.grouped, run_dir / "chosen", None)
     text = (run_dir / "chosen" / "README.txt").read_text()
     assert not (run_dir / "chosen" / "build.sh").exists()
@@ -140,13 +136,13 @@ def test_readme_of_a_cpu_speaks_of_no_engine(bench: Bench, make_front: MakeFront
     assert "python infer.py --check" not in text  # there is no check.npz
 
 
-def test_readme_has_the_findings_by_code_and_names_the_baseline_as_the_tables_do(make_front: MakeFront) -> None:
+def test_readme_has_the_findings_by_code_and_names_the_baseline_as_the_tables_do(front: Front) -> None:
     def finding(code: str, severity: Severity, number: int) -> Finding:
         where = Where(nodes=(f"n{number}",))
         return Finding(code, severity, "search", where, {}, f"text {number} \x1b[2J\n<b>", f"cure {number}")
 
     findings = (finding("rows-mix", "error", 0), *(finding("overflow", "info", k) for k in range(1, 6)))
-    front = replace(make_front()[0], findings=findings)
+    front = replace(front, findings=findings)
     assert front.fp16 is not None
     kept = next(iter(front.fp16.plan.precision))
     fp16 = replace(front.fp16, plan=front.fp16.plan.replace({kept: Precision.FP32}))
@@ -160,24 +156,21 @@ def test_readme_has_the_findings_by_code_and_names_the_baseline_as_the_tables_do
     assert "the calibration data are random" in text
 
 
-def test_a_name_of_any_length_is_shortened_in_the_readme(make_front: MakeFront) -> None:
+def test_a_name_of_any_length_is_shortened_in_the_readme(front: Front) -> None:
     name = "n" * 10_000
     finding = Finding("overflow", "warning", "search", Where(nodes=(name,)), {}, f"value {name!r}: Inf", "")
-    front = replace(make_front()[0], findings=(finding,), warnings=(f"node {name} is slow",), device=name)
+    front = replace(front, findings=(finding,), warnings=(f"node {name} is slow",), device=name)
     text = readme(front)
     assert max(map(len, text.splitlines())) < 800
     assert text.count("nnn...") >= 3
     assert "  - node nnn" in text
 
 
-def test_files_of_the_user_survive(
-    chosen_dir: Path, bench: Bench, make_front: MakeFront, environment: Environment
-) -> None:
+def test_files_of_the_user_survive(chosen_dir: Path, bench: Bench, front: Front, environment: Environment) -> None:
     (chosen_dir / "notes.md").write_text("mine")
     (chosen_dir / "measured").mkdir()
     (chosen_dir / "measured" / "orin.csv").write_text("1,2")
     (chosen_dir / "link").symlink_to("notes.md")
-    front, _ = make_front()
     other = front.points[0]
     write_chosen(front, other, bench.grouped, chosen_dir, environment)
     assert (chosen_dir / "notes.md").read_text() == "mine"
@@ -207,10 +200,9 @@ def test_infer_runs_alone(chosen_dir: Path) -> None:
 
 
 def test_infer_switches_tf32_off_as_the_search_did(
-    chosen_dir: Path, make_front: MakeFront, cnn_path: Path, run_dir: Path
+    chosen_dir: Path, front: Front, cnn_path: Path, run_dir: Path
 ) -> None:
     assert 'USE_TF32 = "0"\n' in (chosen_dir / "infer.py").read_text()
-    front, _ = make_front()
     model = load_model(cnn_path)
     groups = find_groups(model)
     plan = PrecisionPlan.uniform(model.sha256, [group.id for group in groups], Precision.FP16)

@@ -23,8 +23,9 @@ from mptune.reporting.recipe import NO_TRTEXEC, TRTEXEC_OF_PACKAGE, BuildRecipe
 from mptune.run_json import ModelSection, RunFile, SearchSection, TargetSection
 from mptune.settings import SearchSettings, ShapeRange, TensorRtSettings
 from mptune.targets.detect import JetsonState
+from mptune.tuning.front import Front
 from tests.reporting import trtexec
-from tests.reporting.conftest import Bench, MakeFront
+from tests.reporting.conftest import Bench
 from tests.tuning.factory import make_fixed_settings, make_run_file
 
 
@@ -65,10 +66,9 @@ def run_file(**changes: object) -> RunFile:
     ("tf32", "fp16_groups", "allowed"), [(False, 2, False), (True, 2, True), (True, 0, False), (False, 0, False)]
 )
 def test_tf32_is_as_in_the_search(
-    bench: Bench, make_front: MakeFront, run_dir: Path, arguments: Callable[..., list[str]], tf32, fp16_groups, allowed
+    bench: Bench, front: Front, run_dir: Path, arguments: Callable[..., list[str]], tf32, fp16_groups, allowed
 ) -> None:
     """The baseline never used TF32; candidates only with ``--tf32``."""
-    front, _ = make_front()
     evaluation = bench.evaluation(fp16_groups, 1.2, 1e-3)
     recipe = BuildRecipe.for_run(run_file(tf32=tf32), run_dir, [])
     write_chosen(front, evaluation, bench.grouped, run_dir / "chosen", None, recipe=recipe)
@@ -147,8 +147,7 @@ def test_every_name_is_passed_or_named(ranges: dict[str, list[int]]) -> None:
     assert all(line.startswith("#") for line in recipe.script(PLAN).splitlines()[: 3 + len(recipe.unknown)])
 
 
-def test_the_timing_cache_goes_along_as_a_copy(bench: Bench, make_front: MakeFront, run_dir: Path, arguments) -> None:
-    front, _ = make_front()
+def test_the_timing_cache_goes_along_as_a_copy(bench: Bench, front: Front, run_dir: Path, arguments) -> None:
     (run_dir / "engines").mkdir(exist_ok=True)
     (run_dir / "engines" / "timing.cache").write_bytes(b"measured")
     recipe = BuildRecipe.for_run(run_file(), run_dir / "data", [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from mptune.engines.environment import Environment
 from mptune.engines.latency import Latency
 from mptune.reporting.text import environment_facts, error_source, format_duration, latency_source, speedup_text
 from mptune.tuning.evaluation import ORIGIN_FP32, Origin
-from mptune.tuning.front import front_rows
+from mptune.tuning.front import Front, front_rows
 from mptune.tuning.texts import format_error, format_interval, format_ms, format_speedup
 from tests.reporting.conftest import Bench, MakeFront, make_error, predicted
 from tests.tuning.factory import make_evaluation
@@ -39,16 +40,11 @@ def test_a_speedup_within_noise_is_not_significant() -> None:
     fp32 = replace(make_evaluation(10.0, 1e-7, width=0.3, origin=ORIGIN_FP32), speedup=1.0)
     close = replace(make_evaluation(9.9, 1e-3, width=0.3, number=1), speedup=10.0 / 9.9)
     fast = replace(make_evaluation(5.0, 1e-3, width=0.3, number=2), speedup=2.0)
-    assert speedup_text(close, fp32) == "1.01x, not significant"
-    assert speedup_text(fast, fp32) == "2.00x"
-    assert speedup_text(fp32, fp32) == "1.00x"
+    shown = [speedup_text(each, fp32) for each in (close, fast, fp32)]
+    assert shown == ["1.01x, not significant", "2.00x", "1.00x"]
     guess = replace(close, latency=Latency.predicted(9.9))
     assert speedup_text(guess, replace(fp32, latency=Latency.predicted(10.0))) == "1.01x", "a prediction has no noise"
-
-
-def test_interval_is_of_measured_latencies_only(bench: Bench) -> None:
-    assert format_interval(bench.evaluation(1, 2.0, 1e-3)) == "+-0.5%"
-    assert format_interval(bench.evaluation(1, 2.0, 1e-3, source="predicted")) == ""
+    assert (format_interval(fast) != "", format_interval(guess)) == (True, "")
 
 
 def test_rows_are_sorted_and_marked(make_front: MakeFront, bench: Bench) -> None:
@@ -67,13 +63,11 @@ def test_rows_are_sorted_and_marked(make_front: MakeFront, bench: Bench) -> None
     assert {("all-FP16", False, False), ("all-FP32", False, False), ("sampler", True, False)} <= {*rows}
 
 
-def test_sources_cannot_be_mistaken(make_front: MakeFront, run_dir: Path) -> None:
-    front, _ = make_front()
+def test_sources_cannot_be_mistaken(front: Front, run_dir: Path) -> None:
     assert latency_source(front).startswith("measured on NVIDIA H200; 1 of 4 points re-measured")
     assert "measured on the outputs" in error_source(front)
     other = predicted(front)
-    assert latency_source(other).startswith("PREDICTED for jetson-orin-nano-8gb")
-    assert "within a factor of 1.5" in latency_source(other)
+    assert re.match("PREDICTED for jetson-orin-nano-8gb.*within a factor of 1.5", latency_source(other))
     assert "emulated" in error_source(other)
     mixed = replace(front, fp16=replace(front.fp16, error_source="emulated"), points=front.points[1:])
     assert "as marked" in error_source(mixed)

@@ -16,7 +16,7 @@ from mptune.errors import ModelError
 from mptune.reporting.terminal.front import print_front
 from mptune.tuning.front import Front
 from tests import fakes
-from tests.fakes import Diary, FakeToolchain
+from tests.fakes import Diary, FakeToolchain, Law
 from tests.graph import models
 
 pytestmark = pytest.mark.usefixtures("opened_here", "place")
@@ -72,19 +72,20 @@ def test_every_group_fails_to_build() -> None:
     assert front.chosen == front.fp32
 
 
-@pytest.mark.parametrize("source", ["measured", "predicted"])
-def test_fp16_is_slower_everywhere(source: str) -> None:
+@pytest.mark.parametrize(
+    ("source", "law", "best"),
+    [
+        ("measured", {"gains": -0.5}, "fp32"),  # FP16 is slower everywhere
+        ("predicted", {"gains": -0.5}, "fp32"),
+        ("measured", {"errors": 0.0}, "fp16"),
+    ],
+)
+def test_all_groups_are_alike(source: str, law: dict[str, float], best: str) -> None:
     toolchain = fakes.make_toolchain(latency_source=source)
-    toolchain.law.gains = dict.fromkeys(toolchain.law.groups, -0.5)
+    groups = toolchain.law.groups
+    toolchain.law = Law(groups, fp32_error=0.0, **{name: dict.fromkeys(groups, value) for name, value in law.items()})
     front, _ = search(toolchain)
-    assert front.points == (front.fp32,) == (front.chosen,)
-
-
-def test_all_errors_are_zero() -> None:
-    toolchain = fakes.make_toolchain()
-    toolchain.law.errors, toolchain.law.fp32_error = dict.fromkeys(toolchain.law.groups, 0.0), 0.0
-    front, _ = search(toolchain)
-    assert front.points == (front.fp16,) == (front.chosen,)
+    assert front.points == (getattr(front, best),) == (front.chosen,)
 
 
 @pytest.mark.parametrize("budget", [1, 3])

@@ -1,4 +1,4 @@
-"""What is asked once before a search: kernels that are missing, ranges of values, the device, its memory."""
+"""What is asked once before a search: missing kernels, ranges of values, TF32, the device, its memory."""
 
 from __future__ import annotations
 
@@ -99,6 +99,24 @@ def test_squares_in_a_fused_norm_pin_nothing(fused: bool) -> None:
         assert front.fp16.plan.precision[norm] is (Precision.FP16 if fused else Precision.FP32)
     kept = Observations.load(Path("model.mptune/data/observed.json"))
     assert kept.kernels.fused == ((NORM,) if fused else ())
+
+
+def test_tf32_is_measured_once_and_bounds_what_is_chosen() -> None:
+    without = search(make_toolchain(), budget=8, out="without.mptune")
+    assert without.tf32 is without.to_json()["baseline"]["tf32"] is None, "the device has none"
+    assert without.chosen.plan.reduced_groups
+    ms, error = 0.5 * without.chosen.latency.median_ms, 0.01 * without.chosen.judged_error
+    toolchain = make_toolchain(tf32=(ms, error))
+    front = search(toolchain, budget=8)
+    assert front.tf32.error_value == pytest.approx(error)
+    assert front.tf32.speedup == pytest.approx(front.fp32.latency.median_ms / front.tf32.latency.median_ms)
+    kept = json.loads(Path("model.mptune/front.json").read_text())["baseline"]["tf32"]
+    assert kept["latency"]["median_ms"] == pytest.approx(front.tf32.latency.median_ms)
+    assert kept["fp32"] == []
+    assert front.chosen.judged_error <= error, "no plan is as fast, so what is chosen is more exact"
+    assert search(toolchain, budget=9).tf32 == front.tf32
+    assert toolchain.tf32_calls == 1
+    assert mptune.report("model.mptune").tf32 == front.tf32
 
 
 def test_observations_survive_their_file(tmp_path: Path) -> None:

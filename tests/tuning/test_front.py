@@ -24,30 +24,28 @@ FP32 = make_evaluation(10.0, 1e-7, origin=ORIGIN_FP32)
 POINTS = (make_evaluation(5.0, 1e-3, held_out=2e-3, number=3), FP32)
 
 
+KEYS = {
+    "": "format model target metric baseline points chosen chosen_point choice evaluations failures hypervolume "
+    "findings warnings",
+    "model": "path sha256",
+    "target": "name engine device",
+    "choice": "reason limits limits_met nearest replaced neighbours",
+    "baseline": "fp32 fp16 tf32",
+}
+POINT_KEYS = {
+    "": "plan origin latency error speedup fp16_groups bf16_groups fp32_groups fp32 engine remeasured confirmed "
+    "metrics engine_bytes context_bytes weight_bytes memory_source",
+    "latency": "median_ms p90_ms p99_ms ci95_ms cv source",
+    "error": "value metric source emulated held_out ci95 part per_output",
+}
+
+
 def test_front_json_has_every_key_and_is_standard_json() -> None:
     document = json.loads(json.dumps(make_front(POINTS, FP32).to_json(), allow_nan=False))
     baseline = document["baseline"]
-    for value, keys in (
-        (
-            document,
-            "format model target metric baseline points chosen chosen_point choice evaluations failures hypervolume"
-            " findings warnings",
-        ),
-        (document["model"], "path sha256"),
-        (document["target"], "name engine device"),
-        (document["choice"], "reason limits limits_met nearest replaced neighbours"),
-        (baseline, "fp32 fp16 tf32"),
-    ):
-        assert set(value) == set(keys.split())
-    for point in (*document["points"], baseline["fp32"], baseline["fp16"]):
-        assert set(point) == {
-            "plan", "origin", "latency", "error", "speedup", "fp16_groups", "bf16_groups", "fp32_groups", "fp32",
-            "engine", "remeasured", "confirmed", "engine_bytes", "context_bytes", "weight_bytes", "memory_source",
-            "metrics",
-        }  # fmt: skip
-        assert set(point["latency"]) == {"median_ms", "p90_ms", "p99_ms", "ci95_ms", "cv", "source"}
-        keys = {"value", "metric", "source", "emulated", "held_out", "ci95", "part", "per_output"}
-        assert set(point["error"]) == keys
+    points = (*document["points"], baseline["fp32"], baseline["fp16"])
+    for value, keys in ((document, KEYS), *((point, POINT_KEYS) for point in points)):
+        assert {name: {*({"": value} | value)[name]} for name in keys} == {n: {*k.split()} for n, k in keys.items()}
     assert baseline["fp16"]["error"]["value"] == "nan"
     assert baseline["fp32"]["error"]["held_out"] is None
     first = document["points"][0]

@@ -33,20 +33,12 @@ from mptune.tuning.sampler.precision import EMULATIONS_TO_LEARN
 from mptune.tuning.sampler.trials import BuiltPlans
 from mptune.tuning.space import Pin, SearchSpace
 from tests import fakes
-from tests.fakes import Diary, FakeToolchain, Law, make_plan
+from tests.fakes import Diary, FakeToolchain, make_plan
 from tests.graph.helpers import feeds
 from tests.graph.test_corpus import CORPUS
+from tests.tuning import factory
 from tests.tuning.conftest import OpenRecord, make_small_space
-from tests.tuning.factory import (
-    Tuned,
-    evaluation_of,
-    find_sensitivity,
-    make_bench,
-    make_error,
-    make_evaluation,
-    make_toolchain,
-    tune,
-)  # fmt: skip
+from tests.tuning.factory import find_sensitivity, make_bench, make_toolchain, tune
 
 METRIC = "relative_l2"
 Know = Callable[..., Knowledge]
@@ -293,7 +285,7 @@ def test_errors_that_are_missing_are_those_of_the_groups_kind(tmp_path: Path) ->
 
 def searched(
     record: StudyRecord, toolchain: BySample, folder: Path, budget: int, limits: Limits | None = None
-) -> tuple[Knowledge, Diary, Tuned]:
+) -> tuple[Knowledge, Diary, factory.Tuned]:
     """A search, what it knew, and what its knowledge said."""
     diary, wanted = Diary(), SearchSettings(budget=budget)
     known = Knowledge(make_bench(record, toolchain, wanted, diary, limits), METRIC, folder)
@@ -456,7 +448,9 @@ def test_a_machine_that_stays_broken_is_tried_again_and_then_nothing_is_asked(kn
 def test_a_factor_between_both_errors_is_kept(measured: float, emulated: float, fp32: float, agree: bool) -> None:
     errors = OutputError({"y": {METRIC: (measured, 9.0), "max_abs": (1.0, 1.0), "non_finite": (0.0, 0.0)}})
     for metric, disagrees in ((METRIC, not agree), ("max_abs", False)):
-        evaluation = replace(make_evaluation(1.0, 0.0), error=errors, metric=metric).with_emulated(emulated, 1, fp32)
+        evaluation = replace(factory.make_evaluation(1.0, 0.0), error=errors, metric=metric).with_emulated(
+            emulated, 1, fp32
+        )
         assert (evaluation.emulated, evaluation.disagrees) == (emulated, disagrees)
         assert Evaluation.from_json(json.loads(json.dumps(evaluation.to_json()))) == evaluation
 
@@ -467,20 +461,14 @@ def test_errors_of_groups_that_are_not_emulated_are_added(know: Know, open_recor
     assert math.isnan(*emulated(know(space, toolchain), "1100"))
     record.enqueue(space.alone("g001"), ORIGIN_SAMPLER)
     proposal = record.ask()
-    record.tell_evaluation(proposal, replace(evaluation_of(proposal, toolchain), error=make_error(7e-3)))
+    record.tell_evaluation(
+        proposal, replace(factory.evaluation_of(proposal, toolchain), error=factory.make_error(7e-3))
+    )
     again = know(space, toolchain)
     again.sampler()
     (alone,) = emulated(again, "1000")
     assert emulated(again, "1100", "0100") == pytest.approx([math.hypot(alone, 7e-3), 7e-3])
     assert again.recall(make_plan("0100")) is None, "no emulated error to compare a measured one with"
-
-
-class Recurrent(FakeToolchain):
-    """Its LSTM is far less exact than emulated."""
-
-    def _emulated_error(self, plan: PrecisionPlan) -> OutputError:
-        emulated = replace(self.law, errors={**self.law.errors, "g001": 1e-4})
-        return replace(self, law=emulated)._output_error(plan, 1.0)
 
 
 @pytest.mark.usefixtures("opened_here")
@@ -489,8 +477,7 @@ def test_a_search_measures_a_recurrent_layer_alone(tmp_path: Path, monkeypatch: 
     shutil.copy(CORPUS[0].parent / "lstm.onnx", "model.onnx")
     model = load_model("model.onnx")
     np.savez("data.npz", **{name: np.stack([value[0]] * 8) for name, value in feeds(model).items()})
-    toolchain = Recurrent(Law(["g000", "g001", "g002"], errors={"g001": 1e-2}))
-    front = fakes.search(toolchain, budget=8)
+    toolchain = fakes.make_toolchain()
+    fakes.search(toolchain, budget=8)
     fp32 = GroupedModel(model, find_groups(model)).uniform(Precision.FP32)
     assert fp32.replace({"g001": Precision.FP16}).fingerprint in toolchain.built[:3]
-    assert [finding.code for finding in front.findings if finding.code == "emulation-differs"] == []

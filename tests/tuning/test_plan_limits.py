@@ -14,22 +14,11 @@ from mptune.data.metrics.accuracy import OutputError, Reference, compare_outputs
 from mptune.errors import SettingsError
 from mptune.finding import OutputColumns
 from mptune.settings import SearchSettings, Tolerance
+from mptune.tuning import plan_limits
 from mptune.tuning.choosing import choose
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.knowledge import Sensitivity, make_prior
-from mptune.tuning.plan_limits import (
-    MetricLimit,
-    PlanLimits,
-    check_asked,
-    check_columns,
-    excess,
-    part_errors,
-    rest_error,
-    searched_as,
-    searched_error,
-    stored,
-    suffices,
-)
+from mptune.tuning.plan_limits import PlanLimits, excess, searched_error, stored, suffices
 from tests.tuning.conftest import make_small_space
 from tests.tuning.factory import make_evaluation
 
@@ -65,7 +54,7 @@ SCRIPT = "my metrics.py:f1:max"
 
 @pytest.mark.parametrize("name", [SCRIPT, "my metrics.py:f1"])
 def test_a_limit_names_a_function_with_or_without_its_direction(name: str) -> None:
-    limit = MetricLimit.parse(f"{name}>=0.9", ("relative_l2", SCRIPT))
+    limit = plan_limits.MetricLimit.parse(f"{name}>=0.9", ("relative_l2", SCRIPT))
     assert (limit.metric, limit.at_least, limit.bound) == (SCRIPT, True, 0.9)
 
 
@@ -92,8 +81,8 @@ def test_the_excess_of_parts_of_columns_and_of_held_out_samples() -> None:
 
 def test_max_error_limits_the_rest() -> None:
     plan = evaluated(detections(0.05, box_error=0.01))
-    assert rest_error(plan, ()) > 0.1
-    assert rest_error(plan, (Tolerance.parse("d[4]=1"),)) < 1e-3
+    assert plan_limits.rest_error(plan, ()) > 0.1
+    assert plan_limits.rest_error(plan, (Tolerance.parse("d[4]=1"),)) < 1e-3
     for tolerance, is_met in (("d[4]=1", True), ("d[0]=1", False)):
         asked = Choice(max_error=1e-3, tolerance=(tolerance,))
         assert (choose((plan,), asked, ("worst_part",)).unmet is None) is is_met
@@ -114,7 +103,7 @@ def test_max_error_limits_the_rest() -> None:
 def test_what_cannot_be_meant(tolerance: tuple[str, ...], ignore: tuple[str, ...], what: str) -> None:
     asked = Choice(tolerance=tolerance, ignore=ignore)
     with pytest.raises(SettingsError, match=what) as caught:
-        check_columns(check_asked(asked, ("worst_part",), ["d"]), detections(0.1))
+        plan_limits.check_columns(plan_limits.check_asked(asked, ("worst_part",), ["d"]), detections(0.1))
     assert caught.value.hint
 
 
@@ -151,7 +140,7 @@ def limited(*texts: str) -> SearchSettings:
 def test_at_a_limit_the_error_is_that_past_which_a_plan_is_worth_nothing(text: str, metric: str) -> None:
     settings = limited(text)
     ratio = excess(evaluated(ERROR, metric=metric), Tolerance.parse(text))
-    parts = part_errors(ERROR, metric, settings)
+    parts = plan_limits.part_errors(ERROR, metric, settings)
     assert max(v for part, v in parts.items() if part.startswith(text)) == pytest.approx(ratio * 1e-2)
     # Columns and statistics of parts of the samples add up.
     first, second = (stored(outputs(rows=rows), metric, settings) for rows in (slice(0, 3), slice(3, 6)))
@@ -166,7 +155,9 @@ def test_what_no_tolerance_is_about_stays_as_it_is() -> None:
     assert searched_error(ERROR, "worst_part", SearchSettings(max_error=1e-9)) == ERROR.value("worst_part")
     assert searched_error(outputs(*[math.nan] * 3), "worst_part", limited("boxes=1")) == math.inf
     whole = OutputError({"*": {"mine.py:f": (1.0, 3.0)}, "y": {"non_finite": (0.0, 0.0)}})
-    assert part_errors(whole, "mine.py:f", SearchSettings()) == {"mine.py:f": 2.0}, "sees all outputs at once"
+    assert plan_limits.part_errors(whole, "mine.py:f", SearchSettings()) == {"mine.py:f": 2.0}, (
+        "sees all outputs at once"
+    )
 
 
 def test_what_the_file_lacks_is_taken_again() -> None:
@@ -176,7 +167,15 @@ def test_what_the_file_lacks_is_taken_again() -> None:
     columns = limited("boxes[4]=abs:0.1")
     assert not suffices(plain, "worst_part", columns)
     assert suffices(stored(ERROR, "worst_part", columns), "worst_part", columns)
-    assert len({searched_as("worst_part", limited(text)) for text in ("boxes=0.1", "boxes=0.2", "boxes=abs:0.1")}) == 3
+    assert (
+        len(
+            {
+                plan_limits.searched_as("worst_part", limited(text))
+                for text in ("boxes=0.1", "boxes=0.2", "boxes=abs:0.1")
+            }
+        )
+        == 3
+    )
 
 
 def test_the_sampler_sees_each_group_against_the_limits() -> None:

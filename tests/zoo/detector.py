@@ -6,7 +6,7 @@ moves scores by 0.1 and more, while boxes of hundreds of pixels hide that from t
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import onnx
@@ -15,7 +15,7 @@ from tests.graph.models import constant, text
 
 Layout = Literal["rows", "columns", "apart", "heatmap"]
 
-LAYOUTS: tuple[Layout, ...] = ("rows", "columns", "apart", "heatmap")
+LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 """[N, anchors, 4 + 1 + classes], [N, 4 + 1 + classes, anchors], three outputs, [N, 4 + 1 + classes, H, W]."""
 
 SIZE, CHANNELS, CLASSES = 32, 16, 3

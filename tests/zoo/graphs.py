@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import onnx
@@ -90,7 +91,8 @@ def _positive(is_fixed: bool) -> onnx.ModelProto:
     return text(graph, weights("w", 16, 16))
 
 
-GRAPHS: dict[str, tuple[Callable[[], onnx.ModelProto], Callable[[], onnx.ModelProto], tuple[str, ...]]] = {
+Made = Callable[[], onnx.ModelProto]
+GRAPHS: dict[str, tuple[Made, Made, tuple[str, ...]]] = {
     "broadcast": (lambda: _plane(1), lambda: _plane("batch"), ("cut_out",)),
     "value-dependent-shape": (lambda: _selected(False), lambda: _selected(True), ("choose",)),
     "state-fed-back": (tracker, lambda: _filter("reference"), ()),
@@ -98,12 +100,10 @@ GRAPHS: dict[str, tuple[Callable[[], onnx.ModelProto], Callable[[], onnx.ModelPr
 }
 """Code -> what shows it, its sound twin, and the nodes that the finding names."""
 
-FURTHER_GRAPHS: dict[str, tuple[Callable[[], onnx.ModelProto], Callable[[], onnx.ModelProto], tuple[str, ...]]] = {
+FURTHER_GRAPHS: dict[str, tuple[Made, Made, tuple[str, ...]]] = {
     "broadcast over more than one axis": (lambda: _stretched(1), lambda: _stretched("batch"), ("foreground",)),
     "broadcast of both operands": (lambda: _outer(1), lambda: _outer("batch"), ("plane",)),
-    "broadcast: a gate is none": (lambda: _plane(1), lambda: _gated("gate"), ("cut_out",)),
-    "broadcast: a bias is none": (lambda: _plane(1), lambda: _gated("bias"), ("cut_out",)),
-    "broadcast: a scale is none": (lambda: _plane(1), lambda: _gated("scale"), ("cut_out",)),
+    **{f"broadcast: a {k} is none": (lambda: _plane(1), partial(_gated, k), ("cut_out",)) for k in GATES},
     "value-dependent-shape of NMS": (lambda: _suppressed(False), lambda: _suppressed(True), ("choose",)),
     "value-dependent-shape of NonZero": (lambda: _positive(False), lambda: _positive(True), ("choose",)),
 }

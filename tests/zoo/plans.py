@@ -91,7 +91,6 @@ def evaluated(show: Show, folder: Path) -> Evaluation:
     feeds = [{name: array[k : k + 1] for name, array in show.data.items()} for k in range(12)]
     exact, half = (emulated(path, groups.uniform(p), feeds) for p in (Precision.FP32, Precision.FP16))
     parts = find_parts(exact[:SEARCH])
-    error, held_out = (
-        compare_outputs(half[which], Reference(exact[which], parts)) for which in (slice(SEARCH), slice(SEARCH, None))
-    )
+    sides = (slice(SEARCH), slice(SEARCH, None))
+    error, held_out = (compare_outputs(half[side], Reference(exact[side], parts)) for side in sides)
     return replace(make_evaluation(1.0, 1e-3), error=error, held_out=held_out, metric="worst_part")

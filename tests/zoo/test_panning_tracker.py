@@ -28,10 +28,7 @@ def tracker(seed: int) -> onnx.ModelProto:
     rng = np.random.default_rng(seed)
     sizes = {"wp": (COORDINATES, HIDDEN, 0.3), "w1": (FEATURES, HIDDEN, 1), "w2": (HIDDEN, HIDDEN, 1)}
     sizes |= {"w3": (HIDDEN, COORDINATES, 1), "w4": (HIDDEN, DESCRIPTOR, 1)}
-    weights = [
-        constant(name, rng.normal(size=(rows, columns)) * scale / np.sqrt(rows))
-        for name, (rows, columns, scale) in sizes.items()
-    ]
+    weights = [constant(n, rng.normal(size=(a, b)) * scale / np.sqrt(a)) for n, (a, b, scale) in sizes.items()]
     graph = f"""(float[1,{FEATURES}] frame, float[1,{COORDINATES}] position)
         => (float[1,{COORDINATES}] next_position, float[1,{DESCRIPTOR}] descriptor)
         <float per_pixel = {{1e-3}}, float share = {{0.04}}, float pan = {{0.38}}, float level = {{30}}> {{

@@ -16,16 +16,13 @@ RNG = np.random.default_rng(0)
 @pytest.mark.parametrize("operator", ["LSTM", "GRU"])
 def test_a_sequence_along_axis_0_is_no_batch(operator: str, tmp_path: Path) -> None:
     gates = {"LSTM": 4, "GRU": 3}[operator]
-    constants = [
-        constant("w", RNG.standard_normal((1, gates * 4, 3)).astype(np.float32)),
-        constant("r", RNG.standard_normal((1, gates * 4, 4)).astype(np.float32)),
-    ]
+    constants = [constant(name, RNG.standard_normal((1, gates * 4, size))) for name, size in (("w", 3), ("r", 4))]
     nodes = f"[recurrent] y = {operator}<hidden_size = 4>(x, w, r)"
     proto = text(f"(float[10,1,3] x) => (float[10,1,1,4] y) {{ {nodes} }}", *constants)
     data = np.cumsum(RNG.standard_normal((40, 1, 3)), axis=0).astype(np.float32)
-    found = [one for one in mptune.inspect(save(proto, tmp_path), data={"x": data}).findings if one.code == "rows-mix"]
-    assert [one.severity for one in found] == ["warning"]
-    assert f"{operator} 'recurrent' takes axis 0 for a sequence" in found[0].text
+    (finding,) = (f for f in mptune.inspect(save(proto, tmp_path), data={"x": data}).findings if f.code == "rows-mix")
+    assert finding.severity == "warning"
+    assert f"{operator} 'recurrent' takes axis 0 for a sequence" in finding.text
 
 
 def test_a_row_that_is_infinite_throughout_is_not_called_a_matter_of_fp16(tmp_path: Path) -> None:
@@ -35,7 +32,7 @@ def test_a_row_that_is_infinite_throughout_is_not_called_a_matter_of_fp16(tmp_pa
     graph = f"(float[n,6] x, float[n,6] keep) => (float[n,6] y) <float half = {{0.5}}> {{ {nodes} }}"
     proto = text(graph, constant("low", -np.inf))
     data = {"x": RNG.standard_normal((8, 6)).astype(np.float32), "keep": keep}
-    found = {one.code: one for one in mptune.inspect(save(proto, tmp_path), data=data).findings}
+    found = {finding.code: finding for finding in mptune.inspect(save(proto, tmp_path), data=data).findings}
     assert "a row that is -inf throughout" in found["reference-not-finite"].text
     assert "mask" not in found
 
@@ -58,6 +55,6 @@ def test_rows_that_are_taken_by_indices_are_nodes_of_a_graph(is_fed: bool, tmp_p
     data = {"x": rng.standard_normal((40, 4)).astype(np.float32)}
     if is_fed:
         data["edges"] = np.tile(rng.integers(0, 10, (10, 2)), (4, 1))
-    found = [one for one in mptune.inspect(save(proto, tmp_path), data=data).findings if one.code == "rows-mix"]
-    assert [one.severity for one in found] == ["warning" if is_fed else "error"]
-    assert ("by indices that are fed" in found[0].text) is is_fed
+    (finding,) = (f for f in mptune.inspect(save(proto, tmp_path), data=data).findings if f.code == "rows-mix")
+    assert finding.severity == ("warning" if is_fed else "error")
+    assert ("by indices that are fed" in finding.text) is is_fed

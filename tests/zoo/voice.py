@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+import onnx.parser
+from onnx import TensorProto
 
 from tests.graph.models import constant, model, node, value, weight
 
@@ -38,27 +39,22 @@ _OUTPUTS = [value("output", [None, 1]), value("stateN", [None, None, None])]
 
 
 def _branch(tag: str) -> onnx.GraphProto:
-    """A convolution over the frame, an LSTM over its mean, a product."""
+    """A convolution over the frame, an LSTM over its mean, a product; ``tag`` begins every name."""
+    graph = """branch () => (float $output, float $stateN) {
+        [$channel] $x = Unsqueeze(input, $1st) [$conv] $c = Conv<strides = [8]>($x, $K) [$relu] $a = Relu($c)
+        [$mean] $m = ReduceMean<axes = [2], keepdims = 0>($a) [$step] $s = Unsqueeze($m, $0th)
+        [$hidden] $h0 = Slice(state, $0th, $1st, $0th) [$cell] $c0 = Slice(state, $1st, $2nd, $0th)
+        [$lstm] $all, $h, $cn = LSTM<hidden_size = 64>($s, $W, $R, $B, , $h0, $c0)
+        [$state] $stateN = Concat<axis = 0>($h, $cn) [$last] $hh = Squeeze($h, $0th) [$head] $lo = MatMul($hh, $O)
+        [$sigmoid] $output = Sigmoid($lo)
+    }"""
+    for k, name in enumerate(("$0th", "$1st", "$2nd")):
+        graph = graph.replace(name, f"{tag}at{k}")
+    branch = onnx.parser.parse_graph(graph.replace("$", tag))
+    for result in branch.output:
+        result.type.tensor_type.ClearField("shape")
     size = HIDDEN
-    names = ("x", "c", "a", "m", "s", "h0", "c0", "h", "cn", "hh", "lo")
-    x, c, a, m, s, h0, c0, h, cn, hh, lo = (tag + name for name in names)
-    w = [weight(tag + name, *shape) for name, shape in (("k", (size, 1, 5)), ("o", (size, 1)))]
-    w += [weight(f"{tag}W", 1, 4 * size, size), weight(f"{tag}R", 1, 4 * size, size), weight(f"{tag}B", 1, 8 * size)]
-    ends = [constant(f"{tag}{k}", [k], np.int64) for k in range(3)]
-    zero, one, two = (end.name for end in ends)
-    done, state = (f"{tag}{name}" if tag else name for name in ("output", "stateN"))
-    nodes = [
-        node("Unsqueeze", ["input", one], x, f"{tag}channel"),
-        node("Conv", [x, f"{tag}k"], c, f"{tag}conv", strides=[8]),
-        node("Relu", [c], a, f"{tag}relu"),
-        node("ReduceMean", [a], m, f"{tag}mean", axes=[2], keepdims=0),
-        node("Unsqueeze", [m, zero], s, f"{tag}step"),
-        node("Slice", ["state", zero, one, zero], h0, f"{tag}hidden"),
-        node("Slice", ["state", one, two, zero], c0, f"{tag}cell"),
-        node("LSTM", [s, f"{tag}W", f"{tag}R", f"{tag}B", "", h0, c0], ["", h, cn], f"{tag}lstm", hidden_size=size),
-        node("Concat", [h, cn], state, f"{tag}state", axis=0),
-        node("Squeeze", [h, zero], hh, f"{tag}last"),
-        node("MatMul", [hh, f"{tag}o"], lo, f"{tag}head"),
-        node("Sigmoid", [lo], done, f"{tag}sigmoid"),
-    ]
-    return helper.make_graph(nodes, "branch", [], [value(done, None), value(state, None)], [*w, *ends])
+    shapes = {"K": (size, 1, 5), "O": (size, 1), "W": (1, 4 * size, size), "R": (1, 4 * size, size), "B": (1, 8 * size)}
+    branch.initializer.extend(weight(tag + name, *shape) for name, shape in shapes.items())
+    branch.initializer.extend(constant(f"{tag}at{k}", [k], np.int64) for k in range(3))
+    return branch

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -165,6 +166,8 @@ class ObserveJob:
 class ErrorsJob:
     """Run models over the same samples, one after another, and compare each with the reference."""
 
+    purpose: ClassVar[str] = "emulate"
+
     models: tuple[Path | None, ...]
     """The models; None stands for the untouched one, whose outputs are the reference: nothing is run."""
     scoring: Scoring
@@ -194,6 +197,8 @@ class ErrorsJob:
 class SwitchedErrorsJob:
     """Run a switched emulation (``mptune.graph.writing.emulate``) over the samples once for each plan."""
 
+    purpose: ClassVar[str] = "emulate"
+
     model: Path
     plans: tuple[frozenset[str], ...]  # the switches that are on
     switches: tuple[str, ...]
@@ -220,7 +225,13 @@ class SwitchedErrorsJob:
             for on in self.plans
         ]
         if self.provider != "cpu":
-            return tuple(scoring.error(state, [session.replay(feed) for feed in plan]) for plan in runs)
+            scores: list[Future[OutputError]] = []
+            with ThreadPoolExecutor(1) as pool:  # The outputs of a plan are compared while the device runs the next.
+                for plan in runs:
+                    outputs = [session.replay(feed) for feed in plan]
+                    wait(scores[-1:])
+                    scores.append(pool.submit(scoring.error, state, outputs))
+            return tuple(score.result() for score in scores)
         calls = [partial(session.run, feed) for plan in runs for feed in plan]
         calls[-1] = partial(calls[-1], gives_back=True)
         threads = session.options.threads  # of the session that was open already, perhaps

@@ -100,6 +100,7 @@ class MeasureJob:
         # What is timed gives the outputs, too: the captured graph, where there is one.
         run = partial(candidate.replay, is_once=True) if isinstance(candidate, OrtSession) else candidate.run
         outputs = outputs_of(run, self.scoring.feeds(state), self.scoring.rollout)
+        state.enter(Stage.COMPARE)
         error = self.scoring.error(state, outputs)
         counted, metric = error.without(self.ignored), self.scoring.metric
         enough = replace(self.enough, error=counted.value(metric) if counted.has(metric) else math.nan)

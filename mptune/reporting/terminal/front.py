@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Collection
 from typing import TYPE_CHECKING, TextIO
 
+import psutil  # type: ignore[import-untyped]
 from rich.console import Console
 
 from mptune.data.metrics.accuracy import is_compared_by_ratio
@@ -13,6 +15,7 @@ from mptune.finding import BREAKING_CODES
 from mptune.findings.engine import NOTHING
 from mptune.graph.plan import Precision
 from mptune.printable import cut
+from mptune.processes.parent import SECONDS
 from mptune.reporting import text
 from mptune.reporting.terminal.console import make_console, print_facts, print_table, print_text
 from mptune.reporting.text import shell_path, short_path, speedup_text, unique
@@ -115,6 +118,15 @@ def print_answer(console: Console, front: Front) -> None:
     print_facts(console, [("details", f"mptune report {run} --explain")])
     if not front.limits_met:
         print_text(console, f"limits not met: {front.unmet}", "bold yellow")
+
+
+def print_seconds(stream: TextIO | None = None) -> None:
+    """Print where the time of this process went, if jobs ran."""
+    if SECONDS:
+        total_s = time.time() - psutil.Process().create_time()
+        spent = {**SECONDS, "think, read and write": max(total_s - sum(SECONDS.values()), 0.0)}
+        parts = ", ".join(f"{spent[part]:.0f} to {part}" for part in sorted(spent, key=lambda part: -spent[part]))
+        print_facts(make_console(stream), [("time", f"{total_s:.0f} s: {parts}")])
 
 
 def model_fact(front: Front) -> tuple[str, str]:

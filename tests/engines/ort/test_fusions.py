@@ -13,9 +13,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper
 
-import mptune
 from mptune.engines.base import Failure, FailureKind, MissingKernel, Stage
 from mptune.engines.context import RunContext
 from mptune.engines.ort import fusions as placement
@@ -37,83 +35,78 @@ from mptune.processes.child import WorkerState
 from mptune.settings import SearchSettings
 from mptune.targets.target import load_target
 from mptune.tuning.facts import MissingKernels
-from tests.engines.conftest import QUICK
-from tests.engines.engine_support import make_context, run_here, save_graph
+from tests.engines.engine_support import make_context, run_here
 from tests.graph import models
 from tests.graph.helpers import feeds, plans, run
-from tests.graph.models import node, value
 from tests.graph.norms_written_out import FORMS, LARGE, X, layer_norm, rms_norm, save
 from tests.networks.networks import filled
 
 STEPS = ("n_q", "n_m", "n_a", "n_s", "n_d", "n_y")
 
 
+def grouped_of(model: Model) -> GroupedModel:
+    return GroupedModel(model, find_groups(model))
+
+
 def asked(model: Model, folder: Path) -> tuple[FusedNodes, ...]:
-    grouped = GroupedModel(model, find_groups(model))
-    typed = Rewriter(grouped).write(grouped.uniform(Precision.FP16), folder / "typed.onnx")
-    empty = folder / "optimised"
+    grouped, empty = grouped_of(model), folder / "optimised"
     empty.mkdir()
-    found = FusionsJob(typed, empty, "cpu").run(WorkerState())
-    return fused_nodes(grouped, found)
+    typed = Rewriter(grouped).write(grouped.uniform(Precision.FP16), folder / "typed.onnx")
+    return fused_nodes(grouped, FusionsJob(typed, empty, "cpu").run(WorkerState()))
 
 
 @pytest.mark.parametrize("opset", [13, 17, 18])
 @pytest.mark.parametrize("end", FORMS)
 def test_an_rms_norm_is_fused(tmp_path: Path, opset: int, end: str) -> None:
-    (norm,) = asked(rms_norm(tmp_path, opset=opset, end=end), tmp_path)
     steps = STEPS if end == "divided" else ("n_q", "n_m", "n_a", "n_s", "n_r", "n_d", "n_y")
-    assert norm == FusedNodes(steps)
+    assert asked(rms_norm(tmp_path, opset=opset, end=end), tmp_path) == (FusedNodes(steps),)
 
 
 def test_a_layer_norm_that_a_cast_before_it_would_break_does_not_count(tmp_path: Path) -> None:
     assert asked(layer_norm(tmp_path, opset=17), tmp_path) == ()
 
 
-def test_below_opset_17_it_counts(tmp_path: Path) -> None:
-    """As the CUDA provider says; the CPU provider fuses a part of it. A sum that is fused with it may be of another
-    group: under a plan that has the sum in FP32 a SkipLayerNormalization is a LayerNormalization."""
-    model = layer_norm(tmp_path, opset=13)
-    steps = ("n_mu", "n_c", "n_q", "n_m", "n_a", "n_s", "n_d", "n_e", "n_y")
-    grouped = GroupedModel(model, find_groups(model))
-    for op_type, nodes, expected in (
-        ("LayerNormalization", steps[::-1], (FusedNodes(steps),)),
-        ("LayerNormalization", ("n_h", *steps), ()),
-        ("SkipLayerNormalization", ("n_h", *steps), (FusedNodes(steps),)),
-    ):
-        assert fused_nodes(grouped, [(op_type, nodes, "n_y")]) == expected
+NORM = ("n_mu", "n_c", "n_q", "n_m", "n_a", "n_s", "n_d", "n_e", "n_y")
+GELU = [("Div", "x root", "div"), ("Erf", "div", "erf"), ("Add", "erf one", "sum"), ("Mul", "x sum", "mul")]
+GELU_NODES = ("n_div", "n_erf", "n_sum", "n_mul", "n_y")
+BIASED = [("Transpose", "x", "k"), ("MatMul", "x k", "h"), ("Add", "h half", "mask"), ("Softmax", "mask", "weights")]
 
 
 @pytest.mark.parametrize(
-    ("op_type", "nodes"), [("BiasSoftmax", ("mask", "weights")), ("Gelu", ("div", "erf", "sum", "mul", "y"))]
+    ("steps", "op_type", "nodes", "expected"),
+    [
+        (None, "LayerNormalization", NORM, NORM),
+        (None, "LayerNormalization", (*NORM, "n_h"), None),
+        (None, "SkipLayerNormalization", (*NORM, "n_h"), NORM),
+        ([*BIASED, ("MatMul", "weights x", "y")], "BiasSoftmax", ("n_mask", "n_weights"), ("n_mask", "n_weights")),
+        ([*GELU, ("Mul", "mul half", "y")], "Gelu", GELU_NODES, GELU_NODES),
+    ],
 )
-def test_other_operators_that_round_once(tmp_path: Path, op_type: str, nodes: tuple[str, ...]) -> None:
-    if op_type == "Gelu":
-        steps = [("Div", "x root", "div"), ("Erf", "div", "erf"), ("Add", "erf one", "sum"), ("Mul", "x sum", "mul")]
-        model = save(tmp_path, [*steps, ("Mul", "mul half", "y")])
-    else:
-        steps = [("Transpose", "x", "k"), ("MatMul", "x k", "h"), ("Add", "h half", "mask")]
-        model = save(tmp_path, [*steps, ("Softmax", "mask", "weights"), ("MatMul", "weights x", "y")])
-    grouped = GroupedModel(model, find_groups(model))
+def test_what_a_provider_says_it_fused(
+    steps: Any, op_type: str, nodes: tuple[str, ...], expected: tuple[str, ...] | None, tmp_path: Path
+) -> None:
+    """Below opset 17 a LayerNorm counts, as the CUDA provider says it. A sum that is fused with it may be of another
+    group: under a plan that has the sum in FP32 a SkipLayerNormalization is a LayerNormalization."""
+    grouped = grouped_of(layer_norm(tmp_path, opset=13) if steps is None else save(tmp_path, steps))
     assert may_fuse(grouped)
-    names = tuple(f"n_{name}" for name in nodes)
-    found = (op_type, names[::-1], names[-1])
-    assert fused_nodes(grouped, [found]) == (FusedNodes(names),)
+    last = next(name for name in reversed(nodes) if name != "n_h")
+    assert fused_nodes(grouped, [(op_type, nodes[::-1], last)]) == (() if expected is None else (FusedNodes(expected),))
 
 
 def test_an_error_is_emulated_as_the_engine_computes(tmp_path: Path) -> None:
     """Of a norm whose squares FP16 does not hold: ONNX Runtime keeps them in FP32."""
-    context = context_of(rms_norm(tmp_path), tmp_path)
+    context = make_context(rms_norm(tmp_path), tmp_path, {"x": X}, count=1)
     with Toolchain(ONNXRUNTIME, load_target("cpu"), context) as toolchain:
         assert not isinstance(toolchain.reference("search"), Failure)
         assert not isinstance(toolchain.observe(), Failure)
-        found = toolchain.emulate([context.grouped.uniform(Precision.FP16)])
-        assert not isinstance(found, Failure), found
-        assert 1e-5 < found[0].value("relative_l2") < 1e-3
+        errors = toolchain.emulate([context.grouped.uniform(Precision.FP16)])
+        assert not isinstance(errors, Failure), errors
+        assert 1e-5 < errors[0].value("relative_l2") < 1e-3
         assert not list(context.weights_dir.glob("*fusions*"))
 
 
 def test_an_engine_that_does_not_open_is_asked_once(tmp_path: Path) -> None:
-    context = context_of(rms_norm(tmp_path), tmp_path)
+    context = make_context(rms_norm(tmp_path), tmp_path, {"x": X}, count=1)
     with Toolchain(ONNXRUNTIME, load_target("cpu"), context) as toolchain:
         toolchain.builder.write = lambda *arguments: tmp_path / "gone.onnx"
         failure = toolchain.fused_nodes()
@@ -123,38 +116,25 @@ def test_an_engine_that_does_not_open_is_asked_once(tmp_path: Path) -> None:
 
 def test_a_switched_epsilon_is_the_models(tmp_path: Path) -> None:
     """A norm that is fused in the emulation's own session would take 1e-5 for it."""
-    context = context_of(rms_norm(tmp_path, eps=0.5), tmp_path, large=False)
-    grouped = context.grouped
-    paths = context.model_path, context.samples("search"), context.reference("search")
-    run_here(ReferenceJob(*paths, "cpu"))
+    context = make_context(rms_norm(tmp_path, eps=0.5), tmp_path, {"x": X / LARGE}, count=1)
+    grouped, scoring = context.grouped, Scoring(context.samples("search"), context.reference("search"))
+    run_here(ReferenceJob(context.model_path, scoring.samples, scoring.reference, "cpu"))
     emulator = Emulator(grouped, context.bank, fused=(FusedNodes(STEPS),))
     path = emulator.write_switched(context.scratch("switched"), [group.id for group in grouped.groups])
     on = emulator.on(grouped.uniform(Precision.FP16))
     switches = tuple(emulator.switches[Precision.FP16].values())
-    (error,) = run_here(SwitchedErrorsJob(path, (on,), switches, Scoring(*paths[1:])))
+    (error,) = run_here(SwitchedErrorsJob(path, (on,), switches, scoring))
     assert 1e-5 < error.value("relative_l2") < 1e-3
-
-
-def context_of(model: Model, folder: Path, *, large: bool = True) -> RunContext:
-    samples = {"x": X if large else X / LARGE}
-    return make_context(model, folder, samples, count=1)
 
 
 CORPUS = Path(__file__).resolve().parents[2] / "graph" / "corpus"
 SHAPES = "shapes"
 
 
-def path_of(name: str, folder: Path) -> Path:
-    """Of a network with weights."""
-    corpus = CORPUS / f"{name}.onnx"
-    return corpus if corpus.exists() else filled(name, folder)
-
-
-def folded(model: Model, folder: Path) -> FoldedValues:
+def folded(grouped: GroupedModel, folder: Path) -> FoldedValues:
     folder.mkdir(exist_ok=True)
-    grouped = GroupedModel(model, find_groups(model))
     run_here(FoldJob(write_without_weights(grouped, folder / "unfolded.onnx"), folder / "folded.onnx"))
-    return read_folded(folder / "folded.onnx", model)
+    return read_folded(folder / "folded.onnx", grouped.model)
 
 
 def nodes_of(path: Path) -> list[onnx.NodeProto]:
@@ -174,9 +154,10 @@ def optimised(path: Path) -> Counter[tuple[str, str]]:
 
 @pytest.mark.parametrize("name", ["detr_torchscript_17", "constants", "scan_sum", "dynamic_sequence"])
 def test_every_plan_computes_the_same_bits_with_the_same_operators(name: str, tmp_path: Path) -> None:
-    model = load_model(path_of(name, tmp_path))
-    grouped = GroupedModel(model, find_groups(model))
-    values, bank = folded(model, tmp_path / "work"), WeightBank.write(model, tmp_path / "weights")
+    corpus = CORPUS / f"{name}.onnx"
+    model = load_model(corpus if corpus.exists() else filled(name, tmp_path))
+    grouped = grouped_of(model)
+    values, bank = folded(grouped, tmp_path / "work"), WeightBank.write(model, tmp_path / "weights")
     assert values
     feed = feeds(model)
     for plan in plans(model, grouped.groups, 1):
@@ -195,28 +176,22 @@ def make_chains(folder: Path, count: int) -> Path:
 
     A float is computed from each shape and added, whose group a plan may put in FP16.
     """
-    nodes, last = [], "x"
-    for k in range(count):
-        nodes += [
-            node("Shape", [last], f"s{k}", f"shape{k}"),
-            node("Concat", [f"s{k}", "none"], f"c{k}", f"concat{k}", axis=0),
-            node("Cast", [f"s{k}"], f"f{k}", f"cast{k}", to=TensorProto.FLOAT),
-            node("ReduceMax", [f"f{k}"], f"m{k}", f"max{k}", keepdims=0),
-            node("MatMul", [last, "w"], f"p{k}", f"product{k}"),
-            node("Div", [f"p{k}", f"m{k}"], f"d{k}", f"scale{k}"),
-            node("Reshape", [f"d{k}", f"c{k}"], f"r{k}", f"reshape{k}"),
-        ]
-        last = f"r{k}"
-    nodes += [node("Identity", [last], "y", "last"), node("Shape", ["y"], SHAPES, "shapes")]
+    steps = [
+        f"""s{k} = Shape (r{k}) c{k} = Concat <axis = 0> (s{k}, none) f{k} = Cast <to = 1> (s{k})
+        m{k} = ReduceMax <keepdims = 0> (f{k}) p{k} = MatMul (r{k}, w) d{k} = Div (p{k}, m{k})
+        r{k + 1} = Reshape (d{k}, c{k})"""
+        for k in range(count)
+    ]
+    steps.append(f"y = Identity (r{count}) {SHAPES} = Shape (y)")
+    graph = f"(float[2, 96] r0) => (float[] y, int64[2] {SHAPES}) {{ {' '.join(steps)} }}"
     weights = [models.constant("w", np.eye(96)), models.constant("none", np.zeros(0), np.int64)]
-    outputs = [value("y", None), value(SHAPES, [2], TensorProto.INT64)]
-    return models.save(models.model(nodes, [value("x", [2, 96])], outputs, weights), folder, "chains.onnx")
+    return models.save(models.text(graph, *weights), folder, "chains.onnx")
 
 
 def test_outputs_stay_and_what_only_shapes_read_goes(tmp_path: Path) -> None:
     model = load_model(make_chains(tmp_path, 40))
-    grouped = GroupedModel(model, find_groups(model))
-    values = folded(model, tmp_path / "work")
+    grouped = grouped_of(model)
+    values = folded(grouped, tmp_path / "work")
     rewriter = Rewriter(folded_model(grouped, values), WeightBank.write(model, tmp_path / "weights"))
     assert is_worthwhile(model)
     assert "w" not in values
@@ -226,7 +201,7 @@ def test_outputs_stay_and_what_only_shapes_read_goes(tmp_path: Path) -> None:
     computed = {"MatMul": 40, "Div": 40, "Reshape": 40, "Identity": 1, "Shape": 1}
     assert left == {**computed, "Cast": 40, "ReduceMax": 40}, "a plan may put these in FP16"
     assert "none" not in {tensor.name for tensor in proto.graph.initializer}
-    assert run(path, {"x": np.ones((2, 96), np.float32)})[SHAPES].tolist() == [2, 96]
+    assert run(path, {"r0": np.ones((2, 96), np.float32)})[SHAPES].tolist() == [2, 96]
     assert path.stat().st_size < 100_000, "weights lie in the bank"
 
 
@@ -235,7 +210,7 @@ def test_a_search_folds_once_and_where_it_pays(
     chains: int, fails: bool, kept: int, jobs: int, settings: SearchSettings, tmp_path: Path
 ) -> None:
     path = make_chains(tmp_path, chains)
-    context = make_context(load_model(path), tmp_path, {"x": np.ones((2, 96), np.float32)}, settings=settings)
+    context = make_context(load_model(path), tmp_path, {"r0": np.ones((2, 96), np.float32)}, settings=settings)
     with Toolchain(ONNXRUNTIME, load_target("cpu"), context) as toolchain:
         folds, call = list[FoldJob](), toolchain.worker.call
 
@@ -254,18 +229,6 @@ def test_a_search_folds_once_and_where_it_pays(
 
 
 CPU, CUDA = PROVIDERS["cpu"], PROVIDERS["cuda"]
-
-
-def save_sampling(folder: Path) -> Path:
-    """A convolution, a GridSample at fixed places, and another convolution."""
-    grid = np.random.default_rng(0).uniform(-1, 1, (1, 8, 8, 2)).astype(np.float32)
-    constants = {"w": np.full((4, 4, 3, 3), 0.1, np.float32), "grid": grid}
-    nodes = [
-        helper.make_node("Conv", ["x", "w"], ["a"], "before/Conv", pads=[1] * 4),
-        helper.make_node("GridSample", ["a", "grid"], ["b"], "sample/GridSample"),
-        helper.make_node("Conv", ["b", "w"], ["y"], "after/Conv", pads=[1] * 4),
-    ]
-    return save_graph(folder / "sampling.onnx", nodes, [1, 4, 8, 8], constants, [1, 4, 8, 8])
 
 
 def test_nodes_that_leave_the_provider_in_fp16_alone_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,29 +256,26 @@ def test_many_measurements_on_a_gpu_crash_no_worker(mlp_context: RunContext) -> 
     target = load_target("h200")
     with Toolchain(ONNXRUNTIME, target, mlp_context, "cuda") as toolchain:
         assert not isinstance(toolchain.reference("search"), Failure)
-        plans = [mlp_context.grouped.uniform(precision) for precision in (Precision.FP32, Precision.FP16)]
         pids = set()
-        for number in range(150):
-            result = toolchain.evaluate(plans[number % 2])
+        for precision in [Precision.FP32, Precision.FP16] * 75:
+            result = toolchain.evaluate(mlp_context.grouped.uniform(precision))
             assert not isinstance(result, Failure), result
             pids.add(toolchain.worker.pid)
     assert len(pids) == 1, "the worker died between two jobs"
 
 
 @pytest.mark.gpu
-def test_a_search_on_a_gpu_keeps_grid_sample_in_fp32(tmp_path: Path) -> None:
-    path = save_sampling(tmp_path)
-    samples = np.random.default_rng(1).normal(size=(8, 1, 4, 8, 8)).astype(np.float32)
-    folder = tmp_path / "data"
-    folder.mkdir()
-    for number, sample in enumerate(samples):
-        np.savez(folder / f"{number}.npz", x=sample)
-    front = mptune.search(path, data=folder, engine="onnxruntime", budget=8, latency=QUICK, out=tmp_path / "run")
-    model = load_model(path)
-    group = GroupedModel(model, find_groups(model)).owners["sample/GridSample"]
-    assert front.fp16.plan.precision[group] is Precision.FP32
-    assert front.fp16.plan.fp16_groups
-    assert [finding.where.groups for finding in front.findings if finding.code == "no-fp16-kernel"] == [(group,)]
+def test_grid_sample_leaves_the_cuda_provider_in_fp16(tmp_path: Path) -> None:
+    grid = models.constant("grid", np.random.default_rng(0).uniform(-1, 1, (1, 8, 8, 2)))
+    graph = """(float[1, 4, 8, 8] x) => (float[1, 4, 8, 8] y) {
+        ["before"] a = Conv <pads = [1, 1, 1, 1]> (x, w)
+        ["sample"] b = GridSample (a, grid)
+        ["after"] y = Conv <pads = [1, 1, 1, 1]> (b, w)
+    }"""
+    path = models.save(models.text(graph, grid, models.weight("w", 4, 4, 3, 3)), tmp_path)
+    context = make_context(load_model(path), tmp_path, {"x": np.ones((1, 4, 8, 8), np.float32)})
+    with Toolchain(ONNXRUNTIME, load_target("h200"), context, "cuda") as toolchain:
+        assert toolchain.missing_kernels(Precision.FP16) == (MissingKernel("sample", "GridSample", CUDA, CPU),)
 
 
 def test_operators_that_no_provider_runs_in_bf16_are_named(mlp_context: RunContext) -> None:

@@ -60,37 +60,34 @@ def outputs_of(path: Path | bytes, feeds: dict[str, np.ndarray], preset: Preset 
         return session.run(feeds)
 
 
+def rounded(name: str, zero: str = "zero") -> str:
+    """``name_dq``: a value quantised and dequantised."""
+    return f"{name}_q = QuantizeLinear ({name}, scale, {zero}) {name}_dq = DequantizeLinear ({name}_q, scale, {zero})"
+
+
 def test_layers_may_share_an_int8_weight(tmp_path: Path) -> None:
     """As the heads of a detector do, which its levels share; and their products are exact."""
     rng = np.random.default_rng(0)
     weight, scale = rng.integers(-127, 128, (64, 64)), np.float32(0.05)
     constants = [models.constant("scale", scale), models.constant("w", weight, np.int8)]
-    graph = """(float[4, 64] x) => (float[4, 64] y) <int8 zero = {0}> {
+    graph = f"""(float[4, 64] x) => (float[4, 64] y_dq) <int8 zero = {{0}}> {{
         wf = DequantizeLinear (w, scale, zero)
-        x_q = QuantizeLinear (x, scale, zero)
-        x_dq = DequantizeLinear (x_q, scale, zero)
-        a = MatMul (x_dq, wf)
-        a_q = QuantizeLinear (a, scale, zero)
-        a_dq = DequantizeLinear (a_q, scale, zero)
-        b_q = QuantizeLinear (a_dq, scale, zero)
-        b_dq = DequantizeLinear (b_q, scale, zero)
-        b = MatMul (b_dq, wf)
-        y_q = QuantizeLinear (b, scale, zero)
-        y = DequantizeLinear (y_q, scale, zero)
-    }"""
+        {rounded("x")} a = MatMul (x_dq, wf)
+        {rounded("a")} {rounded("a_dq")} y = MatMul (a_dq_dq, wf) {rounded("y")}
+    }}"""
     x = rng.uniform(-6, 6, (4, 64)).astype(np.float32)
     with closing(OrtSession(models.save(models.text(graph, *constants), tmp_path), SessionOptions())) as session:
         native = (
             session._open_session().get_session_options()
         )  # products saturate on no processor, with VNNI or without
         assert native.get_session_config_entry("session.x64quantprecision") == "1"
-        y = session.run({"x": x})["y"]
+        y = session.run({"x": x})["y_dq"]
 
-    def rounded(values: np.ndarray) -> np.ndarray:
+    def steps(values: np.ndarray) -> np.ndarray:
         return np.clip(np.rint(values / scale), -128, 127)
 
-    first = rounded(rounded(x) @ weight * scale * scale)
-    assert np.array_equal(np.rint(y / scale), rounded(first @ weight * scale * scale))
+    first = steps(steps(x) @ weight * scale * scale)
+    assert np.array_equal(np.rint(y / scale), steps(first @ weight * scale * scale))
 
 
 def test_a_gemm_of_int8_activations_opens_and_is_exact(tmp_path: Path) -> None:
@@ -101,24 +98,17 @@ def test_a_gemm_of_int8_activations_opens_and_is_exact(tmp_path: Path) -> None:
     constants += [models.constant("b", rng.integers(-999, 999, 32), np.int32), models.constant("bs", scales * scale)]
     constants += [models.constant("scale", scale), models.constant("scales", scales)]
     constants += [models.constant("zeros", np.zeros(32), np.int8), models.constant("zeros32", np.zeros(32), np.int32)]
-    graph = """(float[4, 32] x) => (float[4, 32] a_dq, float[4, 32] c_dq) <int8 zero = {0}, uint8 middle = {128}> {
+    graph = f"""(float[4, 32] x, float[4, 32] u) => (float[4, 32] a_dq, float[4, 32] c_dq)
+        <int8 zero = {{0}}, uint8 middle = {{128}}> {{
         wf = DequantizeLinear <axis = 0> (w, scales, zeros)
         vf = DequantizeLinear (v, scale, zero)
         bf = DequantizeLinear <axis = 0> (b, bs, zeros32)
-        x_q = QuantizeLinear (x, scale, zero)
-        x_dq = DequantizeLinear (x_q, scale, zero)
-        a = Gemm <transB = 1> (x_dq, wf, bf)
-        a_q = QuantizeLinear (a, scale, zero)
-        a_dq = DequantizeLinear (a_q, scale, zero)
-        u = QuantizeLinear (x, scale, middle)
-        u_dq = DequantizeLinear (u, scale, middle)
-        c = MatMul (u_dq, vf)
-        c_q = QuantizeLinear (c, scale, middle)
-        c_dq = DequantizeLinear (c_q, scale, middle)
-    }"""
+        {rounded("x")} a = Gemm <transB = 1> (x_dq, wf, bf) {rounded("a")}
+        {rounded("u", "middle")} c = MatMul (u_dq, vf) {rounded("c", "middle")}
+    }}"""
     path, x = models.save(models.text(graph, *constants), tmp_path), rng.uniform(-6, 6, (4, 32)).astype(np.float32)
-    reference = outputs_of(path, {"x": x})
-    for name, plain in outputs_of(path, {"x": x}, "values").items():
+    reference = outputs_of(path, {"x": x, "u": x})
+    for name, plain in outputs_of(path, {"x": x, "u": x}, "values").items():
         apart = np.abs(reference[name] - plain)
         assert apart.max() < 1.01 * scale, name  # one step, where a rounding is a tie
         assert np.count_nonzero(apart > scale / 2) <= 2, name
@@ -151,26 +141,19 @@ def test_the_session_and_the_script_open_fp8_activations_and_keep_their_relu(op_
     given, weights, out = shapes.get(op_type, ([4, 16], [16, 8], [4, 8]))
     zero = helper.make_tensor("zero", TensorProto.FLOAT8E4M3FN, [], [0.0])
     constants = [models.weight("w", *weights), models.constant("scale", 0.05), zero]
-    graph = f"""(float{given} x) => (float{out} y) {{
-        x_q = QuantizeLinear (x, scale, zero)
-        a = DequantizeLinear (x_q, scale, zero)
-        w_q = QuantizeLinear (w, scale, zero)
-        b = DequantizeLinear (w_q, scale, zero)
-        product = {op_type} (a, b)
-        relu = Relu (product)
-        y_q = QuantizeLinear (relu, scale, zero)
-        y = DequantizeLinear (y_q, scale, zero)
+    graph = f"""(float{given} x) => (float{out} y_dq) {{
+        {rounded("x")} {rounded("w")} product = {op_type} (x_dq, w_dq) y = Relu (product) {rounded("y")}
     }}"""
     path = models.save(models.text(graph, *constants, opset=21), tmp_path)
     with pytest.raises(Exception, match=r"float8|QLinearMatMul"):  # where this no longer fails, nothing is to be done
         onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     feeds = {"x": np.random.default_rng(0).standard_normal(given).astype(np.float32)}
-    expected = outputs_of(path, feeds, "values")["y"]
+    expected = outputs_of(path, feeds, "values")["y_dq"]
     assert expected.min() == 0, "a Relu before FP8 is dropped as one before UINT8 is"
     with closing(OrtSession(path, SessionOptions())) as session:
-        assert np.array_equal(session.run(feeds)["y"], expected)
+        assert np.array_equal(session.run(feeds)["y_dq"], expected)
         assert "FP8" in session.warnings[0]
-    assert np.array_equal(by_script(path, tmp_path, feeds)["y"], expected)
+    assert np.array_equal(by_script(path, tmp_path, feeds)["y_dq"], expected)
 
 
 @pytest.mark.parametrize("fp16_norms", [True, False])

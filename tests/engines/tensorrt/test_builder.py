@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import itertools
 import json
+import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +24,6 @@ from mptune.engines.tensorrt.builder import (
     BuildJob,
     BuildObjects,
     BuildOptions,
-    _configure,
     _fill_profile,
     attach_timing_cache,
     build_engine,
@@ -62,9 +62,9 @@ def rows(*counts: int) -> list[dict[str, np.ndarray]]:
     return [{"x": np.zeros((count, 32), np.float32)} for count in counts]
 
 
-def refusal(call: Callable[[], object]) -> EngineError:
+def refusal(path: Path, feeds: Sequence[Mapping[str, np.ndarray]] = (), options: BuildOptions = OPTIONS) -> EngineError:
     with pytest.raises(EngineError) as caught:
-        call()
+        build_engine(load_library("tensorrt-rtx"), path, options, feeds)
     return caught.value
 
 
@@ -83,20 +83,10 @@ def test_typed_models_beside_the_weight_bank_are_built(library: Library, mlp_pat
     assert min(sizes) > 1000
 
 
-def test_an_input_that_is_an_output_is_refused_by_name(library: Library, mlp_path: Path, tmp_path: Path) -> None:
-    proto = onnx.load(mlp_path)
-    proto.graph.output.append(proto.graph.input[0])
-    onnx.save(proto, tmp_path / "m.onnx")
-    error = refusal(lambda: build_engine(library, tmp_path / "m.onnx", OPTIONS, rows(1)))
-    assert error.kind is FailureKind.UNSUPPORTED
-    assert error.message.startswith("TensorRT calls an input '__x', which the model has not")
-
-
 def test_every_capability_that_is_named_is_built_for(library: Library, mlp_path: Path) -> None:
     all_three = BuildOptions("tensorrt-rtx", capabilities=((8, 6), (8, 9), (12, 0)))
     assert build_engine(library, mlp_path, all_three, rows(1))[0].nbytes
-    none = BuildOptions("tensorrt-rtx", capabilities=((9, 0),))
-    failure = refusal(lambda: build_engine(library, mlp_path, none, rows(1)))
+    failure = refusal(mlp_path, rows(1), BuildOptions("tensorrt-rtx", capabilities=((9, 0),)))
     assert failure.kind is FailureKind.UNSUPPORTED
     assert "builds no engines for compute capability 9.0" in failure.message
 
@@ -118,38 +108,41 @@ def test_shapes_come_from_the_user_where_given(library: Library, mlp_path: Path)
         assert caught.value.hint
 
 
+UNSUPPORTED, PARSER = FailureKind.UNSUPPORTED, FailureKind.PARSER
+
+
 @pytest.mark.parametrize(
     ("graph", "kind", "words"),
     [
-        ("(float[2] x) => (float[] y) {{ {}y = NoSuchOp (x) }}", FailureKind.UNSUPPORTED, "{}Plugin not found"),
-        ("(float[2, 2] x) => (float[] y) {{ {}y = Det (x) }}", FailureKind.UNSUPPORTED, "{}TensorRT's parser does not"),
-        (
-            "(float[2] x, float16[2] z) => (float[] y) {{ {}y = Add (x, z) }}",
-            FailureKind.PARSER,
-            "must have same input",
-        ),
+        ("(float[2] x) => (float[] y) {{ {}y = NoSuchOp (x) }}", UNSUPPORTED, "NoSuchOp{}Plugin not found"),
+        ("(float[2, 2] x) => (float[] y) {{ {}y = Det (x) }}", UNSUPPORTED, "Det{}TensorRT's parser does not"),
+        ("(float[2] x, float16[2] z) => (float[] y) {{ {}y = Add (x, z) }}", PARSER, "Add{}.*must have same input"),
         (
             "(float[4, 3] x, int64[2, 3] i, float[2, 3] u) => (float[] y)"
             ' {{ {}y = ScatterElements <reduction = "add"> (x, i, u) }}',
-            FailureKind.UNSUPPORTED,
-            "Unsupported reduction type",
+            UNSUPPORTED,
+            "ScatterElements.*Unsupported reduction type",
+        ),
+        (
+            "(float[2] x) => (float[2] y, float[2] x) {{ y = Neg (x) }}",
+            UNSUPPORTED,
+            "TensorRT calls an input '__x', which the model ",
         ),
     ],
 )
-def test_operators_and_types_and_attributes_that_it_does_not_take(
-    library: Library, graph: str, kind: FailureKind, words: str, tmp_path: Path
+def test_operators_and_types_and_outputs_that_it_does_not_take(
+    graph: str, kind: FailureKind, words: str, tmp_path: Path
 ) -> None:
     path = models.save(models.text(graph.format('["the node"] ')), tmp_path)
-    failure = refusal(lambda: build_engine(library, path, OPTIONS, rows(1)))
+    failure = refusal(path, rows(1))
     assert failure.kind is kind
-    assert words.format(" node 'the node': ") in failure.message
-    assert failure.message.startswith(graph.partition("}y = ")[2].split()[0])
+    assert re.match(words.format(" node 'the node': "), failure.message)
 
 
-def test_a_layer_without_a_kernel_is_no_parser_error(library: Library, tmp_path: Path) -> None:
+def test_a_layer_without_a_kernel_is_no_parser_error() -> None:
     """NonMaxSuppression is parsed, and then nothing in TensorRT-RTX implements it."""
     path = Path(__file__).parents[2] / "graph" / "corpus" / "detector.onnx"
-    failure = refusal(lambda: build_engine(library, path, OPTIONS, [feeds(load_model(path), batch=1)]))
+    failure = refusal(path, [feeds(load_model(path), batch=1)])
     assert failure.kind is FailureKind.NO_TACTIC
     assert "no runners that implement it" in failure.message
 
@@ -161,9 +154,9 @@ def test_files_that_are_not_there(library: Library, tmp_path: Path) -> None:
     onnx.save(models.product(np.ones((4, 4))), path, save_as_external_data=True, location="fp32.bin", size_threshold=0)
     assert build_engine(library, path, OPTIONS, [])[0].nbytes
     path.write_bytes(b"no model")
-    assert "Failed to parse the ONNX model" in refusal(lambda: build_engine(library, path, OPTIONS, [])).message
+    assert "Failed to parse the ONNX model" in refusal(path).message
     shutil.rmtree(folder)
-    vanished = refusal(lambda: build_engine(library, path, OPTIONS, []))
+    vanished = refusal(path)
     assert vanished.kind is FailureKind.PARSER
     assert "Input file cannot be found" in vanished.message
 
@@ -173,10 +166,10 @@ def test_progress_is_told_and_not_too_often(library: Library, mlp_path: Path, mo
     ticks = itertools.count()
     monkeypatch.setattr(builder_module, "monotonic", lambda: float(next(ticks)))
     heard: list[tuple[Progress, bool]] = []
-    build_engine(library, mlp_path, OPTIONS, rows(1), report=lambda one: heard.append((one, gc.isenabled())))
+    build_engine(library, mlp_path, OPTIONS, rows(1), report=lambda step: heard.append((step, gc.isenabled())))
     assert len(heard) > 10
-    assert all(0 < one.done <= one.steps and one.phase for one, _ in heard)
-    assert "Building engine" in {one.phase for one, _ in heard}
+    assert all(0 < step.done <= step.steps and step.phase for step, _ in heard)
+    assert "Building engine" in {step.phase for step, _ in heard}
     assert not any(is_collecting for _, is_collecting in heard)
     assert gc.isenabled()
     monkeypatch.setattr(builder_module, "monotonic", lambda: 0.0)
@@ -209,14 +202,11 @@ def test_values_of_shapes_that_do_not_fit_get_a_clear_error() -> None:
 
     assert fill(32, [4, 9], [2, 12]) == {"size": ((2, 9), (4, 9), (4, 12))}
     assert fill(64, [2**40, 1])
-    large = refusal(lambda: fill(32, [2**40, 1]))
-    assert large.kind is FailureKind.UNSUPPORTED
-    assert f"'size' decides a shape and holds {2**40}" in large.message
-    assert str(2**31 - 1) in large.message
-    for values in ([True, False], [1.5, 2.0]):
-        failure = refusal(lambda values=values: fill(64, values))
-        assert failure.kind is FailureKind.UNSUPPORTED
-        assert "takes whole numbers" in failure.message
+    large = rf"'size' decides a shape and holds {2**40} .* whole numbers there, before 10.11 of at most {2**31 - 1}"
+    for bits, values, words in ((32, [2**40, 1], large), (64, [True, False], "whole"), (64, [1.5, 2], "whole")):
+        with pytest.raises(EngineError, match=words) as caught:
+            fill(bits, values)
+        assert caught.value.kind is FailureKind.UNSUPPORTED
 
 
 def test_what_a_build_made_is_freed_once_the_answer_is_sent(
@@ -280,14 +270,6 @@ def test_which_inputs_are_shapes_is_known_without_tensorrt(
     shapes = {tensor.name for tensor in tensors if tensor.is_shape_tensor}
     objects.close()
     assert set(facts_of(load_model(path)).shape_inputs) == shapes
-
-
-def test_tactics_are_timed_as_trtexec_times_them(library: Library) -> None:
-    """Else the engine of build.sh is not built with the settings of the search."""
-    builder = library.trt.Builder(open_log(library.trt))
-    config = builder.create_builder_config()
-    _configure(library, config, BuildOptions("tensorrt-rtx"))
-    assert config.avg_timing_iterations == 8
 
 
 def attached(trt: Any, path: Path) -> tuple[Any, BuildObjects]:

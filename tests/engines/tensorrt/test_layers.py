@@ -129,23 +129,21 @@ def test_what_tells_no_types_gives_no_layers(text: str) -> None:
 OWNERS = {"a/MatMul": "g0", "a/Add": "g0", "b/Norm": "g1", "c/Conv": "g2", "d/Mul": "g3"}
 
 
-def test_the_layers_of_a_group_add_up() -> None:
-    """Groups that nothing tells apart are left out; one that is mostly alone keeps its share of the rest."""
-    layers = [LayerTime(("a/MatMul",), 2.0), LayerTime(("a/Add",), 0.5), LayerTime(("b/Norm",), 1.0)]
-    assert group_times(layers, OWNERS) == {"g0": 2.5, "g1": 1.0}
-    block = LayerTime(("a/MatMul", "b/Norm", "c/Conv"), 9.0)
-    assert group_times([block], OWNERS) == {}
-    assert group_times([block, LayerTime(("d/Mul",), 1.0)], OWNERS) == {"g3": 1.0}
-    shared = [LayerTime(("a/MatMul", "b/Norm"), 2.0), LayerTime(("a/Add",), 5.0)]
-    assert group_times(shared, OWNERS) == {"g0": 6.0}
-
-
-def test_what_only_goes_along_takes_no_share_but_is_seen() -> None:
-    fused = LayerTime(("a/Add", "b/Norm"), 3.0)
-    assert group_times([fused], OWNERS, minor={"a/Add"}) == {"g0": 0.0, "g1": 3.0}
-    whole = [LayerTime(("a/MatMul",), 40.0), fused]
-    assert group_times(whole, OWNERS, minor={"a/Add"}) == {"g0": 40.0, "g1": 3.0}
-    assert group_times([LayerTime(("a/Add", "d/Mul"), 3.0)], OWNERS, minor={"a/Add", "d/Mul"}) == {"g0": 1.5, "g3": 1.5}
+@pytest.mark.parametrize(
+    ("layers", "minor", "expected"),
+    [
+        ({"a/MatMul": 2.0, "a/Add": 0.5, "b/Norm": 1.0}, "", {"g0": 2.5, "g1": 1.0}),
+        ({"a/MatMul b/Norm c/Conv": 9.0}, "", {}),  # nothing tells them apart
+        ({"a/MatMul b/Norm c/Conv": 9.0, "d/Mul": 1.0}, "", {"g3": 1.0}),
+        ({"a/MatMul b/Norm": 2.0, "a/Add": 5.0}, "", {"g0": 6.0}),  # mostly alone: it keeps its share of the rest
+        ({"a/Add b/Norm": 3.0}, "a/Add", {"g0": 0.0, "g1": 3.0}),  # what only goes along takes no share, but is seen
+        ({"a/MatMul": 40.0, "a/Add b/Norm": 3.0}, "a/Add", {"g0": 40.0, "g1": 3.0}),
+        ({"a/Add d/Mul": 3.0}, "a/Add d/Mul", {"g0": 1.5, "g3": 1.5}),
+    ],
+)
+def test_the_layers_of_a_group_add_up(layers: dict[str, float], minor: str, expected: dict[str, float]) -> None:
+    times = [LayerTime(tuple(nodes.split()), ms) for nodes, ms in layers.items()]
+    assert group_times(times, OWNERS, minor=set(minor.split())) == expected
 
 
 def test_a_profile_becomes_group_times_scaled_as_the_latency_and_a_failed_one_a_warning(

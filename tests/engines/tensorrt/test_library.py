@@ -170,52 +170,16 @@ def logged(*errors: str, warnings: Sequence[str] = ()) -> Any:
     return SimpleNamespace(errors=[*errors], warnings=[*warnings])
 
 
-BUILDS = [
-    (
-        "IBuilder::buildSerializedNetwork: Error Code 7: BuildCanceled (Build canceled by user In next at"
-        " /_src/optimizer/common/scopedProgressReporter.cpp:92)",
-        FailureKind.TIMEOUT,
-        "BuildCanceled: Build canceled by user",
-    ),
-    (
-        "IBuilder::buildSerializedNetwork: Error Code 1: Myelin ([tactic.cpp:1676: enumerate_tactics] Tactic Selection:"
-        " no tactics to implement the operation within workspace limit. Consider increase the allowed workspace size if"
-        " applicable.; [tactic.cpp:264: run] Error during tactic selection. In compileGraph at"
-        " /_src/optimizer/myelin/codeGenerator.cpp:2012)",
-        FailureKind.NO_TACTIC,
-        "Myelin: Tactic Selection: no tactics to implement the operation within workspace limit",
-    ),
-    (
-        "IRuntime::deserializeCudaEngine: Error Code 6: API Usage Error (The engine plan file is generated on an"
-        " incompatible device, expecting compute 8.9 got compute 8.6, please rebuild.)",
-        FailureKind.UNSUPPORTED,
-        "The engine plan file is generated on an incompatible device, expecting compute 8.9 got compute 8.6",
-    ),
-    (
-        "IRuntime::deserializeCudaEngine: Error Code 1: Serialization (Serialization assertion stdVersionRead =="
-        " kSERIALIZATION_VERSION failed.Version tag does not match. Note: Current Version: 237, Serialized Engine"
-        " Version: 239)",
-        FailureKind.ERROR,
-        "Serialization: Version tag does not match. Note: Current Version: 237, Serialized Engine Version: 239",
-    ),
-    (
-        "Error reading CUDA GPU properties: In getCurrentCC at /_src/runtime/dispatch/planHeaders.cpp:130 (cudaError"
-        " 35: CUDA driver version is insufficient for CUDA runtime version) Ensure that the GPU driver is installed.",
-        FailureKind.DRIVER,
-        "Error reading CUDA GPU properties: (cudaError 35: CUDA driver version is insufficient",
-    ),
-]
-
-
-@pytest.mark.parametrize(("text", "kind", "begins"), BUILDS, ids=[text[:40] for text, _, _ in BUILDS])
-def test_kind_and_words_of_a_failed_build(text: str, kind: FailureKind, begins: str) -> None:
-    failure = build_failure(logged(text))
-    assert failure.kind is kind
-    assert failure.message.startswith(begins)
-    assert "/_src/" not in failure.message
-    assert "\n" not in failure.message
-
-
+MYELIN = (
+    "IBuilder::buildSerializedNetwork: Error Code 1: Myelin ([tactic.cpp:1676: enumerate_tactics] Tactic Selection:"
+    " no tactics to implement the operation within workspace limit. Consider increase the allowed workspace size if"
+    " applicable.; [tactic.cpp:264: run] Error during tactic selection. In compileGraph at"
+    " /_src/optimizer/myelin/codeGenerator.cpp:2012)"
+)
+FOREIGN = (
+    "IRuntime::deserializeCudaEngine: Error Code 6: API Usage Error (The engine plan file is generated on an"
+    " incompatible device, expecting compute 8.9 got compute 8.6, please rebuild.)"
+)
 NO_DEVICE = (
     "[checkMacros.cpp::catchCudaError::250] Error Code 1: Cuda Runtime (In catchCudaError at"
     " /_src/common/dispatch/checkMacros.cpp:250 (cudaError 35: CUDA driver version is insufficient))"
@@ -226,30 +190,30 @@ MISSING = (
     " {ForeignNode[(Unnamed Layer* 1247) [Shuffle].../layers.7/Transpose_2 + /layers.7/Reshape_4]}.)"
 )
 NO_MEMORY = "[x.cpp::y::1] Error Code 2: OutOfMemory (Requested size was 8 bytes.)"
-SKIPPED = (
-    "Skipping tactic 3 due to insufficient memory on requested size of 68719476736 detected for tactic"
-    " 0x0000000000000074."
-)
+SKIPPED = "Skipping tactic 0 due to insuffcient memory on requested size of 1179648 detected for tactic 60."
 
 
 @pytest.mark.parametrize(
-    ("errors", "warnings", "kind", "ends"),
+    ("errors", "warnings", "kind", "words"),
     [
-        ([NO_DEVICE, USAGE, NO_DEVICE], [], FailureKind.ERROR, "Network has no outputs"),
-        ([NO_DEVICE], [], FailureKind.DRIVER, ""),
+        ([MYELIN], [], FailureKind.NO_TACTIC, "Myelin: Tactic Selection: no tactics to implement the operation"),
+        ([FOREIGN], [], FailureKind.UNSUPPORTED, "The engine plan file is generated on an incompatible device,"),
+        ([NO_DEVICE, USAGE, NO_DEVICE], [], FailureKind.ERROR, "Network has no outputs$"),
+        ([NO_DEVICE], [], FailureKind.DRIVER, r"Cuda Runtime: \(cudaError 35"),
         ([NO_DEVICE.replace("35", "100")], [], FailureKind.DEVICE_LOST, ""),
         (["10: Could not find any implementation for node a.", NO_MEMORY], [], FailureKind.OUT_OF_MEMORY, ""),
-        ([MISSING], [], FailureKind.NO_TACTIC, "[Shuffle].../layers.7/Transpose_2 + /layers.7/Reshape_4]}."),
-        ([MISSING], [SKIPPED], FailureKind.OUT_OF_MEMORY, "tactics were skipped because of too little memory"),
+        ([MISSING], [], FailureKind.NO_TACTIC, r".*\[Shuffle\].../layers.7/Transpose_2 \+ /layers.7/Reshape_4\]}.$"),
+        ([MISSING], [SKIPPED], FailureKind.OUT_OF_MEMORY, ".*tactics were skipped because of too little memory$"),
     ],
 )
 def test_the_telling_error_is_taken_whatever_stands_around_it(
-    errors: list[str], warnings: list[str], kind: FailureKind, ends: str
+    errors: list[str], warnings: list[str], kind: FailureKind, words: str
 ) -> None:
     """Of tactics that it skips for want of memory TensorRT warns, then it misses an implementation."""
     failure = build_failure(logged(*errors, warnings=warnings))
     assert failure.kind is kind
-    assert failure.message.endswith(ends)
+    assert re.match(words, failure.message)
+    assert "/_src/" not in failure.message
 
 
 def test_a_constructor_that_gives_nothing() -> None:
@@ -297,8 +261,7 @@ def test_a_complaint_about_an_operator_counts_most(complaints: Any, kind: Failur
 
 def test_tactics_skipped_for_memory_are_a_warning_of_the_engine() -> None:
     request = "Tactic Device request: 4106MB Available: 2893MB. Device memory is insufficient to use tactic."
-    older = "Skipping tactic 0 due to insuffcient memory on requested size of 1179648 detected for tactic 60."
-    for warning in (request, older):
+    for warning in (request, SKIPPED):
         (text,) = skipped_tactics(["Detected layernorm nodes.", warning])
         assert "--workspace" in text
     assert skipped_tactics(["Skipping tactic 5 due to x"]) == ()

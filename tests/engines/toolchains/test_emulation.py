@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper
 
 from mptune.data.archive import save_samples
 from mptune.engines.base import EngineError, Failure, FailureKind, Stage
@@ -27,52 +25,39 @@ from mptune.graph.loading.tensors import TensorInfo
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision, PrecisionPlan
 from mptune.processes.child import WorkerState
 from mptune.settings import DataSettings
-from tests.engines.toolchains.test_measuring import prepare
+from tests.engines.engine_support import prepare
 from tests.graph import models
-from tests.graph.models import node, value
 
 FEW = range(4)
 """The samples that errors are emulated on before a plan is built: here all that there are."""
 
 
-def test_errors_are_taken_per_sample_and_files_that_changed_are_read_again(tmp_path: Path) -> None:
+def test_errors_are_taken_per_sample_and_files_that_changed_are_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, samples, reference = prepare(tmp_path, shift=1.0)
-    state, job = WorkerState(), ErrorsJob((model, model), Scoring(samples, reference))
-    one, other = job.run(state)
-    assert one == other
-    assert one.per_output["y"]["max_abs"] == (1.0, 1.0)
+    (tmp_path / "mine.py").write_text("def metric(outputs, reference):\n    return float(outputs['y'].sum())\n")
+    metric = f"{tmp_path / 'mine.py'}:metric"
+    state, job = WorkerState(), ErrorsJob((model, model), Scoring(samples, reference, metric))
+    error, same = job.run(state)
+    assert error == same
+    assert error.per_output["y"]["max_abs"] == (1.0, 1.0)
+    assert error.value(metric) == pytest.approx((7 + 14) / 2), "a user's metric is taken, too"
     (few,) = ErrorsJob((model,), Scoring(samples, reference, part=range(1))).run(WorkerState())
     assert few.per_output["y"]["max_abs"] == (1.0,)
     reference.unlink()
     prepare(tmp_path, shift=2.0)
     assert job.run(state)[0].value("max_abs") == 2.0
-
-
-@pytest.mark.parametrize("part", [None, range(1, 2)])
-def test_the_reference_itself_has_no_error_and_is_not_run(
-    part: range | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, samples, reference = prepare(tmp_path)
-    scoring = Scoring(samples, reference, part=part)
-    expected = ErrorsJob((model,), scoring).run(WorkerState())
-    monkeypatch.delattr(jobs, "open_session")
-    assert ErrorsJob((None,), scoring).run(WorkerState()) == expected
-
-
-def test_a_users_metric_is_taken_too(tmp_path: Path) -> None:
-    model, samples, reference = prepare(tmp_path, shift=1.0)
-    script = tmp_path / "mine.py"
-    script.write_text("def metric(outputs, reference):\n    return float(outputs['y'].sum())\n")
-    metric = f"{script}:metric"
-    (error,) = ErrorsJob((model,), Scoring(samples, reference, metric)).run(WorkerState())
-    assert error.value(metric) == pytest.approx((7 + 14) / 2)
-
-
-def test_outputs_of_another_shape_are_the_plans_failure(tmp_path: Path) -> None:
-    model, samples, reference = prepare(tmp_path)
     save_samples(reference, [{"y": np.zeros((2, 3), np.float32)}] * 2)
     with pytest.raises(EngineError, match=r"shape \(1, 2\) on sample 0, the reference has \(2, 3\)"):
         ErrorsJob((model,), Scoring(samples, reference)).run(WorkerState())
+    prepare(tmp_path)
+    for part in (None, range(1, 2)):  # the reference itself has no error, and is not run
+        scoring = Scoring(samples, reference, part=part)
+        expected = ErrorsJob((model,), scoring).run(WorkerState())
+        with monkeypatch.context() as patch:
+            patch.delattr(jobs, "open_session")
+            assert ErrorsJob((None,), scoring).run(WorkerState()) == expected
 
 
 class Run:
@@ -230,29 +215,28 @@ def test_an_output_whose_rows_the_exporter_did_not_know_has_those_that_were_seen
     assert rows_per_sample(model, 5, {} if seen is None else {"y": (seen, 1)}) == expected
 
 
-def taken(proto: onnx.ModelProto, folder: Path, *shapes: tuple[int, ...]) -> int | None:
-    samples = folder / "samples.npz"
-    save_samples(samples, tuple({"x": np.zeros(shape, np.float32)} for shape in shapes))
-    return run_bytes(load_model(models.save(proto, folder)), samples, "cpu")
+def bytes_of(graph: str, folder: Path, *shapes: tuple[int, ...]) -> int | None:
+    save_samples(folder / "samples.npz", tuple({"x": np.zeros(shape, np.float32)} for shape in shapes))
+    model = load_model(models.save(models.text(graph), folder))
+    return run_bytes(model, folder / "samples.npz", "cpu")
 
 
-def chain(shape: list[int | str]) -> onnx.ModelProto:
-    nodes = [node("Exp", ["x"], "a", "a"), node("Relu", ["a"], "b", "b"), node("Neg", ["b"], "y", "y")]
-    return models.model(nodes, [value("x", shape)], [value("y", None)])
+def test_a_run_takes_what_lives_at_once_on_the_largest_sample(tmp_path: Path) -> None:
+    chain = "(float[{}, 1000] x) => (float[] y) {{ a = Exp (x) b = Relu (a) y = Neg (b) }}"
+    single = bytes_of(chain.format(1), tmp_path, (1, 1000))
+    assert single == 3 * 4 * 3 * 1000, "the input, which the caller keeps, and two values, each in three forms"
+    assert bytes_of(chain.format("batch"), tmp_path, (1, 1000), (5, 1000), (2, 1000)) == 5 * single
 
 
-def test_it_is_what_lives_at_once_on_the_largest_sample(tmp_path: Path) -> None:
-    one = taken(chain([1, 1000]), tmp_path, (1, 1000))
-    assert one == 3 * 4 * 3 * 1000, "the input, which the caller keeps, and two values, each in three forms"
-    assert taken(chain(["batch", 1000]), tmp_path, (1, 1000), (5, 1000), (2, 1000)) == 5 * one
-
-
-def test_it_is_unknown_where_a_size_depends_on_values_or_a_branch_has_values_of_its_own(tmp_path: Path) -> None:
-    selected = [node("NonZero", ["x"], "n", "n"), node("Cast", ["n"], "y", "y", to=TensorProto.FLOAT)]
-    assert taken(models.model(selected, [value("x", [4, 4])], [value("y", None)]), tmp_path, (4, 4)) is None
-    branch = helper.make_graph([node("Exp", ["x"], "e", "e")], "branch", [], [value("e", [4, 4])])
-    choice = node("If", ["which"], "y", "if", then_branch=branch, else_branch=branch)
-    either = models.model(
-        [choice], [value("x", [4, 4])], [value("y", None)], [models.constant("which", True, np.bool_)]
-    )
-    assert taken(either, tmp_path, (4, 4)) is None
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "n = NonZero (x) y = Cast <to = 1> (n)",
+        "y = If (which) <then_branch = a () => (float[4, 4] e) { e = Exp (x) },"
+        " else_branch = b () => (float[4, 4] f) { f = Exp (x) }>",
+    ],
+)
+def test_it_is_unknown_where_a_size_depends_on_values_or_a_branch_has_values_of_its_own(
+    nodes: str, tmp_path: Path
+) -> None:
+    assert bytes_of(f"(float[4, 4] x) => (float[] y) <bool which = {{1}}> {{ {nodes} }}", tmp_path, (4, 4)) is None

@@ -3,14 +3,15 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
 
 from mptune.data.archive import read_sample_shapes, read_samples, save_samples
 from mptune.data.metrics.parts import PARTS_JSON, load_parts
@@ -35,15 +36,18 @@ from mptune.processes.parent import Worker
 from mptune.targets.target import load_target
 from mptune.tuning.baseline import check_reference
 from tests.engines import faults
-from tests.engines.engine_support import run_here, save_graph
+from tests.engines.engine_support import run_here
 from tests.graph import models
 
 
 def take_reference(model: Path, folder: Path, *feeds: np.ndarray | dict[str, np.ndarray]) -> ReferenceReport:
     samples = folder / "samples.npz"
-    named = tuple(feed if isinstance(feed, dict) else {"x": feed} for feed in feeds)
-    save_samples(samples, named)
+    save_samples(samples, tuple(feed if isinstance(feed, dict) else {"x": feed} for feed in feeds))
     return run_here(ReferenceJob(model, samples, folder / "reference.npz", "cpu"))
+
+
+def computing(folder: Path, nodes: str, shape: str = "n, 4") -> Path:
+    return models.save(models.text(f"(float[{shape}] x) => (float[] y) {{ {nodes} }}"), folder)
 
 
 def ramp(*shape: int) -> np.ndarray:
@@ -51,8 +55,7 @@ def ramp(*shape: int) -> np.ndarray:
 
 
 def test_the_reference_is_kept_and_described(tmp_path: Path) -> None:
-    model = save_graph(tmp_path / "m.onnx", [helper.make_node("Relu", ["x"], ["y"])], ["n", 4])
-    report = take_reference(model, tmp_path, ramp(2, 4), 2 * ramp(2, 4))
+    report = take_reference(computing(tmp_path, "y = Relu (x)"), tmp_path, ramp(2, 4), 2 * ramp(2, 4))
     assert report.provider == "CPUExecutionProvider"
     assert report.outputs == {"y": {"size": 16.0, "non_finite": 0.0, "zero_fraction": 0.5, "absmax": 2.0}}
     assert report.repeat_error == 0.0
@@ -61,8 +64,7 @@ def test_the_reference_is_kept_and_described(tmp_path: Path) -> None:
     first, second = read_samples(tmp_path / "reference.npz")
     np.testing.assert_array_equal(first["y"], np.maximum(ramp(2, 4), 0))
     np.testing.assert_array_equal(second["y"], 2 * first["y"])
-    model = save_graph(tmp_path / "log.onnx", [helper.make_node("Log", ["x"], ["y"])], [4])
-    report = take_reference(model, tmp_path, np.array([-1, 0, 1, np.e], np.float32))
+    report = take_reference(computing(tmp_path, "y = Log (x)", "4"), tmp_path, np.array([-1, 0, 1, np.e], np.float32))
     assert (report.outputs["y"]["non_finite"], report.repeat_error) == (2.0, 0.0)
     assert report.outputs["y"]["absmax"] == pytest.approx(1.0)
 
@@ -73,16 +75,18 @@ def test_the_reference_is_kept_and_described(tmp_path: Path) -> None:
         ({"x": [4, 3], "y": [4, 2, 2], "threshold": [1], "scale": []}, {"x": 0, "y": 0}),
         ({"signal": [1, 5, 3], "hidden": [4, 1, 8], "cell": [4, 1, 8]}, None),  # layers and directions of an LSTM
         ({"nodes": [10, 3], "edges": [2, 20]}, None),
+        ({"x": ["batch", 3], "past": [2, "batch", 3]}, {"x": 0, "past": 1}),  # a cache of stacked keys and values
     ],
 )
-def test_fixed_sizes_that_differ_are_no_batch(shapes: dict[str, list[int]], axes: dict[str, int] | None) -> None:
-    samples = [{name: factor * ramp(*shape) for name, shape in shapes.items()} for factor in (1, 2)]
+def test_fixed_sizes_that_differ_are_no_batch(shapes: dict[str, list[Any]], axes: dict[str, int] | None) -> None:
+    sizes = {name: [1 if size == "batch" else size for size in shape] for name, shape in shapes.items()}
+    samples = [{name: factor * ramp(*shape) for name, shape in sizes.items()} for factor in (1, 2)]
     feeds = row_feeds(shapes, samples)
     assert (None if feeds is None else feeds.axes) == axes
 
 
 def test_a_large_model_has_batches_of_two_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, samples = save_graph(tmp_path / "m.onnx", [helper.make_node("Relu", ["x"], ["y"])], ["n", 4]), tmp_path / "s"
+    model, samples = computing(tmp_path, "y = Relu (x)"), tmp_path / "s"
     save_samples(samples, tuple({"x": ramp(1, 4) * k} for k in range(1, 7)))
     sizes, run = list[int](), OrtSession.run
 
@@ -98,7 +102,7 @@ def test_a_large_model_has_batches_of_two_rows(tmp_path: Path, monkeypatch: pyte
 
 
 def test_outputs_do_not_hold_the_memory_of_a_session(tmp_path: Path) -> None:
-    model = save_graph(tmp_path / "m.onnx", [helper.make_node("Relu", ["x"], ["y"])], ["n", 4])
+    model = computing(tmp_path, "y = Relu (x)")
     for gives_back in (False, True):
         outputs = OrtSession(model, SessionOptions()).run({"x": ramp(1, 4)}, gives_back=gives_back)
         assert outputs["y"].flags.owndata
@@ -106,8 +110,8 @@ def test_outputs_do_not_hold_the_memory_of_a_session(tmp_path: Path) -> None:
 
 
 def test_a_batch_that_is_another_number_is_named_with_that_number(tmp_path: Path) -> None:
-    nodes = [helper.make_node("Reshape", ["x", "shape"], ["h"], name="flatten"), helper.make_node("Neg", ["h"], ["y"])]
-    model = save_graph(tmp_path / "m.onnx", nodes, ["n", 3], {"shape": np.array([4, 3], np.int64)})
+    nodes = 'shape = Constant <value_ints = [4, 3]> () ["flatten"] h = Reshape (x, shape) y = Neg (h)'
+    model = computing(tmp_path, nodes, "n, 3")
     (finding,) = check_reference(take_reference(model, tmp_path, ramp(4, 3)))
     assert "fails with a batch of 1 (" in finding.text
     assert finding.cure == "fix it at 4", "the samples run with it"
@@ -115,7 +119,7 @@ def test_a_batch_that_is_another_number_is_named_with_that_number(tmp_path: Path
 
 @pytest.mark.skipif(onnx.IR_VERSION < 14, reason="this onnx writes no version that ONNX Runtime 1.31 does not read")
 def test_an_ir_version_beyond_onnx_runtimes_is_told_with_the_one_that_it_reads(tmp_path: Path) -> None:
-    model = save_graph(tmp_path / "m.onnx", [helper.make_node("Neg", ["x"], ["y"])], ["n", 3])
+    model = computing(tmp_path, "y = Neg (x)", "n, 3")
     proto = onnx.load(model)
     proto.ir_version = onnx.IR_VERSION
     onnx.save(proto, model)
@@ -123,18 +127,6 @@ def test_an_ir_version_beyond_onnx_runtimes_is_told_with_the_one_that_it_reads(t
         take_reference(model, tmp_path, ramp(1, 3))
     hint = did_not_run("it does not run", Failure(Stage.BUILD, caught.value.kind, str(caught.value))).hint
     assert hint.startswith("save it with ir_version = 13")
-
-
-def test_a_cache_of_stacked_keys_and_values_has_its_batch_at_axis_1(tmp_path: Path) -> None:
-    graph = """(float[batch, 3] x, float[2, batch, 3] past) => (float[batch, 3] y, float[2, batch, 3] present) {
-        key = Gather <axis = 0> (past, first)
-        y = Add (x, key)
-        present = Neg (past)
-    }"""
-    model = models.save(models.text(graph, models.constant("first", 0, np.int64)), tmp_path)
-    report = take_reference(model, tmp_path, {"x": ramp(1, 3), "past": ramp(2, 1, 3)})
-    assert not report.rows.failure
-    assert set(report.rows.mixed.values()) == {0.0}
 
 
 @pytest.mark.parametrize(
@@ -154,8 +146,7 @@ def test_value_error(values: list[float], reference: list[float], error: float) 
 
 def test_reference_and_ranges_are_the_same_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(side_by_side, "usable_cores", lambda: 2)
-    nodes = [helper.make_node("Exp", ["x"], ["e"]), helper.make_node("Relu", ["e"], ["y"])]
-    model, samples = save_graph(tmp_path / "m.onnx", nodes, [1, 2]), tmp_path / "samples.npz"
+    model, samples = computing(tmp_path, "e = Exp (x) y = Relu (e)", "1, 2"), tmp_path / "samples.npz"
     feeds = tuple({"x": ramp(1, 2) * k} for k in (3, 100, -1, 2))
     save_samples(samples, feeds)
     loaded = load_model(model)
@@ -189,7 +180,7 @@ def test_a_provider_that_starts_has_no_obstacle(provider: Provider, monkeypatch:
 @pytest.mark.parametrize("count", [8, 7])
 def test_the_parts_of_a_rollout_are_those_of_its_sequences(count: int, tmp_path: Path) -> None:
     """Two sequences of three steps or four: there are fewer outputs than samples."""
-    model = save_graph(tmp_path / "m.onnx", [helper.make_node("Add", ["x", "x"], ["y"])], [1, 4])
+    model = computing(tmp_path, "y = Add (x, x)", "1, 4")
     samples = tmp_path / "samples.npz"
     save_samples(samples, tuple({"x": ramp(1, 4) * k} for k in range(1, count + 1)))
     rollout = Rollout((("y", "x"),), count // 2)
@@ -204,99 +195,83 @@ def _observes_beside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mptune.engines.toolchains.reference.has_room_beside", lambda provider: True)
 
 
-@pytest.fixture
-def jobs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int | None]]:
-    """Jobs in their order with the number of the worker."""
-    called, call = list[tuple[str, int | None]](), Worker.call
+class Calls:
+    """The workers of each job; ``instead`` may take the place of a job, or of its answer."""
 
-    def noted(worker: Worker, job: object, timeout_s: float | None = None) -> object:
-        called.append((type(job).__name__, id(worker)))
-        return call(worker, job, timeout_s)  # type: ignore[arg-type]
+    def __init__(self) -> None:
+        self.workers: dict[type, list[Worker]] = {ReferenceJob: [], ObserveJob: []}
+        self.instead: Callable[[Any], Any] = lambda job: job
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    call, calls = Worker.call, Calls()
+
+    def noted(worker: Worker, job: Any, timeout_s: float | None = None) -> Any:
+        calls.workers[type(job)].append(worker)
+        job = calls.instead(job)
+        return job if isinstance(job, Failure) else call(worker, job, timeout_s)
 
     monkeypatch.setattr(Worker, "call", noted)
-    return called
+    return calls
 
 
-def test_ranges_that_are_observed_beside_are_the_same(
-    mlp_context: RunContext, jobs: list[tuple[str, int | None]]
+@pytest.fixture
+def opened(mlp_context: RunContext) -> Iterator[Callable[[], Toolchain]]:
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(Toolchain(ONNXRUNTIME, load_target("cpu"), mlp_context))
+
+
+def test_ranges_are_the_same_beside_the_reference_and_in_parts(
+    opened: Callable[[], Toolchain], calls: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Toolchain(ONNXRUNTIME, load_target("cpu"), mlp_context) as toolchain:
-        expected = toolchain.observe()
-    with Toolchain(ONNXRUNTIME, load_target("cpu"), mlp_context) as toolchain:
-        jobs.clear()
-        assert not isinstance(toolchain.reference("search"), Failure)
-        assert toolchain.observe() == expected
-        assert toolchain.observe() == expected
-        assert not isinstance(toolchain.reference("held_out"), Failure)
-        assert not isinstance(toolchain.reference("search"), Failure)
-    assert sorted(name for name, _ in jobs) == ["ObserveJob", "ReferenceJob", "ReferenceJob", "ReferenceJob"]
-    assert len({worker for name, worker in jobs if name == "ReferenceJob"}) == 1
-    assert len({worker for _, worker in jobs}) == 2
+    expected = opened().observe()
+    calls.workers[ObserveJob].clear()
+    toolchain = opened()
+    assert not isinstance(toolchain.reference("search"), Failure)
+    assert toolchain.observe() == toolchain.observe() == expected
+    for which in ("held_out", "search"):
+        assert not isinstance(toolchain.reference(which), Failure)
+    (beside,), (first, second, third) = calls.workers[ObserveJob], calls.workers[ReferenceJob]
+    assert beside is not first is second is third
+    monkeypatch.setattr("mptune.graph.writing.variants._MOST_OUTPUTS", 5)
+    calls.workers[ObserveJob].clear()
+    stages: list[str] = []
+    assert opened().observe(stages.append) == expected
+    assert len(calls.workers[ObserveJob]) == len(stages) > 1
+    assert all(stage.startswith("observing the ranges of values: ") for stage in stages)
 
 
 def test_few_samples_are_observed_where_their_values_take_much_memory(
-    mlp_context: RunContext, monkeypatch: pytest.MonkeyPatch
+    opened: Callable[[], Toolchain], mlp_context: RunContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reference, "_OBSERVED_BYTES", 1)
     monkeypatch.setattr(reference, "LEAST_OBSERVED", 3)
-    with Toolchain(ONNXRUNTIME, load_target("cpu"), mlp_context) as toolchain:
-        ranges = toolchain.observe()
+    ranges = opened().observe()
     assert not isinstance(ranges, Failure)
-    assert len(read_sample_shapes(mlp_context.samples("search"))) == 4
     assert {value.samples for value in ranges.values()} == {3}
+    assert len(read_sample_shapes(mlp_context.samples("search"))) == 4
 
 
-def test_a_model_that_is_observed_in_parts_shows_the_same_ranges(
-    mlp_context: RunContext, jobs: list[tuple[str, int | None]], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("hangs", [True, False])
+def test_what_fails_beside_is_tried_again_in_another_process(
+    hangs: bool, opened: Callable[[], Toolchain], mlp_context: RunContext, calls: Calls
 ) -> None:
-    with Toolchain(ONNXRUNTIME, load_target("cpu"), mlp_context) as toolchain:
-        expected = toolchain.observe()
-    assert not isinstance(expected, Failure)
-    monkeypatch.setattr("mptune.graph.writing.variants._MOST_OUTPUTS", 5)
-    jobs.clear()
-    stages: list[str] = []
-    with Toolchain(ONNXRUNTIME, load_target("cpu"), mlp_context) as toolchain:
-        assert toolchain.observe(stages.append) == expected
-    assert len(stages) > 1
-    assert all(stage.startswith("observing the ranges of values: ") for stage in stages)
-    assert [name for name, _ in jobs] == ["ObserveJob"] * len(stages)
+    """Once ranges are asked for; what starves beside the reference is ended by a restart."""
 
-
-def test_a_restart_ends_what_is_observed_beside(mlp_context: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What starves beside it is tried again in a fresh process, alone."""
-    call, first = Worker.call, list[Worker]()
-
-    def crowded(worker: Worker, job: object, timeout_s: float | None = None) -> object:
+    def crowded(job: Any) -> Any:
         if isinstance(job, ReferenceJob):
-            return Failure(Stage.RUN, FailureKind.OUT_OF_MEMORY, "no room")
-        first.append(worker)
-        if len(first) == 1:
-            job = faults.hang(mlp_context.logs_dir / "pids")
-        return call(worker, job, timeout_s)  # type: ignore[arg-type]
+            return Failure(Stage.RUN, FailureKind.OUT_OF_MEMORY, "no room") if hangs else job
+        if len(calls.workers[ObserveJob]) > 1:
+            return job
+        return faults.hang(mlp_context.logs_dir / "pids") if hangs else Failure(Stage.RUN, FailureKind.CRASH, "killed")
 
-    monkeypatch.setattr(Worker, "call", crowded)
-    with Toolchain(ONNXRUNTIME, load_target("cpu"), mlp_context) as toolchain:
-        assert isinstance(toolchain.reference("search"), Failure)
-        while not first:
-            time.sleep(0.01)
+    calls.instead, toolchain = crowded, opened()
+    assert isinstance(toolchain.reference("search"), Failure) is hangs
+    while not calls.workers[ObserveJob]:
+        time.sleep(0.01)
+    if hangs:
         toolchain.restart()
-        assert not isinstance(toolchain.observe(), Failure)
-        assert [worker is toolchain.worker for worker in first] == [False, True]
-
-
-def test_a_failure_beside_is_tried_again_where_ranges_are_asked_for(
-    mlp_context: RunContext, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    call, workers = Worker.call, list[Worker]()
-
-    def failing(worker: Worker, job: object, timeout_s: float | None = None) -> object:
-        if isinstance(job, ReferenceJob):
-            return call(worker, job, timeout_s)
-        workers.append(worker)
-        return call(worker, job, timeout_s) if len(workers) > 1 else Failure(Stage.RUN, FailureKind.CRASH, "killed")  # type: ignore[arg-type]
-
-    monkeypatch.setattr(Worker, "call", failing)
-    with Toolchain(ONNXRUNTIME, load_target("cpu"), mlp_context) as toolchain:
-        assert not isinstance(toolchain.reference("search"), Failure)
-        assert not isinstance(toolchain.observe(), Failure)
-    assert len(set(workers)) == 2
+    assert not isinstance(toolchain.observe(), Failure)
+    first, again = calls.workers[ObserveJob]
+    assert first is not again is toolchain.worker

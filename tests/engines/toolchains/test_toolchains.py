@@ -5,28 +5,41 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from mptune.engines.base import Failure, Measurement, Stage
+from mptune.engines.base import EngineError, Failure, FailureKind, Measurement, Stage
 from mptune.engines.context import RunContext
+from mptune.engines.environment import GpuState
+from mptune.engines.latency import Repetitions
 from mptune.engines.ort.backend import ONNXRUNTIME, OrtBuilder
+from mptune.engines.ort.cuda_session import OrtEngine
+from mptune.engines.ort.session import SessionOptions
+from mptune.engines.samples import Scoring
 from mptune.engines.spread import LEAST_VALUES
+from mptune.engines.tensorrt.backend import TENSORRT
+from mptune.engines.tensorrt.builder import BuildJob
+from mptune.engines.tensorrt.library import LibraryReport
+from mptune.engines.toolchains import measuring as measure
 from mptune.engines.toolchains.choose import open_toolchain
-from mptune.engines.toolchains.measuring import MeasureJob
+from mptune.engines.toolchains.measuring import STATE_AGE_S, MeasureJob, ReopenJob
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.graph.hazards.hazard import TensorRange
 from mptune.graph.loading.model import load_model
-from mptune.graph.plan import PrecisionPlan
-from mptune.settings import SearchSettings
-from mptune.targets.detect import detect_gpus
+from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.processes.child import WorkerState
+from mptune.settings import SearchSettings, TensorRtSettings
+from mptune.targets.detect import Gpu, PowerMode, detect_gpus
 from mptune.targets.roofline import roofline
 from mptune.targets.target import load_target
+from mptune.tuning.evaluation import ORIGIN_FP16, Evaluation
 from tests.device.machines import become
-from tests.engines.engine_support import make_context
+from tests.engines.conftest import QUICK
+from tests.engines.engine_support import install, make_context, prepare
 from tests.engines.evaluator.mptune_evaluator import EVALUATOR
 
 DIGITS = Path(__file__).parents[3] / "benchmarks/models/digits_vit.onnx"
@@ -152,6 +165,8 @@ def test_tf32_is_predicted_and_emulated_and_the_prior_of_latencies_is_the_roofli
         assert not isinstance(ranges, Failure)
         shapes = {name: values.shape for name, values in ranges.items()}
         assert tools.latency_terms() == roofline(grouped, target, shapes)
+    with Toolchain(None, load_target("t4"), mlp_context) as tools:
+        assert tools.evaluate_tf32() is None
     assert not list(mlp_context.weights_dir.glob("*.onnx"))
     with_tf32 = roofline(grouped, target, shapes, tf32=True)
     assert with_tf32.tf32_gain_ms > 0
@@ -205,3 +220,87 @@ def test_only_what_is_timed_leaves_tf32_to_the_environment(
         measured(tools.evaluate(fp16))
     timed = ["off by environment" if convolves else "off"] * 2
     assert jobs == {"ReferenceJob": [], "MeasureJob": timed, "ObserveJob": []}
+
+
+@pytest.mark.parametrize(("is_jetson", "given", "wanted"), [(False, None, None), (True, None, 1859), (True, 64, 64)])
+def test_builds_on_a_jetson_are_alone_and_limited(
+    is_jetson: bool, given: int | None, wanted: int | None, mlp_context: RunContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = Gpu("NVIDIA Jetson Orin Nano", (8, 7), 7.8, "L4T 36.4.3", is_jetson=is_jetson)
+    target = load_target("jetson-orin-nano-8gb")
+    limited = mlp_context.with_settings(tensorrt=TensorRtSettings(workspace_mb=given))
+    install(monkeypatch, tensorrt=LibraryReport("10.3.0"))
+    jobs, failure = list[object](), Failure(Stage.BUILD, FailureKind.DEVICE_LOST, "gone")
+    with Toolchain(TENSORRT, target, limited, gpu=gpu) as tools:
+        monkeypatch.setattr(tools.worker, "call", lambda job, timeout_s: jobs.append(job) or failure)
+        assert tools.evaluate(mlp_context.grouped.uniform(Precision.FP16)) is failure
+    (job,) = jobs
+    assert isinstance(job, BuildJob)
+    assert (job.alone, job.options.settings.workspace_mb) == (is_jetson, wanted)
+
+
+def job_of(folder: Path) -> MeasureJob:
+    """The same model as candidate and baseline."""
+    model, samples, reference = prepare(folder)
+    engine = OrtEngine(model, SessionOptions(preset="timed"))
+    return MeasureJob(engine, engine, Scoring(samples, reference), samples, latency=QUICK)
+
+
+def test_the_baselines_session_stays_open_beside_all_that_are_timed(tmp_path: Path) -> None:
+    state, job = WorkerState(), job_of(tmp_path)
+    result = job.run(state)
+    first, repetitions = result.measurement, result.repetitions
+    ((_, baseline),) = [entry for slot, entry in state._cache.items() if slot == "baseline"]
+    assert repetitions.iterations * repetitions.executions_per_value >= 10
+    assert len(first.latency.raw_ms) == len(first.baseline.raw_ms) == repetitions.iterations
+    assert first.error.value("max_abs") == 0.0
+    expected = np.log(first.latency.median_ms / first.baseline.median_ms)
+    assert first.latency.session.log_ratio == pytest.approx(expected, abs=1e-3)
+    again = replace(job, repetitions=Repetitions(12, 2)).run(state)
+    assert again.repetitions == Repetitions(12, 2)
+    assert len(again.measurement.latency.raw_ms) == 12
+    timings = ReopenJob(replace(job, repetitions=repetitions), 3).run(state)
+    assert {timing.baseline for timing in timings} == {first.latency.session.baseline}
+    assert len({timing.log_ratio for timing in timings}) == 3
+    assert all(timing.sd > 0 for timing in timings)
+    assert state._cache["baseline"][1] is baseline
+    state.close()
+    with pytest.raises(EngineError, match="closed"):
+        baseline.session.run({"x": np.zeros((1, 2), np.float32)})
+    assert job.run(WorkerState()).measurement.latency.session.baseline != timings[0].baseline
+
+
+def test_the_state_of_the_gpus_is_read_again_once_it_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = [(GpuState(0, "H200", sm_clock_mhz=mhz),) for mhz in (900.0, 1900.0)]
+    monkeypatch.setattr(measure, "read_gpus", readings.pop)
+    monkeypatch.setattr(measure, "process_warnings", tuple)
+    state, warnings = WorkerState(), []
+    for now in (0.0, STATE_AGE_S / 2, 2 * STATE_AGE_S, 2.5 * STATE_AGE_S):
+        monkeypatch.setattr(measure.time, "monotonic", lambda now=now: now)
+        warnings.append(measure.gpu_warnings(state))
+    assert warnings[:2] == [(), ()]
+    assert "fell from 1900 to 900 MHz" in warnings[2][0]
+    assert warnings[3] == warnings[2], "also for the plans that are timed until the next reading"
+
+
+@pytest.mark.parametrize(("by_cuda", "sms"), [(4, 4), (None, 8)])
+def test_a_measurement_and_its_evaluation_keep_the_power_mode(
+    by_cuda: int | None, sms: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What CUDA reports counts; the mask of the TPCs stands in for it."""
+    mode = PowerMode("15W", 8, 612.0, 2133.0)
+    monkeypatch.setattr(measure, "read_power_mode", lambda: mode)
+    monkeypatch.setattr(measure.cuda, "multiprocessors", lambda: by_cuda)
+    measurement = replace(job_of(tmp_path), on_gpu=True).run(WorkerState()).measurement
+    assert measurement.power_mode == replace(mode, sm_count=sms)
+    plan = PrecisionPlan("0" * 64, {"g000": Precision.FP16})
+    evaluation = Evaluation.from_measurement(
+        plan, measurement, number=0, origin=ORIGIN_FP16, metric="relative_l2", baseline_ms=None
+    )
+    assert evaluation.to_json()["power_mode"] == {
+        "name": "15W",
+        "sm_count": sms,
+        "gpu_mhz": 612.0,
+        "memory_mhz": 2133.0,
+    }
+    assert job_of(tmp_path).run(WorkerState()).measurement.power_mode is None

@@ -19,6 +19,7 @@ from mptune.reporting.page import PageContent, page_document, recommended, rende
 from mptune.tuning.confirmation import Confirmation
 from mptune.tuning.evaluation import Origin
 from mptune.tuning.explanation import Explanation, GroupWorth, Kept
+from mptune.tuning.front import Front
 from mptune.tuning.result import Progress
 from mptune.tuning.texts import latency_text
 from tests.reporting.conftest import Bench, MakeFront, make_error, make_latency, predicted
@@ -69,19 +70,18 @@ def test_without_a_choice(make_front: MakeFront, bench: Bench) -> None:
     assert [roles for _, roles in recommended(front)] == [["all-FP16"], ["all-FP32"]]
 
 
-def test_numbers_that_are_not_finite_are_texts(make_front: MakeFront, bench: Bench) -> None:
-    front, _ = make_front()
+def test_numbers_that_are_not_finite_are_texts(front: Front, bench: Bench) -> None:
     broken = replace(bench.evaluation(6, 0.9, math.nan), error=make_error(math.nan, non_finite=1.0))
     document = page_document(PageContent(replace(front, points=(), chosen=None, fp16=broken), (broken,), bench.groups))
     json.dumps(document, allow_nan=False)
     assert plans_of(document)[broken.plan.fingerprint]["search"] == "nan"
 
 
-def test_pinned_groups_are_named_whoever_pins_them(make_front: MakeFront, bench: Bench) -> None:
+def test_pinned_groups_are_named_whoever_pins_them(front: Front, bench: Bench) -> None:
     first, second, third = (group.id for group in bench.groups[:3])
     worth = GroupWorth(second, "n", "norm", pinned="the space says so")
     groups = (replace(bench.groups[0], pinned="only FP32 <kernels>"), *bench.groups[1:])
-    explained = replace(make_front()[0], explanation=Explanation(groups=(worth,)))
+    explained = replace(front, explanation=Explanation(groups=(worth,)))
     by_id = {group["id"]: group for group in page_document(PageContent(explained, (), groups))["groups"]}
     assert by_id[first]["pinned"] == "only FP32 <kernels>"
     assert by_id[second]["pinned"] == "the space says so"
@@ -111,10 +111,10 @@ def test_findings_are_sorted_by_what_they_are_about(make_front: MakeFront, bench
     assert set(CODES) >= FP16_CODES >= set(BREAKING_CODES)
 
 
-def test_failures_name_their_log(make_front: MakeFront, bench: Bench, tmp_path: Path) -> None:
+def test_failures_name_their_log(front: Front, bench: Bench, tmp_path: Path) -> None:
     failure = Failure(Stage.BUILD, FailureKind.NO_TACTIC, "no tactic for <Conv>", tmp_path / "0007.log")
     progress = Progress(failures=((bench.plan(2), Origin("seed", "half"), failure),))
-    page = render(PageContent(make_front()[0], (), bench.groups, progress=progress))
+    page = render(PageContent(front, (), bench.groups, progress=progress))
     for text in ("logs/0007.log", "<td>build: no tactic</td>", "<td>half</td>", "no tactic for &lt;Conv&gt;"):
         assert text in page
 
@@ -147,8 +147,7 @@ def test_tf32_stands_beside_the_other_baselines(make_front: MakeFront, bench: Be
     assert "<span>all-FP32 in TF32</span>" in render(content)
 
 
-def test_the_chosen_plan_its_neighbours_and_the_baselines_are_recommended(make_front: MakeFront) -> None:
-    front, _ = make_front()
+def test_the_chosen_plan_its_neighbours_and_the_baselines_are_recommended(front: Front) -> None:
     rows = [(e.latency.median_ms, roles) for e, roles in recommended(front)]
     wanted = [(0.9, ["all-FP16", "faster"]), (1.2, ["chosen"]), (1.7, ["more exact"]), (2.0, ["all-FP32"])]
     assert rows == wanted

@@ -15,6 +15,7 @@ from mptune.engines.environment import Environment
 from mptune.errors import RunError
 from mptune.graph.groups import LayerGroup
 from mptune.reporting.page import PageContent, embedded_json, render, write_report
+from mptune.tuning.front import Front
 from tests.reporting.conftest import Bench, MakeFront
 from tests.reporting.page.reading import data_of
 
@@ -89,9 +90,9 @@ def test_what_comes_from_outside_is_escaped(make_front: MakeFront) -> None:
     assert document["target"] == nasty
 
 
-def test_a_page_that_cannot_be_written(make_front: MakeFront, bench: Bench, run_dir: Path) -> None:
+def test_a_page_that_cannot_be_written(front: Front, bench: Bench, run_dir: Path) -> None:
     with pytest.raises(RunError, match="cannot write"):
-        write_report(PageContent(make_front()[0], (), bench.groups), run_dir / "nowhere" / "report.html")
+        write_report(PageContent(front, (), bench.groups), run_dir / "nowhere" / "report.html")
 
 
 def test_json_that_stands_in_a_script_element() -> None:

@@ -8,17 +8,16 @@ import re
 from pathlib import Path
 from typing import get_args
 
+import numpy as np
 import pytest
 
 from mptune.cli import main
-from mptune.graph.groups import find_groups
-from mptune.graph.loading.model import load_model
-from mptune.reporting.terminal.front import print_explanation, print_front
+from mptune.reporting.terminal.front import print_explanation
 from mptune.reporting.text import explain_kept
 from mptune.tuning.explanation import Explanation, GroupWorth, Kept, Reason, reason_counts, reasons_text
 from mptune.tuning.front import Front
 from tests.conftest import save_mlp
-from tests.fakes import FAST, FakeToolchain, Law
+from tests.fakes import make_toolchain, search
 from tests.reporting.conftest import Bench, MakeFront, printed, readme
 
 
@@ -50,40 +49,34 @@ def front(make_front: MakeFront, bench: Bench) -> Front:
 
 
 @pytest.mark.parametrize("columns", [80, 110, 120])
-def test_the_table_says_why(front: Front, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
-    text = printed(print_front, front, monkeypatch, columns)
+def test_the_table_says_why(front: Front, columns: int) -> None:
+    text = printed(front, columns)
     table = next(part for part in text.split("\n\n") if "speedup" in part).splitlines()
     assert all(len(line) <= columns for line in table)
     assert "FP32 because" in text or columns == 80, "before the intervals"
     assert ("+-0.5%" in text) == (columns >= 120), "the reasons take the place of the intervals"
     assert "\nkept in FP32: " in text
-    assert "<g0" in printed(print_explanation, front, monkeypatch, columns)
-
-
-def test_readme_says_why(front: Front) -> None:
+    assert "<g0" in printed(front, columns, show=print_explanation)
     assert front.chosen is not None
-    text = readme(front)
     for group in front.explanation.fp32_groups(front.chosen.plan.fingerprint):
-        assert group.worth.name in text
-        assert group.because in text
+        assert group.worth.name in readme(front)
+        assert group.because in readme(front)
 
 
-def test_the_baseline_needs_no_reason(make_front: MakeFront, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_baseline_needs_no_reason(make_front: MakeFront, bench: Bench) -> None:
     plain, _ = make_front()
-    assert "holds nothing to explain" in printed(print_explanation, plain, monkeypatch)
+    assert "holds nothing to explain" in printed(plain, show=print_explanation)
     assert "not known" in readme(plain)
     front, _ = make_front(explanation=explained(plain, bench), chosen=plain.fp32)
-    text = printed(print_front, front, monkeypatch, 120)
+    text = printed(front, 120)
     row = next(line for line in text.splitlines() if front.fp32.plan.fingerprint in line)
     assert "error" not in row
     assert "kept in FP32" not in text
 
 
 @pytest.mark.parametrize("columns", [100, 140])
-def test_the_groups_fit_and_are_complete(
-    front: Front, bench: Bench, monkeypatch: pytest.MonkeyPatch, columns: int
-) -> None:
-    text = printed(print_explanation, front, monkeypatch, columns)
+def test_the_groups_fit_and_are_complete(front: Front, bench: Bench, columns: int) -> None:
+    text = printed(front, columns, show=print_explanation)
     table = text.split("\n\n")[2].splitlines()
     assert all(len(line) <= columns for line in table)
     assert len(table) == 2 + len(bench.groups)
@@ -106,9 +99,8 @@ def test_reasons_are_counted_in_the_order_of_the_groups() -> None:
     assert reason_counts(kept) == "1 not-tried, 2 error, 1 casts, 1 overflow, 1 spacing"
     assert reason_counts(kept, most=1) == "1 not-tried, 5 more"
     assert reason_counts([]) == reasons_text([]) == ""
-    assert (
-        reasons_text(kept) == "1 not tried, 2 for their error, 1 for the cost of Casts, 1 for overflow, 1 for spacing"
-    )
+    wanted = "1 not tried, 2 for their error, 1 for the cost of Casts, 1 for overflow, 1 for spacing"
+    assert reasons_text(kept) == wanted
     assert [re.sub(" a/.*?>\\[b]: ", " ", explain_kept(group)) for group in kept] == [
         "g0 not-tried: by 'op:Add' of my.toml",
         "g1 error: 1.0e-03 alone, would save 0.25 ms",
@@ -119,16 +111,12 @@ def test_reasons_are_counted_in_the_order_of_the_groups() -> None:
     ]
 
 
-def test_a_run_is_explained_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_is_explained_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     """Only the run directory is there, under another name: no model, no data."""
-    import mptune
-
     monkeypatch.chdir(tmp_path)
     save_mlp(tmp_path / "model.onnx")
-    toolchain = FakeToolchain(Law([g.id for g in find_groups(load_model("model.onnx"))], boundary_ms=0.2))
-    front = mptune.search("model.onnx", open_toolchain=toolchain.open, budget=20, target="cpu", latency=FAST)
+    np.savez("data.npz", x=np.random.default_rng(0).normal(size=(8, 32)).astype(np.float32))
+    front = search(make_toolchain(), budget=20)
     (tmp_path / "model.onnx").unlink()
     (tmp_path / "model.mptune").rename(tmp_path / "copy")
     assert main(["report", "copy", "--explain", "--json"]) == 0

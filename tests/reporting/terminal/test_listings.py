@@ -12,15 +12,12 @@ import pytest
 from mptune.cli import main
 from mptune.reporting.terminal.listings import print_target
 from mptune.targets.target import FIGURES, Target, list_targets
-from tests.reporting.conftest import Terminal
+from tests.reporting.conftest import Terminal, printed
 
 
 @pytest.mark.parametrize("target", list_targets(), ids=lambda target: target.name)
-def test_every_figure_with_its_source(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    stream = io.StringIO()
-    print_target(target, stream)
-    text = stream.getvalue()
+def test_every_figure_with_its_source(target: Target) -> None:
+    text = printed(target, 200, print_target)
     for figure in FIGURES:
         assert (target.sources.get(figure, "") or "figure") in text
     assert target.note in text

@@ -7,12 +7,18 @@ import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
+from statistics import median
+from types import FrameType
+from typing import Any
 
+import numpy as np
+import optuna
 import pytest
 from sqlalchemy import text
 
 from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.errors import RunError
+from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings
 from mptune.tuning.bench import Stop
 from mptune.tuning.evaluation import ORIGIN_FP32, ORIGIN_SAMPLER, Origin
@@ -195,3 +201,31 @@ def test_hosts_that_begin_at_the_same_time_never_mix(open_record: OpenRecord, tm
 def test_a_resumed_sampler_does_not_repeat_itself(open_record: OpenRecord) -> None:
     space = make_small_space(10)
     assert len({open_record(space, sampler=None).ask().plan for _ in range(6)}) == 6
+
+
+EARLY, LATE, AROUND = 20, 70, 10
+
+
+def test_the_work_and_the_lines_of_a_plan_do_not_grow(open_record: OpenRecord, tmp_path: Path) -> None:
+    """With the plans before it."""
+    record = open_record(make_small_space(40))
+    record._study.sampler = optuna.samplers.RandomSampler(seed=1)
+    calls, lines = [0], []  # of Python functions between one evaluation and the next; of the journal
+
+    def count(frame: FrameType, event: str, argument: Any) -> None:
+        calls[-1] += event == "call"
+
+    def begin_next(plan: PrecisionPlan) -> None:
+        sys.setprofile(None)
+        lines.append((tmp_path / "study.journal").read_bytes().count(b"\n"))
+        calls.append(0)
+        if any(at - AROUND <= len(lines) < at for at in (EARLY, LATE)):
+            sys.setprofile(count)
+
+    try:
+        tune(record, budget=LATE, before=begin_next)
+    finally:
+        sys.setprofile(None)
+    early, late = (median(calls[at - AROUND : at]) for at in (EARLY, LATE))
+    assert 0 < late < 1.2 * early
+    assert len(set(np.diff(lines)[EARLY:])) == 1

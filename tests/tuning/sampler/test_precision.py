@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import optuna
@@ -18,32 +17,28 @@ from mptune.errors import SettingsError
 from mptune.settings import SearchSettings
 from mptune.tuning.bench import Stop
 from mptune.tuning.dominance import dominated_area, exactness, gains
-from mptune.tuning.sampler.plans import Boundary
 from mptune.tuning.sampler.precision import SAMPLERS, PrecisionSampler, make_sampler
 from mptune.tuning.sampler.trials import EHVI_ATTR, Prior, read_plans, set_outcome
 from mptune.tuning.tuner import PATIENCE
+from tests.tuning import additive
+from tests.tuning.additive import BASE, COSTS, GAINS, GROUPS, IDS, SQUARES
 from tests.tuning.conftest import OpenRecord, make_small_space
 from tests.tuning.factory import make_toolchain, propose_with, tune
 
-GROUPS = [f"g{i:03d}" for i in range(24)]
-SPACE = dict.fromkeys(GROUPS, CategoricalDistribution(("fp32", "fp16")))
-GAIN, CAST = 1.0, 0.8
-ERRORS = {g: 10.0 ** (-1 - (7 * i % 24) / 6) for i, g in enumerate(GROUPS)}
+SPACE = dict.fromkeys(IDS, CategoricalDistribution(("fp32", "fp16")))
+PRIOR = additive.prior(log_square_errors=tuple(SQUARES), gains_ms=tuple(GAINS), boundary_costs_ms=tuple(COSTS))
 
 
-def law(params: dict[str, str]) -> tuple[float, float]:
-    """Gains of FP16 groups less the boundaries between neighbours, each ``CAST``, and errors that add in squares."""
-    fp16 = [params[g] == "fp16" for g in GROUPS]
-    boundaries = sum(a != b for a, b in pairwise(fp16))
-    error = sum(ERRORS[g] ** 2 for g, half in zip(GROUPS, fp16, strict=True) if half) ** 0.5
-    return len(GROUPS) - GAIN * sum(fp16) + CAST * boundaries, error
+def law(params: Mapping[str, str]) -> tuple[float, float]:
+    latency, error = additive.law(np.array([[params[group] == "fp16" for group in IDS]]))
+    return float(latency[0]), float(error[0])
 
 
 def searched(sampler: BaseSampler, trials: int) -> optuna.Study:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(directions=["minimize", "minimize"], sampler=sampler)
     for precision in ("fp32", "fp16"):
-        study.enqueue_trial(dict.fromkeys(GROUPS, precision))
+        study.enqueue_trial(dict.fromkeys(IDS, precision))
     for _ in range(trials):
         trial = study.ask(SPACE)
         values = law(trial.params)
@@ -52,21 +47,12 @@ def searched(sampler: BaseSampler, trials: int) -> optuna.Study:
     return study
 
 
-PRIOR = Prior(
-    groups=tuple(GROUPS),
-    log_square_errors=tuple(math.log(ERRORS[g] ** 2) for g in GROUPS),
-    gains_ms=(GAIN,) * len(GROUPS),
-    boundaries=tuple(Boundary(i, (i + 1,)) for i in range(len(GROUPS) - 1)),
-    boundary_costs_ms=(CAST,) * (len(GROUPS) - 1),
-)
-
-
 def test_it_finds_more_than_tpe_and_expects_less_and_less() -> None:
     mine, figures = searched(PrecisionSampler(PRIOR, seed=0), trials=40), []
     for study in (mine, searched(make_sampler("tpe", 0), trials=40)):
         latency, error = np.array([t.values for t in study.best_trials]).T
-        points_faster_than_fp32 = len({*latency[latency < len(GROUPS)]})
-        figures.append((dominated_area(gains(latency, len(GROUPS)), exactness(error)), points_faster_than_fp32))
+        points_faster_than_fp32 = len({*latency[latency < BASE]})
+        figures.append((dominated_area(gains(latency, BASE), exactness(error)), points_faster_than_fp32))
     assert (np.array(figures[0]) > figures[1]).all()
     expected = [t.user_attrs[EHVI_ATTR] for t in mine.trials[2:]]
     assert len(expected) == 38
@@ -79,11 +65,11 @@ def test_before_the_baseline_it_proposes_at_random_and_then_learns() -> None:
     study = optuna.create_study(directions=["minimize", "minimize"], sampler=PrecisionSampler(PRIOR, seed=0))
     trial = study.ask(SPACE)
     assert EHVI_ATTR not in trial.user_attrs
-    assert set(trial.params) == set(GROUPS)
+    assert set(trial.params) == set(IDS)
     study.tell(trial, law(trial.params))
-    study.enqueue_trial(dict.fromkeys(GROUPS, "fp32"))
-    study.tell(study.ask(SPACE), law(dict.fromkeys(GROUPS, "fp32")))
-    assert read_plans(study.trials, PRIOR.columns).base_ms == len(GROUPS)
+    study.enqueue_trial(dict.fromkeys(IDS, "fp32"))
+    study.tell(study.ask(SPACE), law(dict.fromkeys(IDS, "fp32")))
+    assert read_plans(study.trials, PRIOR.columns).base_ms == BASE
     number = study.ask(SPACE).number
     assert EHVI_ATTR in study.trials[number].user_attrs
 
@@ -97,7 +83,7 @@ class Emulation:
 
     def __call__(self, plans: Sequence[Mapping[str, str]]) -> list[float]:
         self.asked += [dict(plan) for plan in plans]
-        return [math.inf if plan.get(self.overflows) == "fp16" else law(dict(plan))[1] for plan in plans]
+        return [math.inf if plan.get(self.overflows) == "fp16" else law(plan)[1] for plan in plans]
 
 
 def test_a_proposal_computes_in_one_thread() -> None:
@@ -121,7 +107,7 @@ def test_a_proposal_computes_in_one_thread() -> None:
 
 
 def test_what_was_emulated_is_taken_up_by_a_resumed_study() -> None:
-    off = np.random.default_rng(3).normal(0.0, 5.0, len(GROUPS))
+    off = np.random.default_rng(3).normal(0.0, 5.0, GROUPS)
     wrong = replace(PRIOR, log_square_errors=tuple(np.array(PRIOR.log_square_errors) + off))
     whole, resumed = (searched(PrecisionSampler(wrong, seed=3, emulate=Emulation()), trials=n) for n in (12, 7))
     emulation = Emulation()
@@ -134,9 +120,9 @@ def test_what_was_emulated_is_taken_up_by_a_resumed_study() -> None:
 
 
 def test_a_plan_that_overflows_in_emulation_is_not_proposed() -> None:
-    study = searched(PrecisionSampler(PRIOR, seed=0, emulate=Emulation("g005")), trials=25)
+    study = searched(PrecisionSampler(PRIOR, seed=0, emulate=Emulation("g5")), trials=25)
     assert np.isinf(read_plans(study.trials, PRIOR.columns).emulations[1]).any()
-    assert not any(trial.params["g005"] == "fp16" for trial in study.trials[2:])
+    assert not any(trial.params["g5"] == "fp16" for trial in study.trials[2:])
 
 
 def test_nothing_more_to_gain_stops_the_search_and_stays_stopped(open_record: OpenRecord) -> None:

@@ -11,16 +11,9 @@ import pytest
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import TrialState, create_trial
 
+from mptune.tuning.sampler import trials
 from mptune.tuning.sampler.plans import Columns
-from mptune.tuning.sampler.trials import (
-    EMULATED_ATTR,
-    OUTCOME_ATTR,
-    PLAN_ATTR,
-    BuiltPlans,
-    constraints_of,
-    read_plans,
-    set_outcome,
-)
+from mptune.tuning.sampler.trials import EMULATED_ATTR, OUTCOME_ATTR, PLAN_ATTR, read_plans, set_outcome
 
 GROUPS = ("a", "b")
 CHOICES = dict.fromkeys(GROUPS, CategoricalDistribution(("fp32", "fp16")))
@@ -35,8 +28,8 @@ def make_trial(
     return create_trial(params=params, distributions=CHOICES, values=values, state=state, user_attrs=attrs)
 
 
-def read(*trials: optuna.trial.FrozenTrial, **options: Any) -> BuiltPlans:
-    return read_plans(trials, Columns.fp16(GROUPS), **options)
+def read(*done: optuna.trial.FrozenTrial, **options: Any) -> trials.BuiltPlans:
+    return read_plans(done, Columns.fp16(GROUPS), **options)
 
 
 def timed(ms: float, sd_ms: float) -> dict[str, object]:
@@ -97,6 +90,6 @@ def test_feasible_or_not() -> None:
     study = optuna.create_study(directions=["minimize", "minimize"])
     for values, violation in (([1.0, 0.0], 0.0), (None, 1.0)):
         set_outcome(study.ask(), {"values": values})
-        assert constraints_of(study.trials[-1]) == (violation,)
+        assert trials.constraints_of(study.trials[-1]) == (violation,)
     study.ask()
-    assert constraints_of(study.trials[-1]) == (0.0,)
+    assert trials.constraints_of(study.trials[-1]) == (0.0,)

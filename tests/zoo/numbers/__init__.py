@@ -19,17 +19,11 @@ Data = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Show:
-    """A model with its data.
-
-    Attributes:
-        proto: the model.
-        data: input -> samples along the first axis.
-        nodes: those that the finding names; empty where it names none, or for a sound twin.
-    """
+    """A model with its data."""
 
     proto: onnx.ModelProto
-    data: Data
-    nodes: tuple[str, ...] = ()
+    data: Data  # input -> samples along the first axis
+    nodes: tuple[str, ...] = ()  # those that the finding names; empty where it names none, or for a sound twin
 
 
 def weights(name: str, *shape: int, seed: int = SEED) -> onnx.TensorProto:
@@ -44,11 +38,8 @@ def images(top: float = 1.0, samples: int = 8, size: int = 64, seed: int = SEED)
     """Smooth pictures of three channels between 0 and ``top``."""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[0:size, 0:size] / size
-    found = []
-    for _ in range(samples):
-        waves = [np.sin(rng.uniform(2, 9) * x + rng.uniform(2, 9) * y + rng.uniform(0, 6)) for _ in range(3)]
-        found.append(np.stack(waves) * 0.45 + 0.5)
-    return (np.stack(found) * top).astype(np.float32)
+    waves = [np.sin(rng.uniform(2, 9) * x + rng.uniform(2, 9) * y + rng.uniform(0, 6)) for _ in range(3 * samples)]
+    return (top * (0.5 + 0.45 * np.reshape(waves, (samples, 3, size, size)))).astype(np.float32)
 
 
 def _overflow(scale: float) -> Show:
