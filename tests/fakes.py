@@ -150,6 +150,7 @@ class FakeToolchain:
     tf32_calls: int = 0
     calls: list[tuple[str, SampleSet, int]] = field(default_factory=list)  # evaluations: plan, samples, restarts
     reopened: list[str] = field(default_factory=list)
+    ahead: list[str] = field(default_factory=list)
     emulated: list[str] = field(default_factory=list)
     profiled: list[str] = field(default_factory=list)
 
@@ -213,7 +214,7 @@ class FakeToolchain:
         self.opened += 1
 
     def start_ahead(self, *, tf32: bool = False) -> None:
-        """Nothing is started."""
+        self.ahead.append("tf32" if tf32 else "main")
 
     def restart(self) -> None:
         self.restarts += 1

@@ -322,6 +322,7 @@ def ending_first(monkeypatch: pytest.MonkeyPatch, module: ModuleType, end: Calla
     return ended
 
 
+@pytest.mark.usefixtures("spends_budget")
 def test_pick_keeps_what_a_search_wrote_while_it_waited(searched: Front, monkeypatch: pytest.MonkeyPatch) -> None:
     ended = ending_first(monkeypatch, reading, lambda: search(make_toolchain(), budget=15, max_error=1e-3))
     assert mptune.pick("model.mptune", knee=True).evaluations == 15

@@ -155,8 +155,7 @@ def test_the_pages_and_benchmarks_name_each_other() -> None:
 
 def words_of(page: str) -> int:
     """How many words a page has without its code blocks and tables."""
-    prose = re.sub(r"^```.*?^```|^ *\|.*?$", "", read(page), flags=re.MULTILINE | re.DOTALL)
-    return len(prose.split())
+    return len(re.sub(r"^ *\|.*?$", "", prose_of(read(page)), flags=re.MULTILINE).split())
 
 
 def test_the_pages_are_short() -> None:

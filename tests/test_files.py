@@ -102,6 +102,16 @@ def partial_of(path: Path) -> list[Path]:
     return list(path.parent.glob("*.partial"))
 
 
+def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    real_sync, real_replace = os.fsync, Path.replace
+    monkeypatch.setattr(os, "fsync", lambda number: events.append("sync") or real_sync(number))
+    monkeypatch.setattr(Path, "replace", lambda self, to: events.append("name") or real_replace(self, to))
+    with whole_file(tmp_path / "a") as partial:
+        partial.write_bytes(b"x")
+    assert events[:2] == ["sync", "name"]
+
+
 def test_what_a_killed_process_left_is_deleted_and_a_living_ones_is_not(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b" / "w[1].bin"
     write_bytes(path, [])  # makes the folders

@@ -34,31 +34,20 @@ from tests.zoo.detector import LAYOUTS, detector, images
 
 pytestmark = pytest.mark.usefixtures("opened_here")
 
-RUNS = ("digits", "detector", "measured")
-
 
 @dataclass
 class View:
-    """What a view says of a run; ``reasons`` may be the first of a longer list.
+    """What a view says of a run."""
 
-    Attributes:
-        chosen: id of the plan.
-        beside: role -> id and what the plan gives instead.
-        reasons: of the chosen plan's FP32 groups, a line each; in front.json without name and figures.
-        counts: the same by reason.
-        breaks: what breaks in FP16, code by code.
-        labels: of the page's picture.
-    """
-
-    chosen: str
-    beside: dict[str, str]
-    reasons: list[str] | None = None
-    counts: str | None = None
-    breaks: list[str] | None = None
-    labels: set[str] | None = None
+    chosen: str  # id of the plan
+    beside: dict[str, str]  # role -> id and what the plan gives instead
+    reasons: list[str] | None = None  # of its FP32 groups, perhaps the first of them; in front.json without figures
+    counts: str | None = None  # the same by reason
+    breaks: list[str] | None = None  # what breaks in FP16, code by code
+    labels: set[str] | None = None  # of the page's picture
 
 
-@pytest.fixture(scope="module", params=RUNS)
+@pytest.fixture(scope="module", params=("digits", "detector", "measured"))
 def run_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     if request.param == "digits":
         folder: Path = request.getfixturevalue("digits_run")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 from mptune.api import arguments, reading
-from mptune.data.metrics.table import is_own
+from mptune.data.metrics.table import METRICS
 from mptune.data.scripts import end_scripts
 from mptune.errors import RunError, SettingsError
 from mptune.files import PathLike, full_disk_as_error, refuse
@@ -209,7 +209,7 @@ def export(
         with contextlib.closing(read_record(directory, file, storage)) as record:
             front_of(directory, file, record)  # a run without a baseline has nothing to confirm
         copies.pack(directory, file, target, storage)
-    if warn is not None and is_own(file.search.metric):
+    if warn is not None and file.search.metric not in METRICS:
         name = file.search.metric
         warn(f"the metric {name} is a Python function or script of yours and not packed: bring it to the device, too")
     return target

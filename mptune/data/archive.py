@@ -77,12 +77,9 @@ def save_samples(path: Path, samples: Sequence[Mapping[str, np.ndarray]]) -> Non
 
 def read_samples(path: Path, first: int | None = None) -> tuple[dict[str, np.ndarray], ...]:
     """Read what ``save_samples`` wrote: all samples, or at most the ``first`` ones."""
-    shapes = read_sample_shapes(path)
+    samples = enumerate(read_sample_shapes(path)[:first])
     with _opened(path) as content:
-        return tuple(
-            {name: content[f"{number}_{k}"] for k, name in enumerate(sample)}
-            for number, sample in enumerate(shapes[:first])
-        )
+        return tuple({name: content[f"{number}_{k}"] for k, name in enumerate(sample)} for number, sample in samples)
 
 
 def read_sample_shapes(path: Path) -> tuple[dict[str, tuple[int, ...]], ...]:

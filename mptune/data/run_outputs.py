@@ -289,8 +289,7 @@ def collect_check(
     inputs, references = inputs[: count * steps], references[:count]
     compared = [name for name in references[0] if name not in ignored] if inputs else []
     # Value by value: no sets of rows, and numbers on every sample.
-    by_name = {name: error.per_output.get(name, {}) for name in compared}
-    names = [name for name, by in by_name.items() if "relative_l2" in by and UNMATCHED not in by]
+    names = [n for n in compared if "relative_l2" in (by := error.per_output.get(n, {})) and UNMATCHED not in by]
     if not names:
         return None
     parts, first = load_parts(parts_path(reference)) or {}, error.of_first(count)

@@ -129,7 +129,7 @@ class Scoring:
                     changed.setdefault(name, DependentOutput(name, axes[0], (name,)))
         row_sets = (*row_sets, *find_row_sets(tuple(changed.values()), references))
 
-        any_shape = all(table.is_own(each.name) or each.name == "map" for each in metrics)
+        any_shape = all(each.name not in table.METRICS or each.name == "map" for each in metrics)
         rows = {} if functions else {output.name: output for each in row_sets for output in each.outputs}
         for number, (got, expected) in enumerate(zip(outputs, wanted, strict=True)):
             for name, array in expected.items():

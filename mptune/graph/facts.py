@@ -13,7 +13,7 @@ Notions that stand beside each other, since they answer different questions:
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -138,12 +138,7 @@ class Facts:
         indices = set(nodes)
         for index in nodes:
             node = self.model.nodes[index]
-            stack = list(node.outputs)
-            while stack:
-                for reader in self.model.consumers.get(stack.pop(), ()):
-                    if reader in self.alias_nodes and reader not in indices:
-                        indices.add(reader)
-                        stack += self.model.nodes[reader].outputs
+            indices.update(self.model.producer[name] for out in node.outputs for name in self._names(out)[1:])
             for at in node.inputs:
                 while (maker := self.model.producer.get(at, -1)) in self.alias_nodes and maker not in indices:
                     if self.is_output(at) or not all(r.index in nodes for r in self.readers(at)):
@@ -160,8 +155,7 @@ class Facts:
 
     def is_scalar(self, tensor: str) -> bool:
         """Whether a value is static and a single number."""
-        shape = fixed_shape(self.model.info(self.root(tensor)).shape)
-        return self.is_static(tensor) and shape is not None and math.prod(shape) == 1
+        return self.is_static(tensor) and self.is_single(self.root(tensor))
 
     def is_single(self, tensor: str) -> bool:
         """Whether a value is a single number per model run, static or computed from shapes: a scale, not a mask."""
@@ -466,6 +460,20 @@ def origin(model: Model, tensor: str, passed: Collection[str]) -> tuple[str, Nod
         if node is None or node.op_type not in passed or not node.inputs:
             return tensor, node
         tensor = node.inputs[0]
+
+
+_MOST_VALUES = 256
+
+
+def walk(start: Iterable[str], onward: Callable[[str], Iterable[str]]) -> Iterator[str]:
+    """Values from the first ones on, each once, as far as ``onward`` leads, and not without end."""
+    stack, done = list(start), set[str]()
+    while stack and len(done) < _MOST_VALUES:
+        value = stack.pop()
+        if value not in done:
+            done.add(value)
+            yield value
+            stack += onward(value)
 
 
 def is_dequantised(model: Model, tensor: str) -> bool:

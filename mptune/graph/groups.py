@@ -173,7 +173,7 @@ def plan_of_nodes(model: Model, wanted: Mapping[str, Precision], source: str = "
         asked = without_views if {*without_views} - {None} else [explicit.get(name) for name in group.nodes]
         stated = {precision for precision in asked if precision is not None}
         reduced = [precision.name for precision in asked if precision not in (None, Precision.FP32)]
-        is_layer = asked is without_views and group.kind in ("conv", "matmul")
+        is_layer = asked is without_views and group.kind in _LAYERS
         precisions[group.id] = Precision.FP32
         if group.kind == QUANTISED and reduced:
             asks = f"{group.name} stays in FP32 although the plan asks for"
@@ -217,11 +217,10 @@ def _with_nodes(model: Model, group: LayerGroup, nodes: Sequence[Node]) -> Layer
 # -- the partition ------------------------------------------------------------------------------------------------
 
 _KEEPS_MASKS_OUT = frozenset({"attention", "softmax"})
-_KEEPS_SCALINGS_OUT = frozenset({"conv", "matmul"})
 _SCALES_OR_MASKS = ARITHMETIC | BOUNDS | {"Where", "Pow", "Neg"}
 
-_FOLDS_INTO = frozenset({"conv", "matmul"})
-"""A BatchNormalization right after one of these is folded into it by every runtime."""
+_LAYERS = frozenset({"conv", "matmul"})
+"""A BatchNormalization right after one of these is folded into it by every runtime; the scaling of its input is not."""
 
 
 class _Partition:
@@ -266,7 +265,7 @@ class _Partition:
             read = [leader[p] for p in self._producers(node) if p in leader]
             producers = [p for p in read if kind.get(p) != QUANTISED]  # nothing joins a quantised part
             latest = max(producers, default=i if read else -1)
-            is_folded = node.op_type == "BatchNormalization" and kind.get(latest) in _FOLDS_INTO
+            is_folded = node.op_type == "BatchNormalization" and kind.get(latest) in _LAYERS
             anchor = None if is_folded else anchor_kind(node.op_type)
             is_alone = anchor is not None if fuse else not (node.op_type in MOVEMENT and producers)
             target = i if is_alone else latest
@@ -314,7 +313,7 @@ class _Partition:
                 leader[i] = min(floats or readers)
             elif len(floats) == 1:
                 (only,) = floats
-                is_scaling = kind.get(only) in _KEEPS_SCALINGS_OUT and nodes[i].op_type in _SCALES_OR_MASKS
+                is_scaling = kind.get(only) in _LAYERS and nodes[i].op_type in _SCALES_OR_MASKS
                 if i in single or not (kind.get(only) in _KEEPS_MASKS_OUT or is_scaling):
                     leader[i] = only
         for i in reversed(sources):  # a leader that joined another group takes along those that it led

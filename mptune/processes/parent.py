@@ -19,7 +19,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from multiprocessing.connection import Pipe, wait
@@ -29,7 +28,7 @@ from typing import Any, TypeVar
 import psutil  # type: ignore[import-untyped]
 
 from mptune.errors import MptuneError
-from mptune.processes.child import EngineError, Failure, FailureKind, Job, Progress, Stage
+from mptune.processes.child import SECONDS, EngineError, Failure, FailureKind, Job, Progress, Stage
 from mptune.settings import WorkerSettings
 
 KEEP_BYTES = 1 << 20  # how much of the start and of the end of a job's output its log holds
@@ -40,8 +39,6 @@ _MOST_PRINTED_BYTES = 64 << 20  # while a job runs its output may become this la
 _END_TIMEOUT_S = 10.0  # a process may take this long to end
 _RETIRING = frozenset({FailureKind.OUT_OF_MEMORY, FailureKind.DEVICE_LOST, FailureKind.CRASH})
 """After these the process is replaced: its CUDA context may be lost, or its memory exhausted."""
-SECONDS: defaultdict[str, float] = defaultdict(float)
-"""That this process' main thread has waited for jobs, by the stage they were in, or by their ``purpose``."""
 _CLOSED = Failure(Stage.START, FailureKind.WORKER, "the worker was closed")
 T = TypeVar("T")
 
@@ -97,6 +94,9 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
             except BaseException:  # Ctrl-C, say, left a job running whose result nobody reads.
                 self._end(kills=True)
                 raise
+            finally:
+                if self.is_closed:
+                    self._end(kills=True)
 
     def start_ahead(self, load: str) -> None:
         """Start the process that takes the place of this one, unless it waits already.
@@ -106,6 +106,8 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         with self._lock, contextlib.suppress(OSError):
             if self._ahead is None and not self.is_closed:
                 self._ahead = WorkerProcess(self._environment, load)
+            if self.is_closed:  # by another thread meanwhile
+                self._end(kills=True)
 
     def restart(self) -> None:
         """End the process; the next call starts a new one, or takes the one that was started ahead."""
@@ -146,7 +148,6 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
             # After ``is_closed`` is set ``close`` kills the process itself.
             result: T | Failure = _CLOSED if self.is_closed else process.exchange(job, timeout_s, self)
             if self.is_closed:
-                self._end(kills=True)
                 return _CLOSED
             if not isinstance(result, Failure):
                 return result

@@ -95,17 +95,17 @@ def refine(
     beyond, ruled_out = nodes_beyond(grouped, hazards)
     least_ms = _LEAST_GAIN * terms.base_ms
     units = {
-        group: of
-        for group, of in units.items()
+        group: parts
+        for group, parts in units.items()
         if group not in ruled_out and terms.gain_ms(group, Precision.FP16) > least_ms
     }
     errors = {grouped.owners[node]: math.inf for node in beyond}
     if units:
-        stage(f"emulating {len(units)} groups that may be refined")
+        stage(f"emulating {len(units)} group{'s' if len(units) > 1 else ''} that may be refined")
     if limit is not None:
         free = [group for group in units if group not in errors]
         errors |= _large_errors(toolchain, grouped, free, _LARGE_ERROR * limit, settings)
-    units = {group: of for group, of in units.items() if group in errors}
+    units = {group: parts for group, parts in units.items() if group in errors}
     if not units:
         return ()
     measured = culprits(toolchain, grouped, units, settings)
@@ -113,13 +113,13 @@ def refine(
     # Of what is not heavy the largest errors go, until the rest is small.
     most = math.inf if limit is None else _LARGE_ERROR * limit
     rests: dict[str, list[Unit]] = {}
-    for group, of in measured.items():
-        rest = [unit for unit in of if beyond.isdisjoint(unit.nodes)]
+    for group, parts in measured.items():
+        rest = [unit for unit in parts if beyond.isdisjoint(unit.nodes)]
         for unit in [unit for unit in rest if not unit.is_heavy]:
             if math.hypot(*(left.error for left in rest)) <= most:
                 break
             rest.remove(unit)
-        if len(rest) < len(of) and any(unit.is_heavy for unit in rest):
+        if len(rest) < len(parts) and any(unit.is_heavy for unit in rest):
             rests[group] = rest
     split, ids = _apart(grouped, {group: units[group] for group in rests})
     plans = [[ids[unit.nodes] for unit in rest] for rest in rests.values()]
@@ -138,7 +138,7 @@ def culprits(
 ) -> dict[str, list[Unit]]:
     """Group id -> its units with their errors alone, the largest first; nothing where emulation fails."""
     split, ids = _apart(grouped, units)
-    every = [unit for of in units.values() for unit in of]
+    every = [unit for parts in units.values() for unit in parts]
     errors = _errors(toolchain, split, [[ids[unit.nodes]] for unit in every], settings)
     by_group: dict[str, list[Unit]] = {}
     for unit, error in sorted(zip(every, errors, strict=False), key=lambda pair: -pair[1]):
@@ -154,7 +154,7 @@ def _units(grouped: GroupedModel) -> dict[str, list[Unit]]:
         group = grouped.owners[unit.nodes[0]]
         units.setdefault(group, []).append(Unit(group, unit.nodes, not heavy.isdisjoint(unit.nodes)))
     free = {group.id for group in grouped.groups if group.pinned is None}
-    return {g: of for g, of in units.items() if g in free and len({unit.is_heavy for unit in of}) == 2}
+    return {g: parts for g, parts in units.items() if g in free and len({unit.is_heavy for unit in parts}) == 2}
 
 
 def _large_errors(
@@ -168,9 +168,9 @@ def _large_errors(
     sets = [list(groups)] if groups else []
     while sets:
         errors = _errors(toolchain, grouped, sets, settings)
-        above = [(of, error) for of, error in zip(sets, errors, strict=False) if error > least]
-        large |= {of[0]: error for of, error in above if len(of) == 1}
-        halves = [(of[: len(of) // 2], of[len(of) // 2 :]) for of, _ in above if len(of) > 1]
+        above = [(ids, error) for ids, error in zip(sets, errors, strict=False) if error > least]
+        large |= {ids[0]: error for ids, error in above if len(ids) == 1}
+        halves = [(ids[: len(ids) // 2], ids[len(ids) // 2 :]) for ids, _ in above if len(ids) > 1]
         sets = [half for pair in halves for half in pair]
     return large
 
@@ -194,7 +194,7 @@ def _errors(
 ) -> list[float]:
     """The error of each plan with these groups in FP16, ``inf`` where it is not finite; nothing where that fails."""
     fp32, part = grouped.uniform(Precision.FP32), range(min(_SAMPLES, toolchain.emulated_samples.count))
-    plans = [fp32.replace(dict.fromkeys(of, Precision.FP16)) for of in fp16]
+    plans = [fp32.replace(dict.fromkeys(ids, Precision.FP16)) for ids in fp16]
     answer = toolchain.emulate(plans, part, grouped) if plans else ()
     if isinstance(answer, Failure):
         return []

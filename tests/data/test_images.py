@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,8 @@ from PIL import Image
 
 import mptune
 from mptune.data.calibration import load_calibration
-from mptune.data.images import PREPROCESS_JSON, image_reader, load_preprocessing
 from mptune.data.samples import CalibrationSet, split_indices
 from mptune.errors import DataError
-from mptune.files import write_json
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.settings import DataSettings
 from tests.graph import models
@@ -127,24 +124,15 @@ def test_a_declaration_that_does_not_fit(declared: str, shape: tuple[Any, ...], 
     assert caught.value.hint
 
 
-def test_the_script_of_a_run_reads_images_as_the_search_did(folder: Path, tmp_path: Path) -> None:
+def test_the_script_of_a_run_reads_images_as_the_search_did(folder: Path, tmp_path: Path, monkeypatch) -> None:
+    graph = "(float[1,3,8,12] image) => (float[1,4,1,1] y) { c = Conv(image, w) y = GlobalAveragePool(c) }"
+    model = models.save(models.text(graph, models.weight("w", 4, 3, 3, 3)), tmp_path)
     data = load(folder, 'size = [8, 12]\nresize = "crop"\ncolour = "BGR"\nmean = [0.5]', (1, 3, 8, 12))
-    assert load_preprocessing(tmp_path) is None
-    write_json(tmp_path / PREPROCESS_JSON, dict(data.preprocessing or {}))
-    scope: dict[str, Any] = {"np": np}
-    exec(image_reader(load_preprocessing(tmp_path) or {}), scope)
-    for k, file in enumerate(scope["image_files"](folder)):
-        np.testing.assert_array_equal(scope["image_input"](file, scope["PREPROCESS"]), image_of(data, k))
-
-
-def test_a_search_over_images_writes_a_script_that_reads_them(folder: Path, tmp_path: Path) -> None:
-    nodes = [models.node("Conv", ["image", "w"], "c", "conv"), models.node("GlobalAveragePool", ["c"], "y", "pool")]
-    values = [models.value("image", [1, 3, 8, 8])], [models.value("y", [1, 4, 1, 1])]
-    model = models.save(models.model(nodes, *values, [models.weight("w", 4, 3, 3, 3)]), tmp_path)
-    (folder / "preprocess.toml").write_text('resize = "letterbox"\nstd = [0.5]')
     mptune.search(model, data=folder, out=tmp_path / "run", budget=2, target="jetson-orin-nano-8gb", progress=False)
-    script = tmp_path / "run" / "chosen" / "infer.py"
-    command = [sys.executable, str(script), "--data", str(folder / "0.png"), "--save", str(tmp_path / "out.npz")]
-    done = subprocess.run([*command, "--iterations", "0", "--provider", "cpu"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert np.load(tmp_path / "out.npz")["y"].shape == (1, 4, 1, 1)
+    for name in ("NVIDIA_TF32_OVERRIDE", "ORT_DISABLE_TELEMETRY"):  # which the script sets
+        monkeypatch.setenv(name, "1")
+    infer = runpy.run_path(str(tmp_path / "run/chosen/infer.py"), run_name="infer")
+    session = infer["open_session"](tmp_path / "run/chosen/model.onnx", "cpu")
+    for k, file in enumerate(infer["image_files"](folder)):
+        np.testing.assert_array_equal(infer["read_feeds"](session, file)["image"], image_of(data, k))
+    assert infer["read_feeds"](session, folder)["image"].shape == (6, 3, 8, 12)

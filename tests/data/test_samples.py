@@ -25,20 +25,18 @@ def test_an_input_that_is_the_same_everywhere_is_constant() -> None:
     assert constant.evidence == {"value": 0.5, "samples": 2}
     assert (duplicate.code, duplicate.where.samples) == ("duplicate-samples", (1,))
     assert data_findings([{"image": grey}, {"image": grey}], states=["image"]) == (duplicate,)
+    # A cache begins empty.
+    caches = [RNG.laplace(size=(1, 4, length, 16)).astype(np.float32) for length in (0, 30, 31)]
+    (finding,) = data_findings([{"past_key": np.full_like(cache, 0.5)} for cache in caches])
+    assert (finding.code, finding.evidence["value"]) == ("constant-data", 0.5)
     for sound in (
+        [{"past_key": cache} for cache in caches],
         [{"image": image}],
         [{"image": image, "state": 0 * grey}],
         [{"image": k * grey} for k in range(3)],
         [{"step": np.full((1,), 0.5, np.float32)}],
     ):
         assert data_findings(sound) == ()
-
-
-def test_a_cache_that_begins_empty_is_no_constant() -> None:
-    caches = [RNG.laplace(size=(1, 4, length, 16)).astype(np.float32) for length in (0, 30, 31)]
-    assert data_findings([{"past_key": cache} for cache in caches]) == ()
-    (finding,) = data_findings([{"past_key": np.full_like(cache, 0.5)} for cache in caches])
-    assert (finding.code, finding.evidence["value"]) == ("constant-data", 0.5)
 
 
 def tensor(name: str, *shape: int | str | None) -> TensorInfo:

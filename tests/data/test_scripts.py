@@ -18,9 +18,11 @@ from mptune.data.metrics.table import number_of, refuse_inside, script_of
 from mptune.data.scripts import end_scripts, resolve_metric, run_loader
 from mptune.errors import DataError, RunError, SettingsError
 
-FAULTS = """
+FAULTS = """from __future__ import annotations
 import os, sys
 import numpy as np
+from dataclasses import dataclass
+from mptune_test_neighbour import FACTOR
 kept, executed = [], []
 
 def leaves(*arguments): os._exit(0)
@@ -57,7 +59,12 @@ def destroys(outputs, reference):
     reference.clear()
     return value
 
+@dataclass
+class Scale:
+    by: float = FACTOR
+
 def modules(outputs, reference):
+    assert Scale().by == 2.0
     import unittest
     return float(hasattr(unittest, "TestCase")) + 2.0 * any(name in sys.modules for name in ("onnx", "scipy"))
 """
@@ -68,6 +75,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path = tmp_path_factory.mktemp("scripts") / "mine.py"
     path.write_text(FAULTS)
     path.with_name("unittest.py").write_text("raise RuntimeError('a stranger')\n")
+    path.with_name("mptune_test_neighbour.py").write_text("FACTOR = 2.0")
     yield path
     end_scripts()
 
@@ -79,7 +87,7 @@ def called(spec: str) -> Callable[..., Any]:
 
 ENDS = {
     "leaves": "its process ended: exited with status 0",
-    "crashes": 'its process ended: killed by SIGABRT (File "{script}", line 7 in crashes)',
+    "crashes": 'its process ended: killed by SIGABRT (File "{script}", line 9 in crashes)',
     "interrupts": "KeyboardInterrupt",
     "closes": "its process ended: exited with status 1",
 }
@@ -97,7 +105,7 @@ def test_a_metric_or_loader_that_ends_or_breaks_its_process_is_one_error_that_na
 
 
 def test_a_number_beyond_float64_is_one_error_that_names_its_function(script: Path) -> None:
-    with pytest.raises(DataError, match=rf"m failed: it returned 1000.*is not one number of float64 \({script}:10\)"):
+    with pytest.raises(DataError, match=rf"m failed: it returned 1000.*is not one number of float64 \({script}:12\)"):
         number_of("m", called(f"{script}:huge"), ({}, {}))
 
 
@@ -109,7 +117,7 @@ def test_the_next_call_of_a_metric_is_like_the_first(script: Path) -> None:
     assert outputs["y"].sum() == 5
 
 
-def test_functions_share_a_module_whose_neighbour_shadows_none_and_nothing_heavy_is_imported(script: Path) -> None:
+def test_functions_share_a_module_which_imports_its_neighbours_and_nothing_heavy(script: Path) -> None:
     end_scripts()
     assert called(f"{script}:modules")({}, {}) == 1.0
     first, second = (called(f"{script}:{name}") for name in ("counts", "counts_too"))
@@ -150,16 +158,6 @@ def test_what_is_no_metric(text: str, spec: str, match: str, hint: str, tmp_path
     assert hint in caught.value.hint
     assert "\n" not in caught.value.message
     assert sys.path == before
-
-
-def test_a_script_can_import_its_neighbours_and_hold_dataclasses(tmp_path: Path) -> None:
-    (tmp_path / "mptune_test_neighbour.py").write_text("FACTOR = 2.0")
-    (tmp_path / "metrics.py").write_text(
-        "from __future__ import annotations\nfrom dataclasses import dataclass\n"
-        "from mptune_test_neighbour import FACTOR\n@dataclass\nclass Scale:\n    by: float\n"
-        "def metric(outputs, reference):\n    return Scale(FACTOR).by\n"
-    )
-    assert called(f"{tmp_path / 'metrics.py'}:metric")({}, {}) == 2.0
 
 
 RUN = Path("run.mptune")

@@ -14,13 +14,11 @@ from mptune.engines.tensorrt import session as tensorrt_session
 from mptune.engines.tensorrt.library import MODULES, Library
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.settings import LatencySettings, SearchSettings, WorkerSettings
+from mptune.settings import SearchSettings, WorkerSettings
 from tests.device.cuda import FakeCuda
 from tests.device.machines import ADA, write_nvidia_smi
 from tests.device.tensorrt import make_module
-from tests.engines.engine_support import make_context
-
-QUICK = LatencySettings(warmup_ms=1.0, duration_ms=1.0, min_iterations=10)
+from tests.engines.engine_support import QUICK, make_context
 
 
 @pytest.fixture

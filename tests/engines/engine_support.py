@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mptune.data.archive import save_samples
-from mptune.engines.base import EngineError, EngineSession
+from mptune.engines.base import EngineError, EngineSession, Failure, Measurement
 from mptune.engines.context import RunContext
 from mptune.engines.latency import Latency, Repetitions, time_in_turn
 from mptune.engines.ort import backend as onnxruntime
@@ -99,3 +99,13 @@ def install(monkeypatch: pytest.MonkeyPatch, no_cuda: str | None = None, **repor
 def timed(session: EngineSession, feeds: Mapping[str, np.ndarray], repetitions: Repetitions = ONCE) -> Latency:
     """The latency of a session alone."""
     return time_in_turn([session.stopwatch(feeds)], repetitions, QUICK)[0]
+
+
+def measured(result: Measurement | Failure | None) -> Measurement:
+    assert isinstance(result, Measurement), result
+    return result
+
+
+def failed(result: object) -> Failure:
+    assert isinstance(result, Failure), result
+    return result

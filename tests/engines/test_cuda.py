@@ -189,24 +189,18 @@ def bindings(monkeypatch: pytest.MonkeyPatch, code: int, count: int, driver: int
 TOO_OLD = f"the driver is older than the CUDA of cuda-python: {cuda.INSTALL[12]}, or update the driver"
 
 
-@pytest.mark.parametrize(
-    ("code", "driver", "kind", "message"),
-    [
-        (35, 12060, FailureKind.DRIVER, TOO_OLD),
-        (35, 0, FailureKind.DEVICE_LOST, "no CUDA device is visible (CUDA_VISIBLE_DEVICES is '')"),
-        (100, 13000, FailureKind.DEVICE_LOST, "no CUDA device is visible (CUDA_VISIBLE_DEVICES is '')"),
-        (0, 13000, FailureKind.DEVICE_LOST, "no CUDA device is visible (CUDA_VISIBLE_DEVICES is '')"),
-    ],
-)
+@pytest.mark.parametrize(("code", "driver"), [(35, 12060), (35, 0), (100, 13000), (0, 13000)])
 def test_only_a_driver_that_is_too_old_is_a_matter_of_packages(
-    code: int, driver: int, kind: FailureKind, message: str, monkeypatch: pytest.MonkeyPatch
+    code: int, driver: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bindings(monkeypatch, code, 0, driver)
     monkeypatch.setattr(cuda, "detect_gpus", lambda: ())
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(EngineError) as caught:
         cuda.require_device()
-    assert (caught.value.kind, caught.value.message) == (kind, message)
+    not_visible = FailureKind.DEVICE_LOST, "no CUDA device is visible (CUDA_VISIBLE_DEVICES is '')"
+    expected = (FailureKind.DRIVER, TOO_OLD) if driver == 12060 else not_visible
+    assert (caught.value.kind, caught.value.message) == expected
 
 
 def test_the_systems_library_takes_the_place_of_refused_bindings(monkeypatch: pytest.MonkeyPatch) -> None:

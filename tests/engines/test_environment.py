@@ -15,7 +15,6 @@ from mptune.engines.environment import (
     installed_versions,
     process_warnings,
     read_gpus,
-    state_warnings,
 )
 from tests.targets.jetson_files import ORIN_NANO_SUPER, put_files
 
@@ -31,25 +30,14 @@ def test_the_environment_names_what_is_here_and_survives_json(tmp_path: Path) ->
     assert {"numpy", "onnx"} <= environment.versions.keys()
     assert environment.cpu
     assert environment.cpu_count >= 1
-    with_gpus = Environment(
-        {"python": "3.12"}, "Linux", "a CPU", 2, (GpuState(1, "NVIDIA H200", throttle=("power cap",)),), ("a: b",)
-    )
+    gpu = GpuState(1, "NVIDIA H200", throttle=("power cap",))
+    with_gpus = Environment({"python": "3.12"}, "Linux", "a CPU", 2, (gpu,), ("a: b",))
     jetson = describe_environment(put_files(tmp_path, ORIN_NANO_SUPER))
     assert jetson.jetson.mode.name == "MAXN_SUPER"
     assert describe_environment(tmp_path / "elsewhere").jetson is None
-    for made in (environment, with_gpus, jetson):
-        assert Environment.from_json(json.loads(json.dumps(made.to_json()))) == made
+    for each in (environment, with_gpus, jetson):
+        assert Environment.from_json(json.loads(json.dumps(each.to_json()))) == each
     assert with_gpus.with_warnings("c: d").warnings == ("a: b", "c: d")
-
-
-def test_throttling_and_falling_clocks_are_warnings_with_a_cure() -> None:
-    before = GpuState(0, "GPU", sm_clock_mhz=1980.0)
-    assert state_warnings(before, before) == ()
-    (fell,) = state_warnings(GpuState(0, "GPU", sm_clock_mhz=1200.0), before)
-    assert "1980 to 1200" in fell
-    assert fell.rpartition(": ")[2].startswith(("lock", " lock"))
-    (throttled,) = state_warnings(GpuState(0, "GPU", throttle=("power cap",)))
-    assert "power cap" in throttled
 
 
 def fake_nvidia_smi(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,12 +77,12 @@ else:
 
 
 def test_who_uses_a_gpu_that_is_not_visible_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[str] = []
-    monkeypatch.setattr("mptune.engines.environment.ask_nvidia_smi", lambda *query: seen.extend(query))
+    asked: list[str] = []
+    monkeypatch.setattr("mptune.engines.environment.ask_nvidia_smi", lambda *query: asked.extend(query))
     for visible in ("1", "GPU-3f", "", "MIG-1"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         assert process_warnings() == ()
-    assert [option for option in seen if option.startswith("--id")] == ["--id=1", "--id=GPU-3f"]
+    assert [option for option in asked if option.startswith("--id")] == ["--id=1", "--id=GPU-3f"]
 
 
 @pytest.mark.parametrize("variant", ["tensorrt", "tensorrt-cu12"])

@@ -91,10 +91,8 @@ class Machine:
 
     def begin(self) -> dict[str, list[SessionTiming]]:
         """What is known after the two seeds of a search."""
-        return {
-            "fp32": [self.session(0.0) for _ in range(1 + REOPENED)],
-            "fp16": [self.session(-0.7) for _ in range(1 + REOPENED)],
-        }
+        places = {"fp32": 0.0, "fp16": -0.7}
+        return {plan: [self.session(place) for _ in range(1 + REOPENED)] for plan, place in places.items()}
 
     def truth(self, log_ratio: float) -> float:
         """What a plan's sessions scatter around, relative to the first session of the baseline."""
@@ -114,14 +112,12 @@ def is_held(spread: SessionSpread, sessions: list[SessionTiming], truth: float) 
 
 def test_intervals_of_2000_sessions_hold_the_truth_as_often_as_they_say() -> None:
     held, ranked, half_widths = 0, 0, []
-    for seed in range(400):
-        machine = Machine(seed)
+    for machine in map(Machine, range(400)):
         spread = SessionSpread(machine.begin())
         latencies = [latency_of(spread.estimate([machine.session(-0.3)])) for _ in range(5)]
-        intervals = [latency.ci95_ms for latency in latencies]
-        truth = machine.truth(-0.3)
-        held += sum(low <= truth <= high for low, high in intervals)
-        half_widths += [(high - low) / 2 / truth / machine.sd for low, high in intervals]
+        for low, high in (latency.ci95_ms for latency in latencies):
+            held += low <= machine.truth(-0.3) <= high
+            half_widths.append((high - low) / 2 / machine.truth(-0.3) / machine.sd)
         ranked += int(are_lower(latencies).sum())
     assert 0.93 <= held / 2000 <= 0.97
     assert ranked / 4000 <= 0.01
@@ -129,25 +125,20 @@ def test_intervals_of_2000_sessions_hold_the_truth_as_often_as_they_say() -> Non
 
 
 def test_rounds_of_confirmation_are_pooled_and_add_degrees_of_freedom() -> None:
-    held, narrower, total = 0, 0, 0
-    for seed in range(300):
-        machine = Machine(seed)
+    held = []
+    for machine in map(Machine, range(300)):
         timings = machine.begin()
-        before = SessionSpread(timings)
-        for number in range(6):
-            log_ratio = -0.1 * number
-            once = machine.session(log_ratio)
-            again = [machine.session(log_ratio, f"round {k}") for k in range(3)]
-            timings[f"plan {number}"] = [once, *again]
+        before, plans = SessionSpread(timings), [-0.1 * number for number in range(6)]
+        for place in plans:
+            once = machine.session(place)
+            timings[f"plan {place}"] = [once, *(machine.session(place, f"round {k}") for k in range(3))]
         spread = SessionSpread(timings)
         assert spread.degrees == before.degrees + 6 * 3 - 3
-        for number in range(6):
-            sessions = timings[f"plan {number}"]
-            total += 1
-            held += is_held(spread, sessions, machine.truth(-0.1 * number))
-            narrower += spread.estimate(sessions).sd < spread.estimate(sessions[:1]).sd
-    assert 0.93 <= held / total <= 0.97
-    assert narrower == total
+        for place in plans:
+            sessions = timings[f"plan {place}"]
+            held.append(is_held(spread, sessions, machine.truth(place)))
+            assert spread.estimate(sessions).sd < spread.estimate(sessions[:1]).sd
+    assert 0.93 <= np.mean(held) <= 0.97
 
 
 def test_a_session_of_few_values_that_scatters_more_than_others_is_not_known_as_well_as_it_says() -> None:
@@ -188,7 +179,7 @@ def test_what_a_device_does_in_one_round_cancels() -> None:
 PAIRS = 4_000
 
 
-def known(ms: float, half_ms: float, degrees: float = math.inf) -> Latency:
+def latency_within(ms: float, half_ms: float, degrees: float = math.inf) -> Latency:
     return Latency(ms, ms, ms, (ms - half_ms, ms + half_ms), 0.0, "measured", degrees=degrees)
 
 
@@ -200,25 +191,32 @@ def test_of_one_latency_no_more_pairs_are_called_different_than_promised(
     """All intervals rest on one estimate of a variance."""
     generator = np.random.default_rng(0)
     medians = 1000.0 + np.array(sds)[:, None] * generator.normal(size=(2, PAIRS))
-    found = np.sqrt(generator.chisquare(degrees, PAIRS) / degrees)
-    halves = t_quantile(0.975, degrees) * np.array(sds)[:, None] * found
+    estimated = np.sqrt(generator.chisquare(degrees, PAIRS) / degrees)
+    halves = t_quantile(0.975, degrees) * np.array(sds)[:, None] * estimated
     ranked = 0
-    for (one, other), (half, other_half) in zip(medians.T, halves.T, strict=True):
-        pair = known(one, half, degrees), known(other, other_half, degrees)
-        ranked += is_lower(*pair) + is_lower(*reversed(pair))
+    for pair in zip(medians.T, halves.T, strict=True):
+        first, second = (latency_within(ms, half, degrees) for ms, half in zip(*pair, strict=True))
+        ranked += is_lower(first, second) + is_lower(second, first)
     assert ranked <= (LEVEL + 3.0 * math.sqrt(LEVEL / PAIRS)) * PAIRS
 
 
-def test_intervals_that_overlap_are_never_apart_and_few_degrees_of_freedom_want_more() -> None:
-    one, other = known(1.0, 0.1), known(1.21, 0.1)
-    assert not is_lower(one, known(1.19, 0.1))
-    assert is_lower(one, other)
-    assert not is_lower(other, one)
-    few = replace(other, degrees=3.0)
-    assert is_lower(one, replace(other, degrees=30.0))
-    assert not is_lower(replace(one, degrees=3.0), few)
-    assert not is_lower(one, few), "one of both is enough"
-    assert is_lower(replace(one, degrees=3.0), replace(few, median_ms=1.4, ci95_ms=(1.3, 1.5)))
+@pytest.mark.parametrize(
+    ("degrees", "ms", "slower_degrees", "is_apart"),
+    [
+        (math.inf, 1.19, math.inf, False),  # intervals that overlap
+        (math.inf, 1.21, math.inf, True),
+        (math.inf, 1.21, 30.0, True),
+        (3.0, 1.21, 3.0, False),
+        (math.inf, 1.21, 3.0, False),  # few degrees of freedom of one of both are enough
+        (3.0, 1.4, 3.0, True),
+    ],
+)
+def test_intervals_that_overlap_are_never_apart_and_few_degrees_of_freedom_want_more(
+    degrees: float, ms: float, slower_degrees: float, is_apart: bool
+) -> None:
+    faster, slower = latency_within(1.0, 0.1, degrees), latency_within(ms, 0.1, slower_degrees)
+    assert is_lower(faster, slower) is is_apart
+    assert not is_lower(slower, faster)
 
 
 @pytest.mark.parametrize(
@@ -252,12 +250,13 @@ def test_timings_that_stopped_are_known_as_well_as_they_say(
 
 
 def test_a_plan_that_may_be_on_the_front_is_never_known_coarsely_only() -> None:
-    front = ((0.0, 1e-7), (-0.7, 1e-2))
-    values = np.exp(-0.3 + np.random.default_rng(0).normal(0.0, 1e-2, LEAST_VALUES))
-    timing = SessionTiming.of_values("", values, np.ones(LEAST_VALUES))
-    assert timing.sd > COARSE
-    assert not Enough(1e-4, front, 1e-3).is_reached((np.ones(LEAST_VALUES), values)), "apart from all, but coarse"
-    assert Enough(1e-4, (*front, (-0.65, 1e-4)), 1e-3).is_reached((np.ones(LEAST_VALUES), values)), "far behind"
+    ones, front = np.ones(LEAST_VALUES), ((0.0, 1e-7), (-0.7, 1e-2))
+    fine, coarse = (np.exp(-0.3 + np.random.default_rng(0).normal(0.0, sd, LEAST_VALUES)) for sd in (4e-3, 1e-2))
+    assert EXACT < SessionTiming.of_values("", fine, ones).sd < COARSE < SessionTiming.of_values("", coarse, ones).sd
+    assert not Enough(1e-4, front, 1e-3).is_reached((ones, coarse)), "apart from all, but coarse"
+    assert Enough(1e-4, (*front, (-0.65, 1e-4)), 1e-3).is_reached((ones, coarse)), "far behind"
+    assert Enough(1e-4, front, 1e-3).is_reached((ones, fine)), "apart from all"
+    assert not Enough(1e-4, (front[0], (-0.3, 1e-2)), 1e-3).is_reached((ones, fine)), "beside a plan of the front"
 
 
 def test_a_plan_is_not_compared_with_itself() -> None:
@@ -336,19 +335,10 @@ def test_each_warning_ends_with_what_to_do(make: Callable[[], Latency], words: s
     assert cure in warning.rpartition(": ")[2]
 
 
-@pytest.mark.parametrize(
-    ("once_ms", "first_ms", "expected"),
-    [
-        (100.0, 0.0, Repetitions(10, 1, 200.0)),
-        (5.0, 0.0, Repetitions(40, 2, 200.0)),
-        (5.0, 60_000.0, Repetitions(40, 2, 200.0)),
-    ],
-)
-def test_calibration_reaches_both_the_count_and_the_duration(
-    once_ms: float, first_ms: float, expected: Repetitions
-) -> None:
+@pytest.mark.parametrize(("once_ms", "first_ms", "values"), [(100.0, 0.0, 10), (5.0, 0.0, 40), (5.0, 60_000.0, 40)])
+def test_calibration_reaches_both_the_count_and_the_duration(once_ms: float, first_ms: float, values: int) -> None:
     engine = Engine(once_ms, first_ms)
-    assert calibrate(engine.run, engine.clock, SETTINGS) == expected
+    assert calibrate(engine.run, engine.clock, SETTINGS) == Repetitions(values, 2 if values > 10 else 1, 200.0)
 
 
 @pytest.mark.parametrize(("once_ms", "warm_ups"), [(0.5, 400), (500.0, 1)])

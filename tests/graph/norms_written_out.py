@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from onnx import helper, numpy_helper
+from onnx import helper
 
 from mptune.graph.loading.model import Model, load_model
 from tests.graph import models
+from tests.graph.models import constant
 
-Step = tuple[str, str, str]
 ROWS, WIDTH = 64, 32
 LARGE = 700.0
 """Its square is beyond FP16's range."""
@@ -21,51 +21,39 @@ EYE = np.eye(WIDTH, dtype=np.float32)
 GAIN = (1 + 0.1 * _RNG.normal(size=WIDTH)).astype(np.float32)
 
 FORMS = {
-    "divided": [("Div", "h s", "d"), ("Mul", "d gain", "y")],
-    "by the inverse": [("Div", "one s", "r"), ("Mul", "h r", "d"), ("Mul", "gain d", "y")],
+    "divided": "d = Div(h, s) y = Mul(d, gain)",
+    "by the inverse": "r = Div(one, s) d = Mul(h, r) y = Mul(gain, d)",
 }
 """Ends of an RMSNorm that ONNX Runtime fuses."""
+ROOT = "m = ReduceMean(q, axes) a = Add(m, eps) s = Sqrt(a)"
 
 
 def rms_norm(
-    folder: Path,
-    *,
-    opset: int = 17,
-    end: str = "divided",
-    square: str = "Pow",
-    read_twice: bool = False,
-    eps: float = 1e-5,
+    folder: Path, *, opset: int = 17, end: str = "divided", read_twice: bool = False, eps: float = 1e-5
 ) -> Model:
     """``h = x @ eye``, and ``y`` its RMSNorm; where it is read twice, ``z = h * gain`` is another output."""
-    squared = ("Pow", "h two", "q") if square == "Pow" else ("Mul", "h h", "q")
-    mean = ("ReduceMean", "q axes" if opset >= 18 else "q", "m")
-    steps = [("MatMul", "x eye", "h"), squared, mean, ("Add", "m eps", "a"), ("Sqrt", "a", "s"), *FORMS[end]]
-    if read_twice:
-        steps.append(("Mul", "h gain", "z"))
-    return save(folder, steps, opset, ("y", "z") if read_twice else ("y",), eps)
+    nodes = f"h = MatMul(x, eye) q = Pow(h, two) {ROOT} {FORMS[end]}"
+    more = " z = Mul(h, gain)" if read_twice else ""
+    return save(folder, nodes + more, opset, ("y", "z") if read_twice else ("y",), eps)
 
 
 def layer_norm(folder: Path, *, opset: int) -> Model:
     """``y`` is the LayerNorm of ``h = x @ eye``."""
-    axes = " axes" if opset >= 18 else ""
-    steps = [("MatMul", "x eye", "h"), ("ReduceMean", "h" + axes, "mu"), ("Sub", "h mu", "c"), ("Pow", "c two", "q")]
-    steps += [("ReduceMean", "q" + axes, "m"), ("Add", "m eps", "a"), ("Sqrt", "a", "s"), ("Div", "c s", "d")]
-    return save(folder, [*steps, ("Mul", "d gain", "e"), ("Add", "e gain", "y")], opset)
+    centred = "h = MatMul(x, eye) mu = ReduceMean(h, axes) c = Sub(h, mu) q = Pow(c, two)"
+    return save(folder, f"{centred} {ROOT} d = Div(c, s) e = Mul(d, gain) y = Add(e, gain)", opset)
 
 
-def save(
-    folder: Path, steps: list[Step], opset: int = 17, outputs: tuple[str, ...] = ("y",), eps: float = 1e-5
-) -> Model:
-    """A model of these steps: operator, inputs, output."""
-    numbers = {"two": 2.0, "one": 1.0, "half": 0.5, "root": 2.0**0.5, "eps": eps}
-    constants = {"eye": EYE, "gain": GAIN, **{name: np.float32(value) for name, value in numbers.items()}}
-    nodes = []
-    for op_type, inputs, out in steps:
-        axes = {"axes": [-1]} if op_type == "ReduceMean" and opset < 18 else {}
-        nodes.append(helper.make_node(op_type, inputs.split(), [out], name=f"n_{out}", **axes))
-    read = {name for node in nodes for name in node.input}
-    given = [numpy_helper.from_array(np.asarray(v), name) for name, v in constants.items() if name in read]
-    if "axes" in read:
-        given.append(numpy_helper.from_array(np.array([-1]), "axes"))
-    x, *results = (models.value(name, [ROWS, WIDTH]) for name in ("x", *outputs))
-    return load_model(models.save(models.model(nodes, [x], results, given, opset), folder, "written_out.onnx"))
+def save(folder: Path, nodes: str, opset: int = 17, outputs: tuple[str, ...] = ("y",), eps: float = 1e-5) -> Model:
+    """A model of these nodes, named ``n_`` and their result."""
+    ends = ", ".join(f"float[{ROWS},{WIDTH}] {name}" for name in outputs)
+    proto = models.text(f"(float[{ROWS},{WIDTH}] x) => ({ends}) {{ {nodes} }}", opset=opset)
+    for node in proto.graph.node:
+        node.name = f"n_{node.output[0]}"
+        if node.op_type == "ReduceMean" and opset < 18:  # whose axes were an attribute
+            node.attribute.append(helper.make_attribute("axes", [-1]))
+            del node.input[1]
+    numbers = {"two": 2.0, "one": 1.0, "half": 0.5, "root": 2.0**0.5, "eps": eps, "eye": EYE, "gain": GAIN}
+    constants = [*(constant(name, number) for name, number in numbers.items()), constant("axes", [-1], np.int64)]
+    read = {name for node in proto.graph.node for name in node.input}
+    proto.graph.initializer.extend(c for c in constants if c.name in read)
+    return load_model(models.save(proto, folder, "written_out.onnx"))

@@ -56,22 +56,6 @@ def test_bias_activation_batch_norm_and_residual_join_their_layer(tmp_path: Path
     assert groups[0].nodes == ("/conv/Conv", "/bn/BatchNormalization", "/relu/Relu")
 
 
-def test_an_attention_core_is_indivisible(tmp_path: Path) -> None:
-    _, groups = load(models.attention(mask=-1e4), tmp_path)
-    core = next(g for g in groups if g.kind == "attention")
-    assert core.ops == {"MatMul": 2, "Mul": 1, "Add": 1, "Softmax": 1}
-    assert sorted(g.kind for g in groups if g is not core) == ["elementwise", "matmul", "matmul", "matmul"]
-    mask = next(g for g in groups if g.kind == "elementwise")
-    assert mask.nodes == ("/mask/Cast", "/mask/Sub", "/mask/Mul"), "the mask may stay FP32 where the core is FP16"
-
-
-def test_op_granularity_splits_everything_but_patterns_and_views(tmp_path: Path) -> None:
-    model = load_model(models.save(models.mlp(), tmp_path))
-    assert [len(g.nodes) for g in find_groups(model, "op")] == [1, 3, 1, 1, 1]
-    model = load_model(models.save(models.decomposed_norm(), tmp_path))
-    assert sorted(len(g.nodes) for g in find_groups(model, "op")) == [1, 1, 8]
-
-
 def test_blocks_are_modules_and_repeat() -> None:
     blocks = find_groups(load_model(TRANSFORMER), "block")
     layers = [block for block in blocks if block.kind == "block"]

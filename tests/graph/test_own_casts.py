@@ -11,7 +11,6 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from mptune.errors import ModelError
 from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import DEFAULT_PRECISIONS, PRECISIONS, REDUCED, Precision, PrecisionPlan
@@ -111,12 +110,6 @@ def test_random_networks_of_casts(seed: int, tmp_path: Path) -> None:
                     assert relative_l2(outputs[name], y) < 1e-2, (plan, name)
 
 
-def test_a_model_that_is_bf16_already_is_refused(tmp_path: Path) -> None:
-    proto = text("(bfloat16[n,8] x) => (bfloat16[n,8] y) { y = Relu(x) }", opset=22)
-    with pytest.raises(ModelError, match="is BF16 already"):
-        load_model(save(proto, tmp_path))
-
-
 @pytest.mark.parametrize("of_cast", DEFAULT_PRECISIONS)
 def test_readers_in_fp32_get_exact_integers_under_any_plan(tmp_path: Path, of_cast: Precision) -> None:
     """The Cast of ids that two products read is no group to search."""
@@ -139,19 +132,3 @@ def test_readers_in_fp32_get_exact_integers_under_any_plan(tmp_path: Path, of_ca
     results = [run(path, {"ids": ids}) for path in (typed, emulated)]
     assert all(np.array_equal(result["y1"], ids.astype(np.float32)) for result in results)
     assert np.allclose(results[0]["y2"], results[1]["y2"], rtol=2e-3)
-
-
-def test_an_output_that_the_model_has_in_fp16_is_computed_as_it(tmp_path: Path) -> None:
-    nodes = "[product] h = MatMul(x, w) y = Cast<to = 10>(h) z = Relu(h)"
-    graph = f"(float[2,4] x) => (float16[2,4] y, float[2,4] z) {{ {nodes} }}"
-    path = save(text(graph, weight("w", 4, 4)), tmp_path)
-    loaded = load_model(path)
-    grouped = GroupedModel(loaded, find_groups(loaded))
-    rewriter, plan = Rewriter(grouped), grouped.uniform(Precision.FP16)
-    out = rewriter.export(plan, tmp_path / "typed.onnx")
-    verify(rewriter, plan, out)
-    graph = onnx.load(out).graph
-    assert not [n.name for n in graph.node if n.op_type == "Cast" and "y" in (*n.input, *n.output)]
-    assert next(n for n in graph.node if n.name == "product").output == ["y"]
-    x = np.ones((2, 4), np.float32)
-    assert np.allclose(run(out, {"x": x})["y"], run(path, {"x": x})["y"], atol=1e-2)

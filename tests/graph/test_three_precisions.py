@@ -22,7 +22,7 @@ from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.variants import write_widened
 from mptune.graph.writing.weights import WeightBank
 from tests.graph import rtx
-from tests.graph.helpers import feeds, plans, relative_l2, run
+from tests.graph.helpers import plans, relative_l2, run
 from tests.graph.test_corpus import CORPUS, DISCONTINUOUS, EXPORTED, NOT_IN_TENSORRT_RTX, feed_of
 from tests.graph.verify import verify
 
@@ -146,17 +146,3 @@ def test_a_raised_model_computes_the_same(external: bool, tmp_path: Path) -> Non
 def test_an_opset_that_cannot_be_is_refused(opset: int, words: str) -> None:
     with pytest.raises(ModelError, match=words):
         load_model(EXPORTED[0], opset=opset)
-
-
-@pytest.mark.parametrize("precision", REDUCED)
-def test_reduced_constants_stay_outside_of_a_widened_file(precision: Precision, mlp_path: Path, tmp_path: Path) -> None:
-    model = load_model(mlp_path)
-    grouped = GroupedModel(model, find_groups(model))
-    mixed = load_model(Rewriter(grouped).export(grouped.uniform(precision), tmp_path / "m.onnx"), any_precision=True)
-    bank = WeightBank.write(mixed, tmp_path / "bank")
-    widened = write_widened(mixed, bank, tmp_path / "bank" / "widened.onnx")
-    assert widened.stat().st_size < mixed.path.stat().st_size
-    feed = feeds(mixed)
-    expected = run(mlp_path, feed)
-    for name, y in run(widened, feed).items():
-        assert 0 < relative_l2(y, expected[name]) < 2e-2, "rounded, and no more"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -18,6 +19,7 @@ from mptune.graph.groups import GroupedModel, LayerGroup, find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.reporting.chosen import readme_text
+from mptune.reporting.page import PageContent
 from mptune.reporting.recipe import BuildRecipe
 from mptune.reporting.terminal.front import print_front
 from mptune.run_json import TargetSection
@@ -25,13 +27,13 @@ from mptune.tuning.choosing import choose
 from mptune.tuning.confirmation import Confirmation, ConfirmedPlan, error_agreement, latency_agreement
 from mptune.tuning.dominance import hypervolume, pareto
 from mptune.tuning.evaluation import Evaluation, Origin
+from mptune.tuning.explanation import Explanation, GroupWorth, Kept, Reason
 from mptune.tuning.front import Front
 
-MakeFront = Callable[..., tuple]
+Evaluations = tuple[Evaluation, ...]
 
-SEARCHED = TargetSection(
-    name="h200", engine="emulation", device="NVIDIA H200 SXM", latency_source="predicted", error_source="emulated"
-)
+SOURCES = {"latency_source": "predicted", "error_source": "emulated"}
+SEARCHED = TargetSection(name="h200", engine="emulation", device="NVIDIA H200 SXM", **SOURCES)
 
 
 class Terminal(io.StringIO):
@@ -94,7 +96,7 @@ class Bench:
         }  # fmt: skip
         return Evaluation(**{**given, **changes})
 
-    def front(self, directory: Path, **changes: Any) -> tuple[Front, tuple[Evaluation, ...]]:
+    def front(self, directory: Path) -> tuple[Front, Evaluations]:
         """A front of four points, with a dominated plan and one that is not finite beside it."""
         every = len(self.groups)
         fp32 = self.evaluation(0, 2.0, 0.0, origin=Origin("seed", "all-fp32"))
@@ -114,7 +116,7 @@ class Bench:
             "evaluations": len(evaluations) + 1, "failures": 2, "hypervolume": hypervolume(points, fp32),
             "warnings": ("the calibration data are random: give real samples with --data",),
         }  # fmt: skip
-        return Front(**{**given, **changes}), evaluations
+        return Front(**given), evaluations
 
 
 def predicted(front: Front) -> Front:
@@ -129,6 +131,19 @@ def predicted(front: Front) -> Front:
     assert front.chosen is not None
     ends = {"fp32": turn(front.fp32), "fp16": turn(front.fp16), "chosen": turn(front.chosen)}
     return replace(front, points=tuple(map(turn, front.points)), **names, **ends)
+
+
+def explained(front: Front, groups: Sequence[LayerGroup], name: str = "a/very/long/path/to/<{}>[b]") -> Explanation:
+    """Reasons by turns for every FP32 group, with nasty names."""
+    turns, reasons = get_args(Reason), dict[str, tuple[Kept, ...]]()
+    for point in front.points:
+        each = enumerate(point.plan.fp32_groups)
+        worths = [GroupWorth(g, name.format(g), "conv", 10.0**-k, pinned=f"why <{k}> {name[:99]}") for k, g in each]
+        each_kept = (Kept(worth, turns[k % len(turns)], 0.1) for k, worth in enumerate(worths))
+        reasons[point.plan.fingerprint] = tuple(each_kept)
+    errors = [math.inf, *(10.0**-k for k in range(1, len(groups)))]
+    facts = (GroupWorth(g.id, g.name, g.kind, errors[k], 0.01, 0.002, k) for k, g in enumerate(groups))
+    return Explanation(reasons, tuple(facts), "the roofline and 48 builds")
 
 
 @pytest.fixture(scope="session")
@@ -146,28 +161,31 @@ def environment() -> Environment:
 
 
 @pytest.fixture
-def make_front(bench: Bench, run_dir: Path) -> MakeFront:
-    """Make a front in the run directory, with fields changed by keyword."""
-    return lambda **changes: bench.front(run_dir, **changes)
-
-
-@pytest.fixture
 def front(bench: Bench, run_dir: Path) -> Front:
     """The usual front."""
     return bench.front(run_dir)[0]
 
 
 @pytest.fixture
+def evaluations(bench: Bench, run_dir: Path) -> Evaluations:
+    """Those that the usual front is of."""
+    return bench.front(run_dir)[1]
+
+
+@pytest.fixture
+def content(front: Front, evaluations: Evaluations, bench: Bench, environment: Environment) -> PageContent:
+    """That of the usual front's page."""
+    return PageContent(front, evaluations, bench.groups, environment)
+
+
+@pytest.fixture
 def confirmation(bench: Bench, tmp_path: Path) -> Confirmation:
     front, evaluations = bench.front(tmp_path)
-    plans = [
-        ConfirmedPlan(
-            replace(e, latency=Latency.predicted(e.latency.median_ms / 10), error_source="emulated"),
-            None if not e.is_finite else replace(e, held_out=e.error),
-            "" if e.is_finite else "its outputs are <not> finite",
-        )
-        for e in evaluations
-    ]
+    plans = []
+    for e in evaluations:
+        searched = replace(e, latency=Latency.predicted(e.latency.median_ms / 10), error_source="emulated")
+        measured, failure = replace(e, held_out=e.error), "its outputs are <not> finite"
+        plans.append(ConfirmedPlan(searched, *((measured, "") if e.is_finite else (None, failure))))
     plans.sort(key=lambda p: (p.measured is None, p.searched.latency.median_ms))
     pairs = [(p.searched, p.measured) for p in plans if p.measured is not None]
     return Confirmation(front, SEARCHED, tuple(plans), latency_agreement(pairs), error_agreement(pairs))

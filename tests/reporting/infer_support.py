@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import runpy
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy
+import onnxruntime
 import pytest
 
 from mptune.graph.loading.model import load_model
@@ -35,16 +36,10 @@ def infer_module(model: Path, folder: Path) -> dict[str, Any]:
 def run_alone(script: Path, *arguments: str, packages: Path) -> subprocess.CompletedProcess[str]:
     """Run infer.py where numpy and onnxruntime are installed, and nothing else.
 
-    Args:
-        script: the file.
-        arguments: of it.
-        packages: an empty folder, or one of an earlier call.
+    ``packages`` is an empty folder, or one of an earlier call.
     """
-    for name in ("numpy", "onnxruntime"):
-        spec = importlib.util.find_spec(name)
-        assert spec is not None
-        assert spec.origin is not None
-        source = Path(spec.origin).parent
+    for module in (numpy, onnxruntime):
+        name, source = module.__name__, Path(str(module.__file__)).parent
         for path in (source, source.with_name(f"{name}.libs")):  # wheels keep shared libraries there
             if path.exists() and not (packages / path.name).exists():
                 (packages / path.name).symlink_to(path)

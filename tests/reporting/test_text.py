@@ -15,7 +15,7 @@ from mptune.reporting.text import environment_facts, error_source, format_durati
 from mptune.tuning.evaluation import ORIGIN_FP32, Origin
 from mptune.tuning.front import Front, front_rows
 from mptune.tuning.texts import format_error, format_interval, format_ms, format_speedup
-from tests.reporting.conftest import Bench, MakeFront, make_error, predicted
+from tests.reporting.conftest import Bench, Evaluations, make_error, predicted
 from tests.tuning.factory import make_evaluation
 
 
@@ -47,8 +47,7 @@ def test_a_speedup_within_noise_is_not_significant() -> None:
     assert (format_interval(fast) != "", format_interval(guess)) == (True, "")
 
 
-def test_rows_are_sorted_and_marked(make_front: MakeFront, bench: Bench) -> None:
-    front, evaluations = make_front()
+def test_rows_are_sorted_and_marked(front: Front, evaluations: Evaluations, bench: Bench) -> None:
     rows = [(row.evaluation.latency.median_ms, row.name, row.is_chosen, row.on_front) for row in front_rows(front)]
     assert rows == [
         (0.9, "all-FP16", False, True), (1.2, "sampler", True, True),

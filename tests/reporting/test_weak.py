@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnx.parser
 import pytest
 
 import mptune
@@ -25,7 +24,7 @@ from mptune.settings import TensorRtSettings
 from mptune.tuning.front import Front
 from tests.conftest import save_cnn
 from tests.fakes import make_toolchain, search
-from tests.graph import helpers
+from tests.graph import helpers, models
 
 pytestmark = pytest.mark.usefixtures("opened_here")
 CORPUS = Path(__file__).parents[1] / "graph" / "corpus"
@@ -39,9 +38,7 @@ def load(path: Path) -> GroupedModel:
 
 def parsed(text: str, folder: Path, opset: int = 17) -> GroupedModel:
     """A model in ONNX's text form, from its inputs on."""
-    path = folder / "text.onnx"
-    onnx.save(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}]> g {text}'), path)
-    return load(path)
+    return load(models.save(models.text(text, opset=opset), folder))
 
 
 def outputs_agree(grouped: GroupedModel, weak: WeakModel, path: Path) -> None:
@@ -83,18 +80,11 @@ def test_layers_carry_the_names(tmp_path: Path) -> None:
 
 
 def test_which_layers_are_named(tmp_path: Path) -> None:
-    """No constants, casts, shape arithmetic and integers; TopK, whose second output is INT64, has no type."""
+    # No constants, casts, shape arithmetic and integers; TopK, whose second output is INT64, has no type.
     text = """(float[n, 8] x, int64[n, 1] ids) => (float[n, 2] y, int64[n, 2] k) <float[1] one = {1}> {
-        shape = Shape(x)
-        two = Add(one, one)
-        g = Mul(x, two)
-        r = Reshape(g, shape)
-        is_large = Greater(r, one)
-        c = Cast<to = 1>(is_large)
-        s = Mul(r, c)
-        count = Constant<value = int64[1] {2}>()
-        y, k0 = TopK(s, count)
-        k = Add(k0, ids)
+        shape = Shape(x) two = Add(one, one) g = Mul(x, two) r = Reshape(g, shape) is_large = Greater(r, one)
+        c = Cast<to = 1>(is_large) s = Mul(r, c) count = Constant<value = int64[1] {2}>()
+        y, k0 = TopK(s, count) k = Add(k0, ids)
     }"""
     grouped = parsed(text, tmp_path)
     weak = weak_model(grouped, grouped.uniform(Precision.FP32))
@@ -106,13 +96,8 @@ def test_which_layers_are_named(tmp_path: Path) -> None:
 def test_layers_that_read_values_beyond_fp16_are_fp32(tmp_path: Path) -> None:
     text = """(float[2, 4] x, float[2, 4] keep) => (float[2, 4] y, float[2, 4] s)
         <float one = {1}, float low = {-1000000000}, float[4] up = {1, 2, 3, 100000}, float down = {0.00001}> {
-        z = Relu(x)
-        gone = Sub(one, keep)
-        mask = Mul(gone, low)
-        masked = Add(z, mask)
-        y = Softmax<axis = 1>(masked)
-        larger = Mul(z, up)
-        s = Mul(larger, down)
+        z = Relu(x) gone = Sub(one, keep) mask = Mul(gone, low) masked = Add(z, mask)
+        y = Softmax<axis = 1>(masked) larger = Mul(z, up) s = Mul(larger, down)
     }"""
     grouped = parsed(text, tmp_path)
     weak = weak_model(grouped, grouped.uniform(Precision.FP16))
@@ -132,10 +117,9 @@ REFUSED = {
 @pytest.mark.parametrize("message", REFUSED)
 def test_what_is_refused(message: str, tmp_path: Path) -> None:
     grouped = parsed(REFUSED[message], tmp_path, 18 if "opset 18" in message else 17)
-    with pytest.raises(ModelError, match=message):
-        weak_model(grouped, grouped.uniform(Precision.FP32))
-    with pytest.raises(PlanError, match="has groups in BF16"):
-        weak_model(grouped, grouped.uniform(Precision.BF16))
+    for error, words, precision in ((ModelError, message, "fp32"), (PlanError, "has groups in BF16", "bf16")):
+        with pytest.raises(error, match=words):
+            weak_model(grouped, grouped.uniform(Precision.named(precision)))
 
 
 @pytest.fixture

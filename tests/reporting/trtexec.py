@@ -27,7 +27,7 @@ def read_options(arguments: Sequence[str]) -> dict[str, list[str]]:
     options: dict[str, list[str]] = {}
     for argument in arguments:
         name, equals, value = argument.partition("=")
-        if not (name in FLAGS if not equals else name in WITH_VALUE | REPEATABLE | set(SHAPES)):
+        if name not in ((*WITH_VALUE, *REPEATABLE, *SHAPES) if equals else FLAGS):
             raise ValueError(f"Unknown option: {argument}")
         options.setdefault(name, []).append(value)
         if len(options[name]) > 1 and name not in REPEATABLE:
@@ -50,11 +50,9 @@ def name_and_sizes(text: str) -> tuple[str, Sizes]:
 
 
 def matches(pattern: str, name: str) -> bool:
-    pieces = split(pattern, "*", 1)
-    if len(pieces) == 1:
-        return pattern == name
-    head, tail = pieces
-    return len(name) >= len(head) + len(tail) and name.startswith(head) and name.endswith(tail)
+    head, star, tail = pattern.partition("*")
+    is_long = len(name) >= len(head) + len(tail)
+    return is_long and name.startswith(head) and name.endswith(tail) if star else pattern == name
 
 
 def profile(
@@ -78,11 +76,8 @@ def profile(
         if -1 not in declared and name not in shape_tensors:
             continue
         plausible = name if name in given else next((pattern for pattern in given if matches(pattern, name)), None)
-        if plausible is None:
-            count = declared[0] if declared else 1
-            ones = (1,) * count if name in shape_tensors else tuple(1 if size < 0 else size for size in declared)
-            read[name] = (ones, ones, ones)
-        else:
-            smallest, usual, largest = given[plausible]
-            read[name] = (smallest, usual, largest)
+        count = declared[0] if declared else 1
+        ones = (1,) * count if name in shape_tensors else tuple(1 if size < 0 else size for size in declared)
+        smallest, usual, largest = [ones] * 3 if plausible is None else given[plausible]
+        read[name] = (smallest, usual, largest)
     return read

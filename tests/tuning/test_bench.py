@@ -112,9 +112,8 @@ def test_a_kill_during_emulation_teaches_no_overflow(space: SearchSpace, tmp_pat
 def test_a_driver_that_is_too_old_has_a_hint_of_its_own() -> None:
     failure = Failure(Stage.BUILD, FailureKind.DRIVER, "CUDA initialization failure with error: 35")
     assert failure.is_machine_fault, "no plan is to blame"
-    error = machine_error(failure, 2)
-    assert "driver too old" in error.message
-    assert "update the NVIDIA driver" in str(error.hint)
+    assert "driver too old" in machine_error(failure, 2).message
+    assert "update the NVIDIA driver" in machine_error(failure, 2).hint
 
 
 def test_the_size_of_a_run_counts_each_file_once(tmp_path: Path) -> None:

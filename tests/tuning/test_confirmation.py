@@ -9,12 +9,11 @@ from tests.tuning.factory import make_evaluation
 
 
 def of_latencies(predicted: list[float], measured: list[float], width: float = 0.1) -> Agreement:
-    return latency_agreement(
-        [
-            (make_evaluation(a, 1e-3, number=number), make_evaluation(b, 1e-3, number=number, width=width))
-            for number, (a, b) in enumerate(zip(predicted, measured, strict=True))
-        ]
+    before, after = (
+        [make_evaluation(ms, 1e-3, number=n, width=w) for n, ms in enumerate(run)]
+        for run, w in ((predicted, 0.0), (measured, width))
     )
+    return latency_agreement(list(zip(before, after, strict=True)))
 
 
 def test_latencies_within_the_noise_are_not_judged() -> None:

@@ -24,7 +24,6 @@ from tests.tuning.conftest import OpenRecord, make_small_space
 from tests.tuning.factory import find_sensitivity, make_toolchain, propose_with, tune
 
 GAINS = dict.fromkeys((f"g{i:03d}" for i in range(11)), 0.5)
-ERRORS = dict.fromkeys(GAINS, 1e-5)
 
 
 def guided(
@@ -56,7 +55,7 @@ def test_each_reason_where_it_holds(open_record: OpenRecord, tmp_path: Path, sou
     small = make_small_space(12)
     free = tuple(g.id for g in small.groups if g.id not in pins)
     space = replace(small, free=free, pinned=pins, seeds=(small.seeds[0],))
-    errors, gains = {**ERRORS, "g002": 2e-2, "g007": 1e-8}, {**GAINS, "g006": -0.3, "g007": 0.02}
+    errors, gains = {**dict.fromkeys(GAINS, 1e-5), "g002": 2e-2, "g007": 1e-8}, {**GAINS, "g006": -0.3, "g007": 0.02}
     law = Law(list(GAINS), boundary_ms=0.05, gains=gains, errors=errors)
     record, toolchain = open_record(space), FakeToolchain(law, non_finite={"g004"}, latency_source=source, noise=0.0)
     front = guided(record, toolchain, tmp_path)

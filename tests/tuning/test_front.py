@@ -48,7 +48,7 @@ def test_front_json_has_every_key_and_is_standard_json() -> None:
         assert {name: {*({"": value} | value)[name]} for name in keys} == {n: {*k.split()} for n, k in keys.items()}
     assert baseline["fp16"]["error"]["value"] == "nan"
     assert baseline["fp32"]["error"]["held_out"] is None
-    first = document["points"][0]
+    first = points[0]
     assert first["error"]["held_out"] == pytest.approx(2e-3)
     assert first["error"]["per_output"] == {"y": {"relative_l2": 1e-3, "non_finite": 0.0}}
     assert first["fp16_groups"] + first["fp32_groups"] == 10
@@ -92,6 +92,8 @@ def test_the_repr_shows_the_points_and_the_choice() -> None:
     assert "1.0e-02" in chosen
     by_default = "the fastest with an error within 1 %, the default; --max-error sets another"
     assert lines[-1] == f"chosen: {CHOSEN}, {by_default}"
+    shown = "5 ms predicted, error 0.01 (relative_l2), groups: 1 FP16, 9 FP32, sampler"
+    assert repr(FRONT.points[0]) == f"Evaluation({CHOSEN}: {shown})"
     assert "pred. ms" in repr(FRONT), "predicted latencies are never shown as measured ones"
 
 
@@ -114,11 +116,6 @@ def test_best_takes_one_point_by_its_limits() -> None:
     assert FP32.plan.fingerprint in caught.value.hint
     with pytest.raises(SettingsError, match="max_error= is "):
         FRONT.best(max_error=0)
-
-
-def test_one_point_prints_in_a_line() -> None:
-    shown = "5 ms predicted, error 0.01 (relative_l2), groups: 1 FP16, 9 FP32, sampler"
-    assert repr(FRONT.points[0]) == f"Evaluation({CHOSEN}: {shown})"
 
 
 def test_the_records_have_a_row_for_each_point_and_baseline() -> None:

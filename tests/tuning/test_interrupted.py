@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,6 @@ from mptune.cli import main
 from mptune.data.archive import read_samples
 from mptune.engines.base import SampleSet
 from mptune.errors import DataError, RunError
-from mptune.files import whole_file
 from tests.fakes import FakeToolchain, make_toolchain, search
 
 pytestmark = pytest.mark.usefixtures("opened_here")
@@ -117,13 +115,3 @@ def test_data_that_are_lost_or_damaged_are_named(name: str, damage: str) -> None
         assert not Path("out.tar.gz").exists()
         shutil.rmtree(DATA)
         assert references_of_a_search() == ["search", "held_out"], "prepared again"
-
-
-def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    events: list[str] = []
-    real_sync, real_replace = os.fsync, Path.replace
-    monkeypatch.setattr(os, "fsync", lambda number: events.append("sync") or real_sync(number))
-    monkeypatch.setattr(Path, "replace", lambda self, to: events.append("name") or real_replace(self, to))
-    with whole_file(tmp_path / "a") as partial:
-        partial.write_bytes(b"x")
-    assert events[:2] == ["sync", "name"]

@@ -155,9 +155,7 @@ def test_what_no_tolerance_is_about_stays_as_it_is() -> None:
     assert searched_error(ERROR, "worst_part", SearchSettings(max_error=1e-9)) == ERROR.value("worst_part")
     assert searched_error(outputs(*[math.nan] * 3), "worst_part", limited("boxes=1")) == math.inf
     whole = OutputError({"*": {"mine.py:f": (1.0, 3.0)}, "y": {"non_finite": (0.0, 0.0)}})
-    assert plan_limits.part_errors(whole, "mine.py:f", SearchSettings()) == {"mine.py:f": 2.0}, (
-        "sees all outputs at once"
-    )
+    assert plan_limits.part_errors(whole, "mine.py:f", SearchSettings()) == {"mine.py:f": 2.0}, "which sees all at once"
 
 
 def test_what_the_file_lacks_is_taken_again() -> None:
@@ -167,15 +165,8 @@ def test_what_the_file_lacks_is_taken_again() -> None:
     columns = limited("boxes[4]=abs:0.1")
     assert not suffices(plain, "worst_part", columns)
     assert suffices(stored(ERROR, "worst_part", columns), "worst_part", columns)
-    assert (
-        len(
-            {
-                plan_limits.searched_as("worst_part", limited(text))
-                for text in ("boxes=0.1", "boxes=0.2", "boxes=abs:0.1")
-            }
-        )
-        == 3
-    )
+    each = (limited(text) for text in ("boxes=0.1", "boxes=0.2", "boxes=abs:0.1"))
+    assert len({plan_limits.searched_as("worst_part", settings) for settings in each}) == 3
 
 
 def test_the_sampler_sees_each_group_against_the_limits() -> None:
@@ -184,6 +175,6 @@ def test_the_sampler_sees_each_group_against_the_limits() -> None:
     errors = dict(zip(space.free, (boxes, mask), strict=True))
     known = Sensitivity("worst_part", dict.fromkeys(space.free, 9.0), errors)
     prior = make_prior(space, known, None, exact=True, settings=settings)
-    ratio = max(excess(evaluated(boxes), limit) for limit in settings.tolerance)
-    assert np.exp(np.array(prior.log_square_errors) / 2) == pytest.approx([ratio * 1e-2, mask.value("worst_part")])
+    at_limit = 1e-2 * max(excess(evaluated(boxes), limit) for limit in settings.tolerance)
+    assert np.exp(np.array(prior.log_square_errors) / 2) == pytest.approx([at_limit, mask.value("worst_part")])
     assert prior.part_shares is not None

@@ -7,7 +7,6 @@ import shutil
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -47,23 +46,20 @@ FILE = RunFile(
 
 
 @pytest.fixture(scope="module")
-def journal_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int], Path]:
-    """The journal of a search over so many groups with this budget."""
-
-    @cache
-    def search(groups: int, budget: int) -> Path:
-        space, journal = make_small_space(groups), tmp_path_factory.mktemp("searched") / "study.journal"
-        record = open_study(space, name="test", metric="relative_l2", identity={"model": SHA}, journal=journal)
-        tune(record, settings=replace(SETTINGS, budget=budget, sampler="tpe"))
+def journals(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """The journals of searches, by their number of groups."""
+    paths = {groups: tmp_path_factory.mktemp("searched") / "study.journal" for groups in (8, 16)}
+    for groups, journal in paths.items():
+        study = {"name": "test", "metric": "relative_l2", "identity": {"model": SHA}, "journal": journal}
+        record = open_study(make_small_space(groups), **study)
+        tune(record, settings=replace(SETTINGS, budget=15 if groups == 8 else 90, sampler="tpe"))
         record.close()
-        return journal
-
-    return search
+    return paths
 
 
 @pytest.fixture
-def searched(journal_of: Callable[[int, int], Path], open_record: OpenRecord, tmp_path: Path) -> StudyRecord:
-    shutil.copy(journal_of(8, 15), tmp_path / "study.journal")
+def searched(journals: dict[int, Path], open_record: OpenRecord, tmp_path: Path) -> StudyRecord:
+    shutil.copy(journals[8], tmp_path / "study.journal")
     return open_record()
 
 
@@ -84,6 +80,7 @@ def test_what_cannot_become_the_choice_is_measured_once(searched: StudyRecord, s
     front = confirm(searched, toolchain)
     chosen = front.chosen.plan.fingerprint
     assert toolchain.calls == [(p, "held_out", 1) for p in points] + [(chosen, "held_out", n) for n in (2, 3)]
+    assert toolchain.ahead == ["main"] * 2, "while the first round and the second are measured"
     assert all(p.remeasured for p in front.points)
 
 
@@ -122,9 +119,8 @@ def test_what_was_measured_is_not_repeated(searched: StudyRecord, space: SearchS
 def test_a_predicted_latency_is_never_confirmed(record: StudyRecord, space: SearchSpace) -> None:
     toolchain = make_toolchain(space, latency_source="predicted", error_source="emulated")
     tune(record, toolchain, SETTINGS)
-    rounds = rounds_needed(SETTINGS, "predicted")
-    assert rounds == 1
-    front = confirm(record, toolchain, rounds)
+    assert rounds_needed(SETTINGS, "predicted") == 1
+    front = confirm(record, toolchain, 1)
     assert all(p.held_out is not None and not p.remeasured for p in front.points)
     assert {p.latency.source for p in front.points} == {"predicted"}
 
@@ -220,13 +216,7 @@ def test_finding_a_plan() -> None:
     names = [e.plan.fingerprint for e in known]
     typo, several = names[7][:-1] + ("0" if names[7][-1] != "0" else "1"), names[0][0]
     assert find_plan(known, names[7]) == known[7]
-    errors = {
-        "zzz": "no plan 'zzz'",
-        "": "no plan ''",
-        typo: "no plan",
-        several: "several",
-        names[3]: "not feasible",
-    }
+    errors = {"zzz": "no plan 'zzz'", "": "no plan ''", typo: "no plan", several: "several", names[3]: "not feasible"}
     for name, message in errors.items():
         with pytest.raises(PlanError, match=message):
             find_plan(known, name)
@@ -237,9 +227,9 @@ CAPPED = replace(SETTINGS, confirm_points=7)
 
 
 @pytest.fixture
-def long(journal_of: Callable[[int, int], Path], open_record: OpenRecord, tmp_path: Path) -> StudyRecord:
+def long(journals: dict[int, Path], open_record: OpenRecord, tmp_path: Path) -> StudyRecord:
     """Of a search whose front has more points than are confirmed."""
-    shutil.copy(journal_of(16, 90), tmp_path / "study.journal")
+    shutil.copy(journals[16], tmp_path / "study.journal")
     record = open_record(LONG, sampler=None)
     assert len(pareto(record.evaluations())) >= 9
     return record

@@ -11,7 +11,6 @@ import pytest
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.errors import BaselineError, SettingsError
-from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings, Tolerance
 from mptune.tuning.bench import HOPELESS, Limits, Stop
 from mptune.tuning.dominance import pareto
@@ -20,7 +19,7 @@ from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.space import SearchSpace
 from tests.fakes import Diary, FakeToolchain
 from tests.tuning.conftest import OpenRecord
-from tests.tuning.factory import make_toolchain, tune
+from tests.tuning.factory import make_error, make_toolchain, tune
 
 
 @pytest.mark.parametrize("sampler", ["precision", "tpe"])
@@ -119,14 +118,6 @@ def test_the_time_is_over(record: StudyRecord) -> None:
     assert record.spent == 4, "it is asked before a plan is proposed, and before it is built"
 
 
-class NoObjective(FakeToolchain):
-    """Whose objective has no value, although outputs are finite."""
-
-    def _output_error(self, plan: PrecisionPlan, factor: float) -> OutputError:
-        error = super()._output_error(plan, factor)
-        return OutputError({**error.per_output, "*": {"mine.py:metric": (math.nan, math.nan)}})
-
-
 def test_a_baseline_that_is_not_sound_stops_everything_and_is_tried_anew(
     open_record: OpenRecord, space: SearchSpace
 ) -> None:
@@ -141,7 +132,9 @@ def test_a_baseline_that_is_not_sound_stops_everything_and_is_tried_anew(
     assert record.spent == len(record.failed()) == 0
     assert record.waiting() == {space.seeds[0].plan.fingerprint}
     assert tune(open_record(), budget=3).toolchain.built[0] == space.seeds[0].plan.fingerprint
-    scripted, toolchain = open_record(metric="mine.py:metric", name="own"), make_toolchain(space, NoObjective)
+    scripted, toolchain = open_record(metric="mine.py:metric", name="own"), make_toolchain(space)
+    no_value = {**make_error(1e-7).per_output, "*": {"mine.py:metric": (math.nan, math.nan)}}
+    toolchain._output_error = lambda plan, factor: OutputError(no_value)
     with pytest.raises(BaselineError, match="is nan for all-FP32, whose outputs are finite"):
         tune(scripted, toolchain, SearchSettings(metric="mine.py:metric"))
     assert (len(toolchain.calls), scripted.spent) == (1, 0)

@@ -136,11 +136,6 @@ def callable_name(function: TaskMetric) -> str:
     return CALLABLE + ("lambda" if name == "<lambda>" else name)
 
 
-def is_own(metric: str) -> bool:
-    """Whether a metric is the user's own: a script's, or a function."""
-    return metric not in METRICS
-
-
 def sample_functions(metric: Metric) -> Mapping[str, TaskMetric]:
     """What is taken of each sample for a metric of single samples, by the statistic's name; nothing for others."""
     if metric.kind != "sample":

@@ -13,12 +13,12 @@ from statistics import fmean
 
 from mptune.findings.numbers import in_samples
 from mptune.findings.wording import Severity
-from mptune.graph.facts import Facts, FusedNodes, steps_inside, values_inside
+from mptune.graph.facts import Facts, FusedNodes, steps_inside, values_inside, walk
 from mptune.graph.groups import GroupedModel
 from mptune.graph.hazards import static
 from mptune.graph.hazards.hazard import FP16_MAX, Hazard, HazardPlace, ObservedValues, group_of, touching, worst_first
 from mptune.graph.hazards.masks import is_held, mask_input, stays_right
-from mptune.graph.hazards.probes import probe_hazards, walk
+from mptune.graph.hazards.probes import probe_hazards
 from mptune.graph.loading.model import Node
 from mptune.graph.ops import ARITHMETIC, BOUNDS, MOVEMENT, SOFTMAX, SUMMING, operator
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision

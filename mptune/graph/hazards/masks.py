@@ -116,10 +116,8 @@ def _masks(model: Model) -> Mapping[str, float]:
                 sizes += [float(np.max(np.abs(part), initial=0.0)) for part in chunks(constant)]
         if max(sizes, default=0.0) > Precision.FP16.largest:
             magnitudes.update(dict.fromkeys(node.outputs, max(sizes)))
-    bring = {
-        name for name in magnitudes if comes_to_softmax(model, model.nodes[model.producer[name]]) or is_limit(name)
-    }
-    return {name: size for name, size in magnitudes.items() if name in bring and math.isfinite(size)}
+    finite = {name: model.nodes[model.producer[name]] for name, size in magnitudes.items() if math.isfinite(size)}
+    return {n: magnitudes[n] for n, maker in finite.items() if comes_to_softmax(model, maker) or is_limit(n)}
 
 
 # -- rows that are masked whole ---------------------------------------------------------------------------------------

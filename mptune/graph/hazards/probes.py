@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from mptune.graph.facts import attribute, facts_of, float_attribute, origin
+from mptune.graph.facts import attribute, facts_of, float_attribute, origin, walk
 from mptune.graph.hazards.hazard import Hazard, HazardPlace, NodeFacts, ObservedValues, TensorRange, group_of, spacing
 from mptune.graph.hazards.masks import comes_to_softmax
 from mptune.graph.hazards.static import state_pairs
@@ -95,9 +95,8 @@ def probed_nodes(model: Model) -> tuple[ProbedNode, ...]:
         if node.op_type in POLES:
             pole = node.inputs[POLES[node.op_type]]
             power = facts.number(node.inputs[1]) if node.op_type == "Pow" else -1.0
-            if facts.is_static(pole) or not model.info(pole).is_float32 or power is None:
-                continue
-            if power > 0 and power == int(power):
+            is_value = model.info(pole).is_float32 and not facts.is_static(pole)
+            if not is_value or power is None or (power > 0 and power.is_integer()):
                 continue
             names = {pole}  # arithmetic before it; what reductions give is taken as it is
             for _ in range(_POLE_DEPTH):
@@ -244,7 +243,6 @@ _CANCELLATION_ERROR = (0.01, 0.03)
 rounding is 2.8e-4 in the mean, BF16's 2.3e-3. At eight times FP16's limit BF16 would only fail where FP16 does."""
 _STEP_BY_STEP = ELEMENTWISE - {"Where"} | {"Identity", "Cast"}
 """Functions of single elements. What a Where chooses may have nothing to do with its condition."""
-_MAX_STEPS = 256
 
 
 def _sum(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
@@ -304,17 +302,6 @@ def _stagnation(look: _Look, share: float, first: float, second: float) -> Itera
         evidence["spacing"] = spacing(at, look.precision)
         place, words = (node.outputs[0], evidence, "lost", at), {"moved": moved, "unchanged": unchanged}
         yield look.hazard("stagnation", *place, severity="error", words=words)
-
-
-def walk(start: Iterable[str], onward: Callable[[str], Iterable[str]]) -> Iterator[str]:
-    """Values from the first ones on, each once, as far as ``onward`` leads, and not without end."""
-    stack, done = list(start), set[str]()
-    while stack and len(done) < _MAX_STEPS:
-        value = stack.pop()
-        if value not in done:
-            done.add(value)
-            yield value
-            stack += onward(value)
 
 
 # -- norms ------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import numpy as np
 
 from mptune.finding import Finding, FindingOrigin, OutputColumns, Where
 from mptune.findings.wording import Severity, listed
-from mptune.graph.facts import Facts, facts_of
+from mptune.graph.facts import Facts, facts_of, walk
 from mptune.graph.hazards import hazard
 from mptune.graph.hazards.hazard import FP16_MAX, FP16_NORMAL, FP16_TINY, Hazard, HazardPlace, ObservedValues, group_of
 from mptune.graph.hazards.masks import makes_limit
@@ -27,7 +27,6 @@ from mptune.graph.writing.weights import chunks, rounding_of
 
 _VANISHING_SHARE, _MOSTLY_VANISHING_SHARE = 0.01, 0.5
 _BEFORE_DIVISION = GLUE | {"Sqrt", "Mul"}
-_MAX_STEPS = 32
 _SQUARE_LIMIT = 256.0
 """Squares of larger values leave FP16's range: 256**2 = 65536."""
 _OPERATORS: Mapping[str, tuple[int, str]] = {
@@ -98,17 +97,16 @@ def _divides(facts: Facts, node: Node) -> tuple[bool, bool]:
     Through glue, roots and products only.
     """
     divides = is_rooted = False
-    passed, stack = set[int](), [node.outputs[0]] if node.op_type in GUARDS | {"Sub"} else []
-    for _ in range(_MAX_STEPS):  # values, not readers: every layer of a decoder may read one mask
-        tensor = stack.pop() if stack else ""
-        for reader in facts.readers(tensor) if tensor else ():
+
+    def onward(tensor: str) -> list[str]:
+        return [r.outputs[0] for r in facts.readers(tensor) if r.op_type in _BEFORE_DIVISION and r.outputs]
+
+    for tensor in walk(node.outputs[:1] if node.op_type in GUARDS | {"Sub"} else (), onward):
+        for reader in facts.readers(tensor):
             power = facts.number(reader.inputs[1]) or 0.0 if reader.op_type == "Pow" else 0.0
             is_divisor = reader.op_type == "Div" and facts.root(reader.inputs[1]) == facts.root(tensor)
             divides |= is_divisor or power < 0 or reader.op_type in ("Reciprocal", "Log")
             is_rooted |= reader.op_type == "Sqrt" or abs(power) == 0.5
-            if reader.op_type in _BEFORE_DIVISION and reader.index not in passed and reader.outputs:
-                passed.add(reader.index)
-                stack.append(reader.outputs[0])
     return divides, is_rooted
 
 
@@ -322,11 +320,8 @@ def _same_shape(output: TensorInfo, given: TensorInfo, growing: int) -> bool:
 def state_inputs(model: Model) -> frozenset[str]:
     """Inputs that hold a state: fed back from an output, or where a recurrent operator begins."""
     nodes = [node for graph in all_graphs(model.proto.graph) for node in graph.node]
-    makers, states = {name: node for node in nodes for name in node.output}, set[str]()
-    waiting = [given for _, given in state_pairs(model)]
-    waiting += [name for node in nodes if node.op_type in RECURRENT for name in node.input[_STATES]]
-    while waiting:
-        name = waiting.pop()
-        states.add(name)
-        waiting += makers[name].input if name in makers and makers[name].op_type in MOVEMENT | COPIES else ()
+    moved = {name: node.input for node in nodes if node.op_type in MOVEMENT | COPIES for name in node.output}
+    start = [given for _, given in state_pairs(model)]
+    start += [name for node in nodes if node.op_type in RECURRENT for name in node.input[_STATES]]
+    states = {*walk(start, lambda name: moved.get(name, ()))}
     return frozenset(info.name for info in model.inputs if info.name in states)

@@ -213,7 +213,7 @@ class _Emulation:
             return result
         if tensor in self._types.constants:
             self._reduced.add((tensor, precision))
-            self._append(_node("Cast", [reduced], result, name, to=onnx.TensorProto.FLOAT))
+            self._append(rewrite.cast_node(reduced, result, Precision.FP32, name))
             return result
         self._read.add(tensor)
         source, switches = tensor, [s for _, s in self._modes.get(self._emulator.maker.get(tensor, -1), ())]

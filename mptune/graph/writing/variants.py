@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -20,6 +21,7 @@ from mptune.files import write_bytes
 from mptune.graph.hazards.masks import softmax_rows
 from mptune.graph.hazards.probes import ProbedNode, probed_nodes
 from mptune.graph.loading.model import Model, Node, needed_nodes
+from mptune.graph.loading.tensors import declaration
 from mptune.graph.ops import PRODUCTS
 from mptune.graph.plan import REDUCED, Precision
 from mptune.graph.value_types import new_suffix
@@ -126,9 +128,7 @@ def _without_nodes(
             proto.graph.initializer.append(stored(constant, name))
     if outputs is not None:
         del proto.graph.output[:]
-        for name in outputs:
-            code = onnx.TensorProto.DataType.Value(model.info(name).dtype.upper())
-            proto.graph.output.append(onnx.helper.make_tensor_value_info(name, code, None))
+        proto.graph.output.extend(declaration(replace(model.info(name), shape=None)) for name in outputs)
     return proto, nodes
 
 
@@ -145,6 +145,7 @@ def write_tf32(model: Model, bank: WeightBank, path: Path, rounding: Rounding) -
     suffix, (proto, nodes) = new_suffix(model, "tf32"), _without_nodes(model, bank)
     graph = proto.graph
 
+    @cache
     def rounded(value: str) -> str:
         """Append the nodes that round one value; the name of the result."""
         near, below = f"{value}.nearest{suffix}", f"{value}.below{suffix}"
@@ -166,15 +167,12 @@ def write_tf32(model: Model, bank: WeightBank, path: Path, rounding: Rounding) -
         graph.node.append(onnx.helper.make_node("Where", [f"{below}.is above", below, near], [result], result))
         return result
 
-    done: dict[str, str] = {}
     for node in nodes:
         inputs, operands = list(node.inputs), 0
         if node.op_type in PRODUCTS and node.is_standard and model.info(node.outputs[0]).is_float32:
             operands = len(inputs) if node.op_type == "Einsum" else 2  # a bias is added in FP32
         for slot, value in enumerate(node.inputs[:operands]):
-            if value not in done:
-                done[value] = rounded(value)
-            inputs[slot] = done[value]
+            inputs[slot] = rounded(value)
         rewrite.add_node(graph, node, inputs, node.outputs)
     return write_bytes(path, [proto.SerializeToString(deterministic=True)])
 

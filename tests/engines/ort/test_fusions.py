@@ -5,6 +5,7 @@ compute the same, bit by bit, in the same kernels.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -67,9 +68,9 @@ def test_a_layer_norm_that_a_cast_before_it_would_break_does_not_count(tmp_path:
 
 
 NORM = ("n_mu", "n_c", "n_q", "n_m", "n_a", "n_s", "n_d", "n_e", "n_y")
-GELU = [("Div", "x root", "div"), ("Erf", "div", "erf"), ("Add", "erf one", "sum"), ("Mul", "x sum", "mul")]
+GELU = "div = Div(x, root) erf = Erf(div) sum = Add(erf, one) mul = Mul(x, sum) y = Mul(mul, half)"
 GELU_NODES = ("n_div", "n_erf", "n_sum", "n_mul", "n_y")
-BIASED = [("Transpose", "x", "k"), ("MatMul", "x k", "h"), ("Add", "h half", "mask"), ("Softmax", "mask", "weights")]
+BIASED = "k = Transpose(x) h = MatMul(x, k) mask = Add(h, half) weights = Softmax(mask) y = MatMul(weights, x)"
 
 
 @pytest.mark.parametrize(
@@ -78,12 +79,12 @@ BIASED = [("Transpose", "x", "k"), ("MatMul", "x k", "h"), ("Add", "h half", "ma
         (None, "LayerNormalization", NORM, NORM),
         (None, "LayerNormalization", (*NORM, "n_h"), None),
         (None, "SkipLayerNormalization", (*NORM, "n_h"), NORM),
-        ([*BIASED, ("MatMul", "weights x", "y")], "BiasSoftmax", ("n_mask", "n_weights"), ("n_mask", "n_weights")),
-        ([*GELU, ("Mul", "mul half", "y")], "Gelu", GELU_NODES, GELU_NODES),
+        (BIASED, "BiasSoftmax", ("n_mask", "n_weights"), ("n_mask", "n_weights")),
+        (GELU, "Gelu", GELU_NODES, GELU_NODES),
     ],
 )
 def test_what_a_provider_says_it_fused(
-    steps: Any, op_type: str, nodes: tuple[str, ...], expected: tuple[str, ...] | None, tmp_path: Path
+    steps: str | None, op_type: str, nodes: tuple[str, ...], expected: tuple[str, ...] | None, tmp_path: Path
 ) -> None:
     """Below opset 17 a LayerNorm counts, as the CUDA provider says it. A sum that is fused with it may be of another
     group: under a plan that has the sum in FP32 a SkipLayerNormalization is a LayerNormalization."""
@@ -93,25 +94,28 @@ def test_what_a_provider_says_it_fused(
     assert fused_nodes(grouped, [(op_type, nodes[::-1], last)]) == (() if expected is None else (FusedNodes(expected),))
 
 
-def test_an_error_is_emulated_as_the_engine_computes(tmp_path: Path) -> None:
+@pytest.fixture
+def toolchain(tmp_path: Path) -> Iterator[Toolchain]:
     """Of a norm whose squares FP16 does not hold: ONNX Runtime keeps them in FP32."""
     context = make_context(rms_norm(tmp_path), tmp_path, {"x": X}, count=1)
     with Toolchain(ONNXRUNTIME, load_target("cpu"), context) as toolchain:
-        assert not isinstance(toolchain.reference("search"), Failure)
-        assert not isinstance(toolchain.observe(), Failure)
-        errors = toolchain.emulate([context.grouped.uniform(Precision.FP16)])
-        assert not isinstance(errors, Failure), errors
-        assert 1e-5 < errors[0].value("relative_l2") < 1e-3
-        assert not list(context.weights_dir.glob("*fusions*"))
+        yield toolchain
 
 
-def test_an_engine_that_does_not_open_is_asked_once(tmp_path: Path) -> None:
-    context = make_context(rms_norm(tmp_path), tmp_path, {"x": X}, count=1)
-    with Toolchain(ONNXRUNTIME, load_target("cpu"), context) as toolchain:
-        toolchain.builder.write = lambda *arguments: tmp_path / "gone.onnx"
-        failure = toolchain.fused_nodes()
-        assert isinstance(failure, Failure)
-        assert toolchain.fused_nodes() is failure
+def test_an_error_is_emulated_as_the_engine_computes(toolchain: Toolchain) -> None:
+    assert not isinstance(toolchain.reference("search"), Failure)
+    assert not isinstance(toolchain.observe(), Failure)
+    errors = toolchain.emulate([toolchain.context.grouped.uniform(Precision.FP16)])
+    assert not isinstance(errors, Failure), errors
+    assert 1e-5 < errors[0].value("relative_l2") < 1e-3
+    assert not list(toolchain.context.weights_dir.glob("*fusions*"))
+
+
+def test_an_engine_that_does_not_open_is_asked_once(toolchain: Toolchain, tmp_path: Path) -> None:
+    toolchain.builder.write = lambda *arguments: tmp_path / "gone.onnx"
+    failure = toolchain.fused_nodes()
+    assert isinstance(failure, Failure)
+    assert toolchain.fused_nodes() is failure
 
 
 def test_a_switched_epsilon_is_the_models(tmp_path: Path) -> None:
@@ -280,18 +284,17 @@ def test_grid_sample_leaves_the_cuda_provider_in_fp16(tmp_path: Path) -> None:
 
 def test_operators_that_no_provider_runs_in_bf16_are_named(mlp_context: RunContext) -> None:
     """By the CPU provider, which has next to no BF16 kernels: its session names one node after the other."""
+    grouped = mlp_context.grouped
     with Toolchain(ONNXRUNTIME, load_target("cpu"), mlp_context, "cpu") as toolchain:
         assert toolchain.missing_kernels(Precision.BF16) == ()
-        found = toolchain.builder.nodes_without_kernel(Precision.BF16)
-    assert not isinstance(found, Failure), found
-    assert {"MatMul", "Gemm"} & {node.op_type for node in found}
-    assert {(node.wanted, node.actual) for node in found} == {("CPUExecutionProvider", "")}
-    nodes = {node.name: node.op_type for node in mlp_context.model.nodes}
-    assert all(nodes[node.node] == node.op_type for node in found)
-    kernels = MissingKernels({Precision.BF16: found})
-    pins = kernels.pins(mlp_context.grouped, Precision.BF16)
-    assert kernels.pins(mlp_context.grouped) == {}
-    assert pins.keys() == {mlp_context.grouped.owners[node.node] for node in found}
-    about = kernels.findings(mlp_context.grouped)
-    assert {finding.code for finding in about} == {"no-bf16-kernel"}
-    assert {finding.evidence["operator"] for finding in about} == {node.op_type for node in found}
+        missing = toolchain.builder.nodes_without_kernel(Precision.BF16)
+    assert not isinstance(missing, Failure), missing
+    assert {"MatMul", "Gemm"} & {node.op_type for node in missing}
+    operators = {node.name: node.op_type for node in grouped.model.nodes}
+    assert missing == tuple(MissingKernel(each.node, operators[each.node], CPU, "") for each in missing)
+    kernels = MissingKernels({Precision.BF16: missing})
+    assert kernels.pins(grouped) == {}
+    assert kernels.pins(grouped, Precision.BF16).keys() == {grouped.owners[each.node] for each in missing}
+    findings = kernels.findings(grouped)
+    assert {finding.code for finding in findings} == {"no-bf16-kernel"}
+    assert {finding.evidence["operator"] for finding in findings} == {each.op_type for each in missing}

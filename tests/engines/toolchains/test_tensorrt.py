@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import pytest
 
 import mptune
 from mptune.data.archive import save_samples
-from mptune.engines.base import Failure, FailureKind, Measurement, Progress, Stage
+from mptune.engines.base import Failure, FailureKind, Progress, Stage
 from mptune.engines.context import RunContext
 from mptune.engines.tensorrt.builder import BuildJob, BuildOptions, ParseJob
 from mptune.engines.tensorrt.library import LibraryReport, exports_creators, load_library
@@ -30,7 +30,7 @@ from mptune.targets.detect import detect_gpus
 from mptune.targets.target import load_target
 from mptune.tuning.facts import MissingKernels
 from tests.device.machines import become
-from tests.engines.engine_support import QUICK, install, make_context
+from tests.engines.engine_support import QUICK, failed, install, make_context, measured
 from tests.graph import rtx
 from tests.reporting import trtexec
 
@@ -40,11 +40,6 @@ pytestmark = [
 ]
 PLENTY_S = 120.0
 FAILURE = Failure(Stage.BUILD, FailureKind.DEVICE_LOST, "gone")
-
-
-def failed(result: object) -> Failure:
-    assert isinstance(result, Failure), result
-    return result
 
 
 def test_engines_are_built_beside_predictions(
@@ -86,14 +81,6 @@ def test_a_build_past_its_deadline_is_cancelled_then_killed(mlp_path: Path, mlp_
         assert worker.pid != pid
 
 
-def test_turing_has_no_fp32_engine(mlp_context: RunContext, fp32: PrecisionPlan) -> None:
-    """The reason why 7.5 is not among ``RTX_CAPABILITIES``."""
-    with open_toolchain(load_target("t4"), mlp_context.with_settings(engine="tensorrt-rtx")) as tools:
-        failure = failed(tools.evaluate(fp32))
-    assert failure.kind is FailureKind.UNSUPPORTED
-    assert "Turing (SM75): FP32 GEMM is not supported" in failure.message
-
-
 @pytest.mark.usefixtures("gpu_here")
 def test_a_fault_of_the_machine_costs_no_engine(
     monkeypatch: pytest.MonkeyPatch, mlp_context: RunContext, fp16: PrecisionPlan
@@ -111,11 +98,6 @@ def test_a_fault_of_the_machine_costs_no_engine(
     assert failure.is_machine_fault
     assert "cudaSetDevice" in failure.message or "cuda-python" in failure.message
     assert len(list(mlp_context.engines_dir.glob(f"{fp16.fingerprint}*"))) == 1
-
-
-def measured(result: Measurement | Failure | None) -> Measurement:
-    assert isinstance(result, Measurement), result
-    return result
 
 
 @pytest.fixture
@@ -194,34 +176,26 @@ void setLoggerFinder(void* finder) {}
 void* const* getCreators(int* count) { fclose(fopen("%s", "a")); *count = 0; return 0; }
 """
 
-Compile = Callable[[str], Path]
 
-
-@pytest.fixture
-def compiled(tmp_path: Path) -> Compile:
-    """Makes a library of C code that writes the file ``loaded``."""
+def compiled(code: str, folder: Path) -> Path:
+    """A library of C code that writes the file ``loaded``."""
     if shutil.which("cc") is None:
         pytest.skip("no C compiler")
-
-    def make(code: str) -> Path:
-        (tmp_path / "plugin.c").write_text(code % (tmp_path / "loaded"))
-        library = tmp_path / "a plugin.so"
-        subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "plugin.c"], check=True)
-        return library
-
-    return make
+    (folder / "plugin.c").write_text(code % (folder / "loaded"))
+    library = folder / "a plugin.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, folder / "plugin.c"], check=True)
+    return library
 
 
 @pytest.mark.parametrize("code", [REGISTERS_ITSELF, IS_ASKED])
-def test_a_plugin_is_loaded_or_why_not_is_told(compiled: Compile, code: str, mlp_path: Path, tmp_path: Path) -> None:
-    library, loaded = compiled(code), tmp_path / "loaded"
+def test_a_plugin_is_loaded_or_why_not_is_told(code: str, mlp_path: Path, tmp_path: Path) -> None:
+    library, loaded = compiled(code, tmp_path), tmp_path / "loaded"
     assert exports_creators(library) is (code is IS_ASKED)
     save_samples(tmp_path / "samples.npz", [{"x": np.zeros((1, 32), np.float32)}])
     options = BuildOptions("tensorrt-rtx", capabilities=((8, 9),), plugins=(library,))
     build = BuildJob(mlp_path, tmp_path / "m.engine", options, (tmp_path / "samples.npz",), 60.0)
     with Worker(tmp_path / "logs", WorkerSettings()) as worker:
-        result = worker.call(build, 120.0)
-        assert not isinstance(result, Failure), result
+        assert not isinstance(worker.call(build, 120.0), Failure)
         assert loaded.exists()
         loaded.unlink()
         worker.restart()
@@ -229,17 +203,14 @@ def test_a_plugin_is_loaded_or_why_not_is_told(compiled: Compile, code: str, mlp
         assert loaded.exists()
         library.write_bytes(b"no library")
         worker.restart()
-        failure = worker.call(ParseJob("tensorrt-rtx", mlp_path, (library,)), 120.0)
-    assert isinstance(failure, Failure)
+        failure = failed(worker.call(ParseJob("tensorrt-rtx", mlp_path, (library,)), 120.0))
     assert failure.kind is FailureKind.UNSUPPORTED
     assert failure.message.startswith(f"the plugin {library} does not load: ")
 
 
-def test_a_search_loads_them_and_build_sh_names_them(
-    compiled: Compile, mlp_path: Path, mlp_data: Path, tmp_path: Path
-) -> None:
+def test_a_search_loads_them_and_build_sh_names_them(mlp_path: Path, mlp_data: Path, tmp_path: Path) -> None:
     """On a machine with TensorRT: build and run; resumed without them, or with others, it is another run."""
-    library, run = compiled(REGISTERS_ITSELF), tmp_path / "run"
+    library, run = compiled(REGISTERS_ITSELF, tmp_path), tmp_path / "run"
     given = {"data": mlp_data, "out": run, "budget": 2, "confirm_rounds": 1, "latency": QUICK}
     with become("orin", tmp_path / "machine", is_alone=True) as here:
         mptune.search(mlp_path, plugins=library, **given)

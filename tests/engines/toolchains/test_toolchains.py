@@ -1,4 +1,4 @@
-"""What every toolchain must do, run against each kind that can run here; TF32, drift and failures."""
+"""What every toolchain and every backend must do, run against each that can run here; which of them a target gets."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mptune.engines.backend import Backend, Place
 from mptune.engines.base import EngineError, Failure, FailureKind, Measurement, Stage
 from mptune.engines.context import RunContext
 from mptune.engines.environment import GpuState
@@ -23,11 +24,13 @@ from mptune.engines.samples import Scoring
 from mptune.engines.spread import LEAST_VALUES
 from mptune.engines.tensorrt.backend import TENSORRT
 from mptune.engines.tensorrt.builder import BuildJob
-from mptune.engines.tensorrt.library import LibraryReport
+from mptune.engines.tensorrt.library import LibraryReport, is_installed
+from mptune.engines.toolchains import choose
 from mptune.engines.toolchains import measuring as measure
-from mptune.engines.toolchains.choose import open_toolchain
+from mptune.engines.toolchains.choose import choose_target, find_backends, list_toolchains, open_toolchain
 from mptune.engines.toolchains.measuring import STATE_AGE_S, MeasureJob, ReopenJob
 from mptune.engines.toolchains.toolchain import Toolchain
+from mptune.errors import TargetError
 from mptune.graph.hazards.hazard import TensorRange
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -38,8 +41,7 @@ from mptune.targets.roofline import roofline
 from mptune.targets.target import load_target
 from mptune.tuning.evaluation import ORIGIN_FP16, Evaluation
 from tests.device.machines import become
-from tests.engines.conftest import QUICK
-from tests.engines.engine_support import install, make_context, prepare
+from tests.engines.engine_support import QUICK, failed, install, make_context, measured, prepare
 from tests.engines.evaluator.mptune_evaluator import EVALUATOR
 
 DIGITS = Path(__file__).parents[3] / "benchmarks/models/digits_vit.onnx"
@@ -72,11 +74,6 @@ def tools(request: pytest.FixtureRequest, mlp_context: RunContext, tmp_path: Pat
         for which in ("search", "held_out"):
             assert not isinstance(tools.reference(which), Failure)
         yield tools
-
-
-def measured(result: Measurement | Failure | None) -> Measurement:
-    assert isinstance(result, Measurement), result
-    return result
 
 
 def test_plans_are_built_run_and_timed_or_predicted(tools: Toolchain, fp32: PrecisionPlan, fp16: PrecisionPlan) -> None:
@@ -118,8 +115,7 @@ def test_failures_come_back_as_values_and_the_next_call_works(mlp_context: RunCo
         assert weights
         for path in weights:
             path.unlink()
-        failure = tools.evaluate(fp16)
-        assert isinstance(failure, Failure)
+        failure = failed(tools.evaluate(fp16))
         assert failure.stage is Stage.BUILD
         assert failure.message
         assert failure.log_path is not None
@@ -279,7 +275,9 @@ def test_the_state_of_the_gpus_is_read_again_once_it_is_old(monkeypatch: pytest.
         monkeypatch.setattr(measure.time, "monotonic", lambda now=now: now)
         warnings.append(measure.gpu_warnings(state))
     assert warnings[:2] == [(), ()]
-    assert "fell from 1900 to 900 MHz" in warnings[2][0]
+    text, _, cure = warnings[2][0].rpartition(": ")
+    assert "fell from 1900 to 900 MHz" in text
+    assert cure.startswith("lock")
     assert warnings[3] == warnings[2], "also for the plans that are timed until the next reading"
 
 
@@ -304,3 +302,128 @@ def test_a_measurement_and_its_evaluation_keep_the_power_mode(
         "memory_mhz": 2133.0,
     }
     assert job_of(tmp_path).run(WorkerState()).measurement.power_mode is None
+
+
+ORIN = Gpu("NVIDIA Jetson Orin Nano", (8, 7), 7.8, "L4T 36.4.3", is_jetson=True)
+OLD_DRIVER = "the driver is older than the CUDA of cuda-python: pip install 'cuda-bindings<13', or update the driver"
+BOTH = {"tensorrt": LibraryReport("10.16.2"), "tensorrt_rtx": LibraryReport("1.7.1")}
+RTX = {"tensorrt_rtx": LibraryReport("1.7.1")}
+BROKEN = {"tensorrt": "tensorrt is installed, but a library is missing"}
+NO_BINDINGS = {"tensorrt": LibraryReport("10.3.0", ("typed in part: update",), "cuda-python is not usable")}
+
+
+@pytest.mark.parametrize("backend", [*find_backends(), EVALUATOR], ids=lambda backend: backend.name)
+def test_every_backend_says_how_it_stands(backend: Backend) -> None:
+    for target in map(load_target, ("cpu", "jetson-orin-nano-8gb", "rtx-4500-ada")):
+        answer = backend.available(Place(target))
+        assert answer.ability or not answer.obstacle or answer.hint
+        assert answer.title.startswith(backend.name) or answer.ability != "measures"
+    statuses = {status.name: status for status in backend.statuses(choose.detect_gpus())}
+    for name, status in statuses.items():
+        assert name.startswith(backend.name)
+        assert status.reason
+        assert status.available or status.install or "no GPU" in status.reason
+    if backend is TENSORRT and not is_installed("tensorrt"):
+        assert statuses["tensorrt"].reason == "tensorrt is not installed"
+        assert "pip install tensorrt" in statuses["tensorrt"].install
+
+
+def test_doctor_lists_every_backend() -> None:
+    statuses = {status.name: status for status in list_toolchains()}
+    assert statuses.keys() == {"onnxruntime-cuda", "onnxruntime-cpu", "tensorrt", "tensorrt-rtx"}
+    assert statuses["onnxruntime-cpu"].available
+    if not choose.detect_gpus() and is_installed("tensorrt-rtx"):
+        assert "builds ahead of time for compute capability 7.5, 8.0, 8.6, 8.9" in statuses["tensorrt-rtx"].reason
+
+
+HERE, JETSON = "rtx-4500-ada", "jetson-orin-nano-8gb"
+NOT_FOR_CPUS = "cannot be used for .*: it is for NVIDIA GPUs"
+
+
+@WITHOUT_GPU
+@pytest.mark.parametrize(
+    ("packages", "target", "engine", "expected", "passed_over"),
+    [
+        # A GPU here is measured by the first that can.
+        (BOTH, HERE, "auto", "tensorrt", None),
+        (BOTH, HERE, "tensorrt-rtx", "tensorrt-rtx", None),
+        (BOTH, HERE, "onnxruntime", "onnxruntime", None),
+        (RTX, HERE, "auto", "tensorrt-rtx", None),
+        (RTX, HERE, "tensorrt", "cannot be used for NVIDIA RTX 4500 Ada.*: tensorrt is not installed", None),
+        (BROKEN, HERE, "auto", "onnxruntime", "tensorrt"),
+        (NO_BINDINGS, HERE, "auto", "onnxruntime", "tensorrt"),
+        (NO_BINDINGS, HERE, "tensorrt", "cuda-python is not usable", None),
+        ({}, HERE, "auto", "emulation", "onnxruntime"),
+        ({}, HERE, "onnxruntime", "cannot be used for NVIDIA RTX 4500 Ada", None),
+        # A device elsewhere is predicted; auto builds for RTX GPUs alone.
+        (None, "cpu", "tensorrt", f"--engine tensorrt {NOT_FOR_CPUS}", None),
+        (None, "cpu", "tensorrt-rtx", f"--engine tensorrt-rtx {NOT_FOR_CPUS}", None),
+        (None, JETSON, "tensorrt", "TensorRT builds engines on the device", None),
+        (None, JETSON, "tensorrt-rtx", "it builds for compute capability", None),
+        (None, HERE, "onnxruntime", "emulation", None),
+        (None, "t4", "auto", "emulation", None),
+        (None, "a100-40gb", "auto", "emulation", None),
+        (None, "h100", "auto", "emulation", None),
+    ],
+)
+def test_which_backend_a_target_gets(
+    packages: Any,
+    target: str,
+    engine: Any,
+    expected: str,
+    passed_over: str | None,
+    request: pytest.FixtureRequest,
+    mlp_context: RunContext,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if packages is not None:
+        request.getfixturevalue("gpu_here")
+        install(monkeypatch, None if packages else "no CUDA", **packages)
+    context = mlp_context.with_settings(engine=engine)
+    if " " in expected:
+        with pytest.raises(TargetError, match=expected) as caught:
+            open_toolchain(load_target(target), context)
+        assert caught.value.hint
+        assert ("leave --engine at auto" in caught.value.hint) is expected.startswith("TensorRT builds")
+        return
+    with open_toolchain(load_target(target), context) as tools:
+        assert (tools.name, tools.builder is None) == (expected, expected == "emulation")
+        assert tools.error_source == ("measured" if tools.latency_source == "measured" else "emulated")
+        warnings = [text for text in tools.environment().warnings if " is passed over for " in text]
+    assert [text.split()[0] for text in warnings] == ([] if passed_over is None else [passed_over])
+
+
+@pytest.mark.parametrize("target", ["cpu", JETSON])
+def test_without_tensorrt_engines_plugins_are_refused(mlp_context: RunContext, target: str) -> None:
+    """Nothing would load them: neither ONNX Runtime nor a prediction."""
+    with pytest.raises(TargetError, match="is for engines of TensorRT"):
+        open_toolchain(load_target(target), mlp_context.with_settings(plugins=(Path("a.so"),)))
+
+
+def test_a_named_target_is_taken_at_its_word_and_without_a_gpu_auto_is_a_jetson(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A device file without a name is no reason to predict."""
+    choice = choose_target("cpu")
+    assert (choice.target.name, choice.why) == ("cpu", "")
+    with pytest.raises(TargetError):
+        choose_target("no-such-device")
+    monkeypatch.setattr(choose, "detect_gpus", tuple)
+    choice = choose_target("auto")
+    assert choice.target.name == "jetson-orin-nano-8gb"
+    assert "no GPU" in choice.why
+    monkeypatch.setattr(choose, "hidden_gpu", lambda: Path("/dev/nvhost-gpu"))
+    with pytest.raises(TargetError, match="/dev/nvhost-gpu shows an NVIDIA GPU") as caught:
+        choose_target("auto")
+    assert "NAME predicts" in caught.value.hint
+    assert choose_target("jetson-orin-nano-8gb").target.kind == "jetson"
+
+
+def test_what_keeps_tensorrt_from_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime is not installed with CUDA on a Jetson: its reason alone would mislead."""
+    monkeypatch.setattr(choose, "detect_gpus", lambda: (ORIN,))
+    install(monkeypatch, "no CUDA provider", tensorrt=LibraryReport("10.3.0", (), OLD_DRIVER))
+    why = choose_target("auto").why
+    assert why.startswith(f"{ORIN.name} was found, but cannot be measured (")
+    assert OLD_DRIVER in why
+    assert OLD_DRIVER in {status.name: status for status in list_toolchains()}["tensorrt"].reason

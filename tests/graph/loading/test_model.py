@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import sys
 import weakref
 from pathlib import Path
@@ -22,7 +23,6 @@ from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.value_types import value_types
 from mptune.graph.writing.rewrite import rewrite
 from tests.graph import models
-from tests.graph.helpers import run
 
 
 def test_what_is_computed_once_of_a_model_is_freed_with_it(tmp_path: Path) -> None:
@@ -88,13 +88,22 @@ def _opset(version: int) -> onnx.ModelProto:
     return proto
 
 
+def _branch(read: str, out: str) -> onnx.ModelProto:
+    then = f"then_branch: graph = a () => (float[2] {out}) {{ t = Neg({read}) }}"
+    other = "else_branch: graph = b () => (float[2] e) { e = Abs(x) }"
+    return models.text(f"(float[2] x, bool c) => (float[2] y) {{ y = If(c) <{then}, {other}> }}")
+
+
 UNTUNABLE = {
     "FP16 already": models.text("(float16[2] x) => (float16[2] y) { y = Relu(x) }"),
+    "BF16 already": models.text("(bfloat16[2] x) => (bfloat16[2] y) { y = Relu(x) }", opset=22),
     "needs 9": _opset(7),
     "knows up to": _opset(999),
     "type-check": models.text("(float[2,3] x) => (float[2,2] y) { y = MatMul(x, w) }", models.weight("w", 4, 2)),
     "cycle": models.text("(float[2] x) => (float[2] y) { a = Add(x, y) y = Relu(a) }"),
     "nothing computes": models.text("() => (float[2] y) { y = Relu(nowhere) }"),
+    "reads 'nowhere'": _branch("nowhere", "t"),
+    "does not compute": _branch("x", "x"),
     "negative": models.model([models.node("Relu", ["x"], "y")], [models.value("x", [-2])], [models.value("y", None)]),
 }
 
@@ -118,20 +127,13 @@ def test_refuses_external_data_outside_the_models_folder_missing_or_too_short(tm
     assert word in refused(models.save(proto, tmp_path / "inner"))
 
 
-def test_types_around_a_large_constant_node(tmp_path: Path) -> None:
-    big = models.node("Constant", [], "c", "big", value=models.weight("", 64, 64))
-    nodes = [big, models.node("MatMul", ["x", "c"], "y", "product")]
-    path = models.save(models.model(nodes, [models.value("x", [2, 64])], [models.value("y", None)]), tmp_path)
-    model = load_model(path)
-    assert model.info("y").shape == (2, 64)
-    assert model.initializers["c"].node_index == 0
-
-
-def test_types_a_norm_that_onnx_refuses(tmp_path: Path) -> None:
+def test_types_what_a_large_constant_node_and_a_norm_that_onnx_refuses_give(tmp_path: Path) -> None:
     """onnx 1.23 refuses its own definition of MeanVarianceNormalization."""
-    nodes = "m = MeanVarianceNormalization(x) y = Relu(m)"
-    model = load_model(models.save(models.text(f"(float[2,2] x) => (float[2,2] y) {{ {nodes} }}"), tmp_path))
-    assert (model.info("m").dtype, model.nodes[0].op_type) == ("float", "MeanVarianceNormalization")
+    proto = models.text("(float[2,64] x) => (float[n,m] y) { m = MeanVarianceNormalization(x) y = MatMul(m, c) }")
+    proto.graph.node.insert(0, models.node("Constant", [], "c", "big", value=models.weight("", 64, 32)))
+    model = load_model(models.save(proto, tmp_path))
+    assert (model.info("m").dtype, model.info("y").shape) == ("float", (2, 32))
+    assert (model.nodes[1].op_type, model.initializers["c"].node_index) == ("MeanVarianceNormalization", 0)
 
 
 def test_types_the_outer_product_of_two_computed_vectors(tmp_path: Path) -> None:
@@ -158,17 +160,6 @@ def test_a_group_norm_is_not_raised_to_where_its_scale_means_channels(tmp_path: 
         load_model(path, opset=22)
 
 
-def test_refuses_a_subgraph_that_reads_or_gives_out_what_it_cannot(tmp_path: Path) -> None:
-    def with_branch(read: str, out: str) -> Path:
-        then = f"then_branch: graph = a () => (float[2] {out}) {{ t = Neg({read}) }}"
-        other = "else_branch: graph = b () => (float[2] e) { e = Abs(x) }"
-        graph = f"(float[2] x, bool c) => (float[2] y) {{ y = If(c) <{then}, {other}> }}"
-        return models.save(models.text(graph), tmp_path)
-
-    assert "nothing computes" in refused(with_branch("nowhere", "t"))
-    assert "does not compute" in refused(with_branch("x", "x"))
-
-
 def test_classical_learners_and_outputs_of_maps_are_refused_in_one_line(tmp_path: Path) -> None:
     def save(nodes: list[onnx.NodeProto], output: onnx.ValueInfoProto) -> Path:
         proto = models.model(nodes, [models.value("x", ["n", 2])], [output], [models.weight("w", 2, 2)])
@@ -193,12 +184,6 @@ def test_dimensions_of_minus_one_are_dynamic_each_of_its_own_size(tmp_path: Path
     model = load_model(models.save(proto, tmp_path))
     assert model.info("x").shape == (None, 3, None, None)
     assert (model.info("y").shape or ())[1:] == (3, 1, 1)
-    plan = PrecisionPlan.uniform(model.sha256, [g.id for g in find_groups(model)], Precision.FP16)
-    models.save(rewrite(model, plan), tmp_path, "mixed.onnx")
-    written = load_model(tmp_path / "mixed.onnx", any_precision=True)
-    assert written.info("x").shape == (None, 3, None, None)
-    (y,) = run(tmp_path / "mixed.onnx", {"x": np.ones((2, 3, 4, 8), np.float32)}).values()
-    assert y.shape == (2, 3, 1, 1)
 
 
 def _spoilt(path: str, value: object) -> onnx.ModelProto:
@@ -259,19 +244,12 @@ def test_refuses_external_data_behind_a_link_and_what_is_no_file(tmp_path: Path)
     (folder / "w.bin").rename(folder / "real.bin")
     (folder / "w.bin").symlink_to("real.bin")
     assert load_model(folder / "m.onnx").nodes  # a link that stays in the folder
-    for target, word in (
-        ("../secret.bin", "outside"),
-        ("w.bin", "outside|missing|bad location"),
-        (".", "missing|outside"),
-    ):
+    for target in ("../secret.bin", "w.bin", "."):
         (folder / "w.bin").unlink()
         (folder / "w.bin").symlink_to(target)
-        with pytest.raises(ModelError, match=word):
-            load_model(folder / "m.onnx")
+        assert re.search("outside|missing|bad location", refused(folder / "m.onnx"))
     (folder / "w.bin").unlink()
     os.mkfifo(folder / "w.bin")
-    with pytest.raises(ModelError, match="missing"):
-        load_model(folder / "m.onnx")
+    assert "missing" in refused(folder / "m.onnx")
     os.mkfifo(folder / "pipe.onnx")
-    with pytest.raises(ModelError, match="not a file"):
-        load_model(folder / "pipe.onnx")
+    assert "not a file" in refused(folder / "pipe.onnx")

@@ -106,14 +106,6 @@ def test_a_damaged_bank_is_written_anew(damage: str, tmp_path: Path) -> None:
     assert half.read_bytes() == content
 
 
-def test_a_bank_that_cannot_be_written(tmp_path: Path) -> None:
-    model = load_model(models.save(models.cnn(), tmp_path))
-    (tmp_path / "bank").write_text("a file in the way")
-    with pytest.raises(RunError) as caught:
-        WeightBank.write(model, tmp_path / "bank")
-    assert caught.value.hint
-
-
 def test_external_data_that_shrink_later_are_an_error(tmp_path: Path) -> None:
     proto = models.product(RNG.standard_normal((64, 64)))
     onnx.save(proto, tmp_path / "m.onnx", save_as_external_data=True, location="m.bin", size_threshold=0)

@@ -6,7 +6,7 @@ import base64
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
@@ -17,10 +17,8 @@ from mptune.finding import Finding, Where
 from mptune.graph.groups import LayerGroup
 from mptune.reporting.page import PageContent
 from mptune.tuning.evaluation import Origin
-from mptune.tuning.explanation import Explanation, GroupWorth, Kept, Reason
-from mptune.tuning.front import Front
 from mptune.tuning.result import Progress
-from tests.reporting.conftest import Bench
+from tests.reporting.conftest import Bench, explained
 
 FORGED = "</script><script>window.forged=1</script><img src=x onerror=window.forged=1>"
 COMMAND = "run `mptune confirm RUN` on the device"
@@ -37,12 +35,11 @@ def rich_content(bench: Bench, directory: Path, environment: Environment) -> Pag
         model_path=Path("m<i>.onnx"),
         findings=(_finding("overflow", first), _finding("random-data", first), _finding("rows-mix", first)),
         warnings=(HOSTILE, COMMAND),
-        explanation=_explanation(front, groups),
+        explanation=explained(front, groups, HOSTILE),
     )
     failure = Failure(Stage.BUILD, FailureKind.NO_TACTIC, HOSTILE, None)
-    progress = Progress(
-        (0.0, 0.1, 0.1, 0.3), 3e-2, 4, 20.0, 12.0, 30.0, ((bench.plan(2), Origin("seed", HOSTILE), failure),)
-    )
+    failures = ((bench.plan(2), Origin("seed", HOSTILE), failure),)
+    progress = Progress((0.0, 0.1, 0.1, 0.3), 3e-2, 4, 20.0, 12.0, 30.0, failures)
     outputs = {point.plan.fingerprint: _outputs(k + 1) for k, point in enumerate(front.points)}
     shown = RunOutputs("relative_l2", 3, outputs, (4, 9, 11), (HOSTILE, "b.npy", "c.npy"))
     return PageContent(front, evaluations, groups, environment, progress, None, shown)
@@ -52,22 +49,6 @@ def _finding(code: str, group: LayerGroup) -> Finding:
     where = Where(nodes=(HOSTILE,), groups=(group.id,), tensors=(HOSTILE,), samples=(3,))
     severity = "error" if code == "rows-mix" else "warning"
     return Finding(code, severity, "search", where, {"reached": math.inf, "limit": 65504.0}, HOSTILE, f"keep {HOSTILE}")
-
-
-def _explanation(front: Front, groups: tuple[LayerGroup, ...]) -> Explanation:
-    turns = get_args(Reason)
-    kept = {
-        point.plan.fingerprint: tuple(
-            Kept(GroupWorth(group, HOSTILE, "conv", pinned=f"because {k} {HOSTILE}"), turns[k % len(turns)], 0.1)
-            for k, group in enumerate(point.plan.fp32_groups)
-        )
-        for point in front.points
-    }
-    worths = tuple(
-        GroupWorth(g.id, g.name, g.kind, math.inf if k == 1 else 10.0**-k, 0.01 * k, 0.002, 1)
-        for k, g in enumerate(groups)
-    )
-    return Explanation(kept, worths, "the roofline")
 
 
 def _outputs(seed: int) -> tuple[Literal["measured"], dict[str, Sketch]]:

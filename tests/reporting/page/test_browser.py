@@ -6,6 +6,7 @@ Needs Chromium with its driver (Debian: ``chromium chromium-driver``) and the ex
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -59,10 +60,6 @@ class Browser:
         show(self.driver, page, width, scheme)
         assert self.run("return document.querySelectorAll('main section').length") > 4, self.logs()
 
-    def settle(self) -> None:
-        """Wait until everything is drawn."""
-        self.driver.execute_async_script(NEXT_FRAME)
-
     def logs(self) -> tuple[list[str], list[str]]:
         """What the console says, and the addresses of all requests, since this was asked last."""
         console = [entry["message"] for entry in self.driver.get_log("browser")]
@@ -82,27 +79,21 @@ class Browser:
     def mouse(self, *steps: tuple[str, float, float]) -> None:
         for kind, x, y in steps:
             self.ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=1, clickCount=1)
-        self.settle()
+        self.driver.execute_async_script(NEXT_FRAME)  # until everything is drawn
 
-    def place(self, selector: str, number: int = 0) -> tuple[float, float]:
+    def place(self, selector: str) -> tuple[float, float]:
         """The middle of an element, scrolled into view, in pixels of the window."""
-        self.run(
-            "document.querySelectorAll(arguments[0])[arguments[1]].scrollIntoView({block: 'center'})", selector, number
-        )
-        box = self.run(
-            "const b = document.querySelectorAll(arguments[0])[arguments[1]].getBoundingClientRect();"
-            "return [b.x + b.width / 2, b.y + b.height / 2]",
-            selector,
-            number,
-        )
-        return float(box[0]), float(box[1])
+        script = """const node = document.querySelector(arguments[0]);
+            node.scrollIntoView({block: 'center'});
+            const box = node.getBoundingClientRect();
+            return [box.x + box.width / 2, box.y + box.height / 2]"""
+        x, y = self.run(script, selector)
+        return float(x), float(y)
 
     def unfold(self, selector: str = "details") -> None:
         """Open what is folded, and wait until it is there."""
-        self.driver.execute_async_script(
-            "for (const box of document.querySelectorAll(arguments[0])) box.open = true; setTimeout(arguments[1], 30)",
-            selector,
-        )
+        opens = "for (const box of document.querySelectorAll(arguments[0])) box.open = true;"
+        self.driver.execute_async_script(f"{opens} setTimeout(arguments[1], 30)", selector)
 
     def selected(self) -> str:
         return self.text("#selected h3 code")
@@ -136,11 +127,8 @@ def test_nothing_is_fetched_and_names_stay_text(browser: Browser, page: Path) ->
     assert browser.run("return [window.forged, document.images.length, document.scripts.length]") == [None, 0, 2]
     assert browser.run("return document.querySelector('h1').textContent") == "m<i>.onnx"
     shown = browser.text("main")
-    assert FORGED in shown
-    assert "\\x1b[31m\U0001f600" in shown
-    assert "\x1b" not in shown
-    assert HOSTILE not in shown
-    assert "`" not in shown
+    assert all(text in shown for text in (FORGED, "\\x1b[31m\U0001f600"))
+    assert not any(text in shown for text in ("\x1b", HOSTILE, "`"))
     assert "mptune confirm RUN" in browser.run("return [...document.querySelectorAll('code')].map(c => c.textContent)")
     assert browser.run("return [...document.querySelectorAll('section')].map(s => s.id)")[:2] == ["decide", "breaks"]
     assert "wrong already, and no plan repairs that" in browser.text("#decide")
@@ -158,9 +146,7 @@ def test_a_typed_limit_changes_selection_and_command(browser: Browser, page: Pat
     browser.type_into("#limit-ms", "1,3")
     assert "No point of the front has error <= 0.0005 and latency <= 1.3 ms" in browser.text("#selected")
     browser.type_into("#limit-error", "")
-    browser.run(
-        "arguments[0].dispatchEvent(new Event('input'))", browser.driver.find_element("css selector", "#limit-error")
-    )
+    browser.run("document.querySelector('#limit-error').dispatchEvent(new Event('input'))")
     assert browser.selected() == front.best(max_latency_ms=1.3).plan.fingerprint
     browser.driver.find_element("css selector", ".quiet-button").click()
     assert browser.selected() == front.chosen.plan.fingerprint  # type: ignore[union-attr]
@@ -192,15 +178,12 @@ def test_limits_select_what_pick_takes(browser: Browser, page: Path, content: Pa
         "const one = (selector) => document.querySelector('#selected' + selector);"
         "return [one(' h3 code').textContent, one(' > .bad').hidden]"
     )
-    limits = [None, 1e-9, 3e-4, 1e-3, 1.0]
-    for max_error in limits:
-        for max_ms in (None, 0.1, 0.9, 1.3, 5.0):
-            if max_error is None and max_ms is None:
-                continue
-            asked = Choice(max_error=max_error, max_latency_ms=max_ms)
-            choice = choose(content.front.points, asked, ("relative_l2",))
-            texts = {"limit-error": str(max_error or ""), "limit-ms": str(max_ms or "")}
-            assert browser.run(type_both, texts) == [choice.chosen, choice.unmet is None], texts
+    both = itertools.product((None, 1e-9, 3e-4, 1e-3, 1.0), (None, 0.1, 0.9, 1.3, 5.0))
+    for max_error, max_ms in list(both)[1:]:
+        asked = Choice(max_error=max_error, max_latency_ms=max_ms)
+        choice = choose(content.front.points, asked, ("relative_l2",))
+        texts = {"limit-error": str(max_error or ""), "limit-ms": str(max_ms or "")}
+        assert browser.run(type_both, texts) == [choice.chosen, choice.unmet is None], texts
 
 
 def test_a_click_changes_table_strip_and_histogram(browser: Browser, page: Path, content: PageContent) -> None:
@@ -288,12 +271,8 @@ def test_no_width_overflows_and_axe_finds_nothing_serious(browser: Browser, page
         assert len(result["passes"]) > 15
 
 
-def test_other_pages_draw(
-    browser: Browser, bench: Bench, content: PageContent, confirmation: Confirmation, tmp_path: Path
-) -> None:
-    front = content.front
-    assert front.chosen is not None
-    assert front.fp16 is not None
+def test_other_pages_draw(browser, bench, content: PageContent, confirmation: Confirmation, tmp_path: Path) -> None:
+    front: Any = content.front
     nothing = replace(front, chosen=None, points=(), fp16=None, choice=Choice(unmet=ChoiceLimits(max_error=1e-9)))
     only = replace(front, points=(front.fp32,), chosen=front.fp32, fp16=None)
     latency = replace(front.chosen.latency, median_ms=0.99 * front.chosen.latency.median_ms)
@@ -316,10 +295,8 @@ def test_other_pages_draw(
     assert len(browser.ask("Page.printToPDF")["data"]) > 10_000
 
 
-def test_far_and_nearly_exact_points_do_not_squeeze_the_others(
-    browser: Browser, bench: Bench, tmp_path: Path, run_dir: Path
-) -> None:
-    front, evaluations = bench.front(run_dir)
+def test_far_and_nearly_exact_points_do_not_squeeze_the_others(browser: Browser, bench: Bench, tmp_path: Path) -> None:
+    front, evaluations = bench.front(tmp_path)
     exact = replace(front.fp32, error=make_error(1.2e-7))
     far = bench.evaluation(5, 90.0, 4.0, number=77)
     points = tuple(exact if point.plan == front.fp32.plan else point for point in front.points)
@@ -331,12 +308,10 @@ def test_far_and_nearly_exact_points_do_not_squeeze_the_others(
         ".map(c => [Number(c.getAttribute('cx')), Number(c.getAttribute('cy'))])"
     )
     box = browser.run("const s = document.querySelector('.chart svg'); return [s.clientWidth, s.clientHeight]")
-    for axis in (0, 1):
-        values = [place[axis] for place in places]
-        assert max(values) - min(values) > 0.6 * box[axis]
+    for values, length in zip(zip(*places, strict=True), box, strict=True):
+        assert max(values) - min(values) > 0.6 * length
     ticks = browser.run("return [...document.querySelectorAll('.chart .tick')].map(t => t.textContent)")
-    assert "exact" in ticks
-    assert "far" in ticks
+    assert {"exact", "far"} <= set(ticks)
     assert browser.run("return document.querySelectorAll('.chart path.faint').length") == 1
     legend = browser.text(".chart-box .legend")
     assert all(mark in legend for mark in ("other plans", "beyond the edge", "drag to set a limit")), legend

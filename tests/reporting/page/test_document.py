@@ -13,7 +13,6 @@ import pytest
 
 from mptune.choice import Choice, ChoiceLimits
 from mptune.engines.base import Failure, FailureKind, Stage
-from mptune.engines.environment import Environment
 from mptune.finding import BREAKING_CODES, CODES, FP16_CODES, Finding, Where
 from mptune.reporting.page import PageContent, page_document, recommended, render
 from mptune.tuning.confirmation import Confirmation
@@ -22,13 +21,12 @@ from mptune.tuning.explanation import Explanation, GroupWorth, Kept
 from mptune.tuning.front import Front
 from mptune.tuning.result import Progress
 from mptune.tuning.texts import latency_text
-from tests.reporting.conftest import Bench, MakeFront, make_error, make_latency, predicted
+from tests.reporting.conftest import Bench, Evaluations, make_error, make_latency, predicted
 from tests.reporting.page.reading import plans_of
 
 
-def test_the_data_hold_everything(make_front: MakeFront, bench: Bench, environment: Environment) -> None:
-    front, evaluations = make_front()
-    document = page_document(PageContent(front, evaluations, bench.groups, environment))
+def test_the_data_hold_everything(front: Front, evaluations: Evaluations, bench: Bench, content: PageContent) -> None:
+    document = page_document(content)
     plans = plans_of(document)
     assert {e.plan.fingerprint for e in evaluations} == set(plans)
     assert [group["id"] for group in document["groups"]] == [group.id for group in bench.groups]
@@ -42,7 +40,7 @@ def test_the_data_hold_everything(make_front: MakeFront, bench: Bench, environme
     assert document["plans"][document["chosen"]][0] == front.chosen.plan.fingerprint
     assert document["latency_is"] == "measured"
     assert document["statistics"][str(document["fp32"])][0][1]["max_abs"] == 0.0
-    page = render(PageContent(front, evaluations, bench.groups, environment))
+    page = render(content)
     for text in ("NVIDIA H200, 140 GiB", bench.model.sha256, *front.warnings, "latency measured", "error measured"):
         assert text in page, text
     page = render(PageContent(predicted(front), (), bench.groups))
@@ -50,23 +48,20 @@ def test_the_data_hold_everything(make_front: MakeFront, bench: Bench, environme
         assert text in page
 
 
-def test_the_fronts_own_evaluation_stands_for_that_of_the_search(make_front: MakeFront, bench: Bench) -> None:
-    front, evaluations = make_front()
-    remeasured = next(e for e in evaluations if e.held_out is not None)
-    earlier = [replace(e, held_out=None, remeasured=False) for e in evaluations]
-    plans = plans_of(page_document(PageContent(front, earlier, bench.groups)))
-    shown = plans[remeasured.plan.fingerprint]
-    assert (shown["search"], shown["held_out"]) == (3e-4, 4e-4)
-    assert [plan["held_out"] for plan in plans.values()].count(None) == len(evaluations) - 1
+def test_the_fronts_own_evaluation_stands_for_that_of_the_search(content: PageContent) -> None:
+    earlier = [replace(e, held_out=None, remeasured=False) for e in content.evaluations]
+    plans = plans_of(page_document(replace(content, evaluations=earlier))).values()
+    shown = [(plan["search"], plan["held_out"]) for plan in plans if plan["held_out"] is not None]
+    assert shown == [(3e-4, 4e-4)]
 
 
-def test_without_a_choice(make_front: MakeFront, bench: Bench) -> None:
+def test_without_a_choice(front: Front, content: PageContent) -> None:
     choice = Choice(unmet=ChoiceLimits(max_error=1e-9))
-    front, evaluations = make_front(chosen=None, points=(), choice=choice)
-    document = page_document(PageContent(front, evaluations, bench.groups))
-    assert document["chosen"] is None
-    assert document["front"] == []
-    assert "No plan is chosen: no plan is feasible." in render(PageContent(front, evaluations, bench.groups))
+    front = replace(front, chosen=None, points=(), choice=choice)
+    content = replace(content, front=front)
+    document = page_document(content)
+    assert (document["chosen"], document["front"]) == (None, [])
+    assert "No plan is chosen: no plan is feasible." in render(content)
     assert [roles for _, roles in recommended(front)] == [["all-FP16"], ["all-FP32"]]
 
 
@@ -82,14 +77,11 @@ def test_pinned_groups_are_named_whoever_pins_them(front: Front, bench: Bench) -
     worth = GroupWorth(second, "n", "norm", pinned="the space says so")
     groups = (replace(bench.groups[0], pinned="only FP32 <kernels>"), *bench.groups[1:])
     explained = replace(front, explanation=Explanation(groups=(worth,)))
-    by_id = {group["id"]: group for group in page_document(PageContent(explained, (), groups))["groups"]}
-    assert by_id[first]["pinned"] == "only FP32 <kernels>"
-    assert by_id[second]["pinned"] == "the space says so"
-    assert by_id[third]["pinned"] is None
+    pinned = {group["id"]: group["pinned"] for group in page_document(PageContent(explained, (), groups))["groups"]}
+    assert [pinned[group] for group in (first, second, third)] == ["only FP32 <kernels>", "the space says so", None]
 
 
-def test_reasons_stand_once(make_front: MakeFront, bench: Bench) -> None:
-    front, evaluations = make_front()
+def test_reasons_stand_once(front: Front, evaluations: Evaluations, bench: Bench) -> None:
     worth = GroupWorth(bench.groups[-1].id, "n", "conv", pinned="too large", finding="overflow")
     explanation = Explanation({point.plan.fingerprint: (Kept(worth, "finding"),) for point in front.points})
     document = page_document(PageContent(replace(front, explanation=explanation), evaluations, bench.groups))
@@ -98,12 +90,12 @@ def test_reasons_stand_once(make_front: MakeFront, bench: Bench) -> None:
     assert document["reasons"]["plans"][str(document["chosen"])] == [[len(bench.groups) - 1, 0]]
 
 
-def test_findings_are_sorted_by_what_they_are_about(make_front: MakeFront, bench: Bench) -> None:
+def test_findings_are_sorted_by_what_they_are_about(front: Front, bench: Bench) -> None:
     findings = tuple(
         Finding(code, "warning", "search", Where(nodes=("a\nb",)), {"x": 1.0}, f"the text of {code}", "")
         for code in ("random-data", "overflow")
     )
-    page = render(PageContent(make_front(findings=findings)[0], (), bench.groups))
+    page = render(PageContent(replace(front, findings=findings), (), bench.groups))
     _, breaks, warnings = re.split('<section id="(?:breaks|warnings)"', page)
     assert "the text of overflow" in breaks
     assert "a\\nb" in breaks, "on one line"
@@ -119,9 +111,9 @@ def test_failures_name_their_log(front: Front, bench: Bench, tmp_path: Path) -> 
         assert text in page
 
 
-def test_the_run_is_named_without_its_folders(make_front: MakeFront, bench: Bench, tmp_path: Path) -> None:
+def test_the_run_is_named_without_its_folders(front: Front, bench: Bench, tmp_path: Path) -> None:
     for run_dir in (tmp_path / "my model.mptune", Path("my model.mptune")):
-        front, _ = make_front(run_dir=run_dir)
+        front = replace(front, run_dir=run_dir)
         assert shlex.split(page_document(PageContent(front, (), bench.groups))["run"]) == ["my model.mptune"]
 
 
@@ -132,13 +124,11 @@ def test_a_confirmation_has_both_figures(confirmation: Confirmation, bench: Benc
     assert "the predicted ranking held" in section
     rows = [re.findall("<td>(.*?)</td>", row) for row in re.findall("<tr.*?</tr>", section)[1:]]
     assert [row[-2] for row in rows].count("chosen") == 1
-    assert [row[:2] for row in rows] == [
-        [plan.searched.plan.fingerprint, latency_text(plan.searched)] for plan in confirmation.plans
-    ]
+    searched = [plan.searched for plan in confirmation.plans]
+    assert [row[:2] for row in rows] == [[each.plan.fingerprint, latency_text(each)] for each in searched]
 
 
-def test_tf32_stands_beside_the_other_baselines(make_front: MakeFront, bench: Bench) -> None:
-    front, evaluations = make_front()
+def test_tf32_stands_beside_the_other_baselines(front: Front, evaluations: Evaluations, bench: Bench) -> None:
     tf32 = replace(front.fp32, latency=make_latency(1.6), error=make_error(5e-4), speedup=1.25)
     content = PageContent(replace(front, tf32=tf32), evaluations, bench.groups)
     document = page_document(content)
@@ -148,6 +138,5 @@ def test_tf32_stands_beside_the_other_baselines(make_front: MakeFront, bench: Be
 
 
 def test_the_chosen_plan_its_neighbours_and_the_baselines_are_recommended(front: Front) -> None:
-    rows = [(e.latency.median_ms, roles) for e, roles in recommended(front)]
-    wanted = [(0.9, ["all-FP16", "faster"]), (1.2, ["chosen"]), (1.7, ["more exact"]), (2.0, ["all-FP32"])]
-    assert rows == wanted
+    rows = {e.latency.median_ms: roles for e, roles in recommended(front)}
+    assert rows == {0.9: ["all-FP16", "faster"], 1.2: ["chosen"], 1.7: ["more exact"], 2.0: ["all-FP32"]}

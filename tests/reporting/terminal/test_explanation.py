@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
-import numpy as np
 import pytest
 
 from mptune.cli import main
@@ -16,36 +16,17 @@ from mptune.reporting.terminal.front import print_explanation
 from mptune.reporting.text import explain_kept
 from mptune.tuning.explanation import Explanation, GroupWorth, Kept, Reason, reason_counts, reasons_text
 from mptune.tuning.front import Front
-from tests.conftest import save_mlp
 from tests.fakes import make_toolchain, search
-from tests.reporting.conftest import Bench, MakeFront, printed, readme
+from tests.reporting.conftest import Bench, explained, printed, readme
 
 
 def worth(group: str, error: float | None = None, **facts: str) -> GroupWorth:
     return GroupWorth(group, f"a/very/long/path/to/<{group}>[b]", "conv", error, **facts)
 
 
-def explained(front: Front, bench: Bench) -> Explanation:
-    """Reasons by turns for every FP32 group, with nasty names."""
-    turns = get_args(Reason)
-    kept = {
-        point.plan.fingerprint: tuple(
-            Kept(worth(group, 10.0**-k, pinned=f"why <{k}>"), turns[k % len(turns)], 0.1)
-            for k, group in enumerate(point.plan.fp32_groups)
-        )
-        for point in front.points
-    }
-    worths = tuple(
-        GroupWorth(g.id, f"a/very/long/path/to/{g.id}", g.kind, 10.0**-k if k else math.inf, 0.01, 0.002, k)
-        for k, g in enumerate(bench.groups)
-    )
-    return Explanation(kept, worths, "the roofline and 48 builds")
-
-
 @pytest.fixture
-def front(make_front: MakeFront, bench: Bench) -> Front:
-    front: Front = make_front()[0]
-    return make_front(explanation=explained(front, bench))[0]  # type: ignore[no-any-return]
+def front(front: Front, bench: Bench) -> Front:
+    return replace(front, explanation=explained(front, bench.groups))
 
 
 @pytest.mark.parametrize("columns", [80, 110, 120])
@@ -63,12 +44,11 @@ def test_the_table_says_why(front: Front, columns: int) -> None:
         assert group.because in readme(front)
 
 
-def test_the_baseline_needs_no_reason(make_front: MakeFront, bench: Bench) -> None:
-    plain, _ = make_front()
+def test_the_baseline_needs_no_reason(front: Front) -> None:
+    plain = replace(front, explanation=Explanation())
     assert "holds nothing to explain" in printed(plain, show=print_explanation)
     assert "not known" in readme(plain)
-    front, _ = make_front(explanation=explained(plain, bench), chosen=plain.fp32)
-    text = printed(front, 120)
+    text = printed(replace(front, chosen=front.fp32), 120)
     row = next(line for line in text.splitlines() if front.fp32.plan.fingerprint in line)
     assert "error" not in row
     assert "kept in FP32" not in text
@@ -111,14 +91,11 @@ def test_reasons_are_counted_in_the_order_of_the_groups() -> None:
     ]
 
 
-def test_a_run_is_explained_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_a_run_is_explained_elsewhere(place: Path, capsys) -> None:
     """Only the run directory is there, under another name: no model, no data."""
-    monkeypatch.chdir(tmp_path)
-    save_mlp(tmp_path / "model.onnx")
-    np.savez("data.npz", x=np.random.default_rng(0).normal(size=(8, 32)).astype(np.float32))
     front = search(make_toolchain(), budget=20)
-    (tmp_path / "model.onnx").unlink()
-    (tmp_path / "model.mptune").rename(tmp_path / "copy")
+    (place / "model.onnx").unlink()
+    (place / "model.mptune").rename(place / "copy")
     assert main(["report", "copy", "--explain", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document == front.explanation.to_json("worst_part")
@@ -128,7 +105,7 @@ def test_a_run_is_explained_elsewhere(tmp_path: Path, monkeypatch: pytest.Monkey
     assert main(["report", "copy", "--explain"]) == 0
     text = capsys.readouterr().out
     assert all(worth.group in text for worth in front.explanation.groups)
-    for point in json.loads((tmp_path / "copy" / "front.json").read_text())["points"]:
+    for point in json.loads((place / "copy" / "front.json").read_text())["points"]:
         assert len(point["fp32"]) == point["fp32_groups"]
         kept = document["plans"][point["plan"]]
         assert point["fp32"] == [{key: each[key] for key in ("group", "reason", "finding")} for each in kept]

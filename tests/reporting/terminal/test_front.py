@@ -81,11 +81,10 @@ def test_header_choice_and_warnings(front: Front) -> None:
 
 
 def test_the_plans_beside_the_chosen_one_are_named(front: Front) -> None:
-    text = printed(front, show=print_explanation)
     assert {beside.role for beside in front.neighbours} == {"faster", "more exact"}
     for beside in front.neighbours:
-        what = compared(beside.evaluation, front.chosen)
-        assert f"\n{beside.role:<11}{beside.evaluation.plan.fingerprint}: {what}\n" in text
+        line = f"{beside.role:<11}{beside.evaluation.plan.fingerprint}: {compared(beside.evaluation, front.chosen)}"
+        assert f"\n{line}\n" in printed(front, show=print_explanation)
 
 
 def overflow(group: str, node: str, value: float = 1e6, code: str = "overflow", **changes: object) -> Finding:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -11,8 +11,6 @@ import pytest
 
 from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.engines.latency import Latency
-from mptune.engines.spread import SessionTiming
-from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings
 from mptune.tuning.record.record import Sessions, StudyRecord
 from mptune.tuning.remeasure import candidates, confirmed_evaluations, remeasure
@@ -85,21 +83,12 @@ def test_predictions_are_never_opened_anew(record: StudyRecord) -> None:
     assert Sessions(record).corrected(predicted) == predicted
 
 
-@dataclass
-class Killed(FakeToolchain):
-    """The worker is killed from outside when sessions are opened anew, for the first times."""
-
-    times: int = 1
-
-    def reopen(self, plan: PrecisionPlan, count: int) -> tuple[SessionTiming, ...] | Failure:
-        self.times -= 1
-        killed = Failure(Stage.TIME, FailureKind.CRASH, "killed by SIGKILL")
-        return killed if self.times >= 0 else super().reopen(plan, count)
-
-
 @pytest.mark.parametrize("times", [1, 99])
 def test_where_reopening_fails_the_search_goes_on(record: StudyRecord, space: SearchSpace, times: int) -> None:
-    diary = tune(record, make_toolchain(space, Killed, times=times), SETTINGS).diary
+    """The worker is killed from outside when sessions are opened anew, for the first times."""
+    toolchain, kills = make_toolchain(space), [Failure(Stage.TIME, FailureKind.CRASH, "killed by SIGKILL")] * times
+    toolchain.reopen = lambda plan, count: kills.pop() if kills else FakeToolchain.reopen(toolchain, plan, count)
+    diary = tune(record, toolchain, SETTINGS).diary
     assert record.spent == SETTINGS.budget
     assert (Sessions(record).spread.sd is None) == (times > 1)
     warned = sum("how far sessions differ" in text for text in diary.warnings)

@@ -207,7 +207,6 @@ EARLY, LATE, AROUND = 20, 70, 10
 
 
 def test_the_work_and_the_lines_of_a_plan_do_not_grow(open_record: OpenRecord, tmp_path: Path) -> None:
-    """With the plans before it."""
     record = open_record(make_small_space(40))
     record._study.sampler = optuna.samplers.RandomSampler(seed=1)
     calls, lines = [0], []  # of Python functions between one evaluation and the next; of the journal

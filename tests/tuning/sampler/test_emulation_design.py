@@ -46,8 +46,7 @@ class Model:
         sampler, seen, counts = PrecisionSampler(seed=0, emulate=self.emulate, **options), self.seeds, []
         for number in range(count):
             self.asked.clear()
-            plan, *_ = sampler.propose(self.prior, seen, np.random.default_rng(number))
-            assert plan is not None
+            sampler.propose(self.prior, seen, np.random.default_rng(number))
             counts.append(sum(map(len, self.asked)))
             for plans in self.asked:
                 seen = seen.with_emulated(plans, self.errors(plans))

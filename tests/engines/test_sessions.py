@@ -24,8 +24,6 @@ from tests.graph import models
 from tests.graph.rtx import outlines
 
 Opener = Callable[[Path], EngineSession]
-
-
 ON_GPU = [
     pytest.param(name, marks=pytest.mark.gpu)
     for name in ("cuda", "cuda-no-graph", "tensorrt", "tensorrt-no-graph", "tensorrt-rtx")
@@ -65,6 +63,7 @@ def test_run_gives_every_output_by_name_as_the_cpu_does(opened: Opener, mlp_path
         assert outputs.keys() == expected.keys()
         for name, values in outputs.items():
             assert values.dtype == expected[name].dtype
+            assert values.flags.owndata, "outputs do not hold the memory of a session"
             np.testing.assert_allclose(values, expected[name], rtol=1e-4, atol=1e-5)
 
 
@@ -90,25 +89,14 @@ def test_run_and_time_may_be_mixed(opened: Opener, mlp_path: Path) -> None:
     np.testing.assert_allclose(session.run(rows(2))["y"], before["y"], rtol=1e-5, atol=1e-6)
 
 
-def test_two_sessions_live_side_by_side(opened: Opener, mlp_path: Path, cnn_path: Path) -> None:
-    first, second = opened(mlp_path), opened(cnn_path)
-    image = {"image": np.ones((2, 3, 16, 16), np.float32)}
-    for _ in range(2):
-        timed(first, rows(2))
-        timed(second, image)
-    second.close()
-    assert np.isfinite(first.run(rows(2))["y"]).all()
-
-
 def test_time_takes_as_many_values_as_told(opened: Opener, mlp_path: Path) -> None:
     session = opened(mlp_path)
     repetitions = calibrate(session.stopwatch(rows(2)).run_once, monotonic_ms, QUICK)
     assert repetitions.iterations * repetitions.executions_per_value >= QUICK.min_iterations
     latency = timed(session, rows(2), repetitions)
-    assert len(latency.raw_ms) == repetitions.iterations
-    assert latency.source == "measured"
+    assert (len(latency.raw_ms), latency.source) == (repetitions.iterations, "measured")
+    assert min(latency.raw_ms) > 0
     assert 0 < latency.ci95_ms[0] <= latency.median_ms <= latency.ci95_ms[1]
-    assert all(value > 0 for value in latency.raw_ms)
 
 
 def test_outputs_whose_shape_depends_on_values(opened: Opener, tmp_path: Path) -> None:
