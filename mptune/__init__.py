@@ -19,12 +19,12 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 _NAMES = {
     "mptune.api.searching": "search",
     "mptune.api.reading": "report pick",
-    "mptune.api.models": "inspect apply compare check",
+    "mptune.api.models": "load_model inspect apply compare check",
     "mptune.api.deploying": "worker confirm export open_run Run",
     "mptune.settings": "SearchSettings LatencySettings WorkerSettings TensorRtSettings DataSettings ShapeRange",
     "mptune.graph.plan": "Precision PrecisionPlan",
     "mptune.graph.groups": "LayerGroup find_groups",
-    "mptune.graph.loading.model": "Model load_model",
+    "mptune.graph.loading.model": "Model",
     "mptune.graph.writing.rewrite": "rewrite",
     "mptune.tuning.evaluation": "Evaluation",
     "mptune.tuning.front": "Front front_records",
@@ -44,13 +44,13 @@ __all__ = ["__version__", *_HOME]
 
 if TYPE_CHECKING:
     from mptune.api.deploying import Run, confirm, export, open_run, worker
-    from mptune.api.models import apply, check, compare, inspect
+    from mptune.api.models import apply, check, compare, inspect, load_model
     from mptune.api.reading import pick, report
     from mptune.api.searching import search
     from mptune.diagnosis.comparing import Comparison
     from mptune.errors import *  # noqa: F403 - its __all__
     from mptune.graph.groups import LayerGroup, find_groups
-    from mptune.graph.loading.model import Model, load_model
+    from mptune.graph.loading.model import Model
     from mptune.graph.plan import Precision, PrecisionPlan
     from mptune.graph.writing.rewrite import rewrite
     from mptune.inspection import Inspection
