@@ -21,8 +21,8 @@ ROWS = [
 
 Of the front, without a limit, today's is 0.9938 and 0.9526. The noise is that of other seeds of the sampler on the same
 models: ten at 12 groups (over 20 models) have a mean of 0.9932 and a standard deviation of 0.0007, six at 40 groups
-0.9521 and 0.0012. The thresholds are at least three of them below their means. Of the gain within 1 %, where a quarter of
-the boundaries breaks a fusion, it is 0.990, and 0.987 with profiles.
+0.9521 and 0.0012. The thresholds are at least three of them below their means. Of the gain within 1 %, where a quarter
+of the boundaries breaks a fusion, it is 0.990, and 0.987 with profiles.
 """
 
 
