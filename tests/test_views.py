@@ -284,6 +284,7 @@ def test_only_a_first_search_writes_the_nearest_plan(agree) -> None:
 
 
 @pytest.mark.parametrize("limits", [{}, {"max_error": 1e-2}], ids=["no limits", "limits"])
+@pytest.mark.usefixtures("spends_budget")
 def test_a_pick_by_id_outlives_further_searches(agree, limits: dict[str, float]) -> None:
     front = search(make_toolchain(), **limits)
     other = next(p.plan.fingerprint for p in reversed(front.points) if p != front.chosen and p != front.fp32)
@@ -344,7 +345,7 @@ def test_an_interrupted_search_names_what_lies_in_chosen(agree, capsys: pytest.C
     search(make_toolchain(), budget=6)
     before = agree()
     with pytest.raises(KeyboardInterrupt):
-        search(make_toolchain(interrupt_after=20), budget=40, max_error=1e-6)
+        search(make_toolchain(interrupt_after=4), budget=40, max_error=1e-6)
     front = mptune.report(RUN)
     assert front.evaluations > 6
     assert front.chosen.plan.fingerprint == before == written()

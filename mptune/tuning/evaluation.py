@@ -53,6 +53,7 @@ class Origin(TextForm):
 
 
 ORIGIN_FP32, ORIGIN_FP16, ORIGIN_TF32 = (Origin("seed", name) for name in ("all-fp32", "all-fp16", "tf32"))
+ORIGIN_LARGE_ERRORS = Origin("seed", "largest errors in FP32")
 ORIGIN_SAMPLER = Origin("sampler")
 
 

@@ -82,14 +82,13 @@ class Search:
             baseline.stop_at_errors(findings)
         self._warn(*samples.warnings, *(finding.message for finding in findings), *observations.warnings)
 
-        # What may be searched: nodes whose values leave FP16's range are groups of their own from here on.
+        # What may be searched; parts of refined groups are groups of their own from here on.
         searched, hazards, free = facts.find_space(self._context, named, observations)
         if searched is not self.grouped:
             self._engines.close()  # the toolchain is of the groups before
             self._toolchain, self.grouped = None, searched
             self._context = run.context(searched, settings)
-        apart = (group for group in searched.groups if group.kind == groups.RANGE_KIND)
-        self._save(nodes_apart=tuple(name for group in apart for name in group.nodes))
+        self._save(nodes_apart=observations.nodes_apart)
         self._warn(*observations.kernels.warnings, *free.warnings)
         if not self._is_evaluated:
             self._open_toolchain()  # the identity of the study that is begun holds its target
@@ -239,6 +238,7 @@ class Search:
             observations = facts.observe(
                 tools, self._listener, model, self._target, of_parts, settings.precisions, skip=skip
             )
+            observations = facts.with_refined(observations, tools, self._listener, context)
             write_json(run.observed_json, observations.to_json())
         return parts[0], size_findings(data.samples, model.inputs, settings.shapes), observations
 

@@ -16,7 +16,7 @@ from mptune.finding import BREAKING_CODES
 from mptune.findings.engine import NOTHING, TARGET_CODE
 from mptune.graph.plan import Precision
 from mptune.printable import cut
-from mptune.processes.parent import SECONDS
+from mptune.processes.child import SECONDS
 from mptune.reporting import text
 from mptune.reporting.terminal.console import make_console, print_facts, print_table, print_text
 from mptune.reporting.text import shell_path, short_path, speedup_text, unique
