@@ -184,6 +184,12 @@ class Truth:
         """Of the true latencies and errors, against the base latency and the reference error."""
         return dominated_area(*self.coordinates(plans))
 
+    def gain_within(self, plans: Bools, limit: float) -> float:
+        """Largest share of the base latency that one of the plans saves whose error is within the limit, at least 0."""
+        sound = plans[self.finite(plans)]
+        within = sound[self.error(sound) <= limit]
+        return float(gains(self.latency(within), self.base).max(initial=0.0))
+
     def front(self, plans: Bools) -> Bools:
         """The plans that no other beats."""
         plans = plans[self.finite(plans)]

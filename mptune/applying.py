@@ -15,7 +15,7 @@ from mptune.engines.loading import check_written, load_typed_model
 from mptune.errors import PlanError, one_line
 from mptune.files import full_disk_as_error, read_json, refuse, writing
 from mptune.finding import Finding
-from mptune.graph.groups import APART_SUFFIX, GroupedModel, LayerGroup, find_groups, plan_of_nodes
+from mptune.graph.groups import APART, GroupedModel, LayerGroup, find_groups, plan_of_nodes
 from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
 from mptune.graph.hazards.hazard import Hazard, hazard_findings
 from mptune.graph.loading.model import Model
@@ -77,7 +77,7 @@ def resolve_plan(
     grouped = GroupedModel(model, resolved.groups)
     if samples is not None:
         precisions = tuple(map(str, {Precision.FP32, *wanted.precision.values()}))
-        values, findings = observe_values(grouped, samples, precisions)
+        values, findings, _ = observe_values(grouped, samples, precisions)
         hazards = find_hazards(grouped, values, precisions)
         lines = [*samples.warnings, *_shown((*samples.findings, *findings))]
     elif plan is None or resolved.is_of_other_weights or resolved.is_by_nodes:
@@ -240,7 +240,7 @@ def _by_groups(model: Model, plan: PrecisionPlan, nodes: dict[str, Precision]) -
         )
     if nodes:
         by_nodes = plan_of_nodes(model, nodes)
-        is_split = any(group.endswith(APART_SUFFIX) for group in of_groups)
+        is_split = any(group.endswith(f"-{APART}") for group in of_groups)
         warnings = () if is_split else ("the plan's groups are another version's: its nodes are used",)
         return ResolvedPlan(by_nodes.groups, by_nodes.plan, (*warnings, *by_nodes.warnings))
     raise PlanError(

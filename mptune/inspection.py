@@ -26,6 +26,7 @@ from mptune.settings import Granularity, InMemory, SearchSettings
 from mptune.targets import costs
 from mptune.targets import findings as target_findings
 from mptune.tuning.output_findings import training_findings, without_repetition
+from mptune.tuning.refining import RefinedGroup
 from mptune.tuning.space import NamedSpace, Pin, make_space
 
 _OBSERVED_FLOPS = 1.5e11
@@ -88,6 +89,7 @@ class Inspection:
         assumed: symbolic dimension -> the size that FLOPs and bytes are counted for; empty where shapes were observed.
         unknown_shapes: how many FP32 values have no known shape, and count as one element per unknown dimension.
         observed: what the samples are called whose values and shapes were observed; None where none were.
+        refined: a line for each group that a search parts.
         samples: how many; ``available`` are as many as a search would run.
         warnings: that have no code, one line each.
         about: findings about the model as a whole, and about the data.
@@ -109,6 +111,7 @@ class Inspection:
     samples: int
     available: int
     warnings: tuple[str, ...]
+    refined: tuple[str, ...] = ()
     about: tuple[Finding, ...] = ()
 
     @property
@@ -144,6 +147,7 @@ class Inspection:
             "groups": [each.to_json() for each in self.groups],
             "operators": list(map(asdict, self.operators)),
             "rest": _cost(self.rest),
+            "refined": list(self.refined),
             "hazards": [each.to_json() for each in self.hazards],
             "findings": [finding.to_json() for finding in self.findings],
             "warnings": list(self.warnings),
@@ -180,6 +184,7 @@ def inspect_model(
     samples = None
     assumed: Mapping[str, int] = {}
     observed, of_values, available = hazard.ObservedValues(), tuple[Finding, ...](), 0
+    refined: tuple[RefinedGroup, ...] = ()
     if data is None:
         table = static_shapes(model, batch)
         shapes, assumed = table.shapes, table.assumed
@@ -191,20 +196,24 @@ def inspect_model(
             all_costs = (costs.ungrouped_cost(grouped, given), *costs.group_costs(grouped, given).values())
             count = max(LEAST_OBSERVED, int(_OBSERVED_FLOPS / max(1.0, sum(cost.flops for cost in all_costs))))
             samples = replace(samples, samples=samples.samples[:count])
-        observed, of_values = observe_values(grouped, samples, precisions, stage)
+        observed, of_values, refined = observe_values(grouped, samples, precisions, stage or (lambda _: None))
         shapes = observed.shapes
     is_run = samples is not None
 
     # What is ruled out, and so pinned: in a search with FP16 alone, and where groups may be BF16, too.
-    grouped, every = find.find_split(grouped, observed)
+    names = {group.id: group.name for group in groups}
+    if refined:
+        apart = [node for each in refined for node in each.nodes]
+        grouped = grouping.GroupedModel(model, grouping.set_apart(model, groups, apart))
+    every = find.find_hazards(grouped, observed)
     hazards = hazard.worst_first([each for each in every if each.precision is Precision.FP16])
-    space = make_space(grouped, named, hazards, observed.absmax)
+    space = make_space(grouped, named, hazards)
     no_bf16 = {
         **find.pinned_by_hazards(every, Precision.BF16, is_measured=True),
         **unsupported(value_types(grouped), Precision.BF16),
         **{group.id: group.pinned for group in grouped.groups if group.pinned is not None},
     }
-    of_three = make_space(grouped, named, hazards, observed.absmax, {Precision.BF16: no_bf16}, precisions)
+    of_three = make_space(grouped, named, hazards, {Precision.BF16: no_bf16}, precisions)
     only_bf16 = space.pinned.keys() & set(of_three.free)
     about = (
         *target_findings.nothing_to_tune(grouped, "inspect"),
@@ -242,6 +251,7 @@ def inspect_model(
         observed=None if samples is None else samples.source,
         samples=0 if samples is None else len(samples.samples),
         available=available,
+        refined=tuple(each.text(names[each.group]) for each in refined),
         warnings=(*(samples.warnings if samples else ()), *space.warnings),
         about=without_repetition(about),
     )

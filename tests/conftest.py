@@ -216,3 +216,10 @@ def run_dir(tmp_path: Path) -> Path:
     path = tmp_path / "model.mptune"
     path.mkdir()
     return path
+
+
+@pytest.fixture
+def spends_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search goes on although nothing better is expected."""
+    for name in ("ENOUGH", "PATIENCE"):
+        monkeypatch.setattr(f"mptune.tuning.tuner.{name}", 10**6)

@@ -37,7 +37,7 @@ from mptune.engines.environment import Environment
 from mptune.engines.latency import Latency, LatencySource, summarise
 from mptune.engines.spread import SessionTiming
 from mptune.graph.facts import FusedNodes
-from mptune.graph.groups import RANGE_KIND, LayerGroup, find_groups
+from mptune.graph.groups import APART, GroupedModel, LayerGroup, find_groups
 from mptune.graph.hazards.hazard import TensorRange
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -186,7 +186,12 @@ class FakeToolchain:
     def fused_nodes(self) -> tuple[FusedNodes, ...] | Failure:
         return self.fused
 
-    def emulate(self, plans: Sequence[PrecisionPlan], part: range | None = None) -> tuple[OutputError, ...] | Failure:
+    def emulate(
+        self, plans: Sequence[PrecisionPlan], part: range | None = None, grouped: GroupedModel | None = None
+    ) -> tuple[OutputError, ...] | Failure:
+        """The law knows of the model's own groups only."""
+        if grouped is not None and {group.id for group in grouped.groups} != set(self.law.groups):
+            return Failure(Stage.RUN, FailureKind.ERROR, "other groups")
         self.emulated += [plan.fingerprint for plan in plans]
         if (kill := self._kill()) is not None:
             return kill
@@ -324,7 +329,9 @@ class FakeToolchain:
 
     def open(self, context: RunContext) -> FakeToolchain:
         """For ``mptune.api.search(open_toolchain=...)``: the law must be of the model's groups."""
-        assert [g.id for g in context.groups if g.kind != RANGE_KIND] == list(self.law.groups), "and nodes set apart"
+        assert [g.id for g in context.groups if not g.id.endswith(APART)] == list(self.law.groups), (
+            "and nodes set apart"
+        )
         self.context = context
         return self
 

@@ -82,6 +82,7 @@ def test_a_search_leaves_a_whole_run_directory(place: Path) -> None:
     assert document["data"]["samples"] == 8
 
 
+@pytest.mark.usefixtures("spends_budget")
 def test_the_same_command_again_opens_no_toolchain_and_a_larger_budget_adds_what_is_missing(
     place: Path, searched: Front
 ) -> None:
@@ -321,6 +322,7 @@ def ending_first(monkeypatch: pytest.MonkeyPatch, module: ModuleType, end: Calla
     return ended
 
 
+@pytest.mark.usefixtures("spends_budget")
 def test_pick_keeps_what_a_search_wrote_while_it_waited(searched: Front, monkeypatch: pytest.MonkeyPatch) -> None:
     ended = ending_first(monkeypatch, reading, lambda: search(make_toolchain(), budget=15, max_error=1e-3))
     assert mptune.pick("model.mptune", knee=True).evaluations == 15
@@ -374,6 +376,7 @@ def test_a_read_only_file_system_is_told(place: Path, small_disk: Path) -> None:
 
 
 @pytest.mark.parametrize("room", [0, 20_000, 60_000, 100_000, 200_000])
+@pytest.mark.usefixtures("spends_budget")
 def test_a_full_disk_is_told_and_nothing_is_lost(place: Path, small_disk: Path, room: int) -> None:
     ballast = small_disk / "ballast"
     ballast.write_bytes(b"x" * max(0, shutil.disk_usage(small_disk).free - room))

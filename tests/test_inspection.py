@@ -72,14 +72,14 @@ def test_with_data_ranges_are_observed_and_pin(tmp_path: Path, monkeypatch: pyte
     assert inspection.observed == "data.npz"
     assert inspection.samples == 1
     pins = {g.group.name: g.pin.reason for g in inspection.groups if g.pin is not None}
-    assert set(pins) == {"one in FP32", "two"}
-    assert "reached 1.5e+05" in pins["one in FP32"]
+    assert set(pins) == {"one", "two"}
+    assert "reached 1.5e+05" in pins["one"]
     text = shown(inspection, monkeypatch)
     assert "observed on 1 samples of data.npz" in text
     assert "FP32 pinned" in text
-    assert "FP32 g000-fp32: b: reached 1.5e+05 on the calibration data, FP16 ends at 65504" in text
+    assert "FP32 g000: b: reached 1.5e+05 on the calibration data, FP16 ends at 65504" in text
     document = json.loads(json.dumps(inspection.to_json(), allow_nan=False))
-    assert [g["pinned"] and g["pinned"]["precision"] for g in document["groups"]] == [None, "fp32", "fp32"]
+    assert [g["pinned"] and g["pinned"]["precision"] for g in document["groups"]] == ["fp32", "fp32"]
     assert document["shapes"] == {"assumed": {}, "observed": "data.npz", "unknown": 0}
     assert re.search(r"^hazards: \d+ warnings$", text, re.MULTILINE), "a plan repairs each: none is an error"
     assert {hazard["severity"] for hazard in document["hazards"]} == {"warning"}

@@ -64,10 +64,9 @@ class Known:
 
 def know(bench: Bench, path: Path) -> None:
     """Write what the tool would know of the bench's model with the default search space."""
-    absmax = {tensor: observed.absmax for tensor, observed in bench.ranges.items()}
     grouped = bench.context.grouped
     hazards = find_hazards(grouped, ObservedValues(bench.ranges))
-    space = make_space(grouped, load_space("default"), hazards, absmax, {Precision.FP16: bench.without_kernel})
+    space = make_space(grouped, load_space("default"), hazards, {Precision.FP16: bench.without_kernel})
     prior = make_prior(space, Sensitivity("relative_l2", {}), bench.terms, exact=False)
     bits = {group: bench.bits(plan) for group, plan in one_group_plans(bench.model, bench.groups).items()}
     emulated = bench.record.emulated

@@ -25,7 +25,7 @@ from mptune.errors import PlanError
 from mptune.graph.facts import casts_integers, facts_of, node_rule, node_rules, origin
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import fixed_shape
-from mptune.graph.ops import ALIASES, ARITHMETIC, BOUNDS, HEAVY, MOVEMENT, QUANTISING, anchor_kind, operator
+from mptune.graph.ops import ALIASES, ARITHMETIC, BOUNDS, MOVEMENT, QUANTISING, anchor_kind
 from mptune.graph.patterns import QUANTISED, find_patterns
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import Granularity
@@ -33,12 +33,9 @@ from mptune.settings import Granularity
 FOLDED = "computed from constants alone: folded before the model runs, so FP16 saves nothing"
 CASTS_INTEGERS = "casts integers: every reader gets them in the type that it needs"
 _KEPT_QUANTISED = "quantised: engines run it in INT8, and a Cast beside it would keep them from fusing it"
-_BEYOND_FP16 = "its values exceed FP16's 65504 on the calibration data"
 
-RANGE_KIND = "range"
-"""Of the groups of nodes that are set apart."""
-APART_SUFFIX = "-fp32"
-"""Ends their ids."""
+APART = "apart"
+"""Ends the ids of groups of nodes that are set apart."""
 
 GROUPS_PER_BUDGET = 2.0
 """``auto`` takes ``op`` where that makes at most this many free groups per evaluation."""
@@ -58,7 +55,7 @@ class LayerGroup:
         id: ``g000``, ``g001``, ... in topological order; the same for the same model on every machine.
         name: readable, from the scopes in the node names.
         kind: of the node that started it: conv, matmul, norm, softmax, attention, rnn, reduce, resample,
-            quantised or elementwise; block for several of these together; range for nodes that are set apart.
+            quantised or elementwise; block for several of these together.
         nodes: node names in topological order.
         ops: operator -> how many of it.
         pinned: why the group is FP32 under any plan; None where it is free.
@@ -194,34 +191,21 @@ def plan_of_nodes(model: Model, wanted: Mapping[str, Precision], source: str = "
 # -- nodes that are set apart -------------------------------------------------------------------------------------
 
 
-def find_apart(model: Model, groups: Sequence[LayerGroup], beyond: Collection[str]) -> tuple[str, ...]:
-    """The nodes to set apart: those that compute or read values beyond FP16, with the indivisible patterns around them.
-
-    Of groups in which a heavy operator is left: elsewhere the Casts would cost more than they free.
-    """
-    patterns = [[model.nodes[index].name for index in pattern.nodes] for pattern in find_patterns(model)]
-    around = {name: pattern for pattern in patterns for name in pattern}
-    heavy = {node.name for node in model.nodes if operator(node.op_type).kind in HEAVY}
-    names: list[str] = []
-    for group in groups:
-        apart = {name for node in group.nodes if node in beyond for name in around.get(node, [node])}
-        if not heavy.isdisjoint({*group.nodes} - apart):
-            names += [name for name in group.nodes if name in apart]
-    return tuple(names)
-
-
 def set_apart(model: Model, groups: Sequence[LayerGroup], names: Collection[str]) -> tuple[LayerGroup, ...]:
-    """The groups, with nodes of them in groups of their own that are FP32 under any plan; the rest may be FP16."""
+    """The groups, with these nodes of each in a group of its own; the rest keeps the id and the name."""
     nodes, parts = {node.name: node for node in model.nodes}, list[LayerGroup]()
+    names_before = {group.name for group in groups}
     for group in groups:
         apart = [nodes[name] for name in group.nodes if name in names]
         if not apart:
             parts.append(group)
             continue
-        own_id, name = group.id + APART_SUFFIX, f"{group.name} in FP32"
-        fp32 = replace(group, id=own_id, name=name, kind=RANGE_KIND, pinned=_BEYOND_FP16)
+        name = apart[0].name.strip("/")
+        name = f"{group.name}/{APART}" if name in names_before else name
+        kind = next((kind for node in apart if (kind := anchor_kind(node.op_type))), "elementwise")
+        own = replace(group, id=f"{group.id}-{APART}", name=name, kind=kind)
         rest = [nodes[name] for name in group.nodes if name not in names]
-        parts += [_with_nodes(model, group, rest), _with_nodes(model, fp32, apart)]
+        parts += [_with_nodes(model, group, rest), _with_nodes(model, own, apart)]
     return tuple(parts)
 
 

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from enum import Enum
@@ -28,6 +29,8 @@ from mptune.json_form import JsonForm
 
 _GUARD_WAKES_S = 0.1
 TRANSIENT = "transient"
+SECONDS: defaultdict[str, float] = defaultdict(float)
+"""That a parent process has waited for jobs, by the stage they were in, or by their ``purpose``."""
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 

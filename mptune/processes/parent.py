@@ -19,7 +19,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from multiprocessing.connection import Pipe, wait
@@ -29,7 +28,7 @@ from typing import Any, TypeVar
 import psutil  # type: ignore[import-untyped]
 
 from mptune.errors import MptuneError
-from mptune.processes.child import EngineError, Failure, FailureKind, Job, Progress, Stage
+from mptune.processes.child import SECONDS, EngineError, Failure, FailureKind, Job, Progress, Stage
 from mptune.settings import WorkerSettings
 
 KEEP_BYTES = 1 << 20  # how much of the start and of the end of a job's output its log holds
@@ -40,8 +39,6 @@ _MOST_PRINTED_BYTES = 64 << 20  # while a job runs its output may become this la
 _END_TIMEOUT_S = 10.0  # a process may take this long to end
 _RETIRING = frozenset({FailureKind.OUT_OF_MEMORY, FailureKind.DEVICE_LOST, FailureKind.CRASH})
 """After these the process is replaced: its CUDA context may be lost, or its memory exhausted."""
-SECONDS: defaultdict[str, float] = defaultdict(float)
-"""That this process' main thread has waited for jobs, by the stage they were in, or by their ``purpose``."""
 _CLOSED = Failure(Stage.START, FailureKind.WORKER, "the worker was closed")
 T = TypeVar("T")
 

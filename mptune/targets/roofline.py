@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mptune.graph.facts import facts_of, node_rules
-from mptune.graph.groups import CASTS_INTEGERS, RANGE_KIND, GroupedModel, find_groups
+from mptune.graph.groups import CASTS_INTEGERS, GroupedModel, find_groups
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.targets.costs import GroupCost, Shape, ShapeTable, group_costs, ungrouped_cost, unit_costs
 from mptune.targets.target import Target
@@ -160,7 +160,7 @@ def roofline(grouped: GroupedModel, target: Target, shapes: Mapping[str, Shape],
     base_ms = sum(true_fp32.ms(cost, Precision.FP32) for cost in of_units.values())
 
     # The free groups that share a unit save together what it does, each about as much as its own nodes would alone.
-    pinned = {group.id for group in grouped.groups if group.pinned is not None and group.kind != RANGE_KIND}
+    pinned = {group.id for group in grouped.groups if group.pinned is not None}
     parts = {name: (units.owners[name], group) for name, group in grouped.owners.items() if group not in pinned}
     of_parts = unit_costs(model, parts, shapes)
     members: dict[str, list[str]] = {}

@@ -53,6 +53,7 @@ class Origin(TextForm):
 
 
 ORIGIN_FP32, ORIGIN_FP16, ORIGIN_TF32 = (Origin("seed", name) for name in ("all-fp32", "all-fp16", "tf32"))
+ORIGIN_LARGE_ERRORS = Origin("seed", "largest errors in FP32")
 ORIGIN_SAMPLER = Origin("sampler")
 
 
@@ -235,6 +236,7 @@ class Evaluation(JsonForm):
             },
             "engine": self.engine_path,
             "memory_source": self.memory and self.memory.source,
+            **{name: getattr(self, name) for name in ("error_value", "held_out_value", "judged_error")},
             **{name: getattr(self, name) for name in ("speedup", "remeasured", "confirmed")},
             **{name: len(getattr(self.plan, name)) for name in ("fp16_groups", "bf16_groups", "fp32_groups")},
             **{n: getattr(self.memory, n, None) for n in ("engine_bytes", "context_bytes", "weight_bytes")},

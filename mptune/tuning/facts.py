@@ -7,7 +7,7 @@ directory. It is written last: a run that has it is prepared.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mptune.engines.base import Failure, MissingKernel
@@ -17,7 +17,7 @@ from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.files import read_form
 from mptune.finding import Finding, Where
 from mptune.graph.facts import FusedNodes
-from mptune.graph.groups import GroupedModel
+from mptune.graph.groups import GroupedModel, set_apart
 from mptune.graph.hazards import find, hazard, static
 from mptune.graph.loading.model import Model
 from mptune.graph.ops import RECURRENT
@@ -30,6 +30,7 @@ from mptune.targets.target import Target
 from mptune.tuning import baseline, space
 from mptune.tuning.bench import Listener, Silent, run_job, run_needed_job
 from mptune.tuning.output_findings import training_findings, without_repetition
+from mptune.tuning.refining import RefinedGroup, refine
 
 
 @dataclass(frozen=True)
@@ -120,12 +121,19 @@ class Observations(JsonForm):
         warnings: of the checks, one line each.
         findings: about the model in FP32, of the search samples and the held-out ones.
         kernels: what the engine lacks.
+        refined: groups that are parted.
     """
 
     observed: hazard.ObservedValues
     warnings: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
     kernels: MissingKernels = MissingKernels()
+    refined: tuple[RefinedGroup, ...] = ()
+
+    @property
+    def nodes_apart(self) -> tuple[str, ...]:
+        """The nodes that have a group of their own for that."""
+        return tuple(node for group in self.refined for node in group.nodes)
 
     @classmethod
     def load(cls, path: Path) -> Observations | None:
@@ -182,6 +190,19 @@ def observe(
     return Observations(observed, warnings, findings, kernels)
 
 
+def with_refined(
+    observations: Observations, toolchain: Toolchain, listener: Listener, context: RunContext
+) -> Observations:
+    """With the groups that measurement says are to be parted."""
+    fused, grouped = observations.kernels.fused, context.grouped
+    hazards = find.find_hazards(grouped, observations.observed, context.precisions, fused)
+    refined = refine(toolchain, grouped, hazards, context.settings, listener.stage)
+    names = {group.id: group.name for group in grouped.groups}
+    for each in refined:
+        listener.stage(each.text(names[each.group]))
+    return replace(observations, refined=refined)
+
+
 def model_findings(
     context: RunContext,
     target: Target | None,
@@ -209,14 +230,18 @@ def model_findings(
 def find_space(
     context: RunContext, named: space.NamedSpace, observations: Observations
 ) -> tuple[GroupedModel, tuple[hazard.Hazard, ...], space.SearchSpace]:
-    """The groups as they are searched, their hazards, and which of them may be what.
-
-    Nodes that hold values beyond FP16 are set apart (``find_split``), then groups pinned.
-    """
-    kernels, observed, precisions = observations.kernels, observations.observed, context.precisions
-    grouped, hazards = find.find_split(context.grouped, observed, precisions, kernels.fused)
+    """The groups as they are searched, refined where that was found to be worth it, their hazards, and the pins."""
+    kernels, observed, precisions, grouped = (
+        observations.kernels,
+        observations.observed,
+        context.precisions,
+        context.grouped,
+    )
+    if observations.refined:
+        grouped = GroupedModel(grouped.model, set_apart(grouped.model, grouped.groups, observations.nodes_apart))
+    hazards = find.find_hazards(grouped, observed, precisions, kernels.fused)
     asked = [precision for precision in REDUCED if precision in precisions]
     lacking = {p: unsupported(value_types(grouped), p) | kernels.pins(grouped, p) for p in asked}
     lacking.setdefault(Precision.FP16, kernels.pins(grouped))  # its reasons are told of groups that stay in FP32
-    free = space.make_space(grouped, named, hazards, observed.absmax, lacking, precisions, kernels.not_emulated)
+    free = space.make_space(grouped, named, hazards, lacking, precisions, kernels.not_emulated)
     return grouped, hazards, free

@@ -28,7 +28,7 @@ from mptune.settings import SearchSettings
 from mptune.targets.roofline import LatencyTerms
 from mptune.tuning.bench import Bench, run_needed_job
 from mptune.tuning.dominance import ERROR_FLOOR, REFERENCE_ERROR
-from mptune.tuning.plan_limits import part_errors, searched_as, searched_error, stored, suffices
+from mptune.tuning.plan_limits import aimed_error, part_errors, searched_as, searched_error, stored, suffices
 from mptune.tuning.sampler.plans import Boundary, Crossings, End
 from mptune.tuning.sampler.precision import EMULATIONS_TO_LEARN, PrecisionSampler, derive_seed
 from mptune.tuning.sampler.trials import Prior
@@ -167,6 +167,7 @@ class Knowledge:
         return PrecisionSampler(
             self.prior,
             derive_seed(settings.seed, 0),
+            limit=aimed_error(settings),
             # Of metrics that do not add in squares the largest error so far bounds the front.
             error_scale=REFERENCE_ERROR if self._record.metric in ADD_IN_SQUARES else math.inf,
             emulate=self.emulate if self._emulates else None,
@@ -175,12 +176,34 @@ class Knowledge:
             error_name=searched_as(self._law, settings),
         )
 
+    def least_fp32(self) -> PrecisionPlan | None:
+        """FP16 but for the fewest groups whose errors alone, the largest first, keep the rest from meeting the limit.
+
+        None where the search aims at no limit, or no errors are known.
+        """
+        limit, squares = aimed_error(self._settings), self.prior.log_square_errors
+        if limit is None or squares is None:
+            return None
+        left, fp32 = limit**2, dict.fromkeys(self._space.free, Precision.FP32)
+        fp16: dict[str, Precision] = {}
+        for square, group in sorted(zip(np.exp(squares), self._space.free, strict=True)):
+            left -= square
+            if left < 0.0:
+                break
+            fp16[group] = self._space.reduced_of(group)
+        return self._space.plan({**fp32, **fp16})
+
     def take(self, allowed: float) -> bool:
         """Emulate groups alone, as far as ``allowed`` emulations of one sample reach; whether more is known then.
 
         Those of all workers count, and of earlier runs: the study keeps them.
         """
         space, before = self._space, self._spent()
+
+        def show(more: str = "") -> None:
+            tried = self._failed | self._errors.keys()
+            self._bench.listener.stage(f"one-group errors: {len(tried)} of {len(space.free)} groups{more}")
+
         while self._bench.limits.reached() is None:
             self._add_notes()
             # The first part of the samples for each group, then the second, and so on.
@@ -197,9 +220,7 @@ class Knowledge:
             part, groups = random.choice(
                 jobs[:1] if self._record.is_alone else [job for job in jobs if job[0] == jobs[0][0]]
             )
-            tried = self._failed | self._errors.keys()
-            more = f", now on samples {part.start + 1} to {part.stop}" if part.start else ""
-            self._bench.listener.stage(f"one-group errors: {len(tried)} of {len(space.free)} groups{more}")
+            show(f", now on samples {part.start + 1} to {part.stop}" if part.start else "")
             plans = [space.all_fp32.replace({group: space.reduced_of(group)}) for group in groups]
             errors = dict(zip(groups, self._bench.emulate(plans, part if len(self._parts) > 1 else None), strict=True))
             # A hash: the keys of a database's attributes are short.
@@ -213,7 +234,9 @@ class Knowledge:
         if (sensitivity := self.sensitivity()) != self._written:
             write_json(self._path, sensitivity.to_json())
             self._written = sensitivity
-        return self._spent() > before
+        if is_more := self._spent() > before:
+            show()
+        return is_more
 
     def sensitivity(self) -> Sensitivity:
         """All that is known, without the outputs that are ignored; of those the statistics stay."""

@@ -83,6 +83,11 @@ class PlanLimits:
         self.is_error_limited = on_objective or self.default_error is not None or others
         self.wants_knee = asked.knee or not (self.is_error_limited or asked.max_latency_ms is not None)
 
+    def max_error_of(self, metric: str) -> float | None:
+        """The smallest upper limit on a metric that is a distance, the objective; None where there is none."""
+        bounds = [limit.bound for limit in self._of_metrics if limit.metric == metric and not limit.at_least]
+        return min([*bounds, *filter(None, [self.max_error])], default=None)
+
     def excess(self, evaluation: Evaluation, latency_ms: float | None = None) -> float:
         """The largest ratio of a figure to its limit: at most 1 meets all. Infinite where a figure is not known.
 
@@ -100,6 +105,15 @@ class PlanLimits:
             memory = evaluation.memory
             ratios.append(math.inf if memory is None else memory.total_bytes / self._max_memory_bytes)
         return math.inf if any(map(math.isnan, ratios)) else max(ratios)
+
+
+def aimed_error(settings: SearchSettings) -> float | None:
+    """The limit on the objective that a search aims at; None where there is none, or its errors do not add in squares.
+
+    The default limit where no other is given.
+    """
+    limits = PlanLimits(Choice.from_settings(settings), (settings.metric, *settings.reported_metrics))
+    return limits.max_error_of(settings.metric) if settings.metric in ADD_IN_SQUARES else None
 
 
 def excess(evaluation: Evaluation, tolerance: Tolerance) -> float:
@@ -189,9 +203,9 @@ def check_columns(tolerances: Sequence[Tolerance], error: OutputError) -> None:
 
 
 # The error that the sampler minimises, one number for a plan, or for a group alone. Without tolerances it is the
-# metric's own. With them, what a tolerance is about is stated as a share of its limit: at the limit it is
-# REFERENCE_ERROR, past which the sampler takes plans for worthless. What no tolerance is about stays as it is, and the
-# largest decides. All other limits filter and choose, and steer nothing. ``law`` is the statistic that adds in squares.
+# metric's own. With them, what a tolerance is about is stated as a share of its limit: at the limit it is what the
+# search aims at, or REFERENCE_ERROR. What no tolerance is about stays as it is, and the largest decides. All other
+# limits filter and choose, and steer nothing. ``law`` is the statistic that adds in squares.
 
 
 def part_errors(error: OutputError, law: str, settings: SearchSettings) -> dict[str, float]:
@@ -203,7 +217,7 @@ def part_errors(error: OutputError, law: str, settings: SearchSettings) -> dict[
     parts = counted.by_part(law)
     errors = {} if parts else {law: counted.value(law)}
     for tolerance in settings.tolerance:
-        unit = REFERENCE_ERROR if law in ADD_IN_SQUARES else max(other.limit for other in settings.tolerance)
+        unit = _unit(law, settings)
         covered = {} if tolerance.is_absolute else {p: e for p, e in parts.items() if is_covered(p, [tolerance])}
         values = {f"{tolerance} {part}": value for part, value in covered.items()}
         if not values and not math.isnan(value := largest_error(counted, tolerance, law)):
@@ -220,9 +234,17 @@ def searched_error(error: OutputError, law: str, settings: SearchSettings) -> fl
     return max(errors) if is_finite else math.inf
 
 
+def _unit(law: str, settings: SearchSettings) -> float:
+    """What an error is stated as that reaches its tolerance."""
+    if law not in ADD_IN_SQUARES:
+        return max(tolerance.limit for tolerance in settings.tolerance)
+    return aimed_error(settings) or REFERENCE_ERROR
+
+
 def searched_as(law: str, settings: SearchSettings) -> str:
     """Names the number, so that a search with other tolerances does not take its emulated errors for its own."""
-    return "; ".join((law, *sorted(map(str, settings.tolerance)), *(f"without {o}" for o in sorted(settings.ignore))))
+    limits = (*sorted(map(str, settings.tolerance)), f"{_unit(law, settings):g}") if settings.tolerance else ()
+    return "; ".join((law, *limits, *(f"without {o}" for o in sorted(settings.ignore))))
 
 
 def stored(error: OutputError, law: str, settings: SearchSettings) -> OutputError:

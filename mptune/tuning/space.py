@@ -23,14 +23,8 @@ if TYPE_CHECKING:
     from mptune.graph.groups import GroupedModel, LayerGroup
     from mptune.graph.hazards.hazard import Hazard
 
-PREFIXES = {"quarter": 0.25, "half": 0.5, "three quarters": 0.75}
-"""Shares of the groups, from the inputs on, that stay FP32, as in Polygraphy's bisection: few boundaries."""
-
 MOST_ALONE = 8
 """Groups that are measured alone, each of which takes a build, at most."""
-
-LARGE_ACTIVATION = 512.0
-"""Absolute value past which NVIDIA's AutoCast keeps a node in FP32 (Model-Optimizer, modelopt/onnx/autocast)."""
 
 
 class _Strict(pydantic.BaseModel):
@@ -194,7 +188,6 @@ def make_space(
     grouped: GroupedModel,
     named: NamedSpace,
     hazards: Sequence[Hazard] = (),
-    absmax: Mapping[str, float] | None = None,
     lacking: Mapping[Precision, Mapping[str, str]] = MappingProxyType({}),
     precisions: Sequence[str] = DEFAULT_PRECISIONS,
     not_emulated: Collection[str] = (),
@@ -204,17 +197,15 @@ def make_space(
     FP32 is pinned where FP16 cannot be right: a group that says so itself, a hazard of severity ``error``, an operator
     without an FP16 kernel, a pattern of the file. Those win over the file's FP16 pins.
 
-    ``absmax`` has the largest magnitude of each tensor on the search samples; ``lacking``, for each precision, the
-    groups for which the engine does not have it, and why. ``not_emulated`` are operators whose errors are to be
-    measured, one group at a time. With several reduced precisions a group has the first, in the order of the table,
-    that can be right there: BF16 where the range of FP16 does not hold its values.
+    ``lacking`` has, for each precision, the groups for which the engine does not have it, and why. ``not_emulated`` are
+    operators whose errors are to be measured, one group at a time. With several reduced precisions a group has the
+    first, in the order of the table, that can be right there: BF16 where the range of FP16 does not hold its values.
     """
-    from mptune.graph.groups import RANGE_KIND  # these are not imported where a run is read
-    from mptune.graph.hazards.find import over_threshold, pinning_hazards
+    from mptune.graph.hazards.find import pinning_hazards  # not imported where a run is read
     from mptune.graph.patterns import QUANTISED
 
     groups, warnings = grouped.groups, list[str]()
-    codes = {QUANTISED: "quantised-parts", RANGE_KIND: "overflow"}
+    codes = {QUANTISED: "quantised-parts"}
 
     def pins(by_group: Mapping[str, Hazard]) -> dict[str, Pin]:
         return {g: Pin(Precision.FP32, f"{h.place.tensor}: {h.reason}", h.code) for g, h in by_group.items()}
@@ -277,10 +268,9 @@ def make_space(
     # All others are as in two precisions: BF16's error is eight times FP16's, and decides that of a plan which has it
     # wherever it can be. Where it pays the sampler knows better: simulated, such a seed cost a build for nothing.
     mixed = [(seed.name, list(matched(seed.fp32, is_seed=True))) for seed in named.file.seed]
-    if large := over_threshold(grouped, absmax or {}, LARGE_ACTIVATION):
-        mixed.append((f"activations over {LARGE_ACTIVATION:g} in FP32", list(large)))
-    others = [group for group in space.free if space.all_fp16.precision[group] is not Precision.FP32]
-    mixed += [(f"first {name} in FP32", others[: round(share * len(others))]) for name, share in PREFIXES.items()]
+    warned = [h.place.group for h in hazards if h.severity != "info" and not h.is_note]
+    if named_by_findings := [group for group in warned if group in reduced]:
+        mixed.append(("groups with findings in FP32", named_by_findings))
     seeds += [Seed(Origin("seed", name), space.mixed(fp32)) for name, fp32 in mixed]
     unique: dict[str, Seed] = {}
     for seed in seeds:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mptune.choice import Choice
 from mptune.data.scripts import law_metric
 from mptune.engines.base import Failure, Measurement
 from mptune.engines.failures import describe, did_not_run, machine_error
@@ -20,12 +21,20 @@ from mptune.errors import BaselineError, RunError
 from mptune.settings import SearchSettings
 from mptune.tuning.baseline import engine_findings, stop_at_errors
 from mptune.tuning.bench import HOPELESS, NEEDED_TRIES, Bench, Stop, announce, run_job, tell_outcome
-from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, ORIGIN_SAMPLER, ORIGIN_TF32, Evaluation
+from mptune.tuning.choosing import MARGIN, is_as_fast
+from mptune.tuning.evaluation import (
+    ORIGIN_FP16,
+    ORIGIN_FP32,
+    ORIGIN_LARGE_ERRORS,
+    ORIGIN_SAMPLER,
+    ORIGIN_TF32,
+    Evaluation,
+)
 from mptune.tuning.explanation import keep_grounds
 from mptune.tuning.knowledge import Knowledge
-from mptune.tuning.plan_limits import check_columns
+from mptune.tuning.plan_limits import PlanLimits, check_columns
 from mptune.tuning.record.record import Proposal, Sessions, StudyRecord, anchored, keep_reopened
-from mptune.tuning.sampler.trials import ehvi_of
+from mptune.tuning.sampler.trials import EHVI_ATTR, GAIN_ATTR
 
 DUPLICATES_IN_A_ROW = 3
 """After this many proposals in a row that were evaluated before, any new plan is taken instead."""
@@ -39,6 +48,10 @@ PATIENCE = 8
 
 LEAST_IMPROVEMENT = 2e-5
 """Expected hypervolume improvement: a tenth of a percent of the latency on a fiftieth of the error's axis."""
+
+ENOUGH, LEAST_GAIN = 10, 0.1
+"""Proposals in a row that end the search where all-FP16 meets the limits, and the gain that they were expected to add,
+as a share of the margin within which plans count as equally fast."""
 
 _WAIT_S = 0.3
 
@@ -122,7 +135,12 @@ class Tuner:
             for seed in seeds[:1] if seeds[:1] == list(space.seeds[:1]) else seeds:
                 record.enqueue(seed.plan, seed.origin)
             knowledge = None if record.waiting() else self._knowledge
-            proposal = record.ask(None if knowledge is None else knowledge.sampler())
+            sampler = None if knowledge is None else knowledge.sampler()
+            if knowledge is not None and not any(EHVI_ATTR in trial.user_attrs for trial in record.trials()):
+                first = knowledge.least_fp32()
+                if first is not None and first.fingerprint not in started:
+                    record.enqueue(first, ORIGIN_LARGE_ERRORS)
+            proposal = record.ask(sampler)
             if proposal.plan.fingerprint not in record.started(but=proposal.number):
                 others = sum(trial.number != proposal.number for trial in record.running())
                 if record.spent + others < budget:
@@ -247,18 +265,34 @@ class Tuner:
 def finished(record: StudyRecord, settings: SearchSettings) -> Stop | None:
     """Why there is nothing left to search, if so: budget spent, space exhausted, or no improvement expected.
 
-    The last only where mptune's own sampler proposes, and plans are timed: a prediction has no noise and costs nothing.
+    The last two only where mptune's own sampler proposes: no improvement of the front, where plans are timed (a
+    prediction has no noise and costs nothing), and nothing faster than an all-FP16 that meets the limits.
     """
     if record.spent >= settings.budget:
         return Stop.BUDGET
     if is_exhausted(record) and not record.running():
         return Stop.EXHAUSTED
     baseline = record.baseline()
-    if settings.sampler == "precision" and baseline is not None and baseline.latency.source == "measured":
-        expected = [ehvi for t in record.settled() if (ehvi := ehvi_of(t)) is not None][-PATIENCE:]
-        if len(expected) == PATIENCE and max(expected) < LEAST_IMPROVEMENT:
-            return Stop.CONVERGED
+    if settings.sampler != "precision" or baseline is None:
+        return None
+    source, attrs = baseline.latency.source, [t.user_attrs for t in record.settled() if EHVI_ATTR in t.user_attrs]
+    improvements = [each[EHVI_ATTR] for each in attrs][-PATIENCE:]
+    if source == "measured" and len(improvements) == PATIENCE and max(improvements) < LEAST_IMPROVEMENT:
+        return Stop.CONVERGED
+    gains = [each[GAIN_ATTR] for each in attrs][-ENOUGH:]
+    if len(gains) == ENOUGH and max(gains) < LEAST_GAIN * MARGIN[source] and is_fp16_enough(record, settings):
+        return Stop.FP16_IS_ENOUGH
     return None
+
+
+def is_fp16_enough(record: StudyRecord, settings: SearchSettings) -> bool:
+    """Whether all-FP16 meets the limits, of which one is on the error, and no plan is faster beyond the margin."""
+    evaluations = [e.ignoring(settings.ignore) for e in record.evaluations() if e.is_finite]
+    fp16 = next((e for e in evaluations if e.origin == ORIGIN_FP16), None)
+    limits = PlanLimits(Choice.from_settings(settings), (settings.metric, *settings.reported_metrics))
+    if fp16 is None or not limits.is_error_limited or limits.excess(fp16) > 1.0:
+        return False
+    return all(is_as_fast(fp16, other) for other in evaluations)
 
 
 def is_exhausted(record: StudyRecord) -> bool:

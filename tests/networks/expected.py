@@ -51,6 +51,7 @@ NETWORKS: Mapping[str, Expected] = {
             "detr_torchscript_17": {  # which leaves more of it in the graph
                 "kinds": {"conv": 8, "matmul": 20, "attention": 1, "norm": 5, "elementwise": 5, "softmax": 1},
                 "pinned": {"matmul": (4, CONSTANT), "elementwise": (5, CONSTANT)},
+                "choice": "fp16",
             }
         },
     ),

@@ -111,6 +111,7 @@ def test_figures_are_the_laws(record: StudyRecord, space: SearchSpace, tmp_path:
     assert ratios == sorted(ratios)
 
 
+@pytest.mark.usefixtures("spends_budget")
 def test_gains_are_learned_from_builds(record: StudyRecord, space: SearchSpace, tmp_path: Path) -> None:
     """The roofline is wrong by a factor; what was timed counts."""
     toolchain = FakeToolchain(Law(list(space.free), gains=GAINS, boundary_ms=0.05), noise=0.0)

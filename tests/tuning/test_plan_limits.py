@@ -16,7 +16,6 @@ from mptune.finding import OutputColumns
 from mptune.settings import SearchSettings, Tolerance
 from mptune.tuning import plan_limits
 from mptune.tuning.choosing import choose
-from mptune.tuning.dominance import REFERENCE_ERROR
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.knowledge import Sensitivity, make_prior
 from mptune.tuning.plan_limits import PlanLimits, excess, searched_error, stored, suffices
@@ -142,7 +141,7 @@ def test_at_a_limit_the_error_is_that_past_which_a_plan_is_worth_nothing(text: s
     settings = limited(text)
     ratio = excess(evaluated(ERROR, metric=metric), Tolerance.parse(text))
     parts = plan_limits.part_errors(ERROR, metric, settings)
-    assert max(v for part, v in parts.items() if part.startswith(text)) == pytest.approx(ratio * REFERENCE_ERROR)
+    assert max(v for part, v in parts.items() if part.startswith(text)) == pytest.approx(ratio * 1e-2)
     # Columns and statistics of parts of the samples add up.
     first, second = (stored(outputs(rows=rows), metric, settings) for rows in (slice(0, 3), slice(3, 6)))
     both = OutputError.from_json(json.loads(json.dumps(first.with_samples_of(second).to_json())))
@@ -176,6 +175,6 @@ def test_the_sampler_sees_each_group_against_the_limits() -> None:
     errors = dict(zip(space.free, (boxes, mask), strict=True))
     known = Sensitivity("worst_part", dict.fromkeys(space.free, 9.0), errors)
     prior = make_prior(space, known, None, exact=True, settings=settings)
-    at_limit = REFERENCE_ERROR * max(excess(evaluated(boxes), limit) for limit in settings.tolerance)
+    at_limit = 1e-2 * max(excess(evaluated(boxes), limit) for limit in settings.tolerance)
     assert np.exp(np.array(prior.log_square_errors) / 2) == pytest.approx([at_limit, mask.value("worst_part")])
     assert prior.part_shares is not None

@@ -124,27 +124,17 @@ def test_a_pattern_that_matches_nothing_is_a_warning(make: Make) -> None:
     assert [w.split("'")[1] for w in space.warnings] == ["op:Conv", "blokc*"], "a seed's classes may be absent"
 
 
-def test_large_activations_make_a_seed(make: Make) -> None:
-    origin = Origin("seed", "activations over 512 in FP32")
-    assert all(seed.origin != origin for seed in make(absmax={"x": 511.0}).seeds)
-    space = make(absmax={"block1.narrow": 600.0})
-    (seed,) = (seed for seed in space.seeds if seed.origin == origin)
-    nodes = {node for g in space.groups if g.id in seed.plan.fp32_groups for node in g.nodes}
-    assert {"block1/fc2/Gemm", "mixing/Softmax"} <= nodes
-    assert "block0/fc1/Gemm" not in nodes
+def test_groups_with_findings_make_a_seed(make: Make) -> None:
+    free = make().free
+    hazards = [make_hazard(free[1], "warning"), make_hazard(free[3], "info")]
+    (seed,) = (s for s in make("", hazards).seeds if s.origin == Origin("seed", "groups with findings in FP32"))
+    assert seed.plan.fp32_groups == (free[1],)
 
 
 def test_a_group_that_cannot_be_fp16_says_why(tmp_path: Path, mlp: GroupedModel) -> None:
     first = replace(mlp.groups[0], pinned="no such kernel")
     space = make_space(GroupedModel(mlp.model, (first, *mlp.groups[1:])), write_space(tmp_path, ""))
     assert space.pinned[first.id].reason == "no such kernel"
-
-
-def test_prefixes_are_seeds_with_few_boundaries(make: Make) -> None:
-    space = make()
-    prefixes = {str(seed.origin): seed.plan.fp32_groups for seed in space.seeds if seed.origin.name.startswith("first")}
-    assert prefixes["seed: first half in FP32"] == space.free[: len(space.free) // 2]
-    assert all(kept == space.free[: len(kept)] for kept in prefixes.values())
 
 
 def test_with_three_precisions_what_leaves_fp16s_range_may_be_bf16(make: Make, groups: Groups) -> None:

@@ -23,6 +23,7 @@ from tests.tuning.factory import make_error, make_toolchain, tune
 
 
 @pytest.mark.parametrize("sampler", ["precision", "tpe"])
+@pytest.mark.usefixtures("spends_budget")
 def test_a_budget_counts_seeds_and_no_plan_comes_twice(open_record: OpenRecord, sampler: str) -> None:
     record, toolchain, diary, stop = tune(open_record(sampler=sampler), budget=20)
     assert (stop, record.spent) == (Stop.BUDGET, 20)
@@ -34,7 +35,9 @@ def test_a_budget_counts_seeds_and_no_plan_comes_twice(open_record: OpenRecord, 
 
 def tune_judging(record: StudyRecord, toolchain: FakeToolchain) -> Diary:
     """Search 12 plans, and hold measured errors against those of emulation, which are the law's."""
-    known = SimpleNamespace(recall=lambda plan: (toolchain.law.error(plan), 9), sampler=lambda: None)
+    known = SimpleNamespace(
+        recall=lambda plan: (toolchain.law.error(plan), 9), sampler=lambda: None, least_fp32=lambda: None
+    )
     return tune(record, toolchain, knowledge=known).diary
 
 

@@ -71,6 +71,7 @@ class Emulation:
     worker: Worker
     shapes: Mapping[str, Shape]  # concrete shapes of the FP32 values; empty where they are not known
     fused: Sequence[FusedNodes] = ()
+    name: str = "emulated"
     unshared: Failure | None = field(default=None, init=False)
     _written: dict[str, Path] = field(default_factory=dict, init=False)
 
@@ -131,7 +132,7 @@ class Emulation:
         paths: list[Path | None] = []
         try:
             for plan in plans:
-                path = self.context.scratch(f"emulated-{plan.fingerprint}")
+                path = self.context.scratch(f"{self.name}-{plan.fingerprint}")
                 paths.append(self._emulator.write(plan, path) if plan.reduced_groups else None)
             job = ErrorsJob(tuple(paths), self._scoring(which, part, plans), self.provider, self._run_bytes)
             return self.worker.call(job)
@@ -149,7 +150,7 @@ class Emulation:
         groups = tuple(g.id for g in self.computed.groups) if stretch is None else stretch
         name = "-".join(("whole" if stretch is None else groups[0], *map(str, precisions)))
         if name not in self._written:
-            path = self.context.scratch(f"emulated-{name}")
+            path = self.context.scratch(f"{self.name}-{name}")
             self._written[name] = emulator.write_switched(path, groups, precisions)
         # As many sessions stay open as their weights leave room for; on a GPU one, as engines need the memory.
         room = _KEPT_BYTES // max(sum(place.length for place in bank.places[Precision.FP32].values()), 1)

@@ -11,6 +11,7 @@ from mptune.engines.latency import Latency
 from mptune.engines.tensorrt.backend import refused_in_bf16
 from mptune.engines.toolchains.emulation import Emulation
 from mptune.engines.toolchains.reference import ReferenceModel
+from mptune.graph.groups import GroupedModel
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.targets.costs import plan_memory
 from mptune.targets.roofline import LatencyTerms, roofline
@@ -33,14 +34,19 @@ class Prediction:
     @cached_property
     def emulation(self) -> Emulation:
         """Emulates plans; made when it is first needed."""
-        reference, grouped = self._reference, self._context.grouped
+        return self.emulation_of(self._context.grouped, "emulated")
+
+    def emulation_of(self, grouped: GroupedModel, name: str) -> Emulation:
+        """Emulates plans of these groups of the model; ``name`` tells its files from those of another one."""
+        reference = self._reference
         answer = () if self._builder is None else self._builder.fused_nodes()
         fused = () if isinstance(answer, Failure) else answer  # where the engine does not say, each step is rounded
         if not self.fuses:
             from mptune.graph.writing.rounding_steps import with_rounding_steps
 
             grouped = with_rounding_steps(grouped, fused, self._context.precisions)
-        return Emulation(self._context, grouped, reference.provider, reference.worker, reference.shapes, fused)
+        provider, worker = reference.provider, reference.worker
+        return Emulation(self._context, grouped, provider, worker, reference.shapes, fused, name)
 
     def terms(self, *, tf32: bool) -> LatencyTerms | Failure:
         """The roofline's terms, computed once."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ from mptune.graph.plan import Precision, PrecisionPlan
 if TYPE_CHECKING:
     from mptune.engines.backend import Backend, Built
     from mptune.graph.facts import FusedNodes
+    from mptune.graph.groups import GroupedModel
     from mptune.graph.hazards.hazard import TensorRange
     from mptune.targets.detect import Gpu
     from mptune.targets.roofline import LatencyTerms
@@ -113,11 +114,18 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         """The first few search samples, on which ``emulate`` takes errors; known once they are written."""
         return self.prediction.emulation.samples
 
-    def emulate(self, plans: Sequence[PrecisionPlan], part: range | None = None) -> tuple[OutputError, ...] | Failure:
-        """Emulated errors of plans on ``emulated_samples``, or on one part of them; no engine is built."""
-        return self.prediction.emulation.errors(
-            plans, part=range(self.emulated_samples.count) if part is None else part
-        )
+    def emulate(
+        self, plans: Sequence[PrecisionPlan], part: range | None = None, grouped: GroupedModel | None = None
+    ) -> tuple[OutputError, ...] | Failure:
+        """Emulated errors of plans on ``emulated_samples``, or on one part of them; no engine is built.
+
+        ``grouped`` has the groups of the plans where these are not those of the run.
+        """
+        part = range(self.emulated_samples.count) if part is None else part
+        if grouped is None or grouped is self.context.grouped:
+            return self.prediction.emulation.errors(plans, part=part)
+        with closing(self.prediction.emulation_of(grouped, "other groups")) as emulation:
+            return emulation.errors(plans, part=part)
 
     def latency_terms(self) -> LatencyTerms | Failure:
         """The roofline's terms for the target: a prior where latency is measured, else latency is computed from it."""

@@ -8,14 +8,13 @@ their group to FP32.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from statistics import fmean
 
 from mptune.findings.numbers import in_samples
 from mptune.findings.wording import Severity
 from mptune.graph.facts import Facts, FusedNodes, steps_inside, values_inside, walk
-from mptune.graph.groups import GroupedModel, find_apart, set_apart
+from mptune.graph.groups import GroupedModel
 from mptune.graph.hazards import static
 from mptune.graph.hazards.hazard import FP16_MAX, Hazard, HazardPlace, ObservedValues, group_of, touching, worst_first
 from mptune.graph.hazards.masks import is_held, mask_input, stays_right
@@ -75,30 +74,17 @@ def find_hazards(
     return worst_first(sorted((hazard for hazard in hazards if not is_fused(hazard)), key=position))
 
 
-def find_split(
-    grouped: GroupedModel,
-    observed: ObservedValues,
-    precisions: Sequence[str] = DEFAULT_PRECISIONS,
-    fused: Sequence[FusedNodes] = (),
-) -> tuple[GroupedModel, tuple[Hazard, ...]]:
-    """The groups, without the nodes that hold values beyond FP16 where the rest may then be FP16; and all hazards."""
-    model, types = grouped.model, value_types(grouped)
-    hazards = find_hazards(grouped, observed, precisions, fused)
+def nodes_beyond(grouped: GroupedModel, hazards: Sequence[Hazard]) -> tuple[set[str], set[str]]:
+    """The nodes that compute or read values beyond FP16, and the groups that something else rules FP16 out of.
+
+    Nodes of such a group are not among them: the group is in FP32 as a whole.
+    """
+    types = value_types(grouped)
     errors = [hazard for hazard in hazards if hazard.rules_out(Precision.FP16) and hazard.place.group is not None]
-    others = {hazard.place.group for hazard in errors if not hazard.is_of_range}
+    others = {hazard.place.group for hazard in errors if hazard.place.group and not hazard.is_of_range}
     values = {(h.place.group, h.place.tensor) for h in errors if h.place.group not in others}
     touched = ((group, node.name) for group, tensor in values for node in touching(types, tensor))
-    beyond = {name for group, name in touched if grouped.owners.get(name) == group}
-    apart = find_apart(model, grouped.groups, beyond) if beyond and Precision.FP16 in precisions else ()
-    if not apart:
-        return grouped, hazards
-    split = GroupedModel(model, set_apart(model, grouped.groups, apart))
-    set_aside = [
-        replace(hazard, place=replace(hazard.place, group=split.owners[hazard.place.node]))
-        for hazard in errors
-        if hazard.place.node is not None and hazard.place.node in apart
-    ]
-    return split, worst_first((*set_aside, *find_hazards(split, observed, precisions, fused)))
+    return {name for group, name in touched if grouped.owners.get(name) == group}, others
 
 
 def pinning_hazards(
@@ -124,14 +110,6 @@ def pinned_by_hazards(
     """The groups of ``pinning_hazards``, each with the reason in words."""
     pinned = pinning_hazards(hazards, precision, is_measured=is_measured)
     return {group: f"{hazard.place.tensor}: {hazard.reason}" for group, hazard in pinned.items()}
-
-
-def over_threshold(grouped: GroupedModel, ranges: Mapping[str, float], threshold: float) -> tuple[str, ...]:
-    """Ids of the groups that read or compute a value whose magnitude exceeds ``threshold`` (AutoCast's rule: 512)."""
-    types = value_types(grouped)
-    large = (tensor for tensor, absmax in ranges.items() if absmax > threshold)
-    positions = {types.group_of[node.index] for tensor in large for node in touching(types, tensor)}
-    return tuple(sorted(types.groups[position].id for position in positions if position >= 0))
 
 
 # -- what ranges show -------------------------------------------------------------------------------------------------

@@ -86,6 +86,10 @@ def print_inspection(inspection: Inspection, stream: TextIO | None = None) -> No
         _print_title(console, "pinned")
     for (precision, reason), ids in pins.items():
         print_text(console, styled((f"{precision} ", "yellow"), f"{_places(ids)}: {reason}"))
+    if inspection.refined:
+        _print_title(console, "refined")
+    for text in inspection.refined:
+        print_text(console, text)
 
     _print_title(console, "operators")
     operators = [

@@ -9,6 +9,7 @@ averaged. The average is weighed by the probability of feasibility (Gardner et a
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,6 @@ from numpy.typing import NDArray
 from mptune.tuning.dominance import (
     ERROR_FLOOR,
     REFERENCE_ERROR,
-    exactness,
     gains,
     hypervolume_improvement,
     pareto_staircase,
@@ -26,6 +26,13 @@ from mptune.tuning.sampler.latency_model import LatencyModel
 from mptune.tuning.sampler.overflow_model import OverflowModel
 from mptune.tuning.sampler.plans import Bools, CutSolver, Floats, plan_keys
 from mptune.tuning.sampler.trials import BuiltPlans, Prior
+
+_JUST_WITHIN, _MEETING = 0.99, 0.5
+"""An error that meets the limit by a hundredth, as a share of it, and its worth. Simulated (``benchmarks.search_quality
+--hard``) a larger worth gives plans within the limit that are hardly faster, and a worse front below it."""
+
+_DECADES, _BELOW = 2.0, 0.97
+"""Decades below the limit that a front should show, and the worth of an error there."""
 
 _FINITE_EXPONENT = 0.7
 """Weight = P(finite)^0.7; an exponent below 1 explores: a failure tells which group overflows. With 1 the search stays
@@ -47,6 +54,37 @@ def taught_by(prior: Prior, built: BuiltPlans) -> BuiltPlans:
     return built.thinned(max(_LEARNT_FROM, _PER_TERM * (len(prior.groups) + len(prior.boundaries))))
 
 
+@dataclass(frozen=True)
+class ErrorAxis:
+    """What the errors of plans are worth, 0 to 1: between the points linear in the logarithm of the error.
+
+    Attributes:
+        points: error and its worth, the largest error first, which is worth nothing, as are larger ones.
+        limit: that the plan to be used keeps to; None where there is none.
+    """
+
+    points: tuple[tuple[float, float], ...]
+    limit: float | None = None
+
+    @classmethod
+    def to_floor(cls, reference_error: float = REFERENCE_ERROR) -> ErrorAxis:
+        """All decades below the reference error are worth the same, as in ``dominance.hypervolume``."""
+        return cls(((reference_error, 0.0), (ERROR_FLOOR, 1.0)))
+
+    @classmethod
+    def to_limit(cls, limit: float) -> ErrorAxis:
+        """Much of the worth is that the limit is met, the rest is that of the two decades below it."""
+        limit = max(limit, 10.0 * ERROR_FLOOR)
+        below = max(limit / 10.0**_DECADES, 2.0 * ERROR_FLOOR)
+        return cls(((limit, 0.0), (_JUST_WITHIN * limit, _MEETING), (below, _BELOW), (ERROR_FLOOR, 1.0)), limit)
+
+    def worth(self, errors: Floats) -> Floats:
+        """Of each error, in the shape of ``errors``."""
+        points = np.array(self.points)
+        worth: Floats = np.interp(-np.log(np.maximum(errors, ERROR_FLOOR)), -np.log(points[:, 0]), points[:, 1])
+        return worth
+
+
 class EhviEstimator:
     """Monte Carlo estimator of EHVI over the mean (draw 0) and draws of the posteriors."""
 
@@ -55,15 +93,13 @@ class EhviEstimator:
         prior: Prior,
         built: BuiltPlans,
         generator: np.random.Generator,
-        reference_error: float = REFERENCE_ERROR,
+        axis: ErrorAxis | None = None,
         error_model: ErrorModel | None = None,
         overflow: OverflowModel | None = None,
-        error_floor: float = ERROR_FLOOR,
     ) -> None:
         """Condition the posteriors, draw from them, and take each draw's Pareto staircase.
 
-        ``built.base_ms`` must be known. A plan is worth nothing past ``reference_error``, and below ``error_floor`` all
-        are equally exact.
+        ``built.base_ms`` must be known. ``axis`` says what errors are worth; None is the axis of the hypervolume.
         """
         taught = taught_by(prior, built)
         self._latency = LatencyModel(prior, taught)
@@ -74,7 +110,7 @@ class EhviEstimator:
         self.latency_terms = np.vstack([self._latency.mean(), self._latency.sample(generator, _DRAWS)])
         self.log_squares = np.vstack([self._error.mode, self._error.sample(generator, _DRAWS)])  # (n_draws, n_groups)
         self.part_shares = None if prior.part_shares is None else np.array(prior.part_shares)
-        self._band = reference_error, error_floor
+        self.axis = ErrorAxis.to_floor() if axis is None else axis
         self._built = plan_keys(built.plans)
         emulated, errors = built.emulations
         self._emulated = dict(zip(plan_keys(emulated).tolist(), errors.tolist(), strict=True))
@@ -83,7 +119,7 @@ class EhviEstimator:
         plans, measured = built.plans[counted], built.error[counted]
         gain, exact = self._gains(plans), np.empty((_DRAWS + 1, len(plans)))
         is_measured = np.isfinite(measured)
-        exact[:, is_measured] = exactness(measured[is_measured], *self._band)
+        exact[:, is_measured] = self.axis.worth(measured[is_measured])
         others = plans[~is_measured]
         exact[:, ~is_measured] = self._exactness(others, emulated_errors=self.emulated_errors(others))
         self._staircases = [pareto_staircase(g, e) for g, e in zip(gain, exact, strict=True)]
@@ -105,13 +141,26 @@ class EhviEstimator:
         errors = self._error.predict(plans, self.log_squares[:n_draws])
         if emulated_errors is not None:
             errors = self._error.combine(errors, emulated_errors)
-        return exactness(errors, *self._band)
+        return self.axis.worth(errors)
 
     def screen(self, plans: Bools) -> tuple[Floats, Floats, Floats]:
         """Gain and exactness under the mean, and a rough EHVI from few draws; shape (n_plans,) each."""
         n_draws = _SCREENING_DRAWS + 1
         gain, exact = self._gains(plans, n_draws), self._exactness(plans, n_draws)
         return gain[0], exact[0], self._expected(plans, gain, exact)
+
+    def errors(self, plans: Bools, draw: int) -> Floats:
+        """Errors of plans under one draw, shape (n_plans,)."""
+        errors: Floats = self._error.predict(plans, self.log_squares[draw : draw + 1])[0]
+        return errors
+
+    def expected_gain(self, plans: Bools, emulated_errors: Floats) -> Floats:
+        """By how much each plan is expected to raise the largest gain of what is worth anything, shape (n_plans,)."""
+        gain, exact = self._gains(plans), self._exactness(plans, emulated_errors=emulated_errors)
+        best = np.array([front_gain[-1:].sum() for front_gain, _ in self._staircases])  # ascending; 0 of an empty one
+        added = np.where(exact > 0.0, np.maximum(gain - best[:, None], 0.0), 0.0)
+        expected: Floats = added.mean(axis=0) * self.overflow.p_sound(plans)
+        return expected
 
     def ehvi(self, plans: Bools, emulated_errors: Floats | None = None) -> Floats:
         """EHVI of each plan times its weight, shape (n_plans,); emulated errors are NaN where there are none."""
@@ -127,6 +176,9 @@ class EhviEstimator:
 
 _SWEPT_DRAWS, _SWEEP_WEIGHTS = 9, 24
 """Draws (the mean among them) whose optima are taken, and trade-off weights for each: 216 minimum cuts."""
+
+_NEAR_WEIGHTS, _NEAR_LIMIT = 12, (0.4, 4.0)
+"""Further weights for each draw where there is a limit, and the limit over the errors that they are to give."""
 
 _RISK = 0.5
 """Share of the base latency that an overflow costs in a cut: a plan that fails loses about what FP16 could save."""
@@ -179,9 +231,23 @@ def exact_optima(solver: CutSolver, estimator: EhviEstimator, generator: np.rand
     weights = np.exp(low[:, None] + (high - low)[:, None] * (1.2 * steps - 0.1))  # (n_draws, n_weights)
     sound = np.log1p(-np.minimum(estimator.overflow.probabilities, 1 - 1e-6))
     risk = -_RISK * estimator.base_ms * sound
-    unary = -terms[:, None, :n_groups] + weights[:, :, None] * squares[:, None, :] + risk
-    costs = np.repeat(terms[:, n_groups:-1], _SWEEP_WEIGHTS, axis=0)
-    return solver.solve(unary.reshape(-1, n_groups), costs)
+
+    def solved(weights: Floats) -> Bools:  # (n_draws, n_weights) -> (n_draws, n_weights, n_groups)
+        unary = -terms[:, None, :n_groups] + weights[:, :, None] * squares[:, None, :] + risk
+        costs = np.repeat(terms[:, n_groups:-1], weights.shape[1], axis=0)
+        return solver.solve(unary.reshape(-1, n_groups), costs).reshape(*weights.shape, n_groups)
+
+    optima = solved(weights)
+    if (limit := estimator.axis.limit) is None:
+        return optima.reshape(-1, n_groups)
+    # Once more with weights whose optima come out about the limit: their errors fall as the weights grow.
+    steps = (np.arange(_NEAR_WEIGHTS) + generator.random((len(weights), _NEAR_WEIGHTS))) / _NEAR_WEIGHTS
+    exact = np.log(_NEAR_LIMIT[0]) + math.log(_NEAR_LIMIT[1] / _NEAR_LIMIT[0]) * steps - math.log(limit)
+    near = np.empty_like(exact)
+    for draw, plans in enumerate(optima):
+        of_weights = np.maximum.accumulate(-np.log(estimator.errors(plans, draw)))
+        near[draw] = np.interp(exact[draw], of_weights, np.log(weights[draw]))
+    return np.vstack([optima.reshape(-1, n_groups), solved(np.exp(near)).reshape(-1, n_groups)])
 
 
 class CandidatePool:

@@ -39,11 +39,19 @@ from threadpoolctl import threadpool_limits
 from mptune.errors import SettingsError
 from mptune.json_form import encode_float
 from mptune.tuning.dominance import ERROR_FLOOR, REFERENCE_ERROR
-from mptune.tuning.sampler.acquisition import EhviEstimator, find_candidates, taught_by
+from mptune.tuning.sampler.acquisition import EhviEstimator, ErrorAxis, find_candidates, taught_by
 from mptune.tuning.sampler.error_model import ErrorModel, design_plans
 from mptune.tuning.sampler.overflow_model import OverflowModel
 from mptune.tuning.sampler.plans import PRECISIONS, Bools, Floats, to_bits
-from mptune.tuning.sampler.trials import CONSTRAINT_OPTIONS, EHVI_ATTR, BuiltPlans, Prior, emulated_attr, read_plans
+from mptune.tuning.sampler.trials import (
+    CONSTRAINT_OPTIONS,
+    EHVI_ATTR,
+    GAIN_ATTR,
+    BuiltPlans,
+    Prior,
+    emulated_attr,
+    read_plans,
+)
 
 SAMPLERS = ("precision", "tpe")
 """The samplers that a search may be asked for by name: this one, and Optuna's TPE."""
@@ -76,9 +84,9 @@ class PrecisionSampler(BaseSampler):
         prior: Prior | None = None,
         seed: int | None = None,
         error_scale: float | None = None,
+        limit: float | None = None,
         emulate: Emulate | None = None,
         emulations_to_learn: int = EMULATIONS_TO_LEARN,
-        error_floor: float = ERROR_FLOOR,
         errors: Mapping[int, float] | None = None,
         error_name: str = "",
     ) -> None:
@@ -88,10 +96,11 @@ class PrecisionSampler(BaseSampler):
             prior: what is known before any build; None learns from builds alone.
             seed: the same study, prior and seed give the same proposal.
             error_scale: error past which a plan is worth nothing; None takes 3e-2; ``inf`` the largest one measured.
+            limit: error that the plan to be used keeps to, in place of ``error_scale``: plans are sought there, and in
+                the two decades below it.
             emulate: gives the errors of plans before they are built; NaN where it cannot.
             emulations_to_learn: how many plans may be emulated before a proposal beside those that are candidates, to
                 learn the groups' errors from them; fewer are where these are known.
-            error_floor: error below which all plans are equally exact.
             errors: of trials by their number; they take the place of the second objective.
             error_name: what these errors are, so that a sampler of other ones does not take emulated errors for its.
         """
@@ -100,7 +109,7 @@ class PrecisionSampler(BaseSampler):
         self._emulations_to_learn = emulations_to_learn
         self._seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
         self._random = RandomSampler(seed=self._seed)
-        self._reference_error, self._error_floor = error_scale or REFERENCE_ERROR, error_floor
+        self._reference_error, self._limit = error_scale or REFERENCE_ERROR, limit
         self._errors, self._error_name = errors or {}, error_name
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
@@ -138,10 +147,9 @@ class PrecisionSampler(BaseSampler):
         # proposal for 64 groups took 0.34 s of processor time after 100 plans and 0.68 s after 400; with one 0.06 s
         # and 0.09 s.
         with threadpool_limits(limits=1, user_api="blas"):
-            plan, ehvi, emulated_errors = self.propose(prior, built, generator)
+            plan, attrs = self.propose(prior, built, generator)
         if plan is None:
             return {}
-        attrs = {EHVI_ATTR: ehvi, **({emulated_attr(self._error_name): emulated_errors} if emulated_errors else {})}
         for name, value in attrs.items():
             # Optuna has no public way for a sampler to write on the trial that it samples; its own do the same.
             study._storage.set_trial_user_attr(trial._trial_id, name, value)
@@ -160,11 +168,11 @@ class PrecisionSampler(BaseSampler):
 
     def propose(
         self, prior: Prior, built: BuiltPlans, generator: np.random.Generator
-    ) -> tuple[Bools | None, float, dict[str, float | str]]:
+    ) -> tuple[Bools | None, dict[str, Any]]:
         """The plan with the largest expected hypervolume improvement, weighed by its probability to be finite.
 
         ``built.base_ms`` must be known. Returns the plan, shape (n_groups,), True is FP16 (None where every plan is
-        built), its EHVI, and the errors that were emulated for it, as ``EMULATED_ATTR`` has them.
+        built), and the attributes of its trial: ``EHVI_ATTR``, ``GAIN_ATTR``, ``EMULATED_ATTR``.
         """
         n_groups, emulated_errors = len(prior.groups), dict[str, float | str]()
 
@@ -196,11 +204,12 @@ class PrecisionSampler(BaseSampler):
             left -= len(designed)
         reference = self._reference_error
         if math.isinf(reference):
-            reference = max(float(np.nanmax(built.error, initial=0.0)), 10 * self._error_floor)
-        estimator = EhviEstimator(prior, built, generator, reference, error_model, overflow, self._error_floor)
+            reference = max(float(np.nanmax(built.error, initial=0.0)), 10 * ERROR_FLOOR)
+        axis = ErrorAxis.to_floor(reference) if self._limit is None else ErrorAxis.to_limit(self._limit)
+        estimator = EhviEstimator(prior, built, generator, axis, error_model, overflow)
         finalists = find_candidates(prior, estimator, built.plans, generator).best(_FINALISTS)
         if not len(finalists):
-            return None, 0.0, {}
+            return None, {}
         # The finalists are emulated, a few at a time, until the best of them is one whose error is known.
         errors = estimator.emulated_errors(finalists)
         is_emulated = ~np.isnan(errors)
@@ -212,7 +221,11 @@ class PrecisionSampler(BaseSampler):
             few = order[~is_emulated[order]][:_EMULATED_AT_A_TIME]
             errors[few] = emulated(finalists[few])
             is_emulated[few] = True
-        return finalists[order[0]], max(float(ehvi[order[0]]), 0.0), emulated_errors
+        attrs: dict[str, Any] = {EHVI_ATTR: max(float(ehvi[order[0]]), 0.0)}
+        attrs[GAIN_ATTR] = float(estimator.expected_gain(finalists, errors).max())
+        if emulated_errors:
+            attrs[emulated_attr(self._error_name)] = emulated_errors
+        return finalists[order[0]], attrs
 
 
 def derive_seed(seed: int, trials: int) -> int:

@@ -33,6 +33,10 @@ groups took by the engine's own profiler, where it has one. ``"failure"``: why i
 EHVI_ATTR = "expected hypervolume improvement"
 """Trial attribute: by how much the hypervolume (0 to 1) was expected to grow when the plan was proposed."""
 
+GAIN_ATTR = "expected gain within the limit"
+"""Trial attribute: by how much the largest share of the latency saved within the limit was expected to grow then, with
+whatever plan."""
+
 EMULATED_ATTR = f"{JSON_MARK}emulated plans"
 """Trial attribute: the plans that were emulated when it was asked for, in the order of the groups as in ``"0110"`` with
 1 for FP16, and their errors; with the name of what these are (``error_name`` of ``PrecisionSampler``) behind it."""
@@ -157,12 +161,6 @@ def timing_of(trial: FrozenTrial) -> tuple[float, float]:
     low, high = map(decode_float, latency["ci95_ms"])
     sd_ms = (high - low) / (2 * _NORMAL_95)
     return decode_float(latency["median_ms"]), sd_ms if math.isfinite(sd_ms) else 0.0
-
-
-def ehvi_of(trial: FrozenTrial) -> float | None:
-    """The expected hypervolume improvement of the plan when it was proposed; None where another sampler proposed it."""
-    ehvi = trial.user_attrs.get(EHVI_ATTR)
-    return None if ehvi is None else float(ehvi)
 
 
 def emulated_attr(error_name: str) -> str:

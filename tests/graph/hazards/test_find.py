@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mptune.graph.groups import GroupedModel, find_groups
-from mptune.graph.hazards.find import find_hazards, over_threshold, pinned_by_hazards
+from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
 from mptune.graph.hazards.hazard import Hazard, ObservedValues, TensorRange, hazard_findings
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision
@@ -105,11 +105,6 @@ def test_what_is_stretched_at_a_static_batch_of_1(small: str, is_found: bool, tm
     for hazard in found:
         assert "[1, 3, 8, 8] with [1, 1, 8, 8]" in hazard.reason
         assert "Expand" in hazard.cure
-
-
-def test_over_threshold_names_groups_that_touch_large_values(tmp_path: Path) -> None:
-    model = load_model(models.save(models.mlp(), tmp_path))
-    assert over_threshold(GroupedModel(model, find_groups(model)), {"r": 600.0, "y": 10.0}, 512) == ("g001", "g002")
 
 
 def test_large_values_that_are_not_added_before_a_softmax_pin_their_group(tmp_path: Path) -> None:

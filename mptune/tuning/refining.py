@@ -1,0 +1,203 @@
+"""Layer groups refined by measurement: what makes the error of a group is parted from what FP16 speeds up.
+
+A group shares a precision because an engine runs it as one kernel. Where its error comes from one part of it, and the
+time is saved by another, no plan of whole groups has both. Which part makes the error is measured: the indivisible
+units of a group are emulated in FP16 one by one. No engine is built.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from mptune.data.metrics.parts import ADD_IN_SQUARES
+from mptune.engines.base import Failure
+from mptune.engines.toolchains.toolchain import Toolchain
+from mptune.graph.groups import GroupedModel, find_groups
+from mptune.graph.hazards.find import nodes_beyond
+from mptune.graph.hazards.hazard import Hazard
+from mptune.graph.ops import HEAVY, operator
+from mptune.graph.plan import Precision
+from mptune.json_form import JsonForm
+from mptune.settings import SearchSettings
+from mptune.tuning.plan_limits import aimed_error, searched_error
+
+_SAMPLES = 2
+"""Samples that errors are taken on."""
+
+_LEAST_GAIN = 0.01
+"""Share of all-FP32's latency that a group saves in FP16, at least, to be refined."""
+
+_LARGE_ERROR = 1.0 / 3.0
+"""Share of the limit above which a group is refined; and of a group's error, what may be left once it is parted."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Nodes of one group that are never separated.
+
+    Attributes:
+        group: id of the group.
+        nodes: their names, in topological order.
+        is_heavy: whether a convolution, a product, or another operator that takes time is among them.
+        error: of the outputs with these nodes alone in FP16; ``inf`` where they are not finite.
+    """
+
+    group: str
+    nodes: tuple[str, ...]
+    is_heavy: bool
+    error: float = 0.0
+
+
+@dataclass(frozen=True)
+class RefinedGroup(JsonForm):
+    """A group that was parted.
+
+    Attributes:
+        group: its id, which the rest keeps.
+        nodes: those that have a group of their own now, in topological order.
+        error: with the whole group in FP16; ``inf`` where outputs are not finite, or where values are beyond FP16.
+        rest_error: with the rest of it in FP16.
+    """
+
+    group: str
+    nodes: tuple[str, ...]
+    error: float
+    rest_error: float
+
+    def text(self, name: str) -> str:
+        """One line; ``name`` is the group's."""
+        nodes = ", ".join(self.nodes[:3]) + (f" and {len(self.nodes) - 3} more" if len(self.nodes) > 3 else "")
+        error = f"{self.error:.2g}" if math.isfinite(self.error) else "not finite"
+        return f"{name} is parted: in FP16 its error is {error}, without {nodes} {self.rest_error:.2g}"
+
+
+def refine(
+    toolchain: Toolchain,
+    grouped: GroupedModel,
+    hazards: Sequence[Hazard],
+    settings: SearchSettings,
+    stage: Callable[[str], object],
+) -> tuple[RefinedGroup, ...]:
+    """The groups to part, and where: ``mptune.graph.groups.set_apart`` does it.
+
+    A group is refined that holds something heavy beside something that is not, and could save ``_LEAST_GAIN``, if it
+    has values beyond FP16, or if its error alone is above ``_LARGE_ERROR`` of the limit that the search aims at.
+    Requires that values were observed. Nothing is refined where emulation fails.
+    """
+    limit, units = aimed_error(settings), _units(grouped)
+    if not units or str(Precision.FP16) not in settings.precisions:
+        return ()
+    terms = toolchain.latency_terms()
+    if isinstance(terms, Failure):
+        return ()
+    beyond, ruled_out = nodes_beyond(grouped, hazards)
+    least_ms = _LEAST_GAIN * terms.base_ms
+    units = {
+        group: parts
+        for group, parts in units.items()
+        if group not in ruled_out and terms.gain_ms(group, Precision.FP16) > least_ms
+    }
+    errors = {grouped.owners[node]: math.inf for node in beyond}
+    if units:
+        stage(f"emulating {len(units)} group{'s' if len(units) > 1 else ''} that may be refined")
+    if limit is not None:
+        free = [group for group in units if group not in errors]
+        errors |= _large_errors(toolchain, grouped, free, _LARGE_ERROR * limit, settings)
+    units = {group: parts for group, parts in units.items() if group in errors}
+    if not units:
+        return ()
+    measured = culprits(toolchain, grouped, units, settings)
+
+    # Of what is not heavy the largest errors go, until the rest is small.
+    most = math.inf if limit is None else _LARGE_ERROR * limit
+    rests: dict[str, list[Unit]] = {}
+    for group, parts in measured.items():
+        rest = [unit for unit in parts if beyond.isdisjoint(unit.nodes)]
+        for unit in [unit for unit in rest if not unit.is_heavy]:
+            if math.hypot(*(left.error for left in rest)) <= most:
+                break
+            rest.remove(unit)
+        if len(rest) < len(parts) and any(unit.is_heavy for unit in rest):
+            rests[group] = rest
+    split, ids = _apart(grouped, {group: units[group] for group in rests})
+    plans = [[ids[unit.nodes] for unit in rest] for rest in rests.values()]
+    rest_errors = _errors(toolchain, split, plans, settings)
+    order = {node.name: node.index for node in grouped.model.nodes}
+    refined = []
+    for (group, rest), rest_error in zip(rests.items(), rest_errors, strict=False):
+        if math.isfinite(rest_error) and rest_error <= _LARGE_ERROR * errors[group]:
+            nodes = [name for unit in measured[group] if unit not in rest for name in unit.nodes]
+            refined.append(RefinedGroup(group, tuple(sorted(nodes, key=order.__getitem__)), errors[group], rest_error))
+    return tuple(refined)
+
+
+def culprits(
+    toolchain: Toolchain, grouped: GroupedModel, units: Mapping[str, Sequence[Unit]], settings: SearchSettings
+) -> dict[str, list[Unit]]:
+    """Group id -> its units with their errors alone, the largest first; nothing where emulation fails."""
+    split, ids = _apart(grouped, units)
+    every = [unit for parts in units.values() for unit in parts]
+    errors = _errors(toolchain, split, [[ids[unit.nodes]] for unit in every], settings)
+    by_group: dict[str, list[Unit]] = {}
+    for unit, error in sorted(zip(every, errors, strict=False), key=lambda pair: -pair[1]):
+        by_group.setdefault(unit.group, []).append(replace(unit, error=error))
+    return by_group
+
+
+def _units(grouped: GroupedModel) -> dict[str, list[Unit]]:
+    """Group id -> its units, of the groups that hold something heavy beside something that is not."""
+    heavy = {node.name for node in grouped.model.nodes if operator(node.op_type).kind in HEAVY}
+    units: dict[str, list[Unit]] = {}
+    for unit in find_groups(grouped.model, "op"):
+        group = grouped.owners[unit.nodes[0]]
+        units.setdefault(group, []).append(Unit(group, unit.nodes, not heavy.isdisjoint(unit.nodes)))
+    free = {group.id for group in grouped.groups if group.pinned is None}
+    return {g: parts for g, parts in units.items() if g in free and len({unit.is_heavy for unit in parts}) == 2}
+
+
+def _large_errors(
+    toolchain: Toolchain, grouped: GroupedModel, groups: Sequence[str], least: float, settings: SearchSettings
+) -> dict[str, float]:
+    """Group id -> its error alone, of those that are above ``least``.
+
+    By halves, as errors add in squares: what together has a small error has no group of a large one.
+    """
+    large: dict[str, float] = {}
+    sets = [list(groups)] if groups else []
+    while sets:
+        errors = _errors(toolchain, grouped, sets, settings)
+        above = [(ids, error) for ids, error in zip(sets, errors, strict=False) if error > least]
+        large |= {ids[0]: error for ids, error in above if len(ids) == 1}
+        halves = [(ids[: len(ids) // 2], ids[len(ids) // 2 :]) for ids, _ in above if len(ids) > 1]
+        sets = [half for pair in halves for half in pair]
+    return large
+
+
+def _apart(
+    grouped: GroupedModel, units: Mapping[str, Sequence[Unit]]
+) -> tuple[GroupedModel, dict[tuple[str, ...], str]]:
+    """The model with each of these units as a group of its own; the nodes of a unit -> the id of its group."""
+    groups, ids = [], dict[tuple[str, ...], str]()
+    for group in grouped.groups:
+        for number, unit in enumerate(units.get(group.id, ())):
+            ids[unit.nodes] = f"{group.id}.{number}"
+            groups.append(replace(group, id=ids[unit.nodes], nodes=unit.nodes))
+        if group.id not in units:
+            groups.append(group)
+    return GroupedModel(grouped.model, tuple(groups)), ids
+
+
+def _errors(
+    toolchain: Toolchain, grouped: GroupedModel, fp16: Sequence[Sequence[str]], settings: SearchSettings
+) -> list[float]:
+    """The error of each plan with these groups in FP16, ``inf`` where it is not finite; nothing where that fails."""
+    fp32, part = grouped.uniform(Precision.FP32), range(min(_SAMPLES, toolchain.emulated_samples.count))
+    plans = [fp32.replace(dict.fromkeys(ids, Precision.FP16)) for ids in fp16]
+    answer = toolchain.emulate(plans, part, grouped) if plans else ()
+    if isinstance(answer, Failure):
+        return []
+    if settings.metric in ADD_IN_SQUARES:
+        return [searched_error(error, settings.metric, settings) for error in answer]
+    return [math.inf if error.without(settings.ignore).non_finite else 0.0 for error in answer]
