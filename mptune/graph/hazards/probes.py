@@ -441,11 +441,11 @@ def _angle(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
     Those are counted whose spacing is ``_COARSE``.
     """
     angles, turn = values[probed.node.inputs[0]], {"Sin": np.sin, "Cos": np.cos}[probed.node.op_type]
-    some = angles.reshape(-1)[_spaced(angles.size, _MOST)]
-    near, exact = rounded(some, precision), turn(some)
-    is_coarse = np.abs(some) >= math.ldexp(_COARSE, precision.mantissa_bits)
-    different, left = (float(np.unique(each[is_coarse]).size) for each in (some, near))
-    size = max(1, some.size)
+    spread = angles.reshape(-1)[_spaced(angles.size, _MOST)]
+    near, exact = rounded(spread, precision), turn(spread)
+    is_coarse = np.abs(spread) >= math.ldexp(_COARSE, precision.mantissa_bits)
+    different, left = (float(np.unique(each[is_coarse]).size) for each in (spread, near))
+    size = max(1, spread.size)
     facts = {"error": _squares(turn(near) - exact) / size, "square": _squares(exact) / size}
     return {**facts, "largest": _magnitude(angles), "different": different, "left": left}
 
