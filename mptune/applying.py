@@ -15,6 +15,7 @@ from mptune.engines.loading import check_written, load_typed_model
 from mptune.errors import PlanError, one_line
 from mptune.files import full_disk_as_error, read_json, refuse, writing
 from mptune.finding import Finding
+from mptune.findings.reference import OPSET_RAISED
 from mptune.graph.groups import APART, GroupedModel, LayerGroup, find_groups, plan_of_nodes
 from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
 from mptune.graph.hazards.hazard import Hazard, hazard_findings
@@ -115,7 +116,7 @@ def resolve_plan(
 
 
 def _shown(findings: Iterable[Finding]) -> list[str]:
-    return [f"{each.code}: {each.message}" for each in findings if each.severity != "info"]
+    return [f"{each.code}: {each.message}" for each in findings if each.severity != "info" or each.code == OPSET_RAISED]
 
 
 def check_out(plan: PrecisionPlan | Path | None, out: Path, *, force: bool) -> None:
