@@ -17,12 +17,12 @@ from mptune.findings.wording import SEVERITIES, Severity, Words
 from mptune.graph.loading.model import Node
 from mptune.graph.plan import Precision
 from mptune.graph.value_types import ValueTypes
-from mptune.json_form import JsonForm, encode_float
+from mptune.json_form import JsonForm, encode, encode_float
 
 FP16_MAX = Precision.FP16.largest
 FP16_TINY, FP16_NORMAL = Precision.FP16.smallest, Precision.FP16.smallest_normal
 """Half of the former rounds to zero; below the latter, values lose digits."""
-_OF_DIGITS = frozenset({"stagnation", "cancellation", "spacing", "long-sum", "index-in-float"})
+_OF_DIGITS = frozenset({"stagnation", "cancellation", "spacing", "angle-spacing", "long-sum", "index-in-float"})
 """Codes of too few digits: what FP16 has too few for, BF16 has."""
 
 
@@ -126,7 +126,7 @@ class Hazard:
     def to_json(self) -> dict[str, Any]:
         """As ``mptune inspect --json`` prints it; the code of a note is null."""
         texts = {"code": None if self.is_note else self.code, "reason": self.reason, "cure": self.cure}
-        numbers = {"value": encode_float(self.value), "evidence": dict(self.evidence)}
+        numbers = {"value": encode_float(self.value), "evidence": encode(self.evidence)}
         return {"severity": self.severity, **texts, **vars(self.place), **numbers, "precision": str(self.precision)}
 
 
