@@ -18,8 +18,8 @@ from mptune.finding import Finding
 from mptune.graph.groups import APART, GroupedModel, LayerGroup, find_groups, plan_of_nodes
 from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
 from mptune.graph.hazards.hazard import Hazard, hazard_findings
+from mptune.graph.hazards.static import interface_findings
 from mptune.graph.loading.model import Model
-from mptune.graph.loading.tensors import external_location, is_external
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.value_types import ValueTypes, unsupported
 from mptune.graph.writing.rewrite import Rewriter
@@ -84,6 +84,7 @@ def resolve_plan(
         hazards = find_hazards(grouped)
     pins = pinned_by_hazards(hazards, reduced)
     ruled_out = {group: why for group, why in pins.items() if overrides.get(group) is not Precision.BF16}
+    lines += _shown(interface_findings(model, "apply"))
 
     # Without a plan, what cannot be right stays in FP32; a plan is carried out as it stands, with warnings.
     if plan is None:
@@ -139,9 +140,7 @@ def write_model(model: Model, resolved: ResolvedPlan, out: Path, *, force: bool 
     """
     rewriter = Rewriter(GroupedModel(model, resolved.groups))
     files = rewriter.exported_files(resolved.plan, out)
-    protos = (c.proto for c in model.initializers.values() if is_external(c.proto))
-    folder = model.path.resolve().parent
-    sources = {model.path} | {external_location(proto, folder)[0] for proto in protos}
+    sources = (model.path, *model.data_files)
     for path in files:
         if path.exists() and any(path.samefile(source) for source in sources):
             raise PlanError(f"{path} is what the mixed model is made from", "give another path with -o")
