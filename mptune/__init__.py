@@ -19,12 +19,12 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 _NAMES = {
     "mptune.api.searching": "search",
     "mptune.api.reading": "report pick",
-    "mptune.api.models": "inspect apply compare check",
+    "mptune.api.models": "load_model inspect apply compare check",
     "mptune.api.deploying": "worker confirm export open_run Run",
     "mptune.settings": "SearchSettings LatencySettings WorkerSettings TensorRtSettings DataSettings ShapeRange",
     "mptune.graph.plan": "Precision PrecisionPlan",
     "mptune.graph.groups": "LayerGroup find_groups",
-    "mptune.graph.loading.model": "Model load_model",
+    "mptune.graph.loading.model": "Model",
     "mptune.graph.writing.rewrite": "rewrite",
     "mptune.tuning.evaluation": "Evaluation",
     "mptune.tuning.front": "Front front_records",
@@ -42,25 +42,37 @@ _HOME = {name: module for module, names in _NAMES.items() for name in names.spli
 
 __all__ = ["__version__", *_HOME]
 
-if TYPE_CHECKING:
-    from mptune.api.deploying import Run, confirm, export, open_run, worker
-    from mptune.api.models import apply, check, compare, inspect
-    from mptune.api.reading import pick, report
-    from mptune.api.searching import search
-    from mptune.diagnosis.comparing import Comparison
+if TYPE_CHECKING:  # with `as`: type checkers in strict mode take no other import as exported
+    from mptune.api.deploying import (
+        Run as Run,
+        confirm as confirm,
+        export as export,
+        open_run as open_run,
+        worker as worker,
+    )
+    from mptune.api.models import (
+        apply as apply,
+        check as check,
+        compare as compare,
+        inspect as inspect,
+        load_model as load_model,
+    )
+    from mptune.api.reading import pick as pick, report as report
+    from mptune.api.searching import search as search
+    from mptune.diagnosis.comparing import Comparison as Comparison
     from mptune.errors import *  # noqa: F403 - its __all__
-    from mptune.graph.groups import LayerGroup, find_groups
-    from mptune.graph.loading.model import Model, load_model
-    from mptune.graph.plan import Precision, PrecisionPlan
-    from mptune.graph.writing.rewrite import rewrite
-    from mptune.inspection import Inspection
+    from mptune.graph.groups import LayerGroup as LayerGroup, find_groups as find_groups
+    from mptune.graph.loading.model import Model as Model
+    from mptune.graph.plan import Precision as Precision, PrecisionPlan as PrecisionPlan
+    from mptune.graph.writing.rewrite import rewrite as rewrite
+    from mptune.inspection import Inspection as Inspection
     from mptune.settings import *  # noqa: F403 - its __all__
-    from mptune.tuning.bench import Listener
-    from mptune.tuning.confirmation import Confirmation
-    from mptune.tuning.evaluation import Evaluation
-    from mptune.tuning.front import Front, front_records
-    from mptune.tuning.sampler.precision import PrecisionSampler
-    from mptune.tuning.sampler.trials import Prior
+    from mptune.tuning.bench import Listener as Listener
+    from mptune.tuning.confirmation import Confirmation as Confirmation
+    from mptune.tuning.evaluation import Evaluation as Evaluation
+    from mptune.tuning.front import Front as Front, front_records as front_records
+    from mptune.tuning.sampler.precision import PrecisionSampler as PrecisionSampler
+    from mptune.tuning.sampler.trials import Prior as Prior
 
 
 def __getattr__(name: str) -> Any:

@@ -58,6 +58,11 @@ def test_every_setting_is_a_keyword_and_documented() -> None:
             assert parameter.default == field.default, name
 
 
+@pytest.mark.parametrize("name", ["search", "inspect", "apply", "compare", "check"])
+def test_data_have_a_type_that_says_what_may_be_given(name: str) -> None:
+    assert inspect.signature(getattr(mptune, name)).parameters["data"].annotation.startswith("arguments.DataLike")
+
+
 OTHERWISE = {"context", "json_", "gpus", "engine", "shapes", "workspace_mb", "limits", "feedback", "precisions"}
 OTHERWISE |= {"explain", "open_", "quiet", "help_all"}
 """Options whose name or form is another one in Python, or which are of the terminal alone."""

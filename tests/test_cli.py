@@ -63,7 +63,7 @@ def test_search_help_has_panels_that_name_metrics_and_samplers(capsys: pytest.Ca
     panels = dict.fromkeys(each.panel for each in DECLARED.values() if each.panel)
     places = [shown.index(f"\n{panel}:\n") for panel in panels]
     assert places == sorted(places)
-    assert all(f"\n  {option_name(name)}" in shown for name, each in DECLARED.items() if each.panel)
+    assert all(re.search(rf"\n  (-o, )?{option_name(name)}", shown) for name, each in DECLARED.items() if each.panel)
     words = " ".join(shown.split())
     assert all(f"{name}," in words for name in METRICS)
     assert f"Default: {SearchSettings().metric}." in words
@@ -97,7 +97,7 @@ def test_gpus_that_are_not_here_are_an_error(
 def search_command(model: Path, data: Path, run: Path, budget: int = 6) -> list[str]:
     """A search whose latencies are predicted, wherever the tests run."""
     target = ["--target", "jetson-orin-nano-8gb", "--budget", str(budget)]
-    return ["search", str(model), "--data", str(data), "--out", str(run), *target]
+    return ["search", str(model), "--data", str(data), "-o", str(run), *target]
 
 
 @pytest.mark.parametrize(

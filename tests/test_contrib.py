@@ -331,6 +331,17 @@ def test_an_engine_that_cannot_parse_an_operator_says_so_before_the_search(tmp_p
     assert "before ONNX Runtime's optimiser" in str(caught.value.hint)
 
 
+def test_a_plan_made_in_python_reaches_the_operators_that_the_commands_reach(tmp_path: Path) -> None:
+    path = optimised(transformer(1), tmp_path)
+    model = mptune.load_model(path)
+    groups = mptune.find_groups(model)
+    assert [group.id for group in groups] == [group["id"] for group in mptune.inspect(path).to_json()["groups"]]
+    assert "com.microsoft" in {node.domain for node in model.nodes if any(node.name in g.nodes for g in groups)}
+    plan = mptune.PrecisionPlan.uniform(model.sha256, [group.id for group in groups], Precision.FP16)
+    written = mptune.load_model(mptune.apply(path, plan, tmp_path / "fp16.onnx"), any_precision=True)
+    assert "float16" in {written.info(node.outputs[0]).dtype for node in written.nodes if not node.is_standard}
+
+
 @pytest.mark.tensorrt_rtx
 def test_a_norm_below_its_operator_set_is_parsed_by_tensorrt_rtx(tmp_path: Path) -> None:
     from mptune.engines.tensorrt.builder import ParseJob

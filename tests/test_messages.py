@@ -20,6 +20,7 @@ from mptune.graph.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.settings import option_name
+from tests.fakes import Diary
 from tests.test_docs import options_of
 
 
@@ -143,6 +144,35 @@ def test_check_refuses_exchanged_models(here: Path) -> None:
     with pytest.raises(mptune.ModelError, match=r"has FP16 or BF16 values, and MIXED has none") as raised:
         mptune.check("mlp.onnx", against="mixed.onnx", data=data, max_error="1%")
     assert raised.value.hint == "exchange them: MIXED is mixed.onnx, and --against mlp.onnx"
+
+
+def test_check_names_an_option_that_it_has(here: Path, mlp_data: Path) -> None:
+    mptune.apply("mlp.onnx", None, here / "mixed.onnx")
+    checked = mptune.check("mixed.onnx", against="mlp.onnx", data=mlp_data, max_error=1e-9, explain=True)
+    (finding,) = [each for each in checked.findings if each.code == "precision"]
+    assert finding.cure == "no plan with FP16 groups keeps the limit: allow more with --max-error, or stay in FP32"
+
+
+class First(Diary):
+    def evaluated(self, evaluation: object, done: int, budget: int) -> None:
+        self.failures += [("told before", text) for text in self.warnings if done == 1]
+
+
+def test_what_no_plan_changes_is_told_once_and_before_the_first_plan(
+    here: Path, mlp_data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mixed = mptune.apply("mlp.onnx", None, here / "mixed.onnx", keep_fp32=["block1/*"])
+    again = []
+    for budget in (1, 2):
+        mptune.search(mixed, data=mlp_data, target="jetson-orin-nano-8gb", budget=budget, listener=(diary := First()))
+        again.append(
+            [sum(part in text for _, text in diary.failures) for part in ("FP16 already", "not measured here")]
+        )
+    assert again == [[1, 1], [0, 0]]
+    assert main(["report", "mixed.mptune"]) == 0
+    printed = capsys.readouterr().out
+    assert "not measured here" not in printed, "the search said it"
+    assert "FP16 already" in printed
 
 
 @pytest.mark.parametrize("precision", REDUCED)

@@ -10,8 +10,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
+import numpy as np
 import onnx
 
 from mptune.data.arrays import copied_samples, shape_text
@@ -30,6 +31,19 @@ from mptune.tuning.record import waits_told_to
 
 ModelLike: TypeAlias = "str | os.PathLike[str] | onnx.ModelProto"
 """A path, or a model in memory."""
+
+
+class Array(Protocol):
+    """An array of NumPy, and what NumPy converts as a whole, such as a CPU tensor of PyTorch."""
+
+    def __array__(self) -> np.ndarray:
+        """The values."""
+
+
+_Arrays: TypeAlias = "Array | Mapping[str, Array | float]"
+
+DataLike: TypeAlias = "str | os.PathLike[str] | _Arrays | Iterable[_Arrays]"
+"""A path; an array, or arrays by input name, samples concatenated along axis 0; or one of these for each sample."""
 
 MetricLike: TypeAlias = "str | Callable[..., float]"
 """A name, ``script.py:function``, or a function."""
@@ -84,12 +98,13 @@ def loaded_model(model: ModelLike, opset: int | None = None, *, any_precision: b
         yield loaded
 
 
-def data_argument(data: Any) -> Path | InMemory | None:
+def data_argument(data: DataLike | None) -> Path | InMemory | None:
     """The ``data`` of a search: a path, or arrays that are read once here, so that an iterator is not lost."""
     if data is None or isinstance(data, (str, os.PathLike)):
         return None if data is None else Path(data)
-    is_whole = isinstance(data, Mapping) or hasattr(data, "__array__") or not isinstance(data, Iterable)
-    return InMemory(data if is_whole else copied_samples(data))
+    if isinstance(data, Mapping) or hasattr(data, "__array__") or not isinstance(data, Iterable):
+        return InMemory(data)
+    return InMemory(copied_samples(data))
 
 
 def paths_argument(given: Any) -> tuple[Path, ...]:
@@ -139,6 +154,21 @@ def check_batch(batch: int, model: Model) -> None:
         raise SettingsError(f"is {batch}, but the model's batch is fixed ({shown})", hint, setting="batch")
 
 
+def budget_argument(budget: int | None, run: Path, *, fresh: bool) -> int:
+    """The number of plans; None is that of the run that is resumed, in a new run the default."""
+    if budget is not None:
+        return budget
+    file = _resumed(run, fresh=fresh)
+    return SearchSettings.budget if file is None else int(file.search.budget)
+
+
+def _resumed(run: Path, *, fresh: bool) -> RunFile | None:
+    """What a run was made with; None of a new one, and of one that cannot be read, which is refused later."""
+    with contextlib.suppress(RunError):
+        return None if fresh else RunDirectory(run).load()
+    return None
+
+
 def metric_arguments(metric: Any, run: Path, *, fresh: bool) -> tuple[str, Any, tuple[str, ...]]:
     """The objective's name, its function where the caller gave one, and the names of the metrics reported beside it.
 
@@ -146,9 +176,7 @@ def metric_arguments(metric: Any, run: Path, *, fresh: bool) -> tuple[str, Any, 
     """
     several = one_or_several(metric)
     if not several:
-        file: RunFile | None = None
-        with contextlib.suppress(RunError):  # raised again where the run is opened
-            file = None if fresh else RunDirectory(run).load()
+        file = _resumed(run, fresh=fresh)
         several = (SearchSettings.metric,) if file is None else (file.search.metric, *file.search.reported_metrics)
         _refuse_unnamed(several, (), run, f"mptune search MODEL --out {shlex.quote(str(run))}")
     if any(map(callable, several[1:])):

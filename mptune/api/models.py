@@ -13,10 +13,11 @@ from mptune.api import arguments
 from mptune.choice import Choice
 from mptune.data.calibration import load_calibration
 from mptune.diagnosis import comparing, engines, runner, structure
-from mptune.engines.loading import check_loads
+from mptune.engines.loading import check_loads, load_typed_model
 from mptune.errors import ModelError, SettingsError
 from mptune.files import PathLike
 from mptune.graph.hazards.static import state_inputs
+from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.inspection import Inspection, inspect_model
@@ -29,10 +30,25 @@ from mptune.tuning.plan_limits import check_asked
 from mptune.tuning.space import load_space
 
 
+def load_model(path: PathLike, *, any_precision: bool = False, opset: int | None = None) -> Model:
+    """Load, check and type a model. ONNX Runtime is asked about operators that ONNX does not define, in a worker.
+
+    Args:
+        path: of the ONNX file.
+        any_precision: take a model that computes nothing in FP32, too, such as one that is FP16 throughout.
+        opset: the operator set that ONNX's converter raises the model to; None leaves it as it is.
+
+    Raises:
+        ModelError: no such file, not ONNX, truncated, an opset or a construct that cannot be tuned, external data that
+            is missing, too short or outside the model's folder, or no FP32 value to tune.
+    """
+    return load_typed_model(Path(path), any_precision=any_precision, opset=opset)
+
+
 def inspect(
     model: arguments.ModelLike,
     *,
-    data: Any = None,
+    data: arguments.DataLike | None = None,
     space: str = "default",
     batch: int = 1,
     budget: int = 50,
@@ -74,7 +90,7 @@ def apply(
     keep_fp32: Sequence[str] = (),
     force: bool = False,
     warn: Callable[[str], object] | None = None,
-    data: Any = None,
+    data: arguments.DataLike | None = None,
     batch: int = 1,
     reduced: Literal["fp16", "bf16"] = "fp16",
     keep_bf16: Sequence[str] = (),
@@ -125,7 +141,7 @@ def compare(
     model: arguments.ModelLike,
     candidate: arguments.ModelLike | None = None,
     *,
-    data: Any,
+    data: arguments.DataLike,
     outputs: PathLike | None = None,
     reference_outputs: PathLike | None = None,
     tolerance: Mapping[str, float | str] | Sequence[str] = (),
@@ -278,7 +294,7 @@ def check(
     mixed: arguments.ModelLike,
     *,
     against: arguments.ModelLike,
-    data: Any,
+    data: arguments.DataLike,
     max_error: float | str,
     batch: int = 1,
     explain: bool = False,

@@ -7,7 +7,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from mptune import settings
 from mptune.api import arguments
@@ -33,8 +32,8 @@ from mptune.tuning.search import Search
 def search(
     model: arguments.ModelLike,
     *,
-    data: Any = None,
-    budget: int = 50,
+    data: arguments.DataLike | None = None,
+    budget: int | None = None,
     out: PathLike | None = None,
     target: PathLike = "auto",
     plugins: PathLike | Sequence[PathLike] | None = None,
@@ -127,7 +126,7 @@ def search(
         max_memory_bytes=max_memory_bytes,
         limits=settings.one_or_several(limits),
         knee=knee,
-        budget=budget,
+        budget=arguments.budget_argument(budget, path, fresh=fresh),
         timeout_s=timeout_s,
         max_disk_bytes=max_disk_bytes,
         gpus=tuple(gpus or ()),

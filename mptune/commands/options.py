@@ -96,6 +96,8 @@ def _parameter(name: str) -> inspect.Parameter:
     text, parser = declared.help, _PARSERS.get(name)
     if name == "metric":
         kind, default, text = list[str] | None, None, text.replace("a named metric", ", ".join(METRICS))
+    elif name == "budget":  # not given, it is that of the run
+        kind, default = int | None, None
     elif name == "precisions":
         kind, default = str, ",".join(default)
     elif parser is not None:
@@ -104,7 +106,8 @@ def _parameter(name: str) -> inspect.Parameter:
         kind, default = list[Path] | None if kind == tuple[Path, ...] else list[str] | None, None
     elif settings.InMemory in get_args(kind):
         kind = Path | None
-    shown = typer.Option(settings.option_name(name), metavar=declared.metavar, help=text, parser=parser)
+    names = [settings.option_name(name), *(["-o"] if name == "out" else [])]
+    shown = typer.Option(*names, metavar=declared.metavar, help=text, parser=parser)
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, shown])
 
 
@@ -112,11 +115,11 @@ _MOST_USED = {
     "--data PATH": "calibration samples: .npz, .npy, or a folder",
     "--max-error X": "fastest plan with at most this error, such as 1e-2 or 1%",
     "--max-latency-ms X": "most exact plan within this latency",
-    "--budget N": "number of plans to evaluate  [default: 50]",
+    "--budget N": "number of plans to evaluate  [default: 50, or the run's]",
     "--timeout 8h": "start no new plan after this time (8h, 90m, 30s)",
     "--target NAME": "device to tune for; `mptune targets` lists the names",
     "--metric NAME": "error to minimise  [default: worst_part]",
-    "--out DIR": "run directory  [default: the model's name + .mptune]",
+    "-o, --out DIR": "run directory  [default: the model's name + .mptune]",
     "--explain": "also show what breaks in FP16, and why groups stay FP32",
     "--quiet": "show the answer alone",
 }

@@ -57,7 +57,7 @@ def search(
 
 def demo(
     context: typer.Context,
-    out: Path = option("DIR", "Run directory.", Path("demo.mptune")),
+    out: Path = typer.Option(Path("demo.mptune"), "--out", "-o", metavar="DIR", help="Run directory."),
     open_: bool = typer.Option(True, "--open/--no-open", help=common.OPEN_HELP),
 ) -> None:
     """Search a small model that comes with mptune, in 20 plans, and open the report.

@@ -67,6 +67,7 @@ def precision(outputs: Sequence[Side]) -> list[Finding]:
         "named": listed([f"{groups[g].name} ({g}, {100 * shares[g]:.0f} %)" for g in named], _NAMED),
         "seen": "" if plan.bf16_groups else _seen(sides, named[:_NAMED]),
         "left": "" if left is None else left.limit.sentence(left.judged),
+        "option": "--tolerance" if sides.max_error is None else "--max-error",  # compare has one, check the other
         "command": f"mptune apply {runner.model.path} {' '.join(options)} -o OUT.onnx",
     }
     return [worst.finding("precision", {**worst.evidence, **evidence}, where, **words)]

@@ -124,7 +124,7 @@ def _precision(v: Values) -> Words:
         )
     detail = f"; {v.seen}" if v.seen else ""
     bits = "; BF16 keeps 8 bits where FP16 keeps 11" if v.bf16_groups else ""
-    cure = f"no plan with {v.precisions} groups keeps the limit: allow more with --tolerance, or stay in FP32"
+    cure = f"no plan with {v.precisions} groups keeps the limit: allow more with {v.option}, or stay in FP32"
     if v.left:
         cure = f"keep {counted(v.kept_groups, 'group')} in FP32, which leaves {v.left}: {v.command}"
     return Words(

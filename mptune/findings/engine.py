@@ -6,6 +6,8 @@ from mptune.findings.wording import Table, Values, Words, counted
 
 ENGINE = Table()
 NOTHING = "nothing-to-tune"  # the code of the finding that is shown before all others
+TARGET_CODE = "target-not-here"
+ALREADY_MIXED = "already-mixed"
 GIVE_FP32 = "give the FP32 model that it was made from"
 
 
@@ -84,7 +86,7 @@ def _reference_depends_on_optimisation(v: Values) -> Words:
     )
 
 
-@ENGINE.row("target-not-here", "info", "the target is not here, so latency is predicted")
+@ENGINE.row(TARGET_CODE, "info", "the target is not here, so latency is predicted")
 def _target_not_here(v: Values) -> Words:
     text = f"{v.target} is not measured here: latency is predicted and errors are emulated"
     if v.get("tf32_ms"):
@@ -108,7 +110,7 @@ def _emulation_differs(v: Values) -> Words:
     return Words(f"{text}, apart by more than a factor of {v.factor:g}", cure)
 
 
-@ENGINE.row("already-mixed", "warning", "the model holds FP16 already")
+@ENGINE.row(ALREADY_MIXED, "warning", "the model holds FP16 already")
 def _already_mixed(v: Values) -> Words:
     share = f"{v.reduced} of {counted(v.layers, 'layer')} are {v.precisions} already, {v.flops_share:.0%} of the FLOPs"
     rest = f"no plan changes that: only the other {v.other_groups} groups are searched, and " * (v.kind != "compared")

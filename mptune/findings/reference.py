@@ -76,16 +76,16 @@ def _rows_mix(v: Values) -> Words:
         f"a row gives another output among other rows of its batch: output {v.output!r} differs by {v.relative_l2:.1e}"
         " (relative L2) in FP32"
     )
-    if v.kind.endswith(" step"):
+    if v.kind == "step":
         text += (
             f"; they first meet at {v.place}, which rounds each element to a step: one near its end may go to the next"
         )
         return Words(text, "nothing: kernels round differently at another batch size, and a step enlarges that", "info")
-    if v.kind.endswith(" sequence"):
+    if v.kind == "sequence":
         text += f"; {v.place} takes axis 0 for a sequence, so a row is a step of it and no sample of its own"
         cure = "nothing where axis 0 is the sequence; where it is the batch, export with batch_first"
         return Words(text, cure, "warning")
-    if v.kind.endswith(" index"):
+    if v.kind == "index":
         text += (
             f"; {v.place} takes rows of axis 0 by indices that are fed, as along edges of a graph: a row may be a node"
         )
@@ -93,10 +93,14 @@ def _rows_mix(v: Values) -> Words:
             "nothing where axis 0 holds the nodes of one graph; where it is the batch, an index reaches another sample"
         )
         return Words(text, cure, "warning")
-    return Words(
+    text, cure = (
         text + _begins(v, "; they first meet at {place}"),
-        "look for a reshape, a mean or a broadcast over the batch axis; or tune and deploy with --batch 1",
+        "a reshape, a mean or a broadcast over the batch axis",
     )
+    if v.kind == "fixed":
+        cure = f"nothing where axis 0 holds the parts of one sample; where it is a batch, look for {cure}"
+        return Words(text, cure, "warning")
+    return Words(text, f"look for {cure}; or tune and deploy with --batch 1")
 
 
 @REFERENCE.row("batch-not-kept", "error", "an output does not have as many rows as the input")

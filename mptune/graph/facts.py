@@ -400,7 +400,8 @@ def _rule_of(model: Model, node: Node) -> NodeRule:
     if schema is None:
         return NodeRule(fixed=f"ONNX has no operator {node.op_type!r} at opset {model.opset}")
     # What the table rules out, or an attribute types.
-    if row.fp32 and not row.fp32_inputs:
+    given_inputs = {i for i, name in enumerate(node.inputs) if name}
+    if row.fp32 and not row.fp32_inputs and (not row.fp32_with or row.fp32_with & given_inputs):
         return NodeRule(fixed=row.fp32)
     if is_quantised(node):
         return NodeRule(fixed="scales must stay FP32: small scales vanish in FP16")
@@ -419,7 +420,7 @@ def _rule_of(model: Model, node: Node) -> NodeRule:
     for name in filter(None, (*node.inputs, *node.outputs)):
         if info(name).dtype in ops.OPAQUE_TYPES:
             return NodeRule(fixed=f"{name!r} is no tensor, or of a type that ONNX cannot infer")
-    given = {schema.input_type(i) for i, name in enumerate(node.inputs) if name}
+    given = {schema.input_type(i) for i in given_inputs}
     for i in float_outputs:  # such as a state whose optional input is omitted
         parameter = schema.output_type(i)
         if parameter not in given and Precision.FP16 in schema.admitted(parameter):

@@ -30,6 +30,7 @@ class Operator:
         shaped_like: the inputs whose shapes decide on the shapes of the results; None for all.
         fp32: why the node stays FP32 though its schema admits FP16; "" where it need not.
         fp32_inputs: the inputs that do; empty means the whole node does.
+        fp32_with: the optional inputs with which the whole node does; empty means with any.
     """
 
     kind: str = "other"
@@ -39,6 +40,7 @@ class Operator:
     shaped_like: tuple[int, ...] | None = None
     fp32: str = ""
     fp32_inputs: AbstractSet[int] = frozenset()
+    fp32_with: AbstractSet[int] = frozenset()
 
 
 _TABLE: dict[str, Operator] = {}
@@ -55,14 +57,16 @@ _rows("conv", "Conv ConvTranspose DeformConv FusedConv NhwcConv NhwcFusedConv Co
 _rows("matmul", "MatMul Gemm Einsum FusedMatMul TransposeMatMul FusedGemm", "plain")
 _rows("matmul", "FusedMatMulActivation GemmFastGelu MatMulNBits MatMulNBitsQkv MatMulNBitsMlp MatMulBnb4 MoE QMoE")
 _rows("norm", "LayerNormalization InstanceNormalization GroupNormalization BatchNormalization", "centres")
-_rows("norm", "GatedRMSNorm RMSNormalization LpNormalization LRN MeanVarianceNormalization GroupNorm")
+_rows("norm", "GatedRMSNorm RMSNormalization LpNormalization LRN GroupNorm")
 _rows("norm", "SimplifiedLayerNormalization SkipLayerNormalization SkipSimplifiedLayerNormalization")
 _rows("norm", "EmbedLayerNormalization SkipGroupNorm")
+_rows("norm", "MeanVarianceNormalization", fp32="ONNX defines it with an FP32 constant inside")
 _rows("softmax", "Softmax LogSoftmax BiasSoftmax")
 _rows("attention", "Attention MultiHeadAttention GroupQueryAttention PackedAttention PackedMultiHeadAttention")
 _rows("attention", "DecoderAttention DecoderMaskedSelfAttention DecoderMaskedMultiHeadAttention")
 _rows("attention", "LongformerAttention SparseAttention PagedAttention LinearAttention")
-_rows("rnn", "LSTM GRU RNN")
+_LENGTHS = "reads sequence_lens: the parsers of the TensorRT family refuse that in FP16"
+_rows("rnn", "LSTM GRU RNN", fp32=_LENGTHS, fp32_with={4})
 
 # From some operator set on the axes of a reduction are an input.
 _rows("reduce", "ReduceMean ReduceSum", "sums means", sizes={1})

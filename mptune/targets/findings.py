@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from mptune.finding import Finding, FindingOrigin, Where
-from mptune.findings.engine import NOTHING
+from mptune.findings.engine import ALREADY_MIXED, NOTHING, TARGET_CODE
 from mptune.findings.wording import listed
 from mptune.graph.facts import is_quantised, node_rule, schema_of
 from mptune.graph.groups import GroupedModel
@@ -22,7 +22,6 @@ from mptune.targets.costs import Shape, ShapeTable, group_costs, is_of_runtime, 
 from mptune.targets.roofline import roofline
 from mptune.targets.target import Target
 
-TARGET_CODE = "target-not-here"
 OUT_OF_REACH = "operators-out-of-reach"
 
 NEGLIGIBLE = 0.01  # operators whose types are known and that have less of the FLOPs than this are no finding
@@ -106,7 +105,7 @@ def already_mixed_findings(
     kind = "compared" if origin == "compare" else ""
     names = " or ".join(precision.name for precision in REDUCED if precision in counts)
     return (
-        Finding.from_code("already-mixed", origin, where, evidence, kind=kind, reduced=len(reduced), precisions=names),
+        Finding.from_code(ALREADY_MIXED, origin, where, evidence, kind=kind, reduced=len(reduced), precisions=names),
     )
 
 

@@ -126,7 +126,7 @@ class Stop(str, Enum):
     TIMEOUT = "the time is over"
     DISK = "the run directory has reached --max-disk"
     CONVERGED = "no plan is expected to improve the front beyond the noise"
-    FP16_IS_ENOUGH = "all-FP16 meets the limits, and no plan is expected to be faster"
+    FP16_IS_ENOUGH = "FP16 in all groups that may have it meets the limits, and no plan is expected to be faster"
     EXHAUSTED = "every plan of the search space has been evaluated"
     HOPELESS = f"{HOPELESS} plans failed, and no plan with FP16 in it has ever run"
 

@@ -18,12 +18,12 @@ from mptune._version import __version__
 from mptune.choice import Choice
 from mptune.engines.toolchains import choose
 from mptune.errors import TargetError
+from mptune.findings.engine import TARGET_CODE
 from mptune.graph.groups import GroupedModel
 from mptune.run_json import HOME, RunFile, identity_of, plugins_sha256
 from mptune.rundir import RunDirectory, open_run
 from mptune.settings import SearchSettings
 from mptune.targets.detect import detect_gpus
-from mptune.targets.findings import TARGET_CODE
 from mptune.targets.target import Target, load_target, other_mode
 from mptune.tuning import baseline, copies, measuring, remeasure
 from mptune.tuning.bench import Bench, Limits, Listener

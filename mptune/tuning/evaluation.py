@@ -236,6 +236,7 @@ class Evaluation(JsonForm):
             },
             "engine": self.engine_path,
             "memory_source": self.memory and self.memory.source,
+            **{name: getattr(self, name) for name in ("error_value", "held_out_value", "judged_error")},
             **{name: getattr(self, name) for name in ("speedup", "remeasured", "confirmed")},
             **{name: len(getattr(self.plan, name)) for name in ("fp16_groups", "bf16_groups", "fp32_groups")},
             **{n: getattr(self.memory, n, None) for n in ("engine_bytes", "context_bytes", "weight_bytes")},

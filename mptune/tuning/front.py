@@ -169,7 +169,7 @@ class Front:
 
     @property
     def chosen_reason(self) -> str:
-        """Why the chosen plan was chosen, which it replaced, and what would be chosen now, one line."""
+        """Why the chosen plan was chosen, and what would be chosen now, one line."""
         proposed, fp32 = self.proposed, self.fp32.plan
         text, who = "nothing is in chosen/ yet", "as the search stands it would be"
         if self.chosen is not None:

@@ -199,6 +199,11 @@ class Knowledge:
         Those of all workers count, and of earlier runs: the study keeps them.
         """
         space, before = self._space, self._spent()
+
+        def show(more: str = "") -> None:
+            tried = self._failed | self._errors.keys()
+            self._bench.listener.stage(f"one-group errors: {len(tried)} of {len(space.free)} groups{more}")
+
         while self._bench.limits.reached() is None:
             self._add_notes()
             # The first part of the samples for each group, then the second, and so on.
@@ -215,9 +220,7 @@ class Knowledge:
             part, groups = random.choice(
                 jobs[:1] if self._record.is_alone else [job for job in jobs if job[0] == jobs[0][0]]
             )
-            tried = self._failed | self._errors.keys()
-            more = f", now on samples {part.start + 1} to {part.stop}" if part.start else ""
-            self._bench.listener.stage(f"one-group errors: {len(tried)} of {len(space.free)} groups{more}")
+            show(f", now on samples {part.start + 1} to {part.stop}" if part.start else "")
             plans = [space.all_fp32.replace({group: space.reduced_of(group)}) for group in groups]
             errors = dict(zip(groups, self._bench.emulate(plans, part if len(self._parts) > 1 else None), strict=True))
             # A hash: the keys of a database's attributes are short.
@@ -231,7 +234,9 @@ class Knowledge:
         if (sensitivity := self.sensitivity()) != self._written:
             write_json(self._path, sensitivity.to_json())
             self._written = sensitivity
-        return self._spent() > before
+        if is_more := self._spent() > before:
+            show()
+        return is_more
 
     def sensitivity(self) -> Sensitivity:
         """All that is known, without the outputs that are ignored; of those the statistics stay."""

@@ -17,7 +17,8 @@ from mptune.data.metrics.parts import belongs_to
 from mptune.data.metrics.table import METRICS
 from mptune.data.samples import split_indices
 from mptune.engines.base import Place, ReferenceReport
-from mptune.engines.toolchains.blame import ALONG_SEQUENCE, BY_INDEX, REPEAT_WARNING, ROWS_WARNING
+from mptune.engines.toolchains.blame import ALONG_SEQUENCE, BY_INDEX, REPEAT_WARNING
+from mptune.engines.toolchains.rows import ROWS_WARNING
 from mptune.finding import Evidence, Finding, FindingOrigin, OutputColumns, Where
 from mptune.findings.wording import Severity
 from mptune.graph.facts import attribute
@@ -146,13 +147,13 @@ def reference_findings(
     rows, least = report.rows, max(ROWS_WARNING, _BEYOND_REPEATS * report.repeat_error)
     output, error = rows.worst_mixed
     if not error <= least:
-        kind = "others" if rows.is_fixed else "mixed"
+        kind = "fixed" if rows.is_fixed else ""
         place = places.get(("rows-mix", output))
         severity: Severity | None = "warning" if error <= ROWS_LIMIT else None
         if place is not None and place.value in (ALONG_SEQUENCE, BY_INDEX):
-            kind, severity = f"{kind} {place.value}", None
+            kind, severity = str(place.value), None
         elif place is not None and place.op_type.rpartition(".")[2] in _STEPS and math.isfinite(error):
-            kind, severity = f"{kind} step", None
+            kind, severity = "step", None
         numbers = {"relative_l2": error, "limit": ROWS_LIMIT, "rows": rows.rows, "row": rows.mixed_row}
         add("rows-mix", [output], numbers, kind, place, severity=severity)
 

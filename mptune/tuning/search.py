@@ -15,12 +15,13 @@ from mptune.engines.toolchains import choose, reference, toolchain
 from mptune.errors import RunError, SettingsError
 from mptune.files import files_sha256, write_json
 from mptune.finding import Finding
+from mptune.findings.engine import ALREADY_MIXED, TARGET_CODE
 from mptune.graph import groups
 from mptune.graph.loading.model import Model
 from mptune.processes.parent import Worker
 from mptune.rundir import RunDirectory, has_workers
 from mptune.settings import Granularity, SearchSettings
-from mptune.targets.findings import TARGET_CODE, not_measured
+from mptune.targets.findings import not_measured
 from mptune.targets.target import Target
 from mptune.tuning import baseline, copies, explanation, facts, measuring, remeasure, result, space, tuner, worker
 from mptune.tuning.bench import Bench, Limits, Listener
@@ -93,6 +94,8 @@ class Search:
             self._open_toolchain()  # the identity of the study that is begun holds its target
         predicted = next((finding for finding in self.file.findings if finding.code == TARGET_CODE), None)
         about_model = facts.model_findings(self._context, self._target, observations, hazards, predicted)
+        if not self._is_evaluated:  # once per run, and before it takes time
+            self._warn(*(f.message for f in about_model if f.code in (TARGET_CODE, ALREADY_MIXED)))
         self._save(findings=(*findings, *sizes, *about_model))
         explanation.keep_grounds(free, None, run.data)
         record = measuring.open_record(run, self.file, free, settings, url, is_shared=has_workers(run))
@@ -123,7 +126,10 @@ class Search:
         warnings = dict.fromkeys((*samples.warnings, *observations.warnings, *host, *about_space))
         checked = baseline.checked_findings(self.file.findings, fp32, settings, "search")
         self._save(findings=checked, warnings=tuple(warnings))
-        return result.front_of(run, self.file, record, asked=asked, is_again=True)
+        front = result.front_of(run, self.file, record, asked=asked, is_again=True)
+        if front.chosen is not None and front.choice.replaced not in (None, self.file.choice.replaced):
+            self._warn(f"{front.chosen.plan.fingerprint} replaces {front.choice.replaced}, which was chosen before")
+        return front
 
     def _begin(self, named: space.NamedSpace) -> tuple[Choice, str | None]:
         """Group the model, and hold run.json against what is asked for, or write the first one.
@@ -254,7 +260,6 @@ class Search:
         findings = [finding for finding in self.file.findings if finding.code != TARGET_CODE]
         if here.section.latency_source == "predicted":
             findings = [not_measured(here.section.device), *findings]
-            self._warn(findings[0].message)
         self._warn(*here.environment.warnings)
         self._save(target=here.section, environment=here.environment, findings=tuple(findings))
         return here.toolchain

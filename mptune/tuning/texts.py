@@ -145,7 +145,7 @@ def choice_limits(limits: ChoiceLimits, metric: str, default_error: float | None
 
 
 def choice_text(choice: Choice, metric: str, fp32: PrecisionPlan) -> str:
-    """How a choice was made, by which limits, and which plan it replaced; ``fp32`` is the plan of all-FP32."""
+    """How a choice was made, and by which limits; ``fp32`` is the plan of all-FP32."""
     limits = choice_limits(choice.given_limits, metric, choice.default_error)
     within = f" with {limits}" if limits else ""
     if choice.kind == "plan":
@@ -164,7 +164,7 @@ def choice_text(choice: Choice, metric: str, fp32: PrecisionPlan) -> str:
     else:
         passed_over = "" if choice.passed_over is None else f"; {choice.passed_over} is as fast, but less exact"
         text = f"the fastest{within}{passed_over}"
-    return text if choice.replaced is None else f"{text}; it replaces {choice.replaced}, which was chosen before"
+    return text
 
 
 def unmet_text(choice: Choice, metric: str, nearest: Evaluation | None) -> str:

@@ -34,7 +34,7 @@ KEYS = {
 }
 POINT_KEYS = {
     "": "plan origin latency error speedup fp16_groups bf16_groups fp32_groups fp32 engine remeasured confirmed "
-    "metrics engine_bytes context_bytes weight_bytes memory_source",
+    "error_value held_out_value judged_error metrics engine_bytes context_bytes weight_bytes memory_source",
     "latency": "median_ms p90_ms p99_ms ci95_ms cv source",
     "error": "value metric source emulated held_out ci95 part per_output",
 }
@@ -50,6 +50,8 @@ def test_front_json_has_every_key_and_is_standard_json() -> None:
     assert baseline["fp32"]["error"]["held_out"] is None
     first = points[0]
     assert first["error"]["held_out"] == pytest.approx(2e-3)
+    same = ("error_value", "held_out_value", "judged_error")
+    assert [first[name] for name in same] == [getattr(POINTS[0], name) for name in same], "as in Python"
     assert first["error"]["per_output"] == {"y": {"relative_l2": 1e-3, "non_finite": 0.0}}
     assert first["fp16_groups"] + first["fp32_groups"] == 10
     assert document["chosen"] == first["plan"]

@@ -18,7 +18,7 @@ from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import OrtSession, Provider, SessionOptions
 from mptune.engines.outputs import value_error
 from mptune.engines.samples import Feed, cached_samples
-from mptune.engines.toolchains.rows import first_other, halved, row_feeds
+from mptune.engines.toolchains.rows import ROWS_WARNING, first_other, halved, row_feeds
 from mptune.graph.facts import attribute
 from mptune.graph.loading.model import Model, Node, needed_nodes
 from mptune.graph.ops import RECURRENT, SHAPE_OF, operator
@@ -29,7 +29,6 @@ Question = Literal["finite", "repeat", "constant", "rows", "batch"]
 """finite: one sample. repeat: one sample twice. constant: two samples that differ. rows: a row alone, and the same row
 among different ones. batch: a row alone, and a batch."""
 REPEAT_WARNING = 1e-5  # two runs on one sample that differ by more are no rounding, in relative L2
-ROWS_WARNING = 1e-4  # a row of one batch and the same row alone, or in another batch
 ALONG_SEQUENCE, BY_INDEX = "sequence", "index"
 """Values of places where rows meet that are no samples: steps of a sequence, or nodes of a graph."""
 _AT_ONCE = 48  # most values that are outputs of one model, and in memory at the same time
@@ -162,8 +161,13 @@ def locate(
         culprit = _source(model, sights, min(ROWS_WARNING, error / 10), [worst])
         if culprit is not None:
             node = model.nodes[model.producer[culprit.tensor]]
-            if node.is_standard and node.op_type in _SEQUENTIAL and attribute(node, "layout") != 1:
-                culprit = replace(culprit, value=ALONG_SEQUENCE)
+            # Steps of a sequence may meet before the operator that says so, as in a convolution over time.
+            recurrent = (n for n in needed_nodes(model, [worst]) if _is_sequential(n) and n.op_type in RECURRENT)
+            along = (n for n in recurrent if n.inputs[0] in sights and sights[n.inputs[0]].keeps_rows)
+            sequential = node if _is_sequential(node) else next(along, None)
+            if sequential is not None:
+                tensor = culprit.tensor if sequential is node else next(filter(None, sequential.outputs))
+                culprit = _place(sequential, tensor, ALONG_SEQUENCE)
             elif _takes_rows_by_index(model, node):
                 culprit = replace(culprit, value=BY_INDEX)
         places["rows-mix", worst] = culprit
@@ -185,6 +189,10 @@ def _place(node: Node, tensor: str, value: float | str, sample: int | None = Non
 
 def _reads(node: Node) -> tuple[str, ...]:
     return tuple(name for name in (*node.inputs, *node.captures) if name)
+
+
+def _is_sequential(node: Node) -> bool:
+    return node.is_standard and node.op_type in _SEQUENTIAL and attribute(node, "layout") != 1
 
 
 def _takes_rows_by_index(model: Model, node: Node) -> bool:

@@ -13,6 +13,7 @@ from mptune.engines.ort.session import OrtSession
 from mptune.engines.outputs import value_error
 from mptune.engines.samples import Feed, Outputs
 
+ROWS_WARNING = 1e-4  # rows that differ by more are no rounding, in relative L2
 _MOST_ROWS = 4
 _ROWS_BYTES = 1 << 30
 """Memory for a batch of different rows, bytes, by the estimate of one run's: there are two at least."""
@@ -44,9 +45,9 @@ def row_feeds(inputs: Mapping[str, Sequence[Dim]], samples: Sequence[Feed], most
     """Batches to compare rows of; None where the model has no batch.
 
     The batch is dimension 0: of the inputs that share the first dynamic dimension 0 (an input may have it elsewhere, as
-    a KV cache with keys and values stacked does), else of those that share the first fixed one above 1. A fixed one in
-    which inputs differ is no batch but the layers of a state, the nodes of a graph, or the like; nor is a dynamic one
-    whose name says otherwise, or whose size differs among the samples.
+    a KV cache with keys and values stacked does), else a fixed one above 1 that all inputs but single numbers share.
+    One in which they differ is no batch but the layers of a state, the nodes of a graph, or the like; nor is a dynamic
+    one whose name says otherwise, or whose size differs among the samples.
     """
     feed = samples[0]
     inputs = {name: shape for name, shape in inputs.items() if shape and name in feed}
@@ -62,11 +63,10 @@ def row_feeds(inputs: Mapping[str, Sequence[Dim]], samples: Sequence[Feed], most
         others = ((d, n) for name in inputs.keys() - axes for d, n in zip(inputs[name], feed[name].shape, strict=False))
         is_whole = not any(n == length and not isinstance(d, int) and not _NO_BATCH.search(d or "") for d, n in others)
     else:
-        size = most = next((dim for dim, *_ in inputs.values() if isinstance(dim, int) and dim > 1), 1)
-        axes = {name: 0 for name, shape in inputs.items() if shape[0] == size}
-        if any(len(shape) > 1 and shape[0] != size for shape in inputs.values()):
-            return None
-    if size < 2 or not axes or any(feed[name].shape[axis] < 1 for name, axis in axes.items()):
+        axes = {name: 0 for name, shape in inputs.items() if [*shape] != [1]}
+        sizes = {inputs[name][0] for name in axes}
+        size = most = next((dim for dim in sizes if isinstance(dim, int)), 1) if len(sizes) == 1 else 1
+    if size < 2 or any(feed[name].shape[axis] < 1 for name, axis in axes.items()):
         return None
 
     # Rows that differ and fit the first one: of the samples, else the first with its values in another order.
@@ -138,6 +138,11 @@ def check_rows(
             return RowReport()
         name, axis = next(iter(feeds.axes.items()))
         return RowReport(count, failure=error.message, ran=samples[0][name].shape[axis])
+
+    for values in () if feeds.is_dynamic else [first[name] for name in first.keys() - {*dependent} if first[name].ndim]:
+        # Identical rows with different results are told apart by their positions: tokens or steps, and no samples.
+        if len(values) != count or value_error(values, np.broadcast_to(values[0], values.shape)) > ROWS_WARNING:
+            return RowReport()
 
     of_first, of_last = dict[str, float](), dict[str, float]()
     lost, declared = dict[str, tuple[int, ...]](), dict[str, str]()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection
+from dataclasses import replace
 from typing import TYPE_CHECKING, TextIO
 
 import psutil  # type: ignore[import-untyped]
@@ -12,7 +13,7 @@ from rich.console import Console
 
 from mptune.data.metrics.accuracy import is_compared_by_ratio
 from mptune.finding import BREAKING_CODES
-from mptune.findings.engine import NOTHING
+from mptune.findings.engine import NOTHING, TARGET_CODE
 from mptune.graph.plan import Precision
 from mptune.printable import cut
 from mptune.processes.child import SECONDS
@@ -68,7 +69,9 @@ def print_front(
 def print_warnings(console: Console, front: Front, warned: Collection[str]) -> None:
     """Print what a person must know and has not read yet; that nothing depends on the precisions comes first."""
     nothing = [finding.message for finding in front.findings if finding.code == NOTHING]
-    new = [line for line in unique((*nothing, *text.front_warnings(front, BREAKING_CODES))) if line not in warned]
+    # A search says once where latency is predicted; the table and the answer say it at each figure.
+    others = replace(front, findings=tuple(finding for finding in front.findings if finding.code != TARGET_CODE))
+    new = [line for line in unique((*nothing, *text.front_warnings(others, BREAKING_CODES))) if line not in warned]
     for line in new:
         print_text(console, f"warning: {line}", "yellow")
     if new:

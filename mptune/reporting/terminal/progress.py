@@ -34,7 +34,8 @@ _LOG_EVERY_S = 60.0
 """Interval at which a log gets a line with how far a long step is."""
 _ESTIMATE_OVER_S = 3600.0
 """The time that is left follows the plans of the last hour: builds grow faster with a timing cache."""
-_COUNT = re.compile(r"\b\d+ of (?=\d+ groups)|, now on samples \d+ to \d+")
+_COUNT = re.compile(r"\b(\d+) of (?!\1 )(?=\d+ groups)|, now on samples \d+ to \d+|(?<= groups)$")
+"""What changes in a step that counts groups; that all of them are done is a step of its own."""
 
 
 class TerminalListener:
@@ -95,10 +96,10 @@ class TerminalListener:
             self._live = None
 
     def stage(self, text: str) -> None:
-        """Show the current step; in a log, one that counts groups is shown once, and then now and then."""
+        """Show the current step; in a log, one that counts groups is shown at first, now and then, and at its end."""
         self._stage, self._detail = text, ""
         now_s, step = time.monotonic(), _COUNT.sub("", text)
-        is_due = step == text or now_s - self._logged_s.get(step, -math.inf) >= _LOG_EVERY_S
+        is_due = not _COUNT.search(text) or now_s - self._logged_s.get(step, -math.inf) >= _LOG_EVERY_S
         if self._live is None and is_due:
             self._logged_s[step] = now_s
             self._print(text)

@@ -27,10 +27,12 @@ from mptune.tuning.sampler.overflow_model import OverflowModel
 from mptune.tuning.sampler.plans import Bools, CutSolver, Floats, plan_keys
 from mptune.tuning.sampler.trials import BuiltPlans, Prior
 
-_MEETING, _DECADES, _JUST_WITHIN = 0.5, 2.0, 0.99
-"""Worth of an error that meets the limit by a hundredth, and decades below the limit that are worth the rest. Simulated
-(``benchmarks.search_quality --hard``) a larger worth gives plans within the limit that are hardly faster, and a front
-that is worse two decades below it."""
+_JUST_WITHIN, _MEETING = 0.99, 0.5
+"""An error that meets the limit by a hundredth, as a share of it, and its worth. Simulated (``benchmarks.search_quality
+--hard``) a larger worth gives plans within the limit that are hardly faster, and a worse front below it."""
+
+_DECADES, _BELOW = 2.0, 0.97
+"""Decades below the limit that a front should show, and the worth of an error there."""
 
 _FINITE_EXPONENT = 0.7
 """Weight = P(finite)^0.7; an exponent below 1 explores: a failure tells which group overflows. With 1 the search stays
@@ -73,8 +75,8 @@ class ErrorAxis:
     def to_limit(cls, limit: float) -> ErrorAxis:
         """Much of the worth is that the limit is met, the rest is that of the two decades below it."""
         limit = max(limit, 10.0 * ERROR_FLOOR)
-        floor = max(limit / 10.0**_DECADES, ERROR_FLOOR)
-        return cls(((limit, 0.0), (_JUST_WITHIN * limit, _MEETING), (floor, 1.0)), limit)
+        below = max(limit / 10.0**_DECADES, 2.0 * ERROR_FLOOR)
+        return cls(((limit, 0.0), (_JUST_WITHIN * limit, _MEETING), (below, _BELOW), (ERROR_FLOOR, 1.0)), limit)
 
     def worth(self, errors: Floats) -> Floats:
         """Of each error, in the shape of ``errors``."""

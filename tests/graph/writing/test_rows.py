@@ -10,6 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from mptune.graph.facts import node_rule
 from mptune.graph.groups import GroupedModel
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -377,3 +378,29 @@ def test_row_18_old_types_and_invented_dimension_names_are_dropped(tmp_path: Pat
         assert not onnx.load(out, load_external_data=False).graph.value_info
         verify(case.rewriter, plan, out)
         assert run(out, {"x": np.ones((5, 4), np.float32)})["y"].shape == (5, 4)
+
+
+@pytest.mark.parametrize("opset", [10, 13, 17, 21])
+def test_row_25_recurrent_layers_with_lengths_and_norms_with_a_constant_inside_stay_fp32(
+    opset: int, tmp_path: Path
+) -> None:
+    graph = """(float[3,2,4] x, int32[2] lengths) => (float[3,1,2,2] free, float[2,3,4] y) {
+        a, h = LSTM<hidden_size = 2>(x, w4, r4, , lengths) b = GRU<hidden_size = 2>(x, w3, r3, , lengths)
+        c = RNN<hidden_size = 2>(x, w1, r1, , lengths) free = RNN<hidden_size = 2>(x, w1, r1)
+        turned = Transpose<perm = [1, 0, 2]>(x)
+        n = MeanVarianceNormalization<axes = [0, 2]>(turned) scaled = Mul(n, w) y = Add(scaled, w)
+    }"""
+    sizes = [(f"w{n}", 2 * n, 4) for n in (4, 3, 1)] + [(f"r{n}", 2 * n, 2) for n in (4, 3, 1)]
+    constants = [weight("w", 4), *(weight(name, 1, rows, columns) for name, rows, columns in sizes)]
+    proto = text(graph, *constants, opset=opset)
+    proto.graph.output.extend(value(name, [3, 1, 2, 2]) for name in "abc")
+    case = Case(proto, tmp_path)
+    fixed = {
+        node.op_type: node_rule(case.model, node).fixed or "" for node in case.model.nodes if node.outputs != ("free",)
+    }
+    assert all("sequence_lens" in fixed[name] for name in ("LSTM", "GRU", "RNN"))
+    assert "FP32 constant" in fixed["MeanVarianceNormalization"]
+    types = value_types(case.typed(case.plan()))
+    assert {types[name] for name in ("n", "h")} == {FLOAT}
+    assert {types[name] for name in ("turned", "scaled")} == {FLOAT16}
+    case.holds()

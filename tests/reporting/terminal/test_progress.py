@@ -57,7 +57,7 @@ def test_plain_lines_where_there_is_no_terminal(bench: Bench) -> None:
     assert "1.500 ms predicted  1.33x  error 1.0e-03 emulated" in stream.getvalue()
 
 
-def test_a_log_counts_groups_once(bench: Bench) -> None:
+def test_a_log_says_when_groups_are_begun_and_done(bench: Bench) -> None:
     stream = io.StringIO()
     with TerminalListener(stream) as listener:
         for text in ("0 of 57 groups", "8 of 57 groups", "57 of 57 groups", "57 of 57 groups, now on samples 2 to 3"):
@@ -66,8 +66,9 @@ def test_a_log_counts_groups_once(bench: Bench) -> None:
         listener.stage("one-group errors: 57 of 57 groups, now on samples 4 to 7")
         listener.stage("round 1 of 2")
         listener.stage("round 2 of 2")
-    first, evaluated, *rounds = stream.getvalue().splitlines()
+    first, last, evaluated, *rounds = stream.getvalue().splitlines()
     assert (first, evaluated[:5]) == ("one-group errors: 0 of 57 groups", "[1/5]")
+    assert last == "one-group errors: 57 of 57 groups", "no log ends with 0 of 57"
     assert rounds == ["round 1 of 2", "round 2 of 2"]
 
 
