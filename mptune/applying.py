@@ -80,8 +80,11 @@ def resolve_plan(
         lines = [*samples.warnings, *_shown((*samples.findings, *findings))]
     elif plan is None or resolved.is_of_other_weights or resolved.is_by_nodes:
         hazards = find_hazards(grouped)
-    doubts = [h for h in hazards if _is_doubt(h, reduced)] if plan is None and samples is not None else []
-    ruled_out = {h.place.group: h for h in reversed(doubts) if h.place.group} | pinning_hazards(hazards, reduced)
+    ruled_out = pinning_hazards(hazards, reduced)
+    for hazard in hazards if plan is None and samples is not None else ():  # what would be warned of, and FP32 cures
+        is_doubt = hazard.severity != "info" and not hazard.is_note and hazard.code in FP16_CODES
+        if hazard.place.group is not None and is_doubt and hazard.holds_in(reduced):
+            ruled_out.setdefault(hazard.place.group, hazard)
     ruled_out = {group: hazard for group, hazard in ruled_out.items() if group not in overrides}
 
     # Without a plan, what cannot be right stays in FP32; a plan is carried out as it stands, with warnings.
@@ -112,11 +115,6 @@ def resolve_plan(
     is_untried = samples is None and (plan is None or resolved.is_of_other_weights or resolved.is_by_nodes)
     untried = [_untried(wanted, fixed)] if is_untried else []
     return replace(resolved, plan=wanted, warnings=(*resolved.warnings, *lines, *about, *untried))
-
-
-def _is_doubt(hazard: Hazard, precision: Precision) -> bool:
-    """Whether a group in this precision would be warned of, for what FP32 cures."""
-    return hazard.severity != "info" and not hazard.is_note and hazard.code in FP16_CODES and hazard.holds_in(precision)
 
 
 def _staying(groups: Sequence[LayerGroup], ruled_out: Mapping[str, Hazard]) -> list[str]:

@@ -80,11 +80,8 @@ def constant_hazards(types: ValueTypes, observed: ObservedValues) -> list[Hazard
                     wording, normal = "constant" if is_zero else "subnormal", {"fp16_normal": FP16_NORMAL}
                     # Of values of both signs the smallest magnitude is unknown; a bound lifts all negative ones.
                     is_bound = node.op_type in BOUNDS
-                    is_reached = is_zero and any(
-                        values.smallest <= FP16_TINY / 2
-                        and (is_bound or min(values.highest, -values.lowest) < FP16_NORMAL)
-                        for values in guarded
-                    )
+                    of_one_sign = [v for v in guarded if is_bound or min(v.highest, -v.lowest) < FP16_NORMAL]
+                    is_reached = is_zero and any(values.smallest <= FP16_TINY / 2 for values in of_one_sign)
                     severity: Severity = "error" if is_reached else "warning"
                     hazards.append(Hazard("vanishing-epsilon", place, evidence, wording, severity, absmax, normal))
             elif share > _VANISHING_SHARE:
