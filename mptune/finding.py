@@ -26,7 +26,7 @@ _AT_VALUE = frozenset({*NUMBERS, "broadcast", "data-do-not-fit"})
 """Codes whose text begins with the value and the node, where the finding has them."""
 BREAKING_CODES = (
     *("overflow", "vanishing-epsilon", "vanishing-values", "mask", "stagnation", "index-in-float", "spacing"),
-    "cancellation",
+    *("angle-spacing", "cancellation"),
 )
 """Codes of values that FP16 cannot hold, or holds so coarsely that the outputs suffer; the plainest first."""
 FP16_CODES = frozenset((*BREAKING_CODES, "long-sum", "norm-written-out", "no-fp16-kernel"))

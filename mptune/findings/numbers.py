@@ -91,6 +91,16 @@ def _spacing(v: Values) -> Words:
     return Words(f"{text}, {v.share:.1%} {decided[v.kind]}", f"{v.keep_out}, with what computes its operands")
 
 
+@NUMBERS.row("angle-spacing", "warning", "a Sin or Cos of angles whose FP16 spacing is a considerable part of a period")
+def _angle_spacing(v: Values) -> Words:
+    text = f"angles reach {v.largest:.4g} rad, where {v.precision}'s spacing is {v.spacing:.3g}"
+    text += f" ({v.periods:.2g} of a period)"
+    if v.left < v.different:
+        text += f": of {v.different} different angles from {v.coarse_from:g} rad on, {v.left} are left"
+    text += f"; digits are lost from node {v.first!r} on"
+    return Words(text, f"{v.kept}; or bring the angles to one period in FP32 before they are rounded")
+
+
 @NUMBERS.row(
     "stagnation", "warning", "an Add whose smaller side is below half of FP16's spacing at the other: it is lost"
 )

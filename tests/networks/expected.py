@@ -66,8 +66,10 @@ NETWORKS: Mapping[str, Expected] = {
         findings={"norm-written-out"},
         exports={"convnext_dynamo_23": {"findings": set()}},  # whose opset has the operator
     ),
+    # Rounded to FP16, time steps up to 938 change the cosines of their embedding by up to 0.11.
     "diffusion_unet": Expected(
         {"elementwise": 1, "matmul": 15, "conv": 14, "norm": 11, "attention": 2, "resample": 1},
+        on_data={"angle-spacing"},
         exports={"diffusion_unet_torchscript_15": {"findings": {"norm-written-out"}}},
     ),
     # Farthest points and nearest neighbours are chosen by comparisons.

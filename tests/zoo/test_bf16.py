@@ -16,7 +16,7 @@ from mptune.graph.hazards.hazard import Hazard, ObservedValues, hazard_findings,
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision
 from tests.graph.hazards.observed import ranges_on
-from tests.zoo.numbers import SHOWN, Show, _argmax, _cancellation, _spacing, _tracker
+from tests.zoo.numbers import SHOWN, Show, _argmax, _cancellation, _rotary, _spacing, _tracker
 from tests.zoo.numbers.further import _added, _compared, _flow, _running
 
 FP16, BF16 = Precision.FP16, Precision.BF16
@@ -29,11 +29,13 @@ CASES: dict[str, tuple[str, Callable[[], Show], Callable[[], Show]]] = {
     "before a softmax": ("spacing", lambda: _spacing(0.1), lambda: _spacing(1e-3)),
     "before ArgMax": ("spacing", lambda: _argmax(120.0), lambda: _argmax(0.0)),
     "before a comparison": ("spacing", lambda: _compared(250.0), lambda: _compared(0.0)),
+    "rotary positions": ("angle-spacing", lambda: _rotary(120), lambda: _rotary(10)),
     "a difference": ("cancellation", lambda: _cancellation(60.0), lambda: _cancellation(0.0)),
     "a difference as a sum": ("cancellation", lambda: _added(60.0), lambda: _added(0.0)),
 }
 
-OF_DIGITS = ("stagnation", "spacing", "cancellation", "vanishing-values")
+PINNING = ("stagnation", "angle-spacing")
+OF_DIGITS = (*PINNING, "spacing", "cancellation", "vanishing-values")
 
 
 def hazards_of(show: Show, folder: Path, precisions: Sequence[str], codes: Sequence[str] = OF_DIGITS) -> list[Hazard]:
@@ -59,14 +61,14 @@ def test_bf16_breaks_what_fp16_holds(name: str, tmp_path: Path) -> None:
     for hazard in found:
         assert ("BF16" in hazard.reason, "FP16" in hazard.reason.replace("BF16", "")) == (True, False)
         assert "out of BF16" in hazard.cure
-        assert (hazard.rules_out(FP16), hazard.rules_out(BF16)) == (False, code == "stagnation")
+        assert (hazard.rules_out(FP16), hazard.rules_out(BF16)) == (False, code in PINNING)
         assert (hazard.holds_in(FP16), hazard.holds_in(BF16)) == (False, True)
     assert hazards_of(broken(), tmp_path, BF16_ALONE) == found
     assert hazards_of(sound(), tmp_path, ALL) == []
 
 
 def test_what_both_break_is_said_once_and_of_fp16(tmp_path: Path) -> None:
-    for name in ("stagnation", "spacing before ArgMax", "cancellation"):
+    for name in ("stagnation", "angle-spacing", "spacing before ArgMax", "cancellation"):
         show = SHOWN[name][0]()
         found, of_two = (hazards_of(show, tmp_path, precisions) for precisions in (ALL, TWO))
         assert [(h.code, h.place.node) for h in found] == [(h.code, h.place.node) for h in of_two]

@@ -22,7 +22,7 @@ from mptune.json_form import JsonForm, encode_float
 FP16_MAX = Precision.FP16.largest
 FP16_TINY, FP16_NORMAL = Precision.FP16.smallest, Precision.FP16.smallest_normal
 """Half of the former rounds to zero; below the latter, values lose digits."""
-_OF_DIGITS = frozenset({"stagnation", "cancellation", "spacing", "long-sum", "index-in-float"})
+_OF_DIGITS = frozenset({"stagnation", "cancellation", "spacing", "angle-spacing", "long-sum", "index-in-float"})
 """Codes of too few digits: what FP16 has too few for, BF16 has."""
 
 

@@ -16,13 +16,24 @@ from typing import Any
 
 import numpy as np
 
-from mptune.graph.facts import attribute, facts_of, float_attribute, origin, walk
+from mptune.graph.facts import Facts, attribute, casts_integers, facts_of, float_attribute, origin, walk
 from mptune.graph.hazards.hazard import Hazard, HazardPlace, NodeFacts, ObservedValues, TensorRange, group_of, spacing
 from mptune.graph.hazards.masks import comes_to_softmax
 from mptune.graph.hazards.static import state_pairs
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import from_stored, to_stored
-from mptune.graph.ops import ARITHMETIC, BOUNDS, CENTRING_NORMS, COMPARISONS, ELEMENTWISE, EXTREMES, MOVEMENT
+from mptune.graph.ops import (
+    ADDS,
+    ARITHMETIC,
+    BOUNDS,
+    CENTRING_NORMS,
+    COMPARISONS,
+    COPIES,
+    ELEMENTWISE,
+    EXTREMES,
+    MATRIX_PRODUCTS,
+    MOVEMENT,
+)
 from mptune.graph.patterns import find_patterns
 from mptune.graph.plan import Precision
 from mptune.graph.value_types import ValueTypes
@@ -191,11 +202,15 @@ def probe_hazards(types: ValueTypes, observed: ObservedValues, guarded: Collecti
     for hazard in hazards:
         node, done = nodes[hazard.place.node or ""], {hazard.place.group}
         is_pole = node.op_type in POLES
-        if hazard.code not in (("vanishing-values",) if is_pole else ("cancellation", "spacing")):
+        if hazard.code not in (("vanishing-values",) if is_pole else ("cancellation", "spacing", "angle-spacing")):
             continue
-        for name in (hazard.place.tensor,) if is_pole else facts.varying(node):
-            source = facts.producer(origin(types.model, name, MOVEMENT)[0])
-            group = None if source is None or not types.model.info(name).is_float32 else group_of(types, source)
+        if hazard.code == "angle-spacing":
+            held: Iterable[str] = _coarse_angles(facts, observed, hazard.place.tensor, hazard.precision)
+        else:
+            operands = (hazard.place.tensor,) if is_pole else facts.varying(node)
+            held = (origin(types.model, name, MOVEMENT)[0] for name in operands if types.model.info(name).is_float32)
+        for source in map(facts.producer, held):
+            group = None if source is None else group_of(types, source)
             if source is None or group in done or types.group_of[source.index] in types.lacking(hazard.precision):
                 continue
             if group is not None:
@@ -406,6 +421,79 @@ def _pole_hazards(look: _Look) -> Iterator[Hazard]:
     yield look.hazard(code, operand, evidence, "lost" if lost else "zeroed", lost, **about)
 
 
+# -- angles -----------------------------------------------------------------------------------------------------------
+
+_COARSE = 0.125
+"""Radians, 1/50 of a period. Rounding to values so far apart changes a sine by up to 6 %, which is what FP16 does from
+128 rad on and BF16 from 16 rad on; each doubling of the angle doubles it."""
+_MOVED_SINE = (0.01, 0.03)
+"""Relative error of all sines. A few large angles among many small ones, or whole numbers, change less."""
+_SCALES_ANGLE = MATRIX_PRODUCTS | {"Mul", "Div"}
+_PASSES_ANGLE = _SCALES_ANGLE | ADDS | BOUNDS | MOVEMENT | COPIES | {"Neg", "Abs", "Where"}
+"""The nodes that compute an angle from other values. What a CumSum adds up has an angle's size only as the sum."""
+_WHOLE = frozenset({"Range", "Floor", "Ceil", "Round"})
+_SCALES_SINE = MOVEMENT | {"Mul", "Div", "Pow"}
+
+
+def _angle(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
+    """Mean squares of sines and of what rounding the angles changes of them; and how many angles stay different.
+
+    Those are counted whose spacing is ``_COARSE``.
+    """
+    angles, turn = values[probed.node.inputs[0]], {"Sin": np.sin, "Cos": np.cos}[probed.node.op_type]
+    spread = angles.reshape(-1)[_spaced(angles.size, _MOST)]
+    near, exact = rounded(spread, precision), turn(spread)
+    is_coarse = np.abs(spread) >= math.ldexp(_COARSE, precision.mantissa_bits)
+    different, left = (float(np.unique(each[is_coarse]).size) for each in (spread, near))
+    size = max(1, spread.size)
+    facts = {"error": _squares(turn(near) - exact) / size, "square": _squares(exact) / size}
+    return {**facts, "largest": _magnitude(angles), "different": different, "left": left}
+
+
+def _angle_hazards(look: _Look) -> Iterator[Hazard]:
+    """Angles so large that they turn by a considerable part of a period from one value of a precision to the next."""
+    error, square = look.sums("error", "square")
+    largest, angle = max(look.on_samples["largest"]), look.node.inputs[0]
+    gap, relative = spacing(largest, look.precision), math.sqrt(error / square) if square > 0 else 0.0
+    if gap < _COARSE or not _MOVED_SINE[look.limit] <= relative < math.inf:
+        return
+    coarse, facts = _coarse_angles(look.facts, look.observed, angle, look.precision), look.facts
+
+    # What is added to the value that its angle is made of, as Snake's x + sin(ax)**2 / a, has errors as small as that.
+    def scaled(value: str) -> Iterable[str]:
+        return [reader.outputs[0] for reader in facts.readers(value) if reader.op_type in _SCALES_SINE]
+
+    added = (facts.other(r, v) for v in walk(look.node.outputs, scaled) for r in facts.readers(v) if r.op_type in ADDS)
+    if any(facts.root(other) in coarse for other in added):
+        return
+    makers = (node for node in map(facts.producer, coarse) if node is not None and node.op_type not in MOVEMENT)
+    first = min(makers, key=lambda node: node.index, default=look.node)
+    counts = {name: int(look.on_samples[name][look.worst("largest")]) for name in ("different", "left")}
+    evidence = {"largest": largest, "spacing": gap, "periods": gap / math.tau, **counts}
+    words = {"first": first.name, "coarse_from": math.ldexp(_COARSE, look.precision.mantissa_bits)}
+    yield look.hazard("angle-spacing", angle, evidence, "largest", largest, severity="error", words=words)
+
+
+def _coarse_angles(facts: Facts, observed: ObservedValues, angle: str, precision: Precision) -> dict[str, float]:
+    """The values from which rounding makes an angle coarse, back from the angle; each with the radians of one unit."""
+    radians = {facts.root(angle): 1.0}
+
+    def onward(value: str) -> Iterable[str]:
+        node = facts.producer(value)
+        for name in map(facts.root, () if node is None or node.op_type not in _PASSES_ANGLE else facts.varying(node)):
+            reached, maker = observed.absmax.get(name, 0.0), origin(facts.model, name, MOVEMENT - {"Cast"})[1]
+            is_whole = maker is not None and (maker.op_type in _WHOLE or casts_integers(facts.model, maker))
+            if name in radians or not reached or (is_whole and reached <= precision.exact_integers):
+                continue
+            scales = node is not None and node.op_type in _SCALES_ANGLE
+            unit = radians[value] * (observed.absmax[value] / reached if scales else 1.0)
+            if spacing(reached, precision) * unit >= _COARSE:
+                radians[name] = unit
+                yield name
+
+    return {value: radians[value] for value in walk([*radians], onward)}
+
+
 # -- decisions --------------------------------------------------------------------------------------------------------
 
 _MOVED_WEIGHTS = (0.01, 0.02)
@@ -478,5 +566,6 @@ _PROBES: Mapping[str, tuple[_Probe, Callable[[_Look], Iterable[Hazard]] | None]]
     **dict.fromkeys(("Softmax", *EXTREMES), (_rows, _decision_hazards)),
     **dict.fromkeys(COMPARISONS, (_comparison, _decision_hazards)),
     **dict.fromkeys(CENTRING_NORMS, (_norm, _norm_hazards)),
+    **dict.fromkeys(("Sin", "Cos"), (_angle, _angle_hazards)),
     "BatchNormalization": (_batch_norm, None),  # the first one far off says it all: see ``find``
 }

@@ -17,6 +17,7 @@ from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision
 from mptune.graph.writing.variants import observed_parts, write_with_outputs
 from mptune.graph.writing.weights import WeightBank
+from mptune.settings import Granularity
 from tests.graph import models
 from tests.graph.helpers import run
 
@@ -50,8 +51,10 @@ def ranges_on(
     return ranges
 
 
-def hazards_on(proto: onnx.ModelProto, feed: Mapping[str, np.ndarray], folder: Path) -> tuple[Hazard, ...]:
+def hazards_on(
+    proto: onnx.ModelProto, feed: Mapping[str, np.ndarray], folder: Path, granularity: Granularity = "fusion"
+) -> tuple[Hazard, ...]:
     """Hazards of a model on one sample."""
     model = load_model(models.save(proto, folder))
     seen = ObservedValues(ranges_on(model, [feed], folder))
-    return find_hazards(GroupedModel(model, find_groups(model)), seen)
+    return find_hazards(GroupedModel(model, find_groups(model, granularity)), seen)

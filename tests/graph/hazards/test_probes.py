@@ -69,6 +69,33 @@ def test_a_norm_that_takes_an_offset_out(deviation: float, offset: float, is_nam
     assert all("LayerNormalization changes by" in hazard.reason for hazard in hazards)
 
 
+FREQUENCIES = constant("frequencies", [[1.0, 0.3, 0.1, 0.03]])
+TRACED = {
+    "positions that FP16 has": (2000, "a = Mul(p, frequencies)", ("angle", "join", "turn")),
+    "positions that it lacks": (8000, "a = Mul(p, frequencies)", ("count", "angle", "join", "turn")),
+    "a product of matrices": (2000, "a = MatMul(p, frequencies)", ("angle", "join", "turn")),
+    "a step and an origin": (2000, "a = Add(p, x)", ("angle", "join", "turn")),
+    "small angles": (100, "a = Mul(p, frequencies)", ()),
+}
+
+
+@pytest.mark.parametrize("name", TRACED)
+def test_a_large_angle_is_pinned_from_where_its_digits_are_lost(name: str, tmp_path: Path) -> None:
+    last, computed, pinned = TRACED[name]
+    graph = f"""(float[n,1] frames, float[n,4] x) => (float[n,8] y) {{
+        [count] p = Round(frames) [angle] {computed} [join] c = Concat<axis = 1>(a, a) [turn] y = Sin(c)
+    }}"""
+    rng = np.random.default_rng(0)
+    feed = {"frames": rng.uniform(0, last, (64, 1)), "x": rng.uniform(0, 1, (64, 4))}
+    feed = {name: values.astype(np.float32) for name, values in feed.items()}
+    hazards = hazards_on(text(graph, FREQUENCIES), feed, tmp_path, "op")
+    model = load_model(tmp_path / "model.onnx")
+    groups = GroupedModel(model, find_groups(model, "op")).groups
+    pins = pinned_by_hazards(hazards)
+    assert [node for group in groups if group.id in pins for node in group.nodes] == [*pinned]
+    assert all(f"from node {pinned[0]!r} on" in reason for reason in pins.values())
+
+
 # -- poles -----------------------------------------------------------------------------------------------------------
 
 COLUMNS = 8

@@ -82,6 +82,17 @@ def _argmax(offset: float) -> Show:
     return Show(proto, {"x": rows(64, 16)}, ("choose",))
 
 
+def _rotary(last: float) -> Show:
+    """Features turned by their position times four frequencies."""
+    graph = """(float[1,32,8] x, float[1,32,1] position) => (float[1,32,4] y) {
+        h = MatMul(x, w) [angle] a = Mul(position, frequencies) c = Concat<axis = -1>(a, a)
+        [cosine] e = Cos(c) [sine] s = Sin(c) p = Mul(h, e) q = Mul(h, s) r = Add(p, q) y = MatMul(r, v)
+    }"""
+    position = np.random.default_rng(SEED).integers(last // 2, last, (8, 32, 1)).astype(np.float32)
+    proto = text(graph, weights("w", 8, 8), weights("v", 8, 4), constant("frequencies", [0.9, 0.3, 0.1, 0.03]))
+    return Show(proto, {"x": rows(32, 8), "position": position}, ("cosine", "sine"))
+
+
 def cancelling(nodes: str, offset: float, named: str) -> Show:
     """Two products that ``nodes`` raise by an offset and take from each other, as ``e``."""
     graph = f"(float[1,8,16] x) => (float[1,8,4] y) {{ a = MatMul(x, w) c = MatMul(x, v) {nodes} y = MatMul(e, u) }}"
@@ -194,6 +205,7 @@ SHOWN: dict[str, tuple[Callable[[], Show], Callable[[], Show]]] = {
     "vanishing-epsilon": (lambda: _epsilon(1e-12, 0.0), lambda: _epsilon(1e-12, 1.0)),
     "spacing": (lambda: _spacing(1.0), lambda: _spacing(1e-3)),
     "spacing before ArgMax": (lambda: _argmax(2000.0), lambda: _argmax(0.0)),
+    "angle-spacing": (lambda: _rotary(8192), lambda: _rotary(128)),
     "cancellation": (lambda: _cancellation(500.0), lambda: _cancellation(0.0)),
     "long-sum": (lambda: _long_sum(True), lambda: _long_sum(False)),
     "index-in-float": (lambda: flat_index(64), lambda: flat_index(32)),

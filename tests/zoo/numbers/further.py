@@ -79,6 +79,20 @@ def _added(offset: float) -> Show:
     return cancelling("b = Add(a, offset) d = Sub(c, offset) [together] e = Add(b, d)", offset, "together")
 
 
+def _phase(rate: float) -> Show:
+    """The sine of a phase that is summed up over time, in periods."""
+    graph = """(float[1,512,1] pitch) => (float[1,512,4] y) <int64 time = {1}, float period = {6.2831855}> {
+        c = Mul(pitch, rates) p = CumSum(c, time) a = Mul(p, period) [tone] s = Sin(a) y = MatMul(s, w)
+    }"""
+    pitch = np.random.default_rng(5).uniform(0.5, 1, (8, 512, 1)).astype(np.float32)
+    return Show(text(graph, constant("rates", [rate, rate / 2]), weights("w", 2, 4)), {"pitch": pitch}, ("tone",))
+
+
+def _wave(nodes: str) -> Show:
+    graph = f"(float[1,64,8] x) => (float[1,64,8] y) {{ h = MatMul(x, w) a = Mul(h, rate) [wave] s = Sin(a) {nodes} }}"
+    return Show(text(graph, weights("w", 8, 8), constant("rate", np.full(8, 400.0))), {"x": rows(64, 8)}, ("wave",))
+
+
 def _total(is_one_signed: bool) -> Show:
     """A sum over 4096 positions, of magnitudes or of values of both signs."""
     graph = f"""(float[1,4096,4] x) => (float[1,4] y) <int64[1] axes = {{1}}> {{
@@ -131,6 +145,11 @@ FURTHER: dict[str, tuple[Callable[[], Show], Callable[[], Show]]] = {
     "vanishing-epsilon below the normal numbers": (lambda: _reciprocal(1e-6, 0.0), lambda: _reciprocal(1e-6, 1.0)),
     "vanishing-epsilon of a written-out InstanceNorm": (lambda: _instance_norm(True), lambda: _instance_norm(False)),
     "vanishing-values": (lambda: _surprise(12.0), lambda: _surprise(1.0)),
+    "angle-spacing of a running phase": (lambda: _phase(0.9), lambda: _phase(0.02)),
+    "angle-spacing, not where the angle's own value is added (Snake)": (
+        lambda: _wave("y = Mul(s, s)"),
+        lambda: _wave("q = Mul(s, s) r = Div(q, rate) y = Add(h, r)"),
+    ),
     "cancellation before a Log": (lambda: _survival(5.0), lambda: _survival(1.0)),
     "spacing before a comparison": (lambda: _compared(3000.0), lambda: _compared(0.0)),
     "stagnation of accumulated flow": (lambda: _flow(1900.0), lambda: _flow(4.0)),
