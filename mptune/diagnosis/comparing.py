@@ -175,11 +175,8 @@ CAUSES: tuple[Cause, ...] = (
     _each(agreement),
 )
 STRUCTURAL = frozenset(
-    (
-        *("stale-rows", "torn-rows", "not-computed", "outputs-permuted", "attribute-differs", "not-deterministic"),
-        "data-do-not-fit",
-    )
-)
+    {"stale-rows", "torn-rows", "outputs-permuted", "attribute-differs", "not-deterministic", "data-do-not-fit"}
+) | {"not-computed"}
 """Causes that are no rounding: with one of them the verdict is always ``differs``."""
 
 
