@@ -19,8 +19,8 @@ from mptune.findings.wording import counted, listed
 from mptune.graph.groups import APART, GroupedModel, LayerGroup, find_groups, plan_of_nodes
 from mptune.graph.hazards.find import find_hazards, pinned_by_hazards, pinning_hazards
 from mptune.graph.hazards.hazard import Hazard, hazard_findings
+from mptune.graph.hazards.static import interface_findings
 from mptune.graph.loading.model import Model
-from mptune.graph.loading.tensors import external_location, is_external
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.value_types import ValueTypes, unsupported
 from mptune.graph.writing.rewrite import Rewriter
@@ -86,6 +86,7 @@ def resolve_plan(
         if hazard.place.group is not None and is_doubt and hazard.holds_in(reduced):
             ruled_out.setdefault(hazard.place.group, hazard)
     ruled_out = {group: hazard for group, hazard in ruled_out.items() if group not in overrides}
+    lines += _shown(interface_findings(model, "apply"))
 
     # Without a plan, what cannot be right stays in FP32; a plan is carried out as it stands, with warnings.
     fixed = {each.id for each in resolved.groups if each.pinned is not None}
@@ -179,9 +180,7 @@ def write_model(model: Model, resolved: ResolvedPlan, out: Path, *, force: bool 
     """
     rewriter = Rewriter(GroupedModel(model, resolved.groups))
     files = rewriter.exported_files(resolved.plan, out)
-    protos = (c.proto for c in model.initializers.values() if is_external(c.proto))
-    folder = model.path.resolve().parent
-    sources = {model.path} | {external_location(proto, folder)[0] for proto in protos}
+    sources = (model.path, *model.data_files)
     for path in files:
         if path.exists() and any(path.samefile(source) for source in sources):
             raise PlanError(f"{path} is what the mixed model is made from", "give another path with -o")

@@ -145,6 +145,15 @@ def _state_fed_back(v: Values) -> Words:
     )
 
 
+@REFERENCE.row("overridable-constants", "warning", "constants are inputs of the model, too")
+def _overridable_constants(v: Values) -> Words:
+    return Words(
+        f"{counted(v.constants, 'constant')} ({v.names}) may be given as inputs, too: runtimes fold and fuse nothing"
+        " with them, and where a plan reads them in FP16 each run casts them",
+        "take them from the graph's inputs, or export anew (torch.onnx.export with keep_initializers_as_inputs=False)",
+    )
+
+
 @REFERENCE.row("one-size-tried", "info", "spatial axes are dynamic, and all samples have one size")
 def _one_size_tried(v: Values) -> Words:
     return Words(

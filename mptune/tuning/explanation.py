@@ -47,6 +47,7 @@ class GroupWorth(JsonForm):
         fp16_points: in how many points of the front it is FP16 or BF16.
         pinned: why its precision is not searched; None where it is.
         finding: code of the finding that pins it, or else of the first one about its values.
+        culprit: which of its nodes makes the error, and how much of it, in words; None where that was not measured.
     """
 
     group: str
@@ -58,6 +59,7 @@ class GroupWorth(JsonForm):
     fp16_points: int = 0
     pinned: str | None = None
     finding: str | None = None
+    culprit: str | None = None
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,8 @@ class Kept:
         error, figures = self.worth.one_group_error, [self.worth.pinned] if self.worth.pinned else []
         if error is not None:
             figures.append(f"{error:.1e} alone" if math.isfinite(error) else "NaN or Inf alone")
+        if self.worth.culprit is not None and self.reason == "error":
+            figures.append(self.worth.culprit)
         if self.saves_ms is not None:
             figures.append(f"would {'save' if self.saves_ms >= 0 else 'cost'} {abs(self.saves_ms):.2g} ms")
         return f"{self.word}: {', '.join(figures)}" if figures else self.word
@@ -190,6 +194,7 @@ def explain(
     """Say why groups are FP32 in each point of a front and in other plans, and what each group costs and gains."""
     from mptune.graph.groups import FOLDED  # These import ONNX, which views do without.
     from mptune.tuning.knowledge import SENSITIVITY_JSON, Sensitivity
+    from mptune.tuning.refining import Culprits
 
     grounds = Grounds.load(data_dir / EXPLAIN_JSON)
     groups, free = grounds.groups, [group.group for group in grounds.groups if group.pinned is None]
@@ -223,7 +228,7 @@ def explain(
         return {group: float(before - ms) for group, ms in zip(fp32, after, strict=True)}
 
     codes = {group: f.code for f in reversed(findings) if f.is_breaking for group in f.where.groups}
-    alone_ms = saved_ms(())
+    alone_ms, blamed = saved_ms(()), Culprits.load(data_dir).by_group
     worths = []
     for group in groups:
         gain_ms = gains_ms.get(group.group)
@@ -234,6 +239,7 @@ def explain(
             casts_ms=None if gain_ms is None else max(0.0, gain_ms - alone_ms[group.group]),
             fp16_points=sum(p.plan.precision[group.group] is not Precision.FP32 for p in points),
             finding=codes.get(group.group) if group.pinned is None else group.finding,
+            culprit=blamed[group.group].text if group.group in blamed else None,
         )
         worths.append(worth)
 

@@ -231,16 +231,16 @@ class Row:
 
 
 def front_rows(front: Front) -> tuple[Row, ...]:
-    """The points of the front, both baselines and the chosen plan, sorted by latency."""
+    """The points of the front, the baselines and the chosen plan, sorted by latency."""
     on_front = {point.plan for point in front.points}
     by_plan = {e.plan: e for e in (front.fp16, front.fp32, front.chosen, *front.points) if e is not None}
     baselines = {} if front.fp16 is None else {front.fp16.plan: front.fp16_name}
     baselines[front.fp32.plan] = "all-FP32"
-    rows = []
-    for plan, e in sorted(by_plan.items(), key=lambda item: item[1].latency.median_ms):
+    rows = [] if front.tf32 is None else [Row(front.tf32, "all-FP32 in TF32", False, True, False)]
+    for plan, e in by_plan.items():
         is_chosen = front.chosen is not None and plan == front.chosen.plan
         rows.append(Row(e, baselines.get(plan, e.origin.label), is_chosen, plan in baselines, plan in on_front))
-    return tuple(rows)
+    return tuple(sorted(rows, key=lambda row: row.evaluation.latency.median_ms))
 
 
 def front_records(front: Front) -> list[dict[str, Any]]:
@@ -253,6 +253,8 @@ def front_records(front: Front) -> list[dict[str, Any]]:
     records = []
     for row in front_rows(front):
         evaluation = row.evaluation
+        if evaluation is front.tf32:  # no plan: that of all-FP32 has a record
+            continue
         plan, memory = evaluation.plan, evaluation.memory
         record: dict[str, Any] = {
             "plan": plan.fingerprint,
@@ -317,7 +319,7 @@ def front_table(front: Front, width: int, *, every: bool = False, more: str = ""
     metrics = {m: [texts.metric_cell(plan, m) for plan in plans] for m in front.metrics.values()}
     columns: list[tuple[str, Literal["left", "right"], list[str]]] = [
         ("", "left", [">" if row.is_chosen else "" if row.on_front else "-" for row in rows]),
-        ("plan", "left", [plan.plan.fingerprint for plan in plans]),
+        ("plan", "left", ["-" if plan is front.tf32 else plan.plan.fingerprint for plan in plans]),
         ("pred. ms" if is_predicted else "ms", "right", list(map(texts.latency_text, plans))),
         ("95 %", "right", list(map(texts.format_interval, plans))),
         ("speedup", "right", [texts.format_speedup(plan.speedup) for plan in plans]),

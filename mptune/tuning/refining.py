@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from mptune.data.metrics.parts import ADD_IN_SQUARES
 from mptune.engines.base import Failure
 from mptune.engines.toolchains.toolchain import Toolchain
+from mptune.files import READ_ERRORS, read_json
 from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.hazards.find import nodes_beyond
 from mptune.graph.hazards.hazard import Hazard
@@ -28,6 +30,12 @@ _SAMPLES = 2
 
 _LEAST_GAIN = 0.01
 """Share of all-FP32's latency that a group saves in FP16, at least, to be refined."""
+
+_BLAMED_ERROR, _MOST_BLAMED = 0.1, 12
+"""Share of the limit above which it is measured which node makes a group's error, and groups at most."""
+
+CULPRITS_JSON = "culprits.json"
+"""Name of the file in the run's data directory."""
 
 _LARGE_ERROR = 1.0 / 3.0
 """Share of the limit above which a group is refined; and of a group's error, what may be left once it is parted."""
@@ -133,6 +141,57 @@ def refine(
     return tuple(refined)
 
 
+@dataclass(frozen=True)
+class Culprit(JsonForm):
+    """The node of a group whose rounding makes most of the group's error.
+
+    Attributes:
+        node: its name; of nodes that are never separated, the first.
+        share: its error alone over the group's, at most 1; NaN where outputs are not finite with this node in FP16.
+    """
+
+    node: str
+    share: float
+
+    @property
+    def text(self) -> str:
+        """Behind the group's error."""
+        return f"{self.node} makes {'it so' if math.isnan(self.share) else f'{100 * self.share:.0f} % of it'}"
+
+
+@dataclass(frozen=True)
+class Culprits(JsonForm):
+    """Group id -> its culprit, of the groups of several units whose errors are large."""
+
+    by_group: Mapping[str, Culprit] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, data_dir: Path) -> Culprits:
+        """Those that a search has left; none where there is nothing that can be read."""
+        try:
+            return cls.from_json(read_json(data_dir / CULPRITS_JSON))
+        except READ_ERRORS:
+            return cls()
+
+
+def find_culprits(
+    toolchain: Toolchain, grouped: GroupedModel, errors: Mapping[str, float], settings: SearchSettings
+) -> Culprits:
+    """The culprits of the groups with the largest errors, by one-group errors.
+
+    Of those whose error is above ``_BLAMED_ERROR`` of the limit that the search aims at, at most ``_MOST_BLAMED``.
+    """
+    limit = aimed_error(settings)
+    units = {group: parts for group, parts in _all_units(grouped).items() if len(parts) > 1 and group in errors}
+    large = sorted((g for g in units if limit and errors[g] > _BLAMED_ERROR * limit), key=lambda g: -errors[g])
+    by_group = {}
+    for group, parts in culprits(toolchain, grouped, {g: units[g] for g in large[:_MOST_BLAMED]}, settings).items():
+        first = parts[0]
+        share = min(first.error / errors[group], 1.0) if math.isfinite(first.error) else math.nan
+        by_group[group] = Culprit(first.nodes[0], share)
+    return Culprits(by_group)
+
+
 def culprits(
     toolchain: Toolchain, grouped: GroupedModel, units: Mapping[str, Sequence[Unit]], settings: SearchSettings
 ) -> dict[str, list[Unit]]:
@@ -148,13 +207,19 @@ def culprits(
 
 def _units(grouped: GroupedModel) -> dict[str, list[Unit]]:
     """Group id -> its units, of the groups that hold something heavy beside something that is not."""
+    free = {group.id for group in grouped.groups if group.pinned is None}
+    units = _all_units(grouped)
+    return {g: parts for g, parts in units.items() if g in free and len({unit.is_heavy for unit in parts}) == 2}
+
+
+def _all_units(grouped: GroupedModel) -> dict[str, list[Unit]]:
+    """Group id -> its units."""
     heavy = {node.name for node in grouped.model.nodes if operator(node.op_type).kind in HEAVY}
     units: dict[str, list[Unit]] = {}
     for unit in find_groups(grouped.model, "op"):
         group = grouped.owners[unit.nodes[0]]
         units.setdefault(group, []).append(Unit(group, unit.nodes, not heavy.isdisjoint(unit.nodes)))
-    free = {group.id for group in grouped.groups if group.pinned is None}
-    return {g: parts for g, parts in units.items() if g in free and len({unit.is_heavy for unit in parts}) == 2}
+    return units
 
 
 def _large_errors(

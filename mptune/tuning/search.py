@@ -26,8 +26,10 @@ from mptune.targets.target import Target
 from mptune.tuning import baseline, copies, explanation, facts, measuring, remeasure, result, space, tuner, worker
 from mptune.tuning.bench import Bench, Limits, Listener
 from mptune.tuning.front import Front
+from mptune.tuning.knowledge import SENSITIVITY_JSON, Sensitivity
 from mptune.tuning.plan_limits import check_asked
 from mptune.tuning.record import storage, study
+from mptune.tuning.refining import CULPRITS_JSON, find_culprits
 
 
 class Search:
@@ -115,6 +117,10 @@ class Search:
                 bench = Bench(record, tools, settings, listener, self._limits)
                 stop = tuner.make_tuner(bench, run.data, has_labels=settings.labels is not None).run()
                 listener.stage(f"stopped: {stop.value}")
+                if self._limits.reached() is None and not (run.data / CULPRITS_JSON).exists():
+                    alone = Sensitivity.load(run.data / SENSITIVITY_JSON, settings.metric).errors
+                    blamed = find_culprits(tools, searched, alone, settings)
+                    write_json(run.data / CULPRITS_JSON, blamed.to_json())
 
         # The front once more: in fresh processes, and on the samples that only it meets.
         fp32 = self._limits.baseline_of(record)

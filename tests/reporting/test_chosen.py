@@ -24,13 +24,15 @@ from mptune.graph.plan import Precision
 from mptune.graph.writing.rewrite import Rewriter, rewrite
 from mptune.graph.writing.weights import WeightBank
 from mptune.reporting.chosen import write_chosen
+from mptune.reporting.text import TF32_SIZE
 from mptune.tuning.front import Front
-from tests.reporting.conftest import Bench, readme
+from tests.reporting.conftest import Bench, make_error, make_latency, readme
 
 
 @pytest.fixture
 def chosen_dir(bench: Bench, front: Front, run_dir: Path, environment: Environment) -> Path:
     """``chosen/`` of the usual front."""
+    front = replace(front, tf32=replace(front.fp32, latency=make_latency(1.6), error=make_error(5e-4)))
     write_chosen(front, front.chosen, bench.grouped, run_dir / "chosen", environment)
     return run_dir / "chosen"
 
@@ -103,6 +105,7 @@ def test_plan_names_every_group_and_its_nodes(chosen_dir: Path, bench: Bench, fr
 def test_readme_tells_figures_sources_and_versions(chosen_dir: Path, mlp_path: Path) -> None:
     text = (chosen_dir / "README.txt").read_text()
     for needed in (
+        "in TF32          1.600 ms, error 5.0e-04", TF32_SIZE,
         "1.200 ms (median), MEASURED", "1.67x", "2.0e-03 relative_l2, MEASURED", "the fastest with error <= 0.005",
         "onnxruntime      1.31.1", "NVIDIA H200, 140 GiB, driver 580.1", "the calibration data are random",
         "trtexec --onnx=model.onnx --stronglyTyped --noTF32", "config.clear_flag(trt.BuilderFlag.TF32)", "No --fp16",

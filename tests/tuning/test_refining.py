@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,7 @@ def network(chain: str, **constants: float) -> onnx.ModelProto:
 BEYOND = network("[enlarge] b = Mul(a, scale) [square] c = Mul(b, b) [tanh] t = Tanh(c)", scale=300.0)
 CHAIN = "[bend] s = Tanh(a) [raise] b = Add(s, level) [lower] t = Sub(b, level)"
 COARSE = network(CHAIN, level=3000.0)
+TURNED = network("[angle] b = Mul(x, rate) [turn] s = Sin(b) t = Mul(a, s)", rate=4000.0)
 
 
 def refined(proto: onnx.ModelProto, folder: Path, **settings: object) -> tuple[GroupedModel, tuple[RefinedGroup, ...]]:
@@ -75,6 +77,13 @@ def test_an_error_that_one_part_makes_is_parted(tmp_path: Path) -> None:
     assert "g000 is parted: in FP16 its error is " in parted.text("g000")
 
 
+def test_large_angles_leave_the_product_free(tmp_path: Path) -> None:
+    grouped, (parted,) = refined(TURNED, tmp_path)
+    assert "turn" in parted.nodes
+    assert "first" in {name for group in grouped.groups if group.id == "g000" for name in group.nodes}
+    assert math.isfinite(parted.error)
+
+
 @pytest.mark.parametrize(
     ("proto", "settings"),
     [
@@ -88,6 +97,18 @@ def test_an_error_that_one_part_makes_is_parted(tmp_path: Path) -> None:
 def test_others_stay_whole(proto: onnx.ModelProto, settings: dict[str, object], tmp_path: Path) -> None:
     _, parted = refined(proto, tmp_path, **settings)
     assert parted == () or "first" not in parted[0].nodes
+
+
+def test_the_node_that_makes_a_groups_error_is_named(tmp_path: Path) -> None:
+    path = models.save(network(CHAIN, level=5.0), tmp_path)  # too small an error for the group to be parted
+    front = mptune.search(path, data={"x": DATA}, out=tmp_path / "run", target="jetson-orin-nano-8gb", budget=4)
+    assert [group.group for group in front.explanation.groups if group.group.endswith("apart")] == []
+    (worth,) = (worth for worth in front.explanation.groups if worth.group == "g000")
+    share = re.fullmatch(r"(?:raise|lower) makes (\d+) % of it", worth.culprit or "")
+    assert share
+    assert int(share[1]) > 50
+    fp32 = front.explanation.fp32_groups(front.fp32.plan.fingerprint)
+    assert any(f"alone, {worth.culprit}" in kept.because for kept in fp32)
 
 
 @pytest.mark.slow

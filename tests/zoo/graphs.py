@@ -91,11 +91,18 @@ def _positive(is_fixed: bool) -> onnx.ModelProto:
     return text(graph, weights("w", 16, 16))
 
 
+def _constant(is_input: bool) -> onnx.ModelProto:
+    """A weight that a caller may replace, or not."""
+    given = "float[1,16] x, float[16,16] w" if is_input else "float[1,16] x"
+    return text(f"({given}) => (float[1,16] y) {{ h = MatMul(x, w) y = Tanh(h) }}", weights("w", 16, 16))
+
+
 Made = Callable[[], onnx.ModelProto]
 GRAPHS: dict[str, tuple[Made, Made, tuple[str, ...]]] = {
     "broadcast": (lambda: _plane(1), lambda: _plane("batch"), ("cut_out",)),
     "value-dependent-shape": (lambda: _selected(False), lambda: _selected(True), ("choose",)),
     "state-fed-back": (tracker, lambda: _filter("reference"), ()),
+    "overridable-constants": (lambda: _constant(True), lambda: _constant(False), ()),
     "already-mixed": (lambda: _half(True), lambda: _half(False), ("second",)),
 }
 """Code -> what shows it, its sound twin, and the nodes that the finding names."""

@@ -17,7 +17,7 @@ from mptune.findings.wording import SEVERITIES, Severity, Words
 from mptune.graph.loading.model import Node
 from mptune.graph.plan import Precision
 from mptune.graph.value_types import ValueTypes
-from mptune.json_form import JsonForm, encode_float
+from mptune.json_form import JsonForm, encode, encode_float
 
 FP16_MAX = Precision.FP16.largest
 FP16_TINY, FP16_NORMAL = Precision.FP16.smallest, Precision.FP16.smallest_normal
@@ -126,7 +126,7 @@ class Hazard:
     def to_json(self) -> dict[str, Any]:
         """As ``mptune inspect --json`` prints it; the code of a note is null."""
         texts = {"code": None if self.is_note else self.code, "reason": self.reason, "cure": self.cure}
-        numbers = {"value": encode_float(self.value), "evidence": dict(self.evidence)}
+        numbers = {"value": encode_float(self.value), "evidence": encode(self.evidence)}
         return {"severity": self.severity, **texts, **vars(self.place), **numbers, "precision": str(self.precision)}
 
 
@@ -135,7 +135,7 @@ def _where(hazards: Sequence[Hazard]) -> Where:
     return Where(
         nodes=tuple(dict.fromkeys(h.place.node for h in hazards if h.place.node)),
         groups=tuple(dict.fromkeys(h.place.group for h in hazards if h.place.group)),
-        tensors=(first.tensor,),
+        tensors=tuple(dict.fromkeys((first.tensor, *(h.place.tensor for h in hazards)))),
         samples=first.samples,
     )
 
@@ -143,13 +143,16 @@ def _where(hazards: Sequence[Hazard]) -> Where:
 def hazard_findings(hazards: Sequence[Hazard], origin: FindingOrigin) -> tuple[Finding, ...]:
     """The hazards that are no notes, as findings; those of one value with one reason are one finding.
 
+    So are overflows with one reason: the value passes through nodes that leave it as it is.
+
     A hazard of severity ``error`` pins its group, which repairs it: its finding has the code's severity, as a plan may
     still put the group in FP16. It is ``info`` where all of its hazards are.
     """
     merged: dict[tuple[str, str, str, str], list[Hazard]] = {}
     for hazard in hazards:
         if not hazard.is_note:
-            merged.setdefault((hazard.code, hazard.place.tensor, hazard.reason, hazard.cure), []).append(hazard)
+            value = "" if hazard.code == "overflow" else hazard.place.tensor
+            merged.setdefault((hazard.code, value, hazard.reason, hazard.cure), []).append(hazard)
     findings = []
     for same in merged.values():
         first = next((hazard for hazard in same if hazard.place.node), same[0])

@@ -49,7 +49,8 @@ def constant_hazards(types: ValueTypes, observed: ObservedValues) -> list[Hazard
     And what a ConstantOfShape fills at run time.
     """
     hazards: list[Hazard] = []
-    for name in sorted(types.convertible_constants()):
+    cast = {name for name, c in types.model.initializers.items() if c.overridable and c.dtype == "float"}
+    for name in sorted(types.convertible_constants() | cast):
         if types.in_precision(name, Precision.FP16) is not types.model.initializers[name]:
             continue  # the typed model holds it rescaled, with the constant beside it
         rounding, done = rounding_of(types.model.initializers[name], Precision.FP16), set[tuple[str, bool]]()
@@ -122,13 +123,16 @@ def _overflow(
     """A finite constant beyond FP16, which is held as FP16's largest finite value.
 
     To a limit, and a mask on the way to a softmax or the like, that means the same. Anything else is changed by it.
+    One that is an input, too, is cast while the model runs, and becomes infinite, which is the same to a limit only.
     """
-    evidence = {"absmax": absmax, "fp16_max": FP16_MAX, "held_as": FP16_MAX}
-    if not readers or not all(makes_limit(model, node) for node in readers):
-        return [Hazard("overflow", place, evidence, wording, "warning", absmax, words)]
-    if all(node.op_type in BOUNDS | {"Where"} for node in readers):
+    is_cast = place.tensor in model.initializers and model.initializers[place.tensor].overridable
+    evidence = {"absmax": absmax, "fp16_max": FP16_MAX, "held_as": math.inf if is_cast else FP16_MAX}
+    limits = bool(readers) and all(makes_limit(model, node) for node in readers)
+    if limits and all(node.op_type in (BOUNDS if is_cast else BOUNDS | {"Where"}) for node in readers):
         return []
-    return [Hazard("mask", place, evidence, wording, "info", absmax, words)]
+    if limits and not is_cast:
+        return [Hazard("mask", place, evidence, wording, "info", absmax, words)]
+    return [Hazard("overflow", place, evidence, wording, "warning", absmax, words)]
 
 
 # -- structure --------------------------------------------------------------------------------------------------------
@@ -249,7 +253,7 @@ _SHOWN = 3
 
 
 def interface_findings(model: Model, origin: FindingOrigin, fed: Sequence[tuple[str, str]] = ()) -> tuple[Finding, ...]:
-    """Outputs whose shape depends on values, and outputs that pair with inputs as state.
+    """Outputs whose shape depends on values, outputs that pair with inputs as state, and constants that are inputs.
 
     Args:
         fed: output and input of each state that is fed back already.
@@ -279,6 +283,11 @@ def interface_findings(model: Model, origin: FindingOrigin, fed: Sequence[tuple[
             "options": " ".join(options[:_SHOWN]) + (" and so on" if len(pairs) > _SHOWN else ""),
         }
         findings.append(Finding.from_code("state-fed-back", origin, where, evidence, **about))
+    constants = tuple(name for name, constant in model.initializers.items() if constant.overridable)
+    if constants:
+        where, about = Where(inputs=constants), {"names": listed([repr(name) for name in constants], _SHOWN, more)}
+        counts = {"constants": len(constants)}
+        findings.append(Finding.from_code("overridable-constants", origin, where, counts, **about))
     return tuple(findings)
 
 

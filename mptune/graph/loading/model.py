@@ -27,7 +27,6 @@ from mptune.graph.loading.tensors import (
     all_graphs,
     constant_value,
     declaration,
-    external_files,
     subgraphs,
     type_of,
 )
@@ -110,6 +109,7 @@ class Model:
         tensors: every value of the main graph by name.
         initializers: graph initializers and Constant nodes by tensor name.
         runtime: what the runtime said of operators that ONNX does not define.
+        data_files: where its external data lie.
     """
 
     path: Path
@@ -122,6 +122,7 @@ class Model:
     initializers: Mapping[str, Initializer]
     proto: onnx.ModelProto = field(repr=False)
     runtime: RuntimeTypes = field(default_factory=RuntimeTypes, repr=False)
+    data_files: tuple[Path, ...] = ()
 
     @cached_property
     def producer(self) -> Mapping[str, int]:
@@ -160,7 +161,7 @@ def load_model(
     """
     path = Path(path)
     try:
-        proto, opset = read_model(path, opset)
+        proto, opset, files = read_model(path, opset)
         base_dir = path.resolve().parent
         nodes = _sorted_nodes(proto.graph, path)
         # Constants: those of the graph, and Constant nodes.
@@ -173,7 +174,6 @@ def load_model(
             value = constant_value(node.proto) if node.op_type == "Constant" and node.is_standard else None
             if value is not None:
                 initializers[node.outputs[0]] = Initializer(node.outputs[0], value, base_dir, node_index=node.index)
-        files = external_files(proto.graph, base_dir)
         # Types: of operators that ONNX does not define, those that the runtime says.
         outside = (n for n in nodes if not n.is_standard or onnx_schema(n.op_type, opset) is None)
         foreign = tuple(out for node in outside for out in node.outputs if out)
@@ -191,6 +191,7 @@ def load_model(
             initializers=initializers,
             proto=proto,
             runtime=runtime,
+            data_files=files,
         )
     except MptuneError:
         raise
@@ -353,7 +354,7 @@ def output_types(
             types,
             {name: onnx.numpy_helper.from_array(array, name) for name, array in values.items()},
             opset_imports=list(imported),
-            ir_version=max(model.proto.ir_version, 4),
+            ir_version=model.proto.ir_version,
         )
     except Exception:  # onnx raises several kinds where an input has no type, or the node holds a graph
         return {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 import onnx
@@ -21,12 +22,20 @@ from mptune.graph.loading.tensors import (
     Initializer,
     all_graphs,
     all_tensors,
+    external_files,
+    external_location,
     is_external,
     tensor_nbytes,
 )
 
 MIN_OPSET = 9
 """Below opset 9 the operators' schemas lack the FP16 types that rewriting relies on (Cast-9, ConstantOfShape-9)."""
+
+_FREE_CONSTANTS_IR = 4
+"""From this IR version on, constants of the graph need not be among its inputs."""
+
+_MOST_INSIDE_BYTES = 1_900_000_000
+"""Of external data that are read into the model: protobuf messages end at 2 GiB."""
 
 INLINE_LIMIT = 4096
 """Constants up to this many bytes stay in the graph for shape inference: shapes, axes, scales."""
@@ -35,8 +44,10 @@ NOT_VALID = "the file is not valid ONNX; export it again, or check that the copy
 """The hint about a file that contradicts itself."""
 
 
-def read_model(path: Path, opset: int | None = None) -> tuple[onnx.ModelProto, int]:
-    """The model of a file, with functions inlined and equally named nodes numbered, and its operator set.
+def read_model(path: Path, opset: int | None = None) -> tuple[onnx.ModelProto, int, tuple[Path, ...]]:
+    """The model of a file, with functions inlined and equally named nodes numbered; its operator set and data files.
+
+    Constants that are inputs because they had to be, below IR version 4, are so no longer.
 
     Args:
         opset: the operator set that ONNX's converter raises the model to; None leaves it as it is.
@@ -62,6 +73,15 @@ def read_model(path: Path, opset: int | None = None) -> tuple[onnx.ModelProto, i
     if fault:
         raise ModelError(f"{path}: {fault}", NOT_VALID)
     name_apart(proto.graph)
+    if proto.ir_version < _FREE_CONSTANTS_IR:
+        constants = {tensor.name for tensor in proto.graph.initializer}
+        given = [value for value in proto.graph.input if value.name not in constants]
+        del proto.graph.input[:]
+        proto.graph.input.extend(given)
+        proto.ir_version = _FREE_CONSTANTS_IR
+    files = tuple(external_files(proto.graph, path.resolve().parent))
+    if files:
+        _read_inside(proto.graph, path)
     # The operator set is one that the installed onnx has, and that mptune can work on.
     current = next((entry.version for entry in proto.opset_import if entry.domain in STANDARD_DOMAINS), None)
     if current is None:
@@ -74,7 +94,7 @@ def read_model(path: Path, opset: int | None = None) -> tuple[onnx.ModelProto, i
     if current < MIN_OPSET:
         hint = "export it again at opset 17, or convert it with onnx.version_converter"
         raise ModelError(f"{path} uses opset {current}, mptune needs {MIN_OPSET} or newer", hint)
-    return (proto, current) if opset is None else (_raised(proto, path, current, opset), opset)
+    return (proto, current, files) if opset is None else (_raised(proto, path, current, opset), opset, files)
 
 
 def _parsed(path: Path) -> onnx.ModelProto:
@@ -133,6 +153,36 @@ def _fault(proto: onnx.ModelProto) -> str:
         if not is_whole or min(tensor.dims, default=0) < 0:
             return f"the constant {tensor.name!r} has other data than its shape {list(tensor.dims)} says"
     return ""
+
+
+def _read_inside(graph: onnx.GraphProto, path: Path) -> None:
+    """Leave external data to the graph's own constants: all else is written as it is, into other folders.
+
+    Large Constant nodes become constants of the graph; what attributes and subgraphs hold is read.
+    """
+    moved = []
+    for index, (node, name) in enumerate(zip(graph.node, unique_names(graph), strict=True)):
+        node.name = name  # one that is made has the node's position in it
+        if node.op_type == "Constant" and node.domain in STANDARD_DOMAINS:
+            tensor = node.attribute[0].t  # an empty one in attributes of other types
+            if is_external(tensor) and tensor_nbytes(tensor) > INLINE_LIMIT:
+                moved.append(index)
+                graph.initializer.add().CopyFrom(tensor)
+                graph.initializer[-1].name = node.output[0]
+    for index in reversed(moved):
+        del graph.node[index]
+    inside = [tensor for tensor in islice(all_tensors(graph), len(graph.initializer), None) if is_external(tensor)]
+    nbytes = sum(map(tensor_nbytes, inside))
+    if nbytes > _MOST_INSIDE_BYTES:
+        text = f"{path}: subgraphs and attributes have {nbytes / 1e9:.3g} GB of external data, ONNX files end at 2 GiB"
+        raise ModelError(text, "make these constants initializers of the main graph, which subgraphs may read")
+    for tensor in inside:
+        data, offset, length = external_location(tensor, path.resolve().parent)
+        with data.open("rb") as file:
+            file.seek(offset)
+            tensor.raw_data = file.read(length)
+        tensor.ClearField("data_location")
+        del tensor.external_data[:]
 
 
 def unique_names(graph: onnx.GraphProto) -> list[str]:
@@ -203,7 +253,7 @@ def without_weights(
 ) -> onnx.ModelProto:
     """The model with constants of more bytes than the limit, and those in external data, as inputs."""
     slim = onnx.ModelProto()
-    slim.ir_version = max(proto.ir_version, 4)  # from 4 on, initializers need not be inputs
+    slim.ir_version = proto.ir_version
     slim.opset_import.extend(proto.opset_import)
     graph = slim.graph
     graph.name = proto.graph.name or "graph"

@@ -26,8 +26,6 @@ from mptune.graph.value_types import Resolution, add_barrier, needs_barrier, new
 from mptune.graph.writing import weights
 from mptune.graph.writing.weights import NeededConstant, WeightBank, inline_tensor
 
-_MIN_IR_VERSION = 4
-"""From 4 on, constants of the graph need not be among its inputs."""
 _CLIP_HAS_INPUTS = 11
 """From this operator set on, Clip reads its limits."""
 _METADATA_PREFIX = "mptune."
@@ -187,7 +185,6 @@ def frame_of(model: Model) -> onnx.ModelProto:
             elif descriptor.name not in others:
                 setattr(copy, descriptor.name, value)
     frame.metadata_props.extend(e for e in model.proto.metadata_props if not e.key.startswith(_METADATA_PREFIX))
-    frame.ir_version = max(frame.ir_version, _MIN_IR_VERSION)
     frame.graph.name = source.name or "graph"
     # Old types would be wrong now. Only where ONNX cannot infer them do they stay: no plan changes a type there.
     opaque = {

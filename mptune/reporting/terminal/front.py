@@ -193,8 +193,10 @@ def print_explanation(front: Front, stream: TextIO | None = None) -> None:
     gains = "unknown" if explanation.gains_from is None else f"from {explanation.gains_from}, without Casts"
     print_text(console, f"errors: {front.metric}, with this group alone reduced; gains: {gains}")
     print_text(console, "reduced in: points of the front where it is not FP32; plan: what the chosen plan does")
-    # Of all-FP32 every group is kept: then those of all-FP16 are of more use.
+    # Of all-FP32 every group is kept: then those of all-FP16 are of more use, where there are any.
     shown = chosen if chosen is not None and chosen.plan != front.fp32.plan else front.fp16
+    if shown is None or not explanation.fp32_groups(shown.plan.fingerprint):
+        shown = chosen
     if shown is not None and (reasons := explanation.fp32_groups(shown.plan.fingerprint)):
         console.print()
         print_text(console, f"{shown.plan.fingerprint}: {text.KEPT_BECAUSE}", "bold")

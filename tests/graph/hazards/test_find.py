@@ -34,6 +34,15 @@ def test_weights_that_overflow_pin_their_group_where_nothing_is_measured(tmp_pat
     assert pinned_by_hazards(found, Precision.BF16) == {}, "BF16 holds them"
 
 
+def test_what_is_an_input_too_is_cast_in_each_run_and_becomes_infinite(tmp_path: Path) -> None:
+    for node, expected in (("Mul(h, huge)", ["overflow"]), ("Add(h, huge)", ["overflow"]), ("Min(h, huge)", [])):
+        graph = f"(float[4,4] x, float huge) => (float[4,4] y) {{ h = Relu(x) s = {node} y = Softmax(s) }}"
+        _, found = hazards(text(graph, HUGE), tmp_path)
+        assert [hazard.code for hazard in found] == expected
+        assert {hazard.to_json()["evidence"]["held_as"] for hazard in found} <= {"inf"}
+        assert len(pinned_by_hazards(found)) == len(found)
+
+
 def test_infinite_weights_are_no_overflow_and_those_that_vanish_are_mentioned(tmp_path: Path) -> None:
     infinite, few, most = np.eye(4), np.ones((4, 4)), np.full((4, 4), 1e-9)
     infinite[0, 0], few[0] = -np.inf, 1e-9

@@ -380,6 +380,52 @@ def test_row_18_old_types_and_invented_dimension_names_are_dropped(tmp_path: Pat
         assert run(out, {"x": np.ones((5, 4), np.float32)})["y"].shape == (5, 4)
 
 
+def test_row_22_below_ir_4_constants_are_no_inputs(tmp_path: Path) -> None:
+    """ONNX wanted every constant among the inputs then."""
+    ends = "(float[2,4] x, float[4,4] w, int64[2] shape) => (float[8] y, float[4] shown)"
+    proto = text(f"{ends} {{ h = MatMul(x, w) a = Add(h, shown) y = Reshape(a, flat) }}", W, weight("shown", 4))
+    proto.graph.initializer.extend([constant("shape", [2, 4], np.int64), constant("flat", [8], np.int64)])
+    proto.ir_version = 3
+    case = Case(proto, tmp_path)
+    graph = case.typed(case.plan())
+    assert [given.name for given in graph.input] == ["x"]
+    assert {i.name: i.data_type for i in graph.initializer}.items() >= {
+        "w__fp16": FLOAT16,
+        "shown__fp16": FLOAT16,
+    }.items()
+    case.holds()
+
+
+def test_row_23_external_data_in_subgraphs_constant_nodes_and_functions(tmp_path: Path) -> None:
+    then = "then_branch: graph = t () => (float[2,64] p) { k = Constant<value = float[1] {0}>() p = MatMul(h, k) }"
+    other = "else_branch: graph = e () => (float[2,64] q) { q = MatMul(h, inside) }"
+    nodes = f"""{{
+        large = Constant<value = float[1] {{0}}>() small = Constant<value = float[1] {{0}}>() h = MatMul(x, large)
+        i = If(c) <{then}, {other}> a = Add(i, small) [last] y = local.product(a)
+    }}"""
+    function = "product (v) => (z) { k = Constant<value = float[1] {0}>() z = MatMul(v, k) }"
+    imports = '["" : 17, "local" : 1]'
+    proto = onnx.parser.parse_model(
+        f"<ir_version: 9, opset_import: {imports}> test (float[2,64] x, bool c) => (float[2,64] y) {nodes}"
+        f' <domain: "local", opset_import: {imports}> {function}'
+    )
+    branch, inside = proto.graph.node[3].attribute, weight("inside", 64, 64)
+    branch[1].g.initializer.append(inside)
+    constants = (proto.graph.node[0], proto.graph.node[1], branch[0].g.node[0], proto.functions[0].node[0])
+    for node, shape in zip(constants, ((64, 64), (64,), (64, 64), (64, 64)), strict=True):
+        node.attribute[0].t.CopyFrom(weight("", *shape))
+    more = {"save_as_external_data": True, "convert_attribute": True, "size_threshold": 0}
+    onnx.save(proto, tmp_path / "model.onnx", location="w.bin", **more)
+    case = Case(onnx.load(tmp_path / "model.onnx", load_external_data=False), tmp_path)
+    assert case.model.data_files == (tmp_path.resolve() / "w.bin",)
+    assert {"large__fp16", "small__fp16"} <= {i.name for i in case.typed(case.plan()).initializer}
+    case.holds()
+    feed = feeds(case.model)
+    for plan in plans(case.model, case.groups, 0):
+        written = case.rewriter.export(plan, tmp_path / "alone" / "m.onnx")
+        assert relative_l2(run(written, feed)["y"], run(case.path, feed)["y"]) < 2e-3
+
+
 @pytest.mark.parametrize("opset", [10, 13, 17, 21])
 def test_row_25_recurrent_layers_with_lengths_and_norms_with_a_constant_inside_stay_fp32(
     opset: int, tmp_path: Path

@@ -295,6 +295,23 @@ def test_other_pages_draw(browser, bench, content: PageContent, confirmation: Co
     assert len(browser.ask("Page.printToPDF")["data"]) > 10_000
 
 
+@pytest.mark.parametrize(("low", "high"), [(5.1e-3, 6e-3), (2.2e-3, 4.6e-3), (1.5e-4, 5e-3)])
+def test_the_error_axis_has_two_ticks_and_the_panel_one_error(
+    browser: Browser, bench: Bench, tmp_path: Path, low: float, high: float
+) -> None:
+    front, _ = bench.front(tmp_path)
+    both = replace(bench.evaluation(2, 1.2, 4 * low), held_out=make_error(low))
+    front = replace(front, points=(bench.evaluation(3, 1.0, high), both), fp16=None, chosen=both)
+    write_report(PageContent(front, (), bench.groups), tmp_path / "page.html")
+    browser.show(tmp_path / "page.html")
+    assert browser.run("return document.querySelectorAll('.chart .tick[text-anchor=end]').length") >= 3, (
+        "exact, and two"
+    )
+    facts = browser.text("#selected .figures")
+    assert f"{low:.1e}" in facts
+    assert "samples" not in facts
+
+
 def test_far_and_nearly_exact_points_do_not_squeeze_the_others(browser: Browser, bench: Bench, tmp_path: Path) -> None:
     front, evaluations = bench.front(tmp_path)
     exact = replace(front.fp32, error=make_error(1.2e-7))

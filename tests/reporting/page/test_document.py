@@ -15,10 +15,11 @@ from mptune.choice import Choice, ChoiceLimits
 from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.finding import BREAKING_CODES, CODES, FP16_CODES, Finding, Where
 from mptune.reporting.page import PageContent, page_document, recommended, render
+from mptune.reporting.text import TF32_SIZE
 from mptune.tuning.confirmation import Confirmation
 from mptune.tuning.evaluation import Origin
 from mptune.tuning.explanation import Explanation, GroupWorth, Kept
-from mptune.tuning.front import Front
+from mptune.tuning.front import Front, front_records
 from mptune.tuning.result import Progress
 from mptune.tuning.texts import latency_text
 from tests.reporting.conftest import Bench, Evaluations, make_error, make_latency, predicted
@@ -128,13 +129,22 @@ def test_a_confirmation_has_both_figures(confirmation: Confirmation, bench: Benc
     assert [row[:2] for row in rows] == [[each.plan.fingerprint, latency_text(each)] for each in searched]
 
 
+TF32_PAGES = ("glossary", "tensorrt-11", "troubleshooting", "tutorial")
+
+
 def test_tf32_stands_beside_the_other_baselines(front: Front, evaluations: Evaluations, bench: Bench) -> None:
     tf32 = replace(front.fp32, latency=make_latency(1.6), error=make_error(5e-4), speedup=1.25)
     content = PageContent(replace(front, tf32=tf32), evaluations, bench.groups)
     document = page_document(content)
     assert dict(zip(document["plan_fields"], document["tf32"], strict=True))["ms"] == 1.6
     assert len(document["plans"]) == len(evaluations), "its plan is that of all-FP32"
-    assert "<span>all-FP32 in TF32</span>" in render(content)
+    page = render(content)
+    assert "<span>all-FP32 in TF32</span>" in page
+    assert re.search(r"^-  -  .* 1\.600 .* \*5.0e-04 .* all-FP32 in TF32$", repr(content.front), re.MULTILINE)
+    assert front_records(content.front) == front_records(front), "it is no plan"
+    files = [file.read_text() for name in TF32_PAGES for file in Path("docs").glob(f"*/{name}.md")]
+    assert len(files) == len(TF32_PAGES)
+    assert all(TF32_SIZE in each for each in (page, *files))
 
 
 def test_the_chosen_plan_its_neighbours_and_the_baselines_are_recommended(front: Front) -> None:

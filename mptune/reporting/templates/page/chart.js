@@ -16,7 +16,7 @@ function makeAxes(width, height) {
   const hasExact = plans.some((p) => p.finite && (p.error <= 0 || Math.log10(p.error) < low));
   const hasBroken = plans.some((p) => !p.finite && Number.isFinite(p.ms));
   const hasSlow = plans.some((p) => p.ms > toMs);
-  const left = high - low < 1.6 ? 76 : 62; // labels such as 5 x 10^-4 are wider
+  const left = logTicks(low, high).some(({ words }) => words.includes("\u00b7")) ? 76 : 62; // labels such as 5 x 10^-4 are wider
   const box = { left, right: width - (hasSlow ? 30 : 14), top: 14, bottom: height - 46 };
   const inner = { top: box.top + BAND * (hasBroken + over), bottom: box.bottom - BAND * hasExact, right: box.right - 4 * hasSlow };
   const x = (ms) => box.left + ((Math.min(ms, toMs) - fromMs) / (toMs - fromMs)) * (inner.right - box.left) + (ms > toMs ? 16 : 0);
@@ -43,17 +43,21 @@ function ticks(low, high, count) {
   return Array.from({ length: Math.floor(high / step + 1e-9) - first + 1 }, (_, k) => Number(((first + k) * step).toPrecision(12)));
 }
 
-/** Ticks of a log axis: decades, and 2 and 5 between them where there are few. */
+/** Ticks of a log axis, two at least: decades, with 2 and 5 between them where these are few, else round numbers. */
 function logTicks(low, high) {
   const power = (decade) => "10" + [...String(decade)].map((c) => (c === "-" ? "\u207b" : "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079"[Number(c)])).join("");
-  const all = [];
-  for (let decade = Math.floor(low); decade <= Math.ceil(high); decade += 1) {
-    for (const step of high - low < 1.6 ? [1, 2, 5] : [1]) {
-      const log = decade + Math.log10(step);
-      if (log >= low && log <= high) all.push({ log, words: step === 1 ? power(decade) : `${step}\u00b7${power(decade)}` });
-    }
-  }
-  return all.filter((_, k) => k % Math.ceil(all.length / 8) === 0);
+  const between = (steps) => {
+    const decades = Array.from({ length: Math.ceil(high) - Math.floor(low) + 1 }, (_, k) => Math.floor(low) + k);
+    return decades.flatMap((decade) => steps.map((step) => decade + Math.log10(step))).filter((log) => log >= low && log <= high);
+  };
+  let logs = high - low < 1.6 ? [] : between([1]);
+  if (logs.length < 2) logs = between([1, 2, 5]);
+  if (logs.length < 2) logs = ticks(10 ** low, 10 ** high, 4).map(Math.log10);
+  return logs.filter((_, k) => k % Math.ceil(logs.length / 8) === 0).map((log) => {
+    const decade = Math.floor(log + 1e-9);
+    const step = Number((10 ** (log - decade)).toPrecision(4));
+    return { log, words: step === 1 ? power(decade) : `${step}\u00b7${power(decade)}` };
+  });
 }
 
 function grid(axes) {

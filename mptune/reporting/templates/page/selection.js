@@ -57,7 +57,7 @@ function selectedBody(plan) {
   const facts = [
     ["latency", `${plan.ms_text} ms`],
     ["speedup", plan.speedup_text],
-    ["error", errorText(plan)],
+    ["error", plan.finite ? formatError(plan.error) : "not finite"], // where both sets count, the note has the other
     ...data.metrics.map((name, k) => [name, plan.metrics[k][2]]),
     [countsName.replace("/", " / "), counts(plan).replace("/", " / ")],
   ];
