@@ -70,6 +70,9 @@ def _output_constant(v: Values) -> Words:
     return Words(f"{text}; its error is meaningless", "give data that make the output respond, or correct the export")
 
 
+_BATCH_FIRST = "nothing where axis 0 is the sequence; where it is the batch, export with batch_first"
+
+
 @REFERENCE.row("rows-mix", "error", "a row of a batch alone differs from the same row among different rows")
 def _rows_mix(v: Values) -> Words:
     text = (
@@ -83,8 +86,7 @@ def _rows_mix(v: Values) -> Words:
         return Words(text, "nothing: kernels round differently at another batch size, and a step enlarges that", "info")
     if v.kind == "sequence":
         text += f"; {v.place} takes axis 0 for a sequence, so a row is a step of it and no sample of its own"
-        cure = "nothing where axis 0 is the sequence; where it is the batch, export with batch_first"
-        return Words(text, cure, "warning")
+        return Words(text, _BATCH_FIRST, "warning")
     if v.kind == "index":
         text += (
             f"; {v.place} takes rows of axis 0 by indices that are fed, as along edges of a graph: a row may be a node"
@@ -109,6 +111,8 @@ def _batch_not_kept(v: Values) -> Words:
         text = f"the model's first dimension is dynamic, but it fails with a batch of {v.rows} ({v.failure})"
         return Words(text, f"fix it at {v.rows_that_run}", "warning")
     text = f"output {v.output!r} has the shape {v.shape} for {v.rows} rows, declared {v.declared}"
+    if v.kind == "sequence":
+        return Words(f"{text}; {v.place} takes axis 0 for a sequence", _BATCH_FIRST, "warning")
     cure = "export it with a dynamic batch (a Reshape with -1 or 0 for the batch), or with a batch fixed at 1"
     return Words(text + _begins(v, ": {place} fixes it"), cure)
 

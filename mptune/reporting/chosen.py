@@ -18,6 +18,7 @@ from mptune.engines.environment import Environment
 from mptune.engines.loading import check_written
 from mptune.engines.tensorrt.backend import TIMING_CACHE
 from mptune.files import link_or_copy, writing
+from mptune.graph.facts import facts_of
 from mptune.graph.groups import GroupedModel
 from mptune.graph.loading.model import Model
 from mptune.graph.writing import emulate, rewrite, weights
@@ -119,7 +120,7 @@ def write_chosen(
                 link_or_copy(str(engine), str(fresh / ENGINE_FILE))
             recipe = recipe or BuildRecipe()
             with beside("chosen/infer.py"):
-                script_text = infer_script(grouped.model, load_preprocessing(directory.parent / "data"))
+                script_text = infer_script(grouped.model, load_preprocessing(directory.parent / "data"), recipe)
                 (fresh / "infer.py").write_text(script_text, encoding="utf-8")
             if not is_on_cpu(front):
                 with beside("chosen/build.sh"):
@@ -157,12 +158,19 @@ def write_chosen(
     return warnings
 
 
-def infer_script(model: Model, preprocessing: Mapping[str, object] | None = None) -> str:
-    """The text of infer.py; ``preprocessing`` is how images become inputs, None where the data are no images."""
+def infer_script(
+    model: Model, preprocessing: Mapping[str, object] | None = None, recipe: BuildRecipe | None = None
+) -> str:
+    """The text of infer.py, which times the usual shapes of ``recipe``, those of the calibration data.
+
+    ``preprocessing`` is how images become inputs, None where the data are no images.
+    """
     # The search uses observed shapes, which are not available here; the declared ones give nearly the same answer.
     use_tf32 = "1" if is_convolutional(model, {}) else "0"
     images = "" if preprocessing is None else image_reader(preprocessing)
-    return text.fill_template("infer.py.jinja", use_tf32=use_tf32, images=images)
+    ranges = {} if recipe is None else recipe.ranges
+    usual = {name: usual for name, (_, usual, _) in ranges.items() if name not in facts_of(model).shape_inputs}
+    return text.fill_template("infer.py.jinja", use_tf32=use_tf32, images=images, usual_shapes=ascii(usual))
 
 
 def readme_text(

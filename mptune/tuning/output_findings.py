@@ -23,7 +23,7 @@ from mptune.finding import Evidence, Finding, FindingOrigin, OutputColumns, Wher
 from mptune.findings.wording import Severity
 from mptune.graph.facts import attribute
 from mptune.graph.loading.model import Model, needed_nodes
-from mptune.graph.ops import RANDOM
+from mptune.graph.ops import RANDOM, RECURRENT
 from mptune.run_json import RunFile
 from mptune.tuning.evaluation import EMULATION_FACTOR, Evaluation
 
@@ -160,7 +160,9 @@ def reference_findings(
     # Outputs that lost the batch or do not run with one.
     for name, shape in rows.lost.items():
         lost: Evidence = {"rows": rows.rows, "shape": str(list(shape)), "declared": rows.declared[name]}
-        add("batch-not-kept", [name], lost, place=places.get(("batch-not-kept", name)))
+        place = places.get(("batch-not-kept", name))
+        kind = "sequence" if place is not None and place.op_type in RECURRENT else ""
+        add("batch-not-kept", [name], lost, kind, place)
     if rows.failure:
         where = Where(nodes=(rows.failed_node,) if rows.failed_node else ())
         evidence = {"rows": rows.rows, "rows_that_run": rows.ran}

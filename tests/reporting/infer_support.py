@@ -14,6 +14,7 @@ import pytest
 
 from mptune.graph.loading.model import load_model
 from mptune.reporting.chosen import infer_script
+from mptune.reporting.recipe import BuildRecipe
 
 ALONE = """\
 import runpy, sys
@@ -23,13 +24,13 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def infer_module(model: Path, folder: Path) -> dict[str, Any]:
+def infer_module(model: Path, folder: Path, recipe: BuildRecipe | None = None) -> dict[str, Any]:
     """The functions of a model's infer.py, which is written to the folder."""
     with pytest.MonkeyPatch.context() as patch:  # it sets variables of the environment
         patch.setenv("NVIDIA_TF32_OVERRIDE", "0")
         patch.setenv("ORT_DISABLE_TELEMETRY", "1")
         path = folder / "infer.py"
-        path.write_text(infer_script(load_model(model)), encoding="utf-8")
+        path.write_text(infer_script(load_model(model), recipe=recipe), encoding="utf-8")
         return runpy.run_path(str(path), run_name="infer")
 
 

@@ -25,6 +25,7 @@ from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.weights import WeightBank
+from mptune.reporting.recipe import BuildRecipe
 from tests.graph import models
 from tests.reporting.infer_support import infer_module
 
@@ -213,6 +214,14 @@ def test_shapes_of_every_form(infer, shaped, texts: list[str], wanted: dict[str,
     feeds = infer["random_feeds"](shaped, shapes, 0)
     assert {name: list(np.shape(value)) for name, value in feeds.items()} == shapes
     infer["run"](shaped, feeds)
+
+
+def test_the_usual_shapes_are_those_of_the_data(shaped: onnxruntime.InferenceSession, tmp_path: Path) -> None:
+    usual = {"image": (4, 3, 8, 9), "mask": (4, 8)}
+    recipe = BuildRecipe(ranges={name: (shape, shape, shape) for name, shape in usual.items()})
+    shapes = infer_module(models.save(models.text(SHAPED), tmp_path), tmp_path, recipe)["input_shapes"]
+    assert shapes(shaped, [], None) == {"image": [4, 3, 8, 9], "mask": [4, 8], "threshold": [], "fixed": [2, 5]}
+    assert shapes(shaped, ["H=7"], 1) == {"image": [1, 3, 7, 9], "mask": [1, 7], "threshold": [], "fixed": [2, 5]}
 
 
 INPUTS = "the inputs are image [N, 3, H, W], mask [N, H]"

@@ -40,6 +40,7 @@ def network(chain: str, **constants: float) -> onnx.ModelProto:
 BEYOND = network("[enlarge] b = Mul(a, scale) [square] c = Mul(b, b) [tanh] t = Tanh(c)", scale=300.0)
 CHAIN = "[bend] s = Tanh(a) [raise] b = Add(s, level) [lower] t = Sub(b, level)"
 COARSE = network(CHAIN, level=3000.0)
+TURNED = network("[angle] b = Mul(x, rate) [turn] s = Sin(b) t = Mul(a, s)", rate=4000.0)
 
 
 def refined(proto: onnx.ModelProto, folder: Path, **settings: object) -> tuple[GroupedModel, tuple[RefinedGroup, ...]]:
@@ -74,6 +75,13 @@ def test_an_error_that_one_part_makes_is_parted(tmp_path: Path) -> None:
     assert parted.error > 0.1 > 20 * parted.rest_error
     assert [group.name for group in grouped.groups][1] == "raise"
     assert "g000 is parted: in FP16 its error is " in parted.text("g000")
+
+
+def test_large_angles_leave_the_product_free(tmp_path: Path) -> None:
+    grouped, (parted,) = refined(TURNED, tmp_path)
+    assert "turn" in parted.nodes
+    assert "first" in {name for group in grouped.groups if group.id == "g000" for name in group.nodes}
+    assert math.isfinite(parted.error)
 
 
 @pytest.mark.parametrize(

@@ -4,24 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import onnx
 
-from mptune.data.archive import save_samples
-from mptune.data.calibration import load_calibration
-from mptune.engines.context import RunContext
-from mptune.engines.toolchains.reference import ReferenceModel
-from mptune.finding import Finding
-from mptune.graph.groups import GroupedModel, find_groups
-from mptune.graph.loading.model import load_model
-from mptune.processes.child import WorkerState
-from mptune.settings import DataSettings, SearchSettings
-from mptune.tuning.baseline import check_reference
-from mptune.tuning.output_findings import training_findings, without_repetition
-from tests.engines.engine_support import InProcess
-from tests.graph.models import constant, save, text
+from tests.graph.models import constant, text
 from tests.zoo.voice import frames, voice
 
 WIDTH = 8
@@ -151,24 +138,3 @@ def specimens() -> dict[str, Specimen]:
     broken = {name: replace(wrong, code=code, node=node) for name, (code, node, wrong, _) in pairs.items()}
     twins = {f"{name}_twin": twin for name, (_, _, _, twin) in pairs.items() if twin is not None}
     return {**broken, **twins, "anchors_twin": _anchors(), "voice_twin": Specimen(voice(), frames())}
-
-
-def place(specimen: Specimen, folder: Path) -> tuple[Path, Path]:
-    np.savez(folder / "data.npz", **specimen.data)  # type: ignore[arg-type]
-    return save(specimen.proto, folder), folder / "data.npz"
-
-
-def in_process(specimen: Specimen, folder: Path) -> tuple[Finding, ...]:
-    """What ``inspect`` finds of the model in FP32, without a worker process."""
-    path, _ = place(specimen, folder)
-    model = load_model(path)
-    data = load_calibration(folder / "data.npz", model.inputs, DataSettings(), 0)
-    context = RunContext(GroupedModel(model, find_groups(model)), SearchSettings(), *[folder] * 4)
-    save_samples(context.samples("search"), data.samples)
-    state = WorkerState()
-    try:
-        report = ReferenceModel(context, "cpu", InProcess(state)).reference("search")
-    finally:
-        state.close()
-    findings = (*training_findings(model, "inspect", is_run=True), *check_reference(report, "inspect", skip=True))
-    return without_repetition(findings)

@@ -12,7 +12,8 @@ from mptune.cli import main
 from mptune.errors import BaselineError
 from mptune.graph.loading.model import load_model
 from mptune.tuning.output_findings import training_findings
-from tests.zoo.fp32 import in_process, place, specimens
+from tests.zoo.fp32 import specimens
+from tests.zoo.in_process import in_process, place
 
 ZOO = specimens()
 CODES = {one.code for one in ZOO.values()} | {"engine-differs"}

@@ -11,7 +11,8 @@ import pytest
 import mptune
 from mptune.finding import Finding
 from tests.graph.models import constant, save, text
-from tests.zoo.fp32 import Specimen, in_process
+from tests.zoo.fp32 import Specimen
+from tests.zoo.in_process import in_process
 
 RNG = np.random.default_rng(0)
 
@@ -52,6 +53,17 @@ def test_tokens_on_axis_0_are_a_batch_only_where_one_is_declared(
     )
     findings = mixed_rows(proto, tmp_path, x=RNG.standard_normal((24, 4)).astype(np.float32))
     assert [f.severity for f in findings] == severities
+
+
+def test_a_last_state_of_a_sequence_along_axis_0_may_be_meant(tmp_path: Path) -> None:
+    nodes = "[recurrent] y, h = GRU<hidden_size = 4>(x, w, r)"
+    constants = [constant(name, RNG.standard_normal((1, 12, size))) for name, size in (("w", 3), ("r", 4))]
+    specimen = Specimen(
+        text(f"(float[n,1,3] x) => (float[1,1,4] h) {{ {nodes} }}", *constants),
+        {"x": RNG.standard_normal((24, 1, 3)).astype(np.float32)},
+    )
+    (finding,) = in_process(specimen, tmp_path)
+    assert (finding.code, finding.severity, finding.where.nodes) == ("batch-not-kept", "warning", ("recurrent",))
 
 
 def test_a_fixed_axis_0_that_an_output_does_not_have_is_no_batch(tmp_path: Path) -> None:

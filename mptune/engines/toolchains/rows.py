@@ -66,6 +66,8 @@ def row_feeds(inputs: Mapping[str, Sequence[Dim]], samples: Sequence[Feed], most
         axes = {name: 0 for name, shape in inputs.items() if [*shape] != [1]}
         sizes = {inputs[name][0] for name in axes}
         size = most = next((dim for dim in sizes if isinstance(dim, int)), 1) if len(sizes) == 1 else 1
+        if any([*shape] == [size, size] for shape in inputs.values()):  # relates the rows, as the edges of a graph
+            return None
     if size < 2 or any(feed[name].shape[axis] < 1 for name, axis in axes.items()):
         return None
 
@@ -134,7 +136,9 @@ def check_rows(
     except EngineError as error:
         if not feeds.is_dynamic or error.kind is not FailureKind.ERROR:
             raise
-        if not feeds.is_whole:
+        # Another input may hold indices or lengths that fit this number of rows only, as edges of a graph do.
+        others = (values for name, values in samples[0].items() if name not in feeds.axes)
+        if not feeds.is_whole or any(values.dtype.kind in "iu" and values.size > 1 for values in others):
             return RowReport()
         name, axis = next(iter(feeds.axes.items()))
         return RowReport(count, failure=error.message, ran=samples[0][name].shape[axis])

@@ -77,12 +77,13 @@ def find_hazards(
 def nodes_beyond(grouped: GroupedModel, hazards: Sequence[Hazard]) -> tuple[set[str], set[str]]:
     """The nodes that compute or read values beyond FP16, and the groups that something else rules FP16 out of.
 
-    Nodes of such a group are not among them: the group is in FP32 as a whole.
+    Nodes of such a group are not among them: the group is in FP32 as a whole. One with large angles need not be: its
+    error is finite, and says which nodes hold them.
     """
     types = value_types(grouped)
     errors = [hazard for hazard in hazards if hazard.rules_out(Precision.FP16) and hazard.place.group is not None]
-    others = {hazard.place.group for hazard in errors if hazard.place.group and not hazard.is_of_range}
-    values = {(h.place.group, h.place.tensor) for h in errors if h.place.group not in others}
+    others = {h.place.group for h in errors if h.place.group and not h.is_of_range and h.code != "angle-spacing"}
+    values = {(h.place.group, h.place.tensor) for h in errors if h.is_of_range and h.place.group not in others}
     touched = ((group, node.name) for group, tensor in values for node in touching(types, tensor))
     return {name for group, name in touched if grouped.owners.get(name) == group}, others
 

@@ -486,7 +486,7 @@ def _coarse_angles(facts: Facts, observed: ObservedValues, angle: str, precision
             if name in radians or not reached or (is_whole and reached <= precision.exact_integers):
                 continue
             scales = node is not None and node.op_type in _SCALES_ANGLE
-            unit = radians[value] * (observed.absmax[value] / reached if scales else 1.0)
+            unit = radians[value] * (observed.absmax.get(value, reached) / reached if scales else 1.0)
             if spacing(reached, precision) * unit >= _COARSE:
                 radians[name] = unit
                 yield name

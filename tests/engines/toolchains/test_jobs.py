@@ -82,6 +82,7 @@ def test_the_reference_is_kept_and_described(tmp_path: Path) -> None:
         ({"x": [4, 3], "y": [4, 2, 2], "threshold": [1], "scale": []}, {"x": 0, "y": 0}),
         ({"signal": [1, 5, 3], "hidden": [4, 1, 8], "cell": [4, 1, 8]}, None),  # layers and directions of an LSTM
         ({"nodes": [10, 3], "edges": [2, 20]}, None),
+        ({"nodes": [10, 3], "adjacency": [10, 10]}, None),
         ({"x": ["batch", 3], "past": [2, "batch", 3]}, {"x": 0, "past": 1}),  # a cache of stacked keys and values
     ],
 )
@@ -114,6 +115,12 @@ def test_a_batch_that_is_another_number_is_named_with_that_number(tmp_path: Path
     (finding,) = check_reference(take_reference(model, tmp_path, ramp(4, 3)))
     assert "fails with a batch of 1 (" in finding.text
     assert finding.cure == "fix it at 4", "the samples run with it"
+
+
+def test_a_model_that_fails_since_indices_of_another_input_fit_no_other_rows_has_no_batch(tmp_path: Path) -> None:
+    proto = models.text("(float[n,3] x, int64[e] edges) => (float[e,3] y) { y = Gather<axis = 0>(x, edges) }")
+    feed = {"x": ramp(4, 3), "edges": np.array([0, 3, 1])}
+    assert check_reference(take_reference(models.save(proto, tmp_path), tmp_path, feed)) == ()
 
 
 @pytest.mark.skipif(onnx.IR_VERSION < 14, reason="this onnx writes no version that ONNX Runtime 1.31 does not read")
