@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from mptune.graph.facts import node_rule
 from mptune.graph.groups import GroupedModel
 from mptune.graph.loading.model import load_model
+from mptune.graph.loading.tensors import all_tensors, is_external
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter
@@ -418,6 +419,8 @@ def test_row_23_external_data_in_subgraphs_constant_nodes_and_functions(tmp_path
     onnx.save(proto, tmp_path / "model.onnx", location="w.bin", **more)
     case = Case(onnx.load(tmp_path / "model.onnx", load_external_data=False), tmp_path)
     assert case.model.data_files == (tmp_path.resolve() / "w.bin",)
+    left = [tensor.dims[:] for tensor in all_tensors(case.model.proto.graph) if is_external(tensor)]
+    assert left == [[64, 64]] * 2, "large Constant nodes, which are read where they are wanted"
     assert {"large__fp16", "small__fp16"} <= {i.name for i in case.typed(case.plan()).initializer}
     case.holds()
     feed = feeds(case.model)
