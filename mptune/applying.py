@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -14,9 +14,11 @@ from mptune.data.samples import CalibrationSet
 from mptune.engines.loading import check_written, load_typed_model
 from mptune.errors import PlanError, one_line
 from mptune.files import full_disk_as_error, read_json, refuse, writing
-from mptune.finding import Finding
+from mptune.finding import FP16_CODES, Finding
+from mptune.findings.reference import OPSET_RAISED
+from mptune.findings.wording import counted, listed
 from mptune.graph.groups import APART, GroupedModel, LayerGroup, find_groups, plan_of_nodes
-from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
+from mptune.graph.hazards.find import find_hazards, pinned_by_hazards, pinning_hazards
 from mptune.graph.hazards.hazard import Hazard, hazard_findings
 from mptune.graph.hazards.static import interface_findings
 from mptune.graph.loading.model import Model
@@ -29,10 +31,7 @@ from mptune.tuning.space import close_patterns, match
 
 _GRANULARITIES: tuple[Granularity, ...] = ("op", "fusion", "block")
 _PLAN_HINT = 'a plan is chosen/plan.json of a run, or {"nodes": {"NAME or GLOB": "fp16"}}'
-_UNSEEN = (
-    "the values of this model were not checked, only its weights and its structure: give --data PATH, so that groups "
-    "whose values FP16 cannot hold are found"
-)
+_NAMED = 3  # groups, or nodes, that a line names
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ def resolve_plan(
     """Find the groups that a plan gives precisions to, or make a plan where there is none (``mptune.apply``).
 
     A file of a plan may be of a model with the same nodes and other weights. The plan is checked on ``samples``; where
-    there is no plan, what they show stays in FP32.
+    there is no plan, what they show stays in FP32, so that nothing is written that would be warned of.
     """
     if plan is None:
         groups = find_groups(model)
@@ -82,14 +81,19 @@ def resolve_plan(
         lines = [*samples.warnings, *_shown((*samples.findings, *findings))]
     elif plan is None or resolved.is_of_other_weights or resolved.is_by_nodes:
         hazards = find_hazards(grouped)
-    pins = pinned_by_hazards(hazards, reduced)
-    ruled_out = {group: why for group, why in pins.items() if overrides.get(group) is not Precision.BF16}
+    ruled_out = pinning_hazards(hazards, reduced)
+    for hazard in hazards if plan is None and samples is not None else ():  # what would be warned of, and FP32 cures
+        is_doubt = hazard.severity != "info" and not hazard.is_note and hazard.code in FP16_CODES
+        if hazard.place.group is not None and is_doubt and hazard.holds_in(reduced):
+            ruled_out.setdefault(hazard.place.group, hazard)
+    ruled_out = {group: hazard for group, hazard in ruled_out.items() if group not in overrides}
     lines += _shown(interface_findings(model, "apply"))
 
     # Without a plan, what cannot be right stays in FP32; a plan is carried out as it stands, with warnings.
+    fixed = {each.id for each in resolved.groups if each.pinned is not None}
     if plan is None:
-        lines += [f"{g.name} ({g.id}) stays in FP32: {ruled_out[g.id]}" for g in resolved.groups if g.id in ruled_out]
-        fixed = {*ruled_out, *(each.id for each in resolved.groups if each.pinned is not None)}
+        lines += _staying(resolved.groups, ruled_out)
+        fixed |= ruled_out.keys()
         wanted = wanted.replace(dict.fromkeys(fixed, Precision.FP32))
     asked = wanted.groups_in(Precision.BF16)
     missing = unsupported(ValueTypes(grouped), Precision.BF16) if asked else {}
@@ -110,12 +114,49 @@ def resolve_plan(
     at = [(hazard, hazard.place.group) for hazard in hazards if plan is None or samples is not None]
     left = [h for h, group in at if group and group not in ruled_out and h.holds_in(wanted.precision[group])]
     about = _shown(hazard_findings(left, "apply"))
-    unseen = [_UNSEEN] if samples is None and (about or resolved.is_of_other_weights) else []
-    return replace(resolved, plan=wanted, warnings=(*resolved.warnings, *lines, *about, *unseen))
+    is_untried = samples is None and (plan is None or resolved.is_of_other_weights or resolved.is_by_nodes)
+    untried = [_untried(wanted, fixed)] if is_untried else []
+    return replace(resolved, plan=wanted, warnings=(*resolved.warnings, *lines, *about, *untried))
+
+
+def _staying(groups: Sequence[LayerGroup], ruled_out: Mapping[str, Hazard]) -> list[str]:
+    """The groups that stay in FP32, and why: one line for each code."""
+    by_code: dict[str, list[LayerGroup]] = {}
+    for group in groups:
+        if group.id in ruled_out:
+            by_code.setdefault(ruled_out[group.id].code, []).append(group)
+    lines = []
+    for same in by_code.values():
+        names = listed([f"{group.name} ({group.id})" for group in same], _NAMED, " and {others} more")
+        first, verb = ruled_out[same[0].id], "stays" if len(same) == 1 else "stay"
+        lines.append(f"{names} {verb} in FP32: {first.place.tensor}: {first.reason}")
+    return lines
+
+
+def _untried(plan: PrecisionPlan, pinned: Collection[str]) -> str:
+    """What is written without data."""
+    counts = ((each.name, len(plan.groups_in(each))) for each in (*REDUCED, Precision.FP32))
+    written = ", ".join(f"{counted(count, 'group')} in {name}" for name, count in counts if count)
+    held = len({*plan.groups_in(Precision.FP32)} & {*pinned})
+    return (
+        f"wrote {written}{f' ({held} pinned)' if held else ''}; nothing was tried: the values of this model were not"
+        " checked, only its weights and its structure; give --data PATH, so that groups whose values do not fit stay"
+        " in FP32"
+    )
 
 
 def _shown(findings: Iterable[Finding]) -> list[str]:
-    return [f"{each.code}: {each.message}" for each in findings if each.severity != "info"]
+    """Warnings, one line for what is wrong alike in many places: the first is told in full."""
+    alike: dict[tuple[str, str], list[Finding]] = {}
+    for finding in findings:
+        if finding.severity != "info" or finding.code == OPSET_RAISED:
+            alike.setdefault((finding.code, finding.cure), []).append(finding)
+    lines = []
+    for first, *others in alike.values():
+        places = [repr(next(iter(each.where.nodes or each.where.tensors), each.text)) for each in others]
+        also = f"; also at {listed(places, _NAMED, ' and {others} more')}" if places else ""
+        lines.append(f"{first.code}: {first.message}{also}")
+    return lines
 
 
 def check_out(plan: PrecisionPlan | Path | None, out: Path, *, force: bool) -> None:

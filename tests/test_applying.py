@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
@@ -27,17 +28,18 @@ from mptune.processes.parent import Worker
 from tests.graph import models
 from tests.graph.helpers import relative_l2, run
 from tests.graph.models import constant, text, weight
-from tests.zoo.numbers import weights
+from tests.zoo.numbers import SHOWN, weights
 
 
 @dataclass(frozen=True)
 class Applied:
-    """A mixed model, which of its constants are reduced, and what was said."""
+    """A mixed model, which of its constants are reduced, and what was said: warnings, and that nothing was tried."""
 
     path: Path
     fp16: set[str]
     bf16: set[str]
     warnings: list[str]
+    untried: str
 
     def errs(self, source: Path, feed: dict[str, np.ndarray]) -> float:
         return relative_l2(run(self.path, feed)["y"], run(source, feed)["y"])
@@ -65,7 +67,8 @@ def apply(tmp_path: Path) -> Apply:
         mptune.apply(source, plan, out, warn=warnings.append, **options)  # type: ignore[arg-type]
         reduced = [(c.name.rpartition("__"), c.dtype) for c in load_model(out).initializers.values()]
         fp16, bf16 = ({name for (name, _, _), dtype in reduced if dtype == d} for d in ("float16", "bfloat16"))
-        return Applied(out, fp16, bf16, warnings)
+        untried = [text for text in warnings if "nothing was tried" in text]
+        return Applied(out, fp16, bf16, [text for text in warnings if text not in untried], "\n".join(untried))
 
     return applied
 
@@ -245,11 +248,12 @@ def test_a_plan_of_a_model_that_was_trained_again(all_half: tuple[Path, dict], t
     mixed = apply(retrained, plan)
     assert len(mixed.fp16) == len(apply(searched, plan).fp16) > 0
     assert 0 < mixed.errs(retrained, {"x": DATA["x"][:1]}) < 1e-2
-    same_nodes, no_data = mixed.warnings
+    (same_nodes,) = mixed.warnings
     assert "with the same nodes: its precisions are used" in same_nodes
-    assert "give --data PATH" in no_data
+    assert "give --data PATH" in mixed.untried
     assert apply(retrained, plan, data=DATA).warnings == [same_nodes], "its values fit FP16"
     assert apply(searched, plan, data=DATA).warnings == []
+    assert not apply(searched, plan).untried, "a search has tried it"
     (doubt, *_) = apply(searched, plan, data={"x": DATA["x"] * 1000}).doubts
     assert "p: reached" in doubt
     with pytest.raises(PlanError, match="with other nodes, such as 'second'") as caught:
@@ -265,16 +269,44 @@ def test_a_pin_that_is_missing_in_the_plan_is_named(all_half: tuple[Path, dict],
     assert mixed.doubts == [], "the option that is named cures it"
     assert np.isfinite(mixed.errs(wild, {"x": DATA["x"][:1]}))
     mixed = apply(wild, data=DATA)
-    assert any("stays in FP32: p: reached" in text for text in mixed.warnings), "all FP16 keeps what the data show"
+    (stays,) = mixed.warnings
+    assert "stay in FP32: p: reached" in stays, "all FP16 keeps what the data show"
     assert np.isfinite(mixed.errs(wild, {"x": DATA["x"][:1]}))
 
 
 def test_fp16_all_warns_with_what_the_structure_shows(apply: Apply) -> None:
-    *warnings, unchecked = apply(models.decomposed_norm(1e-9)).warnings
-    assert [text.split(": ")[0] for text in warnings] == ["vanishing-epsilon", "norm-written-out"]
-    assert "the constant 1e-09 is zero in FP16" in warnings[0]
-    assert "values of this model were not checked" in unchecked
+    mixed = apply(models.decomposed_norm(1e-9))
+    assert [text.split(": ")[0] for text in mixed.warnings] == ["vanishing-epsilon", "norm-written-out"]
+    assert "the constant 1e-09 is zero in FP16" in mixed.warnings[0]
+    assert "wrote 3 groups in FP16; nothing was tried" in mixed.untried
+    mixed = apply(models.product(np.eye(4) * 1e5))
+    assert "wrote 1 group in FP32 (1 pinned); nothing was tried" in mixed.untried
     assert apply(models.decomposed_norm(1e-9), keep_fp32=["/norm/*"]).warnings == [], "kept, hence no doubt"
+
+
+def test_equal_norms_are_one_line(apply: Apply) -> None:
+    norm = "q{k} = Mul(h{k}, h{k}) v{k} = ReduceMean<axes = [-1]>(q{k}) e{k} = Add(v{k}, eps) s{k} = Sqrt(e{k})"
+    blocks = [f"{norm} n{{k}} = Div(h{{k}}, s{{k}}) h{{n}} = MatMul(n{{k}}, w)".format(k=k, n=k + 1) for k in range(7)]
+    nodes = f"h0 = MatMul(x, w) {' '.join(blocks)} y = Identity(h7)"
+    proto = text(f"(float[n,8] x) => (float[n,8] y) <float eps = {{1e-3}}> {{ {nodes} }}", weight("w", 8, 8))
+    (line,) = apply(proto).warnings
+    assert line.startswith("norm-written-out: value 'q0'")
+    assert line.endswith("and 3 more")
+
+
+@pytest.mark.parametrize("name", ["vanishing-epsilon", "spacing before ArgMax", "cancellation"])
+def test_what_samples_show_stays_in_fp32_unless_a_plan_asks(name: str, apply: Apply, tmp_path: Path) -> None:
+    """A denominator that reaches zero, an ArgMax that changes: nothing is written that would be warned of."""
+    show = SHOWN[name][0]()
+    source = models.save(show.proto, tmp_path)
+    mixed = apply(source, data=show.data)
+    assert mixed.fp16
+    assert not mixed.untried
+    assert [text for text in mixed.warnings if not re.search("stays? in FP32: ", text)] == []
+    assert mptune.check(mixed.path, against=source, data=show.data, max_error=1e-3).agrees
+    obeyed = apply(source, {"nodes": {"*": "fp16"}}, data=show.data)
+    assert obeyed.fp16 > mixed.fp16
+    assert obeyed.warnings
 
 
 def test_groups_that_are_kept_in_bf16(apply: Apply) -> None:

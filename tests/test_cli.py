@@ -39,7 +39,7 @@ def test_a_models_names_cannot_break_a_line(tmp_path: Path, capsys: pytest.Captu
     proto.graph.node[0].name = "a\nb\u2028\x1b[31m"
     path = models.save(proto, tmp_path)
     assert main(["apply", str(path), "--fp16-all", "-o", str(tmp_path / "out.onnx")]) == 0
-    (line,) = capsys.readouterr().err.splitlines()
+    line, _ = capsys.readouterr().err.splitlines()
     assert line.startswith(r"warning: a\nb\u2028\x1b[31m")
 
 

@@ -106,8 +106,8 @@ def apply(
         out: where to write; ``force`` overwrites it.
         keep_fp32: patterns as in search-space files; what they mean is FP32 whatever the plan says.
         warn: receives what differs from the request, one line each.
-        data: samples, as in ``search``: the plan is checked on the values that they give; without a plan, groups whose
-            values FP16 cannot hold stay in FP32.
+        data: samples, as in ``search``: the plan is checked on the values that they give; without a plan, groups that
+            would be warned of stay in FP32. Without data, a line says what was written and that nothing was tried.
         reduced: what groups have where ``plan`` is None: ``bf16`` takes BF16 wherever BF16 can be right.
         keep_bf16: as ``keep_fp32``, of groups that are BF16; what both mean is FP32.
         {settings}

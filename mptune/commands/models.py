@@ -62,7 +62,7 @@ def apply(
     keep_bf16: list[str] | None = option(
         "PATTERN", "Keep these groups in BF16, which holds values beyond FP16's range. Repeatable."
     ),
-    data: Path | None = option("PATH", "Samples; with them, the plan is checked on the values inside the model."),
+    data: Path | None = option("PATH", "Samples: a PLAN is checked on them, --fp16-all keeps in FP32 what they show."),
     force: bool = flag("--force", "Overwrite the output file."),
     **settings: Any,
 ) -> None:

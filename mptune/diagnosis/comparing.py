@@ -27,6 +27,7 @@ from mptune.json_form import encode
 from mptune.settings import Tolerance
 
 COMPARISON_FORMAT = 1
+_STORED_SHARE = 0.9  # of the values: another engine's FP32 rounding moves a few of them to a neighbour in FP16
 
 Verdict = Literal["agrees", "differs"]
 
@@ -115,15 +116,36 @@ def tf32(side: Side) -> Finding | None:
 
 
 def not_computed(side: Side) -> Finding | None:
-    """``not-computed``, of recorded outputs."""
-    if side.is_within or side.sides.origin != "recorded" or side.compared is None:
+    """``not-computed``, of recorded outputs: zero, or of equal rows, as neither the reference nor FP16 makes them."""
+    sides = side.sides
+    if sides.origin != "recorded" or side.compared is None:
         return None
-    got, wanted = side.rows(side.sides.candidate), side.rows(side.sides.reference)
-    is_zero = not got.any() and wanted.any()
-    # Rows of one label each are equal by chance.
-    is_equal = len(got) > 1 and got.dtype.kind == "f" and (got == got[:1]).all() and not (wanted == wanted[:1]).all()
-    evidence, kind = {"error": side.error, "rows": len(got)}, "zero" if is_zero else "equal rows"
-    return side.finding("not-computed", evidence, kind=kind) if is_zero or is_equal else None
+    got, wanted = side.rows(sides.candidate), side.rows(sides.reference)
+    # Rows of one label each are equal by chance, and the second of two may be the first's result.
+    are_equal = len(got) > 2 and got.dtype.kind == "f" and _has_equal_rows(got) and not _has_equal_rows(wanted)
+    is_zero = not side.is_within and not got.any() and bool(wanted.any())
+    if not is_zero and not are_equal:
+        return None
+    fp16 = side.rows(sides.runner.emulated(sides.plan))
+    if _has_equal_rows(fp16) if are_equal else not fp16.any():
+        return None
+    evidence, kind = {"error": side.error, "rows": len(got)}, "equal rows" if got.any() else "zero"
+    return side.finding("not-computed", evidence, kind=kind)
+
+
+def _has_equal_rows(rows: np.ndarray) -> bool:
+    return bool((rows == rows[:1]).all())
+
+
+def stored_as_fp16(side: Side) -> Finding | None:
+    """``precision``, of outputs beyond their limits that hold the reference's values, rounded to FP16."""
+    if side.is_within or side.compared is None or not side.is_stored_as_fp16 or side.sides.is_other_model:
+        return None
+    with np.errstate(over="ignore"):
+        pairs = [(got, np.asarray(wanted, np.float16)) for got, wanted in zip(side.got, side.wanted, strict=True)]
+    share = sum(int((got == half).sum()) for got, half in pairs) / sum(half.size for _, half in pairs)
+    evidence = {**side.evidence, "rounded_share": share}
+    return side.finding("precision", evidence, kind="stored") if share >= _STORED_SHARE else None
 
 
 def agreement(side: Side) -> Finding | None:
@@ -134,7 +156,8 @@ def agreement(side: Side) -> Finding | None:
         return None
     size = "fp32" if is_fp32 else "fp16" if side.error <= HEADROOM * side.emulated else "within tolerance"
     where = Where(outputs=(side.where,))
-    return side.finding("agrees", side.evidence, where, kind="equal" if side.error == 0 else size)
+    kind = "equal" if side.error == 0 else size
+    return side.finding("agrees", side.evidence, where, kind=kind, is_stored=side.is_stored_as_fp16)
 
 
 Cause = Callable[[Sequence[Side]], Sequence[Finding]]
@@ -146,14 +169,14 @@ def _each(cause: Callable[[Side], Finding | None]) -> Cause:
 
 
 CAUSES: tuple[Cause, ...] = (
-    *map(_each, (other_order, stale_rows, tf32)),
+    *map(_each, (not_computed, other_order, stale_rows, tf32, stored_as_fp16)),
     precision,
     other_feed,
-    *map(_each, (not_computed, agreement)),
+    _each(agreement),
 )
 STRUCTURAL = frozenset(
     {"stale-rows", "torn-rows", "outputs-permuted", "attribute-differs", "not-deterministic", "data-do-not-fit"}
-)
+) | {"not-computed"}
 """Causes that are no rounding: with one of them the verdict is always ``differs``."""
 
 

@@ -226,6 +226,19 @@ class Side:
         """Whether it is within tolerance."""
         return self.judged <= self.limit.value
 
+    @cached_property
+    def is_stored_as_fp16(self) -> bool:
+        """Whether FP16 holds every value of the candidate, and less than half of the reference's."""
+
+        def held(arrays: Sequence[np.ndarray]) -> float:
+            values = np.concatenate([np.ravel(array) for array in arrays])
+            with np.errstate(over="ignore"):
+                is_same = values.astype(np.float16).astype(values.dtype) == values
+            return float(np.mean(is_same | ~np.isfinite(values))) if values.size else 0.0
+
+        is_float = all(array.dtype.kind == "f" for array in (*self.got, *self.wanted))
+        return is_float and held(self.got) == 1 and held(self.wanted) < 0.5
+
     @property
     def where(self) -> OutputColumns:
         """The output, or the columns of it that are judged."""

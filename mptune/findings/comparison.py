@@ -25,7 +25,7 @@ def _agrees(v: Values) -> Words:
     }
     return Words(
         f"output {v.place!r} has {v.error_shown}: {sizes[v.kind]} (FP16 throughout, emulated, gives"
-        f" {v.judged_fp16:.3g})"
+        f" {v.judged_fp16:.3g}){'; it is stored as FP16' if v.is_stored else ''}"
     )
 
 
@@ -46,7 +46,9 @@ def _torn_rows(v: Values) -> Words:
 )
 def _not_computed(v: Values) -> Words:
     what = (
-        "is zero everywhere, and the reference is not" if v.kind == "zero" else f"has {v.rows} rows that are all equal"
+        "is zero everywhere, and the reference is not: it was never copied back"
+        if v.kind == "zero"
+        else f"has {v.rows} rows that are all equal, and the reference's are not: one buffer was read for all"
     )
     cure = "copy the output back after each run, and the input before it, and give the engine the address of its buffer"
     return Words(f"output {v.output!r} {what}", f"{cure} (setTensorAddress)")
@@ -108,6 +110,13 @@ def _first_difference(v: Values) -> Words:
 
 @COMPARISON.row("precision", "warning", "the difference comes from FP16")
 def _precision(v: Values) -> Words:
+    if v.kind == "stored":
+        text = f"output {v.output!r} has {v.error_shown}, the limit is {v.limit:.3g}: it is stored as FP16, and"
+        return Words(
+            f"{text} {v.rounded_share:.0%} of its values are the reference's, rounded to FP16",
+            "give the output the type FP32: outputs of trtexec with --outputIOFormats=fp32:chw, of converters with"
+            " keep_io_types=True, and a buffer of that type",
+        )
     cause = f"emulating {v.precisions} reproduces it ({100 * v.left_share:.2g} % of the difference is left)"
     if v.left_share == 1:
         cause = (

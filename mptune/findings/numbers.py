@@ -52,7 +52,6 @@ def _vanishing_epsilon(v: Values) -> Words:
     if v.kind == "weights":
         text = f"{v.vanished} of {v.size} values are too small for FP16 and become zero"
         return Words(text, "harmless if the error is small; otherwise keep the group in FP32")
-    least = "1e-4" if v.kind == "subnormal" else "1e-5"
     what = "is zero in FP16, so it no longer keeps what it guards from zero"
     if v.kind == "subnormal":
         what = f"is below FP16's smallest normal value, {v.fp16_normal:g}"
@@ -60,7 +59,7 @@ def _vanishing_epsilon(v: Values) -> Words:
     down = "" if smallest is None else f"; what it guards came down to {smallest:.2g} on the calibration data"
     return Words(
         f"the constant {v.epsilon:g} {what}{down}",
-        f"keep the group in FP32, or export with an epsilon of {least} or more",
+        "keep the group in FP32, or export with an epsilon of 1e-4 or more",
     )
 
 

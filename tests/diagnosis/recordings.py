@@ -144,10 +144,11 @@ def torn(right: Arrays, rng: np.random.Generator, batch: int) -> Arrays:
 
 
 def not_computed(right: Arrays, kind: str) -> Arrays:
-    """Nothing was copied back; or one buffer, with what no row gives, for all rows."""
+    """Nothing was copied back; or one buffer, with what no row or the last one gives, for all rows."""
     share = 0.0 if kind == "zero" else 1.0
+    first = -1 if kind == "last row" else 0
     return {
-        name: np.repeat(share * array.mean(axis=0, keepdims=True), len(array), 0).astype(array.dtype)
+        name: np.repeat(share * array[first:].mean(axis=0, keepdims=True), len(array), 0).astype(array.dtype)
         for name, array in right.items()
     }
 

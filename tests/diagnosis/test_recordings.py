@@ -49,6 +49,7 @@ CASES = [
     *((name, "torn", "torn-rows") for name in ("cnn", "exported")),
     ("mlp", "zero", "not-computed"),
     ("cnn", "one buffer", "not-computed"),
+    ("cnn", "last row", "not-computed"),
     ("vit", "columns", "outputs-permuted"),
     ("exported", "rows", "outputs-permuted"),
     ("pair", "outputs", "outputs-permuted"),
@@ -139,6 +140,33 @@ def test_fp16_beyond_tolerance_is_precision_with_a_plan_that_keeps_it(tmp_path: 
     assert 0 < float(finding.evidence["error_with_kept"]) <= limit
     assert finding.where.groups
     assert f"--keep-fp32 {finding.where.groups[0]}" in finding.cure
+
+
+def _compared(proto: onnx.ModelProto, y: Callable[[np.ndarray], np.ndarray], folder: Path, **limit: object) -> list:
+    """Codes and texts of what is found where ``y`` was recorded of the right output, and the verdict."""
+    path = models.save(proto, folder)
+    np.savez(folder / "y.npz", y=y(recordings.run(path, FED, 24)["y"]))
+    found = mptune.compare(path, data=FED, outputs=folder / "y.npz", **limit)  # type: ignore[arg-type]
+    return [found.verdict, *((each.code, each.text) for each in found.findings)]
+
+
+def test_one_buffer_differs_whatever_the_tolerance_and_zeros_of_fp16_are_no_missing_copy(tmp_path: Path) -> None:
+    wide = {"tolerance": {"y": 5.0}}
+    verdict, (code, _) = _compared(fragile(), lambda y: np.repeat(y[-1:], 24, 0), tmp_path, **wide)
+    assert (verdict, code) == ("differs", "not-computed")
+    lost = "(float[n,32] x) => (float[n,32] y) <float far = {1e4}> { a = Add(x, far) y = Sub(a, far) }"
+    verdict, (code, _) = _compared(text(lost), np.zeros_like, tmp_path)
+    assert (verdict, code) == ("differs", "precision"), "true FP16 gives zeros"
+
+
+def test_an_output_that_is_stored_as_fp16_is_said_as_such(tmp_path: Path) -> None:
+    level = "(float[n,32] x) => (float[n,32] y) <float far = {3e4}> { t = Tanh(x) y = Add(t, far) }"
+    verdict, (code, says) = _compared(text(level), np.float16, tmp_path, tolerance={"y": "abs:0.1"})
+    assert (verdict, code) == ("differs", "precision")
+    assert "it is stored as FP16, and 100% of its values are the reference's, rounded" in says
+    verdict, (code, says) = _compared(fragile(), lambda y: np.float32(np.float16(y)), tmp_path)
+    assert (verdict, code, says.endswith("it is stored as FP16")) == ("agrees", "agrees", True)
+    assert "stored" not in _compared(fragile(), lambda y: y, tmp_path)[1][1]
 
 
 def test_the_command_line_says_verdict_and_cause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

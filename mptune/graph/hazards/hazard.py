@@ -105,7 +105,7 @@ class Hazard:
             return False
         if self.code == "index-in-float":
             return self.value > precision.exact_integers
-        if self.code == "vanishing-values":
+        if self.code in ("vanishing-values", "vanishing-epsilon"):
             return precision is self.precision
         return precision is Precision.FP16 or not self.is_of_range or self.value > precision.largest
 

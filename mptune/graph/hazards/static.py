@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from mptune.finding import Finding, FindingOrigin, OutputColumns, Where
+from mptune.findings.reference import OPSET_RAISED
 from mptune.findings.wording import Severity, listed
 from mptune.graph.facts import Facts, facts_of, walk
 from mptune.graph.hazards import hazard
@@ -69,8 +70,9 @@ def constant_hazards(types: ValueTypes, observed: ObservedValues) -> list[Hazard
             elif rounding.size == 1 and absmax < FP16_NORMAL and (reads := _divides(types.facts, node))[0]:
                 # A hazard unless data show that what it guards stays away from zero. One that is subnormal still guards
                 # a square root; what is divided by it alone leaves FP16's range, which only data can show.
-                guarded = [observed.ranges[v].smallest for v in types.facts.varying(node) if v in observed.ranges]
-                smallest, is_zero = min(guarded, default=None), absmax <= FP16_TINY / 2
+                guarded = [observed.ranges[v] for v in types.facts.varying(node) if v in observed.ranges]
+                smallest = min((values.smallest for values in guarded), default=None)
+                is_zero = absmax <= FP16_TINY / 2
                 is_harmless = smallest is not None and smallest >= FP16_NORMAL
                 if not is_zero:
                     is_harmless = reads[1] or smallest is None or smallest > absmax or absmax * FP16_MAX >= 1
@@ -78,9 +80,14 @@ def constant_hazards(types: ValueTypes, observed: ObservedValues) -> list[Hazard
                     evidence = {"epsilon": absmax, "fp16_smallest": FP16_TINY}
                     evidence |= {} if smallest is None else {"smallest": smallest}
                     wording, normal = "constant" if is_zero else "subnormal", {"fp16_normal": FP16_NORMAL}
-                    hazards.append(Hazard("vanishing-epsilon", place, evidence, wording, "warning", absmax, normal))
+                    # Of values of both signs the smallest magnitude is unknown; a bound lifts all negative ones.
+                    is_bound = node.op_type in BOUNDS
+                    of_one_sign = [v for v in guarded if is_bound or min(v.highest, -v.lowest) < FP16_NORMAL]
+                    is_reached = is_zero and any(values.smallest <= FP16_TINY / 2 for values in of_one_sign)
+                    severity: Severity = "error" if is_reached else "warning"
+                    hazards.append(Hazard("vanishing-epsilon", place, evidence, wording, severity, absmax, normal))
             elif share > _VANISHING_SHARE:
-                severity: Severity = "warning" if share > _MOSTLY_VANISHING_SHARE else "info"
+                severity = "warning" if share > _MOSTLY_VANISHING_SHARE else "info"
                 hazards.append(Hazard("vanishing-epsilon", place, {}, "weights", severity, absmax, words))
     for node in types.model.nodes:
         group = group_of(types, node)
@@ -247,7 +254,7 @@ _SHOWN = 3
 
 
 def interface_findings(model: Model, origin: FindingOrigin, fed: Sequence[tuple[str, str]] = ()) -> tuple[Finding, ...]:
-    """Outputs whose shape depends on values, outputs that pair with inputs as state, and constants that are inputs.
+    """Shapes of outputs that depend on values, state among the inputs, constants that are inputs, an old opset.
 
     Args:
         fed: output and input of each state that is fed back already.
@@ -282,6 +289,9 @@ def interface_findings(model: Model, origin: FindingOrigin, fed: Sequence[tuple[
         where, about = Where(inputs=constants), {"names": listed([repr(name) for name in constants], _SHOWN, more)}
         counts = {"constants": len(constants)}
         findings.append(Finding.from_code("overridable-constants", origin, where, counts, **about))
+    if model.raised_from is not None:
+        counts = {"opset": model.raised_from, "raised_to": model.opset}
+        findings.append(Finding.from_code(OPSET_RAISED, origin, Where(), counts))
     return tuple(findings)
 
 

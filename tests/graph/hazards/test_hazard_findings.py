@@ -11,7 +11,7 @@ import pytest
 from mptune.finding import Finding
 from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
-from mptune.graph.hazards.hazard import hazard_findings
+from mptune.graph.hazards.hazard import ObservedValues, TensorRange, hazard_findings
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision
 from tests.graph import models
@@ -50,6 +50,9 @@ def test_a_value_seen_beyond_fp16_is_one_finding_with_all_its_places(tmp_path: P
     assert finding.cure
     assert finding.under_plan(["g000", "g001"]) == finding, "one of its groups is FP16"
     assert finding.under_plan(["g001", "g002"]).severity == "info"
+    (same,) = findings(models.mlp(), tmp_path, {"h": 7e4, "r": 7e4})
+    assert set(same.where.tensors) == {"h", "r"}, "the value passes through a node that leaves it as it is"
+    assert len(findings(models.mlp(), tmp_path, {"h": 8e4, "r": 7e4})) == 2
     assert findings(models.mlp(), tmp_path, {"h": 6e4, "r": 3e-5}) == (), "near the ends is not beyond them"
 
 
@@ -62,6 +65,22 @@ def test_an_epsilon_guards_a_denominator(end: str, tmp_path: Path) -> None:
     assert (finding.code, finding.severity, finding.where.nodes) == ("vanishing-epsilon", "warning", ("add",))
     assert finding.evidence["epsilon"] == pytest.approx(1e-9)
     assert codes(guarded(1e-5), tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("guard", "lowest", "highest", "is_pinned"),
+    [("Add", 0.0, 2.0, True), ("Add", -2.0, 2.0, False), ("Max", -2.0, 2.0, True), ("Add", 1e-6, 2.0, False)],
+)
+def test_an_epsilon_pins_its_group_where_the_denominator_reaches_0(
+    guard: str, lowest: float, highest: float, is_pinned: bool, tmp_path: Path
+) -> None:
+    proto = chain(f"[add] a = {guard}(x, eps) y = Div(x, a)", constant("eps", 1e-9))
+    model = load_model(models.save(proto, tmp_path))
+    grouped = GroupedModel(model, find_groups(model))
+    found = find_hazards(grouped, ObservedValues({"x": TensorRange(2.0, lowest=lowest, highest=highest)}))
+    assert bool(pinned_by_hazards(found)) == is_pinned
+    assert not pinned_by_hazards(found, Precision.BF16), "BF16 holds it"
+    assert [each.code for each in found] == ["vanishing-epsilon"]
 
 
 def test_a_small_number_that_guards_nothing_is_no_epsilon(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ TRACED = {
     "a product of matrices": (2000, "a = MatMul(p, frequencies)", ("angle", "join", "turn")),
     "a step and an origin": (2000, "a = Add(p, x)", ("angle", "join", "turn")),
     "less than 1/50 of a period": (120, "a = Add(p, x)", ()),
-    "whole numbers, which it has": (2000, "a = Neg(p)", ()),
+    "whole numbers, which it has": (2000, "a = Max(p, x)", ()),
     "small angles": (100, "a = Mul(p, frequencies)", ()),
 }
 
