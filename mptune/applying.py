@@ -15,6 +15,7 @@ from mptune.engines.loading import check_written, load_typed_model
 from mptune.errors import PlanError, one_line
 from mptune.files import full_disk_as_error, read_json, refuse, writing
 from mptune.finding import FP16_CODES, Finding
+from mptune.findings.reference import OPSET_RAISED
 from mptune.findings.wording import counted, listed
 from mptune.graph.groups import APART, GroupedModel, LayerGroup, find_groups, plan_of_nodes
 from mptune.graph.hazards.find import find_hazards, pinned_by_hazards, pinning_hazards
@@ -148,7 +149,7 @@ def _shown(findings: Iterable[Finding]) -> list[str]:
     """Warnings, one line for what is wrong alike in many places: the first is told in full."""
     alike: dict[tuple[str, str], list[Finding]] = {}
     for finding in findings:
-        if finding.severity != "info":
+        if finding.severity != "info" or finding.code == OPSET_RAISED:
             alike.setdefault((finding.code, finding.cure), []).append(finding)
     lines = []
     for first, *others in alike.values():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mptune.findings.wording import Table, Values, Words, counted
 
 REFERENCE = Table()
+OPSET_RAISED = "opset-raised"
 _NOT_FINITE = {
     "Softmax": "a row that is -inf throughout, such as one that is masked completely, or that holds +inf",
     "Div": "a division by zero, or by nearly zero",
@@ -156,6 +157,12 @@ def _overridable_constants(v: Values) -> Words:
         " with them, and where a plan reads them in FP16 each run casts them",
         "take them from the graph's inputs, or export anew (torch.onnx.export with keep_initializers_as_inputs=False)",
     )
+
+
+@REFERENCE.row(OPSET_RAISED, "info", "the operator set is older than mptune can work on, and was raised")
+def _opset_raised(v: Values) -> Words:
+    text = f"raised from opset {v.opset} to {v.raised_to} by ONNX's converter: before, some operators have no FP16"
+    return Words(text, "to have another, export it again (17 to 21 are served best), or give --opset")
 
 
 @REFERENCE.row("one-size-tried", "info", "spatial axes are dynamic, and all samples have one size")

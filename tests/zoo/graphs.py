@@ -97,12 +97,22 @@ def _constant(is_input: bool) -> onnx.ModelProto:
     return text(f"({given}) => (float[1,16] y) {{ h = MatMul(x, w) y = Tanh(h) }}", weights("w", 16, 16))
 
 
+def _old(opset: int) -> onnx.ModelProto:
+    """As the files of the model zoo are."""
+    proto = text(
+        "(float[1,16] x) => (float[1,16] y) { h = MatMul(x, w) y = Tanh(h) }", weights("w", 16, 16), opset=opset
+    )
+    proto.ir_version = 3
+    return proto
+
+
 Made = Callable[[], onnx.ModelProto]
 GRAPHS: dict[str, tuple[Made, Made, tuple[str, ...]]] = {
     "broadcast": (lambda: _plane(1), lambda: _plane("batch"), ("cut_out",)),
     "value-dependent-shape": (lambda: _selected(False), lambda: _selected(True), ("choose",)),
     "state-fed-back": (tracker, lambda: _filter("reference"), ()),
     "overridable-constants": (lambda: _constant(True), lambda: _constant(False), ()),
+    "opset-raised": (lambda: _old(7), lambda: _old(9), ()),
     "already-mixed": (lambda: _half(True), lambda: _half(False), ("second",)),
 }
 """Code -> what shows it, its sound twin, and the nodes that the finding names."""

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from mptune.finding import Finding, FindingOrigin, OutputColumns, Where
+from mptune.findings.reference import OPSET_RAISED
 from mptune.findings.wording import Severity, listed
 from mptune.graph.facts import Facts, facts_of, walk
 from mptune.graph.hazards import hazard
@@ -253,7 +254,7 @@ _SHOWN = 3
 
 
 def interface_findings(model: Model, origin: FindingOrigin, fed: Sequence[tuple[str, str]] = ()) -> tuple[Finding, ...]:
-    """Outputs whose shape depends on values, outputs that pair with inputs as state, and constants that are inputs.
+    """Shapes of outputs that depend on values, state among the inputs, constants that are inputs, an old opset.
 
     Args:
         fed: output and input of each state that is fed back already.
@@ -288,6 +289,9 @@ def interface_findings(model: Model, origin: FindingOrigin, fed: Sequence[tuple[
         where, about = Where(inputs=constants), {"names": listed([repr(name) for name in constants], _SHOWN, more)}
         counts = {"constants": len(constants)}
         findings.append(Finding.from_code("overridable-constants", origin, where, counts, **about))
+    if model.raised_from is not None:
+        counts = {"opset": model.raised_from, "raised_to": model.opset}
+        findings.append(Finding.from_code(OPSET_RAISED, origin, Where(), counts))
     return tuple(findings)
 
 

@@ -110,6 +110,7 @@ class Model:
         initializers: graph initializers and Constant nodes by tensor name.
         runtime: what the runtime said of operators that ONNX does not define.
         data_files: where its external data lie.
+        raised_from: the file's operator set where it was raised because mptune cannot work on it.
     """
 
     path: Path
@@ -123,6 +124,7 @@ class Model:
     proto: onnx.ModelProto = field(repr=False)
     runtime: RuntimeTypes = field(default_factory=RuntimeTypes, repr=False)
     data_files: tuple[Path, ...] = ()
+    raised_from: int | None = None
 
     @cached_property
     def producer(self) -> Mapping[str, int]:
@@ -161,7 +163,7 @@ def load_model(
     """
     path = Path(path)
     try:
-        proto, opset, files = read_model(path, opset)
+        proto, opset, data_files, raised_from = read_model(path, opset)
         base_dir = path.resolve().parent
         nodes = _sorted_nodes(proto.graph, path)
         # Constants: those of the graph, and Constant nodes.
@@ -182,7 +184,7 @@ def load_model(
         tensors = _inferred(slim, proto, initializers, foreign, runtime.values, path)
         model = Model(
             path=path,
-            sha256=files_sha256(path, *files),
+            sha256=files_sha256(path, *data_files),
             opset=opset,
             inputs=tuple(i for i in graph_inputs if i.name not in initializers),
             outputs=tuple(tensors.get(o.name, TensorInfo(o.name, *type_of(o.type))) for o in proto.graph.output),
@@ -191,7 +193,8 @@ def load_model(
             initializers=initializers,
             proto=proto,
             runtime=runtime,
-            data_files=files,
+            data_files=data_files,
+            raised_from=raised_from,
         )
     except MptuneError:
         raise

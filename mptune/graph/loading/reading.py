@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import onnx
 import onnx.helper
@@ -31,6 +32,9 @@ from mptune.graph.loading.tensors import (
 MIN_OPSET = 9
 """Below opset 9 the operators' schemas lack the FP16 types that rewriting relies on (Cast-9, ConstantOfShape-9)."""
 
+_LEAST_RAISED_OPSET = 7
+"""From this one on, ONNX's converter raises a model to ``MIN_OPSET``; before, broadcasts were written otherwise."""
+
 _FREE_CONSTANTS_IR = 4
 """From this IR version on, constants of the graph need not be among its inputs."""
 
@@ -44,8 +48,17 @@ NOT_VALID = "the file is not valid ONNX; export it again, or check that the copy
 """The hint about a file that contradicts itself."""
 
 
-def read_model(path: Path, opset: int | None = None) -> tuple[onnx.ModelProto, int, tuple[Path, ...]]:
-    """The model of a file, with functions inlined and equally named nodes numbered; its operator set and data files.
+class FileContent(NamedTuple):
+    """What a file holds; ``raised_from`` is its own operator set where mptune cannot work on that."""
+
+    proto: onnx.ModelProto
+    opset: int
+    data_files: tuple[Path, ...]
+    raised_from: int | None
+
+
+def read_model(path: Path, opset: int | None = None) -> FileContent:
+    """The model of a file, with functions inlined and equally named nodes numbered.
 
     Constants that are inputs because they had to be, below IR version 4, are so no longer.
 
@@ -91,10 +104,12 @@ def read_model(path: Path, opset: int | None = None) -> tuple[onnx.ModelProto, i
         if version > newest:
             text = f"{path} has {what} {version}, the installed onnx {onnx.__version__} knows up to {newest}"
             raise ModelError(text, "pip install --upgrade onnx, or export at a lower opset (17 to 21 are served best)")
-    if current < MIN_OPSET:
+    if current < _LEAST_RAISED_OPSET:
         hint = "export it again at opset 17, or convert it with onnx.version_converter"
-        raise ModelError(f"{path} uses opset {current}, mptune needs {MIN_OPSET} or newer", hint)
-    return (proto, current, files) if opset is None else (_raised(proto, path, current, opset), opset, files)
+        raise ModelError(f"{path} uses opset {current}, mptune needs {_LEAST_RAISED_OPSET} or newer", hint)
+    wanted = max(current, MIN_OPSET) if opset is None else opset
+    is_too_old = opset is None and current < MIN_OPSET
+    return FileContent(_raised(proto, path, current, wanted), wanted, files, current if is_too_old else None)
 
 
 def _parsed(path: Path) -> onnx.ModelProto:
@@ -220,7 +235,7 @@ def _raised(proto: onnx.ModelProto, path: Path, current: int, opset: int) -> onn
     if opset == current:
         return proto
     refused = f"{path} cannot be brought from opset {current} to {opset} by ONNX's converter"
-    cure = "export it again at that opset, or search at the opset that it has"
+    cure = "export it again at that opset" + (", or search at the opset that it has" if current >= MIN_OPSET else "")
     operators = {node.op_type for graph in all_graphs(proto.graph) for node in graph.node}
     if "GroupNormalization" in operators and current < _GROUP_NORM_BY_CHANNEL <= opset:  # it converts this wrongly
         what = f"from {_GROUP_NORM_BY_CHANNEL} on a GroupNormalization has a scale for each channel, not each group"

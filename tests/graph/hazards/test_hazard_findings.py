@@ -50,6 +50,9 @@ def test_a_value_seen_beyond_fp16_is_one_finding_with_all_its_places(tmp_path: P
     assert finding.cure
     assert finding.under_plan(["g000", "g001"]) == finding, "one of its groups is FP16"
     assert finding.under_plan(["g001", "g002"]).severity == "info"
+    (same,) = findings(models.mlp(), tmp_path, {"h": 7e4, "r": 7e4})
+    assert set(same.where.tensors) == {"h", "r"}, "the value passes through a node that leaves it as it is"
+    assert len(findings(models.mlp(), tmp_path, {"h": 8e4, "r": 7e4})) == 2
     assert findings(models.mlp(), tmp_path, {"h": 6e4, "r": 3e-5}) == (), "near the ends is not beyond them"
 
 

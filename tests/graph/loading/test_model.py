@@ -23,6 +23,7 @@ from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.value_types import value_types
 from mptune.graph.writing.rewrite import rewrite
 from tests.graph import models
+from tests.graph.helpers import feeds, relative_l2, run
 
 
 def test_what_is_computed_once_of_a_model_is_freed_with_it(tmp_path: Path) -> None:
@@ -97,7 +98,7 @@ def _branch(read: str, out: str) -> onnx.ModelProto:
 UNTUNABLE = {
     "FP16 already": models.text("(float16[2] x) => (float16[2] y) { y = Relu(x) }"),
     "BF16 already": models.text("(bfloat16[2] x) => (bfloat16[2] y) { y = Relu(x) }", opset=22),
-    "needs 9": _opset(7),
+    "needs 7": _opset(6),
     "knows up to": _opset(999),
     "type-check": models.text("(float[2,3] x) => (float[2,2] y) { y = MatMul(x, w) }", models.weight("w", 4, 2)),
     "cycle": models.text("(float[2] x) => (float[2] y) { a = Add(x, y) y = Relu(a) }"),
@@ -148,6 +149,23 @@ def test_types_the_outer_product_of_two_computed_vectors(tmp_path: Path) -> None
     model = load_model(models.save(proto, tmp_path))
     assert model.info("outer").shape == (6, 4)
     assert model.info("y").shape == (4,), "other values are still propagated"
+
+
+@pytest.mark.parametrize("opset", [7, 8])
+def test_old_operator_sets_are_raised(opset: int, tmp_path: Path) -> None:
+    """Upsample's scales became an input at 9; BatchNormalization and Dropout have other attributes."""
+    nodes = """c = Conv(x, w) n = BatchNormalization(c, s, s, s, s) d = Dropout(n)
+        u = Upsample<scales = [1.0, 1.0, 2.0, 2.0]>(d) y = PRelu(u, p)"""
+    constants = [models.weight("w", 4, 3, 1, 1), models.constant("s", [1, 2, 3, 4]), models.constant("p", [0.1])]
+    path = models.save(
+        models.text(f"(float[1,3,4,4] x) => (float[1,4,8,8] y) {{ {nodes} }}", *constants, opset=opset), tmp_path
+    )
+    model = load_model(path)
+    assert (model.opset, model.raised_from, load_model(path, opset=11).raised_from) == (9, opset, None)
+    feed = feeds(model)
+    plan = PrecisionPlan.uniform(model.sha256, [g.id for g in find_groups(model)], Precision.FP16)
+    written = models.save(rewrite(model, plan), tmp_path, "fp16.onnx")
+    assert relative_l2(run(written, feed)["y"], run(path, feed)["y"]) < 2e-3
 
 
 def test_a_group_norm_is_not_raised_to_where_its_scale_means_channels(tmp_path: Path) -> None:
