@@ -31,7 +31,9 @@ from mptune.tuning.space import load_space
 
 
 def load_model(path: PathLike, *, any_precision: bool = False, opset: int | None = None) -> Model:
-    """Load, check and type a model. ONNX Runtime is asked about operators that ONNX does not define, in a worker.
+    """Load, check and type a model.
+
+    ONNX Runtime is asked about operators that ONNX does not define, in a worker.
 
     Args:
         path: of the ONNX file.

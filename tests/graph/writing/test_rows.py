@@ -25,6 +25,7 @@ from tests.graph.verify import typed_graph, value_types, verify
 
 FLOAT, FLOAT16 = TensorProto.FLOAT, TensorProto.FLOAT16
 W = weight("w", 4, 4)
+GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 
 
 class Case:
@@ -430,26 +431,17 @@ def test_row_23_external_data_in_subgraphs_constant_nodes_and_functions(tmp_path
 
 
 @pytest.mark.parametrize("opset", [10, 13, 17, 21])
-def test_row_25_recurrent_layers_with_lengths_and_norms_with_a_constant_inside_stay_fp32(
-    opset: int, tmp_path: Path
-) -> None:
-    graph = """(float[3,2,4] x, int32[2] lengths) => (float[3,1,2,2] free, float[2,3,4] y) {
-        a, h = LSTM<hidden_size = 2>(x, w4, r4, , lengths) b = GRU<hidden_size = 2>(x, w3, r3, , lengths)
-        c = RNN<hidden_size = 2>(x, w1, r1, , lengths) free = RNN<hidden_size = 2>(x, w1, r1)
-        turned = Transpose<perm = [1, 0, 2]>(x)
-        n = MeanVarianceNormalization<axes = [0, 2]>(turned) scaled = Mul(n, w) y = Add(scaled, w)
-    }"""
-    sizes = [(f"w{n}", 2 * n, 4) for n in (4, 3, 1)] + [(f"r{n}", 2 * n, 2) for n in (4, 3, 1)]
-    constants = [weight("w", 4), *(weight(name, 1, rows, columns) for name, rows, columns in sizes)]
-    proto = text(graph, *constants, opset=opset)
-    proto.graph.output.extend(value(name, [3, 1, 2, 2]) for name in "abc")
+def test_row_25_lengths_of_sequences_and_an_fp32_constant_inside(opset: int, tmp_path: Path) -> None:
+    """Each layer once with lengths and once without."""
+    ends = {0: ", , lengths", 1: ""}
+    layers = [f"{op}{n} = {op}<hidden_size = 2>(x, w{op}, r{op} {end})" for op in GATES for n, end in ends.items()]
+    norm = "n = MeanVarianceNormalization<axes = [0, 2]>(x) z = Mul(n, w) y = Transpose<perm = [1, 0, 2]>(z)"
+    graph = f"(float[3,2,4] x, int32[2] lengths) => (float[2,3,4] y) {{ {' '.join(layers)} {norm} }}"
+    weights = [weight(f"{side}{op}", 1, 2 * n, size) for op, n in GATES.items() for side, size in (("w", 4), ("r", 2))]
+    proto = text(graph, weight("w", 4), *weights, opset=opset)
+    proto.graph.output.extend(value(f"{op}{n}", [3, 1, 2, 2]) for op in GATES for n in ends)
     case = Case(proto, tmp_path)
-    fixed = {
-        node.op_type: node_rule(case.model, node).fixed or "" for node in case.model.nodes if node.outputs != ("free",)
-    }
-    assert all("sequence_lens" in fixed[name] for name in ("LSTM", "GRU", "RNN"))
-    assert "FP32 constant" in fixed["MeanVarianceNormalization"]
-    types = value_types(case.typed(case.plan()))
-    assert {types[name] for name in ("n", "h")} == {FLOAT}
-    assert {types[name] for name in ("turned", "scaled")} == {FLOAT16}
+    reasons = {node.outputs[0]: node_rule(case.model, node).fixed or "" for node in case.model.nodes}
+    assert [("sequence_lens" in reasons[f"{op}0"], reasons[f"{op}1"]) for op in GATES] == [(True, "")] * 3
+    assert "FP32 constant" in reasons["n"]
     case.holds()
