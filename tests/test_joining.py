@@ -118,7 +118,8 @@ def search(mlp_path: Path, mlp_data: Path) -> Search:
 def evaluations_of(place: Path, storage: str | None = None) -> tuple[Evaluation, ...]:
     with contextlib.closing(read_record(*read_run(place), storage)) as record:
         assert record.spent == len(record.evaluations())
-        assert not record.running()
+        # A worker that is killed right after it asked has not named itself on the trial.
+        assert not any(trial.user_attrs for trial in record.running())
         return record.evaluations()
 
 
