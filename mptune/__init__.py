@@ -43,20 +43,8 @@ _HOME = {name: module for module, names in _NAMES.items() for name in names.spli
 __all__ = ["__version__", *_HOME]
 
 if TYPE_CHECKING:  # with `as`: type checkers in strict mode take no other import as exported
-    from mptune.api.deploying import (
-        Run as Run,
-        confirm as confirm,
-        export as export,
-        open_run as open_run,
-        worker as worker,
-    )
-    from mptune.api.models import (
-        apply as apply,
-        check as check,
-        compare as compare,
-        inspect as inspect,
-        load_model as load_model,
-    )
+    from mptune.api.deploying import *  # noqa: F403 - its __all__
+    from mptune.api.models import *  # noqa: F403
     from mptune.api.reading import pick as pick, report as report
     from mptune.api.searching import search as search
     from mptune.diagnosis.comparing import Comparison as Comparison

@@ -222,4 +222,4 @@ def run_dir(tmp_path: Path) -> Path:
 def spends_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search goes on although nothing better is expected."""
     for name in ("ENOUGH", "PATIENCE"):
-        monkeypatch.setattr(f"mptune.tuning.tuner.{name}", 10**6)
+        monkeypatch.setattr(f"mptune.tuning.stopping.{name}", 10**6)

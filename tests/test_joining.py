@@ -107,10 +107,11 @@ def opener(tmp_path: Path) -> Opener:
 
 @pytest.fixture
 def search(mlp_path: Path, mlp_data: Path) -> Search:
-    """Searches a model in a run directory, with an opener."""
+    """Searches a model in a run directory, with an opener, for the knee: within a limit it ends before its budget."""
 
     def run(place: Path, opener: Opener, **options: object) -> Front:
-        return mptune.search(mlp_path, data=mlp_data, out=place, open_toolchain=opener, confirm_rounds=1, **options)
+        options = {"open_toolchain": opener, "confirm_rounds": 1, "knee": True, **options}
+        return mptune.search(mlp_path, data=mlp_data, out=place, **options)
 
     return run
 

@@ -31,6 +31,8 @@ from mptune.tuning.record.study import Study, copy_study
 from mptune.tuning.result import front_of, read_record
 from mptune.tuning.worker import end_with_search, work
 
+__all__ = ["Run", "confirm", "export", "open_run", "worker"]
+
 P = ParamSpec("P")
 T = TypeVar("T")
 

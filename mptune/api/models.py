@@ -29,6 +29,8 @@ from mptune.tuning.output_findings import training_findings
 from mptune.tuning.plan_limits import check_asked
 from mptune.tuning.space import load_space
 
+__all__ = ["apply", "check", "compare", "inspect", "load_model"]
+
 
 def load_model(path: PathLike, *, any_precision: bool = False, opset: int | None = None) -> Model:
     """Load, check and type a model.

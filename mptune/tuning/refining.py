@@ -15,7 +15,7 @@ from pathlib import Path
 from mptune.data.metrics.parts import ADD_IN_SQUARES
 from mptune.engines.base import Failure
 from mptune.engines.toolchains.toolchain import Toolchain
-from mptune.files import READ_ERRORS, read_json
+from mptune.files import READ_ERRORS, read_json, write_json
 from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.hazards.find import nodes_beyond
 from mptune.graph.hazards.hazard import Hazard
@@ -23,6 +23,7 @@ from mptune.graph.ops import HEAVY, operator
 from mptune.graph.plan import Precision
 from mptune.json_form import JsonForm
 from mptune.settings import SearchSettings
+from mptune.tuning.knowledge import SENSITIVITY_JSON, Sensitivity
 from mptune.tuning.plan_limits import aimed_error, searched_error
 
 _SAMPLES = 2
@@ -174,22 +175,23 @@ class Culprits(JsonForm):
             return cls()
 
 
-def find_culprits(
-    toolchain: Toolchain, grouped: GroupedModel, errors: Mapping[str, float], settings: SearchSettings
-) -> Culprits:
-    """The culprits of the groups with the largest errors, by one-group errors.
+def keep_culprits(toolchain: Toolchain, grouped: GroupedModel, settings: SearchSettings, data_dir: Path) -> None:
+    """Measure and store the culprits of the groups with the largest one-group errors, once in a run.
 
     Of those whose error is above ``_BLAMED_ERROR`` of the limit that the search aims at, at most ``_MOST_BLAMED``.
     """
-    limit = aimed_error(settings)
+    path, limit = data_dir / CULPRITS_JSON, aimed_error(settings)
+    errors = Sensitivity.load(data_dir / SENSITIVITY_JSON, settings.metric).errors
+    if path.exists() or limit is None:
+        return
     units = {group: parts for group, parts in _all_units(grouped).items() if len(parts) > 1 and group in errors}
-    large = sorted((g for g in units if limit and errors[g] > _BLAMED_ERROR * limit), key=lambda g: -errors[g])
+    large = sorted((g for g in units if errors[g] > _BLAMED_ERROR * limit), key=lambda g: -errors[g])
     by_group = {}
     for group, parts in culprits(toolchain, grouped, {g: units[g] for g in large[:_MOST_BLAMED]}, settings).items():
         first = parts[0]
         share = min(first.error / errors[group], 1.0) if math.isfinite(first.error) else math.nan
         by_group[group] = Culprit(first.nodes[0], share)
-    return Culprits(by_group)
+    write_json(path, Culprits(by_group).to_json())
 
 
 def culprits(

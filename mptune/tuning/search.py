@@ -27,10 +27,10 @@ from mptune.targets.target import Target
 from mptune.tuning import baseline, copies, explanation, facts, measuring, remeasure, result, space, tuner, worker
 from mptune.tuning.bench import Bench, Limits, Listener
 from mptune.tuning.front import Front
-from mptune.tuning.knowledge import SENSITIVITY_JSON, Sensitivity
 from mptune.tuning.plan_limits import check_asked
 from mptune.tuning.record import storage, study
-from mptune.tuning.refining import CULPRITS_JSON, find_culprits
+from mptune.tuning.refining import keep_culprits
+from mptune.tuning.stopping import finished
 
 
 class Search:
@@ -107,7 +107,7 @@ class Search:
         self._save(study=record.name)
 
         # Proposals: each is built, run and timed, here or by a worker on each GPU.
-        if tuner.finished(record, settings) is None:
+        if finished(record, settings) is None:
             record.set_note(study.START_NOTE, time.time() - self._limits.elapsed_s)
             record.set_note(study.BUDGET_NOTE, settings.budget)
             tools = self._open_toolchain()
@@ -118,10 +118,8 @@ class Search:
                 bench = Bench(record, tools, settings, listener, self._limits)
                 stop = tuner.make_tuner(bench, run.data, has_labels=settings.labels is not None).run()
                 listener.stage(f"stopped: {stop.value}")
-                if self._limits.reached() is None and not (run.data / CULPRITS_JSON).exists():
-                    alone = Sensitivity.load(run.data / SENSITIVITY_JSON, settings.metric).errors
-                    blamed = find_culprits(tools, searched, alone, settings)
-                    write_json(run.data / CULPRITS_JSON, blamed.to_json())
+                if self._limits.reached() is None:
+                    keep_culprits(tools, searched, settings, run.data)
 
         # The front once more: in fresh processes, and on the samples that only it meets.
         fp32 = self._limits.baseline_of(record)

@@ -29,7 +29,8 @@ from mptune.tuning.bench import Bench, Limits, Listener, announce, tell_outcome
 from mptune.tuning.record import storage, study
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.space import load_space
-from mptune.tuning.tuner import finished, make_tuner
+from mptune.tuning.stopping import finished
+from mptune.tuning.tuner import make_tuner
 
 PROGRAM = (sys.executable, "-m", "mptune")
 _PARENT = "MPTUNE_SEARCH_PID"

@@ -19,7 +19,7 @@ from mptune.tuning.bench import Stop
 from mptune.tuning.dominance import dominated_area, exactness, gains
 from mptune.tuning.sampler.precision import SAMPLERS, PrecisionSampler, make_sampler
 from mptune.tuning.sampler.trials import EHVI_ATTR, Prior, read_plans, set_outcome
-from mptune.tuning.tuner import PATIENCE
+from mptune.tuning.stopping import PATIENCE
 from tests.tuning import additive
 from tests.tuning.additive import BASE, COSTS, GAINS, GROUPS, IDS, SQUARES
 from tests.tuning.conftest import OpenRecord, make_small_space
