@@ -115,8 +115,8 @@ class SearchSection(_settings("free")):  # type: ignore[misc]
 class RunFile(_Section):
     """The content of run.json.
 
-    ``confirms`` is null in the run of a search. ``nodes_apart`` are the nodes that are FP32 under any plan although
-    their groups are not (``mptune.graph.groups``).
+    ``confirms`` is null in the run of a search. ``nodes_apart`` are nodes with a group of their own
+    (``mptune.graph.groups.set_apart``).
     """
 
     format: int = RUN_FORMAT
