@@ -67,8 +67,8 @@ def work(
     named = load_space(str(run.data / copies.SPACE_FILE))
     if observations is None or named.sha256 != fixed.space_sha256:
         raise RunError(f"the copies in {run.data} are not those that are searched", "copy the run directory again")
-    limits = ("max_error", "max_latency_ms", "max_memory_bytes")  # what is proposed, and when it ends, follows from all
-    of_search = ("budget", "sampler", "timeout_s", "max_disk_bytes", "ignore", *limits)
+    bounds = ("max_error", "max_latency_ms", "max_memory_bytes")  # what is proposed, and when it ends, follows from all
+    of_search = ("budget", "sampler", "timeout_s", "max_disk_bytes", "ignore", *bounds)
     settings = replace(
         settings,
         **{**file.measured_settings, **{name: getattr(search, name) for name in of_search}},
