@@ -24,6 +24,7 @@ from mptune.engines.base import Failure, Measurement, ReferenceReport, SampleSet
 from mptune.engines.context import RunContext
 from mptune.engines.spread import SessionTiming
 from mptune.errors import MptuneError
+from mptune.graph.groups import GroupedModel
 from mptune.graph.hazards.hazard import TensorRange
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.processes.child import Job
@@ -78,8 +79,10 @@ class KilledToolchain(FakeToolchain):
     def observe(self, stage: Callable[[str], object] | None = None) -> Mapping[str, TensorRange] | Failure:
         return self._work() or super().observe(stage)
 
-    def emulate(self, plans: Sequence[PrecisionPlan], part: range | None = None) -> tuple[OutputError, ...] | Failure:
-        return self._work() or super().emulate(plans, part)
+    def emulate(
+        self, plans: Sequence[PrecisionPlan], part: range | None = None, grouped: GroupedModel | None = None
+    ) -> tuple[OutputError, ...] | Failure:
+        return self._work() or super().emulate(plans, part, grouped)
 
     def evaluate(
         self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False
@@ -158,6 +161,7 @@ def search(session: Session) -> None:
             data=session.data,
             out=session.out,
             budget=session.budget,
+            knee=True,  # within a limit it may end before its budget
             target="cpu",
             seed=session.seed,
             latency=LatencySettings(warmup_ms=2.0, duration_ms=5.0),
