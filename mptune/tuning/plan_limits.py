@@ -83,6 +83,11 @@ class PlanLimits:
         self.is_error_limited = on_objective or self.default_error is not None or others
         self.wants_knee = asked.knee or not (self.is_error_limited or asked.max_latency_ms is not None)
 
+    @classmethod
+    def from_settings(cls, settings: SearchSettings) -> PlanLimits:
+        """Those of a search."""
+        return cls(Choice.from_settings(settings), (settings.metric, *settings.reported_metrics))
+
     def max_error_of(self, metric: str) -> float | None:
         """The smallest upper limit on a metric that is a distance, the objective; None where there is none."""
         bounds = [limit.bound for limit in self._of_metrics if limit.metric == metric and not limit.at_least]
@@ -112,7 +117,7 @@ def aimed_error(settings: SearchSettings) -> float | None:
 
     The default limit where no other is given.
     """
-    limits = PlanLimits(Choice.from_settings(settings), (settings.metric, *settings.reported_metrics))
+    limits = PlanLimits.from_settings(settings)
     return limits.max_error_of(settings.metric) if settings.metric in ADD_IN_SQUARES else None
 
 

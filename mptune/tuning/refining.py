@@ -78,8 +78,9 @@ class RefinedGroup(JsonForm):
     def text(self, name: str) -> str:
         """One line; ``name`` is the group's."""
         nodes = ", ".join(self.nodes[:3]) + (f" and {len(self.nodes) - 3} more" if len(self.nodes) > 3 else "")
-        error = f"{self.error:.2g}" if math.isfinite(self.error) else "not finite"
-        return f"{name} is parted: in FP16 its error is {error}, without {nodes} {self.rest_error:.2g}"
+        is_finite = math.isfinite(self.error)
+        whole = f"its error is {self.error:.2g}" if is_finite else "it holds values that are not finite"
+        return f"{name} is parted: in FP16 {whole}, without {nodes} its error is {self.rest_error:.2g}"
 
 
 def refine(
@@ -109,6 +110,8 @@ def refine(
         if group not in ruled_out and terms.gain_ms(group, Precision.FP16) > least_ms
     }
     errors = {grouped.owners[node]: math.inf for node in beyond}
+    if limit is None:
+        units = {group: parts for group, parts in units.items() if group in errors}
     if units:
         stage(f"emulating {len(units)} group{'s' if len(units) > 1 else ''} that may be refined")
     if limit is not None:
@@ -181,9 +184,9 @@ def keep_culprits(toolchain: Toolchain, grouped: GroupedModel, settings: SearchS
     Of those whose error is above ``_BLAMED_ERROR`` of the limit that the search aims at, at most ``_MOST_BLAMED``.
     """
     path, limit = data_dir / CULPRITS_JSON, aimed_error(settings)
-    errors = Sensitivity.load(data_dir / SENSITIVITY_JSON, settings.metric).errors
     if path.exists() or limit is None:
         return
+    errors = Sensitivity.load(data_dir / SENSITIVITY_JSON, settings.metric).errors
     units = {group: parts for group, parts in _all_units(grouped).items() if len(parts) > 1 and group in errors}
     large = sorted((g for g in units if errors[g] > _BLAMED_ERROR * limit), key=lambda g: -errors[g])
     by_group = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from mptune.choice import Choice
 from mptune.settings import SearchSettings
 from mptune.tuning.bench import Stop
 from mptune.tuning.choosing import MARGIN, is_as_fast
@@ -49,7 +48,7 @@ def is_fp16_enough(record: StudyRecord, settings: SearchSettings) -> bool:
     """Whether all-FP16 meets the limits, of which one is on the error, and no plan is faster beyond the margin."""
     evaluations = [e.ignoring(settings.ignore) for e in record.evaluations() if e.is_finite]
     fp16 = next((e for e in evaluations if e.origin == ORIGIN_FP16), None)
-    limits = PlanLimits(Choice.from_settings(settings), (settings.metric, *settings.reported_metrics))
+    limits = PlanLimits.from_settings(settings)
     if fp16 is None or not limits.is_error_limited or limits.excess(fp16) > 1.0:
         return False
     return all(is_as_fast(fp16, other) for other in evaluations)
