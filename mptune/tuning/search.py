@@ -16,7 +16,7 @@ from mptune.errors import RunError, SettingsError
 from mptune.files import files_sha256, write_json
 from mptune.finding import Finding
 from mptune.findings.engine import ALREADY_MIXED, TARGET_CODE
-from mptune.findings.reference import OPSET_RAISED
+from mptune.findings.reference import OPSET_RAISED, WRONG_SHAPE
 from mptune.graph import groups
 from mptune.graph.loading.model import Model
 from mptune.processes.parent import Worker
@@ -98,7 +98,8 @@ class Search:
         predicted = next((finding for finding in self.file.findings if finding.code == TARGET_CODE), None)
         about_model = facts.model_findings(self._context, self._target, observations, hazards, predicted)
         if not self._is_evaluated:  # once per run, and before it takes time
-            self._warn(*(f.message for f in about_model if f.code in (TARGET_CODE, ALREADY_MIXED, OPSET_RAISED)))
+            first = (TARGET_CODE, ALREADY_MIXED, OPSET_RAISED, WRONG_SHAPE)
+            self._warn(*(f.message for f in about_model if f.code in first))
         self._save(findings=(*findings, *sizes, *about_model))
         explanation.keep_grounds(free, None, run.data)
         record = measuring.open_record(run, self.file, free, settings, url, is_shared=has_workers(run))
