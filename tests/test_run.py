@@ -198,11 +198,6 @@ def test_every_key_is_known_and_there(section: str | None, tmp_path: Path) -> No
             read(document, tmp_path)
 
 
-def test_no_other_run_is_named_as_the_one_that_is_confirmed(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="confirms"):
-        read({**make_file().model_dump(mode="json"), "confirms": "../../../outside"}, tmp_path)
-
-
 @pytest.mark.parametrize("written", [RUN_FORMAT - 1, RUN_FORMAT + 1])
 def test_another_format_is_refused_with_a_hint(written: int, tmp_path: Path) -> None:
     named = f"another version of mptune .run format {written}, this one reads {RUN_FORMAT}"
