@@ -168,7 +168,8 @@ def compare(
         candidate: Another model with the same inputs and outputs, or a file with an engine of TensorRT or TensorRT-RTX,
             which is run on the GPU here.
         data: Samples, as in ``search``; all of them are used.
-        outputs: ``.npz`` of what a deployment gave: one array per output by its name, rows in the order of the data.
+        outputs: What a deployment gave, rows in the order of the data: ``.npz`` with one array per output by its name,
+            JSON of ``trtexec --exportOutput`` or ``polygraphy run --save-outputs``, or a folder with one file per run.
         reference_outputs: The same of what holds for right.
         tolerance: Output, or columns of it as ``"boxes[0:4]"`` -> largest error (root mean square difference of a
             sample by the part's standard deviation), or ``"abs:X"`` for the largest absolute difference; or texts

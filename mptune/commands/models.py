@@ -107,7 +107,9 @@ def compare(
     data: Path = option("PATH", "Samples that both sides compute.", ...),
     candidate: Path | None = argument("CANDIDATE", "Another ONNX model, or a TensorRT engine for the GPU here."),
     outputs: Path | None = option(
-        "FILE", "Outputs that a deployment recorded: .npz, one array per output, rows in the order of the data."
+        "FILE",
+        "Outputs that a deployment recorded, rows in the order of the data: .npz with one array per output, JSON of"
+        " trtexec or Polygraphy, or a folder with one file per run.",
     ),
     reference_outputs: Path | None = option("FILE", "Outputs to compare with, instead of those of MODEL in FP32."),
     tolerance: list[str] | None = option(

@@ -122,7 +122,7 @@ def not_computed(side: Side) -> Finding | None:
         return None
     got, wanted = side.rows(sides.candidate), side.rows(sides.reference)
     # Rows of one label each are equal by chance, and the second of two may be the first's result.
-    are_equal = len(got) > 2 and got.dtype.kind == "f" and _has_equal_rows(got) and not _has_equal_rows(wanted)
+    are_equal = len(got) > 2 and wanted.dtype.kind == "f" and _has_equal_rows(got) and not _has_equal_rows(wanted)
     is_zero = not side.is_within and not got.any() and bool(wanted.any())
     if not is_zero and not are_equal:
         return None
