@@ -120,6 +120,9 @@ def compare(
     trace: bool = flag("--trace", "Find the first group whose values differ between two ONNX models."),
     repeat: int = option("N", "Run CANDIDATE (or MODEL) N times, and compare the runs.", 1),
     stress: bool = flag("--stress", "Run it in several threads at once, and compare with single runs."),
+    extract: Path | None = option(
+        "DIR", "Write the group that makes the difference to DIR: a model, its inputs and its expected outputs."
+    ),
     json_: bool = JSON,
     **settings: Any,
 ) -> None:
@@ -149,6 +152,7 @@ def compare(
             trace=trace,
             repeat=repeat,
             stress=stress,
+            extract=extract,
             listener=listener,
             **settings,
         )

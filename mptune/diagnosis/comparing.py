@@ -50,6 +50,7 @@ class Comparison:
         samples: how many.
         warnings: that have no code, one line each.
         limits: output name -> the limit of its part that is worst against its own; ``error`` and ``judged`` are of it.
+        extracted: what ``extract`` wrote, in a line.
     """
 
     verdict: Verdict
@@ -60,6 +61,7 @@ class Comparison:
     samples: int
     warnings: tuple[str, ...] = ()
     limits: Mapping[str, Limit] = field(default_factory=dict)
+    extracted: str = ""
 
     @property
     def agrees(self) -> bool:
