@@ -279,11 +279,11 @@ def compare(
             more += already_mixed_findings(left.grouped, static_shapes(left.model, batch).shapes, "compare")
         drawn = [finding for each in models for finding in training_findings(each, "compare", is_run=False)]
         structural = [] if differing is None else [differing]
-        found = comparing.compare_sides(sides, samples, structural, more, drawn[:1], warnings)
+        comparison = comparing.compare_sides(sides, samples, structural, more, drawn[:1], warnings)
         if extract is None:
-            return found
+            return comparison
         cut_from = right if isinstance(right, runner.Runner) else None
-        return replace(found, extracted=extract_group(found, sides, cut_from, values, Path(extract)))
+        return replace(comparison, extracted=extract_group(comparison, sides, cut_from, values, Path(extract)))
 
 
 def _is_reduced(side: runner.Runner) -> bool:

@@ -33,11 +33,11 @@ cd "$(dirname "$0")"
 """
 
 
-def extract(found: Comparison, sides: Sides, right: Runner | None, values: Mapping[str, str], folder: Path) -> str:
+def extract(comparison: Comparison, sides: Sides, right: Runner | None, values: Mapping[str, str], folder: Path) -> str:
     """Write the group that a comparison blames, its inputs and its outputs in FP32; returns what to run, in a line.
 
     Args:
-        found: the comparison; where none of its findings names a group, nothing is written.
+        comparison: where none of its findings names a group, nothing is written.
         right: runs the candidate where that is an ONNX model, whose nodes are cut out, too.
         values: value of the model -> the same of the candidate.
         folder: to be made.
@@ -45,7 +45,7 @@ def extract(found: Comparison, sides: Sides, right: Runner | None, values: Mappi
     Raises:
         RunError: the folder exists already, or cannot be written.
     """
-    blamed = [f for code in _BY_CODE for f in found.findings if f.code == code and f.where.groups]
+    blamed = [f for code in _BY_CODE for f in comparison.findings if f.code == code and f.where.groups]
     if not blamed:
         return "nothing: no finding names a group" + ("" if right is None else "; --trace looks for the first one")
     runner, model = sides.runner, sides.runner.model
