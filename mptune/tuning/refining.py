@@ -256,7 +256,7 @@ def _apart(
             groups.append(replace(group, id=ids[unit.nodes], nodes=unit.nodes))
         if group.id not in units:
             groups.append(group)
-    return GroupedModel(grouped.model, tuple(groups)), ids
+    return replace(grouped, groups=tuple(groups)), ids
 
 
 def _errors(

@@ -18,6 +18,7 @@ from mptune.engines.samples import Scoring
 from mptune.engines.toolchains.jobs import ErrorsJob, SwitchedErrorsJob
 from mptune.graph.facts import FusedNodes
 from mptune.graph.groups import GroupedModel
+from mptune.graph.interface import with_reduced_interface
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
@@ -130,10 +131,11 @@ class Emulation:
     ) -> tuple[OutputError, ...] | Failure:
         # Nothing is rounded in an all-FP32 plan: its outputs are the reference.
         paths: list[Path | None] = []
+        emulator = self._of_evaluations if part is None else self._emulator
         try:
             for plan in plans:
                 path = self.context.scratch(f"{self.name}-{plan.fingerprint}")
-                paths.append(self._emulator.write(plan, path) if plan.reduced_groups else None)
+                paths.append(emulator.write(plan, path) if plan.reduced_groups else None)
             job = ErrorsJob(tuple(paths), self._scoring(which, part, plans), self.provider, self._run_bytes)
             return self.worker.call(job)
         finally:
@@ -143,12 +145,12 @@ class Emulation:
     def _switched(
         self, stretch: tuple[str, ...] | None, plans: Sequence[PrecisionPlan], which: SampleSet, part: range | None
     ) -> tuple[OutputError, ...] | Failure:
-        emulator, bank = self._emulator, self.context.bank
+        emulator, bank = self._of_evaluations if part is None else self._emulator, self.context.bank
         # All of the run's, whatever these plans have: a session for each kind of plan would be opened at every change.
         wanted = {*self.context.precisions, *(p for plan in plans for p in plan.precision.values())}
         precisions = tuple(p for p in REDUCED if p in wanted) or REDUCED[:1]
         groups = tuple(g.id for g in self.computed.groups) if stretch is None else stretch
-        name = "-".join(("whole" if stretch is None else groups[0], *map(str, precisions)))
+        name = "-".join(("whole" if stretch is None else groups[0], *map(str, precisions), *["plan"] * (part is None)))
         if name not in self._written:
             path = self.context.scratch(f"{self.name}-{name}")
             self._written[name] = emulator.write_switched(path, groups, precisions)
@@ -205,6 +207,12 @@ class Emulation:
     @cached_property
     def _emulator(self) -> Emulator:
         return Emulator(self.computed, self.context.bank, self.fused)
+
+    @cached_property
+    def _of_evaluations(self) -> Emulator:
+        """It rounds at a reduced interface, too, which no group's error alone has a part in."""
+        grouped = with_reduced_interface(self.computed)
+        return self._emulator if grouped is self.computed else Emulator(grouped, self.context.bank, self.fused)
 
 
 def rows_per_sample(model: Model, batch: int, shapes: Mapping[str, Shape]) -> int:
