@@ -139,7 +139,10 @@ def write_chosen(
                     write_arrays(fresh / CHECK_FILE, check, zipfile.ZIP_DEFLATED)
             with beside("chosen/README.txt"):
                 has_check = (fresh / CHECK_FILE).exists()
-                readme = readme_text(front, evaluation, environment, engine, recipe, grouped, has_check=has_check)
+                in_fp16 = bool(plan.reduced_groups and reduced_interface(grouped))
+                readme = readme_text(
+                    front, evaluation, environment, engine, recipe, has_check=has_check, in_fp16=in_fp16
+                )
                 (fresh / "README.txt").write_text(readme, encoding="utf-8")
             # The user's own files come along, without a copy of their bytes where links work.
             for entry in directory.iterdir() if directory.is_dir() else ():
@@ -182,11 +185,14 @@ def readme_text(
     environment: Environment | None,
     engine: Path | None,
     recipe: BuildRecipe,
-    grouped: GroupedModel,
     *,
     has_check: bool,
+    in_fp16: bool = False,
 ) -> str:
-    """The text of README.txt; ``has_check`` says whether samples with reference outputs lie beside it."""
+    """The text of README.txt.
+
+    ``has_check``: samples with reference outputs lie beside it; ``in_fp16``: inputs and outputs have become FP16.
+    """
     plan = evaluation.plan
     counts = [f"{count} in {precision.name}" for precision, count in plan.reduced_counts.items()] or ["none in FP16"]
     reasons = [text.explain_kept(group) for group in front.explanation.fp32_groups(plan.fingerprint)]
@@ -203,7 +209,7 @@ def readme_text(
         recipe=recipe,
         engine=engine,
         has_check=has_check,
-        in_fp16=plan.reduced_groups and reduced_interface(grouped),
+        in_fp16=in_fp16,
         is_cpu=is_on_cpu(front),
         counts=", ".join(counts),
         reduced=text.reduced_names([plan]),
