@@ -18,13 +18,10 @@ import numpy as np
 
 from benchmarks.common import hypervolume, rounded
 from benchmarks.peers.models import MODELS
-from benchmarks.peers.replay import LATENCY_LIMITS, LIMITS, NAMES
+from benchmarks.peers.replay import BUILDS, LATENCY_LIMITS, LIMITS, NAMES
 from mptune.json_form import decode_float
 
 Row = dict[str, Any]
-
-BUILDS = 50
-"""Searches are compared after as many."""
 
 
 def compare(results: Path, models: Sequence[str]) -> Row:
@@ -42,26 +39,39 @@ def compare(results: Path, models: Sequence[str]) -> Row:
 
 
 def replayed(document: Mapping[str, Any]) -> Row:
-    """Of each sampler the hypervolume and the best at each limit: the median over its seeds."""
+    """Of each sampler the hypervolume and the best at each limit: the median over its seeds.
+
+    mptune's best within a limit is of its searches that aim at that limit.
+    """
     samplers: Row = {}
     for sampler, name in NAMES.items():
-        runs = [run for run in document["runs"] if run["sampler"] == sampler and "curve" in run]
-        runs = [run for run in runs if run["budget"] >= BUILDS]
-        if runs:
+        every = [run for run in document["runs"] if run["sampler"] == sampler and run["budget"] >= BUILDS]
+        if runs := [run for run in every if "curve" in run and run["limit"] is None]:
             # A sampler that found no more new plans within its tries keeps what it had.
             volumes = [run["curve"][min(BUILDS, run["built"]) - 1] for run in runs]
-            at = [run["at"][str(BUILDS)] for run in runs if str(BUILDS) in run.get("at", ())]
-            medians = {key: _medians([row[key] for row in at]) for key in ("latency_ms", "error") if at}
+            medians = {
+                key: _medians([run["at"][str(BUILDS)][key] for run in runs if str(BUILDS) in run["at"]])
+                for key in ("latency_ms", "error")
+            }
+            for k, limit in enumerate(LIMITS):
+                aimed = [run["at"][str(BUILDS)]["latency_ms"] for run in every if run["limit"] == limit and "at" in run]
+                if aimed:
+                    medians["latency_ms"][k] = _medians(aimed)[k]
             samplers[name] = {"hypervolume": rounded(median(volumes)), **medians}
     if "bisected" in document:
-        (base_ms, _), (fp16_ms, fp16_error) = document["baseline_and_fp16"]
+        (base_ms, _), (fp16_ms, _) = document["baseline_and_fp16"]
         points = [(row["latency_ms"], row["error"]) for row in document["bisected"]]
         most_ms = [fp16_ms + share * (base_ms - fp16_ms) for share in LATENCY_LIMITS]
         samplers["bisection"] = {
             "hypervolume": rounded(hypervolume(*(np.array(column) for column in zip(*points, strict=True)), base_ms)),
-            "latency_ms": [min((ms for ms, e in points if e <= limit * fp16_error), default=None) for limit in LIMITS],
+            "latency_ms": [min((ms for ms, e in points if e <= limit), default=None) for limit in LIMITS],
             "error": [min((e for ms, e in points if ms <= limit), default=None) for limit in most_ms],
         }
+    for row in samplers.values():
+        row["gains"] = [
+            None if not best else rounded(0.0 if ms is None else max(0.0, 1.0 - ms / document["baseline_ms"]) / best)
+            for ms, best in zip(row["latency_ms"], document["own_gains"], strict=True)
+        ]
     return {"law": document["law"], "own_front": document["own_front"], "samplers": samplers}
 
 
@@ -72,9 +82,12 @@ def _medians(rows: Sequence[Sequence[float | None]]) -> list[float | str | None]
 
 
 def fronts(document: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Sampler -> the plans of the front of its first seed, which ``final`` builds some of."""
-    runs = [run for run in document["runs"] if run["seed"] == 0 and str(BUILDS) in run.get("fronts", ())]
-    return {NAMES[run["sampler"]]: run["fronts"][str(BUILDS)] for run in runs}
+    """Sampler -> the plans of its first seed's searches, which ``final`` builds some of."""
+    plans: dict[str, list[str]] = {}
+    for run in document["runs"]:
+        if run["seed"] == 0:
+            plans.setdefault(NAMES[run["sampler"]], []).extend(run.get("fronts", {}).get(str(BUILDS), ()))
+    return plans
 
 
 def measured(document: Mapping[str, Any], fronts: Mapping[str, Sequence[str]] = MappingProxyType({})) -> Row:
@@ -96,18 +109,15 @@ def measured(document: Mapping[str, Any], fronts: Mapping[str, Sequence[str]] = 
         elif row["budget"] == BUILDS:
             name = f"{row['peer']}, {BUILDS} builds"
             plans.setdefault(name, set(fronts.get(row["peer"], ()))).add(row["plan"])
-    # What limits are taken from.
-    fp16_error = figures[document["all_fp16"]][1] if document["all_fp16"] in figures else math.inf
     peers = {}
     for name, built in plans.items():
         points = [figures[plan] for plan in sorted(built) if plan in figures]
         if points:
             latency, error = (np.array([point[column] for point in points]) for column in (0, 1))
-            limits = [limit * fp16_error for limit in LIMITS] if math.isfinite(fp16_error) else None
             peers[name] = {
                 "points": len(points),
                 "not_built": len(built) - len(points),
-                "at_error": None if limits is None else [_fastest(points, limit) for limit in limits],
+                "at_error": [_fastest(points, limit) for limit in LIMITS],
                 "hypervolume": rounded(hypervolume(latency, error, document["baseline_ms"])),
             }
     latency_ms, error, ci95_ms = figures["0" * len(document["all_fp16"])]
