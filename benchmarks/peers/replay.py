@@ -51,6 +51,9 @@ MOST_POINTS = 8
 LIMITS = (1e-2, 3e-3, 1e-3)
 """Error limits; mptune's sampler runs once for each, as it aims at a limit, and once without one."""
 
+SHARES = (0.1, 0.3, 0.5)
+"""Error limits of what is built and timed, as shares of all-FP16's error."""
+
 LATENCY_LIMITS = (0.1, 0.25, 0.5)
 """Latency limits: all-FP16's latency, and so much of the way from there to all-FP32's."""
 
@@ -96,7 +99,7 @@ def run(task: Task) -> dict[str, Any]:
     except Exception as error:  # whatever a peer raises is its result
         return {**document, "failure": f"{type(error).__name__}: {str(error).strip().splitlines()[:1]}"}
     by_budget = {str(n): plans[:n] for n in FINAL if n <= len(plans)}
-    limits = LIMITS if task.limit is None else (task.limit,)
+    limits = [share * all_fp16(world)[1] for share in SHARES] if task.limit is None else [task.limit]
     count = MOST_POINTS if task.limit is None else 1
     return {
         **document,
@@ -177,7 +180,7 @@ def bisect(groups: Sequence[int], count: int, is_good: Callable[[str], bool], *,
     return plan(high), builds
 
 
-def few_points(world: World, plans: Bools, limits: Sequence[float] = LIMITS, count: int = MOST_POINTS) -> Bools:
+def few_points(world: World, plans: Bools, limits: Sequence[float], count: int = MOST_POINTS) -> Bools:
     """Plans of a search that are built and timed, at most ``count``: first those for the limits, then of its front.
 
     A plan's deviations from the law are drawn, and no engine has them: for a limit the plan is taken that is the

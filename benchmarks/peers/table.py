@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.common import hypervolume, rounded
 from benchmarks.peers.models import MODELS
-from benchmarks.peers.replay import BUILDS, LATENCY_LIMITS, LIMITS, NAMES
+from benchmarks.peers.replay import BUILDS, LATENCY_LIMITS, LIMITS, NAMES, SHARES
 from mptune.json_form import decode_float
 
 Row = dict[str, Any]
@@ -49,10 +49,8 @@ def replayed(document: Mapping[str, Any]) -> Row:
         if runs := [run for run in every if "curve" in run and run["limit"] is None]:
             # A sampler that found no more new plans within its tries keeps what it had.
             volumes = [run["curve"][min(BUILDS, run["built"]) - 1] for run in runs]
-            medians = {
-                key: _medians([run["at"][str(BUILDS)][key] for run in runs if str(BUILDS) in run["at"]])
-                for key in ("latency_ms", "error")
-            }
+            at = [run["at"][str(BUILDS)] for run in runs if str(BUILDS) in run["at"]]  # earlier replays have none
+            medians = {key: _medians([row[key] for row in at]) for key in ("latency_ms", "error") if at}
             for k, limit in enumerate(LIMITS):
                 aimed = [run["at"][str(BUILDS)]["latency_ms"] for run in every if run["limit"] == limit and "at" in run]
                 if aimed:
@@ -67,11 +65,11 @@ def replayed(document: Mapping[str, Any]) -> Row:
             "latency_ms": [min((ms for ms, e in points if e <= limit), default=None) for limit in LIMITS],
             "error": [min((e for ms, e in points if ms <= limit), default=None) for limit in most_ms],
         }
+    best = document["own_gains"]
     for row in samplers.values():
-        row["gains"] = [
-            None if not best else rounded(0.0 if ms is None else max(0.0, 1.0 - ms / document["baseline_ms"]) / best)
-            for ms, best in zip(row["latency_ms"], document["own_gains"], strict=True)
-        ]
+        latencies = [math.inf if ms is None else ms for ms in row.get("latency_ms", ())]
+        gains = [max(0.0, 1.0 - ms / document["baseline_ms"]) for ms in latencies]
+        row["gains"] = [rounded(gain / most) if most else None for gain, most in zip(gains, best, strict=False)]
     return {"law": document["law"], "own_front": document["own_front"], "samplers": samplers}
 
 
@@ -109,15 +107,18 @@ def measured(document: Mapping[str, Any], fronts: Mapping[str, Sequence[str]] = 
         elif row["budget"] == BUILDS:
             name = f"{row['peer']}, {BUILDS} builds"
             plans.setdefault(name, set(fronts.get(row["peer"], ()))).add(row["plan"])
+    # What limits are taken from.
+    fp16_error = figures[document["all_fp16"]][1] if document["all_fp16"] in figures else math.inf
     peers = {}
     for name, built in plans.items():
         points = [figures[plan] for plan in sorted(built) if plan in figures]
         if points:
             latency, error = (np.array([point[column] for point in points]) for column in (0, 1))
+            limits = [share * fp16_error for share in SHARES] if math.isfinite(fp16_error) else None
             peers[name] = {
                 "points": len(points),
                 "not_built": len(built) - len(points),
-                "at_error": [_fastest(points, limit) for limit in LIMITS],
+                "at_error": None if limits is None else [_fastest(points, limit) for limit in limits],
                 "hypervolume": rounded(hypervolume(latency, error, document["baseline_ms"])),
             }
     latency_ms, error, ci95_ms = figures["0" * len(document["all_fp16"])]
