@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
-from benchmarks.peers.replay import BUILDS, LATENCY_LIMITS, LIMITS, NAMES, SHARES
+from benchmarks.peers.replay import BUILDS, LIMITS, NAMES, SHARES
 from benchmarks.peers.table import Row
 from mptune.files import write_text
 
@@ -138,7 +138,7 @@ def _summary(models: Mapping[str, Row]) -> str:
     """How often mptune comes first, with as many builds."""
 
     def limited_ms(row: Row) -> float:
-        latency_ms = row["latency_ms"][_SUMMARY_LIMIT] if "latency_ms" in row else None
+        latency_ms = row["latency_ms"][_SUMMARY_LIMIT] if row["latency_ms"] else None
         return math.inf if latency_ms is None else float(latency_ms)
 
     samplers = [entry["samplers"] for entry in _replayed(models)]
@@ -146,7 +146,7 @@ def _summary(models: Mapping[str, Row]) -> str:
     text = f"With {BUILDS} builds mptune has the largest hypervolume* on {first} of {len(samplers)} networks"
     if ratios := [rows[MPTUNE]["hypervolume"] / rows[TPE]["hypervolume"] for rows in samplers if TPE in rows]:
         text += f", {median(ratios):.2f} times TPE's in the median ({min(ratios):.2f} to {max(ratios):.2f})"
-    if limited := [rows for rows in samplers if "latency_ms" in rows[MPTUNE]]:
+    if limited := [rows for rows in samplers if rows[MPTUNE]["latency_ms"]]:
         fastest = sum(all(limited_ms(row) >= limited_ms(rows[MPTUNE]) for row in rows.values()) for rows in limited)
         text += f"; within an error of 0.3 % nobody's plan is faster* on {fastest} of {len(limited)}"
     if timed := _timed(models):
@@ -215,16 +215,12 @@ def _lost_replays(entry: Row) -> Iterator[str]:
             within = "" if name in more_volume(replays) else _WITHIN.format(off["latency"])
             shares = f"{name} {share(replays, name):.3f}, mptune {share(replays, MPTUNE):.3f}"
             yield f"- {entry['what']}: hypervolume*, {shares}{within}"
-        for key, what, limits, residual in (
-            ("latency_ms", "ms at error", LIMITS, off["latency"]),
-            ("error", "error at latency", LATENCY_LIMITS, off["log_error"]),
-        ):
-            for limit, mine, other in zip(limits, own.get(key, ()), row.get(key, ()), strict=False):
-                if other is not None and (mine is None or other < mine):
-                    is_within = mine is not None and mine <= other * math.exp(residual)
-                    within = _WITHIN.format(math.expm1(residual)) if is_within else ""
-                    figure = "no plan" if mine is None else f"{mine:.4g}"
-                    yield f"- {entry['what']}: {what} limit {limit:g}*, {name} {other:.4g}, mptune {figure}{within}"
+        for limit, mine, other in zip(LIMITS, own["latency_ms"], row["latency_ms"], strict=False):
+            if other is not None and (mine is None or other < mine):
+                is_within = mine is not None and mine <= other * math.exp(off["latency"])
+                within = _WITHIN.format(math.expm1(off["latency"])) if is_within else ""
+                figure = "no plan" if mine is None else f"{mine:.4g}"
+                yield f"- {entry['what']}: ms at error limit {limit:g}*, {name} {other:.4g}, mptune {figure}{within}"
 
 
 def _lost_timings(entry: Row) -> Iterator[str]:

@@ -26,7 +26,7 @@ from benchmarks.peers.world import Laws, World, open_world
 from benchmarks.samplers import make_compared
 from benchmarks.simulator import search
 from mptune.tuning.dominance import hypervolume_improvement, pareto_staircase
-from mptune.tuning.sampler.plans import Bools, Floats
+from mptune.tuning.sampler.plans import Bools
 from mptune.tuning.sampler.precision import PrecisionSampler
 
 NAMES = {
@@ -53,9 +53,6 @@ LIMITS = (1e-2, 3e-3, 1e-3)
 
 SHARES = (0.1, 0.3, 0.5)
 """Error limits of what is built and timed, as shares of all-FP16's error."""
-
-LATENCY_LIMITS = (0.1, 0.25, 0.5)
-"""Latency limits: all-FP16's latency, and so much of the way from there to all-FP32's."""
 
 _GP_TRIES = 2
 """Optuna's GPSampler proposes built plans again and again, and takes seconds each time."""
@@ -107,34 +104,23 @@ def run(task: Task) -> dict[str, Any]:
         "fronts": {
             n: [world.bits(plan) for plan in few_points(world, part, limits, count)] for n, part in by_budget.items()
         },
-        "at": {n: at_limits(world, part) for n, part in by_budget.items()},
+        "within_ms": {n: within_limits(world, part) for n, part in by_budget.items()},
         "curve": [rounded(world.hypervolume(plans[:n])) for n in range(1, len(plans) + 1)],
     }
 
 
-def at_limits(world: World, plans: Bools) -> dict[str, list[float | None]]:
-    """The least latency within each of ``LIMITS``, and the least error within each of ``LATENCY_LIMITS``; None: none.
-
-    Both by the law, with what the plans deviate by.
-    """
+def within_limits(world: World, plans: Bools) -> list[float | None]:
+    """The least latency within each of ``LIMITS`` by the law, with what the plans deviate by; None: none."""
     plans = plans[world.finite(plans)]
     latency, error = world.latency(plans), world.error(plans)
-    fp16_ms, _ = all_fp16(world)
-    most_ms = [fp16_ms + share * (world.base - fp16_ms) for share in LATENCY_LIMITS]
-    return {
-        "latency_ms": [_least(latency[error <= limit]) for limit in LIMITS],
-        "error": [_least(error[latency <= limit]) for limit in most_ms],
-    }
+    within = (latency[error <= limit] for limit in LIMITS)
+    return [rounded(float(ms.min())) if len(ms) else None for ms in within]
 
 
 def all_fp16(world: World) -> tuple[float, float]:
     """Latency and error of all-FP16; where its outputs are not finite, of all groups that alone have finite outputs."""
     plan = ~world.overflows[None]
     return float(world.latency(plan)[0]), float(world.error(plan)[0])
-
-
-def _least(values: Floats) -> float | None:
-    return rounded(float(values.min())) if len(values) else None
 
 
 def bisected(world: World) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.common import hypervolume, rounded
 from benchmarks.peers.models import MODELS
-from benchmarks.peers.replay import BUILDS, LATENCY_LIMITS, LIMITS, NAMES, SHARES
+from benchmarks.peers.replay import BUILDS, LIMITS, NAMES, SHARES
 from mptune.json_form import decode_float
 
 Row = dict[str, Any]
@@ -49,34 +49,24 @@ def replayed(document: Mapping[str, Any]) -> Row:
         if runs := [run for run in every if "curve" in run and run["limit"] is None]:
             # A sampler that found no more new plans within its tries keeps what it had.
             volumes = [run["curve"][min(BUILDS, run["built"]) - 1] for run in runs]
-            at = [run["at"][str(BUILDS)] for run in runs if str(BUILDS) in run["at"]]  # earlier replays have none
-            medians = {key: _medians([row[key] for row in at]) for key in ("latency_ms", "error") if at}
+            samplers[name] = {"hypervolume": rounded(median(volumes)), "latency_ms": []}
             for k, limit in enumerate(LIMITS):
-                aimed = [run["at"][str(BUILDS)]["latency_ms"] for run in every if run["limit"] == limit and "at" in run]
-                if aimed:
-                    medians["latency_ms"][k] = _medians(aimed)[k]
-            samplers[name] = {"hypervolume": rounded(median(volumes)), **medians}
+                aimed = [run for run in every if run["limit"] == limit and "curve" in run] or runs
+                if least := [run["within_ms"][str(BUILDS)][k] for run in aimed if "within_ms" in run]:
+                    value = median(math.inf if ms is None else ms for ms in least)
+                    samplers[name]["latency_ms"].append(rounded(value) if math.isfinite(value) else None)
     if "bisected" in document:
-        (base_ms, _), (fp16_ms, _) = document["baseline_and_fp16"]
-        points = [(row["latency_ms"], row["error"]) for row in document["bisected"]]
-        most_ms = [fp16_ms + share * (base_ms - fp16_ms) for share in LATENCY_LIMITS]
+        points = np.array([(row["latency_ms"], row["error"]) for row in document["bisected"]])
         samplers["bisection"] = {
-            "hypervolume": rounded(hypervolume(*(np.array(column) for column in zip(*points, strict=True)), base_ms)),
-            "latency_ms": [min((ms for ms, e in points if e <= limit), default=None) for limit in LIMITS],
-            "error": [min((e for ms, e in points if ms <= limit), default=None) for limit in most_ms],
+            "hypervolume": rounded(hypervolume(*points.T, document["baseline_ms"])),
+            "latency_ms": [min((ms for ms, e in points.tolist() if e <= limit), default=None) for limit in LIMITS],
         }
     best = document["own_gains"]
     for row in samplers.values():
-        latencies = [math.inf if ms is None else ms for ms in row.get("latency_ms", ())]
+        latencies = [math.inf if ms is None else ms for ms in row["latency_ms"]]
         gains = [max(0.0, 1.0 - ms / document["baseline_ms"]) for ms in latencies]
         row["gains"] = [rounded(gain / most) if most else None for gain, most in zip(gains, best, strict=False)]
     return {"law": document["law"], "own_front": document["own_front"], "samplers": samplers}
-
-
-def _medians(rows: Sequence[Sequence[float | None]]) -> list[float | str | None]:
-    """Over the seeds of what stands at each limit; None where half of the seeds have nothing."""
-    columns = ([math.inf if value is None else value for value in column] for column in zip(*rows, strict=True))
-    return [rounded(value) if math.isfinite(value := median(column)) else None for column in columns]
 
 
 def fronts(document: Mapping[str, Any]) -> dict[str, list[str]]:
