@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import zipfile
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -136,7 +135,7 @@ def write_chosen(
                 with beside("chosen/check.npz"):
                     if evaluation.error_source == "emulated":
                         emulate.Emulator(with_reduced_interface(grouped)).export(plan, fresh / EMULATION_FILE)
-                    write_arrays(fresh / CHECK_FILE, check, zipfile.ZIP_DEFLATED)
+                    write_arrays(fresh / CHECK_FILE, check, is_compressed=True)
             with beside("chosen/README.txt"):
                 has_check = (fresh / CHECK_FILE).exists()
                 in_fp16 = bool(plan.reduced_groups and reduced_interface(grouped))

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import binom
 
 from mptune.data.metrics.accuracy import t_quantile
 from mptune.engines.latency import (
@@ -259,6 +260,18 @@ def test_a_plan_that_may_be_on_the_front_is_never_known_coarsely_only() -> None:
     assert not Enough(1e-4, (front[0], (-0.3, 1e-2)), 1e-3).is_reached((ones, fine)), "beside a plan of the front"
 
 
+def test_what_cannot_be_chosen_is_known_coarsely() -> None:
+    """Beside a plan of the front each, so that it is not apart."""
+    ones, noise = np.ones(LEAST_VALUES), np.random.default_rng(0).normal(0.0, 4e-3, LEAST_VALUES)
+    front = ((0.0, 1e-7), (-0.3, 5e-4), (-0.5, 5e-3), (-0.7, 5e-2))
+    behind, beyond, near = (-0.3, 1e-3), (-0.7, 4e-2), (-0.5, 1e-3)
+    for (log_ratio, error), limit, is_enough in ((behind, 1e-2, True), (beyond, 1e-2, True), (near, 1e-2, False)):
+        timing = Enough(1e-4, front, error, limit)
+        assert timing.is_reached((ones, np.exp(log_ratio + noise))) is is_enough
+        assert not timing.is_reached((ones, np.exp(log_ratio + 10.0 * noise)))
+        assert not replace(timing, limit=None).is_reached((ones, np.exp(log_ratio + noise))), "any may be chosen"
+
+
 def test_a_plan_is_not_compared_with_itself() -> None:
     standings = Standings()
     standings.add("a", [SessionTiming("first", -0.3, 1e-4)], 1e-3)
@@ -312,13 +325,11 @@ def test_a_summary_is_ordered_and_inside_the_values(values: list[float]) -> None
     assert Latency.from_json(json.loads(json.dumps(latency.to_json()))) == latency
 
 
-def test_the_interval_covers_the_median_about_as_often_as_it_says() -> None:
-    generator = np.random.default_rng(0)
-    inside = 0
-    for trial in range(200):
-        low, high = bootstrap_median_interval(generator.normal(5.0, 1.0, 50), 400, seed=trial)
-        inside += low <= 5.0 <= high
-    assert 175 <= inside <= 199
+def test_the_interval_is_of_the_exact_distribution_of_resampled_medians() -> None:
+    """Of 51 values, a resample's median is at most the k-th where 26 of its values are (Efron 1979)."""
+    below = binom.sf(25, 51, np.arange(52) / 51)
+    low = int(np.argmax(below >= 0.025))
+    assert bootstrap_median_interval(np.arange(52.0)[1:], 20_000) == (low, 52 - low)
 
 
 @pytest.mark.parametrize(
@@ -349,6 +360,8 @@ def test_any_engine_is_warmed_up_and_its_values_are_the_time_of_one_execution(on
     assert engine.runs == 1 + 6 * (1 + 8)  # an untimed one before each value
     time_in_turn([warm.watch], Repetitions(1, warmup_ms=200.0), clock=warm.clock)
     assert warm.runs == warm_ups + 1
+    time_in_turn([warm.watch], Repetitions(1, warmup_ms=200.0), clock=warm.clock, warmed_ms=150.0)
+    assert warm.runs == warm_ups + 1 + math.ceil(warm_ups / 4) + 1
 
 
 def test_timing_stops_when_its_values_are_enough() -> None:
