@@ -140,6 +140,18 @@ def _value_dependent_shape(v: Values) -> Words:
     )
 
 
+@REFERENCE.row("rows-selected", "info", "rows of an output come from TopK: they are compared by value, not by position")
+def _rows_selected(v: Values) -> Words:
+    limit = (
+        'limit their share: --limit "foreign_rows<=0.02" in search, --tolerance foreign_rows=0.02 in compare and check'
+    )
+    if v.kind == "foreign":
+        text = f"{v.side}: {v.share:.1%} of the rows of {v.names} have no partner among the reference's: TopK selected"
+        return Words(f"{text} other candidates, and the error leaves these rows out", limit, "warning")
+    text = f"{v.operators} selects the rows of {v.names}: rows are paired by value before they are compared, and those"
+    return Words(f"{text} of another candidate are left out of the error and counted apart (foreign_rows)", limit)
+
+
 @REFERENCE.row("state-fed-back", "info", "an output that pairs with an input: the error of one step says little")
 def _state_fed_back(v: Values) -> Words:
     return Words(

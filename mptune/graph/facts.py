@@ -34,7 +34,7 @@ _INTEGERS = ("int", "uint")
 
 @dataclass(frozen=True)
 class DependentOutput:
-    """An output of the model whose shape depends on floating-point values.
+    """An output of the model whose shape depends on floating-point values, or whose rows a TopK selects.
 
     Attributes:
         axis: the axis whose size depends on them; None where the model does not tell.
@@ -42,6 +42,7 @@ class DependentOutput:
         index_columns: columns that hold positions in another value, which need not agree where rows do: the box index
             that NonMaxSuppression returns beside batch and class.
         is_indices: it is what NonZero returns, where the first axis holds the coordinates of one position.
+        is_selection: its shape is fixed, and values decide which rows it has, and their order: a TopK.
     """
 
     name: str
@@ -49,6 +50,7 @@ class DependentOutput:
     nodes: tuple[str, ...]
     index_columns: tuple[int, ...] = ()
     is_indices: bool = False
+    is_selection: bool = False
 
 
 @once
@@ -229,6 +231,37 @@ class Facts:
             columns = (2,) if source == "NonMaxSuppression" else ()
             dependent.append(DependentOutput(info.name, axis, names, columns, source == "NonZero"))
         return tuple(dependent)
+
+    @cached_property
+    def row_outputs(self) -> tuple[DependentOutput, ...]:
+        """``dependent_outputs``, then those whose rows a TopK selects: each is compared as a set of rows.
+
+        Rows are followed by their number: a value that is computed from selected rows, and has an axis of their number,
+        still has them. So gathers, attention among the rows and heads are passed, and a sum over the rows is not.
+        """
+        model, firsts = self.model, {info.shape[0] for info in self.model.inputs if info.shape}
+        selected: dict[str, dict[int, tuple[int | str, int]]] = {}  # value -> index of a TopK -> number of rows, axis
+        for node in model.nodes:
+            read = [name for name in (*node.inputs, *node.captures) if name]
+            numbers = {index: number for name in read for index, (number, _) in selected.get(name, {}).items()}
+            if node.is_standard and node.op_type == "TopK" and not self.is_static(node.inputs[0]):
+                shape = model.info(node.outputs[0]).shape or model.info(node.outputs[1]).shape or ()
+                axis = attribute(node, "axis")
+                number = shape[axis if isinstance(axis, int) else -1] if shape else None
+                numbers |= {} if number in (None, 1) else {node.index: number}
+            for out in node.outputs if numbers else ():
+                shape = model.info(out).shape or () if out else ()
+                # A batch may have this number by chance; behind layers and batch, rows lie on axis 2.
+                axes = [k for k in ((1, 0, 2) if len(shape) > 3 else (1, 0)) if k < len(shape)]
+                axes = [k for k in axes if k or shape[0] not in firsts]
+                places = [(n, number, k) for n, number in numbers.items() for k in axes if shape[k] == number]
+                selected[out] = {n: (number, k) for n, number, k in reversed(places)}
+        rows, dependent = [], {output.name for output in self.dependent_outputs}
+        for info in model.outputs:
+            if info.name not in dependent and selected.get(info.name):
+                index, (_, axis) = max(selected[info.name].items())
+                rows.append(DependentOutput(info.name, axis, (model.nodes[index].name,), is_selection=True))
+        return (*self.dependent_outputs, *rows)
 
     @cached_property
     def _shape_walk(self) -> tuple[frozenset[str], dict[str, frozenset[str]], tuple[Node, ...]]:

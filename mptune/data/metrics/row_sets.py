@@ -1,10 +1,13 @@
-"""Outputs whose number of rows depends on values, compared as sets of rows: detections, selected points.
+"""Outputs whose rows are selected by values, compared as sets of rows: detections, queries, selected points.
 
-A score that falls below a threshold takes a row away, and every row behind it moves up: so rows are paired before they
-are compared. Outputs that the same nodes select, and that have the same number of rows in every sample of the
-reference, are one set (boxes, scores and classes). In a pair, whole numbers (classes, positions, indices of a batch)
-are equal, boxes overlap, and other columns are near. A row without a partner is compared with zeros, weighed by its
-score where the rows have scores: a box just above the threshold counts by what it says.
+Rounding moves rows, so they are paired before they are compared. Outputs that the same nodes select, and that have the
+same number of rows in every sample of the reference, are one set (boxes, scores and classes). In a pair, whole numbers
+(classes, positions, indices of a batch) are equal, boxes overlap, and other columns are near. A row without a partner
+is foreign.
+
+Where values decide how many rows there are (``RowSet``), a foreign row is compared with zeros, weighed by its score
+where the rows have scores: a box just above the threshold counts by what it says. TopK always selects as many
+(``Selection``), and which of two alike comes last says little: there foreign rows are left out and counted.
 """
 
 from __future__ import annotations
@@ -13,11 +16,12 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mptune.data.metrics.parts import OutputParts
 from mptune.data.metrics.whole_set import intersection_over_union
 
 if TYPE_CHECKING:
@@ -33,6 +37,7 @@ LEAST_IOU = 0.5  # intersection over union from which two boxes are the same, as
 MOST_DISTANCE, SAME_DISTANCE = 1.0, 0.05
 _MOST_PAIRS = 4_000_000  # costs that are held at a time, 32 MiB; more rows are compared in their order
 _OTHER_COLUMNS = 0.1  # weight of a row's other columns beside intersection over union, which is at most 1
+_SEVERAL_COLUMNS = 256  # of a selection, by which rows are distinguished: every so many of more
 _MOST_COLUMNS = 64  # of an output, by which rows are distinguished; masks and features have thousands
 _FAR = 1e9  # stands for NaN and Inf: such rows have no partner
 
@@ -40,12 +45,14 @@ _FAR = 1e9  # stands for NaN and Inf: such rows have no partner
 class AlignedRows(NamedTuple):
     """One output of one sample, its rows and the reference's brought together.
 
-    Pairs come first, then rows that only the reference has, then rows that only the output has, beside zeros.
+    Pairs come first, then rows that only the reference has, then rows that only the output has, beside zeros. A
+    selection keeps the reference's shape and order; in foreign rows the reference is NaN, and they do not count.
     """
 
-    output: Floats
-    reference: Floats
-    pairs: int
+    output: np.ndarray
+    reference: np.ndarray
+    pairs: int | None  # None of a selection
+    foreign: float  # share of the rows of both sides
 
 
 @dataclass(frozen=True)
@@ -72,13 +79,24 @@ class RowOutput:
 
 
 @dataclass(frozen=True, eq=False)
-class RowSet:
-    """Outputs that are selected together: row k of one belongs to row k of the others.
+class _Together:
+    """Outputs that are selected together: row k of one belongs to row k of the others."""
+
+    outputs: tuple[RowOutput, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the outputs."""
+        return tuple(output.name for output in self.outputs)
+
+
+@dataclass(frozen=True, eq=False)
+class RowSet(_Together):
+    """Outputs of as many rows as values select.
 
     Columns are those of all outputs side by side, behind the one of ``RowOutput.rows`` with the set.
     """
 
-    outputs: tuple[RowOutput, ...]
     starts: tuple[int, ...]  # first column of each output, and the number of all
     keys: tuple[int, ...]  # columns of whole numbers, which must be equal in a pair
     floats: tuple[int, ...]  # columns that are compared by distance
@@ -111,29 +129,20 @@ class RowSet:
                 may_score = len(span) == 1 or (corners.start in span and k not in corners)
                 if score is None and may_score and low[k] >= 0 and high[k] <= 1 and not is_whole[k]:
                     score = k
-        values = rows[:, floats] if len(rows) else np.ones((1, len(floats)))
-        deviation, rms = values.std(axis=0), np.sqrt((values**2).mean(axis=0))
-        scale = np.where(deviation > 1e-9 * rms, deviation, rms)
-        scale = np.where((scale > 0) & np.isfinite(scale), scale, 1.0)
-        return cls(tuple(outputs), starts, tuple(keys), tuple(floats), scale, boxes, score)
+        return cls(tuple(outputs), starts, tuple(keys), tuple(floats), _scales(rows[:, floats]), boxes, score)
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Of the outputs."""
-        return tuple(output.name for output in self.outputs)
-
-    def align(self, got: Arrays, wanted: Arrays) -> dict[str, AlignedRows]:
+    def align(self, got: Arrays, wanted: Arrays, parts: Mapping[str, OutputParts]) -> dict[str, AlignedRows]:
         """Pair the rows of one sample.
 
         Outputs that do not have the same number of rows here, whatever the reference has, are paired each for itself.
         """
         if len({len(output.rows(np.asarray(got[output.name]))) for output in self.outputs}) > 1:
-            alone = [RowSet.find([output], [wanted]).align(got, wanted) for output in self.outputs]
+            alone = [RowSet.find([output], [wanted]).align(got, wanted, parts) for output in self.outputs]
             return {name: rows for each in alone for name, rows in each.items()}
         mine, its = _columns_of(self.outputs, got), _columns_of(self.outputs, wanted)
         a, b = self._pair(mine, its)
         lost, added = its[np.setdiff1d(np.arange(len(its)), b)], mine[np.setdiff1d(np.arange(len(mine)), a)]
-        aligned = {}
+        aligned, share = {}, (len(lost) + len(added)) / max(1, len(mine) + len(its))
         for output, (start, end) in zip(self.outputs, itertools.pairwise(self.starts), strict=True):
             left, right, before, behind = (
                 rows[:, start:end] if output.is_number else np.ones((len(rows), 1)) for rows in (mine, its, lost, added)
@@ -145,7 +154,7 @@ class RowSet:
                 )
             together = np.concatenate([left[a], np.zeros_like(before), behind])
             expected = np.concatenate([right[b], before, np.zeros_like(behind)])
-            aligned[output.name] = AlignedRows(together, expected, len(a))
+            aligned[output.name] = AlignedRows(together, expected, len(a), share)
         return aligned
 
     def _pair(self, mine: Floats, its: Floats) -> Indices:
@@ -169,7 +178,7 @@ class RowSet:
         for a, b in members.values():
             together = np.tile(np.arange(min(len(a), len(b))), (2, 1))
             if self.floats and len(a) * len(b) <= _MOST_PAIRS:
-                together = _assign(floats[a], its_floats[b], boxes[a], its_boxes[b])
+                together = nearest_pairs(_costs(floats[a], its_floats[b], boxes[a], its_boxes[b]))
             pairs.append(np.stack([np.array(a, np.intp)[together[0]], np.array(b, np.intp)[together[1]]]))
         return np.concatenate(pairs, axis=1)
 
@@ -178,6 +187,14 @@ def _columns_of(outputs: Sequence[RowOutput], sample: Arrays) -> Floats:
     """The rows of all outputs side by side, behind their set."""
     every = [output.rows(np.asarray(sample[output.name])) for output in outputs]
     return np.concatenate([every[0], *(rows[:, 1:] for rows in every[1:])], axis=1)
+
+
+def _scales(rows: Floats) -> Floats:
+    """Of each column: its standard deviation, else root mean square, else 1."""
+    values = rows if len(rows) else np.ones((1, rows.shape[1]))
+    deviation, rms = values.std(axis=0), np.sqrt((values**2).mean(axis=0))
+    scale = np.where(deviation > 1e-9 * rms, deviation, rms)
+    return np.where((scale > 0) & np.isfinite(scale), scale, 1.0)
 
 
 def _boxes(rows: Floats, span: range) -> int | None:
@@ -190,35 +207,146 @@ def _boxes(rows: Floats, span: range) -> int | None:
     return None
 
 
-def _assign(floats: Floats, its_floats: Floats, boxes: Floats, its_boxes: Floats) -> Indices:
-    """The pairs of the least total cost, shape (2, pairs), without those of different rows."""
-    from scipy.optimize import linear_sum_assignment  # Slow to import, and few models need it.
-
-    squares = np.zeros((len(floats), len(its_floats)))
-    for mine, its in zip(floats.T, its_floats.T, strict=True):
-        squares += np.subtract.outer(mine, its) ** 2
-    costs = apart = np.sqrt(squares / max(1, floats.shape[1]))
-    possible = apart <= MOST_DISTANCE
-    if boxes.shape[1]:
-        overlap = intersection_over_union(boxes, its_boxes)
-        costs = 1.0 - overlap + _OTHER_COLUMNS * np.minimum(apart, 1.0)
-        # Boxes without an area overlap nothing, themselves included.
-        costs = np.where(apart <= SAME_DISTANCE, np.minimum(costs, apart), costs)
-        possible = (overlap >= LEAST_IOU) | (apart <= SAME_DISTANCE)
-    a, b = linear_sum_assignment(np.where(possible, costs, 1e6))  # it needs finite costs
-    return np.stack([a, b])[:, possible[a, b]]
+def _costs(floats: Floats, its_floats: Floats, boxes: Floats, its_boxes: Floats) -> Floats:
+    """How unlike rows are, shape (rows, rows of the reference); inf between different ones."""
+    apart = distances(floats, its_floats)
+    if not boxes.shape[1]:
+        return np.where(apart <= MOST_DISTANCE, apart, np.inf)
+    overlap = intersection_over_union(boxes, its_boxes)
+    costs = 1.0 - overlap + _OTHER_COLUMNS * np.minimum(apart, 1.0)
+    # Boxes without an area overlap nothing, themselves included.
+    costs = np.where(apart <= SAME_DISTANCE, np.minimum(costs, apart), costs)
+    return np.where((overlap >= LEAST_IOU) | (apart <= SAME_DISTANCE), costs, np.inf)
 
 
-def aligned_rows(row_sets: Sequence[RowSet], got: Arrays, wanted: Arrays) -> dict[str, AlignedRows]:
+@dataclass(frozen=True, eq=False)
+class Selection(_Together):
+    """Outputs of the rows that one TopK selects. Columns are those of all outputs side by side."""
+
+    keys: tuple[int, ...]  # columns of whole numbers, which must be equal in a pair
+    floats: tuple[int, ...]  # columns that are compared by distance
+    scale: Floats  # of each of these
+
+    @classmethod
+    def find(cls, outputs: Sequence[RowOutput], reference: Sequence[Arrays]) -> Selection:
+        """Outputs, with what their columns are by all of their rows in the reference."""
+        rows = np.concatenate([_columns_of(outputs, sample)[:, 1:] for sample in reference])
+        is_key = (rows == np.round(rows)).all(axis=0) & (rows.max(axis=0, initial=0.0) > 1)
+        floats = np.flatnonzero(~is_key)
+        floats = floats[:: 1 + len(floats) // _SEVERAL_COLUMNS]
+        keys = tuple(np.flatnonzero(is_key).tolist())
+        return cls(tuple(outputs), keys, tuple(floats.tolist()), _scales(rows[:, floats]))
+
+    def form(self, wanted: Arrays, parts: Mapping[str, OutputParts]) -> dict[str, Any]:
+        """What ``pair_selection`` takes, JSON; ``shape`` is that of a row: before, columns that are parts, behind."""
+        outputs = []
+        for name, axis in ((output.name, output.axis) for output in self.outputs):
+            part, shape = parts.get(name), np.shape(wanted[name])
+            at, scales = axis, [math.inf if part is None else part.whole or 1.0]
+            if part is not None and part.is_split and part.axis is not None:
+                at, scales = part.axis, part.divisors.tolist()
+            inner = math.prod(shape[axis + 1 : at]), len(scales), math.prod(shape[at + 1 :])
+            outputs.append({"name": name, "axis": axis, "shape": inner, "scales": scales})
+        return {"outputs": outputs, "keys": self.keys, "floats": self.floats, "scale": self.scale.tolist()}
+
+    def align(self, got: Arrays, wanted: Arrays, parts: Mapping[str, OutputParts]) -> dict[str, AlignedRows]:
+        """Pair the rows of one sample."""
+        pairs, share = pair_selection(self.form(wanted, parts), got, wanted)
+        return {name: AlignedRows(*pair, None, share) for name, pair in pairs.items()}
+
+
+# ``infer.py`` has the source of the next three, which need NumPy alone.
+def distances(rows: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Root mean square over the columns between all rows of two arrays, shape (rows, others)."""
+    squares = (rows**2).sum(axis=1)[:, None] + (others**2).sum(axis=1) - 2.0 * rows @ others.T
+    return np.asarray(np.sqrt(np.maximum(squares, 0.0) / max(1, rows.shape[1])))
+
+
+def nearest_pairs(costs: np.ndarray) -> np.ndarray:
+    """Rows that are each other's nearest, then those of the rest, and so on, shape (2, pairs); inf: never."""
+    pairs, rows = [np.zeros((2, 0), np.intp)], np.arange(len(costs))
+    while costs.size:
+        nearest = costs.argmin(axis=1)
+        mutual = rows[(costs.argmin(axis=0)[nearest] == rows) & np.isfinite(costs[rows, nearest])]
+        if not mutual.size:
+            break
+        pairs.append(np.stack([mutual, nearest[mutual]]))
+        costs[mutual], costs[:, nearest[mutual]] = np.inf, np.inf
+    return np.concatenate(pairs, axis=1)
+
+
+def pair_selection(
+    form: Mapping[str, Any], got: Arrays, wanted: Arrays
+) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], float]:
+    """Pair the rows that TopK selects: name -> output and reference, and the share of foreign rows.
+
+    A row is foreign without a partner, or where that is further away than a tenth of some part's scale; the reference
+    is NaN there. NaN of the output counts, and all rows do where more than half are foreign: the plan is wrong there.
+    """
+    names, axis = [output["name"] for output in form["outputs"]], form["outputs"][0]["axis"]
+    sizes = wanted[names[0]].shape[: axis + 1]
+    number, count = sizes[axis], int(np.prod(sizes))
+    mine, its = ([np.asarray(side[name], np.float64).reshape(count, -1) for name in names] for side in (got, wanted))
+    ours, theirs = np.concatenate(mine, axis=1), np.concatenate(its, axis=1)
+    a, b = (np.nan_to_num(rows[:, form["floats"]] / form["scale"], nan=1e9) for rows in (ours, theirs))
+    partner, foreign = np.arange(count), np.zeros(count, bool)
+    for start in range(0, count if number <= 2000 else 0, number):  # the rows of one image; more keep their order
+        rows = slice(start, start + number)
+        costs = distances(a[rows], b[rows])
+        equal = np.flatnonzero((a[rows] == b[rows]).all(axis=1))
+        costs[equal, equal] = -1.0  # before others that are as near as rounding tells
+        costs[costs > 1.0] = np.inf
+        for key in form["keys"]:
+            costs[np.not_equal.outer(ours[rows, key], theirs[rows, key])] = np.inf
+        first, second = nearest_pairs(costs)
+        left = start + np.setdiff1d(np.arange(number), second)
+        foreign[left] = True
+        partner[start + second], partner[left] = start + first, start + np.setdiff1d(np.arange(number), first)
+    for k, output in enumerate(form["outputs"]):
+        apart = (mine[k][partner] - its[k]).reshape(count, *output["shape"])
+        foreign |= (np.sqrt((apart**2).mean(axis=(1, 3))) > 0.1 * np.array(output["scales"])).any(axis=1)
+    foreign &= np.isfinite(ours[partner]).all(axis=1)
+    share = float(foreign.mean())
+    pairs = {}
+    for k, name in enumerate(names):
+        kind = wanted[name].dtype if wanted[name].dtype.kind == "f" else np.float64
+        expected = np.where((foreign & (share <= 0.5))[:, None], np.nan, its[k])
+        ordered, counted = (rows.astype(kind).reshape(wanted[name].shape) for rows in (mine[k][partner], expected))
+        pairs[name] = ordered, counted
+    return pairs, share
+
+
+AnyRows: TypeAlias = RowSet | Selection
+
+
+def aligned_rows(
+    row_sets: Sequence[AnyRows], got: Arrays, wanted: Arrays, parts: Mapping[str, OutputParts]
+) -> dict[str, AlignedRows]:
     """The outputs of one sample that are compared as rows, paired; those of other shapes beside their rows are not."""
     aligned: dict[str, AlignedRows] = {}
     for rows in row_sets:
-        if all(o.fits(np.shape(got[o.name]), np.shape(wanted[o.name])) for o in rows.outputs):
-            aligned.update(rows.align(got, wanted))
+        shapes = [(o, np.shape(got[o.name]), np.shape(wanted[o.name])) for o in rows.outputs]
+        is_same = all(mine == its and math.prod(its) for _, mine, its in shapes)
+        if is_same if isinstance(rows, Selection) else all(o.fits(mine, its) for o, mine, its in shapes):
+            aligned.update(rows.align(got, wanted, parts))
     return aligned
 
 
-def find_row_sets(dependent: Sequence[DependentOutput], reference: Sequence[Arrays]) -> tuple[RowSet, ...]:
+def in_order_of(
+    row_sets: Sequence[AnyRows], got: Arrays, wanted: Arrays, parts: Mapping[str, OutputParts]
+) -> dict[str, np.ndarray]:
+    """One sample with what TopK selects in the order of the reference, whose foreign rows take their place."""
+    aligned = aligned_rows([rows for rows in row_sets if isinstance(rows, Selection)], got, wanted, parts)
+    counts = {name: ~np.isnan(rows.reference) | np.isnan(wanted[name]) for name, rows in aligned.items()}
+    return {**got, **{name: np.where(counts[name], rows.output, wanted[name]) for name, rows in aligned.items()}}
+
+
+def row_axes(outputs: Sequence[DependentOutput]) -> dict[str, int]:
+    """Name -> axis of the rows, of what TopK selects."""
+    return {output.name: output.axis for output in outputs if output.is_selection and output.axis is not None}
+
+
+def find_row_sets(dependent: Sequence[DependentOutput], reference: Sequence[Arrays]) -> tuple[AnyRows, ...]:
     """The sets of rows among the outputs of a model, and what their columns are on the reference."""
     members: dict[tuple[object, ...], list[RowOutput]] = {}
     for output in dependent:
@@ -233,5 +361,7 @@ def find_row_sets(dependent: Sequence[DependentOutput], reference: Sequence[Arra
         counts = tuple((*(() if output.is_indices else a.shape[:axis]), a.shape[axis]) for a in arrays)
         is_number = arrays[0].dtype.kind == "f"
         described = RowOutput(output.name, axis, output.is_indices, is_number, output.index_columns)
-        members.setdefault((output.nodes, counts), []).append(described)
-    return tuple(RowSet.find(together, reference) for together in members.values())
+        members.setdefault((output.nodes, counts, output.is_selection), []).append(described)
+    return tuple(
+        (Selection if is_selection else RowSet).find(o, reference) for (_, _, is_selection), o in members.items()
+    )

@@ -88,10 +88,11 @@ class ReferenceModel:
             context.samples(which),
             context.reference(which),
             self.provider,
-            frozenset(output.name for output in context.dependent_outputs),
+            frozenset(output.name for output in context.row_outputs if not output.is_selection),
             context.settings.rollout,
             is_held_out=not is_search,
             run_bytes=run_bytes(context.model, context.samples(which), self.provider),
+            selected=tuple(output for output in context.row_outputs if output.is_selection),
         )
         report = self.worker.call(job)
         if isinstance(report, Failure):

@@ -10,8 +10,9 @@ import numpy as np
 
 from mptune.engines.base import EngineError, FailureKind, RowReport
 from mptune.engines.ort.session import OrtSession
-from mptune.engines.outputs import value_error
+from mptune.engines.outputs import value_error, with_order_of
 from mptune.engines.samples import Feed, Outputs
+from mptune.graph.facts import DependentOutput
 
 ROWS_WARNING = 1e-4  # rows that differ by more are no rounding, in relative L2
 _MOST_ROWS = 4
@@ -118,10 +119,12 @@ def check_rows(
     dependent: Collection[str],
     outputs: Outputs,
     run_bytes: int | None = None,
+    selected: Sequence[DependentOutput] = (),
 ) -> RowReport:
     """Run a batch of different rows, and its first and last row without the others, and compare.
 
-    ``outputs`` are those of the first sample, ``dependent`` those whose shape depends on values.
+    ``outputs`` are those of the first sample, ``dependent`` those whose shape depends on values. What a TopK has
+    ``selected`` may be in another order in a batch of another size, by rounding.
     """
     most = _MOST_ROWS if not run_bytes else min(_MOST_ROWS, max(2, _ROWS_BYTES // run_bytes))
     feeds = row_feeds({name: shape for name, (_, shape) in session.inputs.items()}, samples, most)
@@ -148,6 +151,10 @@ def check_rows(
         if len(values) != count or value_error(values, np.broadcast_to(values[0], values.shape)) > ROWS_WARNING:
             return RowReport()
 
+    ends = []
+    for alone, row in ((first, 0), (last, -1)):
+        mine, its = ({name: each[name][[row]] for name in batch if each[name].ndim} for each in (alone, batch))
+        ends.append({name: values[0] for name, values in with_order_of(selected, mine, its).items()})
     of_first, of_last = dict[str, float](), dict[str, float]()
     lost, declared = dict[str, tuple[int, ...]](), dict[str, str]()
     batch_name = next((shape[0] for _, shape in session.inputs.values() if shape and isinstance(shape[0], str)), None)
@@ -155,8 +162,10 @@ def check_rows(
         if name in dependent:
             continue
         if values.shape[:1] == (count,) and first[name].shape[:1] == (rows_alone,):
-            of_first[name] = _distance(values, 0, first[name][0])
-            of_last[name] = _distance(values, count - 1, last[name][-1])
+            of_first[name], of_last[name] = (
+                _distance(values, 0, ends[0][name]),
+                _distance(values, count - 1, ends[1][name]),
+            )
         # An output that has as many rows for a batch as for one row, although its shape or its values follow it. One
         # that is not declared to have the batch, as a table of anchors is, has no rows to lose unless its size is 1, or
         # of no name, and its values depend on the row.
