@@ -33,7 +33,7 @@ from mptune.data.metrics.parts import (
     load_parts,
     parts_path,
 )
-from mptune.data.metrics.row_sets import AnyRows, RowSet, Selection, aligned_rows, find_row_sets
+from mptune.data.metrics.row_sets import RowSet, aligned_rows, find_row_sets
 from mptune.data.samples import Rollout
 from mptune.errors import DataError
 from mptune.files import READ_ERRORS, read_json, write_text
@@ -67,7 +67,7 @@ def sketch_outputs(
     error: OutputError,
     metric: str,
     parts: Mapping[str, OutputParts],
-    row_sets: Sequence[AnyRows] = (),
+    row_sets: Sequence[RowSet] = (),
 ) -> dict[str, Sketch]:
     """The sketches of the outputs with the largest errors under the run's metric, the worst first."""
     errors: dict[str, list[tuple[str, tuple[float, ...]]]] = {}  # of the parts of each output, the worst first
@@ -79,7 +79,7 @@ def sketch_outputs(
             errors[name] = sorted(of_parts, key=lambda part: -_badness(*part[1]))
     aligned = [aligned_rows(row_sets, got, wanted, parts) for got, wanted in zip(outputs, reference, strict=True)]
     row_names = {name for rows in row_sets for name in rows.names}
-    as_rows = {name for rows in row_sets if isinstance(rows, RowSet) for name in rows.names}
+    as_rows = {name for rows in row_sets if not rows.is_selection for name in rows.names}
     sketches: dict[str, Sketch] = {}
     maps = 0
     for name in sorted(errors, key=lambda name: -_badness(*errors[name][0][1]))[:MOST_OUTPUTS]:
@@ -337,9 +337,7 @@ def collect_check(
         "checkpoints": [] if rollout is None else list(rollout.checkpoints),
         "outputs": [output(name) for name in names],
         "selections": [
-            rows.form(references[0], parts)
-            for rows in row_sets
-            if isinstance(rows, Selection) and {*rows.names} <= {*names}
+            rows.form(references[0], parts) for rows in row_sets if rows.is_selection and {*rows.names} <= {*names}
         ],
     }
     arrays = {"header": np.frombuffer(json.dumps(header, allow_nan=False).encode(), np.uint8)}

@@ -12,7 +12,7 @@ import numpy as np
 
 from mptune.data.metrics.accuracy import OutputError, Reference, compare_outputs
 from mptune.data.metrics.parts import WORST_PART, OutputParts, find_parts
-from mptune.data.metrics.row_sets import AnyRows, RowSet, Selection, find_row_sets, in_order_of, row_axes
+from mptune.data.metrics.row_sets import RowSet, find_row_sets, in_order_of, row_axes
 from mptune.diagnosis.rows import FP32_ROUNDING, Cause, Compared, Explanation, Layout, explain
 from mptune.diagnosis.runner import Outputs, Runner
 from mptune.engines.samples import batch_sizes
@@ -152,7 +152,7 @@ class Sides:
 
     def ordered(self, got: Outputs, wanted: Outputs) -> Outputs:
         """A run with the rows that a TopK selects in the order of another one."""
-        if not any(isinstance(rows, Selection) for rows in self.row_sets):
+        if not any(rows.is_selection for rows in self.row_sets):
             return got
         return tuple(in_order_of(self.row_sets, *pair, self._parts) for pair in zip(got, wanted, strict=True))
 
@@ -167,7 +167,7 @@ class Sides:
         return self.errors(self.emulated, self.runner.exact)
 
     @cached_property
-    def row_sets(self) -> tuple[AnyRows, ...]:
+    def row_sets(self) -> tuple[RowSet, ...]:
         """Outputs that are compared as sets of rows."""
         return find_row_sets(self._row_outputs, self.runner.exact)
 
@@ -177,7 +177,7 @@ class Sides:
 
     def is_row_set(self, name: str) -> bool:
         """Whether an output is compared as a set of as many rows as values select."""
-        return any(name in rows.names for rows in self.row_sets if isinstance(rows, RowSet))
+        return any(name in rows.names for rows in self.row_sets if not rows.is_selection)
 
     @cached_property
     def _parts(self) -> Mapping[str, OutputParts]:

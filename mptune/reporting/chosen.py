@@ -172,7 +172,7 @@ def infer_script(
     images = "" if preprocessing is None else image_reader(preprocessing)
     ranges = {} if recipe is None else recipe.ranges
     usual = {name: usual for name, (_, usual, _) in ranges.items() if name not in facts_of(model).shape_inputs}
-    functions = row_sets.distances, row_sets.nearest_pairs, row_sets.pair_selection
+    functions = row_sets.nearest_pairs, row_sets.paired_rows, row_sets.pair_selection
     pairing = "\n\n".join(inspect.getsource(each) for each in functions)
     names = {"use_tf32": use_tf32, "images": images, "usual_shapes": ascii(usual), "pairing": pairing}
     return text.fill_template("infer.py.jinja", **names)

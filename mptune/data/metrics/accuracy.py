@@ -28,7 +28,7 @@ from mptune.data.metrics.parts import (
     find_parts,
     part_statistic,
 )
-from mptune.data.metrics.row_sets import AlignedRows, AnyRows, aligned_rows
+from mptune.data.metrics.row_sets import AlignedRows, RowSet, aligned_rows
 from mptune.data.metrics.table import METRICS, STATISTICS, TaskMetric, number_of, unknown_metric
 from mptune.errors import DataError
 from mptune.finding import OutputColumns
@@ -256,7 +256,7 @@ def compare_outputs(
     outputs: Sequence[Arrays],
     reference: Reference,
     extra: Mapping[str, TaskMetric] | None = None,
-    row_sets: Sequence[AnyRows] = (),
+    row_sets: Sequence[RowSet] = (),
     *,
     start: int = 0,
     objective_only: bool = False,
