@@ -92,6 +92,15 @@ def _sync(path: Path) -> None:
         os.close(number)
 
 
+def files_in_order(folder: Path) -> list[Path]:
+    """The files of a folder by their names, hidden ones left out; ``sample_2`` comes before ``sample_10``."""
+
+    def parts(file: Path) -> list[tuple[int, str]]:
+        return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", file.name) if part]
+
+    return sorted((each for each in folder.iterdir() if each.is_file() and each.name[0] != "."), key=parts)
+
+
 def files_sha256(*paths: Path) -> str:
     """The SHA-256 of the content of files, one after the other, in hexadecimal digits."""
     digest = hashlib.sha256()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from mptune.api import arguments
 from mptune.choice import Choice
 from mptune.data.calibration import load_calibration
 from mptune.diagnosis import comparing, engines, runner, structure
+from mptune.diagnosis.extract import extract as extract_group
 from mptune.engines.loading import check_loads, load_typed_model
 from mptune.errors import ModelError, SettingsError
 from mptune.files import PathLike
@@ -156,6 +158,7 @@ def compare(
     stress: bool = False,
     batch: int = 1,
     explain: Literal["always", "beyond", "never"] = "always",
+    extract: PathLike | None = None,
     listener: Listener | None = None,
 ) -> comparing.Comparison:
     """Compare recorded outputs, or another model, with a model in true FP32, and name the cause of a difference.
@@ -168,7 +171,8 @@ def compare(
         candidate: Another model with the same inputs and outputs, or a file with an engine of TensorRT or TensorRT-RTX,
             which is run on the GPU here.
         data: Samples, as in ``search``; all of them are used.
-        outputs: ``.npz`` of what a deployment gave: one array per output by its name, rows in the order of the data.
+        outputs: What a deployment gave, rows in the order of the data: ``.npz`` with one array per output by its name,
+            JSON of ``trtexec --exportOutput`` or ``polygraphy run --save-outputs``, or a folder with one file per run.
         reference_outputs: The same of what holds for right.
         tolerance: Output, or columns of it as ``"boxes[0:4]"`` -> largest error (root mean square difference of a
             sample by the part's standard deviation), or ``"abs:X"`` for the largest absolute difference; or texts
@@ -181,6 +185,7 @@ def compare(
         repeat: Run the right side this many times, and compare the runs with each other.
         stress: Run the right side in several threads at the same time, and compare with isolated runs.
         batch: Rows per sample where the batch is dynamic.
+        extract: Folder to write the group to that makes the difference: a model, its inputs and its expected outputs.
         explain: When causes are looked for: always, only where an output is beyond its limit, or never.
         listener: Receives the stages of the work.
 
@@ -194,6 +199,7 @@ def compare(
         DataError: The data, or what was recorded, do not fit the model.
         TargetError: The candidate is an engine, and what runs it is not here.
         BaselineError: A model or an engine does not run on the data.
+        RunError: The folder of ``extract`` is there already.
     """
     name = "" if candidate is None else arguments.model_name(candidate)
     is_engine_given = engines.is_engine(Path(name))
@@ -257,12 +263,13 @@ def compare(
 
         # What makes the outputs differ: repeated runs, the graphs of two models node by node, and with ``trace`` where
         # their values first differ.
+        values: Mapping[str, str] = {}
         more = comparing.repetition_findings(sides, right or left, repeat, stress=stress)
         differing, models = None, [left.model]
         if isinstance(right, runner.Runner):
             models.append(right.model)
             alignment = structure.align(left.model, right.model)
-            sides = structure.with_candidate_plan(sides, alignment)
+            sides, values = structure.with_candidate_plan(sides, alignment), alignment.values
             differing = structure.structure_finding(sides, alignment)
             if trace:
                 limits = [
@@ -276,7 +283,11 @@ def compare(
             more += already_mixed_findings(left.grouped, static_shapes(left.model, batch).shapes, "compare")
         drawn = [finding for each in models for finding in training_findings(each, "compare", is_run=False)]
         structural = [] if differing is None else [differing]
-        return comparing.compare_sides(sides, samples, structural, more, drawn[:1], warnings)
+        comparison = comparing.compare_sides(sides, samples, structural, more, drawn[:1], warnings)
+        if extract is None:
+            return comparison
+        cut_from = right if isinstance(right, runner.Runner) else None
+        return replace(comparison, extracted=extract_group(comparison, sides, cut_from, values, Path(extract)))
 
 
 def _is_reduced(side: runner.Runner) -> bool:

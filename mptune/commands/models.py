@@ -107,7 +107,9 @@ def compare(
     data: Path = option("PATH", "Samples that both sides compute.", ...),
     candidate: Path | None = argument("CANDIDATE", "Another ONNX model, or a TensorRT engine for the GPU here."),
     outputs: Path | None = option(
-        "FILE", "Outputs that a deployment recorded: .npz, one array per output, rows in the order of the data."
+        "FILE",
+        "Outputs that a deployment recorded, rows in the order of the data: .npz with one array per output, JSON of"
+        " trtexec or Polygraphy, or a folder with one file per run.",
     ),
     reference_outputs: Path | None = option("FILE", "Outputs to compare with, instead of those of MODEL in FP32."),
     tolerance: list[str] | None = option(
@@ -118,6 +120,9 @@ def compare(
     trace: bool = flag("--trace", "Find the first group whose values differ between two ONNX models."),
     repeat: int = option("N", "Run CANDIDATE (or MODEL) N times, and compare the runs.", 1),
     stress: bool = flag("--stress", "Run it in several threads at once, and compare with single runs."),
+    extract: Path | None = option(
+        "DIR", "Write the group that makes the difference to DIR: a model, its inputs and its expected outputs."
+    ),
     json_: bool = JSON,
     **settings: Any,
 ) -> None:
@@ -147,6 +152,7 @@ def compare(
             trace=trace,
             repeat=repeat,
             stress=stress,
+            extract=extract,
             listener=listener,
             **settings,
         )

@@ -7,9 +7,6 @@ one whole sample.
 
 from __future__ import annotations
 
-import base64
-import io
-import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -20,9 +17,10 @@ import numpy as np
 
 from mptune.data.archive import read_numpy
 from mptune.data.arrays import Arrays, arrays_of, cut_samples, shape_text
+from mptune.data.recorded import polygraphy_inputs
 from mptune.data.samples import CalibrationSet, Feed, LazySamples, data_findings, digests_of
 from mptune.errors import DataError
-from mptune.files import read_json
+from mptune.files import files_in_order
 from mptune.finding import Finding, Where
 from mptune.settings import DataSettings, InMemory
 
@@ -33,8 +31,6 @@ _FORMS = (
     "mptune reads .npz, .npy, a folder with one .npz or .npy per sample, images with a preprocess.toml, Polygraphy's "
     ".json and script.py:function"
 )
-_POLYGRAPHY = "write it with `polygraphy run ... --save-inputs inputs.json`"
-_MOST_JSON_BYTES = 2 << 30  # arrays as text may be larger than other JSON
 
 
 def load_calibration(
@@ -72,7 +68,7 @@ def load_calibration(
     elif path.is_dir():
         loaded = _from_folder(path, inputs, settings.batch)
     elif suffix in (".json", ".npz", ".npy"):
-        content = _polygraphy_inputs(path) if suffix == ".json" else read_numpy(path)
+        content = polygraphy_inputs(path) if suffix == ".json" else read_numpy(path)
         loaded = _from_memory(content, inputs, settings.batch, path.name)
     else:
         raise DataError(f"{path} is no calibration data" if path.exists() else f"no such file: {path}", _FORMS)
@@ -90,12 +86,7 @@ def _from_memory(content: Any, inputs: Sequence[TensorInfo], batch: int, source:
 
 
 def _from_folder(folder: Path, inputs: Sequence[TensorInfo], batch: int) -> CalibrationSet:
-    def in_order(file: Path) -> list[tuple[int, str]]:
-        """``sample_2`` comes before ``sample_10``."""
-        return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", file.name) if part]
-
-    every = (file for file in folder.iterdir() if file.is_file() and not file.name.startswith("."))
-    files = sorted((file for file in every if file.suffix.lower() in (".npz", ".npy")), key=in_order)
+    files = [file for file in files_in_order(folder) if file.suffix.lower() in (".npz", ".npy")]
     if not files:
         raise DataError(f"{folder} holds neither .npz or .npy files nor a preprocess.toml for images", _FORMS)
     if len({file.suffix.lower() for file in files}) > 1:
@@ -123,30 +114,6 @@ def _from_folder(folder: Path, inputs: Sequence[TensorInfo], batch: int) -> Cali
         places += [(file, k) for k in range(len(samples))]
         digests += digests_of(samples)
     return CalibrationSet(LazySamples(read, digests), folder.resolve().name, warnings=warnings)
-
-
-def _polygraphy_inputs(path: Path) -> list[Arrays]:
-    """What ``polygraphy run --save-inputs`` writes: a list with one object per sample, input name -> array.
-
-    An array is an object whose key ``array`` is the Base64 text of a ``.npy`` file; a ``LazyArray`` has it in its key
-    ``values`` (https://github.com/NVIDIA/TensorRT/tree/main/tools/Polygraphy, ``json/serde.py``).
-    """
-    try:
-        document = read_json(path, _MOST_JSON_BYTES)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read as JSON: {' '.join(str(error).split())}", _POLYGRAPHY) from None
-    if not isinstance(document, list) or not document or not all(isinstance(feed, dict) for feed in document):
-        raise DataError(f"{path} holds no inputs of Polygraphy: a list with one object per sample", _POLYGRAPHY)
-    samples: list[Arrays] = [{} for _ in document]
-    for number, feed in enumerate(document):
-        for name, value in feed.items():
-            try:
-                content = io.BytesIO(base64.b64decode(value.get("values", value)["array"], validate=True))
-                samples[number][name] = np.lib.format.read_array(content, allow_pickle=False)
-            except Exception as error:  # NumPy raises nearly anything for damaged bytes
-                text = f"{path}, sample {number}: input {name!r} is no array of Polygraphy"
-                raise DataError(f"{text}: {' '.join(str(error).split())}", _POLYGRAPHY) from None
-    return samples
 
 
 def _random(inputs: Sequence[TensorInfo], settings: DataSettings, seed: int) -> CalibrationSet:

@@ -51,6 +51,7 @@ class Comparison:
         samples: how many.
         warnings: that have no code, one line each.
         limits: output name -> the limit of its part that is worst against its own; ``error`` and ``judged`` are of it.
+        extracted: what ``extract`` wrote, in a line.
     """
 
     verdict: Verdict
@@ -61,6 +62,7 @@ class Comparison:
     samples: int
     warnings: tuple[str, ...] = ()
     limits: Mapping[str, Limit] = field(default_factory=dict)
+    extracted: str = ""
 
     @property
     def agrees(self) -> bool:
@@ -123,7 +125,7 @@ def not_computed(side: Side) -> Finding | None:
         return None
     got, wanted = side.rows(sides.candidate), side.rows(sides.reference)
     # Rows of one label each are equal by chance, and the second of two may be the first's result.
-    are_equal = len(got) > 2 and got.dtype.kind == "f" and _has_equal_rows(got) and not _has_equal_rows(wanted)
+    are_equal = len(got) > 2 and wanted.dtype.kind == "f" and _has_equal_rows(got) and not _has_equal_rows(wanted)
     is_zero = not side.is_within and not got.any() and bool(wanted.any())
     if not is_zero and not are_equal:
         return None

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from mptune.data.archive import read_numpy
+from mptune.data.recorded import recorded_runs
 from mptune.errors import DataError
 
 FP32_ROUNDING = 1e-5  # relative to the root mean square: what another order of FP32 additions changes at most
@@ -25,6 +25,7 @@ _CLEARER = 0.7  # TF32 and FP16 both keep 11 bits, so TF32 has to leave at most 
 
 Cause = Literal["tf32-reference", "tf32-candidate", "fp16", "bf16"]
 _UNNAMED = "arr_0"  # what NumPy calls an array that is saved without a name
+_AS_IS = "record the output itself, axes as the model has them, all rows along axis 0 in the order of the data"
 
 
 @dataclass(frozen=True)
@@ -76,29 +77,35 @@ class Layout:
 
 
 def read_recording(path: Path, layouts: Mapping[str, Layout]) -> tuple[Mapping[str, np.ndarray], ...]:
-    """Read ``.npz`` with one array per output, or ``.npy`` where there is one output; rows in the order of the data.
+    """Outputs that were recorded (``recorded_runs``), cut into samples; rows in the order of the data.
 
     Raises DataError where an output is missing, or has a shape that fits no output.
     """
-    content = read_numpy(path)
-    arrays = content if isinstance(content, dict) else {_UNNAMED: content}
-    if list(arrays) == [_UNNAMED] and len(layouts) == 1:
-        arrays = {next(iter(layouts)): arrays[_UNNAMED]}
-    cut: dict[str, list[np.ndarray]] = {}
+    runs = recorded_runs(path)
+    if len(layouts) == 1 and all(list(run) in ([""], [_UNNAMED]) for run in runs):
+        runs = [dict.fromkeys(layouts, *run.values()) for run in runs]
+    cut: dict[str, Sequence[np.ndarray]] = {}
     for name, layout in layouts.items():
-        if name not in arrays:
+        arrays = [run[name] for run in runs if name in run]
+        if len(arrays) < max(len(runs), 1):
             hint = f"write one array per output by its name: np.savez('outputs.npz', **{{{name!r}: ...}})"
             hint += f", or leave it out of the comparison: --ignore {name}"
-            raise DataError(f"{path} has no output {name!r}: it holds {', '.join(map(repr, arrays)) or 'none'}", hint)
-        if arrays[name].dtype.kind not in "fiub":
-            raise DataError(f"{path}: {name!r} is of type {arrays[name].dtype}, not numeric", "save numbers")
-        fitted = layout.fit(arrays[name])
+            names = ", ".join(map(repr, runs[0] if runs else ())) or "none"
+            raise DataError(f"{path} has no output {name!r}: it holds {names}", hint)
+        if any(array.dtype.kind not in "fiub" for array in arrays):
+            raise DataError(f"{path}: {name!r} is of type {arrays[0].dtype}, not numeric", "save numbers")
+        is_each = [array.ndim for array in arrays] == [len(shape) for shape in layout.shapes]
+        if is_each and len({*layout.shapes}) > 1:  # samples have their own numbers of rows, and so may the runs
+            cut[name] = arrays
+            continue
+        try:
+            whole = arrays[0] if len(arrays) == 1 else layout.rows(arrays)
+        except ValueError:
+            raise DataError(f"{path}: the shapes of output {name!r} differ from run to run", _AS_IS) from None
+        fitted = layout.fit(whole)
         if fitted is None:
-            text = f"{path}: output {name!r} has shape {list(arrays[name].shape)}, the data give {list(layout.shape)}"
-            hint = (
-                "record the output itself, axes as the model has them, all rows along axis 0 in the order of the data"
-            )
-            raise DataError(text, hint)
+            text = f"{path}: output {name!r} has shape {list(whole.shape)}, the data give {list(layout.shape)}"
+            raise DataError(text, _AS_IS)
         cut[name] = layout.cut(fitted)
     count = len(next(iter(layouts.values())).shapes)
     return tuple({name: parts[k] for name, parts in cut.items()} for k in range(count))

@@ -134,8 +134,8 @@ def _value_dependent_shape(v: Values) -> Words:
     if v.kind == "inside":
         return Words(f"{v.operators}: a shape inside the model depends on values, that of no output does")
     return Words(
-        f"values decide how many rows {v.names} have ({v.operators}): rows are compared as sets, of one class the nearest"
-        " ones, and a row that only one side has counts as an error",
+        f"values decide how many rows {v.names} have ({v.operators}): rows are compared as sets, the nearest of one"
+        " class, and a row that only one side has counts as an error",
         "where rows at the threshold do not matter, judge by your own --metric script.py:function",
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import mptune
 from mptune.cli import main
 from mptune.diagnosis.structure import align, constant_difference
 from mptune.engines.loading import load_typed_model
+from mptune.errors import RunError
 from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import REDUCED, Precision
@@ -180,6 +182,31 @@ def test_where_fp16_begins_is_no_fault(scale: float, tmp_path: Path) -> None:
     else:
         assert codes == [("precision", "warning"), ("first-difference", "warning")]
         assert found.findings[1].where.nodes == ("/third/Mul",), "its operands are only rounded"
+
+
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_the_group_to_blame_is_cut_out(is_recorded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    proto, data, piece = resized(), data_of(save(resized(), tmp_path), np.random.default_rng(2), 6), tmp_path / "piece"
+    left, other = save(proto, tmp_path), onnx.ModelProto.FromString(proto.SerializeToString())
+    attribute("Resize", "mode", "nearest")(other, np.random.default_rng(0))
+    right: dict[str, object] = {"candidate": save(other, tmp_path, "right.onnx"), "trace": True}
+    if is_recorded:
+        np.savez(tmp_path / "half.npz", **recordings.NodeByNode(left).run(data, 6, result=recordings.to_half))
+        right = {"outputs": tmp_path / "half.npz", "tolerance": {"y": 1e-5}}
+    found = mptune.compare(left, data=data, extract=piece, **right)  # type: ignore[arg-type]
+    assert str(piece / "show.sh") in found.extracted
+    assert len(list((piece / "inputs").iterdir())) == 4
+    exact = mptune.compare(piece / "model.onnx", data=piece / "inputs", outputs=piece / "expected")
+    assert exact.agrees
+    assert all(each["error"] < 1e-6 for each in exact.outputs.values())
+    monkeypatch.chdir(piece)
+    commands = [line for line in (piece / "show.sh").read_text().splitlines() if line.startswith("mptune")]
+    assert [main(shlex.split(each)[1:]) for each in commands] == ([0, 3] if is_recorded else [3]), "it shows"
+    if not is_recorded:
+        again = mptune.compare(piece / "model.onnx", piece / "candidate.onnx", data=piece / "inputs")
+        assert the_finding("attribute-differs", again).where.nodes == ("/up/Resize",)
+    with pytest.raises(RunError, match="exists already"):
+        mptune.compare(left, data=data, extract=piece, **right)  # type: ignore[arg-type]
 
 
 def test_the_same_model_under_other_names_agrees(tmp_path: Path) -> None:

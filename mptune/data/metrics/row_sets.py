@@ -227,8 +227,8 @@ def pair_selection(
     pairs = {}
     for k, name in enumerate(names):
         kind = wanted[name].dtype if wanted[name].dtype.kind == "f" else np.float64
-        both = mine[k][partner], np.where(foreign[:, None], np.nan, its[k])
-        ordered, counted = (each.astype(kind).reshape(wanted[name].shape) for each in both)
+        sides = mine[k][partner], np.where(foreign[:, None], np.nan, its[k])
+        ordered, counted = (side.astype(kind).reshape(wanted[name].shape) for side in sides)
         pairs[name] = ordered, counted
     return pairs, share
 

@@ -364,12 +364,12 @@ def output_types(
     return inferred
 
 
-def needed_nodes(model: Model, values: Iterable[str]) -> list[Node]:
-    """The nodes that these values depend on, in topological order."""
+def needed_nodes(model: Model, values: Iterable[str], given: Collection[str] = ()) -> list[Node]:
+    """The nodes that these values depend on, in topological order; not those before values that are ``given``."""
     wanted = set(values)
     needed = []
     for node in reversed(model.nodes):
         if not wanted.isdisjoint(node.outputs):
             needed.append(node)
-            wanted.update(name for name in (*node.inputs, *node.captures) if name)
+            wanted.update(name for name in (*node.inputs, *node.captures) if name and name not in given)
     return needed[::-1]

@@ -112,14 +112,24 @@ def write_with_outputs(model: Model, bank: WeightBank | None, path: Path, tensor
     write_bytes(path, [proto.SerializeToString(deterministic=True)])
 
 
+def write_piece(model: Model, path: Path, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    """Write the nodes of the main graph between values as a model of its own, self-contained, in the model's types."""
+    proto, nodes = _without_nodes(model, None, outputs, inputs)
+    del proto.graph.input[:]
+    proto.graph.input.extend(declaration(model.info(name)) for name in inputs)
+    for node in nodes:
+        rewrite.add_node(proto.graph, node, node.inputs, node.outputs)
+    write_bytes(path, [proto.SerializeToString(deterministic=True)])
+
+
 def _without_nodes(
-    model: Model, bank: WeightBank | None, outputs: Sequence[str] | None = None
+    model: Model, bank: WeightBank | None, outputs: Sequence[str] | None = None, given: Sequence[str] = ()
 ) -> tuple[onnx.ModelProto, Sequence[Node]]:
     """The model with its large constants in the bank, still without nodes, and the nodes that it needs.
 
-    ``outputs`` become its only ones, of any shape; None for its own, and all nodes.
+    ``outputs`` become its only ones, of any shape; None for its own, and all nodes. Nothing is before ``given``.
     """
-    proto, nodes = onnx.ModelProto(), model.nodes if outputs is None else needed_nodes(model, outputs)
+    proto, nodes = onnx.ModelProto(), model.nodes if outputs is None else needed_nodes(model, outputs, given)
     proto.CopyFrom(rewrite.frame_of(model))
     read = {*(outputs or ()), *(name for node in nodes for name in (*node.inputs, *node.captures))}
     stored = inline_tensor if bank is None else bank.tensor_or_inline

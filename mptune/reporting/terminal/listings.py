@@ -235,6 +235,8 @@ def print_comparison(comparison: Comparison, stream: TextIO | None = None) -> No
     print_table(console, ("output", *titles), rows, right=titles, fold="output")
     for text in comparison.warnings:
         print_text(console, f"warning: {text}", "yellow")
+    if comparison.extracted:
+        print_text(console, f"extracted: {comparison.extracted}")
 
 
 def print_targets(targets: Sequence[Target], stream: TextIO | None = None) -> None:
