@@ -13,7 +13,7 @@ Notions that stand beside each other, since they answer different questions:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -236,31 +236,32 @@ class Facts:
     def row_outputs(self) -> tuple[DependentOutput, ...]:
         """``dependent_outputs``, then those whose rows a TopK selects: each is compared as a set of rows.
 
-        Rows are followed by their number: a value that is computed from selected rows, and has an axis of their number,
-        still has them. So gathers, attention among the rows and heads are passed, and a sum over the rows is not.
+        Rows are followed by their number: a value that is computed from selected rows, and may have an axis of their
+        number, has them still. So gathers, attention among the rows and heads are passed, and a sum over them is not.
         """
         model, firsts = self.model, {info.shape[0] for info in self.model.inputs if info.shape}
-        selected: dict[str, dict[int, tuple[int | str, int]]] = {}  # value -> index of a TopK -> number of rows, axis
+        selected: dict[str, dict[int, int]] = {}  # value -> index of a TopK -> number of rows
+
+        def axis_of(number: int, shape: Sequence[int | str | None]) -> int | None:
+            # A batch may have this number by chance; behind layers and batch, rows lie on axis 2.
+            axes = (k for k in ((1, 0, 2) if len(shape) > 3 else (1, 0)) if k < len(shape) and shape[k] == number)
+            return next((k for k in axes if k or number not in firsts), None)
+
         for node in model.nodes:
-            read = [name for name in (*node.inputs, *node.captures) if name]
-            numbers = {index: number for name in read for index, (number, _) in selected.get(name, {}).items()}
+            numbers = {k: v for name in (*node.inputs, *node.captures) for k, v in selected.get(name, {}).items()}
             if node.is_standard and node.op_type == "TopK" and not self.is_static(node.inputs[0]):
-                shape = model.info(node.outputs[0]).shape or model.info(node.outputs[1]).shape or ()
-                axis = attribute(node, "axis")
-                number = shape[axis if isinstance(axis, int) else -1] if shape else None
-                numbers |= {} if number in (None, 1) else {node.index: number}
+                count = model.initializers.get(node.inputs[1])
+                numbers |= {} if count is None or count.numpy().item() < 2 else {node.index: int(count.numpy().item())}
             for out in node.outputs if numbers else ():
-                shape = model.info(out).shape or () if out else ()
-                # A batch may have this number by chance; behind layers and batch, rows lie on axis 2.
-                axes = [k for k in ((1, 0, 2) if len(shape) > 3 else (1, 0)) if k < len(shape)]
-                axes = [k for k in axes if k or shape[0] not in firsts]
-                places = [(n, number, k) for n, number in numbers.items() for k in axes if shape[k] == number]
-                selected[out] = {n: (number, k) for n, number, k in reversed(places)}
+                shape = model.info(out).shape if out else ()
+                is_open = shape is None or any(not isinstance(d, int) and d not in self._input_sizes for d in shape)
+                selected[out] = {k: n for k, n in numbers.items() if is_open or axis_of(n, shape or ()) is not None}
         rows, dependent = [], {output.name for output in self.dependent_outputs}
-        for info in model.outputs:
-            if info.name not in dependent and selected.get(info.name):
-                index, (_, axis) = max(selected[info.name].items())
-                rows.append(DependentOutput(info.name, axis, (model.nodes[index].name,), is_selection=True))
+        for info in model.outputs if selected else ():
+            for index, number in sorted(selected.get(info.name, {}).items(), reverse=True)[:1]:
+                axis = axis_of(number, info.shape or ())
+                if axis is not None and info.name not in dependent:
+                    rows.append(DependentOutput(info.name, axis, (model.nodes[index].name,), is_selection=True))
         return (*self.dependent_outputs, *rows)
 
     @cached_property
