@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -13,13 +13,10 @@ from typing import Any
 import numpy as np
 
 from mptune.data.archive import read_samples, save_samples
-from mptune.data.metrics.parts import find_parts
-from mptune.data.metrics.row_sets import find_row_sets, in_order_of, row_axes
 from mptune.engines.base import Engine, EngineError, FailureKind, Stage
 from mptune.engines.ort.cuda_session import OrtEngine, open_session
 from mptune.engines.ort.session import OrtSession, SessionOptions
 from mptune.engines.samples import Feed, Outputs, cached_samples
-from mptune.graph.facts import DependentOutput
 from mptune.processes.child import WorkerState
 
 Run = Callable[[Feed], Outputs]  # computes all outputs of one sample
@@ -133,13 +130,6 @@ class TraceJob:
                 for index, (name, other) in enumerate(self.pairs):
                     errors[index] = max(errors[index], value_error(values[other], expected[name]))
         return tuple(errors)
-
-
-def with_order_of(selected: Sequence[DependentOutput], got: Outputs, wanted: Mapping[str, np.ndarray]) -> Outputs:
-    """Outputs with the rows that a TopK selects in the order of other ones, as rounding changes it."""
-    here = [output for output in selected if output.name in got and output.name in wanted]
-    reference = {output.name: wanted[output.name] for output in here}
-    return in_order_of(find_row_sets(here, [reference]), got, wanted, find_parts([reference], None, row_axes(here)))
 
 
 def value_error(values: np.ndarray, expected: np.ndarray) -> float:

@@ -249,7 +249,7 @@ class Reference:
     def __init__(self, samples: Sequence[Arrays], parts: Mapping[str, OutputParts] | None = None) -> None:
         self.samples = samples
         self.parts = find_parts(samples) if parts is None else parts
-        self.sums: dict[tuple[str, int], _Sums] = {}  # by output and sample
+        self.sums: dict[tuple[str, int | None], _Sums] = {}  # by output and sample
 
 
 def compare_outputs(
@@ -289,10 +289,11 @@ def compare_outputs(
                 statistics = dict.fromkeys(STATISTICS, math.nan)
                 statistics["non_finite"] = float(np.count_nonzero(~np.isfinite(got[name])))
             else:
-                array, selected = np.asarray(got[name]), None
-                if rows is not None:
-                    array, selected = rows.output, rows.reference
-                statistics, columns = _of_array(array, reference, name, number, selected, objective_only=objective_only)
+                # Sums over the reference are kept unless rows of it do not count.
+                ours, theirs = (got[name], wanted[name]) if rows is None else (rows.output, rows.reference)
+                key = (name, number if rows is None else None)
+                arrays = np.asarray(ours), np.asarray(theirs)
+                statistics, columns = _of_array(*arrays, reference, *key, objective_only=objective_only)
             by_output[name] = statistics if rows is None else {**statistics, FOREIGN: rows.foreign}, columns
         return by_output
 
@@ -326,27 +327,16 @@ def compare_outputs(
 
 
 def _of_array(
-    got: np.ndarray,
-    reference: Reference,
-    name: str,
-    number: int,
-    selected: np.ndarray | None = None,
-    *,
-    objective_only: bool,
+    got: np.ndarray, wanted: np.ndarray, reference: Reference, name: str, number: int | None, *, objective_only: bool
 ) -> tuple[dict[str, float], Floats | None]:
-    """The statistics of one output of one sample; the errors of its columns, if it has any, shape (3, columns).
-
-    ``selected`` stands for the reference, where rows of it do not count.
-    """
-    wanted = np.asarray(reference.samples[number][name]) if selected is None else selected
+    """The statistics of one output of one sample; the errors of its columns, if it has any, shape (3, columns)."""
     if any(array.dtype.kind in "OSUcMm" for array in (got, wanted)):
         raise DataError(f"output {name!r} has type {got.dtype}, not a real number", "leave it out of the model")
     parts = reference.parts.get(name)
     has_columns = parts is not None and parts.fits(wanted.shape)
     ours, theirs = (as_columns(array, parts.axis if parts and has_columns else None) for array in (got, wanted))
-    sums = (reference.sums.get((name, number)) if selected is None else None) or _Sums.of_array(theirs)
-    if selected is None:
-        reference.sums[name, number] = sums
+    sums = reference.sums.get((name, number)) or _Sums.of_array(theirs)
+    reference.sums |= {} if number is None else {(name, number): sums}
     statistics, squares, largest = _differences(ours, theirs, sums, objective_only=objective_only)
     if parts is None:
         return {**statistics, WORST_PART: statistics["relative_l2"]}, None

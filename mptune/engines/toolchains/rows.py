@@ -10,9 +10,8 @@ import numpy as np
 
 from mptune.engines.base import EngineError, FailureKind, RowReport
 from mptune.engines.ort.session import OrtSession
-from mptune.engines.outputs import value_error, with_order_of
+from mptune.engines.outputs import value_error
 from mptune.engines.samples import Feed, Outputs
-from mptune.graph.facts import DependentOutput
 
 ROWS_WARNING = 1e-4  # rows that differ by more are no rounding, in relative L2
 _MOST_ROWS = 4
@@ -119,12 +118,12 @@ def check_rows(
     dependent: Collection[str],
     outputs: Outputs,
     run_bytes: int | None = None,
-    selected: Sequence[DependentOutput] = (),
+    row_axes: Mapping[str, int] | None = None,
 ) -> RowReport:
     """Run a batch of different rows, and its first and last row without the others, and compare.
 
-    ``outputs`` are those of the first sample, ``dependent`` those whose shape depends on values. What a TopK has
-    ``selected`` may be in another order in a batch of another size, by rounding.
+    ``outputs`` are those of the first sample, ``dependent`` those whose shape depends on values. In a batch of another
+    size, rounding may order what a TopK selects otherwise: columns are sorted along ``row_axes``.
     """
     most = _MOST_ROWS if not run_bytes else min(_MOST_ROWS, max(2, _ROWS_BYTES // run_bytes))
     feeds = row_feeds({name: shape for name, (_, shape) in session.inputs.items()}, samples, most)
@@ -135,7 +134,7 @@ def check_rows(
         first = outputs if _same(feeds.first, samples[0]) else session.run(feeds.first)
         last = session.run(feeds.last)
         count = feeds.count
-        batch = session.run(feeds.batch)
+        first, last, batch = (sorted_rows(each, row_axes or {}) for each in (first, last, session.run(feeds.batch)))
     except EngineError as error:
         if not feeds.is_dynamic or error.kind is not FailureKind.ERROR:
             raise
@@ -151,10 +150,6 @@ def check_rows(
         if len(values) != count or value_error(values, np.broadcast_to(values[0], values.shape)) > ROWS_WARNING:
             return RowReport()
 
-    ends = []
-    for alone, row in ((first, 0), (last, -1)):
-        mine, its = ({name: each[name][[row]] for name in batch if each[name].ndim} for each in (alone, batch))
-        ends.append({name: values[0] for name, values in with_order_of(selected, mine, its).items()})
     of_first, of_last = dict[str, float](), dict[str, float]()
     lost, declared = dict[str, tuple[int, ...]](), dict[str, str]()
     batch_name = next((shape[0] for _, shape in session.inputs.values() if shape and isinstance(shape[0], str)), None)
@@ -162,10 +157,8 @@ def check_rows(
         if name in dependent:
             continue
         if values.shape[:1] == (count,) and first[name].shape[:1] == (rows_alone,):
-            of_first[name], of_last[name] = (
-                _distance(values, 0, ends[0][name]),
-                _distance(values, count - 1, ends[1][name]),
-            )
+            of_first[name] = _distance(values, 0, first[name][0])
+            of_last[name] = _distance(values, count - 1, last[name][-1])
         # An output that has as many rows for a batch as for one row, although its shape or its values follow it. One
         # that is not declared to have the batch, as a table of anchors is, has no rows to lose unless its size is 1, or
         # of no name, and its values depend on the row.
@@ -181,6 +174,11 @@ def check_rows(
     is_last = bool(of_last) and max(of_last.values()) > max(of_first.values())
     mixed = {name: max(error, of_last[name]) for name, error in of_first.items()}
     return RowReport(count, mixed, count - 1 if is_last else 0, not feeds.is_dynamic, lost, declared)
+
+
+def sorted_rows(outputs: Outputs, axes: Mapping[str, int]) -> Outputs:
+    """Outputs with each column sorted along the axis of rows that a TopK selects."""
+    return {name: np.sort(array, axes[name]) if name in axes else array for name, array in outputs.items()}
 
 
 def _distance(batch: np.ndarray, row: int, alone: np.ndarray) -> float:
