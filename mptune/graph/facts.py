@@ -255,7 +255,7 @@ class Facts:
                 numbers |= {} if count is None or count.numpy().item() < 2 else {node.index: int(count.numpy().item())}
             for out in node.outputs if numbers else ():
                 shape = model.info(out).shape if out else ()
-                is_open = shape is None or any(not isinstance(d, int) and d not in self._input_sizes for d in shape)
+                is_open = shape is None or any(not isinstance(d, int) and d not in self.input_sizes for d in shape)
                 selected[out] = {k: n for k, n in numbers.items() if is_open or axis_of(n, shape or ()) is not None}
         rows, dependent = [], {output.name for output in self.dependent_outputs}
         for info in model.outputs if selected else ():
