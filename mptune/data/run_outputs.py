@@ -15,6 +15,8 @@ from __future__ import annotations
 import base64
 import json
 import math
+import struct
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,7 +54,7 @@ MOST_OUTPUTS, MOST_MAPS = 12, 4  # of a plan, those with the largest errors
 MOST_PARTS, WORST_SAMPLES = 8, 3  # of an output; of a part
 MOST_VALUES = 1 << 17  # of a part that a histogram counts
 BINS = 64  # of histograms; the differences' have one less, so that 0 lies in the middle of one
-GRID = 64  # rows and columns of an error map, at most
+GRID = 64  # rows and columns of an error map and of a picture, at most
 SMALLEST_IMAGE = 8  # height and width from which an output is like an image
 _LARGEST = 1e300  # ranges end here, so that their width is finite
 
@@ -100,6 +102,7 @@ def sketch_outputs(
             "parts": [_part(pairs, columns, *each) for each in errors[name][:MOST_PARTS]],
             "part_count": len(errors[name]),
             "error_map": error_map,
+            "picture": None if name in as_rows or error_map is None else _picture(*pairs[0]),
         }
     return sketches
 
@@ -188,6 +191,33 @@ def _error_map(pairs: Sequence[tuple[np.ndarray, np.ndarray]], errors: Sequence[
     levels = np.ceil(np.minimum(shares, 1.0) * 255).astype(np.uint8)
     text = base64.b64encode(levels.tobytes()).decode("ascii")
     return {"sample": sample, "size": list(apart.shape), "scale": scale, "grid": list(levels.shape), "levels": text}
+
+
+def _picture(got: np.ndarray, wanted: np.ndarray) -> dict[str, str] | None:
+    """The first row of an output and its reference as PNG files in Base64; None where they have not 1 or 3 channels.
+
+    Black to white is the range of the reference, and red is what is not finite. Large pictures keep every n-th pixel.
+    """
+    channels = next((axis for axis in (1, 3) if wanted.ndim == 4 and wanted.shape[axis] in (1, 3)), None)
+    if channels is None:
+        return None
+    low, high = _ends(wanted.astype(np.float64))
+    files = {}
+    for name, array in (("reference", wanted), ("plan", got)):
+        values = np.moveaxis(array, channels, 3)[0].astype(np.float64)
+        values = values[:: math.ceil(values.shape[0] / GRID), :: math.ceil(values.shape[1] / GRID)]
+        finite = np.isfinite(values)
+        shares = (np.where(finite, values, low).clip(low, high) - low) / ((high - low) or 1.0)
+        pixels = np.repeat(255 * shares, 3 // values.shape[2], axis=2).astype(np.uint8)
+        pixels[~finite.all(axis=2)] = (214, 40, 30)
+        # Each line of a PNG begins with its filter: none.
+        lines = np.pad(pixels.reshape(len(pixels), -1), ((0, 0), (1, 0))).tobytes()
+        header = struct.pack(">IIBBBBB", pixels.shape[1], len(pixels), 8, 2, 0, 0, 0)  # 8 bits, RGB
+        file = b"\x89PNG\r\n\x1a\n"
+        for kind, data in ((b"IHDR", header), (b"IDAT", zlib.compress(lines, 9)), (b"IEND", b"")):
+            file += struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        files[name] = base64.b64encode(file).decode("ascii")
+    return files
 
 
 def save_sketches(path: Path, metric: str, samples: int, outputs: Mapping[str, Sketch]) -> None:
