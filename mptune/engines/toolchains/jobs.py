@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,7 @@ from mptune.graph.plan import DEFAULT_PRECISIONS, Precision
 from mptune.graph.writing.variants import ObservedPart
 from mptune.processes.child import WorkerState
 
+FEW = 2  # samples, which show of most plans that they cannot be chosen
 _ON, _OFF = np.array(True), np.array(False)
 """Values of a switch; always the same arrays, so that a switch that stays as it was is not sent to the device again."""
 
@@ -176,9 +178,11 @@ class ErrorsJob:
     provider: Provider = "cpu"
     run_bytes: int | None = None
     """Memory that one run takes about on a CPU, bytes; None where runs go one by one."""
+    most: float = math.inf  # error on the first ``FEW`` samples past which a model runs on no others
 
     def run(self, state: WorkerState) -> tuple[OutputError, ...]:
         scoring, samples = self.scoring, self.scoring.feeds(state)
+        few = FEW if self.most < math.inf else len(samples)
         # A step of a rollout waits for the last one.
         side_by_side = SideBySide.for_runs(len(samples) if scoring.rollout is None else 1, self.run_bytes)
         options = SessionOptions(self.provider, threads=side_by_side.threads)
@@ -190,7 +194,13 @@ class ErrorsJob:
                 state.enter(Stage.BUILD)
                 session = state.transient(partial(open_session, model, options))
                 state.enter(Stage.RUN)
-                outputs = outputs_of(session.run, samples, scoring.rollout, side_by_side.run)
+                outputs = outputs_of(session.run, samples[:few], scoring.rollout, side_by_side.run)
+                if few < len(samples):
+                    first = replace(scoring, part=range(few)).error(state, outputs)
+                    if not first.value(scoring.metric) <= self.most:  # nor NaN
+                        errors.append(first)
+                        continue
+                    outputs = [*outputs, *outputs_of(session.run, samples[few:], None, side_by_side.run)]
             errors.append(scoring.error(state, outputs))
         return tuple(errors)
 
