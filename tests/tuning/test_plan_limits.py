@@ -169,6 +169,8 @@ def test_what_the_file_lacks_is_taken_again() -> None:
     assert not plain.columns, "which may be a thousand of each output"
     columns = limited("boxes[4]=abs:0.1")
     assert not suffices(plain, "worst_part", columns)
+    lost = OutputError({**plain.per_output, "more": {"non_finite": (1.0,)}})
+    assert suffices(lost, "worst_part", columns), "no tolerance is kept where a value is not finite"
     assert suffices(stored(ERROR, "worst_part", columns), "worst_part", columns)
     each = (limited(text) for text in ("boxes=0.1", "boxes=0.2", "boxes=abs:0.1"))
     assert len({plan_limits.searched_as("worst_part", settings) for settings in each}) == 3

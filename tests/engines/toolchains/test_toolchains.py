@@ -370,8 +370,6 @@ NOT_FOR_CPUS = "cannot be used for .*: it is for NVIDIA GPUs"
         (None, JETSON, "tensorrt-rtx", "it builds for compute capability", None),
         (None, HERE, "onnxruntime", "emulation", None),
         (None, "t4", "auto", "emulation", None),
-        (None, "a100-40gb", "auto", "emulation", None),
-        (None, "h100", "auto", "emulation", None),
     ],
 )
 def test_which_backend_a_target_gets(
