@@ -100,6 +100,14 @@ class Runner:
         """Outputs in true FP32."""
         return self._once("exact", f"running {self.name}", lambda: self.widened)
 
+    @property
+    def as_given(self) -> Outputs | None:
+        """Outputs of the file itself, in a session with all optimisations; None where a CPU has not all its kernels."""
+        try:
+            return self._once("as-given", f"running {self.name} as it is", lambda: self.model.path)
+        except BaselineError:
+            return None
+
     @cached_property
     def emulator(self) -> Emulator:
         """Writes the model with the roundings of a plan."""
