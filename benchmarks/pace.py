@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -43,8 +44,10 @@ def time_parts(seconds: defaultdict[str, float], calls: Counter[str]) -> ExitSta
     Older checkouts name their classes differently: of them there are only the seconds of the whole.
     """
     try:
+        from mptune.data.archive import read_sample_shapes
         from mptune.engines.toolchains.reference import ReferenceModel
         from mptune.engines.toolchains.toolchain import Toolchain
+        from mptune.processes.parent import Worker
         from mptune.tuning.sampler.precision import PrecisionSampler
     except ImportError:
         return ExitStack()
@@ -77,7 +80,23 @@ def time_parts(seconds: defaultdict[str, float], calls: Counter[str]) -> ExitSta
 
         return call
 
+    call_job = Worker.call
+
+    def counted(self: Any, job: Any, *args: Any) -> Any:
+        """The work of a job, which does not depend on how busy the machine is."""
+        kind = type(job).__name__
+        if kind in ("ErrorsJob", "SwitchedErrorsJob"):
+            samples = job.scoring.part or read_sample_shapes(job.scoring.samples)
+            plans = [*filter(None, job.models)] if kind == "ErrorsJob" else job.plans
+            calls["emulated inferences"] += len(plans) * len(samples)
+            calls["sessions of emulations"] += len(plans) if kind == "ErrorsJob" else 0
+        elif kind in ("MeasureJob", "ReopenJob"):
+            calls["sessions timed"] += getattr(job, "count", 1)
+        calls[f"jobs: {kind}"] += 1
+        return call_job(self, job, *args)
+
     stack = ExitStack()
+    stack.enter_context(mock.patch.object(Worker, "call", counted))
     for part, (owner, names) in parts.items():
         for name in names:
             stack.enter_context(mock.patch.object(owner, name, timed(part, getattr(owner, name))))
@@ -98,7 +117,10 @@ def search(job: dict[str, Any]) -> dict[str, Any]:
         batch = ROWS_A_SAMPLE.get(name, 1)
         front = mptune.search(job["model"], data=job["data"], out=out, batch=batch, progress=False, **job["settings"])
     chosen = front.chosen
+    usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return {
+        "processor_s": round(sum(each.ru_utime + each.ru_stime for each in usage), 1),
+        "memory_gb": round(sum(each.ru_maxrss for each in usage) / (1 << 20), 2),  # of this process and its largest
         "model": name,
         "side": side,
         "seed": seed,
@@ -154,6 +176,8 @@ def report(rows: Sequence[dict[str, Any]]) -> None:
         for row in (*sides["before"], *sides["after"]):
             counts = {part: f" in {count} calls" for part, count in row["calls"].items()}
             parts = ", ".join(f"{part} {seconds:.1f}{counts.get(part, '')}" for part, seconds in row["parts"].items())
+            works = ", ".join(f"{kind} {count}" for kind, count in row["calls"].items() if kind not in row["parts"])
+            print(f"      {row.get('processor_s')} s of processors, {row.get('memory_gb')} GB; {works}")
             print(f"  {row['side']:6} seed {row['seed']}: {row['seconds']:6.1f} s ({parts})")
             print(f"      hypervolume {row['hypervolume']:.5f}; chosen: ms, speedup, error {row['chosen']}")
         if all(sides.values()):

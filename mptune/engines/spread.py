@@ -25,7 +25,8 @@ EXACT = 6e-4
 """Standard error of a log ratio that is small beside any spread between sessions that was seen; one that is still
 smaller is wanted where nothing is known of the spread of this model."""
 COARSE = 1.2e-3
-"""A standard error above this is never enough for a plan that may be on the front: its interval would look careless."""
+"""A standard error above this is never enough for a plan that may be on the front: its interval would look careless.
+Enough for one that cannot be chosen: beside a spread of 1.5e-3 between sessions it widens an interval by 14 %."""
 _OF_SPREAD = 0.5
 """A standard error within a session of this share of the spread between sessions widens intervals by 12 %."""
 _ASSUMED_SPREAD = 1.5e-3
@@ -180,6 +181,7 @@ class Enough:
     others: tuple[tuple[float, float], ...] = ()
     """Log ratio to the baseline and error of plans that were timed before, which it may be on the front with."""
     error: float = math.nan  # of the plan that is timed; NaN where it is not known or not to be judged by it
+    limit: float | None = None  # on the error, within which the fastest plan is chosen; None where another one may be
 
     def is_reached(self, in_turn_ms: Sequence[Sequence[float]]) -> bool:
         """Whether values of the baseline and of a plan, taken in turn, are enough; asked at 5, 7, 10, 14, 19, ... ."""
@@ -194,6 +196,11 @@ class Enough:
             return True
         # The spread counts twice: that of this session and that of the other plan's.
         margin = CLEAR * math.hypot(timing.sd, math.sqrt(2.0) * self.spread)
+        if self.limit is not None and timing.sd <= COARSE:
+            # Beyond the limit, or far behind the fastest plan within it?
+            fastest = min((x for x, error in self.others if error <= self.limit), default=math.inf)
+            if self.error > self.limit or timing.log_ratio - fastest >= margin:
+                return True
         # Far behind the fastest plan whose error is no larger?
         if timing.log_ratio - min((x for x, error in self.others if error <= self.error), default=math.inf) >= margin:
             return True
@@ -219,8 +226,8 @@ class Standings:
         if not math.isnan(error):
             self._errors[plan] = error
 
-    def enough(self, plan: str) -> Enough:
-        """What the next timing of a plan has to show."""
+    def enough(self, plan: str, limit: float | None = None) -> Enough:
+        """What the next timing of a plan has to show; ``limit`` as in ``Enough``."""
         spread = SessionSpread(self._timings).sd
         return Enough(
             _ASSUMED_SPREAD if spread is None else spread,
@@ -229,4 +236,5 @@ class Standings:
                 for other, timings in self._timings.items()
                 if other != plan and math.isfinite(self._errors.get(other, math.nan))
             ),
+            limit=limit,
         )

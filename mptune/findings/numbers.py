@@ -30,7 +30,13 @@ def _overflow(v: Values) -> Words:
         "seen": "the group is kept out of FP16",
         "near": "make sure that the calibration data hold the extremes, or keep the group in FP32",
         "mask": "a limit may stay infinite, but a row that is masked everywhere gives NaN: use -1e4 for masks",
+        "saturated": "none: what reads it gives the same of an infinite value",
     }
+    if v.kind == "inside":
+        text = (
+            f"{v.operator} sums up to {v.absmax:.4g} inside, FP16 ends at {v.fp16_max:g}: an engine that holds the sum"
+        )
+        return Words(f"{text} in FP16, as TensorRT does, gets Inf", v.kept)
     if v.kind in cures:
         text = f"reached {v.absmax:.4g} on the calibration data, FP16 ends at {v.fp16_max:g}, {v.in_samples}"
         return Words(text, cures[v.kind])
@@ -86,9 +92,16 @@ def _spacing(v: Values) -> Words:
         "comparison": f"of the answers of {v.operator} change",
         "comparison Equal": "of what Equal finds equal change",
     }
+    far = f"values reach {v.magnitude:.4g}, where {v.precision}'s spacing is {v.spacing:.3g}"
+    cure = f"{v.keep_out}, with what computes its operands"
+    if v.kind == "output":
+        text = f"{far}, and an output varies by {v.varies:.3g} within a sample: rounding it adds {v.relative_error:.1%}"
+        return Words(f"{text} of that", v.kept)
+    if v.kind in ("GridSample", "NonMaxSuppression"):
+        unit = "pixels of the image that GridSample reads" if v.kind == "GridSample" else "sides of a box"
+        return Words(f"coordinates of {v.operator}: {far}: once rounded, they move by {v.moved:.2g} {unit}", cure)
     gap = "" if v.get("gap") is None else f", and the next value is {v.gap:.3g} away on average"
-    text = f"values reach {v.magnitude:.4g}, where {v.precision}'s spacing is {v.spacing:.3g}{gap}: once rounded"
-    return Words(f"{text}, {v.share:.1%} {decided[v.kind]}", f"{v.keep_out}, with what computes its operands")
+    return Words(f"{far}{gap}: once rounded, {v.share:.1%} {decided[v.kind]}", cure)
 
 
 @NUMBERS.row("angle-spacing", "warning", "a Sin or Cos of angles whose FP16 spacing is a considerable part of a period")
@@ -105,11 +118,14 @@ def _angle_spacing(v: Values) -> Words:
     "stagnation", "warning", "an Add whose smaller side is below half of FP16's spacing at the other: it is lost"
 )
 def _stagnation(v: Values) -> Words:
+    cure = f"{v.kept}: the error of one step does not show the loss over many"
+    if v.is_logged:
+        cure = f"{v.keep_out}, or take the logarithm of the step itself, as Softplus and Log1p do"
     return Words(
         f"{v.operator} of {v.moved!r} (root mean square {v.step:.3g}) to {v.unchanged!r} ({v.base:.4g}), where"
         f" {v.precision}'s spacing is {v.spacing:.3g}: on {v.share:.0%} of the elements {v.unchanged!r} stays"
         " unchanged",
-        f"{v.kept}: the error of one step does not show the loss over many",
+        cure,
     )
 
 
@@ -120,6 +136,11 @@ def _cancellation(v: Values) -> Words:
     elif v.kind == "norm":
         text = f"values reach {v.magnitude:.4g}, where {v.precision}'s spacing is {v.spacing:.3g}: once rounded,"
         text += f" {v.operator} changes by {v.relative_error:.1%} of its results' standard deviation"
+    elif v.kind == "slope":
+        text = (
+            f"{v.operator} where it is so steep that relative errors grow {v.factor:.0f} times: rounding {v.tensor!r}"
+        )
+        text += f" to {v.precision} changes the result by {v.relative_error:.1%}"
     else:
         text = (
             f"{v.operator} of values {v.factor:.0f} times as large as its result: relative errors grow by that factor,"
@@ -130,19 +151,27 @@ def _cancellation(v: Values) -> Words:
 
 @NUMBERS.row("long-sum", "info", "a long one-signed sum that would stop growing if it were accumulated in FP16")
 def _long_sum(v: Values) -> Words:
+    end = f"a sum of equal terms stops growing after {v.exact_to:.0f} of them"
+    if v.sum > 65504:
+        end = f"the sum, {v.sum:.4g}, leaves FP16's range and is Inf"
     return Words(
-        f"{v.operator} sums {v.terms} values of one sign: accumulated in {v.narrowest}, a sum of equal terms stops"
-        f" growing after {v.exact_to:.0f} of them",
+        f"{v.operator} sums {v.terms} values of one sign: accumulated in {v.narrowest}, {end}",
         "none if the engine accumulates in FP32, as ONNX Runtime's reductions do; compare the outputs of another engine"
         f" before the group goes to {v.narrowest}",
     )
 
 
 @NUMBERS.row(
-    "index-in-float", "warning", "float arithmetic that becomes an index or a size, above 2048 not exact in FP16"
+    "index-in-float",
+    "warning",
+    "float arithmetic that becomes an index, a size or a comparison of whole numbers, not exact in FP16",
 )
 def _index_in_float(v: Values) -> Words:
-    text = f"floating-point values up to {v.largest:.6g} become an index or a size at node {v.reader!r}: {v.narrowest}"
+    if v.kind == "fraction":
+        text = f"{v.operator} of fractions, which become an index or are compared at node {v.reader!r}: once they are"
+        return Words(f"{text} rounded to {v.precision}, {v.share:.1%} of the whole numbers are others", v.keep_out)
+    use = "are compared as whole numbers" if v.kind == "compared" else "become an index or a size"
+    text = f"floating-point values up to {v.largest:.6g} {use} at node {v.reader!r}: {v.narrowest}"
     return Words(f"{text} does not hold every whole number above {v.exact_to:.0f}", v.kept)
 
 

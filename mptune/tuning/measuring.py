@@ -21,6 +21,7 @@ from mptune.settings import SearchSettings
 from mptune.targets.findings import nothing_to_tune
 from mptune.targets.target import Target, profile_warnings
 from mptune.tuning.bench import Listener
+from mptune.tuning.plan_limits import PlanLimits
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.study import check_metrics, open_study
 from mptune.tuning.space import SearchSpace
@@ -56,6 +57,7 @@ class Measuring:
             assert target is not None
             toolchain = open_toolchain(target, context, workers)
         toolchain.listen(listener.building)
+        toolchain.limit = PlanLimits.from_settings(context.settings).sole_limit
         is_measured = toolchain.latency_source == "measured"
         profile = None if is_measured else getattr(toolchain, "target", target)
         section = TargetSection(

@@ -65,6 +65,7 @@ class PlanLimits:
         default_error: the metric's default limit, where it holds; ``max_error`` is the same then.
         is_error_limited: some limit is about an error or a metric's value, so that the fastest plan is wanted.
         wants_knee: the knee of what meets the limits is wanted.
+        sole_limit: on the objective's error, where the fastest plan within it is the choice whatever else is known.
     """
 
     def __init__(self, asked: ChoiceLimits, metrics: Sequence[str]) -> None:
@@ -82,6 +83,8 @@ class PlanLimits:
         others = bool(asked.limits or asked.tolerance) and asked.max_latency_ms is None
         self.is_error_limited = on_objective or self.default_error is not None or others
         self.wants_knee = asked.knee or not (self.is_error_limited or asked.max_latency_ms is not None)
+        others = bool(self.tolerances or self._of_metrics or asked.max_memory_bytes) or self.wants_knee
+        self.sole_limit = None if others else self.max_error
 
     @classmethod
     def from_settings(cls, settings: SearchSettings) -> PlanLimits:

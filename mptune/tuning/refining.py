@@ -14,11 +14,13 @@ from pathlib import Path
 
 from mptune.data.metrics.parts import ADD_IN_SQUARES
 from mptune.engines.base import Failure
+from mptune.engines.context import RunContext
 from mptune.engines.toolchains.toolchain import Toolchain
 from mptune.files import READ_ERRORS, read_json, write_json
+from mptune.finding import Finding
 from mptune.graph.groups import GroupedModel, find_groups
-from mptune.graph.hazards.find import nodes_beyond
-from mptune.graph.hazards.hazard import Hazard
+from mptune.graph.hazards.find import blame, nodes_beyond
+from mptune.graph.hazards.hazard import Hazard, ObservedValues, hazard_findings
 from mptune.graph.ops import HEAVY, operator
 from mptune.graph.plan import Precision
 from mptune.json_form import JsonForm
@@ -34,6 +36,9 @@ _LEAST_GAIN = 0.01
 
 _BLAMED_ERROR, _MOST_BLAMED = 0.1, 12
 """Share of the limit above which it is measured which node makes a group's error, and groups at most."""
+
+_BLAMED_SHARE = 0.5
+"""Of its group's error that a node makes whose values say why."""
 
 CULPRITS_JSON = "culprits.json"
 """Name of the file in the run's data directory."""
@@ -152,10 +157,12 @@ class Culprit(JsonForm):
     Attributes:
         node: its name; of nodes that are never separated, the first.
         share: its error alone over the group's, at most 1; NaN where outputs are not finite with this node in FP16.
+        code: of the finding that its values call for; None where they call for none.
     """
 
     node: str
     share: float
+    code: str | None = None
 
     @property
     def text(self) -> str:
@@ -178,14 +185,18 @@ class Culprits(JsonForm):
             return cls()
 
 
-def keep_culprits(toolchain: Toolchain, grouped: GroupedModel, settings: SearchSettings, data_dir: Path) -> None:
+def keep_culprits(
+    toolchain: Toolchain, context: RunContext, observed: ObservedValues, data_dir: Path, findings: Sequence[Finding]
+) -> tuple[Finding, ...]:
     """Measure and store the culprits of the groups with the largest one-group errors, once in a run.
 
     Of those whose error is above ``_BLAMED_ERROR`` of the limit that the search aims at, at most ``_MOST_BLAMED``.
+    Returns what their values call for, as far as it is not among ``findings``.
     """
+    grouped, settings = context.grouped, context.settings
     path, limit = data_dir / CULPRITS_JSON, aimed_error(settings)
     if path.exists() or limit is None:
-        return
+        return ()
     errors = Sensitivity.load(data_dir / SENSITIVITY_JSON, settings.metric).errors
     units = {group: parts for group, parts in _all_units(grouped).items() if len(parts) > 1 and group in errors}
     large = sorted((g for g in units if errors[g] > _BLAMED_ERROR * limit), key=lambda g: -errors[g])
@@ -194,7 +205,13 @@ def keep_culprits(toolchain: Toolchain, grouped: GroupedModel, settings: SearchS
         first = parts[0]
         share = min(first.error / errors[group], 1.0) if math.isfinite(first.error) else math.nan
         by_group[group] = Culprit(first.nodes[0], share)
+    nodes = [culprit.node for culprit in by_group.values() if not culprit.share < _BLAMED_SHARE]
+    reasons = blame(grouped, observed, nodes, context.precisions)
+    by_group = {g: replace(c, code=reasons[c.node].code) if c.node in reasons else c for g, c in by_group.items()}
     write_json(path, Culprits(by_group).to_json())
+    named = {(each.code, node) for each in findings for node in each.where.nodes}
+    new = hazard_findings(list(reasons.values()), "search")
+    return tuple(each for each in new if (each.code, each.where.nodes[0]) not in named)
 
 
 def culprits(

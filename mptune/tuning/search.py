@@ -119,7 +119,8 @@ class Search:
                 stop = tuner.make_tuner(bench, run.data, has_labels=settings.labels is not None).run()
                 listener.stage(f"stopped: {stop.value}")
                 if self._limits.reached() is None:
-                    keep_culprits(tools, searched, settings, run.data)
+                    blamed = keep_culprits(tools, self._context, observations.observed, run.data, self.file.findings)
+                    self._save(findings=(*self.file.findings, *blamed))
 
         # The front once more: in fresh processes, and on the samples that only it meets.
         fp32 = self._limits.baseline_of(record)

@@ -259,6 +259,18 @@ def test_a_plan_that_may_be_on_the_front_is_never_known_coarsely_only() -> None:
     assert not Enough(1e-4, (front[0], (-0.3, 1e-2)), 1e-3).is_reached((ones, fine)), "beside a plan of the front"
 
 
+def test_what_cannot_be_chosen_is_known_coarsely() -> None:
+    """Beside a plan of the front each, so that it is not apart."""
+    ones, noise = np.ones(LEAST_VALUES), np.random.default_rng(0).normal(0.0, 4e-3, LEAST_VALUES)
+    front = ((0.0, 1e-7), (-0.3, 5e-4), (-0.5, 5e-3), (-0.7, 5e-2))
+    behind, beyond, near = (-0.3, 1e-3), (-0.7, 4e-2), (-0.5, 1e-3)
+    for (log_ratio, error), limit, is_enough in ((behind, 1e-2, True), (beyond, 1e-2, True), (near, 1e-2, False)):
+        timing = Enough(1e-4, front, error, limit)
+        assert timing.is_reached((ones, np.exp(log_ratio + noise))) is is_enough
+        assert not timing.is_reached((ones, np.exp(log_ratio + 10.0 * noise)))
+        assert not replace(timing, limit=None).is_reached((ones, np.exp(log_ratio + noise))), "any may be chosen"
+
+
 def test_a_plan_is_not_compared_with_itself() -> None:
     standings = Standings()
     standings.add("a", [SessionTiming("first", -0.3, 1e-4)], 1e-3)
@@ -349,6 +361,8 @@ def test_any_engine_is_warmed_up_and_its_values_are_the_time_of_one_execution(on
     assert engine.runs == 1 + 6 * (1 + 8)  # an untimed one before each value
     time_in_turn([warm.watch], Repetitions(1, warmup_ms=200.0), clock=warm.clock)
     assert warm.runs == warm_ups + 1
+    time_in_turn([warm.watch], Repetitions(1, warmup_ms=200.0), clock=warm.clock, warmed_ms=150.0)
+    assert warm.runs == warm_ups + 1 + math.ceil(warm_ups / 4) + 1
 
 
 def test_timing_stops_when_its_values_are_enough() -> None:

@@ -163,6 +163,7 @@ def test_a_profile_that_the_device_belies_is_a_warning(target: str | None, sourc
     toolchain = OnJetson(Law(["g000"]), latency_source=source)
     warnings = Measuring.open(context, profile, Silent(), lambda _: toolchain).environment.warnings
     assert all(text in warning for text, warning in zip(texts, warnings, strict=True))
+    assert toolchain.limit == 1e-2, "by default"
 
 
 def test_a_search_warns_before_it_starts() -> None:

@@ -107,6 +107,13 @@ def test_what_cannot_be_meant(tolerance: tuple[str, ...], ignore: tuple[str, ...
     assert caught.value.hint
 
 
+def test_the_fastest_within_one_limit_is_chosen_only_where_nothing_else_is_limited() -> None:
+    others = ({"limits": ("top1_accuracy>=0.9",)}, {"tolerance": ("d=0.1",)}, {"max_memory_bytes": 1}, {"knee": True})
+    asked = ({}, {"max_error": 1e-3, "max_latency_ms": 3.0}, {"max_latency_ms": 3.0}, *others)
+    limits = [PlanLimits(Choice(**each), ("worst_part", "top1_accuracy")).sole_limit for each in asked]
+    assert limits == [1e-2, 1e-3, *[None] * 5]
+
+
 def test_outputs_that_are_ignored_do_not_count() -> None:
     b = np.arange(8.0)[None]
     both = compare_outputs([{"a": np.ones((1, 8)), "b": b}], Reference([{"a": np.zeros((1, 8)), "b": b}]))

@@ -37,7 +37,7 @@ def network(chain: str, **constants: float) -> onnx.ModelProto:
     return text(graph, *weights, *(constant(name, value) for name, value in constants.items()))
 
 
-BEYOND = network("[enlarge] b = Mul(a, scale) [square] c = Mul(b, b) [tanh] t = Tanh(c)", scale=300.0)
+BEYOND = network("[enlarge] b = Mul(a, scale) [square] c = Mul(b, b) [root] t = Sqrt(c)", scale=300.0)
 CHAIN = "[bend] s = Tanh(a) [raise] b = Add(s, level) [lower] t = Sub(b, level)"
 COARSE = network(CHAIN, level=3000.0)
 TURNED = network("[angle] b = Mul(x, rate) [turn] s = Sin(b) t = Mul(a, s)", rate=4000.0)
@@ -59,10 +59,10 @@ def refined(proto: onnx.ModelProto, folder: Path, **settings: object) -> tuple[G
 
 def test_values_beyond_fp16_leave_the_product_free(tmp_path: Path) -> None:
     grouped, (parted,) = refined(BEYOND, tmp_path)
-    assert parted.nodes == ("square", "tanh")
+    assert parted.nodes == ("square", "root")
     assert parted.error == math.inf
     assert 0.0 < parted.rest_error < 5e-3
-    assert grouped.owners["square"] == grouped.owners["tanh"] == "g000-apart"
+    assert grouped.owners["square"] == grouped.owners["root"] == "g000-apart"
     assert grouped.owners["first"] == grouped.owners["enlarge"] == "g000"
     hazards = find_hazards(grouped, ObservedValues())
     assert not pinned_by_hazards(hazards), "values were not observed here"
@@ -90,7 +90,7 @@ def test_large_angles_leave_the_product_free(tmp_path: Path) -> None:
         (network(CHAIN, level=1.0), {}),
         (COARSE, {"max_error": 10.0}),
         (COARSE, {"knee": True}),
-        (network("[large] b = Mul(a, scale) t = Tanh(b)", scale=1e5), {}),
+        (network("[large] b = Mul(a, scale) t = Relu(b)", scale=1e5), {}),
     ],
     ids=["small error", "within the limit", "no limit", "the product feeds it"],
 )
@@ -108,7 +108,10 @@ def test_the_node_that_makes_a_groups_error_is_named(tmp_path: Path) -> None:
     assert share
     assert int(share[1]) > 50
     fp32 = front.explanation.fp32_groups(front.fp32.plan.fingerprint)
-    assert any(f"alone, {worth.culprit}" in kept.because for kept in fp32)
+    assert any(f"cancellation: {worth.one_group_error:.1e} alone, {worth.culprit}" in kept.because for kept in fp32)
+    named = {finding.code: finding.where.nodes for finding in front.findings}
+    assert named["cancellation"] == ("lower",), "inspect finds no more than a loss of a factor of ten there"
+    assert "cancellation" not in {finding.code for finding in mptune.inspect(path, data={"x": DATA}).findings}
 
 
 @pytest.mark.slow

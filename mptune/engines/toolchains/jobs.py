@@ -153,8 +153,8 @@ class ObserveJob:
         by_value = list(zip(*every, strict=True))
         probes: dict[str, list[NodeFacts]] = {}
         for (probed, precision), on_samples in zip(asked, by_value[len(self.part.rows) :], strict=True):
-            names = [name for name in on_samples[0] if all(name in facts for facts in on_samples)]
-            facts = {name: tuple(numbers[name] for numbers in on_samples) for name in names}
+            names = dict.fromkeys(name for facts in on_samples for name in facts)  # an empty value has none
+            facts = {name: tuple(numbers.get(name, 0.0) for numbers in on_samples) for name in names}
             probes.setdefault(probed.key, []).append(NodeFacts(probed.node.name, facts, precision))
         return {
             tensor: TensorRange.over_samples(each, probes.get(tensor, ()))

@@ -9,6 +9,7 @@ import math
 import time
 import uuid
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from mptune.engines import cuda
 from mptune.engines.base import DRIFT_TEXT, Engine, EngineSession, Failure, Measurement, SampleSet, Stage
 from mptune.engines.context import RunContext
 from mptune.engines.environment import process_warnings, read_gpus, state_warnings
-from mptune.engines.latency import Repetitions, Stopwatch, calibrate, monotonic_ms, time_in_turn
+from mptune.engines.latency import Repetitions, calibrate, monotonic_ms, time_in_turn, warm_up
 from mptune.engines.ort.cuda_session import load_libraries as load_libraries
 from mptune.engines.ort.session import OrtSession
 from mptune.engines.samples import Scoring, cached_samples, file_identity
@@ -100,15 +101,24 @@ class MeasureJob:
         # What is timed gives the outputs, too: the captured graph, where there is one.
         run = partial(candidate.replay, is_once=True) if isinstance(candidate, OrtSession) else candidate.run
         outputs = outputs_of(run, self.scoring.feeds(state), self.scoring.rollout)
+        state.enter(Stage.TIME)
+        feed = cached_samples(state, self.timing_samples)[0]
+        watches = [session.stopwatch(feed) for session in (baseline.session, candidate)]
+        repetitions = self.repetitions or calibrate(watches[0].run_once, monotonic_ms, self.latency)
         state.enter(Stage.COMPARE)
-        error = self.scoring.error(state, outputs)
+        began_ms = monotonic_ms()
+        with ThreadPoolExecutor(1) as pool:  # The device would be idle: it is warmed up meanwhile.
+            comparing = pool.submit(self.scoring.error, state, outputs)
+            warm_up(watches, comparing.done)
+        error, warmed_ms = comparing.result(), monotonic_ms() - began_ms
         counted, metric = error.without(self.ignored), self.scoring.metric
         enough = replace(self.enough, error=counted.value(metric) if counted.has(metric) else math.nan)
 
         state.enter(Stage.TIME)
         before = read_throttling() if self.on_gpu else None
-        watches, repetitions = self.stopwatches(state, candidate, baseline)
-        of_baseline, latency = time_in_turn(watches, repetitions, self.latency, is_enough=enough.is_reached)
+        of_baseline, latency = time_in_turn(
+            watches, repetitions, self.latency, is_enough=enough.is_reached, warmed_ms=warmed_ms
+        )
         timing = SessionTiming.of_values(baseline.name, latency.raw_ms, of_baseline.raw_ms)
         now = None if before is None else read_throttling()  # of a Jetson, right after the timing
         warnings = [*candidate.warnings, *baseline.session.warnings, *(gpu_warnings(state) if self.on_gpu else ())]
@@ -134,34 +144,6 @@ class MeasureJob:
     def open_baseline(self, state: WorkerState) -> Baseline:
         key = (*file_identity(self.baseline.path), self.baseline)
         return state.cached("baseline", key, lambda: Baseline(self.baseline.open()))
-
-    def stopwatches(
-        self, state: WorkerState, candidate: EngineSession, baseline: Baseline
-    ) -> tuple[list[Stopwatch], Repetitions]:
-        """Those of the baseline and of a candidate; and how often each runs, calibrated on the baseline."""
-        feed = cached_samples(state, self.timing_samples)[0]
-        watches = [session.stopwatch(feed) for session in (baseline.session, candidate)]
-        return watches, self.repetitions or calibrate(watches[0].run_once, monotonic_ms, self.latency)
-
-
-@dataclass(frozen=True)
-class ReopenJob:
-    """Open a candidate anew, again and again, and time each session in turn with the baseline's."""
-
-    measure: MeasureJob
-    count: int
-
-    def run(self, state: WorkerState) -> tuple[SessionTiming, ...]:
-        job, baseline = self.measure, self.measure.open_baseline(state)
-        timings = []
-        for _ in range(self.count):
-            state.enter(Stage.BUILD)
-            candidate = state.transient(job.engine.open)
-            state.enter(Stage.TIME)
-            watches, repetitions = job.stopwatches(state, candidate, baseline)
-            before, latency = time_in_turn(watches, repetitions, job.latency, is_enough=job.enough.is_reached)
-            timings.append(SessionTiming.of_values(baseline.name, latency.raw_ms, before.raw_ms))
-        return tuple(timings)
 
 
 @dataclass(frozen=True)
@@ -191,8 +173,10 @@ class Timings:
         self._record: TimingRecord | None = None
         self._standings = Standings()  # What was timed in this process tells how exact the next timing has to be.
 
-    def job(self, built: Built, plan: PrecisionPlan, which: SampleSet) -> MeasureJob | Failure:
-        """The job for an engine; a failure where the baseline has none."""
+    def job(
+        self, built: Built, plan: PrecisionPlan, which: SampleSet, limit: float | None = None
+    ) -> MeasureJob | Failure:
+        """The job for an engine; a failure where the baseline has none. ``limit``: see ``Enough``."""
         context, settings = self._context, self._context.settings
         baseline = self._builder.build(context.grouped.uniform(Precision.FP32), baseline=True)
         if isinstance(baseline, Failure):
@@ -206,7 +190,7 @@ class Timings:
             on_gpu=self._on_gpu,
             latency=settings.latency,
             repetitions=None if self._record is None else self._record.repetitions,
-            enough=self._standings.enough(plan.fingerprint),
+            enough=self._standings.enough(plan.fingerprint, limit),
             ignored=settings.ignore,
         )
 

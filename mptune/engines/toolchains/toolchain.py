@@ -17,7 +17,7 @@ from mptune.engines.ort.session import Provider
 from mptune.engines.spread import SessionTiming
 from mptune.engines.tensorrt.layers import EngineLayers, with_group_times
 from mptune.engines.toolchains import measuring
-from mptune.engines.toolchains.measuring import ReopenJob, Timings
+from mptune.engines.toolchains.measuring import Timings
 from mptune.engines.toolchains.prediction import Prediction
 from mptune.engines.toolchains.reference import ReferenceModel, Workers, has_room_beside
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -44,7 +44,11 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         device: name of the GPU or CPU that is timed; the target's where none is.
         emulation_holds: whether engines round every value that a plan puts in FP16, so that emulated errors predict
             theirs.
+        limit: on the error, within which the fastest plan will be chosen: what cannot be is timed less exactly. None
+            where another plan may be chosen.
     """
+
+    limit: float | None = None
 
     def __init__(
         self,
@@ -147,7 +151,7 @@ class Toolchain(AbstractContextManager["Toolchain"]):
             if built is None or self._timings is None:
                 result = self.prediction.measurement(plan, which)
             else:
-                job = self._timings.job(built, plan, which)
+                job = self._timings.job(built, plan, which, self.limit)
                 timed = job if isinstance(job, Failure) else self.worker.call(job)
                 if isinstance(timed, Failure):
                     result = timed
@@ -216,20 +220,14 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         return self.builder.profiling if self.builder is not None and usable else "none"
 
     def reopen(self, plan: PrecisionPlan, count: int) -> tuple[SessionTiming, ...] | Failure:
-        """Open the engine of a plan anew, this many times, and time each session; empty where latency is predicted."""
-        if self.builder is None or self._timings is None:
-            return ()
-        built = self.builder.build(plan)
-        if isinstance(built, Failure):
-            return built
-        try:
-            job = self._timings.job(built, plan, "search")
-            timings = job if isinstance(job, Failure) else self.worker.call(ReopenJob(job, count))
-            if not isinstance(timings, Failure):
-                self._timings.add(plan, timings)
-            return timings
-        finally:
-            self.builder.release(plan)
+        """Measure the engine of a plan anew, this many times: each session's timing; empty where it is predicted."""
+        timings: list[SessionTiming] = []
+        for _ in range(count if self._timings is not None else 0):
+            again = self.evaluate(plan)
+            if isinstance(again, Failure):
+                return again
+            timings += filter(None, [again.latency.session])
+        return tuple(timings)
 
     def listen(self, callback: Callable[[base.Progress], None]) -> None:
         """Call this with the progress of long builds: while ``evaluate`` waits for them, and in its thread."""

@@ -8,39 +8,62 @@ their group to FP32.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from statistics import fmean
 
+from mptune.finding import BREAKING_CODES
 from mptune.findings.numbers import in_samples
 from mptune.findings.wording import Severity
-from mptune.graph.facts import Facts, FusedNodes, steps_inside, values_inside, walk
+from mptune.graph.facts import FusedNodes, attribute, facts_of, steps_inside, values_inside, walk
 from mptune.graph.groups import GroupedModel
 from mptune.graph.hazards import static
-from mptune.graph.hazards.hazard import FP16_MAX, Hazard, HazardPlace, ObservedValues, group_of, touching, worst_first
+from mptune.graph.hazards.hazard import (
+    FP16_MAX,
+    Hazard,
+    HazardPlace,
+    ObservedValues,
+    TensorRange,
+    group_of,
+    touching,
+    worst_first,
+)
 from mptune.graph.hazards.masks import is_held, mask_input, stays_right
-from mptune.graph.hazards.probes import probe_hazards
-from mptune.graph.loading.model import Node
-from mptune.graph.ops import ARITHMETIC, BOUNDS, MOVEMENT, SOFTMAX, SUMMING, operator
+from mptune.graph.hazards.probes import index_reader, probe_hazards
+from mptune.graph.ops import ARITHMETIC, BOUNDS, COMPARISONS, MEANS, MOVEMENT, SOFTMAX, SUMMING
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision
 from mptune.graph.value_types import ValueTypes, value_types
 
-_NOT_OBSERVED = ObservedValues()
 _HEADROOM = 2.0
 """Values seen within this factor of FP16's end: other data may well go beyond it."""
+_SATURATED = BOUNDS | {"Tanh", "Sigmoid", "HardSigmoid", "Erf"}
+"""What gives the same of an infinite value as of those beyond FP16's end."""
 _ONE_SIGNED = frozenset({"ReduceL1", "ReduceL2", "ReduceSumSquare"})
 """Sums of magnitudes or squares, whatever the signs of what is summed."""
-_KEEPS_INDEX = MOVEMENT | ARITHMETIC | BOUNDS | {"Mod", "Where", "Neg", "Concat"}
-_CARRIES_INDEX = _KEEPS_INDEX | {"Floor", "Ceil", "Round", "Abs", "Sum", "ReduceSum", "CumSum", "Gather"} - {"Cast"}
+_COUNTERS: Mapping[str, tuple[int, int]] = {
+    "CumSum": (0, 0),
+    "ScatterND": (2, 0),
+    "ScatterElements": (2, 0),
+    "LSTM": (0, 2),
+}
+"""Operators that count up into one value: which input the terms are, and which output the sums."""
+_SQUARED, _EXPONENTIAL = frozenset({"ReduceL2", "GlobalLpPool"}), frozenset({"ReduceLogSum", "ReduceLogSumExp"})
+"""Operators that take a root or a logarithm of a sum. TensorRT writes them out, and holds the sum in FP16."""
+_CARRIES_INDEX = MOVEMENT | ARITHMETIC | BOUNDS | {"Mod", "Where", "Neg", "Concat", "Floor", "Ceil", "Round"}
+_CARRIES_INDEX = (_CARRIES_INDEX | {"Abs", "Sum", "ReduceSum", "CumSum", "Gather"}) - {"Cast"}
 """Through these the value that becomes an index is computed: what they read and what they give is as large."""
+_COMPARED = MOVEMENT | {"Sub", "Abs", "Neg"}
+"""Through these a difference of whole numbers comes to where it is compared."""
 _FAR = 5.0
 """Standard deviations: right data stay below 0.1, pixels of 0..255 instead of 0..1 give 65 and more."""
 
 
 def find_hazards(
     grouped: GroupedModel,
-    observed: ObservedValues = _NOT_OBSERVED,
+    observed: ObservedValues = ObservedValues(),  # noqa: B008 (it is frozen)
     precisions: Sequence[str] = DEFAULT_PRECISIONS,
     fused: Sequence[FusedNodes] = (),
+    blamed: Collection[str] = (),
 ) -> tuple[Hazard, ...]:
     """All hazards of a model, those of the groups with the most severe ones first, in the order of the graph.
 
@@ -49,12 +72,13 @@ def find_hazards(
     Args:
         observed: what the values were on the search samples, where they were observed.
         fused: nodes that the engine computes as one, with FP32 inside: what is wrong in FP16 there is no hazard.
+        blamed: nodes that make errors, so that less is enough to say why.
     """
     model, types = grouped.model, value_types(grouped)
     narrowest = min((Precision.FP16, *map(Precision.named, precisions)), key=lambda precision: precision.mantissa_bits)
     hazards = static.constant_hazards(types, observed)
     guarded = {h.place.group for h in hazards if h.code == "vanishing-epsilon" and h.wording != "weights"}
-    hazards += [*_range_hazards(types, observed), *probe_hazards(types, observed, guarded)]
+    hazards += [*_range_hazards(types, observed), *probe_hazards(types, observed, guarded, blamed)]
     hazards += [*_sum_hazards(types, observed, narrowest), *_index_hazards(types, observed, narrowest)]
     hazards += [*_fit_hazards(types, observed), *static.norm_hazards(types, observed)]
     hazards += [*static.broadcast_hazards(types), *static.int64_hazards(types.facts)]
@@ -78,14 +102,35 @@ def nodes_beyond(grouped: GroupedModel, hazards: Sequence[Hazard]) -> tuple[set[
     """The nodes that compute or read values beyond FP16, and the groups that something else rules FP16 out of.
 
     Nodes of such a group are not among them: the group is in FP32 as a whole. One with large angles need not be: its
-    error is finite, and says which nodes hold them.
+    error is finite, and says which nodes hold them. Nor need that of an output on a high level, which its last node is.
     """
-    types = value_types(grouped)
+    types, apart = value_types(grouped), ("angle-spacing", "spacing")
     errors = [hazard for hazard in hazards if hazard.rules_out(Precision.FP16) and hazard.place.group is not None]
-    others = {h.place.group for h in errors if h.place.group and not h.is_of_range and h.code != "angle-spacing"}
+    others = {h.place.group for h in errors if h.place.group and not h.is_of_range and h.code not in apart}
     values = {(h.place.group, h.place.tensor) for h in errors if h.is_of_range and h.place.group not in others}
-    touched = ((group, node.name) for group, tensor in values for node in touching(types, tensor))
+    touched = {(group, node.name) for group, tensor in values for node in touching(types, tensor)}
+    touched |= {(h.place.group, h.place.node or "") for h in errors if h.code == "spacing"}  # an output's last node
     return {name for group, name in touched if grouped.owners.get(name) == group}, others
+
+
+def blame(
+    grouped: GroupedModel, observed: ObservedValues, nodes: Collection[str], precisions: Sequence[str]
+) -> dict[str, Hazard]:
+    """Why rounding at nodes makes errors, by their values: node -> its hazard, where a row of the table fits.
+
+    What reads a node's result, moved or not, meets the same rounding, so that it may be the place.
+    """
+    facts, places = facts_of(grouped.model), {name: [name] for name in nodes}
+
+    def moved(value: str) -> Iterable[str]:
+        return (out for reader in facts.readers(value) if reader.op_type in MOVEMENT for out in reader.outputs)
+
+    for node in (node for node in grouped.model.nodes if node.name in places):
+        places[node.name] += [reader.name for value in walk(node.outputs, moved) for reader in facts.readers(value)]
+    every = find_hazards(grouped, observed, precisions, blamed={name for near in places.values() for name in near})
+    named = (h for h in reversed(every) if h.code in BREAKING_CODES and not h.is_note and h.severity != "info")
+    at = {hazard.place.node: hazard for hazard in named}
+    return {name: at[place] for name, near in places.items() for place in reversed(near) if place in at}
 
 
 def pinning_hazards(
@@ -127,7 +172,8 @@ def _range_hazards(types: ValueTypes, observed: ObservedValues) -> list[Hazard]:
                 rows = {"masked_rows": values.masked_rows, "limit": -FP16_MAX}
                 samples = {"samples": values.masked_samples if values.masked_samples > 1 else None}
                 hazards.append(Hazard("mask", place, rows, "rows", "warning", absmax, samples))
-        is_beyond = absmax > FP16_MAX
+        is_beyond, readers = absmax > FP16_MAX, {reader.op_type for reader in types.facts.readers(tensor)}
+        is_saturated = bool(readers) and readers <= _SATURATED and not types.facts.is_output(tensor)
         if absmax <= FP16_MAX / _HEADROOM or (is_beyond and is_held(model, tensor, Precision.FP16)):
             continue  # the constants that a mask is made of are hazards of their own, and are held within the range
         evidence: dict[str, float] = {"absmax": absmax, "fp16_max": FP16_MAX}
@@ -137,84 +183,87 @@ def _range_hazards(types: ValueTypes, observed: ObservedValues) -> list[Hazard]:
         words = {"in_samples": in_samples(values.beyond, values.samples, sample)}
         for node in touching(types, tensor):
             # What lies far below the other scores of a softmax, and becomes -inf, weighs nothing either way.
-            is_mask = is_beyond and values.highest <= FP16_MAX and stays_right(model, node)
+            is_mask = is_beyond and (is_saturated or (values.highest <= FP16_MAX and stays_right(model, node)))
             group = group_of(types, node)
             if group is None or (group, is_mask) in done:
                 continue
             done.add((group, is_mask))
             severity: Severity = "error" if is_beyond and not is_mask else "warning"
             wording = "mask" if is_mask else "seen" if is_beyond else "near"
+            severity, wording = ("info", "saturated") if is_mask and is_saturated else (severity, wording)
             place = HazardPlace(node.name, group, tensor, (sample,))
             hazards.append(Hazard("overflow", place, evidence, wording, severity, absmax, words))
     return hazards
 
 
 def _sum_hazards(types: ValueTypes, observed: ObservedValues, narrowest: Precision) -> list[Hazard]:
-    """Sums of values of one sign, enough that a term is below half of the spacing at the sum, in FP16 or in BF16."""
-    hazards, exact = [], narrowest.exact_integers
+    """Sums that leave FP16's range inside an operator, or whose terms are below half of the spacing at the sum."""
+    hazards, exact, none = [], narrowest.exact_integers, TensorRange(0.0)
     for node in types.model.nodes:
-        group = group_of(types, node)
-        if group is None or node.op_type not in SUMMING or not node.is_standard:
+        (slot, out), op_type = _COUNTERS.get(node.op_type, (0, 0)), node.op_type
+        is_sum = op_type in SUMMING | _COUNTERS.keys() | _SQUARED | _EXPONENTIAL and len(node.outputs) > out
+        if op_type.startswith("Scatter"):
+            is_sum = is_sum and attribute(node, "reduction") == b"add"
+        if not is_sum or not node.is_standard or (group := group_of(types, node)) is None:
             continue
-        values, result = (observed.ranges.get(name) for name in (node.inputs[0], node.outputs[0]))
-        if values is None or result is None or values.lowest == values.highest == 0:
+        values, result = (observed.ranges.get(name, none) for name in (node.inputs[slot], node.outputs[out]))
+        if not values.absmax or not result.absmax:
             continue
-        terms = math.prod(values.shape) // max(1, math.prod(result.shape))
-        is_of_one_sign = node.op_type in _ONE_SIGNED or not values.lowest < 0 < values.highest
-        if terms >= exact and is_of_one_sign:
-            place = HazardPlace(node.name, group, node.inputs[0], (observed.sample(values.sample),))
-            evidence = {"terms": terms, "lowest": values.lowest, "highest": values.highest}
-            words = {"operator": node.op_type, "narrowest": narrowest.name, "exact_to": exact}
-            hazards.append(Hazard("long-sum", place, evidence, "", "info", float(terms), words))
+        terms, is_one_signed = math.prod(values.shape) / max(1, math.prod(result.shape)), op_type in _ONE_SIGNED
+        if op_type in _COUNTERS:  # so many of the largest, at least; a step of a cell's state is 1 at most
+            terms = result.absmax / (values.absmax if op_type != "LSTM" else 1.0)
+        total = result.absmax * (terms if op_type in MEANS else 1.0)
+        total = total**2 if op_type in _SQUARED else math.exp(min(total, 99.0)) if op_type in _EXPONENTIAL else total
+        place = HazardPlace(node.name, group, node.inputs[slot], (observed.sample(values.sample),))
+        words = {"operator": op_type, "narrowest": narrowest.name, "exact_to": exact}
+        if op_type in _SQUARED | _EXPONENTIAL and total > FP16_MAX:
+            evidence = {"absmax": total, "fp16_max": FP16_MAX}
+            hazards.append(Hazard("overflow", place, evidence, "inside", "error", total, words))
+        elif terms >= exact and (is_one_signed or op_type == "LSTM" or not values.lowest < 0 < values.highest):
+            evidence = {"terms": round(terms), "lowest": values.lowest, "highest": values.highest, "sum": total}
+            hazards.append(Hazard("long-sum", place, evidence, "", "info", terms, words))
     return hazards
 
 
 def _index_hazards(types: ValueTypes, observed: ObservedValues, narrowest: Precision) -> list[Hazard]:
-    """Casts to integers that become an index or a size, of values above the whole numbers that FP16 or BF16 holds.
+    """Values above the whole numbers that FP16 or BF16 holds which become an index or a size, or are compared as whole.
 
     The groups that compute such a value are kept in FP32, back to where values are smaller or no index yet.
     """
     hazards, facts, exact = list[Hazard](), types.facts, narrowest.exact_integers
     large = {tensor for tensor, absmax in observed.absmax.items() if absmax > exact}
+    # Nodes that read whole numbers alone, of which rounding changes one at least.
+    whole = [each for each in observed.probes if "whole" in each.facts and all(each.facts["whole"])]
+    changed = {each.node for each in whole if sum(each.facts["moved"])}
 
-    def carried_from(value: str) -> Iterable[str]:
+    def makers(value: str, kinds: Collection[str]) -> Iterable[str]:
         source = facts.producer(value)
-        is_carried = source is not None and source.is_standard and source.op_type in _CARRIES_INDEX
-        return [name for name in source.inputs if name in large] if source is not None and is_carried else ()
+        return source.inputs if source is not None and source.is_standard and source.op_type in kinds else ()
 
     for node in types.model.nodes:
-        tensor = node.inputs[0] if node.op_type == "Cast" and node.is_standard else ""
-        reader = _indexes(facts, node) if tensor in large else None
-        if reader is None:
+        reader = None
+        if node.op_type == "Cast" and node.is_standard and node.inputs[0] in large:
+            read, reader = [node.inputs[0]], index_reader(facts, node)
+        elif node.op_type in COMPARISONS and node.is_standard:
+            read = list(walk(node.inputs, partial(makers, kinds=_COMPARED)))
+            reader = node if not changed.isdisjoint(n.name for n in (node, *map(facts.producer, read)) if n) else None
+        if reader is None or not (starts := [name for name in read if name in large]):
             continue
-        carriers: dict[str, Node] = {}  # groups that hold the value, or what it is computed from, and their last nodes
-        for source in map(facts.producer, walk([tensor], carried_from)):
-            group = None if source is None else group_of(types, source)
-            if source is not None and group is not None:
+        # The groups that hold the value, or what it is computed from, each with its last node.
+        carriers = {group: node for group in (group_of(types, node),) if group is not None and reader is node}
+        carried = walk(starts, lambda value: [name for name in makers(value, _CARRIES_INDEX) if name in large])
+        for source in filter(None, map(facts.producer, carried)):
+            if (group := group_of(types, source)) is not None:
                 carriers.setdefault(group, source)
+        tensor = max(starts, key=observed.absmax.__getitem__)
         reached, sample = observed.absmax[tensor], observed.sample(observed.ranges[tensor].sample)
         evidence: dict[str, float | str] = {"largest": reached, "exact_to": exact, "reader": reader.name}
         precision = Precision.FP16 if reached > Precision.FP16.exact_integers else narrowest
+        words, wording = {"narrowest": narrowest.name}, "compared" if reader is node else ""
         for group, source in carriers.items():
-            place, words = HazardPlace(source.name, group, tensor, (sample,)), {"narrowest": narrowest.name}
-            hazards.append(Hazard("index-in-float", place, evidence, "", "error", reached, words, precision))
+            place = HazardPlace(source.name, group, tensor, (sample,))
+            hazards.append(Hazard("index-in-float", place, evidence, wording, "error", reached, words, precision))
     return hazards
-
-
-def _indexes(facts: Facts, cast: Node) -> Node | None:
-    """The node that takes the result of a Cast as an index or a size, through arithmetic on integers; None if none."""
-
-    def onward(value: str) -> Iterable[str]:
-        readers = (reader for reader in facts.readers(value) if reader.op_type in _KEEPS_INDEX)
-        return [out for reader in readers for out in reader.outputs if out and "int" in facts.model.info(out).dtype]
-
-    for value in walk(cast.outputs, onward) if "int" in facts.model.info(cast.outputs[0]).dtype else ():
-        for reader in facts.readers(value):
-            row = operator(reader.op_type if reader.is_standard else "")
-            read = [reader.inputs[slot] for slot in row.sizes | row.indices if slot < len(reader.inputs)]
-            if any(facts.root(name) == facts.root(value) for name in read):
-                return reader
-    return None
 
 
 def _fit_hazards(types: ValueTypes, observed: ObservedValues) -> list[Hazard]:

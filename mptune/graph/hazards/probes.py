@@ -1,9 +1,13 @@
-"""What rounding changes at single nodes on data, and which of it is a hazard.
+"""THE table of what rounding does at single nodes on data: operator and values -> code and evidence.
 
-A probe takes a node's operands and results on one sample and a precision, and gives facts: numbers that NumPy computes
-in the worker process. ``probe_hazards`` judges them over all samples; each judgement stands behind its probe. Means and
-shares are taken of at most ``_MOST`` elements at even distances, since a value may have tens of millions. What a single
-element decides, such as a pole or a comparison, is looked at in all, a block at a time.
+A row of ``_TABLE`` has probes and judges. A probe takes a node's operands on one sample, and a precision, and gives
+numbers; NumPy computes them in the worker process. A judge takes them over all samples, and names the code, the
+evidence, and the values that are as wrong where they are rounded by the nodes that compute them. Means and shares are
+taken of at most ``_MOST`` elements at even distances, since a value may have tens of millions. What a single element
+decides, as at a pole, is looked at in all, a block at a time.
+
+``inspect`` and a search judge every node. At a node that measurement says makes the error of its group (``blame``), a
+tenth of each limit is enough: that it matters is shown already, and only why is asked.
 """
 
 from __future__ import annotations
@@ -11,50 +15,51 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
 
+from mptune.graph import ops
 from mptune.graph.facts import Facts, attribute, casts_integers, facts_of, float_attribute, origin, walk
 from mptune.graph.hazards.hazard import Hazard, HazardPlace, NodeFacts, ObservedValues, TensorRange, group_of, spacing
 from mptune.graph.hazards.masks import comes_to_softmax
 from mptune.graph.hazards.static import state_pairs
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import from_stored, to_stored
-from mptune.graph.ops import (
-    ADDS,
-    ARITHMETIC,
-    BOUNDS,
-    CENTRING_NORMS,
-    COMPARISONS,
-    COPIES,
-    ELEMENTWISE,
-    EXTREMES,
-    MATRIX_PRODUCTS,
-    MOVEMENT,
-)
 from mptune.graph.patterns import find_patterns
 from mptune.graph.plan import Precision
 from mptune.graph.value_types import ValueTypes
 
 Arrays = Mapping[str, np.ndarray]
 Numbers = dict[str, float]
-_BLOCK = 1 << 16
-"""Elements that are computed at a time: what stays in a core's cache."""
-_MOST = 1 << 18
-"""Elements from which means and shares are estimated."""
-_FEWEST_ROWS = 16
-"""Of a norm or a softmax, however long they are."""
+Judged = Iterator[tuple[Hazard, Iterable[str]]]
+"""Hazards, each with the values whose rounding elsewhere does the same."""
+_BLOCK, _MOST, _FEWEST_ROWS = 1 << 16, 1 << 18, 16
+"""Elements that stay in a core's cache; from which means and shares are estimated; rows, however long they are."""
 POLES: Mapping[str, int] = {"Log": 0, "Sqrt": 0, "Reciprocal": 0, "Div": 1, "Pow": 0}
 """Operator -> which of its inputs may not reach zero, or fall below it."""
 _FIRST_OPSET = 11
 """The first operator set whose Equal takes floats, and whose Clip takes its bounds as inputs."""
 _POLE_DEPTH = 4
 """Operators before a pole that are computed again: a variance is subtracted, clipped, and an epsilon is added."""
-_RECOMPUTED = ARITHMETIC | BOUNDS | {"Neg", "Abs", "Sqrt", "Identity"}
+_RECOMPUTED = ops.ARITHMETIC | ops.BOUNDS | {"Neg", "Abs", "Sqrt", "Identity"}
 _LEAST = (1e-30, 1e-38)
 """No precision has a value between zero and one of these; or subnormal ones, which engines take for zero."""
+_WHOLE = frozenset({"Floor", "Ceil", "Round"})
+_NORMS = ops.CENTRING_NORMS - {"BatchNormalization"}
+
+
+def _weights(rows: np.ndarray) -> Any:
+    exponentials = np.exp(rows - rows.max(-1, keepdims=True))
+    return exponentials / exponentials.sum(-1, keepdims=True)
+
+
+def _normalised(rows: np.ndarray, epsilon: float) -> Any:
+    wide = rows.astype(np.float64)
+    return (wide - wide.mean(-1, keepdims=True)) / np.sqrt(wide.var(-1, keepdims=True) + epsilon)
+
+
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": np.divide, "Pow": np.power,
     "Neg": np.negative, "Abs": np.abs, "Sqrt": np.sqrt, "Identity": np.positive,
@@ -62,6 +67,9 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "Clip": lambda x, low=-np.inf, high=np.inf: np.clip(x, low, high),
     "Greater": np.greater, "Less": np.less, "Equal": np.equal,
     "GreaterOrEqual": np.greater_equal, "LessOrEqual": np.less_equal,
+    "Log": np.log, "Acos": np.arccos, "Asin": np.arcsin, "Sin": np.sin, "Cos": np.cos,
+    "Floor": np.floor, "Ceil": np.ceil, "Round": np.rint, "Cast": np.trunc,
+    "Softmax": _weights, "ArgMax": partial(np.argmax, axis=-1), "ArgMin": partial(np.argmin, axis=-1),
 }  # fmt: skip
 
 
@@ -95,10 +103,12 @@ def probed_nodes(model: Model) -> tuple[ProbedNode, ...]:
     """The nodes of a model that have a probe, in topological order."""
     facts, probed = facts_of(model), list[ProbedNode]()
     for node in model.nodes if model.opset >= _FIRST_OPSET else ():
-        if not node.is_standard or node.op_type not in _PROBES or not facts.varying(node) or not node.inputs[0]:
+        if not node.is_standard or node.op_type not in _TABLE or not facts.varying(node) or not node.inputs[0]:
             continue
         info = model.info(node.inputs[0])
         if not info.is_float32 or 0 in (info.shape or ()) or attribute(node, "training_mode") == 1:
+            continue
+        if node.op_type in _WHOLE | {"Cast"} and index_reader(facts, node) is None:
             continue
         computed = (name for name in (node.outputs[0], *node.inputs[:2]) if name not in model.initializers)
         key = next((name for name in computed if model.info(name).is_float32), "")
@@ -124,10 +134,8 @@ def range_of(values: np.ndarray, row_axes: tuple[int, ...] = ()) -> TensorRange:
     """The range of a value on one sample; ``row_axes`` are those of a row, where a softmax is taken of the value."""
     lowest, highest = (float(values.min()), float(values.max())) if values.size else (0.0, 0.0)
     if not np.isfinite(highest - lowest):  # NaN comes through, and an infinity is an end
-        lowest = highest = 0.0
-        for (block,) in _blocks(values):
-            finite = block[np.isfinite(block)]
-            lowest, highest = min(lowest, float(finite.min(initial=0.0))), max(highest, float(finite.max(initial=0.0)))
+        finite = np.isfinite(values)
+        lowest, highest = (float(end(values, where=finite, initial=0.0)) for end in (np.min, np.max))
     absmax, limit, masked = max(highest, -lowest, 0.0), Precision.FP16.largest, 0
     if row_axes and lowest < -limit:
         largest = values.max(axis=row_axes)  # a row that is -inf throughout is NaN in FP32 already
@@ -138,7 +146,8 @@ def range_of(values: np.ndarray, row_axes: tuple[int, ...] = ()) -> TensorRange:
 def facts_on(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
     """The facts of a node on one sample; ``values`` holds those that it ``reads``."""
     with np.errstate(all="ignore"):
-        return _PROBES[probed.node.op_type][0](probed, values, precision)
+        every = [probe(probed, values, precision) for probe in _TABLE[probed.node.op_type][0]]
+    return {name: number for facts in every for name, number in facts.items()}
 
 
 def rounded(values: np.ndarray, precision: Precision) -> np.ndarray:
@@ -162,86 +171,107 @@ def _spaced(length: int, count: int) -> np.ndarray:
     return np.arange(count if length else 0) * length // count
 
 
-def _squares(values: np.ndarray) -> float:
-    return float(np.square(values, dtype=np.float64).sum())
+def _mean_square(values: np.ndarray) -> float:
+    return float(np.square(values, dtype=np.float64).sum()) / max(1, values.size)
 
 
-def _magnitude(values: np.ndarray) -> float:
-    """The largest finite one."""
-    return max((float(np.max(np.abs(b), where=np.isfinite(b), initial=0.0)) for (b,) in _blocks(values)), default=0.0)
+# -- what a judge sees ------------------------------------------------------------------------------------------------
 
 
-# -- over all samples -------------------------------------------------------------------------------------------------
-
-
-def probe_hazards(types: ValueTypes, observed: ObservedValues, guarded: Collection[str | None]) -> list[Hazard]:
+def probe_hazards(
+    types: ValueTypes, observed: ObservedValues, guarded: Collection[str | None], blamed: Collection[str] = ()
+) -> list[Hazard]:
     """What rounding changes at single nodes, for the groups that would hold the operands in FP16 or BF16.
 
-    ``guarded``: groups with an epsilon that vanishes.
+    Args:
+        guarded: groups with an epsilon that vanishes.
+        blamed: nodes at which a part of each limit is enough.
     """
-    facts, nodes = types.facts, {node.name: node for node in types.model.nodes}
+    nodes = {node.name: node for node in types.model.nodes}
     patterns = (pattern for pattern in find_patterns(types.model) if pattern.kind in ("activation", "norm"))
     inside = {index for pattern in patterns for index in pattern.nodes}
-    hazards: list[Hazard] = []
+    judged: list[tuple[Hazard, Iterable[str]]] = []
     for record in observed.probes:
         node, precision = nodes[record.node], record.precision
-        group, judge = group_of(types, node), _PROBES[node.op_type][1]
-        if judge is None or group is None or types.group_of[node.index] in types.lacking(precision):
+        group = group_of(types, node)
+        has_precision = group is not None and types.group_of[node.index] not in types.lacking(precision)
+        if not has_precision and node.op_type != "NonMaxSuppression":  # which reads what FP16 has rounded
             continue
         ranges = (observed.ranges[name] for name in (*node.inputs, *node.outputs) if name in observed.ranges)
         if any(values.absmax > precision.largest for values in ranges):
             continue  # that is an overflow, and rounded figures say nothing more
-        if node.op_type in POLES and group in guarded:
-            continue  # by an epsilon that vanishes, which is named already
-        hazards += judge(_Look(types, observed, record, node, group, is_inside=node.index in inside))
-    in_fp16 = {(hazard.code, hazard.place.node) for hazard in hazards if hazard.precision is Precision.FP16}
-    hazards = [h for h in hazards if h.precision is Precision.FP16 or (h.code, h.place.node) not in in_fp16]
+        if not any(map(any, record.facts.values())):
+            continue  # there are no elements
+        look = _Look(types.facts, observed, record, node, group, node.index in inside, node.name in blamed)
+        judges = (j for j in _TABLE[node.op_type][1] if j is not _pole_hazards or group not in guarded)
+        every = next(filter(None, (list(judge(look)) for judge in judges)), [])  # the first that says why
+        # What a sum has lost is named there, and not again where its logarithm is taken.
+        maker, lost = types.facts.producer(node.inputs[0]), {h.place.node for h, _ in judged if h.code == "stagnation"}
+        judged += every if maker is None or maker.name not in lost else []
+    in_fp16 = {(hazard.code, hazard.place.node) for hazard, _ in judged if hazard.precision is Precision.FP16}
+    judged = [(h, v) for h, v in judged if h.precision is Precision.FP16 or (h.code, h.place.node) not in in_fp16]
 
     # The same for the groups that compute what such a node reads: rounded there, it is as wrong as rounded here.
-    of_operands = list[Hazard]()
-    for hazard in hazards:
-        node, done = nodes[hazard.place.node or ""], {hazard.place.group}
-        is_pole = node.op_type in POLES
-        if hazard.code not in (("vanishing-values",) if is_pole else ("cancellation", "spacing", "angle-spacing")):
-            continue
-        if hazard.code == "angle-spacing":
-            held: Iterable[str] = _coarse_angles(facts, observed, hazard.place.tensor, hazard.precision)
-        else:
-            operands = (hazard.place.tensor,) if is_pole else facts.varying(node)
-            held = (origin(types.model, name, MOVEMENT)[0] for name in operands if types.model.info(name).is_float32)
-        for source in map(facts.producer, held):
+    hazards = [hazard for hazard, _ in judged]
+    for hazard, values in judged:
+        done = {hazard.place.group}
+        for source in map(types.facts.producer, values):
             group = None if source is None else group_of(types, source)
             if source is None or group in done or types.group_of[source.index] in types.lacking(hazard.precision):
                 continue
-            if group is not None:
-                done.add(group)
-                of_operands.append(replace(hazard, place=replace(hazard.place, group=group, node=None)))
-    return hazards + of_operands
+            done.add(group)
+            hazards.append(replace(hazard, place=replace(hazard.place, group=group, node=None)))
+    return hazards
 
 
+@dataclass(frozen=True)
 class _Look:
-    """One node with its facts on data, over all samples."""
+    """One node with its facts on data, over all samples.
 
-    def __init__(
-        self, types: ValueTypes, observed: ObservedValues, record: NodeFacts, node: Node, group: str, *, is_inside: bool
-    ) -> None:
-        self.facts, self.observed, self.node, self.group = types.facts, observed, node, group
-        self.is_inside = is_inside  # a norm or an activation, where an epsilon is no step
-        self.on_samples, self.precision = record.facts, record.precision
-        # Of a pair of limits for FP16 and BF16, which one: that of the precision whose mantissa is most alike.
-        self.limit = int(self.precision.mantissa_bits - Precision.BF16.mantissa_bits < 2)
+    Attributes:
+        is_inside: it is part of a norm or an activation, where an epsilon is no step.
+        is_blamed: it makes an error.
+    """
+
+    facts: Facts
+    observed: ObservedValues
+    record: NodeFacts
+    node: Node
+    group: str | None
+    is_inside: bool
+    is_blamed: bool
+
+    @property
+    def precision(self) -> Precision:
+        return self.record.precision
+
+    @property
+    def operands(self) -> list[str]:
+        """The values that the node reads, where they were computed."""
+        names = (name for name in self.facts.varying(self.node) if self.facts.model.info(name).is_float32)
+        return [origin(self.facts.model, name, ops.MOVEMENT)[0] for name in names]
+
+    def limit(self, limits: tuple[float, float]) -> float:
+        """Of a pair for FP16 and BF16 that of the precision whose mantissa is most alike."""
+        limit = limits[int(self.precision.mantissa_bits - Precision.BF16.mantissa_bits < 2)]
+        return 0.1 * limit if self.is_blamed else limit
 
     def sums(self, *names: str) -> list[float]:
         """Facts, each summed over the samples."""
-        return [sum(self.on_samples[name]) for name in names]
+        return [sum(self.record.facts.get(name, ())) for name in names]
 
     def worst(self, name: str) -> int:
         """Position of the sample on which a fact is the largest, among those where it is finite."""
-        values = self.on_samples[name]
+        values = self.record.facts[name]
         return max(range(len(values)), key=lambda k: values[k] if math.isfinite(values[k]) else -1.0)
 
+    def spaced(self, *tensors: str) -> dict[str, float]:
+        """The largest magnitude of some values, and the precision's spacing there."""
+        magnitude = max((self.observed.absmax.get(tensor, 0.0) for tensor in tensors), default=0.0)
+        return {"magnitude": magnitude, "spacing": spacing(magnitude, self.precision)}
+
     def hazard(
-        self, code: str, tensor: str, evidence: Mapping[str, float], worst_by: str, value: float, **about: Any
+        self, code: str, tensor: str, evidence: Mapping[str, float | str], worst_by: str, value: float, **about: Any
     ) -> Hazard:
         """A hazard at the node; ``worst_by``: the fact that is largest on the sample that is named."""
         words = {"operator": self.node.op_type, **about.pop("words", {})}
@@ -249,61 +279,92 @@ class _Look:
         return Hazard(code, place, evidence, value=value, words=words, precision=self.precision, **about)
 
 
-# -- sums and differences ---------------------------------------------------------------------------------------------
+# -- what rounding the operands changes -------------------------------------------------------------------------------
+
+
+_OF_ROWS = ops.EXTREMES | {"Softmax"}
+
+
+def _change(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
+    """What changes of a node's result where its operands are rounded; as mean squares where nothing else is said.
+
+    ``moved`` of ``rows`` results are others; of Softmax, how much weight is elsewhere; of Equal, those are counted that
+    are equal, before or after. ``gap``: how far the two operands, or the next largest of a row, are away in the mean.
+    ``idle`` of ``steps`` elements are those whose smaller side is lost, as the rounded sum is the other. Where a Sub
+    loses its first side, what is left is the negated second: a difference, not a step.
+    """
+    node, operand, facts = probed.node, values[probed.node.inputs[0]], dict[str, Any]()
+    op_type, function = node.op_type, _FUNCTIONS.get(node.op_type, np.positive)
+    if not values[node.outputs[0]].size or not operand.size:
+        return {}
+    if op_type in _NORMS:  # over a channel of a sample, or some of them
+        axis, groups = attribute(node, "axis"), attribute(node, "num_groups")
+        count = operand.shape[0] * (groups if isinstance(groups, int) else operand.shape[1])
+        if op_type == "LayerNormalization":
+            count = math.prod(operand.shape[: axis if isinstance(axis, int) else -1])
+        function = partial(_normalised, epsilon=float_attribute(node, "epsilon", 1e-5))
+        lines = operand.reshape(count, -1)
+        lines = lines[:, _spaced(lines.shape[1], _MOST)]
+    elif op_type in _OF_ROWS:
+        axis = attribute(node, "axis")
+        lines = np.moveaxis(operand, axis if isinstance(axis, int) else -1 if op_type == "Softmax" else 0, -1)
+        lines = lines.reshape(-1, lines.shape[-1])
+    else:
+        operands = [*np.broadcast_arrays(*(values[name] for name in node.inputs))]
+        positions = np.unravel_index(_spaced(operands[0].size, _MOST), operands[0].shape)
+        operands = [each[positions] for each in operands] if operands[0].size > _MOST else operands
+    if op_type in _NORMS | _OF_ROWS:
+        operands = [lines[_spaced(len(lines), max(_FEWEST_ROWS, _MOST // lines.shape[1]))]]
+
+    near = [rounded(each, precision) for each in operands]
+    exact, again = (function(*each) for each in (operands, near))
+    facts |= {"rows": exact.size, "moved": np.count_nonzero(exact != again)}
+    facts |= {"error": _mean_square(np.subtract(again, exact, dtype=np.float64)), "square": _mean_square(exact)}
+    facts |= {"first": _mean_square(operands[0]), "shift": _mean_square(near[0] - operands[0])}
+    facts["whole"] = all((each == np.rint(each)).all() for each in operands)
+    if op_type in ("Add", "Sub"):
+        facts["second"] = _mean_square(operands[1])
+        step, base = (operands[0], near[1]) if facts["first"] < facts["second"] else (operands[1], near[0])
+        steps = (np.abs(step) > 0) & (np.abs(base) > 0) & np.isfinite(base)
+        size = values[node.outputs[0]].size / exact.size
+        facts["steps"] = size * np.count_nonzero(steps)
+        facts["idle"] = size * np.count_nonzero(steps & (rounded(again, precision) == base))
+        facts |= {"variance": exact.var(dtype=np.float64), "rounding": _mean_square(rounded(exact, precision) - exact)}
+    elif op_type in ops.COMPARISONS:
+        facts["gap"] = np.abs(operands[0] - operands[1]).mean(dtype=np.float64)
+        facts["rows"] = np.count_nonzero(exact | again) if op_type == "Equal" else exact.size
+    elif op_type in ("Sin", "Cos"):
+        coarse = np.abs(operands[0]) >= math.ldexp(_COARSE, precision.mantissa_bits)
+        facts |= {"different": np.unique(operands[0][coarse]).size, "left": np.unique(near[0][coarse]).size}
+    elif op_type in _OF_ROWS:
+        rows = -operands[0] if op_type == "ArgMin" else operands[0]
+        largest = rows.max(-1, keepdims=True)
+        away = largest - rows
+        facts["gap"] = np.min(away, -1, where=away > 0, initial=np.inf).mean(dtype=np.float64)
+        facts |= {"rows": len(rows), "largest": np.max(np.abs(largest), where=np.isfinite(largest), initial=0.0)}
+        if op_type == "Softmax":
+            facts["moved"] = np.abs(exact - again).sum(dtype=np.float64) / 2
+    return {name: float(value) for name, value in facts.items()}
+
 
 _LOST_SHARE = 0.5
-_CANCELLATION_FACTOR = 32.0
-_CANCELLATION_ERROR = (0.01, 0.03)
-"""Relative error of a difference that rounding its operands makes, in FP16 and in BF16, as all pairs here: FP16's own
-rounding is 2.8e-4 in the mean, BF16's 2.3e-3. At eight times FP16's limit BF16 would only fail where FP16 does."""
-_STEP_BY_STEP = ELEMENTWISE - {"Where"} | {"Identity", "Cast"}
+_STEP_BY_STEP = ops.ELEMENTWISE - {"Where"} | {"Identity", "Cast"}
 """Functions of single elements. What a Where chooses may have nothing to do with its condition."""
 
 
-def _sum(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
-    """Of Add and Sub: mean squares; and of how many elements the smaller side is lost, as the rounded sum is the other.
-
-    Where a Sub loses its first side, what is left is the negated second: a difference, not a step.
-    """
-    node, size = probed.node, values[probed.node.outputs[0]].size
-    arrays = [*np.broadcast_arrays(*(values[name] for name in (*node.inputs, node.outputs[0])))]
-    if size > _MOST:
-        positions = np.unravel_index(_spaced(size, _MOST), arrays[0].shape)
-        arrays = [each[positions] for each in arrays]
-    first, second, result = arrays
-    a, b = rounded(first, precision), rounded(second, precision)
-    exact = _FUNCTIONS[node.op_type](a, b)
-    total, count = rounded(exact, precision), max(1, result.size)
-    squared = {"first": first, "second": second, "result": result, "error": exact - result}
-    facts = {name: _squares(each) / count for name, each in squared.items()}
-    step, base = (first, b) if facts["first"] < facts["second"] else (second, a)
-    steps = (np.abs(step) > 0) & (np.abs(base) > 0) & np.isfinite(base)
-    facts["steps"] = np.count_nonzero(steps) * size / count
-    facts["lost"] = np.count_nonzero(steps & (total == base)) * size / count
-    return facts
-
-
-def _sum_hazards(look: _Look) -> Iterator[Hazard]:
-    """A result much smaller than its operands, which their rounding changes; or a step that is lost."""
-    steps, lost, first, second, result, error = look.sums("steps", "lost", "first", "second", "result", "error")
-    if steps and lost >= _LOST_SHARE * steps and not look.is_inside:
-        yield from _stagnation(look, lost / steps, first, second)
-    if math.isfinite(first + second + result + error) and result > 0:
-        factor, relative = (math.sqrt(first) + math.sqrt(second)) / math.sqrt(result), math.sqrt(error / result)
-        if factor >= _CANCELLATION_FACTOR and relative >= _CANCELLATION_ERROR[look.limit]:
-            evidence = {"factor": factor, "relative_error": relative}
-            yield look.hazard("cancellation", look.node.outputs[0], evidence, "error", factor)
-
-
-def _stagnation(look: _Look, share: float, first: float, second: float) -> Iterator[Hazard]:
+def _step_hazards(look: _Look) -> Judged:
     """A step that is lost on most elements, as the rounded sum is the other side."""
-    facts, node, steps = look.facts, look.node, sum(look.on_samples["steps"])
+    facts, node, (steps, idle, first, second) = look.facts, look.node, look.sums("steps", "idle", "first", "second")
+    # Where a logarithm is taken of the sum, one plus a small value is no matter of rounding: what is left is zero.
+    is_logged = any(reader.op_type == "Log" for reader in facts.readers(node.outputs[0]))
+    if not steps or idle < _LOST_SHARE * steps or (look.is_inside and not is_logged):
+        return
     (step, moved), (base, unchanged) = sorted(zip((first, second), node.inputs, strict=True), key=lambda side: side[0])
     # What comes back as the input of the next step is counted up, as a clock or a running sum is.
     outputs = {given: output for output, given in state_pairs(facts.model)}
     is_counted = facts.root(outputs.get(facts.root(unchanged), "")) == facts.root(node.outputs[0])
-    is_aside = facts.is_static(moved) or facts.is_vector(unchanged) or facts.is_single(unchanged)
-    if (is_aside or comes_to_softmax(facts.model, node)) and not is_counted:
+    is_level = (facts.is_vector(unchanged) or facts.is_single(unchanged)) and not is_logged
+    if (facts.is_static(moved) or is_level or comes_to_softmax(facts.model, node)) and not is_counted:
         return
 
     def elementwise(value: str) -> Iterable[str]:
@@ -312,64 +373,57 @@ def _stagnation(look: _Look, share: float, first: float, second: float) -> Itera
 
     # A step that is made of the other side element by element, as x + 0.04 x**3 is, adds nothing up.
     if not any(facts.root(value) == facts.root(unchanged) for value in walk([moved], elementwise)):
-        size, at = (math.sqrt(square / len(look.on_samples["lost"])) for square in (step, base))
-        evidence = {"share": share, "elements": int(steps), "step": size, "base": at}
+        size, at = (math.sqrt(square / len(look.record.facts["idle"])) for square in (step, base))
+        evidence = {"share": idle / steps, "elements": int(steps), "step": size, "base": at}
         evidence["spacing"] = spacing(at, look.precision)
-        place, words = (node.outputs[0], evidence, "lost", at), {"moved": moved, "unchanged": unchanged}
-        yield look.hazard("stagnation", *place, severity="error", words=words)
+        words = {"moved": moved, "unchanged": unchanged, "is_logged": is_logged}
+        severity = "warning" if is_logged else "error"  # where the sum is read at once, its error shows the loss
+        yield look.hazard("stagnation", node.outputs[0], evidence, "idle", at, severity=severity, words=words), ()
 
 
-# -- norms ------------------------------------------------------------------------------------------------------------
-
+_CANCELLATION_FACTOR = (32.0, 32.0)
+_CANCELLATION_ERROR = (0.01, 0.03)
+"""Relative error of a difference that rounding its operands makes, in FP16 and in BF16, as all pairs here: FP16's own
+rounding is 2.8e-4 in the mean, BF16's 2.3e-3. At eight times FP16's limit BF16 would only fail where FP16 does."""
 _MOVED_NORM = (0.03, 0.1)
 """In standard deviations of a norm's results, of which FP16's own rounding is 3e-4, BF16's 2e-3."""
 
 
-def _norm(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
-    """Mean square of what rounding a norm's operand changes of its results before they are scaled; and of these."""
-    node, operand = probed.node, values[probed.node.inputs[0]]
-    shape, axis, groups = operand.shape, attribute(node, "axis"), attribute(node, "num_groups")
-    count = shape[0] * (groups if isinstance(groups, int) else shape[1])  # over a channel of a sample, or some of them
-    if node.op_type == "LayerNormalization":
-        count = math.prod(shape[: axis if isinstance(axis, int) else -1])
-    if not operand.size:
-        return dict.fromkeys(("error", "square", "magnitude"), 0.0)
-    rows = operand.reshape(count, -1)
-    rows = rows[_spaced(count, max(_FEWEST_ROWS, _MOST // rows.shape[1]))]
-    rows = rows[:, _spaced(rows.shape[1], _MOST)]
-    results, moved = (
-        (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + float_attribute(node, "epsilon", 1e-5))
-        for x in (rows.astype(np.float64), rounded(rows, precision).astype(np.float64))
-    )
-    error, square = _squares(moved - results) / rows.size, _squares(results) / rows.size
-    return {"error": error, "square": square, "magnitude": _magnitude(operand)}
+def _error_hazards(look: _Look) -> Judged:
+    """A result much smaller than its operands, which their rounding changes; or of a function so steep."""
+    error, square, shift, first, second = look.sums("error", "square", "shift", "first", "second")
+    if not 0 < error < math.inf or not 0 < square < math.inf or not math.isfinite(first + second):
+        return
+    relative, (operand, *others) = math.sqrt(error / square), look.node.inputs
+    if look.node.op_type in _NORMS:  # which take a large mean out of values whose differences rounding has changed
+        if relative >= look.limit(_MOVED_NORM):
+            evidence = look.spaced(operand) | {"relative_error": relative}
+            yield look.hazard("cancellation", operand, evidence, "error", relative, wording="norm"), look.operands
+        return
+    factor = (math.sqrt(first) + math.sqrt(second)) / math.sqrt(square)
+    wording, tensor = "", look.node.outputs[0]
+    if not others:
+        factor, wording, tensor = relative / math.sqrt(shift / first), "slope", operand
+    if factor >= look.limit(_CANCELLATION_FACTOR) and relative >= look.limit(_CANCELLATION_ERROR):
+        evidence = {"factor": factor, "relative_error": relative}
+        yield look.hazard("cancellation", tensor, evidence, "error", factor, wording=wording), look.operands
 
 
-def _norm_hazards(look: _Look) -> Iterator[Hazard]:
-    """A norm that takes a large mean out of values whose differences rounding has changed by then."""
-    error, square = look.sums("error", "square")
-    relative = math.sqrt(error / square) if error > 0 and math.isfinite(error + square) else 0.0
-    if relative >= _MOVED_NORM[look.limit]:
-        reached = look.on_samples["magnitude"][look.worst("error")]
-        gap = spacing(reached, look.precision)
-        evidence = {"magnitude": reached, "spacing": gap, "relative_error": relative}
-        yield look.hazard("cancellation", look.node.inputs[0], evidence, "error", relative, wording="norm")
+_COARSE_LEVEL = (0.03, 0.1)
+"""Rounding error of an output in standard deviations over one sample. An error over all samples does not show it where
+each sample has a level of its own."""
 
 
-def _batch_norm(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
-    """How far the operand lies off the running mean, in standard deviations.
-
-    The median over the channels, as a dead one with a variance near zero says nothing. Statistics of 0 and 1 are of a
-    model that was not trained; even powers of two come from rescaling.
-    """
-    node, operand = probed.node, values[probed.node.inputs[0]]
-    mean, variance = (values[name].astype(np.float64) for name in node.inputs[3:5])
-    deviation = np.sqrt(np.abs(variance) + float_attribute(node, "epsilon", 1e-5))
-    powers, is_trained = np.log2(deviation), (mean != 0).any() or (variance != 1).any()
-    if not operand.size or not is_trained or np.allclose(powers, np.round(powers), atol=1e-3):
-        return {}
-    centres = np.moveaxis(operand, 1, 0).reshape(len(mean), -1).mean(-1, dtype=np.float64)
-    return {"deviations": float(np.median(np.abs(centres - mean) / deviation))}
+def _level_hazards(look: _Look) -> Judged:
+    """An output on so high a level that the precision's spacing hides how it varies within a sample."""
+    rounding, variance = look.sums("rounding", "variance")
+    ends = (origin(look.facts.model, output.name, ops.MOVEMENT)[0] for output in look.facts.model.outputs)
+    if variance > 0 and look.node.outputs[0] in ends:
+        relative, varies = math.sqrt(rounding / variance), math.sqrt(variance / len(look.record.facts["variance"]))
+        if look.limit(_COARSE_LEVEL) <= relative < math.inf:
+            evidence = look.spaced(look.node.outputs[0]) | {"varies": varies, "relative_error": relative}
+            about: dict[str, Any] = {"wording": "output", "severity": "error"}
+            yield look.hazard("spacing", look.node.outputs[0], evidence, "rounding", relative, **about), ()
 
 
 # -- poles ------------------------------------------------------------------------------------------------------------
@@ -404,97 +458,111 @@ def _pole(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
     return facts
 
 
-def _pole_hazards(look: _Look) -> Iterator[Hazard]:
+def _pole_hazards(look: _Look) -> Judged:
     """Operands that a precision brings to zero or below it, where FP32 does not: Inf or NaN, or most of them lost."""
     values, lost, vanished, zeroed, small = look.sums("values", "lost", "vanished", "zeroed", "small")
     if not lost and zeroed <= _LOST_SHARE * values:  # a few zeros that give no Inf change little
         return
-    evidence, vanishes, operator = dict[str, float](), 2 * vanished >= lost, look.node.op_type
+    evidence, vanishes, op_type = dict[str, float](), 2 * vanished >= lost, look.node.op_type
     if vanishes:
         evidence = {"zero_share": zeroed / values, "subnormal_share": (small - zeroed) / values}
         evidence["smallest_normal"] = look.precision.smallest_normal
     if lost:
-        evidence |= {"lost": int(lost), "values": int(values), "smallest": min(look.on_samples["smallest"])}
-    about: dict[str, Any] = {"wording": f"pole {operator}" if lost else ""}
+        evidence |= {"lost": int(lost), "values": int(values), "smallest": min(look.record.facts["smallest"])}
+    about: dict[str, Any] = {"wording": f"pole {op_type}" if lost else ""}
     about["severity"] = "error" if lost and vanishes else "warning"
-    code, operand = "vanishing-values" if vanishes else "cancellation", look.node.inputs[POLES[operator]]
-    yield look.hazard(code, operand, evidence, "lost" if lost else "zeroed", lost, **about)
+    code, operand = "vanishing-values" if vanishes else "cancellation", look.node.inputs[POLES[op_type]]
+    hazard = look.hazard(code, operand, evidence, "lost" if lost else "zeroed", lost, **about)
+    yield hazard, [origin(look.facts.model, operand, ops.MOVEMENT)[0]] if vanishes else ()
 
 
-# -- angles -----------------------------------------------------------------------------------------------------------
+# -- angles and coordinates -------------------------------------------------------------------------------------------
 
 _COARSE = 0.125
 """Radians, 1/50 of a period. Rounding to values so far apart changes a sine by up to 6 %, which is what FP16 does from
 128 rad on and BF16 from 16 rad on; each doubling of the angle doubles it."""
 _MOVED_SINE = (0.01, 0.03)
 """Relative error of all sines. A few large angles among many small ones, or whole numbers, change less."""
-_SCALES_ANGLE = MATRIX_PRODUCTS | {"Mul", "Div"}
-_PASSES_ANGLE = _SCALES_ANGLE | ADDS | BOUNDS | MOVEMENT | COPIES | {"Neg", "Abs", "Where"}
+_SCALES = ops.MATRIX_PRODUCTS | {"Mul", "Div"}
+_PASSES = _SCALES | ops.ADDS | ops.BOUNDS | ops.MOVEMENT | ops.COPIES | {"Sub", "Neg", "Abs", "Where"}
 """The nodes that compute an angle from other values. What a CumSum adds up has an angle's size only as the sum."""
-_WHOLE = frozenset({"Range", "Floor", "Ceil", "Round"})
-_SCALES_SINE = MOVEMENT | {"Mul", "Div", "Pow"}
+_SCALES_SINE = ops.MOVEMENT | {"Mul", "Div", "Pow"}
 
 
-def _angle(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
-    """Mean squares of sines and of what rounding the angles changes of them; and how many angles stay different.
-
-    Those are counted whose spacing is ``_COARSE``.
-    """
-    angles, turn = values[probed.node.inputs[0]], {"Sin": np.sin, "Cos": np.cos}[probed.node.op_type]
-    spread = angles.reshape(-1)[_spaced(angles.size, _MOST)]
-    near, exact = rounded(spread, precision), turn(spread)
-    is_coarse = np.abs(spread) >= math.ldexp(_COARSE, precision.mantissa_bits)
-    different, left = (float(np.unique(each[is_coarse]).size) for each in (spread, near))
-    size = max(1, spread.size)
-    facts = {"error": _squares(turn(near) - exact) / size, "square": _squares(exact) / size}
-    return {**facts, "largest": _magnitude(angles), "different": different, "left": left}
-
-
-def _angle_hazards(look: _Look) -> Iterator[Hazard]:
+def _angle_hazards(look: _Look) -> Judged:
     """Angles so large that they turn by a considerable part of a period from one value of a precision to the next."""
-    error, square = look.sums("error", "square")
-    largest, angle = max(look.on_samples["largest"]), look.node.inputs[0]
-    gap, relative = spacing(largest, look.precision), math.sqrt(error / square) if square > 0 else 0.0
-    if gap < _COARSE or not _MOVED_SINE[look.limit] <= relative < math.inf:
+    (error, square), angle = look.sums("error", "square"), look.node.inputs[0]
+    largest, gap = look.spaced(angle).values()
+    relative = math.sqrt(error / square) if square > 0 else 0.0
+    if gap < _COARSE or not look.limit(_MOVED_SINE) <= relative < math.inf:
         return
-    coarse, facts = _coarse_angles(look.facts, look.observed, angle, look.precision), look.facts
+    facts, coarse = look.facts, _coarse(look, angle, _COARSE)
 
     # What is added to the value that its angle is made of, as Snake's x + sin(ax)**2 / a, has errors as small as that.
     def scaled(value: str) -> Iterable[str]:
         return [reader.outputs[0] for reader in facts.readers(value) if reader.op_type in _SCALES_SINE]
 
-    added = (facts.other(r, v) for v in walk(look.node.outputs, scaled) for r in facts.readers(v) if r.op_type in ADDS)
+    added = (
+        facts.other(r, v) for v in walk(look.node.outputs, scaled) for r in facts.readers(v) if r.op_type in ops.ADDS
+    )
     if any(facts.root(other) in coarse for other in added):
         return
-    makers = (node for node in map(facts.producer, coarse) if node is not None and node.op_type not in MOVEMENT)
+    makers = (node for node in map(facts.producer, coarse) if node is not None and node.op_type not in ops.MOVEMENT)
     first = min(makers, key=lambda node: node.index, default=look.node)
-    counts = {name: int(look.on_samples[name][look.worst("largest")]) for name in ("different", "left")}
+    counts = {name: int(look.record.facts[name][look.worst("different")]) for name in ("different", "left")}
     evidence = {"largest": largest, "spacing": gap, "periods": gap / math.tau, **counts}
     words = {"first": first.name, "coarse_from": math.ldexp(_COARSE, look.precision.mantissa_bits)}
-    yield look.hazard("angle-spacing", angle, evidence, "largest", largest, severity="error", words=words)
+    yield look.hazard("angle-spacing", angle, evidence, "different", largest, severity="error", words=words), coarse
 
 
-def _coarse_angles(facts: Facts, observed: ObservedValues, angle: str, precision: Precision) -> dict[str, float]:
-    """The values from which rounding makes an angle coarse, back from the angle; each with the radians of one unit."""
-    radians = {facts.root(angle): 1.0}
+def _coarse(look: _Look, value: str, least: float) -> list[str]:
+    """The values whose spacing is ``least`` of a value that is computed from them, or more; back from that value."""
+    facts, units = look.facts, {look.facts.root(value): 1.0}  # what one unit of each is of the last one
 
     def onward(value: str) -> Iterable[str]:
         node = facts.producer(value)
-        for name in map(facts.root, () if node is None or node.op_type not in _PASSES_ANGLE else facts.varying(node)):
-            reached, maker = observed.absmax.get(name, 0.0), origin(facts.model, name, MOVEMENT - {"Cast"})[1]
-            is_whole = maker is not None and (maker.op_type in _WHOLE or casts_integers(facts.model, maker))
-            if name in radians or not reached or (is_whole and reached <= precision.exact_integers):
+        for name in map(facts.root, () if node is None or node.op_type not in _PASSES else facts.varying(node)):
+            reached, maker = look.observed.absmax.get(name, 0.0), origin(facts.model, name, ops.MOVEMENT - {"Cast"})[1]
+            is_whole = maker is not None and (maker.op_type in _WHOLE | {"Range"} or casts_integers(facts.model, maker))
+            if name in units or not reached or (is_whole and reached <= look.precision.exact_integers):
                 continue
-            scales = node is not None and node.op_type in _SCALES_ANGLE
-            unit = radians[value] * (observed.absmax.get(value, reached) / reached if scales else 1.0)
-            if spacing(reached, precision) * unit >= _COARSE:
-                radians[name] = unit
+            scales = node is not None and node.op_type in _SCALES
+            unit = units[value] * (look.observed.absmax.get(value, reached) / reached if scales else 1.0)
+            if spacing(reached, look.precision) * unit >= least:
+                units[name] = unit
                 yield name
 
-    return {value: radians[value] for value in walk([*radians], onward)}
+    return list(walk([*units], onward))
 
 
-# -- decisions --------------------------------------------------------------------------------------------------------
+_MOVED_PLACE: Mapping[str, tuple[float, float]] = {"GridSample": (0.05, 0.2), "NonMaxSuppression": (0.02, 0.1)}
+"""Root mean square of what rounding moves a place: in pixels; of boxes, in their sides."""
+
+
+def _place(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
+    """How far rounding moves coordinates, in pixels or in sides of a box; ``unit`` is that of 1 there."""
+    node, places = probed.node, values[probed.node.inputs[0]]
+    if node.op_type == "GridSample":  # -1 and 1 are the edges of the image; of the last axis, x comes first
+        unit, places = np.array(places.shape[:1:-1]) / 2, values[node.inputs[1]].clip(-1, 1)
+    else:
+        has_size = attribute(node, "center_point_box") == 1
+        side = np.median(np.abs(places[..., 2:] - (0 if has_size else places[..., :2]))) if places.size else 0.0
+        unit = np.array([1 / side if side > 0 else 0.0])
+    return {"error": _mean_square((rounded(places, precision) - places) * unit), "unit": float(unit.max())}
+
+
+def _place_hazards(look: _Look) -> Judged:
+    """Coordinates that rounding moves by a part of a pixel, or of a box."""
+    (error, unit), places = look.sums("error", "unit"), look.node.inputs[look.node.op_type == "GridSample"]
+    samples, limit = len(look.record.facts["error"]), look.limit(_MOVED_PLACE[look.node.op_type])
+    moved = math.sqrt(error / samples)
+    if limit <= moved < math.inf:
+        evidence = look.spaced(places) | {"moved": moved}
+        coarse = _coarse(look, places, math.sqrt(12) * limit * samples / unit)  # as large as that error
+        yield look.hazard("spacing", places, evidence, "error", moved, wording=look.node.op_type), coarse
+
+
+# -- decisions and whole numbers --------------------------------------------------------------------------------------
 
 _MOVED_WEIGHTS = (0.01, 0.02)
 """Share of a softmax's weight that rounding its logits moves, in the mean over the rows. Of 64 normal logits of a
@@ -502,70 +570,94 @@ standard deviation of 3 to 10 BF16 moves 0.3 to 0.4 %."""
 _MOVED_ROWS = (0.05, 0.1)
 """Share of the rows that rounding decides otherwise. Of normal scores of 10 classes BF16 decides 0.2 % otherwise, of
 1,000 classes 1.2 %."""
+_MOVED_INDICES = (0.01, 0.05)
+"""Share of the indices that are others once the fractions are rounded which they are made of."""
 _FEWEST_MOVED = 2.0
+_OF_INTEGERS = ops.MOVEMENT | ops.ARITHMETIC | ops.BOUNDS | {"Mod", "Where", "Neg", "Concat"}
+_OF_WHOLE_FLOATS = ops.MOVEMENT | ops.BOUNDS | _WHOLE | {"Add", "Mul", "Abs", "Neg", "Where", "Concat", "CumSum"}
+"""Through these a whole number stays one on its way to where it is an index; a difference may be a fraction's."""
 
 
-def _comparison(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
-    """How many answers change, of how many; of Equal those are counted that are equal, before or after."""
-    node, rows, moved, gap, size = probed.node, 0, 0, 0.0, 0
-    for first, second, answer in _blocks(*(values[name] for name in (*node.inputs[:2], node.outputs[0]))):
-        again = _FUNCTIONS[node.op_type](rounded(first, precision), rounded(second, precision))
-        rows += np.count_nonzero(answer | again) if node.op_type == "Equal" else answer.size
-        moved += np.count_nonzero(answer ^ again)
-        gap += float(np.abs(first - second).sum(dtype=np.float64))
-        size += answer.size
-    magnitude = _magnitude(values[node.inputs[0]])
-    return {"rows": float(rows), "moved": float(moved), "magnitude": magnitude, "gap": gap / max(1, size)}
-
-
-def _rows(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
-    """Of Softmax how much weight moves to other elements, of ArgMax and ArgMin in how many rows another one is chosen.
-
-    And how many rows there are, the magnitude of their largest, and how far the next one is in the mean.
-    """
-    op_type, stated = probed.node.op_type, attribute(probed.node, "axis")
-    default = -1 if op_type == "Softmax" else 0
-    operand = np.moveaxis(values[probed.node.inputs[0]], stated if isinstance(stated, int) else default, -1)
-    if not operand.size:
-        return dict.fromkeys(("rows", "moved", "magnitude", "gap"), 0.0)
-    rows = operand.reshape(-1, operand.shape[-1])  # enough of them at even distances for ``_MOST`` elements
-    rows = rows[_spaced(len(rows), max(_FEWEST_ROWS, _MOST // rows.shape[1]))]
-    rows = -rows if op_type == "ArgMin" else rows
-    near, largest = rounded(rows, precision), rows.max(-1, keepdims=True)
-    if op_type == "Softmax":
-        weights = [np.exp(each - each.max(-1, keepdims=True)) for each in (rows, near)]
-        exact, again = (each / each.sum(-1, keepdims=True) for each in weights)
-        moved = float(np.abs(exact - again).sum(dtype=np.float64)) / 2
-    else:
-        moved = float(np.count_nonzero(near.argmax(-1) != rows.argmax(-1)))
-    away = largest - rows
-    gap = float(np.min(away, -1, where=away > 0, initial=np.inf).mean(dtype=np.float64))
-    return {"rows": float(len(rows)), "moved": moved, "magnitude": _magnitude(largest), "gap": gap}
-
-
-def _decision_hazards(look: _Look) -> Iterator[Hazard]:
+def _decision_hazards(look: _Look) -> Judged:
     """Decisions that rounding changes: a softmax's weights, the largest element, a comparison."""
     moved, rows = look.sums("moved", "rows")
-    op_type, share = look.node.op_type, moved / rows if rows else math.nan
-    is_softmax = op_type == "Softmax"
-    least = (_MOVED_WEIGHTS if is_softmax else _MOVED_ROWS)[look.limit]
+    op_type, operand, worst = look.node.op_type, look.node.inputs[0], look.worst("moved")
+    is_softmax, share = op_type == "Softmax", moved / rows if rows else math.nan
+    evidence = look.spaced(*look.operands)
+    if op_type in ops.COMPARISONS:
+        wording = "comparison Equal" if op_type == "Equal" else "comparison"
+        if all(look.record.facts["whole"]) and evidence["magnitude"] > look.precision.exact_integers:
+            return  # of whole numbers, which are looked at with indices
+    else:
+        largest, wording = look.record.facts["largest"][worst], "softmax" if is_softmax else "largest"
+        evidence = {"magnitude": largest, "spacing": spacing(largest, look.precision)}
+    least = look.limit(_MOVED_WEIGHTS if is_softmax else _MOVED_ROWS)
     if least <= share < math.inf and (is_softmax or moved >= _FEWEST_MOVED):
-        worst = look.worst("moved")
-        magnitude, gap = look.on_samples["magnitude"][worst], look.on_samples["gap"][worst]
-        evidence = {"magnitude": magnitude, "spacing": spacing(magnitude, look.precision), "share": share}
-        evidence |= {"gap": gap} if math.isfinite(gap) else {}
-        wording = "softmax" if is_softmax else "comparison" if op_type in COMPARISONS else "largest"
-        wording += " Equal" if op_type == "Equal" else ""
-        yield look.hazard("spacing", look.node.inputs[0], evidence, "moved", magnitude, wording=wording)
+        gap = look.record.facts["gap"][worst]
+        evidence |= {"share": share, **({"gap": gap} if math.isfinite(gap) else {})}
+        yield look.hazard("spacing", operand, evidence, "moved", evidence["magnitude"], wording=wording), look.operands
 
+
+def _whole_hazards(look: _Look) -> Judged:
+    """Fractions that become another index, or another whole number to compare, once they are rounded."""
+    (moved, rows), reader = look.sums("moved", "rows"), index_reader(look.facts, look.node)
+    if reader is None or moved < _FEWEST_MOVED or moved < look.limit(_MOVED_INDICES) * rows:
+        return
+    compared = (each for each in look.observed.probes if each.node == reader.name and reader.op_type in ops.COMPARISONS)
+    if not all(look.record.facts["whole"]) and all(all(each.facts["whole"]) for each in compared):
+        evidence: dict[str, float | str] = {"share": moved / rows, "reader": reader.name}
+        place = (look.node.inputs[0], evidence, "moved", 0.0)
+        yield look.hazard("index-in-float", *place, wording="fraction"), look.operands
+
+
+def index_reader(facts: Facts, node: Node) -> Node | None:
+    """The node that takes a result as an index or a size, or compares it, through what keeps it whole; None if none."""
+
+    def onward(value: str) -> Iterable[str]:
+        for reader in facts.readers(value):
+            for out in filter(None, reader.outputs):
+                is_integer = "int" in facts.model.info(out).dtype
+                if reader.op_type in (_OF_INTEGERS if is_integer else _OF_WHOLE_FLOATS):
+                    yield out
+
+    is_float = "int" not in facts.model.info(node.outputs[0]).dtype
+    for value in walk(node.outputs, onward) if node.op_type != "Cast" or not is_float else ():
+        for reader in facts.readers(value):
+            row = ops.operator(reader.op_type if reader.is_standard else "")
+            read = [reader.inputs[slot] for slot in row.sizes | row.indices if slot < len(reader.inputs)]
+            if reader.op_type in ops.COMPARISONS or any(facts.root(name) == facts.root(value) for name in read):
+                return reader
+    return None
+
+
+def _batch_norm(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
+    """How far the operand lies off the running mean, in standard deviations.
+
+    The median over the channels, as a dead one with a variance near zero says nothing. Statistics of 0 and 1 are of a
+    model that was not trained; even powers of two come from rescaling.
+    """
+    node, operand = probed.node, values[probed.node.inputs[0]]
+    mean, variance = (values[name].astype(np.float64) for name in node.inputs[3:5])
+    deviation = np.sqrt(np.abs(variance) + float_attribute(node, "epsilon", 1e-5))
+    powers, is_trained = np.log2(deviation), (mean != 0).any() or (variance != 1).any()
+    if not operand.size or not is_trained or np.allclose(powers, np.round(powers), atol=1e-3):
+        return {}
+    centres = np.moveaxis(operand, 1, 0).reshape(len(mean), -1).mean(-1, dtype=np.float64)
+    return {"deviations": float(np.median(np.abs(centres - mean) / deviation))}
+
+
+# -- the table --------------------------------------------------------------------------------------------------------
 
 _Probe = Callable[[ProbedNode, Arrays, Precision], Numbers]
-_PROBES: Mapping[str, tuple[_Probe, Callable[[_Look], Iterable[Hazard]] | None]] = {
-    **dict.fromkeys(("Add", "Sub"), (_sum, _sum_hazards)),
-    **dict.fromkeys(POLES, (_pole, _pole_hazards)),
-    **dict.fromkeys(("Softmax", *EXTREMES), (_rows, _decision_hazards)),
-    **dict.fromkeys(COMPARISONS, (_comparison, _decision_hazards)),
-    **dict.fromkeys(CENTRING_NORMS, (_norm, _norm_hazards)),
-    **dict.fromkeys(("Sin", "Cos"), (_angle, _angle_hazards)),
-    "BatchNormalization": (_batch_norm, None),  # the first one far off says it all: see ``find``
+_Judge = Callable[[_Look], Judged]
+_TABLE: Mapping[str, tuple[tuple[_Probe, ...], tuple[_Judge, ...]]] = {
+    **dict.fromkeys(("Add", "Sub"), ((_change,), (_step_hazards, _error_hazards, _level_hazards))),
+    **dict.fromkeys((*_NORMS, "Acos", "Asin"), ((_change,), (_error_hazards,))),
+    **dict.fromkeys(POLES, ((_pole,), (_pole_hazards,))),
+    "Log": ((_pole, _change), (_pole_hazards, _error_hazards)),
+    **dict.fromkeys(("Sin", "Cos"), ((_change,), (_angle_hazards,))),
+    **dict.fromkeys(_MOVED_PLACE, ((_place,), (_place_hazards,))),
+    **dict.fromkeys(("Softmax", *ops.EXTREMES, *ops.COMPARISONS), ((_change,), (_decision_hazards,))),
+    **dict.fromkeys((*_WHOLE, "Cast"), ((_change,), (_whole_hazards,))),
+    "BatchNormalization": ((_batch_norm,), ()),  # the first one far off says it all: see ``find``
 }

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mptune.finding import CODES
 from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.hazards.find import pinned_by_hazards
 from mptune.graph.hazards.hazard import Hazard, hazard_findings
@@ -46,27 +47,69 @@ def test_the_groups_that_compute_what_cancels_are_named_too(tmp_path: Path) -> N
     assert "at node 'distance'" in finding.text
 
 
-def test_values_that_become_equal_are_counted_against_those_that_are(tmp_path: Path) -> None:
-    nodes = "m = ReduceMax<axes = [-1]>(x) [it] e = Equal(x, m) y = Cast<to = 1>(e)"
-    proto = text(f"(float[n,8] x) => (float[n,8] y) {{ {nodes} }}")
-    rng = np.random.default_rng(0)
-    near_one = (1 - 2e-4 * rng.uniform(0.1, 1, (64, 8))).astype(np.float32)
-    (hazard,) = [h for h in hazards_on(proto, {"x": near_one}, tmp_path) if h.place.node == "it"]
-    assert hazard.code == "spacing"
-    assert "of what Equal finds equal" in hazard.reason
-    even = rng.uniform(0.1, 0.9, (64, 8)).astype(np.float32)
-    assert not [h for h in hazards_on(proto, {"x": even}, tmp_path) if h.place.node == "it"]
+RNG = np.random.default_rng(0)
+SPREAD = RNG.uniform(0, 1, (64, 8))
+EDGES = np.sort(RNG.uniform(0, 600, (1, 128, 4)))
+WARP = np.stack(np.meshgrid(np.linspace(-1, 1, 1920), np.linspace(-1, 1, 4)), -1)[None]
+IDS = np.arange(3000.0, 3512).reshape(64, 8)
+COUNT = 'ScatterElements<axis = 1, reduction = "add">'
+ROWS = {
+    # code: graph, data that show it, sound data; the node is called "it"
+    "cancellation of a steep logarithm": ("[it] y = Log(x)", 1 + 1e-3 * SPREAD, 1 + SPREAD),
+    "cancellation at the end of an arc cosine": ("[it] y = Acos(x)", 1 - 1e-6 * SPREAD, 1 - SPREAD),
+    "cancellation in a norm": ("[it] y = LayerNormalization<axis = -1>(x, one)", 300 + 0.3 * SPREAD, 3 + SPREAD),
+    "stagnation before a logarithm": ("e = Exp(x) [it] s = Add(one, e) y = Log(s)", -9 - SPREAD, SPREAD),
+    "spacing of what is equal": (
+        "m = ReduceMax<axes = [-1]>(x) [it] e = Equal(x, m) y = Cast<to = 1>(e)", 1 - 2e-4 * SPREAD, SPREAD
+    ),
+    "spacing of an output": ("m = Mul(x, w) [it] a = Add(m, level) y = Identity(a)", 20 * SPREAD, 3000 * SPREAD),
+    "index-in-float of fractions": ("[it] f = Floor(x) i = Cast<to = 7>(f) y = Gather(table, i)", 600 * SPREAD, SPREAD),
+    "index-in-float of a count": (
+        "[it] c = Ceil(x) n = CumSum(c, axis) l = Less(id, n) y = Cast<to = 1>(l)", 200 * SPREAD, 4 + 0 * SPREAD
+    ),
+    "index-in-float of a difference": (
+        "m = ReduceMin(x) s = Sub(x, m) a = Abs(s) [it] l = Less(a, half) y = Cast<to = 1>(l)", IDS, IDS - 3000
+    ),
+    "overflow of squares": ("[it] n = ReduceL2<axes = [-1]>(x) y = Div(x, n)", 200 + SPREAD, SPREAD),
+    "long-sum of a CumSum": ("[it] c = CumSum(x, axis) y = Tanh(c)", np.ones((1, 3000)), np.ones((1, 300))),
+    "long-sum of counts": (f"[it] c = {COUNT}(zero, where, x) y = Tanh(c)", np.ones((1, 3000)), SPREAD[:1]),
+    "spacing of a warp": ("[it] y = GridSample(image, x)", WARP, WARP[:, :, ::8]),
+    "spacing of boxes": ("[it] k = NonMaxSuppression(x, scores, most) y = Cast<to = 1>(k)", EDGES + 5e4, EDGES),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("deviation", "offset", "is_named"), [(0.3, 300.0, True), (1.0, 3.0, False)])
+@pytest.mark.parametrize("name", ROWS)
 @pytest.mark.smoke
-def test_a_norm_that_takes_an_offset_out(deviation: float, offset: float, is_named: bool, tmp_path: Path) -> None:
-    graph = "(float[n,8] x) => (float[n,8] y) { [norm] y = LayerNormalization<axis = -1>(x, one, zero) }"
-    proto = text(graph, constant("one", np.ones(8)), constant("zero", np.zeros(8)))
-    values = deviation * np.random.default_rng(0).standard_normal((64, 8)) + offset
-    hazards = hazards_on(proto, {"x": values.astype(np.float32)}, tmp_path)
-    assert [(hazard.code, hazard.place.node) for hazard in hazards] == [("cancellation", "norm")] * is_named
-    assert all("LayerNormalization changes by" in hazard.reason for hazard in hazards)
+def test_a_row_of_the_table_names_the_node_and_is_silent_of_sound_values(name: str, tmp_path: Path) -> None:
+    nodes, shown, sound = ROWS[name]
+    for x, expected in ((shown, [(name.split()[0], "it")]), (sound, [])):
+        size = np.ones((1, x.shape[-1]))
+        constants = {
+            "one": np.ones(8),
+            "w": np.ones(8),
+            "level": 3e4,
+            "id": 3257.0,
+            "half": 0.5,
+            "table": np.ones((600, 2)),
+        }
+        constants |= {"zero": 0 * size, "image": np.ones((1, 1, *x.shape[1:-1])), "scores": np.ones((1, 1, 128))}
+        given = [constant(key, value) for key, value in constants.items()]
+        given += [constant(key, value, np.int64) for key, value in {"where": 0 * size, "axis": 1, "most": [9]}.items()]
+        given_axes, axes = "nabc"[: x.ndim], "opqr"[: x.ndim + ("Gather" in nodes) - ("NonMax" in nodes)]
+        ends = f"(float[{','.join(given_axes)}] x) => (float[{','.join(axes)}] y)"
+        proto = text(f"{ends} {{ {nodes} }}", *given)
+        found = hazards_on(proto, {"x": x.astype(np.float32)}, tmp_path)
+        named = {(hazard.code, hazard.place.node) for hazard in found if hazard.place.node and not hazard.is_note}
+        assert sorted(named) == expected
+        assert all(hazard.reason != CODES[hazard.code].meaning for hazard in found)
+
+
+def test_infinite_values_are_as_good_to_what_saturates(tmp_path: Path) -> None:
+    for reader, is_pinned in (("Tanh", False), ("Relu", True)):
+        proto = text(f"(float[n,8] x) => (float[n,8] y) <float k = {{3e4}}> {{ h = Mul(x, k) y = {reader}(h) }}")
+        found = hazards_on(proto, {"x": np.full((4, 8), 9, np.float32)}, tmp_path, "op")
+        assert {h.severity for h in found if h.place.tensor == "h"} == {"error" if is_pinned else "info"}
+        assert bool(pinned_by_hazards(found)) == is_pinned
 
 
 FREQUENCIES = constant("frequencies", [[1.0, 0.3, 0.1, 0.03]])
