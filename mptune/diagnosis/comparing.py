@@ -16,7 +16,7 @@ import numpy as np
 from mptune.data.samples import CalibrationSet
 from mptune.diagnosis.engines import EngineRunner
 from mptune.diagnosis.order import find_stale, other_order, stale_finding, stale_rows
-from mptune.diagnosis.precision import precision
+from mptune.diagnosis.precision import precision, worst_hazard
 from mptune.diagnosis.preprocessing import other_feed
 from mptune.diagnosis.rows import FP32_ROUNDING, Layout, read_recording
 from mptune.diagnosis.runner import Outputs, Runner
@@ -128,10 +128,9 @@ def not_computed(side: Side) -> Finding | None:
         return None
     got, wanted = side.rows(sides.candidate), side.rows(sides.reference)
     # Rows of one label each are equal by chance, and the second of two may be the first's result.
-    are_told_apart = len(got) > 2 and wanted.dtype.kind == "f"
     ways: list[tuple[str, bool, Callable[[np.ndarray], Any]]] = [
         ("zero", not side.is_within, lambda rows: not rows.any()),
-        ("equal rows", are_told_apart, lambda rows: (rows == rows[:1]).all()),
+        ("equal rows", len(got) > 2 and wanted.dtype.kind == "f", lambda rows: (rows == rows[:1]).all()),
     ]
     for kind, is_asked, is_so in ways:
         if is_asked and is_so(got) and not is_so(wanted) and not is_so(side.rows(sides.runner.emulated(sides.plan))):
@@ -209,8 +208,12 @@ def compare_sides(
     text = "the difference is unexplained: no rounding, row order or change of inputs that was tried reproduces it"
     if sides.origin == "recorded":
         text += "; with the model that the engine was built of as CANDIDATE, --trace names where it begins"
-    beyond = [side.name for side in unexplained if not side.is_within and not sides.is_other_model]
-    texts = [*warnings, *(f"output {name!r}: {text}" for name in beyond)]
+    beyond = [side for side in unexplained if not side.is_within and not sides.is_other_model]
+    texts = [*warnings, *(f"output {side.name!r}: {text}" for side in beyond)]
+    # What makes NaN inside an operator, as a sum that is held in FP16, no emulation shows.
+    lost = any(not np.isfinite(array).all() for side in beyond for array in side.got if array.dtype.kind == "f")
+    if lost and (hazard := worst_hazard(sides)):
+        texts.insert(0, f"NaN and Inf are what FP16 may give at {hazard}")
     comparison = check_sides(sides, data, findings, texts)
     fp16 = {side.name: {"emulated_fp16": side.emulated, "judged_fp16": side.judged_fp16} for side in sides.outputs}
     return replace(comparison, outputs={name: {**by, **fp16[name]} for name, by in comparison.outputs.items()})

@@ -71,14 +71,12 @@ def extract(comparison: Comparison, sides: Sides, right: Runner | None, values: 
         theirs = dict(zip([i.name for i in model.inputs], [i.name for i in right.model.inputs], strict=False))
         theirs |= {info.name: info.name for info in right.model.inputs} | dict(values)
         if {*inputs, *outputs} <= theirs.keys():
-            commands = []
-            pair = [[theirs[name] for name in names] for names in (inputs, outputs)]
+            commands, pair = [], ([theirs[name] for name in names] for names in (inputs, outputs))
             write_piece(right.model, folder / "candidate.onnx", *pair)
     tolerance = _TOLERANCE if worst.limit.is_absolute else min(_TOLERANCE, worst.limit.value)
     floats = [name for name in outputs if np.asarray(runs[0][name]).dtype.kind == "f"]
     tolerances = [f"--tolerance {shlex.quote(f'{name}={tolerance:.3g}')}" for name in floats]
     commands.append(" ".join(["mptune compare model.onnx candidate.onnx --data inputs", *tolerances]))
-    name, lines = f"{group.name} ({group.id})", "\n".join(commands)
-    text = _SHOW.format(group=name, text=blamed[0].text, samples=samples, commands=lines)
-    write_text(folder / "show.sh", text)
+    name, words = f"{group.name} ({group.id})", {"text": blamed[0].text, "samples": samples}
+    write_text(folder / "show.sh", _SHOW.format(group=name, commands="\n".join(commands), **words))
     return f"group {name}: sh {shlex.quote(str(folder / 'show.sh'))} shows the difference"

@@ -74,8 +74,7 @@ def limits_of(
     if parts is not None and (parts.is_split or named):
         ranges = parts.ranges if parts.is_split else (range(count),)
         left = [columns for each in ranges if (columns := tuple(k for k in each if k not in named))]
-    is_default = rest is None
-    return [*limits, *(Limit(default(c) if rest is None else rest, False, c, is_default) for c in left)]
+    return [*limits, *(Limit(default(c) if rest is None else rest, False, c, rest is None) for c in left)]
 
 
 def default_limit(emulated: float) -> float:
