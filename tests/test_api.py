@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
-import sys
 import tarfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -116,33 +113,6 @@ def test_ctrl_c_and_on(place: Path) -> None:
     assert front.evaluations == 12
     assert len(rest.built) == 7
     assert not set(rest.built) & set(interrupted.built)
-
-
-KILLED = """
-import sys
-from pathlib import Path
-from tests.fakes import make_toolchain, search
-print(search(make_toolchain(delay_s=0.02, diary=Path("diary")), budget=30, sampler="tpe").evaluations)
-"""
-
-
-@pytest.mark.slow
-def test_kill_9_in_the_middle_of_a_search(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parent.parent), prepend=os.pathsep)
-    command, diary = [sys.executable, "-c", KILLED], place / "diary"
-    for kill_at in (4, 12):
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        while process.poll() is None and (not diary.exists() or len(diary.read_text().splitlines()) < kill_at):
-            time.sleep(0.002)
-        assert process.poll() is None, "the search ended before it could be killed"
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.stdout == "30\n", done.stderr
-    built = [f for f, which in map(json.loads, diary.read_text().splitlines()) if which == "search"]
-    assert len(set(built)) == 30
-    assert len(built) <= 32, "only what was in work when a kill came is built again"
-    assert mptune.report("model.mptune").evaluations == 30
 
 
 def test_report_needs_neither_model_nor_data_nor_lock(place: Path, searched: Front) -> None:

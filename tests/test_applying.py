@@ -85,12 +85,6 @@ def test_a_plan_by_nodes(mlp_path: Path, apply: Apply) -> None:
     assert 0 < mixed.errs(mlp_path, feed) < 1e-2
 
 
-def test_what_would_be_split_is_reported_to_the_caller(apply: Apply) -> None:
-    mixed = apply(models.attention(mask=-1e4), {"nodes": {"*": "fp16", "op:Softmax": "fp32"}})
-    assert mixed.fp16 >= {"wq", "wk", "wv"}
-    assert ["(attention)" in text for text in mixed.warnings] == [True]
-
-
 def test_a_precision_where_it_can_be_right(apply: Apply) -> None:
     """A mask of -1e9 is held as -65504; a weight of 1e5 would be, and nothing here shows what that does."""
     every = {"wq", "wk", "wv", "scale", "huge", "one"}

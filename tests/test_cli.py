@@ -22,7 +22,6 @@ from mptune.commands.common import open_page
 from mptune.commands.options import parse_duration, parse_size
 from mptune.data.metrics.table import METRICS
 from mptune.errors import MptuneError
-from mptune.resources import demo_model
 from mptune.settings import SearchSettings, declarations, option_name
 from mptune.targets.detect import detect_gpus
 from mptune.tuning.sampler.precision import SAMPLERS
@@ -256,7 +255,3 @@ def test_open_starts_the_browser_with_the_page_where_there_is_a_display(
         monkeypatch.delenv(name, raising=False)
     open_page(run)
     assert capsys.readouterr().err == f"no browser can be opened here: the page is {run / 'report.html'}\n"
-
-
-def test_the_demo_has_its_model_and_samples() -> None:
-    assert [path.is_file() for path in demo_model()] == [True, True]

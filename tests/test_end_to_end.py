@@ -13,18 +13,8 @@ import numpy as np
 import onnx
 import pytest
 
-import mptune
-from mptune.engines.base import Failure, FailureKind, Measurement, SampleSet
-from mptune.engines.context import RunContext
-from mptune.engines.toolchains.toolchain import Toolchain
-from mptune.graph.groups import find_groups
-from mptune.graph.loading.model import load_model
-from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings
-from mptune.targets.target import load_target
-from tests.conftest import DIGITS, DIGITS_DATA
-from tests.engines import faults
-from tests.fakes import Diary
+from tests.conftest import DIGITS_DATA
 from tests.reporting.infer_support import run_alone
 
 
@@ -119,48 +109,3 @@ def test_the_outputs_of_the_front_are_sketched_as_the_front_says(digits_run: Pat
             assert sum(part[name]["counts"]) + outside == 10 * outputs["count"]
     images = np.load(DIGITS_DATA)["image"]
     assert len(outputs["indices"]) == outputs["count"] < len(images)
-
-
-class Misbehaving(Toolchain):
-    """The real toolchain, but some groups in FP16 bring the worker down, each in another way."""
-
-    faults: dict[str, Any]
-
-    def evaluate(
-        self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False
-    ) -> Measurement | Failure:
-        for group, fault in self.faults.items():
-            if group in plan.fp16_groups:
-                failure = self.worker.call(fault, 0.5 if fault.name == "hang" else 120.0)
-                assert isinstance(failure, Failure)
-                return failure
-        return super().evaluate(plan, which, profile=profile)
-
-
-@pytest.mark.slow
-def test_the_search_goes_on_whatever_the_worker_does(tmp_path: Path) -> None:
-    groups = find_groups(load_model(DIGITS))
-    bad = {  # the seeds meet each: all-FP16, then those with more and more of the first groups in FP32
-        groups[0].id: faults.hang(tmp_path / "pids"),
-        groups[9].id: faults.gorge(3 << 30),
-        groups[24].id: faults.babble(8, True),
-        groups[30].id: faults.abort("terminate called"),
-    }
-
-    def opened(context: RunContext) -> Misbehaving:
-        toolchain = Misbehaving(None, load_target("jetson-orin-nano-8gb"), context)
-        toolchain.faults = bad
-        return toolchain
-
-    diary, out = Diary(), tmp_path / "run.mptune"
-    front = mptune.search(DIGITS, data=DIGITS_DATA, budget=10, listener=diary, open_toolchain=opened, out=out)
-    failures = [failure for _, failure in diary.failures]
-    assert front.evaluations == 10
-    assert front.failures == len(failures) >= 4
-    kinds = {f.kind for f in failures}
-    assert kinds >= {FailureKind.TIMEOUT, FailureKind.OUT_OF_MEMORY, FailureKind.ERROR, FailureKind.CRASH}
-    assert len(diary.done) == 10 - len(failures)
-    assert all(f.log_path is not None and f.log_path.exists() for f in failures)
-    assert len(front.points) >= 1
-    for point in front.points:
-        assert not set(bad) & set(point.plan.fp16_groups)

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import psutil  # type: ignore[import-untyped]
 import pytest
 
@@ -25,7 +24,6 @@ from mptune.engines.context import RunContext
 from mptune.engines.environment import Environment
 from mptune.errors import RunError
 from mptune.rundir import has_workers, joined_run, open_run, read_run
-from mptune.settings import DataSettings, LatencySettings, TensorRtSettings
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front
 from mptune.tuning.result import read_record
@@ -311,37 +309,6 @@ def check_two_hosts(tmp_path: Path, storage: str) -> None:
 
 def test_two_hosts_with_one_database(tmp_path: Path, storage: str) -> None:
     check_two_hosts(tmp_path, storage)
-
-
-@pytest.mark.slow
-def test_each_part_of_the_identity_counts(tmp_path: Path, storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("space.toml").write_text((SPACES / "default.toml").read_text() + "\n# another one\n")
-    np.savez("labels.npz", label=np.arange(12))
-    other = onnx.load(save_mlp(tmp_path / "model.onnx"))
-    other.graph.node[0].name = "renamed"
-    device = {"open_toolchain": Opener(tmp_path / "diaries", 0.0, device="Fake 2000")}
-    changed: dict[str, dict[str, Any]] = {
-        "model": {"model": other},
-        "version of the data": {"data": ROWS[::-1]},
-        "version of the labels": {"labels": "labels.npz"},
-        "version of the space": {"space": "space.toml"},
-        "--seed (0 there, 1 here)": {"seed": 1},
-        "metric (worst_part there, max_abs here)": {"metric": "max_abs"},
-        "--tf32 (off there, on here)": {"tf32": True},
-        "--precisions (fp32 fp16 there, fp32 bf16 here)": {"precisions": ("fp32", "bf16")},
-        "--batch (1 there, 2 here)": {"batch": 2},
-        "latency warmup ms (200.0 there, 1.0 here)": {"latency": LatencySettings(warmup_ms=1.0)},
-        "tensorrt workspace mb (none there, 8 here)": {"tensorrt": TensorRtSettings(workspace_mb=8)},
-        "--shapes (none there, x:1x32,2x32,4x32 here)": {"shapes": {"x": ((1, 32), (2, 32), (4, 32))}},
-        "held out fraction (0.25 there, 0.5 here)": {"data_settings": DataSettings(held_out_fraction=0.5)},
-        "target (auto: fake on Fake 1000 there, auto: fake on Fake 2000 here)": device,
-    }
-    search_on(tmp_path, "a", storage, budget=1)
-    for number, (named, settings) in enumerate(changed.items()):
-        with pytest.raises(RunError) as refused:
-            search_on(tmp_path, f"b{number}", storage, **settings)
-        assert f"another {named}" in refused.value.message
 
 
 def test_what_names_an_equal_search_space_does_not_count(tmp_path: Path, storage: str) -> None:

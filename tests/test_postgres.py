@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import os
 import selectors
 import shutil
@@ -28,8 +27,7 @@ from mptune.tuning.dominance import hypervolume, pareto
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
 from mptune.tuning.record import waits_told_to
 from mptune.tuning.record.storage import check_opens, close_storage, open_storage
-from mptune.tuning.record.study import read_study
-from tests.fakes import SHA, Diary
+from tests.fakes import Diary
 from tests.test_joining import Opener, check_two_hosts, evaluations_of, start_workers_with, until
 
 pytest.importorskip("psycopg", reason="the driver psycopg is not installed")
@@ -164,7 +162,7 @@ def test_two_hosts_share_a_study_only_where_their_identity_is_equal(server: Serv
     check_two_hosts(tmp_path, server.url)
 
 
-Mode = Literal["pass", "silent", "slow", "reset", "refused"]
+Mode = Literal["pass", "slow", "reset", "refused"]
 
 _RESET_AT_CLOSE = struct.pack("ii", 1, 0)
 _SLOW_S = 0.003
@@ -172,30 +170,30 @@ _SLOW_S = 0.003
 
 
 class Proxy:
-    """A TCP proxy to ``port`` of this host, which goes silent, is slow, resets connections or refuses them."""
+    """A TCP proxy to ``port`` of this host, which is slow, resets connections or refuses them."""
 
     def __init__(self, port: int) -> None:
         self._target = port
         self._mode: Mode = "pass"
-        self._pairs: list[tuple[socket.socket, socket.socket, threading.Event]] = []
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
 
     def set(self, mode: Mode) -> None:
-        """Apply a fault: ``silent`` and ``reset`` to the open connections, ``slow`` and ``refused`` until ``pass``."""
+        """Apply a fault: ``reset`` to the open connections, ``slow`` and ``refused`` until ``pass``."""
         self._mode = mode
-        for client, server, is_silent in list(self._pairs):
-            if mode == "silent":
-                is_silent.set()
-            elif mode in ("reset", "refused"):
-                _end(client, server)
+        if mode in ("reset", "refused"):
+            self.end_all()
 
     def close(self) -> None:
         """End everything."""
         self._listener.close()
-        for client, server, _ in self._pairs:
-            _end(client, server)
+        self.end_all()
+
+    def end_all(self) -> None:
+        for pair in list(self._pairs):
+            _end(*pair)
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -208,11 +206,10 @@ class Proxy:
                 except OSError:
                     _end(client)
                     continue
-                pair = client, server, threading.Event()
-                self._pairs.append(pair)
-                threading.Thread(target=self._pass_on, args=pair, daemon=True).start()
+                self._pairs.append((client, server))
+                threading.Thread(target=self._pass_on, args=(client, server), daemon=True).start()
 
-    def _pass_on(self, client: socket.socket, server: socket.socket, is_silent: threading.Event) -> None:
+    def _pass_on(self, client: socket.socket, server: socket.socket) -> None:
         with contextlib.suppress(OSError, ValueError), selectors.DefaultSelector() as selector:
             selector.register(client, selectors.EVENT_READ, server)
             selector.register(server, selectors.EVENT_READ, client)
@@ -225,8 +222,7 @@ class Proxy:
                         return
                     if self._mode == "slow":
                         time.sleep(_SLOW_S)
-                    if not is_silent.is_set():
-                        key.data.sendall(data)
+                    key.data.sendall(data)
 
 
 def _end(*sockets: socket.socket) -> None:
@@ -301,77 +297,3 @@ def test_a_database_that_does_not_exist_is_an_error_at_once(server: Server) -> N
     with waits_told_to(waits.append), pytest.raises(RunError, match="does not exist"):
         check_opens(server.url.replace("/postgres", "/missing"))
     assert not waits
-
-
-WORKER = """
-import sys
-from pathlib import Path
-from mptune.settings import SearchSettings
-from mptune.tuning.record import waits_told_to
-from mptune.tuning.record.study import open_study
-from mptune.tuning.knowledge import make_prior
-from mptune.tuning.tuner import Tuner
-from tests.fakes import FakeToolchain, Law
-from tests.tuning.conftest import make_small_space
-from tests.tuning.factory import find_sensitivity, propose_with, make_bench
-
-url, folder, number = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
-
-def tell(text):
-    with (folder / "waits").open("a") as waits:
-        print(text, file=waits)
-
-space = make_small_space(20)
-toolchain = FakeToolchain(Law(space.free), delay_s=0.05, diary=folder / "diary")
-own = folder / number
-own.mkdir()
-sensitivity = find_sensitivity(space, toolchain, own)
-with waits_told_to(tell):
-    record = open_study(space, name=folder.name, metric="relative_l2", identity={}, journal=folder / "no", url=url)
-    propose_with(record, make_prior(space, sensitivity, toolchain.latency_terms(), exact=False))
-    Tuner(make_bench(record, toolchain, SearchSettings(budget=40))).run()
-    record.close()
-"""
-
-
-def lines(path: Path) -> list[str]:
-    return path.read_text().splitlines() if path.exists() else []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["pass", "slow", "reset", "refused", "restart"])
-def test_workers_build_each_plan_once_on_any_connection(
-    server: Server, proxy: Proxy, mode: str, tmp_path: Path
-) -> None:
-    diary, waits = tmp_path / "diary", tmp_path / "waits"
-    arguments = [sys.executable, "-c", WORKER, behind(proxy, server), tmp_path]
-    with contextlib.ExitStack() as stack:
-        workers = [
-            subprocess.Popen([*arguments, str(number)], stderr=subprocess.PIPE, text=True)
-            for number in range(4 if mode == "pass" else 3)
-        ]
-        for worker in workers:
-            stack.callback(worker.kill)
-        until(lambda: len(lines(diary)) >= 10)
-        if mode == "restart":
-            server.stop()
-            server.start()
-        else:
-            proxy.set(mode)  # type: ignore[arg-type]
-        if mode == "refused":
-            until(lambda: bool(lines(waits)))
-            proxy.set("pass")
-
-        def events() -> tuple[int, ...]:
-            return len(lines(diary)), len(lines(waits)), sum(worker.poll() is None for worker in workers)
-
-        while (last := events())[-1]:
-            until(lambda: events() != last)  # no minute passes without a plan, a message or an end
-        assert [worker.communicate()[1] for worker in workers] == [""] * len(workers)
-    record = read_study(model_sha256=SHA, name=tmp_path.name, metric="relative_l2", journal=tmp_path, url=server.url)
-    built = [json.loads(line)[0] for line in lines(diary)]
-    assert len(set(built)) == len(built), "no plan is built twice"
-    assert {e.plan.fingerprint for e in record.evaluations()} == set(built), "nothing is lost"
-    assert record.spent == len(built)
-    assert record.failures() == (), "nor are duplicates failures"
-    record.close()

@@ -198,11 +198,6 @@ def test_every_key_is_known_and_there(section: str | None, tmp_path: Path) -> No
             read(document, tmp_path)
 
 
-def test_no_other_run_is_named_as_the_one_that_is_confirmed(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="confirms"):
-        read({**make_file().model_dump(mode="json"), "confirms": "../../../outside"}, tmp_path)
-
-
 @pytest.mark.parametrize("written", [RUN_FORMAT - 1, RUN_FORMAT + 1])
 def test_another_format_is_refused_with_a_hint(written: int, tmp_path: Path) -> None:
     named = f"another version of mptune .run format {written}, this one reads {RUN_FORMAT}"
@@ -233,6 +228,11 @@ def test_every_setting_may_change_in_a_run_or_may_not() -> None:
     ("changed", "words"),
     [
         (SearchSettings(seed=3), r"another --seed \(0 before, 3 now\)"),
+        (SearchSettings(metric="max_abs"), r"another metric \(worst_part before, max_abs now\)"),
+        (SearchSettings(tf32=True), r"another --tf32 \(off before, on now\)"),
+        (SearchSettings(precisions=("fp32", "bf16")), r"another --precisions \(fp32 fp16 before, fp32 bf16 now\)"),
+        (SearchSettings(data_settings=DataSettings(batch=2)), r"another --batch \(1 before, 2 now\)"),
+        (SearchSettings(data_settings=DataSettings(held_out_fraction=0.5)), r"another held out fraction \(0.25 before"),
         (SearchSettings(latency=LatencySettings(warmup_ms=1.0)), r"another latency warmup ms \(200.0 before"),
         (SearchSettings(tensorrt=TensorRtSettings(workspace_mb=8)), r"another tensorrt workspace mb \(none before"),
         (SearchSettings(shapes=(ShapeRange("x", (1,), (1,), (1,)),)), r"other --shapes \(none before, x:1 now\)"),
@@ -247,7 +247,8 @@ def test_a_fixed_setting_that_differs_is_named(changed: SearchSettings, words: s
 
 def test_hashes_are_not_shown() -> None:
     file = make_file()
-    for key, words in (("space_sha256", "the space"), ("groups_sha256", "the groups")):
+    hashes = {"space_sha256": "the space", "groups_sha256": "the groups", "labels_sha256": "the labels"}
+    for key, words in hashes.items():
         other = file.model_copy(update={"fixed_settings": file.fixed_settings.model_copy(update={key: "0"})})
         with pytest.raises(RunError, match=f"(?m)another version of {words}$"):
             check_same(Path("model.mptune"), file, other)

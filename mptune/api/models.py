@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from mptune import applying
 from mptune.api import arguments
-from mptune.choice import Choice
 from mptune.data.calibration import load_calibration
 from mptune.diagnosis import comparing, engines, runner, structure
 from mptune.diagnosis.extract import extract as extract_group
@@ -28,7 +27,7 @@ from mptune.settings import DataSettings, Tolerance, check_limits, documented, o
 from mptune.targets.findings import already_mixed_findings
 from mptune.tuning.bench import Listener, Silent
 from mptune.tuning.output_findings import training_findings
-from mptune.tuning.plan_limits import check_asked
+from mptune.tuning.plan_limits import check_tolerances
 from mptune.tuning.space import load_space
 
 __all__ = ["apply", "check", "compare", "inspect", "load_model"]
@@ -223,8 +222,8 @@ def compare(
         other = None
         if candidate is not None and not is_engine_given:
             other = stack.enter_context(arguments.loaded_model(candidate, any_precision=True))
-        asked = Choice(tolerance=tuple(map(str, Tolerance.parse_all(tolerance))), ignore=ignored)
-        tolerances = check_asked(asked, ("worst_part",), [output.name for output in loaded.outputs])
+        names = [output.name for output in loaded.outputs]
+        tolerances = check_tolerances(Tolerance.parse_all(tolerance), ignored, names)
         given = arguments.data_argument(data)
         samples = load_calibration(given, loaded.inputs, DataSettings(batch=batch), 0, state_inputs(loaded))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mptune-compare-")))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from mptune.findings.reference import OPSET_RAISED, WRONG_SHAPE
 from mptune.findings.wording import Table, Values, Words, counted
 
 ENGINE = Table()
 NOTHING = "nothing-to-tune"  # the code of the finding that is shown before all others
 TARGET_CODE = "target-not-here"
 ALREADY_MIXED = "already-mixed"
+TOLD_FIRST = (TARGET_CODE, ALREADY_MIXED, OPSET_RAISED, WRONG_SHAPE)
+"""What a search says before its first plan, since no plan changes it."""
 GIVE_FP32 = "give the FP32 model that it was made from"
 
 

@@ -6,6 +6,7 @@ from mptune.findings.wording import Table, Values, Words, counted
 
 REFERENCE = Table()
 OPSET_RAISED = "opset-raised"
+WRONG_SHAPE = "wrong-output-shape"
 _NOT_FINITE = {
     "Softmax": "a row that is -inf throughout, such as one that is masked completely, or that holds +inf",
     "Div": "a division by zero, or by nearly zero",
@@ -163,6 +164,12 @@ def _overridable_constants(v: Values) -> Words:
 def _opset_raised(v: Values) -> Words:
     text = f"raised from opset {v.opset} to {v.raised_to} by ONNX's converter: before, some operators have no FP16"
     return Words(text, "to have another, export it again (17 to 21 are served best), or give --opset")
+
+
+@REFERENCE.row(WRONG_SHAPE, "warning", "the file declares another shape of an output than the nodes give")
+def _wrong_output_shape(v: Values) -> Words:
+    text = f"the file declares another shape: inferred is {v.shape}, which written models declare"
+    return Words(text, "declare it so, or without a shape, if another runtime refuses the model")
 
 
 @REFERENCE.row("one-size-tried", "info", "spatial axes are dynamic, and all samples have one size")

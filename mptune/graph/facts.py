@@ -62,6 +62,7 @@ class Facts:
 
     Attributes:
         static: constants, and what is computed from them alone.
+        input_sizes: names of sizes that inputs have.
         alias_nodes: the aliases of values that are not static, by index.
     """
 
@@ -74,7 +75,7 @@ class Facts:
         self.alias_nodes: dict[int, Node] = {}
         self._root: dict[str, str] = {}
         self._outputs = frozenset(output.name for output in model.outputs)
-        self._input_sizes = {dim for info in model.inputs for dim in info.shape or () if isinstance(dim, str)}
+        self.input_sizes = {dim for info in model.inputs for dim in info.shape or () if isinstance(dim, str)}
         for node in model.nodes:
             if not node.is_standard or not node.inputs or not node.outputs or node.inputs[0] in self.static:
                 continue
@@ -222,7 +223,7 @@ class Facts:
             maker = origin(self.model, info.name, ("Identity", "Cast"))[1]
             source = "" if maker is None or not maker.is_standard else maker.op_type
             # The first axis whose size is neither fixed nor an input's.
-            given = self._input_sizes
+            given = self.input_sizes
             open_axes = (k for k, d in enumerate(info.shape or ()) if not isinstance(d, int) and d not in given)
             axis = 1 if source == "NonZero" else next(open_axes, None)
             names = tuple(node.name for node in self.deciding_nodes if node.name in deciding)
@@ -267,7 +268,7 @@ class Facts:
                     small = [c for c in constants if c.nbytes <= INLINE_LIMIT and c.dtype != "string"]
                     kind = output_types(model, node, {}, {c.name: c.numpy() for c in small}).get(out)
                     shape = None if kind is None else type_of(kind)[1]
-                if shape is None or not all(isinstance(dim, int) or dim in self._input_sizes for dim in shape):
+                if shape is None or not all(isinstance(dim, int) or dim in self.input_sizes for dim in shape):
                     open_outs.append(out)
             if not folded.issuperset(sizing) or not unknown.isdisjoint(shaping):
                 unknown.update(open_outs)  # before the run

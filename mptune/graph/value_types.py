@@ -17,8 +17,8 @@ from mptune.errors import PlanError
 from mptune.graph.facts import attribute, casts_integers, facts_of, float_attribute, node_rules
 from mptune.graph.groups import GroupedModel
 from mptune.graph.loading.model import Model, Node, once
-from mptune.graph.loading.tensors import Initializer, all_graphs
-from mptune.graph.ops import COPIES, FLOAT_TYPES, RECURRENT, NodeRule
+from mptune.graph.loading.tensors import Initializer, all_graphs, from_stored, to_stored
+from mptune.graph.ops import COMPARISONS, COPIES, FLOAT_TYPES, RECURRENT, NodeRule
 from mptune.graph.plan import Precision, PrecisionPlan
 
 
@@ -158,7 +158,7 @@ class ValueTypes:
 
     def resolve(self, plan: PrecisionPlan) -> Resolution:
         """Type every value under ``plan``."""
-        precisions = self._precisions_of_nodes(plan)
+        precisions = [*self._precisions_of_nodes(plan)]
         own, fp32, nodes = self.own, Precision.FP32, self.model.nodes
         computed: dict[str, Precision] = {}
         casts: dict[str, set[Precision]] = {}
@@ -167,6 +167,11 @@ class ValueTypes:
         for index, precision in enumerate(precisions):  # in topological order: what a node reads is typed already
             if index in own.casts:  # whether it stays is decided last
                 continue
+            if precision is not fp32 and nodes[index].op_type in COMPARISONS:
+                # Unless its operands are there already: a Cast would save nothing, and might turn the answer.
+                values = (name for name, *_ in self._reads[index] if not self._holds(precision, name))
+                if any(v in own.sources or computed.get(own.same.get(v, v)) is not precision for v in values):
+                    precision = precisions[index] = fp32
             if precision is not fp32:
                 computed.update((nodes[index].outputs[slot], precision) for slot in self.rules[index].outputs)
             for name, is_own, is_any in self._reads[index]:
@@ -196,11 +201,16 @@ class ValueTypes:
                 constants.setdefault(source, set()).add(fp32)
             else:
                 read_as_they_are.add(source)
-        return Resolution(precisions, computed, casts, constants, frozenset(dropped))
+        return Resolution(tuple(precisions), computed, casts, constants, frozenset(dropped))
+
+    def _holds(self, precision: Precision, name: str) -> bool:
+        """Whether a value is a constant that a precision has exactly."""
+        values = self.constants[name].numpy() if name in self.constants else None
+        return values is not None and np.array_equal(from_stored(to_stored(values, precision)), values)
 
     def node_precisions(self, plan: PrecisionPlan) -> dict[str, Precision]:
         """The precision of every node that has one, by node name."""
-        precisions = zip(self.model.nodes, self.group_of, self._precisions_of_nodes(plan), strict=True)
+        precisions = zip(self.model.nodes, self.group_of, self.resolve(plan).node_precisions, strict=True)
         return {node.name: precision for node, group, precision in precisions if group >= 0}
 
     def in_precision(self, name: str, precision: Precision | None) -> Initializer:

@@ -6,6 +6,7 @@ And what it sends beside a result: how a job failed, and how far it is.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import importlib
 import os
@@ -28,6 +29,7 @@ from mptune.files import is_disk_full
 from mptune.json_form import JsonForm
 
 _GUARD_WAKES_S = 0.1
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 TRANSIENT = "transient"
 SECONDS: defaultdict[str, float] = defaultdict(float)
 """That a parent process has waited for jobs, by the stage they were in, or by their ``purpose``."""
@@ -240,6 +242,15 @@ def describe(error: BaseException) -> tuple[FailureKind, str]:
         return FailureKind.DISK_FULL, str(error)
     lines = str(error).strip().splitlines()
     return FailureKind.ERROR, f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def end_with(parent: int) -> None:
+    """Interrupt this process when the one that started it ends, however that ends, or where it has ended."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+    if os.getppid() != parent:
+        raise KeyboardInterrupt
 
 
 def _guard_group(parent: int, descriptor: int) -> int:

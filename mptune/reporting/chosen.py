@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import zipfile
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -133,7 +132,7 @@ def write_chosen(
                 with beside("chosen/check.npz"):
                     if evaluation.error_source == "emulated":
                         emulate.Emulator(grouped).export(plan, fresh / EMULATION_FILE)
-                    write_arrays(fresh / CHECK_FILE, check, zipfile.ZIP_DEFLATED)
+                    write_arrays(fresh / CHECK_FILE, check, is_compressed=True)
             with beside("chosen/README.txt"):
                 has_check = (fresh / CHECK_FILE).exists()
                 readme = readme_text(front, evaluation, environment, engine, recipe, has_check=has_check)

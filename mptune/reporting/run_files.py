@@ -108,7 +108,7 @@ def write_run_files(
         if path is not None and path not in needed and Path(path).parent.resolve() == run.engines.resolve():
             with contextlib.suppress(OSError):
                 Path(path).unlink()
-                EngineLayers.path(Path(path)).unlink(missing_ok=True)
+                EngineLayers.path(Path(path)).unlink()
     return replace(front, warnings=(*front.warnings, *warnings))
 
 

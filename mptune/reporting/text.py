@@ -18,7 +18,7 @@ from mptune.tuning.dominance import faster_beyond_noise
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
 from mptune.tuning.explanation import Kept
 from mptune.tuning.front import Front, fp16_name, front_rows
-from mptune.tuning.texts import compared, error_cell, format_speedup, latency_text
+from mptune.tuning.texts import compared, error_cell, format_interval, format_speedup, latency_text
 
 if TYPE_CHECKING:
     import jinja2
@@ -244,6 +244,7 @@ def confirmation_rows(confirmation: Confirmation) -> list[dict[str, str]]:
             "plan": before.plan.fingerprint,
             "ms": latency_text(before),
             "measured ms": "-" if now is None else latency_text(now),
+            "95 %": "" if now is None else format_interval(now),
             "speedup": format_speedup(before.speedup),
             "measured speedup": "-" if now is None else format_speedup(now.speedup),
             "error": error_cell(before),

@@ -153,6 +153,11 @@ class Limits:
         """Seconds since the time began."""
         return self._clock() - self._started_s
 
+    @property
+    def start_s(self) -> float:
+        """When the time began, in seconds since 1970, which other hosts know too."""
+        return time.time() - self.elapsed_s
+
     def reached(self) -> Stop | None:
         """The limit that is reached; None where another evaluation may start."""
         if self._timeout_s is not None and self.elapsed_s >= self._timeout_s:

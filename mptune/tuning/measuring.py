@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from mptune.data.archive import load_labels, save_labels, save_samples
 from mptune.data.calibration import load_calibration
 from mptune.data.samples import CalibrationSet, Rollout
 from mptune.engines.context import RunContext
@@ -12,13 +13,14 @@ from mptune.engines.environment import Environment
 from mptune.engines.toolchains.choose import open_toolchain
 from mptune.engines.toolchains.reference import Workers
 from mptune.engines.toolchains.toolchain import Toolchain
+from mptune.finding import Finding
 from mptune.graph.groups import GroupedModel
 from mptune.graph.hazards.static import state_inputs
 from mptune.graph.loading.model import Model
 from mptune.run_json import RunFile, TargetSection, identity_of
 from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings
-from mptune.targets.findings import nothing_to_tune
+from mptune.targets.findings import not_measured, nothing_to_tune
 from mptune.targets.target import Target, profile_warnings
 from mptune.tuning.bench import Listener
 from mptune.tuning.plan_limits import PlanLimits
@@ -37,6 +39,11 @@ class Measuring:
     toolchain: Toolchain
     section: TargetSection
     environment: Environment
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """That the target is not here, where it is not."""
+        return (not_measured(self.section.device),) if self.section.latency_source == "predicted" else ()
 
     @classmethod
     def open(
@@ -72,6 +79,15 @@ class Measuring:
         if target is not None and environment.jetson is not None and is_measured:
             environment = environment.with_warnings(*profile_warnings(target, environment.jetson))
         return cls(toolchain, section, environment)
+
+
+def save_parts(context: RunContext, parts: Sequence[CalibrationSet], count: int) -> None:
+    """Write the search samples and the held-out ones, of so many in all, each with their labels."""
+    path = context.settings.labels
+    labels = () if path is None else load_labels(path, count)
+    for place, part in zip((context.samples("search"), context.samples("held_out")), parts, strict=True):
+        save_samples(place, part.samples)
+        save_labels(place, [labels[k] for k in part.indices] if labels else ())
 
 
 def open_record(

@@ -199,6 +199,14 @@ def check_asked(asked: Choice, metrics: Sequence[str], outputs: Collection[str])
     return tolerances
 
 
+def check_tolerances(
+    tolerances: Sequence[Tolerance], ignored: Sequence[str], outputs: Collection[str]
+) -> tuple[Tolerance, ...]:
+    """``check_asked``, where the parts of outputs are compared and no plan is chosen."""
+    asked = Choice(tolerance=tuple(map(str, tolerances)), ignore=tuple(ignored))
+    return check_asked(asked, ("worst_part",), outputs)
+
+
 def check_columns(tolerances: Sequence[Tolerance], error: OutputError) -> None:
     """Check by the error of any plan that the outputs have the columns that tolerances name."""
     for tolerance in tolerances:

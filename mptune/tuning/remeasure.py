@@ -17,13 +17,14 @@ from functools import partial
 from mptune.choice import Choice
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, Measurement
+from mptune.engines.failures import describe
 from mptune.engines.latency import Latency, pool_latencies
 from mptune.json_form import JsonForm
 from mptune.settings import LatencySettings, SearchSettings, Tolerance
 from mptune.tuning.bench import Bench, count_down
 from mptune.tuning.choosing import could_be_chosen
 from mptune.tuning.dominance import pareto
-from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
+from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, ORIGIN_TF32, Evaluation
 from mptune.tuning.plan_limits import feasible
 from mptune.tuning.record.record import CONFIRM_NOTE, Sessions, StudyRecord, anchored
 
@@ -52,6 +53,28 @@ def _rounds(record: StudyRecord) -> _Rounds:
         outcome = Failure.from_json(note["failure"]) if "failure" in note else _Round.from_json(note)
         rounds.setdefault(fingerprint, {})[int(number)] = outcome
     return rounds
+
+
+def evaluate_tf32(bench: Bench) -> None:
+    """Evaluate all-FP32 with TF32 once in a study: the default of TensorRT and of ONNX Runtime's CUDA provider."""
+    record, fp32 = bench.record, bench.record.baseline()
+    if fp32 is None or record.tf32() is not None:
+        return
+    measured = bench.toolchain.evaluate_tf32()
+    if isinstance(measured, Failure):
+        bench.listener.warning(f"all-FP32 with TF32 was not evaluated: {describe(measured)}")
+    elif measured is not None:
+        measured = anchored(record, measured)
+        measured = replace(measured, latency=Sessions(record).corrected(measured.latency))
+        evaluation = Evaluation.from_measurement(
+            fp32.plan,
+            measured,
+            number=fp32.number,
+            origin=ORIGIN_TF32,
+            metric=fp32.metric,
+            baseline_ms=fp32.latency.median_ms,
+        )
+        record.keep_tf32(evaluation)
 
 
 def rounds_needed(settings: SearchSettings, latency_source: str) -> int:

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from typing import Any
 
 from mptune import run_json
 from mptune.choice import Choice
-from mptune.data import archive
 from mptune.data.samples import CalibrationSet, size_findings
-from mptune.engines import context
+from mptune.engines.context import RunContext
 from mptune.engines.toolchains import choose, reference, toolchain
 from mptune.errors import RunError, SettingsError
 from mptune.files import files_sha256, write_json
 from mptune.finding import Finding
-from mptune.findings.engine import ALREADY_MIXED, TARGET_CODE
-from mptune.findings.reference import OPSET_RAISED
+from mptune.findings.engine import TARGET_CODE, TOLD_FIRST
 from mptune.graph import groups
 from mptune.graph.loading.model import Model
 from mptune.processes.parent import Worker
 from mptune.rundir import RunDirectory, has_workers
 from mptune.settings import Granularity, SearchSettings
-from mptune.targets.findings import not_measured
 from mptune.targets.target import Target
 from mptune.tuning import baseline, copies, explanation, facts, measuring, remeasure, result, space, tuner, worker
 from mptune.tuning.bench import Bench, Limits, Listener
@@ -42,7 +38,7 @@ class Search:
 
     file: run_json.RunFile
     grouped: groups.GroupedModel
-    _context: context.RunContext
+    _context: RunContext
 
     def __init__(
         self,
@@ -98,7 +94,7 @@ class Search:
         predicted = next((finding for finding in self.file.findings if finding.code == TARGET_CODE), None)
         about_model = facts.model_findings(self._context, self._target, observations, hazards, predicted)
         if not self._is_evaluated:  # once per run, and before it takes time
-            self._warn(*(f.message for f in about_model if f.code in (TARGET_CODE, ALREADY_MIXED, OPSET_RAISED)))
+            self._warn(*(f.message for f in about_model if f.code in TOLD_FIRST))
         self._save(findings=(*findings, *sizes, *about_model))
         explanation.keep_grounds(free, None, run.data)
         record = measuring.open_record(run, self.file, free, settings, url, is_shared=has_workers(run))
@@ -108,7 +104,7 @@ class Search:
 
         # Proposals: each is built, run and timed, here or by a worker on each GPU.
         if finished(record, settings) is None:
-            record.set_note(study.START_NOTE, time.time() - self._limits.elapsed_s)
+            record.set_note(study.START_NOTE, self._limits.start_s)
             record.set_note(study.BUDGET_NOTE, settings.budget)
             tools = self._open_toolchain()
             if settings.gpus:
@@ -234,10 +230,7 @@ class Search:
         parts = data.split(settings.seed, options.held_out_fraction, options.max_search_samples, steps)
         if (observations := facts.Observations.load(run.observed_json)) is None:
             self._warn(*parts[0].warnings, *(finding.message for finding in parts[0].findings))
-            labels = () if settings.labels is None else archive.load_labels(settings.labels, len(data.samples))
-            for path, part in zip((context.samples("search"), context.samples("held_out")), parts, strict=True):
-                archive.save_samples(path, part.samples)
-                archive.save_labels(path, [labels[k] for k in part.indices] if labels else ())
+            measuring.save_parts(context, parts, len(data.samples))
             tools = self._open_toolchain()
             copies.keep_model(run, self.grouped, context.bank)
             of_parts, skip = (parts[0].indices, parts[1].indices), settings.skip_checks
@@ -263,11 +256,9 @@ class Search:
         self._engines.callback(here.toolchain.close)
         if self._is_evaluated:
             run_json.check_same(self._run.path, self.file, self.file.model_copy(update={"target": here.section}))
-        findings = [finding for finding in self.file.findings if finding.code != TARGET_CODE]
-        if here.section.latency_source == "predicted":
-            findings = [not_measured(here.section.device), *findings]
+        findings = (f for f in self.file.findings if f.code != TARGET_CODE)
         self._warn(*here.environment.warnings)
-        self._save(target=here.section, environment=here.environment, findings=tuple(findings))
+        self._save(target=here.section, environment=here.environment, findings=(*here.findings, *findings))
         return here.toolchain
 
     def _warn(self, *texts: str) -> None:

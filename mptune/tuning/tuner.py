@@ -19,18 +19,12 @@ from mptune.engines.failures import describe, did_not_run, machine_error
 from mptune.errors import BaselineError, RunError
 from mptune.tuning.baseline import engine_findings, stop_at_errors
 from mptune.tuning.bench import HOPELESS, NEEDED_TRIES, Bench, Stop, announce, run_job, tell_outcome
-from mptune.tuning.evaluation import (
-    ORIGIN_FP16,
-    ORIGIN_FP32,
-    ORIGIN_LARGE_ERRORS,
-    ORIGIN_SAMPLER,
-    ORIGIN_TF32,
-    Evaluation,
-)
+from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, ORIGIN_LARGE_ERRORS, ORIGIN_SAMPLER, Evaluation
 from mptune.tuning.explanation import keep_grounds
 from mptune.tuning.knowledge import Knowledge
 from mptune.tuning.plan_limits import check_columns
 from mptune.tuning.record.record import Proposal, Sessions, anchored, keep_reopened
+from mptune.tuning.remeasure import evaluate_tf32
 from mptune.tuning.sampler.trials import EHVI_ATTR
 from mptune.tuning.stopping import finished, is_exhausted
 
@@ -108,7 +102,7 @@ class Tuner:
                 announce(self._listener, record, self._settings)
             record.heal()
         if stop not in (Stop.TIMEOUT, Stop.DISK):
-            self._keep_tf32()
+            evaluate_tf32(self._bench)
         return stop
 
     def _propose(self) -> Proposal | None:
@@ -145,27 +139,6 @@ class Tuner:
                     plan = space.plan({g: space.options[g][draw] for g, draw in zip(space.free, draws, strict=True)})
                 record.enqueue(plan, ORIGIN_SAMPLER)
         raise AssertionError("unreachable")
-
-    def _keep_tf32(self) -> None:
-        """Evaluate all-FP32 with TF32 once in a study: the default of TensorRT and of ONNX Runtime's CUDA provider."""
-        record, fp32 = self._record, self._record.baseline()
-        if fp32 is None or record.tf32() is not None:
-            return
-        measured = self._bench.toolchain.evaluate_tf32()
-        if isinstance(measured, Failure):
-            self._listener.warning(f"all-FP32 with TF32 was not evaluated: {describe(measured)}")
-        elif measured is not None:
-            measured = anchored(record, measured)
-            measured = replace(measured, latency=Sessions(record).corrected(measured.latency))
-            evaluation = Evaluation.from_measurement(
-                fp32.plan,
-                measured,
-                number=fp32.number,
-                origin=ORIGIN_TF32,
-                metric=fp32.metric,
-                baseline_ms=fp32.latency.median_ms,
-            )
-            record.keep_tf32(evaluation)
 
     def _judged(self, proposal: Proposal, measurement: Measurement) -> Evaluation:
         """A measurement against the baseline, and against what emulation says of the plan."""

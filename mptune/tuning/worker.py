@@ -6,9 +6,7 @@ A worker opens the run's own copies, and writes to the study alone.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -20,6 +18,7 @@ from mptune.engines.environment import Environment, engine_packages
 from mptune.engines.toolchains.choose import choose_target
 from mptune.errors import RunError
 from mptune.files import RESUME_HINT, writing
+from mptune.processes.child import end_with
 from mptune.processes.parent import absolute_sys_path, kill_tree
 from mptune.run_json import TARGET, differences
 from mptune.rundir import RunDirectory
@@ -36,7 +35,6 @@ PROGRAM = (sys.executable, "-m", "mptune")
 _PARENT = "MPTUNE_SEARCH_PID"
 _PREPARE = "start it where the model and the data are: `mptune search` with the same storage"
 _POLL_S, _END_TIMEOUT_S = 0.2, 30.0
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def work(
@@ -213,9 +211,5 @@ def run_workers(
 
 def end_with_search() -> None:
     """Interrupt this process when the search that started it ends, however that ends; nothing where none did."""
-    parent = os.environ.pop(_PARENT, None)
-    if parent is not None and sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
-    if parent is not None and os.getppid() != int(parent):
-        raise KeyboardInterrupt
+    if (parent := os.environ.pop(_PARENT, None)) is not None:
+        end_with(int(parent))

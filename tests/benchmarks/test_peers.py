@@ -101,35 +101,6 @@ def test_a_share_of_an_infinite_error_is_no_limit() -> None:
     assert table.measured(document)["peers"]["mptune, 50 builds"]["at_error"] is None
 
 
-def test_a_verdict_falls_back_to_fp32_and_names_who_is_faster_or_has_more_volume() -> None:
-    def peer(*latencies: float | None) -> dict[str, object]:
-        plans = [ms and {"latency_ms": ms, "ci95_ms": [ms - 0.01, ms + 0.01]} for ms in latencies]
-        return {"at_error": plans, "not_built": 1}
-
-    timed = {
-        "fp32": {"latency_ms": 4.0, "ci95_ms": [4.0, 4.0]},
-        "peers": {
-            "mptune, 50 builds": peer(None, 2.0, 1.5),
-            "bisection": peer(3.0, 1.985, 1.5),
-            "Optuna GP, 50 builds": peer(None, None, 1.4),
-        },
-    }
-    volumes = {"mptune": 0.5, "Optuna TPE": 0.4, "Optuna GP": 0.505, "bisection": 0.52}
-    replayed = {
-        "law": {"residual": {"latency": 0.01, "log_error": 0.1}},
-        "own_front": 0.5,
-        "samplers": {name: {"hypervolume": volume} for name, volume in volumes.items()},
-    }
-    text = pages.published({"a": {"what": "net a", "measured": timed, "replayed": replayed}, "b": {"what": "net b"}})
-    rows = {line.split(" | ")[0]: line for line in text.splitlines() if line.startswith("| ")}
-    volume = "1.000, 1.040 bisection **(bisection)** | 1.25"  # what GP has more is within the residual
-    assert f"{volume} | 4 ± 0; 3 ± 0.01 bisection | 2 ± 0.01; 1.985" in rows["| net a"]
-    assert "**bisection at 0.1**; **Optuna GP, 50 builds at 0.5**" in rows["| net a"]
-    assert set(rows["| net b"].removeprefix("| net b")) == set("| -")
-    assert "- net a: hypervolume*, bisection 1.040, mptune 1.000\n" in text
-    assert "Not built and timed in turn yet: net b." in text
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_every_step_runs_on_a_cpu_and_goes_on_where_it_stopped(tmp_path: Path) -> None:

@@ -18,13 +18,14 @@ RNG = np.random.default_rng(3)
 
 
 def test_an_input_that_is_the_same_everywhere_is_constant() -> None:
-    shape = (1, 3, 32, 32)
+    shape = (1, 32, 64)
     grey, image = np.full(shape, 0.5, np.float32), RNG.random(shape, np.float32)
     constant, duplicate = data_findings([{"image": grey}, {"image": grey}])
     assert (constant.code, constant.where.inputs) == ("constant-data", ("image",))
     assert constant.evidence == {"value": 0.5, "samples": 2}
     assert (duplicate.code, duplicate.where.samples) == ("duplicate-samples", (1,))
     assert data_findings([{"image": grey}, {"image": grey}], states=["image"]) == (duplicate,)
+    assert data_findings([{"image": grey[0]}] * 2) == (duplicate,), "a matrix may be a mask"
     # A cache begins empty.
     caches = [RNG.laplace(size=(1, 4, length, 16)).astype(np.float32) for length in (0, 30, 31)]
     (finding,) = data_findings([{"past_key": np.full_like(cache, 0.5)} for cache in caches])

@@ -399,8 +399,9 @@ def layout(image: np.ndarray) -> np.ndarray:
 
 
 Row = tuple[Callable[[Arrays], Arrays], str | None, tuple[str, ...]]
+IMAGENET = "without ImageNet's mean and deviation"
 WAYS: list[Row] = [
-    (lambda d: {"image": raw(d)}, "without ImageNet's mean and deviation", ("image",)),
+    (lambda d: {"image": raw(d)[:, ::-1] * 255}, f"{IMAGENET}, in 0 to 255, with its", ("image",)),
     (lambda d: {"prev": d["cur"], "cur": d["prev"]}, "with the inputs 'prev' and 'cur' exchanged", ("prev", "cur")),
     (lambda d: {"prev": np.roll(d["prev"], 1, 0)}, "the sample before's values in the input 'prev'", ("prev",)),
     (lambda d: {"image": d["image"][..., ::-1]}, "for input 'image' mirrored", ("image",)),
@@ -409,7 +410,7 @@ WAYS: list[Row] = [
 ]
 SLOW: list[Row] = [
     (lambda d: {"image": d["image"][:, ::-1]}, "with its channels in reverse order", ("image",)),
-    (lambda d: {"image": raw(d)[:, ::-1] * 255}, "in 0 to 255, with its channels in reverse order", ("image",)),
+    (lambda d: {"image": raw(d)}, IMAGENET, ("image",)),
     (lambda d: {"image": (d["image"] - MEAN) / DEVIATION}, "normalised twice", ("image",)),
     (lambda d: {"image": layout(d["image"])}, "reshaped where", ("image",)),
     (lambda d: {"prev": 0 * d["prev"]}, "with zeros in the input 'prev'", ("prev",)),
@@ -660,4 +661,8 @@ def test_a_difference_without_a_finding_has_a_warning(mlp_path: Path, tmp_path: 
     found = mptune.compare(mlp_path, data={"x": rows}, reference_outputs=noise)
     assert not found.agrees
     assert not found.findings
-    assert any(text.startswith("output 'y'") for text in found.warnings)
+    (warning,) = [text for text in found.warnings if text.startswith("output 'y'")]
+    assert "--trace" not in warning, "nothing is known of an engine"
+    np.savez(tmp_path / "large.npz", y=3 * np.load(noise)["y"])
+    (warning,) = mptune.compare(mlp_path, data={"x": rows}, outputs=tmp_path / "large.npz").warnings
+    assert "with the model that the engine was built of as CANDIDATE, --trace names where it begins" in warning

@@ -21,7 +21,6 @@ from tests.graph.norms_written_out import GAIN, LARGE, X, rms_norm
 NORM = FusedNodes(("n_q", "n_m", "n_a", "n_s", "n_d", "n_y"))
 INSIDE = {"q", "m", "a", "s", "d"}
 H = X  # the product before the norm is one with the identity
-GENERATOR = np.random.default_rng(1)
 
 
 def half(values: np.ndarray) -> np.ndarray:

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import onnxruntime as ort
 import pytest
 
 import mptune
 from mptune.cli import main
 from mptune.engines.loading import load_typed_model
+from mptune.errors import ModelError
 from mptune.graph.groups import GroupedModel, find_groups
+from mptune.graph.hazards.find import find_hazards
 from mptune.graph.loading.model import load_model
-from mptune.graph.plan import PRECISIONS, Precision
+from mptune.graph.plan import PRECISIONS, REDUCED, Precision
+from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
 from mptune.targets.costs import group_costs
@@ -21,7 +25,8 @@ from mptune.targets.target import load_target
 from mptune.tuning.front import Front
 from tests.graph import rtx
 from tests.graph.helpers import plans, relative_l2, run
-from tests.graph.verify import typed_graph
+from tests.graph.test_three_precisions import ALL, OPSETS, computes_the_same, without_hazards
+from tests.graph.verify import typed_graph, verify
 from tests.networks.expected import NETWORKS, expected
 from tests.networks.networks import FILES, filled, samples, shapes_of
 
@@ -41,6 +46,8 @@ LONG = {
     *(stem for number, stem in enumerate(SEARCHED) if number % 4),
 }
 """Whose search takes longest, and three in four of the others: with what is marked ``slow``."""
+CHOOSING = ("retinanet", "yolo", "two_stage")
+"""Networks that choose among candidates: a rounding changes which."""
 
 
 def test_every_network_has_its_expectations() -> None:
@@ -133,6 +140,40 @@ def test_what_is_no_network_is_refused_in_one_line(stem: str, tmp_path: Path, ca
         assert REFUSED[stem] in first
         assert all(hint.startswith("hint:") for hint in hints)
     assert sorted(p.name for p in tmp_path.iterdir()) == [path.name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("opset", OPSETS)
+@pytest.mark.parametrize("stem", STEMS)
+def test_a_hundred_plans_of_three_precisions_are(stem: str, opset: int | None, tmp_path: Path) -> None:
+    """Valid, with the same interface and the fewest Casts; of one in ten: what its emulation computes."""
+    path = filled(stem, tmp_path)
+    try:
+        model = load_model(path, opset=opset)
+    except ModelError as error:  # ONNX's converter knows not every operator
+        if opset is None:
+            raise
+        pytest.skip(error.message)
+    grouped, bank = GroupedModel(model, find_groups(model)), WeightBank.write(model, tmp_path, precisions=REDUCED)
+    rewriter, emulator, feed = Rewriter(grouped, bank), Emulator(grouped, bank), samples(model, 1)[0]
+
+    def runs(typed: Path) -> bool:
+        try:
+            return bool(run(typed, feed))
+        except ort.capi.onnxruntime_pybind11_state.NotImplemented:  # the CPU provider has no kernel
+            return False
+
+    hazards = find_hazards(grouped)
+    can_run = runs(rewriter.write(grouped.uniform(Precision.FP32), tmp_path / "exact.onnx"))
+    for number, plan in enumerate(plans(model, grouped.groups, 100, precisions=ALL)):
+        typed = rewriter.write(plan, tmp_path / "typed.onnx")
+        verify(rewriter, plan, typed)
+        if can_run and number % 10 == 0:
+            safe = without_hazards(plan, hazards)
+            emulated = run(emulator.write(safe, tmp_path / "emulated.onnx"), feed)
+            typed = rewriter.write(safe, typed)
+            runs(typed)
+            computes_the_same(typed, emulated, feed, tmp_path, discontinuous=stem.startswith(CHOOSING))
 
 
 @pytest.mark.tensorrt_rtx

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +67,7 @@ def header_of(check: Sample) -> dict[str, Any]:
 
 
 def written(check: Sample, path: Path) -> Path:
-    write_arrays(path, check, zipfile.ZIP_DEFLATED)
+    write_arrays(path, check, is_compressed=True)
     return path
 
 

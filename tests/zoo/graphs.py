@@ -106,6 +106,10 @@ def _old(opset: int) -> onnx.ModelProto:
     return proto
 
 
+def _declared(shape: str) -> onnx.ModelProto:
+    return text(f"(float[1,16] x) => (float{shape} y) {{ h = MatMul(x, w) y = Tanh(h) }}", weights("w", 16, 16))
+
+
 Made = Callable[[], onnx.ModelProto]
 GRAPHS: dict[str, tuple[Made, Made, tuple[str, ...]]] = {
     "broadcast": (lambda: _plane(1), lambda: _plane("batch"), ("cut_out",)),
@@ -113,6 +117,7 @@ GRAPHS: dict[str, tuple[Made, Made, tuple[str, ...]]] = {
     "state-fed-back": (tracker, lambda: _filter("reference"), ()),
     "overridable-constants": (lambda: _constant(True), lambda: _constant(False), ()),
     "opset-raised": (lambda: _old(7), lambda: _old(9), ()),
+    "wrong-output-shape": (lambda: _declared("[5]"), lambda: _declared("[1,16]"), ()),
     "already-mixed": (lambda: _half(True), lambda: _half(False), ("second",)),
 }
 """Code -> what shows it, its sound twin, and the nodes that the finding names."""

@@ -16,7 +16,6 @@ from mptune.engines.latency import LatencySource
 from mptune.engines.ort.session import Provider
 from mptune.engines.spread import SessionTiming
 from mptune.engines.tensorrt.layers import EngineLayers, with_group_times
-from mptune.engines.toolchains import measuring
 from mptune.engines.toolchains.measuring import Timings
 from mptune.engines.toolchains.prediction import Prediction
 from mptune.engines.toolchains.reference import ReferenceModel, Workers, has_room_beside
@@ -239,7 +238,7 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         It loads its libraries meanwhile, and touches no device.
         """
         if has_room_beside(self.provider) and (not tf32 or self.target.tf32_tflops is not None):
-            (self._workers.tf32 if tf32 else self.worker).start_ahead(f"{measuring.__name__}:load_libraries")
+            (self._workers.tf32 if tf32 else self.worker).start_ahead(f"{Timings.__module__}:load_libraries")
 
     def restart(self) -> None:
         """End the worker process; the next job starts a new one. What runs beside it is ended, too."""

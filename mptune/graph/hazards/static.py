@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mptune.finding import Finding, FindingOrigin, OutputColumns, Where
-from mptune.findings.reference import OPSET_RAISED
+from mptune.findings.reference import OPSET_RAISED, WRONG_SHAPE
 from mptune.findings.wording import Severity, listed
 from mptune.graph.facts import Facts, facts_of, walk
 from mptune.graph.hazards import hazard
@@ -292,6 +292,9 @@ def interface_findings(model: Model, origin: FindingOrigin, fed: Sequence[tuple[
     if model.raised_from is not None:
         counts = {"opset": model.raised_from, "raised_to": model.opset}
         findings.append(Finding.from_code(OPSET_RAISED, origin, Where(), counts))
+    for name in model.reshaped:
+        shape = str([*(model.info(name).shape or ())])
+        findings.append(Finding.from_code(WRONG_SHAPE, origin, Where(outputs=(OutputColumns(name),)), {"shape": shape}))
     return tuple(findings)
 
 

@@ -111,6 +111,7 @@ class Model:
         runtime: what the runtime said of operators that ONNX does not define.
         data_files: where its external data lie.
         raised_from: the file's operator set where it was raised because mptune cannot work on it.
+        reshaped: outputs whose shape the file declares wrongly; ``outputs`` and ``proto`` have the inferred one.
     """
 
     path: Path
@@ -125,6 +126,7 @@ class Model:
     runtime: RuntimeTypes = field(default_factory=RuntimeTypes, repr=False)
     data_files: tuple[Path, ...] = ()
     raised_from: int | None = None
+    reshaped: tuple[str, ...] = ()
 
     @cached_property
     def producer(self) -> Mapping[str, int]:
@@ -181,7 +183,7 @@ def load_model(
         foreign = tuple(out for node in outside for out in node.outputs if out)
         slim = without_weights(proto, [node.proto for node in nodes], initializers)
         runtime = ask(slim, foreign) if foreign and ask is not None else RuntimeTypes()
-        tensors = _inferred(slim, proto, initializers, foreign, runtime.values, path)
+        tensors, reshaped = _inferred(slim, proto, initializers, foreign, runtime.values, path)
         model = Model(
             path=path,
             sha256=files_sha256(path, *data_files),
@@ -195,6 +197,7 @@ def load_model(
             runtime=runtime,
             data_files=data_files,
             raised_from=raised_from,
+            reshaped=reshaped,
         )
     except MptuneError:
         raise
@@ -212,8 +215,12 @@ def _inferred(
     foreign: Collection[str],
     runtime_types: Mapping[str, TensorInfo],
     path: Path,
-) -> dict[str, TensorInfo]:
-    """Type every value of the main graph; ``slim`` is the model without its large weights, and is changed."""
+) -> tuple[dict[str, TensorInfo], tuple[str, ...]]:
+    """Type every value of the main graph; ``slim`` is the model without its large weights, and is changed.
+
+    Returns:
+        The values, and the outputs whose declared shapes are wrong, which ``proto`` then has as they are inferred.
+    """
     # Only for what ONNX cannot infer is the file's own value_info trusted, where nothing better is there.
     opaque, outputs = {*foreign}, {output.name for output in proto.graph.output}
     slim.graph.value_info.extend(v for v in proto.graph.value_info if v.name in opaque and v.name not in runtime_types)
@@ -226,25 +233,46 @@ def _inferred(
                 del node.attribute[:]
                 node.op_type = "Identity"
     infer = partial(onnx.shape_inference.infer_shapes, check_type=True, strict_mode=not foreign)
-    try:
+
+    def typed_graph() -> onnx.GraphProto:
         try:
-            typed = infer(slim, data_prop=True)
+            return infer(slim, data_prop=True).graph
         except onnx.shape_inference.InferenceError:
             # With values, onnx 1.23 refuses the outer product of two computed FP32 vectors ("Invalid rank for Mul
             # broadcasting"). So first without; the values then give what is missing, and are not strict about it.
-            typed = onnx.shape_inference.infer_shapes(infer(slim), check_type=True, data_prop=True)
+            return onnx.shape_inference.infer_shapes(infer(slim), check_type=True, data_prop=True).graph
+
+    reshaped = []
+    try:
+        try:
+            typed = typed_graph()
+        except onnx.shape_inference.InferenceError:
+            # ONNX Runtime goes by what it infers where the file declares another shape of an output.
+            for value in slim.graph.output:
+                if value.type.HasField("tensor_type"):
+                    value.type.tensor_type.ClearField("shape")
+            for declared, value in zip(proto.graph.output, typed_graph().output, strict=True):
+                (_, shape), (_, inferred) = type_of(declared.type), type_of(value.type)
+                is_rank = shape is None or inferred is None or len(shape) == len(inferred)
+                pairs = zip(shape or (), inferred or (), strict=False)
+                if not is_rank or any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs):
+                    declared.type.CopyFrom(value.type)
+                    reshaped.append(value.name)
+            del slim.graph.output[:]
+            slim.graph.output.extend(proto.graph.output)
+            typed = typed_graph()
     except Exception as error:  # onnx raises InferenceError, TypeError, RuntimeError and ValueError for a bad model
         text = f"{path} does not type-check: {last_line(error)}"
         raise ModelError(text, "onnx.checker.check_model(path, full_check=True) says more") from None
     infos = {}
-    for value in (*typed.graph.input, *typed.graph.value_info, *typed.graph.output):
+    for value in (*typed.input, *typed.value_info, *typed.output):
         name = intern(value.name)
         infos[name] = TensorInfo(name, *type_of(value.type))
     for sparse in proto.graph.sparse_initializer:  # declared as dense in ``slim``, but no Cast takes one
         infos[sparse.values.name] = TensorInfo(sparse.values.name, "sparse_tensor", tuple(sparse.dims))
     for initializer in initializers.values():
         infos[initializer.name] = TensorInfo(initializer.name, initializer.dtype, initializer.shape)
-    return infos
+    return infos, tuple(reshaped)
 
 
 def _given(graph: onnx.GraphProto) -> set[str]:

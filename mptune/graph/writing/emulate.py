@@ -26,7 +26,7 @@ from mptune.graph.groups import GroupedModel
 from mptune.graph.hazards.masks import is_held
 from mptune.graph.loading.model import Node
 from mptune.graph.loading.tensors import fill_value
-from mptune.graph.ops import COPIES
+from mptune.graph.ops import COMPARISONS, COPIES
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.value_types import new_suffix, value_types
 from mptune.graph.writing import rewrite
@@ -162,7 +162,8 @@ class _Emulation:
         emulator, rule, group = self._emulator, self._types.rules[node.index], self._types.group_of[node.index]
         inputs, outputs = list(node.inputs), list(node.outputs)
         modes = self._modes.get(group, ())
-        for slot in rule.inputs if modes else ():
+        is_compared = node.op_type in COMPARISONS  # reads values as they are
+        for slot in rule.inputs if modes and not is_compared else ():
             if emulator.maker.get(inputs[slot]) != group:
                 inputs[slot] = self._read_by(group, inputs[slot], modes)
         roundings = modes if node.index in emulator.rounds else ()

@@ -10,6 +10,7 @@ a Clip before the Cast of a mask that is made of constants beyond the range (``m
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -20,7 +21,8 @@ from mptune.graph.facts import node_rule
 from mptune.graph.groups import GroupedModel, LayerGroup, find_groups
 from mptune.graph.hazards.masks import is_held
 from mptune.graph.loading.model import Model, Node
-from mptune.graph.loading.tensors import STANDARD_DOMAINS, fill_value
+from mptune.graph.loading.tensors import STANDARD_DOMAINS, declaration, fill_value
+from mptune.graph.ops import OPAQUE_TYPES
 from mptune.graph.plan import PRECISIONS, REDUCED, Precision, PrecisionPlan
 from mptune.graph.value_types import Resolution, add_barrier, needs_barrier, new_suffix, value_types
 from mptune.graph.writing import weights
@@ -63,6 +65,7 @@ class Rewriter:
             metadata: what to say of it in ``metadata_props``, whose keys get the prefix ``mptune.``.
         """
         proto, constants = self._typed(plan)
+        self._declare_values(proto.graph, plan)
         for key, text in (metadata or {}).items():
             writable = text.encode("utf-8", "replace").decode("utf-8")
             proto.metadata_props.add(key=_METADATA_PREFIX + key, value=writable)
@@ -75,8 +78,24 @@ class Rewriter:
     def typed(self, plan: PrecisionPlan) -> onnx.ModelProto:
         """The typed model in memory, self-contained."""
         proto, constants = self._typed(plan)
+        self._declare_values(proto.graph, plan)
         proto.graph.initializer.extend(inline_tensor(*needed) for needed in constants)
         return proto
+
+    def _declare_values(self, graph: onnx.GraphProto, plan: PrecisionPlan) -> None:
+        """Repeat the file's ``value_info`` of values that are there in their old type, for its documentation.
+
+        Shapes are the inferred ones: a wrong name of a size makes ONNX Runtime reuse a buffer that is too small.
+        """
+        changed = self.types.resolve(plan.stored).computed.keys() - self.types.named
+        kept = {name for node in graph.node for name in node.output} - changed - {v.name for v in graph.value_info}
+        for value in self._model.proto.graph.value_info:
+            info = self._model.info(value.name)
+            if value.name in kept and info.dtype not in OPAQUE_TYPES:
+                given = self.types.facts.input_sizes
+                sizes = info.shape and tuple(d if isinstance(d, int) or d in given else None for d in info.shape)
+                graph.value_info.add().CopyFrom(value)
+                graph.value_info[-1].type.CopyFrom(declaration(replace(info, shape=sizes)).type)
 
     def _typed(self, plan: PrecisionPlan) -> tuple[onnx.ModelProto, list[NeededConstant]]:
         """The typed model without the constants that it reads of the model, and these."""

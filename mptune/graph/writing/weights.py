@@ -110,11 +110,12 @@ def inline_tensor(constant: Initializer, name: str, rounded_to: Precision | None
     if rounded_to is not None:
         return rounded_tensor(constant.numpy(), rounded_to, name)
     proto = onnx.TensorProto()
-    if is_external(constant.proto):
-        proto.CopyFrom(onnx.numpy_helper.from_array(np.ascontiguousarray(constant.numpy()), name))
-    else:
-        proto.CopyFrom(constant.proto)
-        proto.name = name
+    proto.CopyFrom(constant.proto)
+    if is_external(proto):
+        proto.ClearField("data_location")
+        del proto.external_data[:]
+        proto.raw_data = constant.numpy().tobytes()
+    proto.name = name
     return proto
 
 
@@ -135,6 +136,10 @@ def _reference(
     tensor = onnx.TensorProto(name=name, data_type=code, dims=constant.shape, raw_data=b"")  # onnx asks for raw data
     onnx.external_data_helper.set_external_data(tensor, location, place.offset, place.length)
     tensor.ClearField("raw_data")
+    if rounded_to is None and constant.proto.doc_string:
+        tensor.doc_string = constant.proto.doc_string
+    if rounded_to is None:
+        tensor.metadata_props.extend(constant.proto.metadata_props)
     return tensor
 
 

@@ -22,15 +22,7 @@ from mptune.reporting.terminal.console import make_console, print_facts, print_t
 from mptune.reporting.text import shell_path, short_path, speedup_text, unique
 from mptune.tuning.explanation import reasons_text
 from mptune.tuning.front import Front, front_table, is_held_out
-from mptune.tuning.texts import (
-    compared,
-    error_text,
-    format_error,
-    format_interval,
-    latency_text,
-    metric_cell,
-    two_digits,
-)
+from mptune.tuning.texts import compared, error_text, format_error, latency_text, metric_cell, two_digits
 
 if TYPE_CHECKING:
     from mptune.tuning.confirmation import Confirmation
@@ -229,8 +221,7 @@ def print_confirmation(
     figures = (f"{latency} ms", "ms", "95 %", f"{latency} x", "x", f"{error} err", "err")
     records, rows = text.confirmation_rows(confirmation), []
     for plan, record in zip(confirmation.plans, records, strict=True):
-        cells = [record[key] for key in ("plan", "ms", "measured ms")]
-        cells.append("" if plan.measured is None else format_interval(plan.measured))
+        cells = [record[key] for key in ("plan", "ms", "measured ms", "95 %")]
         cells += [record[key].removesuffix("x") for key in ("speedup", "measured speedup")]
         cells += [record[key] for key in ("error", "measured error")]
         metrics = front.metrics.values()

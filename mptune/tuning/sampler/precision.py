@@ -25,13 +25,12 @@ example, without a prior::
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from optuna.distributions import BaseDistribution, CategoricalDistribution
-from optuna.samplers import BaseSampler, RandomSampler, TPESampler
+from optuna.samplers import BaseSampler, RandomSampler
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial
 from threadpoolctl import threadpool_limits
@@ -43,15 +42,7 @@ from mptune.tuning.sampler.acquisition import EhviEstimator, ErrorAxis, find_can
 from mptune.tuning.sampler.error_model import ErrorModel, design_plans
 from mptune.tuning.sampler.overflow_model import OverflowModel
 from mptune.tuning.sampler.plans import PRECISIONS, Bools, Floats, to_bits
-from mptune.tuning.sampler.trials import (
-    CONSTRAINT_OPTIONS,
-    EHVI_ATTR,
-    GAIN_ATTR,
-    BuiltPlans,
-    Prior,
-    emulated_attr,
-    read_plans,
-)
+from mptune.tuning.sampler.trials import EHVI_ATTR, GAIN_ATTR, BuiltPlans, Prior, emulated_attr, make_tpe, read_plans
 
 SAMPLERS = ("precision", "tpe")
 """The samplers that a search may be asked for by name: this one, and Optuna's TPE."""
@@ -246,11 +237,3 @@ def make_sampler(name: str | None, seed: int) -> BaseSampler:
         return RandomSampler(seed=seed)
     check_sampler(name)
     return PrecisionSampler(seed=seed) if name == "precision" else make_tpe(seed)
-
-
-def make_tpe(seed: int) -> BaseSampler:
-    """Optuna's TPE over all groups at once, aware of running trials and of constraints."""
-    with warnings.catch_warnings():
-        # multivariate, constant_liar and constraints_func are marked experimental in some releases.
-        warnings.simplefilter("ignore")
-        return TPESampler(multivariate=True, constant_liar=True, seed=seed, **CONSTRAINT_OPTIONS)

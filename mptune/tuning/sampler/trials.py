@@ -7,6 +7,7 @@ user attributes, which mptune writes for the sampler.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -14,6 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from optuna.samplers import BaseSampler, TPESampler
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from mptune.json_form import decode_float
@@ -151,6 +153,14 @@ def constraints_of(trial: FrozenTrial) -> Sequence[float]:
 
 CONSTRAINT_OPTIONS: Mapping[str, Any] = {} if HAS_TRIAL_CONSTRAINTS else {"constraints_func": constraints_of}
 """Further arguments of Optuna's own samplers, so that they know which plans are not feasible."""
+
+
+def make_tpe(seed: int) -> BaseSampler:
+    """Optuna's TPE over all groups at once, aware of running trials and of constraints."""
+    with warnings.catch_warnings():
+        # multivariate, constant_liar and constraints_func are marked experimental in some releases.
+        warnings.simplefilter("ignore")
+        return TPESampler(multivariate=True, constant_liar=True, seed=seed, **CONSTRAINT_OPTIONS)
 
 
 def timing_of(trial: FrozenTrial) -> tuple[float, float]:

@@ -84,13 +84,16 @@ def test_the_reference_is_kept_and_described(tmp_path: Path) -> None:
         ({"nodes": [10, 3], "edges": [2, 20]}, None),
         ({"nodes": [10, 3], "adjacency": [10, 10]}, None),
         ({"x": ["batch", 3], "past": [2, "batch", 3]}, {"x": 0, "past": 1}),  # a cache of stacked keys and values
+        ({"x": ["tokens", 3]}, None),
+        ({"x": ["batch", 3], "mask": ["rows", 3]}, {"x": 0}),  # rows may be the batch under another name
     ],
 )
 def test_fixed_sizes_that_differ_are_no_batch(shapes: dict[str, list[Any]], axes: dict[str, int] | None) -> None:
-    sizes = {name: [1 if size == "batch" else size for size in shape] for name, shape in shapes.items()}
+    sizes = {name: [size if isinstance(size, int) else 1 for size in shape] for name, shape in shapes.items()}
     samples = [{name: factor * ramp(*shape) for name, shape in sizes.items()} for factor in (1, 2)]
     feeds = row_feeds(shapes, samples)
     assert (None if feeds is None else feeds.axes) == axes
+    assert feeds is None or feeds.is_whole is ("mask" not in shapes)
 
 
 def test_a_large_model_has_batches_of_two_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

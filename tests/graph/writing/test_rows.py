@@ -445,3 +445,58 @@ def test_row_25_lengths_of_sequences_and_an_fp32_constant_inside(opset: int, tmp
     assert [("sequence_lens" in reasons[f"{op}0"], reasons[f"{op}1"]) for op in GATES] == [(True, "")] * 3
     assert "FP32 constant" in reasons["n"]
     case.holds()
+
+
+def test_row_26_a_comparison_is_fp16_only_where_its_operands_are(tmp_path: Path) -> None:
+    """2093.75 is 2094 in FP16."""
+    nodes = """
+        [m] a = MatMul(x, w) [n] b = Neg(a) i = Cast<to = 1>(ids) [held] p = Less(a, half) [two] q = Greater(a, b)
+        [edge] r = Less(a, edge) [ints] s = Less(a, i) [ends] t = Less(edge, x)
+        pq = Or(p, q) pqr = Or(pq, r) pqrs = Or(pqr, s) u = Xor(pqrs, t) y = Where(u, a, b)
+    """
+    constants = [W, constant("half", 0.5), constant("edge", 2093.75)]
+    ends = "(float[2,4] x, int64[2,4] ids) => (float[2,4] y, bool[2,4] t)"
+    case = Case(text(f"{ends} {{ {nodes} }}", *constants), tmp_path)
+    for reduced, expected in (((), {"held", "two"}), (("m", "held", "two"), {"held"}), (("n", "held", "two"), set())):
+        graph = case.typed(case.plan(*reduced))
+        types, compared = value_types(graph), [n for n in graph.node if n.op_type in ("Less", "Greater")]
+        read = {node.name: {types[name] for name in node.input} for node in compared}
+        assert read == {name: {FLOAT16 if name in expected else FLOAT} for name in read}
+    case.holds()
+    feed = {"x": np.full((2, 4), 2093.9, np.float32), "ids": np.zeros((2, 4), np.int64)}
+    for name in ("typed.onnx", "emulated.onnx"):
+        assert run(case.folder / name, feed)["t"].all()
+
+
+def test_row_27_documentation_stays_where_the_type_does(tmp_path: Path) -> None:
+    proto = mlp("[one] a = MatMul(x, w) [two] b = Relu(a) [three] y = MatMul(b, v)", weight("v", 4, 4))
+    proto.graph.value_info.extend([value("a", ["invented", 4]), value("b", [2, 4])])
+    onnx.save(proto, tmp_path / "outside.onnx", save_as_external_data=True, size_threshold=0)
+    proto = onnx.load(tmp_path / "outside.onnx", load_external_data=False)
+    graph = proto.graph
+    for part in (graph, *graph.node, *graph.initializer, *graph.input, *graph.output, *graph.value_info):
+        part.doc_string = f"of {part.name}"
+        part.metadata_props.add(key="name", value=part.name)
+    case = Case(proto, tmp_path)
+    for fp16, constants, values in ((["two"], "wv", "a"), (["one", "two", "three"], "", ""), (["three"], "w", "ab")):
+        case.rewriter.export(case.plan(*fp16), tmp_path / "mixed.onnx")
+        written = onnx.load(tmp_path / "mixed.onnx")
+        sides = (written.graph.node, written.graph.initializer, written.graph.value_info)
+        names = [{part.name for part in side if part.doc_string == f"of {part.name}"} for side in sides]
+        assert names == [{"one", "two", "three"}, {*constants}, {*values}]
+        documented = [part for side in sides for part in side if part.doc_string]
+        assert all(part.metadata_props[0].value == part.name for part in documented)
+        assert all(part.type == value("", [2, 4]).type for part in written.graph.value_info)
+        ends = (written.graph.input, written.graph.output)
+        assert (*map(list, ends),) == (list(graph.input), list(graph.output))
+        assert list(written.graph.metadata_props) == list(graph.metadata_props)
+
+
+def test_row_28_a_declared_output_of_a_wrong_shape(tmp_path: Path) -> None:
+    """ONNX Runtime goes by what it infers."""
+    for shape in ([], [2, 5], ["n", 6, 1]):
+        proto = mlp("a = MatMul(x, w) y = Relu(a)", outputs=("y", "a"))
+        proto.graph.output[0].CopyFrom(value("y", shape))
+        case = Case(proto, tmp_path)
+        assert (case.model.reshaped, [o.shape for o in case.model.outputs]) == (("y",), [(2, 4)] * 2)
+        case.holds()

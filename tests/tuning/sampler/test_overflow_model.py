@@ -59,6 +59,9 @@ def test_what_holds_all_of_a_failed_plan_fails() -> None:
     assert same == more == 0.0
     assert less == pytest.approx(1 / 3, abs=0.02)
     assert other == pytest.approx(0.99**2)
+    # A thousand explanations are too many to hold plans against: a sample stands for them.
+    many, own = learn(np.arange(1001)[None] < 1000, [0.0]), np.eye(1001, dtype=bool)
+    assert many.p_sound(own[[0, 1000]]) == pytest.approx([0.99, 0.99], abs=0.02)
 
 
 def test_two_culprits_are_found_among_many_groups() -> None:
