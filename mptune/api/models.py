@@ -267,13 +267,12 @@ def compare(
 
         # What makes the outputs differ: repeated runs, the graphs of two models node by node, and with ``trace`` where
         # their values first differ.
-        values: Mapping[str, str] = {}
         more = comparing.repetition_findings(sides, right or left, repeat, stress=stress)
         differing, models = None, [left.model]
         if isinstance(right, runner.Runner):
             models.append(right.model)
             alignment = structure.align(left.model, right.model)
-            sides, values = structure.with_candidate_plan(sides, alignment), alignment.values
+            sides = structure.with_candidate_plan(sides, alignment)
             differing = structure.structure_finding(sides, alignment)
             if trace:
                 limits = [tolerance.limit for tolerance in tolerances if not tolerance.is_absolute]
@@ -286,8 +285,7 @@ def compare(
         comparison = comparing.compare_sides(sides, samples, structural, more, drawn[:1], warnings)
         if extract is None:
             return comparison
-        cut_from = right if isinstance(right, runner.Runner) else None
-        return replace(comparison, extracted=extract_group(comparison, sides, cut_from, values, Path(extract)))
+        return replace(comparison, extracted=extract_group(comparison, sides, right, Path(extract)))
 
 
 def _is_reduced(side: runner.Runner) -> bool:

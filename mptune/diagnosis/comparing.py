@@ -210,10 +210,8 @@ def compare_sides(
         text += "; with the model that the engine was built of as CANDIDATE, --trace names where it begins"
     beyond = [side for side in unexplained if not side.is_within and not sides.is_other_model]
     texts = [*warnings, *(f"output {side.name!r}: {text}" for side in beyond)]
-    # What makes NaN inside an operator, as a sum that is held in FP16, no emulation shows.
-    lost = any(not np.isfinite(array).all() for side in beyond for array in side.got if array.dtype.kind == "f")
-    if lost and (hazard := worst_hazard(sides)):
-        texts.insert(0, f"NaN and Inf are what FP16 may give at {hazard}")
+    if any(not np.isfinite(array).all() for side in beyond for array in side.got if array.dtype.kind == "f"):
+        texts += [f"FP16 may be why values are NaN or Inf: {hazard}" for hazard in [worst_hazard(sides)] if hazard]
     comparison = check_sides(sides, data, findings, texts)
     fp16 = {side.name: {"emulated_fp16": side.emulated, "judged_fp16": side.judged_fp16} for side in sides.outputs}
     return replace(comparison, outputs={name: {**by, **fp16[name]} for name, by in comparison.outputs.items()})

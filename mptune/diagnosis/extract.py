@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ from mptune.data.archive import write_arrays
 from mptune.diagnosis.comparing import Comparison
 from mptune.diagnosis.runner import Runner
 from mptune.diagnosis.sides import Sides
+from mptune.diagnosis.structure import align
 from mptune.errors import RunError
 from mptune.files import write_text, writing
 from mptune.graph.writing.variants import write_piece, write_widened
@@ -31,15 +31,15 @@ cd "$(dirname "$0")"
 """
 
 
-def extract(comparison: Comparison, sides: Sides, right: Runner | None, values: Mapping[str, str], folder: Path) -> str:
+def extract(comparison: Comparison, sides: Sides, right: object, folder: Path) -> str:
     """Write the group that a comparison blames, with its inputs and outputs in FP32; returns what to run, in a line.
 
-    ``right`` runs the candidate where that is an ONNX model: its nodes are cut out, too. ``values``: value of the model
-    -> the same of the candidate. Nothing is written where no finding names a group; RunError: the folder exists.
+    Where ``right`` runs the candidate, an ONNX model, its nodes are cut out, too. Nothing is written where no finding
+    names a group; RunError: the folder exists.
     """
     blamed = [f for code in _BY_CODE for f in comparison.findings if f.code == code and f.where.groups]
     if not blamed:
-        return "nothing: no finding names a group" + ("" if right is None else "; --trace looks for the first one")
+        return "nothing: no finding names a group; of two models, --trace looks for the first one"
     runner, model = sides.runner, sides.runner.model
     group = next(each for each in runner.grouped.groups if each.id == blamed[0].where.groups[0])
     nodes = [node for node in model.nodes if node.name in group.nodes]
@@ -67,15 +67,14 @@ def extract(comparison: Comparison, sides: Sides, right: Runner | None, values: 
             arrays = {each: np.asarray(runs[sample][each], model.info(each).numpy_dtype) for each in those}
             write_arrays(folder / name / f"{number}.npz", arrays)
     commands = ["mptune apply model.onnx --fp16-all --force -o candidate.onnx"]
-    if right is not None:
+    if isinstance(right, Runner):
         theirs = dict(zip([i.name for i in model.inputs], [i.name for i in right.model.inputs], strict=False))
-        theirs |= {info.name: info.name for info in right.model.inputs} | dict(values)
+        theirs |= {info.name: info.name for info in right.model.inputs} | dict(align(model, right.model).values)
         if {*inputs, *outputs} <= theirs.keys():
             commands, pair = [], ([theirs[name] for name in names] for names in (inputs, outputs))
             write_piece(right.model, folder / "candidate.onnx", *pair)
     tolerance = _TOLERANCE if worst.limit.is_absolute else min(_TOLERANCE, worst.limit.value)
-    floats = [name for name in outputs if np.asarray(runs[0][name]).dtype.kind == "f"]
-    tolerances = [f"--tolerance {shlex.quote(f'{name}={tolerance:.3g}')}" for name in floats]
+    tolerances = [f"--tolerance {shlex.quote(f'{name}={tolerance:.3g}')}" for name in outputs]
     commands.append(" ".join(["mptune compare model.onnx candidate.onnx --data inputs", *tolerances]))
     name, words = f"{group.name} ({group.id})", {"text": blamed[0].text, "samples": samples}
     write_text(folder / "show.sh", _SHOW.format(group=name, commands="\n".join(commands), **words))

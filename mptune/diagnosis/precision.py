@@ -153,17 +153,14 @@ def _cured(
 
 
 def worst_hazard(sides: Sides, groups: Collection[str] | None = None) -> str:
-    """What was seen in groups: a value beyond FP16's range, a decision that changes; certain ones first. "": nothing.
-
-    In all groups, where None is given, also a sum that leaves FP16's range where an engine holds it in FP16.
-    """
-    hazards = [h for h in sides.runner.hazards if h.code in BREAKING_CODES and h.severity != "info" and not h.is_note]
+    """What breaks in these groups, certain ones first; in all, also sums, which no emulation shows; or ""."""
+    breaking = [h for h in sides.runner.hazards if h.code in BREAKING_CODES and h.severity != "info" and not h.is_note]
+    sums = [h for h in sides.runner.hazards if float(h.evidence.get("sum", 0)) > Precision.FP16.largest]
     # An epsilon that vanishes, a warning, is why a reciprocal overflows.
-    hazards.sort(key=lambda h: h.severity != "error" and h.code != "vanishing-epsilon")
-    if groups is None:
-        hazards += [h for h in sides.runner.hazards if float(h.evidence.get("sum", 0)) > Precision.FP16.largest]
-    worst = next((h for h in hazards if groups is None or h.place.group in groups), None)
-    if worst is None:
+    breaking.sort(key=lambda h: h.severity != "error" and h.code != "vanishing-epsilon")
+    hazards = [*breaking, *sums] if groups is None else [h for h in breaking if h.place.group in groups]
+    if not hazards:
         return ""
+    worst = hazards[0]
     nodes = (h.place.node for h in hazards if (h.code, h.place.tensor) == (worst.code, worst.place.tensor))
     return f"{worst.code} at {next(filter(None, nodes), worst.place.tensor)} ({worst.place.group}): {worst.reason}"

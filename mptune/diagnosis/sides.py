@@ -230,8 +230,7 @@ class Side:
         """More than 1 is beyond the limit: the figure by its limit, or the worst sample's error by five times that."""
         (error, _), most = self.worst_sample, _MOST_OF_SAMPLE * self.limit.value
         if error > most and self.limit.is_default:  # what FP16 makes of one sample agrees, unless that one is broken
-            fp16, _ = replace(self, errors=self.sides.fp16_errors).worst_sample
-            most = max(most, min(HEADROOM * fp16, MOST_LIMIT))
+            most = max(most, min(HEADROOM * replace(self, errors=self.sides.fp16_errors).worst_sample[0], MOST_LIMIT))
         return max(self.judged / self.limit.value, error / most)
 
     @property

@@ -18,7 +18,6 @@ import mptune
 from mptune.cli import main
 from mptune.diagnosis.structure import align, constant_difference
 from mptune.engines.loading import load_typed_model
-from mptune.errors import RunError
 from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import REDUCED, Precision
@@ -201,8 +200,6 @@ def test_the_group_to_blame_is_cut_out(is_recorded: bool, tmp_path: Path, monkey
     assert all(each["error"] < 1e-6 for each in exact.outputs.values())
     commands = [line for line in Path("show.sh").read_text().splitlines() if line.startswith("mptune")]
     assert [main(shlex.split(each)[1:]) for each in commands] == ([0, 3] if is_recorded else [3]), "it shows"
-    with pytest.raises(RunError, match="exists already"):
-        mptune.compare(left, data=data, extract=piece, **right)  # type: ignore[arg-type]
 
 
 def test_the_same_model_under_other_names_agrees(tmp_path: Path) -> None:
@@ -535,5 +532,7 @@ def test_one_sample_far_beyond_the_limit_does_not_agree(tmp_path: Path) -> None:
     np.savez(tmp_path / "one.npz", **right)
     for limit, verdict in ((0.03, "differs"), (0.06, "agrees")):  # the mean over the samples is 0.0225
         found = mptune.compare(model, data=data, outputs=tmp_path / "one.npz", tolerance={"y": limit})
-        assert found.verdict == verdict
-        assert ("sample 7 has an error of 0.27" in " ".join(found.warnings)) == (verdict == "differs")
+        assert (found.verdict, "sample 7 has an error of 0.27" in str(found.warnings)) == (
+            verdict,
+            verdict == "differs",
+        )
