@@ -171,7 +171,7 @@ def _index_in_float(v: Values) -> Words:
         text = f"{v.operator} of fractions, which become an index or are compared at node {v.reader!r}: once they are"
         return Words(f"{text} rounded to {v.precision}, {v.share:.1%} of the whole numbers are others", v.keep_out)
     use = "are compared as whole numbers" if v.kind == "compared" else "become an index or a size"
-    text = f"floating-point values up to {v.largest:.6g} {use} at node {v.reader!r}: {v.narrowest}"
+    text = f"floating-point values up to {v.largest:.6g} {use} at node {v.reader!r}: {v.precision}"
     return Words(f"{text} does not hold every whole number above {v.exact_to:.0f}", v.kept)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import partial
 from statistics import fmean
 
 from mptune.finding import BREAKING_CODES
@@ -29,8 +28,8 @@ from mptune.graph.hazards.hazard import (
     worst_first,
 )
 from mptune.graph.hazards.masks import is_held, mask_input, stays_right
-from mptune.graph.hazards.probes import index_reader, probe_hazards
-from mptune.graph.ops import ARITHMETIC, BOUNDS, COMPARISONS, MEANS, MOVEMENT, SOFTMAX, SUMMING
+from mptune.graph.hazards.probes import probe_hazards
+from mptune.graph.ops import BOUNDS, MEANS, MOVEMENT, SOFTMAX, SUMMING
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision
 from mptune.graph.value_types import ValueTypes, value_types
 
@@ -49,11 +48,6 @@ _COUNTERS: Mapping[str, tuple[int, int]] = {
 """Operators that count up into one value: which input the terms are, and which output the sums."""
 _SQUARED, _EXPONENTIAL = frozenset({"ReduceL2", "GlobalLpPool"}), frozenset({"ReduceLogSum", "ReduceLogSumExp"})
 """Operators that take a root or a logarithm of a sum. TensorRT writes them out, and holds the sum in FP16."""
-_CARRIES_INDEX = MOVEMENT | ARITHMETIC | BOUNDS | {"Mod", "Where", "Neg", "Concat", "Floor", "Ceil", "Round"}
-_CARRIES_INDEX = (_CARRIES_INDEX | {"Abs", "Sum", "ReduceSum", "CumSum", "Gather"}) - {"Cast"}
-"""Through these the value that becomes an index is computed: what they read and what they give is as large."""
-_COMPARED = MOVEMENT | {"Sub", "Abs", "Neg"}
-"""Through these a difference of whole numbers comes to where it is compared."""
 _FAR = 5.0
 """Standard deviations: right data stay below 0.1, pixels of 0..255 instead of 0..1 give 65 and more."""
 
@@ -70,7 +64,7 @@ def find_hazards(
     What goes wrong first is what the rest comes from: the square of a norm before the mean of the squares.
 
     Args:
-        observed: what the values were on the search samples, where they were observed.
+        observed: what the values were on the search samples.
         fused: nodes that the engine computes as one, with FP32 inside: what is wrong in FP16 there is no hazard.
         blamed: nodes that make errors, so that less is enough to say why.
     """
@@ -79,23 +73,24 @@ def find_hazards(
     hazards = static.constant_hazards(types, observed)
     guarded = {h.place.group for h in hazards if h.code == "vanishing-epsilon" and h.wording != "weights"}
     hazards += [*_range_hazards(types, observed), *probe_hazards(types, observed, guarded, blamed)]
-    hazards += [*_sum_hazards(types, observed, narrowest), *_index_hazards(types, observed, narrowest)]
+    hazards += [*_sum_hazards(types, observed, narrowest)]
     hazards += [*_fit_hazards(types, observed), *static.norm_hazards(types, observed)]
     hazards += [*static.broadcast_hazards(types), *static.int64_hazards(types.facts)]
     inside, steps = values_inside(model, fused), steps_inside(fused)
-    groups = {group.id: position for position, group in enumerate(grouped.groups)}
-    nodes = {node.name: node.index for node in model.nodes}
+    # What the nodes read is not fused: that is FP16 where it is computed in FP16.
+    of_step = [
+        h for h in hazards if h.place.node in steps and (h.code == "long-sum" or types.facts.is_scalar(h.place.tensor))
+    ]
+    left = [hazard for hazard in hazards if hazard.place.tensor not in inside and hazard not in of_step]
+    groups: dict[str | None, int] = {group.id: position for position, group in enumerate(grouped.groups)}
+    nodes: dict[str | None, int] = {node.name: node.index for node in model.nodes}
 
-    def is_fused(hazard: Hazard) -> bool:  # what the nodes read is not: that is FP16 where it is computed in FP16
-        of_step = hazard.code == "long-sum" or types.facts.is_scalar(hazard.place.tensor)
-        return hazard.place.tensor in inside or (hazard.place.node in steps and of_step)
-
-    def position(hazard: Hazard) -> tuple[int, bool, int, str, str]:
+    def position(hazard: Hazard) -> tuple[float, bool, float, str, str]:
         place, is_norm = hazard.place, hazard.code == "norm-written-out"  # a norm's squares only may overflow
-        group, node = groups.get(place.group or "", len(groups)), nodes.get(place.node or "", len(nodes))
-        return group, is_norm, node, hazard.code, place.tensor
+        at = groups.get(place.group, math.inf), is_norm, nodes.get(place.node, math.inf)
+        return *at, hazard.code, place.tensor
 
-    return worst_first(sorted((hazard for hazard in hazards if not is_fused(hazard)), key=position))
+    return worst_first(sorted(left, key=position))
 
 
 def nodes_beyond(grouped: GroupedModel, hazards: Sequence[Hazard]) -> tuple[set[str], set[str]]:
@@ -222,47 +217,6 @@ def _sum_hazards(types: ValueTypes, observed: ObservedValues, narrowest: Precisi
         elif terms >= exact and (is_one_signed or op_type == "LSTM" or not values.lowest < 0 < values.highest):
             evidence = {"terms": round(terms), "lowest": values.lowest, "highest": values.highest, "sum": total}
             hazards.append(Hazard("long-sum", place, evidence, "", "info", terms, words))
-    return hazards
-
-
-def _index_hazards(types: ValueTypes, observed: ObservedValues, narrowest: Precision) -> list[Hazard]:
-    """Values above the whole numbers that FP16 or BF16 holds which become an index or a size, or are compared as whole.
-
-    The groups that compute such a value are kept in FP32, back to where values are smaller or no index yet.
-    """
-    hazards, facts, exact = list[Hazard](), types.facts, narrowest.exact_integers
-    large = {tensor for tensor, absmax in observed.absmax.items() if absmax > exact}
-    # Nodes that read whole numbers alone, of which rounding changes one at least.
-    whole = [each for each in observed.probes if "whole" in each.facts and all(each.facts["whole"])]
-    changed = {each.node for each in whole if sum(each.facts["moved"])}
-
-    def makers(value: str, kinds: Collection[str]) -> Iterable[str]:
-        source = facts.producer(value)
-        return source.inputs if source is not None and source.is_standard and source.op_type in kinds else ()
-
-    for node in types.model.nodes:
-        reader = None
-        if node.op_type == "Cast" and node.is_standard and node.inputs[0] in large:
-            read, reader = [node.inputs[0]], index_reader(facts, node)
-        elif node.op_type in COMPARISONS and node.is_standard:
-            read = list(walk(node.inputs, partial(makers, kinds=_COMPARED)))
-            reader = node if not changed.isdisjoint(n.name for n in (node, *map(facts.producer, read)) if n) else None
-        if reader is None or not (starts := [name for name in read if name in large]):
-            continue
-        # The groups that hold the value, or what it is computed from, each with its last node.
-        carriers = {group: node for group in (group_of(types, node),) if group is not None and reader is node}
-        carried = walk(starts, lambda value: [name for name in makers(value, _CARRIES_INDEX) if name in large])
-        for source in filter(None, map(facts.producer, carried)):
-            if (group := group_of(types, source)) is not None:
-                carriers.setdefault(group, source)
-        tensor = max(starts, key=observed.absmax.__getitem__)
-        reached, sample = observed.absmax[tensor], observed.sample(observed.ranges[tensor].sample)
-        evidence: dict[str, float | str] = {"largest": reached, "exact_to": exact, "reader": reader.name}
-        precision = Precision.FP16 if reached > Precision.FP16.exact_integers else narrowest
-        words, wording = {"narrowest": narrowest.name}, "compared" if reader is node else ""
-        for group, source in carriers.items():
-            place = HazardPlace(source.name, group, tensor, (sample,))
-            hazards.append(Hazard("index-in-float", place, evidence, wording, "error", reached, words, precision))
     return hazards
 
 

@@ -45,10 +45,7 @@ _PUTS_TOGETHER = RESHAPES | {"Concat", "Cast"}
 
 
 def constant_hazards(types: ValueTypes, observed: ObservedValues) -> list[Hazard]:
-    """Weights and constants that overflow or vanish, epsilons among them: one hazard per group that reads them.
-
-    And what a ConstantOfShape fills at run time.
-    """
+    """Weights, epsilons and other constants that overflow or vanish: one hazard per group that reads them."""
     hazards: list[Hazard] = []
     cast = {name for name, c in types.model.initializers.items() if c.overridable and c.dtype == "float"}
     for name in sorted(types.convertible_constants() | cast):
@@ -77,13 +74,12 @@ def constant_hazards(types: ValueTypes, observed: ObservedValues) -> list[Hazard
                 if not is_zero:
                     is_harmless = reads[1] or smallest is None or smallest > absmax or absmax * FP16_MAX >= 1
                 if not is_harmless:
-                    evidence = {"epsilon": absmax, "fp16_smallest": FP16_TINY}
-                    evidence |= {} if smallest is None else {"smallest": smallest}
+                    of_data = {} if smallest is None else {"smallest": smallest}
+                    evidence = {"epsilon": absmax, "fp16_smallest": FP16_TINY, **of_data}
                     wording, normal = "constant" if is_zero else "subnormal", {"fp16_normal": FP16_NORMAL}
                     # Of values of both signs the smallest magnitude is unknown; a bound lifts all negative ones.
-                    is_bound = node.op_type in BOUNDS
-                    of_one_sign = [v for v in guarded if is_bound or min(v.highest, -v.lowest) < FP16_NORMAL]
-                    is_reached = is_zero and any(values.smallest <= FP16_TINY / 2 for values in of_one_sign)
+                    of_one_sign = (min(v.highest, -v.lowest) < FP16_NORMAL or node.op_type in BOUNDS for v in guarded)
+                    is_reached = is_zero and smallest is not None and smallest <= FP16_TINY / 2 and any(of_one_sign)
                     severity: Severity = "error" if is_reached else "warning"
                     hazards.append(Hazard("vanishing-epsilon", place, evidence, wording, severity, absmax, normal))
             elif share > _VANISHING_SHARE:
@@ -91,7 +87,7 @@ def constant_hazards(types: ValueTypes, observed: ObservedValues) -> list[Hazard
                 hazards.append(Hazard("vanishing-epsilon", place, {}, "weights", severity, absmax, words))
     for node in types.model.nodes:
         group = group_of(types, node)
-        if group is not None and node.is_standard and node.op_type == "ConstantOfShape":
+        if group is not None and node.is_standard and node.op_type == "ConstantOfShape":  # filled at run time
             value, output = abs(float(fill_value(node.proto).reshape(-1)[0])), node.outputs[0]
             if FP16_MAX < value < math.inf:
                 place = HazardPlace(node.name, group, output)
