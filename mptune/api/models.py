@@ -275,7 +275,11 @@ def compare(
             sides = structure.with_candidate_plan(sides, alignment)
             differing = structure.structure_finding(sides, alignment)
             if trace:
-                limits = [tolerance.limit for tolerance in tolerances if not tolerance.is_absolute]
+                limits = [
+                    tolerance.limit
+                    for tolerance in tolerances
+                    if tolerance.output in sides.layouts and not tolerance.is_absolute
+                ]
                 first = structure.first_difference(sides, right, alignment, min(limits, default=None))
                 more += [] if first is None else [first]
         if reference_outputs is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shutil
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ import numpy as np
 from mptune._version import __version__
 from mptune.data.archive import write_arrays
 from mptune.data.images import image_reader, load_preprocessing
+from mptune.data.metrics import row_sets
 from mptune.engines.environment import Environment
 from mptune.engines.loading import check_written
 from mptune.engines.tensorrt.backend import TIMING_CACHE
@@ -169,7 +171,10 @@ def infer_script(
     images = "" if preprocessing is None else image_reader(preprocessing)
     ranges = {} if recipe is None else recipe.ranges
     usual = {name: usual for name, (_, usual, _) in ranges.items() if name not in facts_of(model).shape_inputs}
-    return text.fill_template("infer.py.jinja", use_tf32=use_tf32, images=images, usual_shapes=ascii(usual))
+    functions = row_sets.nearest_pairs, row_sets.paired_rows, row_sets.pair_selection
+    pairing = "\n\n".join(inspect.getsource(each) for each in functions)
+    names = {"use_tf32": use_tf32, "images": images, "usual_shapes": ascii(usual), "pairing": pairing}
+    return text.fill_template("infer.py.jinja", **names)
 
 
 def readme_text(

@@ -5,7 +5,7 @@ the ACM 52(4), 2009). The kernels are those of TensorRT: one for each group of `
 whatever the groups of the search. So all-FP32 and all-FP16 take as long at any granularity.
 
 It is a prior, not a clock: it orders groups by what FP16 gains them. Where anything is measured, the search fits the
-scale of the gains to its first two builds. It was held against 126 latencies that others published
+scale of the gains to its first two builds. It was compared with 126 latencies that others published
 (``benchmarks/published``); no TensorRT engine was at hand.
 """
 

@@ -122,7 +122,9 @@ class Search:
         fp32 = self._limits.baseline_of(record)
         rounds = remeasure.rounds_needed(settings, fp32.latency.source)
         if remeasure.to_measure(record, settings, rounds):
-            remeasure.remeasure(Bench(record, self._open_toolchain(), settings, listener, self._limits), rounds)
+            bench = Bench(record, self._open_toolchain(), settings, listener, self._limits)
+            remeasure.remeasure(bench, rounds)
+            remeasure.emulate_unpinned(bench)
         host = () if self.file.environment is None else self.file.environment.warnings
         about_space = (*observations.kernels.warnings, *free.warnings)
         warnings = dict.fromkeys((*samples.warnings, *observations.warnings, *host, *about_space))

@@ -31,7 +31,7 @@ STRETCHES = 12
 groups cost more than a session for each plan. Fewer where a stretch would hold one group only."""
 EMULATED_ROWS = 8
 """Rows that an emulated error is taken on before a plan is built; evaluations take all samples."""
-_KEPT_BYTES = 1 << 30  # sessions stay open while their weights together are no more than this, bytes
+_KEPT_BYTES = 3 << 27  # sessions stay open while their weights, which are held 2 to 3 times, are no more than this
 QUICK_S = 10.0
 """Where all one-group errors take no longer, they are taken at once: parts would cost more than they save."""
 _FLOPS_PER_S, _S_PER_NODE = 1.5e10, 2e-5
@@ -76,9 +76,13 @@ class Emulation:
     _written: dict[str, Path] = field(default_factory=dict, init=False)
 
     def errors(
-        self, plans: Sequence[PrecisionPlan], which: SampleSet = "search", part: range | None = None
+        self,
+        plans: Sequence[PrecisionPlan],
+        which: SampleSet = "search",
+        part: range | None = None,
+        most: float = math.inf,
     ) -> tuple[OutputError, ...] | Failure:
-        """The errors of plans on a set of samples, or on a part of ``samples``."""
+        """The errors of plans on a set of samples, or on a part of ``samples``; ``most``: as in ``ErrorsJob``."""
         # The stretch that holds all reduced groups of a plan, None where there is none -> the plans' indices.
         by_stretch: dict[tuple[str, ...] | None, list[int]] = {}
         for index, plan in enumerate(plans):
@@ -94,7 +98,7 @@ class Emulation:
             # back goes through every step of a session.
             apart = stretch is None and (self.provider == "cpu" or not any(plan.reduced_groups for plan in members))
             is_shared = not apart and self.unshared is None and self.context.settings.rollout is None
-            run = partial(self._switched, stretch) if is_shared else self._one_by_one
+            run = partial(self._switched, stretch) if is_shared else partial(self._one_by_one, most=most)
             answer = run(members, which, part)
             if is_shared and isinstance(answer, Failure) and not answer.is_machine_fault:
                 fault, answer = answer, self._one_by_one(members, which, part)
@@ -126,7 +130,7 @@ class Emulation:
         self._written.clear()
 
     def _one_by_one(
-        self, plans: Sequence[PrecisionPlan], which: SampleSet, part: range | None
+        self, plans: Sequence[PrecisionPlan], which: SampleSet, part: range | None, most: float = math.inf
     ) -> tuple[OutputError, ...] | Failure:
         # Nothing is rounded in an all-FP32 plan: its outputs are the reference.
         paths: list[Path | None] = []
@@ -134,7 +138,10 @@ class Emulation:
             for plan in plans:
                 path = self.context.scratch(f"{self.name}-{plan.fingerprint}")
                 paths.append(self._emulator.write(plan, path) if plan.reduced_groups else None)
-            job = ErrorsJob(tuple(paths), self._scoring(which, part, plans), self.provider, self._run_bytes)
+            # What is quick runs on all samples, and so do sequences, whose samples need each other.
+            most = math.inf if self.samples.per_plan is None or self.context.settings.rollout else most
+            scoring = self._scoring(which, part, plans)
+            job = ErrorsJob(tuple(paths), scoring, self.provider, self._run_bytes, most)
             return self.worker.call(job)
         finally:
             for written in filter(None, paths):

@@ -268,6 +268,15 @@ def interface_findings(model: Model, origin: FindingOrigin, fed: Sequence[tuple[
         }
         counts = {"nodes": len(nodes), "outputs": len(names)}
         findings.append(Finding.from_code("value-dependent-shape", origin, where, counts, **about))
+    selected = [output for output in facts.row_outputs if output.is_selection]
+    if selected:
+        names, selecting = [output.name for output in selected], tuple(dict.fromkeys(o.nodes[0] for o in selected))
+        where = Where(nodes=selecting, outputs=tuple(map(OutputColumns, names)))
+        about = {
+            "names": listed([repr(name) for name in names], _SHOWN, more),
+            "operators": listed([f"TopK {name!r}" for name in selecting], _SHOWN, more),
+        }
+        findings.append(Finding.from_code("rows-selected", origin, where, {"outputs": len(names)}, **about))
     done = {name for pair in fed for name in pair}
     pairs = [pair for pair in state_pairs(model) if not done.intersection(pair)]
     if pairs:
