@@ -34,7 +34,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mlp_path: Path, cnn_pa
     plan = PrecisionPlan.uniform(model.sha256, [group.id for group in find_groups(model)], Precision.FP16)
     Path("plan.json").write_text(json.dumps(plan.to_json()))
     Path("short.onnx").write_bytes(b"\x08")
-    for name, content in (("garbage", "{no json"), ("list", "[1, 2]"), ("other", '{"format": 6}')):
+    for name, content in (("garbage", "{no json"), ("list", "[1, 2]"), ("other", '{"format": 7}')):
         Path(f"{name}.mptune").mkdir()
         Path(f"{name}.mptune/run.json").write_text(content)
     np.savez("d.npz", x=np.zeros(1))

@@ -113,6 +113,9 @@ class Scoring:
         the outputs as they are, whatever their shapes.
         """
         references, wanted = cached_samples(state, self.reference), self.wanted(state)
+        # An FP16 interface: sums of a user's metric would be FP16, too.
+        wide = {np.dtype(np.float16): np.float32}
+        outputs = [{n: a.astype(wide.get(a.dtype, a.dtype), copy=False) for n, a in each.items()} for each in outputs]
         labels = labels_beside(self.samples)
         metrics = [self._metric(state, spec, has_labels=labels.is_file()) for spec in (self.metric, *self.reported)]
         functions = {name: function for each in metrics for name, function in sample_functions(each).items()}

@@ -438,6 +438,8 @@ def _rule_of(model: Model, node: Node) -> NodeRule:
     given_inputs = {i for i, name in enumerate(node.inputs) if name}
     if row.fp32 and not row.fp32_inputs and (not row.fp32_with or row.fp32_with & given_inputs):
         return NodeRule(fixed=row.fp32)
+    if op_type in ("ScatterElements", "ScatterND") and attribute(node, "reduction") not in (None, b"none"):
+        return NodeRule(fixed="reduces while it scatters: ONNX Runtime's CPU provider refuses that in FP16")
     if is_quantised(node):
         return NodeRule(fixed="scales must stay FP32: small scales vanish in FP16")
     if op_type in SHAPE_OF or (op_type == "Cast" and not float_outputs):  # whatever the type is

@@ -21,7 +21,9 @@ from mptune.engines.tensorrt.backend import TIMING_CACHE
 from mptune.files import link_or_copy, writing
 from mptune.graph.facts import facts_of
 from mptune.graph.groups import GroupedModel
+from mptune.graph.interface import reduced_interface, with_reduced_interface
 from mptune.graph.loading.model import Model
+from mptune.graph.plan import Precision
 from mptune.graph.writing import emulate, rewrite, weights
 from mptune.processes.parent import Worker
 from mptune.reporting import text
@@ -115,6 +117,7 @@ def write_chosen(
             model_file = rewriter.export(plan, fresh / "model.onnx", metadata)
             check_written(model_file, f"the model of plan {plan.fingerprint}", grouped.model.path, worker)
             document = plan.to_json(rewriter.types.node_precisions(plan), opset)
+            document |= {} if grouped.io == Precision.FP32 else {"io": grouped.io}
             (fresh / "plan.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
             engine = evaluation.engine_in(directory.parent / "engines")
             if engine is not None:
@@ -133,11 +136,14 @@ def write_chosen(
             if check is not None:
                 with beside("chosen/check.npz"):
                     if evaluation.error_source == "emulated":
-                        emulate.Emulator(grouped).export(plan, fresh / EMULATION_FILE)
+                        emulate.Emulator(with_reduced_interface(grouped)).export(plan, fresh / EMULATION_FILE)
                     write_arrays(fresh / CHECK_FILE, check, is_compressed=True)
             with beside("chosen/README.txt"):
                 has_check = (fresh / CHECK_FILE).exists()
-                readme = readme_text(front, evaluation, environment, engine, recipe, has_check=has_check)
+                in_fp16 = bool(plan.reduced_groups and reduced_interface(grouped))
+                readme = readme_text(
+                    front, evaluation, environment, engine, recipe, has_check=has_check, in_fp16=in_fp16
+                )
                 (fresh / "README.txt").write_text(readme, encoding="utf-8")
             # The user's own files come along, without a copy of their bytes where links work.
             for entry in directory.iterdir() if directory.is_dir() else ():
@@ -185,8 +191,12 @@ def readme_text(
     recipe: BuildRecipe,
     *,
     has_check: bool,
+    in_fp16: bool = False,
 ) -> str:
-    """The text of README.txt; ``has_check`` says whether samples with reference outputs lie beside it."""
+    """The text of README.txt.
+
+    ``has_check``: samples with reference outputs lie beside it; ``in_fp16``: inputs and outputs have become FP16.
+    """
     plan = evaluation.plan
     counts = [f"{count} in {precision.name}" for precision, count in plan.reduced_counts.items()] or ["none in FP16"]
     reasons = [text.explain_kept(group) for group in front.explanation.fp32_groups(plan.fingerprint)]
@@ -203,6 +213,7 @@ def readme_text(
         recipe=recipe,
         engine=engine,
         has_check=has_check,
+        in_fp16=in_fp16,
         is_cpu=is_on_cpu(front),
         counts=", ".join(counts),
         reduced=text.reduced_names([plan]),
