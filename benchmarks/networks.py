@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -32,16 +33,19 @@ TITLES = {
     "raft": "RAFT-small",
     "unet": "U-Net with cross attention",
     "decoder": "decoder blocks, RMSNorm and RoPE",
+    "detector": "detector with FPN and decode",
     "text-detector": "PP-OCRv4 text detector, *trained*",
     "text-recogniser": "PP-OCRv4 text recogniser, *trained*",
+    "body-detector": "NudeNet detector, *trained*",
+    "captcha-detector": "captcha detector, *trained*",
     "speech-quality": "DNSMOS speech quality, *trained*",
     "notes": "Basic Pitch, *trained*",
+    "pitch-tiny": "CREPE tiny, *trained*",
     "digits_vit": "the digits model, *trained*",
 }
-SEARCH = ("--metric", "relative_l2", "--budget", "50", "--knee")
 HEADER = (
-    "| network | all-FP32, ms | all-FP16, ms | error | chosen, ms | error | groups in FP32 |\n"
-    "| --- | --- | --- | --- | --- | --- | --- |"
+    "| network | all-FP32, ms | TF32, ms | error | all-FP16, ms | error | chosen, ms | error | groups in FP32 |\n"
+    "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
 )
 
 
@@ -59,22 +63,14 @@ def networks_of(folder: Path) -> Iterator[tuple[str, Path, Path]]:
                 break
 
 
-def searched(model: Path, data: Path, timeout_s: float) -> dict[str, Any]:
-    """One search: its front, its baselines and its seconds; what it printed where it did not end with a front."""
+def searched(model: Path, data: Path, timeout_s: float, kept: Path | None) -> dict[str, Any]:
+    """One search: its front, its baselines and its seconds; what it printed where it did not end with a front.
+
+    ``kept``: where the chosen model goes, too.
+    """
     with tempfile.TemporaryDirectory() as folder:
         run, start = Path(folder) / "run.mptune", time.monotonic()
-        command = [
-            sys.executable,
-            "-m",
-            "mptune",
-            "search",
-            str(model),
-            "--data",
-            str(data),
-            "--out",
-            str(run),
-            *SEARCH,
-        ]
+        command = [sys.executable, "-m", "mptune", "search", str(model), "--data", str(data), "--out", str(run)]
         try:
             done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s)
         except subprocess.TimeoutExpired:
@@ -83,10 +79,14 @@ def searched(model: Path, data: Path, timeout_s: float) -> dict[str, Any]:
             return {"failure": done.stderr[-2000:]}
         front = json.loads((run / "front.json").read_text(encoding="utf-8"))
         chosen = next(point for point in front["points"] if point["plan"] == front["chosen"])
+        if kept is not None:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(run / "chosen" / "model.onnx", kept)
         return {
             "seconds": round(time.monotonic() - start, 1),
             "target": front["target"],
-            "choice": front["choice"]["reason"],
+            "choice": front["choice"],
+            "evaluations": front["evaluations"],
             **{name: _short(point) for name, point in (*front["baseline"].items(), ("chosen", chosen))},
             "front": [_short(point) for point in front["points"]],
             "findings": [finding["code"] for finding in front["findings"]],
@@ -112,18 +112,19 @@ def _short(point: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """Markdown; errors on held-out samples."""
+    """Markdown; errors on held-out samples. TF32's are on the search's where it has no others."""
     return "\n".join((HEADER, *(_row(TITLES[name], result) for name, result in results.items())))
 
 
 def _row(title: str, result: Mapping[str, Any]) -> str:
     if "failure" in result:
-        return f"| {title} | " + " | ".join("-" * 6) + " |"
-    fp32, fp16, chosen = (result[name] for name in ("fp32", "fp16", "chosen"))
+        return f"| {title} | " + " | ".join("-" * 8) + " |"
+    fp32, tf32, fp16, chosen = (result.get(name) for name in ("fp32", "tf32", "fp16", "chosen"))
     groups = f"{chosen['fp32_groups']} of {chosen['fp16_groups'] + chosen['fp32_groups']}"
+    groups += ": FP16 is enough" if fp16 is not None and fp16["plan"] == chosen["plan"] else ""
     time_ms = f"{_ms(chosen)} ({fp32['ms'] / chosen['ms']:.2f}x)"
-    cells = (title, _ms(fp32), _ms(fp16), _error(fp16), time_ms, _error(chosen))
-    return f"| {' | '.join((*cells, groups))} |"
+    cells = (title, _ms(fp32), _ms(tf32), _error(tf32), _ms(fp16), _error(fp16), time_ms, _error(chosen), groups)
+    return f"| {' | '.join(cells)} |"
 
 
 def _ms(point: Mapping[str, Any] | None) -> str:
@@ -131,9 +132,9 @@ def _ms(point: Mapping[str, Any] | None) -> str:
 
 
 def _error(point: Mapping[str, Any] | None) -> str:
-    if point is None or point["held_out"] is None:
+    if point is None:
         return "-"
-    value = decode_float(point["held_out"])
+    value = decode_float(point["error"] if point["held_out"] is None else point["held_out"])
     return f"{value:.1e}" if value < float("inf") else "not finite"
 
 
@@ -141,6 +142,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--keep", type=Path, help="folder for the chosen models, for benchmarks.peers final --searched")
     parser.add_argument("--limit", type=float, default=3600.0, help="seconds; no network is begun after")
     options = parser.parse_args()
     end = time.monotonic() + options.limit
@@ -149,7 +151,8 @@ def main() -> None:
         left_s = end - time.monotonic()
         if name in document["networks"] or left_s < 30.0:
             continue
-        document["networks"][name] = searched(model, data, left_s)
+        kept = None if options.keep is None else options.keep / f"{name}.onnx"
+        document["networks"][name] = searched(model, data, left_s, kept)
         save(options.json, document)
         print(name, document["networks"][name].get("failure", "done"), file=sys.stderr, flush=True)
     print(table({name: document["networks"][name] for name in TITLES if name in document["networks"]}))

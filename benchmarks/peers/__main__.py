@@ -56,6 +56,7 @@ def make_parser() -> argparse.ArgumentParser:
     step = steps.add_parser("final", parents=[common, work, device], help="build and time every peer's plans")
     step.add_argument("--rounds", type=int, default=3, help="sessions of each plan, each in a process of its own")
     step.add_argument("--packed", **packed)
+    step.add_argument("--searched", type=Path, default=Path("searched"), help="what benchmarks.networks --keep writes")
     step.add_argument("--budgets", nargs="+", type=int, default=list(FINAL), help="of replays that are built")
     step.add_argument("--points", type=int, default=MOST_POINTS, help="of each front, those for the limits first")
     step = steps.add_parser("convert", parents=[common, work], help="run the converters, and pack what they write")

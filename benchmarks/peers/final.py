@@ -27,7 +27,7 @@ from benchmarks.peers.converters import CONVERTERS
 from benchmarks.peers.known import Known, read_known
 from benchmarks.peers.models import PeerModel
 from benchmarks.peers.own import converted
-from benchmarks.peers.replay import NAMES
+from benchmarks.peers.replay import BUILDS, NAMES
 from mptune.engines.base import Failure
 from mptune.engines.spread import SessionSpread, SessionTiming
 
@@ -62,8 +62,8 @@ def final(model: PeerModel, options: argparse.Namespace, deadline: float) -> boo
 
     Args:
         model: which.
-        options: ``work``, ``results`` and ``packed`` folders, ``budgets`` of replays, ``points`` of each front, and
-            ``rounds``: sessions of each plan.
+        options: ``work``, ``results``, ``packed`` and ``searched`` folders, ``budgets`` of replays, ``points`` of each
+            front, and ``rounds``: sessions of each plan.
         deadline: nothing is begun after it.
     """
     known = read_known(options.results / f"peers_known_{model.name}.json")
@@ -136,6 +136,8 @@ def _candidates(
     ]
     bisected = [Candidate(row["name"], row["plan"], row["builds"]) for row in replays["bisected"]]
     files, crashes = [], {}
+    if (chosen := options.searched / f"{model.name}.onnx").exists():
+        files.append(Candidate(NAMES["precision"], chosen, BUILDS, budget=BUILDS))
     for peer, outcome in converted(model, options.work, options.packed):
         if isinstance(outcome, Path):
             files.append(Candidate(peer, outcome))

@@ -26,7 +26,7 @@ from benchmarks.peers.world import Laws, World, open_world
 from benchmarks.samplers import make_compared
 from benchmarks.simulator import search
 from mptune.tuning.dominance import hypervolume_improvement, pareto_staircase
-from mptune.tuning.sampler.plans import Bools, Floats
+from mptune.tuning.sampler.plans import Bools
 from mptune.tuning.sampler.precision import PrecisionSampler
 
 NAMES = {
@@ -39,17 +39,20 @@ NAMES = {
 AT = (10, 25, 50, 100, 200)
 """Builds after which the hypervolume is shown."""
 
-FINAL = (50, 200)
+BUILDS = 50
+"""Searches are compared after as many."""
+
+FINAL = (BUILDS, 200)
 """Builds after which a front is built and timed."""
 
 MOST_POINTS = 8
 """Points of a front that are built and timed."""
 
-LIMITS = (0.1, 0.3, 0.5)
-"""Error limits, as shares of all-FP16's error."""
+LIMITS = (1e-2, 3e-3, 1e-3)
+"""Error limits; mptune's sampler runs once for each, as it aims at a limit, and once without one."""
 
-LATENCY_LIMITS = (0.1, 0.25, 0.5)
-"""Latency limits: all-FP16's latency, and so much of the way from there to all-FP32's."""
+SHARES = (0.1, 0.3, 0.5)
+"""Error limits of what is built and timed, as shares of all-FP16's error."""
 
 _GP_TRIES = 2
 """Optuna's GPSampler proposes built plans again and again, and takes seconds each time."""
@@ -57,13 +60,17 @@ _GP_TRIES = 2
 
 @dataclass(frozen=True)
 class Task:
-    """One replay of a sampler with a seed and a budget of builds; ``laws`` are of the model, None fits them."""
+    """One replay of a sampler with a seed and a budget of builds; ``laws`` are of the model, None fits them.
+
+    ``limit`` is the error that mptune's sampler aims at; None: the whole front.
+    """
 
     results: Path
     model: str
     sampler: str
     seed: int
     budget: int
+    limit: float | None = None
     laws: Laws | None = None
     deadline: float = math.inf
     """By the system's clock (``time.time``): none is begun after it."""
@@ -71,7 +78,7 @@ class Task:
 
 def run(task: Task) -> dict[str, Any]:
     """Replay one search; how it failed where it does."""
-    document: dict[str, Any] = {"sampler": task.sampler, "seed": task.seed, "budget": task.budget}
+    document: dict[str, Any] = {"sampler": task.sampler, "seed": task.seed, "budget": task.budget, "limit": task.limit}
     if time.time() >= task.deadline:
         return {**document, "failure": "not begun: no time was left"}
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -80,7 +87,7 @@ def run(task: Task) -> dict[str, Any]:
     is_own = task.sampler == "precision"
     try:
         sampler = (
-            PrecisionSampler(world.prior(), seed=task.seed, emulate=world.emulate)
+            PrecisionSampler(world.prior(), seed=task.seed, limit=task.limit, emulate=world.emulate)
             if is_own
             else make_compared(task.sampler, task.seed, world.groups)
         )
@@ -89,28 +96,25 @@ def run(task: Task) -> dict[str, Any]:
     except Exception as error:  # whatever a peer raises is its result
         return {**document, "failure": f"{type(error).__name__}: {str(error).strip().splitlines()[:1]}"}
     by_budget = {str(n): plans[:n] for n in FINAL if n <= len(plans)}
+    limits = [share * all_fp16(world)[1] for share in SHARES] if task.limit is None else [task.limit]
+    count = MOST_POINTS if task.limit is None else 1
     return {
         **document,
         "built": len(plans),
-        "fronts": {n: [world.bits(plan) for plan in few_points(world, part)] for n, part in by_budget.items()},
-        "at": {n: at_limits(world, part) for n, part in by_budget.items()},
+        "fronts": {
+            n: [world.bits(plan) for plan in few_points(world, part, limits, count)] for n, part in by_budget.items()
+        },
+        "within_ms": {n: within_limits(world, part) for n, part in by_budget.items()},
         "curve": [rounded(world.hypervolume(plans[:n])) for n in range(1, len(plans) + 1)],
     }
 
 
-def at_limits(world: World, plans: Bools) -> dict[str, list[float | None]]:
-    """The least latency within each of ``LIMITS``, and the least error within each of ``LATENCY_LIMITS``; None: none.
-
-    Both by the law, with what the plans deviate by.
-    """
+def within_limits(world: World, plans: Bools) -> list[float | None]:
+    """The least latency within each of ``LIMITS`` by the law, with what the plans deviate by; None: none."""
     plans = plans[world.finite(plans)]
     latency, error = world.latency(plans), world.error(plans)
-    fp16_ms, fp16_error = all_fp16(world)
-    most_ms = [fp16_ms + share * (world.base - fp16_ms) for share in LATENCY_LIMITS]
-    return {
-        "latency_ms": [_least(latency[error <= limit * fp16_error]) for limit in LIMITS],
-        "error": [_least(error[latency <= limit]) for limit in most_ms],
-    }
+    within = (latency[error <= limit] for limit in LIMITS)
+    return [rounded(float(ms.min())) if len(ms) else None for ms in within]
 
 
 def all_fp16(world: World) -> tuple[float, float]:
@@ -119,20 +123,15 @@ def all_fp16(world: World) -> tuple[float, float]:
     return float(world.latency(plan)[0]), float(world.error(plan)[0])
 
 
-def _least(values: Floats) -> float | None:
-    return rounded(float(values.min())) if len(values) else None
-
-
 def bisected(world: World) -> list[dict[str, Any]]:
     """The plans that Polygraphy's bisection comes to for each of ``LIMITS``, from both ends."""
     free = [k for k, is_free in enumerate(world.known.is_free) if is_free]
     rows = []
     for limit, forward in product(LIMITS, (True, False)):
-        most = limit * all_fp16(world)[1]
 
-        def is_good(bits: str, most: float = most) -> bool:
+        def is_good(bits: str, limit: float = limit) -> bool:
             row = bools_of([bits])[:, world.known.is_free]
-            return bool(world.finite(row)[0] and world.error(row)[0] <= most)
+            return bool(world.finite(row)[0] and world.error(row)[0] <= limit)
 
         plan, builds = bisect(free, len(world.known.groups), is_good, forward=forward)
         row = bools_of([plan])[:, world.known.is_free]
@@ -167,7 +166,7 @@ def bisect(groups: Sequence[int], count: int, is_good: Callable[[str], bool], *,
     return plan(high), builds
 
 
-def few_points(world: World, plans: Bools, count: int = MOST_POINTS) -> Bools:
+def few_points(world: World, plans: Bools, limits: Sequence[float], count: int = MOST_POINTS) -> Bools:
     """Plans of a search that are built and timed, at most ``count``: first those for the limits, then of its front.
 
     A plan's deviations from the law are drawn, and no engine has them: for a limit the plan is taken that is the
@@ -175,8 +174,8 @@ def few_points(world: World, plans: Bools, count: int = MOST_POINTS) -> Bools:
     """
     plans = plans[world.finite(plans) & plans.any(axis=1)]
     latency, error = world.by_law(plans)
-    most = world.by_law(~world.overflows[None])[1][0] * math.exp(-2.0 * world.laws.residual.log_error)
-    within = [np.flatnonzero(error <= limit * most) for limit in LIMITS]
+    margin = math.exp(-2.0 * world.laws.residual.log_error)
+    within = [np.flatnonzero(error <= limit * margin) for limit in limits]
     chosen = [plans[which[np.argmin(latency[which])]] for which in within if len(which)]
     front = world.front(plans) if len(plans) else plans
     every: Bools = np.unique(np.array([*chosen, *front], dtype=bool).reshape(-1, world.groups), axis=0)
@@ -211,13 +210,13 @@ def replay(model: str, options: argparse.Namespace, deadline: float) -> bool:
         print(f"{model}: not replayed: {error}")
         return False
     runs = json.loads(out.read_text())["runs"] if out.exists() else []
-    done = {(run["sampler"], run["seed"], run["budget"]): run for run in runs if "failure" not in run}
+    done = {(run["sampler"], run["seed"], run["budget"], run["limit"]): run for run in runs if "failure" not in run}
     until = time.time() + deadline - time.monotonic()
     tasks = []
-    for seed, sampler in product(range(options.seeds), options.samplers):
+    for seed, sampler, limit in product(range(options.seeds), options.samplers, (None, *LIMITS)):
         budget = options.budget if sampler == "precision" else options.stock_budget
-        if (sampler, seed, budget) not in done:
-            tasks.append(Task(options.results.resolve(), model, sampler, seed, budget, world.laws, until))
+        if (sampler, seed, budget, limit) not in done and (limit is None or sampler == "precision"):
+            tasks.append(Task(options.results.resolve(), model, sampler, seed, budget, limit, world.laws, until))
     document = {
         "model": model,
         "replayed": True,
@@ -225,15 +224,17 @@ def replay(model: str, options: argparse.Namespace, deadline: float) -> bool:
         "bisected": bisected(world),
         "law": world.laws.to_json(),
         "baseline_ms": rounded(world.base),
-        "own_front": rounded(world.own_front()),
+        **world.own_front(LIMITS),
     }
     samplers = list(NAMES)
     with multiprocessing.get_context("spawn").Pool(min(options.jobs, max(1, len(tasks))), maxtasksperchild=1) as pool:
         for result in pool.imap_unordered(run, tasks):
-            done[result["sampler"], result["seed"], result["budget"]] = result
-            runs = sorted(done.values(), key=lambda run: (samplers.index(run["sampler"]), run["seed"]))
+            done[result["sampler"], result["seed"], result["budget"], result["limit"]] = result
+            runs = sorted(
+                done.values(), key=lambda run: (samplers.index(run["sampler"]), run["seed"], run["limit"] or 0)
+            )
             save(out, {**document, "runs": runs}, lists=("runs",))
             shares = [f"{result['curve'][n - 1]:.4f} at {n}" for n in AT if n <= result.get("built", 0)]
             words = result.get("failure", ", ".join(shares))
-            print(f"{result['sampler']:<10} seed {result['seed']}: {words}", flush=True)
+            print(f"{result['sampler']:<10} seed {result['seed']} limit {result['limit']}: {words}", flush=True)
     return True

@@ -18,13 +18,10 @@ import numpy as np
 
 from benchmarks.common import hypervolume, rounded
 from benchmarks.peers.models import MODELS
-from benchmarks.peers.replay import LATENCY_LIMITS, LIMITS, NAMES
+from benchmarks.peers.replay import BUILDS, LIMITS, NAMES, SHARES
 from mptune.json_form import decode_float
 
 Row = dict[str, Any]
-
-BUILDS = 50
-"""Searches are compared after as many."""
 
 
 def compare(results: Path, models: Sequence[str]) -> Row:
@@ -42,39 +39,43 @@ def compare(results: Path, models: Sequence[str]) -> Row:
 
 
 def replayed(document: Mapping[str, Any]) -> Row:
-    """Of each sampler the hypervolume and the best at each limit: the median over its seeds."""
+    """Of each sampler the hypervolume and the best at each limit: the median over its seeds.
+
+    mptune's best within a limit is of its searches that aim at that limit.
+    """
     samplers: Row = {}
     for sampler, name in NAMES.items():
-        runs = [run for run in document["runs"] if run["sampler"] == sampler and "curve" in run]
-        runs = [run for run in runs if run["budget"] >= BUILDS]
-        if runs:
+        every = [run for run in document["runs"] if run["sampler"] == sampler and run["budget"] >= BUILDS]
+        if runs := [run for run in every if "curve" in run and run["limit"] is None]:
             # A sampler that found no more new plans within its tries keeps what it had.
             volumes = [run["curve"][min(BUILDS, run["built"]) - 1] for run in runs]
-            at = [run["at"][str(BUILDS)] for run in runs if str(BUILDS) in run.get("at", ())]
-            medians = {key: _medians([row[key] for row in at]) for key in ("latency_ms", "error") if at}
-            samplers[name] = {"hypervolume": rounded(median(volumes)), **medians}
+            samplers[name] = {"hypervolume": rounded(median(volumes)), "latency_ms": []}
+            for k, limit in enumerate(LIMITS):
+                aimed = [run for run in every if run["limit"] == limit and "curve" in run] or runs
+                if least := [run["within_ms"][str(BUILDS)][k] for run in aimed if "within_ms" in run]:
+                    value = median(math.inf if ms is None else ms for ms in least)
+                    samplers[name]["latency_ms"].append(rounded(value) if math.isfinite(value) else None)
     if "bisected" in document:
-        (base_ms, _), (fp16_ms, fp16_error) = document["baseline_and_fp16"]
-        points = [(row["latency_ms"], row["error"]) for row in document["bisected"]]
-        most_ms = [fp16_ms + share * (base_ms - fp16_ms) for share in LATENCY_LIMITS]
+        points = np.array([(row["latency_ms"], row["error"]) for row in document["bisected"]])
         samplers["bisection"] = {
-            "hypervolume": rounded(hypervolume(*(np.array(column) for column in zip(*points, strict=True)), base_ms)),
-            "latency_ms": [min((ms for ms, e in points if e <= limit * fp16_error), default=None) for limit in LIMITS],
-            "error": [min((e for ms, e in points if ms <= limit), default=None) for limit in most_ms],
+            "hypervolume": rounded(hypervolume(*points.T, document["baseline_ms"])),
+            "latency_ms": [min((ms for ms, e in points.tolist() if e <= limit), default=None) for limit in LIMITS],
         }
+    best = document["own_gains"]
+    for row in samplers.values():
+        latencies = [math.inf if ms is None else ms for ms in row["latency_ms"]]
+        gains = [max(0.0, 1.0 - ms / document["baseline_ms"]) for ms in latencies]
+        row["gains"] = [rounded(gain / most) if most else None for gain, most in zip(gains, best, strict=False)]
     return {"law": document["law"], "own_front": document["own_front"], "samplers": samplers}
 
 
-def _medians(rows: Sequence[Sequence[float | None]]) -> list[float | str | None]:
-    """Over the seeds of what stands at each limit; None where half of the seeds have nothing."""
-    columns = ([math.inf if value is None else value for value in column] for column in zip(*rows, strict=True))
-    return [rounded(value) if math.isfinite(value := median(column)) else None for column in columns]
-
-
 def fronts(document: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Sampler -> the plans of the front of its first seed, which ``final`` builds some of."""
-    runs = [run for run in document["runs"] if run["seed"] == 0 and str(BUILDS) in run.get("fronts", ())]
-    return {NAMES[run["sampler"]]: run["fronts"][str(BUILDS)] for run in runs}
+    """Sampler -> the plans of its first seed's searches, which ``final`` builds some of."""
+    plans: dict[str, list[str]] = {}
+    for run in document["runs"]:
+        if run["seed"] == 0:
+            plans.setdefault(NAMES[run["sampler"]], []).extend(run.get("fronts", {}).get(str(BUILDS), ()))
+    return plans
 
 
 def measured(document: Mapping[str, Any], fronts: Mapping[str, Sequence[str]] = MappingProxyType({})) -> Row:
@@ -103,7 +104,7 @@ def measured(document: Mapping[str, Any], fronts: Mapping[str, Sequence[str]] = 
         points = [figures[plan] for plan in sorted(built) if plan in figures]
         if points:
             latency, error = (np.array([point[column] for point in points]) for column in (0, 1))
-            limits = [limit * fp16_error for limit in LIMITS] if math.isfinite(fp16_error) else None
+            limits = [share * fp16_error for share in SHARES] if math.isfinite(fp16_error) else None
             peers[name] = {
                 "points": len(points),
                 "not_built": len(built) - len(points),

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtri
 
-from benchmarks.common import MeasuredPlans, bools_of, read_measured_plans
+from benchmarks.common import MeasuredPlans, bools_of, read_measured_plans, rounded
 from benchmarks.peers.known import Known, read_known
 from benchmarks.peers.law import AdditiveLaw, Residual, cross_validated
 from benchmarks.simulator import Truth
@@ -152,11 +152,16 @@ class World(Truth):
         """What a search knows of it."""
         return self._prior
 
-    def own_front(self) -> float:
-        """The hypervolume of the law's front without deviations: among millions of plans some would deviate greatly."""
+    def own_front(self, limits: Sequence[float]) -> dict[str, Any]:
+        """The hypervolume of the law's front, and the gain within each limit.
+
+        Without deviations: among millions of plans some would deviate greatly.
+        """
         self.deviates = False
         try:
-            return self.hypervolume(self.near_exact())
+            front = self.near_exact()
+            gains = [rounded(self.gain_within(front, limit)) for limit in limits]
+            return {"own_front": rounded(self.hypervolume(front)), "own_gains": gains}
         finally:
             self.deviates = True
 

@@ -13,7 +13,7 @@ from benchmarks.peers import pages, table
 from benchmarks.peers.__main__ import main
 from benchmarks.peers.law import AdditiveLaw, Residual, cross_validated
 from benchmarks.peers.models import MODELS
-from benchmarks.peers.replay import MOST_POINTS, Task, bisect, few_points, run
+from benchmarks.peers.replay import LIMITS, MOST_POINTS, Task, bisect, few_points, run
 from benchmarks.peers.world import open_world
 from mptune.tuning.sampler.plans import Boundary
 from mptune.tuning.sampler.trials import Prior
@@ -84,7 +84,7 @@ def test_a_replay_builds_its_budget_and_names_its_front() -> None:
     assert found["curve"] == sorted(found["curve"])
     world = open_world(RESULTS, "digits_vit")
     plans = np.random.default_rng(0).random((60, world.groups)) < 0.5
-    few = few_points(world, plans)
+    few = few_points(world, plans, LIMITS)
     assert 1 <= len(few) <= MOST_POINTS
     assert world.hypervolume(few) == pytest.approx(world.hypervolume(plans), rel=0.1)
 
