@@ -48,6 +48,9 @@ def from_stored(stored: np.ndarray) -> np.ndarray:
 
 STANDARD_DOMAINS = frozenset({"", "ai.onnx"})
 
+Shape = tuple[int | str | None, ...]
+"""One entry for each dimension: int where fixed, str where symbolic, None where unknown."""
+
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
@@ -56,12 +59,12 @@ class TensorInfo:
     Attributes:
         dtype: ONNX element type in lower case, such as ``float``, ``float16``, ``int64``; ``sequence``, ``optional``
             and ``undefined`` where it is no tensor or could not be inferred.
-        shape: one entry per dimension, int where fixed, str where symbolic, None where unknown; None for unknown rank.
+        shape: None for unknown rank.
     """
 
     name: str
     dtype: str
-    shape: tuple[int | str | None, ...] | None
+    shape: Shape | None
 
     @property
     def is_float32(self) -> bool:
@@ -198,11 +201,6 @@ def all_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
                 yield from attribute.tensors
 
 
-def external_files(graph: onnx.GraphProto, base_dir: Path) -> list[Path]:
-    """The files of external data that a graph refers to, sorted; each place is checked (``external_location``)."""
-    return sorted({external_location(tensor, base_dir)[0] for tensor in all_tensors(graph) if is_external(tensor)})
-
-
 def constant_value(node: onnx.NodeProto) -> onnx.TensorProto | None:
     """The tensor of a Constant node in whichever attribute it stands; None for strings and sparse tensors."""
     dtypes = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
@@ -221,13 +219,13 @@ def fill_value(node: onnx.NodeProto) -> np.ndarray:
     return onnx.numpy_helper.to_array(stated[0]) if stated else np.zeros(1, np.float32)
 
 
-def fixed_shape(shape: tuple[int | str | None, ...] | None) -> tuple[int, ...] | None:
+def fixed_shape(shape: Shape | None) -> tuple[int, ...] | None:
     """A shape whose dimensions are all numbers; None for others."""
     sizes = tuple(dim for dim in shape or () if isinstance(dim, int))
     return sizes if shape is not None and len(sizes) == len(shape) else None
 
 
-def type_of(proto: onnx.TypeProto) -> tuple[str, tuple[int | str | None, ...] | None]:
+def type_of(proto: onnx.TypeProto) -> tuple[str, Shape | None]:
     """``TensorInfo``'s dtype and shape of a declared type."""
     kind = proto.WhichOneof("value")
     if kind != "tensor_type":
