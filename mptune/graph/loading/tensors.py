@@ -1,4 +1,4 @@
-"""Values of an ONNX model: types (BFLOAT16 in NumPy, too), constants, and where external data lies."""
+"""Values of an ONNX model: types, roundings, constants, and where external data lies."""
 
 from __future__ import annotations
 
@@ -17,33 +17,22 @@ import onnx.numpy_helper
 from mptune.errors import ModelError
 from mptune.graph.plan import Precision
 
-_QUIET_NAN = 0x7FC0
+_QUIET_NAN = 0x7FC00000
 
 
-def to_stored(values: np.ndarray, precision: Precision) -> np.ndarray:
-    """Round FP32 to the nearest value of a precision, ties to even; overflow gives infinity, NaN stays NaN.
-
-    Returns:
-        float16 or float32, as its ONNX type is; of BF16, which NumPy lacks, its 16 bits as uint16.
-    """
+def rounded(values: np.ndarray, precision: Precision) -> np.ndarray:
+    """FP32 values rounded to the nearest value of a precision, ties to even; overflow gives infinity, NaN stays NaN."""
+    values = np.asarray(values, np.float32)
     if precision.dtype == "float16":
         with np.errstate(over="ignore", under="ignore"):
-            return np.asarray(values.astype(np.float16))
-    values = np.asarray(values, np.float32)
+            return np.asarray(values.astype(np.float16), np.float32)
     bits = np.ascontiguousarray(values).view(np.uint32).reshape(values.shape)
     cut = np.uint32(Precision.FP32.mantissa_bits - precision.mantissa_bits)
     # Half of the last kept digit less one, and one more where that digit is odd. Finite values cannot wrap around.
     odd = (bits >> cut) & np.uint32(1)
-    rounded: np.ndarray = (bits + np.uint32((1 << int(cut) >> 1) - 1) + odd) >> cut << cut
-    rounded = np.where(np.isnan(values), bits & np.uint32(0x80000000) | np.uint32(_QUIET_NAN << 16), rounded)
-    return rounded.view(np.float32) if precision.dtype == "float" else (rounded >> np.uint32(16)).astype(np.uint16)
-
-
-def from_stored(stored: np.ndarray) -> np.ndarray:
-    """The FP32 numbers that ``to_stored`` gave, exactly."""
-    if stored.dtype != np.uint16:
-        return stored.astype(np.float32, copy=False)
-    return np.asarray(stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    nearest: np.ndarray = (bits + np.uint32((1 << int(cut) >> 1) - 1) + odd) >> cut << cut
+    nearest = np.where(np.isnan(values), bits & np.uint32(0x80000000) | np.uint32(_QUIET_NAN), nearest)
+    return nearest.view(np.float32)
 
 
 STANDARD_DOMAINS = frozenset({"", "ai.onnx"})
