@@ -9,7 +9,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from mptune.graph.loading.tensors import rounded
-from mptune.graph.plan import Precision, add_precision, remove_precision
+from mptune.graph.plan import PRECISIONS, REDUCED, Precision, add_precision
 from mptune.graph.writing.rewrite import rounding_nodes
 from tests.graph.helpers import run
 from tests.graph.models import model, save, text, value
@@ -58,4 +58,5 @@ def test_a_mantissa_is_split_as_constants_are_rounded() -> None:
         np.testing.assert_array_equal(y[4:], rounded(x, tf32)[4:])
         assert np.abs(y[4:] / x[4:] - 1).max() <= 2.0**-11
     finally:
-        remove_precision(tf32)
+        PRECISIONS.remove(tf32)
+        REDUCED.remove(tf32)

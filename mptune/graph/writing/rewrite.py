@@ -68,8 +68,7 @@ class Rewriter:
         Args:
             metadata: what to say of it in ``metadata_props``, whose keys get the prefix ``mptune.``.
         """
-        proto, constants = self._typed(plan)
-        self._declare_values(proto.graph, plan)
+        proto, constants = self._typed(plan, is_documented=True)
         for key, text in (metadata or {}).items():
             writable = text.encode("utf-8", "replace").decode("utf-8")
             proto.metadata_props.add(key=_METADATA_PREFIX + key, value=writable)
@@ -81,32 +80,31 @@ class Rewriter:
 
     def typed(self, plan: PrecisionPlan) -> onnx.ModelProto:
         """The typed model in memory, self-contained."""
-        proto, constants = self._typed(plan)
-        self._declare_values(proto.graph, plan)
+        proto, constants = self._typed(plan, is_documented=True)
         proto.graph.initializer.extend(inline_tensor(*needed) for needed in constants)
         return proto
 
-    def _declare_values(self, graph: onnx.GraphProto, plan: PrecisionPlan) -> None:
+    def _declare_values(self, graph: onnx.GraphProto, resolution: Resolution) -> None:
         """Repeat the file's ``value_info`` of values that are there in their old type, for its documentation.
 
         Shapes are the inferred ones: a wrong name of a size makes ONNX Runtime reuse a buffer that is too small.
         """
-        writer = self._of_mixed if plan.reduced_groups else self
-        types, model = writer.types, writer._model
-        changed = types.resolve(plan.stored).computed.keys() - types.named
-        kept = {name for node in graph.node for name in node.output} - changed - {v.name for v in graph.value_info}
-        for value in model.proto.graph.value_info:
-            info = model.info(value.name)
-            if value.name in kept and info.dtype not in OPAQUE_TYPES:
-                given = types.facts.input_sizes
+        changed = resolution.computed.keys() - self.types.named
+        undeclared = {name for node in graph.node for name in node.output} - {v.name for v in graph.value_info}
+        given = self.types.facts.input_sizes
+        for value in self._model.proto.graph.value_info:
+            info = self._model.info(value.name)
+            if value.name in undeclared - changed and info.dtype not in OPAQUE_TYPES:
                 sizes = info.shape and tuple(d if isinstance(d, int) or d in given else None for d in info.shape)
                 graph.value_info.add().CopyFrom(value)
                 graph.value_info[-1].type.CopyFrom(declaration(replace(info, shape=sizes)).type)
 
-    def _typed(self, plan: PrecisionPlan) -> tuple[onnx.ModelProto, list[NeededConstant]]:
+    def _typed(
+        self, plan: PrecisionPlan, *, is_documented: bool = False
+    ) -> tuple[onnx.ModelProto, list[NeededConstant]]:
         """The typed model without the constants that it reads of the model, and these."""
         if self._of_mixed is not self and plan.reduced_groups:
-            return self._of_mixed._typed(plan)
+            return self._of_mixed._typed(plan, is_documented=is_documented)
         types, resolution = self.types, self.types.resolve(plan.stored)
         constants, unread = list[NeededConstant](), set[int]()  # nodes Constant that the plan reads in no FP32
         for name, constant in self._model.initializers.items():
@@ -127,6 +125,8 @@ class Rewriter:
                 self._add_node(proto.graph, node, precision, resolution)
             for name in node.outputs:
                 self._add_casts(proto.graph, name, resolution)
+        if is_documented:
+            self._declare_values(proto.graph, resolution)
         return proto, constants
 
     def _name(self, value: str, wanted: Precision | None, computed: Precision) -> str:
@@ -220,13 +220,8 @@ def frame_of(model: Model) -> onnx.ModelProto:
         if value.type.tensor_type.elem_type and dtype in FLOAT_TYPES:
             value.type.tensor_type.elem_type = FLOAT_TYPES[dtype].onnx_type
     # Old types would be wrong now. Only where ONNX cannot infer them do they stay: no plan changes a type there.
-    opaque = {
-        name
-        for node in model.nodes
-        if not node.is_standard
-        for slot, name in enumerate(node.outputs)
-        if slot not in node_rule(model, node).outputs
-    }
+    foreign = [(node.outputs, node_rule(model, node).outputs) for node in model.nodes if not node.is_standard]
+    opaque = {name for names, typed in foreign for slot, name in enumerate(names) if slot not in typed}
     frame.graph.value_info.extend(v for v in source.value_info if v.name in opaque)
     return frame
 

@@ -100,23 +100,19 @@ def observed_parts(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> list[
     ]
 
 
-def write_with_outputs(model: Model, bank: WeightBank | None, path: Path, tensors: Sequence[str]) -> None:
+def write_with_outputs(
+    model: Model, bank: WeightBank | None, path: Path, outputs: Sequence[str], inputs: Sequence[str] | None = None
+) -> None:
     """Write the model with these values, of the main graph, as its only outputs, and what computes them.
 
     Args:
         bank: holds its weights, in the folder of ``path``; None writes them into the file.
+        inputs: values of the main graph that become its only inputs; None leaves the model's own.
     """
-    proto, nodes = _without_nodes(model, bank, tensors)
-    for node in nodes:
-        rewrite.add_node(proto.graph, node, node.inputs, node.outputs)
-    write_bytes(path, [proto.SerializeToString(deterministic=True)])
-
-
-def write_piece(model: Model, path: Path, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-    """Write the nodes of the main graph between values as a model of its own, self-contained, in the model's types."""
-    proto, nodes = _without_nodes(model, None, outputs, inputs)
-    del proto.graph.input[:]
-    proto.graph.input.extend(declaration(model.info(name)) for name in inputs)
+    proto, nodes = _without_nodes(model, bank, outputs, inputs or ())
+    if inputs is not None:
+        del proto.graph.input[:]
+        proto.graph.input.extend(declaration(model.info(name)) for name in inputs)
     for node in nodes:
         rewrite.add_node(proto.graph, node, node.inputs, node.outputs)
     write_bytes(path, [proto.SerializeToString(deterministic=True)])
