@@ -309,10 +309,7 @@ def _sorted_nodes(graph: onnx.GraphProto, path: Path) -> tuple[Node, ...]:
 
 
 def with_nodes(
-    model: Model,
-    nodes: Iterable[Node],
-    initializers: Mapping[str, Initializer],
-    tensors: Mapping[str, TensorInfo] | None = None,
+    model: Model, nodes: Iterable[Node], initializers: Mapping[str, Initializer], tensors: Mapping[str, TensorInfo] = {}
 ) -> Model:
     """The model with other nodes, in topological order, and constants; ``tensors`` are new values. ``proto`` stays."""
     numbered = tuple(replace(node, index=index) for index, node in enumerate(nodes))
@@ -320,7 +317,7 @@ def with_nodes(
     return replace(
         model,
         nodes=numbered,
-        tensors={**model.tensors, **(tensors or {})},
+        tensors={**model.tensors, **tensors},
         initializers={n: replace(c, node_index=held[n]) if n in held else c for n, c in initializers.items()},
     )
 

@@ -98,8 +98,8 @@ def read_model(path: Path, opset: int | None = None) -> tuple[onnx.ModelProto, i
         hint = "export it again at opset 17, or convert it with onnx.version_converter"
         raise ModelError(f"{path} uses opset {current}, mptune needs {_LEAST_RAISED_OPSET} or newer", hint)
     wanted = max(current, MIN_OPSET) if opset is None else opset
-    is_too_old = opset is None and current < MIN_OPSET
-    return _raised(proto, path, current, wanted), wanted, tuple(sorted(files)), current if is_too_old else None
+    _raise_opset(proto, path, current, wanted)
+    return proto, wanted, tuple(sorted(files)), current if opset is None and current < wanted else None
 
 
 def _parsed(path: Path) -> onnx.ModelProto:
@@ -212,22 +212,19 @@ def name_apart(graph: onnx.GraphProto) -> None:
                 node.name = name
 
 
-_GROUP_NORM_BY_CHANNEL = 21
-
-
-def _raised(proto: onnx.ModelProto, path: Path, current: int, opset: int) -> onnx.ModelProto:
-    """The model, which has no local functions, at a newer operator set; the same model where it is there already."""
+def _raise_opset(proto: onnx.ModelProto, path: Path, current: int, opset: int) -> None:
+    """Bring a model, which has no local functions, to a newer operator set."""
     newest = onnx.defs.onnx_opset_version()
     if not current <= opset <= newest:
         text = f"is {opset}, the model has {current}, and the installed onnx {onnx.__version__} knows up to {newest}"
         raise ModelError(text, "an operator set can only be raised", setting="opset")
     if opset == current:
-        return proto
+        return
     refused = f"{path} cannot be brought from opset {current} to {opset} by ONNX's converter"
     cure = "export it again at that opset" + (", or search at the opset that it has" if current >= MIN_OPSET else "")
     operators = {node.op_type for graph in all_graphs(proto.graph) for node in graph.node}
-    if "GroupNormalization" in operators and current < _GROUP_NORM_BY_CHANNEL <= opset:  # it converts this wrongly
-        what = f"from {_GROUP_NORM_BY_CHANNEL} on a GroupNormalization has a scale for each channel, not each group"
+    if "GroupNormalization" in operators and current < 21 <= opset:  # it converts this wrongly
+        what = "from 21 on a GroupNormalization has a scale for each channel, not each group"
         raise ModelError(f"{refused}: {what}", cure)
     slim = without_weights(proto, proto.graph.node, {})
     slim.graph.value_info.extend(proto.graph.value_info)
@@ -235,18 +232,15 @@ def _raised(proto: onnx.ModelProto, path: Path, current: int, opset: int) -> onn
         converted = onnx.version_converter.convert_version(slim, opset)
     except Exception as error:  # the converter raises RuntimeError, ValueError and its own ConvertError
         raise ModelError(f"{refused}: {last_line(error)}", cure) from None
-    result = onnx.ModelProto()
-    result.CopyFrom(proto)
-    del result.graph.node[:]
-    result.graph.node.extend(converted.graph.node)
-    del result.graph.value_info[:]  # of values that the converter has renamed or typed anew
-    there = {constant.name for constant in result.graph.initializer}
-    result.graph.initializer.extend(c for c in converted.graph.initializer if c.name not in there)
-    for entry in result.opset_import:
+    del proto.graph.node[:]
+    proto.graph.node.extend(converted.graph.node)
+    del proto.graph.value_info[:]  # of values that the converter has renamed or typed anew
+    there = {constant.name for constant in proto.graph.initializer}
+    proto.graph.initializer.extend(c for c in converted.graph.initializer if c.name not in there)
+    for entry in proto.opset_import:
         if entry.domain in STANDARD_DOMAINS:
             entry.version = opset
-    result.ir_version = max(proto.ir_version, converted.ir_version)
-    return result
+    proto.ir_version = max(proto.ir_version, converted.ir_version)
 
 
 def without_weights(

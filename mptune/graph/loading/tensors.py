@@ -155,8 +155,8 @@ def tensor_nbytes(tensor: onnx.TensorProto) -> int:
     count = math.prod(tensor.dims)
     if tensor.data_type == onnx.TensorProto.STRING:
         return sum(len(s) for s in tensor.string_data)
-    bits = _PACKED_BITS.get(TYPE_NAMES[tensor.data_type])
-    bits = bits or 8 * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+    whole_bytes = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+    bits = _PACKED_BITS.get(TYPE_NAMES[tensor.data_type], 8 * whole_bytes)
     return int(count * bits + 7) // 8
 
 

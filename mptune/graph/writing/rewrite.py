@@ -70,8 +70,7 @@ class Rewriter:
         """
         proto, constants = self._typed(plan, is_documented=True)
         for key, text in (metadata or {}).items():
-            writable = text.encode("utf-8", "replace").decode("utf-8")
-            proto.metadata_props.add(key=_METADATA_PREFIX + key, value=writable)
+            proto.metadata_props.add(key=_METADATA_PREFIX + key, value=text.encode("utf-8", "replace").decode("utf-8"))
         return weights.write_self_contained(proto, constants, path)
 
     def exported_files(self, plan: PrecisionPlan, path: Path) -> tuple[Path, ...]:
@@ -129,35 +128,31 @@ class Rewriter:
             self._declare_values(proto.graph, resolution)
         return proto, constants
 
-    def _name(self, value: str, wanted: Precision | None, computed: Precision) -> str:
+    def _name(self, value: str, wanted: Precision | None, resolution: Resolution) -> str:
         """The name of a value's form in a precision, None for as it is computed; what keeps its name keeps it in FP32.
 
         The model's own name for that form serves where it has one.
         """
-        precision = wanted or computed
-        own = self.types.own.forms.get((value, precision))
-        if own is not None and (precision, computed) != (Precision.FP32, Precision.FP32):
-            return own
-        plain = Precision.FP32 if value in self.types.named else computed
-        return value if precision is plain else value + self._suffixes[precision]
-
-    def _name_read(self, value: str, wanted: Precision | None, resolution: Resolution) -> str:
-        """The name that a node reads for a value of the model in a precision; None for as it is computed."""
         own = self.types.own
         if wanted not in (None, Precision.FP32):
             value = own.same.get(value, value)
             if (value, wanted) in own.reduced:
                 return own.reduced[value, wanted]
-        return self._name(value, wanted, resolution.computed_in(value))
+        computed = resolution.computed_in(value)
+        precision = wanted or computed
+        if (value, precision) in own.forms and (precision, computed) != (Precision.FP32, Precision.FP32):
+            return own.forms[value, precision]
+        plain = Precision.FP32 if value in self.types.named else computed
+        return value if precision is plain else value + self._suffixes[precision]
 
     def _add_node(self, graph: onnx.GraphProto, node: Node, precision: Precision, resolution: Resolution) -> None:
         rule, inputs = self.types.rules[node.index], list[str]()
         for slot, name in enumerate(node.inputs):
             wanted = precision if slot in rule.inputs else None if slot in rule.reads_any else Precision.FP32
-            inputs.append(self._name_read(name, wanted, resolution))
+            inputs.append(self._name(name, wanted, resolution))
         if needs_barrier(self.types, node, resolution):
             inputs[0] = add_barrier(graph, inputs[0], node.name + self._barrier, self._zero)
-        proto = add_node(graph, node, inputs, [self._name_read(name, None, resolution) for name in node.outputs])
+        proto = add_node(graph, node, inputs, [self._name(name, None, resolution) for name in node.outputs])
         if precision is not Precision.FP32:
             if rule.attribute and node.op_type == "Cast":
                 next(a for a in proto.attribute if a.name == "to").i = precision.onnx_type
@@ -172,11 +167,11 @@ class Rewriter:
         for precision in PRECISIONS:
             if precision not in needed:
                 continue
-            result, name = self._name(value, precision, computed), value + self._suffixes[precision]
+            result, name = self._name(value, precision, resolution), value + self._suffixes[precision]
             is_own = own.forms.get((value, precision)) == result
             if is_own:
                 name = self._model.nodes[self._model.producer[result]].name
-            source = own.sources.get(value) or self._name(value, computed, computed)
+            source = own.sources.get(value) or self._name(value, None, resolution)
             is_added = computed is Precision.FP32 and not is_own and value not in own.sources
             if is_added and is_held(self._model, value, precision):
                 held = value + self._held[precision]

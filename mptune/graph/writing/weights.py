@@ -111,7 +111,10 @@ def inline_tensor(constant: Initializer, name: str, rounded_to: Precision | None
 
 def rounded_tensor(values: np.ndarray, precision: Precision, name: str = "") -> onnx.TensorProto:
     """A self-contained TensorProto of FP32 values, rounded to a reduced precision (``round_values``)."""
-    return onnx.numpy_helper.from_array(_stored(values, precision), name)
+    tensor = onnx.numpy_helper.from_array(_stored(values, precision), name)
+    if precision is Precision.BF16:  # models keep the bytes that they had: an empty name is written, too
+        tensor.name = name
+    return tensor
 
 
 def _stored(values: np.ndarray, precision: Precision | None) -> np.ndarray:
