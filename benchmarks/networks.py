@@ -78,7 +78,6 @@ def searched(model: Path, data: Path, timeout_s: float, kept: Path | None) -> di
         if done.returncode:
             return {"failure": done.stderr[-2000:]}
         front = json.loads((run / "front.json").read_text(encoding="utf-8"))
-        chosen = next(point for point in front["points"] if point["plan"] == front["chosen"])
         if kept is not None:
             kept.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(run / "chosen" / "model.onnx", kept)
@@ -87,7 +86,7 @@ def searched(model: Path, data: Path, timeout_s: float, kept: Path | None) -> di
             "target": front["target"],
             "choice": front["choice"],
             "evaluations": front["evaluations"],
-            **{name: _short(point) for name, point in (*front["baseline"].items(), ("chosen", chosen))},
+            **{name: _short(point) for name, point in (*front["baseline"].items(), ("chosen", front["chosen_point"]))},
             "front": [_short(point) for point in front["points"]],
             "findings": [finding["code"] for finding in front["findings"]],
             "warnings": front["warnings"],
