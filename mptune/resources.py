@@ -1,4 +1,4 @@
-"""Files that come with mptune, in the source tree or installed: targets, search spaces, the demo's model."""
+"""Files that come with mptune, in the source tree or installed: targets, search spaces, two small models."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def _folder(kind: Kind) -> Path:
     return _installed("search_spaces/targets" if kind == "targets" else "search_spaces")
 
 
-def demo_model() -> tuple[Path, Path]:
-    """The model of `mptune demo`, an attention network for 8x8 digits, and its calibration samples."""
+def small_model(name: Literal["denoiser", "digits"]) -> tuple[Path, Path]:
+    """A model and its calibration samples: the tutorial's denoiser, or a vision transformer for 8x8 digits."""
     folder = _installed("benchmarks/models")
-    return folder / "digits_vit.onnx", folder / "digits_calib.npz"
+    return folder / ("digits_vit.onnx" if name == "digits" else f"{name}.onnx"), folder / f"{name}_calib.npz"
 
 
 def names(kind: Kind) -> tuple[str, ...]:

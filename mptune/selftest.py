@@ -1,4 +1,4 @@
-"""The self-test: the model of `mptune demo` is built, run, timed and checked on every engine of this machine.
+"""The self-test: a small vision transformer is built, run, timed and checked on every engine of this machine.
 
 Plans go through the toolchain of a search, in FP32 and with half or all of the groups in FP16. Each check is one
 line: a figure against a limit.
@@ -29,7 +29,7 @@ from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision
 from mptune.json_form import JsonForm
 from mptune.processes.child import WorkerState
-from mptune.resources import demo_model
+from mptune.resources import small_model
 from mptune.settings import LatencySettings, SearchSettings, WorkerSettings
 from mptune.targets import detect, target
 
@@ -131,7 +131,7 @@ def run_selftest(
 
 def run_engine(each: Engines, folder: Path, progress: Callable[[str], None]) -> list[Figures]:
     """Evaluate the plans on one engine, as a search does, and look at what was built."""
-    path, data = demo_model()
+    path, data = small_model("digits")
     with np.load(data) as arrays:
         rows = {name: np.split(values[: _SAMPLES * _ROWS], _SAMPLES) for name, values in arrays.items()}
     model, gpu, engine = load_model(path), each.place.gpu, each.can.title

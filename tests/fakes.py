@@ -13,6 +13,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -140,7 +142,6 @@ class FakeToolchain:
     kernel_answers: Sequence[tuple[MissingKernel, ...] | Failure] = ((),)  # one after another; the last stays
     fused: tuple[FusedNodes, ...] = ()
     context: RunContext | None = None  # where reference outputs are written; None writes none
-    limit: float | None = None
     # -- what was asked of it --
     opened: int = 0
     closed: int = 0
@@ -199,6 +200,11 @@ class FakeToolchain:
         if self.emulation_fails and any(set(self.emulation_fails) & set(plan.fp16_groups) for plan in plans):
             return Failure(Stage.RUN, FailureKind.CRASH, "segmentation fault", Path("worker.log"))
         return tuple(self._emulated_error(plan) for plan in plans)
+
+    @property
+    def prediction(self) -> Any:
+        """Its emulation on other samples is the same."""
+        return SimpleNamespace(emulation=SimpleNamespace(errors=lambda plans, which: self.emulate(plans)))
 
     def _emulated_error(self, plan: PrecisionPlan) -> OutputError:
         return self._output_error(plan, 1.0)

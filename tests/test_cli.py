@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import errno
+import io
 import json
 import os
 import re
@@ -13,8 +15,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import typer
+from PIL import Image
 
 from mptune import __version__
 from mptune.cli import explain, main
@@ -22,11 +26,13 @@ from mptune.commands.common import open_page
 from mptune.commands.options import parse_duration, parse_size
 from mptune.data.metrics.table import METRICS
 from mptune.errors import MptuneError
+from mptune.resources import small_model
 from mptune.settings import SearchSettings, declarations, option_name
 from mptune.targets.detect import detect_gpus
 from mptune.tuning.sampler.precision import SAMPLERS
 from tests.conftest import run_mptune
 from tests.graph import models
+from tests.reporting.page.reading import data_of
 
 DECLARED = declarations(SearchSettings)
 MPTUNE = [sys.executable, "-m", "mptune"]
@@ -255,3 +261,19 @@ def test_open_starts_the_browser_with_the_page_where_there_is_a_display(
         monkeypatch.delenv(name, raising=False)
     open_page(run)
     assert capsys.readouterr().err == f"no browser can be opened here: the page is {run / 'report.html'}\n"
+
+
+def test_the_demo_shows_what_fp16_breaks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--no-open", "-o", str(tmp_path / "run")]) == 0
+    answer = capsys.readouterr().out
+    assert "overflow (g000); error with all groups in FP16: not finite, emulated\n" in answer
+    assert "the fastest with error <= 1e-05\n" in answer
+    page = (tmp_path / "run/report.html").read_text()
+    assert "was not run; error with all groups in FP16: not finite, emulated." in page
+    data = data_of(page)
+    files = [data["outputs"]["plans"][plan]["outputs"]["clean"]["picture"]["plan"] for plan in (
+        data["unpinned"], data["plans"][data["chosen"]][0], data["plans"][data["fp32"]][0])]  # fmt: skip
+    pictures = [np.asarray(Image.open(io.BytesIO(base64.b64decode(file)))) for file in files]
+    assert (pictures[0] == (214, 40, 30)).all(), "nothing is finite"
+    assert (pictures[1] == pictures[2]).mean() > 0.99, "as in FP32"
+    assert sum(path.stat().st_size for path in small_model("denoiser")) < 1e6

@@ -20,7 +20,7 @@ import mptune
 from mptune.cli import main
 from mptune.errors import RunError, SettingsError
 from mptune.json_form import JsonForm, decode_float, encode_float
-from mptune.resources import demo_model
+from mptune.resources import small_model
 from mptune.run_json import RUN_FORMAT, FixedSettings, ModelSection, RunFile, SearchSection, check_same, read_run_file
 from mptune.settings import DataSettings, LatencySettings, SearchSettings, ShapeRange, TensorRtSettings
 from mptune.tuning.front import Front
@@ -123,7 +123,7 @@ QUICK = LatencySettings(warmup_ms=0.0, duration_ms=1.0, min_iterations=3)
 
 @pytest.fixture(scope="module")
 def front(tmp_path_factory: pytest.TempPathFactory) -> Front:
-    model, data = demo_model()
+    model, data = small_model("digits")
     out = tmp_path_factory.mktemp("memory") / "run"
     return mptune.search(model, data=data, out=out, budget=4, target="cpu", confirm_rounds=1, latency=QUICK)
 
@@ -136,7 +136,7 @@ def test_every_point_has_its_memory(front: Front) -> None:
         assert point["engine_bytes"] is None
         assert fp16["weight_bytes"] <= point["weight_bytes"] <= fp32["weight_bytes"]
         assert fp16["context_bytes"] <= point["context_bytes"] <= fp32["context_bytes"]
-    constants = onnx.load(demo_model()[0]).graph.initializer
+    constants = onnx.load(small_model("digits")[0]).graph.initializer
     floats = [constant for constant in constants if constant.data_type == onnx.TensorProto.FLOAT]
     # the initializers, and a few small constants that nodes hold
     assert fp32["weight_bytes"] == pytest.approx(sum(4 * math.prod(constant.dims) for constant in floats), rel=1e-3)

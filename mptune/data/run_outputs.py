@@ -15,10 +15,12 @@ from __future__ import annotations
 import base64
 import json
 import math
+import struct
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -33,11 +35,14 @@ from mptune.data.metrics.parts import (
     load_parts,
     parts_path,
 )
-from mptune.data.metrics.row_sets import RowSet, aligned_rows
+from mptune.data.metrics.row_sets import RowSet, aligned_rows, find_row_sets
 from mptune.data.samples import Rollout
 from mptune.errors import DataError
 from mptune.files import READ_ERRORS, read_json, write_text
 from mptune.json_form import encode, encode_float
+
+if TYPE_CHECKING:
+    from mptune.graph.facts import DependentOutput
 
 Outputs = Mapping[str, np.ndarray]
 Source = Literal["measured", "emulated"]
@@ -49,7 +54,7 @@ MOST_OUTPUTS, MOST_MAPS = 12, 4  # of a plan, those with the largest errors
 MOST_PARTS, WORST_SAMPLES = 8, 3  # of an output; of a part
 MOST_VALUES = 1 << 17  # of a part that a histogram counts
 BINS = 64  # of histograms; the differences' have one less, so that 0 lies in the middle of one
-GRID = 64  # rows and columns of an error map, at most
+GRID = 64  # rows and columns of an error map and of a picture, at most
 SMALLEST_IMAGE = 8  # height and width from which an output is like an image
 _LARGEST = 1e300  # ranges end here, so that their width is finite
 
@@ -74,8 +79,9 @@ def sketch_outputs(
         of_parts = [(each, values) for each, values in statistics.items() if belongs_to(each, shown)]
         if of_parts and all(name in sample for sample in (*outputs, *reference)):
             errors[name] = sorted(of_parts, key=lambda part: -_badness(*part[1]))
-    aligned = [aligned_rows(row_sets, got, wanted) for got, wanted in zip(outputs, reference, strict=True)]
-    as_rows = {name for rows in row_sets for name in rows.names}
+    aligned = [aligned_rows(row_sets, got, wanted, parts) for got, wanted in zip(outputs, reference, strict=True)]
+    row_names = {name for rows in row_sets for name in rows.names}
+    as_rows = {name for rows in row_sets if not rows.is_selection for name in rows.names}
     sketches: dict[str, Sketch] = {}
     maps = 0
     for name in sorted(errors, key=lambda name: -_badness(*errors[name][0][1]))[:MOST_OUTPUTS]:
@@ -83,7 +89,7 @@ def sketch_outputs(
         pairs = [(np.asarray(a[name]), np.asarray(b[name])) for a, b in zip(outputs, reference, strict=True)]
         if any(array.dtype.kind not in "fiub" for pair in pairs for array in pair):
             continue
-        if name in as_rows:
+        if name in row_names:
             pairs = [(rows[name].output, rows[name].reference) for rows in aligned if name in rows]
         if len(pairs) < len(reference) or any(got.shape != wanted.shape for got, wanted in pairs):
             continue
@@ -96,6 +102,7 @@ def sketch_outputs(
             "parts": [_part(pairs, columns, *each) for each in errors[name][:MOST_PARTS]],
             "part_count": len(errors[name]),
             "error_map": error_map,
+            "picture": None if name in as_rows or error_map is None else _picture(*pairs[0]),
         }
     return sketches
 
@@ -186,6 +193,33 @@ def _error_map(pairs: Sequence[tuple[np.ndarray, np.ndarray]], errors: Sequence[
     return {"sample": sample, "size": list(apart.shape), "scale": scale, "grid": list(levels.shape), "levels": text}
 
 
+def _picture(got: np.ndarray, wanted: np.ndarray) -> dict[str, str] | None:
+    """The first row of an output and its reference as PNG files in Base64; None where they have not 1 or 3 channels.
+
+    Black to white is the range of the reference, and red is what is not finite. Large pictures keep every n-th pixel.
+    """
+    channels = next((axis for axis in (1, 3) if wanted.ndim == 4 and wanted.shape[axis] in (1, 3)), None)
+    if channels is None:
+        return None
+    low, high = _ends(wanted.astype(np.float64))
+    files = {}
+    for name, array in (("reference", wanted), ("plan", got)):
+        values = np.moveaxis(array, channels, 3)[0].astype(np.float64)
+        values = values[:: math.ceil(values.shape[0] / GRID), :: math.ceil(values.shape[1] / GRID)]
+        finite = np.isfinite(values)
+        shares = (np.where(finite, values, low).clip(low, high) - low) / ((high - low) or 1.0)
+        pixels = np.repeat(255 * shares, 3 // values.shape[2], axis=2).astype(np.uint8)
+        pixels[~finite.all(axis=2)] = (214, 40, 30)
+        # Each line of a PNG begins with its filter: none.
+        lines = np.pad(pixels.reshape(len(pixels), -1), ((0, 0), (1, 0))).tobytes()
+        header = struct.pack(">IIBBBBB", pixels.shape[1], len(pixels), 8, 2, 0, 0, 0)  # 8 bits, RGB
+        file = b"\x89PNG\r\n\x1a\n"
+        for kind, data in ((b"IHDR", header), (b"IDAT", zlib.compress(lines, 9)), (b"IEND", b"")):
+            file += struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        files[name] = base64.b64encode(file).decode("ascii")
+    return files
+
+
 def save_sketches(path: Path, metric: str, samples: int, outputs: Mapping[str, Sketch]) -> None:
     """Write the JSON file of one plan that ``RunOutputs.of_plans`` reads, and the directory above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -268,6 +302,7 @@ def collect_check(
     provider: Literal["cpu", "cuda"] | None = None,
     ignored: Sequence[str] = (),
     rollout: Rollout | None = None,
+    selected: Sequence[DependentOutput] = (),
 ) -> dict[str, np.ndarray] | None:
     """The arrays of ``check.npz``: the first few samples of a set, with the error of one plan on them.
 
@@ -290,6 +325,9 @@ def collect_check(
     compared = [name for name in references[0] if name not in ignored] if inputs else []
     # Value by value: no sets of rows, and numbers on every sample.
     names = [n for n in compared if "relative_l2" in (by := error.per_output.get(n, {})) and UNMATCHED not in by]
+    row_sets = find_row_sets(selected, read_samples(reference)) if selected else ()
+    for rows in row_sets:  # paired by all outputs of one selection together
+        names = [name for name in names if name not in rows.names or {*rows.names} <= {*names}]
     if not names:
         return None
     parts, first = load_parts(parts_path(reference)) or {}, error.of_first(count)
@@ -328,6 +366,9 @@ def collect_check(
         "steps": steps,
         "checkpoints": [] if rollout is None else list(rollout.checkpoints),
         "outputs": [output(name) for name in names],
+        "selections": [
+            rows.form(references[0], parts) for rows in row_sets if rows.is_selection and {*rows.names} <= {*names}
+        ],
     }
     arrays = {"header": np.frombuffer(json.dumps(header, allow_nan=False).encode(), np.uint8)}
     for number, feed in enumerate(inputs):

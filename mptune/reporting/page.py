@@ -177,6 +177,7 @@ def page_document(content: PageContent) -> dict[str, Any]:
         "fp32": place[front.fp32.plan.fingerprint],
         "fp16": None if front.fp16 is None else place[front.fp16.plan.fingerprint],
         "fp16_name": front.fp16_name,
+        "unpinned": front.unpinned and front.unpinned[0],
         "tf32": None if front.tf32 is None else list(_plan(front.tf32, content).values()),
         "front": [place[point.plan.fingerprint] for point in front.points],
         "neighbours": [{"plan": place[n.evaluation.plan.fingerprint], "role": n.role} for n in front.neighbours],

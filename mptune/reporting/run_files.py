@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import replace
 from pathlib import Path
 
-from mptune.data.run_outputs import RunOutputs, collect_check, write_run_outputs
+from mptune.data.run_outputs import RunOutputs, Source, collect_check, write_run_outputs
 from mptune.data.samples import Rollout
 from mptune.engines.environment import Environment, describe_environment
 from mptune.engines.tensorrt.layers import EngineLayers
@@ -78,6 +78,7 @@ def write_run_files(
                 provider=("cpu" if is_on_cpu(front) else "cuda") if front.engine == "onnxruntime" else None,
                 ignored=chosen.ignored,
                 rollout=rollout,
+                selected=[output for output in facts_of(model).row_outputs if output.is_selection],
             )
         bank = WeightBank.write(model, run.weights)
         recipe = BuildRecipe.for_run(file, run.data, model.inputs, facts_of(model).shape_inputs)
@@ -113,7 +114,7 @@ def write_run_files(
 
 
 def run_outputs(run: RunDirectory, file: RunFile, front: Front) -> RunOutputs:
-    """What the outputs of the chosen plan, of the front's other points and of both baselines look like.
+    """What the outputs of the chosen plan, the front's other points, both baselines and unpinned FP16 look like.
 
     Only of plans that were run on the held-out samples; the points nearest to the chosen one come first.
     """
@@ -121,6 +122,9 @@ def run_outputs(run: RunDirectory, file: RunFile, front: Front) -> RunOutputs:
     if chosen is not None:
         points.sort(key=lambda point: abs(point.latency.median_ms - chosen.latency.median_ms))
     wanted = [e for e in (chosen, front.fp16, *points, front.fp32) if e is not None and e.held_out is not None]
-    outputs = RunOutputs.of_plans([(e.plan.fingerprint, e.error_source) for e in wanted], run.sketches, front.metric)
+    plans: list[tuple[str, Source]] = [(e.plan.fingerprint, e.error_source) for e in wanted]
+    if front.unpinned is not None:
+        plans.insert(1, (front.unpinned[0], "emulated"))
+    outputs = RunOutputs.of_plans(plans, run.sketches, front.metric)
     unit = "sequence" if file.fixed_settings.feedback else "sample"
     return replace(outputs, indices=sample_indices(file).held_out, unit=unit)  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from mptune.tuning.dominance import faster_beyond_noise
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
 from mptune.tuning.explanation import Kept
 from mptune.tuning.front import Front, fp16_name, front_rows
-from mptune.tuning.texts import compared, error_cell, format_interval, format_speedup, latency_text
+from mptune.tuning.texts import compared, error_cell, format_error, format_interval, format_speedup, latency_text
 
 if TYPE_CHECKING:
     import jinja2
@@ -143,6 +143,12 @@ def breaking_precision(front: Front) -> str:
     if findings := breaking_findings(front):
         return "BF16" if all(finding.is_of_bf16_alone for finding in findings) else "FP16"
     return reduced_names(row.evaluation.plan for row in front_rows(front)).partition(" ")[0]
+
+
+def unpinned_text(front: Front) -> str:
+    """What follows the places that break: what all groups in FP16 give; empty where none is pinned."""
+    error = None if front.unpinned is None else format_error(front.unpinned[1])
+    return "" if error is None else f"; error with all groups in FP16: {error}, emulated"
 
 
 def describe_engine(front: Front) -> str:

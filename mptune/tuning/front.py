@@ -54,6 +54,7 @@ class Front:
         findings: the most severe first; a warning about groups that the chosen plan keeps in FP32 is ``info``.
         explanation: why groups stay FP32, plan by plan, and what each group costs and gains.
         reported_metrics: that were taken beside the objective, ``metric``.
+        unpinned: id and emulated error of all-FP16 without the pins of findings; None where there are none.
     """
 
     run_dir: Path
@@ -78,6 +79,7 @@ class Front:
     nearest: Evaluation | None = None
     proposed: Choice | None = None
     tf32: Evaluation | None = None
+    unpinned: tuple[str, float] | None = None
 
     def best(
         self,
@@ -302,6 +304,8 @@ def front_table(front: Front, width: int, *, every: bool = False, more: str = ""
     ``more`` stands behind the count of the rows that are left out.
     """
     all_rows = rows = front_rows(front)
+    if not every and is_held_out(front):  # errors of one set of samples; TF32 was never run on the held-out ones
+        rows = tuple(r for r in rows if r.is_chosen or r.is_baseline or r.evaluation.held_out is not None)
     if not every and len(rows) > MOST_ROWS:
         points = [k for k, row in enumerate(rows) if row.on_front]
         shown = {*points[:1], *points[-1:], *(k for k, row in enumerate(rows) if row.is_chosen or row.is_baseline)}
@@ -357,7 +361,7 @@ def front_table(front: Front, width: int, *, every: bool = False, more: str = ""
         "- not on the front": any(not row.on_front and not row.is_chosen for row in rows),
         "* of the search samples": any(starred),
         "in brackets: on the search samples": has_brackets,
-        f"{left} more rows{more}": left > 0,
+        f"{left} more row{'s' * (left > 1)}{more}": left > 0,
     }
     shown_notes = [text for text, holds in notes.items() if holds]
     return table, "" if shown_notes == ["> chosen"] else "; ".join(shown_notes)

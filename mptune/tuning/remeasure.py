@@ -10,6 +10,7 @@ run goes on where it was, and the same command again measures nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,14 +20,14 @@ from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, Measurement
 from mptune.engines.failures import describe
 from mptune.engines.latency import Latency, pool_latencies
-from mptune.json_form import JsonForm
+from mptune.json_form import JsonForm, encode_float
 from mptune.settings import LatencySettings, SearchSettings, Tolerance
 from mptune.tuning.bench import Bench, count_down
 from mptune.tuning.choosing import could_be_chosen
 from mptune.tuning.dominance import pareto
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, ORIGIN_TF32, Evaluation
 from mptune.tuning.plan_limits import feasible
-from mptune.tuning.record.record import CONFIRM_NOTE, Sessions, StudyRecord, anchored
+from mptune.tuning.record.record import CONFIRM_NOTE, UNPINNED_NOTE, Sessions, StudyRecord, anchored
 
 _BASELINES = (ORIGIN_FP32, ORIGIN_FP16)
 
@@ -178,6 +179,18 @@ def remeasure(bench: Bench, rounds: int, *, all_plans: bool = False) -> None:
                 path = None if result.engine_path is None else str(result.engine_path)
                 note = _Round(result.latency, result.error, result.drift, path, result.warnings).to_json()
             record.set_note(f"{CONFIRM_NOTE}{fingerprint}:{number}", note)
+
+
+def emulate_unpinned(bench: Bench) -> None:
+    """Emulate all-FP16 without the pins of findings on the held-out samples: for the reader, as no plan breaks them."""
+    record, plan = bench.record, bench.record.space.unpinned_fp16
+    if plan is None or record.note(UNPINNED_NOTE) is not None or bench.limits.reached() is not None:
+        return
+    errors = bench.toolchain.prediction.emulation.errors((plan,), "held_out")
+    if not isinstance(errors, Failure):
+        error = errors[0].without(bench.settings.ignore)
+        value = math.inf if error.non_finite else error.value(record.metric)
+        record.set_note(UNPINNED_NOTE, [plan.fingerprint, encode_float(value)])
 
 
 def _doubt(point: Evaluation, measurement: Measurement) -> str:

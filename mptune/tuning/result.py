@@ -18,6 +18,7 @@ from mptune.errors import BaselineError, EndedEarlyError, PlanError, RunError
 from mptune.files import write_json
 from mptune.finding import FindingOrigin, by_severity
 from mptune.findings import engine, wording
+from mptune.json_form import decode_float
 from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings
@@ -26,7 +27,7 @@ from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, ORIGIN_SAMPLER, E
 from mptune.tuning.explanation import explain
 from mptune.tuning.front import FRONT_FORMAT, Front
 from mptune.tuning.record import storage, study
-from mptune.tuning.record.record import FailedPlan, StudyRecord, drift_warning
+from mptune.tuning.record.record import UNPINNED_NOTE, FailedPlan, StudyRecord, drift_warning
 
 _NAMED = 3
 """Plans that are named in one warning."""
@@ -100,7 +101,7 @@ def build_front(
 
     tf32 = record.tf32()
     tf32 = None if tf32 is None else tf32.ignoring(choice.ignore).with_baseline(base_ms)
-    proposed = None
+    unpinned, proposed = record.note(UNPINNED_NOTE), None
     if choice.chosen is None:
         proposal = choosing.choose(evaluations, choice, metrics, tf32)
         choice, proposed = (proposal, None) if is_made else (choice, proposal)
@@ -152,6 +153,7 @@ def build_front(
         nearest=by_name.get(choice.nearest or ""),
         proposed=proposed,
         tf32=tf32,
+        unpinned=None if unpinned is None else (unpinned[0], decode_float(unpinned[1])),
     )
 
 

@@ -15,6 +15,7 @@ import pydantic
 from mptune import resources
 from mptune.errors import SpaceError
 from mptune.files import files_sha256
+from mptune.finding import BREAKING_CODES
 from mptune.graph.plan import DEFAULT_PRECISIONS, PRECISIONS, REDUCED, Precision, PrecisionPlan
 from mptune.settings import Granularity
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Origin
@@ -139,6 +140,12 @@ class SearchSpace:
     def all_fp16(self) -> PrecisionPlan:
         """All-FP16, as it is searched, shown and compared with: FP16 wherever it is possible on the samples."""
         return self.mixed(())
+
+    @property
+    def unpinned_fp16(self) -> PrecisionPlan | None:
+        """All-FP16 with FP16 also where a finding pins FP32, as plain conversions make it; None where none does."""
+        broken = {group: Precision.FP16 for group, pin in self.pinned.items() if pin.finding in BREAKING_CODES}
+        return self.all_fp16.replace(broken) if broken else None
 
     def choices(self, plan: PrecisionPlan) -> dict[str, str]:
         """The precision of every free group of a plan, as text: what Optuna calls the parameters."""

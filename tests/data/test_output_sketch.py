@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from PIL import Image
 
 from mptune.data import run_outputs
 from mptune.data.metrics.accuracy import Reference, compare_outputs
@@ -69,6 +71,23 @@ def test_an_image_has_a_map_of_its_worst_sample(shape: tuple[int, ...]) -> None:
     assert error_map["scale"] == pytest.approx(2.0, rel=1e-5)
     assert np.argwhere(levels(error_map)).tolist() == [[50 * 64 // 100, 150 * 64 // 200]]
     assert levels(error_map).max() == 255
+
+
+@pytest.mark.parametrize(("shape", "size"), [((2, 1, 48, 64), (64, 48)), ((1, 20, 150, 3), (50, 20))])
+def test_an_image_has_a_picture_of_its_first_sample(shape: tuple[int, ...], size: tuple[int, int]) -> None:
+    wanted = [{"y": normal(*shape, seed=k)} for k in range(2)]
+    wanted[0]["y"].flat[:2] = -9, 9  # black, and beyond the range of the rest
+    got = [{"y": sample["y"].copy()} for sample in wanted]
+    got[0]["y"].flat[0] = np.nan
+    pictures = sketch(got, wanted)["y"]["picture"]
+    reference, plan = (Image.open(io.BytesIO(base64.b64decode(pictures[name]))) for name in ("reference", "plan"))
+    assert reference.size == plan.size == size
+    pixels, shown = (np.asarray(picture) for picture in (reference, plan))
+    assert (pixels[0, 0, 0], pixels.max(), shown[0, 0].tolist()) == (0, 255, [214, 40, 30])
+    assert (pixels != shown).any(axis=2).sum() == 1
+    two = [{"y": normal(1, 2, 9, 9)}]
+    found = sketch(two, two)["y"]
+    assert (found["error_map"] is None, found["picture"]) == (False, None), "no colours"
 
 
 @pytest.mark.parametrize("shape", [(64, 1000), (1, 4, 7, 300), (1,), ()])

@@ -28,41 +28,26 @@ _OF_DIGITS = frozenset({"stagnation", "cancellation", "spacing", "angle-spacing"
 
 @dataclass(frozen=True)
 class HazardPlace:
-    """Where a hazard is.
+    """Where a hazard is."""
 
-    Attributes:
-        node: None in a group that only computes what the node reads.
-        group: id of the layer group that would be FP16 there; None where no group is.
-        samples: indices into the data of the samples that show it.
-    """
-
-    node: str | None
-    group: str | None
+    node: str | None  # None in a group that only computes what the node reads
+    group: str | None  # id of the layer group that would be FP16 there; None where no group is
     tensor: str
-    samples: tuple[int, ...] = ()
+    samples: tuple[int, ...] = ()  # indices into the data of those that show it
 
 
 @dataclass(frozen=True)
 class Hazard:
-    """One such place, and what is wrong there.
+    """One such place, and what is wrong there."""
 
-    Attributes:
-        code: row of ``mptune.finding.CODES``, which has its words for each ``wording``.
-        severity: ``error``: the values do not fit FP16, so the group is pinned to FP32; ``warning``: they may not fit;
-            ``info``: good to know.
-        value: the magnitude that a precision must hold, or another number of the kind.
-        words: what the text names beside the place and the evidence.
-        precision: BF16 where FP16 has digits enough: it is none in a group that is FP16.
-    """
-
-    code: str
+    code: str  # row of ``mptune.finding.CODES``, which has its words for each ``wording``
     place: HazardPlace
     evidence: Mapping[str, int | float | str] = field(default_factory=dict, hash=False)
     wording: str = ""
-    severity: Severity = "warning"
-    value: float = 0.0
-    words: Mapping[str, object] = field(default_factory=dict, hash=False)
-    precision: Precision = Precision.FP16
+    severity: Severity = "warning"  # ``error`` pins the group to FP32
+    value: float = 0.0  # the magnitude that a precision must hold, or another number of the kind
+    words: Mapping[str, object] = field(default_factory=dict, hash=False)  # beside the place and the evidence
+    precision: Precision = Precision.FP16  # BF16 where FP16 has digits enough: it is none in a group that is FP16
 
     @property
     def is_of_range(self) -> bool:
@@ -75,26 +60,24 @@ class Hazard:
         return (self.code, self.wording) in NOTES
 
     @property
-    def reason(self) -> str:
-        """What is wrong, without the place."""
-        return self._filled.text
-
-    @property
-    def cure(self) -> str:
-        """What to do."""
-        return self._filled.cure
-
-    @property
     def all_words(self) -> dict[str, object]:
         """What its words name, beside the place and the evidence."""
         place = where_to_keep(self.precision.name)
         words = {"keep_out": f"keep the group {place}", "kept": f"the group is kept {place}"}
-        return {"precision": self.precision.name, **words, **self.words}
+        return {"kind": self.wording, "precision": self.precision.name, **words, **self.words}
 
     @property
-    def _filled(self) -> Words:
-        place = _where((self,)).first_names()
-        return CODES[self.code].say({"kind": self.wording, **place, **self.evidence, **self.all_words})
+    def reason(self) -> str:
+        """What is wrong, without the place."""
+        return self._said().text
+
+    @property
+    def cure(self) -> str:
+        """What to do."""
+        return self._said().cure
+
+    def _said(self) -> Words:
+        return CODES[self.code].say({**_where((self,)).first_names(), **self.evidence, **self.all_words})
 
     def rules_out(self, precision: Precision) -> bool:
         """Whether the group cannot be right in a reduced precision.
@@ -125,9 +108,13 @@ class Hazard:
 
     def to_json(self) -> dict[str, Any]:
         """As ``mptune inspect --json`` prints it; the code of a note is null."""
-        texts = {"code": None if self.is_note else self.code, "reason": self.reason, "cure": self.cure}
-        numbers = {"value": encode_float(self.value), "evidence": encode(self.evidence)}
-        return {"severity": self.severity, **texts, **vars(self.place), **numbers, "precision": str(self.precision)}
+        about: dict[str, Any] = {
+            "severity": self.severity,
+            "code": None if self.is_note else self.code,
+            "reason": self.reason,
+        }
+        about |= {"cure": self.cure, **vars(self.place), "value": encode_float(self.value)}
+        return {**about, "evidence": encode(self.evidence), "precision": str(self.precision)}
 
 
 def _where(hazards: Sequence[Hazard]) -> Where:
@@ -141,12 +128,10 @@ def _where(hazards: Sequence[Hazard]) -> Where:
 
 
 def hazard_findings(hazards: Sequence[Hazard], origin: FindingOrigin) -> tuple[Finding, ...]:
-    """The hazards that are no notes, as findings; those of one value with one reason are one finding.
+    """The hazards that are no notes, as findings: those of one value with one reason are one.
 
-    So are overflows with one reason: the value passes through nodes that leave it as it is.
-
-    A hazard of severity ``error`` pins its group, which repairs it: its finding has the code's severity, as a plan may
-    still put the group in FP16. It is ``info`` where all of its hazards are.
+    So are overflows with one reason, of a value that passes through nodes. One that pins its group has the severity of
+    its code, as a plan may still put the group in FP16; it is ``info`` where all of its hazards are.
     """
     merged: dict[tuple[str, str, str, str], list[Hazard]] = {}
     for hazard in hazards:
@@ -157,8 +142,8 @@ def hazard_findings(hazards: Sequence[Hazard], origin: FindingOrigin) -> tuple[F
     for same in merged.values():
         first = next((hazard for hazard in same if hazard.place.node), same[0])
         evidence = first.evidence if first.precision is Precision.FP16 else {**first.evidence, **ONLY_BF16}
-        severity: Severity | None = "info" if all(hazard.severity == "info" for hazard in same) else None
-        about: dict[str, Any] = {"kind": first.wording, "severity": severity, **first.all_words}
+        severity: Any = "info" if all(hazard.severity == "info" for hazard in same) else None
+        about: Any = {**first.all_words, "severity": severity}
         findings.append(Finding.from_code(first.code, origin, _where(same), evidence, **about))
     return tuple(findings)
 
@@ -187,11 +172,8 @@ def touching(types: ValueTypes, tensor: str) -> list[Node]:
     model = types.model
     indices = [*([model.producer[tensor]] if tensor in model.producer else ()), *model.consumers.get(tensor, ())]
     rules = ((model.nodes[index], types.rules[index]) for index in indices)
-    return [
-        node
-        for node, rule in rules
-        if tensor in {node.outputs[k] for k in rule.outputs} | {node.inputs[k] for k in rule.inputs}
-    ]
+    changed = ((node, {node.outputs[k] for k in r.outputs} | {node.inputs[k] for k in r.inputs}) for node, r in rules)
+    return [node for node, values in changed if tensor in values]
 
 
 def group_of(types: ValueTypes, node: Node) -> str | None:
@@ -205,45 +187,28 @@ def group_of(types: ValueTypes, node: Node) -> str | None:
 
 @dataclass(frozen=True)
 class NodeFacts(JsonForm):
-    """What rounding its operands changes at one node; and other facts about it (``mptune.graph.hazards.probes``).
-
-    Attributes:
-        facts: name -> its value on each sample, in the order of the samples.
-        precision: that the operands are rounded to.
-    """
+    """What rounding its operands changes at one node; and other facts about it (``mptune.graph.hazards.probes``)."""
 
     node: str
-    facts: Mapping[str, tuple[float, ...]] = field(default_factory=dict, hash=False)
-    precision: Precision = Precision.FP16
+    facts: Mapping[str, tuple[float, ...]] = field(default_factory=dict, hash=False)  # name -> its value on each sample
+    precision: Precision = Precision.FP16  # that the operands are rounded to
 
 
 @dataclass(frozen=True)
 class TensorRange(JsonForm):
-    """One FP32 value, over all samples or on one.
+    """One FP32 value, over all samples or on one; samples are positions among those that were run."""
 
-    Attributes:
-        absmax: largest finite magnitude.
-        shape: on the first sample.
-        lowest: smallest finite element, signed; at most 0 where some are not finite. ``highest`` likewise.
-        sample: position of the sample with the largest magnitude among those that were run.
-        beyond: how many samples hold a magnitude beyond FP16's largest value.
-        samples: how many were run.
-        masked_rows: of a value that a softmax is taken of, how many of its rows have no element within FP16's range.
-        masked_sample: position of the first sample with one, of ``masked_samples``.
-        probes: facts about the node that computes it, or reads it and computes no FP32.
-    """
-
-    absmax: float
-    shape: tuple[int, ...] = ()
-    lowest: float = 0.0
-    highest: float = 0.0
-    sample: int = 0
-    beyond: int = 0
+    absmax: float  # largest finite magnitude
+    shape: tuple[int, ...] = ()  # on the first sample
+    lowest: float = 0.0  # smallest finite element, signed; at most 0 where some are not finite
+    highest: float = 0.0  # likewise
+    sample: int = 0  # that with the largest magnitude
+    beyond: int = 0  # how many samples hold a magnitude beyond FP16's largest value
     samples: int = 1
-    masked_rows: int = 0
-    masked_sample: int = 0
+    masked_rows: int = 0  # where a softmax is taken of it: its rows that have no element within FP16's range
+    masked_sample: int = 0  # the first of ``masked_samples`` with one
     masked_samples: int = 0
-    probes: tuple[NodeFacts, ...] = ()
+    probes: tuple[NodeFacts, ...] = ()  # of the node that computes it, or reads it and computes no FP32
 
     @property
     def smallest(self) -> float:
@@ -255,32 +220,18 @@ class TensorRange(JsonForm):
         """The range over all samples of a value, of its range on each."""
         largest = max(samples, key=lambda each: each.absmax)
         masked = [position for position, each in enumerate(samples) if each.masked_rows]
-        return cls(
-            largest.absmax,
-            samples[0].shape,
-            min(each.lowest for each in samples),
-            max(each.highest for each in samples),
-            samples.index(largest),
-            sum(each.beyond for each in samples),
-            len(samples),
-            sum(each.masked_rows for each in samples),
-            min(masked, default=0),
-            len(masked),
-            tuple(probes),
-        )
+        ends = min(each.lowest for each in samples), max(each.highest for each in samples)
+        counts = samples.index(largest), sum(each.beyond for each in samples), len(samples)
+        rows = sum(each.masked_rows for each in samples), min(masked, default=0), len(masked)
+        return cls(largest.absmax, samples[0].shape, *ends, *counts, *rows, tuple(probes))
 
 
 @dataclass(frozen=True)
 class ObservedValues(JsonForm):
-    """What runs of the untouched model over the samples showed.
+    """What runs of the untouched model over the samples showed."""
 
-    Attributes:
-        ranges: FP32 value -> its range; empty where the model was not run.
-        indices: index in the data of each sample that was run; empty where they are all of the data.
-    """
-
-    ranges: Mapping[str, TensorRange] = field(default_factory=dict)
-    indices: tuple[int, ...] = ()
+    ranges: Mapping[str, TensorRange] = field(default_factory=dict)  # of FP32 values; empty where it was not run
+    indices: tuple[int, ...] = ()  # in the data, of each sample that was run; empty where they are all of the data
 
     @cached_property
     def absmax(self) -> dict[str, float]:

@@ -30,10 +30,7 @@ _VANISHING_SHARE, _MOSTLY_VANISHING_SHARE = 0.01, 0.5
 _BEFORE_DIVISION = GLUE | {"Sqrt", "Mul"}
 _SQUARE_LIMIT = 256.0
 """Squares of larger values leave FP16's range: 256**2 = 65536."""
-_OPERATORS: Mapping[str, tuple[int, str]] = {
-    "LayerNorm written out": (17, "LayerNormalization"),
-    "RMSNorm written out": (23, "RMSNormalization"),
-}
+_OPERATORS = {"LayerNorm written out": (17, "LayerNormalization"), "RMSNorm written out": (23, "RMSNormalization")}
 """Name of a pattern -> the operator that it could be, and the opset that has it. An L2 norm is no normalisation that
 has an operator with statistics in FP32."""
 _INT32 = np.iinfo(np.int32)
@@ -45,10 +42,7 @@ _PUTS_TOGETHER = RESHAPES | {"Concat", "Cast"}
 
 
 def constant_hazards(types: ValueTypes, observed: ObservedValues) -> list[Hazard]:
-    """Weights and constants that overflow or vanish, epsilons among them: one hazard per group that reads them.
-
-    And what a ConstantOfShape fills at run time.
-    """
+    """Weights, epsilons and other constants that overflow or vanish: one hazard per group that reads them."""
     hazards: list[Hazard] = []
     cast = {name for name, c in types.model.initializers.items() if c.overridable and c.dtype == "float"}
     for name in sorted(types.convertible_constants() | cast):
@@ -77,13 +71,12 @@ def constant_hazards(types: ValueTypes, observed: ObservedValues) -> list[Hazard
                 if not is_zero:
                     is_harmless = reads[1] or smallest is None or smallest > absmax or absmax * FP16_MAX >= 1
                 if not is_harmless:
-                    evidence = {"epsilon": absmax, "fp16_smallest": FP16_TINY}
-                    evidence |= {} if smallest is None else {"smallest": smallest}
+                    of_data = {} if smallest is None else {"smallest": smallest}
+                    evidence = {"epsilon": absmax, "fp16_smallest": FP16_TINY, **of_data}
                     wording, normal = "constant" if is_zero else "subnormal", {"fp16_normal": FP16_NORMAL}
                     # Of values of both signs the smallest magnitude is unknown; a bound lifts all negative ones.
-                    is_bound = node.op_type in BOUNDS
-                    of_one_sign = [v for v in guarded if is_bound or min(v.highest, -v.lowest) < FP16_NORMAL]
-                    is_reached = is_zero and any(values.smallest <= FP16_TINY / 2 for values in of_one_sign)
+                    of_one_sign = (min(v.highest, -v.lowest) < FP16_NORMAL or node.op_type in BOUNDS for v in guarded)
+                    is_reached = is_zero and smallest is not None and smallest <= FP16_TINY / 2 and any(of_one_sign)
                     severity: Severity = "error" if is_reached else "warning"
                     hazards.append(Hazard("vanishing-epsilon", place, evidence, wording, severity, absmax, normal))
             elif share > _VANISHING_SHARE:
@@ -91,7 +84,7 @@ def constant_hazards(types: ValueTypes, observed: ObservedValues) -> list[Hazard
                 hazards.append(Hazard("vanishing-epsilon", place, {}, "weights", severity, absmax, words))
     for node in types.model.nodes:
         group = group_of(types, node)
-        if group is not None and node.is_standard and node.op_type == "ConstantOfShape":
+        if group is not None and node.is_standard and node.op_type == "ConstantOfShape":  # filled at run time
             value, output = abs(float(fill_value(node.proto).reshape(-1)[0])), node.outputs[0]
             if FP16_MAX < value < math.inf:
                 place = HazardPlace(node.name, group, output)
@@ -254,24 +247,27 @@ _SHOWN = 3
 
 
 def interface_findings(model: Model, origin: FindingOrigin, fed: Sequence[tuple[str, str]] = ()) -> tuple[Finding, ...]:
-    """Shapes of outputs that depend on values, state among the inputs, constants that are inputs, an old opset.
-
-    Args:
-        fed: output and input of each state that is fed back already.
-    """
+    """Shapes that depend on values, state that is not ``fed`` back yet, constants that are inputs, an old opset."""
     facts, findings, more = facts_of(model), list[Finding](), " and {others} more"
     names = [output.name for output in facts.dependent_outputs]
     deciding = {name for output in facts.dependent_outputs for name in output.nodes}
     nodes = [node for node in facts.deciding_nodes if not names or node.name in deciding]
     if nodes:
         where = Where(nodes=tuple(node.name for node in nodes), outputs=tuple(map(OutputColumns, names)))
-        about: dict[str, Any] = {
-            "kind": "" if names else "inside",
-            "names": listed([repr(name) for name in names], _SHOWN, more),
-            "operators": listed([f"{node.op_type} {node.name!r}" for node in nodes], _SHOWN, more),
-        }
+        operators = listed([f"{node.op_type} {node.name!r}" for node in nodes], _SHOWN, more)
+        about: dict[str, Any] = {"kind": "" if names else "inside", "operators": operators}
+        about["names"] = listed([repr(name) for name in names], _SHOWN, more)
         counts = {"nodes": len(nodes), "outputs": len(names)}
         findings.append(Finding.from_code("value-dependent-shape", origin, where, counts, **about))
+    selected = [output for output in facts.row_outputs if output.is_selection]
+    if selected:
+        names, selecting = [output.name for output in selected], tuple(dict.fromkeys(o.nodes[0] for o in selected))
+        where = Where(nodes=selecting, outputs=tuple(map(OutputColumns, names)))
+        about = {
+            "names": listed([repr(name) for name in names], _SHOWN, more),
+            "operators": listed([f"TopK {name!r}" for name in selecting], _SHOWN, more),
+        }
+        findings.append(Finding.from_code("rows-selected", origin, where, {"outputs": len(names)}, **about))
     done = {name for pair in fed for name in pair}
     pairs = [pair for pair in state_pairs(model) if not done.intersection(pair)]
     if pairs:
@@ -279,10 +275,8 @@ def interface_findings(model: Model, origin: FindingOrigin, fed: Sequence[tuple[
         outputs, inputs = zip(*pairs, strict=True)
         where = Where(outputs=tuple(map(OutputColumns, outputs)), inputs=inputs)
         evidence: dict[str, int | str] = {"pairs": len(pairs), **{f"to {given}": output for output, given in pairs}}
-        about = {
-            "shown": listed([f"{output} -> {given}" for output, given in pairs], _SHOWN, more),
-            "options": " ".join(options[:_SHOWN]) + (" and so on" if len(pairs) > _SHOWN else ""),
-        }
+        about = {"shown": listed([f"{output} -> {given}" for output, given in pairs], _SHOWN, more)}
+        about["options"] = " ".join(options[:_SHOWN]) + (" and so on" if len(pairs) > _SHOWN else "")
         findings.append(Finding.from_code("state-fed-back", origin, where, evidence, **about))
     constants = tuple(name for name, constant in model.initializers.items() if constant.overridable)
     if constants:

@@ -1,10 +1,11 @@
 """Carry out a plan: the same model with constants in reduced precisions and explicit Casts; and the parts of its file.
 
-*Requires* a model from ``load_model`` and groups from ``find_groups``. *Ensures*: the interface is unchanged; each
-value is cast at most once per type, right after its producer; constants are converted, never cast at run time; shape,
-index and boolean values are untouched; the same plan gives the same bytes; the all-FP32 plan changes nothing. Beside
-Casts it adds nothing but a subtraction of zero where TensorRT-RTX needs one (``mptune.graph.value_types``), and
-a Clip before the Cast of a mask that is made of constants beyond the range (``mptune.graph.hazards.masks``).
+*Requires* a model from ``load_model`` and groups from ``find_groups``. *Ensures*: the interface is unchanged, but for
+``GroupedModel.io``; each value is cast at most once per type, right after its producer; constants are converted, never
+cast at run time; shape, index and boolean values are untouched; the same plan gives the same bytes; the all-FP32 plan
+changes nothing. Beside Casts it adds nothing but a subtraction of zero where TensorRT-RTX needs one
+(``mptune.graph.value_types``), and a Clip before the Cast of a mask that is made of constants beyond the range
+(``mptune.graph.hazards.masks``).
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from mptune.files import write_bytes
 from mptune.graph.facts import node_rule
 from mptune.graph.groups import GroupedModel, LayerGroup, find_groups
 from mptune.graph.hazards.masks import is_held
+from mptune.graph.interface import with_reduced_interface
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import STANDARD_DOMAINS, declaration, fill_value
-from mptune.graph.ops import OPAQUE_TYPES
+from mptune.graph.ops import FLOAT_TYPES, OPAQUE_TYPES
 from mptune.graph.plan import PRECISIONS, REDUCED, Precision, PrecisionPlan
 from mptune.graph.value_types import Resolution, add_barrier, needs_barrier, new_suffix, value_types
 from mptune.graph.writing import weights
@@ -45,6 +47,8 @@ class Rewriter:
         self._held = {precision: new_suffix(model, f"{precision}_held") for precision in REDUCED}
         self._barrier, self._zero = new_suffix(model, "barrier"), new_suffix(model, "zero")
         self._frame = frame_of(model)
+        reduced = with_reduced_interface(grouped)
+        self._of_mixed = self if reduced is grouped else Rewriter(reduced, bank)
         # Constant nodes that the bank holds become constants of the graph; the others stay nodes in FP32.
         in_bank = {} if bank is None else bank.places[Precision.FP32]
         by_name = {n: c.node_index for n, c in model.initializers.items() if c.node_index is not None}
@@ -87,18 +91,22 @@ class Rewriter:
 
         Shapes are the inferred ones: a wrong name of a size makes ONNX Runtime reuse a buffer that is too small.
         """
-        changed = self.types.resolve(plan.stored).computed.keys() - self.types.named
+        writer = self._of_mixed if plan.reduced_groups else self
+        types, model = writer.types, writer._model
+        changed = types.resolve(plan.stored).computed.keys() - types.named
         kept = {name for node in graph.node for name in node.output} - changed - {v.name for v in graph.value_info}
-        for value in self._model.proto.graph.value_info:
-            info = self._model.info(value.name)
+        for value in model.proto.graph.value_info:
+            info = model.info(value.name)
             if value.name in kept and info.dtype not in OPAQUE_TYPES:
-                given = self.types.facts.input_sizes
+                given = types.facts.input_sizes
                 sizes = info.shape and tuple(d if isinstance(d, int) or d in given else None for d in info.shape)
                 graph.value_info.add().CopyFrom(value)
                 graph.value_info[-1].type.CopyFrom(declaration(replace(info, shape=sizes)).type)
 
     def _typed(self, plan: PrecisionPlan) -> tuple[onnx.ModelProto, list[NeededConstant]]:
         """The typed model without the constants that it reads of the model, and these."""
+        if self._of_mixed is not self and plan.reduced_groups:
+            return self._of_mixed._typed(plan)
         types, resolution = self.types, self.types.resolve(plan.stored)
         constants, unread = list[NeededConstant](), set[int]()  # nodes Constant that the plan reads in no FP32
         for name, constant in self._model.initializers.items():
@@ -143,15 +151,17 @@ class Rewriter:
         return self._name(value, wanted, resolution.computed_in(value))
 
     def _add_node(self, graph: onnx.GraphProto, node: Node, precision: Precision, resolution: Resolution) -> None:
-        wanted = (self.types.precision_of_input(node, slot, precision) for slot in range(len(node.inputs)))
-        inputs = [self._name_read(name, p, resolution) for name, p in zip(node.inputs, wanted, strict=True)]
+        rule, inputs = self.types.rules[node.index], list[str]()
+        for slot, name in enumerate(node.inputs):
+            wanted = precision if slot in rule.inputs else None if slot in rule.reads_any else Precision.FP32
+            inputs.append(self._name_read(name, wanted, resolution))
         if needs_barrier(self.types, node, resolution):
             inputs[0] = add_barrier(graph, inputs[0], node.name + self._barrier, self._zero)
         proto = add_node(graph, node, inputs, [self._name_read(name, None, resolution) for name in node.outputs])
         if precision is not Precision.FP32:
-            if self.types.rules[node.index].attribute and node.op_type == "Cast":
+            if rule.attribute and node.op_type == "Cast":
                 next(a for a in proto.attribute if a.name == "to").i = precision.onnx_type
-            elif self.types.rules[node.index].attribute:
+            elif rule.attribute:
                 filled = weights.rounded_tensor(fill_value(proto), precision)
                 del proto.attribute[:]
                 proto.attribute.append(onnx.helper.make_attribute("value", filled))
@@ -205,6 +215,10 @@ def frame_of(model: Model) -> onnx.ModelProto:
                 setattr(copy, descriptor.name, value)
     frame.metadata_props.extend(e for e in model.proto.metadata_props if not e.key.startswith(_METADATA_PREFIX))
     frame.graph.name = source.name or "graph"
+    for value in (*frame.graph.input, *frame.graph.output):  # where the model has the interface in another type
+        dtype = model.info(value.name).dtype
+        if value.type.tensor_type.elem_type and dtype in FLOAT_TYPES:
+            value.type.tensor_type.elem_type = FLOAT_TYPES[dtype].onnx_type
     # Old types would be wrong now. Only where ONNX cannot infer them do they stay: no plan changes a type there.
     opaque = {
         name
@@ -222,10 +236,7 @@ def add_node(graph: onnx.GraphProto, node: Node, inputs: Sequence[str], outputs:
     proto: onnx.NodeProto = graph.node.add()
     proto.CopyFrom(node.proto)
     proto.name = node.name
-    if inputs != node.inputs:
-        proto.input[:] = inputs
-    if outputs != node.outputs:
-        proto.output[:] = outputs
+    proto.input[:], proto.output[:] = inputs, outputs
     return proto
 
 
@@ -249,18 +260,15 @@ def split_nodes(source: str, prefix: str, rounded: str, digits: int) -> list[onn
     By Dekker (A floating-point technique for extending the available precision, Numerische Mathematik 18, 1971,
     Eq. 5.5): with ``s = 2 ** digits + 1``, ``x * s - (x * s - x)`` has ``digits`` fewer.
     """
-    steps = [
-        ("Constant", [], "factor", {"value": scalar(2.0**digits + 1)}),
-        ("Constant", [], "beyond", {"value": scalar(2.0 ** (126 - digits))}),
-        ("Mul", [source, f"{prefix}.factor"], "scaled", {}),
-        ("Sub", [f"{prefix}.scaled", source], "rest", {}),
-        ("Sub", [f"{prefix}.scaled", f"{prefix}.rest"], "split", {}),
-        ("Abs", [source], "size", {}),
-        ("Less", [f"{prefix}.size", f"{prefix}.beyond"], "fits", {}),
-    ]
     return [
-        *(onnx.helper.make_node(op, i, [f"{prefix}.{o}"], name=f"{prefix}.{o}", **more) for op, i, o, more in steps),
-        onnx.helper.make_node("Where", [f"{prefix}.fits", f"{prefix}.split", source], [rounded], name=rounded),
+        constant_node(f"{prefix}.factor", 2.0**digits + 1),
+        constant_node(f"{prefix}.beyond", 2.0 ** (126 - digits)),
+        node("Mul", f"{prefix}.scaled", source, f"{prefix}.factor"),
+        node("Sub", f"{prefix}.rest", f"{prefix}.scaled", source),
+        node("Sub", f"{prefix}.split", f"{prefix}.scaled", f"{prefix}.rest"),
+        node("Abs", f"{prefix}.size", source),
+        node("Less", f"{prefix}.fits", f"{prefix}.size", f"{prefix}.beyond"),
+        node("Where", rounded, f"{prefix}.fits", f"{prefix}.split", source),
     ]
 
 
@@ -269,16 +277,20 @@ def clip_node(source: str, result: str, precision: Precision, opset: int) -> lis
     largest = precision.largest
     if opset < _CLIP_HAS_INPUTS:
         return [onnx.helper.make_node("Clip", [source], [result], name=result, min=-largest, max=largest)]
-    ends = {f"{result}.lowest": -largest, f"{result}.highest": largest}
-    return [
-        *(onnx.helper.make_node("Constant", [], [name], name=name, value=scalar(end)) for name, end in ends.items()),
-        onnx.helper.make_node("Clip", [source, *ends], [result], name=result),
-    ]
+    lowest, highest = f"{result}.lowest", f"{result}.highest"
+    limits = constant_node(lowest, -largest), constant_node(highest, largest)
+    return [*limits, node("Clip", result, source, lowest, highest)]
 
 
-def scalar(value: float) -> onnx.TensorProto:
-    """An FP32 number."""
-    return onnx.helper.make_tensor("", onnx.TensorProto.FLOAT, [], [value])
+def node(op_type: str, result: str, *inputs: str, name: str = "") -> onnx.NodeProto:
+    """A node without attributes, named like its result by default."""
+    return onnx.helper.make_node(op_type, inputs, [result], name=name or result)
+
+
+def constant_node(result: str, value: float) -> onnx.NodeProto:
+    """A Constant of one FP32 number, named like its result."""
+    number = onnx.helper.make_tensor("", onnx.TensorProto.FLOAT, [], [value])
+    return onnx.helper.make_node("Constant", [], [result], name=result, value=number)
 
 
 def declare_rounded_outputs(graph: onnx.GraphProto, model: Model) -> None:

@@ -95,7 +95,8 @@ def print_answer(console: Console, front: Front) -> None:
     )
     if places:
         more = f" and {len(places) - _MOST_BREAKS} more" if len(places) > _MOST_BREAKS else ""
-        facts.append(("breaks", f"in {text.breaking_precision(front)}: {', '.join(places[:_MOST_BREAKS])}{more}"))
+        line = f"in {text.breaking_precision(front)}: {', '.join(places[:_MOST_BREAKS])}{more}"
+        facts.append(("breaks", f"{line}{text.unpinned_text(front)}"))
     print_facts(console, facts)
     if chosen is not None and chosen.plan != front.fp32.plan:  # the baseline needs no reasons
         reasons = reasons_text(front.explanation.fp32_groups(chosen.plan.fingerprint))

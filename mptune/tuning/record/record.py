@@ -54,6 +54,8 @@ _NAMELESS = timedelta(seconds=60)
 _TF32, _REOPENED, _FIRST = "tf32", "reopened sessions", "first baseline"
 """Study attributes: the evaluation of all-FP32 with TF32; sessions of plans that were opened anew; the baseline's first
 latency and session, to which all others refer."""
+UNPINNED_NOTE = "unpinned FP16"
+"""Study attribute: id and emulated held-out error of all-FP16 without the pins of findings."""
 
 SETTLED = (TrialState.COMPLETE, TrialState.PRUNED)
 """The states of plans that were evaluated, or failed through their own fault."""

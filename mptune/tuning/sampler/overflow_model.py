@@ -34,7 +34,7 @@ _EXPLAINED_BONUS = 0.7
 """Beam search ranks unfinished sets by log odds plus this for each failure that they explain."""
 
 _DRAWN_SETS = 400
-"""Hitting sets that plans are held against; where there are more, this many are drawn."""
+"""Hitting sets that plans are compared with; where there are more, this many are drawn."""
 
 _NEGLIGIBLE = 0.03
 """The search ends where larger sets hold less than this share of the probability."""

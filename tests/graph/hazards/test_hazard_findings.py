@@ -15,7 +15,7 @@ from mptune.graph.hazards.hazard import ObservedValues, TensorRange, hazard_find
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision
 from tests.graph import models
-from tests.graph.hazards.observed import magnitudes_of
+from tests.graph.hazards.observed import magnitudes_of, ranges_on
 from tests.graph.models import constant, text, weight
 
 
@@ -123,8 +123,9 @@ def test_what_becomes_an_index_is_kept_out_of_the_precisions_that_do_not_hold_it
     proto = text(f"(float[n,4] x) => (float[n,4,2] y) <{given}> {{ {nodes} }}", weight("table", 4096, 2))
     model = load_model(models.save(proto, tmp_path))
     grouped = GroupedModel(model, find_groups(model, "op"))
-    ranges = {"x": 60.0, "row": largest / 50.0, "start": largest, "sum": largest, "at": largest}
-    hazards = find_hazards(grouped, magnitudes_of(ranges), precisions=("fp32", "fp16", "bf16"))
+    rows, precisions = np.arange(largest / 50.0, dtype=np.float32).reshape(-1, 4), ("fp32", "fp16", "bf16")
+    observed = ranges_on(model, [{"x": rows}], tmp_path, precisions=precisions)
+    hazards = find_hazards(grouped, ObservedValues(observed), precisions)
     nodes_of = {group.id: group.nodes for group in grouped.groups}
     for precision in (Precision.FP16, Precision.BF16):
         pinned = {name for group in pinned_by_hazards(hazards, precision) for name in nodes_of[group]}

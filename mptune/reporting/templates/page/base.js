@@ -53,9 +53,7 @@ function walker(frame, label, last, place, go) {
   });
 }
 
-function say(frame, place, words) {
-  fill(frame, { "aria-valuenow": Math.max(0, place), "aria-valuetext": words }, []);
-}
+const say = (frame, place, words) => fill(frame, { "aria-valuenow": Math.max(0, place), "aria-valuetext": words }, []);
 
 // -- numbers, as the terminal prints them; latencies and speedups come as texts: their noise says how many digits -------
 
@@ -123,9 +121,7 @@ function roleOf(plan) {
   return roles.filter(([one]) => one && one === plan).map(([, name]) => name).join(", ");
 }
 
-function describePlan(plan) {
-  return `${[roleOf(plan), ""].filter(Boolean).join()} ${plan.ms_text} ms, error ${errorText(plan)}, plan ${plan.plan}`.trim();
-}
+const describePlan = (plan) => `${[roleOf(plan), ""].filter(Boolean).join()} ${plan.ms_text} ms, error ${errorText(plan)}, plan ${plan.plan}`.trim();
 
 /** The error that choices go by; where that of the search samples is larger beyond noise, both. */
 function errorText(plan) {
@@ -134,7 +130,6 @@ function errorText(plan) {
 }
 
 // -- the selection: whoever shows it listens with `onChange` ------------------------------------------------------------
-
 const state = { plan: chosen ?? front[0] ?? fp32, error: null, ms: null, met: true, group: null };
 const listeners = [];
 const onChange = (listener) => listeners.push(listener);

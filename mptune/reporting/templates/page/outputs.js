@@ -13,11 +13,19 @@ function sketches(plan) {
   const outputs = Object.entries(sketch.outputs).map(([name, output], k) => {
     const more = output.part_count > output.parts.length ? `, the worst ${output.parts.length} of ${output.part_count} parts` : "";
     const box = h("details", {}, h("summary", {}, named(name, 80), ` [${output.shape.join(", ")}]${more}`));
-    folded(box, () => h("div", {}, output.parts.map((part, n) => partBlock(name, output, part, n ? null : output.error_map))));
+    folded(box, () => h("div", {}, pictures(stored, name, output), output.parts.map((part, n) => partBlock(name, output, part, n ? null : output.error_map))));
     box.open = k === 0;
     return box;
   });
   return [intro, ...outputs];
+}
+
+/** The output of the first held-out sample, where it is like an image; red is NaN or Inf. */
+function pictures(stored, name, output) {
+  const half = (stored.plans[data.unpinned] ?? stored.plans[fp16?.plan])?.outputs[name];
+  const files = { FP32: output.picture?.reference, "all groups in FP16": half?.picture?.plan, "this plan": output.picture?.plan };
+  const figure = ([caption, png]) => png && h("figure", {}, h("figcaption", {}, caption), h("img", { width: 256, alt: caption, src: `data:image/png;base64,${png}` }));
+  return h("div", { class: "plots" }, Object.entries(files).map(figure));
 }
 
 function partBlock(name, output, part, errors) {
