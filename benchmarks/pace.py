@@ -44,7 +44,6 @@ def time_parts(seconds: defaultdict[str, float], calls: Counter[str]) -> ExitSta
     Older checkouts name their classes differently: of them there are only the seconds of the whole.
     """
     try:
-        from mptune.data.archive import read_sample_shapes
         from mptune.engines.toolchains.reference import ReferenceModel
         from mptune.engines.toolchains.toolchain import Toolchain
         from mptune.processes.parent import Worker
@@ -84,16 +83,14 @@ def time_parts(seconds: defaultdict[str, float], calls: Counter[str]) -> ExitSta
 
     def counted(self: Any, job: Any, *args: Any) -> Any:
         """The work of a job, which does not depend on how busy the machine is."""
-        kind = type(job).__name__
-        if kind in ("ErrorsJob", "SwitchedErrorsJob"):
-            samples = job.scoring.part or read_sample_shapes(job.scoring.samples)
-            plans = [*filter(None, job.models)] if kind == "ErrorsJob" else job.plans
-            calls["emulated inferences"] += len(plans) * len(samples)
-            calls["sessions of emulations"] += len(plans) if kind == "ErrorsJob" else 0
-        elif kind in ("MeasureJob", "ReopenJob"):
-            calls["sessions timed"] += getattr(job, "count", 1)
-        calls[f"jobs: {kind}"] += 1
-        return call_job(self, job, *args)
+        kind, result = type(job).__name__, call_job(self, job, *args)
+        calls[f"jobs: {kind}"] += getattr(job, "count", 1)  # of sessions, where a job opens several
+        if kind in ("ErrorsJob", "SwitchedErrorsJob") and isinstance(result, tuple):
+            models = getattr(job, "models", None) or job.plans
+            emulated = [error.sample_count for model, error in zip(models, result, strict=True) if model is not None]
+            calls["emulated inferences"] += sum(emulated)
+            calls["sessions of emulations"] += len(emulated) if kind == "ErrorsJob" else 0
+        return result
 
     stack = ExitStack()
     stack.enter_context(mock.patch.object(Worker, "call", counted))

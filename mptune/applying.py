@@ -21,6 +21,7 @@ from mptune.graph.groups import APART, GroupedModel, LayerGroup, find_groups, pl
 from mptune.graph.hazards.find import find_hazards, pinned_by_hazards, pinning_hazards
 from mptune.graph.hazards.hazard import Hazard, hazard_findings
 from mptune.graph.hazards.static import interface_findings
+from mptune.graph.interface import interface_lines
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.value_types import ValueTypes, unsupported
@@ -48,6 +49,7 @@ class ResolvedPlan:
     warnings: tuple[str, ...] = ()
     is_of_other_weights: bool = False
     is_by_nodes: bool = False
+    io: str = Precision.FP32  # of FP32 inputs and outputs in the mixed model
 
 
 def resolve_plan(
@@ -58,6 +60,7 @@ def resolve_plan(
     *,
     reduced: Precision = Precision.FP16,
     keep_bf16: Sequence[str] = (),
+    io: str | None = None,
 ) -> ResolvedPlan:
     """Find the groups that a plan gives precisions to, or make a plan where there is none (``mptune.apply``).
 
@@ -114,9 +117,11 @@ def resolve_plan(
     at = [(hazard, hazard.place.group) for hazard in hazards if plan is None or samples is not None]
     left = [h for h, group in at if group and group not in ruled_out and h.holds_in(wanted.precision[group])]
     about = _shown(hazard_findings(left, "apply"))
+    io = io or (_PlanFile.read(plan).io if isinstance(plan, Path) else Precision.FP32)
+    lines += interface_lines(replace(grouped, io=io), () if samples is None else samples.samples)
     is_untried = samples is None and (plan is None or resolved.is_of_other_weights or resolved.is_by_nodes)
     untried = [_untried(wanted, fixed)] if is_untried else []
-    return replace(resolved, plan=wanted, warnings=(*resolved.warnings, *lines, *about, *untried))
+    return replace(resolved, plan=wanted, warnings=(*resolved.warnings, *lines, *about, *untried), io=io)
 
 
 def _staying(groups: Sequence[LayerGroup], ruled_out: Mapping[str, Hazard]) -> list[str]:
@@ -179,7 +184,7 @@ def write_model(model: Model, resolved: ResolvedPlan, out: Path, *, force: bool 
 
     Returns the warnings of ``check_written``.
     """
-    rewriter = Rewriter(GroupedModel(model, resolved.groups))
+    rewriter = Rewriter(GroupedModel(model, resolved.groups, io=resolved.io))
     files = rewriter.exported_files(resolved.plan, out)
     sources = (model.path, *model.data_files)
     for path in files:
@@ -220,6 +225,7 @@ class _PlanFile(pydantic.BaseModel):
     format: Literal[1] = 1
     model_sha256: str = ""
     opset: int | None = None
+    io: Literal["fp32", "fp16"] = "fp32"
     precision: dict[str, Precision] = {}  # by group
     nodes: dict[str, Precision] = {}
 

@@ -20,7 +20,7 @@ from mptune.finding import Finding
 from mptune.printable import cut
 from mptune.settings import DataSettings, Granularity, Resume, SearchSettings, declarations, option_name
 
-RUN_FORMAT = 6
+RUN_FORMAT = 7
 DAMAGED_HINT = "restore it from a copy, or search with --fresh: that moves the directory aside (nothing is deleted)"
 TARGET, _CONTENT = "target", "version of the "
 SPACE, PLUGINS = f"{_CONTENT}space", f"{_CONTENT}plugins"

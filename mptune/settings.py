@@ -391,6 +391,12 @@ class SearchSettings:
         " whose values leave FP16's range may be BF16.",
         "LIST",
     )
+    io: str = _fixed(
+        "fp32",
+        MODEL,
+        "Type of FP32 inputs and outputs in mixed models: fp32 keeps it, fp16 makes them FP16 (keep_io_types=False).",
+        "fp32|fp16",
+    )
     opset: int | None = _fixed(
         None, MODEL, "Raise the model to this opset first: most operators have BF16 from 22 on.", "N"
     )
@@ -522,6 +528,8 @@ class SearchSettings:
         _check("seed", self.seed, "give 0 or a positive integer", least=0)
         _check("steps", self.steps, "give at least 1", least=1)
         _check("opset", self.opset, "give a whole number", least=1)
+        if self.io not in ("fp32", "fp16"):
+            raise SettingsError(f"is {self.io}", "give fp32 or fp16", setting="io")
         _check("timeout_s", self.timeout_s, "give a duration above 0")
         _check("max_disk_bytes", self.max_disk_bytes, "give a size above 0, such as 20GiB")
         check_limits(self.max_error, self.max_latency_ms, self.max_memory_bytes)

@@ -142,7 +142,6 @@ class FakeToolchain:
     kernel_answers: Sequence[tuple[MissingKernel, ...] | Failure] = ((),)  # one after another; the last stays
     fused: tuple[FusedNodes, ...] = ()
     context: RunContext | None = None  # where reference outputs are written; None writes none
-    limit: float | None = None
     # -- what was asked of it --
     opened: int = 0
     closed: int = 0

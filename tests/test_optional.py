@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parents[1]
 
 HEAVY = {"onnxruntime", "optuna", "onnx", "torch", "tensorrt", "tensorrt_rtx", "cuda", "scipy", "sqlalchemy"}
 OPTIONAL = ("tensorrt", "tensorrt_rtx", "tensorrt_lean", "cuda", "torch", "psycopg", "sklearn")
@@ -87,15 +84,3 @@ for target, engine in (("cpu", "onnxruntime"), ("rtx-4500-ada", "emulation")):
     assert all(point.engine_path is None for point in front.points)
 """
     run_python(blocking(OPTIONAL) + code)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(5400)
-def test_the_suite_passes_without_tensorrt_rtx(tmp_path: Path) -> None:
-    """As on aarch64, for which TensorRT-RTX does not exist: the tests marked ``tensorrt_rtx`` are skipped."""
-    (tmp_path / "sitecustomize.py").write_text(blocking(("tensorrt_rtx",)))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))}
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", "-rf"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=ROOT)
-    assert done.returncode == 0, done.stdout[-5000:]
-    assert "skipped" in done.stdout

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +20,7 @@ from mptune.engines.ort.session import SessionOptions
 from mptune.engines.samples import Scoring
 from mptune.engines.toolchains.jobs import ErrorsJob, ReferenceJob
 from mptune.engines.toolchains.measuring import MeasureJob
-from mptune.errors import BaselineError
+from mptune.errors import BaselineError, MptuneError
 from mptune.graph.facts import DependentOutput, facts_of
 from mptune.graph.groups import GroupedModel, find_groups
 from mptune.graph.loading.model import load_model
@@ -189,6 +191,31 @@ def test_a_metric_gets_outputs_whose_shape_cannot_be_compared(tmp_path: Path) ->
         Scoring(*files).error(WorkerState(), got)
     rows = Scoring(*files).error(WorkerState(), [{"y": np.ones((3, 4), np.float32)}])
     assert rows.unmatched_rows == 1, "only the number of rows differs: they are compared as a set"
+
+
+def test_what_topk_selects_is_compared_by_value(tmp_path: Path) -> None:
+    path, data = save(models.detr(8.0), tmp_path), tmp_path / "x.npz"
+    x = np.random.default_rng(0).normal(size=(16, 100, 16)).astype(np.float32)
+    np.savez(data, x=x)
+    with pytest.raises(MptuneError, match="map:xyxy of the reference against itself is 0"):
+        search(tmp_path / "map", path, data, metric="map:xyxy")
+    front = search(tmp_path, path, data, limits="foreign_rows<=0.001")
+    assert front.fp16 is not None
+    assert front.chosen is not None
+    shares = [e.error.value("foreign_rows") for e in (front.fp16, front.chosen)]
+    assert shares[1] <= 0.001 < shares[0]
+    assert front.fp16.error_value < 0.01, "by position it is above 1"
+    (finding,) = [f for f in front.findings if f.code == "rows-selected"]
+    assert (finding.severity, finding.where.nodes, len(finding.where.outputs)) == ("info", ("choose",), 3)
+    mptune.pick(tmp_path / "run", plan=front.fp16.plan.fingerprint)
+    subprocess.run([sys.executable, tmp_path / "run/chosen/infer.py", "--check"], check=True)
+    rows = {name: np.roll(a, 1, axis=1) for name, a in run(path, {"x": x}).items()}
+    rows["places"][:, :2] += 1
+    np.savez(tmp_path / "o.npz", **rows)
+    for tolerance, verdict in ({}, "agrees"), ({"foreign_rows": 0.05}, "differs"):
+        found = compare(path, outputs=tmp_path / "o.npz", data=data, tolerance=tolerance)
+        warnings = [f.evidence["foreign_rows"] for f in found.findings if f.code == "rows-selected"]
+        assert (found.verdict, warnings) == (verdict, [pytest.approx(0.1)])
 
 
 def test_which_outputs_depend_on_values_and_which_are_indices(tmp_path: Path) -> None:

@@ -23,7 +23,15 @@ from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.inspection import Inspection, inspect_model
 from mptune.observing import load_samples
-from mptune.settings import DataSettings, Tolerance, check_limits, documented, one_or_several, read_error
+from mptune.settings import (
+    DataSettings,
+    SearchSettings,
+    Tolerance,
+    check_limits,
+    documented,
+    one_or_several,
+    read_error,
+)
 from mptune.targets.findings import already_mixed_findings
 from mptune.tuning.bench import Listener, Silent
 from mptune.tuning.output_findings import training_findings
@@ -100,6 +108,7 @@ def apply(
     reduced: Literal["fp16", "bf16"] = "fp16",
     keep_bf16: Sequence[str] = (),
     opset: int | None = None,
+    io: str | None = None,
 ) -> Path:
     """Write the mixed-precision model of a plan, self-contained; past 2 GiB its weights lie beside it.
 
@@ -115,6 +124,7 @@ def apply(
             would be warned of stay in FP32. Without data, a line says what was written and that nothing was tried.
         reduced: what groups have where ``plan`` is None: ``bf16`` takes BF16 wherever BF16 can be right.
         keep_bf16: as ``keep_fp32``, of groups that are BF16; what both mean is FP32.
+        io: type of FP32 inputs and outputs in the mixed model; None takes that of a plan's file, else ``fp32``.
         {settings}
 
     Returns:
@@ -127,13 +137,14 @@ def apply(
         DataError: the data do not fit the model.
         BaselineError: the model does not run on them in FP32.
     """
+    SearchSettings(io=io or SearchSettings.io)  # refuses what cannot be meant
     given = plan if plan is None or isinstance(plan, PrecisionPlan) else Path(plan)
     written, source = Path(out), arguments.data_argument(data)
     applying.check_out(given, written, force=force)
     loaded = applying.load_for_plan(Path(model), given, opset)
     samples = None if source is None else load_samples(loaded, source, batch)
     resolved = applying.resolve_plan(
-        loaded, given, keep_fp32, samples, reduced=Precision.named(reduced), keep_bf16=keep_bf16
+        loaded, given, keep_fp32, samples, reduced=Precision.named(reduced), keep_bf16=keep_bf16, io=io
     )
     doubts = applying.write_model(loaded, resolved, written, force=force)
     if warn is not None:
@@ -271,7 +282,11 @@ def compare(
             sides, values = structure.with_candidate_plan(sides, alignment), alignment.values
             differing = structure.structure_finding(sides, alignment)
             if trace:
-                limits = [tolerance.limit for tolerance in tolerances if not tolerance.is_absolute]
+                limits = [
+                    tolerance.limit
+                    for tolerance in tolerances
+                    if tolerance.output in sides.layouts and not tolerance.is_absolute
+                ]
                 first = structure.first_difference(sides, right, alignment, min(limits, default=None))
                 more += [] if first is None else [first]
         if reference_outputs is None:

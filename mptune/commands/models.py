@@ -63,6 +63,7 @@ def apply(
         "PATTERN", "Keep these groups in BF16, which holds values beyond FP16's range. Repeatable."
     ),
     data: Path | None = option("PATH", "Samples: a PLAN is checked on them, --fp16-all keeps in FP32 what they show."),
+    io: str | None = option("fp32|fp16", "Type of FP32 inputs and outputs. Default: that of PLAN, else fp32."),
     force: bool = flag("--force", "Overwrite the output file."),
     **settings: Any,
 ) -> None:
@@ -95,6 +96,7 @@ def apply(
         data=data,
         force=force,
         reduced="bf16" if bf16_all else "fp16",
+        io=io,
         warn=common.warn,
         **settings,
     )

@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -35,11 +35,14 @@ from mptune.data.metrics.parts import (
     load_parts,
     parts_path,
 )
-from mptune.data.metrics.row_sets import RowSet, aligned_rows
+from mptune.data.metrics.row_sets import RowSet, aligned_rows, find_row_sets
 from mptune.data.samples import Rollout
 from mptune.errors import DataError
 from mptune.files import READ_ERRORS, read_json, write_text
 from mptune.json_form import encode, encode_float
+
+if TYPE_CHECKING:
+    from mptune.graph.facts import DependentOutput
 
 Outputs = Mapping[str, np.ndarray]
 Source = Literal["measured", "emulated"]
@@ -76,8 +79,9 @@ def sketch_outputs(
         of_parts = [(each, values) for each, values in statistics.items() if belongs_to(each, shown)]
         if of_parts and all(name in sample for sample in (*outputs, *reference)):
             errors[name] = sorted(of_parts, key=lambda part: -_badness(*part[1]))
-    aligned = [aligned_rows(row_sets, got, wanted) for got, wanted in zip(outputs, reference, strict=True)]
-    as_rows = {name for rows in row_sets for name in rows.names}
+    aligned = [aligned_rows(row_sets, got, wanted, parts) for got, wanted in zip(outputs, reference, strict=True)]
+    row_names = {name for rows in row_sets for name in rows.names}
+    as_rows = {name for rows in row_sets if not rows.is_selection for name in rows.names}
     sketches: dict[str, Sketch] = {}
     maps = 0
     for name in sorted(errors, key=lambda name: -_badness(*errors[name][0][1]))[:MOST_OUTPUTS]:
@@ -85,7 +89,7 @@ def sketch_outputs(
         pairs = [(np.asarray(a[name]), np.asarray(b[name])) for a, b in zip(outputs, reference, strict=True)]
         if any(array.dtype.kind not in "fiub" for pair in pairs for array in pair):
             continue
-        if name in as_rows:
+        if name in row_names:
             pairs = [(rows[name].output, rows[name].reference) for rows in aligned if name in rows]
         if len(pairs) < len(reference) or any(got.shape != wanted.shape for got, wanted in pairs):
             continue
@@ -298,6 +302,7 @@ def collect_check(
     provider: Literal["cpu", "cuda"] | None = None,
     ignored: Sequence[str] = (),
     rollout: Rollout | None = None,
+    selected: Sequence[DependentOutput] = (),
 ) -> dict[str, np.ndarray] | None:
     """The arrays of ``check.npz``: the first few samples of a set, with the error of one plan on them.
 
@@ -320,6 +325,9 @@ def collect_check(
     compared = [name for name in references[0] if name not in ignored] if inputs else []
     # Value by value: no sets of rows, and numbers on every sample.
     names = [n for n in compared if "relative_l2" in (by := error.per_output.get(n, {})) and UNMATCHED not in by]
+    row_sets = find_row_sets(selected, read_samples(reference)) if selected else ()
+    for rows in row_sets:  # paired by all outputs of one selection together
+        names = [name for name in names if name not in rows.names or {*rows.names} <= {*names}]
     if not names:
         return None
     parts, first = load_parts(parts_path(reference)) or {}, error.of_first(count)
@@ -358,6 +366,9 @@ def collect_check(
         "steps": steps,
         "checkpoints": [] if rollout is None else list(rollout.checkpoints),
         "outputs": [output(name) for name in names],
+        "selections": [
+            rows.form(references[0], parts) for rows in row_sets if rows.is_selection and {*rows.names} <= {*names}
+        ],
     }
     arrays = {"header": np.frombuffer(json.dumps(header, allow_nan=False).encode(), np.uint8)}
     for number, feed in enumerate(inputs):

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from mptune.data.metrics.accuracy import FOREIGN, MANY_FOREIGN
 from mptune.data.samples import CalibrationSet
 from mptune.diagnosis.engines import EngineRunner
 from mptune.diagnosis.order import find_stale, other_order, stale_finding, stale_rows
@@ -227,6 +228,8 @@ def check_sides(
             text = f"output {side.name!r} of the reference holds {count} NaN or Inf, which are not compared"
             warnings.insert(0, f"{text}; `mptune inspect MODEL --data PATH` names the node")
     agrees = all(side.is_within for side in sides.outputs) and STRUCTURAL.isdisjoint(f.code for f in findings)
+    for foreign in _foreign_rows(sides):
+        agrees, findings = agrees and foreign.evidence.get("limit") is None, (*findings, foreign)
     outputs = {
         side.name: {
             **side.errors.summary()[side.name],
@@ -247,6 +250,18 @@ def check_sides(
         (*texts, *warnings),
         {side.name: side.limit for side in sides.outputs},
     )
+
+
+def _foreign_rows(sides: Sides) -> list[Finding]:
+    """``rows-selected``, of the outputs in which TopK selected others than in the reference, beyond their tolerance."""
+    limits = [tolerance.limit for tolerance in sides.tolerances if tolerance.output == FOREIGN]
+    share, names = sides.outputs[0].errors.foreign_selections
+    if share <= min([MANY_FOREIGN, *limits]):
+        return []
+    evidence = {"foreign_rows": share, **({"limit": min(limits)} if limits and share > min(limits) else {})}
+    about: dict[str, Any] = {"side": sides.candidate_name, "names": ", ".join(map(repr, names)), "share": share}
+    where = Where(outputs=tuple(map(OutputColumns, names)))
+    return [Finding.from_code("rows-selected", "compare", where, evidence, kind="foreign", **about)]
 
 
 def repetition_findings(sides: Sides, runner: Runner | EngineRunner, repeat: int, *, stress: bool) -> list[Finding]:

@@ -12,13 +12,13 @@ import numpy as np
 
 from mptune.data.metrics.accuracy import OutputError, Reference, compare_outputs
 from mptune.data.metrics.parts import WORST_PART, OutputParts, find_parts
-from mptune.data.metrics.row_sets import RowSet, find_row_sets
+from mptune.data.metrics.row_sets import RowSet, find_row_sets, in_order_of, row_axes
 from mptune.diagnosis.rows import FP32_ROUNDING, Cause, Compared, Explanation, Layout, explain
 from mptune.diagnosis.runner import Outputs, Runner
 from mptune.engines.samples import batch_sizes
 from mptune.errors import SettingsError
 from mptune.finding import Finding, OutputColumns, Where
-from mptune.graph.facts import facts_of
+from mptune.graph.facts import DependentOutput, facts_of
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.variants import ROUNDINGS
 from mptune.settings import Tolerance
@@ -132,13 +132,13 @@ class Sides:
 
     def judged(self, got: Outputs, wanted: Outputs) -> list[Side]:
         """Each output of two runs, by the part of it that is worst against its limit."""
-        errors, sides = self.errors(got, wanted), list[Side]()
+        errors, sides, ordered = self.errors(got, wanted), list[Side](), self.ordered(got, wanted)
         for name in self.layouts:
 
             def default(columns: tuple[int, ...] | None, name: str = name) -> float:
                 return default_limit(figure_of(self.fp16_errors, name, Limit(0.0, columns=columns)))
 
-            arrays = arrays_of(got, name), arrays_of(wanted, name)
+            arrays = arrays_of(ordered, name), arrays_of(wanted, name)
             output_parts = None if self.is_row_set(name) else self._parts.get(name)
             limits = limits_of(name, self.tolerances, output_parts, self.max_error, default)
             parts = [Side(self, name, *arrays, errors, limit) for limit in limits]
@@ -149,6 +149,12 @@ class Sides:
         """All statistics of two runs; rows whose number depends on values are paired first."""
         first, second = ([{k: np.asarray(run[k]) for k in self.layouts} for run in each] for each in (got, wanted))
         return compare_outputs(first, Reference(second, self._parts), row_sets=self.row_sets)
+
+    def ordered(self, got: Outputs, wanted: Outputs) -> Outputs:
+        """A run with the rows that a TopK selects in the order of another one."""
+        if not any(rows.is_selection for rows in self.row_sets):
+            return got
+        return tuple(in_order_of(self.row_sets, *pair, self._parts) for pair in zip(got, wanted, strict=True))
 
     @property
     def emulated(self) -> Outputs:
@@ -163,18 +169,21 @@ class Sides:
     @cached_property
     def row_sets(self) -> tuple[RowSet, ...]:
         """Outputs that are compared as sets of rows."""
-        dependent = [output for output in facts_of(self.runner.model).dependent_outputs if output.name in self.layouts]
-        return find_row_sets(dependent, self.runner.exact)
+        return find_row_sets(self._row_outputs, self.runner.exact)
+
+    @cached_property
+    def _row_outputs(self) -> list[DependentOutput]:
+        return [output for output in facts_of(self.runner.model).row_outputs if output.name in self.layouts]
 
     def is_row_set(self, name: str) -> bool:
-        """Whether an output is compared as a set of rows."""
-        return any(name in rows.names for rows in self.row_sets)
+        """Whether an output is compared as a set of as many rows as values select."""
+        return any(name in rows.names for rows in self.row_sets if not rows.is_selection)
 
     @cached_property
     def _parts(self) -> Mapping[str, OutputParts]:
         shapes = [{name: array.shape for name, array in sample.items()} for sample in self.runner.samples]
         exact = self.runner.exact
-        parts = dict(find_parts(exact, batch_sizes(shapes, len(exact))))
+        parts = dict(find_parts(exact, batch_sizes(shapes, len(exact)), row_axes(self._row_outputs)))
         for name, part in parts.items():
             if part.is_split and part.axis is not None and len(part.ranges) < len(part.scales):
                 # Columns that are one part have one scale: of few samples, that of a column may be nearly 0 by chance.
@@ -261,7 +270,8 @@ class Side:
     def rows(self, outputs: Outputs) -> np.ndarray:
         """Rows of this output of any run on the same samples; none where they have several shapes."""
         try:
-            return self.sides.layouts[self.name].rows(arrays_of(outputs, self.name))
+            ordered = self.sides.ordered(outputs, self.sides.reference)
+            return self.sides.layouts[self.name].rows(arrays_of(ordered, self.name))
         except ValueError:
             return np.zeros(0)
 

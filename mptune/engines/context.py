@@ -67,11 +67,11 @@ class RunContext:
         return self.settings.precisions
 
     @cached_property
-    def dependent_outputs(self) -> tuple[DependentOutput, ...]:
-        """The model's outputs whose shape depends on values."""
+    def row_outputs(self) -> tuple[DependentOutput, ...]:
+        """The model's outputs that are compared as sets of rows."""
         from mptune.graph.facts import facts_of
 
-        return facts_of(self.model).dependent_outputs
+        return facts_of(self.model).row_outputs
 
     @cached_property
     def bank(self) -> WeightBank:

@@ -22,6 +22,7 @@ from mptune.data.scripts import resolve_metric
 from mptune.engines.base import EngineError, FailureKind, SampleSet
 from mptune.engines.context import RunContext
 from mptune.engines.ort.session import SideBySide
+from mptune.errors import DataError
 from mptune.graph.facts import DependentOutput
 from mptune.graph.plan import PrecisionPlan
 from mptune.processes.child import WorkerState
@@ -55,7 +56,7 @@ class Scoring:
     reference: Path  # file of the reference outputs; their parts lie beside it
     metric: str = "relative_l2"
     dependent: tuple[DependentOutput, ...] = ()
-    """Outputs whose shape depends on values: they are compared as sets of rows."""
+    """Outputs whose rows depend on values: they are compared as sets of rows."""
     part: range | None = None
     """Numbers of the samples to take, consecutive (in a rollout each is a sequence's); None takes all."""
     is_proposal: bool = False
@@ -84,7 +85,7 @@ class Scoring:
             context.samples(which),
             context.reference(which),
             settings.metric,
-            context.dependent_outputs,
+            context.row_outputs,
             part,
             is_proposal,
             settings.rollout,
@@ -112,6 +113,9 @@ class Scoring:
         the outputs as they are, whatever their shapes.
         """
         references, wanted = cached_samples(state, self.reference), self.wanted(state)
+        # An FP16 interface: sums of a user's metric would be FP16, too.
+        wide = {np.dtype(np.float16): np.float32}
+        outputs = [{n: a.astype(wide.get(a.dtype, a.dtype), copy=False) for n, a in each.items()} for each in outputs]
         labels = labels_beside(self.samples)
         metrics = [self._metric(state, spec, has_labels=labels.is_file()) for spec in (self.metric, *self.reported)]
         functions = {name: function for each in metrics for name, function in sample_functions(each).items()}
@@ -129,7 +133,7 @@ class Scoring:
                     changed.setdefault(name, DependentOutput(name, axes[0], (name,)))
         row_sets = (*row_sets, *find_row_sets(tuple(changed.values()), references))
 
-        any_shape = all(each.name not in table.METRICS or each.name == "map" for each in metrics)
+        any_shape = all(each.name not in table.METRICS or each.name.startswith("map") for each in metrics)
         rows = {} if functions else {output.name: output for each in row_sets for output in each.outputs}
         for number, (got, expected) in enumerate(zip(outputs, wanted, strict=True)):
             for name, array in expected.items():
@@ -191,6 +195,13 @@ class Scoring:
                 key = (*file_identity(self.reference), metric.name)
                 make = partial(set_values, metric, data._replace(outputs=data.references), call)
                 wanted: Sequence[float] = state.cached(f"{metric.name} of {self.reference}", key, make)
+                own = sum(wanted) / len(wanted)
+                if metric.name in table.METRICS and not labels.is_file() and abs(own - 1.0) > 1e-9:
+                    text = f"{metric.name} of the reference against itself is {own:.3g}, not 1"
+                    forms = (
+                        "--metric map:xyxy where boxes are corners, map:cxcywh where centre and size; or give --labels"
+                    )
+                    raise DataError(text, forms if metric.name.startswith("map") else "give --labels")
                 errors[metric.name] = tuple(ideal - value for ideal, value in zip(wanted, values, strict=True))
         return errors
 

@@ -25,8 +25,7 @@ EXACT = 6e-4
 """Standard error of a log ratio that is small beside any spread between sessions that was seen; one that is still
 smaller is wanted where nothing is known of the spread of this model."""
 COARSE = 1.2e-3
-"""A standard error above this is never enough for a plan that may be on the front: its interval would look careless.
-Enough for one that cannot be chosen: beside a spread of 1.5e-3 between sessions it widens an interval by 14 %."""
+"""A standard error above this is never enough for a plan that may be on the front: its interval would look careless."""
 _OF_SPREAD = 0.5
 """A standard error within a session of this share of the spread between sessions widens intervals by 12 %."""
 _ASSUMED_SPREAD = 1.5e-3
@@ -197,7 +196,7 @@ class Enough:
         # The spread counts twice: that of this session and that of the other plan's.
         margin = CLEAR * math.hypot(timing.sd, math.sqrt(2.0) * self.spread)
         if self.limit is not None and timing.sd <= COARSE:
-            # Beyond the limit, or far behind the fastest plan within it?
+            # Beyond the limit, or far behind the fastest plan within it? Intervals get 14 % wider for it.
             fastest = min((x for x, error in self.others if error <= self.limit), default=math.inf)
             if self.error > self.limit or timing.log_ratio - fastest >= margin:
                 return True

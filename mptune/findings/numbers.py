@@ -33,10 +33,8 @@ def _overflow(v: Values) -> Words:
         "saturated": "none: what reads it gives the same of an infinite value",
     }
     if v.kind == "inside":
-        text = (
-            f"{v.operator} sums up to {v.absmax:.4g} inside, FP16 ends at {v.fp16_max:g}: an engine that holds the sum"
-        )
-        return Words(f"{text} in FP16, as TensorRT does, gets Inf", v.kept)
+        text = f"{v.operator} sums up to {v.absmax:.4g} inside, FP16 ends at {v.fp16_max:g}"
+        return Words(f"{text}: an engine that holds the sum in FP16, as TensorRT does, gets Inf", v.kept)
     if v.kind in cures:
         text = f"reached {v.absmax:.4g} on the calibration data, FP16 ends at {v.fp16_max:g}, {v.in_samples}"
         return Words(text, cures[v.kind])
@@ -137,10 +135,8 @@ def _cancellation(v: Values) -> Words:
         text = f"values reach {v.magnitude:.4g}, where {v.precision}'s spacing is {v.spacing:.3g}: once rounded,"
         text += f" {v.operator} changes by {v.relative_error:.1%} of its results' standard deviation"
     elif v.kind == "slope":
-        text = (
-            f"{v.operator} where it is so steep that relative errors grow {v.factor:.0f} times: rounding {v.tensor!r}"
-        )
-        text += f" to {v.precision} changes the result by {v.relative_error:.1%}"
+        text = f"{v.operator} where it is so steep that relative errors grow {v.factor:.0f} times: rounding its"
+        text += f" operand to {v.precision} changes the result by {v.relative_error:.1%}"
     else:
         text = (
             f"{v.operator} of values {v.factor:.0f} times as large as its result: relative errors grow by that factor,"
@@ -152,8 +148,7 @@ def _cancellation(v: Values) -> Words:
 @NUMBERS.row("long-sum", "info", "a long one-signed sum that would stop growing if it were accumulated in FP16")
 def _long_sum(v: Values) -> Words:
     end = f"a sum of equal terms stops growing after {v.exact_to:.0f} of them"
-    if v.sum > 65504:
-        end = f"the sum, {v.sum:.4g}, leaves FP16's range and is Inf"
+    end = f"the sum, {v.sum:.4g}, leaves FP16's range and is Inf" if v.sum > 65504 else end
     return Words(
         f"{v.operator} sums {v.terms} values of one sign: accumulated in {v.narrowest}, {end}",
         "none if the engine accumulates in FP32, as ONNX Runtime's reductions do; compare the outputs of another engine"
@@ -161,11 +156,7 @@ def _long_sum(v: Values) -> Words:
     )
 
 
-@NUMBERS.row(
-    "index-in-float",
-    "warning",
-    "float arithmetic that becomes an index, a size or a comparison of whole numbers, not exact in FP16",
-)
+@NUMBERS.row("index-in-float", "warning", "float arithmetic that becomes an index, a size or a comparison, not exact")
 def _index_in_float(v: Values) -> Words:
     if v.kind == "fraction":
         text = f"{v.operator} of fractions, which become an index or are compared at node {v.reader!r}: once they are"

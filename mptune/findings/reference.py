@@ -135,10 +135,22 @@ def _value_dependent_shape(v: Values) -> Words:
     if v.kind == "inside":
         return Words(f"{v.operators}: a shape inside the model depends on values, that of no output does")
     return Words(
-        f"values decide how many rows {v.names} have ({v.operators}): rows are compared as sets, boxes by overlap and"
-        " class, others by the nearest, and a row that only one side has counts as an error",
+        f"values decide how many rows {v.names} have ({v.operators}): rows are compared as sets, the nearest of one"
+        " class, and a row that only one side has counts as an error",
         "where rows at the threshold do not matter, judge by your own --metric script.py:function",
     )
+
+
+@REFERENCE.row("rows-selected", "info", "rows of an output come from TopK: they are compared by value, not by position")
+def _rows_selected(v: Values) -> Words:
+    limit = (
+        'limit their share: --limit "foreign_rows<=0.02" in search, --tolerance foreign_rows=0.02 in compare and check'
+    )
+    if v.kind == "foreign":
+        text = f"{v.side}: {v.share:.1%} of the rows of {v.names} have no partner among the reference's: TopK selected"
+        return Words(f"{text} other candidates, and the error leaves these rows out", limit, "warning")
+    text = f"{v.operators} selects the rows of {v.names}: rows are paired by value before they are compared, and those"
+    return Words(f"{text} of another candidate are left out of the error and counted apart (foreign_rows)", limit)
 
 
 @REFERENCE.row("state-fed-back", "info", "an output that pairs with an input: the error of one step says little")

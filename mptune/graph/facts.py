@@ -13,7 +13,7 @@ Notions that stand beside each other, since they answer different questions:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -34,7 +34,7 @@ _INTEGERS = ("int", "uint")
 
 @dataclass(frozen=True)
 class DependentOutput:
-    """An output of the model whose shape depends on floating-point values.
+    """An output of the model whose shape depends on floating-point values, or whose rows a TopK selects.
 
     Attributes:
         axis: the axis whose size depends on them; None where the model does not tell.
@@ -42,6 +42,7 @@ class DependentOutput:
         index_columns: columns that hold positions in another value, which need not agree where rows do: the box index
             that NonMaxSuppression returns beside batch and class.
         is_indices: it is what NonZero returns, where the first axis holds the coordinates of one position.
+        is_selection: its shape is fixed, and values decide which rows it has, and their order: a TopK.
     """
 
     name: str
@@ -49,6 +50,7 @@ class DependentOutput:
     nodes: tuple[str, ...]
     index_columns: tuple[int, ...] = ()
     is_indices: bool = False
+    is_selection: bool = False
 
 
 @once
@@ -232,6 +234,38 @@ class Facts:
         return tuple(dependent)
 
     @cached_property
+    def row_outputs(self) -> tuple[DependentOutput, ...]:
+        """``dependent_outputs``, then those whose rows a TopK selects: each is compared as a set of rows.
+
+        Rows are followed by their number: a value that is computed from selected rows, and may have an axis of their
+        number, has them still. So gathers, attention among the rows and heads are passed, and a sum over them is not.
+        """
+        model, firsts = self.model, {info.shape[0] for info in self.model.inputs if info.shape}
+        selected: dict[str, dict[int, int]] = {}  # value -> index of a TopK -> number of rows
+
+        def axis_of(number: int, shape: Sequence[int | str | None]) -> int | None:
+            # A batch may have this number by chance; behind layers and batch, rows lie on axis 2.
+            axes = (k for k in ((1, 0, 2) if len(shape) > 3 else (1, 0)) if k < len(shape) and shape[k] == number)
+            return next((k for k in axes if k or number not in firsts), None)
+
+        for node in model.nodes:
+            numbers = {k: v for name in (*node.inputs, *node.captures) for k, v in selected.get(name, {}).items()}
+            if node.is_standard and node.op_type == "TopK" and not self.is_static(node.inputs[0]):
+                count = model.initializers.get(node.inputs[1])
+                numbers |= {} if count is None or count.numpy().item() < 2 else {node.index: int(count.numpy().item())}
+            for out in node.outputs if numbers else ():
+                shape = model.info(out).shape if out else ()
+                is_open = shape is None or any(not isinstance(d, int) and d not in self.input_sizes for d in shape)
+                selected[out] = {k: n for k, n in numbers.items() if is_open or axis_of(n, shape or ()) is not None}
+        rows, dependent = [], {output.name for output in self.dependent_outputs}
+        for info in model.outputs if selected else ():
+            for index, number in sorted(selected.get(info.name, {}).items(), reverse=True)[:1]:
+                axis = axis_of(number, info.shape or ())
+                if axis is not None and info.name not in dependent:
+                    rows.append(DependentOutput(info.name, axis, (model.nodes[index].name,), is_selection=True))
+        return (*self.dependent_outputs, *rows)
+
+    @cached_property
     def _shape_walk(self) -> tuple[frozenset[str], dict[str, frozenset[str]], tuple[Node, ...]]:
         """Folded values; value -> names of the nodes whose floats decide its shape; all these nodes."""
         model, folded, unknown = self.model, set(self.constants), set[str]()
@@ -404,6 +438,8 @@ def _rule_of(model: Model, node: Node) -> NodeRule:
     given_inputs = {i for i, name in enumerate(node.inputs) if name}
     if row.fp32 and not row.fp32_inputs and (not row.fp32_with or row.fp32_with & given_inputs):
         return NodeRule(fixed=row.fp32)
+    if op_type in ("ScatterElements", "ScatterND") and attribute(node, "reduction") not in (None, b"none"):
+        return NodeRule(fixed="reduces while it scatters: ONNX Runtime's CPU provider refuses that in FP16")
     if is_quantised(node):
         return NodeRule(fixed="scales must stay FP32: small scales vanish in FP16")
     if op_type in SHAPE_OF or (op_type == "Cast" and not float_outputs):  # whatever the type is

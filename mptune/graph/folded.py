@@ -9,6 +9,7 @@ a session computes the same kernels either way.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -79,7 +80,7 @@ def folded_model(grouped: GroupedModel, values: FoldedValues, wanted: Collection
             read.update(name for name in (*node.inputs, *node.captures) if name)
     unread = {name for name in model.initializers.keys() - read if model.consumers.get(name)}
     constants = {name: constant for name, constant in model.initializers.items() if name not in unread}
-    return GroupedModel(with_nodes(model, reversed(nodes), constants), grouped.groups)
+    return replace(grouped, model=with_nodes(model, reversed(nodes), constants))
 
 
 def _fixed(grouped: GroupedModel) -> set[int]:

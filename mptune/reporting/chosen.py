@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shutil
 from collections.abc import Mapping
@@ -13,13 +14,16 @@ import numpy as np
 from mptune._version import __version__
 from mptune.data.archive import write_arrays
 from mptune.data.images import image_reader, load_preprocessing
+from mptune.data.metrics import row_sets
 from mptune.engines.environment import Environment
 from mptune.engines.loading import check_written
 from mptune.engines.tensorrt.backend import TIMING_CACHE
 from mptune.files import link_or_copy, writing
 from mptune.graph.facts import facts_of
 from mptune.graph.groups import GroupedModel
+from mptune.graph.interface import reduced_interface, with_reduced_interface
 from mptune.graph.loading.model import Model
+from mptune.graph.plan import Precision
 from mptune.graph.writing import emulate, rewrite, weights
 from mptune.processes.parent import Worker
 from mptune.reporting import text
@@ -113,6 +117,7 @@ def write_chosen(
             model_file = rewriter.export(plan, fresh / "model.onnx", metadata)
             check_written(model_file, f"the model of plan {plan.fingerprint}", grouped.model.path, worker)
             document = plan.to_json(rewriter.types.node_precisions(plan), opset)
+            document |= {} if grouped.io == Precision.FP32 else {"io": grouped.io}
             (fresh / "plan.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
             engine = evaluation.engine_in(directory.parent / "engines")
             if engine is not None:
@@ -131,11 +136,14 @@ def write_chosen(
             if check is not None:
                 with beside("chosen/check.npz"):
                     if evaluation.error_source == "emulated":
-                        emulate.Emulator(grouped).export(plan, fresh / EMULATION_FILE)
+                        emulate.Emulator(with_reduced_interface(grouped)).export(plan, fresh / EMULATION_FILE)
                     write_arrays(fresh / CHECK_FILE, check, is_compressed=True)
             with beside("chosen/README.txt"):
                 has_check = (fresh / CHECK_FILE).exists()
-                readme = readme_text(front, evaluation, environment, engine, recipe, has_check=has_check)
+                in_fp16 = bool(plan.reduced_groups and reduced_interface(grouped))
+                readme = readme_text(
+                    front, evaluation, environment, engine, recipe, has_check=has_check, in_fp16=in_fp16
+                )
                 (fresh / "README.txt").write_text(readme, encoding="utf-8")
             # The user's own files come along, without a copy of their bytes where links work.
             for entry in directory.iterdir() if directory.is_dir() else ():
@@ -169,7 +177,10 @@ def infer_script(
     images = "" if preprocessing is None else image_reader(preprocessing)
     ranges = {} if recipe is None else recipe.ranges
     usual = {name: usual for name, (_, usual, _) in ranges.items() if name not in facts_of(model).shape_inputs}
-    return text.fill_template("infer.py.jinja", use_tf32=use_tf32, images=images, usual_shapes=ascii(usual))
+    functions = row_sets.nearest_pairs, row_sets.paired_rows, row_sets.pair_selection
+    pairing = "\n\n".join(inspect.getsource(each) for each in functions)
+    names = {"use_tf32": use_tf32, "images": images, "usual_shapes": ascii(usual), "pairing": pairing}
+    return text.fill_template("infer.py.jinja", **names)
 
 
 def readme_text(
@@ -180,8 +191,12 @@ def readme_text(
     recipe: BuildRecipe,
     *,
     has_check: bool,
+    in_fp16: bool = False,
 ) -> str:
-    """The text of README.txt; ``has_check`` says whether samples with reference outputs lie beside it."""
+    """The text of README.txt.
+
+    ``has_check``: samples with reference outputs lie beside it; ``in_fp16``: inputs and outputs have become FP16.
+    """
     plan = evaluation.plan
     counts = [f"{count} in {precision.name}" for precision, count in plan.reduced_counts.items()] or ["none in FP16"]
     reasons = [text.explain_kept(group) for group in front.explanation.fp32_groups(plan.fingerprint)]
@@ -198,6 +213,7 @@ def readme_text(
         recipe=recipe,
         engine=engine,
         has_check=has_check,
+        in_fp16=in_fp16,
         is_cpu=is_on_cpu(front),
         counts=", ".join(counts),
         reduced=text.reduced_names([plan]),

@@ -78,6 +78,7 @@ def write_run_files(
                 provider=("cpu" if is_on_cpu(front) else "cuda") if front.engine == "onnxruntime" else None,
                 ignored=chosen.ignored,
                 rollout=rollout,
+                selected=[output for output in facts_of(model).row_outputs if output.is_selection],
             )
         bank = WeightBank.write(model, run.weights)
         recipe = BuildRecipe.for_run(file, run.data, model.inputs, facts_of(model).shape_inputs)

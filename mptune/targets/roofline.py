@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from mptune.graph.facts import facts_of, node_rules
 from mptune.graph.groups import CASTS_INTEGERS, GroupedModel, find_groups
+from mptune.graph.interface import reduced_interface
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.targets.costs import GroupCost, Shape, ShapeTable, group_costs, ungrouped_cost, unit_costs
 from mptune.targets.target import Target
@@ -199,12 +200,14 @@ def _boundaries(
     the run are left out: so are their Casts.
     """
     model, rules = grouped.model, node_rules(grouped.model)
-    folded = facts_of(model).folded
-    given, named = ({info.name for info in infos} for infos in (model.inputs, model.outputs))
+    # What is FP16 at the interface is moved so, and no group in FP16 casts it.
+    interface = reduced_interface(grouped)
+    given, named = ({info.name for info in infos} - interface for infos in (model.inputs, model.outputs))
+    uncast = facts_of(model).folded | interface.difference(model.producer)
     integers = {group.id for group in grouped.groups if group.pinned == CASTS_INTEGERS}
     boundaries = []
     for name, info in model.tensors.items():
-        if not info.is_float32 or name in folded:
+        if not info.is_float32 or name in uncast:
             continue
         producer = unit = None
         if name in model.producer:

@@ -74,7 +74,7 @@ def load_grouped(run: RunDirectory, file: RunFile) -> GroupedModel:
             f"this mptune finds other layer groups in the model than mptune {file.mptune}, which searched",
             "use the same version of mptune on all machines, and a complete copy of the run directory",
         )
-    return GroupedModel(model, set_apart(model, groups, file.nodes_apart))
+    return GroupedModel(model, set_apart(model, groups, file.nodes_apart), io=file.fixed_settings.io)
 
 
 def pack(run: RunDirectory, file: RunFile, out: Path, storage: str | None = None) -> None:

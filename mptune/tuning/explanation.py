@@ -232,15 +232,14 @@ def explain(
     worths = []
     for group in groups:
         gain_ms, culprit = gains_ms.get(group.group), blamed.get(group.group)
+        code = codes.get(group.group, culprit.code if culprit else None)
         worth = replace(
             group,
             one_group_error=errors.get(group.group),
             gain_ms=gain_ms,
             casts_ms=None if gain_ms is None else max(0.0, gain_ms - alone_ms[group.group]),
             fp16_points=sum(p.plan.precision[group.group] is not Precision.FP32 for p in points),
-            finding=codes.get(group.group, culprit.code if culprit else None)
-            if group.pinned is None
-            else group.finding,
+            finding=code if group.pinned is None else group.finding,
             culprit=culprit.text if culprit else None,
         )
         worths.append(worth)

@@ -238,7 +238,7 @@ def find_space(
         context.grouped,
     )
     if observations.refined:
-        grouped = GroupedModel(grouped.model, set_apart(grouped.model, grouped.groups, observations.nodes_apart))
+        grouped = replace(grouped, groups=set_apart(grouped.model, grouped.groups, observations.nodes_apart))
     hazards = find.find_hazards(grouped, observed, precisions, kernels.fused)
     asked = [precision for precision in REDUCED if precision in precisions]
     lacking = {p: unsupported(value_types(grouped), p) | kernels.pins(grouped, p) for p in asked}

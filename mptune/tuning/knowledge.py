@@ -37,14 +37,11 @@ from mptune.tuning.space import SearchSpace
 SENSITIVITY_JSON = "sensitivity.json"
 """Name of the file in the run's data directory."""
 
-AT_FIRST = 200
+AT_FIRST = 120
 """Emulations of one group on one sample that come before the sampler's first plan where they take long, at least."""
 
-_PER_SEED_SAMPLE = 2.0
-"""Of those that come then, for each sample of the seeds, where that is more: about as long as the seeds took."""
-
-_PER_PLAN_SAMPLE = 0.5
-"""Later, emulations between two proposals for each sample of a plan's evaluation: a quarter of its time."""
+_PER_PLAN_SAMPLE = 0.2
+"""Later, emulations between two proposals for each sample of a plan's evaluation, which most plans take few of."""
 
 _LEARNING_SHARE = 0.5
 """Of the time of a build, that emulations of plans may take from which the groups' errors are learnt."""
@@ -150,9 +147,8 @@ class Knowledge:
         settings, evaluations = self._settings, self._record.evaluations()
         per_plan, allowed = self._bench.toolchain.emulated_samples.per_plan, math.inf
         if per_plan is not None:
-            seeds = len(self._space.seeds)
-            later = _PER_PLAN_SAMPLE * per_plan * max(0, self._record.spent - seeds)
-            allowed = max(AT_FIRST, _PER_SEED_SAMPLE * per_plan * seeds) + later
+            later = max(0, self._record.spent - len(self._space.seeds))
+            allowed = AT_FIRST + _PER_PLAN_SAMPLE * per_plan * later
         if self.take(allowed):
             self._update()
             missing = len(self._space.free) - len(self.sensitivity().errors)

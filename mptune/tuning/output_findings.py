@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mptune.data.metrics.accuracy import MANY_FOREIGN
 from mptune.data.metrics.parts import belongs_to
 from mptune.data.metrics.table import METRICS
 from mptune.data.samples import split_indices
@@ -217,6 +218,12 @@ def plan_findings(
                 place = Where(outputs=(OutputColumns(name, tuple(map(int, columns))),))
                 better = "" if chosen.metric == "worst_part" else "worst_part"
                 add(code, place, numbers, part=OutputColumns(name, (worst,)), better_metric=better)
+
+    share, selected = error.foreign_selections
+    if share > MANY_FOREIGN:
+        where = Where(outputs=tuple(map(OutputColumns, selected)))
+        about = {"side": f"plan {chosen.plan.fingerprint}", "names": ", ".join(map(repr, selected))}
+        add("rows-selected", where, {"foreign_rows": share}, kind="foreign", share=share, **about)
 
     # One sample that makes the error, and held-out samples that differ. The user's own metric may have any scale: only
     # of the named errors it is known what is large.

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from mptune.choice import Choice, ChoiceLimits
-from mptune.data.metrics.accuracy import OutputError
+from mptune.data.metrics.accuracy import FOREIGN, OutputError
 from mptune.data.metrics.parts import ADD_IN_SQUARES, belongs_to, part_statistic
 from mptune.data.metrics.table import METRICS, undirected
 from mptune.errors import SettingsError
@@ -39,7 +39,7 @@ class MetricLimit(NamedTuple):
             hint = "write NAME>=X or NAME<=X with a metric that --metric names, such as map>=0.41"
             raise SettingsError(f"{text} is not understood", hint, setting="limits")
         name, sign, bound = match.groups()
-        metric = next((metric for metric in metrics if name in (metric, undirected(metric))), None)
+        metric = next((metric for metric in (*metrics, FOREIGN) if name in (metric, undirected(metric))), None)
         if metric is None:
             close = difflib.get_close_matches(name, [*metrics, *METRICS], 1)
             hint = f"did you mean {close[0]}?" if close and name not in METRICS else f"give --metric {name}, too"
@@ -50,6 +50,7 @@ class MetricLimit(NamedTuple):
         """How far beyond the limit a plan's own value is, as a ratio: at most 1 holds, infinite is not known."""
         ratios = []
         for value in evaluation.values_of(self.metric)[: 1 if evaluation.held_out is None else 2]:
+            value = 0.0 if value is None and self.metric == FOREIGN else value  # no output is a set of rows
             if value is not None and (value >= self.bound if self.at_least else value <= self.bound):
                 ratios.append(1.0)
             else:  # never 1.0 by rounding, which would hold
@@ -65,7 +66,7 @@ class PlanLimits:
         default_error: the metric's default limit, where it holds; ``max_error`` is the same then.
         is_error_limited: some limit is about an error or a metric's value, so that the fastest plan is wanted.
         wants_knee: the knee of what meets the limits is wanted.
-        sole_limit: on the objective's error, where the fastest plan within it is the choice whatever else is known.
+        sole_limit: on the objective's error, where the fastest plan within it is the choice and nothing else is taken.
     """
 
     def __init__(self, asked: ChoiceLimits, metrics: Sequence[str]) -> None:
@@ -83,8 +84,8 @@ class PlanLimits:
         others = bool(asked.limits or asked.tolerance) and asked.max_latency_ms is None
         self.is_error_limited = on_objective or self.default_error is not None or others
         self.wants_knee = asked.knee or not (self.is_error_limited or asked.max_latency_ms is not None)
-        others = bool(self.tolerances or self._of_metrics or asked.max_memory_bytes) or self.wants_knee
-        self.sole_limit = None if others else self.max_error
+        others = len(metrics) > 1 or bool(self.tolerances or self._of_metrics or asked.max_memory_bytes)
+        self.sole_limit = None if others or self.wants_knee else self.max_error
 
     @classmethod
     def from_settings(cls, settings: SearchSettings) -> PlanLimits:
@@ -159,6 +160,8 @@ def is_covered(part: OutputColumns, tolerances: Sequence[Tolerance]) -> bool:
 
 def largest_error(error: OutputError, tolerance: Tolerance, metric: str) -> float:
     """The largest error of what a tolerance is about; NaN where it was not taken."""
+    if tolerance.output == FOREIGN and FOREIGN not in error.per_output:
+        return error.value(FOREIGN) if error.has(FOREIGN) else 0.0
     statistic, statistics = "max_abs" if tolerance.is_absolute else metric, error.per_output.get(tolerance.output, {})
     if tolerance.columns is None:
         if tolerance.is_absolute:
@@ -183,7 +186,7 @@ def check_asked(asked: Choice, metrics: Sequence[str], outputs: Collection[str])
     metric, tolerances = metrics[0], PlanLimits(asked, metrics).tolerances
     limited = [tolerance.output for tolerance in tolerances]
     for setting, name in [*(("tolerance", name) for name in limited), *(("ignore", name) for name in asked.ignore)]:
-        if name not in outputs:
+        if name not in outputs and (setting, name) != ("tolerance", FOREIGN):
             hint = f"its outputs are {', '.join(list(outputs)[:8])}"
             raise SettingsError(f"names {name!r}, which is no output of the model", hint, setting=setting)
         if setting == "ignore" and name in limited:
@@ -193,7 +196,7 @@ def check_asked(asked: Choice, metrics: Sequence[str], outputs: Collection[str])
     of_outputs = metric in METRICS and METRICS[metric].kind == "element"
     for tolerance in tolerances:
         is_kept = of_outputs and (tolerance.columns is None or metric in (*ADD_IN_SQUARES, "max_abs"))
-        if not (tolerance.is_absolute or is_kept):
+        if not (tolerance.is_absolute or is_kept or tolerance.output == FOREIGN):
             text = f"{tolerance}: {metric} is not kept for {'single columns' if of_outputs else 'single outputs'}"
             raise SettingsError(text, "write abs:X, the largest absolute error", setting="tolerance")
     return tolerances
@@ -266,7 +269,7 @@ def searched_as(law: str, settings: SearchSettings) -> str:
 def stored(error: OutputError, law: str, settings: SearchSettings) -> OutputError:
     """What is stored of an emulated error: all that the number is made of, whatever the limits are."""
     wanted = {
-        output: {s: v for s, v in by.items() if s in ("non_finite", "max_abs") or belongs_to(s, law)}
+        output: {s: v for s, v in by.items() if s in ("non_finite", "max_abs", FOREIGN) or belongs_to(s, law)}
         for output, by in error.per_output.items()
     }
     limited = {tolerance.output for tolerance in settings.tolerance if tolerance.columns is not None}

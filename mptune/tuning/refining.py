@@ -34,11 +34,9 @@ _SAMPLES = 2
 _LEAST_GAIN = 0.01
 """Share of all-FP32's latency that a group saves in FP16, at least, to be refined."""
 
-_BLAMED_ERROR, _MOST_BLAMED = 0.1, 12
-"""Share of the limit above which it is measured which node makes a group's error, and groups at most."""
-
-_BLAMED_SHARE = 0.5
-"""Of its group's error that a node makes whose values say why."""
+_BLAMED_ERROR, _MOST_BLAMED, _BLAMED_SHARE = 0.1, 12, 0.5
+"""Share of the limit above which it is measured which node makes a group's error; groups at most; and share of that
+error from which on the node's values say why."""
 
 CULPRITS_JSON = "culprits.json"
 """Name of the file in the run's data directory."""
@@ -273,7 +271,7 @@ def _apart(
             groups.append(replace(group, id=ids[unit.nodes], nodes=unit.nodes))
         if group.id not in units:
             groups.append(group)
-    return GroupedModel(grouped.model, tuple(groups)), ids
+    return replace(grouped, groups=tuple(groups)), ids
 
 
 def _errors(

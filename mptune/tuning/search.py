@@ -15,6 +15,7 @@ from mptune.files import files_sha256, write_json
 from mptune.finding import Finding
 from mptune.findings.engine import TARGET_CODE, TOLD_FIRST
 from mptune.graph import groups
+from mptune.graph.interface import interface_lines
 from mptune.graph.loading.model import Model
 from mptune.processes.parent import Worker
 from mptune.rundir import RunDirectory, has_workers
@@ -80,6 +81,7 @@ class Search:
         if not settings.skip_checks:
             baseline.stop_at_errors(findings)
         self._warn(*samples.warnings, *(finding.message for finding in findings), *observations.warnings)
+        self._warn(*interface_lines(self.grouped, samples.samples))
 
         # What may be searched; parts of refined groups are groups of their own from here on.
         searched, hazards, free = facts.find_space(self._context, named, observations)
@@ -159,7 +161,8 @@ class Search:
             granularity, every = groups.find_fitting_groups(model, settings.budget)
         else:
             every = groups.find_groups(model, granularity)
-        self.grouped, labels = groups.GroupedModel(model, every), settings.labels
+        self.grouped = groups.GroupedModel(model, every, io=settings.io)
+        labels = settings.labels
         fixed = run_json.FixedSettings.from_settings(
             settings,
             space_sha256=named.sha256,

@@ -33,8 +33,7 @@ DUPLICATES_IN_A_ROW = 3
 
 REOPENED = 2
 """Sessions of all-FP32, and of all-FP16, that are opened anew to learn how far sessions of one plan differ. With their
-evaluations they give 4 degrees of freedom (intervals 1.4 times as wide as for many), until re-measuring, which times
-each point of the front once more, adds 10 or so: a third session would narrow what nothing is decided by."""
+evaluations they give 4 degrees of freedom (intervals 1.4 times as wide as for many); re-measuring adds 10 or so."""
 
 _WAIT_S = 0.3
 

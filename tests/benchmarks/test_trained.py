@@ -14,8 +14,7 @@ from onnx import numpy_helper
 from benchmarks.trained import judges
 from benchmarks.trained.archive import pack_all, unpack_all
 from benchmarks.trained.judging import predicted_ms
-from benchmarks.trained.table import better_elsewhere, pages, summary
-from benchmarks.trained.variants import CHOSEN, FP32, VARIANTS, file_of
+from benchmarks.trained.variants import FP32, file_of
 from mptune.api.searching import search
 from tests.graph import models
 
@@ -94,24 +93,6 @@ def test_a_converted_file_is_predicted_as_the_plan_that_it_is(folder: Path) -> N
     for variant, which in ((FP32, "fp32"), ("ONNX Runtime", "fp16")):
         wanted = front["baseline"][which]["latency"]["median_ms"]
         assert predicted_ms(folder, file_of(folder, variant)) == pytest.approx(wanted)
-
-
-def test_the_table_says_what_failed_and_where_another_is_better() -> None:
-    rows = {
-        variant: {"bytes": 10, "predicted_ms": 2.0, "kept": True, "error": 1e-3, "non_finite": 0, "result": "same"}
-        for variant in VARIANTS
-    }
-    rows[CHOSEN]["front"] = [(2.0, 0.0), (1.5, 5e-4)]
-    rows["AutoCast"] |= {"predicted_ms": 1.0, "error": 1e-3}
-    rows["onnxconverter-common"] = {"failure": "loading: Type Error"}
-    rows["ONNX Runtime"] |= {"kept": False, "error": None, "non_finite": 7, "result": "nan cents"}
-    text = pages({"pitch": rows}, {"pitch": {FP32: {"ms": 1.0}, CHOSEN: {**rows[CHOSEN], "ms": 0.5, "fp32_ms": 1.0}}})
-    assert "does not load | 1.00x, 7 values not finite, **lost**: nan cents | 2.00x, 1.0e-03 |" in text
-    assert "| 2.00x, 1.0e-03 | - |" in text
-    assert "| onnxconverter-common | 0 | 0 | 1.00x |" in summary({"pitch": rows})
-    assert better_elsewhere({"pitch": rows}) == ["- pitch: AutoCast 1 ms at 1.0e-03, mptune 1.5 ms"]
-    rows[CHOSEN]["front"].append((0.9, 1e-3))
-    assert not better_elsewhere({"pitch": rows})
 
 
 def test_what_is_packed_is_unpacked_to_the_same_models(folder: Path, tmp_path: Path) -> None:

@@ -161,3 +161,22 @@ def decomposed_norm(eps: float = 1e-5, rms: bool = False) -> onnx.ModelProto:
     ]
     constants = [weight("w1", 8, 8), weight("w2", 8, 8), weight("gamma", 8), constant("two", 2.0), constant("eps", eps)]
     return model(nodes, [value("x", ["batch", 8])], [value("y", ["batch", 8])], constants, opset=13)
+
+
+def detr(level: float = 0.0) -> onnx.ModelProto:
+    """A decoder over 20 of 100 candidates, which TopK selects as in RT-DETR: boxes (centre and size), scores, places.
+
+    FP16's spacing at the ``level`` of the scores decides how many candidates it orders otherwise.
+    """
+    graph = """(float[batch,100,16] x) => (float[batch,20,4] boxes, float[batch,20,6] scores, int64[batch,20] places)
+        <int64[1] k = {20}, int64[1] last = {2}, int64[3] four = {1, 1, 4}, int64[3] all = {1, 1, 16}> {
+        encoded = MatMul(x, w_e) memory = Tanh(encoded) ranked = MatMul(memory, w_s) lifted = Add(ranked, level)
+        rated = ReduceMax<axes = [-1], keepdims = 0>(lifted) ["choose"] best, places = TopK<axis = 1>(rated, k)
+        at = Unsqueeze(places, last) at4 = Expand(at, four) at16 = Expand(at, all)
+        proposed = MatMul(memory, w_b) box = GatherElements<axis = 1>(proposed, at4)
+        query = GatherElements<axis = 1>(memory, at16) turned = Transpose<perm = [0, 2, 1]>(query)
+        like = MatMul(query, turned) share = Softmax<axis = -1>(like) read = MatMul(share, query)
+        sum = Add(query, read) decoded = MatMul(sum, w_d) hidden = Relu(decoded) move = MatMul(hidden, w_m)
+        moved = Add(box, move) boxes = Sigmoid(moved) logits = MatMul(hidden, w_c) scores = Sigmoid(logits) }"""
+    widths = {"e": 16, "s": 6, "b": 4, "d": 16, "m": 4, "c": 6}
+    return text(graph, constant("level", level), *(weight(f"w_{name}", 16, width) for name, width in widths.items()))

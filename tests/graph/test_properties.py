@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from mptune.graph.groups import GroupedModel, find_groups
+from mptune.graph.interface import with_reduced_interface
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
@@ -244,6 +245,12 @@ def test_any_plan_of_any_graph(
         plan = PrecisionPlan(model.sha256, chosen)
         typed = rewriter.write(plan, folder / "typed.onnx")
         verify(rewriter, plan, typed)
+        grouped = GroupedModel(model, groups, io="fp16")
+        reduced = Rewriter(grouped, bank).write(plan, folder / "reduced.onnx")
+        if plan.reduced_groups:
+            verify(Rewriter(with_reduced_interface(grouped), bank), plan, reduced)
+        else:
+            assert reduced.read_bytes() == typed.read_bytes(), "the FP32 plan keeps its interface"
         reloaded = GroupedModel(load_model(folder / "model.onnx"), groups)
         again = Rewriter(reloaded, bank).write(plan, folder / "again.onnx")
         assert typed.read_bytes() == again.read_bytes()

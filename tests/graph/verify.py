@@ -11,7 +11,7 @@ from onnx import TensorProto
 from mptune.graph.loading.model import Model
 from mptune.graph.ops import FLOAT_TYPES, onnx_schema
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.graph.writing.rewrite import Rewriter
+from mptune.graph.writing.rewrite import Rewriter, frame_of
 from tests.graph.helpers import check
 
 FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16}
@@ -62,7 +62,7 @@ def verify(rewriter: Rewriter, plan: PrecisionPlan, path: Path) -> None:
     """The written model is valid, keeps its interface, realises the plan, and spends no Cast in vain."""
     model = rewriter.types.model
     graph = typed_graph(path, model)
-    original = model.proto.graph
+    original = frame_of(model).graph
     assert list(graph.input) == list(original.input)
     ends = ([(o.name, o.type.tensor_type.elem_type) for o in each.output] for each in (graph, original))
     assert next(ends) == next(ends), "the interface is kept"

@@ -75,7 +75,7 @@ def _dead(zero: float) -> Specimen:
 
 def _stuck(bias: float) -> Specimen:
     """Two outputs, one behind a sigmoid that is saturated."""
-    nodes = "s = Add(h, bias) [clip] c = Clip(s, low, high) z = Add(c, low) y = Relu(h)"
+    nodes = "s = Add(h, bias) [clip] c = Clip(s, low, high) z = Add(c, high) y = Relu(h)"
     given = f"float bias = {{{bias}}}, float low = {{-2}}, float high = {{2}}"
     return _specimen(nodes, given, more=", float[B,8] z")
 

@@ -16,6 +16,7 @@ TESTS = Path(__file__).resolve().parents[1]
 ON_A_DEVICE = {"no-fp16-kernel", "no-bf16-kernel", "engine-differs", "emulation-differs"}
 """Only an engine that a GPU runs shows these; what reads its answer is tested with answers that are recorded."""
 ELSEWHERE = {
+    "rows-selected": "test_what_topk_selects_is_compared_by_value",
     "one-size-tried": "test_samples_of_one_size_leave_the_others_untried",
     "random-data": "test_types_shapes_and_a_warning_that_stays",
     "too-few-samples": "test_a_single_sample_or_sequence_is_both_parts_with_a_warning",

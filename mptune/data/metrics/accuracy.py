@@ -37,6 +37,8 @@ from mptune.json_form import JsonForm
 Arrays = Mapping[str, np.ndarray]
 
 ALL_OUTPUTS = "*"  # the output name under which task metrics stand: they see all outputs of a sample at once
+FOREIGN = "foreign_rows"  # share of rows without a partner in outputs that are compared as sets of rows
+MANY_FOREIGN = 0.05  # a larger share of what TopK selects is warned of
 UNMATCHED = "unmatched_rows"  # rows without a partner in an output that is compared as a set of rows
 MATCHED = "matched_relative_l2"  # ``relative_l2`` of the rows that have one
 # Smallest denominator of ``max_rel``: the smallest normal FP16 number, below which FP16 has no relative precision.
@@ -110,6 +112,14 @@ class OutputError(JsonForm):
     def unmatched_rows(self) -> int:
         """How many rows have no partner, over all outputs and samples."""
         return self._count(UNMATCHED)
+
+    @property
+    def foreign_selections(self) -> tuple[float, list[str]]:
+        """The largest share of foreign rows in an output that TopK selects, and the outputs that have it."""
+        selected = {o: by[FOREIGN] for o, by in self.per_output.items() if FOREIGN in by and UNMATCHED not in by}
+        shares = {output: sum(values) / len(values) for output, values in selected.items()}
+        largest = max(shares.values(), default=0.0)
+        return largest, [output for output, share in shares.items() if share == largest]
 
     def _count(self, statistic: str) -> int:
         return int(sum(sum(by_name.get(statistic, ())) for by_name in self.per_output.values()))
@@ -239,7 +249,7 @@ class Reference:
     def __init__(self, samples: Sequence[Arrays], parts: Mapping[str, OutputParts] | None = None) -> None:
         self.samples = samples
         self.parts = find_parts(samples) if parts is None else parts
-        self.sums: dict[tuple[str, int], _Sums] = {}  # by output and sample
+        self.sums: dict[tuple[str, int | None], _Sums] = {}  # by output and sample
 
 
 def compare_outputs(
@@ -258,7 +268,7 @@ def compare_outputs(
 
     Args:
         extra: metrics of single samples; they stand under output ``"*"``.
-        row_sets: their outputs have ``UNMATCHED`` and ``MATCHED``, too.
+        row_sets: their outputs have ``FOREIGN``, those of as many rows as values select ``UNMATCHED`` and ``MATCHED``.
         start: number of the first sample; outputs are of consecutive ones.
         objective_only: compute ``worst_part``, ``relative_l2``, ``non_finite`` and ``extra`` alone, in a quarter of the
             time. For plans that are only to be proposed.
@@ -270,18 +280,21 @@ def compare_outputs(
         wanted = reference.samples[number]
         for name in wanted.keys() - got.keys():
             raise DataError(f"sample {number} has no output {name!r}", f"it has {', '.join(map(repr, got)) or 'none'}")
-        aligned, by_output = aligned_rows(row_sets, got, wanted), {}
+        aligned, by_output = aligned_rows(row_sets, got, wanted, reference.parts), {}
         for name in wanted:
-            columns = None
-            if name in aligned:
-                statistics = _of_rows(aligned[name], objective_only=objective_only)
+            columns, rows = None, aligned.get(name)
+            if rows is not None and rows.pairs is not None:
+                statistics = _of_rows(rows, rows.pairs, objective_only=objective_only)
             elif np.shape(got[name]) != np.shape(wanted[name]):
                 statistics = dict.fromkeys(STATISTICS, math.nan)
                 statistics["non_finite"] = float(np.count_nonzero(~np.isfinite(got[name])))
             else:
-                array = np.asarray(got[name])
-                statistics, columns = _of_array(array, reference, name, number, objective_only=objective_only)
-            by_output[name] = statistics, columns
+                # Sums over the reference are kept unless rows of it do not count.
+                ours, theirs = (got[name], wanted[name]) if rows is None else (rows.output, rows.reference)
+                key = (name, number if rows is None else None)
+                arrays = np.asarray(ours), np.asarray(theirs)
+                statistics, columns = _of_array(*arrays, reference, *key, objective_only=objective_only)
+            by_output[name] = statistics if rows is None else {**statistics, FOREIGN: rows.foreign}, columns
         return by_output
 
     values: dict[str, dict[str, list[float]]] = {}  # output -> statistic -> a value for each sample
@@ -314,16 +327,16 @@ def compare_outputs(
 
 
 def _of_array(
-    got: np.ndarray, reference: Reference, name: str, number: int, *, objective_only: bool
+    got: np.ndarray, wanted: np.ndarray, reference: Reference, name: str, number: int | None, *, objective_only: bool
 ) -> tuple[dict[str, float], Floats | None]:
     """The statistics of one output of one sample; the errors of its columns, if it has any, shape (3, columns)."""
-    wanted = np.asarray(reference.samples[number][name])
     if any(array.dtype.kind in "OSUcMm" for array in (got, wanted)):
         raise DataError(f"output {name!r} has type {got.dtype}, not a real number", "leave it out of the model")
     parts = reference.parts.get(name)
     has_columns = parts is not None and parts.fits(wanted.shape)
     ours, theirs = (as_columns(array, parts.axis if parts and has_columns else None) for array in (got, wanted))
-    sums = reference.sums[name, number] = reference.sums.get((name, number)) or _Sums.of_array(theirs)
+    sums = reference.sums.get((name, number)) or _Sums.of_array(theirs)
+    reference.sums |= {} if number is None else {(name, number): sums}
     statistics, squares, largest = _differences(ours, theirs, sums, objective_only=objective_only)
     if parts is None:
         return {**statistics, WORST_PART: statistics["relative_l2"]}, None
@@ -342,14 +355,14 @@ def _of_array(
     return statistics, np.array([normalised, relative, largest])
 
 
-def _of_rows(rows: AlignedRows, *, objective_only: bool) -> dict[str, float]:
+def _of_rows(rows: AlignedRows, matched: int, *, objective_only: bool) -> dict[str, float]:
     """The statistics of an output whose rows were paired; rows where the reference has none: 1 in ``relative_l2``."""
     got, wanted = as_columns(rows.output, None), as_columns(rows.reference, None)
     statistics, _, _ = _differences(got, wanted, _Sums.of_array(wanted), objective_only=objective_only)
-    unmatched = len(rows.output) - rows.pairs
+    unmatched = len(rows.output) - matched
     if not rows.reference.any() and math.isinf(statistics["relative_l2"]) and not statistics["non_finite"]:
         statistics["relative_l2"] = 1.0 if unmatched else math.inf
-    got, wanted = (as_columns(array[: rows.pairs], None) for array in (rows.output, rows.reference))
+    got, wanted = (as_columns(array[:matched], None) for array in (rows.output, rows.reference))
     pairs, _, _ = _differences(got, wanted, _Sums.of_array(wanted), objective_only=True)
     statistics |= {UNMATCHED: float(unmatched), MATCHED: pairs["relative_l2"]}
     return {**statistics, WORST_PART: statistics["relative_l2"]}

@@ -89,7 +89,9 @@ def belongs_to(statistic: str, metric: str) -> bool:
 
 
 def find_parts(
-    reference: Sequence[Mapping[str, np.ndarray]], batches: Sequence[frozenset[int]] | None = None
+    reference: Sequence[Mapping[str, np.ndarray]],
+    batches: Sequence[frozenset[int]] | None = None,
+    row_axes: Mapping[str, int] | None = None,
 ) -> dict[str, OutputParts]:
     """The parts of every output, from the reference over all samples.
 
@@ -99,7 +101,7 @@ def find_parts(
     where the scales along it differ so, neighbouring ones by a step, and those along no other axis do.
 
     ``batches`` are the first dimensions of the inputs of each sample: axis 0 of an output is the batch where it is one
-    of them; without it axis 0 is the batch.
+    of them; without it axis 0 is the batch. ``row_axes`` are the axes of rows that were selected: columns lie behind.
     """
     parts: dict[str, OutputParts] = {}
     for name in dict.fromkeys(name for sample in reference for name in sample):
@@ -115,7 +117,8 @@ def find_parts(
             batches is None or all(array.shape[0] in batches[k] for k, array in zip(numbers, arrays, strict=True))
         )
         shape = [sizes[0] if len(set(sizes)) == 1 else 0 for sizes in zip(*(a.shape for a in arrays), strict=True)]
-        axes = [axis for axis in range(int(has_batch), rank) if shape[axis] > 0]
+        first = max(int(has_batch), (row_axes or {}).get(name, -1) + 1)
+        axes = [axis for axis in range(first, rank) if shape[axis] > 0]
         usual = [axis for axis in axes if axis == 1] if rank >= 4 else axes
         axis, last = min(usual, key=lambda axis: (shape[axis], -axis), default=None), rank - 1
         parts[name], _ = _parts_along(arrays, axis)

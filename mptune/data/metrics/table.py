@@ -80,6 +80,8 @@ METRICS: Mapping[str, Metric] = {
         Metric("top1_accuracy", "set", "top1_accuracy", larger_is_better=True, default_limit=0.005),
         Metric("top5_accuracy", "set", "top5_accuracy", larger_is_better=True, default_limit=0.005),
         Metric("map", "set", "mean_average_precision", larger_is_better=True, default_limit=0.005),
+        Metric("map:cxcywh", "set", "map_of_centres", larger_is_better=True, default_limit=0.005),
+        Metric("map:xyxy", "set", "map_of_corners", larger_is_better=True, default_limit=0.005),
         Metric("miou", "set", "mean_iou", larger_is_better=True, default_limit=0.005),
     )
 }

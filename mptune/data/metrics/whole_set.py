@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ _GROUPS = 8  # parts of the samples that are left out in turn, at most
 _CLASS_SCORES = "class scores (floating, a batch and a class axis)"
 _FROM_0 = "class numbers begin with 0"
 _SHAPES = "give labels in the output's shape, class numbers without its class axis"
-_NAMES = "name outputs and labels boxes [N, M, 4] (x1, y1, x2, y2), scores [N, M] or [N, M, C], classes [N, M]"
+_NAMES = "name outputs and labels boxes [N, M, 4], scores [N, M] or [N, M, C], classes [N, M]"
 
 
 def _judged(
@@ -166,22 +167,26 @@ def endpoint_error(outputs: Arrays, references: Arrays, inputs: Arrays, labels: 
     return float(np.max(values))  # not max, which may lose NaN
 
 
-def mean_average_precision(outputs: Arrays, references: Arrays, inputs: Arrays, labels: Arrays) -> float:
+def mean_average_precision(
+    outputs: Arrays, references: Arrays, inputs: Arrays, labels: Arrays, form: str | None = None
+) -> float:
     """Mean average precision over the classes and the IoU thresholds 0.5 to 0.95, 0 to 1, as of COCO.
 
-    Outputs: by name, ``boxes`` [N, M, 4] as corners, ``scores`` [N, M] with ``classes`` [N, M], or ``scores``
-    [N, M, C]. Names need only contain these words. Where images differ in their number of boxes, there are lists of
-    such arrays. Labels: ``boxes`` [N, G, 4] and ``classes`` [N, G]; a negative class is no box. Without labels the
-    reference's detections with a score of at least 0.25 are the labels.
+    Outputs: by name, ``boxes`` [N, M, 4], ``scores`` [N, M] with ``classes`` [N, M], or ``scores`` [N, M, C]. Names
+    need only contain these words. Where images differ in their number of boxes, there are lists of such arrays.
+    Labels: ``boxes`` [N, G, 4] and ``classes`` [N, G]; a negative class is no box. Without labels the reference's
+    detections with a score of at least 0.25 are the labels. ``form`` of all boxes is ``xyxy`` or ``cxcywh``; else that
+    of the outputs is recognised by the reference, that of labels by themselves.
     """
-    detections = []
-    for image in _detections(outputs):
-        finite = image[np.isfinite(image[:, : _SCORE + 1]).all(-1)]
-        detections.append(finite[np.argsort(-finite[:, _SCORE], kind="stable")[:_MOST_DETECTIONS]])
+    exact = _detections(references)
+    is_centred = _is_centred(exact) if form is None else form == "cxcywh"
+    detections = [_best(image, is_centred) for image in _detections(outputs)]
     if labels:
         truths = [image[image[:, _CLASS] >= 0] for image in _detections(labels, are_labels=True)]
+        is_centred = _is_centred(truths) if form is None else is_centred
+        truths = [_corners(image, is_centred) for image in truths]
     else:
-        truths = [image[image[:, _SCORE] >= _LEAST_SCORE] for image in _detections(references)]
+        truths = [_best(image[image[:, _SCORE] >= _LEAST_SCORE], is_centred) for image in exact]
     if len(detections) != len(truths):
         raise DataError(f"map: {len(detections)} images have detections, {len(truths)} have labels", _NAMES)
     classes = sorted({int(c) for image in truths for c in image[:, _CLASS]})
@@ -191,7 +196,7 @@ def mean_average_precision(outputs: Arrays, references: Arrays, inputs: Arrays, 
 
 
 def _detections(arrays: Mapping[str, Any], *, are_labels: bool = False) -> list[np.ndarray]:
-    """Corners, score and class of each image's boxes, shape (M, 6); labels have the score 1."""
+    """Box, score and class of each image's boxes, shape (M, 6); labels have the score 1."""
 
     def images(*words: str) -> list[np.ndarray] | None:
         """One array per image, of the first name that contains a word: from [N, ...], or a list of such arrays."""
@@ -215,6 +220,30 @@ def _detections(arrays: Mapping[str, Any], *, are_labels: bool = False) -> list[
             raise DataError(text, _NAMES)
         detections.append(np.column_stack([corner, mark, kind]))
     return detections
+
+
+map_of_centres = functools.partial(mean_average_precision, form="cxcywh")
+map_of_corners = functools.partial(mean_average_precision, form="xyxy")
+
+
+def _is_centred(images: Sequence[np.ndarray]) -> bool:
+    """Whether boxes are centre and size: too many were no corners, and no size is negative."""
+    boxes = np.concatenate(images)[:, :4]
+    is_ordered = (boxes[:, 2:] >= boxes[:, :2]).all(axis=1)
+    return bool(len(boxes) and is_ordered.mean() < 0.95 and (boxes[:, 2:] >= 0).all())
+
+
+def _corners(image: np.ndarray, is_centred: bool) -> np.ndarray:
+    """The boxes of an image as corners."""
+    half = image[:, 2:4] / 2
+    return np.column_stack([image[:, :2] - half, image[:, :2] + half, image[:, 4:]]) if is_centred else image
+
+
+def _best(image: np.ndarray, is_centred: bool) -> np.ndarray:
+    """The detections of an image with the best scores, in their order."""
+    image = _corners(image, is_centred)
+    image = image[np.isfinite(image[:, : _SCORE + 1]).all(axis=1)]
+    return image[np.argsort(-image[:, _SCORE], kind="stable")[:_MOST_DETECTIONS]]
 
 
 def intersection_over_union(a: np.ndarray, b: np.ndarray) -> np.ndarray:

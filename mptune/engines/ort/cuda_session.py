@@ -161,6 +161,7 @@ class CudaSession(OrtSession):
         return self._bind(feeds)
 
     def _bind(self, feeds: Mapping[str, np.ndarray], *, unchanged: bool = False) -> Bound:
+        feeds = self._as_declared(feeds)
         key = _binding_key(feeds)
         # ONNX Runtime would write an output that it allocated itself into the old buffer, whatever its new shape.
         bound = None if self._has_dynamic_outputs else self._bindings.get(key)

@@ -122,7 +122,7 @@ class OrtSession:
 
             options = onnxruntime.RunOptions()
             options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
-        values = translated(lambda: self._open_session().run(None, dict(feeds), options))
+        values = translated(lambda: self._open_session().run(None, self._as_declared(feeds), options))
         # Copies: an array of ONNX Runtime's keeps the memory of all its session's runs, however small it is.
         return dict(zip(self.outputs, values if is_transient else map(np.array, values), strict=True))
 
@@ -134,7 +134,7 @@ class OrtSession:
 
         def bind() -> Bound:
             binding = self._open_session().io_binding()
-            for name, array in feeds.items():
+            for name, array in self._as_declared(feeds).items():
                 binding.bind_cpu_input(name, np.asarray(array, order="C"))
             for name in self.outputs:
                 binding.bind_output(name, "cpu")
@@ -179,6 +179,12 @@ class OrtSession:
         if self._session is None:
             raise EngineError(FailureKind.ERROR, "the session is closed")
         return self._session
+
+    def _as_declared(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Samples are FP32, and may be fed to an input that a mixed model has in FP16."""
+        halves = {name for name, (kind, _) in self.inputs.items() if kind == "tensor(float16)"}
+        with np.errstate(over="ignore"):  # to infinity
+            return {n: array.astype(np.float16) if n in halves else array for n, array in feeds.items()}
 
     def _run_options(self) -> Any:
         """Options of a run that is not bound; None for the defaults."""

@@ -18,6 +18,7 @@ from mptune.engines.samples import Scoring
 from mptune.engines.toolchains.jobs import ErrorsJob, SwitchedErrorsJob
 from mptune.graph.facts import FusedNodes
 from mptune.graph.groups import GroupedModel
+from mptune.graph.interface import with_reduced_interface
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
@@ -31,7 +32,10 @@ STRETCHES = 12
 groups cost more than a session for each plan. Fewer where a stretch would hold one group only."""
 EMULATED_ROWS = 8
 """Rows that an emulated error is taken on before a plan is built; evaluations take all samples."""
-_KEPT_BYTES = 1 << 30  # sessions stay open while their weights together are no more than this, bytes
+_KEPT_BYTES, _SESSION_BYTES = 3 << 27, 1 << 25
+"""Memory that sessions may take that stay open, and that each takes beside its weights, about. Twelve open sessions of
+a transformer of 85 MB took 1.3 GB, which the FP32 model runs in 0.2 GB of; three take half, and no more time."""
+_FEWEST_STRETCHES = 3
 QUICK_S = 10.0
 """Where all one-group errors take no longer, they are taken at once: parts would cost more than they save."""
 _FLOPS_PER_S, _S_PER_NODE = 1.5e10, 2e-5
@@ -76,9 +80,13 @@ class Emulation:
     _written: dict[str, Path] = field(default_factory=dict, init=False)
 
     def errors(
-        self, plans: Sequence[PrecisionPlan], which: SampleSet = "search", part: range | None = None
+        self,
+        plans: Sequence[PrecisionPlan],
+        which: SampleSet = "search",
+        part: range | None = None,
+        most: float = math.inf,
     ) -> tuple[OutputError, ...] | Failure:
-        """The errors of plans on a set of samples, or on a part of ``samples``."""
+        """The errors of plans on a set of samples, or on a part of ``samples``; ``most``: as in ``ErrorsJob``."""
         # The stretch that holds all reduced groups of a plan, None where there is none -> the plans' indices.
         by_stretch: dict[tuple[str, ...] | None, list[int]] = {}
         for index, plan in enumerate(plans):
@@ -94,7 +102,7 @@ class Emulation:
             # back goes through every step of a session.
             apart = stretch is None and (self.provider == "cpu" or not any(plan.reduced_groups for plan in members))
             is_shared = not apart and self.unshared is None and self.context.settings.rollout is None
-            run = partial(self._switched, stretch) if is_shared else self._one_by_one
+            run = partial(self._switched, stretch) if is_shared else partial(self._one_by_one, most=most)
             answer = run(members, which, part)
             if is_shared and isinstance(answer, Failure) and not answer.is_machine_fault:
                 fault, answer = answer, self._one_by_one(members, which, part)
@@ -126,15 +134,19 @@ class Emulation:
         self._written.clear()
 
     def _one_by_one(
-        self, plans: Sequence[PrecisionPlan], which: SampleSet, part: range | None
+        self, plans: Sequence[PrecisionPlan], which: SampleSet, part: range | None, most: float = math.inf
     ) -> tuple[OutputError, ...] | Failure:
         # Nothing is rounded in an all-FP32 plan: its outputs are the reference.
         paths: list[Path | None] = []
+        emulator = self._of_evaluations if part is None else self._emulator
         try:
             for plan in plans:
                 path = self.context.scratch(f"{self.name}-{plan.fingerprint}")
-                paths.append(self._emulator.write(plan, path) if plan.reduced_groups else None)
-            job = ErrorsJob(tuple(paths), self._scoring(which, part, plans), self.provider, self._run_bytes)
+                paths.append(emulator.write(plan, path) if plan.reduced_groups else None)
+            # What is quick runs on all samples, and so do sequences, whose samples need each other.
+            most = math.inf if self.samples.per_plan is None or self.context.settings.rollout else most
+            scoring = self._scoring(which, part, plans)
+            job = ErrorsJob(tuple(paths), scoring, self.provider, self._run_bytes, most)
             return self.worker.call(job)
         finally:
             for written in filter(None, paths):
@@ -143,18 +155,16 @@ class Emulation:
     def _switched(
         self, stretch: tuple[str, ...] | None, plans: Sequence[PrecisionPlan], which: SampleSet, part: range | None
     ) -> tuple[OutputError, ...] | Failure:
-        emulator, bank = self._emulator, self.context.bank
+        emulator = self._of_evaluations if part is None else self._emulator
         # All of the run's, whatever these plans have: a session for each kind of plan would be opened at every change.
         wanted = {*self.context.precisions, *(p for plan in plans for p in plan.precision.values())}
         precisions = tuple(p for p in REDUCED if p in wanted) or REDUCED[:1]
         groups = tuple(g.id for g in self.computed.groups) if stretch is None else stretch
-        name = "-".join(("whole" if stretch is None else groups[0], *map(str, precisions)))
+        name = "-".join(("whole" if stretch is None else groups[0], *map(str, precisions), *["plan"] * (part is None)))
         if name not in self._written:
             path = self.context.scratch(f"{self.name}-{name}")
             self._written[name] = emulator.write_switched(path, groups, precisions)
-        # As many sessions stay open as their weights leave room for; on a GPU one, as engines need the memory.
-        room = _KEPT_BYTES // max(sum(place.length for place in bank.places[Precision.FP32].values()), 1)
-        room = room if self.provider == "cpu" else min(room, 1)
+        room = self._kept_sessions
         number = 0 if stretch is None else self._stretches.index(stretch) + 1
         job = SwitchedErrorsJob(
             self._written[name],
@@ -195,16 +205,28 @@ class Emulation:
         return EmulatedSamples(in_parts(few), count)
 
     @cached_property
+    def _kept_sessions(self) -> int:
+        """As many stay open as there is memory for; on a GPU one, as engines need the memory."""
+        weights = sum(place.length for place in self.context.bank.places[Precision.FP32].values())
+        return min(_KEPT_BYTES // (weights + _SESSION_BYTES), STRETCHES if self.provider == "cpu" else 1)
+
+    @cached_property
     def _stretches(self) -> tuple[tuple[str, ...], ...]:
         """Consecutive groups, by their ids."""
         groups = [group.id for group in self.computed.groups]
-        count = min(STRETCHES, math.ceil(len(groups) / 2))
+        count = min(max(self._kept_sessions, _FEWEST_STRETCHES), math.ceil(len(groups) / 2))
         ends = [len(groups) * number // count for number in range(count + 1)]
         return tuple(tuple(groups[start:end]) for start, end in itertools.pairwise(ends))
 
     @cached_property
     def _emulator(self) -> Emulator:
         return Emulator(self.computed, self.context.bank, self.fused)
+
+    @cached_property
+    def _of_evaluations(self) -> Emulator:
+        """It rounds at a reduced interface, too, which no group's error alone has a part in."""
+        grouped = with_reduced_interface(self.computed)
+        return self._emulator if grouped is self.computed else Emulator(grouped, self.context.bank, self.fused)
 
 
 def rows_per_sample(model: Model, batch: int, shapes: Mapping[str, Shape]) -> int:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,13 +22,14 @@ from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import PROVIDERS, Provider, SessionOptions, SideBySide
 from mptune.engines.outputs import value_error
 from mptune.engines.samples import Feed, Scoring, batch_sizes, cached_samples, file_identity
-from mptune.engines.toolchains.rows import check_rows, first_other
+from mptune.engines.toolchains.rows import check_rows, first_other, sorted_rows
 from mptune.graph.hazards.hazard import NodeFacts, TensorRange
 from mptune.graph.hazards.probes import facts_on, range_of
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision
 from mptune.graph.writing.variants import ObservedPart
 from mptune.processes.child import WorkerState
 
+FEW = 2  # samples, which show of most plans that they cannot be chosen
 _ON, _OFF = np.array(True), np.array(False)
 """Values of a switch; always the same arrays, so that a switch that stays as it was is not sent to the device again."""
 
@@ -45,6 +47,7 @@ class ReferenceJob:
     is_held_out: bool = False
     """The parts are those of the search samples, with which the optimisations of ONNX Runtime were looked at, too."""
     run_bytes: int | None = None  # memory that one run takes about, bytes
+    row_axes: Mapping[str, int] = field(default_factory=dict)  # of outputs whose rows a TopK selects
 
     def run(self, state: WorkerState) -> ReferenceReport:
         samples = cached_samples(state, self.samples)
@@ -54,7 +57,7 @@ class ReferenceJob:
         state.enter(Stage.RUN)
         outputs = outputs_of(session.run, samples, self.rollout, side_by_side.run)
         again = outputs_of(session.run, samples[: 1 if self.rollout is None else self.rollout.steps], self.rollout)[0]
-        rows = check_rows(session, samples, self.dependent, outputs[0], self.run_bytes)
+        rows = check_rows(session, samples, self.dependent, outputs[0], self.run_bytes, self.row_axes)
         save_samples(self.outputs, outputs)
         session.close()
 
@@ -64,7 +67,7 @@ class ReferenceJob:
             parts = cover_held_out(searched, outputs)
         else:
             shapes = [{name: array.shape for name, array in sample.items()} for sample in samples]
-            parts = find_parts(outputs, batch_sizes(shapes, len(outputs)))
+            parts = find_parts(outputs, batch_sizes(shapes, len(outputs)), self.row_axes)
         save_parts(parts_path(self.outputs), parts)
 
         is_compared = self.rollout is None and not self.is_held_out
@@ -88,6 +91,7 @@ class ReferenceJob:
             plain = state.transient(partial(open_session, self.model, options)).run(sample)
         except EngineError:  # some kernels exist for what the optimiser writes only
             return {}
+        plain, outputs = (sorted_rows(dict(each), self.row_axes) for each in (plain, outputs))
         floats = {n: v for n, v in outputs.items() if n not in self.dependent and np.issubdtype(v.dtype, np.floating)}
         return {n: value_error(v, plain[n]) for n, v in floats.items() if v.shape == plain[n].shape}
 
@@ -174,9 +178,11 @@ class ErrorsJob:
     provider: Provider = "cpu"
     run_bytes: int | None = None
     """Memory that one run takes about on a CPU, bytes; None where runs go one by one."""
+    most: float = math.inf  # error on the first ``FEW`` samples past which a model runs on no others
 
     def run(self, state: WorkerState) -> tuple[OutputError, ...]:
         scoring, samples = self.scoring, self.scoring.feeds(state)
+        few = FEW if self.most < math.inf else len(samples)
         # A step of a rollout waits for the last one.
         side_by_side = SideBySide.for_runs(len(samples) if scoring.rollout is None else 1, self.run_bytes)
         options = SessionOptions(self.provider, threads=side_by_side.threads)
@@ -188,7 +194,13 @@ class ErrorsJob:
                 state.enter(Stage.BUILD)
                 session = state.transient(partial(open_session, model, options))
                 state.enter(Stage.RUN)
-                outputs = outputs_of(session.run, samples, scoring.rollout, side_by_side.run)
+                outputs = outputs_of(session.run, samples[:few], scoring.rollout, side_by_side.run)
+                if few < len(samples):
+                    first = replace(scoring, part=range(few)).error(state, outputs)
+                    if not first.value(scoring.metric) <= self.most:  # nor NaN
+                        errors.append(first)
+                        continue
+                    outputs = [*outputs, *outputs_of(session.run, samples[few:], None, side_by_side.run)]
             errors.append(scoring.error(state, outputs))
         return tuple(errors)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import time
 import uuid
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -171,7 +170,7 @@ class Timings:
         """``path`` is the file of the first timing, which later processes of the run go on from."""
         self._context, self._builder, self._path, self._on_gpu = context, builder, path, on_gpu
         self._record: TimingRecord | None = None
-        self._standings = Standings()  # What was timed in this process tells how exact the next timing has to be.
+        self.standings = Standings()  # What was timed in this process tells how exact the next timing has to be.
 
     def job(
         self, built: Built, plan: PrecisionPlan, which: SampleSet, limit: float | None = None
@@ -190,13 +189,9 @@ class Timings:
             on_gpu=self._on_gpu,
             latency=settings.latency,
             repetitions=None if self._record is None else self._record.repetitions,
-            enough=self._standings.enough(plan.fingerprint, limit),
+            enough=self.standings.enough(plan.fingerprint, limit),
             ignored=settings.ignore,
         )
-
-    def add(self, plan: PrecisionPlan, timings: Sequence[SessionTiming], error: float = math.nan) -> None:
-        """Take the timings of a plan's sessions, and its error where it is known."""
-        self._standings.add(plan.fingerprint, timings, error)
 
     def corrected(self, result: MeasureResult) -> Measurement:
         """What was measured, in terms of the baseline's first latency on this device; that freezes the repetitions."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import cached_property
 
+from mptune.data.metrics.parts import ADD_IN_SQUARES
 from mptune.engines.backend import Builder
 from mptune.engines.base import Failure, Measurement, MissingKernel, SampleSet, Stage
 from mptune.engines.latency import Latency
@@ -16,6 +18,9 @@ from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.targets.costs import plan_memory
 from mptune.targets.roofline import LatencyTerms, roofline
 from mptune.targets.target import EngineMemory, Target
+
+CLEARLY = 1.8  # times the limit: an error on two samples that is beyond it on all, where samples differ by .4 of it
+AS_FAST = 1.02  # times the latency of the fastest plan within the limit: what is slower is not chosen
 
 
 class Prediction:
@@ -30,6 +35,7 @@ class Prediction:
         self._reference, self._context, self._target, self._builder = reference, reference.context, target, builder
         self.fuses = builder is None or builder.fuses
         self._terms: dict[bool, LatencyTerms] = {}
+        self._fastest_ms = math.inf  # of the plans within the limit
 
     @cached_property
     def emulation(self) -> Emulation:
@@ -57,15 +63,22 @@ class Prediction:
             self._terms[tf32] = roofline(self._context.grouped, self._target, self._reference.shapes, tf32=tf32)
         return self._terms[tf32]
 
-    def measurement(self, plan: PrecisionPlan | None, which: SampleSet = "search") -> Measurement | Failure:
+    def measurement(
+        self, plan: PrecisionPlan | None, which: SampleSet = "search", limit: float | None = None
+    ) -> Measurement | Failure:
         """The predicted latency and the emulated error of a plan; None is all-FP32 with TF32."""
         terms = self.terms(tf32=plan is None or self._context.settings.tf32)
         if isinstance(terms, Failure):
             return terms
-        errors = self.emulation.tf32_errors() if plan is None else self.emulation.errors([plan], which)
+        latency_ms = terms.base_ms - terms.tf32_gain_ms if plan is None else terms.predict(plan)
+        most, settings = math.inf, self._context.settings
+        if limit is not None and which == "search" and settings.metric in ADD_IN_SQUARES and not settings.ignore:
+            most = CLEARLY * limit if latency_ms <= AS_FAST * self._fastest_ms else 0.0
+        errors = self.emulation.tf32_errors() if plan is None else self.emulation.errors([plan], which, most=most)
         if isinstance(errors, Failure):
             return errors
-        latency_ms = terms.base_ms - terms.tf32_gain_ms if plan is None else terms.predict(plan)
+        if plan is not None and limit is not None and most < math.inf and errors[0].value(settings.metric) <= limit:
+            self._fastest_ms = min(latency_ms, self._fastest_ms)
         return Measurement(Latency.predicted(latency_ms), None, 1.0, errors[0], "emulated", build_s=0.0)
 
     def memory(self, plan: PrecisionPlan, measured: EngineMemory | None) -> EngineMemory:

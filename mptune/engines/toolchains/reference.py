@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 from mptune.data.archive import read_sample_shapes
+from mptune.data.metrics.row_sets import row_axes
 from mptune.data.metrics.table import number_of
 from mptune.engines.base import Failure, ReferenceReport, SampleSet
 from mptune.engines.context import RunContext
@@ -88,10 +89,11 @@ class ReferenceModel:
             context.samples(which),
             context.reference(which),
             self.provider,
-            frozenset(output.name for output in context.dependent_outputs),
+            frozenset(output.name for output in context.row_outputs if not output.is_selection),
             context.settings.rollout,
             is_held_out=not is_search,
             run_bytes=run_bytes(context.model, context.samples(which), self.provider),
+            row_axes=row_axes(context.row_outputs),
         )
         report = self.worker.call(job)
         if isinstance(report, Failure):

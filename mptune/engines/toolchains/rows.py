@@ -118,10 +118,12 @@ def check_rows(
     dependent: Collection[str],
     outputs: Outputs,
     run_bytes: int | None = None,
+    row_axes: Mapping[str, int] | None = None,
 ) -> RowReport:
     """Run a batch of different rows, and its first and last row without the others, and compare.
 
-    ``outputs`` are those of the first sample, ``dependent`` those whose shape depends on values.
+    ``outputs`` are those of the first sample, ``dependent`` those whose shape depends on values. In a batch of another
+    size, rounding may order what a TopK selects otherwise: columns are sorted along ``row_axes``.
     """
     most = _MOST_ROWS if not run_bytes else min(_MOST_ROWS, max(2, _ROWS_BYTES // run_bytes))
     feeds = row_feeds({name: shape for name, (_, shape) in session.inputs.items()}, samples, most)
@@ -132,7 +134,7 @@ def check_rows(
         first = outputs if _same(feeds.first, samples[0]) else session.run(feeds.first)
         last = session.run(feeds.last)
         count = feeds.count
-        batch = session.run(feeds.batch)
+        first, last, batch = (sorted_rows(each, row_axes or {}) for each in (first, last, session.run(feeds.batch)))
     except EngineError as error:
         if not feeds.is_dynamic or error.kind is not FailureKind.ERROR:
             raise
@@ -172,6 +174,11 @@ def check_rows(
     is_last = bool(of_last) and max(of_last.values()) > max(of_first.values())
     mixed = {name: max(error, of_last[name]) for name, error in of_first.items()}
     return RowReport(count, mixed, count - 1 if is_last else 0, not feeds.is_dynamic, lost, declared)
+
+
+def sorted_rows(outputs: Outputs, axes: Mapping[str, int]) -> Outputs:
+    """Outputs with each column sorted along the axis of rows that a TopK selects."""
+    return {name: np.sort(array, axes[name]) if name in axes else array for name, array in outputs.items()}
 
 
 def _distance(batch: np.ndarray, row: int, alone: np.ndarray) -> float:

@@ -43,11 +43,8 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         device: name of the GPU or CPU that is timed; the target's where none is.
         emulation_holds: whether engines round every value that a plan puts in FP16, so that emulated errors predict
             theirs.
-        limit: on the error, within which the fastest plan will be chosen: what cannot be is timed less exactly. None
-            where another plan may be chosen.
+        limit: on the error, where the fastest plan within it will be chosen: less is measured of what cannot be.
     """
-
-    limit: float | None = None
 
     def __init__(
         self,
@@ -88,6 +85,7 @@ class Toolchain(AbstractContextManager["Toolchain"]):
             self._timings = Timings(context, self.builder, record, on_gpu=target.kind != "cpu")
         self.emulation_holds = self.builder is None or self.builder.emulation_holds
         self._can_profile = True
+        self.limit: float | None = None
 
     def reference(self, which: SampleSet) -> base.ReferenceReport | Failure:
         """Compute the reference outputs of a set of samples, in FP32 without TF32, and write them to the context."""
@@ -148,16 +146,15 @@ class Toolchain(AbstractContextManager["Toolchain"]):
         result: Measurement | Failure | None = None
         try:
             if built is None or self._timings is None:
-                result = self.prediction.measurement(plan, which)
+                result = self.prediction.measurement(plan, which, self.limit)
             else:
                 job = self._timings.job(built, plan, which, self.limit)
                 timed = job if isinstance(job, Failure) else self.worker.call(job)
                 if isinstance(timed, Failure):
                     result = timed
                 else:
-                    session = timed.measurement.latency.session
-                    if session is not None:
-                        self._timings.add(plan, [session], timed.objective)
+                    sessions = [*filter(None, [timed.measurement.latency.session])]
+                    self._timings.standings.add(plan.fingerprint, sessions, timed.objective)
                     result = self._timings.corrected(timed)
                     if profile and self.profiling != "none":
                         result = self._profiled(result, plan, built)

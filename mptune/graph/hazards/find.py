@@ -8,7 +8,7 @@ their group to FP32.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from statistics import fmean
 
 from mptune.finding import BREAKING_CODES
@@ -16,17 +16,8 @@ from mptune.findings.numbers import in_samples
 from mptune.findings.wording import Severity
 from mptune.graph.facts import FusedNodes, attribute, facts_of, steps_inside, values_inside, walk
 from mptune.graph.groups import GroupedModel
-from mptune.graph.hazards import static
-from mptune.graph.hazards.hazard import (
-    FP16_MAX,
-    Hazard,
-    HazardPlace,
-    ObservedValues,
-    TensorRange,
-    group_of,
-    touching,
-    worst_first,
-)
+from mptune.graph.hazards import hazard, static
+from mptune.graph.hazards.hazard import FP16_MAX, Hazard, HazardPlace, ObservedValues, TensorRange
 from mptune.graph.hazards.masks import is_held, mask_input, stays_right
 from mptune.graph.hazards.probes import probe_hazards
 from mptune.graph.ops import BOUNDS, MEANS, MOVEMENT, SOFTMAX, SUMMING
@@ -39,12 +30,7 @@ _SATURATED = BOUNDS | {"Tanh", "Sigmoid", "HardSigmoid", "Erf"}
 """What gives the same of an infinite value as of those beyond FP16's end."""
 _ONE_SIGNED = frozenset({"ReduceL1", "ReduceL2", "ReduceSumSquare"})
 """Sums of magnitudes or squares, whatever the signs of what is summed."""
-_COUNTERS: Mapping[str, tuple[int, int]] = {
-    "CumSum": (0, 0),
-    "ScatterND": (2, 0),
-    "ScatterElements": (2, 0),
-    "LSTM": (0, 2),
-}
+_COUNTERS = {"CumSum": (0, 0), "ScatterND": (2, 0), "ScatterElements": (2, 0), "LSTM": (0, 2)}
 """Operators that count up into one value: which input the terms are, and which output the sums."""
 _SQUARED, _EXPONENTIAL = frozenset({"ReduceL2", "GlobalLpPool"}), frozenset({"ReduceLogSum", "ReduceLogSumExp"})
 """Operators that take a root or a logarithm of a sum. TensorRT writes them out, and holds the sum in FP16."""
@@ -73,24 +59,23 @@ def find_hazards(
     hazards = static.constant_hazards(types, observed)
     guarded = {h.place.group for h in hazards if h.code == "vanishing-epsilon" and h.wording != "weights"}
     hazards += [*_range_hazards(types, observed), *probe_hazards(types, observed, guarded, blamed)]
-    hazards += [*_sum_hazards(types, observed, narrowest)]
-    hazards += [*_fit_hazards(types, observed), *static.norm_hazards(types, observed)]
+    hazards += [*_sum_hazards(types, observed, narrowest), *_fit_hazards(types, observed)]
+    hazards += static.norm_hazards(types, observed)
     hazards += [*static.broadcast_hazards(types), *static.int64_hazards(types.facts)]
     inside, steps = values_inside(model, fused), steps_inside(fused)
     # What the nodes read is not fused: that is FP16 where it is computed in FP16.
-    of_step = [
-        h for h in hazards if h.place.node in steps and (h.code == "long-sum" or types.facts.is_scalar(h.place.tensor))
-    ]
-    left = [hazard for hazard in hazards if hazard.place.tensor not in inside and hazard not in of_step]
+    of_steps = (each for each in hazards if each.place.node in steps)
+    of_step = [each for each in of_steps if each.code == "long-sum" or types.facts.is_scalar(each.place.tensor)]
+    left = [each for each in hazards if each.place.tensor not in inside and each not in of_step]
     groups: dict[str | None, int] = {group.id: position for position, group in enumerate(grouped.groups)}
     nodes: dict[str | None, int] = {node.name: node.index for node in model.nodes}
 
-    def position(hazard: Hazard) -> tuple[float, bool, float, str, str]:
-        place, is_norm = hazard.place, hazard.code == "norm-written-out"  # a norm's squares only may overflow
+    def position(each: Hazard) -> tuple[float, bool, float, str, str]:
+        place, is_norm = each.place, each.code == "norm-written-out"  # a norm's squares only may overflow
         at = groups.get(place.group, math.inf), is_norm, nodes.get(place.node, math.inf)
-        return *at, hazard.code, place.tensor
+        return *at, each.code, place.tensor
 
-    return worst_first(sorted(left, key=position))
+    return hazard.worst_first(sorted(left, key=position))
 
 
 def nodes_beyond(grouped: GroupedModel, hazards: Sequence[Hazard]) -> tuple[set[str], set[str]]:
@@ -100,10 +85,10 @@ def nodes_beyond(grouped: GroupedModel, hazards: Sequence[Hazard]) -> tuple[set[
     error is finite, and says which nodes hold them. Nor need that of an output on a high level, which its last node is.
     """
     types, apart = value_types(grouped), ("angle-spacing", "spacing")
-    errors = [hazard for hazard in hazards if hazard.rules_out(Precision.FP16) and hazard.place.group is not None]
+    errors = [each for each in hazards if each.rules_out(Precision.FP16) and each.place.group is not None]
     others = {h.place.group for h in errors if h.place.group and not h.is_of_range and h.code not in apart}
     values = {(h.place.group, h.place.tensor) for h in errors if h.is_of_range and h.place.group not in others}
-    touched = {(group, node.name) for group, tensor in values for node in touching(types, tensor)}
+    touched = {(group, node.name) for group, tensor in values for node in hazard.touching(types, tensor)}
     touched |= {(h.place.group, h.place.node or "") for h in errors if h.code == "spacing"}  # an output's last node
     return {name for group, name in touched if grouped.owners.get(name) == group}, others
 
@@ -124,7 +109,7 @@ def blame(
         places[node.name] += [reader.name for value in walk(node.outputs, moved) for reader in facts.readers(value)]
     every = find_hazards(grouped, observed, precisions, blamed={name for near in places.values() for name in near})
     named = (h for h in reversed(every) if h.code in BREAKING_CODES and not h.is_note and h.severity != "info")
-    at = {hazard.place.node: hazard for hazard in named}
+    at = {each.place.node: each for each in named}
     return {name: at[place] for name, near in places.items() for place in reversed(near) if place in at}
 
 
@@ -138,10 +123,10 @@ def pinning_hazards(
             held as the largest finite value, then pins no group: the error shows what that does.
     """
     pinned: dict[str, Hazard] = {}
-    for hazard in hazards:
-        rules_out = hazard.rules_out(precision) or (not is_measured and hazard.changes_constant(precision))
-        if rules_out and hazard.place.group is not None:
-            pinned.setdefault(hazard.place.group, hazard)
+    for each in hazards:
+        rules_out = each.rules_out(precision) or (not is_measured and each.changes_constant(precision))
+        if rules_out and each.place.group is not None:
+            pinned.setdefault(each.place.group, each)
     return pinned
 
 
@@ -150,7 +135,7 @@ def pinned_by_hazards(
 ) -> dict[str, str]:
     """The groups of ``pinning_hazards``, each with the reason in words."""
     pinned = pinning_hazards(hazards, precision, is_measured=is_measured)
-    return {group: f"{hazard.place.tensor}: {hazard.reason}" for group, hazard in pinned.items()}
+    return {group: f"{each.place.tensor}: {each.reason}" for group, each in pinned.items()}
 
 
 # -- what ranges show -------------------------------------------------------------------------------------------------
@@ -163,7 +148,9 @@ def _range_hazards(types: ValueTypes, observed: ObservedValues) -> list[Hazard]:
         absmax = values.absmax
         for node in types.facts.readers(tensor) if values.masked_rows else ():
             if node.op_type in SOFTMAX or mask_input(node) == tensor:
-                place = HazardPlace(node.name, group_of(types, node), tensor, (observed.sample(values.masked_sample),))
+                place = HazardPlace(
+                    node.name, hazard.group_of(types, node), tensor, (observed.sample(values.masked_sample),)
+                )
                 rows = {"masked_rows": values.masked_rows, "limit": -FP16_MAX}
                 samples = {"samples": values.masked_samples if values.masked_samples > 1 else None}
                 hazards.append(Hazard("mask", place, rows, "rows", "warning", absmax, samples))
@@ -176,10 +163,10 @@ def _range_hazards(types: ValueTypes, observed: ObservedValues) -> list[Hazard]:
             evidence |= {"samples_beyond": values.beyond, "samples": values.samples}
         sample, done = observed.sample(values.sample), set[tuple[str, bool]]()
         words = {"in_samples": in_samples(values.beyond, values.samples, sample)}
-        for node in touching(types, tensor):
+        for node in hazard.touching(types, tensor):
             # What lies far below the other scores of a softmax, and becomes -inf, weighs nothing either way.
             is_mask = is_beyond and (is_saturated or (values.highest <= FP16_MAX and stays_right(model, node)))
-            group = group_of(types, node)
+            group = hazard.group_of(types, node)
             if group is None or (group, is_mask) in done:
                 continue
             done.add((group, is_mask))
@@ -199,7 +186,7 @@ def _sum_hazards(types: ValueTypes, observed: ObservedValues, narrowest: Precisi
         is_sum = op_type in SUMMING | _COUNTERS.keys() | _SQUARED | _EXPONENTIAL and len(node.outputs) > out
         if op_type.startswith("Scatter"):
             is_sum = is_sum and attribute(node, "reduction") == b"add"
-        if not is_sum or not node.is_standard or (group := group_of(types, node)) is None:
+        if not is_sum or not node.is_standard or (group := hazard.group_of(types, node)) is None:
             continue
         values, result = (observed.ranges.get(name, none) for name in (node.inputs[slot], node.outputs[out]))
         if not values.absmax or not result.absmax:

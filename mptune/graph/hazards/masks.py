@@ -30,10 +30,7 @@ _SELECTS = (COPIES | BOUNDS).union(
     ("Dropout", "Abs", "Neg", "Pad", "ReduceMax", "ReduceMin", "Relu", "ScatterElements", "ScatterND", "Trilu", "Where")
 )
 """Operators whose results have no larger magnitude than the largest of their inputs."""
-_MASK_INPUTS: Mapping[tuple[str, str], int] = {
-    ("", "Attention"): 3,
-    ("com.microsoft", "MultiHeadAttention"): 5,
-}
+_MASK_INPUTS = {("", "Attention"): 3, ("com.microsoft", "MultiHeadAttention"): 5}
 """(domain, operator) -> the input that is added to the scores inside the operator."""
 
 

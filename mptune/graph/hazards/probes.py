@@ -26,6 +26,7 @@ from mptune.graph.hazards.masks import comes_to_softmax
 from mptune.graph.hazards.static import state_pairs
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import from_stored, to_stored
+from mptune.graph.patterns import find_patterns
 from mptune.graph.plan import Precision
 from mptune.graph.value_types import ValueTypes
 
@@ -37,10 +38,8 @@ _BLOCK, _MOST, _FEWEST_ROWS = 1 << 16, 1 << 18, 16
 """Elements that stay in a core's cache; from which means and shares are estimated; rows, however long they are."""
 POLES: Mapping[str, int] = {"Log": 0, "Sqrt": 0, "Reciprocal": 0, "Div": 1, "Pow": 0}
 """Operator -> which of its inputs may not reach zero, or fall below it."""
-_FIRST_OPSET = 11
-"""The first operator set whose Equal takes floats, and whose Clip takes its bounds as inputs."""
-_POLE_DEPTH = 4
-"""Operators before a pole that are computed again: a variance is subtracted, clipped, and an epsilon is added."""
+_FIRST_OPSET = 11  # whose Equal takes floats, and whose Clip takes its bounds as inputs
+_POLE_DEPTH = 4  # operators that are computed again: a variance is subtracted, clipped, and an epsilon is added
 _RECOMPUTED = ops.ARITHMETIC | ops.BOUNDS | {"Neg", "Abs", "Sqrt", "Identity"}
 _LEAST = (1e-30, 1e-38)
 """No precision has a value between zero and one of these; or subnormal ones, which engines take for zero."""
@@ -163,11 +162,11 @@ def probe_hazards(
 ) -> list[Hazard]:
     """What rounding changes at single nodes, for the groups that would hold the operands in FP16 or BF16.
 
-    Args:
-        guarded: groups with an epsilon that vanishes.
-        blamed: nodes that make errors.
+    ``guarded``: groups with an epsilon that vanishes. ``blamed``: nodes that make errors.
     """
     nodes, named = {node.name: node for node in types.model.nodes}, list[Named]()
+    patterns = (pattern for pattern in find_patterns(types.model) if pattern.kind in ("activation", "norm"))
+    inside = {index for pattern in patterns for index in pattern.nodes}
     for record in observed.probes:
         node, precision, lacking = nodes[record.node], record.precision, types.lacking(record.precision)
         group, maker = group_of(types, node), types.facts.producer(node.inputs[0])
@@ -178,7 +177,7 @@ def probe_hazards(
         ranges = (observed.ranges[name] for name in (*node.inputs, *node.outputs) if name in observed.ranges)
         if any(values.absmax > precision.largest for values in ranges) or not any(map(any, record.facts.values())):
             continue  # that is an overflow, and rounded figures say nothing more; or there are no elements
-        look = _Look(types.facts, observed, record, node, group, node.name in blamed)
+        look = _Look(types.facts, observed, record, node, group, node.index in inside, node.name in blamed)
         judges = (j for j in _TABLE[node.op_type][1] if j is not _pole_hazard or group not in guarded)
         why = next(filter(None, (judge(look) for judge in judges)), None)  # the first that says it
         # What a sum has lost is named there, and not again where its logarithm is taken.
@@ -209,6 +208,7 @@ class _Look:
     record: NodeFacts
     node: Node
     group: str | None
+    is_inside: bool  # of a norm or an activation, where neither an epsilon nor a mean is a step
     is_blamed: bool  # it makes an error
 
     @cached_property
@@ -250,9 +250,6 @@ class _Look:
         words = {"operator": self.node.op_type, **about.pop("words", {})}
         value = next(iter(evidence.values()))
         return Hazard(code, place, evidence, value=value, words=words, precision=self.record.precision, **about), also
-
-
-# -- what rounding the operands changes -------------------------------------------------------------------------------
 
 
 def _change(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:
@@ -324,7 +321,7 @@ def _step_hazard(look: _Look) -> Named | None:
     facts, node, mean = look.facts, look.node, look.mean
     # Where a logarithm is taken of the sum, one plus a small value is no matter of rounding: what is left is zero.
     is_logged = any(reader.op_type == "Log" for reader in facts.readers(node.outputs[0]))
-    if not mean["steps"] or mean["idle"] < _LOST_SHARE * mean["steps"]:
+    if not mean["steps"] or mean["idle"] < _LOST_SHARE * mean["steps"] or (look.is_inside and not is_logged):
         return None
     (step, moved), (base, unchanged) = sorted(zip((mean["first"], mean["second"]), node.inputs, strict=True))
     # What comes back as the input of the next step is counted up, as a clock or a running sum is.
@@ -387,9 +384,6 @@ def _level_hazard(look: _Look) -> Named | None:
         return None
     evidence = {**look.spaced(output), "varies": math.sqrt(variance), "relative_error": relative}
     return look.names("spacing", output, evidence, "rounding", wording="output", severity="error")
-
-
-# -- poles ------------------------------------------------------------------------------------------------------------
 
 
 def _pole(probed: ProbedNode, values: Arrays, precision: Precision) -> Numbers:

@@ -30,10 +30,7 @@ _VANISHING_SHARE, _MOSTLY_VANISHING_SHARE = 0.01, 0.5
 _BEFORE_DIVISION = GLUE | {"Sqrt", "Mul"}
 _SQUARE_LIMIT = 256.0
 """Squares of larger values leave FP16's range: 256**2 = 65536."""
-_OPERATORS: Mapping[str, tuple[int, str]] = {
-    "LayerNorm written out": (17, "LayerNormalization"),
-    "RMSNorm written out": (23, "RMSNormalization"),
-}
+_OPERATORS = {"LayerNorm written out": (17, "LayerNormalization"), "RMSNorm written out": (23, "RMSNormalization")}
 """Name of a pattern -> the operator that it could be, and the opset that has it. An L2 norm is no normalisation that
 has an operator with statistics in FP32."""
 _INT32 = np.iinfo(np.int32)
@@ -250,24 +247,27 @@ _SHOWN = 3
 
 
 def interface_findings(model: Model, origin: FindingOrigin, fed: Sequence[tuple[str, str]] = ()) -> tuple[Finding, ...]:
-    """Shapes of outputs that depend on values, state among the inputs, constants that are inputs, an old opset.
-
-    Args:
-        fed: output and input of each state that is fed back already.
-    """
+    """Shapes that depend on values, state that is not ``fed`` back yet, constants that are inputs, an old opset."""
     facts, findings, more = facts_of(model), list[Finding](), " and {others} more"
     names = [output.name for output in facts.dependent_outputs]
     deciding = {name for output in facts.dependent_outputs for name in output.nodes}
     nodes = [node for node in facts.deciding_nodes if not names or node.name in deciding]
     if nodes:
         where = Where(nodes=tuple(node.name for node in nodes), outputs=tuple(map(OutputColumns, names)))
-        about: dict[str, Any] = {
-            "kind": "" if names else "inside",
-            "names": listed([repr(name) for name in names], _SHOWN, more),
-            "operators": listed([f"{node.op_type} {node.name!r}" for node in nodes], _SHOWN, more),
-        }
+        operators = listed([f"{node.op_type} {node.name!r}" for node in nodes], _SHOWN, more)
+        about: dict[str, Any] = {"kind": "" if names else "inside", "operators": operators}
+        about["names"] = listed([repr(name) for name in names], _SHOWN, more)
         counts = {"nodes": len(nodes), "outputs": len(names)}
         findings.append(Finding.from_code("value-dependent-shape", origin, where, counts, **about))
+    selected = [output for output in facts.row_outputs if output.is_selection]
+    if selected:
+        names, selecting = [output.name for output in selected], tuple(dict.fromkeys(o.nodes[0] for o in selected))
+        where = Where(nodes=selecting, outputs=tuple(map(OutputColumns, names)))
+        about = {
+            "names": listed([repr(name) for name in names], _SHOWN, more),
+            "operators": listed([f"TopK {name!r}" for name in selecting], _SHOWN, more),
+        }
+        findings.append(Finding.from_code("rows-selected", origin, where, {"outputs": len(names)}, **about))
     done = {name for pair in fed for name in pair}
     pairs = [pair for pair in state_pairs(model) if not done.intersection(pair)]
     if pairs:
@@ -275,10 +275,8 @@ def interface_findings(model: Model, origin: FindingOrigin, fed: Sequence[tuple[
         outputs, inputs = zip(*pairs, strict=True)
         where = Where(outputs=tuple(map(OutputColumns, outputs)), inputs=inputs)
         evidence: dict[str, int | str] = {"pairs": len(pairs), **{f"to {given}": output for output, given in pairs}}
-        about = {
-            "shown": listed([f"{output} -> {given}" for output, given in pairs], _SHOWN, more),
-            "options": " ".join(options[:_SHOWN]) + (" and so on" if len(pairs) > _SHOWN else ""),
-        }
+        about = {"shown": listed([f"{output} -> {given}" for output, given in pairs], _SHOWN, more)}
+        about["options"] = " ".join(options[:_SHOWN]) + (" and so on" if len(pairs) > _SHOWN else "")
         findings.append(Finding.from_code("state-fed-back", origin, where, evidence, **about))
     constants = tuple(name for name, constant in model.initializers.items() if constant.overridable)
     if constants:

@@ -1,10 +1,11 @@
 """Carry out a plan: the same model with constants in reduced precisions and explicit Casts; and the parts of its file.
 
-*Requires* a model from ``load_model`` and groups from ``find_groups``. *Ensures*: the interface is unchanged; each
-value is cast at most once per type, right after its producer; constants are converted, never cast at run time; shape,
-index and boolean values are untouched; the same plan gives the same bytes; the all-FP32 plan changes nothing. Beside
-Casts it adds nothing but a subtraction of zero where TensorRT-RTX needs one (``mptune.graph.value_types``), and
-a Clip before the Cast of a mask that is made of constants beyond the range (``mptune.graph.hazards.masks``).
+*Requires* a model from ``load_model`` and groups from ``find_groups``. *Ensures*: the interface is unchanged, but for
+``GroupedModel.io``; each value is cast at most once per type, right after its producer; constants are converted, never
+cast at run time; shape, index and boolean values are untouched; the same plan gives the same bytes; the all-FP32 plan
+changes nothing. Beside Casts it adds nothing but a subtraction of zero where TensorRT-RTX needs one
+(``mptune.graph.value_types``), and a Clip before the Cast of a mask that is made of constants beyond the range
+(``mptune.graph.hazards.masks``).
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from mptune.files import write_bytes
 from mptune.graph.facts import node_rule
 from mptune.graph.groups import GroupedModel, LayerGroup, find_groups
 from mptune.graph.hazards.masks import is_held
+from mptune.graph.interface import with_reduced_interface
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import STANDARD_DOMAINS, declaration, fill_value
-from mptune.graph.ops import OPAQUE_TYPES
+from mptune.graph.ops import FLOAT_TYPES, OPAQUE_TYPES
 from mptune.graph.plan import PRECISIONS, REDUCED, Precision, PrecisionPlan
 from mptune.graph.value_types import Resolution, add_barrier, needs_barrier, new_suffix, value_types
 from mptune.graph.writing import weights
@@ -45,6 +47,8 @@ class Rewriter:
         self._held = {precision: new_suffix(model, f"{precision}_held") for precision in REDUCED}
         self._barrier, self._zero = new_suffix(model, "barrier"), new_suffix(model, "zero")
         self._frame = frame_of(model)
+        reduced = with_reduced_interface(grouped)
+        self._of_mixed = self if reduced is grouped else Rewriter(reduced, bank)
         # Constant nodes that the bank holds become constants of the graph; the others stay nodes in FP32.
         in_bank = {} if bank is None else bank.places[Precision.FP32]
         by_name = {n: c.node_index for n, c in model.initializers.items() if c.node_index is not None}
@@ -87,18 +91,22 @@ class Rewriter:
 
         Shapes are the inferred ones: a wrong name of a size makes ONNX Runtime reuse a buffer that is too small.
         """
-        changed = self.types.resolve(plan.stored).computed.keys() - self.types.named
+        writer = self._of_mixed if plan.reduced_groups else self
+        types, model = writer.types, writer._model
+        changed = types.resolve(plan.stored).computed.keys() - types.named
         kept = {name for node in graph.node for name in node.output} - changed - {v.name for v in graph.value_info}
-        for value in self._model.proto.graph.value_info:
-            info = self._model.info(value.name)
+        for value in model.proto.graph.value_info:
+            info = model.info(value.name)
             if value.name in kept and info.dtype not in OPAQUE_TYPES:
-                given = self.types.facts.input_sizes
+                given = types.facts.input_sizes
                 sizes = info.shape and tuple(d if isinstance(d, int) or d in given else None for d in info.shape)
                 graph.value_info.add().CopyFrom(value)
                 graph.value_info[-1].type.CopyFrom(declaration(replace(info, shape=sizes)).type)
 
     def _typed(self, plan: PrecisionPlan) -> tuple[onnx.ModelProto, list[NeededConstant]]:
         """The typed model without the constants that it reads of the model, and these."""
+        if self._of_mixed is not self and plan.reduced_groups:
+            return self._of_mixed._typed(plan)
         types, resolution = self.types, self.types.resolve(plan.stored)
         constants, unread = list[NeededConstant](), set[int]()  # nodes Constant that the plan reads in no FP32
         for name, constant in self._model.initializers.items():
@@ -205,6 +213,10 @@ def frame_of(model: Model) -> onnx.ModelProto:
                 setattr(copy, descriptor.name, value)
     frame.metadata_props.extend(e for e in model.proto.metadata_props if not e.key.startswith(_METADATA_PREFIX))
     frame.graph.name = source.name or "graph"
+    for value in (*frame.graph.input, *frame.graph.output):  # where the model has the interface in another type
+        dtype = model.info(value.name).dtype
+        if value.type.tensor_type.elem_type and dtype in FLOAT_TYPES:
+            value.type.tensor_type.elem_type = FLOAT_TYPES[dtype].onnx_type
     # Old types would be wrong now. Only where ONNX cannot infer them do they stay: no plan changes a type there.
     opaque = {
         name
@@ -222,10 +234,7 @@ def add_node(graph: onnx.GraphProto, node: Node, inputs: Sequence[str], outputs:
     proto: onnx.NodeProto = graph.node.add()
     proto.CopyFrom(node.proto)
     proto.name = node.name
-    if inputs != node.inputs:
-        proto.input[:] = inputs
-    if outputs != node.outputs:
-        proto.output[:] = outputs
+    proto.input[:], proto.output[:] = inputs, outputs
     return proto
 
 

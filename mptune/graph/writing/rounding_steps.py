@@ -252,4 +252,4 @@ def with_rounding_steps(
         replace(group, nodes=tuple(n for name in group.nodes for n in steps.parts.get(name, (name,))))
         for group in grouped.groups
     )
-    return GroupedModel(written_out, groups, grouped)
+    return GroupedModel(written_out, groups, grouped, grouped.io)

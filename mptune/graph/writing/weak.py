@@ -14,6 +14,7 @@ import onnx
 from mptune.errors import ModelError, PlanError
 from mptune.graph.groups import GroupedModel
 from mptune.graph.hazards.masks import is_held
+from mptune.graph.interface import with_reduced_interface
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import STANDARD_DOMAINS, Initializer, all_graphs, subgraphs
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -74,6 +75,7 @@ def weak_model(grouped: GroupedModel, plan: PrecisionPlan) -> WeakModel:
         ModelError: TensorRT 8.5 lacks the operator set or an operator of the model.
         PlanError: the plan has groups in BF16.
     """
+    grouped = with_reduced_interface(grouped) if plan.reduced_groups else grouped
     model, types = grouped.model, value_types(grouped)
     _refuse_what_is_lacking(model, plan)
     suffix, planned = new_suffix(model, ""), types.node_precisions(plan.stored)

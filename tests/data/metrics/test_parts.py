@@ -229,3 +229,7 @@ def test_nan_stays_and_columns_survive_json() -> None:
     assert np.isnan(error.value("worst_part"))
     again = OutputError.from_json(json.loads(json.dumps(error.to_json(), allow_nan=False)))
     assert str(again.columns) == str(error.columns)
+    # Of a reference, what is not finite does not count.
+    finite = find_parts(of(reference))["y"]
+    reference[0] = np.append(reference[0], np.full((1, 1, 5), np.nan), axis=1)
+    assert find_parts(of(reference))["y"] == finite

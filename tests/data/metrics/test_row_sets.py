@@ -120,7 +120,7 @@ def test_rows_in_one_output_with_image_class_and_score() -> None:
     assert error({"rows": wanted["rows"][::-1]}, wanted, dependent).value("relative_l2") == 0
     assert pairing(error({"rows": np.delete(wanted["rows"], 3, axis=0)}, wanted, dependent), "rows") == (1, 0)
     (rows,) = find_row_sets(dependent, [wanted])
-    assert (rows.keys, rows.boxes, rows.score) == ((0, 1, 6), 2, 7), "behind the column with the set"
+    assert (rows.keys, rows.score) == ((0, 1, 6), 7), "behind the column with the set"
 
 
 def test_rows_beside_a_batch_axis_stay_in_their_image() -> None:
@@ -158,6 +158,20 @@ def test_rows_without_boxes_pair_by_the_nearest() -> None:
 def test_scores_that_are_all_one_are_no_class() -> None:
     wanted, got = ({"rows": np.insert(detections(6)["boxes"], 4, score, axis=1)} for score in (1.0, 0.9995))
     assert error(got, wanted, outputs(0, "rows")).unmatched_rows == 0
+
+
+def test_what_topk_selects_is_paired_alike_and_other_candidates_are_left_out() -> None:
+    selected = tuple(DependentOutput(name, 0, ("topk",), is_selection=True) for name in detections(1))
+    wanted = detections(40)
+    got = reordered({**wanted, "scores": wanted["scores"] * np.float32(1.001)}, np.roll(np.arange(40), 1))
+    got["labels"][3] += 7
+    for foreign, rows in ((1, slice(0)), (2, slice(7, 8)), (25, slice(0, 25))):
+        got["boxes"][rows] += 100
+        found = error(got, wanted, selected)
+        assert found.value("foreign_rows") == foreign / 40
+        assert (found.value("worst_part") < 0.01) == (foreign < 20), "more are no other candidates: the plan is wrong"
+    got["boxes"][0] = np.nan
+    assert error(got, wanted, selected).non_finite == 4
 
 
 def test_outputs_selected_apart_and_those_that_part_in_a_plan_are_paired_alone() -> None:

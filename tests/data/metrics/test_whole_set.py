@@ -59,6 +59,8 @@ MOVED = FLOW + np.array([3.0, 4.0], np.float32)[:, None, None]
 BOXES = np.array([[[0, 0, 10, 10], [20, 20, 40, 40]], [[5, 5, 15, 25], [0, 0, 1, 1]]], np.float32)
 TRUTH = {"boxes": BOXES, "classes": np.array([[0, 1], [1, -1]])}
 BY_CLASS = {"boxes": BOXES, "scores": np.eye(2, dtype=np.float32)[[[0, 1], [1, 1]]] * 0.9}
+CENTRES = np.concatenate([(BOXES[..., :2] + BOXES[..., 2:]) / 2, BOXES[..., 2:] - BOXES[..., :2]], axis=-1)
+CENTRED = {**detections(), "boxes": CENTRES}
 # Images with other numbers of boxes.
 LISTS = {name: [array[:1], array[1:, :1]] for name, array in detections().items()}
 
@@ -82,6 +84,8 @@ LISTS = {name: [array[:1], array[1:, :1]] for name, array in detections().items(
         (average_precision, detections(1.0), detections(), TRUTH, (4 / 10 + (5 + 2 * 51 / 101) / 10) / 2),
         (average_precision, BY_CLASS, BY_CLASS, {}, 1.0),
         (average_precision, LISTS, LISTS, TRUTH, 1.0),
+        (average_precision, CENTRED, CENTRED, {}, 1.0),
+        (average_precision, CENTRED, CENTRED, TRUTH, 1.0),
     ],
 )
 def test_values_by_hand(metric, outputs: Arrays, reference: Arrays, labels: Arrays, value: float) -> None:

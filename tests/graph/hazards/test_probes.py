@@ -109,6 +109,14 @@ def test_a_single_number_is_judged_too(tmp_path: Path) -> None:
     assert [h.code for h in hazards_on(proto, {"x": np.array(1, np.float32)}, tmp_path) if not h.is_note] == []
 
 
+def test_the_mean_that_a_norm_takes_out_is_no_step(tmp_path: Path) -> None:
+    nodes = """m = ReduceMean<axes = [-1]>(x) [centre] d = Sub(x, m) q = Mul(d, d) v = ReduceMean<axes = [-1]>(q)
+        e = Add(v, eps) r = Sqrt(e) y = Div(d, r)"""
+    proto = text(f"(float[n,8] x) => (float[n,8] y) <float eps = {{1e-5}}> {{ {nodes} }}", opset=13)
+    x = np.concatenate([1 + SPREAD[:, :4], -1 - SPREAD[:, :4] + 1e-4], -1).astype(np.float32)
+    assert [h.place.node for h in hazards_on(proto, {"x": x}, tmp_path) if h.code == "stagnation"] == []
+
+
 def test_infinite_values_are_as_good_to_what_saturates(tmp_path: Path) -> None:
     for reader, is_pinned in (("Tanh", False), ("Relu", True)):
         proto = text(f"(float[n,8] x) => (float[n,8] y) <float k = {{3e4}}> {{ h = Mul(x, k) y = {reader}(h) }}")

@@ -52,6 +52,9 @@ def test_the_baseline_needs_no_reason(front: Front) -> None:
     row = next(line for line in text.splitlines() if front.fp32.plan.fingerprint in line)
     assert "error" not in row
     assert "kept in FP32" not in text
+    # Its groups are explained where all-FP16 keeps none.
+    kept = f"{front.fp32.plan.fingerprint}: kept in FP32 because"
+    assert kept in printed(replace(front, chosen=front.fp32), show=print_explanation)
 
 
 @pytest.mark.parametrize("columns", [100, 140])
