@@ -24,8 +24,8 @@ from mptune.files import files_in_order, parse_json, read_text
 _INPUTS = "write it with `polygraphy run ... --save-inputs inputs.json`"
 _OUTPUTS = "write it with `trtexec ... --exportOutput=FILE` or `polygraphy run ... --save-outputs FILE`"
 _MOST_JSON_BYTES = 2 << 30  # arrays as text may be larger than other JSON
-_NOT_FINITE = re.compile(r"(?<=[\s,])(-?)(nan|inf)(?=[\s,])")
-_DIGITS = 5e-6  # relative: what six digits change at most
+_NOT_FINITE = re.compile(r"(?<=[\s,])-?(?:nan|inf)(?=[\s,])")
+_WORDS = {"nan": "NaN", "-nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
 def polygraphy_inputs(path: Path) -> list[Arrays]:
@@ -41,9 +41,7 @@ def recorded_runs(path: Path) -> list[Arrays]:
 
     ``path`` is a ``.npz`` (one run), a ``.npy`` (whose array has the name ``""``), a JSON file of ``trtexec
     --exportOutput`` (one run) or of ``polygraphy run --save-outputs`` (its iterations), or a folder of such files.
-
-    Raises:
-        DataError: It cannot be read, or holds the outputs of several runners.
+    DataError: it cannot be read, or holds the outputs of several runners.
     """
     if path.is_dir():
         files = [file for file in files_in_order(path) if file.suffix.lower() in (".npz", ".npy", ".json")]
@@ -57,7 +55,7 @@ def recorded_runs(path: Path) -> list[Arrays]:
     try:
         if isinstance(document, list):
             return [{binding["name"]: _trtexec_array(binding) for binding in document}]
-        runners = [(str(name), [run["outputs"] for run in runs]) for name, runs in document["lst"]]
+        runners = [(str(name), [dict(run["outputs"]) for run in runs]) for name, runs in document["lst"]]
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
         raise DataError(f"{path} holds no outputs of trtexec or Polygraphy: {error}", _OUTPUTS) from None
     # Where one session ran several backends, that of TensorRT is the deployment.
@@ -72,12 +70,7 @@ def recorded_runs(path: Path) -> list[Arrays]:
 def _read(path: Path, hint: str) -> Any:
     """The JSON in a file."""
     try:
-        text = read_text(path, _MOST_JSON_BYTES)
-        try:
-            return parse_json(text)
-        except ValueError:
-            words = {"nan": "NaN", "inf": "Infinity"}
-            return parse_json(_NOT_FINITE.sub(lambda m: (m[1] if m[2] == "inf" else "") + words[m[2]], text))
+        return parse_json(_NOT_FINITE.sub(lambda match: _WORDS[match[0]], read_text(path, _MOST_JSON_BYTES)))
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read as JSON: {' '.join(str(error).split())}", hint) from None
 
@@ -101,5 +94,5 @@ def _trtexec_array(binding: Mapping[str, Any]) -> np.ndarray:
     values = np.array(binding["values"], np.float64).reshape(sizes).astype(np.float32)
     with np.errstate(over="ignore"):
         half = values.astype(np.float16)
-    # Values that FP16 holds, but for the digits that are not written, come from a binding of FP16.
-    return half if np.allclose(half, values, rtol=_DIGITS, atol=0, equal_nan=True) else values
+    # Values that FP16 holds, but for what six digits leave out (5e-6 at most), come from a binding of FP16.
+    return half if np.allclose(half, values, rtol=5e-6, atol=0, equal_nan=True) else values

@@ -17,10 +17,10 @@ from mptune.data.metrics.accuracy import FOREIGN, MANY_FOREIGN
 from mptune.data.samples import CalibrationSet
 from mptune.diagnosis.engines import EngineRunner
 from mptune.diagnosis.order import find_stale, other_order, stale_finding, stale_rows
-from mptune.diagnosis.precision import precision
+from mptune.diagnosis.precision import precision, worst_hazard
 from mptune.diagnosis.preprocessing import other_feed
 from mptune.diagnosis.rows import FP32_ROUNDING, Layout, read_recording
-from mptune.diagnosis.runner import Runner
+from mptune.diagnosis.runner import Outputs, Runner
 from mptune.diagnosis.sides import HEADROOM, Limit, Side, Sides, figure_of
 from mptune.finding import Finding, OutputColumns, Where, by_severity
 from mptune.graph.plan import Precision
@@ -87,8 +87,8 @@ def make_sides(
     max_error: float | None,
 ) -> Sides:
     """Run what has to run and read what was recorded."""
-    exact, names = runner.exact, [output.name for output in runner.model.outputs]
-    compared = [name for name in names if name not in ignore]
+    exact = runner.exact
+    compared = [output.name for output in runner.model.outputs if output.name not in ignore]
     layouts = {name: Layout.of_arrays([sample[name] for sample in exact], runner.samples) for name in compared}
     reference, reference_name = exact, f"{runner.name} in FP32"
     if recorded_reference is not None:
@@ -99,13 +99,17 @@ def make_sides(
     elif other is not None:
         candidate, candidate_name, origin = other.exact, other.name, "engine"
     if isinstance(other, Runner):
-        origin, theirs = "model", [output.name for output in other.model.outputs]
-        if not set(names) <= set(theirs):  # outputs agree by name, else by position
-            by_position = dict(zip(names, theirs, strict=True))
-            candidate = tuple({name: sample[by_position[name]] for name in names} for sample in candidate)
+        origin, candidate = "model", named(runner, other, candidate)
     batch = max([batch, *(each.shapes[0][0] for each in layouts.values() if each.shapes[0] and not each.stacked)])
     two_runs, plan = (reference, candidate, reference_name, candidate_name), runner.throughout(Precision.FP16)
     return Sides(runner, *two_runs, layouts, batch, plan, origin, tolerances, max_error)
+
+
+def named(runner: Runner, other: Runner, outputs: Outputs) -> Outputs:
+    """Outputs of another model under the names of a model's own: by name, else by position."""
+    names, theirs = ([output.name for output in each.model.outputs] for each in (runner, other))
+    pairs = dict(zip(names, names if set(names) <= set(theirs) else theirs, strict=True))
+    return tuple({name: sample[its] for name, its in pairs.items()} for sample in outputs)
 
 
 def tf32(side: Side) -> Finding | None:
@@ -125,19 +129,14 @@ def not_computed(side: Side) -> Finding | None:
         return None
     got, wanted = side.rows(sides.candidate), side.rows(sides.reference)
     # Rows of one label each are equal by chance, and the second of two may be the first's result.
-    are_equal = len(got) > 2 and wanted.dtype.kind == "f" and _has_equal_rows(got) and not _has_equal_rows(wanted)
-    is_zero = not side.is_within and not got.any() and bool(wanted.any())
-    if not is_zero and not are_equal:
-        return None
-    fp16 = side.rows(sides.runner.emulated(sides.plan))
-    if _has_equal_rows(fp16) if are_equal else not fp16.any():
-        return None
-    evidence, kind = {"error": side.error, "rows": len(got)}, "equal rows" if got.any() else "zero"
-    return side.finding("not-computed", evidence, kind=kind)
-
-
-def _has_equal_rows(rows: np.ndarray) -> bool:
-    return bool((rows == rows[:1]).all())
+    ways: list[tuple[str, bool, Callable[[np.ndarray], Any]]] = [
+        ("zero", not side.is_within, lambda rows: not rows.any()),
+        ("equal rows", len(got) > 2 and wanted.dtype.kind == "f", lambda rows: (rows == rows[:1]).all()),
+    ]
+    for kind, is_asked, is_so in ways:
+        if is_asked and is_so(got) and not is_so(wanted) and not is_so(side.rows(sides.runner.emulated(sides.plan))):
+            return side.finding("not-computed", {"error": side.error, "rows": len(got)}, kind=kind)
+    return None
 
 
 def stored_as_fp16(side: Side) -> Finding | None:
@@ -210,8 +209,10 @@ def compare_sides(
     text = "the difference is unexplained: no rounding, row order or change of inputs that was tried reproduces it"
     if sides.origin == "recorded":
         text += "; with the model that the engine was built of as CANDIDATE, --trace names where it begins"
-    beyond = [side.name for side in unexplained if not side.is_within and not sides.is_other_model]
-    texts = [*warnings, *(f"output {name!r}: {text}" for name in beyond)]
+    beyond = [side for side in unexplained if not side.is_within and not sides.is_other_model]
+    texts = [*warnings, *(f"output {side.name!r}: {text}" for side in beyond)]
+    if any(not np.isfinite(array).all() for side in beyond for array in side.got if array.dtype.kind == "f"):
+        texts += [f"FP16 may be why values are NaN or Inf: {hazard}" for hazard in [worst_hazard(sides)] if hazard]
     comparison = check_sides(sides, data, findings, texts)
     fp16 = {side.name: {"emulated_fp16": side.emulated, "judged_fp16": side.judged_fp16} for side in sides.outputs}
     return replace(comparison, outputs={name: {**by, **fp16[name]} for name, by in comparison.outputs.items()})
@@ -227,6 +228,9 @@ def check_sides(
         if count:
             text = f"output {side.name!r} of the reference holds {count} NaN or Inf, which are not compared"
             warnings.insert(0, f"{text}; `mptune inspect MODEL --data PATH` names the node")
+        if not side.is_within and side.judged <= side.limit.value:
+            text = "output {!r}: sample {} has an error of {:.3g}, more than five times the limit of {:.3g}"
+            warnings.insert(0, text.format(str(side.where), *side.worst_sample[::-1], side.limit.value))
     agrees = all(side.is_within for side in sides.outputs) and STRUCTURAL.isdisjoint(f.code for f in findings)
     for foreign in _foreign_rows(sides):
         agrees, findings = agrees and foreign.evidence.get("limit") is None, (*findings, foreign)
@@ -281,8 +285,7 @@ def repetition_findings(sides: Sides, runner: Runner | EngineRunner, repeat: int
         for side in again.outputs if all(name in isolated[0] for name in sides.layouts) else ():
             # Both ran in the same precision: what a row has of another run it has exactly.
             rows = side.compared
-            exact = None if rows is None else replace(rows, half=rows.exact)
-            stale = None if exact is None else find_stale(exact, sides.batch)
+            stale = None if rows is None else find_stale(replace(rows, half=rows.exact), sides.batch)
             if stale is not None:
                 return [stale_finding(side, stale)]
         where = Where(outputs=tuple(OutputColumns(name) for name in isolated[0]))

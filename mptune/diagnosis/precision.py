@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -65,7 +65,7 @@ def precision(outputs: Sequence[Side]) -> list[Finding]:
         "limit_value": worst.limit.value,
         "precisions": " and ".join(p.name for p in REDUCED if plan.groups_in(p)),
         "named": listed([f"{groups[g].name} ({g}, {100 * shares[g]:.0f} %)" for g in named], _NAMED),
-        "seen": "" if plan.bf16_groups else _seen(sides, named[:_NAMED]),
+        "seen": "" if plan.bf16_groups else worst_hazard(sides, named[:_NAMED]),
         "left": "" if left is None else left.limit.sentence(left.judged),
         "option": "--tolerance" if sides.max_error is None else "--max-error",  # compare has one, check the other
         "command": f"mptune apply {runner.model.path} {' '.join(options)} -o OUT.onnx",
@@ -152,13 +152,15 @@ def _cured(
     return [], None
 
 
-def _seen(sides: Sides, groups: Sequence[str]) -> str:
-    """What was seen in groups: a value beyond FP16's range, a decision that changes; certain ones first."""
-    hazards = [h for h in sides.runner.hazards if h.code in BREAKING_CODES and h.severity != "info" and not h.is_note]
+def worst_hazard(sides: Sides, groups: Collection[str] | None = None) -> str:
+    """What breaks in these groups, certain ones first; in all, also sums, which no emulation shows; or ""."""
+    breaking = [h for h in sides.runner.hazards if h.code in BREAKING_CODES and h.severity != "info" and not h.is_note]
+    sums = [h for h in sides.runner.hazards if float(h.evidence.get("sum", 0)) > Precision.FP16.largest]
     # An epsilon that vanishes, a warning, is why a reciprocal overflows.
-    hazards.sort(key=lambda h: h.severity != "error" and h.code != "vanishing-epsilon")
-    worst = next((h for h in hazards if h.place.group in groups), None)
-    if worst is None:
+    breaking.sort(key=lambda h: h.severity != "error" and h.code != "vanishing-epsilon")
+    hazards = [*breaking, *sums] if groups is None else [h for h in breaking if h.place.group in groups]
+    if not hazards:
         return ""
+    worst = hazards[0]
     nodes = (h.place.node for h in hazards if (h.code, h.place.tensor) == (worst.code, worst.place.tensor))
     return f"{worst.code} at {next(filter(None, nodes), worst.place.tensor)} ({worst.place.group}): {worst.reason}"

@@ -84,7 +84,7 @@ def read_recording(path: Path, layouts: Mapping[str, Layout]) -> tuple[Mapping[s
     runs = recorded_runs(path)
     if len(layouts) == 1 and all(list(run) in ([""], [_UNNAMED]) for run in runs):
         runs = [dict.fromkeys(layouts, *run.values()) for run in runs]
-    cut: dict[str, Sequence[np.ndarray]] = {}
+    cut: dict[str, list[np.ndarray]] = {}
     for name, layout in layouts.items():
         arrays = [run[name] for run in runs if name in run]
         if len(arrays) < max(len(runs), 1):
@@ -94,10 +94,6 @@ def read_recording(path: Path, layouts: Mapping[str, Layout]) -> tuple[Mapping[s
             raise DataError(f"{path} has no output {name!r}: it holds {names}", hint)
         if any(array.dtype.kind not in "fiub" for array in arrays):
             raise DataError(f"{path}: {name!r} is of type {arrays[0].dtype}, not numeric", "save numbers")
-        is_each = [array.ndim for array in arrays] == [len(shape) for shape in layout.shapes]
-        if is_each and len({*layout.shapes}) > 1:  # samples have their own numbers of rows, and so may the runs
-            cut[name] = arrays
-            continue
         try:
             whole = arrays[0] if len(arrays) == 1 else layout.rows(arrays)
         except ValueError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -86,6 +87,11 @@ class Runner:
             self._kept[name] = self.run(name, write())
         return self._kept[name]
 
+    def _tried(self, name: str, stage: str, write: Callable[[], Path]) -> Outputs | None:
+        with suppress(BaselineError):
+            return self._once(name, stage, write)
+        return None
+
     def scratch(self, name: str) -> Path:
         """A path for a model beside the weight bank."""
         return self.context.scratch(f"compared-{name}")
@@ -99,6 +105,11 @@ class Runner:
     def exact(self) -> Outputs:
         """Outputs in true FP32."""
         return self._once("exact", f"running {self.name}", lambda: self.widened)
+
+    @property
+    def as_given(self) -> Outputs | None:
+        """Outputs of the file itself, in a session with all optimisations; None where a CPU has not all its kernels."""
+        return self._tried("as-given", f"running {self.name} as it is", lambda: self.model.path)
 
     @cached_property
     def emulator(self) -> Emulator:
@@ -116,10 +127,7 @@ class Runner:
         if not uses_products(self.model):
             return None
         model, bank, path = self.model, self.context.bank, self.scratch(rounding)
-        try:
-            return self._once(rounding, "emulating TF32", lambda: write_tf32(model, bank, path, rounding))
-        except BaselineError:
-            return None
+        return self._tried(rounding, "emulating TF32", lambda: write_tf32(model, bank, path, rounding))
 
     def on(self, name: str, feeds: Sequence[Mapping[str, np.ndarray]]) -> Outputs:
         """Outputs in true FP32 on other samples; ``name`` is theirs alone."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from mptune.data.metrics.accuracy import OutputError, Reference, compare_outputs
-from mptune.data.metrics.parts import WORST_PART, OutputParts, find_parts
+from mptune.data.metrics.parts import WORST_PART, OutputParts, belongs_to, columns_of_part, find_parts
 from mptune.data.metrics.row_sets import RowSet, find_row_sets, in_order_of, row_axes
 from mptune.diagnosis.rows import FP32_ROUNDING, Cause, Compared, Explanation, Layout, explain
 from mptune.diagnosis.runner import Outputs, Runner
@@ -25,6 +25,7 @@ from mptune.settings import Tolerance
 
 HEADROOM = 2.0  # without a tolerance, the limit is this times the emulated all-FP16 error (``default_limit``)
 MOST_LIMIT = 0.1  # without a tolerance, no limit is larger
+_MOST_OF_SAMPLE = 5.0  # limits of the mean over samples that one sample's error may reach
 FALLBACK_LIMIT = 1e-2  # the limit where the emulated all-FP16 error is not finite
 
 
@@ -35,6 +36,7 @@ class Limit:
     value: float
     is_absolute: bool = False  # of the largest absolute difference, in the output's own unit
     columns: tuple[int, ...] | None = None  # None: the whole output
+    is_default: bool = field(default=False, compare=False)  # nobody gave it
 
     def to_json(self) -> dict[str, Any]:
         """The limit as ``compare --json`` prints it."""
@@ -72,7 +74,7 @@ def limits_of(
     if parts is not None and (parts.is_split or named):
         ranges = parts.ranges if parts.is_split else (range(count),)
         left = [columns for each in ranges if (columns := tuple(k for k in each if k not in named))]
-    return [*limits, *(Limit(default(c) if rest is None else rest, columns=c) for c in left)]
+    return [*limits, *(Limit(default(c) if rest is None else rest, False, c, rest is None) for c in left)]
 
 
 def default_limit(emulated: float) -> float:
@@ -225,15 +227,25 @@ class Side:
         """The same of all-FP16."""
         return figure_of(self.sides.fp16_errors, self.name, self.limit)
 
-    @property
+    @cached_property
+    def worst_sample(self) -> tuple[float, int]:
+        """The largest error of one sample in that part, and which it is; 0 where only means over samples are kept."""
+        by, columns = {} if self.limit.is_absolute else self.errors.per_output[self.name], self.limit.columns
+        parts = [by[key] for key in by if belongs_to(key, WORST_PART) and columns in (None, columns_of_part(key))]
+        return max(((error, k) for each in parts for k, error in enumerate(each)), default=(0.0, 0))
+
+    @cached_property
     def excess(self) -> float:
-        """The figure by its limit: more than 1 is beyond it."""
-        return self.judged / self.limit.value
+        """More than 1 is beyond the limit: the figure by its limit, or the worst sample's error by five times that."""
+        (error, _), most = self.worst_sample, _MOST_OF_SAMPLE * self.limit.value
+        if error > most and self.limit.is_default:  # what FP16 makes of one sample agrees, unless that one is broken
+            most = max(most, min(HEADROOM * replace(self, errors=self.sides.fp16_errors).worst_sample[0], MOST_LIMIT))
+        return max(self.judged / self.limit.value, error / most)
 
     @property
     def is_within(self) -> bool:
         """Whether it is within tolerance."""
-        return self.judged <= self.limit.value
+        return self.excess <= 1
 
     @cached_property
     def is_stored_as_fp16(self) -> bool:

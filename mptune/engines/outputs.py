@@ -93,14 +93,13 @@ def _open_runs(state: WorkerState, engine: Engine, wanted: Sequence[str], count:
 
 
 def _widening(session: OrtSession) -> Run:
-    """What runs a session on samples in FP16 where its inputs are FP32; inputs that it has not are left out."""
-    wide = {name: kind == "tensor(float)" for name, (kind, _) in session.inputs.items()}
+    """What runs a session on samples in FP32 or FP16, whichever its inputs are; inputs that it has not are left out."""
+    types = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+    floats = {name: types.get(kind) for name, (kind, _) in session.inputs.items()}
 
     def run(feed: Feed) -> Outputs:
-        fed = {name: a for name, a in feed.items() if name in wide}
-        return session.run(
-            {n: a.astype(np.float32) if wide[n] and a.dtype == np.float16 else a for n, a in fed.items()}
-        )
+        fed = {name: array for name, array in feed.items() if name in floats}
+        return session.run({n: a.astype(floats[n]) if a.dtype in types.values() else a for n, a in fed.items()})
 
     return run
 

@@ -24,7 +24,7 @@ def _agrees(v: Values) -> Words:
         "within tolerance": "within the tolerance given, and more than FP16 rounding gives",
     }
     return Words(
-        f"output {v.place!r} has {v.error_shown}: {sizes[v.kind]} (FP16 throughout, emulated, gives"
+        f"output {v.place!r} has {v.error_shown}: {sizes[v.kind]} (all-FP16 with its pins, emulated, gives"
         f" {v.judged_fp16:.3g}){'; it is stored as FP16' if v.is_stored else ''}"
     )
 
@@ -83,7 +83,7 @@ def _outputs_permuted(v: Values) -> Words:
 
 @COMPARISON.row("attribute-differs", "warning", "two models differ in an attribute, a constant or their structure")
 def _attribute_differs(v: Values) -> Words:
-    then = f"output {v.place!r} then has {v.error_shown} (FP16 throughout gives {v.judged_fp16:.3g})"
+    then = f"output {v.place!r} then has {v.error_shown} (all-FP16 with its pins gives {v.judged_fp16:.3g})"
     cure = "export both from the same source, or give this node the same value in both"
     if not v.get("node"):
         text = f"{v.differences} constants or attributes differ, and none that was tried alone makes a tenth of the"

@@ -5,7 +5,6 @@ Without a tolerance, what FP16 breaks does not agree; parts of outputs are judge
 
 from __future__ import annotations
 
-import base64
 import io
 import json
 import math
@@ -17,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnxruntime.transformers.float16 import convert_float_to_float16
 
 import mptune
 from mptune.cli import main
@@ -33,6 +31,7 @@ from mptune.errors import DataError, SettingsError
 from mptune.graph.loading.model import load_model
 from mptune.reporting.terminal.listings import print_comparison
 from mptune.settings import Tolerance
+from tests.data.test_calibration import saved
 from tests.diagnosis import recordings
 from tests.graph import models
 from tests.graph.models import text, weight
@@ -217,16 +216,9 @@ def _fused(path: Path, _: Path) -> recordings.Arrays:
     return {"y": values["y"]}
 
 
-def _converted(path: Path, folder: Path) -> recordings.Arrays:
-    """A converter's FP16 model in which the last product stays FP32, run by ONNX Runtime."""
-    half = convert_float_to_float16(onnx.load(str(path)), keep_io_types=True, node_block_list=["/head/MatMul"])
-    return recordings.run(models.save(half, folder, "half.onnx"), FED, 24)
-
-
 SOUND: Mapping[str, Callable[[Path, Path], recordings.Arrays]] = {
     "FP16 throughout": lambda path, _: recordings.NodeByNode(path).run(FED, 1, result=recordings.to_half),
     "FP16, some nodes fused": _fused,
-    "FP16 of a converter, in ONNX Runtime": _converted,
     "BF16 in the products": lambda path, _: recordings.NodeByNode(path).run(FED, 1, operand=recordings.to_bf16),
     "FP32": lambda path, _: recordings.run(path, FED, 1),
 }
@@ -259,62 +251,34 @@ def test_axes_of_one_and_flat_rows_are_read(shape: tuple[int, ...], tmp_path: Pa
     assert len(read_recording(tmp_path / "out.npz", {"y": LAYOUT})) == 3, "an array without a name is the only output"
 
 
-def _trtexec(run: recordings.Arrays) -> str:
-    """As ``exportJSONOutput`` of trtexec prints outputs: no JSON where a value is not finite."""
-    bindings = []
-    for name, array in run.items():
-        sizes, values = "x".join(map(str, array.shape)), ", ".join(f"{value:.6g}" for value in array.ravel())
-        bindings.append(f'{{ "name" : "{name}"\n  , "dimensions" : "{sizes}"\n  , "values" : [ {values} ]\n  }}')
-    return f"[\n{', '.join(bindings)}\n]\n"
+def _trtexec(array: np.ndarray) -> str:
+    """As ``exportJSONOutput`` of trtexec prints an output: no JSON where a value is not finite."""
+    sizes, values = "x".join(map(str, array.shape)), ", ".join(f"{value:.6g}" for value in array.ravel())
+    return f'[\n{{ "name" : "y"\n, "dimensions" : "{sizes}"\n  , "values" : [ {values} ]\n  }}\n]'
 
 
-def _polygraphy(**runners: list[recordings.Arrays]) -> str:
-    """As Polygraphy's ``RunResults.save`` writes outputs."""
-
-    def lazy(array: np.ndarray) -> dict[str, object]:
-        np.save(stream := io.BytesIO(), array)
-        return {"values": {"array": base64.b64encode(stream.getvalue()).decode()}, "polygraphy_class": "LazyArray"}
-
-    every = [[n, [{"outputs": {k: lazy(a) for k, a in run.items()}} for run in runs]] for n, runs in runners.items()]
-    return json.dumps({"lst": every, "polygraphy_class": "RunResults"})
+def _polygraphy(**runners: list[np.ndarray]) -> str:
+    """As Polygraphy's ``RunResults.save`` writes runs with one output."""
+    every = {name: json.loads(saved([{"y": array} for array in runs])) for name, runs in runners.items()}
+    return json.dumps({"lst": [[name, [{"outputs": run} for run in runs]] for name, runs in every.items()]})
 
 
 def test_outputs_of_trtexec_and_polygraphy_are_read(tmp_path: Path) -> None:
-    runs = [{"z": np.ones((1, 2), np.float32), "y": rows} for rows in np.split(VALUES - np.float32(1 / 3), 3)]
-    layout = {"y": LAYOUT}
-    lost = np.where(VALUES == 5, np.nan, np.where(VALUES == 7, -np.inf, np.float32(np.float16(VALUES / 3))))
-    (tmp_path / "lost.json").write_text(_trtexec({"y": lost}))
-    held = np.concatenate([sample["y"] for sample in read_recording(tmp_path / "lost.json", layout)])
-    np.testing.assert_array_equal(held, np.float16(lost), "six digits are all that FP16 has")
+    lost = np.where(VALUES == 5, np.nan, np.where(VALUES == 7, -np.inf, np.float16(VALUES / 3)))
+    runs, path = np.split(lost, 3), tmp_path / "out.json"
     (tmp_path / "runs").mkdir()
-    for number, run in enumerate(runs):
-        (tmp_path / "runs" / f"run{number + 9}.json").write_text(_trtexec(run))
-    (tmp_path / "poly.json").write_text(_polygraphy(onnxrt=runs[::-1], trt=runs))
-    for path in (tmp_path / "runs", tmp_path / "poly.json"):
-        for sample, run in zip(read_recording(path, layout), runs, strict=True):
-            np.testing.assert_allclose(sample["y"], run["y"], rtol=5e-6)
-
-    uneven = Layout(((1, 4), (3, 4)), stacked=False)
-    (tmp_path / "uneven.json").write_text(_polygraphy(a=[{"y": np.ones((2, 4))}, {"y": np.ones((3, 4))}]))
-    assert [len(sample["y"]) for sample in read_recording(tmp_path / "uneven.json", {"y": uneven})] == [2, 3]
-
-
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        ("[", "cannot be read as JSON"),
-        ('[{"name": "y", "dimensions": "2x2", "values": [1]}]', "no outputs of trtexec or Polygraphy"),
-        ('{"y": 1}', "no outputs of trtexec or Polygraphy"),
-        (_polygraphy(a=[], b=[]), "outputs of these runners: a, b"),
-        (_polygraphy(a=[]), "has no output 'y': it holds none"),
-        (_polygraphy(a=[{"y": np.ones((1, 4))}, {"y": np.ones(4)}]), "differ from run to run"),
-        ('{"lst": [["a", [{"outputs": {"y": {"array": "?"}}}]]]}', "iteration 0 of a: output 'y' is no array"),
-    ],
-)
-def test_what_no_tool_has_recorded(content: str, says: str, tmp_path: Path) -> None:
-    (tmp_path / "out.json").write_text(content)
-    with pytest.raises(DataError, match=says):
-        read_recording(tmp_path / "out.json", {"y": LAYOUT})
+    for number, array in enumerate(runs):
+        (tmp_path / "runs" / f"run{number + 9}.json").write_text(_trtexec(array))
+    for content in ("a folder", _trtexec(lost), _polygraphy(onnxrt=runs[::-1], trt=runs)):
+        path.write_text(content)
+        samples = read_recording(tmp_path / "runs" if content == "a folder" else path, {"y": LAYOUT})
+        rows = np.concatenate([sample["y"] for sample in samples])
+        np.testing.assert_array_equal(rows, np.float16(lost), "six digits are all that FP16 has")
+    wrong = [_polygraphy(a=[], b=[]), _polygraphy(a=[np.ones((1, 4)), np.ones(4)]), "[", '{"lst": [["a", [1]]]}']
+    for content in (*wrong, '[{"name": "y", "dimensions": "2x2", "values": [1]}]'):
+        path.write_text(content)
+        with pytest.raises(DataError, match=r"runners: a, b|from run to run|read as JSON|no outputs of trtexec"):
+            read_recording(path, {"y": LAYOUT})
 
 
 @pytest.mark.parametrize(

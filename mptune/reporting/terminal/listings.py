@@ -33,7 +33,11 @@ if TYPE_CHECKING:
 
 _MOST_PLACES = 6
 _MOST_REASONS = 3  # why groups cannot be BF16
-_STATISTICS = {"judged": "error", "limit": "limit", "judged_fp16": "FP16 throughout, emulated"}  # in the limit's unit
+_STATISTICS = {
+    "judged": "error",
+    "limit": "limit",
+    "judged_fp16": "all-FP16 with pins, emulated",
+}  # in the limit's unit
 _OF_CONSTANTS = frozenset({"overflow", "vanishing-epsilon", "int64-range"})
 _FIGURES = (
     ("compute_capability", "compute capability", ""),
