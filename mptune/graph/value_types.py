@@ -16,7 +16,7 @@ import onnx.numpy_helper
 from mptune.errors import PlanError
 from mptune.graph.facts import attribute, casts_integers, facts_of, float_attribute, node_rules
 from mptune.graph.groups import GroupedModel
-from mptune.graph.loading.model import Model, Node, once
+from mptune.graph.loading.model import Model, Node, given, once
 from mptune.graph.loading.tensors import Initializer, all_graphs, from_stored, to_stored
 from mptune.graph.ops import COMPARISONS, COPIES, FLOAT_TYPES, RECURRENT, NodeRule
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -120,13 +120,6 @@ class ValueTypes:
             if root not in self.constants and not (to is Precision.FP32 and root in self.named):
                 own.forms.setdefault((root, to), result)
         return own
-
-    def precision_of_input(self, node: Node, slot: int, precision: Precision) -> Precision | None:
-        """What a node in ``precision`` reads an FP32 input in; None where it takes any type without a Cast."""
-        rule = self.rules[node.index]
-        if slot in rule.inputs:
-            return precision
-        return None if slot in rule.reads_any else Precision.FP32
 
     def lacking(self, precision: Precision) -> Mapping[int, tuple[str, ...]]:
         """Position of each group that cannot have a precision -> its operators that could be FP16 and not this."""
@@ -282,8 +275,7 @@ def new_suffix(model: Model, kind: str) -> str:
     """A suffix such that no name in the model ends with it: a name plus the suffix is always new."""
     suffix, names = f"__{kind}", {name for node in model.nodes for name in (node.name, *node.outputs)}
     for graph in all_graphs(model.proto.graph):
-        names.update(name for node in graph.node for name in (node.name, *node.output))
-        names.update(v.name for v in (*graph.input, *graph.initializer, *(s.values for s in graph.sparse_initializer)))
+        names |= given(graph).union(*((node.name, *node.output) for node in graph.node))
     while any(name.endswith(suffix) for name in names):
         suffix += "_"
     return suffix

@@ -53,6 +53,10 @@ def run(path: Path, feed: Mapping[str, np.ndarray], disabled: Sequence[str] = ()
     return dict(zip(names, session.run(names, dict(feed)), strict=True))
 
 
+def half(values: np.ndarray) -> np.ndarray:
+    return values.astype(np.float16).astype(np.float32)
+
+
 def relative_l2(y: np.ndarray, reference: np.ndarray) -> float:
     y, reference = y.astype(np.float64), reference.astype(np.float64)
     return float(np.linalg.norm(y - reference) / np.linalg.norm(reference))

@@ -15,16 +15,12 @@ from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rounding_steps import with_rounding_steps
 from mptune.graph.writing.weights import WeightBank
 from tests.graph.hazards.observed import magnitudes_of
-from tests.graph.helpers import run
+from tests.graph.helpers import half, run
 from tests.graph.norms_written_out import GAIN, LARGE, X, rms_norm
 
 NORM = FusedNodes(("n_q", "n_m", "n_a", "n_s", "n_d", "n_y"))
 INSIDE = {"q", "m", "a", "s", "d"}
 H = X  # the product before the norm is one with the identity
-
-
-def half(values: np.ndarray) -> np.ndarray:
-    return values.astype(np.float16).astype(np.float32)
 
 
 def kernel(values: np.ndarray) -> np.ndarray:

@@ -275,7 +275,7 @@ def _inferred(
     return infos, tuple(reshaped)
 
 
-def _given(graph: onnx.GraphProto) -> set[str]:
+def given(graph: onnx.GraphProto) -> set[str]:
     """The values of a graph that no node computes: inputs and constants."""
     sparse = [constant.values for constant in graph.sparse_initializer]
     return {value.name for value in (*graph.input, *graph.initializer, *sparse)}
@@ -285,7 +285,7 @@ def _captures(node: onnx.NodeProto) -> tuple[str, ...]:
     """Outer values that the node's subgraphs read, in order of appearance."""
     names: dict[str, None] = {}
     for graph in subgraphs(node):
-        own = _given(graph) | {out for inner in graph.node for out in inner.output}
+        own = given(graph) | {out for inner in graph.node for out in inner.output}
         read = [name for inner in graph.node for name in (*inner.input, *_captures(inner))]
         read += [o.name for o in graph.output]
         names.update(dict.fromkeys(name for name in read if name and name not in own))
@@ -297,20 +297,20 @@ def _sorted_nodes(graph: onnx.GraphProto, path: Path) -> tuple[Node, ...]:
 
     Names are interned: at 50,000 nodes, look-ups are bound by memory latency.
     """
-    given, names = _given(graph) | {""}, unique_names(graph)
+    outside, names = given(graph) | {""}, unique_names(graph)
     maker: dict[str, int] = {}
     for position, proto in enumerate(graph.node):
         for out in filter(None, proto.output):
-            if out in maker or out in given:
+            if out in maker or out in outside:
                 raise ModelError(f"{path}: {out!r} is computed twice", NOT_VALID)
             maker[out] = position
     for output in graph.output:
-        if output.name not in maker and output.name not in given:
+        if output.name not in maker and output.name not in outside:
             raise ModelError(f"{path}: nothing computes the output {output.name!r}", NOT_VALID)
     captures = [_captures(proto) for proto in graph.node]
     needs: list[list[int]] = []  # positions of the nodes that each node waits for
     for proto, name, outer in zip(graph.node, names, captures, strict=True):
-        read = [value for value in (*proto.input, *outer) if value not in given]
+        read = [value for value in (*proto.input, *outer) if value not in outside]
         missing = next((value for value in read if value not in maker), None)
         if missing is not None:
             raise ModelError(f"{path}: {name!r} reads {missing!r}, which nothing computes", NOT_VALID)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import onnx
 import onnx.helper
@@ -203,7 +202,8 @@ class _Emulation:
             rounded = self._round(tensor, precision, is_limited=is_limited)
             chosen = result if number == len(modes) else f"{result}.{precision}{self._suffix['or']}"
             # A node of the model may have the name of its result.
-            self._append(_node("Where", [switch, rounded, otherwise], chosen, chosen + self._suffix["by"]))
+            name = chosen + self._suffix["by"]
+            self._append(rewrite.node("Where", chosen, switch, rounded, otherwise, name=name))
             otherwise = chosen
 
     def _round(self, tensor: str, precision: Precision, result: str = "", *, is_limited: bool = False) -> str:
@@ -224,7 +224,7 @@ class _Emulation:
             self._append(*rewrite.clip_node(tensor, source, precision, self._model.opset))
             for switch in switches:
                 limited, source = source, f"{source}.{switch}"
-                self._append(_node("Where", [switch, tensor, limited], source))
+                self._append(rewrite.node("Where", source, switch, tensor, limited))
         rounding = rewrite.rounding_nodes(source, reduced, result, precision)
         rounding[-1].name = name
         self._append(*rounding)
@@ -233,7 +233,3 @@ class _Emulation:
     def _append(self, *nodes: onnx.NodeProto) -> None:
         self._computed.update(node.output[0] for node in nodes)
         self._graph.node.extend(nodes)
-
-
-def _node(op_type: str, inputs: Sequence[str], output: str, name: str = "", **attributes: Any) -> onnx.NodeProto:
-    return onnx.helper.make_node(op_type, inputs, [output], name=name or output, **attributes)

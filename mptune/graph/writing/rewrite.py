@@ -151,15 +151,17 @@ class Rewriter:
         return self._name(value, wanted, resolution.computed_in(value))
 
     def _add_node(self, graph: onnx.GraphProto, node: Node, precision: Precision, resolution: Resolution) -> None:
-        wanted = (self.types.precision_of_input(node, slot, precision) for slot in range(len(node.inputs)))
-        inputs = [self._name_read(name, p, resolution) for name, p in zip(node.inputs, wanted, strict=True)]
+        rule, inputs = self.types.rules[node.index], list[str]()
+        for slot, name in enumerate(node.inputs):
+            wanted = precision if slot in rule.inputs else None if slot in rule.reads_any else Precision.FP32
+            inputs.append(self._name_read(name, wanted, resolution))
         if needs_barrier(self.types, node, resolution):
             inputs[0] = add_barrier(graph, inputs[0], node.name + self._barrier, self._zero)
         proto = add_node(graph, node, inputs, [self._name_read(name, None, resolution) for name in node.outputs])
         if precision is not Precision.FP32:
-            if self.types.rules[node.index].attribute and node.op_type == "Cast":
+            if rule.attribute and node.op_type == "Cast":
                 next(a for a in proto.attribute if a.name == "to").i = precision.onnx_type
-            elif self.types.rules[node.index].attribute:
+            elif rule.attribute:
                 filled = weights.rounded_tensor(fill_value(proto), precision)
                 del proto.attribute[:]
                 proto.attribute.append(onnx.helper.make_attribute("value", filled))
@@ -258,18 +260,15 @@ def split_nodes(source: str, prefix: str, rounded: str, digits: int) -> list[onn
     By Dekker (A floating-point technique for extending the available precision, Numerische Mathematik 18, 1971,
     Eq. 5.5): with ``s = 2 ** digits + 1``, ``x * s - (x * s - x)`` has ``digits`` fewer.
     """
-    steps = [
-        ("Constant", [], "factor", {"value": scalar(2.0**digits + 1)}),
-        ("Constant", [], "beyond", {"value": scalar(2.0 ** (126 - digits))}),
-        ("Mul", [source, f"{prefix}.factor"], "scaled", {}),
-        ("Sub", [f"{prefix}.scaled", source], "rest", {}),
-        ("Sub", [f"{prefix}.scaled", f"{prefix}.rest"], "split", {}),
-        ("Abs", [source], "size", {}),
-        ("Less", [f"{prefix}.size", f"{prefix}.beyond"], "fits", {}),
-    ]
     return [
-        *(onnx.helper.make_node(op, i, [f"{prefix}.{o}"], name=f"{prefix}.{o}", **more) for op, i, o, more in steps),
-        onnx.helper.make_node("Where", [f"{prefix}.fits", f"{prefix}.split", source], [rounded], name=rounded),
+        constant_node(f"{prefix}.factor", 2.0**digits + 1),
+        constant_node(f"{prefix}.beyond", 2.0 ** (126 - digits)),
+        node("Mul", f"{prefix}.scaled", source, f"{prefix}.factor"),
+        node("Sub", f"{prefix}.rest", f"{prefix}.scaled", source),
+        node("Sub", f"{prefix}.split", f"{prefix}.scaled", f"{prefix}.rest"),
+        node("Abs", f"{prefix}.size", source),
+        node("Less", f"{prefix}.fits", f"{prefix}.size", f"{prefix}.beyond"),
+        node("Where", rounded, f"{prefix}.fits", f"{prefix}.split", source),
     ]
 
 
@@ -278,16 +277,20 @@ def clip_node(source: str, result: str, precision: Precision, opset: int) -> lis
     largest = precision.largest
     if opset < _CLIP_HAS_INPUTS:
         return [onnx.helper.make_node("Clip", [source], [result], name=result, min=-largest, max=largest)]
-    ends = {f"{result}.lowest": -largest, f"{result}.highest": largest}
-    return [
-        *(onnx.helper.make_node("Constant", [], [name], name=name, value=scalar(end)) for name, end in ends.items()),
-        onnx.helper.make_node("Clip", [source, *ends], [result], name=result),
-    ]
+    lowest, highest = f"{result}.lowest", f"{result}.highest"
+    limits = constant_node(lowest, -largest), constant_node(highest, largest)
+    return [*limits, node("Clip", result, source, lowest, highest)]
 
 
-def scalar(value: float) -> onnx.TensorProto:
-    """An FP32 number."""
-    return onnx.helper.make_tensor("", onnx.TensorProto.FLOAT, [], [value])
+def node(op_type: str, result: str, *inputs: str, name: str = "") -> onnx.NodeProto:
+    """A node without attributes, named like its result by default."""
+    return onnx.helper.make_node(op_type, inputs, [result], name=name or result)
+
+
+def constant_node(result: str, value: float) -> onnx.NodeProto:
+    """A Constant of one FP32 number, named like its result."""
+    number = onnx.helper.make_tensor("", onnx.TensorProto.FLOAT, [], [value])
+    return onnx.helper.make_node("Constant", [], [result], name=result, value=number)
 
 
 def declare_rounded_outputs(graph: onnx.GraphProto, model: Model) -> None:

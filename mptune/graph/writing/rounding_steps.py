@@ -19,7 +19,7 @@ import onnx.numpy_helper
 from mptune.graph.facts import FusedNodes, attribute, facts_of, float_attribute, steps_inside
 from mptune.graph.groups import GroupedModel
 from mptune.graph.loading.model import Node, with_nodes
-from mptune.graph.loading.tensors import Initializer, TensorInfo
+from mptune.graph.loading.tensors import Initializer, TensorInfo, fixed_shape
 from mptune.graph.plan import REDUCED, Precision
 from mptune.graph.value_types import new_suffix
 
@@ -120,27 +120,29 @@ class _Steps:
         if node.name not in self.parts:
             self.nodes.append(node)
 
+    def _next(self, node: Node | None, op_type: str) -> Node | None:
+        """The one node that reads a result, where it is of one of ONNX's operators."""
+        reader = None if node is None else self._facts.only_reader(node)
+        return reader if reader is not None and reader.is_standard and reader.op_type == op_type else None
+
     def _begins_gelu(self, division: Node) -> bool:
         """Whether it is ``x / sqrt(2)``, of which the Erf is taken, and one added to that."""
-        erf = self._facts.only_reader(division)
-        after = None if erf is None else self._facts.only_reader(erf)
-        if erf is None or after is None or not (erf.is_standard and after.is_standard):
+        erf = self._next(division, "Erf")
+        after = self._next(erf, "Add")
+        if erf is None or after is None or division.inputs[1] not in self._model.initializers:
             return False
-        if (erf.op_type, after.op_type) != ("Erf", "Add") or division.inputs[1] not in self._model.initializers:
-            return False
-        root = self._facts.number(division.inputs[1]) or 0.0
-        addend = self._facts.number(self._facts.other(after, erf.outputs[0])) or 0.0
-        is_gelu = math.isclose(root, math.sqrt(2.0), rel_tol=_NEARLY) and math.isclose(addend, 1.0, rel_tol=_NEARLY)
+        numbers = {division.inputs[1]: math.sqrt(2.0), self._facts.other(after, erf.outputs[0]): 1.0}
+        is_gelu = all(math.isclose(self._facts.number(n) or 0.0, x, rel_tol=_NEARLY) for n, x in numbers.items())
         return is_gelu and self._grouped.in_one_group((division, erf, after))
 
     def _is_of_silu(self, sigmoid: Node) -> bool:
         """Whether it is multiplied by its own input, or by what is scaled to it: QuickGelu."""
-        facts = self._facts
-        product, scale = facts.only_reader(sigmoid), facts.producer(sigmoid.inputs[0])
-        if product is None or not product.is_standard or product.op_type != "Mul":
+        facts, product = self._facts, self._next(sigmoid, "Mul")
+        if product is None:
             return False
         other, nodes = facts.other(product, sigmoid.outputs[0]), [sigmoid, product]
         if other != sigmoid.inputs[0]:
+            scale = facts.producer(sigmoid.inputs[0])
             if scale is None or not scale.is_standard or scale.op_type != "Mul" or other not in scale.inputs:
                 return False
             if facts.only_reader(scale) is not sigmoid or facts.number(facts.other(scale, other)) is None:
@@ -186,16 +188,13 @@ class _Steps:
 
     def _mean(self, node: Node) -> None:
         """``ReduceMean(x)`` over the last axes as ``ReduceSum(x) / count``."""
-        shape, reduced = self._model.info(node.inputs[0]).shape, self._facts.reduced_axes(node)
-        if shape is None or not reduced or reduced[0] == 0 or reduced != tuple(range(reduced[0], len(shape))):
-            return
-        sizes = [size for size in shape[reduced[0] :] if isinstance(size, int)]
-        if len(sizes) < len(reduced):
+        shape, reduced = self._model.info(node.inputs[0]).shape or (), self._facts.reduced_axes(node)
+        sizes = fixed_shape(shape[reduced[0] :]) if reduced else None
+        if sizes is None or reduced[0] == 0 or len(sizes) != len(reduced):
             return
         keep = attribute(node, "keepdims")
         axes, stated = self._axes(node, reduced)
-        count = self._constant(node, "count", math.prod(sizes))
-        keepdims = 1 if keep is None else keep
+        count, keepdims = self._constant(node, "count", math.prod(sizes)), 1 if keep is None else keep
         raw = self._step(node, "raw", "ReduceSum", node.inputs[0], *axes, keepdims=keepdims, **stated)
         self._step(node, "", "Div", raw, count)
 
@@ -225,8 +224,8 @@ class _Steps:
         return result
 
     def _append(self, proto: onnx.NodeProto) -> None:
-        inputs, outputs = tuple(proto.input), tuple(proto.output)
-        self.nodes.append(Node(-1, proto.name, proto.op_type, proto.domain, inputs, outputs, (), proto))
+        io = tuple(proto.input), tuple(proto.output)
+        self.nodes.append(Node(-1, proto.name, proto.op_type, proto.domain, *io, (), proto))
 
 
 def with_rounding_steps(

@@ -163,19 +163,14 @@ def write_tf32(model: Model, bank: WeightBank, path: Path, rounding: Rounding) -
         if rounding == "nearest":
             return near
         # Where rounding went away from zero, one unit less: 11 bits times (1 - 2^-11), to the nearest 11 bits below.
-        steps = [
-            ("Constant", [], "shrink", {"value": rewrite.scalar(1 - 2.0**-11)}),
-            ("Mul", [near, f"{below}.shrink"], "smaller", {}),
-            ("Abs", [near], "size of near", {}),
-            ("Abs", [value], "size of value", {}),
-            ("Greater", [f"{below}.size of near", f"{below}.size of value"], "is above", {}),
-        ]
-        for op, inputs, name, more in steps:
-            graph.node.append(onnx.helper.make_node(op, inputs, [f"{below}.{name}"], f"{below}.{name}", **more))
+        near_size, size, is_above = f"{below}.size of near", f"{below}.size of value", f"{below}.is above"
+        graph.node.append(rewrite.constant_node(f"{below}.shrink", 1 - 2.0**-11))
+        graph.node.append(rewrite.node("Mul", f"{below}.smaller", near, f"{below}.shrink"))
+        graph.node.extend([rewrite.node("Abs", near_size, near), rewrite.node("Abs", size, value)])
+        graph.node.append(rewrite.node("Greater", is_above, near_size, size))
         graph.node.extend(rewrite.split_nodes(f"{below}.smaller", below, below, _TF32_DIGITS))
-        result = f"{value}.truncated{suffix}"
-        graph.node.append(onnx.helper.make_node("Where", [f"{below}.is above", below, near], [result], result))
-        return result
+        graph.node.append(rewrite.node("Where", f"{value}.truncated{suffix}", is_above, below, near))
+        return f"{value}.truncated{suffix}"
 
     for node in nodes:
         inputs, operands = list(node.inputs), 0

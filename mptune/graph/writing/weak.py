@@ -17,6 +17,7 @@ from mptune.graph.hazards.masks import is_held
 from mptune.graph.interface import with_reduced_interface
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import STANDARD_DOMAINS, Initializer, all_graphs, subgraphs
+from mptune.graph.ops import onnx_schema
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.value_types import ValueTypes, new_suffix, value_types
 from mptune.graph.writing.rewrite import add_node, frame_of
@@ -24,20 +25,14 @@ from mptune.graph.writing.weights import rounding_of, write_self_contained
 
 _OPSET, _IR_VERSION = 17, 8
 """The newest that TensorRT 8.5 and 8.6 document, and the IR version that came with it."""
-_OPERATORS = """
-    Abs Acos Acosh Add And ArgMax ArgMin Asin Asinh Atan Atanh AveragePool BatchNormalization Cast Ceil Celu Clip
-    Concat Constant ConstantOfShape Conv ConvTranspose Cos Cosh CumSum DepthToSpace DequantizeLinear Div Dropout
-    Einsum Elu Equal Erf Exp Expand EyeLike Flatten Floor GRU Gather GatherElements GatherND Gemm GlobalAveragePool
-    GlobalLpPool GlobalMaxPool Greater GreaterOrEqual GridSample HardSigmoid Identity If
-    InstanceNormalization IsNaN LRN LSTM LeakyRelu Less LessOrEqual Log LogSoftmax Loop LpNormalization LpPool MatMul
-    Max MaxPool Mean MeanVarianceNormalization Min Mul Neg NonMaxSuppression NonZero Not Or PRelu Pad
-    Pow QuantizeLinear RNN RandomNormal RandomNormalLike RandomUniform RandomUniformLike Range
-    Reciprocal ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum
-    ReduceSumSquare Relu Reshape Resize ReverseSequence RoiAlign Round Scan Scatter ScatterElements
-    ScatterND Selu Shape Shrink Sigmoid Sign Sin Sinh Size Slice Softmax Softplus Softsign SpaceToDepth Split Sqrt
-    Squeeze Sub Sum Tan Tanh ThresholdedRelu Tile TopK Transpose Trilu Unsqueeze Upsample Where Xor
+_LACKING = """
+    Bernoulli BitShift BlackmanWindow CastLike Compress ConcatFromSequence ConvInteger DFT Det DynamicQuantizeLinear
+    HammingWindow HannWindow HardSwish Hardmax IsInf LayerNormalization MatMulInteger MaxRoiPool MaxUnpool
+    MelWeightMatrix Mod Multinomial NegativeLogLikelihoodLoss OneHot Optional OptionalGetElement OptionalHasElement
+    QLinearConv QLinearMatMul STFT SequenceAt SequenceConstruct SequenceEmpty SequenceErase SequenceInsert
+    SequenceLength SequenceMap SoftmaxCrossEntropyLoss SplitToSequence StringNormalizer TfIdfVectorizer Unique
 """
-"""What docs/operators.md of onnx-tensorrt's 8.5-GA lists as supported; 8.6 has all of it."""
+"""ONNX's operators that docs/operators.md of onnx-tensorrt 8.5-GA does not list as supported; 8.6 has the others."""
 _UNNAMED = """
     Cast Constant ConstantOfShape DequantizeLinear Dropout GRU Identity If LSTM Loop QuantizeLinear RNN Scan Shape Size
     Trilu
@@ -119,7 +114,7 @@ def _refuse_what_is_lacking(model: Model, plan: PrecisionPlan) -> None:
         for proto in (node.proto, *inside):
             op = proto.op_type if proto.domain in STANDARD_DOMAINS else f"{proto.domain}::{proto.op_type}"
             attributes = {attribute.name: attribute.i for attribute in proto.attribute}
-            if op not in _OPERATORS.split():
+            if op in _LACKING.split() or onnx_schema(op, model.opset) is None:
                 hint = "export the model at an older opset, where other operators take its place, or without it"
                 raise ModelError(f"{op} (node {node.name!r}) is no operator of TensorRT 8.5", hint)
             if op == "Shape" and ("end" in attributes or attributes.get("start")):

@@ -20,7 +20,7 @@ from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rounding_steps import folded_norms, merged_with_scales, with_rounding_steps
 from mptune.graph.writing.weights import WeightBank
-from tests.graph.helpers import feeds, relative_l2, run
+from tests.graph.helpers import feeds, half, relative_l2, run
 from tests.graph.models import constant, save, text
 from tests.graph.test_corpus import CORPUS
 
@@ -31,10 +31,6 @@ W = RNG.normal(size=(4, 3, 3, 3)).astype(np.float32)
 B = RNG.normal(size=4).astype(np.float32)
 V = RNG.normal(size=(16, 16)).astype(np.float32)
 Y = ("y",)
-
-
-def half(values: np.ndarray) -> np.ndarray:
-    return values.astype(np.float16).astype(np.float32)
 
 
 def written(
