@@ -222,9 +222,7 @@ def _raise_opset(proto: onnx.ModelProto, path: Path, current: int, opset: int) -
     cure = "export it again at that opset" + (", or search at the opset that it has" if current >= MIN_OPSET else "")
     operators = {node.op_type for graph in all_graphs(proto.graph) for node in graph.node}
     if "GroupNormalization" in operators and current < 21 <= opset:  # it converts this wrongly
-        raise ModelError(
-            f"{refused}: from 21 on a GroupNormalization has a scale for each channel, not each group", cure
-        )
+        raise ModelError(f"{refused}: from 21 on a GroupNormalization has a scale for each channel, not group", cure)
     slim = without_weights(proto, proto.graph.node, {})
     slim.graph.value_info.extend(proto.graph.value_info)
     try:
