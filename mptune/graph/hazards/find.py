@@ -14,7 +14,7 @@ from statistics import fmean
 from mptune.finding import BREAKING_CODES
 from mptune.findings.numbers import in_samples
 from mptune.findings.wording import Severity
-from mptune.graph.facts import FusedNodes, attribute, facts_of, steps_inside, values_inside, walk
+from mptune.graph.facts import FusedNodes, facts_of, steps_inside, values_inside, walk
 from mptune.graph.groups import GroupedModel
 from mptune.graph.hazards import hazard, static
 from mptune.graph.hazards.hazard import FP16_MAX, Hazard, HazardPlace, ObservedValues, TensorRange
@@ -30,8 +30,8 @@ _SATURATED = BOUNDS | {"Tanh", "Sigmoid", "HardSigmoid", "Erf"}
 """What gives the same of an infinite value as of those beyond FP16's end."""
 _ONE_SIGNED = frozenset({"ReduceL1", "ReduceL2", "ReduceSumSquare"})
 """Sums of magnitudes or squares, whatever the signs of what is summed."""
-_COUNTERS = {"CumSum": (0, 0), "ScatterND": (2, 0), "ScatterElements": (2, 0), "LSTM": (0, 2)}
-"""Operators that count up into one value: which input the terms are, and which output the sums."""
+_COUNTERS = {"CumSum": 0, "LSTM": 2}
+"""Operators that count up into one value -> which output the sums are."""
 _SQUARED, _EXPONENTIAL = frozenset({"ReduceL2", "GlobalLpPool"}), frozenset({"ReduceLogSum", "ReduceLogSumExp"})
 """Operators that take a root or a logarithm of a sum. TensorRT writes them out, and holds the sum in FP16."""
 _FAR = 5.0
@@ -182,13 +182,11 @@ def _sum_hazards(types: ValueTypes, observed: ObservedValues, narrowest: Precisi
     """Sums that leave FP16's range inside an operator, or whose terms are below half of the spacing at the sum."""
     hazards, exact, none = [], narrowest.exact_integers, TensorRange(0.0)
     for node in types.model.nodes:
-        (slot, out), op_type = _COUNTERS.get(node.op_type, (0, 0)), node.op_type
+        out, op_type = _COUNTERS.get(node.op_type, 0), node.op_type
         is_sum = op_type in SUMMING | _COUNTERS.keys() | _SQUARED | _EXPONENTIAL and len(node.outputs) > out
-        if op_type.startswith("Scatter"):
-            is_sum = is_sum and attribute(node, "reduction") == b"add"
         if not is_sum or not node.is_standard or (group := hazard.group_of(types, node)) is None:
             continue
-        values, result = (observed.ranges.get(name, none) for name in (node.inputs[slot], node.outputs[out]))
+        values, result = (observed.ranges.get(name, none) for name in (node.inputs[0], node.outputs[out]))
         if not values.absmax or not result.absmax:
             continue
         terms, is_one_signed = math.prod(values.shape) / max(1, math.prod(result.shape)), op_type in _ONE_SIGNED
@@ -196,7 +194,7 @@ def _sum_hazards(types: ValueTypes, observed: ObservedValues, narrowest: Precisi
             terms = result.absmax / (values.absmax if op_type != "LSTM" else 1.0)
         total = result.absmax * (terms if op_type in MEANS else 1.0)
         total = total**2 if op_type in _SQUARED else math.exp(min(total, 99.0)) if op_type in _EXPONENTIAL else total
-        place = HazardPlace(node.name, group, node.inputs[slot], (observed.sample(values.sample),))
+        place = HazardPlace(node.name, group, node.inputs[0], (observed.sample(values.sample),))
         words = {"operator": op_type, "narrowest": narrowest.name, "exact_to": exact}
         if op_type in _SQUARED | _EXPONENTIAL and total > FP16_MAX:
             evidence = {"absmax": total, "fp16_max": FP16_MAX}

@@ -22,7 +22,7 @@ import numpy as np
 from mptune.graph import ops
 from mptune.graph.facts import Facts, attribute, casts_integers, facts_of, float_attribute, origin, walk
 from mptune.graph.hazards.hazard import Hazard, HazardPlace, NodeFacts, ObservedValues, TensorRange, group_of, spacing
-from mptune.graph.hazards.masks import comes_to_softmax
+from mptune.graph.hazards.masks import masks_of
 from mptune.graph.hazards.static import state_pairs
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import from_stored, to_stored
@@ -328,7 +328,9 @@ def _step_hazard(look: _Look) -> Named | None:
     outputs = {given: output for output, given in state_pairs(facts.model)}
     is_counted = facts.root(outputs.get(facts.root(unchanged), "")) == facts.root(node.outputs[0])
     is_level = (facts.is_vector(unchanged) or facts.is_single(unchanged)) and not is_logged
-    if (facts.is_static(moved) or is_level or comes_to_softmax(facts.model, node)) and not is_counted:
+    if (
+        facts.is_static(moved) or is_level or node.outputs[0] in masks_of(facts.model).before_softmax
+    ) and not is_counted:
         return None
 
     def elementwise(value: str) -> Iterable[str]:
