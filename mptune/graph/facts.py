@@ -189,6 +189,15 @@ class Facts:
         roots, wanted = [self.root(i) for i in node.inputs], self.root(tensor)
         return node.inputs[1 - roots.index(wanted)] if roots.count(wanted) == 1 else ""
 
+    def onward(self, values: Iterable[str], operators: Collection[str]) -> Iterator[str]:
+        """Values, and what these operators compute from them, one behind another; each once, and not without end."""
+
+        def results(value: str) -> list[str]:
+            readers = (reader for reader in self.readers(value) if reader.op_type in operators)
+            return [out for reader in readers for out in reader.outputs if out]
+
+        return walk(values, results)
+
     def reduced_axes(self, node: Node) -> tuple[int, ...]:
         """Over which axes a reduction goes, ascending; none where they are all, or not known."""
         rank, stated = len(self.model.info(node.inputs[0]).shape or ()), attribute(node, "axes")

@@ -8,13 +8,13 @@ their group to FP32.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from statistics import fmean
 
 from mptune.finding import BREAKING_CODES
 from mptune.findings.numbers import in_samples
 from mptune.findings.wording import Severity
-from mptune.graph.facts import FusedNodes, facts_of, steps_inside, values_inside, walk
+from mptune.graph.facts import FusedNodes, facts_of, steps_inside, values_inside
 from mptune.graph.groups import GroupedModel
 from mptune.graph.hazards import hazard, static
 from mptune.graph.hazards.hazard import FP16_MAX, Hazard, HazardPlace, ObservedValues, TensorRange
@@ -102,11 +102,9 @@ def blame(
     """
     facts, places = facts_of(grouped.model), {name: [name] for name in nodes}
 
-    def moved(value: str) -> Iterable[str]:
-        return (out for reader in facts.readers(value) if reader.op_type in MOVEMENT for out in reader.outputs)
-
     for node in (node for node in grouped.model.nodes if node.name in places):
-        places[node.name] += [reader.name for value in walk(node.outputs, moved) for reader in facts.readers(value)]
+        moved = facts.onward(node.outputs, MOVEMENT)
+        places[node.name] += [reader.name for value in moved for reader in facts.readers(value)]
     every = find_hazards(grouped, observed, precisions, blamed={name for near in places.values() for name in near})
     named = (h for h in reversed(every) if h.code in BREAKING_CODES and not h.is_note and h.severity != "info")
     at = {each.place.node: each for each in named}
@@ -148,9 +146,8 @@ def _range_hazards(types: ValueTypes, observed: ObservedValues) -> list[Hazard]:
         absmax = values.absmax
         for node in types.facts.readers(tensor) if values.masked_rows else ():
             if node.op_type in SOFTMAX or mask_input(node) == tensor:
-                place = HazardPlace(
-                    node.name, hazard.group_of(types, node), tensor, (observed.sample(values.masked_sample),)
-                )
+                group, shown = hazard.group_of(types, node), observed.sample(values.masked_sample)
+                place = HazardPlace(node.name, group, tensor, (shown,))
                 rows = {"masked_rows": values.masked_rows, "limit": -FP16_MAX}
                 samples = {"samples": values.masked_samples if values.masked_samples > 1 else None}
                 hazards.append(Hazard("mask", place, rows, "rows", "warning", absmax, samples))
@@ -170,11 +167,11 @@ def _range_hazards(types: ValueTypes, observed: ObservedValues) -> list[Hazard]:
             if group is None or (group, is_mask) in done:
                 continue
             done.add((group, is_mask))
-            severity: Severity = "error" if is_beyond and not is_mask else "warning"
-            wording = "mask" if is_mask else "seen" if is_beyond else "near"
-            severity, wording = ("info", "saturated") if is_mask and is_saturated else (severity, wording)
+            about: tuple[str, Severity] = ("seen", "error") if is_beyond else ("near", "warning")
+            if is_mask:
+                about = ("saturated", "info") if is_saturated else ("mask", "warning")
             place = HazardPlace(node.name, group, tensor, (sample,))
-            hazards.append(Hazard("overflow", place, evidence, wording, severity, absmax, words))
+            hazards.append(Hazard("overflow", place, evidence, *about, absmax, words))
     return hazards
 
 

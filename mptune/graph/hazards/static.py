@@ -97,11 +97,7 @@ def _divides(facts: Facts, node: Node) -> tuple[bool, bool]:
     Through glue, roots and products only.
     """
     divides = is_rooted = False
-
-    def onward(tensor: str) -> list[str]:
-        return [r.outputs[0] for r in facts.readers(tensor) if r.op_type in _BEFORE_DIVISION and r.outputs]
-
-    for tensor in walk(node.outputs[:1] if node.op_type in GUARDS | {"Sub"} else (), onward):
+    for tensor in facts.onward(node.outputs[:1] if node.op_type in GUARDS | {"Sub"} else (), _BEFORE_DIVISION):
         for reader in facts.readers(tensor):
             power = facts.number(reader.inputs[1]) or 0.0 if reader.op_type == "Pow" else 0.0
             is_divisor = reader.op_type == "Div" and facts.root(reader.inputs[1]) == facts.root(tensor)
@@ -211,15 +207,12 @@ def int64_hazards(facts: Facts) -> list[Hazard]:
         if _INT32.min <= beyond <= _INT32.max:
             continue
 
-        def onward(value: str) -> Iterable[str]:
-            return [o for r in facts.readers(value) if r.op_type in _PUTS_TOGETHER for o in r.outputs if o]
-
         def is_bound(value: str) -> bool:
             ends = [r for r in facts.readers(value) if r.op_type not in _PUTS_TOGETHER]
             is_end = all(r.op_type == "Slice" and value not in (r.inputs[0], *r.inputs[3:]) for r in ends)
             return is_end and bool(facts.readers(value)) and not facts.is_output(value)
 
-        if not all(map(is_bound, walk([name], onward))):
+        if not all(map(is_bound, facts.onward([name], _PUTS_TOGETHER))):
             place = HazardPlace(next((node.name for node in facts.readers(name)), None), None, name)
             evidence = {"value": beyond, "int32_max": _INT32.max}
             hazards.append(Hazard("int64-range", place, evidence, value=float(beyond)))
