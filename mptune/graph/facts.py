@@ -28,8 +28,8 @@ from mptune.graph.ops import SHAPE_OF, NodeRule, OperatorSchema, operator
 from mptune.graph.plan import Precision
 
 _FLOATS = frozenset({"float", "float16", "double", "bfloat16"})
-
 _INTEGERS = ("int", "uint")
+_MOST_VALUES = 256  # of a walk
 
 
 @dataclass(frozen=True)
@@ -285,7 +285,7 @@ class Facts:
             # The inputs whose values, and those whose shapes, decide on the shapes of the outputs.
             row = operator(node.op_type if node.is_standard else "")
             inner = {op.op_type for g in subgraphs(node.proto) for graph in all_graphs(g) for op in graph.node}
-            slots = () if node.op_type in ops.COUNTING else sorted(row.sizes)
+            slots = () if "counts" in row.traits else sorted(row.sizes)
             sizing = [node.inputs[k] for k in slots if k < len(node.inputs) and node.inputs[k]]
             if "selects" in row.traits or not ops.SELECTING.isdisjoint(inner):
                 sizing = read
@@ -296,8 +296,8 @@ class Facts:
                 shape = model.info(out).shape
                 if out in self._outputs:
                     constants = [model.initializers[name] for name in node.inputs if name in model.initializers]
-                    small = [c for c in constants if c.nbytes <= INLINE_LIMIT and c.dtype != "string"]
-                    kind = output_types(model, node, {}, {c.name: c.numpy() for c in small}).get(out)
+                    small = {c.name: c.numpy() for c in constants if c.nbytes <= INLINE_LIMIT and c.dtype != "string"}
+                    kind = output_types(model, node, {}, small).get(out)
                     shape = None if kind is None else type_of(kind)[1]
                 if shape is None or not all(isinstance(dim, int) or dim in self.input_sizes for dim in shape):
                     open_outs.append(out)
@@ -362,14 +362,12 @@ def _uses(reader: Node, name: str, shape: bool, data: bool) -> tuple[bool, bool]
 
 # -- what an engine computes as one operator ------------------------------------------------------------------------
 
+# Names of nodes, all of one group and in topological order, that an engine computes as one operator, FP32 inside:
+# norms above all that are written out in the model. ONNX Runtime's kernel takes the statistics in FP32 whatever the
+# type of what it reads, and rounds once, at its end. The engine says which nodes (``mptune.engines.ort.fusions``).
 FusedNodes = tuple[str, ...]
-"""Names of nodes, all of one group and in topological order, that an engine computes as one operator, FP32 inside.
-
-Norms above all that are written out in the model: ONNX Runtime's kernel takes the statistics in FP32 whatever the type
-of what it reads, and rounds once, at its end. Which nodes these are the engine says (``mptune.engines.ort.fusions``).
-"""
+# The precision that an engine is asked about: in BF16 the same nodes are not always fused, so each step is rounded.
 FUSED_IN = Precision.FP16
-"""The precision that an engine is asked about: in BF16 the same nodes are not always fused, so each step is rounded."""
 
 
 def steps_inside(fused: Iterable[FusedNodes]) -> frozenset[str]:
@@ -493,9 +491,6 @@ def origin(model: Model, tensor: str, passed: Collection[str]) -> tuple[str, Nod
         if node is None or node.op_type not in passed or not node.inputs:
             return tensor, node
         tensor = node.inputs[0]
-
-
-_MOST_VALUES = 256
 
 
 def walk(start: Iterable[str], onward: Callable[[str], Iterable[str]]) -> Iterator[str]:

@@ -30,8 +30,8 @@ from mptune.graph.value_types import new_suffix, value_types
 from mptune.graph.writing import rewrite
 from mptune.graph.writing.weights import NeededConstant, WeightBank, inline_tensor, write_self_contained
 
+# The precisions that a group may have, each with the input that turns its roundings on; "" where they always are.
 _Modes = Sequence[tuple[Precision, str]]
-"""The precisions that a group may have, each with the input that turns its roundings on; "" where they always are."""
 
 
 class Emulator:
@@ -48,43 +48,37 @@ class Emulator:
         model = grouped.model
         self.frame = rewrite.frame_of(model)
         self.inside = steps_inside(fused)
+        # Nodes whose results rounding can change: not where they only select among rounded inputs and zero.
         self.rounds: set[int] = set()
-        """Nodes whose results rounding can change: not where they only select among rounded inputs and zero."""
         for node in model.nodes:
             floats = {slot for slot, name in enumerate(node.inputs) if name and model.info(name).is_float32}
             selects = node.op_type in COPIES | {"Relu"} and floats <= set(types.rules[node.index].inputs)
             if node.rounds and not selects:
                 self.rounds.add(node.index)
+        # Value -> position of the group that rounds it where it is computed.
         self.maker = {
             node.outputs[slot]: types.group_of[node.index]
             for node, rule in zip(model.nodes, types.rules, strict=True)
             for slot in rule.outputs
             if node.outputs[slot] not in types.own.sources  # whoever reads these rounds them, in its own precision
         }
-        """Value -> position of the group that rounds it where it is computed."""
         kinds = ["raw", "chosen", "by", "or"]
         kinds += [f"{p}{what}" for p in REDUCED for what in ("", "_rounded", "_held", "_switch")]
         self.suffix = {kind: new_suffix(model, kind) for kind in kinds}
         self.stored = inline_tensor if bank is None else bank.tensor_or_inline
         in_bank = {} if bank is None else bank.places[Precision.FP32]
-        self.constant_nodes = frozenset(
-            name for name, c in model.initializers.items() if c.node_index is not None and name not in in_bank
-        )
-        """Results of Constant nodes that stay nodes."""
-        self.switches: Mapping[Precision, Mapping[str, str]] = {
-            precision: {
-                group.id: group.id + self.suffix[f"{precision}_switch"]
-                for position, group in enumerate(grouped.groups)
-                if position not in types.lacking(precision)
-            }
-            for precision in REDUCED
-        }
-        """Precision -> group id -> name of the scalar boolean input that puts it there; of groups that can have it."""
+        # Results of Constant nodes that stay nodes.
+        constant_nodes = (name for name, c in model.initializers.items() if c.node_index is not None)
+        self.constant_nodes = frozenset(name for name in constant_nodes if name not in in_bank)
+        # Precision -> group id -> name of the scalar boolean input that puts it there; of groups that can have it.
+        self.switches: dict[Precision, dict[str, str]] = {}
+        for p in REDUCED:
+            able = (group.id for k, group in enumerate(grouped.groups) if k not in types.lacking(p))
+            self.switches[p] = {group: group + self.suffix[f"{p}_switch"] for group in able}
 
     def on(self, plan: PrecisionPlan) -> frozenset[str]:
         """The switches that are on under a plan."""
-        by_precision = self.switches.items()
-        return frozenset(s for p, switches in by_precision for g, s in switches.items() if plan.precision[g] is p)
+        return frozenset(s for p, of in self.switches.items() for g, s in of.items() if plan.precision[g] is p)
 
     def write(self, plan: PrecisionPlan, path: Path) -> Path:
         """Write the emulation of one plan to ``path``, which must lie in the weight bank's folder."""
@@ -177,12 +171,8 @@ class Emulator:
             is_constant = node.op_type == "Constant" and node.outputs[0] in model.initializers
             if is_constant and node.outputs[0] not in self.constant_nodes:
                 continue
-            rule, group, inputs, outputs = (
-                types.rules[node.index],
-                types.group_of[node.index],
-                [*node.inputs],
-                [*node.outputs],
-            )
+            rule, group = types.rules[node.index], types.group_of[node.index]
+            inputs, outputs = [*node.inputs], [*node.outputs]
             own = modes.get(group, ())
             is_compared = node.op_type in COMPARISONS  # reads values as they are
             for slot in rule.inputs if own and not is_compared else ():
@@ -191,9 +181,7 @@ class Emulator:
                 # Under one plan, all groups of one precision read the same.
                 if maker == group or (not switch and own[0] in modes.get(maker, ())):
                     continue
-                inputs[slot] = (
-                    f"{value}.{group}{suffix['chosen']}" if switch else value + suffix[f"{precision}_rounded"]
-                )
+                inputs[slot] += f".{group}{suffix['chosen']}" if switch else suffix[f"{precision}_rounded"]
                 if inputs[slot] not in computed:
                     choose(own, value, inputs[slot])
             roundings = own if node.index in self.rounds else ()

@@ -23,12 +23,9 @@ from mptune.graph.loading.tensors import Initializer, TensorInfo, fixed_shape
 from mptune.graph.plan import REDUCED, Precision
 from mptune.graph.value_types import new_suffix
 
-_NEARLY = 1e-3
-"""Relative difference of a constant that was written with few digits, or in FP16."""
-_AXES_ARE_INPUTS = 13
-"""The first operator set in which axes of Unsqueeze and ReduceSum are an input, not an attribute."""
-_SIGMOID_HAS_BF16, _WHERE_HAS_BF16 = 13, 16
-"""The first operator sets in which Sigmoid has BFLOAT16, and Where has."""
+_NEARLY = 1e-3  # relative difference of a constant that was written with few digits, or in FP16
+_AXES_ARE_INPUTS = 13  # the first operator set in which axes of Unsqueeze and ReduceSum are an input, not an attribute
+_SIGMOID_HAS_BF16, _WHERE_HAS_BF16 = 13, 16  # the first operator sets in which they have it
 
 
 def folded_norms(grouped: GroupedModel) -> dict[str, Node]:
