@@ -71,9 +71,7 @@ class Facts:
     def __init__(self, model: Model) -> None:
         self.model = model
         self.constants = frozenset(name for name, constant in model.initializers.items() if not constant.overridable)
-        self._from_constants = self._computed_from(self.constants)
-        outputs = (name for index in self._from_constants for name in model.nodes[index].outputs if name)
-        self.static = self.constants.union(outputs)
+        self.static = self._computed_from(self.constants)
         self.alias_nodes: dict[int, Node] = {}
         self._root: dict[str, str] = {}
         self._outputs = frozenset(output.name for output in model.outputs)
@@ -88,16 +86,15 @@ class Facts:
                 self.alias_nodes[node.index] = node
                 self._root[node.outputs[0]] = self.root(node.inputs[0])
 
-    def _computed_from(self, values: Collection[str], sources: Collection[str] = ()) -> frozenset[int]:
-        """Indices of the nodes that compute from these values, and from what ``sources`` (operators) give, alone."""
-        there, indices = set(values), set[int]()
+    def _computed_from(self, values: Collection[str], sources: Collection[str] = ()) -> frozenset[str]:
+        """These values, and what is computed from them and from what ``sources`` (operators) give alone."""
+        there = set(values)
         for node in self.model.nodes:
             if not node.is_standard or node.op_type in ops.RANDOM or node.has_subgraph:
                 continue
-            if node.op_type in sources or all(name in there for name in node.inputs if name):
-                indices.add(node.index)
-                there.update(name for name in node.outputs if name)
-        return frozenset(indices)
+            if node.op_type in sources or there.issuperset(filter(None, node.inputs)):
+                there.update(filter(None, node.outputs))
+        return frozenset(there)
 
     # -- who computes and reads a value ---------------------------------------------------------------------------
 
@@ -332,8 +329,9 @@ class Facts:
                     as_data.update([node.index] if data else ())
         integers = [info for info in model.inputs if info.dtype.startswith(_INTEGERS) and info.shape is not None]
         small = {info.name for info in integers if len(info.shape or ()) <= 1}
-        from_shapes = self._computed_from(self.constants | small, SHAPE_OF) - self._from_constants
-        candidates = (model.nodes[i] for i in as_shape if i not in as_data or i in from_shapes)
+        from_shapes = self._computed_from(self.constants | small, SHAPE_OF) - self.static
+        pure = {node.index for node in model.nodes if not from_shapes.isdisjoint(node.outputs)}
+        candidates = (model.nodes[i] for i in as_shape if i not in as_data or i in pure)
         # Shape and Size read values of any type, and compute integers.
         return frozenset(node.index for node in candidates if not (node.is_standard and node.op_type in SHAPE_OF))
 

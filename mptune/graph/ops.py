@@ -203,8 +203,8 @@ SHAPE_OF = _of_kind("shape")  # operators that read the shape of a value, and no
 SELECTING = _with("selects")  # operators that return as many elements as their input's values call for
 
 
+# Names of the element types of tensors -> the precision that each is.
 FLOAT_TYPES: Mapping[str, Precision] = {precision.dtype: precision.stored for precision in PRECISIONS}
-"""Names of the element types of tensors -> the precision that each is."""
 
 
 @dataclass(frozen=True)
@@ -264,14 +264,11 @@ class NodeRule:
     fixed: str | None = None
 
 
+# How the names of quantised operators begin, those of ONNX Runtime's own domain; and those that are named so and
+# compute with activations that are not quantised.
 QUANTISED_NAMES = ("Q", "DynamicQuantize", "Dequantize", "MatMulInteger", "GemmFloat8")
-"""How the names of quantised operators begin, those of ONNX Runtime's own domain."""
-
 WEIGHTS_ONLY = frozenset({"QuickGelu", "QMoE"})
-"""Operators that are named so and compute with activations that are not quantised."""
-
-OPAQUE_TYPES = frozenset({"sequence", "map", "optional", "sparse_tensor", "undefined"})
-"""Types of values that are no tensors, or are not known."""
+OPAQUE_TYPES = frozenset({"sequence", "map", "optional", "sparse_tensor", "undefined"})  # no tensors, or not known
 
 
 @cache

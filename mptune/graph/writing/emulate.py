@@ -38,11 +38,9 @@ class Emulator:
     """Writes emulations of one model's plans. Made once; a plan then takes milliseconds."""
 
     def __init__(self, grouped: GroupedModel, bank: WeightBank | None = None, fused: Sequence[FusedNodes] = ()) -> None:
-        """Prepare for one model.
+        """Prepare for one model, of which the engine computes ``fused`` nodes as one in FP16.
 
-        Args:
-            grouped: the model and its groups; what a node with ``rounds=False`` computes is not rounded.
-            fused: nodes that the engine computes as one in FP16.
+        Neither their inner results nor what a node with ``rounds=False`` computes is rounded.
         """
         self.types = types = value_types(grouped)
         model = grouped.model
@@ -91,11 +89,7 @@ class Emulator:
     def write_switched(
         self, path: Path, switched: Collection[str], precisions: Sequence[Precision] = (Precision.FP16,)
     ) -> Path:
-        """Write the emulation of all plans with no group but these reduced to ``path``, in the weight bank's folder.
-
-        Args:
-            switched: ids of the groups that have switches.
-        """
+        """Write the emulation of all plans that reduce these groups (ids) alone to ``path``, in the bank's folder."""
         groups = [(position, group.id) for position, group in enumerate(self.types.groups) if group.id in switched]
         switches = [(p, self.switches[p]) for p in precisions]
         return self._write({k: [(p, of[name]) for p, of in switches if name in of] for k, name in groups}, path)
@@ -111,11 +105,7 @@ class Emulator:
         return write_bytes(path, [proto.SerializeToString(deterministic=True)])
 
     def _emulation(self, modes: Mapping[int, _Modes]) -> tuple[onnx.ModelProto, list[NeededConstant]]:
-        """The model with the roundings of its nodes, and the switches; and the constants that it reads.
-
-        Args:
-            modes: of the groups that may be reduced, by position.
-        """
+        """The model with the roundings of its nodes, and the switches; and the constants that it reads."""
         types, model, suffix = self.types, self.types.model, self.suffix
         proto = onnx.ModelProto()
         proto.CopyFrom(self.frame)
