@@ -76,7 +76,8 @@ class Emulator:
 
     def on(self, plan: PrecisionPlan) -> frozenset[str]:
         """The switches that are on under a plan."""
-        return frozenset(s for p, of in self.switches.items() for g, s in of.items() if plan.precision[g] is p)
+        by_precision = self.switches.items()
+        return frozenset(s for p, switches in by_precision for g, s in switches.items() if plan.precision[g] is p)
 
     def write(self, plan: PrecisionPlan, path: Path) -> Path:
         """Write the emulation of one plan to ``path``, which must lie in the weight bank's folder."""
@@ -92,7 +93,8 @@ class Emulator:
         """Write the emulation of all plans that reduce these groups (ids) alone to ``path``, in the bank's folder."""
         groups = [(position, group.id) for position, group in enumerate(self.types.groups) if group.id in switched]
         switches = [(p, self.switches[p]) for p in precisions]
-        return self._write({k: [(p, of[name]) for p, of in switches if name in of] for k, name in groups}, path)
+        modes = {k: [(p, by_group[name]) for p, by_group in switches if name in by_group] for k, name in groups}
+        return self._write(modes, path)
 
     def _modes(self, plan: PrecisionPlan) -> dict[int, _Modes]:
         """The modes of the groups that a plan reduces, by position."""

@@ -138,10 +138,10 @@ def with_rounding_steps(
         proto = onnx.helper.make_node(op_type, inputs, [result], name=name, **attributes)
         nodes.append(Node(-1, name, op_type, "", tuple(inputs), (result,), (), proto))
 
-    def write(node: Node, steps: str, values: Mapping[str, Any], **of_raw: Any) -> dict[str, str]:
+    def write(node: Node, steps: str, values: Mapping[str, Any], **raw_attributes: Any) -> dict[str, str]:
         """Append the steps ``label = Operator labels``; ``result`` has the node's name. Returns the values by label.
 
-        ``values`` are names of values, or numbers to append a Constant of. ``of_raw`` are attributes of the step "raw".
+        ``values`` are names of values, or numbers to append a Constant of; the attributes are those of the step "raw".
         """
         names = {label: f"{node.outputs[0]}.{label}{suffix}" for label in values} | {"result": node.outputs[0]}
         for label, value in values.items():
@@ -154,7 +154,7 @@ def with_rounding_steps(
                 constants[name] = Initializer(name, tensor, model.path, node_index=0)
                 tensors[name] = TensorInfo(name, constants[name].dtype, constants[name].shape)
         for label, op_type, *operands in (step.replace(" =", "").split() for step in steps.split("; ")):
-            attributes = of_raw if label == "raw" else {}
+            attributes = raw_attributes if label == "raw" else {}
             if "axes" in operands and model.opset < _AXES_ARE_INPUTS:
                 operands.remove("axes")
                 attributes = attributes | {"axes": list(values["axes"])}
