@@ -17,7 +17,7 @@ from mptune.errors import PlanError
 from mptune.graph.facts import attribute, casts_integers, facts_of, float_attribute, node_rules
 from mptune.graph.groups import GroupedModel
 from mptune.graph.loading.model import Model, Node, given, once
-from mptune.graph.loading.tensors import Initializer, all_graphs, from_stored, to_stored
+from mptune.graph.loading.tensors import Initializer, all_graphs, rounded
 from mptune.graph.ops import COMPARISONS, COPIES, FLOAT_TYPES, RECURRENT, NodeRule
 from mptune.graph.plan import Precision, PrecisionPlan
 
@@ -199,7 +199,7 @@ class ValueTypes:
     def _holds(self, precision: Precision, name: str) -> bool:
         """Whether a value is a constant that a precision has exactly."""
         values = self.constants[name].numpy() if name in self.constants else None
-        return values is not None and np.array_equal(from_stored(to_stored(values, precision)), values)
+        return values is not None and np.array_equal(rounded(values, precision), values)
 
     def node_precisions(self, plan: PrecisionPlan) -> dict[str, Precision]:
         """The precision of every node that has one, by node name."""
