@@ -25,7 +25,7 @@ from mptune.graph.hazards.hazard import Hazard, HazardPlace, NodeFacts, Observed
 from mptune.graph.hazards.masks import masks_of
 from mptune.graph.hazards.static import state_pairs
 from mptune.graph.loading.model import Model, Node
-from mptune.graph.loading.tensors import from_stored, to_stored
+from mptune.graph.loading.tensors import rounded
 from mptune.graph.patterns import find_patterns
 from mptune.graph.plan import Precision
 from mptune.graph.value_types import ValueTypes
@@ -137,11 +137,6 @@ def facts_on(probed: ProbedNode, values: Arrays, precision: Precision) -> Number
     with np.errstate(all="ignore"):
         every = [probe(probed, values, precision) for probe in _TABLE[probed.node.op_type][0]]
     return {name: float(number) for facts in every for name, number in facts.items()}
-
-
-def rounded(values: np.ndarray, precision: Precision) -> np.ndarray:
-    """FP32 values rounded to the nearest value of a precision, ties to even; overflow gives infinity."""
-    return from_stored(to_stored(values, precision))
 
 
 def _spaced(length: int, count: int) -> np.ndarray:
