@@ -223,23 +223,21 @@ class _Partition:
     """What the partitions of one model at every granularity share: patterns, and which nodes have a precision."""
 
     def __init__(self, model: Model) -> None:
-        self._model, self._facts, self._patterns = model, facts_of(model), find_patterns(model)
+        self._model, self._facts = model, facts_of(model)
         self._static = self._facts.static
         if all(fixed_shape(info.shape) is not None for info in model.inputs):
             self._static |= self._facts.folded  # shapes are constants then
+        typed = {index for index, rule in enumerate(node_rules(model)) if rule.inputs or rule.outputs}
+        self._patterns = [(pattern, [i for i in pattern.nodes if i in typed]) for pattern in find_patterns(model)]
         # Each node that has a precision -> those that go with it wherever it goes, itself among them.
-        rules = enumerate(node_rules(model))
-        self._whole: dict[int, tuple[int, ...]] = {i: (i,) for i, rule in rules if rule.inputs or rule.outputs}
-        for pattern in self._patterns:
-            whole = tuple(index for index in pattern.nodes if index in self._whole)
-            self._whole.update(dict.fromkeys(whole, whole))
+        self._whole = {i: [i] for i in typed} | {i: whole for _, whole in self._patterns for i in whole}
 
     def groups(self, granularity: Granularity) -> tuple[LayerGroup, ...]:
         """The groups at a granularity other than ``auto``."""
-        leader, kind = self._assigned(fuse=granularity != "op")
-        return self._blocks(leader, kind) if granularity == "block" else self._named(leader, kind, {})
+        members, kind = self._assigned(fuse=granularity != "op")
+        return self._blocks(members, kind) if granularity == "block" else self._named(members, kind, {})
 
-    def _assigned(self, *, fuse: bool) -> tuple[dict[int, int], dict[int, str]]:
+    def _assigned(self, *, fuse: bool) -> tuple[dict[int, list[Node]], dict[int, str]]:
         """The groups at ``fusion`` granularity, or at ``op``: patterns, then every other node in topological order.
 
         Nodes that read no group come last. They take the group of their readers; where these differ, they are a group
@@ -250,16 +248,15 @@ class _Partition:
         twice costs nothing. Nothing joins a quantised part where another group reads it.
 
         Returns:
-            Node -> the node that leads its group; leader -> kind of its group, where that is not elementwise.
+            Leading node -> the nodes of its group, in topological order; -> its kind, where that is not elementwise.
         """
         nodes, leader, kind = self._model.nodes, dict[int, int](), dict[int, str]()
-        for pattern in self._patterns:
-            typed = [index for index in pattern.nodes if index in self._whole]
+        for pattern, typed in self._patterns:
             if pattern.kind != "activation" and typed:
                 first = pattern.anchor if pattern.anchor in typed else typed[0]
                 leader.update(dict.fromkeys(typed, first))
                 kind[first] = pattern.kind
-        folded: dict[int, bool] = {}  # of those that read no group: whether they are computed from constants
+        sources: dict[int, bool] = {}  # nodes that read no group -> whether they fold, and are no scale or weight
         for i, whole in sorted(self._whole.items()):
             if i in leader:
                 continue
@@ -271,22 +268,22 @@ class _Partition:
             is_alone = anchor is not None if fuse else not (node.op_type in MOVEMENT and producers)
             target = i if is_alone else latest
             if self._is_static(node) or target < 0:
-                folded[i] = self._is_static(node) and not self._is_scale(node) and not self._is_weight(node)
+                sources[i] = self._is_static(node) and not self._is_scale(node) and not self._is_weight(node)
                 continue
             leader.update(dict.fromkeys(whole, target))  # a decomposed activation is whole
             if target == i and anchor is not None:
                 kind[i] = anchor
-        for i in folded:  # those that are connected share one leader
-            earlier = [leader[p] for p in self._producers(nodes[i]) if folded.get(p) == folded[i]]
+        for i in sources:  # those that are connected share one leader
+            earlier = [leader[p] for p in self._producers(nodes[i]) if sources.get(p) == sources[i]]
             first = i if len(self._whole[i]) > 1 else max(earlier, default=i)
             leader.update(dict.fromkeys(self._whole[i], first))
 
-        def group_of(index: int) -> int:
+        def group_of(index: int) -> int:  # a leader that joined another group takes along those that it led
             while leader[index] != index:
                 index = leader[index]
             return index
 
-        for i in (i for i in reversed(folded) if not folded[i]):
+        for i in (i for i in reversed(sources) if not sources[i]):
             indices = (r.index for out in nodes[i].outputs for r in self._facts.readers(out) if r.index in leader)
             readers = {leader[index] for index in indices if group_of(index) != i}
             floats = {reader for reader in readers if kind.get(reader) != QUANTISED}
@@ -297,7 +294,10 @@ class _Partition:
                 is_scaling = kind.get(only) in _LAYERS and nodes[i].op_type in _SCALES_OR_MASKS
                 if self._is_scale(nodes[i]) or not (kind.get(only) in _KEEPS_MASKS_OUT or is_scaling):
                     leader[i] = only
-        return {index: group_of(index) for index in leader}, kind
+        members: dict[int, list[Node]] = {first: [] for first in sorted(map(group_of, leader))}
+        for index in sorted(leader):
+            members[group_of(index)].append(nodes[index])
+        return members, kind
 
     def _is_static(self, node: Node) -> bool:
         return all(out in self._static for out in node.outputs if out)
@@ -315,13 +315,6 @@ class _Partition:
         roots = (self._facts.root(i) for i in node.inputs if i and self._model.info(i).is_float32)
         return [self._model.producer[root] for root in roots if root in self._model.producer]
 
-    def _members(self, leader_of: Mapping[int, int]) -> dict[int, list[Node]]:
-        """Leader -> the nodes of its group, both in topological order."""
-        members: dict[int, list[Node]] = {leader: [] for leader in sorted({*leader_of.values()})}
-        for index, leader in sorted(leader_of.items()):
-            members[leader].append(self._model.nodes[index])
-        return members
-
     def _pinned(self, kind: str, nodes: Sequence[Node]) -> str | None:
         """Why a group is FP32 under any plan."""
         if kind == QUANTISED:
@@ -331,39 +324,39 @@ class _Partition:
             return CASTS_INTEGERS
         return FOLDED if all(self._is_static(node) for node in nodes) else None
 
-    def _blocks(self, leader: Mapping[int, int], kind: Mapping[int, str]) -> tuple[LayerGroup, ...]:
+    def _blocks(self, members: Mapping[int, list[Node]], kind: Mapping[int, str]) -> tuple[LayerGroup, ...]:
         """The groups at fusion granularity, merged by module."""
-        nodes, members = self._model.nodes, self._members(leader)
-        scopes = _block_scopes([_group_scope(nodes[first], group) for first, group in members.items()])
-        free = (not self._pinned(kind.get(first, ""), group) for first, group in members.items())
-        module = {first: scope if f else None for first, scope, f in zip(members, scopes, free, strict=True)}
+        scopes = _block_scopes([_group_scope(self._model.nodes[first], nodes) for first, nodes in members.items()])
+        module = dict(zip(members, scopes, strict=True))  # of each fusion group: the one that it merges into
+        module |= {first: None for first, nodes in members.items() if self._pinned(kind.get(first, ""), nodes)}
         # What reads no group, and is read in another module than its own, is shared (a mask): it stays out of both.
+        leader = {node.index: first for first, nodes in members.items() for node in nodes}
         read_in: dict[int, set[Scope | None]] = {first: set() for first in members}
         reads = set[int]()
         for index, first in leader.items():
-            for maker in (leader.get(producer, first) for producer in self._producers(nodes[index])):
-                if maker != first:
-                    reads.add(first)
-                    read_in[maker].add(module[first])
+            for maker in {leader.get(p, first) for p in self._producers(self._model.nodes[index])} - {first}:
+                reads.add(first)
+                read_in[maker].add(module[first])
         blocks: dict[Scope | int, list[int]] = {}
         for first, scope in module.items():
             is_apart = scope is None or (first not in reads and not read_in[first] <= {scope})
             blocks.setdefault(first if scope is None or is_apart else scope, []).append(first)
-        block_of = {first: block[0] for block in blocks.values() for first in block}
+        merged = {block[0]: [node for first in block for node in members[first]] for block in blocks.values()}
+        merged = {first: sorted(nodes, key=lambda node: node.index) for first, nodes in merged.items()}
         kinds = {**kind, **{block[0]: "block" for block in blocks.values() if len(block) > 1}}
         titles = {block[0]: "/".join(scope) for scope, block in blocks.items() if isinstance(scope, tuple)}
-        return self._named({index: block_of[first] for index, first in leader.items()}, kinds, titles)
+        return self._named(merged, kinds, titles)
 
     def _named(
-        self, leader_of: Mapping[int, int], kind: Mapping[int, str], titles: Mapping[int, str]
+        self, members: Mapping[int, list[Node]], kind: Mapping[int, str], titles: Mapping[int, str]
     ) -> tuple[LayerGroup, ...]:
         """The groups in topological order of their leaders; titles are names that do not follow from the nodes."""
-        model, members = self._model, self._members(leader_of)
         # Names are unique by the groups' kinds, and by number where that is not enough.
         kinds = [kind.get(leader, "elementwise") for leader in members]
         names = []
         for leader, nodes in members.items():
-            own, scope = model.nodes[leader].name, "/".join(_group_scope(model.nodes[leader], nodes))
+            start = self._model.nodes[leader]
+            own, scope = start.name, "/".join(_group_scope(start, nodes))
             names.append(titles.get(leader) or scope or own.strip("/") or own)
         shared = Counter(names)
         names = [f"{name}/{kinds[k]}" if shared[name] > 1 else name for k, name in enumerate(names)]
@@ -373,7 +366,7 @@ class _Partition:
             number[name] += 1
             unique = name if total[name] == 1 else f"{name}#{number[name]}"
             group = LayerGroup(f"g{k:0{width}d}", unique, kinds[k], (), {}, self._pinned(kinds[k], nodes))
-            groups.append(_with_nodes(model, group, nodes))
+            groups.append(_with_nodes(self._model, group, nodes))
         return tuple(groups)
 
 

@@ -64,11 +64,9 @@ def find_patterns(model: Model) -> tuple[Pattern, ...]:
             pattern_of.update(dict.fromkeys(nodes, whole))
         return whole
 
-    for part in _quantised_parts(facts):
-        claim(part)
-    for find in (_norm, _attention):
-        for node in model.nodes:
-            claim(find(facts, node))
+    cores = (find(facts, node) for find in (_norm, _attention) for node in model.nodes)
+    for pattern in (*_quantised_parts(facts), *cores):
+        claim(pattern)
     activations = {a.entry: a for node in model.nodes if (a := claim(_activation(facts, node))) is not None}
     for node in model.nodes:
         layer = None if node.index in pattern_of else _layer(facts, node, pattern_of, activations)
@@ -340,8 +338,8 @@ def _quantised_parts(facts: Facts) -> list[Pattern]:
     A part holds products whose both operands are dequantised, with the bias, batch norm and activation that are fused
     onto them, and every other node that computes from dequantised values alone and whose result is quantised again:
     directly, or through further nodes that only move, pool or combine values element by element. Where activations are
-    quantised as they come (dynamic quantisation), what makes FP32 of a product's INT32 sums is a part: the Cast, the
-    product with the scale, and the scale's own. The sums are past FP16's range before the scale.
+    quantised as they come (dynamic quantisation), what makes FP32 of a product's INT32 sums, past FP16's range, is a
+    part: the Cast, the product with the scale, and the scale's own.
     """
     model, nodes, inside = facts.model, facts.model.nodes, set[int]()
 
@@ -354,9 +352,8 @@ def _quantised_parts(facts: Facts) -> list[Pattern]:
     for node in nodes:
         if casts_integers(model, node) and _is(maker(node.inputs[0]), *ops.INTEGER_PRODUCTS):  # dynamic quantisation
             scaled = [reader for reader in facts.readers(node.outputs[0]) if _is(reader, "Mul")]
-            scales = (maker(factor) for product in scaled for factor in product.inputs)
             inside.update(member.index for member in (node, *scaled))
-            for scale in scales:
+            for scale in (maker(factor) for product in scaled for factor in product.inputs):
                 if _is(scale, "Mul") and any(_is(maker(i), "DynamicQuantizeLinear") for i in scale.inputs):
                     inside.add(scale.index)
         # The products, and what computes from dequantised values alone, constants aside.
