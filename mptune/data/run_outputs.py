@@ -13,6 +13,7 @@ JSON in UTF-8 bytes (``collect_check`` has its keys, which are always there), no
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import math
 import struct
@@ -79,30 +80,29 @@ def sketch_outputs(
         of_parts = [(each, values) for each, values in statistics.items() if belongs_to(each, shown)]
         if of_parts and all(name in sample for sample in (*outputs, *reference)):
             errors[name] = sorted(of_parts, key=lambda part: -_badness(*part[1]))
-    aligned = [aligned_rows(row_sets, got, wanted, parts) for got, wanted in zip(outputs, reference, strict=True)]
-    row_names = {name for rows in row_sets for name in rows.names}
-    as_rows = {name for rows in row_sets if not rows.is_selection for name in rows.names}
+    samples = list(zip(outputs, reference, strict=True))
+    aligned = [aligned_rows(row_sets, *sample, parts) for sample in samples]
     sketches: dict[str, Sketch] = {}
     maps = 0
     for name in sorted(errors, key=lambda name: -_badness(*errors[name][0][1]))[:MOST_OUTPUTS]:
         # The plan's values and the reference's on each sample, where they can be compared value by value.
-        pairs = [(np.asarray(a[name]), np.asarray(b[name])) for a, b in zip(outputs, reference, strict=True)]
-        if any(array.dtype.kind not in "fiub" for pair in pairs for array in pair):
+        rows_of = [rows[name] for rows in aligned if name in rows]
+        pairs = [(rows.output, rows.reference) for rows in rows_of]
+        pairs = pairs or [(np.asarray(got[name]), np.asarray(wanted[name])) for got, wanted in samples]
+        is_comparable = all(a.shape == b.shape and {a.dtype.kind, b.dtype.kind} <= {*"fiub"} for a, b in pairs)
+        if len(pairs) < len(samples) or not is_comparable:
             continue
-        if name in row_names:
-            pairs = [(rows[name].output, rows[name].reference) for rows in aligned if name in rows]
-        if len(pairs) < len(reference) or any(got.shape != wanted.shape for got, wanted in pairs):
-            continue
-        error_map = None if name in as_rows or maps == MOST_MAPS else _error_map(pairs, errors[name][0][1])
+        as_rows = any(rows.pairs is not None for rows in rows_of)
+        error_map = None if as_rows or maps == MOST_MAPS else _error_map(pairs, errors[name][0][1])
         maps += error_map is not None
-        columns = None if name in as_rows else parts.get(name)
+        columns = None if as_rows else parts.get(name)
         sketches[name] = {
             "shape": list(np.shape(reference[0][name])),
-            "as_rows": name in as_rows,
+            "as_rows": as_rows,
             "parts": [_part(pairs, columns, *each) for each in errors[name][:MOST_PARTS]],
             "part_count": len(errors[name]),
             "error_map": error_map,
-            "picture": None if name in as_rows or error_map is None else _picture(*pairs[0]),
+            "picture": None if error_map is None else _picture(*pairs[0]),
         }
     return sketches
 
@@ -280,10 +280,9 @@ class RunOutputs:
                 plans |= entry
         return {**document, "left_out": [fingerprint for fingerprint in self.plans if fingerprint not in plans]}
 
-
-def write_run_outputs(path: Path, outputs: RunOutputs) -> None:
-    """Write ``outputs.json``, whole or not at all."""
-    write_text(path, _text(outputs.to_json()) + "\n")
+    def write(self, path: Path) -> None:
+        """Write ``outputs.json``, whole or not at all."""
+        write_text(path, _text(self.to_json()) + "\n")
 
 
 def _text(document: Mapping[str, Any]) -> str:
@@ -314,13 +313,9 @@ def collect_check(
         inputs, references = read_samples(data / f"{which}.npz", most * steps), read_samples(reference, most)
     except DataError:
         return None
-    count = total_bytes = 0
-    for number, outputs in enumerate(references):
-        feeds = (outputs, *inputs[number * steps : (number + 1) * steps])
-        total_bytes += sum(array.nbytes for feed in feeds for array in feed.values())
-        if total_bytes > (MOST_CHECK_BYTES if count else LARGEST_SAMPLE):
-            break
-        count += 1
+    feeds = ((outputs, *inputs[k * steps : (k + 1) * steps]) for k, outputs in enumerate(references))
+    total_bytes = itertools.accumulate(sum(a.nbytes for feed in sample for a in feed.values()) for sample in feeds)
+    count = sum(size <= (MOST_CHECK_BYTES if k else LARGEST_SAMPLE) for k, size in enumerate(total_bytes))
     inputs, references = inputs[: count * steps], references[:count]
     compared = [name for name in references[0] if name not in ignored] if inputs else []
     # Value by value: no sets of rows, and numbers on every sample.
@@ -341,7 +336,7 @@ def collect_check(
                 axis, start, stop, scales = None, 0, 0, [part.whole or 1.0]
                 if columns := columns_of_part(statistic):
                     axis, start, stop = part.axis, columns[0], columns[-1] + 1
-                    scales = [float(part.divisors[k]) for k in columns]
+                    scales = part.divisors[start:stop].tolist()
                 places[statistic] = encode({"axis": axis, "start": start, "stop": stop, "scales": scales})
         checked = {statistic: values for statistic, values in errors.items() if statistic in (*_PLAIN, *places)}
         figures = {statistic: encode_float(sum(values) / len(values)) for statistic, values in checked.items()}

@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import replace
 from pathlib import Path
 
-from mptune.data.run_outputs import RunOutputs, Source, collect_check, write_run_outputs
+from mptune.data.run_outputs import RunOutputs, Source, collect_check
 from mptune.data.samples import Rollout
 from mptune.engines.environment import Environment, describe_environment
 from mptune.engines.tensorrt.layers import EngineLayers
@@ -94,7 +94,7 @@ def write_run_files(
     write_json(run.front_json, document)
     with tolerated("report.html", run.logs, warnings):
         outputs = run_outputs(run, file, front)
-        write_run_outputs(run.outputs_json, outputs)
+        outputs.write(run.outputs_json)
         dropped = dropped_plans(record, front.fp32.ignored)
         evaluations = [
             replace(e.with_baseline(front.fp32.latency.median_ms), held_out=dropped.get(e.plan.fingerprint))

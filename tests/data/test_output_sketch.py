@@ -148,7 +148,7 @@ def test_the_file_of_a_run_keeps_to_its_limit_the_chosen_plan_first(tmp_path: Pa
         save_sketches(tmp_path / "outputs" / f"{plan}.json", "worst_part", 3, found)
     outputs = RunOutputs.of_plans([(plan, "emulated") for plan in plans], tmp_path / "outputs", "worst_part")
     assert (len(outputs.plans), outputs.count) == (60, 3)
-    run_outputs.write_run_outputs(tmp_path / "outputs.json", outputs)
+    outputs.write(tmp_path / "outputs.json")
     assert MOST_BYTES * 0.9 < (tmp_path / "outputs.json").stat().st_size <= MOST_BYTES
     again = json.loads((tmp_path / "outputs.json").read_text())
     assert [*again["plans"]][:3] == plans[:3]
