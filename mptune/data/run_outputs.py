@@ -1,7 +1,7 @@
 """What a run keeps of its outputs: sketches for the page, and the arrays that ``infer.py --check`` reads.
 
 ``RUN/outputs.json`` says what the outputs of the front's plans look like beside the reference, on held-out samples.
-``RunOutputs.to_json`` makes it, every key always there; the functions above it make its parts. A plan is there if it
+``collect_outputs`` makes it, every key always there; the functions above it make its parts. A plan is there if it
 was run on the held-out samples, and this is its front; the chosen one comes first.
 
 ``chosen/check.npz`` holds samples, reference outputs, and the error that the check must find. Its member ``header`` is
@@ -19,7 +19,6 @@ import math
 import struct
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -221,72 +220,61 @@ def _picture(got: np.ndarray, wanted: np.ndarray) -> dict[str, str] | None:
 
 
 def save_sketches(path: Path, metric: str, samples: int, outputs: Mapping[str, Sketch]) -> None:
-    """Write the JSON file of one plan that ``RunOutputs.of_plans`` reads, and the directory above it."""
+    """Write the JSON file of one plan that ``collect_outputs`` reads, and the directory above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, _text({"metric": metric, "samples": samples, "outputs": outputs}) + "\n")
+    write_outputs(path, {"metric": metric, "samples": samples, "outputs": outputs})
 
 
-@dataclass(frozen=True)
-class RunOutputs:
-    """The content of ``outputs.json``."""
-
-    metric: str
-    count: int
-    # Fingerprint -> source of its error, and sketch of each output; the most important plan first.
-    plans: Mapping[str, tuple[Source, Mapping[str, Sketch]]] = field(default_factory=dict)
-    indices: tuple[int, ...] = ()  # of the held-out samples in the user's data, where known; where sequences begin
-    unit: Literal["sample", "sequence"] = "sample"
-
-    def sample(self, number: int) -> str:
-        """What a held-out sample is called: by its index in the user's data."""
-        if number >= len(self.indices):
-            return f"held-out {self.unit} {number}"
-        return f"{'sequence from ' if self.unit == 'sequence' else ''}sample {self.indices[number]}"
-
-    @classmethod
-    def of_plans(cls, plans: Iterable[tuple[str, Source]], folder: Path, metric: str) -> RunOutputs:
-        """The sketches that jobs have left in ``FINGERPRINT.json``; what is not there or damaged is passed over."""
-        by_plan: dict[str, tuple[Source, Mapping[str, Sketch]]] = {}
-        count = 0
-        for fingerprint, source in plans:
-            try:
-                document: Any = read_json(folder / f"{fingerprint}.json")
-                samples, outputs = int(document["samples"]), dict(document["outputs"])
-                is_same = document["metric"] == metric
-            except READ_ERRORS:
-                continue
-            if is_same and outputs and fingerprint not in by_plan:
-                count, by_plan[fingerprint] = samples, (source, outputs)
-        return cls(metric, count, by_plan)
-
-    def to_json(self) -> dict[str, Any]:
-        """The document, as long as it may be: plans that do not fit are left out, the others keep their order."""
-        plans: dict[str, Any] = {}
-        document = {
-            "format": FORMAT,
-            "metric": self.metric,
-            "unit": self.unit,
-            "count": self.count,
-            "indices": list(self.indices),
-            "plans": plans,
-            "left_out": list(self.plans),
-        }
-        room = MOST_BYTES - len(_text(document).encode())
-        for fingerprint, (source, sketches) in self.plans.items():
-            entry = {fingerprint: {"source": source, "outputs": sketches}}
-            size = len(_text(entry).encode())
-            if size <= room:
-                room -= size
-                plans |= entry
-        return {**document, "left_out": [fingerprint for fingerprint in self.plans if fingerprint not in plans]}
-
-    def write(self, path: Path) -> None:
-        """Write ``outputs.json``, whole or not at all."""
-        write_text(path, _text(self.to_json()) + "\n")
+def write_outputs(path: Path, document: Mapping[str, Any]) -> None:
+    """Write ``outputs.json``, whole or not at all."""
+    write_text(path, _text(document) + "\n")
 
 
 def _text(document: Mapping[str, Any]) -> str:
     return json.dumps(document, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+
+
+def collect_outputs(
+    plans: Iterable[tuple[str, Source]],
+    folder: Path,
+    metric: str,
+    indices: Sequence[int] = (),
+    unit: Literal["sample", "sequence"] = "sample",
+) -> dict[str, Any]:
+    """The document of ``outputs.json``, from the sketches that jobs have left in ``FINGERPRINT.json``.
+
+    ``plans`` are fingerprints with the source of the error, the most important first. What is not there or damaged is
+    passed over, and plans that do not fit are left out. ``indices`` are those of the held-out samples in the user's
+    data, where known, or of the samples with which sequences begin.
+    """
+    entries: dict[str, dict[str, Any]] = {}
+    count = 0
+    for fingerprint, source in plans:
+        try:
+            sketched: Any = read_json(folder / f"{fingerprint}.json")
+            samples, outputs = int(sketched["samples"]), dict(sketched["outputs"])
+            is_same = sketched["metric"] == metric
+        except READ_ERRORS:
+            continue
+        if is_same and outputs and fingerprint not in entries:
+            count, entries[fingerprint] = samples, {"source": source, "outputs": outputs}
+    document: dict[str, Any] = {"format": FORMAT, "metric": metric, "unit": unit, "count": count}
+    document |= {"indices": list(indices), "plans": {}, "left_out": list(entries)}
+    room = MOST_BYTES - len(_text(document).encode())
+    for fingerprint, entry in entries.items():
+        size = len(_text({fingerprint: entry}).encode())
+        if size <= room:
+            room -= size
+            document["plans"][fingerprint] = entry
+            document["left_out"].remove(fingerprint)
+    return document
+
+
+def sample_names(outputs: Mapping[str, Any]) -> list[str]:
+    """What the held-out samples of ``outputs.json`` are called: by their indices in the user's data, where known."""
+    unit, first = outputs["unit"], "sequence from " if outputs["unit"] == "sequence" else ""
+    names = [f"{first}sample {index}" for index in outputs["indices"]]
+    return names + [f"held-out {unit} {number}" for number in range(len(names), outputs["count"])]
 
 
 def collect_check(
@@ -361,9 +349,7 @@ def collect_check(
         "steps": steps,
         "checkpoints": [] if rollout is None else list(rollout.checkpoints),
         "outputs": [output(name) for name in names],
-        "selections": [
-            rows.form(references[0], parts) for rows in row_sets if rows.is_selection and {*rows.names} <= {*names}
-        ],
+        "selections": [rows.form(references[0], parts) for rows in row_sets if {*rows.names} <= {*names}],
     }
     arrays = {"header": np.frombuffer(json.dumps(header, allow_nan=False).encode(), np.uint8)}
     for number, feed in enumerate(inputs):

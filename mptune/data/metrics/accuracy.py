@@ -19,6 +19,7 @@ import numpy as np
 from mptune.data.metrics.parts import (
     MOST_COLUMNS,
     WORST_PART,
+    Arrays,
     Floats,
     OutputParts,
     as_columns,
@@ -34,8 +35,6 @@ from mptune.errors import DataError
 from mptune.finding import OutputColumns
 from mptune.json_form import JsonForm
 
-Arrays = Mapping[str, np.ndarray]
-
 ALL_OUTPUTS = "*"  # the output name under which task metrics stand: they see all outputs of a sample at once
 FOREIGN = "foreign_rows"  # share of rows without a partner in outputs that are compared as sets of rows
 MANY_FOREIGN = 0.05  # a larger share of what TopK selects is warned of
@@ -48,15 +47,6 @@ _SUMMED = tuple(name for name, metric in METRICS.items() if metric.is_summed)
 
 
 @dataclass(frozen=True)
-class ColumnErrors:
-    """The error of each column of one output under one plan, over all samples: one value per column in each."""
-
-    worst_part: tuple[float, ...]  # root mean square of the difference over the column's scale, mean over the samples
-    relative_l2: tuple[float, ...]  # of the column alone, mean over the samples
-    max_abs: tuple[float, ...]  # the largest on any sample
-
-
-@dataclass(frozen=True)
 class OutputError(JsonForm):
     """The error of one plan against the reference.
 
@@ -65,8 +55,9 @@ class OutputError(JsonForm):
     """
 
     per_output: Mapping[str, Mapping[str, tuple[float, ...]]]
-    # Output -> the errors of its columns over all samples, where it has columns.
-    columns: Mapping[str, ColumnErrors] = field(default_factory=dict, compare=False)
+    # Output -> statistic -> the error of each column, where it has columns: ``worst_part`` (root mean square of the
+    # difference over the column's scale) and ``relative_l2`` are means over the samples, ``max_abs`` is the largest.
+    columns: Mapping[str, Mapping[str, tuple[float, ...]]] = field(default_factory=dict, compare=False)
 
     def value(self, metric: str) -> float:
         """The mean over the samples (sum for ``non_finite``), then the worst over the outputs; NaN and Inf stay."""
@@ -134,14 +125,12 @@ class OutputError(JsonForm):
         """The error over the samples of both, of the statistics that both hold."""
         share = self.sample_count / (self.sample_count + other.sample_count)
 
-        def mean(mine: Sequence[float], its: Sequence[float]) -> tuple[float, ...]:
-            return tuple(share * a + (1.0 - share) * b for a, b in zip(mine, its, strict=True))
+        def joined(statistic: str, mine: Sequence[float], its: Sequence[float]) -> tuple[float, ...]:
+            both = zip(mine, its, strict=True)
+            return tuple(max(a, b) if statistic == "max_abs" else share * a + (1.0 - share) * b for a, b in both)
 
-        columns = {}
-        for output, a in self.columns.items():
-            if b := other.columns.get(output):
-                means = mean(a.worst_part, b.worst_part), mean(a.relative_l2, b.relative_l2)
-                columns[output] = ColumnErrors(*means, tuple(map(max, a.max_abs, b.max_abs)))
+        every = ((o, mine, other.columns[o]) for o, mine in self.columns.items() if o in other.columns)
+        columns = {o: {s: joined(s, mine[s], its[s]) for s in mine} for o, mine, its in every}
         pairs = ((o, mine, other.per_output[o]) for o, mine in self.per_output.items() if o in other.per_output)
         return OutputError({o: {s: (*mine[s], *its[s]) for s in mine if s in its} for o, mine, its in pairs}, columns)
 
@@ -303,9 +292,10 @@ def compare_outputs(
         per_output[name] = {each: tuple(by_name[each] for by_name in statistics) for each in shared}
         if all(each is not None for each in columns):
             normalised, relative, largest = np.stack(columns, axis=1)
-            figures = normalised.mean(axis=0), relative.mean(axis=0), largest.max(axis=0)
+            figures = {WORST_PART: normalised.mean(axis=0), "relative_l2": relative.mean(axis=0)}
+            figures["max_abs"] = largest.max(axis=0)
             # Four digits are enough to choose by, and a study keeps them of every plan.
-            columns_of[name] = ColumnErrors(*(tuple(float(f"{v:.4g}") for v in figure) for figure in figures))
+            columns_of[name] = {s: tuple(float(f"{v:.4g}") for v in values) for s, values in figures.items()}
     return OutputError(per_output, columns_of)
 
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+from mptune.data.metrics.parts import Arrays
 from mptune.data.metrics.table import METRICS, Metric
 from mptune.errors import DataError
-
-Arrays: TypeAlias = Mapping[str, np.ndarray]
 
 IGNORED = 255  # a class label that segmentation data sets give to pixels of no class; so do negative ones
 THRESHOLDS = np.arange(0.5, 0.96, 0.05)  # of intersection over union, as COCO has them
@@ -285,34 +284,26 @@ def together(samples: Sequence[Arrays]) -> dict[str, Any]:
     return joined
 
 
-class SampleSetArrays(NamedTuple):
-    """What a set metric is computed from, sample by sample; labels are empty dictionaries where there are none."""
-
-    outputs: Sequence[Arrays]
-    references: Sequence[Arrays]
-    inputs: Sequence[Arrays]
-    labels: Sequence[Arrays]
-
-    def arguments(self) -> tuple[dict[str, Any], ...]:
-        """The four arguments of a set metric: all samples of each ``together``."""
-        return tuple(map(together, self))
-
-
-def set_values(metric: Metric, data: SampleSetArrays, call: Callable[[SampleSetArrays], float]) -> tuple[float, ...]:
+def set_values(
+    metric: Metric, data: Sequence[Sequence[Arrays]], call: Callable[[Sequence[dict[str, Any]]], float]
+) -> tuple[float, ...]:
     """The metric's own value, as ``call`` computes it, as one number per sample whose mean it is.
 
-    Groups of samples are left out in turn (the jackknife), so scaled that the standard error of the mean over the
-    samples is the one over the groups. A user's function is called once: its value stands for all samples.
+    ``data`` are the samples of each argument of a set metric; ``call`` gets them ``together``. Groups of samples are
+    left out in turn (the jackknife), so scaled that the standard error of the mean over the samples is the one over the
+    groups. A user's function is called once: its value stands for all samples.
     """
-    count = len(data.outputs)
-    whole = call(data)
-    groups = min(count, _GROUPS)
+
+    def value(members: Iterable[int]) -> float:
+        return call([together([samples[k] for k in members]) for samples in data])
+
+    count = len(data[0])
+    whole, groups = value(range(count)), min(count, _GROUPS)
     if metric.name not in METRICS or groups < 2 or not math.isfinite(whole):
         return (whole,) * count
-    rest = [[k for k in range(count) if k % groups != group] for group in range(groups)]
-    without = np.array([call(SampleSetArrays(*([part[k] for k in members] for part in data))) for members in rest])
+    without = np.array([value([k for k in range(count) if k % groups != group]) for group in range(groups)])
     if not np.isfinite(without).all():
         return (whole,) * count
     scale = math.sqrt((count - 1) / (groups - 1)) * (groups - 1)
     values = scale * (without.mean() - without[np.arange(count) % groups])
-    return tuple(float(value) for value in whole + values - values.mean())
+    return tuple((whole + values - values.mean()).tolist())
