@@ -126,8 +126,8 @@ class OutputError(JsonForm):
         share = self.sample_count / (self.sample_count + other.sample_count)
 
         def joined(statistic: str, mine: Sequence[float], its: Sequence[float]) -> tuple[float, ...]:
-            both = zip(mine, its, strict=True)
-            return tuple(max(a, b) if statistic == "max_abs" else share * a + (1.0 - share) * b for a, b in both)
+            values = zip(mine, its, strict=True)
+            return tuple(max(a, b) if statistic == "max_abs" else share * a + (1.0 - share) * b for a, b in values)
 
         every = ((o, mine, other.columns[o]) for o, mine in self.columns.items() if o in other.columns)
         columns = {o: {s: joined(s, mine[s], its[s]) for s in mine} for o, mine, its in every}
