@@ -94,7 +94,7 @@ def figure_of(errors: OutputError, name: str, limit: Limit, *, is_absolute: bool
     ``is_absolute`` asks for the error, or the largest absolute difference, whatever the limit is about.
     """
     is_absolute = limit.is_absolute if is_absolute is None else is_absolute
-    by_part, by_column = errors.by_part(WORST_PART), errors.columns.get(name)
+    by_part = errors.by_part(WORST_PART)
     part = OutputColumns(name, limit.columns)
     values: Collection[float]
     if limit.columns is None and is_absolute:
@@ -104,7 +104,7 @@ def figure_of(errors: OutputError, name: str, limit: Limit, *, is_absolute: bool
     elif part in by_part and not is_absolute:
         values = (by_part[part],)
     else:
-        every = () if by_column is None else by_column.max_abs if is_absolute else by_column.worst_part
+        every = errors.columns.get(name, {}).get("max_abs" if is_absolute else WORST_PART, ())
         values = [every[k] for k in limit.columns if k < len(every)]
     return max(values) if values and all(map(math.isfinite, values)) else math.inf
 
