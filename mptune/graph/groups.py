@@ -99,7 +99,7 @@ class GroupedModel:
 
 
 def find_groups(model: Model, granularity: Granularity = "fusion", budget: int | None = None) -> tuple[LayerGroup, ...]:
-    """Partition the nodes that have a precision into groups; ``auto`` needs the search's number of evaluations.
+    """Partition the nodes that have a precision into groups.
 
     Raises:
         PlanError: an unknown granularity, or ``auto`` without a budget.
