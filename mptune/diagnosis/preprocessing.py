@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -54,7 +55,7 @@ def ways(feeds: Sequence[Feed]) -> Iterator[Way]:
     """All ways that the inputs allow."""
 
     def changed(name: str, change: Change) -> Callable[[int], Feed]:
-        return lambda k: {**feeds[k], name: change(feeds[k][name])}
+        return lambda k: {**feeds[k], name: np.ascontiguousarray(change(feeds[k][name]))}
 
     for name in feeds[0]:
         for words, change in _changes([feed[name] for feed in feeds]):
@@ -78,9 +79,6 @@ def _changes(arrays: Sequence[np.ndarray]) -> Iterator[tuple[str, Change]]:
     def line(factor: float | np.ndarray, offset: float | np.ndarray) -> Change:
         return lambda x: (x * factor + offset).astype(x.dtype)
 
-    def flip(axis: int) -> Change:
-        return lambda x: np.ascontiguousarray(np.flip(x, axis))
-
     def in_turn(first: Change, second: Change) -> Change:
         return lambda x: second(first(x))
 
@@ -98,21 +96,22 @@ def _changes(arrays: Sequence[np.ndarray]) -> Iterator[tuple[str, Change]]:
             values.append((f"normalised {times}with {what}", line(1 / (unit * deviation), -mean / deviation)))
             values.append((f"without {what}", line(deviation, mean)))
             values.append((f"without {what}, in 0 to 255", line(255 * deviation, 255 * mean)))
-        yield _REVERSED, flip(channels)
+        reverse = partial(np.flip, axis=channels)
+        yield _REVERSED, reverse
         for words, change in values:
             # A mean belongs to a colour: it is taken off after the colours are exchanged, and given back before.
-            order = (change, flip(channels)) if words.startswith("without") else (flip(channels), change)
+            order = (change, reverse) if words.startswith("without") else (reverse, change)
             yield f"{words}, {_REVERSED}", in_turn(*order)
     yield from values
     if channels is not None:
         height, width = (2, 3) if channels == 1 else (1, 2)
-        yield "mirrored", flip(width)
+        yield "mirrored", partial(np.flip, axis=width)
         if shape[height] == shape[width]:
-            yield "with height and width exchanged", lambda x: np.ascontiguousarray(np.swapaxes(x, height, width))
+            yield "with height and width exchanged", lambda x: np.swapaxes(x, height, width)
         if shape[channels] > 1:
             axes, layout = ((0, 2, 3, 1), "NHWC") if channels == 1 else ((0, 3, 1, 2), "NCHW")
             words = f"in the layout {layout}, reshaped where it should be transposed"
-            yield words, lambda x: np.ascontiguousarray(x.transpose(axes)).reshape(x.shape)
+            yield words, lambda x: x.transpose(axes).reshape(x.shape)
 
 
 def other_feed(outputs: Sequence[Side]) -> list[Finding]:
@@ -148,11 +147,8 @@ def other_feed(outputs: Sequence[Side]) -> list[Finding]:
         is_exact = share <= rounding
         if (len(explained), -share) > best and (is_exact or len(explained) >= _MOST_EXPLAINED * len(tries)):
             best = len(explained), -share
-            where = Where(
-                outputs=tuple(side.where for side in sides),
-                inputs=way.inputs,
-                samples=tuple(explained) if len(explained) < len(feeds) else (),
-            )
+            samples = tuple(explained) if len(explained) < len(feeds) else ()
+            where = Where(outputs=tuple(side.where for side in sides), inputs=way.inputs, samples=samples)
             evidence = {"left_share": share, "rounding_share": rounding, "samples": len(explained)}
             names = {"words": way.words, "tried": len(tries), "shown": listed(list(explained), _LISTED)}
             findings = [sides[0].finding("data-do-not-fit", evidence, where, is_exact=is_exact, **names)]
@@ -179,13 +175,11 @@ def _left(sides: Sequence[Side], given: Mapping[int, Feed]) -> tuple[float, floa
     """
     worst = (0.0, 1.0)
     for side in sides:
-        before = after = rounded = 0.0
-        for k, again in given.items():
-            exact, emulated = side.sides.runner.exact[k][side.name], side.sides.emulated[k][side.name]
-            before += _squares(side.got[k], side.wanted[k])
-            after += _squares(side.got[k], again[side.name])
-            rounding = _squares(emulated, exact)
-            rounded += rounding if math.isfinite(rounding) else 0.0
+        exact, emulated = side.sides.runner.exact, side.sides.emulated
+        before = sum(_squares(side.got[k], side.wanted[k]) for k in given)
+        after = sum(_squares(side.got[k], again[side.name]) for k, again in given.items())
+        roundings = (_squares(emulated[k][side.name], exact[k][side.name]) for k in given)
+        rounded = sum(filter(math.isfinite, roundings))
         if not before > 0 or not math.isfinite(after):
             return math.inf, 1.0, False
         rounding = max(min(2 * math.sqrt(rounded / before), CLEAR), _FP32_LEAVES)

@@ -62,10 +62,6 @@ class Layout:
         """All samples in one array, rows first."""
         return np.stack(arrays) if self.stacked else np.concatenate(arrays)
 
-    def cut(self, rows: np.ndarray) -> list[np.ndarray]:
-        """Inverse of ``rows``."""
-        return list(rows) if self.stacked else np.split(rows, self.ends[:-1])
-
     def fit(self, array: np.ndarray) -> np.ndarray | None:
         """A recorded array in this layout; None where it has another shape, apart from axes of size 1 and flat rows."""
         if not self.is_regular:
@@ -102,7 +98,7 @@ def read_recording(path: Path, layouts: Mapping[str, Layout]) -> tuple[Mapping[s
         if fitted is None:
             text = f"{path}: output {name!r} has shape {list(whole.shape)}, the data give {list(layout.shape)}"
             raise DataError(text, _AS_IS)
-        cut[name] = layout.cut(fitted)
+        cut[name] = list(fitted) if layout.stacked else np.split(fitted, layout.ends[:-1])
     count = len(next(iter(layouts.values())).shapes)
     return tuple({name: parts[k] for name, parts in cut.items()} for k in range(count))
 
@@ -128,11 +124,6 @@ class Compared:
         return cls(a, b, scale, exact, max(min(half, _MOST_ROUNDING), exact))
 
     @property
-    def distances(self) -> np.ndarray:
-        """Root mean square difference of each row, (rows,)."""
-        return row_rms(self.got - self.wanted)
-
-    @property
     def distance(self) -> float:
         """Root mean square difference of all rows."""
         return rms(self.got - self.wanted)
@@ -145,8 +136,7 @@ def rms(values: np.ndarray) -> float:
 
 def row_rms(values: np.ndarray) -> np.ndarray:
     """Root mean square of each row, (rows,)."""
-    sizes: np.ndarray = np.sqrt(np.mean(values.reshape(len(values), -1) ** 2, axis=1))
-    return sizes
+    return np.asarray(np.sqrt(np.mean(values.reshape(len(values), -1) ** 2, axis=1)))
 
 
 def column_scale(wanted: np.ndarray) -> np.ndarray:
@@ -160,8 +150,7 @@ def column_scale(wanted: np.ndarray) -> np.ndarray:
     spread = values.std(axis=others, keepdims=True)
     size = np.sqrt(np.mean(values**2, axis=others, keepdims=True))
     # A column that is constant but for rounding has no spread of its own.
-    scale: np.ndarray = np.where(spread <= 1e-6 * size, np.where(size > 0, size, 1.0), spread)
-    return scale
+    return np.where(spread <= 1e-6 * size, np.where(size > 0, size, 1.0), spread)
 
 
 def _finite(values: np.ndarray) -> np.ndarray:
@@ -185,13 +174,12 @@ def explain(difference: np.ndarray, changes: Sequence[tuple[Cause, np.ndarray]])
     size = float(np.linalg.norm(difference))
     if size == 0 or not np.isfinite(size):
         return None
-    causes = [
-        Explanation(cause, float(np.linalg.norm(difference - change)) / size, float(np.linalg.norm(change)) / size)
-        for cause, change in changes
-        if np.isfinite(change).all()
-    ]
-    causes.sort(key=lambda each: each.left)
-    half = next((each for each in causes if not each.cause.startswith("tf32")), None)
-    tf32 = next((each for each in causes if each.cause.startswith("tf32")), None)
-    likely = tf32 if tf32 is not None and (half is None or tf32.left <= _CLEARER * half.left) else half
-    return likely if likely is not None and likely.left <= _LEFT else None
+    half = tf32 = Explanation("fp16", math.inf, 0.0)  # what leaves least, of either kind
+    for cause, change in changes:
+        each = Explanation(cause, *(float(np.linalg.norm(a)) / size for a in (difference - change, change)))
+        if cause.startswith("tf32"):
+            tf32 = min(tf32, each, key=lambda one: one.left)
+        else:
+            half = min(half, each, key=lambda one: one.left)
+    likely = tf32 if tf32.left <= _CLEARER * half.left else half
+    return likely if likely.left <= _LEFT else None
