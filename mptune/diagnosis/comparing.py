@@ -161,7 +161,8 @@ def agreement(side: Side) -> Finding | None:
     return side.finding("agrees", side.evidence, where, kind=kind, is_stored=side.stored_share is not None)
 
 
-Cause = Callable[[Sequence[Side]], Sequence[Finding]]
+Findings = Sequence[Finding]
+Cause = Callable[[Sequence[Side]], Findings]
 """Outputs without a cause yet -> findings, whose ``where.outputs`` are the outputs that they explain."""
 
 
@@ -181,12 +182,7 @@ STRUCTURAL |= {"attribute-differs", "not-deterministic"}
 
 
 def compare_sides(
-    sides: Sides,
-    data: CalibrationSet,
-    structural: Sequence[Finding] = (),
-    more: Sequence[Finding] = (),
-    drawn: Sequence[Finding] = (),
-    warnings: Sequence[str] = (),
+    sides: Sides, data: CalibrationSet, structural: Findings, more: Findings, drawn: Findings, warnings: Sequence[str]
 ) -> Comparison:
     """Judge every output and name what makes its difference.
 
@@ -216,9 +212,7 @@ def compare_sides(
     return replace(comparison, outputs={name: {**by, **fp16[name]} for name, by in comparison.outputs.items()})
 
 
-def check_sides(
-    sides: Sides, data: CalibrationSet, findings: Sequence[Finding] = (), texts: Sequence[str] = ()
-) -> Comparison:
+def check_sides(sides: Sides, data: CalibrationSet, findings: Findings = (), texts: Sequence[str] = ()) -> Comparison:
     """Judge every output against its limit, by the two runs alone: nothing is emulated."""
     warnings = [*data.warnings, *(f"{f.code}: {f.message}" for f in data.findings)]
     outputs = {}

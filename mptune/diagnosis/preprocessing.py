@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -67,9 +68,8 @@ def ways(feeds: Sequence[Feed]) -> Iterator[Way]:
     for name in feeds[0]:
         yield Way(f"with zeros in the input {name!r}", (name,), changed(name, np.zeros_like))
         if len(feeds[0]) > 1:  # with one input, the outputs are those of another sample: stale rows
-            late: list[Feed | None] = [None]
-            for before, feed in itertools.pairwise(feeds):
-                late.append({**feed, name: before[name]} if before[name].shape == feed[name].shape else None)
+            pairs = ((feed, before[name]) for before, feed in itertools.pairwise(feeds))
+            late = [None, *({**feed, name: its} if its.shape == feed[name].shape else None for feed, its in pairs)]
             yield Way(f"with the sample before's values in the input {name!r}", (name,), late.__getitem__)
 
 
@@ -160,11 +160,10 @@ def _outputs(runner: Runner, tries: Sequence[tuple[Way, int]]) -> list[Feed | No
     feeds = [way.feed(k) or {} for way, k in tries]
     half = len(tries) // 2
     if not half or sum(array.nbytes for feed in feeds for array in feed.values()) <= _MOST_BYTES:
-        try:
+        with suppress(BaselineError):
             return list(runner.on("prepared", feeds)) if feeds else []
-        except BaselineError:
-            if not half:
-                return [None]
+    if not half:
+        return [None]
     return [*_outputs(runner, tries[:half]), *_outputs(runner, tries[half:])]
 
 

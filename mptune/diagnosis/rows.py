@@ -115,9 +115,19 @@ class Compared:
 
     @classmethod
     def of_rows(cls, got: np.ndarray, wanted: np.ndarray, emulated: np.ndarray) -> Compared:
-        """Take rows of an output, of its reference, and of the emulation in FP16 of the reference."""
-        scale = column_scale(wanted)
-        a, b = _finite(got) / scale, _finite(wanted) / scale
+        """Take rows of an output, of its reference, and of the emulation in FP16 of the reference.
+
+        Columns (channels) lie on axis 1 from rank 4 on, else on the last; single values are one column. Each is divided
+        by its standard deviation; by its root mean square, else 1, where that is 0.
+        """
+        got, wanted = (np.nan_to_num(np.asarray(a, np.float64), nan=0.0, posinf=0.0, neginf=0.0) for a in (got, wanted))
+        axis = None if wanted.ndim < 2 else 1 if wanted.ndim >= 4 else wanted.ndim - 1
+        others = tuple(k for k in range(wanted.ndim) if k != axis)
+        spread = wanted.std(axis=others, keepdims=True)
+        size = np.sqrt(np.mean(wanted**2, axis=others, keepdims=True))
+        # A column that is constant but for rounding has no spread of its own.
+        scale = np.where(spread <= 1e-6 * size, np.where(size > 0, size, 1.0), spread)
+        a, b = got / scale, wanted / scale
         half, exact = _UNKNOWN_ROUNDING, FP32_ROUNDING * max(rms(b), 1e-30)
         if emulated.shape == wanted.shape and np.isfinite(emulated).all():
             half = 2 * float(row_rms(np.asarray(emulated, np.float64) / scale - b).max(initial=0))
@@ -137,24 +147,6 @@ def rms(values: np.ndarray) -> float:
 def row_rms(values: np.ndarray) -> np.ndarray:
     """Root mean square of each row, (rows,)."""
     return np.asarray(np.sqrt(np.mean(values.reshape(len(values), -1) ** 2, axis=1)))
-
-
-def column_scale(wanted: np.ndarray) -> np.ndarray:
-    """Standard deviation of each column; its root mean square, else 1, where that is 0. Broadcasts to ``wanted``.
-
-    Columns (channels) lie on axis 1 from rank 4 on, else on the last; single values are one column.
-    """
-    values = _finite(wanted)
-    axis = None if values.ndim < 2 else 1 if values.ndim >= 4 else values.ndim - 1
-    others = tuple(k for k in range(values.ndim) if k != axis)
-    spread = values.std(axis=others, keepdims=True)
-    size = np.sqrt(np.mean(values**2, axis=others, keepdims=True))
-    # A column that is constant but for rounding has no spread of its own.
-    return np.where(spread <= 1e-6 * size, np.where(size > 0, size, 1.0), spread)
-
-
-def _finite(values: np.ndarray) -> np.ndarray:
-    return np.nan_to_num(np.asarray(values, np.float64), nan=0.0, posinf=0.0, neginf=0.0)
 
 
 class Explanation(NamedTuple):

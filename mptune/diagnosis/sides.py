@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -141,17 +141,12 @@ class Sides:
 
     @cached_property
     def _limits(self) -> dict[str, list[Limit]]:
-        def of_output(name: str) -> list[Limit]:
-            parts = None if self.is_row_set(name) else self._parts.get(name)
-            return limits_of(
-                name,
-                self.tolerances,
-                parts,
-                self.max_error,
-                lambda columns: default_limit(figure_of(self.fp16_errors, name, Limit(0.0, columns=columns))),
-            )
+        parts = {name: part for name, part in self._parts.items() if not self.is_row_set(name)}
+        rest, tolerances, fp16 = self.max_error, self.tolerances, self._fp16_limit
+        return {name: limits_of(name, tolerances, parts.get(name), rest, partial(fp16, name)) for name in self.layouts}
 
-        return {name: of_output(name) for name in self.layouts}
+    def _fp16_limit(self, name: str, columns: tuple[int, ...] | None) -> float:
+        return default_limit(figure_of(self.fp16_errors, name, Limit(0.0, columns=columns)))
 
     def errors(self, got: Outputs, wanted: Outputs) -> OutputError:
         """All statistics of two runs; rows whose number depends on values are paired first."""

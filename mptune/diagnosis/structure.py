@@ -30,11 +30,9 @@ from mptune.graph.writing.weights import round_values
 
 _FLOATS = frozenset({"float", "float16", "double", "bfloat16"})
 _FLOAT_CODES = frozenset(onnx.TensorProto.DataType.Value(name.upper()) for name in _FLOATS)
-_REDUCED = {precision.dtype: precision for precision in REDUCED if precision.stored is precision}
-"""Types of values -> the precisions that compute them."""
+_REDUCED = {precision.dtype: precision for precision in REDUCED if precision.stored is precision}  # by type of values
 _SHOWN = 60  # characters of a value in a text
-_NO_EFFECT = 1e-6
-"""An error up to this shows no effect of a difference: it is what another order of FP32 additions makes."""
+_NO_EFFECT = 1e-6  # an error up to this is what another order of FP32 additions makes
 _LEAST_SHARE = 0.1  # of the whole difference, that a cause makes alone
 _MOST_TRIALS = 64  # runs of the model with constants and attributes of the candidate
 _MOST_NAMED = 4
