@@ -138,12 +138,12 @@ def other_feed(outputs: Sequence[Side]) -> list[Finding]:
     checked = differing[:: math.ceil(len(differing) / _MOST_CHECKED)] if differing else []
     best, findings = (0, 0.0), list[Finding]()
     for (way, k), again in zip(first, _outputs(runner, first), strict=True):
-        if again is None or not _left(sides, {k: again})[2]:
+        if again is None or _left(sides, {k: again})[0] > CLEAR:
             continue
         tries = [(way, j) for j in dict.fromkeys((k, *checked)) if way.feed(j) is not None]
         given = {j: outputs for (_, j), outputs in zip(tries, _outputs(runner, tries), strict=True) if outputs}
-        explained = {j: given[j] for j in sorted(given) if _left(sides, {j: given[j]})[2]}
-        share, rounding, _ = _left(sides, explained)
+        explained = {j: given[j] for j in sorted(given) if _left(sides, {j: given[j]})[0] <= CLEAR}
+        share, rounding = _left(sides, explained)
         is_exact = share <= rounding
         if (len(explained), -share) > best and (is_exact or len(explained) >= _MOST_EXPLAINED * len(tries)):
             best = len(explained), -share
@@ -167,11 +167,8 @@ def _outputs(runner: Runner, tries: Sequence[tuple[Way, int]]) -> list[Feed | No
     return [*_outputs(runner, tries[:half]), *_outputs(runner, tries[half:])]
 
 
-def _left(sides: Sequence[Side], given: Mapping[int, Feed]) -> tuple[float, float, bool]:
-    """Shares of the difference of samples that a way leaves, and that rounding to FP16 leaves; of the worst output.
-
-    And whether the way explains the difference.
-    """
+def _left(sides: Sequence[Side], given: Mapping[int, Feed]) -> tuple[float, float]:
+    """Shares of the difference of samples that a way leaves, and that rounding to FP16 leaves; of the worst output."""
     worst = (0.0, 1.0)
     for side in sides:
         exact, emulated = side.sides.runner.exact, side.sides.emulated
@@ -180,10 +177,10 @@ def _left(sides: Sequence[Side], given: Mapping[int, Feed]) -> tuple[float, floa
         roundings = (_squares(emulated[k][side.name], exact[k][side.name]) for k in given)
         rounded = sum(filter(math.isfinite, roundings))
         if not before > 0 or not math.isfinite(after):
-            return math.inf, 1.0, False
+            return math.inf, 1.0
         rounding = max(min(2 * math.sqrt(rounded / before), CLEAR), _FP32_LEAVES)
         worst = max(worst, (math.sqrt(after / before), rounding), key=lambda each: each[0] / each[1])
-    return worst[0], worst[1], worst[0] <= max(CLEAR, worst[1])
+    return worst
 
 
 def _squares(a: np.ndarray, b: np.ndarray | float = 0.0) -> float:
