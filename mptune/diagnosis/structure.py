@@ -350,13 +350,10 @@ def first_difference(sides: Sides, right: Runner, alignment: Alignment, limit: f
             slices[-1].append((value, other))
             room, count = room - size, count + 1
 
-    # A value, its error, the largest error before it, and how many were compared; the second by more than rounding.
-    first: tuple[str, float, float, int] | None = None
-    beyond: tuple[str, float, float, int] | None = None
-    before, compared = 0.0, 0
+    trace = list[tuple[str, float, float]]()  # a value, its error, and that which roundings make at most
     is_same = {info.name for info in right.model.inputs} <= {info.name for info in left.model.inputs}
     for pairs in slices:
-        left.begin(f"comparing {count} inner values, {100 * compared // count} % done")
+        left.begin(f"comparing {count} inner values, {100 * len(trace) // count} % done")
         ours, theirs = (list(dict.fromkeys(names)) for names in zip(*pairs, strict=True))
         left_path = write_widened(left.model, left.context.bank, left.context.scratch("trace"), ours)
         right_path = write_widened(right.model, right.context.bank, right.context.scratch("trace"), theirs)
@@ -364,25 +361,22 @@ def first_difference(sides: Sides, right: Runner, alignment: Alignment, limit: f
         errors = left.call(TraceJob(left_path, right_path, tuple(pairs), left.samples_path, right_samples=others))
         rounding = _roundings(left, plan, ours, left_path) if is_reduced and max(errors) > least else {}
         for (value, _), error in zip(pairs, errors, strict=True):
-            compared += 1
-            place = value, error, before, compared
-            if error > level:
-                first = first or place
-            if error > max(least, HEADROOM * rounding.get(value, 0.0)):
-                beyond = beyond or place
-            before = max(before, error)
+            trace.append((value, error, max(least, HEADROOM * rounding.get(value, 0.0))))
         for path in (left_path, right_path):
             path.unlink()
-        if beyond is not None:
+        if any(error > most for _, error, most in trace):
             break
-    if first is None:
+    first = next((k for k, (_, error, _) in enumerate(trace) if error > level), None)
+    place = next((k for k, (_, error, most) in enumerate(trace) if error > most), first)
+    if place is None:
         return None
-    value, error, before, compared = beyond or first
+    value, error, most = trace[place]
     node = left.model.nodes[left.model.producer[value]].name
     group = next((each for each in left.grouped.groups if each.id == left.grouped.owners.get(node)), None)
     where = Where((node,), () if group is None else (group.id,), (value,))
-    evidence = {"error": error, "error_before": before, "values_compared": compared}
-    kind = "" if not is_reduced else "reduced" if beyond else "rounding"
+    before = max((error for _, error, _ in trace[:place]), default=0.0)
+    evidence = {"error": error, "error_before": before, "values_compared": place + 1}
+    kind = "" if not is_reduced else "reduced" if error > most else "rounding"
     name = "no group" if group is None else f"group {group.name} ({group.id})"
     return Finding.from_code("first-difference", "compare", where, evidence, kind=kind, name=name)
 
