@@ -78,7 +78,6 @@ def searched(model: Path, data: Path, timeout_s: float, kept: Path | None) -> di
         if done.returncode:
             return {"failure": done.stderr[-2000:]}
         front = json.loads((run / "front.json").read_text(encoding="utf-8"))
-        chosen = next(point for point in front["points"] if point["plan"] == front["chosen"])
         if kept is not None:
             kept.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(run / "chosen" / "model.onnx", kept)
@@ -87,7 +86,7 @@ def searched(model: Path, data: Path, timeout_s: float, kept: Path | None) -> di
             "target": front["target"],
             "choice": front["choice"],
             "evaluations": front["evaluations"],
-            **{name: _short(point) for name, point in (*front["baseline"].items(), ("chosen", chosen))},
+            **{name: _short(point) for name, point in (*front["baseline"].items(), ("chosen", front["chosen_point"]))},
             "front": [_short(point) for point in front["points"]],
             "findings": [finding["code"] for finding in front["findings"]],
             "warnings": front["warnings"],
@@ -121,7 +120,8 @@ def _row(title: str, result: Mapping[str, Any]) -> str:
         return f"| {title} | " + " | ".join("-" * 8) + " |"
     fp32, tf32, fp16, chosen = (result.get(name) for name in ("fp32", "tf32", "fp16", "chosen"))
     groups = f"{chosen['fp32_groups']} of {chosen['fp16_groups'] + chosen['fp32_groups']}"
-    groups += ": FP16 is enough" if fp16 is not None and fp16["plan"] == chosen["plan"] else ""
+    if fp16 is not None and fp16["plan"] == chosen["plan"]:
+        groups = "FP16 is enough"
     time_ms = f"{_ms(chosen)} ({fp32['ms'] / chosen['ms']:.2f}x)"
     cells = (title, _ms(fp32), _ms(tf32), _error(tf32), _ms(fp16), _error(fp16), time_ms, _error(chosen), groups)
     return f"| {' | '.join(cells)} |"

@@ -10,7 +10,7 @@ import pytest
 
 import mptune
 from mptune.graph.loading.model import load_model
-from mptune.graph.plan import Precision, add_precision, remove_precision
+from mptune.graph.plan import PRECISIONS, REDUCED, Precision, add_precision
 from mptune.graph.writing.rewrite import rewrite
 from tests.graph.models import model, node, save, value, weight
 
@@ -19,7 +19,8 @@ from tests.graph.models import model, node, save, value, weight
 def tf32() -> Iterator[Precision]:
     row = add_precision("tf32", "float", 10, (-126, 127), 4, "tf32_tflops", (8, 0))
     yield row
-    remove_precision(row)
+    PRECISIONS.remove(row)
+    REDUCED.remove(row)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from mptune.diagnosis.sides import Sides
 from mptune.diagnosis.structure import align
 from mptune.errors import RunError
 from mptune.files import write_text, writing
-from mptune.graph.writing.variants import write_piece, write_widened
+from mptune.graph.writing.variants import write_widened, write_with_outputs
 
 _BY_CODE = ("first-difference", "attribute-differs", "precision")  # the surest place first
 _MOST_SAMPLES = 4
@@ -61,7 +61,7 @@ def extract(comparison: Comparison, sides: Sides, right: object, folder: Path) -
         if folder.exists():
             raise RunError(f"{folder} exists already", "give --extract a folder that is not there yet")
         folder.mkdir(parents=True)
-    write_piece(model, folder / "model.onnx", inputs, outputs)
+    write_with_outputs(model, None, folder / "model.onnx", outputs, inputs)
     for number, sample in enumerate(samples):
         for name, those in (("inputs", inputs), ("expected", outputs)):
             arrays = {each: np.asarray(runs[sample][each], model.info(each).numpy_dtype) for each in those}
@@ -71,8 +71,8 @@ def extract(comparison: Comparison, sides: Sides, right: object, folder: Path) -
         theirs = dict(zip([i.name for i in model.inputs], [i.name for i in right.model.inputs], strict=False))
         theirs |= {info.name: info.name for info in right.model.inputs} | dict(align(model, right.model).values)
         if {*inputs, *outputs} <= theirs.keys():
-            commands, pair = [], ([theirs[name] for name in names] for names in (inputs, outputs))
-            write_piece(right.model, folder / "candidate.onnx", *pair)
+            commands, pair = [], ([theirs[name] for name in names] for names in (outputs, inputs))
+            write_with_outputs(right.model, None, folder / "candidate.onnx", *pair)
     tolerance = _TOLERANCE if worst.limit.is_absolute else min(_TOLERANCE, worst.limit.value)
     tolerances = [f"--tolerance {shlex.quote(f'{name}={tolerance:.3g}')}" for name in outputs]
     commands.append(" ".join(["mptune compare model.onnx candidate.onnx --data inputs", *tolerances]))

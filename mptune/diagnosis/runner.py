@@ -25,7 +25,7 @@ from mptune.graph.loading.model import Model
 from mptune.graph.plan import PRECISIONS, REDUCED, Precision, PrecisionPlan
 from mptune.graph.value_types import ValueTypes, unsupported
 from mptune.graph.writing.emulate import Emulator
-from mptune.graph.writing.variants import Rounding, uses_products, write_changed, write_tf32, write_widened
+from mptune.graph.writing.variants import Rounding, uses_products, write_tf32, write_widened
 from mptune.processes.child import Job
 from mptune.processes.parent import Worker
 from mptune.settings import DataSettings, SearchSettings
@@ -133,9 +133,10 @@ class Runner:
         return self.run(f"{name}-outputs", self.widened, samples)
 
     def changed(self, constants: Mapping[str, np.ndarray], attributes: Sequence[tuple[str, str, Any]]) -> Outputs:
-        """Outputs in true FP32 with other constants and attributes of the main graph (``write_changed``)."""
+        """Outputs in true FP32 with other constants and attributes of the main graph (``write_widened``)."""
         self.begin("trying what the two models differ in")
-        return self.run("changed", write_changed(self.widened, self.context.scratch("changed"), constants, attributes))
+        path, bank = self.context.scratch("changed"), self.context.bank
+        return self.run("changed", write_widened(self.model, bank, path, None, constants, attributes))
 
     def repeated(self, times: int, threads: int) -> tuple[float, Outputs | None]:
         """The largest relative difference of repeated runs from isolated ones, and the outputs of that run."""

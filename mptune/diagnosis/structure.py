@@ -23,7 +23,6 @@ from mptune.files import write_bytes
 from mptune.finding import Finding, OutputColumns, Where
 from mptune.graph.hazards.find import pinned_by_hazards
 from mptune.graph.loading.model import Model, Node, once
-from mptune.graph.loading.tensors import from_stored
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.variants import write_widened
 from mptune.graph.writing.weights import round_values
@@ -78,9 +77,9 @@ def constant_difference(a: np.ndarray, b: np.ndarray) -> tuple[str, np.ndarray |
     pairs = [(a, b)]
     with np.errstate(over="ignore", invalid="ignore"):
         for values, others in ((a, b), (b, a)):
-            wide = values.astype(np.float32)
-            rounded = (from_stored(round_values(wide, p)) for p in _REDUCED.values() if values.dtype.kind == "f")
-            pairs += [(each, others) for each in rounded]
+            if values.dtype.kind == "f":
+                wide = values.astype(np.float32)
+                pairs += [(round_values(wide, precision), others) for precision in (Precision.FP16, Precision.BF16)]
         exact = [(x.astype(np.float64), y.astype(np.float64)) for x, y in pairs]
         x, y = exact[0]
         # The one rounding that explains most values counts.

@@ -28,8 +28,8 @@ from mptune.graph.ops import SHAPE_OF, NodeRule, OperatorSchema, operator
 from mptune.graph.plan import Precision
 
 _FLOATS = frozenset({"float", "float16", "double", "bfloat16"})
-
 _INTEGERS = ("int", "uint")
+_MOST_VALUES = 256  # of a walk
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,7 @@ class Facts:
     def __init__(self, model: Model) -> None:
         self.model = model
         self.constants = frozenset(name for name, constant in model.initializers.items() if not constant.overridable)
-        self._from_constants = self._computed_from(self.constants)
-        outputs = (name for index in self._from_constants for name in model.nodes[index].outputs if name)
-        self.static = self.constants.union(outputs)
+        self.static = self._computed_from(self.constants)
         self.alias_nodes: dict[int, Node] = {}
         self._root: dict[str, str] = {}
         self._outputs = frozenset(output.name for output in model.outputs)
@@ -88,16 +86,15 @@ class Facts:
                 self.alias_nodes[node.index] = node
                 self._root[node.outputs[0]] = self.root(node.inputs[0])
 
-    def _computed_from(self, values: Collection[str], sources: Collection[str] = ()) -> frozenset[int]:
-        """Indices of the nodes that compute from these values, and from what ``sources`` (operators) give, alone."""
-        there, indices = set(values), set[int]()
+    def _computed_from(self, values: Collection[str], sources: Collection[str] = ()) -> frozenset[str]:
+        """These values, and what is computed from them and from what ``sources`` (operators) give alone."""
+        there = set(values)
         for node in self.model.nodes:
             if not node.is_standard or node.op_type in ops.RANDOM or node.has_subgraph:
                 continue
-            if node.op_type in sources or all(name in there for name in node.inputs if name):
-                indices.add(node.index)
-                there.update(name for name in node.outputs if name)
-        return frozenset(indices)
+            if node.op_type in sources or there.issuperset(filter(None, node.inputs)):
+                there.update(filter(None, node.outputs))
+        return frozenset(there)
 
     # -- who computes and reads a value ---------------------------------------------------------------------------
 
@@ -189,6 +186,15 @@ class Facts:
         roots, wanted = [self.root(i) for i in node.inputs], self.root(tensor)
         return node.inputs[1 - roots.index(wanted)] if roots.count(wanted) == 1 else ""
 
+    def onward(self, values: Iterable[str], operators: Collection[str]) -> Iterator[str]:
+        """Values, and what these operators compute from them, one behind another; each once, and not without end."""
+
+        def results(value: str) -> list[str]:
+            readers = (reader for reader in self.readers(value) if reader.op_type in operators)
+            return [out for reader in readers for out in reader.outputs if out]
+
+        return walk(values, results)
+
     def reduced_axes(self, node: Node) -> tuple[int, ...]:
         """Over which axes a reduction goes, ascending; none where they are all, or not known."""
         rank, stated = len(self.model.info(node.inputs[0]).shape or ()), attribute(node, "axes")
@@ -214,24 +220,10 @@ class Facts:
         """The nodes whose floating-point inputs decide the shape of what they compute, in topological order."""
         return self._shape_walk[2]
 
-    @cached_property
+    @property
     def dependent_outputs(self) -> tuple[DependentOutput, ...]:
         """The outputs whose shape such nodes decide, directly or not."""
-        dependent = []
-        for info in self.model.outputs:
-            deciding = self._shape_walk[1].get(info.name)
-            if deciding is None:
-                continue
-            maker = origin(self.model, info.name, ("Identity", "Cast"))[1]
-            source = "" if maker is None or not maker.is_standard else maker.op_type
-            # The first axis whose size is neither fixed nor an input's.
-            given = self.input_sizes
-            open_axes = (k for k, d in enumerate(info.shape or ()) if not isinstance(d, int) and d not in given)
-            axis = 1 if source == "NonZero" else next(open_axes, None)
-            names = tuple(node.name for node in self.deciding_nodes if node.name in deciding)
-            columns = (2,) if source == "NonMaxSuppression" else ()
-            dependent.append(DependentOutput(info.name, axis, names, columns, source == "NonZero"))
-        return tuple(dependent)
+        return tuple(output for output in self.row_outputs if not output.is_selection)
 
     @cached_property
     def row_outputs(self) -> tuple[DependentOutput, ...]:
@@ -243,27 +235,38 @@ class Facts:
         model, firsts = self.model, {info.shape[0] for info in self.model.inputs if info.shape}
         selected: dict[str, dict[int, int]] = {}  # value -> index of a TopK -> number of rows
 
+        def is_open(dim: int | str | None) -> bool:
+            return not isinstance(dim, int) and dim not in self.input_sizes
+
         def axis_of(number: int, shape: Sequence[int | str | None]) -> int | None:
             # A batch may have this number by chance; behind layers and batch, rows lie on axis 2.
             axes = (k for k in ((1, 0, 2) if len(shape) > 3 else (1, 0)) if k < len(shape) and shape[k] == number)
             return next((k for k in axes if k or number not in firsts), None)
 
         for node in model.nodes:
-            numbers = {k: v for name in (*node.inputs, *node.captures) for k, v in selected.get(name, {}).items()}
+            numbers = {k: n for name in (*node.inputs, *node.captures) for k, n in selected.get(name, {}).items()}
             if node.is_standard and node.op_type == "TopK" and not self.is_static(node.inputs[0]):
-                count = model.initializers.get(node.inputs[1])
-                numbers |= {} if count is None or count.numpy().item() < 2 else {node.index: int(count.numpy().item())}
+                count = int(self.number(node.inputs[1]) or 0)
+                numbers |= {node.index: count} if count > 1 else {}
             for out in node.outputs if numbers else ():
                 shape = model.info(out).shape if out else ()
-                is_open = shape is None or any(not isinstance(d, int) and d not in self.input_sizes for d in shape)
-                selected[out] = {k: n for k, n in numbers.items() if is_open or axis_of(n, shape or ()) is not None}
-        rows, dependent = [], {output.name for output in self.dependent_outputs}
-        for info in model.outputs if selected else ():
-            for index, number in sorted(selected.get(info.name, {}).items(), reverse=True)[:1]:
-                axis = axis_of(number, info.shape or ())
-                if axis is not None and info.name not in dependent:
+                may_fit = shape is None or any(map(is_open, shape))
+                selected[out] = {k: n for k, n in numbers.items() if may_fit or axis_of(n, shape or ()) is not None}
+        rows = []
+        for info in model.outputs:
+            shape, deciding = info.shape or (), self._shape_walk[1].get(info.name)
+            if deciding is not None:
+                maker = origin(model, info.name, ("Identity", "Cast"))[1]
+                source = "" if maker is None or not maker.is_standard else maker.op_type
+                axis = 1 if source == "NonZero" else next((k for k, dim in enumerate(shape) if is_open(dim)), None)
+                names = tuple(node.name for node in self.deciding_nodes if node.name in deciding)
+                columns = (2,) if source == "NonMaxSuppression" else ()
+                rows.append(DependentOutput(info.name, axis, names, columns, source == "NonZero"))
+            elif selected.get(info.name):
+                index, number = max(selected[info.name].items())  # the last one
+                if (axis := axis_of(number, shape)) is not None:
                     rows.append(DependentOutput(info.name, axis, (model.nodes[index].name,), is_selection=True))
-        return (*self.dependent_outputs, *rows)
+        return tuple(sorted(rows, key=lambda output: output.is_selection))
 
     @cached_property
     def _shape_walk(self) -> tuple[frozenset[str], dict[str, frozenset[str]], tuple[Node, ...]]:
@@ -288,7 +291,7 @@ class Facts:
             # The inputs whose values, and those whose shapes, decide on the shapes of the outputs.
             row = operator(node.op_type if node.is_standard else "")
             inner = {op.op_type for g in subgraphs(node.proto) for graph in all_graphs(g) for op in graph.node}
-            slots = () if node.op_type in ops.COUNTING else sorted(row.sizes)
+            slots = () if "counts" in row.traits else sorted(row.sizes)
             sizing = [node.inputs[k] for k in slots if k < len(node.inputs) and node.inputs[k]]
             if "selects" in row.traits or not ops.SELECTING.isdisjoint(inner):
                 sizing = read
@@ -299,8 +302,8 @@ class Facts:
                 shape = model.info(out).shape
                 if out in self._outputs:
                     constants = [model.initializers[name] for name in node.inputs if name in model.initializers]
-                    small = [c for c in constants if c.nbytes <= INLINE_LIMIT and c.dtype != "string"]
-                    kind = output_types(model, node, {}, {c.name: c.numpy() for c in small}).get(out)
+                    small = {c.name: c.numpy() for c in constants if c.nbytes <= INLINE_LIMIT and c.dtype != "string"}
+                    kind = output_types(model, node, {}, small).get(out)
                     shape = None if kind is None else type_of(kind)[1]
                 if shape is None or not all(isinstance(dim, int) or dim in self.input_sizes for dim in shape):
                     open_outs.append(out)
@@ -335,8 +338,9 @@ class Facts:
                     as_data.update([node.index] if data else ())
         integers = [info for info in model.inputs if info.dtype.startswith(_INTEGERS) and info.shape is not None]
         small = {info.name for info in integers if len(info.shape or ()) <= 1}
-        from_shapes = self._computed_from(self.constants | small, SHAPE_OF) - self._from_constants
-        candidates = (model.nodes[i] for i in as_shape if i not in as_data or i in from_shapes)
+        from_shapes = self._computed_from(self.constants | small, SHAPE_OF) - self.static
+        pure = {node.index for node in model.nodes if not from_shapes.isdisjoint(node.outputs)}
+        candidates = (model.nodes[i] for i in as_shape if i not in as_data or i in pure)
         # Shape and Size read values of any type, and compute integers.
         return frozenset(node.index for node in candidates if not (node.is_standard and node.op_type in SHAPE_OF))
 
@@ -365,14 +369,12 @@ def _uses(reader: Node, name: str, shape: bool, data: bool) -> tuple[bool, bool]
 
 # -- what an engine computes as one operator ------------------------------------------------------------------------
 
+# Names of nodes, all of one group and in topological order, that an engine computes as one operator, FP32 inside:
+# norms above all that are written out in the model. ONNX Runtime's kernel takes the statistics in FP32 whatever the
+# type of what it reads, and rounds once, at its end. The engine says which nodes (``mptune.engines.ort.fusions``).
 FusedNodes = tuple[str, ...]
-"""Names of nodes, all of one group and in topological order, that an engine computes as one operator, FP32 inside.
-
-Norms above all that are written out in the model: ONNX Runtime's kernel takes the statistics in FP32 whatever the type
-of what it reads, and rounds once, at its end. Which nodes these are the engine says (``mptune.engines.ort.fusions``).
-"""
+# The precision that an engine is asked about: in BF16 the same nodes are not always fused, so each step is rounded.
 FUSED_IN = Precision.FP16
-"""The precision that an engine is asked about: in BF16 the same nodes are not always fused, so each step is rounded."""
 
 
 def steps_inside(fused: Iterable[FusedNodes]) -> frozenset[str]:
@@ -420,39 +422,37 @@ def _rule_of(model: Model, node: Node) -> NodeRule:
     """
     schema, info = schema_of(model, node), model.info
     op_type = node.op_type if node.is_standard else ""
-    row = operator(op_type)
-    float_inputs = tuple(i for i, name in enumerate(node.inputs) if name and info(name).is_float32)
+    row, given_inputs = operator(op_type), {i for i, name in enumerate(node.inputs) if name}
+    float_inputs = tuple(i for i in sorted(given_inputs) if info(node.inputs[i]).is_float32)
     float_outputs = tuple(i for i, name in enumerate(node.outputs) if name and info(name).is_float32)
-    # What its place in the model, or its domain, rules out.
-    if schema is None and not node.is_standard:
-        return NodeRule(fixed=f"operator of the domain {node.domain!r}: its types are not known to ONNX")
-    if node.has_subgraph:
-        return NodeRule(fixed=f"{node.op_type} runs a subgraph, which stays FP32")
-    if op_type == "Constant":
-        return NodeRule(fixed="a constant is stored in each type that reads it")
-    if (float_inputs or float_outputs) and node.index in facts_of(model).shape_nodes:
-        return NodeRule(fixed="computes a shape: FP16 is not exact above 2048, and TensorRT takes no FP16 shapes")
-    if schema is None:
-        return NodeRule(fixed=f"ONNX has no operator {node.op_type!r} at opset {model.opset}")
-    # What the table rules out, or an attribute types.
-    given_inputs = {i for i, name in enumerate(node.inputs) if name}
-    if row.fp32 and not row.fp32_inputs and (not row.fp32_with or row.fp32_with & given_inputs):
-        return NodeRule(fixed=row.fp32)
-    if op_type in ("ScatterElements", "ScatterND") and attribute(node, "reduction") not in (None, b"none"):
-        return NodeRule(fixed="reduces while it scatters: ONNX Runtime's CPU provider refuses that in FP16")
-    if is_quantised(node):
-        return NodeRule(fixed="scales must stay FP32: small scales vanish in FP16")
-    if op_type in SHAPE_OF or (op_type == "Cast" and not float_outputs):  # whatever the type is
+    # The attribute that states the type of what it computes, and the type that a Cast to FP32 reads.
+    type_attribute = {"Cast": "to", "ConstantOfShape": "value"}.get(op_type)
+    source = info(node.inputs[0]).dtype if op_type == "Cast" and float_outputs else ""
+    is_foreign = schema is None and not node.is_standard
+    is_shape = bool(float_inputs or float_outputs) and node.index in facts_of(model).shape_nodes
+    is_scattered_sum = op_type.startswith("Scatter") and attribute(node, "reduction") not in (None, b"none")
+    reasons = (
+        # What its place in the model, or its domain, rules out.
+        (is_foreign, f"operator of the domain {node.domain!r}: its types are not known to ONNX"),
+        (node.has_subgraph, f"{node.op_type} runs a subgraph, which stays FP32"),
+        (op_type == "Constant", "a constant is stored in each type that reads it"),
+        (is_shape, "computes a shape: FP16 is not exact above 2048, and TensorRT takes no FP16 shapes"),
+        (schema is None, f"ONNX has no operator {node.op_type!r} at opset {model.opset}"),
+        # What the table rules out, or an attribute.
+        (not row.fp32_inputs and (not row.fp32_with or row.fp32_with & given_inputs), row.fp32),
+        (is_scattered_sum, "reduces while it scatters: ONNX Runtime's CPU provider refuses that in FP16"),
+        (is_quantised(node), "scales must stay FP32: small scales vanish in FP16"),
+        (source == "string", "parses text; done once in FP32, then cast"),
+    )
+    fixed = next((why for holds, why in reasons if holds and why), None)
+    if fixed or schema is None:
+        return NodeRule(fixed=fixed)
+    if op_type in SHAPE_OF or (type_attribute and not float_outputs):  # whatever the type is
         return NodeRule(reads_any=float_inputs)
-    if op_type == "Cast":
-        if info(node.inputs[0]).dtype in ops.FLOAT_TYPES:
-            return NodeRule(reads_any=float_inputs, fixed="computes nothing: goes where a plan makes it needless")
-        if info(node.inputs[0]).dtype == "string":
-            return NodeRule(fixed="parses text; done once in FP32, then cast")
-        return NodeRule(schema.admitted(schema.output_type(0)), (), (0,), (), "to")
-    if op_type == "ConstantOfShape":
-        precisions = schema.admitted(schema.output_type(0))
-        return NodeRule(precisions, (), (0,), (), "value") if float_outputs else NodeRule()
+    if source in ops.FLOAT_TYPES:
+        return NodeRule(reads_any=float_inputs, fixed="computes nothing: goes where a plan makes it needless")
+    if type_attribute:
+        return NodeRule(schema.admitted(schema.output_type(0)), (), (0,), (), type_attribute)
     # What the schema says: types of inputs decide, and outputs follow.
     for name in filter(None, (*node.inputs, *node.outputs)):
         if info(name).dtype in ops.OPAQUE_TYPES:
@@ -498,9 +498,6 @@ def origin(model: Model, tensor: str, passed: Collection[str]) -> tuple[str, Nod
         if node is None or node.op_type not in passed or not node.inputs:
             return tensor, node
         tensor = node.inputs[0]
-
-
-_MOST_VALUES = 256
 
 
 def walk(start: Iterable[str], onward: Callable[[str], Iterable[str]]) -> Iterator[str]:

@@ -57,9 +57,8 @@ _rows("conv", "Conv ConvTranspose DeformConv FusedConv NhwcConv NhwcFusedConv Co
 _rows("matmul", "MatMul Gemm Einsum FusedMatMul TransposeMatMul FusedGemm", "plain")
 _rows("matmul", "FusedMatMulActivation GemmFastGelu MatMulNBits MatMulNBitsQkv MatMulNBitsMlp MatMulBnb4 MoE QMoE")
 _rows("norm", "LayerNormalization InstanceNormalization GroupNormalization BatchNormalization", "centres")
-_rows("norm", "GatedRMSNorm RMSNormalization LpNormalization LRN GroupNorm")
+_rows("norm", "GatedRMSNorm RMSNormalization LpNormalization LRN GroupNorm SkipGroupNorm EmbedLayerNormalization")
 _rows("norm", "SimplifiedLayerNormalization SkipLayerNormalization SkipSimplifiedLayerNormalization")
-_rows("norm", "EmbedLayerNormalization SkipGroupNorm")
 _rows("norm", "MeanVarianceNormalization", fp32="ONNX defines it with an FP32 constant inside")
 _rows("softmax", "Softmax LogSoftmax BiasSoftmax")
 _rows("attention", "Attention MultiHeadAttention GroupQueryAttention PackedAttention PackedMultiHeadAttention")
@@ -125,6 +124,7 @@ _rows("other", "ArrayFeatureExtractor", shaped_like=(1,))
 _rows("other", "ArgMax ArgMin", "extreme")
 _rows("other", "Compress NonZero Unique", "selects")
 _rows("other", "NonMaxSuppression", "selects", sizes={2}, fp32="the operator exists in FP32 only")
+# Their sizes are counts or positions which do not make the shape of what they compute.
 _rows("other", "Trilu SequenceAt SequenceErase", "counts", sizes={1})
 _rows("other", "SequenceInsert", "counts", sizes={2})
 _rows("other", "Loop", "counts", sizes={0})
@@ -159,11 +159,9 @@ def _with(trait: str) -> frozenset[str]:
     return frozenset(name for name, row in _TABLE.items() if trait in row.traits.split())
 
 
+# The kinds of operators that start a group at fusion granularity.
 ANCHORS = ("conv", "matmul", "norm", "softmax", "attention", "rnn", "reduce", "resample")
-"""The kinds of operators that start a group at fusion granularity."""
-
-HEAVY = ("conv", "matmul", "attention", "rnn")
-"""The kinds whose work is products."""
+HEAVY = ("conv", "matmul", "attention", "rnn")  # the kinds whose work is products
 
 
 def anchor_kind(op_type: str) -> str | None:
@@ -173,62 +171,40 @@ def anchor_kind(op_type: str) -> str | None:
 
 
 CONVOLUTIONS = _of_kind("conv")
-RECURRENT = _of_kind("rnn")
-"""Operators that run once for each step of a sequence."""
+RECURRENT = _of_kind("rnn")  # operators that run once for each step of a sequence
 SOFTMAX = _of_kind("softmax")
-PRODUCTS = _of_kind("conv", "matmul")
-"""Operators that multiply their first input by their second; of a runtime, with more inside."""
-MATRIX_PRODUCTS = _with("plain")
-"""Matrix products of two inputs and nothing but a bias or an activation inside."""
-INTEGER_PRODUCTS = _with("products")
-"""Products of integers that are quantised as they come; their sums are INT32."""
-CENTRING_NORMS = _with("centres")
-"""ONNX's norms that take a mean out of their input."""
-SUMMING = _with("sums")
-"""Operators that add many elements of one value up, their magnitudes or their squares."""
-MEANS = _with("means")
-"""Those that give a mean or a sum of the elements themselves."""
+PRODUCTS = _of_kind("conv", "matmul")  # multiply their first input by their second; of a runtime, with more inside
+MATRIX_PRODUCTS = _with("plain")  # matrix products of two inputs and nothing but a bias or an activation inside
+INTEGER_PRODUCTS = _with("products")  # products of integers that are quantised as they come; their sums are INT32
+CENTRING_NORMS = _with("centres")  # ONNX's norms that take a mean out of their input
+SUMMING = _with("sums")  # operators that add many elements of one value up, their magnitudes or their squares
+MEANS = _with("means")  # those that give a mean or a sum of the elements themselves
 
-MOVEMENT = _of_kind("movement")
-"""Operators that only move or repeat what they read: they go with its producer at any granularity."""
-VIEWS = _with("view")
-"""Movements that keep every element: its shape, its place or how often it is there changes."""
-RESHAPES = _with("reshapes")
-"""Views whose elements keep their order: nothing moves in memory."""
+MOVEMENT = _of_kind("movement")  # only move or repeat what they read: they go with its producer at any granularity
+VIEWS = _with("view")  # movements that keep every element: its shape, its place or how often it is there changes
+RESHAPES = _with("reshapes")  # views whose elements keep their order: nothing moves in memory
+# Give a value another name: exporters put one before a weight that layers share, in all of them but the first.
 ALIASES = _with("alias")
-"""Give a value another name: exporters put one before a weight that layers share, in all of them but the first."""
-GLUE = VIEWS | ALIASES | {"Cast"}
-"""What exporters put anywhere between two operators, such as in an attention core."""
-COPIES = _with("copies")
-"""Operators whose every result is one of the elements of their inputs, in the same type."""
+GLUE = VIEWS | ALIASES | {"Cast"}  # what exporters put anywhere between two operators, such as in an attention core
+COPIES = _with("copies")  # operators whose every result is one of the elements of their inputs, in the same type
 
 ELEMENTWISE = _of_kind("elementwise")
-ARITHMETIC = _with("arithmetic")
-"""Sums, differences, products and quotients of two values."""
+ARITHMETIC = _with("arithmetic")  # sums, differences, products and quotients of two values
 ADDS = _with("adds")
-BOUNDS = _with("bounds")
-"""Operators that limit a value by another one."""
-GUARDS = BOUNDS - {"Min"} | {"Add"}
-"""What keeps a value away from zero before it divides."""
+BOUNDS = _with("bounds")  # operators that limit a value by another one
+GUARDS = BOUNDS - {"Min"} | {"Add"}  # what keeps a value away from zero before it divides
 ACTIVATIONS = _with("activation")
 COMPARISONS = _with("compares")
-EXTREMES = _with("extreme")
-"""Operators that give the position of the largest or the smallest element."""
+EXTREMES = _with("extreme")  # operators that give the position of the largest or the smallest element
 
-QUANTISING = _of_kind("quantise")
-"""Operators that quantise values, or give them back."""
-RANDOM = _of_kind("random")
-"""Operators that compute something else each time."""
-SHAPE_OF = _of_kind("shape")
-"""Operators that read the shape of a value, and not the value."""
-SELECTING = _with("selects")
-"""Operators that return as many elements as their input's values call for."""
-COUNTING = _with("counts")
-"""Operators whose ``sizes`` are counts or positions which do not make the shape of what they compute."""
+QUANTISING = _of_kind("quantise")  # operators that quantise values, or give them back
+RANDOM = _of_kind("random")  # operators that compute something else each time
+SHAPE_OF = _of_kind("shape")  # operators that read the shape of a value, and not the value
+SELECTING = _with("selects")  # operators that return as many elements as their input's values call for
 
 
+# Names of the element types of tensors -> the precision that each is.
 FLOAT_TYPES: Mapping[str, Precision] = {precision.dtype: precision.stored for precision in PRECISIONS}
-"""Names of the element types of tensors -> the precision that each is."""
 
 
 @dataclass(frozen=True)
@@ -288,14 +264,11 @@ class NodeRule:
     fixed: str | None = None
 
 
+# How the names of quantised operators begin, those of ONNX Runtime's own domain; and those that are named so and
+# compute with activations that are not quantised.
 QUANTISED_NAMES = ("Q", "DynamicQuantize", "Dequantize", "MatMulInteger", "GemmFloat8")
-"""How the names of quantised operators begin, those of ONNX Runtime's own domain."""
-
 WEIGHTS_ONLY = frozenset({"QuickGelu", "QMoE"})
-"""Operators that are named so and compute with activations that are not quantised."""
-
-OPAQUE_TYPES = frozenset({"sequence", "map", "optional", "sparse_tensor", "undefined"})
-"""Types of values that are no tensors, or are not known."""
+OPAQUE_TYPES = frozenset({"sequence", "map", "optional", "sparse_tensor", "undefined"})  # no tensors, or not known
 
 
 @cache

@@ -72,11 +72,7 @@ class Precision(str, TextForm):
 
     @classmethod
     def named(cls, name: str) -> Precision:
-        """The row of a name.
-
-        Raises:
-            ValueError: there is none.
-        """
+        """The row of a name; ``ValueError`` where there is none."""
         for precision in PRECISIONS:
             if precision == name:
                 return precision
@@ -121,23 +117,13 @@ def add_precision(*row: Any) -> Precision:
     return Precision.named(added)
 
 
-def remove_precision(precision: Precision) -> None:
-    """Take a row out of the table again."""
-    PRECISIONS.remove(precision)
-    REDUCED.remove(precision)
-
-
 Precision.FP32 = add_precision("fp32", "float", 23, (-126, 127), 4, "fp32_tflops")
 Precision.FP16 = add_precision("fp16", "float16", 10, (-14, 15), 2, "fp16_tflops")
 Precision.BF16 = add_precision("bf16", "bfloat16", 7, (-126, 127), 2, "bf16_tflops", (8, 0))
 
 
 def precision_set(names: Sequence[str]) -> tuple[Precision, ...]:
-    """The rows that a search chooses among: FP32 first, then at least one reduced precision, in their order.
-
-    Raises:
-        SettingsError: it cannot.
-    """
+    """The rows of these names; ``SettingsError`` where they are not FP32 and then reduced ones in the table's order."""
     reduced = [precision for precision in REDUCED if precision in names]
     if not reduced or list(names) != [Precision.FP32, *reduced]:
         cure = f"give fp32, then at least one of {', '.join(REDUCED)}, in this order"
@@ -216,11 +202,7 @@ class PrecisionPlan:
         return self.replace({g: p.stored for g, p in self.precision.items() if p in others}) if others else self
 
     def replace(self, changes: Mapping[str, Precision]) -> PrecisionPlan:
-        """Return the plan with some groups changed.
-
-        Raises:
-            PlanError: a changed group is not in the plan.
-        """
+        """The plan with some groups changed; ``PlanError`` where it lacks one of them."""
         unknown = [group for group in changes if group not in self.precision]
         if unknown:
             raise PlanError(f"the plan has no group {unknown[0]!r}", "chosen/plan.json of a run lists the groups")
@@ -243,11 +225,7 @@ class PrecisionPlan:
 
     @classmethod
     def from_json(cls, document: Any, source: str = "plan.json") -> PrecisionPlan:
-        """Read the content of plan.json.
-
-        Args:
-            document: parsed JSON, or its text.
-            source: what the document is called in error messages.
+        """Read the content of plan.json, parsed or as text, which error messages call ``source``.
 
         Raises:
             PlanError: not a plan, or of a newer format.

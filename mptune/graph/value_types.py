@@ -17,7 +17,7 @@ from mptune.errors import PlanError
 from mptune.graph.facts import attribute, casts_integers, facts_of, float_attribute, node_rules
 from mptune.graph.groups import GroupedModel
 from mptune.graph.loading.model import Model, Node, given, once
-from mptune.graph.loading.tensors import Initializer, all_graphs, from_stored, to_stored
+from mptune.graph.loading.tensors import Initializer, all_graphs, rounded
 from mptune.graph.ops import COMPARISONS, COPIES, FLOAT_TYPES, RECURRENT, NodeRule
 from mptune.graph.plan import Precision, PrecisionPlan
 
@@ -93,7 +93,7 @@ class ValueTypes:
             floats = ((slot, name) for slot, name in slots if name and model.info(name).is_float32)
             self._reads.append({(name, slot in rule.inputs, slot in rule.reads_any): None for slot, name in floats})
         self._lacking: dict[Precision, Mapping[int, tuple[str, ...]]] = {Precision.FP32: {}}
-        self._rescaled: dict[Precision, dict[str, Initializer]] = {}
+        self._rescaled: dict[Precision | None, dict[str, Initializer]] = {None: {}}
         self._written_from = grouped.written_from
         # Under any plan: constants that are outputs or that nothing reads stay, computed outputs are FP32.
         self._unmoved = tuple(c for c in self.constants if c not in model.consumers or c in self.named)
@@ -199,7 +199,7 @@ class ValueTypes:
     def _holds(self, precision: Precision, name: str) -> bool:
         """Whether a value is a constant that a precision has exactly."""
         values = self.constants[name].numpy() if name in self.constants else None
-        return values is not None and np.array_equal(from_stored(to_stored(values, precision)), values)
+        return values is not None and np.array_equal(rounded(values, precision), values)
 
     def node_precisions(self, plan: PrecisionPlan) -> dict[str, Precision]:
         """The precision of every node that has one, by node name."""
@@ -215,8 +215,7 @@ class ValueTypes:
         if precision is not None and precision not in self._rescaled:
             types = self if self._written_from is None else value_types(self._written_from)
             self._rescaled[precision] = _rescaled_norms(types, precision)
-        rescaled = {} if precision is None else self._rescaled[precision]
-        return rescaled.get(name, self.model.initializers[name])
+        return self._rescaled[precision].get(name, self.model.initializers[name])
 
     def convertible_constants(self) -> frozenset[str]:
         """Constants that some plan reads in less than FP32: what the weight bank keeps more than once.
@@ -233,8 +232,7 @@ def value_types(grouped: GroupedModel) -> ValueTypes:
     return ValueTypes(grouped)
 
 
-_LARGEST_SHIFT = 7
-"""Most that ``s`` may be, as a power of two: its square is a variance."""
+_LARGEST_SHIFT = 7  # most that ``s`` may be, as a power of two: its square is a variance
 
 
 def _rescaled_norms(types: ValueTypes, precision: Precision) -> dict[str, Initializer]:
@@ -281,8 +279,7 @@ def new_suffix(model: Model, kind: str) -> str:
     return suffix
 
 
-_BF16_OPSET = 22
-"""From this operator set on, nearly all operators have BF16."""
+_BF16_OPSET = 22  # from this operator set on, nearly all operators have BF16
 
 
 def unsupported(types: ValueTypes, precision: Precision) -> dict[str, str]:
@@ -294,8 +291,7 @@ def unsupported(types: ValueTypes, precision: Precision) -> dict[str, str]:
     }
 
 
-_MOVES = COPIES | {"Dropout", "MaxPool", "Pad"}
-"""Operators that TensorRT-RTX moves a Cast past where they change nothing."""
+_MOVES = COPIES | {"Dropout", "MaxPool", "Pad"}  # TensorRT-RTX moves a Cast past them where they change nothing
 
 
 def needs_barrier(types: ValueTypes, node: Node, resolution: Resolution) -> bool:

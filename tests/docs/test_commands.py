@@ -43,7 +43,7 @@ NOT_RUN = {
     r"pytest |ruff |mypy": "is the test suite",
     r"mptune doctor --selftest": "is run by tests/test_selftest.py",
     r"mptune demo": "is run by .ci/run, from a built wheel",
-    r"python -m modelopt|polygraphy ": "is another project's tool, shown for comparison",
+    r"python -m modelopt|polygraphy |optuna-dashboard ": "is another project's tool, shown for comparison",
     r"mptune search \S+ --data \S+ --target h200": "needs a large model",
 }
 """Patterns that match the beginning of a command, and why such commands are not run."""

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from mptune.graph.loading.tensors import from_stored, to_stored
-from mptune.graph.plan import Precision, add_precision, remove_precision
+from mptune.graph.loading.tensors import rounded
+from mptune.graph.plan import PRECISIONS, REDUCED, Precision, add_precision
 from mptune.graph.writing.rewrite import rounding_nodes
 from tests.graph.helpers import run
 from tests.graph.models import model, save, text, value
@@ -33,16 +33,16 @@ def test_rounds_as_onnx_runtime_does(optimised: bool, tmp_path: Path) -> None:
     graph = f"(float[n] x) => (float[n] y) {{ low = Cast<to = 16>(x) {last} }}"
     save(text(graph, opset=13), tmp_path, "m.onnx")
     y = run(tmp_path / "m.onnx", {"x": x})["y"]
-    ours = from_stored(to_stored(x, Precision.BF16))
+    ours = rounded(x, Precision.BF16)
     np.testing.assert_array_equal(-y if optimised else y, ours)
     assert np.isnan(ours[np.isnan(x)]).all()
 
 
 def test_keeps_shapes() -> None:
-    assert to_stored(np.float32(3.0), Precision.BF16).shape == ()
-    assert to_stored(np.zeros((2, 0, 3), np.float32), Precision.BF16).shape == (2, 0, 3)
-    assert from_stored(to_stored(np.full((2, 3), 1e5, np.float32), Precision.BF16)).tolist() == [[99840.0] * 3] * 2
-    assert to_stored(np.arange(12, dtype=np.float32).reshape(3, 4)[:, ::2], Precision.BF16).shape == (3, 2)
+    assert rounded(np.float32(3.0), Precision.BF16).shape == ()
+    assert rounded(np.zeros((2, 0, 3), np.float32), Precision.BF16).shape == (2, 0, 3)
+    assert rounded(np.full((2, 3), 1e5, np.float32), Precision.BF16).tolist() == [[99840.0] * 3] * 2
+    assert rounded(np.arange(12, dtype=np.float32).reshape(3, 4)[:, ::2], Precision.BF16).shape == (3, 2)
 
 
 def test_a_mantissa_is_split_as_constants_are_rounded() -> None:
@@ -55,7 +55,8 @@ def test_a_mantissa_is_split_as_constants_are_rounded() -> None:
         with np.errstate(all="ignore"):
             (y,) = ReferenceEvaluator(split).run(None, {"x": x})
         np.testing.assert_array_equal(y[:4], x[:4])
-        np.testing.assert_array_equal(y[4:], to_stored(x, tf32)[4:])
+        np.testing.assert_array_equal(y[4:], rounded(x, tf32)[4:])
         assert np.abs(y[4:] / x[4:] - 1).max() <= 2.0**-11
     finally:
-        remove_precision(tf32)
+        PRECISIONS.remove(tf32)
+        REDUCED.remove(tf32)

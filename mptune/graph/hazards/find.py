@@ -8,13 +8,13 @@ their group to FP32.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from statistics import fmean
 
 from mptune.finding import BREAKING_CODES
 from mptune.findings.numbers import in_samples
 from mptune.findings.wording import Severity
-from mptune.graph.facts import FusedNodes, attribute, facts_of, steps_inside, values_inside, walk
+from mptune.graph.facts import FusedNodes, facts_of, steps_inside, values_inside
 from mptune.graph.groups import GroupedModel
 from mptune.graph.hazards import hazard, static
 from mptune.graph.hazards.hazard import FP16_MAX, Hazard, HazardPlace, ObservedValues, TensorRange
@@ -30,8 +30,8 @@ _SATURATED = BOUNDS | {"Tanh", "Sigmoid", "HardSigmoid", "Erf"}
 """What gives the same of an infinite value as of those beyond FP16's end."""
 _ONE_SIGNED = frozenset({"ReduceL1", "ReduceL2", "ReduceSumSquare"})
 """Sums of magnitudes or squares, whatever the signs of what is summed."""
-_COUNTERS = {"CumSum": (0, 0), "ScatterND": (2, 0), "ScatterElements": (2, 0), "LSTM": (0, 2)}
-"""Operators that count up into one value: which input the terms are, and which output the sums."""
+_COUNTERS = {"CumSum": 0, "LSTM": 2}
+"""Operators that count up into one value -> which output the sums are."""
 _SQUARED, _EXPONENTIAL = frozenset({"ReduceL2", "GlobalLpPool"}), frozenset({"ReduceLogSum", "ReduceLogSumExp"})
 """Operators that take a root or a logarithm of a sum. TensorRT writes them out, and holds the sum in FP16."""
 _FAR = 5.0
@@ -102,11 +102,9 @@ def blame(
     """
     facts, places = facts_of(grouped.model), {name: [name] for name in nodes}
 
-    def moved(value: str) -> Iterable[str]:
-        return (out for reader in facts.readers(value) if reader.op_type in MOVEMENT for out in reader.outputs)
-
     for node in (node for node in grouped.model.nodes if node.name in places):
-        places[node.name] += [reader.name for value in walk(node.outputs, moved) for reader in facts.readers(value)]
+        moved = facts.onward(node.outputs, MOVEMENT)
+        places[node.name] += [reader.name for value in moved for reader in facts.readers(value)]
     every = find_hazards(grouped, observed, precisions, blamed={name for near in places.values() for name in near})
     named = (h for h in reversed(every) if h.code in BREAKING_CODES and not h.is_note and h.severity != "info")
     at = {each.place.node: each for each in named}
@@ -148,9 +146,8 @@ def _range_hazards(types: ValueTypes, observed: ObservedValues) -> list[Hazard]:
         absmax = values.absmax
         for node in types.facts.readers(tensor) if values.masked_rows else ():
             if node.op_type in SOFTMAX or mask_input(node) == tensor:
-                place = HazardPlace(
-                    node.name, hazard.group_of(types, node), tensor, (observed.sample(values.masked_sample),)
-                )
+                group, shown = hazard.group_of(types, node), observed.sample(values.masked_sample)
+                place = HazardPlace(node.name, group, tensor, (shown,))
                 rows = {"masked_rows": values.masked_rows, "limit": -FP16_MAX}
                 samples = {"samples": values.masked_samples if values.masked_samples > 1 else None}
                 hazards.append(Hazard("mask", place, rows, "rows", "warning", absmax, samples))
@@ -170,11 +167,11 @@ def _range_hazards(types: ValueTypes, observed: ObservedValues) -> list[Hazard]:
             if group is None or (group, is_mask) in done:
                 continue
             done.add((group, is_mask))
-            severity: Severity = "error" if is_beyond and not is_mask else "warning"
-            wording = "mask" if is_mask else "seen" if is_beyond else "near"
-            severity, wording = ("info", "saturated") if is_mask and is_saturated else (severity, wording)
+            about: tuple[str, Severity] = ("seen", "error") if is_beyond else ("near", "warning")
+            if is_mask:
+                about = ("saturated", "info") if is_saturated else ("mask", "warning")
             place = HazardPlace(node.name, group, tensor, (sample,))
-            hazards.append(Hazard("overflow", place, evidence, wording, severity, absmax, words))
+            hazards.append(Hazard("overflow", place, evidence, *about, absmax, words))
     return hazards
 
 
@@ -182,13 +179,11 @@ def _sum_hazards(types: ValueTypes, observed: ObservedValues, narrowest: Precisi
     """Sums that leave FP16's range inside an operator, or whose terms are below half of the spacing at the sum."""
     hazards, exact, none = [], narrowest.exact_integers, TensorRange(0.0)
     for node in types.model.nodes:
-        (slot, out), op_type = _COUNTERS.get(node.op_type, (0, 0)), node.op_type
+        out, op_type = _COUNTERS.get(node.op_type, 0), node.op_type
         is_sum = op_type in SUMMING | _COUNTERS.keys() | _SQUARED | _EXPONENTIAL and len(node.outputs) > out
-        if op_type.startswith("Scatter"):
-            is_sum = is_sum and attribute(node, "reduction") == b"add"
         if not is_sum or not node.is_standard or (group := hazard.group_of(types, node)) is None:
             continue
-        values, result = (observed.ranges.get(name, none) for name in (node.inputs[slot], node.outputs[out]))
+        values, result = (observed.ranges.get(name, none) for name in (node.inputs[0], node.outputs[out]))
         if not values.absmax or not result.absmax:
             continue
         terms, is_one_signed = math.prod(values.shape) / max(1, math.prod(result.shape)), op_type in _ONE_SIGNED
@@ -196,7 +191,7 @@ def _sum_hazards(types: ValueTypes, observed: ObservedValues, narrowest: Precisi
             terms = result.absmax / (values.absmax if op_type != "LSTM" else 1.0)
         total = result.absmax * (terms if op_type in MEANS else 1.0)
         total = total**2 if op_type in _SQUARED else math.exp(min(total, 99.0)) if op_type in _EXPONENTIAL else total
-        place = HazardPlace(node.name, group, node.inputs[slot], (observed.sample(values.sample),))
+        place = HazardPlace(node.name, group, node.inputs[0], (observed.sample(values.sample),))
         words = {"operator": op_type, "narrowest": narrowest.name, "exact_to": exact}
         if op_type in _SQUARED | _EXPONENTIAL and total > FP16_MAX:
             evidence = {"absmax": total, "fp16_max": FP16_MAX}

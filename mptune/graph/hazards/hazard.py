@@ -62,21 +62,22 @@ class Hazard:
     @property
     def all_words(self) -> dict[str, object]:
         """What its words name, beside the place and the evidence."""
-        place = where_to_keep(self.precision.name)
-        words = {"keep_out": f"keep the group {place}", "kept": f"the group is kept {place}"}
-        return {"kind": self.wording, "precision": self.precision.name, **words, **self.words}
+        name, place = self.precision.name, where_to_keep(self.precision.name)
+        kept = {"keep_out": f"keep the group {place}", "kept": f"the group is kept {place}"}
+        return {"kind": self.wording, "precision": name, **kept, **self.words}
 
     @property
     def reason(self) -> str:
         """What is wrong, without the place."""
-        return self._said().text
+        return self._words.text
 
     @property
     def cure(self) -> str:
         """What to do."""
-        return self._said().cure
+        return self._words.cure
 
-    def _said(self) -> Words:
+    @property
+    def _words(self) -> Words:
         return CODES[self.code].say({**_where((self,)).first_names(), **self.evidence, **self.all_words})
 
     def rules_out(self, precision: Precision) -> bool:
@@ -108,12 +109,8 @@ class Hazard:
 
     def to_json(self) -> dict[str, Any]:
         """As ``mptune inspect --json`` prints it; the code of a note is null."""
-        about: dict[str, Any] = {
-            "severity": self.severity,
-            "code": None if self.is_note else self.code,
-            "reason": self.reason,
-        }
-        about |= {"cure": self.cure, **vars(self.place), "value": encode_float(self.value)}
+        about: dict[str, Any] = {"severity": self.severity, "code": None if self.is_note else self.code}
+        about |= {"reason": self.reason, "cure": self.cure, **vars(self.place), "value": encode_float(self.value)}
         return {**about, "evidence": encode(self.evidence), "precision": str(self.precision)}
 
 
@@ -134,14 +131,13 @@ def hazard_findings(hazards: Sequence[Hazard], origin: FindingOrigin) -> tuple[F
     its code, as a plan may still put the group in FP16; it is ``info`` where all of its hazards are.
     """
     merged: dict[tuple[str, str, str, str], list[Hazard]] = {}
-    for hazard in hazards:
-        if not hazard.is_note:
-            value = "" if hazard.code == "overflow" else hazard.place.tensor
-            merged.setdefault((hazard.code, value, hazard.reason, hazard.cure), []).append(hazard)
+    for hazard in (hazard for hazard in hazards if not hazard.is_note):
+        value = "" if hazard.code == "overflow" else hazard.place.tensor
+        merged.setdefault((hazard.code, value, hazard.reason, hazard.cure), []).append(hazard)
     findings = []
     for same in merged.values():
         first = next((hazard for hazard in same if hazard.place.node), same[0])
-        evidence = first.evidence if first.precision is Precision.FP16 else {**first.evidence, **ONLY_BF16}
+        evidence = {**first.evidence, **(ONLY_BF16 if first.precision is Precision.BF16 else {})}
         severity: Any = "info" if all(hazard.severity == "info" for hazard in same) else None
         about: Any = {**first.all_words, "severity": severity}
         findings.append(Finding.from_code(first.code, origin, _where(same), evidence, **about))
@@ -153,12 +149,10 @@ def worst_first(hazards: Iterable[Hazard]) -> tuple[Hazard, ...]:
 
     What a group has stays together: an epsilon that is zero in FP16, a warning, is why the next value overflows.
     """
-    hazards, worst = list(hazards), dict[str | None, int]()
-    for hazard in hazards:
-        rank = SEVERITIES.index(hazard.severity)
-        worst[hazard.place.group] = min(rank, worst.get(hazard.place.group, rank))
-    apart = {id(h): SEVERITIES.index(h.severity) for h in hazards if h.severity == "info" or h.place.group is None}
-    return tuple(sorted(hazards, key=lambda hazard: apart.get(id(hazard), worst[hazard.place.group])))
+    ranked = [(SEVERITIES.index(hazard.severity), hazard) for hazard in hazards]
+    worst = {h.place.group: rank for rank, h in sorted(ranked, key=lambda each: -each[0])}
+    own = [rank if h.severity == "info" or h.place.group is None else worst[h.place.group] for rank, h in ranked]
+    return tuple(ranked[k][1] for k in sorted(range(len(own)), key=own.__getitem__))
 
 
 def spacing(value: float, precision: Precision) -> float:

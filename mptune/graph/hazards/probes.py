@@ -22,10 +22,10 @@ import numpy as np
 from mptune.graph import ops
 from mptune.graph.facts import Facts, attribute, casts_integers, facts_of, float_attribute, origin, walk
 from mptune.graph.hazards.hazard import Hazard, HazardPlace, NodeFacts, ObservedValues, TensorRange, group_of, spacing
-from mptune.graph.hazards.masks import comes_to_softmax
+from mptune.graph.hazards.masks import masks_of
 from mptune.graph.hazards.static import state_pairs
 from mptune.graph.loading.model import Model, Node
-from mptune.graph.loading.tensors import from_stored, to_stored
+from mptune.graph.loading.tensors import rounded
 from mptune.graph.patterns import find_patterns
 from mptune.graph.plan import Precision
 from mptune.graph.value_types import ValueTypes
@@ -94,10 +94,10 @@ def probed_nodes(model: Model) -> tuple[ProbedNode, ...]:
     """The nodes of a model that have a probe, in topological order."""
     facts, probed = facts_of(model), list[ProbedNode]()
     for node in model.nodes if model.opset >= _FIRST_OPSET else ():
-        if not node.is_standard or node.op_type not in _TABLE or not facts.varying(node) or not node.inputs[0]:
+        if not node.is_standard or node.op_type not in _TABLE or attribute(node, "training_mode") == 1:
             continue
         info, is_whole = model.info(node.inputs[0]), node.op_type in _WHOLE | {"Cast"}
-        if not info.is_float32 or 0 in (info.shape or ()) or attribute(node, "training_mode") == 1:
+        if not info.is_float32 or 0 in (info.shape or ()) or not facts.varying(node):
             continue
         computed = (name for name in (node.outputs[0], *node.inputs[:2]) if name not in model.initializers)
         key, steps = next((name for name in computed if model.info(name).is_float32), ""), set[int]()
@@ -139,11 +139,6 @@ def facts_on(probed: ProbedNode, values: Arrays, precision: Precision) -> Number
     return {name: float(number) for facts in every for name, number in facts.items()}
 
 
-def rounded(values: np.ndarray, precision: Precision) -> np.ndarray:
-    """FP32 values rounded to the nearest value of a precision, ties to even; overflow gives infinity."""
-    return from_stored(to_stored(values, precision))
-
-
 def _spaced(length: int, count: int) -> np.ndarray:
     """At most ``count`` positions, one at least; not all even or all odd, as those of a fixed step may be."""
     count = max(1, min(length, count))
@@ -152,6 +147,19 @@ def _spaced(length: int, count: int) -> np.ndarray:
 
 def _mean_square(values: np.ndarray) -> float:
     return float(np.square(values, dtype=np.float64).sum()) / max(1, values.size)
+
+
+def _sources(
+    facts: Facts, values: Iterable[str], operators: Collection[str], among: Collection[str] | None = None
+) -> list[str]:
+    """Values, and those that these operators compute them from, one behind another; ``among`` these only."""
+
+    def operands(value: str) -> list[str]:
+        maker = facts.producer(value)
+        names = facts.varying(maker) if maker is not None and maker.op_type in operators else []
+        return [name for name in names if among is None or name in among]
+
+    return [*walk(values, operands)]
 
 
 # -- all nodes over all samples ---------------------------------------------------------------------------------------
@@ -328,15 +336,12 @@ def _step_hazard(look: _Look) -> Named | None:
     outputs = {given: output for output, given in state_pairs(facts.model)}
     is_counted = facts.root(outputs.get(facts.root(unchanged), "")) == facts.root(node.outputs[0])
     is_level = (facts.is_vector(unchanged) or facts.is_single(unchanged)) and not is_logged
-    if (facts.is_static(moved) or is_level or comes_to_softmax(facts.model, node)) and not is_counted:
+    if (
+        facts.is_static(moved) or is_level or node.outputs[0] in masks_of(facts.model).before_softmax
+    ) and not is_counted:
         return None
-
-    def elementwise(value: str) -> Iterable[str]:
-        maker = facts.producer(value)
-        return facts.varying(maker) if maker is not None and maker.op_type in _STEP_BY_STEP else ()
-
     # A step that is made of the other side element by element, as x + 0.04 x**3 is, adds nothing up.
-    if any(facts.root(value) == facts.root(unchanged) for value in walk([moved], elementwise)):
+    if facts.root(unchanged) in map(facts.root, _sources(facts, [moved], _STEP_BY_STEP)):
         return None
     evidence = {"base": math.sqrt(base), "spacing": spacing(math.sqrt(base), look.record.precision)}
     evidence |= {"step": math.sqrt(step), "share": mean["idle"] / mean["steps"]}
@@ -461,14 +466,11 @@ def _angle_hazard(look: _Look) -> Named | None:
     if gap < _COARSE or not look.limit(_RELATIVE) <= relative < math.inf:
         return None
     coarse = _coarse(look, angle, _COARSE)
-
     # What is added to the value that its angle is made of, as Snake's x + sin(ax)**2 / a, has errors as small as that.
-    def scaled(value: str) -> Iterable[str]:
-        return [reader.outputs[0] for reader in facts.readers(value) if reader.op_type in _SCALES_SINE]
-
-    read = [(v, r) for v in walk(look.node.outputs, scaled) for r in facts.readers(v) if r.op_type in ops.ADDS]
-    if any(facts.root(facts.other(reader, value)) in coarse for value, reader in read):
-        return None
+    for value in facts.onward(look.node.outputs, _SCALES_SINE):
+        added = (facts.other(reader, value) for reader in facts.readers(value) if reader.op_type in ops.ADDS)
+        if any(facts.root(name) in coarse for name in added):
+            return None
     makers = (node for node in map(facts.producer, coarse) if node is not None and node.op_type not in ops.MOVEMENT)
     first = min(makers, key=lambda node: node.index, default=look.node)
     counts = {name: int(look.record.facts[name][look.worst("different")]) for name in ("different", "left")}
@@ -573,24 +575,19 @@ def _number_hazard(look: _Look) -> Named | None:
     The groups that compute them are named back to where values are smaller, or no index yet.
     """
     facts, node, exact = look.facts, look.node, look.record.precision.exact_integers
-
-    def computed(value: str, kinds: Collection[str]) -> Iterable[str]:
-        source = facts.producer(value)
-        return source.inputs if source is not None and source.is_standard and source.op_type in kinds else ()
-
     reader = index_reader(facts, node) if node.op_type == "Cast" else node
-    read = [node.inputs[0]] if reader is not node else list(walk(node.inputs, partial(computed, kinds=_COMPARED)))
+    read = [node.inputs[0]] if reader is not node else _sources(facts, node.inputs, _COMPARED)
     large = {value: size for value, size in look.observed.absmax.items() if size > exact}
     makers = (node, *filter(None, map(facts.producer, read if reader is node else ())))
     whole = (each for each in (look.at(maker.name) for maker in makers) if all(each.get("whole", [0.0])))
     if reader is None or large.keys().isdisjoint(read) or not any(any(each["moved"]) for each in whole):
         return None
     starts = [value for value in read if value in large]
-    carried = walk(starts, lambda value: [name for name in computed(value, _CARRIES_INDEX) if name in large])
+    carried = _sources(facts, starts, _CARRIES_INDEX, large)
     tensor = max(starts, key=large.__getitem__)
     about: Any = {"wording": "compared" if reader is node else "", "words": {"reader": reader.name}}
     evidence = {"largest": large[tensor], "exact_to": float(exact)}
-    return look.names("index-in-float", tensor, evidence, "moved", [*carried], severity="error", **about)
+    return look.names("index-in-float", tensor, evidence, "moved", carried, severity="error", **about)
 
 
 def index_reader(facts: Facts, node: Node) -> Node | None:

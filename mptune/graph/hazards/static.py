@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,11 @@ from mptune.findings.wording import Severity, listed
 from mptune.graph.facts import Facts, facts_of, walk
 from mptune.graph.hazards import hazard
 from mptune.graph.hazards.hazard import FP16_MAX, FP16_NORMAL, FP16_TINY, Hazard, HazardPlace, ObservedValues, group_of
-from mptune.graph.hazards.masks import makes_limit
+from mptune.graph.hazards.masks import masks_of
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import TensorInfo, all_graphs, fill_value, fixed_shape
 from mptune.graph.ops import BOUNDS, COPIES, ELEMENTWISE, GLUE, GUARDS, MOVEMENT, RECURRENT, RESHAPES
-from mptune.graph.patterns import Pattern, find_patterns
+from mptune.graph.patterns import find_patterns
 from mptune.graph.plan import Precision
 from mptune.graph.value_types import ValueTypes
 from mptune.graph.writing.weights import chunks, rounding_of
@@ -43,52 +43,51 @@ _PUTS_TOGETHER = RESHAPES | {"Concat", "Cast"}
 
 def constant_hazards(types: ValueTypes, observed: ObservedValues) -> list[Hazard]:
     """Weights, epsilons and other constants that overflow or vanish: one hazard per group that reads them."""
-    hazards: list[Hazard] = []
-    cast = {name for name, c in types.model.initializers.items() if c.overridable and c.dtype == "float"}
+    model, hazards, limiting = types.model, list[Hazard](), masks_of(types.model).limiting
+    cast = {name for name, c in model.initializers.items() if c.overridable and c.dtype == "float"}
     for name in sorted(types.convertible_constants() | cast):
-        if types.in_precision(name, Precision.FP16) is not types.model.initializers[name]:
+        if types.in_precision(name, Precision.FP16) is not model.initializers[name]:
             continue  # the typed model holds it rescaled, with the constant beside it
-        rounding, done = rounding_of(types.model.initializers[name], Precision.FP16), set[tuple[str, bool]]()
+        rounding, done = rounding_of(model.initializers[name], Precision.FP16), set[tuple[str, bool]]()
         absmax, share = rounding.absmax, rounding.vanished / max(1, rounding.size)
         words = {"overflowed": rounding.overflowed, "vanished": rounding.vanished, "size": rounding.size}
         for node in hazard.touching(types, name):
-            group = group_of(types, node)
-            limits = bool(rounding.overflowed) and makes_limit(types.model, node)
+            group, limits = group_of(types, node), bool(rounding.overflowed) and node.index in limiting
             if group is None or (group, limits) in done:
                 continue
             done.add((group, limits))
             place = HazardPlace(node.name, group, name)
             if rounding.overflowed:
                 wording = "constant" if rounding.size == 1 else "constants"
-                hazards += _overflow(types.model, place, absmax, wording, [node], words)
+                hazards += _overflow(model, place, absmax, wording, [node], words)
             elif rounding.size == 1 and absmax < FP16_NORMAL and (reads := _divides(types.facts, node))[0]:
                 # A hazard unless data show that what it guards stays away from zero. One that is subnormal still guards
                 # a square root; what is divided by it alone leaves FP16's range, which only data can show.
                 guarded = [observed.ranges[v] for v in types.facts.varying(node) if v in observed.ranges]
-                smallest = min((values.smallest for values in guarded), default=None)
-                is_zero = absmax <= FP16_TINY / 2
-                is_harmless = smallest is not None and smallest >= FP16_NORMAL
-                if not is_zero:
-                    is_harmless = reads[1] or smallest is None or smallest > absmax or absmax * FP16_MAX >= 1
-                if not is_harmless:
-                    of_data = {} if smallest is None else {"smallest": smallest}
-                    evidence = {"epsilon": absmax, "fp16_smallest": FP16_TINY, **of_data}
-                    wording, normal = "constant" if is_zero else "subnormal", {"fp16_normal": FP16_NORMAL}
-                    # Of values of both signs the smallest magnitude is unknown; a bound lifts all negative ones.
-                    of_one_sign = (min(v.highest, -v.lowest) < FP16_NORMAL or node.op_type in BOUNDS for v in guarded)
-                    is_reached = is_zero and smallest is not None and smallest <= FP16_TINY / 2 and any(of_one_sign)
-                    severity: Severity = "error" if is_reached else "warning"
-                    hazards.append(Hazard("vanishing-epsilon", place, evidence, wording, severity, absmax, normal))
+                seen = {"smallest": min(values.smallest for values in guarded)} if guarded else {}
+                if is_zero := absmax <= FP16_TINY / 2:
+                    is_harmless = seen.get("smallest", 0.0) >= FP16_NORMAL
+                else:
+                    is_harmless = reads[1] or seen.get("smallest", math.inf) > absmax or absmax * FP16_MAX >= 1
+                if is_harmless:
+                    continue
+                # Of values of both signs the smallest magnitude is unknown; a bound lifts all negative ones.
+                of_one_sign = (min(v.highest, -v.lowest) < FP16_NORMAL or node.op_type in BOUNDS for v in guarded)
+                is_reached = is_zero and seen.get("smallest", math.inf) <= FP16_TINY / 2 and any(of_one_sign)
+                evidence = {"epsilon": absmax, "fp16_smallest": FP16_TINY, **seen}
+                severity: Severity = "error" if is_reached else "warning"
+                about: Any = ("constant" if is_zero else "subnormal", severity, absmax, {"fp16_normal": FP16_NORMAL})
+                hazards.append(Hazard("vanishing-epsilon", place, evidence, *about))
             elif share > _VANISHING_SHARE:
                 severity = "warning" if share > _MOSTLY_VANISHING_SHARE else "info"
                 hazards.append(Hazard("vanishing-epsilon", place, {}, "weights", severity, absmax, words))
-    for node in types.model.nodes:
+    for node in model.nodes:
         group = group_of(types, node)
         if group is not None and node.is_standard and node.op_type == "ConstantOfShape":  # filled at run time
             value, output = abs(float(fill_value(node.proto).reshape(-1)[0])), node.outputs[0]
             if FP16_MAX < value < math.inf:
                 place = HazardPlace(node.name, group, output)
-                hazards += _overflow(types.model, place, value, "filled", types.facts.readers(output), {})
+                hazards += _overflow(model, place, value, "filled", types.facts.readers(output), {})
     return hazards
 
 
@@ -98,11 +97,7 @@ def _divides(facts: Facts, node: Node) -> tuple[bool, bool]:
     Through glue, roots and products only.
     """
     divides = is_rooted = False
-
-    def onward(tensor: str) -> list[str]:
-        return [r.outputs[0] for r in facts.readers(tensor) if r.op_type in _BEFORE_DIVISION and r.outputs]
-
-    for tensor in walk(node.outputs[:1] if node.op_type in GUARDS | {"Sub"} else (), onward):
+    for tensor in facts.onward(node.outputs[:1] if node.op_type in GUARDS | {"Sub"} else (), _BEFORE_DIVISION):
         for reader in facts.readers(tensor):
             power = facts.number(reader.inputs[1]) or 0.0 if reader.op_type == "Pow" else 0.0
             is_divisor = reader.op_type == "Div" and facts.root(reader.inputs[1]) == facts.root(tensor)
@@ -121,7 +116,7 @@ def _overflow(
     """
     is_cast = place.tensor in model.initializers and model.initializers[place.tensor].overridable
     evidence = {"absmax": absmax, "fp16_max": FP16_MAX, "held_as": math.inf if is_cast else FP16_MAX}
-    limits = bool(readers) and all(makes_limit(model, node) for node in readers)
+    limits = bool(readers) and all(node.index in masks_of(model).limiting for node in readers)
     if limits and all(node.op_type in (BOUNDS if is_cast else BOUNDS | {"Where"}) for node in readers):
         return []
     if limits and not is_cast:
@@ -133,38 +128,33 @@ def _overflow(
 
 
 def norm_hazards(types: ValueTypes, observed: ObservedValues) -> list[Hazard]:
-    """Norms that were written out: their squares overflow in FP16 where an operator would keep them in FP32."""
-    hazards = []
+    """Norms that were written out: their squares overflow in FP16 where a newer opset's operator keeps them in FP32.
+
+    Such a norm takes one mean over the channels, beside an epsilon. A root mean square over several axes is the energy
+    of an image, one without an epsilon or of a sum is a length; InstanceNormalization has always been there.
+    """
+    facts, hazards = types.facts, []
     for pattern in find_patterns(types.model):
-        node = types.facts.producer(pattern.squares) if pattern.squares else None
-        if node is None or types.group_of[node.index] < 0 or not _could_be_operator(types.facts, pattern):
+        node, (opset, operator) = facts.producer(pattern.squares), _OPERATORS.get(pattern.name, (0, ""))
+        means = [reader for reader in facts.readers(pattern.squares) if reader.op_type in ("ReduceMean", "ReduceSum")]
+        if node is None or types.group_of[node.index] < 0 or types.model.opset >= opset or len(means) != 1:
             continue
-        opset, operator = _OPERATORS[pattern.name]
-        evidence: dict[str, float] = {"opset": types.model.opset, "operator_opset": opset}
-        square = observed.absmax.get(pattern.squares)
-        evidence |= {} if square is None else {"largest_square": square}
+        rank, axes = len(types.model.info(means[0].inputs[0]).shape or ()), facts.reduced_axes(means[0])
+        guards = [n for n in map(types.model.nodes.__getitem__, pattern.nodes) if n.op_type in GUARDS]
+        if operator == "LayerNormalization":
+            is_norm = bool(axes) and not (rank > 3 and axes == tuple(range(2, rank)))
+        else:
+            is_norm = means[0].op_type == "ReduceMean" and len(axes) == 1 and axes[0] in (1, rank - 1)
+            is_norm = is_norm and any(name and facts.is_scalar(name) for guard in guards for name in guard.inputs)
+        if not is_norm:
+            continue
+        square, evidence = observed.absmax.get(pattern.squares), {"opset": types.model.opset, "operator_opset": opset}
+        seen = {} if square is None else {"largest_square": square}
         words = {"pattern": pattern.name, "square_limit": _SQUARE_LIMIT, "operator": operator}
         place = HazardPlace(node.name, types.groups[types.group_of[node.index]].id, pattern.squares)
-        severity: Severity = "warning" if square is None else "info"
-        hazards.append(Hazard("norm-written-out", place, evidence, "", severity, square or _SQUARE_LIMIT, words))
+        about: Any = ("warning" if square is None else "info", square or _SQUARE_LIMIT, words)
+        hazards.append(Hazard("norm-written-out", place, {**evidence, **seen}, "", *about))
     return hazards
-
-
-def _could_be_operator(facts: Facts, pattern: Pattern) -> bool:
-    """Whether a norm could be an operator at a newer operator set: one mean, over the channels, beside an epsilon.
-
-    A root mean square over several axes is the energy of an image, one without an epsilon or of a sum is a length;
-    InstanceNormalization has always been there.
-    """
-    means = [node for node in facts.readers(pattern.squares) if node.op_type in ("ReduceMean", "ReduceSum")]
-    if pattern.name not in _OPERATORS or facts.model.opset >= _OPERATORS[pattern.name][0] or len(means) != 1:
-        return False
-    rank, axes = len(facts.model.info(means[0].inputs[0]).shape or ()), facts.reduced_axes(means[0])
-    if pattern.name == "LayerNorm written out":
-        return bool(axes) and not (rank > 3 and axes == tuple(range(2, rank)))
-    members = [facts.model.nodes[index] for index in pattern.nodes]
-    has_epsilon = any(node.op_type in GUARDS and any(i and facts.is_scalar(i) for i in node.inputs) for node in members)
-    return means[0].op_type == "ReduceMean" and has_epsilon and len(axes) == 1 and axes[0] in (1, rank - 1)
 
 
 def broadcast_hazards(types: ValueTypes) -> list[Hazard]:
@@ -176,13 +166,12 @@ def broadcast_hazards(types: ValueTypes) -> list[Hazard]:
     planes = {tuple(info.shape[2:]) for info in model.inputs if info.shape and len(info.shape) == 4}
     is_fixed = any(info.shape and info.shape[0] == 1 for info in model.inputs)
     for node in model.nodes if is_fixed else ():
-        if node.op_type not in ELEMENTWISE or not node.is_standard or not node.outputs:
+        if node.op_type not in ELEMENTWISE or not node.is_standard:
             continue
-        operands = [name for name in node.inputs if name and not types.facts.is_static(name)]
-        shapes = [shape for name in operands if (shape := fixed_shape(model.info(name).shape)) is not None]
-        output = model.info(node.outputs[0])
-        result = fixed_shape(output.shape)
-        if len(operands) < 2 or len(shapes) < len(operands) or result is None or not output.is_float32:
+        operands, output = types.facts.varying(node), model.info(node.outputs[0])
+        fixed, result = [fixed_shape(model.info(name).shape) for name in operands], fixed_shape(output.shape)
+        shapes = [shape for shape in fixed if shape is not None]
+        if len(shapes) < max(2, len(operands)) or result is None or not output.is_float32:
             continue
         # Operands stretch each other, one is stretched over more than one axis, or is a plane of a whole image. Gates,
         # biases and scales of channels, tokens or whole tensors are stretched everywhere, and are right everywhere:
@@ -197,10 +186,9 @@ def broadcast_hazards(types: ValueTypes) -> list[Hazard]:
         if is_stretched:
             group = types.group_of[node.index]
             place = HazardPlace(node.name, types.groups[group].id if group >= 0 else None, node.outputs[0])
-            text = " with ".join(str(list(shape)) for shape in shapes)
-            evidence: dict[str, int | str] = {"batch": 1, "operands": text, "result": str(list(result))}
-            words = {"operator": node.op_type}
-            hazards.append(Hazard("broadcast", place, evidence, value=float(math.prod(result)), words=words))
+            text, about = " with ".join(str([*shape]) for shape in shapes), {"operator": node.op_type}
+            evidence: dict[str, int | str] = {"batch": 1, "operands": text, "result": str([*result])}
+            hazards.append(Hazard("broadcast", place, evidence, value=float(math.prod(result)), words=about))
     return hazards
 
 
@@ -215,18 +203,16 @@ def int64_hazards(facts: Facts) -> list[Hazard]:
         if constant.dtype != "int64" or constant.nbytes == 0:
             continue
         ends = [end for part in chunks(constant) for end in (int(part.max(initial=0)), int(part.min(initial=0)))]
-        beyond, waiting, is_bound = max(ends) if max(ends) > _INT32.max else min(ends), [name], True
+        beyond = max(ends) if max(ends) > _INT32.max else min(ends)
         if _INT32.min <= beyond <= _INT32.max:
             continue
-        for value in waiting:  # grows
-            readers = facts.readers(value)
-            is_bound = is_bound and bool(readers) and not facts.is_output(value)
-            for reader in readers:
-                if reader.op_type in _PUTS_TOGETHER:
-                    waiting += [out for out in reader.outputs if out and out not in waiting]
-                elif reader.op_type != "Slice" or value in (reader.inputs[0], *reader.inputs[3:]):
-                    is_bound = False
-        if not is_bound:
+
+        def is_bound(value: str) -> bool:
+            ends = [r for r in facts.readers(value) if r.op_type not in _PUTS_TOGETHER]
+            is_end = all(r.op_type == "Slice" and value not in (r.inputs[0], *r.inputs[3:]) for r in ends)
+            return is_end and bool(facts.readers(value)) and not facts.is_output(value)
+
+        if not all(map(is_bound, facts.onward([name], _PUTS_TOGETHER))):
             place = HazardPlace(next((node.name for node in facts.readers(name)), None), None, name)
             evidence = {"value": beyond, "int32_max": _INT32.max}
             hazards.append(Hazard("int64-range", place, evidence, value=float(beyond)))
@@ -248,47 +234,45 @@ _SHOWN = 3
 
 def interface_findings(model: Model, origin: FindingOrigin, fed: Sequence[tuple[str, str]] = ()) -> tuple[Finding, ...]:
     """Shapes that depend on values, state that is not ``fed`` back yet, constants that are inputs, an old opset."""
-    facts, findings, more = facts_of(model), list[Finding](), " and {others} more"
+    facts, findings = facts_of(model), list[Finding]()
+
+    def add(code: str, where: Where, evidence: Mapping[str, Any], **words: Any) -> None:
+        findings.append(Finding.from_code(code, origin, where, evidence, **words))
+
+    def shown(items: Iterable[str]) -> str:
+        return listed([*items], _SHOWN, " and {others} more")
+
     names = [output.name for output in facts.dependent_outputs]
     deciding = {name for output in facts.dependent_outputs for name in output.nodes}
     nodes = [node for node in facts.deciding_nodes if not names or node.name in deciding]
     if nodes:
         where = Where(nodes=tuple(node.name for node in nodes), outputs=tuple(map(OutputColumns, names)))
-        operators = listed([f"{node.op_type} {node.name!r}" for node in nodes], _SHOWN, more)
-        about: dict[str, Any] = {"kind": "" if names else "inside", "operators": operators}
-        about["names"] = listed([repr(name) for name in names], _SHOWN, more)
+        words = {"operators": shown(f"{n.op_type} {n.name!r}" for n in nodes), "names": shown(map(repr, names))}
         counts = {"nodes": len(nodes), "outputs": len(names)}
-        findings.append(Finding.from_code("value-dependent-shape", origin, where, counts, **about))
+        add("value-dependent-shape", where, counts, kind="" if names else "inside", **words)
     selected = [output for output in facts.row_outputs if output.is_selection]
     if selected:
         names, selecting = [output.name for output in selected], tuple(dict.fromkeys(o.nodes[0] for o in selected))
         where = Where(nodes=selecting, outputs=tuple(map(OutputColumns, names)))
-        about = {
-            "names": listed([repr(name) for name in names], _SHOWN, more),
-            "operators": listed([f"TopK {name!r}" for name in selecting], _SHOWN, more),
-        }
-        findings.append(Finding.from_code("rows-selected", origin, where, {"outputs": len(names)}, **about))
+        words = {"names": shown(map(repr, names)), "operators": shown(f"TopK {name!r}" for name in selecting)}
+        add("rows-selected", where, {"outputs": len(names)}, **words)
     done = {name for pair in fed for name in pair}
     pairs = [pair for pair in state_pairs(model) if not done.intersection(pair)]
     if pairs:
-        options = ["--feedback " + shlex.quote(f"{output}:{given}") for output, given in pairs]
         outputs, inputs = zip(*pairs, strict=True)
         where = Where(outputs=tuple(map(OutputColumns, outputs)), inputs=inputs)
-        evidence: dict[str, int | str] = {"pairs": len(pairs), **{f"to {given}": output for output, given in pairs}}
-        about = {"shown": listed([f"{output} -> {given}" for output, given in pairs], _SHOWN, more)}
-        about["options"] = " ".join(options[:_SHOWN]) + (" and so on" if len(pairs) > _SHOWN else "")
-        findings.append(Finding.from_code("state-fed-back", origin, where, evidence, **about))
+        evidence = {"pairs": len(pairs), **{f"to {given}": output for output, given in pairs}}
+        options = ["--feedback " + shlex.quote(f"{output}:{given}") for output, given in pairs[:_SHOWN]]
+        words = {"options": " ".join(options) + " and so on" * (len(pairs) > _SHOWN)}
+        add("state-fed-back", where, evidence, shown=shown(f"{output} -> {given}" for output, given in pairs), **words)
     constants = tuple(name for name, constant in model.initializers.items() if constant.overridable)
     if constants:
-        where, about = Where(inputs=constants), {"names": listed([repr(name) for name in constants], _SHOWN, more)}
         counts = {"constants": len(constants)}
-        findings.append(Finding.from_code("overridable-constants", origin, where, counts, **about))
+        add("overridable-constants", Where(inputs=constants), counts, names=shown(map(repr, constants)))
     if model.raised_from is not None:
-        counts = {"opset": model.raised_from, "raised_to": model.opset}
-        findings.append(Finding.from_code(OPSET_RAISED, origin, Where(), counts))
+        add(OPSET_RAISED, Where(), {"opset": model.raised_from, "raised_to": model.opset})
     for name in model.reshaped:
-        shape = str([*(model.info(name).shape or ())])
-        findings.append(Finding.from_code(WRONG_SHAPE, origin, Where(outputs=(OutputColumns(name),)), {"shape": shape}))
+        add(WRONG_SHAPE, Where(outputs=(OutputColumns(name),)), {"shape": str([*(model.info(name).shape or ())])})
     return tuple(findings)
 
 

@@ -23,6 +23,7 @@ from mptune.graph.loading.reading import NOT_VALID, last_line, read_model, uniqu
 from mptune.graph.loading.tensors import (
     STANDARD_DOMAINS,
     Initializer,
+    Shape,
     TensorInfo,
     all_graphs,
     constant_value,
@@ -166,39 +167,21 @@ def load_model(
     path = Path(path)
     try:
         proto, opset, data_files, raised_from = read_model(path, opset)
-        base_dir = path.resolve().parent
-        nodes = _sorted_nodes(proto.graph, path)
+        nodes, base_dir = _sorted_nodes(proto.graph, path), path.resolve().parent
         # Constants: those of the graph, and Constant nodes.
-        graph_inputs = [TensorInfo(i.name, *type_of(i.type)) for i in proto.graph.input]
-        inputs, initializers = {info.name for info in graph_inputs}, dict[str, Initializer]()
+        graph_inputs = {i.name: TensorInfo(i.name, *type_of(i.type)) for i in proto.graph.input}
+        initializers: dict[str, Initializer] = {}
         for tensor in proto.graph.initializer:
             name = intern(tensor.name)
-            initializers[name] = Initializer(name, tensor, base_dir, overridable=name in inputs)
+            initializers[name] = Initializer(name, tensor, base_dir, overridable=name in graph_inputs)
         for node in nodes:
             value = constant_value(node.proto) if node.op_type == "Constant" and node.is_standard else None
             if value is not None:
                 initializers[node.outputs[0]] = Initializer(node.outputs[0], value, base_dir, node_index=node.index)
-        # Types: of operators that ONNX does not define, those that the runtime says.
-        outside = (n for n in nodes if not n.is_standard or onnx_schema(n.op_type, opset) is None)
-        foreign = tuple(out for node in outside for out in node.outputs if out)
-        slim = without_weights(proto, [node.proto for node in nodes], initializers)
-        runtime = ask(slim, foreign) if foreign and ask is not None else RuntimeTypes()
-        tensors, reshaped = _inferred(slim, proto, initializers, foreign, runtime.values, path)
-        model = Model(
-            path=path,
-            sha256=files_sha256(path, *data_files),
-            opset=opset,
-            inputs=tuple(i for i in graph_inputs if i.name not in initializers),
-            outputs=tuple(tensors.get(o.name, TensorInfo(o.name, *type_of(o.type))) for o in proto.graph.output),
-            nodes=nodes,
-            tensors=tensors,
-            initializers=initializers,
-            proto=proto,
-            runtime=runtime,
-            data_files=data_files,
-            raised_from=raised_from,
-            reshaped=reshaped,
-        )
+        inputs = tuple(info for info in graph_inputs.values() if info.name not in initializers)
+        sha256, types = files_sha256(path, *data_files), RuntimeTypes()
+        model = Model(path, sha256, opset, inputs, (), nodes, {}, initializers, proto, types, data_files, raised_from)
+        model = _typed(model, ask)
     except MptuneError:
         raise
     except Exception as error:  # contradictions that only a damaged file has, such as text that is not UTF-8
@@ -208,24 +191,18 @@ def load_model(
     return model
 
 
-def _inferred(
-    slim: onnx.ModelProto,
-    proto: onnx.ModelProto,
-    initializers: Mapping[str, Initializer],
-    foreign: Collection[str],
-    runtime_types: Mapping[str, TensorInfo],
-    path: Path,
-) -> tuple[dict[str, TensorInfo], tuple[str, ...]]:
-    """Type every value of the main graph; ``slim`` is the model without its large weights, and is changed.
-
-    Returns:
-        The values, and the outputs whose declared shapes are wrong, which ``proto`` then has as they are inferred.
-    """
-    # Only for what ONNX cannot infer is the file's own value_info trusted, where nothing better is there.
-    opaque, outputs = {*foreign}, {output.name for output in proto.graph.output}
-    slim.graph.value_info.extend(v for v in proto.graph.value_info if v.name in opaque and v.name not in runtime_types)
-    typed_by_runtime = opaque.intersection(runtime_types) - outputs
-    slim.graph.value_info.extend(declaration(runtime_types[name]) for name in typed_by_runtime)
+def _typed(model: Model, ask: AskRuntime | None) -> Model:
+    """The model with all types; outputs that are declared in a wrong shape have the inferred one, in ``proto``, too."""
+    proto = model.proto
+    # The runtime types the values that ONNX cannot; for those it cannot type either, the file's value_info is trusted.
+    outside = (n for n in model.nodes if not n.is_standard or onnx_schema(n.op_type, model.opset) is None)
+    foreign = tuple(out for node in outside for out in node.outputs if out)
+    slim = without_weights(proto, [node.proto for node in model.nodes], model.initializers)
+    runtime = ask(slim, foreign) if foreign and ask is not None else RuntimeTypes()
+    untyped = {*foreign} - runtime.values.keys()
+    slim.graph.value_info.extend(value for value in proto.graph.value_info if value.name in untyped)
+    typed_by_runtime = {*foreign} - untyped - {output.name for output in proto.graph.output}
+    slim.graph.value_info.extend(declaration(runtime.values[name]) for name in typed_by_runtime)
     for graph in all_graphs(slim.graph):
         for node in graph.node:
             # onnx 1.23 refuses its own definition of it; an Identity gives the same type.
@@ -262,17 +239,18 @@ def _inferred(
             slim.graph.output.extend(proto.graph.output)
             typed = typed_graph()
     except Exception as error:  # onnx raises InferenceError, TypeError, RuntimeError and ValueError for a bad model
-        text = f"{path} does not type-check: {last_line(error)}"
+        text = f"{model.path} does not type-check: {last_line(error)}"
         raise ModelError(text, "onnx.checker.check_model(path, full_check=True) says more") from None
-    infos = {}
+    tensors = {}
     for value in (*typed.input, *typed.value_info, *typed.output):
         name = intern(value.name)
-        infos[name] = TensorInfo(name, *type_of(value.type))
+        tensors[name] = TensorInfo(name, *type_of(value.type))
     for sparse in proto.graph.sparse_initializer:  # declared as dense in ``slim``, but no Cast takes one
-        infos[sparse.values.name] = TensorInfo(sparse.values.name, "sparse_tensor", tuple(sparse.dims))
-    for initializer in initializers.values():
-        infos[initializer.name] = TensorInfo(initializer.name, initializer.dtype, initializer.shape)
-    return infos, tuple(reshaped)
+        tensors[sparse.values.name] = TensorInfo(sparse.values.name, "sparse_tensor", tuple(sparse.dims))
+    for initializer in model.initializers.values():
+        tensors[initializer.name] = TensorInfo(initializer.name, initializer.dtype, initializer.shape)
+    outputs = tuple(tensors.get(o.name, TensorInfo(o.name, *type_of(o.type))) for o in proto.graph.output)
+    return replace(model, outputs=outputs, tensors=tensors, runtime=runtime, reshaped=tuple(reshaped))
 
 
 def given(graph: onnx.GraphProto) -> set[str]:
@@ -331,10 +309,7 @@ def _sorted_nodes(graph: onnx.GraphProto, path: Path) -> tuple[Node, ...]:
 
 
 def with_nodes(
-    model: Model,
-    nodes: Iterable[Node],
-    initializers: Mapping[str, Initializer],
-    tensors: Mapping[str, TensorInfo] | None = None,
+    model: Model, nodes: Iterable[Node], initializers: Mapping[str, Initializer], tensors: Mapping[str, TensorInfo] = {}
 ) -> Model:
     """The model with other nodes, in topological order, and constants; ``tensors`` are new values. ``proto`` stays."""
     numbered = tuple(replace(node, index=index) for index, node in enumerate(nodes))
@@ -342,7 +317,7 @@ def with_nodes(
     return replace(
         model,
         nodes=numbered,
-        tensors={**model.tensors, **(tensors or {})},
+        tensors={**model.tensors, **tensors},
         initializers={n: replace(c, node_index=held[n]) if n in held else c for n, c in initializers.items()},
     )
 
@@ -363,28 +338,23 @@ def _check_tunable(model: Model) -> None:
 
 
 def output_types(
-    model: Model,
-    node: Node,
-    shapes: Mapping[str, tuple[int | str | None, ...] | None],
-    values: Mapping[str, np.ndarray],
+    model: Model, node: Node, shapes: Mapping[str, Shape | None], values: Mapping[str, np.ndarray]
 ) -> Mapping[str, onnx.TypeProto]:
     """Types of what a node computes, from its inputs' types, shapes (the model's where none is given) and values.
 
     Nothing where ONNX cannot say.
     """
-    domain, imported = "" if node.is_standard else node.domain, model.proto.opset_import
     try:
         types = {}
         for name in filter(None, node.inputs):
-            info = model.info(name)
-            code = onnx.TensorProto.DataType.Value(info.dtype.upper())
-            types[name] = onnx.helper.make_tensor_type_proto(code, shapes.get(name, info.shape))
+            info = replace(model.info(name), shape=shapes.get(name, model.info(name).shape))
+            types[name] = declaration(info).type
         inferred: Mapping[str, onnx.TypeProto] = onnx.shape_inference.infer_node_outputs(
-            onnx.defs.get_schema(node.op_type, model.opset, domain),
+            onnx.defs.get_schema(node.op_type, model.opset, "" if node.is_standard else node.domain),
             node.proto,
             types,
             {name: onnx.numpy_helper.from_array(array, name) for name, array in values.items()},
-            opset_imports=list(imported),
+            opset_imports=[*model.proto.opset_import],
             ir_version=model.proto.ir_version,
         )
     except Exception:  # onnx raises several kinds where an input has no type, or the node holds a graph

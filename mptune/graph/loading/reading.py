@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
 import onnx
 import onnx.helper
@@ -23,7 +22,6 @@ from mptune.graph.loading.tensors import (
     Initializer,
     all_graphs,
     all_tensors,
-    external_files,
     external_location,
     is_external,
     tensor_nbytes,
@@ -48,25 +46,16 @@ NOT_VALID = "the file is not valid ONNX; export it again, or check that the copy
 """The hint about a file that contradicts itself."""
 
 
-class FileContent(NamedTuple):
-    """What a file holds; ``raised_from`` is its own operator set where mptune cannot work on that."""
-
-    proto: onnx.ModelProto
-    opset: int
-    data_files: tuple[Path, ...]
-    raised_from: int | None
-
-
-def read_model(path: Path, opset: int | None = None) -> FileContent:
-    """The model of a file, with functions inlined and equally named nodes numbered.
+def read_model(path: Path, opset: int | None = None) -> tuple[onnx.ModelProto, int, tuple[Path, ...], int | None]:
+    """The model of a file, with functions inlined, equally named nodes numbered, and large Constants as the graph's.
 
     Constants that are inputs because they had to be, below IR version 4, are so no longer.
 
     Args:
-        opset: the operator set that ONNX's converter raises the model to; None leaves it as it is.
+        opset: as of ``load_model``, as are errors.
 
-    Raises:
-        ModelError: no such file, not ONNX, not valid, or an operator set that cannot be had.
+    Returns:
+        The model, its operator set, its files of external data, and its own operator set if mptune had to raise it.
     """
     proto = _parsed(path)
     # Exporters of Paddle write dynamic dimensions as -1 or ``?``, each its own size.
@@ -92,7 +81,8 @@ def read_model(path: Path, opset: int | None = None) -> FileContent:
         del proto.graph.input[:]
         proto.graph.input.extend(given)
         proto.ir_version = _FREE_CONSTANTS_IR
-    files = tuple(external_files(proto.graph, path.resolve().parent))
+    outside = [tensor for tensor in all_tensors(proto.graph) if is_external(tensor)]
+    files = {external_location(tensor, path.resolve().parent)[0] for tensor in outside}
     if files:
         _read_inside(proto.graph, path)
     # The operator set is one that the installed onnx has, and that mptune can work on.
@@ -108,8 +98,8 @@ def read_model(path: Path, opset: int | None = None) -> FileContent:
         hint = "export it again at opset 17, or convert it with onnx.version_converter"
         raise ModelError(f"{path} uses opset {current}, mptune needs {_LEAST_RAISED_OPSET} or newer", hint)
     wanted = max(current, MIN_OPSET) if opset is None else opset
-    is_too_old = opset is None and current < MIN_OPSET
-    return FileContent(_raised(proto, path, current, wanted), wanted, files, current if is_too_old else None)
+    _raise_opset(proto, path, current, wanted)
+    return proto, wanted, tuple(sorted(files)), current if opset is None and current < wanted else None
 
 
 def _parsed(path: Path) -> onnx.ModelProto:
@@ -125,11 +115,10 @@ def _parsed(path: Path) -> onnx.ModelProto:
         text = f"{path} holds no ONNX graph"  # short and random bytes may parse
     except DecodeError:
         proto, text = onnx.ModelProto(), f"{path} is not an ONNX model, or it is truncated"
-    if proto.graph.node and proto.ir_version:
-        return proto
-    raise ModelError(
-        text, "export it again (a PyTorch module: torch.onnx.export), or compare the copy with the original"
-    )
+    if not proto.graph.node or not proto.ir_version:
+        hint = "export it again (a PyTorch module: torch.onnx.export), or compare the copy with the original"
+        raise ModelError(text, hint)
+    return proto
 
 
 def _fault(proto: onnx.ModelProto) -> str:
@@ -223,22 +212,19 @@ def name_apart(graph: onnx.GraphProto) -> None:
                 node.name = name
 
 
-_GROUP_NORM_BY_CHANNEL = 21
-
-
-def _raised(proto: onnx.ModelProto, path: Path, current: int, opset: int) -> onnx.ModelProto:
-    """The model, which has no local functions, at a newer operator set; the same model where it is there already."""
+def _raise_opset(proto: onnx.ModelProto, path: Path, current: int, opset: int) -> None:
+    """Bring a model, which has no local functions, to a newer operator set."""
     newest = onnx.defs.onnx_opset_version()
     if not current <= opset <= newest:
         text = f"is {opset}, the model has {current}, and the installed onnx {onnx.__version__} knows up to {newest}"
         raise ModelError(text, "an operator set can only be raised", setting="opset")
     if opset == current:
-        return proto
+        return
     refused = f"{path} cannot be brought from opset {current} to {opset} by ONNX's converter"
     cure = "export it again at that opset" + (", or search at the opset that it has" if current >= MIN_OPSET else "")
     operators = {node.op_type for graph in all_graphs(proto.graph) for node in graph.node}
-    if "GroupNormalization" in operators and current < _GROUP_NORM_BY_CHANNEL <= opset:  # it converts this wrongly
-        what = f"from {_GROUP_NORM_BY_CHANNEL} on a GroupNormalization has a scale for each channel, not each group"
+    if "GroupNormalization" in operators and current < 21 <= opset:  # it converts this wrongly
+        what = "from 21 on a GroupNormalization has a scale for each channel, not each group"
         raise ModelError(f"{refused}: {what}", cure)
     slim = without_weights(proto, proto.graph.node, {})
     slim.graph.value_info.extend(proto.graph.value_info)
@@ -246,18 +232,15 @@ def _raised(proto: onnx.ModelProto, path: Path, current: int, opset: int) -> onn
         converted = onnx.version_converter.convert_version(slim, opset)
     except Exception as error:  # the converter raises RuntimeError, ValueError and its own ConvertError
         raise ModelError(f"{refused}: {last_line(error)}", cure) from None
-    result = onnx.ModelProto()
-    result.CopyFrom(proto)
-    del result.graph.node[:]
-    result.graph.node.extend(converted.graph.node)
-    del result.graph.value_info[:]  # of values that the converter has renamed or typed anew
-    there = {constant.name for constant in result.graph.initializer}
-    result.graph.initializer.extend(c for c in converted.graph.initializer if c.name not in there)
-    for entry in result.opset_import:
+    del proto.graph.node[:]
+    proto.graph.node.extend(converted.graph.node)
+    del proto.graph.value_info[:]  # of values that the converter has renamed or typed anew
+    there = {constant.name for constant in proto.graph.initializer}
+    proto.graph.initializer.extend(c for c in converted.graph.initializer if c.name not in there)
+    for entry in proto.opset_import:
         if entry.domain in STANDARD_DOMAINS:
             entry.version = opset
-    result.ir_version = max(proto.ir_version, converted.ir_version)
-    return result
+    proto.ir_version = max(proto.ir_version, converted.ir_version)
 
 
 def without_weights(
@@ -267,15 +250,9 @@ def without_weights(
     limit: int = INLINE_LIMIT,
 ) -> onnx.ModelProto:
     """The model with constants of more bytes than the limit, and those in external data, as inputs."""
-    slim = onnx.ModelProto()
-    slim.ir_version = proto.ir_version
-    slim.opset_import.extend(proto.opset_import)
-    graph = slim.graph
-    graph.name = proto.graph.name or "graph"
+    graph = onnx.GraphProto(name=proto.graph.name or "graph", input=proto.graph.input, output=proto.graph.output)
     large = {n: c for n, c in initializers.items() if c.node_index is not None and c.nbytes > limit}
     graph.node.extend(n for n in nodes if n.op_type != "Constant" or n.output[0] not in large)
-    graph.input.extend(proto.graph.input)
-    graph.output.extend(proto.graph.output)
     outside = [(name, constant.proto.data_type, constant.shape) for name, constant in large.items()]
     for tensor in proto.graph.initializer:
         if not is_external(tensor) and tensor_nbytes(tensor) <= limit:
@@ -284,9 +261,8 @@ def without_weights(
             outside.append((tensor.name, tensor.data_type, tuple(tensor.dims)))
     outside += [(s.values.name, s.values.data_type, tuple(s.dims)) for s in proto.graph.sparse_initializer]
     declared = {i.name for i in graph.input}
-    values = (onnx.helper.make_tensor_value_info(*value) for value in outside if value[0] not in declared)
-    graph.input.extend(values)
-    return slim
+    graph.input.extend(onnx.helper.make_tensor_value_info(*value) for value in outside if value[0] not in declared)
+    return onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import, graph=graph)
 
 
 def last_line(error: Exception) -> str:

@@ -51,11 +51,11 @@ def static_shapes(model: Model, batch: int = 1, given: Mapping[str, tuple[int, .
     batches = batches or {i.shape[0] for i in model.inputs if i.shape and isinstance(i.shape[0], str)}
     for info in model.inputs:
         if info.name not in inputs and info.shape is not None:
-            sizes = [batch if axis == first or dim in batches else ASSUMED_SIZE for axis, dim in enumerate(info.shape)]
-            inputs[info.name] = tuple(
-                dim if isinstance(dim, int) else assumed.setdefault(dim or f"{info.name}[{axis}]", sizes[axis])
-                for axis, dim in enumerate(info.shape)
-            )
+            sizes = []
+            for axis, dim in enumerate(info.shape):
+                size = batch if axis == first or dim in batches else ASSUMED_SIZE
+                sizes.append(dim if isinstance(dim, int) else assumed.setdefault(dim or f"{info.name}[{axis}]", size))
+            inputs[info.name] = tuple(sizes)
     shapes = dict(inputs)
     for info in model.tensors.values():
         shape = fixed_shape(tuple(assumed.get(dim, dim) if isinstance(dim, str) else dim for dim in info.shape or ()))

@@ -1,4 +1,4 @@
-"""Values of an ONNX model: types (BFLOAT16 in NumPy, too), constants, and where external data lies."""
+"""Values of an ONNX model: types, roundings, constants, and where external data lies."""
 
 from __future__ import annotations
 
@@ -17,36 +17,28 @@ import onnx.numpy_helper
 from mptune.errors import ModelError
 from mptune.graph.plan import Precision
 
-_QUIET_NAN = 0x7FC0
+_QUIET_NAN = 0x7FC00000
 
 
-def to_stored(values: np.ndarray, precision: Precision) -> np.ndarray:
-    """Round FP32 to the nearest value of a precision, ties to even; overflow gives infinity, NaN stays NaN.
-
-    Returns:
-        float16 or float32, as its ONNX type is; of BF16, which NumPy lacks, its 16 bits as uint16.
-    """
+def rounded(values: np.ndarray, precision: Precision) -> np.ndarray:
+    """FP32 values rounded to the nearest value of a precision, ties to even; overflow gives infinity, NaN stays NaN."""
+    values = np.asarray(values, np.float32)
     if precision.dtype == "float16":
         with np.errstate(over="ignore", under="ignore"):
-            return np.asarray(values.astype(np.float16))
-    values = np.asarray(values, np.float32)
+            return np.asarray(values.astype(np.float16), np.float32)
     bits = np.ascontiguousarray(values).view(np.uint32).reshape(values.shape)
     cut = np.uint32(Precision.FP32.mantissa_bits - precision.mantissa_bits)
     # Half of the last kept digit less one, and one more where that digit is odd. Finite values cannot wrap around.
     odd = (bits >> cut) & np.uint32(1)
-    rounded: np.ndarray = (bits + np.uint32((1 << int(cut) >> 1) - 1) + odd) >> cut << cut
-    rounded = np.where(np.isnan(values), bits & np.uint32(0x80000000) | np.uint32(_QUIET_NAN << 16), rounded)
-    return rounded.view(np.float32) if precision.dtype == "float" else (rounded >> np.uint32(16)).astype(np.uint16)
-
-
-def from_stored(stored: np.ndarray) -> np.ndarray:
-    """The FP32 numbers that ``to_stored`` gave, exactly."""
-    if stored.dtype != np.uint16:
-        return stored.astype(np.float32, copy=False)
-    return np.asarray(stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    nearest: np.ndarray = (bits + np.uint32((1 << int(cut) >> 1) - 1) + odd) >> cut << cut
+    nearest = np.where(np.isnan(values), bits & np.uint32(0x80000000) | np.uint32(_QUIET_NAN), nearest)
+    return nearest.view(np.float32)
 
 
 STANDARD_DOMAINS = frozenset({"", "ai.onnx"})
+
+Shape = tuple[int | str | None, ...]
+"""One entry for each dimension: int where fixed, str where symbolic, None where unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +48,12 @@ class TensorInfo:
     Attributes:
         dtype: ONNX element type in lower case, such as ``float``, ``float16``, ``int64``; ``sequence``, ``optional``
             and ``undefined`` where it is no tensor or could not be inferred.
-        shape: one entry per dimension, int where fixed, str where symbolic, None where unknown; None for unknown rank.
+        shape: None for unknown rank.
     """
 
     name: str
     dtype: str
-    shape: tuple[int | str | None, ...] | None
+    shape: Shape | None
 
     @property
     def is_float32(self) -> bool:
@@ -163,8 +155,8 @@ def tensor_nbytes(tensor: onnx.TensorProto) -> int:
     count = math.prod(tensor.dims)
     if tensor.data_type == onnx.TensorProto.STRING:
         return sum(len(s) for s in tensor.string_data)
-    bits = _PACKED_BITS.get(TYPE_NAMES[tensor.data_type])
-    bits = bits or 8 * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+    whole_bytes = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+    bits = _PACKED_BITS.get(TYPE_NAMES[tensor.data_type], 8 * whole_bytes)
     return int(count * bits + 7) // 8
 
 
@@ -198,11 +190,6 @@ def all_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
                 yield from attribute.tensors
 
 
-def external_files(graph: onnx.GraphProto, base_dir: Path) -> list[Path]:
-    """The files of external data that a graph refers to, sorted; each place is checked (``external_location``)."""
-    return sorted({external_location(tensor, base_dir)[0] for tensor in all_tensors(graph) if is_external(tensor)})
-
-
 def constant_value(node: onnx.NodeProto) -> onnx.TensorProto | None:
     """The tensor of a Constant node in whichever attribute it stands; None for strings and sparse tensors."""
     dtypes = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
@@ -221,13 +208,13 @@ def fill_value(node: onnx.NodeProto) -> np.ndarray:
     return onnx.numpy_helper.to_array(stated[0]) if stated else np.zeros(1, np.float32)
 
 
-def fixed_shape(shape: tuple[int | str | None, ...] | None) -> tuple[int, ...] | None:
+def fixed_shape(shape: Shape | None) -> tuple[int, ...] | None:
     """A shape whose dimensions are all numbers; None for others."""
     sizes = tuple(dim for dim in shape or () if isinstance(dim, int))
     return sizes if shape is not None and len(sizes) == len(shape) else None
 
 
-def type_of(proto: onnx.TypeProto) -> tuple[str, tuple[int | str | None, ...] | None]:
+def type_of(proto: onnx.TypeProto) -> tuple[str, Shape | None]:
     """``TensorInfo``'s dtype and shape of a declared type."""
     kind = proto.WhichOneof("value")
     if kind != "tensor_type":

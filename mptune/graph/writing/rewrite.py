@@ -68,11 +68,9 @@ class Rewriter:
         Args:
             metadata: what to say of it in ``metadata_props``, whose keys get the prefix ``mptune.``.
         """
-        proto, constants = self._typed(plan)
-        self._declare_values(proto.graph, plan)
+        proto, constants = self._typed(plan, is_documented=True)
         for key, text in (metadata or {}).items():
-            writable = text.encode("utf-8", "replace").decode("utf-8")
-            proto.metadata_props.add(key=_METADATA_PREFIX + key, value=writable)
+            proto.metadata_props.add(key=_METADATA_PREFIX + key, value=text.encode("utf-8", "replace").decode("utf-8"))
         return weights.write_self_contained(proto, constants, path)
 
     def exported_files(self, plan: PrecisionPlan, path: Path) -> tuple[Path, ...]:
@@ -81,32 +79,31 @@ class Rewriter:
 
     def typed(self, plan: PrecisionPlan) -> onnx.ModelProto:
         """The typed model in memory, self-contained."""
-        proto, constants = self._typed(plan)
-        self._declare_values(proto.graph, plan)
+        proto, constants = self._typed(plan, is_documented=True)
         proto.graph.initializer.extend(inline_tensor(*needed) for needed in constants)
         return proto
 
-    def _declare_values(self, graph: onnx.GraphProto, plan: PrecisionPlan) -> None:
+    def _declare_values(self, graph: onnx.GraphProto, resolution: Resolution) -> None:
         """Repeat the file's ``value_info`` of values that are there in their old type, for its documentation.
 
         Shapes are the inferred ones: a wrong name of a size makes ONNX Runtime reuse a buffer that is too small.
         """
-        writer = self._of_mixed if plan.reduced_groups else self
-        types, model = writer.types, writer._model
-        changed = types.resolve(plan.stored).computed.keys() - types.named
-        kept = {name for node in graph.node for name in node.output} - changed - {v.name for v in graph.value_info}
-        for value in model.proto.graph.value_info:
-            info = model.info(value.name)
-            if value.name in kept and info.dtype not in OPAQUE_TYPES:
-                given = types.facts.input_sizes
+        changed = resolution.computed.keys() - self.types.named
+        undeclared = {name for node in graph.node for name in node.output} - {v.name for v in graph.value_info}
+        given = self.types.facts.input_sizes
+        for value in self._model.proto.graph.value_info:
+            info = self._model.info(value.name)
+            if value.name in undeclared - changed and info.dtype not in OPAQUE_TYPES:
                 sizes = info.shape and tuple(d if isinstance(d, int) or d in given else None for d in info.shape)
                 graph.value_info.add().CopyFrom(value)
                 graph.value_info[-1].type.CopyFrom(declaration(replace(info, shape=sizes)).type)
 
-    def _typed(self, plan: PrecisionPlan) -> tuple[onnx.ModelProto, list[NeededConstant]]:
+    def _typed(
+        self, plan: PrecisionPlan, *, is_documented: bool = False
+    ) -> tuple[onnx.ModelProto, list[NeededConstant]]:
         """The typed model without the constants that it reads of the model, and these."""
         if self._of_mixed is not self and plan.reduced_groups:
-            return self._of_mixed._typed(plan)
+            return self._of_mixed._typed(plan, is_documented=is_documented)
         types, resolution = self.types, self.types.resolve(plan.stored)
         constants, unread = list[NeededConstant](), set[int]()  # nodes Constant that the plan reads in no FP32
         for name, constant in self._model.initializers.items():
@@ -127,37 +124,35 @@ class Rewriter:
                 self._add_node(proto.graph, node, precision, resolution)
             for name in node.outputs:
                 self._add_casts(proto.graph, name, resolution)
+        if is_documented:
+            self._declare_values(proto.graph, resolution)
         return proto, constants
 
-    def _name(self, value: str, wanted: Precision | None, computed: Precision) -> str:
+    def _name(self, value: str, wanted: Precision | None, resolution: Resolution) -> str:
         """The name of a value's form in a precision, None for as it is computed; what keeps its name keeps it in FP32.
 
         The model's own name for that form serves where it has one.
         """
-        precision = wanted or computed
-        own = self.types.own.forms.get((value, precision))
-        if own is not None and (precision, computed) != (Precision.FP32, Precision.FP32):
-            return own
-        plain = Precision.FP32 if value in self.types.named else computed
-        return value if precision is plain else value + self._suffixes[precision]
-
-    def _name_read(self, value: str, wanted: Precision | None, resolution: Resolution) -> str:
-        """The name that a node reads for a value of the model in a precision; None for as it is computed."""
         own = self.types.own
         if wanted not in (None, Precision.FP32):
             value = own.same.get(value, value)
             if (value, wanted) in own.reduced:
                 return own.reduced[value, wanted]
-        return self._name(value, wanted, resolution.computed_in(value))
+        computed = resolution.computed_in(value)
+        precision = wanted or computed
+        if (value, precision) in own.forms and (precision, computed) != (Precision.FP32, Precision.FP32):
+            return own.forms[value, precision]
+        plain = Precision.FP32 if value in self.types.named else computed
+        return value if precision is plain else value + self._suffixes[precision]
 
     def _add_node(self, graph: onnx.GraphProto, node: Node, precision: Precision, resolution: Resolution) -> None:
         rule, inputs = self.types.rules[node.index], list[str]()
         for slot, name in enumerate(node.inputs):
             wanted = precision if slot in rule.inputs else None if slot in rule.reads_any else Precision.FP32
-            inputs.append(self._name_read(name, wanted, resolution))
+            inputs.append(self._name(name, wanted, resolution))
         if needs_barrier(self.types, node, resolution):
             inputs[0] = add_barrier(graph, inputs[0], node.name + self._barrier, self._zero)
-        proto = add_node(graph, node, inputs, [self._name_read(name, None, resolution) for name in node.outputs])
+        proto = add_node(graph, node, inputs, [self._name(name, None, resolution) for name in node.outputs])
         if precision is not Precision.FP32:
             if rule.attribute and node.op_type == "Cast":
                 next(a for a in proto.attribute if a.name == "to").i = precision.onnx_type
@@ -172,11 +167,11 @@ class Rewriter:
         for precision in PRECISIONS:
             if precision not in needed:
                 continue
-            result, name = self._name(value, precision, computed), value + self._suffixes[precision]
+            result, name = self._name(value, precision, resolution), value + self._suffixes[precision]
             is_own = own.forms.get((value, precision)) == result
             if is_own:
                 name = self._model.nodes[self._model.producer[result]].name
-            source = own.sources.get(value) or self._name(value, computed, computed)
+            source = own.sources.get(value) or self._name(value, None, resolution)
             is_added = computed is Precision.FP32 and not is_own and value not in own.sources
             if is_added and is_held(self._model, value, precision):
                 held = value + self._held[precision]
@@ -220,13 +215,8 @@ def frame_of(model: Model) -> onnx.ModelProto:
         if value.type.tensor_type.elem_type and dtype in FLOAT_TYPES:
             value.type.tensor_type.elem_type = FLOAT_TYPES[dtype].onnx_type
     # Old types would be wrong now. Only where ONNX cannot infer them do they stay: no plan changes a type there.
-    opaque = {
-        name
-        for node in model.nodes
-        if not node.is_standard
-        for slot, name in enumerate(node.outputs)
-        if slot not in node_rule(model, node).outputs
-    }
+    foreign = [(node.outputs, node_rule(model, node).outputs) for node in model.nodes if not node.is_standard]
+    opaque = {name for names, typed in foreign for slot, name in enumerate(names) if slot not in typed}
     frame.graph.value_info.extend(v for v in source.value_info if v.name in opaque)
     return frame
 

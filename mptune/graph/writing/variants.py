@@ -100,23 +100,19 @@ def observed_parts(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> list[
     ]
 
 
-def write_with_outputs(model: Model, bank: WeightBank | None, path: Path, tensors: Sequence[str]) -> None:
+def write_with_outputs(
+    model: Model, bank: WeightBank | None, path: Path, outputs: Sequence[str], inputs: Sequence[str] | None = None
+) -> None:
     """Write the model with these values, of the main graph, as its only outputs, and what computes them.
 
     Args:
         bank: holds its weights, in the folder of ``path``; None writes them into the file.
+        inputs: values of the main graph that become its only inputs; None leaves the model's own.
     """
-    proto, nodes = _without_nodes(model, bank, tensors)
-    for node in nodes:
-        rewrite.add_node(proto.graph, node, node.inputs, node.outputs)
-    write_bytes(path, [proto.SerializeToString(deterministic=True)])
-
-
-def write_piece(model: Model, path: Path, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-    """Write the nodes of the main graph between values as a model of its own, self-contained, in the model's types."""
-    proto, nodes = _without_nodes(model, None, outputs, inputs)
-    del proto.graph.input[:]
-    proto.graph.input.extend(declaration(model.info(name)) for name in inputs)
+    proto, nodes = _without_nodes(model, bank, outputs, inputs or ())
+    if inputs is not None:
+        del proto.graph.input[:]
+        proto.graph.input.extend(declaration(model.info(name)) for name in inputs)
     for node in nodes:
         rewrite.add_node(proto.graph, node, node.inputs, node.outputs)
     write_bytes(path, [proto.SerializeToString(deterministic=True)])
@@ -182,7 +178,14 @@ def write_tf32(model: Model, bank: WeightBank, path: Path, rounding: Rounding) -
     return write_bytes(path, [proto.SerializeToString(deterministic=True)])
 
 
-def write_widened(model: Model, bank: WeightBank, path: Path, outputs: Sequence[str] | None = None) -> Path:
+def write_widened(
+    model: Model,
+    bank: WeightBank,
+    path: Path,
+    outputs: Sequence[str] | None = None,
+    constants: Mapping[str, np.ndarray] | None = None,
+    attributes: Sequence[tuple[str, str, Any]] = (),
+) -> Path:
     """Write the model, computing in FP32, to ``path`` in the bank's folder.
 
     FP16 and BF16 results are computed in FP32 under another name, and rounded; constants of these types are cast.
@@ -190,31 +193,36 @@ def write_widened(model: Model, bank: WeightBank, path: Path, outputs: Sequence[
     Args:
         outputs: values of the main graph that become the only outputs, and nodes that none of them needs are left
             out; None for the model's own outputs.
+        constants: other values, of the same shape, of initializers and results of nodes Constant of the main graph.
+        attributes: node of the main graph, attribute, its other value; None leaves it out.
     """
     reduced = {name: _PRECISIONS[info.dtype] for name, info in model.tensors.items() if info.dtype in _PRECISIONS}
     if any(node.has_subgraph for node in model.nodes):
         reduced = {}  # a branch reads what is outside it under its own name, in its own type
     raw, half = new_suffix(model, "raw"), new_suffix(model, "half")
     proto, nodes = _without_nodes(model, bank, outputs)
-    graph = proto.graph
+    graph, others = proto.graph, dict[str, onnx.TensorProto]()
+    for name, array in (constants or {}).items():
+        code = _FLOAT if name in reduced else model.initializers[name].proto.data_type
+        values = np.asarray(array, onnx.helper.tensor_dtype_to_np_dtype(code))
+        others[name] = onnx.numpy_helper.from_array(values, name)
 
     def add_rounding(source: str, result: str, precision: Precision) -> None:
         graph.node.append(cast_node(source, source + half, precision))
         graph.node.append(cast_node(source + half, result, Precision.FP32, source + half + raw))
 
     for constant in graph.initializer:
-        if constant.name in reduced:
+        if constant.name in others:
+            constant.CopyFrom(others[constant.name])
+        elif constant.name in reduced:
             graph.node.append(cast_node(constant.name + half, constant.name, Precision.FP32, constant.name + half))
             constant.name += half
-    given_values = [given for given in graph.input if given.name not in model.initializers]
+    fed = [value for value in graph.input if value.name not in model.initializers]
     del graph.input[:]
-    graph.input.extend(given_values)
-    renamed: dict[str, str] = {}
-    for given in graph.input:
-        if given.name in reduced:
-            given.type.tensor_type.elem_type = _FLOAT
-            renamed[given.name] = given.name + raw
-            add_rounding(given.name, renamed[given.name], reduced[given.name])
+    graph.input.extend(fed)
+    renamed = {value.name: value.name + raw for value in fed if value.name in reduced}
+    for name, result in renamed.items():
+        add_rounding(name, result, reduced[name])
     for node in nodes:
         results = [name for name in node.outputs if name in reduced]
         inputs = [renamed.get(name, name) for name in node.inputs]
@@ -226,40 +234,18 @@ def write_widened(model: Model, bank: WeightBank, path: Path, outputs: Sequence[
             if attribute.type == onnx.AttributeProto.TENSOR and attribute.t.data_type in _REDUCED_CODES:
                 wide = onnx.numpy_helper.to_array(attribute.t).astype(np.float32)
                 attribute.t.CopyFrom(onnx.numpy_helper.from_array(wide))
+        if node.outputs[0] in others:  # a Constant
+            del copy.attribute[:]
+            copy.attribute.append(onnx.helper.make_attribute("value", others[node.outputs[0]]))
+        for _, changed, setting in (each for each in attributes if each[0] == node.name):
+            rest = [attribute for attribute in copy.attribute if attribute.name != changed]
+            rest += [] if setting is None else [onnx.helper.make_attribute(changed, setting)]
+            del copy.attribute[:]
+            copy.attribute.extend(rest)
         for name in results:
             add_rounding(name + raw, name, reduced[name])
-    for value in graph.output:
+    for value in (*graph.input, *graph.output):
         if value.name in reduced:
             value.type.tensor_type.elem_type = _FLOAT
     rewrite.declare_rounded_outputs(graph, model)
-    return write_bytes(path, [proto.SerializeToString(deterministic=True)])
-
-
-def write_changed(
-    widened: Path, path: Path, constants: Mapping[str, np.ndarray], attributes: Sequence[tuple[str, str, Any]]
-) -> Path:
-    """Write what ``write_widened`` wrote once more, in the same folder, with other constants and attributes.
-
-    Args:
-        constants: initializer, or result of a node Constant, of the main graph -> its values, of the same shape.
-        attributes: node of the main graph, attribute, its value; None leaves it out.
-    """
-    proto = onnx.load(widened, load_external_data=False)
-    tensors, wide = {tensor.name: tensor for tensor in proto.graph.initializer}, set[str]()
-    for node in proto.graph.node:
-        if node.op_type == "Cast" and node.input[0] in tensors:  # an FP16 constant, of which the Cast makes FP32
-            tensors[node.output[0]] = tensors[node.input[0]]
-            wide.add(node.output[0])
-        for attribute in node.attribute if node.op_type == "Constant" else ():
-            if attribute.type == onnx.AttributeProto.TENSOR:
-                tensors[node.output[0]] = attribute.t
-    nodes = {node.name: node for node in proto.graph.node}
-    for name, array in constants.items():
-        dtype = np.float32 if name in wide else onnx.helper.tensor_dtype_to_np_dtype(tensors[name].data_type)
-        tensors[name].CopyFrom(onnx.numpy_helper.from_array(np.asarray(array, dtype), tensors[name].name))
-    for name, attribute, setting in attributes:
-        others = [each for each in nodes[name].attribute if each.name != attribute]
-        del nodes[name].attribute[:]
-        given = [] if setting is None else [onnx.helper.make_attribute(attribute, setting)]
-        nodes[name].attribute.extend([*others, *given])
     return write_bytes(path, [proto.SerializeToString(deterministic=True)])

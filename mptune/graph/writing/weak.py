@@ -5,7 +5,7 @@ Nodes get short unique names, by which ``trtexec --layerPrecisions`` finds their
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,12 +16,12 @@ from mptune.graph.groups import GroupedModel
 from mptune.graph.hazards.masks import is_held
 from mptune.graph.interface import with_reduced_interface
 from mptune.graph.loading.model import Model
-from mptune.graph.loading.tensors import STANDARD_DOMAINS, Initializer, all_graphs, subgraphs
+from mptune.graph.loading.tensors import STANDARD_DOMAINS, all_graphs, subgraphs
 from mptune.graph.ops import onnx_schema
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.value_types import ValueTypes, new_suffix, value_types
 from mptune.graph.writing.rewrite import add_node, frame_of
-from mptune.graph.writing.weights import rounding_of, write_self_contained
+from mptune.graph.writing.weights import NeededConstant, rounding_of, write_self_contained
 
 _OPSET, _IR_VERSION = 17, 8
 """The newest that TensorRT 8.5 and 8.6 document, and the IR version that came with it."""
@@ -46,21 +46,18 @@ class WeakModel:
 
     Attributes:
         proto: the model without ``constants``.
-        constants: by the names that they have in it.
         precisions: what the layer computes in.
         types: what it gives, where all of that is floating. What the model gives keeps its type.
     """
 
     proto: onnx.ModelProto
-    constants: Mapping[str, Initializer]
+    constants: Sequence[NeededConstant]
     precisions: dict[str, Precision] = field(default_factory=dict)
     types: dict[str, Precision] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
-        """Write the model; past 2 GiB its constants lie in ``path`` + ``.data``."""
-        model = onnx.ModelProto()
-        model.CopyFrom(self.proto)
-        write_self_contained(model, [(constant, name, None) for name, constant in self.constants.items()], path)
+        """Write the model, and put the constants into ``proto``; past 2 GiB they lie in ``path`` + ``.data``."""
+        write_self_contained(self.proto, self.constants, path)
 
 
 def weak_model(grouped: GroupedModel, plan: PrecisionPlan) -> WeakModel:
@@ -75,7 +72,7 @@ def weak_model(grouped: GroupedModel, plan: PrecisionPlan) -> WeakModel:
     _refuse_what_is_lacking(model, plan)
     suffix, planned = new_suffix(model, ""), types.node_precisions(plan.stored)
     outputs = {info.name for info in model.outputs}
-    weak = WeakModel(frame_of(model), model.initializers)
+    weak = WeakModel(frame_of(model), [(constant, name, None) for name, constant in model.initializers.items()])
     weak.proto.ir_version = min(weak.proto.ir_version, _IR_VERSION)
     for node in model.nodes:
         if node.op_type == "Constant" and node.outputs[0] in model.initializers:

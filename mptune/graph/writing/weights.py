@@ -17,7 +17,7 @@ import onnx.numpy_helper
 
 from mptune.files import READ_ERRORS, read_json, whole_file, write_bytes, writing
 from mptune.graph.loading.model import Model
-from mptune.graph.loading.tensors import Initializer, from_stored, is_external, to_stored
+from mptune.graph.loading.tensors import Initializer, is_external, rounded
 from mptune.graph.plan import DEFAULT_PRECISIONS, PRECISIONS, Precision
 
 SELF_CONTAINED_LIMIT = 1_900_000_000
@@ -52,35 +52,25 @@ class Rounding(NamedTuple):
 
 
 def round_values(values: np.ndarray, precision: Precision) -> np.ndarray:
-    """Round FP32 to the nearest finite value of a reduced precision, ties to even.
+    """FP32 values rounded to the nearest finite value of a reduced precision, ties to even, as FP32.
 
     Signs and infinities are kept; a finite value beyond the largest becomes the largest. A mask of -1e9
     stays a number so, which ``0 * mask`` and a row that is masked whole need. ONNX Runtime's float16 converter and
     ModelOpt AutoCast do the same; a Cast while the model runs gives infinity.
-
-    Returns:
-        As ``to_stored``.
     """
-    rounded = to_stored(values, precision)
-    infinite = np.isinf(from_stored(rounded))
-    if not infinite.any():
-        return rounded
-    largest = to_stored(np.copysign(np.float32(precision.largest), values), precision)
-    return np.where(infinite & np.isfinite(values), largest, rounded)
+    nearest = rounded(values, precision)
+    overflowed = np.isinf(nearest) & np.isfinite(values)
+    return np.where(overflowed, np.copysign(np.float32(precision.largest), values), nearest)
 
 
 def rounding_of(constant: Initializer, precision: Precision) -> Rounding:
     """What rounding a constant would do to it."""
     absmax, overflowed, vanished, size = 0.0, 0, 0, 0
     for values in chunks(constant):
-        rounded = from_stored(to_stored(values, precision))
-        largest = float(max(np.max(values, initial=0.0), -np.min(values, initial=0.0)))
-        if not np.isfinite(rounded).all():
-            finite = np.isfinite(values)
-            largest = float(np.max(np.abs(values), where=finite, initial=0.0))
-            overflowed += int(np.count_nonzero(np.isinf(rounded) & finite))
-        absmax = max(absmax, largest)
-        vanished += int(np.count_nonzero(values) - np.count_nonzero(rounded))
+        nearest, finite = rounded(values, precision), np.isfinite(values)
+        absmax = max(absmax, float(np.max(np.abs(values), where=finite, initial=0.0)))
+        overflowed += int(np.count_nonzero(np.isinf(nearest) & finite))
+        vanished += int(np.count_nonzero(values) - np.count_nonzero(nearest))
         size += int(values.size)
     return Rounding(absmax, overflowed, vanished, size)
 
@@ -121,11 +111,17 @@ def inline_tensor(constant: Initializer, name: str, rounded_to: Precision | None
 
 def rounded_tensor(values: np.ndarray, precision: Precision, name: str = "") -> onnx.TensorProto:
     """A self-contained TensorProto of FP32 values, rounded to a reduced precision (``round_values``)."""
-    rounded = round_values(values, precision)
-    if rounded.dtype == np.uint16:
-        raw = rounded.astype("<u2", copy=False).tobytes()
-        return onnx.TensorProto(name=name, data_type=precision.onnx_type, dims=values.shape, raw_data=raw)
-    return onnx.numpy_helper.from_array(rounded, name)
+    tensor = onnx.numpy_helper.from_array(_stored(values, precision), name)
+    if precision is Precision.BF16:  # models keep the bytes that they had: an empty name is written, too
+        tensor.name = name
+    return tensor
+
+
+def _stored(values: np.ndarray, precision: Precision | None) -> np.ndarray:
+    """The values as a model has them: rounded, in the NumPy type that onnx has for a precision; None as they are."""
+    if precision is None:
+        return values
+    return round_values(values, precision).astype(onnx.helper.tensor_dtype_to_np_dtype(precision.onnx_type))
 
 
 def _reference(
@@ -158,7 +154,7 @@ def _append_values(file: BinaryIO, constant: Initializer, rounded_to: Precision 
     start = -(-end // _ALIGN) * _ALIGN
     file.write(bytes(start - end))
     for values in chunks(constant):
-        file.write((values if rounded_to is None else round_values(values, rounded_to)).tobytes())
+        file.write(_stored(values, rounded_to).tobytes())
     return Place(start, file.tell() - start)
 
 

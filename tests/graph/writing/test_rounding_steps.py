@@ -15,7 +15,7 @@ from scipy.special import erf, expit
 
 from mptune.graph.groups import GroupedModel, LayerGroup, find_groups
 from mptune.graph.loading.model import Model, load_model
-from mptune.graph.loading.tensors import from_stored, to_stored
+from mptune.graph.loading.tensors import rounded as cast
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rounding_steps import folded_norms, merged_with_scales, with_rounding_steps
@@ -241,7 +241,7 @@ def rounded(precision: Precision, values: np.ndarray | float) -> np.ndarray:
     """The precision's nearest values, in double precision."""
     if precision is FP16:
         return np.asarray(values).astype(np.float16).astype(np.float64)
-    return from_stored(to_stored(np.asarray(values, np.float32), BF16)).astype(np.float64)
+    return cast(np.asarray(values, np.float32), BF16).astype(np.float64)
 
 
 def activations(precision: Precision, x: np.ndarray, numbers: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
