@@ -18,7 +18,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
-from itertools import takewhile
 from typing import get_args
 
 from mptune.errors import PlanError
@@ -100,12 +99,7 @@ class GroupedModel:
 
 
 def find_groups(model: Model, granularity: Granularity = "fusion", budget: int | None = None) -> tuple[LayerGroup, ...]:
-    """Partition the nodes that have a precision into groups.
-
-    Args:
-        model: the model.
-        granularity: how coarse.
-        budget: evaluations of the search; ``auto`` needs it.
+    """Partition the nodes that have a precision into groups; ``auto`` needs the search's number of evaluations.
 
     Raises:
         PlanError: an unknown granularity, or ``auto`` without a budget.
@@ -229,42 +223,44 @@ class _Partition:
     """What the partitions of one model at every granularity share: patterns, and which nodes have a precision."""
 
     def __init__(self, model: Model) -> None:
-        self._model, self._facts, self._patterns = model, facts_of(model), find_patterns(model)
+        self._model, self._facts = model, facts_of(model)
         self._static = self._facts.static
         if all(fixed_shape(info.shape) is not None for info in model.inputs):
             self._static |= self._facts.folded  # shapes are constants then
-        self._pattern_of = {index: pattern for pattern in self._patterns for index in pattern.nodes}
+        typed = {index for index, rule in enumerate(node_rules(model)) if rule.inputs or rule.outputs}
+        self._patterns = [(pattern, [i for i in pattern.nodes if i in typed]) for pattern in find_patterns(model)]
         # Each node that has a precision -> those that go with it wherever it goes, itself among them.
-        rules = enumerate(node_rules(model))
-        self._whole: dict[int, tuple[int, ...]] = {i: (i,) for i, rule in rules if rule.inputs or rule.outputs}
-        for pattern in self._patterns:
-            whole = tuple(index for index in pattern.nodes if index in self._whole)
-            self._whole.update(dict.fromkeys(whole, whole))
+        self._whole = {i: [i] for i in typed} | {i: whole for _, whole in self._patterns for i in whole}
 
     def groups(self, granularity: Granularity) -> tuple[LayerGroup, ...]:
         """The groups at a granularity other than ``auto``."""
-        leader, kind = self._assigned(fuse=granularity != "op")
-        return self._blocks(leader, kind) if granularity == "block" else self._named(leader, kind)
+        members, kind = self._assigned(fuse=granularity != "op")
+        return self._blocks(members, kind) if granularity == "block" else self._named(members, kind, {})
 
-    def _assigned(self, *, fuse: bool) -> tuple[dict[int, int], dict[int, str]]:
+    def _assigned(self, *, fuse: bool) -> tuple[dict[int, list[Node]], dict[int, str]]:
         """The groups at ``fusion`` granularity, or at ``op``: patterns, then every other node in topological order.
 
+        Nodes that read no group come last. They take the group of their readers; where these differ, they are a group
+        of their own. Masks stay apart from the softmax or product that they feed, and so does the scaling of an input:
+        (1 - mask) * -1e9, and pixels of 16 bits, must be FP32 where the attention or the convolution need not be. What
+        is computed from constants stays in FP32, to be rounded once. Views of constants (exporters put an Identity
+        before a weight that two layers share) go with their first reader, whoever else reads them: converting a weight
+        twice costs nothing. Nothing joins a quantised part where another group reads it.
+
         Returns:
-            Node -> the node that leads its group; leader -> kind of its group, where that is not elementwise.
+            Leading node -> the nodes of its group, in topological order; -> its kind, where that is not elementwise.
         """
-        leader, kind = dict[int, int](), dict[int, str]()
-        for pattern in self._patterns:
-            typed = [index for index in pattern.nodes if index in self._whole]
+        nodes, leader, kind = self._model.nodes, dict[int, int](), dict[int, str]()
+        for pattern, typed in self._patterns:
             if pattern.kind != "activation" and typed:
                 first = pattern.anchor if pattern.anchor in typed else typed[0]
                 leader.update(dict.fromkeys(typed, first))
                 kind[first] = pattern.kind
-        sources = []
+        sources: dict[int, bool] = {}  # nodes that read no group -> whether they fold, and are no scale or weight
         for i, whole in sorted(self._whole.items()):
-            node = self._model.nodes[i]
             if i in leader:
                 continue
-            read = [leader[p] for p in self._producers(node) if p in leader]
+            node, read = nodes[i], [leader[p] for p in self._producers(nodes[i]) if p in leader]
             producers = [p for p in read if kind.get(p) != QUANTISED]  # nothing joins a quantised part
             latest = max(producers, default=i if read else -1)
             is_folded = node.op_type == "BatchNormalization" and kind.get(latest) in _LAYERS
@@ -272,120 +268,105 @@ class _Partition:
             is_alone = anchor is not None if fuse else not (node.op_type in MOVEMENT and producers)
             target = i if is_alone else latest
             if self._is_static(node) or target < 0:
-                sources.append(i)
+                sources[i] = self._is_static(node) and not self._is_scale(node) and not self._is_weight(node)
                 continue
             leader.update(dict.fromkeys(whole, target))  # a decomposed activation is whole
             if target == i and anchor is not None:
                 kind[i] = anchor
-        self._join_readers(sources, leader, kind)
-        return leader, kind
-
-    def _join_readers(self, sources: Sequence[int], leader: dict[int, int], kind: Mapping[int, str]) -> None:
-        """Give nodes that read no group the group of their readers; where these differ, a group of their own.
-
-        Masks stay apart from the softmax or product that they feed, and so does the scaling of an input: (1 - mask) *
-        -1e9, and pixels of 16 bits, must be FP32 where the attention or the convolution need not be. What is computed
-        from constants stays in FP32, to be rounded once. Views of constants (exporters put an Identity before a weight
-        that two layers share) go with their first reader, whoever else reads them: converting a weight twice costs
-        nothing. Nothing joins a quantised part where another group reads it.
-        """
-        nodes = self._model.nodes
-        # Views of constants, or of dequantised constants.
-        moved = ((i, origin(self._model, nodes[i].outputs[0], MOVEMENT | QUANTISING)) for i in sources)
-        views = {i for i, (v, _) in moved if nodes[i].op_type in MOVEMENT and v in self._model.initializers}
-        single = {i for i in sources if all(self._facts.is_single(out) for out in nodes[i].outputs if out)}  # scales
-        folded = {i for i in sources if self._is_static(nodes[i])} - single - views
-        others = {*sources} - folded
-        for i in sources:  # connected sources that feed nothing in a group yet share one leader
-            alike = folded if i in folded else others
-            earlier = [leader[p] for p in self._producers(nodes[i]) if p in alike and p in leader]
-            first = i if i in self._pattern_of else max(earlier, default=i)
+        for i in sources:  # those that are connected share one leader
+            earlier = [leader[p] for p in self._producers(nodes[i]) if sources.get(p) == sources[i]]
+            first = i if len(self._whole[i]) > 1 else max(earlier, default=i)
             leader.update(dict.fromkeys(self._whole[i], first))
-        for i in reversed(sources):
-            if i in folded:
-                continue
-            readers = set[int]()  # the groups that read it, but for those that it leads itself: no circles
-            for reader in (r.index for out in nodes[i].outputs for r in self._facts.readers(out) if r.index in leader):
-                at = leader[reader]
-                while i != at != leader[at]:
-                    at = leader[at]
-                readers.update([leader[reader]] if at != i else ())
+
+        def group_of(index: int) -> int:  # a leader that joined another group takes along those that it led
+            while leader[index] != index:
+                index = leader[index]
+            return index
+
+        for i in (i for i in reversed(sources) if not sources[i]):
+            indices = (r.index for out in nodes[i].outputs for r in self._facts.readers(out) if r.index in leader)
+            readers = {leader[index] for index in indices if group_of(index) != i}
             floats = {reader for reader in readers if kind.get(reader) != QUANTISED}
-            if readers and i in views:
+            if readers and self._is_weight(nodes[i]):
                 leader[i] = min(floats or readers)
             elif len(floats) == 1:
                 (only,) = floats
                 is_scaling = kind.get(only) in _LAYERS and nodes[i].op_type in _SCALES_OR_MASKS
-                if i in single or not (kind.get(only) in _KEEPS_MASKS_OUT or is_scaling):
+                if self._is_scale(nodes[i]) or not (kind.get(only) in _KEEPS_MASKS_OUT or is_scaling):
                     leader[i] = only
-        for i in reversed(sources):  # a leader that joined another group takes along those that it led
-            while leader[leader[i]] != leader[i]:
-                leader[i] = leader[leader[i]]
+        members: dict[int, list[Node]] = {first: [] for first in sorted(map(group_of, leader))}
+        for index in sorted(leader):
+            members[group_of(index)].append(nodes[index])
+        return members, kind
 
     def _is_static(self, node: Node) -> bool:
         return all(out in self._static for out in node.outputs if out)
+
+    def _is_scale(self, node: Node) -> bool:
+        return all(self._facts.is_single(out) for out in node.outputs if out)
+
+    def _is_weight(self, node: Node) -> bool:
+        """Whether a node is a view of a constant, or of a dequantised constant."""
+        value, _ = origin(self._model, node.outputs[0], MOVEMENT | QUANTISING)
+        return node.op_type in MOVEMENT and value in self._model.initializers
 
     def _producers(self, node: Node) -> list[int]:
         """The nodes that compute the FP32 values that a node reads, constants folded or not."""
         roots = (self._facts.root(i) for i in node.inputs if i and self._model.info(i).is_float32)
         return [self._model.producer[root] for root in roots if root in self._model.producer]
 
-    def _blocks(self, leader: Mapping[int, int], kind: Mapping[int, str]) -> tuple[LayerGroup, ...]:
+    def _pinned(self, kind: str, nodes: Sequence[Node]) -> str | None:
+        """Why a group is FP32 under any plan."""
+        if kind == QUANTISED:
+            return _KEPT_QUANTISED
+        movement = MOVEMENT - {"Cast"}
+        if nodes[0].op_type == "Cast" and all(n.op_type in movement or casts_integers(self._model, n) for n in nodes):
+            return CASTS_INTEGERS
+        return FOLDED if all(self._is_static(node) for node in nodes) else None
+
+    def _blocks(self, members: Mapping[int, list[Node]], kind: Mapping[int, str]) -> tuple[LayerGroup, ...]:
         """The groups at fusion granularity, merged by module."""
-        model, fine = self._model, self._named(leader, kind)
-        nodes, leaders = {node.name: node for node in model.nodes}, sorted({*leader.values()})
-        position = {first: k for k, first in enumerate(leaders)}
-        scopes = [
-            _group_scope(model.nodes[first], [nodes[name] for name in group.nodes])
-            for group, first in zip(fine, leaders, strict=True)
-        ]
-        # Of each fusion group: the module that it merges into.
-        labels = [None if group.pinned else scope for group, scope in zip(fine, _block_scopes(scopes), strict=True)]
+        scopes = _block_scopes([_group_scope(self._model.nodes[first], nodes) for first, nodes in members.items()])
+        module = dict(zip(members, scopes, strict=True))  # of each fusion group: the one that it merges into
+        module |= {first: None for first, nodes in members.items() if self._pinned(kind.get(first, ""), nodes)}
         # What reads no group, and is read in another module than its own, is shared (a mask): it stays out of both.
-        reads, read_in = set[int](), [set[Scope | None]() for _ in fine]
+        leader = {node.index: first for first, nodes in members.items() for node in nodes}
+        read_in: dict[int, set[Scope | None]] = {first: set() for first in members}
+        reads = set[int]()
         for index, first in leader.items():
-            reader = position[first]
-            for producer in self._producers(model.nodes[index]):
-                maker = position[leader[producer]] if producer in leader else reader
-                if maker != reader:
-                    reads.add(reader)
-                    read_in[maker].add(labels[reader])
-        labels = [label if k in reads or read_in[k] <= {label} else None for k, label in enumerate(labels)]
-        members: dict[Scope | int, list[int]] = {}
-        for k, label in enumerate(labels):
-            members.setdefault(k if label is None else label, []).append(leaders[k])
-        block_of = {merged: block[0] for block in members.values() for merged in block}
-        kinds = {**kind, **{block[0]: "block" for block in members.values() if len(block) > 1}}
-        titles = {block[0]: "/".join(label) for label, block in members.items() if isinstance(label, tuple)}
-        return self._named({index: block_of[first] for index, first in leader.items()}, kinds, titles)
+            for maker in {leader.get(p, first) for p in self._producers(self._model.nodes[index])} - {first}:
+                reads.add(first)
+                read_in[maker].add(module[first])
+        blocks: dict[Scope | int, list[int]] = {}
+        for first, scope in module.items():
+            is_apart = scope is None or (first not in reads and not read_in[first] <= {scope})
+            blocks.setdefault(first if scope is None or is_apart else scope, []).append(first)
+        merged = {block[0]: [node for first in block for node in members[first]] for block in blocks.values()}
+        merged = {first: sorted(nodes, key=lambda node: node.index) for first, nodes in merged.items()}
+        kinds = {**kind, **{block[0]: "block" for block in blocks.values() if len(block) > 1}}
+        titles = {block[0]: "/".join(scope) for scope, block in blocks.items() if isinstance(scope, tuple)}
+        return self._named(merged, kinds, titles)
 
     def _named(
-        self, leader_of: Mapping[int, int], kind: Mapping[int, str], titles: Mapping[int, str] | None = None
+        self, members: Mapping[int, list[Node]], kind: Mapping[int, str], titles: Mapping[int, str]
     ) -> tuple[LayerGroup, ...]:
         """The groups in topological order of their leaders; titles are names that do not follow from the nodes."""
-        model = self._model
-        members: dict[int, list[Node]] = {}
-        for index, leader in sorted(leader_of.items()):
-            members.setdefault(leader, []).append(model.nodes[index])
-        ordered = sorted(members.items())
         # Names are unique by the groups' kinds, and by number where that is not enough.
-        kinds = [kind.get(leader, "elementwise") for leader, _ in ordered]
+        kinds = [kind.get(leader, "elementwise") for leader in members]
         names = []
-        for leader, nodes in ordered:
-            own, scope = model.nodes[leader].name, "/".join(_group_scope(model.nodes[leader], nodes))
-            names.append((titles or {}).get(leader) or scope or own.strip("/") or own)
+        for leader, nodes in members.items():
+            start = self._model.nodes[leader]
+            own, scope = start.name, "/".join(_group_scope(start, nodes))
+            names.append(titles.get(leader) or scope or own.strip("/") or own)
         shared = Counter(names)
         names = [f"{name}/{kinds[k]}" if shared[name] > 1 else name for k, name in enumerate(names)]
-        total, number, width = Counter(names), Counter[str](), max(3, len(str(len(ordered))))
+        total, number, width = Counter(names), Counter[str](), max(3, len(str(len(members))))
         groups: list[LayerGroup] = []
-        for k, ((_, nodes), name) in enumerate(zip(ordered, names, strict=True)):
+        for k, (nodes, name) in enumerate(zip(members.values(), names, strict=True)):
             number[name] += 1
             unique = name if total[name] == 1 else f"{name}#{number[name]}"
-            pinned = FOLDED if all(self._is_static(node) for node in nodes) else None
-            is_moved = all(n.op_type in MOVEMENT - {"Cast"} or casts_integers(model, n) for n in nodes)
-            pinned = CASTS_INTEGERS if nodes[0].op_type == "Cast" and is_moved else pinned
-            pinned = _KEPT_QUANTISED if kinds[k] == QUANTISED else pinned
-            groups.append(_with_nodes(model, LayerGroup(f"g{k:0{width}d}", unique, kinds[k], (), {}, pinned), nodes))
+            group = LayerGroup(f"g{k:0{width}d}", unique, kinds[k], (), {}, self._pinned(kinds[k], nodes))
+            groups.append(_with_nodes(self._model, group, nodes))
         return tuple(groups)
 
 
@@ -459,13 +440,12 @@ def _block_scopes(scopes: Sequence[Scope]) -> list[Scope | None]:
     outside of these, the innermost module that holds a few.
     """
     counts = Counter(scope[:depth] for scope in scopes for depth in range(1, len(scope) + 1))
-    levels = zip(*(scope for scope in scopes if scope), strict=False)
-    common = len([*takewhile(lambda modules: len({*modules}) == 1, levels)])  # the outermost modules of all groups
-    numbered = {prefix for prefix, count in counts.items() if count > 1 and _NUMBERED.search(prefix[-1])}
+    every = sum(map(bool, scopes))  # the outermost modules hold all groups, and are no blocks
+    numbered = {prefix for prefix, count in counts.items() if 1 < count < every and _NUMBERED.search(prefix[-1])}
     around = {prefix[:depth] for prefix in numbered for depth in range(1, len(prefix))}
-    few = {prefix for prefix, count in counts.items() if 1 < count <= _MAX_UNNUMBERED} - around
+    few = {prefix for prefix, count in counts.items() if 1 < count < min(every, _MAX_UNNUMBERED + 1)} - around
     blocks: list[Scope | None] = []
     for scope in scopes:
-        inner = [scope[:depth] for depth in range(len(scope), common, -1)]
-        blocks.append(next((p for p in inner if p in numbered), None) or next((p for p in inner if p in few), None))
+        inner = [scope[:depth] for depth in range(len(scope), 0, -1)]
+        blocks.append(next((prefix for level in (numbered, few) for prefix in inner if prefix in level), None))
     return blocks

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+from typing import TypeGuard
 
 from mptune.graph import ops
 from mptune.graph.facts import Facts, casts_integers, facts_of, is_dequantised, node_rule
@@ -53,40 +54,33 @@ def find_patterns(model: Model) -> tuple[Pattern, ...]:
     facts = facts_of(model)
     pattern_of: dict[int, Pattern] = {}
 
-    def claim(pattern: Pattern | None) -> bool:
+    def claim(pattern: Pattern | None) -> Pattern | None:
         """Take its nodes, and the aliases between them, unless one is taken; only a quantised part may be one node."""
         if pattern is None or not pattern_of.keys().isdisjoint(pattern.nodes):
-            return False
-        whole = tuple(i for i in sorted(facts.with_aliases(pattern.nodes)) if i not in pattern_of)
-        if len(whole) > 1 or pattern.kind == QUANTISED:
-            pattern_of.update(dict.fromkeys(whole, replace(pattern, nodes=whole)))
-        return True
+            return None
+        nodes = tuple(i for i in sorted(facts.with_aliases(pattern.nodes)) if i not in pattern_of)
+        whole = replace(pattern, nodes=nodes)
+        if len(nodes) > 1 or pattern.kind == QUANTISED:
+            pattern_of.update(dict.fromkeys(nodes, whole))
+        return whole
 
-    for part in _quantised_parts(facts):
-        claim(part)
-    for find in (_norm, _attention):
-        for node in model.nodes:
-            claim(find(facts, node))
-    activations: dict[str, Pattern] = {}
-    for node in model.nodes:
-        activation = _activation(facts, node)
-        if activation is not None and claim(activation):
-            activations[activation.entry] = activation
+    cores = (find(facts, node) for find in (_norm, _attention) for node in model.nodes)
+    for pattern in (*_quantised_parts(facts), *cores):
+        claim(pattern)
+    activations = {a.entry: a for node in model.nodes if (a := claim(_activation(facts, node))) is not None}
     for node in model.nodes:
         layer = None if node.index in pattern_of else _layer(facts, node, pattern_of, activations)
-        if layer is not None:
-            smaller = {pattern_of[i] for i in layer.nodes if i in pattern_of and pattern_of[i].kind == "activation"}
-            for index in (i for activation in smaller for i in activation.nodes):
-                del pattern_of[index]
-            claim(layer)
+        for index in () if layer is None else layer.nodes:  # an activation among them
+            pattern_of.pop(index, None)
+        claim(layer)
     return tuple(sorted({*pattern_of.values()}, key=lambda pattern: pattern.anchor))
 
 
-def between(facts: Facts, start: str, end: str, operators: AbstractSet[str], most: int = _MAX_STEPS) -> set[int] | None:
+def between(facts: Facts, start: str, end: str, operators: AbstractSet[str]) -> set[int] | None:
     """The nodes that compute ``end`` from ``start`` alone, by some operators.
 
     Single numbers, and static integers such as axes, may be read besides. None where anything else is, where another
-    operator stands in between, or where there are more than ``most`` nodes.
+    operator stands in between, or where there are very many nodes.
     """
     inside, waiting = set[int](), [facts.root(end)]
     while waiting:
@@ -95,7 +89,7 @@ def between(facts: Facts, start: str, end: str, operators: AbstractSet[str], mos
         if value == start or is_fixed:
             continue
         node = facts.producer(value)
-        if node is None or node.op_type not in operators or len(inside) >= most:
+        if node is None or node.op_type not in operators or len(inside) >= _MAX_STEPS:
             return None
         if node.index not in inside:
             inside.add(node.index)
@@ -108,17 +102,26 @@ def between(facts: Facts, start: str, end: str, operators: AbstractSet[str], mos
 _WITHOUT_AFFINE = frozenset({"InstanceNormalization", "MeanVarianceNormalization", "LpNormalization"})
 """Operators that exporters use for norms whose scale and shift follow as nodes of their own."""
 
-_MAX_VIEWS = 3
+_PASSED = GUARDS | VIEWS | MEANS | {"Div", "Mul"}
+"""What stands between a root and the squares under it."""
 
-_PASSED = GUARDS | VIEWS | {"Div", "Mul"}
-"""What stands between a root and the mean under it."""
-
-_STATISTICS = ARITHMETIC | GUARDS | VIEWS | MEANS | {"Pow", "ReduceSumSquare", "Sqrt"}
+_STATISTICS = ARITHMETIC | GUARDS | VIEWS | MEANS | {"Pow", "ReduceSumSquare", "Sqrt", "ReduceL2"}
 """What computes the root of a variance, or of a mean of squares."""
+
+_STEPS: Mapping[AbstractSet[str], tuple[str, AbstractSet[str]]] = {
+    frozenset({"value"}): ("value", {"Sub"}),  # a second centring, for the numerator
+    frozenset({"denominator"}): ("denominator", {"Reciprocal", "Div", "Mul", "Neg", "Pow"} | GUARDS | VIEWS),
+    frozenset({"value", "denominator"}): ("normalised", {"Div", "Mul"}),
+    frozenset({"normalised"}): ("normalised", {"Add", "Sub"}),  # the products of TensorFlow's form
+}
+"""What a node of a norm reads besides constants -> what it computes from that, and by which operators."""
 
 
 def _norm(facts: Facts, root: Node) -> Pattern | None:
-    """The norm whose square root (or L2 reduction, or norm operator without scale) is ``root``."""
+    """The norm whose square root (or L2 reduction, or norm operator without scale) is ``root``.
+
+    Its statistics, the division by the root, the scale and the shift; None without a division.
+    """
     if root.op_type in _WITHOUT_AFFINE:
         tail = _affine_tail(facts, root)
         nodes = tuple(sorted({root.index} | tail))
@@ -126,92 +129,65 @@ def _norm(facts: Facts, root: Node) -> Pattern | None:
     is_root = root.op_type == "Sqrt" or (root.op_type == "Pow" and facts.number(root.inputs[1]) in (0.5, -0.5))
     if not facts.varying(root) or not (is_root or root.op_type == "ReduceL2"):
         return None
-    if root.op_type == "ReduceL2":
-        return _around(facts, root, {root.index}, [root.inputs[0]], "L2 norm written out", root.outputs[0])
     # Back over the epsilon, the division by the count, views and the mean, to what is squared.
-    node, squared, has_mean = facts.producer(root.inputs[0]), "", False
-    while node is not None and node.inputs:
-        first = facts.root(node.inputs[0])
-        is_square = node.op_type == "ReduceSumSquare" or (node.op_type == "Pow" and facts.number(node.inputs[1]) == 2.0)
-        if is_square or (node.op_type == "Mul" and first == facts.root(node.inputs[1])):
-            squared = first
-            break
+    node, has_mean = (facts.producer(root.inputs[0]) if is_root else root), False
+    while node is not None and not _squared(facts, node):
         varying = facts.varying(node)
-        if len(varying) != 1 or not (node.op_type in MEANS or (node.op_type in _PASSED and len(node.inputs) > 1)):
+        if len(varying) != 1 or node.op_type not in _PASSED:
             return None
         has_mean |= node.op_type in MEANS
         node = facts.producer(varying[0])
-    if node is None or not squared or not (has_mean or node.op_type == "ReduceSumSquare"):
+    if node is None or not (has_mean or node.op_type in ops.SUMMING):
         return None
     # What is squared is a value less its mean, or a value as it is.
-    name, source, family, centring = "RMSNorm written out", squared, [squared], facts.producer(squared)
-    if centring is not None and centring.op_type == "Sub":
+    source = _squared(facts, node)
+    name = "RMSNorm written out" if is_root else "L2 norm written out"
+    kinds, centring, waiting = {source: "value"}, facts.producer(source), facts.readers(root.outputs[0])
+    if is_root and centring is not None and centring.op_type == "Sub":
         whole, mean = (facts.root(i) for i in centring.inputs)
         means = between(facts, whole, mean, MEANS | {"Div", "Mul"}) or ()
         if any(facts.model.nodes[i].op_type in MEANS for i in means):
-            name, source, family = "LayerNorm written out", whole, [squared, whole, mean]
+            name, source, waiting = "LayerNorm written out", whole, facts.readers(mean) + waiting
+            kinds |= {whole: "value", mean: "value"}
     inside = between(facts, source, root.outputs[0], _STATISTICS)
     if inside is None:
         return None
-    for reader in facts.readers(family[-1]) if source != squared else ():  # a second centring, for the numerator
-        if reader.op_type == "Sub" and facts.root(reader.inputs[0]) == source:
-            inside.add(reader.index)
-            family.append(reader.outputs[0])
-    return _around(facts, root, inside, family, name, node.outputs[0])
-
-
-def _around(facts: Facts, root: Node, inside: set[int], family: list[str], name: str, squares: str) -> Pattern | None:
-    """The norm around the nodes up to its root: the division by it, the scale and the shift; None without a division.
-
-    Args:
-        family: the value that is normalised, under each of its forms: as it is, centred, its mean.
-        squares: see ``Pattern``.
-    """
-    kinds = dict.fromkeys(family, "value") | {root.outputs[0]: "denominator"}
-    waiting = facts.readers(root.outputs[0])
+    # On to the division by the root, the products and the shift that TensorFlow writes, and the scale and shift.
+    kinds[root.outputs[0]], normalised = "denominator", list[Node]()
     while waiting:
-        node = waiting.pop()
-        if node.index in inside or not node.outputs:
-            continue
-        roots = [facts.root(i) for i in node.inputs if i]
-        if node.op_type in VIEWS:  # the shape of an Expand is computed too, and has no precision
-            roots = [r for r in roots if r in kinds or facts.is_static(r) or facts.model.info(r).is_float32]
-        read = ["static" if facts.is_static(r) else kinds.get(r, "other") for r in roots]
-        kind = ""
-        if {*read} - {"static"} == {"normalised"}:  # the products of TensorFlow's form are added, its shift comes first
-            if node.op_type in ("Add", "Sub") and ("static" not in read or read[0] == "static"):
-                kind = "normalised"
-        elif {*read} - {"static"} == {"denominator", "value"}:
-            kind = "normalised" if node.op_type in ("Div", "Mul") else ""
-        elif {*read} - {"static"} == {"denominator"}:
-            passes = {"Reciprocal", "Div", "Mul", "Neg", "Pow", *GUARDS, *VIEWS}
-            kind = "denominator" if node.op_type in passes else ""
-        if kind:
-            inside.add(node.index)
-            kinds[node.outputs[0]] = kind
-            waiting += facts.readers(node.outputs[0])
-    normalised = sorted(value for value, kind in kinds.items() if kind == "normalised")
-    for value in normalised:
-        maker = facts.producer(value)
-        if maker is not None and not any(r.index in inside for r in facts.readers(value)):
-            inside |= _affine_tail(facts, maker)
-    return Pattern("norm", min(inside), tuple(sorted(inside)), name, squares) if normalised else None
+        at = waiting.pop()
+        operands = at.inputs[:1] if at.op_type in VIEWS else at.inputs  # a view's shape has no precision
+        read = ["static" if facts.is_static(i) else kinds.get(facts.root(i), "other") for i in operands if i]
+        kind, operators = _STEPS.get(frozenset(read) - {"static"}, ("", ()))
+        is_shifted = kind != "denominator" and "static" in read[1:]  # by a constant that is no part of the division
+        if at.op_type in operators and not is_shifted and at.index not in inside:
+            inside.add(at.index)
+            kinds[at.outputs[0]] = kind
+            waiting += facts.readers(at.outputs[0])
+            normalised += [at] if kind == "normalised" else []
+    for last in normalised:
+        if not any(reader.index in inside for reader in facts.readers(last.outputs[0])):
+            inside |= _affine_tail(facts, last)
+    return Pattern("norm", min(inside), tuple(sorted(inside)), name, node.outputs[0]) if normalised else None
+
+
+def _squared(facts: Facts, node: Node) -> str:
+    """The value whose squares, or their sum or its root, a node computes; "" where it does nothing like it."""
+    is_square = node.op_type == "Pow" and facts.number(node.inputs[1]) == 2.0
+    is_product = node.op_type == "Mul" and facts.root(node.inputs[0]) == facts.root(node.inputs[1])
+    squares = is_square or is_product or node.op_type in ("ReduceSumSquare", "ReduceL2")
+    return facts.root(node.inputs[0]) if squares else ""
 
 
 def _affine_tail(facts: Facts, at: Node) -> set[int]:
     """The constant scale and shift after a norm, with the views on the way to them."""
-    inside, views, wanted = set[int](), set[int](), ["Mul", "Add"]
-    while wanted:
-        reader = facts.only_reader(at)
-        if reader is None or reader.index in inside:
-            break
-        if reader.op_type in VIEWS and len(views) < _MAX_VIEWS and facts.root(reader.inputs[0]) == at.outputs[0]:
-            views.add(reader.index)
-        elif reader.op_type in wanted and facts.is_static(facts.other(reader, at.outputs[0])):
-            inside |= views | {reader.index}
-            views = set()
+    inside, passed, wanted = set[int](), set[int](), ["Mul", "Add"]
+    while wanted and (reader := facts.only_reader(at)) is not None:
+        passed.add(reader.index)
+        if reader.op_type in wanted and facts.is_static(facts.other(reader, at.outputs[0])):
+            inside |= passed
             wanted = wanted[wanted.index(reader.op_type) + 1 :]
-        else:
+        elif reader.op_type not in VIEWS:
             break
         at = reader
     return inside
@@ -222,8 +198,6 @@ def _affine_tail(facts: Facts, at: Node) -> set[int]:
 _CORES = frozenset({"Erf", "Tanh", "Sigmoid", "HardSigmoid", "Clip"})
 """The nonlinearities of GELU, its forms by tanh and sigmoid, SiLU, Mish and hard swish."""
 
-_MAX_ACTIVATION_STEPS = 12
-
 
 def _activation(facts: Facts, core: Node) -> Pattern | None:
     """The activation whose nonlinearity is ``core``: what it is computed from, times a function of that alone."""
@@ -231,7 +205,7 @@ def _activation(facts: Facts, core: Node) -> Pattern | None:
         return None
     # Over sums and products with single numbers, to the product that it gates.
     at, is_halved = core, False
-    for _ in range(_MAX_ACTIVATION_STEPS // 2):
+    while True:
         gate = facts.only_reader(at)
         other = facts.other(gate, at.outputs[0]) if gate is not None else ""
         if gate is None or gate.op_type not in ARITHMETIC or not facts.is_scalar(other):
@@ -243,11 +217,11 @@ def _activation(facts: Facts, core: Node) -> Pattern | None:
     # It gates x itself, or x scaled by a number. And x * clip(x) is no activation that has a name.
     operators = ARITHMETIC | {"Pow", "Softplus", core.op_type}
     entry, scale = facts.root(other), facts.producer(other)
-    inside = between(facts, entry, gate.outputs[0], operators, _MAX_ACTIVATION_STEPS)
+    inside = between(facts, entry, gate.outputs[0], operators)
     is_scaled = inside is None and scale is not None and scale.op_type in ("Mul", "Div")
     if is_scaled and scale is not None and len(facts.varying(scale)) == 1 and facts.only_reader(scale) is gate:
         entry = facts.root(facts.varying(scale)[0])
-        inside = between(facts, entry, gate.outputs[0], operators, _MAX_ACTIVATION_STEPS)
+        inside = between(facts, entry, gate.outputs[0], operators)
     if inside is None or (core.op_type == "Clip" and facts.root(facts.varying(core)[0]) == entry):
         return None
     last = facts.only_reader(gate)
@@ -274,12 +248,9 @@ def _layer(facts: Facts, start: Node, claimed: Container[int], activations: Mapp
     inside, at, budget = {start.index}, start, _MAX_PER_CHANNEL if is_conv else 1
     while True:
         result = at.outputs[0]
-        activation = activations.get(facts.root(result))
-        if activation is not None and not facts.is_output(result):
-            if all(r.index in activation.nodes for r in facts.readers(result)):
-                inside.update(activation.nodes)
-            break
-        reader = facts.only_reader(at)
+        activation, reader = activations.get(result), facts.only_reader(at)
+        if activation is not None and all(r.index in activation.nodes for r in facts.readers(result)):
+            inside.update(() if facts.is_output(result) else activation.nodes)
         if reader is None or reader.index in claimed:
             break
         other = facts.other(reader, result)
@@ -361,69 +332,60 @@ def _is_scaling(facts: Facts, node: Node) -> bool:
 _POOLS = frozenset({"GlobalAveragePool", "GlobalMaxPool"})
 
 
-def _quantised_parts(facts: Facts) -> tuple[Pattern, ...]:
+def _quantised_parts(facts: Facts) -> list[Pattern]:
     """The quantised parts of a model.
 
     A part holds products whose both operands are dequantised, with the bias, batch norm and activation that are fused
     onto them, and every other node that computes from dequantised values alone and whose result is quantised again:
     directly, or through further nodes that only move, pool or combine values element by element. Where activations are
-    quantised as they come (dynamic quantisation), what makes FP32 of a product's INT32 sums is a part: the Cast, the
-    product with the scale, and the scale's own. The sums are past FP16's range before the scale.
+    quantised as they come (dynamic quantisation), what makes FP32 of a product's INT32 sums, past FP16's range, is a
+    part: the Cast, the product with the scale, and the scale's own.
     """
     model, nodes, inside = facts.model, facts.model.nodes, set[int]()
 
-    def maker_of(tensor: str) -> int:
-        """The node that computes a value, static or not; -1 where none does."""
-        return model.producer.get(facts.root(tensor), -1)
+    def maker(tensor: str) -> Node | None:
+        """The node that computes a value, static or not."""
+        index = model.producer.get(facts.root(tensor))
+        return None if index is None else nodes[index]
 
-    for node in nodes:  # dynamic quantisation
-        sums = maker_of(node.inputs[0]) if casts_integers(model, node) else -1
-        if sums < 0 or nodes[sums].op_type not in ops.INTEGER_PRODUCTS or not nodes[sums].is_standard:
-            continue
-        scaled = [r for r in facts.readers(node.outputs[0]) if r.op_type == "Mul" and r.is_standard]
-        inside |= {node.index, *(product.index for product in scaled)}
-        for scale in {maker_of(operand) for product in scaled for operand in product.inputs} - {-1}:
-            makers = [maker_of(operand) for operand in nodes[scale].inputs]
-            if nodes[scale].op_type == "Mul" and any(_is(nodes[m], "DynamicQuantizeLinear") for m in makers if m >= 0):
-                inside.add(scale)
-    if not inside and not any(_is(node, "DequantizeLinear") for node in nodes):
-        return ()
-    # The products, and what computes from dequantised values alone, constants aside.
     products, fed = set[int](), set[int]()
     for node in nodes:
+        if casts_integers(model, node) and _is(maker(node.inputs[0]), *ops.INTEGER_PRODUCTS):  # dynamic quantisation
+            scaled = [reader for reader in facts.readers(node.outputs[0]) if _is(reader, "Mul")]
+            inside.update(member.index for member in (node, *scaled))
+            for scale in (maker(factor) for product in scaled for factor in product.inputs):
+                if _is(scale, "Mul") and any(_is(maker(i), "DynamicQuantizeLinear") for i in scale.inputs):
+                    inside.add(scale.index)
+        # The products, and what computes from dequantised values alone, constants aside.
         values = [name for name in facts.varying(node) if model.info(name).is_float32] if node.is_standard else []
-        is_product = node.is_standard and node.op_type in ops.PRODUCTS and bool(facts.varying(node))
-        if is_product and all(is_dequantised(model, operand) for operand in node.inputs[:2]):
+        makers = [maker(name) for name in values if not is_dequantised(model, name)]
+        joins = not makers or node.op_type in _POOLS or ops.anchor_kind(node.op_type) is None
+        is_fed = bool(values) and joins and all(source is not None and source.index in fed for source in makers)
+        rule = node_rule(model, node)
+        fed.update([node.index] if is_fed and rule.inputs and rule.outputs else [])
+        if values and node.op_type in ops.PRODUCTS and all(is_dequantised(model, i) for i in node.inputs[:2]):
             products.add(node.index)
-        makers = [maker_of(name) for name in values if not is_dequantised(model, name)]
-        joins = node.op_type in _POOLS or ops.anchor_kind(node.op_type) is None
-        if values and all(joins and (maker in fed or maker in products) for maker in makers):
-            rule = node_rule(model, node)
-            fed.update([node.index] if rule.inputs and rule.outputs else [])
-    # Of that, what is quantised again, from the last node to the first.
-    for node in reversed(nodes):
-        readers = [(name, reader) for name in node.outputs if name for reader in facts.readers(name)]
-        ends = any(
-            r.index in inside or (_is(r, "QuantizeLinear") and facts.root(r.inputs[0]) == facts.root(name))
-            for name, r in readers
-        )
-        if node.index in products or (node.index in fed and ends):
-            inside.add(node.index)
-    for index in sorted(products):
-        layer = _layer(facts, nodes[index], (), {})
-        inside.update(() if layer is None else layer.nodes)
+            fed.add(node.index)
+    # Of that, back from what is quantised again.
+    waiting = [node.inputs[0] for node in nodes if _is(node, "QuantizeLinear")]
+    waiting += [name for index in inside | products for name in nodes[index].inputs]
+    inside |= products
+    while waiting:
+        source = model.producer.get(waiting.pop(), -1)
+        if source in fed and source not in inside:
+            inside.add(source)
+            waiting += nodes[source].inputs
+    layers = [_layer(facts, nodes[index], (), {}) for index in products]
+    inside.update(index for layer in layers if layer is not None for index in layer.nodes)
     # What is connected is one part.
-    parts: dict[int, set[int]] = {}
-    part_of: dict[int, int] = {}
+    part_of: dict[int, frozenset[int]] = {}
     for index in sorted(inside):
-        joined = {part_of[maker] for name in nodes[index].inputs if (maker := maker_of(name)) in part_of}
-        members = {index}.union(*(parts.pop(part) for part in joined))
-        first = min(joined, default=index)
-        parts[first] = members
-        part_of.update(dict.fromkeys(members, first))
-    patterns = (Pattern(QUANTISED, min(p & products or p), tuple(sorted(p))) for p in parts.values())
-    return tuple(patterns)
+        sources = [model.producer.get(facts.root(name), -1) for name in nodes[index].inputs]
+        part = frozenset({index}).union(*(part_of.get(source, ()) for source in sources))
+        part_of.update(dict.fromkeys(part, part))
+    parts = sorted({*part_of.values()}, key=min)
+    return [Pattern(QUANTISED, min(part & products or part), tuple(sorted(part))) for part in parts]
 
 
-def _is(node: Node, op_type: str) -> bool:
-    return node.op_type == op_type and node.domain in STANDARD_DOMAINS | {"com.microsoft"}
+def _is(node: Node | None, *op_types: str) -> TypeGuard[Node]:
+    return node is not None and node.op_type in op_types and node.domain in STANDARD_DOMAINS | {"com.microsoft"}
