@@ -170,8 +170,8 @@ def explain(difference: np.ndarray, changes: Sequence[tuple[Cause, np.ndarray]])
     for cause, change in changes:
         each = Explanation(cause, *(float(np.linalg.norm(a)) / size for a in (difference - change, change)))
         if cause.startswith("tf32"):
-            tf32 = min(tf32, each, key=lambda one: one.left)
+            tf32 = min(tf32, each, key=lambda e: e.left)
         else:
-            half = min(half, each, key=lambda one: one.left)
+            half = min(half, each, key=lambda e: e.left)
     likely = tf32 if tf32.left <= _CLEARER * half.left else half
     return likely if likely.left <= _LEFT else None
