@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 Dims = Sequence[int | str | None]
 Arrays = dict[str, np.ndarray]
 
-_IN_MEMORY = (
-    "give a path, a dict of arrays, an array (for a model with one input), or an iterable with a dict per sample"
-)
+_IN_MEMORY = "give a path, a dict of arrays, an array (for one input), or an iterable with a dict per sample"
 
 
 def shape_text(shape: Iterable[int | str | None]) -> str:
@@ -93,13 +91,8 @@ def cut_samples(
 
     A sample takes B rows of an input whose batch is fixed at B, and ``batch`` rows of one with a dynamic batch, or all
     of them where the arrays are one whole sample (``is_whole``). An array that is exactly one sample repeats for all;
-    a scalar input also takes a vector of one value per sample. Nothing is ever cast, cropped or padded.
-
-    Returns:
-        The samples, and warnings about what may not be meant.
-
-    Raises:
-        DataError: The arrays do not fit; ``where`` names them.
+    a scalar input also takes a vector of one value per sample. Nothing is ever cast, cropped or padded: a DataError
+    says what does not fit, and ``where`` names the arrays. Beside the samples are warnings of what may not be meant.
     """
     warnings: list[str] = []
     names = [info.name for info in inputs]

@@ -42,10 +42,8 @@ def load_calibration(
 ) -> CalibrationSet:
     """Load and check calibration data, or draw random inputs where there is no ``source``.
 
-    A script is run, so the user must have named it. ``states`` are inputs that hold a recurrent state.
-
-    Raises:
-        DataError: The data cannot be read, or do not fit the model.
+    A script is run, so the user must have named it. ``states`` are inputs that hold a recurrent state. DataError: the
+    data cannot be read, or do not fit the model.
     """
     for info in inputs:
         if info.numpy_dtype.hasobject:
@@ -80,8 +78,7 @@ def _from_memory(content: Any, inputs: Sequence[TensorInfo], batch: int, source:
     if isinstance(given, dict):
         samples, warnings = cut_samples(given, inputs, batch, source)
         return CalibrationSet(samples, source, warnings=warnings)
-    places = (f"{source}, sample {number}" for number in range(len(given)))
-    parts = [cut_samples(each, inputs, batch, place, is_whole=True) for each, place in zip(given, places, strict=True)]
+    parts = [cut_samples(each, inputs, batch, f"{source}, sample {k}", is_whole=True) for k, each in enumerate(given)]
     return CalibrationSet(tuple(sample for samples, _ in parts for sample in samples), source, warnings=parts[0][1])
 
 

@@ -1,7 +1,7 @@
 """What a run keeps of its outputs: sketches for the page, and the arrays that ``infer.py --check`` reads.
 
 ``RUN/outputs.json`` says what the outputs of the front's plans look like beside the reference, on held-out samples.
-``RunOutputs.to_json`` makes it, every key always there; the functions above it make its parts. A plan is there if it
+``collect_outputs`` makes it, every key always there; the functions above it make its parts. A plan is there if it
 was run on the held-out samples, and this is its front; the chosen one comes first.
 
 ``chosen/check.npz`` holds samples, reference outputs, and the error that the check must find. Its member ``header`` is
@@ -13,12 +13,12 @@ JSON in UTF-8 bytes (``collect_check`` has its keys, which are always there), no
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import math
 import struct
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -79,30 +79,29 @@ def sketch_outputs(
         of_parts = [(each, values) for each, values in statistics.items() if belongs_to(each, shown)]
         if of_parts and all(name in sample for sample in (*outputs, *reference)):
             errors[name] = sorted(of_parts, key=lambda part: -_badness(*part[1]))
-    aligned = [aligned_rows(row_sets, got, wanted, parts) for got, wanted in zip(outputs, reference, strict=True)]
-    row_names = {name for rows in row_sets for name in rows.names}
-    as_rows = {name for rows in row_sets if not rows.is_selection for name in rows.names}
+    samples = list(zip(outputs, reference, strict=True))
+    aligned = [aligned_rows(row_sets, *sample, parts) for sample in samples]
     sketches: dict[str, Sketch] = {}
     maps = 0
     for name in sorted(errors, key=lambda name: -_badness(*errors[name][0][1]))[:MOST_OUTPUTS]:
         # The plan's values and the reference's on each sample, where they can be compared value by value.
-        pairs = [(np.asarray(a[name]), np.asarray(b[name])) for a, b in zip(outputs, reference, strict=True)]
-        if any(array.dtype.kind not in "fiub" for pair in pairs for array in pair):
+        rows_of = [rows[name] for rows in aligned if name in rows]
+        pairs = [(rows.output, rows.reference) for rows in rows_of]
+        pairs = pairs or [(np.asarray(got[name]), np.asarray(wanted[name])) for got, wanted in samples]
+        is_comparable = all(a.shape == b.shape and {a.dtype.kind, b.dtype.kind} <= {*"fiub"} for a, b in pairs)
+        if len(pairs) < len(samples) or not is_comparable:
             continue
-        if name in row_names:
-            pairs = [(rows[name].output, rows[name].reference) for rows in aligned if name in rows]
-        if len(pairs) < len(reference) or any(got.shape != wanted.shape for got, wanted in pairs):
-            continue
-        error_map = None if name in as_rows or maps == MOST_MAPS else _error_map(pairs, errors[name][0][1])
+        as_rows = any(rows.pairs is not None for rows in rows_of)
+        error_map = None if as_rows or maps == MOST_MAPS else _error_map(pairs, errors[name][0][1])
         maps += error_map is not None
-        columns = None if name in as_rows else parts.get(name)
+        columns = None if as_rows else parts.get(name)
         sketches[name] = {
             "shape": list(np.shape(reference[0][name])),
-            "as_rows": name in as_rows,
+            "as_rows": as_rows,
             "parts": [_part(pairs, columns, *each) for each in errors[name][:MOST_PARTS]],
             "part_count": len(errors[name]),
             "error_map": error_map,
-            "picture": None if name in as_rows or error_map is None else _picture(*pairs[0]),
+            "picture": None if error_map is None else _picture(*pairs[0]),
         }
     return sketches
 
@@ -221,73 +220,61 @@ def _picture(got: np.ndarray, wanted: np.ndarray) -> dict[str, str] | None:
 
 
 def save_sketches(path: Path, metric: str, samples: int, outputs: Mapping[str, Sketch]) -> None:
-    """Write the JSON file of one plan that ``RunOutputs.of_plans`` reads, and the directory above it."""
+    """Write the JSON file of one plan that ``collect_outputs`` reads, and the directory above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, _text({"metric": metric, "samples": samples, "outputs": outputs}) + "\n")
+    write_outputs(path, {"metric": metric, "samples": samples, "outputs": outputs})
 
 
-@dataclass(frozen=True)
-class RunOutputs:
-    """The content of ``outputs.json``."""
-
-    metric: str
-    count: int
-    # Fingerprint -> source of its error, and sketch of each output; the most important plan first.
-    plans: Mapping[str, tuple[Source, Mapping[str, Sketch]]] = field(default_factory=dict)
-    indices: tuple[int, ...] = ()  # of the held-out samples in the user's data, where known; where sequences begin
-    unit: Literal["sample", "sequence"] = "sample"
-
-    def sample(self, number: int) -> str:
-        """What a held-out sample is called: by its index in the user's data."""
-        if number >= len(self.indices):
-            return f"held-out {self.unit} {number}"
-        return f"{'sequence from ' if self.unit == 'sequence' else ''}sample {self.indices[number]}"
-
-    @classmethod
-    def of_plans(cls, plans: Iterable[tuple[str, Source]], folder: Path, metric: str) -> RunOutputs:
-        """The sketches that jobs have left in ``FINGERPRINT.json``; what is not there or damaged is passed over."""
-        by_plan: dict[str, tuple[Source, Mapping[str, Sketch]]] = {}
-        count = 0
-        for fingerprint, source in plans:
-            try:
-                document: Any = read_json(folder / f"{fingerprint}.json")
-                samples, outputs = int(document["samples"]), dict(document["outputs"])
-                is_same = document["metric"] == metric
-            except READ_ERRORS:
-                continue
-            if is_same and outputs and fingerprint not in by_plan:
-                count, by_plan[fingerprint] = samples, (source, outputs)
-        return cls(metric, count, by_plan)
-
-    def to_json(self) -> dict[str, Any]:
-        """The document, as long as it may be: plans that do not fit are left out, the others keep their order."""
-        plans: dict[str, Any] = {}
-        document = {
-            "format": FORMAT,
-            "metric": self.metric,
-            "unit": self.unit,
-            "count": self.count,
-            "indices": list(self.indices),
-            "plans": plans,
-            "left_out": list(self.plans),
-        }
-        room = MOST_BYTES - len(_text(document).encode())
-        for fingerprint, (source, sketches) in self.plans.items():
-            entry = {fingerprint: {"source": source, "outputs": sketches}}
-            size = len(_text(entry).encode())
-            if size <= room:
-                room -= size
-                plans |= entry
-        return {**document, "left_out": [fingerprint for fingerprint in self.plans if fingerprint not in plans]}
-
-
-def write_run_outputs(path: Path, outputs: RunOutputs) -> None:
+def write_outputs(path: Path, document: Mapping[str, Any]) -> None:
     """Write ``outputs.json``, whole or not at all."""
-    write_text(path, _text(outputs.to_json()) + "\n")
+    write_text(path, _text(document) + "\n")
 
 
 def _text(document: Mapping[str, Any]) -> str:
     return json.dumps(document, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+
+
+def collect_outputs(
+    plans: Iterable[tuple[str, Source]],
+    folder: Path,
+    metric: str,
+    indices: Sequence[int] = (),
+    unit: Literal["sample", "sequence"] = "sample",
+) -> dict[str, Any]:
+    """The document of ``outputs.json``, from the sketches that jobs have left in ``FINGERPRINT.json``.
+
+    ``plans`` are fingerprints with the source of the error, the most important first. What is not there or damaged is
+    passed over, and plans that do not fit are left out. ``indices`` are those of the held-out samples in the user's
+    data, where known, or of the samples with which sequences begin.
+    """
+    entries: dict[str, dict[str, Any]] = {}
+    count = 0
+    for fingerprint, source in plans:
+        try:
+            sketched: Any = read_json(folder / f"{fingerprint}.json")
+            samples, outputs = int(sketched["samples"]), dict(sketched["outputs"])
+            is_same = sketched["metric"] == metric
+        except READ_ERRORS:
+            continue
+        if is_same and outputs and fingerprint not in entries:
+            count, entries[fingerprint] = samples, {"source": source, "outputs": outputs}
+    document: dict[str, Any] = {"format": FORMAT, "metric": metric, "unit": unit, "count": count}
+    document |= {"indices": list(indices), "plans": {}, "left_out": list(entries)}
+    room = MOST_BYTES - len(_text(document).encode())
+    for fingerprint, entry in entries.items():
+        size = len(_text({fingerprint: entry}).encode())
+        if size <= room:
+            room -= size
+            document["plans"][fingerprint] = entry
+            document["left_out"].remove(fingerprint)
+    return document
+
+
+def sample_names(outputs: Mapping[str, Any]) -> list[str]:
+    """What the held-out samples of ``outputs.json`` are called: by their indices in the user's data, where known."""
+    unit, first = outputs["unit"], "sequence from " if outputs["unit"] == "sequence" else ""
+    names = [f"{first}sample {index}" for index in outputs["indices"]]
+    return names + [f"held-out {unit} {number}" for number in range(len(names), outputs["count"])]
 
 
 def collect_check(
@@ -314,13 +301,9 @@ def collect_check(
         inputs, references = read_samples(data / f"{which}.npz", most * steps), read_samples(reference, most)
     except DataError:
         return None
-    count = total_bytes = 0
-    for number, outputs in enumerate(references):
-        feeds = (outputs, *inputs[number * steps : (number + 1) * steps])
-        total_bytes += sum(array.nbytes for feed in feeds for array in feed.values())
-        if total_bytes > (MOST_CHECK_BYTES if count else LARGEST_SAMPLE):
-            break
-        count += 1
+    feeds = ((outputs, *inputs[k * steps : (k + 1) * steps]) for k, outputs in enumerate(references))
+    total_bytes = itertools.accumulate(sum(a.nbytes for feed in sample for a in feed.values()) for sample in feeds)
+    count = sum(size <= (MOST_CHECK_BYTES if k else LARGEST_SAMPLE) for k, size in enumerate(total_bytes))
     inputs, references = inputs[: count * steps], references[:count]
     compared = [name for name in references[0] if name not in ignored] if inputs else []
     # Value by value: no sets of rows, and numbers on every sample.
@@ -341,7 +324,7 @@ def collect_check(
                 axis, start, stop, scales = None, 0, 0, [part.whole or 1.0]
                 if columns := columns_of_part(statistic):
                     axis, start, stop = part.axis, columns[0], columns[-1] + 1
-                    scales = [float(part.divisors[k]) for k in columns]
+                    scales = part.divisors[start:stop].tolist()
                 places[statistic] = encode({"axis": axis, "start": start, "stop": stop, "scales": scales})
         checked = {statistic: values for statistic, values in errors.items() if statistic in (*_PLAIN, *places)}
         figures = {statistic: encode_float(sum(values) / len(values)) for statistic, values in checked.items()}
@@ -366,9 +349,7 @@ def collect_check(
         "steps": steps,
         "checkpoints": [] if rollout is None else list(rollout.checkpoints),
         "outputs": [output(name) for name in names],
-        "selections": [
-            rows.form(references[0], parts) for rows in row_sets if rows.is_selection and {*rows.names} <= {*names}
-        ],
+        "selections": [rows.form(references[0], parts) for rows in row_sets if {*rows.names} <= {*names}],
     }
     arrays = {"header": np.frombuffer(json.dumps(header, allow_nan=False).encode(), np.uint8)}
     for number, feed in enumerate(inputs):

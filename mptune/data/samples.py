@@ -53,36 +53,27 @@ class LazySamples(Sequence[Feed]):
 
 def digests_of(samples: Sequence[Feed]) -> Sequence[bytes]:
     """SHA-256 of each sample: of names, types, shapes and values; of images that of their files."""
-    return samples.digests if isinstance(samples, LazySamples) else [_digest(sample) for sample in samples]
-
-
-def _digest(sample: Feed) -> bytes:
-    digest = hashlib.sha256()
-    for name in sorted(sample):
-        array = np.ascontiguousarray(sample[name])
-        digest.update(f"{name}\n{array.dtype.str}\n{sample[name].shape}\n".encode())
-        digest.update(array.tobytes())
-    return digest.digest()
+    if isinstance(samples, LazySamples):
+        return samples.digests
+    digests = [hashlib.sha256() for _ in samples]
+    for digest, sample in zip(digests, samples, strict=True):
+        for name, array in sorted(sample.items()):
+            digest.update(f"{name}\n{array.dtype.str}\n{array.shape}\n".encode())
+            digest.update(array.tobytes())
+    return [digest.digest() for digest in digests]
 
 
 @dataclass(frozen=True)
 class CalibrationSet:
-    """Checked samples.
-
-    Attributes:
-        samples: one feed per sample: every graph input by name, in the model's types and shapes.
-        warnings: that have no code, one line each; they stay with the run.
-        indices: index in the data of each sample, 0-based, where these are a part of them; empty where they are all.
-        preprocessing: how images became inputs (``mptune.data.images``); None for other data.
-    """
+    """Checked samples: every graph input by name, in the model's types and shapes."""
 
     samples: Sequence[Feed]
     source: str
     is_random: bool = False
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()  # that have no code, one line each; they stay with the run
     findings: tuple[Finding, ...] = ()
-    indices: tuple[int, ...] = ()
-    preprocessing: Mapping[str, Any] | None = None
+    indices: tuple[int, ...] = ()  # of each sample in the data, 0-based, where these are a part of them; else empty
+    preprocessing: Mapping[str, Any] | None = None  # how images became inputs (``mptune.data.images``)
 
     def split(
         self, seed: int, held_out_fraction: float, max_search: int | None, steps: int = 1

@@ -101,8 +101,7 @@ def figure_of(errors: OutputError, name: str, limit: Limit, *, is_absolute: bool
     elif limit.columns in by_part and not is_absolute:
         values = (by_part[limit.columns],)
     else:
-        by_column = errors.columns.get(name)
-        every = () if by_column is None else by_column.max_abs if is_absolute else by_column.worst_part
+        every = errors.columns.get(name, {}).get("max_abs" if is_absolute else WORST_PART, ())
         values = [every[k] for k in limit.columns if k < len(every)]
     return max(values) if values and all(map(math.isfinite, values)) else math.inf
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from mptune.data.metrics.accuracy import OutputError, Reference, compare_outputs
 from mptune.data.metrics.parts import ADD_IN_SQUARES, load_parts, parts_path
 from mptune.data.metrics.row_sets import find_row_sets
 from mptune.data.metrics.table import CALLABLE, Metric, sample_functions
-from mptune.data.metrics.whole_set import SampleSetArrays, set_values
+from mptune.data.metrics.whole_set import set_values
 from mptune.data.run_outputs import save_sketches, sketch_outputs
 from mptune.data.samples import Rollout
 from mptune.data.scripts import resolve_metric
@@ -176,24 +177,20 @@ class Scoring:
             feeds: Sequence[Feed] = cached_samples(state, self.samples)
             if self.rollout is not None:  # of a sequence that of its last step
                 feeds = [feeds[end - 1] for end in range(self.rollout.steps, len(feeds) + 1, self.rollout.steps)]
-            data = SampleSetArrays(
-                outputs,
-                cached_samples(state, self.reference),
-                feeds,
-                cached_samples(state, labels) if labels.is_file() else [{} for _ in outputs],
-            )
+            references = cached_samples(state, self.reference)
+            rest = references, feeds, cached_samples(state, labels) if labels.is_file() else [{} for _ in outputs]
 
-            def call(data: SampleSetArrays, metric: Metric = metric) -> float:
+            def call(arguments: Sequence[Feed], metric: Metric = metric) -> float:
                 function = metric.load()
                 # A function of the calling program gets the arrays as they are, in the parent.
                 is_here = not metric.name.startswith(CALLABLE)
-                return table.number_of(metric.name, function, data.arguments()) if is_here else float(function(data))
+                return table.number_of(metric.name, function, arguments) if is_here else float(function(*arguments))
 
-            values = set_values(metric, data, call)
+            values = set_values(metric, (outputs, *rest), call)
             errors |= {metric.name: values, table.own_value(metric.name): values}
             if metric.larger_is_better:
                 key = (*file_identity(self.reference), metric.name)
-                make = partial(set_values, metric, data._replace(outputs=data.references), call)
+                make = partial(set_values, metric, (references, *rest), call)
                 wanted: Sequence[float] = state.cached(f"{metric.name} of {self.reference}", key, make)
                 own = sum(wanted) / len(wanted)
                 if metric.name in table.METRICS and not labels.is_file() and abs(own - 1.0) > 1e-9:
@@ -211,6 +208,5 @@ class Scoring:
             make = partial(resolve_metric, spec, has_labels=has_labels, timeout_s=self.timeout_s)
             resolved: Metric = state.cached(f"metric {spec}", (spec, has_labels), make)
             return resolved
-        if self.callable_takes_set:
-            return Metric(spec, "set", lambda data: float(state.ask(tuple(data.arguments()))))
-        return Metric(spec, "sample", lambda *arguments: float(state.ask(arguments)))
+        kind: Literal["set", "sample"] = "set" if self.callable_takes_set else "sample"
+        return Metric(spec, kind, lambda *arguments: float(state.ask(arguments)))

@@ -87,10 +87,7 @@ class Precision(str, TextForm):
 
     @property
     def stored(self) -> Precision:
-        """The precision whose ONNX type holds its values: itself, where a Cast to that type and back rounds as it does.
-
-        Else emulation splits mantissas.
-        """
+        """The precision of its ONNX type: itself where Casts to it round alike, else emulation splits mantissas."""
         return next(row for row in PRECISIONS if row.dtype == self.dtype)
 
     @cached_property
@@ -211,9 +208,7 @@ class PrecisionPlan:
     def to_json(self, nodes: Mapping[str, Precision] | None = None, opset: int | None = None) -> dict[str, Any]:
         """The content of plan.json.
 
-        Args:
-            nodes: the realised precision of each node by name.
-            opset: that the model was raised to before its groups were found; None where it is as its file has it.
+        With the realised precision of each node by name, and the opset that the model was raised to, if it was.
         """
         return {
             "format": PLAN_FORMAT,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from mptune._version import __version__
 from mptune.data.metrics.accuracy import error_interval
-from mptune.data.run_outputs import RunOutputs
+from mptune.data.run_outputs import sample_names
 from mptune.engines.environment import Environment
 from mptune.files import write_text
 from mptune.finding import FP16_CODES, Finding
@@ -56,7 +56,7 @@ class PageContent:
     environment: Environment | None = None
     progress: Progress = field(default_factory=Progress)
     confirmation: Confirmation | None = None
-    outputs: RunOutputs | None = None
+    outputs: Mapping[str, Any] | None = None  # ``outputs.json``
 
 
 def write_report(content: PageContent, path: Path) -> None:
@@ -163,10 +163,8 @@ def page_document(content: PageContent) -> dict[str, Any]:
         ]
         for e in shown
     }
-    outputs = None
-    if content.outputs is not None and content.outputs.plans:
-        samples = [content.outputs.sample(number) for number in range(content.outputs.count)]
-        outputs = {**content.outputs.to_json(), "samples": samples}
+    outputs = content.outputs
+    outputs = {**outputs, "samples": sample_names(outputs)} if outputs and outputs["plans"] else None
     document = {
         "target": front.target,
         "metric": front.metric,

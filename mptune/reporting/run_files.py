@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, Literal
 
-from mptune.data.run_outputs import RunOutputs, Source, collect_check, write_run_outputs
+from mptune.data.run_outputs import Source, collect_check, collect_outputs, write_outputs
 from mptune.data.samples import Rollout
 from mptune.engines.environment import Environment, describe_environment
 from mptune.engines.tensorrt.layers import EngineLayers
@@ -94,7 +95,7 @@ def write_run_files(
     write_json(run.front_json, document)
     with tolerated("report.html", run.logs, warnings):
         outputs = run_outputs(run, file, front)
-        write_run_outputs(run.outputs_json, outputs)
+        write_outputs(run.outputs_json, outputs)
         dropped = dropped_plans(record, front.fp32.ignored)
         evaluations = [
             replace(e.with_baseline(front.fp32.latency.median_ms), held_out=dropped.get(e.plan.fingerprint))
@@ -113,7 +114,7 @@ def write_run_files(
     return replace(front, warnings=(*front.warnings, *warnings))
 
 
-def run_outputs(run: RunDirectory, file: RunFile, front: Front) -> RunOutputs:
+def run_outputs(run: RunDirectory, file: RunFile, front: Front) -> dict[str, Any]:
     """What the outputs of the chosen plan, the front's other points, both baselines and unpinned FP16 look like.
 
     Only of plans that were run on the held-out samples; the points nearest to the chosen one come first.
@@ -125,6 +126,5 @@ def run_outputs(run: RunDirectory, file: RunFile, front: Front) -> RunOutputs:
     plans: list[tuple[str, Source]] = [(e.plan.fingerprint, e.error_source) for e in wanted]
     if front.unpinned is not None:
         plans.insert(1, (front.unpinned[0], "emulated"))
-    outputs = RunOutputs.of_plans(plans, run.sketches, front.metric)
-    unit = "sequence" if file.fixed_settings.feedback else "sample"
-    return replace(outputs, indices=sample_indices(file).held_out, unit=unit)  # type: ignore[arg-type]
+    unit: Literal["sample", "sequence"] = "sequence" if file.fixed_settings.feedback else "sample"
+    return collect_outputs(plans, run.sketches, front.metric, sample_indices(file).held_out, unit)

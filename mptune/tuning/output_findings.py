@@ -204,10 +204,10 @@ def plan_findings(
     error = chosen.counted_held_out or chosen.counted
     for name, by_column in error.columns.items():
         statistics = error.per_output.get(name, {})
-        if "relative_l2" not in statistics or len(by_column.max_abs) < 2:
+        if "relative_l2" not in statistics or len(by_column["max_abs"]) < 2:
             continue
-        whole, apart = float(np.mean(statistics["relative_l2"])), np.array(by_column.max_abs)
-        moved = np.array(by_column.worst_part)
+        whole, apart = float(np.mean(statistics["relative_l2"])), np.array(by_column["max_abs"])
+        moved = np.array(by_column["worst_part"])
         large = np.isfinite(moved) & (moved >= LEAST) & (moved >= HIDDEN * whole)
         hidden, small = large & (apart >= TINY) & (moved >= LEAST_HIDDEN), large & (apart < TINY)
         for code, columns in (("column-hidden", np.flatnonzero(hidden)), ("near-zero", np.flatnonzero(small))):

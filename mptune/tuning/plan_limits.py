@@ -168,7 +168,7 @@ def largest_error(error: OutputError, tolerance: Tolerance, metric: str) -> floa
             return max(statistics.get(statistic, (math.nan,)))
         of_output = OutputError({tolerance.output: statistics})
         return of_output.value(metric) if of_output.has(metric) else math.nan
-    values, every = [], getattr(error.columns.get(tolerance.output), statistic, ())
+    values, every = [], error.columns.get(tolerance.output, {}).get(statistic, ())
     for column in tolerance.columns:
         of_part = statistics.get(part_statistic(range(column, column + 1)))
         if of_part is not None and statistic == "worst_part":
@@ -214,7 +214,7 @@ def check_columns(tolerances: Sequence[Tolerance], error: OutputError) -> None:
     """Check by the error of any plan that the outputs have the columns that tolerances name."""
     for tolerance in tolerances:
         name = tolerance.output
-        count = len(error.columns[name].max_abs) if name in error.columns else 0
+        count = len(error.columns[name]["max_abs"]) if name in error.columns else 0
         if tolerance.columns is not None and max(tolerance.columns) >= count:
             text = f"{tolerance}: output {name!r} has no column {max(tolerance.columns)}"
             hint = f"it has {count} columns with errors of their own; --tolerance {name}=X limits the whole output"

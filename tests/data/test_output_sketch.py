@@ -20,7 +20,7 @@ from mptune.data import run_outputs
 from mptune.data.metrics.accuracy import Reference, compare_outputs
 from mptune.data.metrics.parts import find_parts
 from mptune.data.metrics.row_sets import find_row_sets
-from mptune.data.run_outputs import MOST_BYTES, RunOutputs, save_sketches
+from mptune.data.run_outputs import MOST_BYTES, collect_outputs, sample_names, save_sketches, write_outputs
 from mptune.graph.facts import DependentOutput
 
 Sample = Mapping[str, np.ndarray]
@@ -146,9 +146,9 @@ def test_the_file_of_a_run_keeps_to_its_limit_the_chosen_plan_first(tmp_path: Pa
     plans = [f"{k:012x}" for k in range(60)]
     for plan in plans:
         save_sketches(tmp_path / "outputs" / f"{plan}.json", "worst_part", 3, found)
-    outputs = RunOutputs.of_plans([(plan, "emulated") for plan in plans], tmp_path / "outputs", "worst_part")
-    assert (len(outputs.plans), outputs.count) == (60, 3)
-    run_outputs.write_run_outputs(tmp_path / "outputs.json", outputs)
+    outputs = collect_outputs([(plan, "emulated") for plan in plans], tmp_path / "outputs", "worst_part")
+    assert (len(outputs["plans"]) + len(outputs["left_out"]), outputs["count"]) == (60, 3)
+    write_outputs(tmp_path / "outputs.json", outputs)
     assert MOST_BYTES * 0.9 < (tmp_path / "outputs.json").stat().st_size <= MOST_BYTES
     again = json.loads((tmp_path / "outputs.json").read_text())
     assert [*again["plans"]][:3] == plans[:3]
@@ -164,10 +164,10 @@ def test_what_is_not_there_damaged_or_of_another_metric_is_passed_over(tmp_path:
     (tmp_path / "torn.json").write_text((tmp_path / "good.json").read_text()[:100])
     (tmp_path / "list.json").write_text("[]")
     plans = [(name, "measured") for name in ("torn", "other", "list", "absent", "good", "good")]
-    assert list(RunOutputs.of_plans(plans, tmp_path, "worst_part").plans) == ["good"]  # type: ignore[arg-type]
+    assert list(collect_outputs(plans, tmp_path, "worst_part")["plans"]) == ["good"]  # type: ignore[arg-type]
 
 
 def test_samples_are_called_as_the_user_knows_them() -> None:
-    assert RunOutputs("worst_part", 3, {}, (4, 9, 11)).sample(1) == "sample 9"
-    assert RunOutputs("worst_part", 3, {}, (0, 8), unit="sequence").sample(1) == "sequence from sample 8"
-    assert RunOutputs("worst_part", 3).sample(1) == "held-out sample 1"
+    assert sample_names({"unit": "sample", "count": 3, "indices": [4, 9, 11]})[1] == "sample 9"
+    assert sample_names({"unit": "sequence", "count": 2, "indices": [0, 8]})[1] == "sequence from sample 8"
+    assert sample_names({"unit": "sample", "count": 3, "indices": []})[1] == "held-out sample 1"

@@ -19,6 +19,7 @@ import numpy as np
 from mptune.data.metrics.parts import (
     MOST_COLUMNS,
     WORST_PART,
+    Arrays,
     Floats,
     OutputParts,
     as_columns,
@@ -34,8 +35,6 @@ from mptune.errors import DataError
 from mptune.finding import OutputColumns
 from mptune.json_form import JsonForm
 
-Arrays = Mapping[str, np.ndarray]
-
 ALL_OUTPUTS = "*"  # the output name under which task metrics stand: they see all outputs of a sample at once
 FOREIGN = "foreign_rows"  # share of rows without a partner in outputs that are compared as sets of rows
 MANY_FOREIGN = 0.05  # a larger share of what TopK selects is warned of
@@ -44,29 +43,21 @@ MATCHED = "matched_relative_l2"  # ``relative_l2`` of the rows that have one
 # Smallest denominator of ``max_rel``: the smallest normal FP16 number, below which FP16 has no relative precision.
 RELATIVE_FLOOR = 2.0**-14
 LEAST_ERROR = 1e-12  # smaller errors count as this one, so that their logarithm exists
-
-
-@dataclass(frozen=True)
-class ColumnErrors:
-    """The error of each column of one output under one plan, over all samples: one value per column in each."""
-
-    worst_part: tuple[float, ...]  # root mean square of the difference over the column's scale, mean over the samples
-    relative_l2: tuple[float, ...]  # of the column alone, mean over the samples
-    max_abs: tuple[float, ...]  # the largest on any sample
+_SUMMED = tuple(name for name, metric in METRICS.items() if metric.is_summed)
 
 
 @dataclass(frozen=True)
 class OutputError(JsonForm):
     """The error of one plan against the reference.
 
-    Attributes:
-        per_output: output -> statistic -> one value per sample. Metrics that see all outputs at once stand under
-            ``"*"``. An output with several parts has ``worst_part[COLUMNS]`` for each of them.
-        columns: output -> the errors of its columns over all samples, where it has columns.
+    ``per_output`` is output -> statistic -> one value per sample. Metrics that see all outputs at once stand under
+    ``"*"``. An output with several parts has ``worst_part[COLUMNS]`` for each of them.
     """
 
     per_output: Mapping[str, Mapping[str, tuple[float, ...]]]
-    columns: Mapping[str, ColumnErrors] = field(default_factory=dict, compare=False)
+    # Output -> statistic -> the error of each column, where it has columns: ``worst_part`` (root mean square of the
+    # difference over the column's scale) and ``relative_l2`` are means over the samples, ``max_abs`` is the largest.
+    columns: Mapping[str, Mapping[str, tuple[float, ...]]] = field(default_factory=dict, compare=False)
 
     def value(self, metric: str) -> float:
         """The mean over the samples (sum for ``non_finite``), then the worst over the outputs; NaN and Inf stay."""
@@ -132,17 +123,15 @@ class OutputError(JsonForm):
 
     def with_samples_of(self, other: OutputError) -> OutputError:
         """The error over the samples of both, of the statistics that both hold."""
-        pairs = ((o, mine, other.per_output[o]) for o, mine in self.per_output.items() if o in other.per_output)
         share = self.sample_count / (self.sample_count + other.sample_count)
-        columns = {}
-        for output, errors in self.columns.items():
-            if (others := other.columns.get(output)) is None:
-                continue
-            worst, relative = (
-                tuple(share * a + (1.0 - share) * b for a, b in zip(x, y, strict=True))
-                for x, y in ((errors.worst_part, others.worst_part), (errors.relative_l2, others.relative_l2))
-            )
-            columns[output] = ColumnErrors(worst, relative, tuple(map(max, errors.max_abs, others.max_abs)))
+
+        def joined(statistic: str, mine: Sequence[float], its: Sequence[float]) -> tuple[float, ...]:
+            values = zip(mine, its, strict=True)
+            return tuple(max(a, b) if statistic == "max_abs" else share * a + (1.0 - share) * b for a, b in values)
+
+        every = ((o, mine, other.columns[o]) for o, mine in self.columns.items() if o in other.columns)
+        columns = {o: {s: joined(s, mine[s], its[s]) for s in mine} for o, mine, its in every}
+        pairs = ((o, mine, other.per_output[o]) for o, mine in self.per_output.items() if o in other.per_output)
         return OutputError({o: {s: (*mine[s], *its[s]) for s in mine if s in its} for o, mine, its in pairs}, columns)
 
     def with_metrics(self, values: Mapping[str, tuple[float, ...]]) -> OutputError:
@@ -173,18 +162,12 @@ class OutputError(JsonForm):
 
 def _over_samples(metric: str, values: Sequence[float]) -> float:
     total = float(sum(values))  # not math.fsum: it raises for inf - inf, which is NaN here
-    return total if _is_summed(metric) else total / len(values)
-
-
-def _is_summed(metric: str) -> bool:
-    return metric in METRICS and METRICS[metric].is_summed
+    return total if metric in _SUMMED else total / len(values)
 
 
 def _worst(values: Sequence[float], metric: str) -> float:
-    if any(math.isnan(v) for v in values):
-        return math.nan
-    row = METRICS.get(metric)
-    return min(values) if row is not None and row.kind == "element" and row.larger_is_better else max(values)
+    worst = np.min if metric in STATISTICS and METRICS[metric].larger_is_better else np.max
+    return float(worst(values))  # NaN where one is
 
 
 def is_compared_by_ratio(metric: str) -> bool:
@@ -213,7 +196,7 @@ def error_interval(error: OutputError, metric: str) -> tuple[float, float] | Non
     if samples < 2 or not math.isfinite(value):
         return None
     without = every.sum(axis=1, keepdims=True) - every  # totals of all samples but one
-    values = (without if _is_summed(metric) else without / (samples - 1)).max(axis=0)
+    values = (without if metric in _SUMMED else without / (samples - 1)).max(axis=0)
     if not is_ratio and (values == values[0]).all():
         return None
     if is_ratio:
@@ -265,14 +248,11 @@ def compare_outputs(
     """Compute every statistic of every output on every sample; outputs that the reference lacks are ignored.
 
     An output of another shape has no statistics but ``non_finite``: a metric of the user's may know what to do with it.
+    Outputs of ``row_sets`` have ``FOREIGN``, those of as many rows as values select ``UNMATCHED`` and ``MATCHED``.
+    ``extra`` are metrics of single samples; they stand under output ``"*"``, and are called in this thread alone.
 
-    Args:
-        extra: metrics of single samples; they stand under output ``"*"``.
-        row_sets: their outputs have ``FOREIGN``, those of as many rows as values select ``UNMATCHED`` and ``MATCHED``.
-        start: number of the first sample; outputs are of consecutive ones.
-        objective_only: compute ``worst_part``, ``relative_l2``, ``non_finite`` and ``extra`` alone, in a quarter of the
-            time. For plans that are only to be proposed.
-        threads: how many samples are compared at a time; ``extra`` is called in this thread alone.
+    ``start`` is the number of the first sample; ``threads`` samples are compared at a time. ``objective_only`` computes
+    ``worst_part``, ``relative_l2``, ``non_finite`` and ``extra`` alone, in a quarter of the time, of proposed plans.
     """
 
     def of_sample(number: int, got: Arrays) -> dict[str, tuple[dict[str, float], Floats | None]]:
@@ -297,32 +277,25 @@ def compare_outputs(
             by_output[name] = statistics if rows is None else {**statistics, FOREIGN: rows.foreign}, columns
         return by_output
 
-    values: dict[str, dict[str, list[float]]] = {}  # output -> statistic -> a value for each sample
-    by_column: dict[str, list[Floats]] = {}  # output -> the errors of its columns on each sample
     numbers = range(start, start + len(outputs))
     with ThreadPoolExecutor(threads) as pool:
         every = list((map if threads == 1 else pool.map)(of_sample, numbers, outputs))
     for number, got, by_output in zip(numbers, outputs, every, strict=True):
-        for name, (statistics, columns) in by_output.items():
-            if columns is not None:
-                by_column.setdefault(name, []).append(columns)
-            for statistic, value in statistics.items():
-                values.setdefault(name, {}).setdefault(statistic, []).append(value)
-        for metric, function in (extra or {}).items():
-            value = number_of(metric, function, (got, reference.samples[number]), f" on sample {number}")
-            values.setdefault(ALL_OUTPUTS, {}).setdefault(metric, []).append(value)
-    # Statistics that an output has on some samples only, as its shape was another one on the rest, are left out.
-    per_output = {
-        output: {name: tuple(each) for name, each in by_name.items() if len(each) == len(outputs)}
-        for output, by_name in values.items()
-    }
-    columns_of = {}
-    for name, each in by_column.items():
-        if len(each) == len(outputs):
-            normalised, relative, largest = np.stack(each, axis=1)
-            figures = normalised.mean(axis=0), relative.mean(axis=0), largest.max(axis=0)
+        pair, where = (got, reference.samples[number]), f" on sample {number}"
+        if extra:
+            by_output[ALL_OUTPUTS] = {name: number_of(name, each, pair, where) for name, each in extra.items()}, None
+    per_output, columns_of = {}, {}
+    for name in every[0] if every else ():
+        statistics, columns = zip(*(by_output[name] for by_output in every), strict=True)
+        # Statistics that an output has on some samples only, as its shape was another one on the rest, are left out.
+        shared = [each for each in statistics[0] if all(each in by_name for by_name in statistics)]
+        per_output[name] = {each: tuple(by_name[each] for by_name in statistics) for each in shared}
+        if all(each is not None for each in columns):
+            normalised, relative, largest = np.stack(columns, axis=1)
+            figures = {WORST_PART: normalised.mean(axis=0), "relative_l2": relative.mean(axis=0)}
+            figures["max_abs"] = largest.max(axis=0)
             # Four digits are enough to choose by, and a study keeps them of every plan.
-            columns_of[name] = ColumnErrors(*(tuple(float(f"{v:.4g}") for v in figure) for figure in figures))
+            columns_of[name] = {s: tuple(float(f"{v:.4g}") for v in values) for s, values in figures.items()}
     return OutputError(per_output, columns_of)
 
 
@@ -357,12 +330,12 @@ def _of_array(
 
 def _of_rows(rows: AlignedRows, matched: int, *, objective_only: bool) -> dict[str, float]:
     """The statistics of an output whose rows were paired; rows where the reference has none: 1 in ``relative_l2``."""
-    got, wanted = as_columns(rows.output, None), as_columns(rows.reference, None)
+    got, wanted = (as_columns(side, None) for side in (rows.output, rows.reference))
     statistics, _, _ = _differences(got, wanted, _Sums.of_array(wanted), objective_only=objective_only)
     unmatched = len(rows.output) - matched
     if not rows.reference.any() and math.isinf(statistics["relative_l2"]) and not statistics["non_finite"]:
         statistics["relative_l2"] = 1.0 if unmatched else math.inf
-    got, wanted = (as_columns(array[:matched], None) for array in (rows.output, rows.reference))
+    got, wanted = (as_columns(side[:matched], None) for side in (rows.output, rows.reference))
     pairs, _, _ = _differences(got, wanted, _Sums.of_array(wanted), objective_only=True)
     statistics |= {UNMATCHED: float(unmatched), MATCHED: pairs["relative_l2"]}
     return {**statistics, WORST_PART: statistics["relative_l2"]}
@@ -373,9 +346,8 @@ def _differences(
 ) -> tuple[dict[str, float], Floats, Floats]:
     """Compare arrays of the shape (before, columns, behind), a chunk at a time. ``is_wide`` asks for float64.
 
-    Returns:
-        The statistics of all elements; the sum of the squared differences of each column; the largest absolute
-        difference of each column, 0 where only the objective is computed.
+    The statistics of all elements; of each column the sum of the squared differences, and the largest absolute one, 0
+    where only the objective is computed.
     """
     is_wide = is_wide or any(array.dtype not in (np.float32, np.float16) for array in (got, wanted))
     width = np.float64 if is_wide else np.float32

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from mptune.files import READ_ERRORS, read_json, write_json
 from mptune.json_form import JsonForm, encode
 
+Arrays = Mapping[str, np.ndarray]  # one sample: an array for each input, output or kind of label
 Floats = NDArray[np.float64]
 
 # The metric, and the statistic of an output that is one part; ``worst_part[4]`` is that of its column 4.
@@ -89,7 +90,7 @@ def belongs_to(statistic: str, metric: str) -> bool:
 
 
 def find_parts(
-    reference: Sequence[Mapping[str, np.ndarray]],
+    reference: Sequence[Arrays],
     batches: Sequence[frozenset[int]] | None = None,
     row_axes: Mapping[str, int] | None = None,
 ) -> dict[str, OutputParts]:
@@ -132,9 +133,7 @@ def find_parts(
     return parts
 
 
-def cover_held_out(
-    parts: Mapping[str, OutputParts], reference: Sequence[Mapping[str, np.ndarray]]
-) -> dict[str, OutputParts]:
+def cover_held_out(parts: Mapping[str, OutputParts], reference: Sequence[Arrays]) -> dict[str, OutputParts]:
     """The same parts for held-out samples: each scale is the larger one of the search samples' and theirs.
 
     So a class that the search samples do not have is measured by the samples that have it.

@@ -18,15 +18,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from mptune.data.metrics.parts import OutputParts
+from mptune.data.metrics.parts import Arrays, Floats, OutputParts
 
 if TYPE_CHECKING:
     from mptune.graph.facts import DependentOutput
-
-Arrays = Mapping[str, np.ndarray]
-Floats = NDArray[np.float64]
 
 _MOST_COLUMNS = 256  # by which rows are told apart: masks and features have thousands, of which every so many is taken
 

@@ -30,15 +30,12 @@ METRIC_TIMEOUT_S = 300.0  # one call of a script's metric may take this long by 
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric, built in or of the user's.
-
-    ``kind`` is ``element`` for a statistic of every output (``mptune.data.metrics.accuracy``), ``sample`` for a value
-    of all outputs of a sample, ``set`` for a value of all samples. ``function`` computes it, or is its name in
-    ``mptune.data.metrics.whole_set``; built-in ones take ``(outputs, references, inputs, labels)``.
-    """
+    """A metric, built in or of the user's."""
 
     name: str
+    # A statistic of every output (``mptune.data.metrics.accuracy``), of all outputs of a sample, or of all samples.
     kind: Literal["element", "sample", "set"]
+    # Or its name in ``mptune.data.metrics.whole_set``; built-in ones take ``(outputs, references, inputs, labels)``.
     function: str | Callable[..., Any] = ""
     larger_is_better: bool = False  # of a sample or set metric the error is the reference's value less the plan's
     is_summed: bool = False  # over the samples; else the mean is taken

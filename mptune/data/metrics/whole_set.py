@@ -5,15 +5,14 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+from mptune.data.metrics.parts import Arrays
 from mptune.data.metrics.table import METRICS, Metric
 from mptune.errors import DataError
-
-Arrays: TypeAlias = Mapping[str, np.ndarray]
 
 IGNORED = 255  # a class label that segmentation data sets give to pixels of no class; so do negative ones
 THRESHOLDS = np.arange(0.5, 0.96, 0.05)  # of intersection over union, as COCO has them
@@ -56,26 +55,14 @@ def _is_scores(array: np.ndarray) -> bool:
     return array.dtype.kind == "f" and array.ndim >= 2 and max(array.shape[1:]) > 1
 
 
-def top1_accuracy(outputs: Arrays, references: Arrays, inputs: Arrays, labels: Arrays) -> float:
-    """Share of rows (or pixels, or tokens) whose largest score is that of the label; the smallest over the outputs."""
-    return min(_accuracies("top1_accuracy", 1, outputs, references, labels))
+def top_accuracy(
+    outputs: Arrays, references: Arrays, inputs: Arrays, labels: Arrays, metric: str, kind: str = _CLASS_SCORES
+) -> float:
+    """Share of rows (or pixels, or tokens) whose label is among the 5 largest scores, or is the largest for ``top1``.
 
-
-def top5_accuracy(outputs: Arrays, references: Arrays, inputs: Arrays, labels: Arrays) -> float:
-    """Share of rows (or pixels, or tokens) whose label is among the 5 largest scores; as ``top1_accuracy``."""
-    return min(_accuracies("top5_accuracy", 5, outputs, references, labels))
-
-
-def top1_disagreement(outputs: Arrays, references: Arrays, inputs: Arrays, labels: Arrays) -> float:
-    """Share of rows whose largest class differs, the largest over the floating outputs of shape (rows, classes)."""
-    rows = {name: a for name, a in references.items() if isinstance(a, np.ndarray) and a.ndim == 2 and len(a)}
-    return 1.0 - min(_accuracies("top1_disagreement", 1, outputs, rows, {}, "shape (rows, classes)"))
-
-
-def _accuracies(
-    metric: str, count: int, outputs: Arrays, references: Arrays, labels: Arrays, kind: str = _CLASS_SCORES
-) -> Iterator[float]:
-    """The share of labels among the ``count`` largest scores of each output. A score that is NaN or Inf is a miss."""
+    The smallest over the outputs. A row with a score that is NaN or Inf is a miss.
+    """
+    count, shares = 5 if metric == "top5_accuracy" else 1, []
     for name, output, target in _judged(metric, outputs, references, labels, _is_scores, kind):
         scores, wanted = _scores_and_classes(metric, name, output, target)
         classes, largest = scores.shape[-1], wanted.max(initial=-1)
@@ -87,7 +74,18 @@ def _accuracies(
         # Of equal scores the one of the smaller class number comes first, as argmax has it.
         before = (clean > score) | ((clean == score) & (np.arange(classes) < label))
         hit = (before.sum(axis=-1) < min(count, classes)) & np.isfinite(scores).all(axis=-1)
-        yield float(hit[wanted >= 0].mean())
+        shares.append(float(hit[wanted >= 0].mean()))
+    return min(shares)
+
+
+top1_accuracy = functools.partial(top_accuracy, metric="top1_accuracy")
+top5_accuracy = functools.partial(top_accuracy, metric="top5_accuracy")
+
+
+def top1_disagreement(outputs: Arrays, references: Arrays, inputs: Arrays, labels: Arrays) -> float:
+    """Share of rows whose largest class differs, the largest over the floating outputs of shape (rows, classes)."""
+    rows = {name: a for name, a in references.items() if isinstance(a, np.ndarray) and a.ndim == 2 and len(a)}
+    return 1.0 - top_accuracy(outputs, rows, inputs, {}, "top1_disagreement", "shape (rows, classes)")
 
 
 def _scores_and_classes(metric: str, name: str, output: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -179,14 +177,12 @@ def mean_average_precision(
     of the outputs is recognised by the reference, that of labels by themselves.
     """
     exact = _detections(references)
-    is_centred = _is_centred(exact) if form is None else form == "cxcywh"
-    detections = [_best(image, is_centred) for image in _detections(outputs)]
+    detections = [_best(image) for image in _as_corners(_detections(outputs), form, exact)]
     if labels:
         truths = [image[image[:, _CLASS] >= 0] for image in _detections(labels, are_labels=True)]
-        is_centred = _is_centred(truths) if form is None else is_centred
-        truths = [_corners(image, is_centred) for image in truths]
+        truths = _as_corners(truths, form, truths)
     else:
-        truths = [_best(image[image[:, _SCORE] >= _LEAST_SCORE], is_centred) for image in exact]
+        truths = [_best(image[image[:, _SCORE] >= _LEAST_SCORE]) for image in _as_corners(exact, form, exact)]
     if len(detections) != len(truths):
         raise DataError(f"map: {len(detections)} images have detections, {len(truths)} have labels", _NAMES)
     classes = sorted({int(c) for image in truths for c in image[:, _CLASS]})
@@ -226,22 +222,20 @@ map_of_centres = functools.partial(mean_average_precision, form="cxcywh")
 map_of_corners = functools.partial(mean_average_precision, form="xyxy")
 
 
-def _is_centred(images: Sequence[np.ndarray]) -> bool:
-    """Whether boxes are centre and size: too many were no corners, and no size is negative."""
-    boxes = np.concatenate(images)[:, :4]
+def _as_corners(images: list[np.ndarray], form: str | None, like: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Images with their boxes as corners; without a form they are of the form of the boxes in ``like``."""
+    boxes = np.concatenate(like)[:, :4]
     is_ordered = (boxes[:, 2:] >= boxes[:, :2]).all(axis=1)
-    return bool(len(boxes) and is_ordered.mean() < 0.95 and (boxes[:, 2:] >= 0).all())
+    # Centre and size: too many were no corners, and no size is negative.
+    is_centred = len(boxes) and is_ordered.mean() < 0.95 and (boxes[:, 2:] >= 0).all()
+    if form == "xyxy" or not (form or is_centred):
+        return images
+    # x - w / 2, y - h / 2, x + w / 2, y + h / 2
+    return [np.column_stack([i[:, :2] - i[:, 2:4] / 2, i[:, :2] + i[:, 2:4] / 2, i[:, 4:]]) for i in images]
 
 
-def _corners(image: np.ndarray, is_centred: bool) -> np.ndarray:
-    """The boxes of an image as corners."""
-    half = image[:, 2:4] / 2
-    return np.column_stack([image[:, :2] - half, image[:, :2] + half, image[:, 4:]]) if is_centred else image
-
-
-def _best(image: np.ndarray, is_centred: bool) -> np.ndarray:
+def _best(image: np.ndarray) -> np.ndarray:
     """The detections of an image with the best scores, in their order."""
-    image = _corners(image, is_centred)
     image = image[np.isfinite(image[:, : _SCORE + 1]).all(axis=1)]
     return image[np.argsort(-image[:, _SCORE], kind="stable")[:_MOST_DETECTIONS]]
 
@@ -263,14 +257,12 @@ def _average_precisions(detections: Sequence[np.ndarray], truths: Sequence[np.nd
         image, truth = image[image[:, _CLASS] == number], truth[truth[:, _CLASS] == number]
         overlaps = intersection_over_union(image[:, :4], truth[:, :4])
         # The detections, best score first, that are matched to a box which no better one has: (detections, thresholds).
-        is_hit = np.zeros((len(overlaps), len(THRESHOLDS)), dtype=bool)
-        for k, threshold in enumerate(THRESHOLDS):
-            free = np.ones(overlaps.shape[1], dtype=bool)
-            for row, overlap in enumerate(overlaps):
-                candidates = np.where(free & (overlap >= threshold - 1e-10), overlap, -1.0)
-                if candidates.max(initial=-1.0) >= 0.0:
-                    free[int(candidates.argmax())] = False
-                    is_hit[row, k] = True
+        is_hit = np.zeros((len(image), len(THRESHOLDS)), dtype=bool)
+        free = np.ones((len(THRESHOLDS), len(truth)), dtype=bool)
+        for row, overlap in enumerate(overlaps if len(truth) else ()):
+            candidates = np.where(free & (overlap >= THRESHOLDS[:, None] - 1e-10), overlap, -1.0)
+            is_hit[row] = candidates.max(axis=1) >= 0.0
+            free[is_hit[row], candidates.argmax(axis=1)[is_hit[row]]] = False
         hits.append(is_hit)
         scores.append(image[:, _SCORE])
         total += len(truth)
@@ -292,34 +284,26 @@ def together(samples: Sequence[Arrays]) -> dict[str, Any]:
     return joined
 
 
-class SampleSetArrays(NamedTuple):
-    """What a set metric is computed from, sample by sample; labels are empty dictionaries where there are none."""
-
-    outputs: Sequence[Arrays]
-    references: Sequence[Arrays]
-    inputs: Sequence[Arrays]
-    labels: Sequence[Arrays]
-
-    def arguments(self) -> tuple[dict[str, Any], ...]:
-        """The four arguments of a set metric: all samples of each ``together``."""
-        return tuple(map(together, self))
-
-
-def set_values(metric: Metric, data: SampleSetArrays, call: Callable[[SampleSetArrays], float]) -> tuple[float, ...]:
+def set_values(
+    metric: Metric, data: Sequence[Sequence[Arrays]], call: Callable[[Sequence[dict[str, Any]]], float]
+) -> tuple[float, ...]:
     """The metric's own value, as ``call`` computes it, as one number per sample whose mean it is.
 
-    Groups of samples are left out in turn (the jackknife), so scaled that the standard error of the mean over the
-    samples is the one over the groups. A user's function is called once: its value stands for all samples.
+    ``data`` are the samples of each argument of a set metric; ``call`` gets them ``together``. Groups of samples are
+    left out in turn (the jackknife), so scaled that the standard error of the mean over the samples is the one over the
+    groups. A user's function is called once: its value stands for all samples.
     """
-    count = len(data.outputs)
-    whole = call(data)
-    groups = min(count, _GROUPS)
+
+    def value(members: Iterable[int]) -> float:
+        return call([together([samples[k] for k in members]) for samples in data])
+
+    count = len(data[0])
+    whole, groups = value(range(count)), min(count, _GROUPS)
     if metric.name not in METRICS or groups < 2 or not math.isfinite(whole):
         return (whole,) * count
-    rest = [[k for k in range(count) if k % groups != group] for group in range(groups)]
-    without = np.array([call(SampleSetArrays(*([part[k] for k in members] for part in data))) for members in rest])
+    without = np.array([value([k for k in range(count) if k % groups != group]) for group in range(groups)])
     if not np.isfinite(without).all():
         return (whole,) * count
     scale = math.sqrt((count - 1) / (groups - 1)) * (groups - 1)
     values = scale * (without.mean() - without[np.arange(count) % groups])
-    return tuple(float(value) for value in whole + values - values.mean())
+    return tuple((whole + values - values.mean()).tolist())

@@ -122,8 +122,7 @@ def pinning_hazards(
     """
     pinned: dict[str, Hazard] = {}
     for each in hazards:
-        rules_out = each.rules_out(precision) or (not is_measured and each.changes_constant(precision))
-        if rules_out and each.place.group is not None:
+        if each.place.group is not None and each.rules_out(precision, is_measured=is_measured):
             pinned.setdefault(each.place.group, each)
     return pinned
 

@@ -80,27 +80,21 @@ class Hazard:
     def _words(self) -> Words:
         return CODES[self.code].say({**_where((self,)).first_names(), **self.evidence, **self.all_words})
 
-    def rules_out(self, precision: Precision) -> bool:
+    def rules_out(self, precision: Precision, *, is_measured: bool = True) -> bool:
         """Whether the group cannot be right in a reduced precision.
 
-        What leaves FP16's range is no hazard to BF16, which has FP32's; all else is to one with as few digits.
+        What leaves FP16's range is no hazard to BF16, which has FP32's; all else is to one with as few digits. A
+        constant beyond the range is held as the largest finite value, which is the same to a mask or a limit only:
+        where outputs are not measured, which show what that does, it rules the precision out, too.
         """
-        if self.severity != "error" or precision.mantissa_bits > self.precision.mantissa_bits:
+        is_changed = self.severity == "warning" and "held_as" in self.evidence and not is_measured
+        if not (self.severity == "error" or is_changed) or precision.mantissa_bits > self.precision.mantissa_bits:
             return False
         if self.code == "index-in-float":
             return self.value > precision.exact_integers
         if self.code in ("vanishing-values", "vanishing-epsilon"):
             return precision is self.precision
         return precision is Precision.FP16 or not self.is_of_range or self.value > precision.largest
-
-    def changes_constant(self, precision: Precision) -> bool:
-        """Whether the group holds a constant that a reduced precision changes, because it is beyond its range.
-
-        It is held as the largest finite value, which is the same to a mask or a limit only; outputs show what it does.
-        """
-        if self.severity != "warning" or "held_as" not in self.evidence or precision is Precision.FP32:
-            return False
-        return precision is Precision.FP16 or self.value > precision.largest
 
     def holds_in(self, precision: Precision) -> bool:
         """Whether it is one in a group that has this precision."""
@@ -170,10 +164,11 @@ def touching(types: ValueTypes, tensor: str) -> list[Node]:
     return [node for node, values in changed if tensor in values]
 
 
-def group_of(types: ValueTypes, node: Node) -> str | None:
-    """Id of the group that would be FP16 there; None where none would be under any plan."""
+def group_of(types: ValueTypes, node: Node, precision: Precision = Precision.FP16) -> str | None:
+    """Id of the group that would have a reduced precision there; None where none would under any plan."""
     position = types.group_of[node.index]
-    return types.groups[position].id if position >= 0 and types.groups[position].pinned is None else None
+    is_free = position >= 0 and types.groups[position].pinned is None and position not in types.lacking(precision)
+    return types.groups[position].id if is_free else None
 
 
 # -- what was observed -------------------------------------------------------------------------------------------------

@@ -76,7 +76,7 @@ def masks_of(model: Model) -> Masks:
         readers = facts.readers(value)
         return bool(readers) and all(reader.index in limiting for reader in readers)
 
-    magnitudes, held = dict[str, float](), dict[str, float]()
+    magnitudes = dict[str, float]()
     for node in model.nodes:
         out = node.outputs[0] if node.outputs else ""
         if not node.is_standard or not model.info(out).is_float32:
@@ -92,8 +92,8 @@ def masks_of(model: Model) -> Masks:
                 sizes += [float(np.max(np.abs(part), initial=0.0)) for part in chunks(constant)]
         if max(sizes, default=0.0) > Precision.FP16.largest:
             magnitudes.update(dict.fromkeys(node.outputs, max(sizes)))
-            come = node.outputs if out in to_softmax else filter(is_limit, node.outputs)
-            held.update(dict.fromkeys(come if math.isfinite(max(sizes)) else (), max(sizes)))
+    finite = {name: size for name, size in magnitudes.items() if math.isfinite(size)}
+    held = {name: size for name, size in finite.items() if name in to_softmax or is_limit(name)}
     return Masks(frozenset(to_softmax), frozenset(limiting), held)
 
 

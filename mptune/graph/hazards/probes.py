@@ -176,12 +176,10 @@ def probe_hazards(
     patterns = (pattern for pattern in find_patterns(types.model) if pattern.kind in ("activation", "norm"))
     inside = {index for pattern in patterns for index in pattern.nodes}
     for record in observed.probes:
-        node, precision, lacking = nodes[record.node], record.precision, types.lacking(record.precision)
-        group, maker = group_of(types, node), types.facts.producer(node.inputs[0])
-        if group is None or types.group_of[node.index] in lacking:
-            group = None
-            if node.op_type not in ("NonMaxSuppression", "Cast"):  # which read what FP16 has rounded
-                continue
+        node, precision = nodes[record.node], record.precision
+        group, maker = group_of(types, node, precision), types.facts.producer(node.inputs[0])
+        if group is None and node.op_type not in ("NonMaxSuppression", "Cast"):  # which read what FP16 has rounded
+            continue
         ranges = (observed.ranges[name] for name in (*node.inputs, *node.outputs) if name in observed.ranges)
         if any(values.absmax > precision.largest for values in ranges) or not any(map(any, record.facts.values())):
             continue  # that is an overflow, and rounded figures say nothing more; or there are no elements
@@ -199,8 +197,8 @@ def probe_hazards(
     for hazard, values in named:
         done = {hazard.place.group, None}
         for source in filter(None, map(types.facts.producer, values)):
-            group = group_of(types, source)
-            if group not in done and types.group_of[source.index] not in types.lacking(hazard.precision):
+            group = group_of(types, source, hazard.precision)
+            if group not in done:
                 name = source.name if hazard.code == "index-in-float" else None  # it has no digits left there
                 hazards.append(replace(hazard, place=replace(hazard.place, group=group, node=name)))
                 done.add(group)
@@ -336,9 +334,8 @@ def _step_hazard(look: _Look) -> Named | None:
     outputs = {given: output for output, given in state_pairs(facts.model)}
     is_counted = facts.root(outputs.get(facts.root(unchanged), "")) == facts.root(node.outputs[0])
     is_level = (facts.is_vector(unchanged) or facts.is_single(unchanged)) and not is_logged
-    if (
-        facts.is_static(moved) or is_level or node.outputs[0] in masks_of(facts.model).before_softmax
-    ) and not is_counted:
+    is_score = node.outputs[0] in masks_of(facts.model).before_softmax
+    if (facts.is_static(moved) or is_level or is_score) and not is_counted:
         return None
     # A step that is made of the other side element by element, as x + 0.04 x**3 is, adds nothing up.
     if facts.root(unchanged) in map(facts.root, _sources(facts, [moved], _STEP_BY_STEP)):

@@ -199,6 +199,13 @@ def int64_hazards(facts: Facts) -> list[Hazard]:
     of an axis all values mean the same, and exporters write INT64_MAX for "to the end".
     """
     hazards = []
+
+    def is_bound(value: str) -> bool:
+        readers = facts.readers(value)
+        ends = [reader for reader in readers if reader.op_type not in _PUTS_TOGETHER]
+        is_end = all(r.op_type == "Slice" and value not in (r.inputs[0], *r.inputs[3:]) for r in ends)
+        return is_end and bool(readers) and not facts.is_output(value)
+
     for name, constant in facts.model.initializers.items():
         if constant.dtype != "int64" or constant.nbytes == 0:
             continue
@@ -206,12 +213,6 @@ def int64_hazards(facts: Facts) -> list[Hazard]:
         beyond = max(ends) if max(ends) > _INT32.max else min(ends)
         if _INT32.min <= beyond <= _INT32.max:
             continue
-
-        def is_bound(value: str) -> bool:
-            ends = [r for r in facts.readers(value) if r.op_type not in _PUTS_TOGETHER]
-            is_end = all(r.op_type == "Slice" and value not in (r.inputs[0], *r.inputs[3:]) for r in ends)
-            return is_end and bool(facts.readers(value)) and not facts.is_output(value)
-
         if not all(map(is_bound, facts.onward([name], _PUTS_TOGETHER))):
             place = HazardPlace(next((node.name for node in facts.readers(name)), None), None, name)
             evidence = {"value": beyond, "int32_max": _INT32.max}

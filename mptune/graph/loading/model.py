@@ -154,7 +154,6 @@ def load_model(
     """Load, check and type a model.
 
     Args:
-        path: of the ONNX file.
         ask: says which types the operators have that ONNX does not define; None where nobody does: then what they
             compute, and what is computed from it, has no type (``mptune.engines.loading.load_typed_model`` asks).
         any_precision: take a model that computes nothing in FP32, too, such as one that is FP16 throughout.
@@ -364,8 +363,7 @@ def output_types(
 
 def needed_nodes(model: Model, values: Iterable[str], given: Collection[str] = ()) -> list[Node]:
     """The nodes that these values depend on, in topological order; not those before values that are ``given``."""
-    wanted = set(values)
-    needed = []
+    wanted, needed = set(values), list[Node]()
     for node in reversed(model.nodes):
         if not wanted.isdisjoint(node.outputs):
             needed.append(node)

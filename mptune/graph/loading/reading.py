@@ -49,10 +49,8 @@ NOT_VALID = "the file is not valid ONNX; export it again, or check that the copy
 def read_model(path: Path, opset: int | None = None) -> tuple[onnx.ModelProto, int, tuple[Path, ...], int | None]:
     """The model of a file, with functions inlined, equally named nodes numbered, and large Constants as the graph's.
 
-    Constants that are inputs because they had to be, below IR version 4, are so no longer.
-
-    Args:
-        opset: as of ``load_model``, as are errors.
+    Constants that are inputs because they had to be, below IR version 4, are so no longer. ``opset`` and errors are as
+    of ``load_model``.
 
     Returns:
         The model, its operator set, its files of external data, and its own operator set if mptune had to raise it.
@@ -224,8 +222,7 @@ def _raise_opset(proto: onnx.ModelProto, path: Path, current: int, opset: int) -
     cure = "export it again at that opset" + (", or search at the opset that it has" if current >= MIN_OPSET else "")
     operators = {node.op_type for graph in all_graphs(proto.graph) for node in graph.node}
     if "GroupNormalization" in operators and current < 21 <= opset:  # it converts this wrongly
-        what = "from 21 on a GroupNormalization has a scale for each channel, not each group"
-        raise ModelError(f"{refused}: {what}", cure)
+        raise ModelError(f"{refused}: from 21 on a GroupNormalization has a scale for each channel, not group", cure)
     slim = without_weights(proto, proto.graph.node, {})
     slim.graph.value_info.extend(proto.graph.value_info)
     try:

@@ -20,12 +20,7 @@ ASSUMED_SIZE = 128
 
 @dataclass(frozen=True)
 class StaticShapes:
-    """Concrete shapes.
-
-    Attributes:
-        assumed: symbolic dimension -> the size that it was given.
-        unknown: how many computed FP32 values have no concrete shape.
-    """
+    """Concrete shapes, the sizes assumed of symbolic dimensions, and how many computed FP32 values have no shape."""
 
     shapes: Mapping[str, tuple[int, ...]]
     assumed: Mapping[str, int]
@@ -83,8 +78,7 @@ def _walk(model: Model, shapes: dict[str, tuple[int, ...]]) -> None:
             # Its values, where it computes from small ones alone, or from a shape.
             results: Any = ()
             if node.op_type == "Shape" and node.inputs[0] in shapes:
-                bounds = {a.name: a.i for a in node.proto.attribute}
-                shape = shapes[node.inputs[0]]
+                bounds, shape = {a.name: a.i for a in node.proto.attribute}, shapes[node.inputs[0]]
                 results = [np.array(shape[bounds.get("start", 0) : bounds.get("end", len(shape))], np.int64)]
             elif node.inputs and all(not name or name in small for name in node.inputs):
                 is_fill = node.op_type in ("ConstantOfShape", "Expand")
@@ -100,7 +94,6 @@ def _walk(model: Model, shapes: dict[str, tuple[int, ...]]) -> None:
                 continue
             if node.op_type == "GroupNormalization" and node.inputs[0] in shapes:  # ONNX infers nothing for it
                 shapes[node.outputs[0]] = shapes[node.inputs[0]]
-                continue
             for name, proto in output_types(model, node, {n: shapes.get(n) for n in node.inputs}, feeds).items():
                 inferred = fixed_shape(type_of(proto)[1])
                 if inferred is not None:

@@ -65,8 +65,7 @@ class Rewriter:
     def export(self, plan: PrecisionPlan, path: Path, metadata: Mapping[str, str] | None = None) -> Path:
         """Write the typed model self-contained; past 2 GiB its weights lie in ``path`` + ``.data``.
 
-        Args:
-            metadata: what to say of it in ``metadata_props``, whose keys get the prefix ``mptune.``.
+        ``metadata`` is what to say of it in ``metadata_props``, whose keys get the prefix ``mptune.``.
         """
         proto, constants = self._typed(plan, is_documented=True)
         for key, text in (metadata or {}).items():
@@ -76,12 +75,6 @@ class Rewriter:
     def exported_files(self, plan: PrecisionPlan, path: Path) -> tuple[Path, ...]:
         """What ``export`` would write and replace: ``path``, and past 2 GiB the file of weights beside it."""
         return (path,) if weights.is_self_contained(*self._typed(plan)) else (path, path.with_name(path.name + ".data"))
-
-    def typed(self, plan: PrecisionPlan) -> onnx.ModelProto:
-        """The typed model in memory, self-contained."""
-        proto, constants = self._typed(plan, is_documented=True)
-        proto.graph.initializer.extend(inline_tensor(*needed) for needed in constants)
-        return proto
 
     def _declare_values(self, graph: onnx.GraphProto, resolution: Resolution) -> None:
         """Repeat the file's ``value_info`` of values that are there in their old type, for its documentation.
@@ -98,9 +91,7 @@ class Rewriter:
                 graph.value_info.add().CopyFrom(value)
                 graph.value_info[-1].type.CopyFrom(declaration(replace(info, shape=sizes)).type)
 
-    def _typed(
-        self, plan: PrecisionPlan, *, is_documented: bool = False
-    ) -> tuple[onnx.ModelProto, list[NeededConstant]]:
+    def _typed(self, plan: PrecisionPlan, is_documented: bool = False) -> tuple[onnx.ModelProto, list[NeededConstant]]:
         """The typed model without the constants that it reads of the model, and these."""
         if self._of_mixed is not self and plan.reduced_groups:
             return self._of_mixed._typed(plan, is_documented=is_documented)
@@ -164,9 +155,7 @@ class Rewriter:
     def _add_casts(self, graph: onnx.GraphProto, value: str, resolution: Resolution) -> None:
         """Append the Casts of a value, which stand right after its producer."""
         needed, computed, own = resolution.casts.get(value, ()), resolution.computed_in(value), self.types.own
-        for precision in PRECISIONS:
-            if precision not in needed:
-                continue
+        for precision in (row for row in PRECISIONS if row in needed):
             result, name = self._name(value, precision, resolution), value + self._suffixes[precision]
             is_own = own.forms.get((value, precision)) == result
             if is_own:
@@ -187,7 +176,9 @@ def rewrite(model: Model, plan: PrecisionPlan, groups: Sequence[LayerGroup] | No
         PlanError: the plan does not fit the model.
     """
     grouped = GroupedModel(model, find_groups(model) if groups is None else tuple(groups))
-    return Rewriter(grouped).typed(plan)
+    proto, constants = Rewriter(grouped)._typed(plan, is_documented=True)
+    proto.graph.initializer.extend(inline_tensor(*needed) for needed in constants)
+    return proto
 
 
 # -- the parts of every written model: the frame of the original, nodes, Casts, roundings ------------------------------
@@ -232,9 +223,7 @@ def add_node(graph: onnx.GraphProto, node: Node, inputs: Sequence[str], outputs:
 
 def cast_node(source: str, result: str, precision: Precision, name: str = "") -> onnx.NodeProto:
     """A Cast of one value, named like its result by default."""
-    proto = onnx.NodeProto(op_type="Cast", name=name or result, input=[source], output=[result])
-    proto.attribute.add(name="to", type=onnx.AttributeProto.INT, i=precision.onnx_type)
-    return proto
+    return onnx.helper.make_node("Cast", [source], [result], name or result, to=precision.onnx_type)
 
 
 def rounding_nodes(source: str, reduced: str, rounded: str, precision: Precision) -> list[onnx.NodeProto]:
@@ -267,9 +256,8 @@ def clip_node(source: str, result: str, precision: Precision, opset: int) -> lis
     largest = precision.largest
     if opset < _CLIP_HAS_INPUTS:
         return [onnx.helper.make_node("Clip", [source], [result], name=result, min=-largest, max=largest)]
-    lowest, highest = f"{result}.lowest", f"{result}.highest"
-    limits = constant_node(lowest, -largest), constant_node(highest, largest)
-    return [*limits, node("Clip", result, source, lowest, highest)]
+    limits = [constant_node(f"{result}.lowest", -largest), constant_node(f"{result}.highest", largest)]
+    return [*limits, node("Clip", result, source, *(limit.name for limit in limits))]
 
 
 def node(op_type: str, result: str, *inputs: str, name: str = "") -> onnx.NodeProto:

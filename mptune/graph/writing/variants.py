@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -51,7 +51,7 @@ _TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype"})
 # -- values as outputs ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass
 class ObservedPart:
     """Values that are observed in one session.
 
@@ -61,8 +61,8 @@ class ObservedPart:
         sample_bytes: memory of what the session gives on one sample, about.
     """
 
-    rows: Mapping[str, tuple[int, ...]]
-    nodes: tuple[ProbedNode, ...] = ()
+    rows: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    nodes: list[ProbedNode] = field(default_factory=list)
     sample_bytes: int = 0
 
     @property
@@ -83,21 +83,18 @@ def observed_parts(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> list[
     rows, nodes = softmax_rows(model), dict[str, list[ProbedNode]]()
     for probed in probed_nodes(model):
         nodes.setdefault(probed.key, []).append(probed)
-    parts, sizes, outputs = list[list[str]](), list[int](), set[str]()
+    parts, outputs = list[ObservedPart](), set[str]()
     for tensor in observed_tensors(model):
         reads = frozenset((tensor,)).union(*(probed.reads for probed in nodes.get(tensor, ())))
         more = sum(4 * math.prod(shapes[name]) if name in shapes else _UNKNOWN_BYTES for name in reads - outputs)
-        if not parts or sizes[-1] + more > _PART_BYTES or len(outputs | reads) > _MOST_OUTPUTS:
-            parts.append([])
-            sizes.append(0)
+        if not parts or parts[-1].sample_bytes + more > _PART_BYTES or len(outputs | reads) > _MOST_OUTPUTS:
+            parts.append(ObservedPart())
             outputs = set()
-        parts[-1].append(tensor)
+        parts[-1].rows[tensor] = rows.get(tensor, ())
+        parts[-1].nodes += nodes.get(tensor, ())
+        parts[-1].sample_bytes += more
         outputs |= reads
-        sizes[-1] += more
-    return [
-        ObservedPart({n: rows.get(n, ()) for n in part}, tuple(p for n in part for p in nodes.get(n, ())), size)
-        for part, size in zip(parts, sizes, strict=True)
-    ]
+    return parts
 
 
 def write_with_outputs(
@@ -191,8 +188,7 @@ def write_widened(
     FP16 and BF16 results are computed in FP32 under another name, and rounded; constants of these types are cast.
 
     Args:
-        outputs: values of the main graph that become the only outputs, and nodes that none of them needs are left
-            out; None for the model's own outputs.
+        outputs: values of the main graph that become the only outputs; None for the model's own.
         constants: other values, of the same shape, of initializers and results of nodes Constant of the main graph.
         attributes: node of the main graph, attribute, its other value; None leaves it out.
     """

@@ -130,7 +130,7 @@ def _reference(
     """A TensorProto of a constant whose values lie in another file (onnx/docs/ExternalData.md)."""
     code = constant.proto.data_type if rounded_to is None else rounded_to.onnx_type
     tensor = onnx.TensorProto(name=name, data_type=code, dims=constant.shape, raw_data=b"")  # onnx asks for raw data
-    onnx.external_data_helper.set_external_data(tensor, location, place.offset, place.length)
+    onnx.external_data_helper.set_external_data(tensor, location, *place)
     tensor.ClearField("raw_data")
     if rounded_to is None and constant.proto.doc_string:
         tensor.doc_string = constant.proto.doc_string
@@ -144,8 +144,7 @@ def _is_large(constant: Initializer) -> bool:
 
 
 def _nbytes(constant: Initializer, rounded_to: Precision | None) -> int:
-    ratio = 1.0 if rounded_to is None else rounded_to.nbytes / Precision.FP32.nbytes
-    return int(constant.nbytes * ratio)
+    return constant.nbytes * (rounded_to or Precision.FP32).nbytes // Precision.FP32.nbytes
 
 
 def _append_values(file: BinaryIO, constant: Initializer, rounded_to: Precision | None) -> Place:
@@ -217,8 +216,7 @@ class WeightBank:
         Args:
             precisions: those that plans use besides FP32. What the bank has in others stays.
         """
-        large = [model.initializers[name] for name in sorted(model.initializers)]
-        large = [constant for constant in large if _is_large(constant)]
+        large = [constant for _, constant in sorted(model.initializers.items()) if _is_large(constant)]
         index, is_of_model = directory / INDEX_FILE, False
         with contextlib.suppress(*READ_ERRORS):
             is_of_model = read_json(index)["model_sha256"] == model.sha256

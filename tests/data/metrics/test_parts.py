@@ -50,10 +50,10 @@ def test_each_column_is_a_part_where_scales_differ() -> None:
     for k in range(5):
         assert error.per_output["y"][f"worst_part[{k}]"] == pytest.approx(wanted[:, k])
     relative = np.linalg.norm(apart, axis=1) / np.linalg.norm(wide, axis=1)
-    assert columns.worst_part == pytest.approx(wanted.mean(axis=0), rel=1e-3)
-    assert columns.relative_l2 == pytest.approx(relative.mean(axis=0), rel=1e-3)
-    assert columns.max_abs == pytest.approx(abs(apart).max(axis=(0, 1)), rel=1e-3)
-    assert error.value("worst_part") == pytest.approx(max(columns.worst_part), rel=1e-3)
+    assert columns["worst_part"] == pytest.approx(wanted.mean(axis=0), rel=1e-3)
+    assert columns["relative_l2"] == pytest.approx(relative.mean(axis=0), rel=1e-3)
+    assert columns["max_abs"] == pytest.approx(abs(apart).max(axis=(0, 1)), rel=1e-3)
+    assert error.value("worst_part") == pytest.approx(max(columns["worst_part"]), rel=1e-3)
     assert error.deciding_part("worst_part") == OutputColumns("y", (4,))
     assert error.value("worst_part") > 10 * error.value("relative_l2")
     assert error.summary()["y"]["worst_part"] == error.value("worst_part")
@@ -140,7 +140,7 @@ def test_what_was_seen_over_all_samples_decides_for_others(tmp_path: Path) -> No
     assert load_parts(tmp_path / "parts.json") == found
     held_out = detections(1)
     error = compared(of([array + 1.0 for array in held_out]), of(held_out), found)
-    assert error.columns["y"].worst_part == pytest.approx([1.0 / scale for scale in found["y"].scales], rel=1e-3)
+    assert error.columns["y"]["worst_part"] == pytest.approx([1.0 / scale for scale in found["y"].scales], rel=1e-3)
     assert load_parts(tmp_path / "none.json") is None
 
 
@@ -157,7 +157,7 @@ def test_a_column_that_is_zero_in_all_search_samples_is_measured_by_those_that_h
     off = of([sample["y"] + np.array([0.0, 0.1 * unit, 0.01]) for sample in held_out])
     error = compared(off, held_out, covering)
     assert by_columns(error) == {(0,): 0.0, (1,): pytest.approx(0.1), (2,): pytest.approx(0.01)}
-    assert error.columns["y"].worst_part == pytest.approx([0.0, 0.1, 0.01])
+    assert error.columns["y"]["worst_part"] == pytest.approx([0.0, 0.1, 0.01])
 
 
 @pytest.mark.parametrize("boxes", [False, True], ids=["alone", "beside boxes in pixels"])

@@ -12,7 +12,7 @@ import pytest
 from mptune.data.metrics import whole_set
 from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError, error_interval
 from mptune.data.metrics.table import METRICS, number_of, own_value, sample_functions, script_of
-from mptune.data.metrics.whole_set import SampleSetArrays, endpoint_error, set_values, together, top1_accuracy
+from mptune.data.metrics.whole_set import endpoint_error, set_values, together, top1_accuracy
 from mptune.data.metrics.whole_set import mean_average_precision as average_precision
 from mptune.data.scripts import law_metric, resolve_metric
 from mptune.errors import DataError, SettingsError
@@ -113,28 +113,24 @@ def test_boxes_that_do_not_overlap() -> None:
     assert whole_set.intersection_over_union(BOXES[0], BOXES[0])[0].tolist() == [1.0, 0.0]
 
 
-def arrays_of(rows: int) -> SampleSetArrays:
+def arrays_of(rows: int) -> tuple[list[Arrays], ...]:
     reference = [{"y": scores((1, 4), k)} for k in range(rows)]
     outputs = [{"y": sample["y"] + 0.7 * scores((1, 4), 100 + k)} for k, sample in enumerate(reference)]
     labels = [{"label": sample["y"].argmax(axis=1)} for sample in reference]
-    return SampleSetArrays(outputs, reference, reference, labels)
+    return outputs, reference, reference, labels
 
 
 @pytest.mark.parametrize("rows", [1, 2, 12, 29])
 def test_pseudo_values_have_the_metric_as_their_mean_and_its_standard_error(rows: int) -> None:
     metric, data = METRICS["top1_accuracy"], arrays_of(rows)
-
-    def call(part: SampleSetArrays) -> float:
-        return metric.load()(*part.arguments())
-
-    values = set_values(metric, data, call)
+    values = set_values(metric, data, lambda arguments: metric.load()(*arguments))
     assert len(values) == rows
-    assert np.mean(values) == pytest.approx(call(data))
+    assert np.mean(values) == pytest.approx(top1_accuracy(*map(together, data)))
     error = OutputError({ALL_OUTPUTS: {"top1_accuracy": values}})
     if rows == 29:
         interval = error_interval(error, "top1_accuracy")
         assert interval is not None
-        share = 1.0 - call(data)
+        share = 1.0 - float(np.mean(values))
         assert 0.4 < (interval[1] - interval[0]) / (4 * math.sqrt(share * (1 - share) / rows)) < 2.5
 
 

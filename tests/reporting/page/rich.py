@@ -6,11 +6,10 @@ import base64
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
-from mptune.data.run_outputs import RunOutputs, Sketch
+from mptune.data.run_outputs import Sketch
 from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.engines.environment import Environment
 from mptune.finding import Finding, Where
@@ -41,7 +40,8 @@ def rich_content(bench: Bench, directory: Path, environment: Environment) -> Pag
     failures = ((bench.plan(2), Origin("seed", HOSTILE), failure),)
     progress = Progress((0.0, 0.1, 0.1, 0.3), 3e-2, 4, 20.0, 12.0, 30.0, failures)
     outputs = {point.plan.fingerprint: _outputs(k + 1) for k, point in enumerate(front.points)}
-    shown = RunOutputs("relative_l2", 3, outputs, (4, 9, 11), (HOSTILE, "b.npy", "c.npy"))
+    shown = {"format": 1, "metric": "relative_l2", "unit": "sample", "count": 3, "indices": [4, 9, 11]}
+    shown |= {"plans": outputs, "left_out": []}
     return PageContent(front, evaluations, groups, environment, progress, None, shown)
 
 
@@ -51,7 +51,7 @@ def _finding(code: str, group: LayerGroup) -> Finding:
     return Finding(code, severity, "search", where, {"reached": math.inf, "limit": 65504.0}, HOSTILE, f"keep {HOSTILE}")
 
 
-def _outputs(seed: int) -> tuple[Literal["measured"], dict[str, Sketch]]:
+def _outputs(seed: int) -> dict[str, str | dict[str, Sketch]]:
     counts = [int(n) for n in np.random.default_rng(seed).integers(0, 50, 32)]
     values = {"range": [-1.0, 2.0], "counts": counts, "below": 0, "above": 0, "non_finite": 0}
     part = {
@@ -62,4 +62,4 @@ def _outputs(seed: int) -> tuple[Literal["measured"], dict[str, Sketch]]:
     levels = base64.b64encode((np.arange(64, dtype=np.uint8) * seed).tobytes()).decode()
     grid = {"sample": 2, "size": [32, 32], "scale": 0.5, "grid": [8, 8], "levels": levels}
     sketch = {"shape": [1, 3, 32, 32], "as_rows": False, "parts": [part], "part_count": 1, "error_map": grid}
-    return "measured", {HOSTILE: sketch}
+    return {"source": "measured", "outputs": {HOSTILE: sketch}}
