@@ -204,15 +204,12 @@ def _activation(facts: Facts, core: Node) -> Pattern | None:
     if core.op_type not in _CORES or len(facts.varying(core)) != 1:
         return None
     # Over sums and products with single numbers, to the product that it gates.
-    at, is_halved = core, False
-    while True:
-        gate = facts.only_reader(at)
-        other = facts.other(gate, at.outputs[0]) if gate is not None else ""
-        if gate is None or gate.op_type not in ARITHMETIC or not facts.is_scalar(other):
-            break
+    at, gate, is_halved = core, facts.only_reader(core), False
+    while gate is not None and gate.op_type in ARITHMETIC and facts.is_scalar(facts.other(gate, at.outputs[0])):
         is_halved |= gate.op_type in ("Mul", "Div")
-        at = gate
-    if gate is None or gate.op_type != "Mul" or not other or facts.is_scalar(other):
+        at, gate = gate, facts.only_reader(gate)
+    other = "" if gate is None else facts.other(gate, at.outputs[0])
+    if gate is None or gate.op_type != "Mul" or not other:
         return None
     # It gates x itself, or x scaled by a number. And x * clip(x) is no activation that has a name.
     operators = ARITHMETIC | {"Pow", "Softplus", core.op_type}

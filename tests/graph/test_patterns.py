@@ -69,7 +69,8 @@ NORMS = {
     ),
     "L2 norm": (
         "L2 norm written out",
-        "l = ReduceL2<axes = [-1]>(a) e = Max(l, eps) shape = Shape(a) r = Expand(e, shape) b = Div(a, r)",
+        "i = Identity(a) l = ReduceL2<axes = [-1]>(i) e = Max(l, eps)"
+        " shape = Shape(a) r = Expand(e, shape) b = Div(a, r)",
     ),
     "instance norm between reshapes": (
         "InstanceNormalization with its scale and shift",
