@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -87,19 +88,19 @@ def make_sides(
     max_error: float | None,
 ) -> Sides:
     """Run what has to run and read what was recorded."""
-    exact = runner.exact
+    exact, exact_name = runner.exact, f"{runner.name} in FP32"
     compared = [output.name for output in runner.model.outputs if output.name not in ignore]
     layouts = {name: Layout.of_arrays([sample[name] for sample in exact], runner.samples) for name in compared}
-    reference, reference_name = exact, f"{runner.name} in FP32"
-    if recorded_reference is not None:
-        reference, reference_name = read_recording(recorded_reference, layouts), str(recorded_reference)
-    candidate, candidate_name, origin = exact, f"{runner.name} in FP32", "same"
-    if recorded is not None:
-        candidate, candidate_name, origin = read_recording(recorded, layouts), str(recorded), "recorded"
-    elif other is not None:
-        candidate, candidate_name, origin = other.exact, other.name, "engine"
-    if isinstance(other, Runner):
-        origin, candidate = "model", named(runner, other, candidate)
+
+    def side_of(recording: Path | None) -> tuple[Outputs, str]:
+        return (exact, exact_name) if recording is None else (read_recording(recording, layouts), str(recording))
+
+    (reference, reference_name), (candidate, candidate_name) = side_of(recorded_reference), side_of(recorded)
+    origin = "same" if recorded is None else "recorded"
+    if recorded is None and other is not None:
+        origin, candidate, candidate_name = "engine", other.exact, other.name
+        if isinstance(other, Runner):
+            origin, candidate = "model", named(runner, other, candidate)
     batch = max([batch, *(each.shapes[0][0] for each in layouts.values() if each.shapes[0] and not each.stacked)])
     two_runs, plan = (reference, candidate, reference_name, candidate_name), runner.throughout(Precision.FP16)
     return Sides(runner, *two_runs, layouts, batch, plan, origin, tolerances, max_error)
@@ -141,13 +142,11 @@ def not_computed(side: Side) -> Finding | None:
 
 def stored_as_fp16(side: Side) -> Finding | None:
     """``precision``, of outputs beyond their limits that hold the reference's values, rounded to FP16."""
-    if side.is_within or side.compared is None or not side.is_stored_as_fp16 or side.sides.is_other_model:
+    if side.is_within or side.compared is None or side.sides.is_other_model:
         return None
-    with np.errstate(over="ignore"):
-        pairs = [(got, np.asarray(wanted, np.float16)) for got, wanted in zip(side.got, side.wanted, strict=True)]
-    share = sum(int((got == half).sum()) for got, half in pairs) / sum(half.size for _, half in pairs)
-    evidence = {**side.evidence, "rounded_share": share}
-    return side.finding("precision", evidence, kind="stored") if share >= _STORED_SHARE else None
+    if side.stored_share is None or side.stored_share < _STORED_SHARE:
+        return None
+    return side.finding("precision", {**side.evidence, "rounded_share": side.stored_share}, kind="stored")
 
 
 def agreement(side: Side) -> Finding | None:
@@ -156,13 +155,14 @@ def agreement(side: Side) -> Finding | None:
     # What other models differ in makes more than FP32 rounding, and is no rounding.
     if not side.is_within or (side.sides.is_other_model and not is_fp32):
         return None
-    size = "fp32" if is_fp32 else "fp16" if side.error <= HEADROOM * side.emulated else "within tolerance"
+    size = "fp32" if is_fp32 else "fp16" if side.error <= HEADROOM * side.fp16.error else "within tolerance"
     where = Where(outputs=(side.where,))
     kind = "equal" if side.error == 0 else size
-    return side.finding("agrees", side.evidence, where, kind=kind, is_stored=side.is_stored_as_fp16)
+    return side.finding("agrees", side.evidence, where, kind=kind, is_stored=side.stored_share is not None)
 
 
-Cause = Callable[[Sequence[Side]], Sequence[Finding]]
+Findings = Sequence[Finding]
+Cause = Callable[[Sequence[Side]], Findings]
 """Outputs without a cause yet -> findings, whose ``where.outputs`` are the outputs that they explain."""
 
 
@@ -176,19 +176,13 @@ CAUSES: tuple[Cause, ...] = (
     other_feed,
     _each(agreement),
 )
-STRUCTURAL = frozenset(
-    {"stale-rows", "torn-rows", "outputs-permuted", "attribute-differs", "not-deterministic", "data-do-not-fit"}
-) | {"not-computed"}
+STRUCTURAL = {"stale-rows", "torn-rows", "not-computed", "outputs-permuted", "data-do-not-fit"}
+STRUCTURAL |= {"attribute-differs", "not-deterministic"}
 """Causes that are no rounding: with one of them the verdict is always ``differs``."""
 
 
 def compare_sides(
-    sides: Sides,
-    data: CalibrationSet,
-    structural: Sequence[Finding] = (),
-    more: Sequence[Finding] = (),
-    drawn: Sequence[Finding] = (),
-    warnings: Sequence[str] = (),
+    sides: Sides, data: CalibrationSet, structural: Findings, more: Findings, drawn: Findings, warnings: Sequence[str]
 ) -> Comparison:
     """Judge every output and name what makes its difference.
 
@@ -201,29 +195,31 @@ def compare_sides(
         sides = replace(sides, is_other_model=True)
     findings, unexplained = list[Finding](), sides.outputs
     for cause in CAUSES:
-        named = cause(unexplained)
-        explained = {output.name for each in named for output in each.where.outputs}
+        findings += (causes := cause(unexplained))
+        explained = {output.name for each in causes for output in each.where.outputs}
         unexplained = [side for side in unexplained if side.name not in explained]
-        findings += named
     findings = sorted([*structural, *more, *findings], key=lambda each: each.code == "first-difference")
     text = "the difference is unexplained: no rounding, row order or change of inputs that was tried reproduces it"
     if sides.origin == "recorded":
         text += "; with the model that the engine was built of as CANDIDATE, --trace names where it begins"
     beyond = [side for side in unexplained if not side.is_within and not sides.is_other_model]
     texts = [*warnings, *(f"output {side.name!r}: {text}" for side in beyond)]
-    if any(not np.isfinite(array).all() for side in beyond for array in side.got if array.dtype.kind == "f"):
-        texts += [f"FP16 may be why values are NaN or Inf: {hazard}" for hazard in [worst_hazard(sides)] if hazard]
+    lost = any(not np.isfinite(array).all() for side in beyond for array in side.got if array.dtype.kind == "f")
+    if lost and (hazard := worst_hazard(sides)):
+        texts.append(f"FP16 may be why values are NaN or Inf: {hazard}")
     comparison = check_sides(sides, data, findings, texts)
-    fp16 = {side.name: {"emulated_fp16": side.emulated, "judged_fp16": side.judged_fp16} for side in sides.outputs}
+    fp16 = {side.name: {"emulated_fp16": side.fp16.error, "judged_fp16": side.fp16.judged} for side in sides.outputs}
     return replace(comparison, outputs={name: {**by, **fp16[name]} for name, by in comparison.outputs.items()})
 
 
-def check_sides(
-    sides: Sides, data: CalibrationSet, findings: Sequence[Finding] = (), texts: Sequence[str] = ()
-) -> Comparison:
+def check_sides(sides: Sides, data: CalibrationSet, findings: Findings = (), texts: Sequence[str] = ()) -> Comparison:
     """Judge every output against its limit, by the two runs alone: nothing is emulated."""
     warnings = [*data.warnings, *(f"{f.code}: {f.message}" for f in data.findings)]
+    outputs = {}
     for side in sides.outputs:
+        largest = figure_of(side.errors, side.name, Limit(0.0, is_absolute=True))
+        figures = {"error": side.error, "limit": side.limit.value, "judged": side.judged, "largest_difference": largest}
+        outputs[side.name] = {**side.errors.summary()[side.name], **figures}
         count = sum(int((~np.isfinite(array)).sum()) for array in side.wanted if array.dtype.kind == "f")
         if count:
             text = f"output {side.name!r} of the reference holds {count} NaN or Inf, which are not compared"
@@ -232,40 +228,20 @@ def check_sides(
             text = "output {!r}: sample {} has an error of {:.3g}, more than five times the limit of {:.3g}"
             warnings.insert(0, text.format(str(side.where), *side.worst_sample[::-1], side.limit.value))
     agrees = all(side.is_within for side in sides.outputs) and STRUCTURAL.isdisjoint(f.code for f in findings)
-    for foreign in _foreign_rows(sides):
-        agrees, findings = agrees and foreign.evidence.get("limit") is None, (*findings, foreign)
-    outputs = {
-        side.name: {
-            **side.errors.summary()[side.name],
-            "error": side.error,
-            "limit": side.limit.value,
-            "judged": side.judged,
-            "largest_difference": figure_of(side.errors, side.name, Limit(0.0, is_absolute=True)),
-        }
-        for side in sides.outputs
-    }
-    return Comparison(
-        "agrees" if agrees else "differs",
-        by_severity(findings),
-        outputs,
-        sides.reference_name,
-        sides.candidate_name,
-        len(sides.reference),
-        (*texts, *warnings),
-        {side.name: side.limit for side in sides.outputs},
-    )
-
-
-def _foreign_rows(sides: Sides) -> list[Finding]:
-    """``rows-selected``, of the outputs in which TopK selected others than in the reference, beyond their tolerance."""
-    limits = [tolerance.limit for tolerance in sides.tolerances if tolerance.output == FOREIGN]
-    share, names = sides.outputs[0].errors.foreign_selections
-    if share <= min([MANY_FOREIGN, *limits]):
-        return []
-    evidence = {"foreign_rows": share, **({"limit": min(limits)} if limits and share > min(limits) else {})}
-    about: dict[str, Any] = {"side": sides.candidate_name, "names": ", ".join(map(repr, names)), "share": share}
-    where = Where(outputs=tuple(map(OutputColumns, names)))
-    return [Finding.from_code("rows-selected", "compare", where, evidence, kind="foreign", **about)]
+    # In which outputs TopK selected other rows than in the reference, beyond their tolerance.
+    share, outputs_of_others = sides.outputs[0].errors.foreign_selections
+    most = min((tolerance.limit for tolerance in sides.tolerances if tolerance.output == FOREIGN), default=math.inf)
+    if share > min(MANY_FOREIGN, most):
+        agrees = agrees and share <= most
+        evidence = {"foreign_rows": share, **({"limit": most} if share > most else {})}
+        about: dict[str, Any] = {"kind": "foreign", "side": sides.candidate_name, "share": share}
+        about["names"] = ", ".join(map(repr, outputs_of_others))
+        where = Where(outputs=tuple(map(OutputColumns, outputs_of_others)))
+        findings = (*findings, Finding.from_code("rows-selected", "compare", where, evidence, **about))
+    names, limits = (sides.reference_name, sides.candidate_name), {side.name: side.limit for side in sides.outputs}
+    verdict: Verdict = "agrees" if agrees else "differs"
+    texts = (*texts, *warnings)
+    return Comparison(verdict, by_severity(findings), outputs, *names, len(sides.reference), texts, limits)
 
 
 def repetition_findings(sides: Sides, runner: Runner | EngineRunner, repeat: int, *, stress: bool) -> list[Finding]:

@@ -88,12 +88,9 @@ class EngineRunner:
         return error, read_samples(worst) if error > 0 else None
 
     def _error(self, failure: Failure) -> BaselineError:
-        """The error for an engine that gave no result."""
         error = did_not_run(f"{self.name} does not run on these data", replace(failure, log_path=None))
-        if failure.kind is not FailureKind.ERROR:
-            return error
-        return BaselineError(
-            error.message,
+        hint = (
             "an engine runs with the version of TensorRT and on the kind of GPU that it was built with, and takes the"
-            " shapes that it was built for (--batch N: rows of a sample)",
         )
+        hint += " the shapes that it was built for (--batch N: rows of a sample)"
+        return BaselineError(error.message, hint) if failure.kind is FailureKind.ERROR else error

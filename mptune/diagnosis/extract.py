@@ -54,7 +54,7 @@ def extract(comparison: Comparison, sides: Sides, right: object, folder: Path) -
     errors = np.array(worst.errors.per_output[worst.name]["relative_l2"])
     samples = sorted(np.argsort(-errors, kind="stable")[:_MOST_SAMPLES].tolist())
     inside = [name for name in (*inputs, *outputs) if name in model.producer]
-    path = write_widened(model, runner.context.bank, runner.scratch("extracted"), inside)
+    path = write_widened(model, runner.context.bank, runner.context.scratch("extracted"), inside)
     runs = [{**feed, **run} for feed, run in zip(runner.samples, runner.run("extracted", path), strict=True)]
 
     with writing(folder):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from mptune.diagnosis.rows import CLEAR, Compared, rms
+from mptune.diagnosis.rows import CLEAR, Compared, rms, row_rms
 from mptune.diagnosis.sides import Side, arrays_of
 from mptune.finding import Finding, OutputColumns, Where
 from mptune.findings.wording import listed
@@ -30,7 +31,7 @@ def other_order(side: Side) -> Finding | None:
         return None
     got = arrays_of(side.sides.candidate, side.name)
     for other in side.sides.outputs:
-        compared = None if other.name == side.name else other.compared_with(got)
+        compared = None if other.name == side.name else replace(other, got=got).compared
         if compared is not None and compared.distance <= min(compared.half, CLEAR * difference.distance):
             evidence: dict[str, int | float | str] = {"kind": "outputs", "error": side.error, "output": other.name}
             return side.finding("outputs-permuted", evidence, name=side.name, other=other.name)
@@ -54,9 +55,7 @@ def find_order(compared: Compared, axis: int) -> list[int] | None:
         return None
     from scipy.optimize import linear_sum_assignment
 
-    a, b = (np.moveaxis(each, axis, 0).reshape(count, -1) for each in (got, wanted))
-    sampled = _sampled(a.shape[1])
-    cost = _distances(a[:, sampled], b[:, sampled])
+    cost = _distances(*(np.moveaxis(each, axis, 0).reshape(count, -1) for each in (got, wanted)))
     cost[np.arange(count), np.arange(count)] *= 1 - 1e-9  # among equals each stays where it is
     order = linear_sum_assignment(cost)[1]
     left = rms(compared.got - np.take(wanted, order, axis) / compared.scale)
@@ -66,15 +65,15 @@ def find_order(compared: Compared, axis: int) -> list[int] | None:
 
 
 def _distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Squared distances between the rows of two matrices, (rows of a, rows of b), at least 0."""
+    """Squared distances between the rows of two matrices, (rows of a, rows of b), at least 0.
+
+    Of long rows at most ``_SAMPLED`` values count, the same ones each time, drawn without order.
+    """
+    if a.shape[1] > _SAMPLED:
+        sampled = np.random.default_rng(0).choice(a.shape[1], _SAMPLED, replace=False)
+        a, b = a[:, sampled], b[:, sampled]
     squares = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1)[None, :] - 2 * (a @ b.T)
-    gaps: np.ndarray = np.maximum(squares, 0.0)
-    return gaps
-
-
-def _sampled(size: int) -> np.ndarray:
-    """At most ``_SAMPLED`` positions of a row, the same ones each time, drawn without order."""
-    return np.arange(size) if size <= _SAMPLED else np.random.default_rng(0).choice(size, _SAMPLED, replace=False)
+    return np.asarray(np.maximum(squares, 0.0))
 
 
 class Stale(NamedTuple):
@@ -106,12 +105,12 @@ def stale_finding(side: Side, stale: Stale) -> Finding:
 
 def find_stale(compared: Compared, batch: int) -> Stale | None:
     """Find stale and torn rows; None where these do not explain the difference."""
-    own, rows = compared.distances, len(compared.got)
+    own, rows = row_rms(compared.got - compared.wanted), len(compared.got)
     a, b = compared.got.reshape(rows, -1), compared.wanted.reshape(rows, -1)
-    lags, sampled = tuple(dict.fromkeys((1, batch, 2, 2 * batch, -1))), _sampled(a.shape[1])
+    lags = dict.fromkeys((1, batch, 2, 2 * batch, -1))
     for level in dict.fromkeys((compared.exact, compared.half)):  # rows that FP16 alone explains need no other cause
         off = [int(row) for row in np.flatnonzero(own > level)]
-        gaps = _distances(a[off][:, sampled], b[:, sampled]) if rows <= _MOST_ROWS else np.zeros((len(off), 0))
+        gaps = _distances(a[off], b) if rows <= _MOST_ROWS else np.zeros((len(off), 0))
         source, torn = dict[int, int](), list[int]()
         for row, gap in zip(off, gaps, strict=True):
             before = [row - lag for lag in lags if 0 <= row - lag < rows]

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import glob
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from mptune.data.archive import save_samples
 from mptune.diagnosis.rows import Explanation
-from mptune.diagnosis.runner import Outputs
-from mptune.diagnosis.sides import HEADROOM, Limit, Side, Sides, figure_of
+from mptune.diagnosis.sides import HEADROOM, Limit, Side, Sides, arrays_of, figure_of
 from mptune.engines.base import Failure
 from mptune.engines.failures import did_not_run
 from mptune.engines.toolchains.emulation import Emulation
@@ -46,10 +45,8 @@ def precision(outputs: Sequence[Side]) -> list[Finding]:
     reduced = Precision.BF16 if "bf16" in {each.cause for each in causes.values()} else Precision.FP16
     is_known = sides.plan.bf16_groups if reduced is Precision.BF16 else sides.plan.reduced_groups
     plan = sides.plan if is_known else runner.throughout(reduced)
-    shares = _shares(blamed, plan)
-    ranked = sorted(shares, key=lambda group: -shares[group])
-    cured, left = _cured(blamed, plan, shares, ranked)
-    named = cured if left is not None else ranked
+    shares, cured, left = _cured(blamed, plan)
+    named = cured if left is not None else list(shares)
 
     groups = {group.id: group for group in runner.grouped.groups}
     evidence = {"left_share": cause.left, "fp16_groups": len(plan.fp16_groups), "bf16_groups": len(plan.bf16_groups)}
@@ -83,35 +80,30 @@ def _cause(side: Side) -> Explanation | None:
         (again,) = (each for each in sides.judged(sides.candidate, emulated) if each.name == side.name)
         if again.error <= _LEFT_OF_ROWS * side.error:
             return Explanation("fp16", again.error / side.error, 1.0)
-    arrays = [
-        _flat(side, run) for run in (sides.candidate, emulated, runner.emulated(runner.throughout(Precision.FP16)))
-    ]
-    wanted = _flat(side, sides.reference)
-    if wanted is None or not wanted.size or any(each is None or each.shape != wanted.shape for each in arrays):
+    runs = (sides.reference, sides.candidate, emulated, runner.emulated(runner.throughout(Precision.FP16)))
+    arrays = [np.concatenate([np.ravel(array) for array in arrays_of(run, side.name)]) for run in runs]
+    if any(array.size != arrays[0].size or array.dtype.kind not in "fiub" for array in arrays) or not arrays[0].size:
         return None
-    got, planned, fp16 = (each for each in arrays if each is not None)
+    wanted, got, planned, fp16 = (array.astype(np.float64) for array in arrays)
     lost, lost_planned = (np.isfinite(wanted) & ~np.isfinite(each) for each in (got, planned))
     if lost.any() and (lost & lost_planned).sum() >= _SAME_PLACES * max(lost.sum(), lost_planned.sum()):
         return Explanation("fp16", 0.0, 1.0)
     # Where decisions change, most values stay right, in the candidate as in FP16 throughout, and the error has one
     # size. What a deployment does otherwise, such as to its inputs, moves all of them.
-    if not 0 < side.judged <= HEADROOM * side.judged_fp16 < math.inf:
+    if not 0 < side.judged <= HEADROOM * side.fp16.judged < math.inf:
         return None
     spread = float(np.std(wanted[np.isfinite(wanted)])) if np.isfinite(wanted).any() else 0.0
     off, off_fp16 = (float(np.mean(~(np.abs(each - wanted) <= _OFF * spread))) for each in (got, fp16))
     is_alike = 0 < off_fp16 <= _FEW_OFF and off <= HEADROOM * off_fp16
-    return Explanation("fp16", 1.0, side.judged_fp16 / side.judged) if is_alike else None
+    return Explanation("fp16", 1.0, side.fp16.judged / side.judged) if is_alike else None
 
 
-def _flat(side: Side, outputs: Outputs) -> np.ndarray | None:
-    """An output of all samples in one array; None where it is not numeric."""
-    arrays = [np.asarray(sample[side.name]) for sample in outputs]
-    is_numeric = all(array.dtype.kind in "fiub" for array in arrays)
-    return np.concatenate([array.astype(np.float64).ravel() for array in arrays]) if is_numeric else None
+def _cured(blamed: Sequence[Side], plan: PrecisionPlan) -> tuple[dict[str, float], list[str], Side | None]:
+    """The groups of less than FP32, and those of them that have to be FP32 to keep all limits, emulated.
 
-
-def _shares(blamed: Sequence[Side], plan: PrecisionPlan) -> dict[str, float]:
-    """Group of less than FP32 -> its share of the squared error, of the output where that is largest."""
+    Returns each group's share of the squared error, of the output where that is largest, the largest first; what has to
+    be FP32, the same way; and the output that is nearest to its limit then, None where nothing keeps all limits.
+    """
     runner, groups = blamed[0].sides.runner, plan.reduced_groups
     base = runner.grouped.uniform(Precision.FP32)
     plans = [base.replace({group: plan.precision[group]}) for group in groups]
@@ -129,27 +121,23 @@ def _shares(blamed: Sequence[Side], plan: PrecisionPlan) -> dict[str, float]:
         squares = [min(figure_of(error, side.name, Limit(0.0)), _NOT_FINITE) ** 2 for error in errors]
         total = sum(squares) or 1.0
         shares = {group: max(shares[group], square / total) for group, square in zip(groups, squares, strict=True)}
-    return shares
+    ranked = sorted(shares, key=lambda group: -shares[group])
+    shares = {group: shares[group] for group in ranked}
 
-
-def _cured(
-    blamed: Sequence[Side], plan: PrecisionPlan, shares: Mapping[str, float], ranked: Sequence[str]
-) -> tuple[list[str], Side | None]:
-    """The groups that have to be FP32 to keep all limits, emulated, and what is nearest to its limit then."""
-    runner, names = blamed[0].sides.runner, {side.name for side in blamed}
     # One-group errors add in squares, but nearly: as many as should leave most of the limit come first.
     wanted = min(side.limit.value / side.judged if math.isfinite(side.judged) else 1e-3 for side in blamed)
     left = np.cumsum([shares[group] for group in reversed(ranked)])[::-1]
     count = min(int((np.sqrt(left / max(left[0], 1e-30)) > _MARGIN * wanted).sum()), len(ranked) - 1)
+    names = {side.name for side in blamed}
     for _ in range(_TRIES):
         outputs = runner.emulated(plan.replace(dict.fromkeys(ranked[:count], Precision.FP32)))
         again = [side for side in blamed[0].sides.judged(outputs, runner.exact) if side.name in names]
         if all(side.is_within for side in again):
-            return list(ranked[:count]), max(again, key=lambda side: side.excess)
+            return shares, ranked[:count], max(again, key=lambda side: side.excess)
         count += max(1, (len(ranked) - count) // 3)
         if count >= len(ranked):
             break
-    return [], None
+    return shares, [], None
 
 
 def worst_hazard(sides: Sides, groups: Collection[str] | None = None) -> str:

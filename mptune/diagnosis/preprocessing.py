@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -54,7 +56,7 @@ def ways(feeds: Sequence[Feed]) -> Iterator[Way]:
     """All ways that the inputs allow."""
 
     def changed(name: str, change: Change) -> Callable[[int], Feed]:
-        return lambda k: {**feeds[k], name: change(feeds[k][name])}
+        return lambda k: {**feeds[k], name: np.ascontiguousarray(change(feeds[k][name]))}
 
     for name in feeds[0]:
         for words, change in _changes([feed[name] for feed in feeds]):
@@ -66,9 +68,8 @@ def ways(feeds: Sequence[Feed]) -> Iterator[Way]:
     for name in feeds[0]:
         yield Way(f"with zeros in the input {name!r}", (name,), changed(name, np.zeros_like))
         if len(feeds[0]) > 1:  # with one input, the outputs are those of another sample: stale rows
-            late: list[Feed | None] = [None]
-            for before, feed in itertools.pairwise(feeds):
-                late.append({**feed, name: before[name]} if before[name].shape == feed[name].shape else None)
+            pairs = ((feed, before[name]) for before, feed in itertools.pairwise(feeds))
+            late = [None, *({**feed, name: its} if its.shape == feed[name].shape else None for feed, its in pairs)]
             yield Way(f"with the sample before's values in the input {name!r}", (name,), late.__getitem__)
 
 
@@ -77,9 +78,6 @@ def _changes(arrays: Sequence[np.ndarray]) -> Iterator[tuple[str, Change]]:
 
     def line(factor: float | np.ndarray, offset: float | np.ndarray) -> Change:
         return lambda x: (x * factor + offset).astype(x.dtype)
-
-    def flip(axis: int) -> Change:
-        return lambda x: np.ascontiguousarray(np.flip(x, axis))
 
     def in_turn(first: Change, second: Change) -> Change:
         return lambda x: second(first(x))
@@ -98,21 +96,22 @@ def _changes(arrays: Sequence[np.ndarray]) -> Iterator[tuple[str, Change]]:
             values.append((f"normalised {times}with {what}", line(1 / (unit * deviation), -mean / deviation)))
             values.append((f"without {what}", line(deviation, mean)))
             values.append((f"without {what}, in 0 to 255", line(255 * deviation, 255 * mean)))
-        yield _REVERSED, flip(channels)
+        reverse = partial(np.flip, axis=channels)
+        yield _REVERSED, reverse
         for words, change in values:
             # A mean belongs to a colour: it is taken off after the colours are exchanged, and given back before.
-            order = (change, flip(channels)) if words.startswith("without") else (flip(channels), change)
+            order = (change, reverse) if words.startswith("without") else (reverse, change)
             yield f"{words}, {_REVERSED}", in_turn(*order)
     yield from values
     if channels is not None:
         height, width = (2, 3) if channels == 1 else (1, 2)
-        yield "mirrored", flip(width)
+        yield "mirrored", partial(np.flip, axis=width)
         if shape[height] == shape[width]:
-            yield "with height and width exchanged", lambda x: np.ascontiguousarray(np.swapaxes(x, height, width))
+            yield "with height and width exchanged", lambda x: np.swapaxes(x, height, width)
         if shape[channels] > 1:
             axes, layout = ((0, 2, 3, 1), "NHWC") if channels == 1 else ((0, 3, 1, 2), "NCHW")
             words = f"in the layout {layout}, reshaped where it should be transposed"
-            yield words, lambda x: np.ascontiguousarray(x.transpose(axes)).reshape(x.shape)
+            yield words, lambda x: x.transpose(axes).reshape(x.shape)
 
 
 def other_feed(outputs: Sequence[Side]) -> list[Finding]:
@@ -139,20 +138,17 @@ def other_feed(outputs: Sequence[Side]) -> list[Finding]:
     checked = differing[:: math.ceil(len(differing) / _MOST_CHECKED)] if differing else []
     best, findings = (0, 0.0), list[Finding]()
     for (way, k), again in zip(first, _outputs(runner, first), strict=True):
-        if again is None or not _left(sides, {k: again})[2]:
+        if again is None or _left(sides, {k: again})[0] > CLEAR:
             continue
         tries = [(way, j) for j in dict.fromkeys((k, *checked)) if way.feed(j) is not None]
         given = {j: outputs for (_, j), outputs in zip(tries, _outputs(runner, tries), strict=True) if outputs}
-        explained = {j: given[j] for j in sorted(given) if _left(sides, {j: given[j]})[2]}
-        share, rounding, _ = _left(sides, explained)
+        explained = {j: given[j] for j in sorted(given) if _left(sides, {j: given[j]})[0] <= CLEAR}
+        share, rounding = _left(sides, explained)
         is_exact = share <= rounding
         if (len(explained), -share) > best and (is_exact or len(explained) >= _MOST_EXPLAINED * len(tries)):
             best = len(explained), -share
-            where = Where(
-                outputs=tuple(side.where for side in sides),
-                inputs=way.inputs,
-                samples=tuple(explained) if len(explained) < len(feeds) else (),
-            )
+            samples = tuple(explained) if len(explained) < len(feeds) else ()
+            where = Where(outputs=tuple(side.where for side in sides), inputs=way.inputs, samples=samples)
             evidence = {"left_share": share, "rounding_share": rounding, "samples": len(explained)}
             names = {"words": way.words, "tried": len(tries), "shown": listed(list(explained), _LISTED)}
             findings = [sides[0].finding("data-do-not-fit", evidence, where, is_exact=is_exact, **names)]
@@ -164,33 +160,27 @@ def _outputs(runner: Runner, tries: Sequence[tuple[Way, int]]) -> list[Feed | No
     feeds = [way.feed(k) or {} for way, k in tries]
     half = len(tries) // 2
     if not half or sum(array.nbytes for feed in feeds for array in feed.values()) <= _MOST_BYTES:
-        try:
+        with suppress(BaselineError):
             return list(runner.on("prepared", feeds)) if feeds else []
-        except BaselineError:
-            if not half:
-                return [None]
+    if not half:
+        return [None]
     return [*_outputs(runner, tries[:half]), *_outputs(runner, tries[half:])]
 
 
-def _left(sides: Sequence[Side], given: Mapping[int, Feed]) -> tuple[float, float, bool]:
-    """Shares of the difference of samples that a way leaves, and that rounding to FP16 leaves; of the worst output.
-
-    And whether the way explains the difference.
-    """
+def _left(sides: Sequence[Side], given: Mapping[int, Feed]) -> tuple[float, float]:
+    """Shares of the difference of samples that a way leaves, and that rounding to FP16 leaves; of the worst output."""
     worst = (0.0, 1.0)
     for side in sides:
-        before = after = rounded = 0.0
-        for k, again in given.items():
-            exact, emulated = side.sides.runner.exact[k][side.name], side.sides.emulated[k][side.name]
-            before += _squares(side.got[k], side.wanted[k])
-            after += _squares(side.got[k], again[side.name])
-            rounding = _squares(emulated, exact)
-            rounded += rounding if math.isfinite(rounding) else 0.0
+        exact, emulated = side.sides.runner.exact, side.sides.emulated
+        before = sum(_squares(side.got[k], side.wanted[k]) for k in given)
+        after = sum(_squares(side.got[k], again[side.name]) for k, again in given.items())
+        roundings = (_squares(emulated[k][side.name], exact[k][side.name]) for k in given)
+        rounded = sum(filter(math.isfinite, roundings))
         if not before > 0 or not math.isfinite(after):
-            return math.inf, 1.0, False
+            return math.inf, 1.0
         rounding = max(min(2 * math.sqrt(rounded / before), CLEAR), _FP32_LEAVES)
         worst = max(worst, (math.sqrt(after / before), rounding), key=lambda each: each[0] / each[1])
-    return worst[0], worst[1], worst[0] <= max(CLEAR, worst[1])
+    return worst
 
 
 def _squares(a: np.ndarray, b: np.ndarray | float = 0.0) -> float:

@@ -62,10 +62,6 @@ class Layout:
         """All samples in one array, rows first."""
         return np.stack(arrays) if self.stacked else np.concatenate(arrays)
 
-    def cut(self, rows: np.ndarray) -> list[np.ndarray]:
-        """Inverse of ``rows``."""
-        return list(rows) if self.stacked else np.split(rows, self.ends[:-1])
-
     def fit(self, array: np.ndarray) -> np.ndarray | None:
         """A recorded array in this layout; None where it has another shape, apart from axes of size 1 and flat rows."""
         if not self.is_regular:
@@ -102,7 +98,7 @@ def read_recording(path: Path, layouts: Mapping[str, Layout]) -> tuple[Mapping[s
         if fitted is None:
             text = f"{path}: output {name!r} has shape {list(whole.shape)}, the data give {list(layout.shape)}"
             raise DataError(text, _AS_IS)
-        cut[name] = layout.cut(fitted)
+        cut[name] = list(fitted) if layout.stacked else np.split(fitted, layout.ends[:-1])
     count = len(next(iter(layouts.values())).shapes)
     return tuple({name: parts[k] for name, parts in cut.items()} for k in range(count))
 
@@ -119,18 +115,23 @@ class Compared:
 
     @classmethod
     def of_rows(cls, got: np.ndarray, wanted: np.ndarray, emulated: np.ndarray) -> Compared:
-        """Take rows of an output, of its reference, and of the emulation in FP16 of the reference."""
-        scale = column_scale(wanted)
-        a, b = _finite(got) / scale, _finite(wanted) / scale
+        """Take rows of an output, of its reference, and of the emulation in FP16 of the reference.
+
+        Columns (channels) lie on axis 1 from rank 4 on, else on the last; single values are one column. Each is divided
+        by its standard deviation; by its root mean square, else 1, where that is 0.
+        """
+        got, wanted = (np.nan_to_num(np.asarray(a, np.float64), nan=0.0, posinf=0.0, neginf=0.0) for a in (got, wanted))
+        axis = None if wanted.ndim < 2 else 1 if wanted.ndim >= 4 else wanted.ndim - 1
+        others = tuple(k for k in range(wanted.ndim) if k != axis)
+        spread = wanted.std(axis=others, keepdims=True)
+        size = np.sqrt(np.mean(wanted**2, axis=others, keepdims=True))
+        # A column that is constant but for rounding has no spread of its own.
+        scale = np.where(spread <= 1e-6 * size, np.where(size > 0, size, 1.0), spread)
+        a, b = got / scale, wanted / scale
         half, exact = _UNKNOWN_ROUNDING, FP32_ROUNDING * max(rms(b), 1e-30)
         if emulated.shape == wanted.shape and np.isfinite(emulated).all():
             half = 2 * float(row_rms(np.asarray(emulated, np.float64) / scale - b).max(initial=0))
         return cls(a, b, scale, exact, max(min(half, _MOST_ROUNDING), exact))
-
-    @property
-    def distances(self) -> np.ndarray:
-        """Root mean square difference of each row, (rows,)."""
-        return row_rms(self.got - self.wanted)
 
     @property
     def distance(self) -> float:
@@ -145,27 +146,7 @@ def rms(values: np.ndarray) -> float:
 
 def row_rms(values: np.ndarray) -> np.ndarray:
     """Root mean square of each row, (rows,)."""
-    sizes: np.ndarray = np.sqrt(np.mean(values.reshape(len(values), -1) ** 2, axis=1))
-    return sizes
-
-
-def column_scale(wanted: np.ndarray) -> np.ndarray:
-    """Standard deviation of each column; its root mean square, else 1, where that is 0. Broadcasts to ``wanted``.
-
-    Columns (channels) lie on axis 1 from rank 4 on, else on the last; single values are one column.
-    """
-    values = _finite(wanted)
-    axis = None if values.ndim < 2 else 1 if values.ndim >= 4 else values.ndim - 1
-    others = tuple(k for k in range(values.ndim) if k != axis)
-    spread = values.std(axis=others, keepdims=True)
-    size = np.sqrt(np.mean(values**2, axis=others, keepdims=True))
-    # A column that is constant but for rounding has no spread of its own.
-    scale: np.ndarray = np.where(spread <= 1e-6 * size, np.where(size > 0, size, 1.0), spread)
-    return scale
-
-
-def _finite(values: np.ndarray) -> np.ndarray:
-    return np.nan_to_num(np.asarray(values, np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+    return np.asarray(np.sqrt(np.mean(values.reshape(len(values), -1) ** 2, axis=1)))
 
 
 class Explanation(NamedTuple):
@@ -185,13 +166,12 @@ def explain(difference: np.ndarray, changes: Sequence[tuple[Cause, np.ndarray]])
     size = float(np.linalg.norm(difference))
     if size == 0 or not np.isfinite(size):
         return None
-    causes = [
-        Explanation(cause, float(np.linalg.norm(difference - change)) / size, float(np.linalg.norm(change)) / size)
-        for cause, change in changes
-        if np.isfinite(change).all()
-    ]
-    causes.sort(key=lambda each: each.left)
-    half = next((each for each in causes if not each.cause.startswith("tf32")), None)
-    tf32 = next((each for each in causes if each.cause.startswith("tf32")), None)
-    likely = tf32 if tf32 is not None and (half is None or tf32.left <= _CLEARER * half.left) else half
-    return likely if likely is not None and likely.left <= _LEFT else None
+    half = tf32 = Explanation("fp16", math.inf, 0.0)  # what leaves least, of either kind
+    for cause, change in changes:
+        each = Explanation(cause, *(float(np.linalg.norm(a)) / size for a in (difference - change, change)))
+        if cause.startswith("tf32"):
+            tf32 = min(tf32, each, key=lambda e: e.left)
+        else:
+            half = min(half, each, key=lambda e: e.left)
+    likely = tf32 if tf32.left <= _CLEARER * half.left else half
+    return likely if likely.left <= _LEFT else None

@@ -92,10 +92,6 @@ class Runner:
             return self._once(name, stage, write)
         return None
 
-    def scratch(self, name: str) -> Path:
-        """A path for a model beside the weight bank."""
-        return self.context.scratch(f"compared-{name}")
-
     @cached_property
     def widened(self) -> Path:
         """The model as the CPU is to run it; its own FP16 values are rounded as they stand."""
@@ -119,14 +115,14 @@ class Runner:
     def emulated(self, plan: PrecisionPlan) -> Outputs:
         """Outputs with the roundings of a plan."""
         stage = f"emulating {' and '.join(p.name for p in REDUCED if plan.groups_in(p)) or 'FP32'}"
-        path = self.scratch(plan.fingerprint)
+        path = self.context.scratch(plan.fingerprint)
         return self._once(plan.fingerprint, stage, lambda: self.emulator.write(plan, path))
 
     def tf32(self, rounding: Rounding) -> Outputs | None:
         """Outputs with the roundings of TF32; None where TF32 changes nothing, or the emulation does not run."""
         if not uses_products(self.model):
             return None
-        model, bank, path = self.model, self.context.bank, self.scratch(rounding)
+        model, bank, path = self.model, self.context.bank, self.context.scratch(rounding)
         return self._tried(rounding, "emulating TF32", lambda: write_tf32(model, bank, path, rounding))
 
     def on(self, name: str, feeds: Sequence[Mapping[str, np.ndarray]]) -> Outputs:
@@ -139,7 +135,7 @@ class Runner:
     def changed(self, constants: Mapping[str, np.ndarray], attributes: Sequence[tuple[str, str, Any]]) -> Outputs:
         """Outputs in true FP32 with other constants and attributes of the main graph (``write_widened``)."""
         self.begin("trying what the two models differ in")
-        path, bank = self.scratch("changed"), self.context.bank
+        path, bank = self.context.scratch("changed"), self.context.bank
         return self.run("changed", write_widened(self.model, bank, path, None, constants, attributes))
 
     def repeated(self, times: int, threads: int) -> tuple[float, Outputs | None]:
@@ -163,17 +159,13 @@ class Runner:
         """What speaks against FP16, in the model and on the samples."""
         return find.find_hazards(self.grouped, self.observed)
 
-    @cached_property
-    def planned_fp16(self) -> PrecisionPlan:
-        """All-FP16 as a search on these samples plans it: what limits and figures of FP16 are taken from."""
-        return self._wherever_possible(Precision.FP16, self.hazards)
+    def throughout(self, precision: Precision, hazards: Sequence[hazard.Hazard] | None = None) -> PrecisionPlan:
+        """A reduced precision wherever the model can have it, as other tools convert: values may overflow.
 
-    def throughout(self, precision: Precision) -> PrecisionPlan:
-        """A reduced precision wherever the model can have it, as other tools convert: values may overflow."""
-        return self._wherever_possible(precision, find.find_hazards(self.grouped))
-
-    def _wherever_possible(self, precision: Precision, hazards: Sequence[hazard.Hazard]) -> PrecisionPlan:
-        lacking = unsupported(ValueTypes(self.grouped), precision)
+        With ``hazards``, those on the samples, it is as a search on these plans it.
+        """
+        hazards = find.find_hazards(self.grouped) if hazards is None else hazards
         pinned = [group.id for group in self.grouped.groups if group.pinned is not None]
-        fp32_groups = {*pinned, *lacking, *find.pinned_by_hazards(hazards, precision, is_measured=True)}
+        pinned += find.pinned_by_hazards(hazards, precision, is_measured=True)
+        fp32_groups = {*pinned, *unsupported(ValueTypes(self.grouped), precision)}
         return self.grouped.uniform(precision).replace(dict.fromkeys(fp32_groups, Precision.FP32))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -67,9 +67,9 @@ def limits_of(
             hint = f"it has {count} columns, from 0 to {count - 1}" if count else "it has no columns"
             raise SettingsError(f"{tolerance}: output {name!r} has no such column", hint, setting="tolerance")
     limits = [Limit(tolerance.limit, tolerance.is_absolute, tolerance.columns) for tolerance in tolerances]
-    if any(tolerance.columns is None for tolerance in tolerances):
+    if any(limit.columns is None for limit in limits):
         return limits
-    named = {column for tolerance in tolerances for column in tolerance.columns or ()}
+    named = {column for limit in limits for column in limit.columns or ()}
     left: list[tuple[int, ...] | None] = [None]
     if parts is not None and (parts.is_split or named):
         ranges = parts.ranges if parts.is_split else (range(count),)
@@ -94,15 +94,12 @@ def figure_of(errors: OutputError, name: str, limit: Limit, *, is_absolute: bool
     ``is_absolute`` asks for the error, or the largest absolute difference, whatever the limit is about.
     """
     is_absolute = limit.is_absolute if is_absolute is None else is_absolute
-    by_part = errors.by_part(WORST_PART)
-    part = OutputColumns(name, limit.columns)
+    by_part = {part.columns: error for part, error in errors.by_part(WORST_PART).items() if part.name == name}
     values: Collection[float]
-    if limit.columns is None and is_absolute:
-        values = errors.per_output[name].get("max_abs", ())
-    elif limit.columns is None:
-        values = [error for each, error in by_part.items() if each.name == name]
-    elif part in by_part and not is_absolute:
-        values = (by_part[part],)
+    if limit.columns is None:
+        values = errors.per_output[name].get("max_abs", ()) if is_absolute else by_part.values()
+    elif limit.columns in by_part and not is_absolute:
+        values = (by_part[limit.columns],)
     else:
         every = errors.columns.get(name, {}).get("max_abs" if is_absolute else WORST_PART, ())
         values = [every[k] for k in limit.columns if k < len(every)]
@@ -134,34 +131,37 @@ class Sides:
 
     def judged(self, got: Outputs, wanted: Outputs) -> list[Side]:
         """Each output of two runs, by the part of it that is worst against its limit."""
-        errors, sides, ordered = self.errors(got, wanted), list[Side](), self.ordered(got, wanted)
-        for name in self.layouts:
-
-            def default(columns: tuple[int, ...] | None, name: str = name) -> float:
-                return default_limit(figure_of(self.fp16_errors, name, Limit(0.0, columns=columns)))
-
+        errors, ordered = self.errors(got, wanted), self.ordered(got, wanted)
+        sides = []
+        for name, limits in self._limits.items():
             arrays = arrays_of(ordered, name), arrays_of(wanted, name)
-            output_parts = None if self.is_row_set(name) else self._parts.get(name)
-            limits = limits_of(name, self.tolerances, output_parts, self.max_error, default)
-            parts = [Side(self, name, *arrays, errors, limit) for limit in limits]
-            sides.append(max(parts, key=lambda side: side.excess))
+            sides.append(max((Side(self, name, *arrays, errors, each) for each in limits), key=lambda s: s.excess))
         return sides
+
+    @cached_property
+    def _limits(self) -> dict[str, list[Limit]]:
+        parts = {name: part for name, part in self._parts.items() if not self.is_row_set(name)}
+        rest, tolerances, fp16 = self.max_error, self.tolerances, self._fp16_limit
+        return {name: limits_of(name, tolerances, parts.get(name), rest, partial(fp16, name)) for name in self.layouts}
+
+    def _fp16_limit(self, name: str, columns: tuple[int, ...] | None) -> float:
+        return default_limit(figure_of(self.fp16_errors, name, Limit(0.0, columns=columns)))
 
     def errors(self, got: Outputs, wanted: Outputs) -> OutputError:
         """All statistics of two runs; rows whose number depends on values are paired first."""
         first, second = ([{k: np.asarray(run[k]) for k in self.layouts} for run in each] for each in (got, wanted))
-        return compare_outputs(first, Reference(second, self._parts), row_sets=self.row_sets)
+        return compare_outputs(first, Reference(second, self._parts), row_sets=self._row_sets)
 
     def ordered(self, got: Outputs, wanted: Outputs) -> Outputs:
         """A run with the rows that a TopK selects in the order of another one."""
-        if not any(rows.is_selection for rows in self.row_sets):
+        if not any(rows.is_selection for rows in self._row_sets):
             return got
-        return tuple(in_order_of(self.row_sets, *pair, self._parts) for pair in zip(got, wanted, strict=True))
+        return tuple(in_order_of(self._row_sets, *pair, self._parts) for pair in zip(got, wanted, strict=True))
 
-    @property
+    @cached_property
     def emulated(self) -> Outputs:
-        """The model in all-FP16, as a search plans it."""
-        return self.runner.emulated(self.runner.planned_fp16)
+        """The model in all-FP16, as a search plans it: what limits and figures of FP16 are taken from."""
+        return self.runner.emulated(self.runner.throughout(Precision.FP16, self.runner.hazards))
 
     @cached_property
     def fp16_errors(self) -> OutputError:
@@ -169,8 +169,7 @@ class Sides:
         return self.errors(self.emulated, self.runner.exact)
 
     @cached_property
-    def row_sets(self) -> tuple[RowSet, ...]:
-        """Outputs that are compared as sets of rows."""
+    def _row_sets(self) -> tuple[RowSet, ...]:
         return find_row_sets(self._row_outputs, self.runner.exact)
 
     @cached_property
@@ -179,7 +178,7 @@ class Sides:
 
     def is_row_set(self, name: str) -> bool:
         """Whether an output is compared as a set of as many rows as values select."""
-        return any(name in rows.names for rows in self.row_sets if not rows.is_selection)
+        return any(name in rows.names for rows in self._row_sets if not rows.is_selection)
 
     @cached_property
     def _parts(self) -> Mapping[str, OutputParts]:
@@ -208,24 +207,19 @@ class Side:
     limit: Limit  # of that part
 
     @cached_property
+    def fp16(self) -> Side:
+        """All-FP16 (``Sides.emulated``) in the candidate's place; its figures only."""
+        return replace(self, errors=self.sides.fp16_errors)
+
+    @cached_property
     def error(self) -> float:
         """The error of that part."""
         return figure_of(self.errors, self.name, self.limit, is_absolute=False)
 
     @cached_property
-    def emulated(self) -> float:
-        """The same of all-FP16 (``Sides.emulated``)."""
-        return figure_of(self.sides.fp16_errors, self.name, self.limit, is_absolute=False)
-
-    @cached_property
     def judged(self) -> float:
         """The figure that the limit is about."""
         return figure_of(self.errors, self.name, self.limit)
-
-    @property
-    def judged_fp16(self) -> float:
-        """The same of all-FP16."""
-        return figure_of(self.sides.fp16_errors, self.name, self.limit)
 
     @cached_property
     def worst_sample(self) -> tuple[float, int]:
@@ -239,7 +233,7 @@ class Side:
         """More than 1 is beyond the limit: the figure by its limit, or the worst sample's error by five times that."""
         (error, _), most = self.worst_sample, _MOST_OF_SAMPLE * self.limit.value
         if error > most and self.limit.is_default:  # what FP16 makes of one sample agrees, unless that one is broken
-            most = max(most, min(HEADROOM * replace(self, errors=self.sides.fp16_errors).worst_sample[0], MOST_LIMIT))
+            most = max(most, min(HEADROOM * self.fp16.worst_sample[0], MOST_LIMIT))
         return max(self.judged / self.limit.value, error / most)
 
     @property
@@ -248,17 +242,20 @@ class Side:
         return self.excess <= 1
 
     @cached_property
-    def is_stored_as_fp16(self) -> bool:
-        """Whether FP16 holds every value of the candidate, and less than half of the reference's."""
+    def stored_share(self) -> float | None:
+        """Share of the values that are the reference's, rounded to FP16, of an output that is stored as FP16.
 
-        def held(arrays: Sequence[np.ndarray]) -> float:
-            values = np.concatenate([np.ravel(array) for array in arrays])
-            with np.errstate(over="ignore"):
-                is_same = values.astype(np.float16).astype(values.dtype) == values
-            return float(np.mean(is_same | ~np.isfinite(values))) if values.size else 0.0
-
-        is_float = all(array.dtype.kind == "f" for array in (*self.got, *self.wanted))
-        return is_float and held(self.got) == 1 and held(self.wanted) < 0.5
+        None where it is not: FP16 does not hold every value of it, or holds half of the reference's.
+        """
+        got, wanted = (np.concatenate([np.ravel(array) for array in arrays]) for arrays in (self.got, self.wanted))
+        if {got.dtype.kind, wanted.dtype.kind} != {"f"} or not got.size:
+            return None
+        with np.errstate(over="ignore"):
+            halves = got.astype(np.float16), wanted.astype(np.float16)
+        held, held_wanted = ((a == half) | ~np.isfinite(a) for a, half in zip((got, wanted), halves, strict=True))
+        if not held.all() or held_wanted.sum() >= 0.5 * max(wanted.size, 1):
+            return None
+        return float(np.mean(got == halves[1])) if got.size == wanted.size else 0.0
 
     @property
     def where(self) -> OutputColumns:
@@ -270,14 +267,14 @@ class Side:
     ) -> Finding:
         """A finding about this output."""
         where = where or Where(outputs=(OutputColumns(self.name),))
-        names |= {"error_shown": self.limit.sentence(self.judged), "judged_fp16": self.judged_fp16}
+        names |= {"error_shown": self.limit.sentence(self.judged), "judged_fp16": self.fp16.judged}
         return Finding.from_code(code, "compare", where, evidence, place=str(self.where), **names)
 
     @property
     def evidence(self) -> dict[str, int | float | str]:
         """Its figures for a finding."""
         largest = {"largest_difference": self.judged} if self.limit.is_absolute else {}
-        return {"error": self.error, "emulated_fp16": self.emulated, "limit": self.limit.value, **largest}
+        return {"error": self.error, "emulated_fp16": self.fp16.error, "limit": self.limit.value, **largest}
 
     def rows(self, outputs: Outputs) -> np.ndarray:
         """Rows of this output of any run on the same samples; none where they have several shapes."""
@@ -295,15 +292,11 @@ class Side:
     @cached_property
     def compared(self) -> Compared | None:
         """Both sides as rows; None where rows differ in shape."""
-        return self.compared_with(self.got)
-
-    def compared_with(self, got: Sequence[np.ndarray]) -> Compared | None:
-        """The same with other arrays in the candidate's place."""
         layout = self.sides.layouts[self.name]
-        alike = all(a.shape == b.shape and b.dtype.kind in "fiub" for a, b in zip(got, self.wanted, strict=True))
+        alike = all(a.shape == b.shape and b.dtype.kind in "fiub" for a, b in zip(self.got, self.wanted, strict=True))
         if not layout.is_regular or not alike:
             return None
-        return Compared.of_rows(layout.rows(got), layout.rows(self.wanted), self.rows(self.sides.emulated))
+        return Compared.of_rows(layout.rows(self.got), layout.rows(self.wanted), self.rows(self.sides.emulated))
 
     @property
     def difference(self) -> Compared | None:
@@ -332,8 +325,7 @@ class Side:
         half = [each for p in plans for each in changes("bf16" if p.bf16_groups else "fp16", runner.emulated(p))]
         cause = explain(difference, [*tf32, *half])
         if cause is None and sides.origin != "model":  # an engine may be BF16 throughout, which nothing says
-            bf16 = changes("bf16", runner.emulated(runner.throughout(Precision.BF16)))
-            cause = explain(difference, [*tf32, *bf16])
+            cause = explain(difference, [*tf32, *changes("bf16", runner.emulated(runner.throughout(Precision.BF16)))])
         return cause
 
 

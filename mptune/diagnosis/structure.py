@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,11 +29,9 @@ from mptune.graph.writing.weights import round_values
 
 _FLOATS = frozenset({"float", "float16", "double", "bfloat16"})
 _FLOAT_CODES = frozenset(onnx.TensorProto.DataType.Value(name.upper()) for name in _FLOATS)
-_REDUCED = {precision.dtype: precision for precision in REDUCED if precision.stored is precision}
-"""Types of values -> the precisions that compute them."""
+_REDUCED = {precision.dtype: precision for precision in REDUCED if precision.stored is precision}  # by type of values
 _SHOWN = 60  # characters of a value in a text
-_NO_EFFECT = 1e-6
-"""An error up to this shows no effect of a difference: it is what another order of FP32 additions makes."""
+_NO_EFFECT = 1e-6  # an error up to this is what another order of FP32 additions makes
 _LEAST_SHARE = 0.1  # of the whole difference, that a cause makes alone
 _MOST_TRIALS = 64  # runs of the model with constants and attributes of the candidate
 _MOST_NAMED = 4
@@ -52,10 +50,9 @@ class Difference(NamedTuple):
     node: str
     what: str  # the attribute, the constant, or what of the structure
     text: str
+    value: Any = None  # the attribute on the right; or the constant, the right one where the two differ
     root: str = ""  # the constant before Casts
-    values: np.ndarray | None = None  # the constant with the right one's values where the two differ
     change: float = math.inf  # root mean square of that by the larger constant's; infinite where it is not known
-    attributes: Mapping[str, Any] = MappingProxyType({})  # attribute -> its value on the right; None where it has none
 
 
 class Alignment(NamedTuple):
@@ -100,91 +97,78 @@ def constant_difference(a: np.ndarray, b: np.ndarray) -> tuple[str, np.ndarray |
 
 def align(left: Model, right: Model) -> Alignment:
     """Align two models, node by node in topological order; inputs by name, else by position."""
-    aligner = _Aligner(left, right)
+    ours, theirs = ([info.name for info in model.inputs] for model in (left, right))
+    same = dict(zip(ours, ours if set(theirs) <= set(ours) else theirs, strict=True))  # roots, left -> right, so far
+    used, by_name = set[int](), {node.name: node for node in right.nodes}
+    readers: dict[str, list[Node]] = {}  # of the right model, by the root that they read
+    for node in right.nodes:
+        for name in filter(None, node.inputs):
+            readers.setdefault(_root(right, name), []).append(node)
+
+    def is_same(mine: str, its: str) -> bool:
+        """Whether two inputs are the same value, or both are constants, which are compared apart."""
+        if not mine or not its:
+            return mine == its
+        a, b = _root(left, mine), _root(right, its)
+        is_constant = a in left.initializers, b in right.initializers
+        return all(is_constant) or (not any(is_constant) and same.get(a, a) == b)
+
+    def differences_of(node: Node, other: Node) -> Iterator[Difference]:
+        """What two nodes differ in: attributes, inputs, constants."""
+        attributes = _attributes(left, node), _attributes(right, other)
+        for name in sorted(attributes[0].keys() | attributes[1].keys()):
+            a, b = (each.get(name) for each in attributes)
+            if not _is_equal(a, b) and not (name == "to" and {a, b} <= _FLOAT_CODES):
+                text = f"attribute {name!r} is {_shown(a)} in one model and {_shown(b)} in the other"
+                yield Difference("attribute", node.name, name, text, b)
+        for slot, (mine, its) in enumerate(zip_longest(node.inputs, other.inputs, fillvalue="")):
+            if not is_same(mine, its):
+                text = f"input {slot} is {mine or 'none'!r} in one model and {its or 'none'!r} in the other"
+                yield Difference("structure", node.name, f"input {slot}", text)
+            elif mine and (root := _root(left, mine)) in left.initializers:
+                constants = left.initializers[root].numpy(), right.initializers[_root(right, its)].numpy()
+                if (constant := constant_difference(*constants)) is not None:
+                    text, values, change = constant
+                    text = f"constant {mine!r} (input {slot}): {text}"
+                    yield Difference("constant", node.name, mine, text, values, root, change)
+
+    def partner_of(node: Node) -> Node | None:
+        """The unused node of the right model that is most like a node: by name, results, or what it reads."""
+        candidates = [by_name[node.name]] if node.name in by_name else []
+        results = (_root(right, out) for out in node.outputs if out in right.producer)
+        candidates += [right.nodes[right.producer[root]] for root in results if root in right.producer]
+        for name in filter(None, node.inputs):
+            candidates += readers.get(same.get(_root(left, name), ""), [])
+
+        def likeness(other: Node) -> tuple[bool, int, int, int]:
+            is_equal = next(differences_of(node, other), None) is None
+            named = (node.name == other.name) + bool({*node.outputs} & {*other.outputs} - {""})
+            wired = sum(map(is_same, node.inputs, other.inputs))
+            return is_equal, named, wired, -other.index
+
+        candidates = [each for each in candidates if each.index not in used and each.op_type == node.op_type]
+        return max(candidates, key=likeness, default=None)
+
     values, differences, reduced = dict[str, str](), list[Difference](), dict[str, Precision]()
     for node in left.nodes:
         if _is_float_cast(left, node) or (node.op_type == "Constant" and node.is_standard):
             continue
-        partner = aligner.partner(node)
+        partner = partner_of(node)
         if partner is None:
             text = f"{node.op_type} has no counterpart in the other model"
             differences.append(Difference("structure", node.name, "operator", text))
             continue
-        differences += aligner.differences(node, partner)
-        aligner.used.add(partner.index)
-        for ours, theirs in zip(node.outputs, partner.outputs, strict=False):
-            if ours and theirs:
-                aligner.same[_root(left, ours)] = _root(right, theirs)
+        differences += differences_of(node, partner)
+        used.add(partner.index)
+        for mine, its in zip(node.outputs, partner.outputs, strict=False):
+            if mine and its:
+                root = same[_root(left, mine)] = _root(right, its)
                 # The right value under the left one's name, where that is the same but for Casts, is what readers get.
-                is_there = ours in right.producer and _root(right, ours) == _root(right, theirs)
-                values[ours] = ours if is_there else theirs
+                values[mine] = mine if mine in right.producer and _root(right, mine) == root else its
         for dtype in (right.info(out).dtype for out in partner.outputs if out):
             if dtype in _REDUCED:
                 reduced[node.name] = _REDUCED[dtype]
     return Alignment(values, tuple(differences), reduced)
-
-
-class _Aligner:
-    """Which node and value of the right model is which of the left one, so far."""
-
-    def __init__(self, left: Model, right: Model) -> None:
-        self.left, self.right = left, right
-        ours, theirs = [info.name for info in left.inputs], [info.name for info in right.inputs]
-        inputs = {name: name for name in theirs} if set(theirs) <= set(ours) else dict(zip(ours, theirs, strict=True))
-        self.same: dict[str, str] = inputs  # values before Casts, left -> right
-        self.used = set[int]()
-        self.by_name = {node.name: node for node in right.nodes}
-        self.readers: dict[str, list[Node]] = {}  # of the right model, by the value before Casts
-        for node in right.nodes:
-            for name in filter(None, node.inputs):
-                self.readers.setdefault(_root(right, name), []).append(node)
-
-    def partner(self, node: Node) -> Node | None:
-        """The unused node of the right model that is most like a node: by name, results, or what it reads."""
-        candidates = [self.by_name[node.name]] if node.name in self.by_name else []
-        for out in node.outputs:
-            if out in self.right.producer and (root := _root(self.right, out)) in self.right.producer:
-                candidates.append(self.right.nodes[self.right.producer[root]])
-        for name in filter(None, node.inputs):
-            candidates += self.readers.get(self.same.get(_root(self.left, name), ""), [])
-        candidates = [c for c in candidates if c.index not in self.used and c.op_type == node.op_type]
-
-        def likeness(other: Node) -> tuple[bool, int, int, int]:
-            is_equal = next(self.differences(node, other), None) is None
-            named = (node.name == other.name) + bool({*node.outputs} & {*other.outputs} - {""})
-            wired = sum(self._is_same(a, b) for a, b in zip(node.inputs, other.inputs, strict=False))
-            return is_equal, named, wired, -other.index
-
-        return max(candidates, key=likeness, default=None)
-
-    def _is_same(self, ours: str, theirs: str) -> bool:
-        """Whether two inputs are the same value, or both are constants, which are compared apart."""
-        if not ours or not theirs:
-            return ours == theirs
-        a, b = _root(self.left, ours), _root(self.right, theirs)
-        is_constant = a in self.left.initializers, b in self.right.initializers
-        return all(is_constant) or (not any(is_constant) and self.same.get(a, a) == b)
-
-    def differences(self, node: Node, other: Node) -> Iterator[Difference]:
-        """What two nodes differ in: attributes, inputs, constants."""
-        left, right = self.left, self.right
-        ours, theirs = _attributes(left, node), _attributes(right, other)
-        for name in sorted(ours.keys() | theirs.keys()):
-            a, b = ours.get(name), theirs.get(name)
-            if not _is_equal(a, b) and not (name == "to" and {a, b} <= _FLOAT_CODES):
-                text = f"attribute {name!r} is {_shown(a)} in one model and {_shown(b)} in the other"
-                yield Difference("attribute", node.name, name, text, attributes={name: b})
-        for slot in range(max(len(node.inputs), len(other.inputs))):
-            mine, its = (each.inputs[slot] if slot < len(each.inputs) else "" for each in (node, other))
-            if not self._is_same(mine, its):
-                text = f"input {slot} is {mine or 'none'!r} in one model and {its or 'none'!r} in the other"
-                yield Difference("structure", node.name, f"input {slot}", text)
-            elif mine and (root := _root(left, mine)) in left.initializers:
-                arrays = left.initializers[root].numpy(), right.initializers[_root(right, its)].numpy()
-                if (constant := constant_difference(*map(np.asarray, arrays))) is not None:
-                    text, values, change = constant
-                    text = f"constant {mine!r} (input {slot}): {text}"
-                    yield Difference("constant", node.name, mine, text, root, values, change)
 
 
 def _is_float_cast(model: Model, node: Node) -> bool:
@@ -193,52 +177,47 @@ def _is_float_cast(model: Model, node: Node) -> bool:
     These limit a value to FP16's or BF16's range before it is cast, as at masks, and subtract 0 before some recurrent
     layers.
     """
-    if not node.is_standard or not node.inputs:
+    if not node.is_standard or node.op_type not in ("Cast", "Clip", "Identity", "Sub"):
         return False
     constants = [model.initializers[name].numpy() for name in node.inputs[1:] if name in model.initializers]
     if node.op_type == "Sub":
         return bool(constants) and constants[0].ndim == 0 and not constants[0].any()
     if node.op_type == "Clip":
-        readers = [model.nodes[index].op_type for index in model.consumers.get(node.outputs[0], ())]
+        readers = {model.nodes[index].op_type for index in model.consumers.get(node.outputs[0], ())}
         limits = [*constants, *(np.float32(attribute.f) for attribute in node.proto.attribute)]
         largest = {float(np.float32(precision.largest)) for precision in REDUCED}
         is_range = len(limits) == 2 and {float(abs(limit)) for limit in limits if limit.size == 1} <= largest
-        return is_range and bool(readers) and {*readers} == {"Cast"}
+        return is_range and readers == {"Cast"}
     kinds = {model.info(node.inputs[0]).dtype, model.info(node.outputs[0]).dtype}
-    return node.op_type == "Identity" or (node.op_type == "Cast" and kinds <= _FLOATS)
+    return node.op_type == "Identity" or kinds <= _FLOATS
 
 
 def _root(model: Model, value: str) -> str:
     """The value before all Casts between floating-point types."""
-    while value in model.producer and value not in model.initializers:
-        node = model.nodes[model.producer[value]]
-        if not _is_float_cast(model, node):
-            return _first_casts(model).get(value, value)
-        value = node.inputs[0]
-    return value
+    return _roots(model).get(value, value)
 
 
 @once
-def _first_casts(model: Model) -> Mapping[str, str]:
-    """Integers cast to a floating-point type -> the result of the first such Cast of the same integers.
+def _roots(model: Model) -> Mapping[str, str]:
+    """Values that Casts alone make of others -> the first of these.
 
-    A mixed model casts them once for each type that it needs.
+    A mixed model casts integers once for each type that it needs: the result of the first such Cast stands for all.
     """
-    first: dict[str, str] = {}
-    casts: dict[str, str] = {}
+    roots, first = dict[str, str](), dict[str, str]()
     for node in model.nodes:
-        if node.op_type == "Cast" and node.is_standard and model.info(node.outputs[0]).dtype in _FLOATS:
-            casts[node.outputs[0]] = first.setdefault(node.inputs[0], node.outputs[0])
-    return casts
+        if _is_float_cast(model, node):
+            roots[node.outputs[0]] = roots.get(node.inputs[0], node.inputs[0])
+        elif node.op_type == "Cast" and node.is_standard and model.info(node.outputs[0]).dtype in _FLOATS:
+            roots[node.outputs[0]] = first.setdefault(node.inputs[0], node.outputs[0])
+    return {value: root for value, root in roots.items() if value not in model.initializers}
 
 
 def _attributes(model: Model, node: Node) -> dict[str, Any]:
     """Attributes with the defaults of the operator filled in."""
     attributes: dict[str, Any] = {}
     if node.is_standard and onnx.defs.has(node.op_type, model.opset):
-        for name, info in onnx.defs.get_schema(node.op_type, model.opset).attributes.items():
-            if info.default_value.type:
-                attributes[name] = onnx.helper.get_attribute_value(info.default_value)
+        defaults = {k: a.default_value for k, a in onnx.defs.get_schema(node.op_type, model.opset).attributes.items()}
+        attributes = {k: onnx.helper.get_attribute_value(each) for k, each in defaults.items() if each.type}
     if node.op_type == "ConstantOfShape" and node.is_standard:  # the only default that is a tensor
         attributes["value"] = onnx.numpy_helper.from_array(np.zeros(1, np.float32))
     return attributes | {each.name: onnx.helper.get_attribute_value(each) for each in node.proto.attribute}
@@ -263,9 +242,9 @@ def _shown(value: Any) -> str:
 
 def with_candidate_plan(sides: Sides, alignment: Alignment) -> Sides:
     """The sides with the groups that the candidate computes in FP16 or BF16, where there are some."""
-    owners = sides.runner.grouped.owners
-    groups = {owners[node]: precision for node, precision in alignment.reduced.items() if node in owners}
-    return replace(sides, plan=sides.runner.grouped.uniform(Precision.FP32).replace(groups))
+    grouped = sides.runner.grouped
+    groups = {grouped.owners[n]: precision for n, precision in alignment.reduced.items() if n in grouped.owners}
+    return replace(sides, plan=grouped.uniform(Precision.FP32).replace(groups))
 
 
 def structure_finding(sides: Sides, alignment: Alignment) -> Finding | None:
@@ -293,56 +272,53 @@ def structure_finding(sides: Sides, alignment: Alignment) -> Finding | None:
                 shares.append(error / (side.error if math.isfinite(side.error) else 1.0))
         return max(shares), largest
 
-    def with_changes(differences: Sequence[Difference]) -> Outputs | None:
+    def with_changes(differences: Collection[Difference]) -> Outputs | None:
         """The model's outputs with these as in the candidate; None where it does not run."""
-        constants = {d.root: d.values for d in differences if d.values is not None}
-        attributes = [(d.node, name, value) for d in differences for name, value in d.attributes.items()]
-        if sum(each.nbytes for each in constants.values()) > _MOST_BYTES:
+        constants = {each.root: each.value for each in differences if each.kind == "constant"}
+        attributes = [(each.node, each.what, each.value) for each in differences if each.kind == "attribute"]
+        if not differences or sum(array.nbytes for array in constants.values()) > _MOST_BYTES:
             return None
         try:
-            return runner.changed(constants, attributes) if constants or attributes else None
+            return runner.changed(constants, attributes)
         except (BaselineError, KeyError):
             return None
 
-    tried, untried, causes = dict[str | tuple[str, str], Difference](), list[Difference](), list[Any]()
-    for difference in sorted(alignment.differences, key=lambda each: -each.change):
-        if difference.attributes or difference.values is not None:
-            tried.setdefault(difference.root or (difference.node, difference.what), difference)
+    tried, untried = dict[tuple[str, ...], Difference](), list[Difference]()
+    for each in sorted(alignment.differences, key=lambda each: -each.change):
+        if each.kind == "attribute" or each.value is not None:
+            tried.setdefault((each.root,) if each.root else (each.node, each.what), each)
         else:
-            untried.append(difference)
-    outputs = with_changes(list(tried.values())) if tried else exact
+            untried.append(each)
+    outputs = with_changes(tried.values()) if tried else exact
     together, together_error = (math.inf, math.inf) if outputs is None else share_of(outputs, exact, _NO_EFFECT)
-    for difference in list(tried.values())[:_MOST_TRIALS] if together >= _LEAST_SHARE else ():
-        alone = outputs if len(tried) == 1 else with_changes([difference])
+    causes = list[tuple[float, Difference, float | None]]()  # share, and the error that it makes alone where tried
+    for each in list(tried.values())[:_MOST_TRIALS] if together >= _LEAST_SHARE else ():
+        alone = outputs if len(tried) == 1 else with_changes([each])
         if alone is None:
-            untried.append(difference)
-            continue
-        share, error = share_of(alone, exact, _NO_EFFECT)
-        causes += [(share, difference, error)] if share >= _LEAST_SHARE else []
-    causes = sorted(causes, key=lambda each: -each[0])[:_MOST_NAMED]
+            untried.append(each)
+        else:
+            share, error = share_of(alone, exact, _NO_EFFECT)
+            causes.append((share, each, error))
+    causes = sorted((c for c in causes if c[0] >= _LEAST_SHARE), key=lambda c: -c[0])[:_MOST_NAMED]
     if untried:
-        explained = with_changes([difference for _, difference, _ in causes]) or exact
+        explained = with_changes([each for _, each, _ in causes]) or exact
         share, _ = share_of(sides.candidate, explained, FP32_ROUNDING)
         causes += [(share, untried[0], None)] if share >= _LEAST_SHARE else []
-        causes.sort(key=lambda each: -each[0])
+        causes.sort(key=lambda c: -c[0])
     if not causes and together < _LEAST_SHARE:
         return None
 
-    owners, nodes = runner.grouped.owners, tuple(dict.fromkeys(difference.node for _, difference, _ in causes))
-    where = Where(
-        nodes,
-        tuple(dict.fromkeys(owners[node] for node in nodes if node in owners)),
-        outputs=tuple(OutputColumns(side.name) for side in differing),
-    )
-    evidence: dict[str, int | float | str] = {"differences": len(causes) or len(tried)}
+    owners, nodes = runner.grouped.owners, tuple(dict.fromkeys(each.node for _, each, _ in causes))
+    groups = tuple(dict.fromkeys(owners[node] for node in nodes if node in owners))
+    where = Where(nodes, groups, outputs=tuple(OutputColumns(side.name) for side in differing))
+    evidence: dict[str, int | float | str] = {"differences": len(causes) or len(tried), "together": together_error}
     words = {}
     if causes:
-        _, first, error = causes[0]
-        evidence |= {"kind": first.kind, "what": first.what} | ({} if error is None else {"alone": error})
-        others = [f"{d.node} ({d.what if e is None else f'{e:.3g}'})" for _, d, e in causes[1:]]
-        words = {"node": first.node, "difference": first.text, "others": ", ".join(others)}
-    else:
-        evidence["together"] = together_error
+        _, cause, alone_error = causes[0]
+        evidence = {"differences": len(causes), "kind": cause.kind, "what": cause.what}
+        evidence |= {} if alone_error is None else {"alone": alone_error}
+        others = [f"{each.node} ({each.what if e is None else f'{e:.3g}'})" for _, each, e in causes[1:]]
+        words = {"node": cause.node, "difference": cause.text, "others": ", ".join(others)}
     return worst.finding("attribute-differs", {**evidence, **worst.evidence}, where, **words)
 
 
@@ -354,60 +330,52 @@ def first_difference(sides: Sides, right: Runner, alignment: Alignment, limit: f
     left, plan = sides.runner, sides.plan
     is_alike = all(difference.kind != "structure" for difference in alignment.differences)
     level = limit if limit is not None else _EXACT if is_alike else _RESTRUCTURED
-    rounded: PrecisionPlan | None = None
-    if plan.reduced_groups:
-        unsound = pinned_by_hazards(left.hazards) if plan.fp16_groups else ()
-        rounded = plan.replace({g: Precision.FP32 for g in unsound if plan.precision[g] is Precision.FP16})
+    is_reduced = bool(plan.reduced_groups)
+    unsound = pinned_by_hazards(left.hazards) if plan.fp16_groups else ()
+    plan = plan.replace({g: Precision.FP32 for g in unsound if plan.precision[g] is Precision.FP16})
+    least = max(level, _NO_ROUNDING) if is_reduced else level
 
     # Values that both compute, in topological order, consecutive ones together as far as ``_SLICE_BYTES`` go.
-    slices: list[list[tuple[str, str]]] = [[]]
-    total = 0
+    slices, room, count = list[list[tuple[str, str]]](), 0, 0
     for value in (out for node in left.model.nodes for out in node.outputs):
         other = alignment.values.get(value, "")
         if value in left.model.initializers or other not in right.model.producer:
             continue
-        if left.model.info(value).dtype in _TRACED and right.model.info(other).dtype in _TRACED:
+        if {left.model.info(value).dtype, right.model.info(other).dtype} <= _TRACED:
             size = 4 * math.prod(left.observed.shapes.get(value, (1 << 20,)))
-            if slices[-1] and total + size > _SLICE_BYTES:
+            if not slices or size > room:
                 slices.append([])
-                total = 0
+                room = _SLICE_BYTES
             slices[-1].append((value, other))
-            total += size
+            room, count = room - size, count + 1
 
-    # A value, its error, the largest error before it, and how many were compared; the second by more than rounding.
-    first: tuple[str, float, float, int] | None = None
-    beyond: tuple[str, float, float, int] | None = None
-    before, compared, count = 0.0, 0, sum(map(len, slices))
+    trace = list[tuple[str, float, float]]()  # a value, its error, and that which roundings make at most
     is_same = {info.name for info in right.model.inputs} <= {info.name for info in left.model.inputs}
-    others = None if is_same else right.samples_path
-    for pairs in filter(None, slices):
-        left.begin(f"comparing {count} inner values, {100 * compared // count} % done")
+    for pairs in slices:
+        left.begin(f"comparing {count} inner values, {100 * len(trace) // count} % done")
         ours, theirs = (list(dict.fromkeys(names)) for names in zip(*pairs, strict=True))
-        left_path = write_widened(left.model, left.context.bank, left.scratch("trace"), ours)
-        right_path = write_widened(right.model, right.context.bank, right.scratch("trace"), theirs)
+        left_path = write_widened(left.model, left.context.bank, left.context.scratch("trace"), ours)
+        right_path = write_widened(right.model, right.context.bank, right.context.scratch("trace"), theirs)
+        others = None if is_same else right.samples_path
         errors = left.call(TraceJob(left_path, right_path, tuple(pairs), left.samples_path, right_samples=others))
-        rounding: dict[str, float] = {}
-        if rounded is not None and max(errors) > max(level, _NO_ROUNDING):
-            rounding = _roundings(left, rounded, ours, left_path)
+        rounding = _roundings(left, plan, ours, left_path) if is_reduced and max(errors) > least else {}
         for (value, _), error in zip(pairs, errors, strict=True):
-            compared += 1
-            place = value, error, before, compared
-            first = place if first is None and error > level else first
-            if rounded is not None and error > max(level, _NO_ROUNDING, HEADROOM * rounding.get(value, 0.0)):
-                beyond = beyond or place
-            before = max(before, error)
+            trace.append((value, error, max(least, HEADROOM * rounding.get(value, 0.0))))
         for path in (left_path, right_path):
             path.unlink()
-        if beyond is not None or (first is not None and rounded is None):
+        if any(error > most for _, error, most in trace):
             break
-    if first is None:
+    first = next((k for k, (_, error, _) in enumerate(trace) if error > level), None)
+    place = next((k for k, (_, error, most) in enumerate(trace) if error > most), first)
+    if place is None:
         return None
-    value, error, before, compared = beyond or first
+    value, error, most = trace[place]
     node = left.model.nodes[left.model.producer[value]].name
     group = next((each for each in left.grouped.groups if each.id == left.grouped.owners.get(node)), None)
     where = Where((node,), () if group is None else (group.id,), (value,))
-    evidence = {"error": error, "error_before": before, "values_compared": compared}
-    kind = "reduced" if beyond else "rounding" if rounded is not None else ""
+    before = max((error for _, error, _ in trace[:place]), default=0.0)
+    evidence = {"error": error, "error_before": before, "values_compared": place + 1}
+    kind = "" if not is_reduced else "reduced" if error > most else "rounding"
     name = "no group" if group is None else f"group {group.name} ({group.id})"
     return Finding.from_code("first-difference", "compare", where, evidence, kind=kind, name=name)
 
@@ -415,12 +383,12 @@ def first_difference(sides: Sides, right: Runner, alignment: Alignment, limit: f
 def _roundings(left: Runner, plan: PrecisionPlan, values: Sequence[str], exact: Path) -> dict[str, float]:
     """Value -> the error that the roundings of a plan make in it, emulated; where the emulation has it."""
     left.begin("emulating the roundings of inner values")
-    path = left.emulator.write(plan, left.scratch("rounded"))
+    path = left.emulator.write(plan, left.context.scratch("rounded"))
     proto = onnx.load(path, load_external_data=False)
     computed = {out for node in proto.graph.node for out in node.output}
     names = [value for value in values if value in computed]
     del proto.graph.output[:]
     proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
     write_bytes(path, [proto.SerializeToString(deterministic=True)])
-    job = TraceJob(exact, path, tuple((name, name) for name in names), left.samples_path)
+    job = TraceJob(exact, path, tuple(zip(names, names, strict=True)), left.samples_path)
     return dict(zip(names, left.call(job), strict=True))
