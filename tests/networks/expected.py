@@ -41,7 +41,8 @@ NETWORKS: Mapping[str, Expected] = {
     "retinanet": Expected({"conv": 33, "resample": 2}),  # the two heads count once for each of four levels
     # TopK chooses the regions.
     "two_stage": Expected(
-        {"conv": 9, "resample": 1, "matmul": 4, "softmax": 1}, closeness=None, not_in_tensorrt_rtx="RoiAlign",
+        {"conv": 9, "resample": 1, "matmul": 4, "softmax": 1}, findings={"rows-selected"}, closeness=None,
+        not_in_tensorrt_rtx="RoiAlign",
     ),
     # The decoder's self-attention sees learned queries only, before any image: constants.
     "detr": Expected(
