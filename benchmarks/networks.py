@@ -64,10 +64,7 @@ def networks_of(folder: Path) -> Iterator[tuple[str, Path, Path]]:
 
 
 def searched(model: Path, data: Path, timeout_s: float, kept: Path | None) -> dict[str, Any]:
-    """One search: its front, its baselines and its seconds; what it printed where it did not end with a front.
-
-    ``kept``: where the chosen model goes, too.
-    """
+    """Front, baselines and seconds of one search, whose model goes to ``kept``, too; else what the search printed."""
     with tempfile.TemporaryDirectory() as folder:
         run, start = Path(folder) / "run.mptune", time.monotonic()
         command = [sys.executable, "-m", "mptune", "search", str(model), "--data", str(data), "--out", str(run)]
@@ -151,8 +148,7 @@ def main() -> None:
         left_s = end - time.monotonic()
         if name in document["networks"] or left_s < 30.0:
             continue
-        kept = None if options.keep is None else options.keep / f"{name}.onnx"
-        document["networks"][name] = searched(model, data, left_s, kept)
+        document["networks"][name] = searched(model, data, left_s, options.keep and options.keep / f"{name}.onnx")
         save(options.json, document)
         print(name, document["networks"][name].get("failure", "done"), file=sys.stderr, flush=True)
     print(table({name: document["networks"][name] for name in TITLES if name in document["networks"]}))

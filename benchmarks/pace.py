@@ -86,10 +86,7 @@ def time_parts(seconds: defaultdict[str, float], calls: Counter[str]) -> ExitSta
         kind, result = type(job).__name__, call_job(self, job, *args)
         calls[f"jobs: {kind}"] += getattr(job, "count", 1)  # of sessions, where a job opens several
         if kind in ("ErrorsJob", "SwitchedErrorsJob") and isinstance(result, tuple):
-            models = getattr(job, "models", None) or job.plans
-            emulated = [error.sample_count for model, error in zip(models, result, strict=True) if model is not None]
-            calls["emulated inferences"] += sum(emulated)
-            calls["sessions of emulations"] += len(emulated) if kind == "ErrorsJob" else 0
+            calls["emulated inferences"] += sum(error.sample_count for error in result if error is not None)
         return result
 
     stack = ExitStack()

@@ -36,9 +36,6 @@ NAMES = {
     "random": "Optuna random",
     "gp": "Optuna GP",
 }
-AT = (10, 25, 50, 100, 200)
-"""Builds after which the hypervolume is shown."""
-
 BUILDS = 50
 """Searches are compared after as many."""
 
@@ -234,7 +231,6 @@ def replay(model: str, options: argparse.Namespace, deadline: float) -> bool:
                 done.values(), key=lambda run: (samplers.index(run["sampler"]), run["seed"], run["limit"] or 0)
             )
             save(out, {**document, "runs": runs}, lists=("runs",))
-            shares = [f"{result['curve'][n - 1]:.4f} at {n}" for n in AT if n <= result.get("built", 0)]
-            words = result.get("failure", ", ".join(shares))
+            words = result.get("failure") or f"{result['built']} plans, hypervolume {result['curve'][-1]:.4f}"
             print(f"{result['sampler']:<10} seed {result['seed']} limit {result['limit']}: {words}", flush=True)
     return True
